@@ -137,10 +137,7 @@ def test_few_kernels_are_compiled() -> None:
 
 
 def test_the_command_line_has_few_commands() -> None:
-    import typer.main
+    from hetplan.cli.main import program
 
-    from hetplan.cli.main import app
-
-    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
-    visible = sorted(name for name, command in commands.items() if not command.hidden)
+    visible = sorted(name for name, command in program().commands.items() if not command.hidden)
     assert len(visible) <= COMMANDS, visible

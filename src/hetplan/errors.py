@@ -73,7 +73,7 @@ def shorten(value: object, limit: int = 80) -> str:
         text = repr(value)
     except ValueError:  # an int too long for Python's conversion limit
         return f"a {type(value).__name__} of enormous size"
-    return text if len(text) <= limit else text[: limit - 1] + "…"
+    return shortened(text, limit)
 
 
 def json_path(location: Sequence[int | str]) -> str:
@@ -83,6 +83,10 @@ def json_path(location: Sequence[int | str]) -> str:
         if isinstance(part, int):
             path += f"[{part}]"
         else:  # a hostile key may be megabytes long
-            name = part if len(part) <= LONGEST_KEY else part[: LONGEST_KEY - 1] + "…"
-            path += f".{name}" if path else name
+            path += ("." if path else "") + shortened(part, LONGEST_KEY)
     return path
+
+
+def shortened(text: str, limit: int) -> str:
+    """At most so many characters."""
+    return text if len(text) <= limit else text[: limit - 1] + "…"

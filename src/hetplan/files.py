@@ -1,7 +1,8 @@
 """Reading and writing files: strict JSON and YAML, limits on size and depth, atomic replacement.
 
 Nothing read here is ever executed: JSON by the standard library, YAML by the safe loader without
-aliases.
+aliases. Of JSON the standard library lets pass NaN and infinities, a key twice in one object and
+any depth; here they are refused with their place.
 """
 
 from __future__ import annotations
@@ -10,16 +11,20 @@ import contextlib
 import gzip
 import json
 import os
+import re
 import secrets
+import sys
 import zlib
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hetplan.errors import InputError, one_line
-from hetplan.json_text import MAX_DEPTH, parse_json
+from hetplan.errors import InputError, json_path, one_line, shorten
 
 MAX_BYTES = 256 * 2**20
+MAX_DEPTH = 64
 # YAML is for what people write, and its parser is slow: this takes half a minute at worst.
 MAX_YAML_BYTES = 2**20
 
@@ -48,6 +53,89 @@ def read_json(path: str | os.PathLike[str]) -> Any:
     place."""
     name = os.fspath(path)
     return parse_json(read_bytes(path), where=name)
+
+
+@dataclass(frozen=True, eq=False)
+class Fault:
+    """Stands in a parsed document where something is refused."""
+
+    what: str
+    got: str | None = None
+    expected: str | None = None
+
+
+def parse_json(content: bytes | str, *, where: str) -> Any:
+    """The document in `content` (UTF-8); raises InputError. `where` names the source in errors."""
+    faults: list[Fault] = []
+
+    def refused(what: str, got: str | None = None, expected: str | None = None) -> Fault:
+        faults.append(Fault(what, got, expected))
+        return faults[-1]
+
+    def constant(text: str) -> Fault:
+        return refused("number is not finite", text, "a finite number")
+
+    def integer(text: str) -> int | Fault:
+        try:
+            return int(text)
+        except ValueError:  # of more digits than Python converts
+            digits, limit = len(text.lstrip("-")), sys.get_int_max_str_digits()
+            return refused(f"an integer of {digits} digits", expected=f"at most {limit}")
+
+    def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        result = dict(pairs)
+        if len(result) != len(pairs):
+            ((key, _),) = Counter(key for key, _ in pairs).most_common(1)
+            result[key] = refused(f"key {shorten(key)} stands twice in one object")
+        return result
+
+    try:
+        text = content if isinstance(content, str) else content.decode("utf-8-sig")
+        check_depth(text, where)
+        document = json.loads(
+            text, parse_constant=constant, parse_int=integer, object_pairs_hook=unique_keys
+        )
+    except UnicodeDecodeError as error:
+        raise InputError(f"not UTF-8 text at byte {error.start}", where=where) from None
+    except json.JSONDecodeError as error:
+        place = f"{where}: line {error.lineno} column {error.colno}"
+        raise InputError(f"not valid JSON: {error.msg}", where=place) from None
+    for fault in faults:
+        path = path_of(fault, document)
+        if path is not None:  # else it stood in a value whose key stands twice
+            place = f"{where}: {json_path(path)}" if path else where
+            raise InputError(fault.what, where=place, got=fault.got, expected=fault.expected)
+    return document
+
+
+def path_of(fault: Fault, value: Any) -> list[int | str] | None:
+    """Keys and indices that lead to a fault; None where it is not in `value`."""
+    if value is fault:
+        return []
+    keys = value if isinstance(value, dict) else range(len(value) if isinstance(value, list) else 0)
+    for key in keys:
+        path = path_of(fault, value[key])
+        if path is not None:
+            return [key, *path]
+    return None
+
+
+# One JSON string (its brackets do not count; an unclosed one runs to the end) or one bracket.
+STRING_OR_BRACKET = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?|[\[{\]}]', re.DOTALL)
+
+
+def check_depth(text: str, where: str) -> None:
+    """Refuse nesting beyond MAX_DEPTH before the parser recurses into it."""
+    if text.count("[") + text.count("{") <= MAX_DEPTH:
+        return
+    depth = 0
+    for match in STRING_OR_BRACKET.finditer(text):
+        depth += {"[": 1, "{": 1, "]": -1, "}": -1}.get(match.group(), 0)
+        if depth > MAX_DEPTH:
+            place = f"{where}: line {text.count(chr(10), 0, match.start()) + 1}"
+            raise InputError(
+                "nested too deeply", where=place, expected=f"at most {MAX_DEPTH} levels"
+            )
 
 
 def read_yaml(path: str | os.PathLike[str]) -> Any:
@@ -104,6 +192,19 @@ def read_yaml(path: str | os.PathLike[str]) -> Any:
         raise InputError(f"not valid YAML: {one_line(str(error))[:160]}", where=name) from None
 
 
+def check_target(path: Path) -> None:
+    """Raise InputError for a path where no file can be written."""
+    folder = path.parent
+    if os.path.isdir(path):
+        raise InputError("is a folder, expected a file name", where=str(path))
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise InputError("is a device or a pipe, expected a file name", where=str(path))
+    if not os.path.isdir(folder):
+        raise InputError("no such folder", where=str(folder))
+    if not os.access(folder, os.W_OK):
+        raise InputError("folder cannot be written to", where=str(folder))
+
+
 def write_text(path: str | os.PathLike[str], text: str) -> None:
     """Write `text` atomically (UTF-8; gzip for a `.gz` name): the old file stays until the new is
     whole."""
@@ -115,10 +216,7 @@ def write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
     """Write `data` atomically: a temporary file beside `path`, flushed to disk, then renamed over
     it."""
     target = Path(os.path.realpath(path))  # a link stays a link: what it points to is replaced
-    if os.path.isdir(target):
-        raise InputError("is a folder, expected a file name", where=str(target))
-    if os.path.exists(target) and not os.path.isfile(target):
-        raise InputError("is a device or a pipe, expected a file name", where=str(target))
+    check_target(target)
     try:
         temporary = target.with_name(f".{target.name}.{secrets.token_hex(6)}.tmp")
         descriptor = os.open(
@@ -134,14 +232,19 @@ def write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
         if os.path.exists(target):
             os.chmod(temporary, target.stat().st_mode & 0o777)
         os.replace(temporary, target)
-    except OSError as error:
+    except BaseException as error:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)
+        if not isinstance(error, OSError):
+            raise
         raise InputError(f"cannot be written: {error.strerror}", where=str(target)) from None
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
-        raise
+
+
+def to_yaml(value: Any) -> str:
+    """YAML text, for files that people edit."""
+    import yaml
+
+    return str(yaml.safe_dump(value, sort_keys=False))
 
 
 def to_json(value: Any) -> str:

@@ -125,14 +125,13 @@ def check_header(value: Any, kind: str, version: int, *, where: str) -> None:
     if not isinstance(value, dict):
         expected = f'an object with "format": "{kind}"'
         raise InputError("not an object", where=where, got=value, expected=expected)
-    found = value.get("format")
-    if found != kind:
-        raise InputError(f"not a {kind} file", where=f"{where}: format", got=found, expected=kind)
-    found = value.get("version")
-    if isinstance(found, bool) or found != version:
-        raise InputError(
-            "version not readable here", where=f"{where}: version", got=found, expected=f"{version}"
-        )
+    for key, what, known in (
+        ("format", f"not a {kind} file", kind),
+        ("version", "version not readable here", version),
+    ):
+        stated = value.get(key)
+        if isinstance(stated, bool) or stated != known:
+            raise InputError(what, where=f"{where}: {key}", got=stated, expected=f"{known}")
 
 
 def input_error(
@@ -144,14 +143,14 @@ def input_error(
     path = json_path([*prefix, *(p for p in first["loc"] if not str(p).startswith("function-"))])
     more = f" [and {len(problems) - 1} more]" if len(problems) > 1 else ""
     place = f"{where}: {path}" if path else where
-    message = first["msg"].removeprefix("Value error, ")
-    kind = first["type"]
-    if kind == "missing":
-        return InputError(f"required key is missing{more}", where=place)
-    if kind == "extra_forbidden":
-        return InputError(f"unknown key{more}", where=place)
-    if kind == "value_error":  # our own checks already say what was got and expected
-        return InputError(f"{message}{more}", where=place)
+    complaints = {
+        "missing": "required key is missing",
+        "extra_forbidden": "unknown key",
+        # our own checks already say what was got and expected
+        "value_error": first["msg"].removeprefix("Value error, "),
+    }
+    if first["type"] in complaints:
+        return InputError(f"{complaints[first['type']]}{more}", where=place)
     return InputError(
         f"not usable{more}", where=place, got=first["input"], expected=expectation(first)
     )
@@ -174,13 +173,6 @@ def expectation(problem: Mapping[str, Any]) -> str:
     if problem["type"] in BOUNDS:
         key, words = BOUNDS[problem["type"]]
         bound = problem["ctx"][key]
-        return (
-            f"{words} {bound:g}"
-            if isinstance(bound, float) or abs(bound) >= 1e12
-            else f"{words} {bound}"
-        )
-    message: str = problem["msg"]
-    for opening in ("Input should be ", "Input should "):
-        if message.startswith(opening):
-            return message.removeprefix(opening)
+        return f"{words} {bound:g}" if isinstance(bound, float) else f"{words} {bound:.12g}"
+    message = str(problem["msg"]).removeprefix("Input should ").removeprefix("be ")
     return message[:1].lower() + message[1:]

@@ -22,10 +22,7 @@ class Table:
     right: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        for row in self.rows:
-            assert len(row) == len(self.header), (
-                f"{self.title}: {len(row)} cells, expected {len(self.header)}"
-            )
+        assert all(len(row) == len(self.header) for row in self.rows), self.title
 
     @classmethod
     def of(
@@ -42,49 +39,49 @@ class Table:
         return cls(title, tuple(columns), rows, tuple(notes), tuple(right))
 
 
+BINARY = (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10), ("B", 1))
+DECIMAL = ((" T", 10**12), (" B", 10**9), (" M", 10**6), (" k", 10**3), ("", 1))
+# Unit, from how many seconds on it is used, its seconds.
+TIMES = (
+    ("h", 36_000.0, 3600.0),
+    ("min", 600.0, 60.0),
+    ("s", 1.0, 1.0),
+    ("ms", 1e-3, 1e-3),
+    ("us", 0.0, 1e-6),
+)
+
+
 def seconds_text(value: float | None) -> str:
     """A time in the unit that reads best: `1.23 s`, `45.6 ms`, `7.89 us`, `2.1 h`; `-` for None."""
     if value is None:
         return "-"
-    if value < 0:
-        return f"-{seconds_text(-value)}"
-    for limit, unit, factor in (
-        (1e-3, "us", 1e6),
-        (1.0, "ms", 1e3),
-        (600.0, "s", 1.0),
-        (36_000.0, "min", 1 / 60),
-    ):
-        if value < limit and value > 0:
-            return f"{value * factor:.4g} {unit}"
-    return "0 s" if value == 0 else f"{value / 3600:.4g} h"
+    if value == 0:
+        return "0 s"
+    size = abs(value)
+    unit, factor = next((u, f) for u, least, f in TIMES if size >= least)
+    return f"{value / factor:.4g} {unit}"
 
 
 def bytes_text(value: float | None) -> str:
     """A size in binary units: `1.5 GiB`; `-` for None."""
     if value is None:
         return "-"
-    for unit, factor in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if value >= factor:
-            return f"{value / factor:.4g} {unit}"
-    return f"{value:.4g} B"
+    unit, factor = next(((u, f) for u, f in BINARY if value >= f), BINARY[-1])
+    return f"{value / factor:.4g} {unit}"
 
 
 def share_text(part: float, whole: float) -> str:
     """A size beside its limit, in the limit's unit: `3.59 / 14.5 GiB`."""
-    for unit, factor in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10), ("B", 1)):
-        if whole >= factor or factor == 1:
-            return f"{part / factor:.3g} / {whole / factor:.3g} {unit}"
-    raise AssertionError("the last unit takes everything")
+    unit, factor = next(((u, f) for u, f in BINARY if whole >= f), BINARY[-1])
+    return f"{part / factor:.3g} / {whole / factor:.3g} {unit}"
 
 
 def count_text(value: float | None) -> str:
     """A large count: `124.4 M`, `128.7 B`; `-` for None."""
     if value is None:
         return "-"
-    for unit, factor in (("T", 10**12), ("B", 10**9), ("M", 10**6), ("k", 10**3)):
-        if value >= factor:
-            return f"{value / factor:.4g} {unit}"
-    return f"{value:.4g}"
+    unit, factor = next(((u, f) for u, f in DECIMAL if value >= f), DECIMAL[-1])
+    return f"{value / factor:.4g}{unit}"
 
 
 def number_text(value: float | None, digits: int = 6) -> str:
@@ -102,15 +99,13 @@ def percent_text(value: float | None) -> str:
 
 def ranges_text(values: Iterable[int]) -> str:
     """A set of whole numbers: `0-3,7,9-10`."""
-    parts: list[str] = []
-    run: list[int] = []
-    for value in [*sorted(set(values)), None]:
-        if run and value != run[-1] + 1:
-            parts.append(str(run[0]) if run[0] == run[-1] else f"{run[0]}-{run[-1]}")
-            run = []
-        if value is not None:
-            run.append(value)
-    return ",".join(parts)
+    ends: list[list[int]] = []
+    for value in sorted(set(values)):
+        if ends and value == ends[-1][1] + 1:
+            ends[-1][1] = value
+        else:
+            ends.append([value, value])
+    return ",".join(f"{a}" if a == b else f"{a}-{b}" for a, b in ends)
 
 
 def devices_counted(counts: Mapping[str, int]) -> str:
@@ -137,6 +132,6 @@ def devices_text(places: Sequence[tuple[int, str]], devices: Iterable[int]) -> s
             for name, nodes in sorted(by_type.items())
         )
     return "; ".join(
-        f"node {node}: {len(found)} {name} ({ranges_text(found)})"
-        for (node, name), found in sorted(cells.items())
+        f"node {node}: {len(numbers)} {name} ({ranges_text(numbers)})"
+        for (node, name), numbers in sorted(cells.items())
     )

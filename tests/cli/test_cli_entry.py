@@ -198,12 +198,12 @@ def test_gpus_by_nvidia_smi(tmp_path: Path, hetplan: Call, monkeypatch: pytest.M
         (None, "no nvidia-smi"),
         (
             "#!/bin/sh\necho 'NVIDIA-SMI has failed because it could not\ncommunicate'\nexit 9\n",
-            "exit code 9: NVIDIA-SMI has",
+            "nvidia-smi: failed with exit code 9: NVIDIA-SMI has",
         ),
-        ("#!/bin/sh\nprintf 'caf\\351' >&2\nexit 1\n", "nvidia-smi failed with exit code 1: caf"),
-        ("#!/bin/sh\nexit 2\n", "nvidia-smi failed with exit code 2"),
-        ("#!/no/such/interpreter\n", "nvidia-smi cannot be run: No such file or directory"),
-        ("#!/bin/sh\nsleep 30\n", "nvidia-smi: no answer within 1 s"),
+        ("#!/bin/sh\nprintf 'caf\\351' >&2\nexit 1\n", "nvidia-smi: failed with exit code 1: caf"),
+        ("#!/bin/sh\nexit 2\n", "nvidia-smi: failed with exit code 2"),
+        ("#!/no/such/interpreter\n", "nvidia-smi: cannot be run: No such file or directory"),
+        ("#!/bin/sh\nsleep 30\n", "nvidia-smi: no answer within 2 s"),
         ("#!/bin/sh\nexit 0\n", "none"),
     ],
 )
@@ -215,10 +215,8 @@ def test_no_gpus_and_why(
         path.write_text(program)
         path.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}/bin")
-    monkeypatch.setattr("hetplan.cli.doctor.PATIENCE_S", 1.0)
-    monkeypatch.setattr(
-        "hetplan.cli.doctor.check_together", lambda: {"check": "x", "ok": True, "detail": ""}
-    )
+    monkeypatch.setattr("hetplan.cli.doctor.PATIENCE_S", 2.0)
+    monkeypatch.setattr("hetplan.cli.doctor.TOGETHER", "")
     ran = hetplan("doctor", "--json")
     assert ran.code == 0
     assert ran.json["gpus"] == ([] if reason == "none" else None)
@@ -292,8 +290,8 @@ def test_broken_pipe(tmp_path: Path) -> None:
 def test_progress_lines_without_a_terminal(
     hetplan: Call, numbers: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hetplan.cli.progress.FIRST", 0.2)
-    monkeypatch.setattr("hetplan.cli.progress.TICK", 0.05)
+    monkeypatch.setattr("hetplan.cli.output.FIRST", 0.2)
+    monkeypatch.setattr("hetplan.cli.output.TICK", 0.05)
     ran = hetplan("solve", numbers(3, 1), "-m", "patient", "--time-limit", "1.0", "--json")
     assert ran.json["results"][0]["stop"] == "limit"
     lines = ran.err.splitlines()

@@ -67,7 +67,7 @@ def test_replan_where_nothing_is_left_that_fits(
     [
         (("--lost", "node9"), "no such node (got 'node9'"),
         (("--lost", "node0,node1"), "nothing is left"),
-        (("--lost", "node1", "--within", "-1"), "--within (got -1.0"),
+        (("--lost", "node1", "--within", "-1"), "--within: not usable (got -1.0"),
         (("--lost", "node1", "--strategies", "foo"), "unknown strategy 'foo'"),
         (("--lost", "node1", "--model", "gpt2-medium"), "model of the plan is not the workload's"),
     ],

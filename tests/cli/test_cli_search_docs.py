@@ -11,7 +11,7 @@ from typing import get_args
 import pytest
 
 from fakes.cli import Call
-from hetplan.cli.search import Mode
+from hetplan.formulations.astra.search.pool import Mode
 from hetplan.formulations.astra.search.rules import __doc__ as GRAMMAR
 from hetplan.formulations.astra.search.space import GRANULARITIES, METHODS, PARAMETERS, rule_columns
 

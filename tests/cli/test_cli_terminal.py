@@ -66,7 +66,7 @@ def test_ctrl_c_outside_a_solver_is_one_line(
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("hetplan.runtime.plan.load_plan", interrupted)
+    monkeypatch.setattr("hetplan.cli.run.load_plan", interrupted)
     assert main(["run", "plan.json"]) == 130
     assert capfd.readouterr() == ("", "hetplan: error: aborted\n")
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from amp.generate import instance as amp_data
 from fuzzing.mutations import as_json, check_one_line, damage, mutate
 from hetplan.errors import InputError
-from hetplan.files import to_json
+from hetplan.files import parse_json, to_json
 from hetplan.instances.library import (
     Instance,
     instance_schema,
@@ -24,7 +24,6 @@ from hetplan.instances.library import (
     parse_instance,
     save_instance,
 )
-from hetplan.json_text import parse_json
 
 Document = dict[str, Any]
 

@@ -37,8 +37,8 @@ def picture() -> Scene:
     """Of its winner, with all candidates."""
     best = planning().best
     assert best is not None and best.plan is not None and best.replayed is not None
-    _, offers = read(planning().document(), "x.json")
-    return scene(best.plan, best.replayed, planning().workload, offers)
+    _, offers, winner = read(planning().document(), "x.json")
+    return scene(best.plan, best.replayed, planning().workload, offers, winner)
 
 
 def test_the_timeline_is_the_replay() -> None:
@@ -141,13 +141,14 @@ def test_without_matplotlib_that_is_said(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_documents_of_a_planning_are_read() -> None:
     document = json.loads(json.dumps(planning().document()))
-    plan, offers = read(document, "x.json")
-    assert planning().best is not None
-    assert plan == planning().candidates[0].plan
-    assert [o.name for o in offers] == [c.name for c in planning().candidates]
-    assert [o.seconds for o in offers] == [c.predicted_seconds for c in planning().candidates]
-    assert [o.winner for o in offers] == [True] + [False] * (len(offers) - 1)
-    assert read(document["candidates"][0]["plan"], "x.json") == (plan, [])
+    plan, offers, winner = read(document, "x.json")
+    best = planning().best
+    assert best is not None and plan == best.plan
+    assert [(o.name, o.predicted_seconds) for o in offers] == [
+        (c.name, c.predicted_seconds) for c in planning().candidates
+    ]
+    assert winner == planning().winner
+    assert read(document["candidates"][0]["plan"], "x.json") == (plan, [], None)
 
 
 @pytest.mark.parametrize(

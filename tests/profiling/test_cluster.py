@@ -36,7 +36,6 @@ from hetplan.profiling.detect import (
     read_hostfile,
     slurm_hosts,
 )
-from hetplan.runtime import devices
 
 # Per chip, from the architecture whitepapers: multiprocessors, FLOPs per multiprocessor and clock
 # (fp32; matrix units with fp32 accumulation), boost clock in GHz; memory bus in bits and Gbit/s per
@@ -346,8 +345,8 @@ def test_matrices_are_symmetric_and_follow_the_rule(entries: list[dict[str, obje
 
 @pytest.fixture(autouse=True)
 def nothing_local(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices, "local_node", lambda: Host("here"))
-    monkeypatch.setattr(devices, "local_device_name", lambda: None)
+    monkeypatch.setattr("hetplan.cli.cluster.local_node", lambda: Host("here"))
+    monkeypatch.setattr("hetplan.cli.cluster.local_device_name", lambda: None)
     for name in ("SLURM_JOB_NODELIST", "SLURM_GPUS_ON_NODE"):
         monkeypatch.delenv(name, raising=False)
 
@@ -467,7 +466,9 @@ def test_command_line(
 def test_local_gpus_fill_what_hosts_do_not_tell(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(devices, "local_node", lambda: Host("here", 4, "T4", 100.0, 50.0))
+    monkeypatch.setattr(
+        "hetplan.cli.cluster.local_node", lambda: Host("here", 4, "T4", 100.0, 50.0)
+    )
     target = tmp_path / "cluster.yaml"
     assert main(["cluster", "detect", "-o", str(target)]) == 0
     (node,) = load_cluster(target).nodes

@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 
 from fuzzing.mutations import as_json, check_one_line, damage, mutate
 from hetplan.errors import InputError
-from hetplan.files import to_json
-from hetplan.json_text import parse_json
+from hetplan.files import parse_json, to_json
 from hetplan.runtime.plan import Plan, check_world, load_plan, parse_plan, save_plan, split
 
 Document = dict[str, Any]

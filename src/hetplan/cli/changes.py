@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -27,18 +27,23 @@ from hetplan.cli.options import (
     ThreadsOption,
     TimeOption,
     make_options,
+    number,
     split_list,
     target,
 )
-from hetplan.cli.output import emit, note
-from hetplan.cli.progress import Display, watched
+from hetplan.cli.output import Display, emit, watched
+from hetplan.cli.plan import named_strategies, write_plan
 from hetplan.errors import InputError
+from hetplan.formulations.ditto.describe import rows_of, tables_of
+from hetplan.formulations.ditto.templates import readiness
+from hetplan.planner import replan as again
+from hetplan.planner import what_if as asking
+from hetplan.planner.replan import Replanning
+from hetplan.planner.what_if import WhatIf
+from hetplan.profiling.workload import make_workload
+from hetplan.runtime.plan import load_plan
 from hetplan.solvers.run import Run
 from hetplan.text import Table, bytes_text, devices_counted, number_text, seconds_text
-
-if TYPE_CHECKING:
-    from hetplan.planner.replan import Choice, Replanning
-    from hetplan.planner.what_if import Changed, WhatIf
 
 TIME_LIMIT = 20.0
 
@@ -75,10 +80,6 @@ def what_if(
 
     Exit code 0 when a plan fits on the cluster as it is, 1 when none does.
     """
-    from hetplan.planner import what_if as asking
-    from hetplan.planner.strategy import chosen
-    from hetplan.profiling.workload import make_workload
-
     run = Run(make_options(time_limit=time_limit, threads=threads))
     workload = make_workload(
         model,
@@ -88,7 +89,6 @@ def what_if(
         precision=precision,
         profile=profile,
     )
-    picked = chosen(split_list(strategies) if strategies is not None else None)
     changes = [
         *(asking.addition(text, workload.cluster) for text in split_list(add or [])),
         *(asking.removal(text, workload.cluster) for text in split_list(remove or [])),
@@ -97,9 +97,15 @@ def what_if(
     display = Display(f"what if, {workload.cluster.name}")
     answer = watched(
         run,
-        lambda: asking.what_if(workload, changes, run, strategies=picked, on_candidate=display.add),
+        lambda: asking.what_if(
+            workload,
+            changes,
+            run,
+            strategies=named_strategies(strategies),
+            on_candidate=display.add,
+        ),
+        display,
         quiet=quiet,
-        display=display,
     )
     emit(answer.document(), [what_if_table(answer)], json=json)
     return 0 if answer.base.best is not None else 1
@@ -107,16 +113,6 @@ def what_if(
 
 def what_if_table(answer: WhatIf) -> Table:
     """One line per change."""
-    header = (
-        "change",
-        "devices",
-        "best plan",
-        "iteration",
-        "saves",
-        "per device",
-        "tokens/s",
-        "$/1M tok",
-    )
     notes = [
         "iterations are replayed; added nodes are linked as the cluster's of that device, else as "
         "its best"
@@ -125,26 +121,27 @@ def what_if_table(answer: WhatIf) -> Table:
         counts = Counter(answer.decided)
         reasons = (f"{count} x {text}" if count > 1 else text for text, count in counts.items())
         notes.append(f"decided without solving: {'; '.join(reasons)}")
-    title = f"{answer.base.workload.model.name} on {answer.base.workload.cluster.name}"
-    rows = tuple(variant_row(variant) for variant in (answer.base, *answer.variants))
-    return Table(title, header, rows, tuple(notes), right=(3, 4, 5, 6, 7))
-
-
-def variant_row(variant: Changed) -> tuple[str, ...]:
-    """A change and what comes of it."""
-    best, devices, gain = variant.best, variant.change.devices, variant.gain
-    counts = devices_counted(variant.workload.cluster.counts())
-    if best is None:
-        return (variant.change.name, counts, "nothing fits", *("-",) * 5)
-    return (
-        variant.change.name,
-        counts,
-        best.name,
-        seconds_text(best.predicted_seconds),
-        "" if gain is None else seconds_text(gain),
-        "" if gain is None or not devices else seconds_text(gain / devices),
-        number_text(best.tokens_per_second(variant.workload), 4),
-        number_text(best.money_per_million_tokens(variant.workload), 4),
+    return Table.of(
+        f"{answer.base.workload.model.name} on {answer.base.workload.cluster.name}",
+        (answer.base, *answer.variants),
+        {
+            "change": lambda v: v.change.name,
+            "devices": lambda v: devices_counted(v.workload.cluster.counts()),
+            "best plan": lambda v: v.best.name if v.best else "nothing fits",
+            "iteration": lambda v: seconds_text(v.best.predicted_seconds if v.best else None),
+            "saves": lambda v: seconds_text(v.gain),
+            "per device": lambda v: seconds_text(
+                v.gain / v.change.devices if v.gain is not None and v.change.devices else None
+            ),
+            "tokens/s": lambda v: number_text(
+                v.best.tokens_per_second(v.workload) if v.best else None, 4
+            ),
+            "$/1M tok": lambda v: number_text(
+                v.best.money_per_million_tokens(v.workload) if v.best else None, 4
+            ),
+        },
+        notes,
+        right=(3, 4, 5, 6, 7),
     )
 
 
@@ -157,8 +154,10 @@ def replan(
     strategies: StrategiesOption = None,
     within: Annotated[
         float,
-        typer.Option(
+        number(
             "--within",
+            least=0,
+            most=1e9,
             metavar="PERCENT",
             help="Take the plan that moves least of those at most so much slower.",
         ),
@@ -177,31 +176,27 @@ def replan(
 
     Exit code 0 when a plan fits, 1 when none does.
     """
-    from hetplan.planner import replan as again
-    from hetplan.planner.strategy import chosen
-    from hetplan.runtime.plan import load_plan, save_plan
-
-    if not 0 <= within < float("inf"):
-        raise InputError("--within", got=within, expected="percent, from 0 on")
     run = Run(make_options(time_limit=time_limit, threads=threads))
     loaded = load_plan(plan)
     workload = setting.workload(loaded)
     nodes = again.parse_lost(split_list(lost), workload)
-    picked = chosen(split_list(strategies) if strategies is not None else None)
     display = Display(f"replanning {loaded.name}")
     answer = watched(
         run,
         lambda: again.replan(
-            loaded, workload, nodes, run, strategies=picked, within=within, on_candidate=display.add
+            loaded,
+            workload,
+            nodes,
+            run,
+            strategies=named_strategies(strategies),
+            within=within,
+            on_candidate=display.add,
         ),
+        display,
         quiet=quiet,
-        display=display,
     )
     best = answer.best
-    if output is not None and best is not None and best.candidate.plan is not None:
-        save_plan(best.candidate.plan, output)
-    elif output is not None:
-        note(f"no plan fits: {output} is not written")
+    write_plan(best.candidate if best is not None else None, output)
     emit(answer.document(), replan_tables(answer), json=json)
     return 0 if best is not None else 1
 
@@ -233,13 +228,8 @@ def replan_tables(answer: Replanning) -> Iterator[Table]:
         ),
         right=(2, 3, 4, 5),
     )
-    yield moves_table(best, answer)
-
-
-def moves_table(best: Choice, answer: Replanning) -> Table:
-    """Bytes per link."""
     lost = best.moves.from_checkpoint
-    return Table.of(
+    yield Table.of(
         f"weights and optimizer states that {best.candidate.name} moves",
         best.moves.between_nodes(answer.workload).items(),
         {
@@ -279,9 +269,6 @@ def templates(
 
     Exit code 0 when the list is complete and an instantiation is found, 1 otherwise.
     """
-    from hetplan.formulations.ditto.describe import rows_of, tables_of
-    from hetplan.formulations.ditto.templates import readiness
-
     run = Run(make_options(time_limit=time_limit, gap=gap))
     posed = sources.open_instance(instance)
     if posed.problem != "ditto":
@@ -292,7 +279,7 @@ def templates(
         lambda: readiness(
             posed.data, run, fewest=fewest, micro_batches=micro_batches, failures=failures
         ),
-        label=f"{posed.name}: templates",
+        Display(f"{posed.name}: templates"),
         quiet=quiet,
     )
     document = {"instance": posed.name, "problem": "ditto", **rows_of(ready)}

@@ -5,18 +5,26 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
-from hetplan.cli.options import JsonOption, require, target
+from hetplan.cli.options import JsonOption, number, target
 from hetplan.cli.output import emit, note
 from hetplan.errors import InputError
-from hetplan.files import write_text
+from hetplan.files import to_yaml, write_text
+from hetplan.profiling.cluster import ClusterFile, build_cluster
+from hetplan.profiling.detect import (
+    ETHERNET_GBIT,
+    PCIE_GBIT,
+    Host,
+    cluster_document,
+    read_hostfile,
+    slurm_hosts,
+)
+from hetplan.runtime.devices import local_device_name, local_node
+from hetplan.schema import parse
 from hetplan.text import Table, number_text
-
-if TYPE_CHECKING:
-    from hetplan.profiling.detect import Host
 
 
 def detect(
@@ -36,16 +44,26 @@ def detect(
     ] = None,
     devices: Annotated[
         int | None,
-        typer.Option("--devices", metavar="N", help="Devices per node, where nothing tells."),
+        number("--devices", least=1, most=1e6, help="Devices per node, where nothing tells."),
     ] = None,
     intra: Annotated[
         float | None,
-        typer.Option("--intra", metavar="GBIT", help="Gbit/s within a node; default measured."),
+        number(
+            "--intra",
+            least=1e-6,
+            most=1e6,
+            metavar="GBIT",
+            help="Gbit/s in a node; default measured.",
+        ),
     ] = None,
     network: Annotated[
         float | None,
-        typer.Option(
-            "--network", metavar="GBIT", help="Gbit/s between nodes; default the local card's."
+        number(
+            "--network",
+            least=1e-6,
+            most=1e6,
+            metavar="GBIT",
+            help="Gbit/s between nodes; default the local card's.",
         ),
     ] = None,
     name: Annotated[
@@ -59,27 +77,45 @@ def detect(
 ) -> int:
     """Describe the cluster that is here: local GPUs and links (through torch), a hostfile's or a
     Slurm job's nodes."""
-    from hetplan.profiling.cluster import ClusterFile, build_cluster
-    from hetplan.profiling.detect import cluster_document, read_hostfile, slurm_hosts
-    from hetplan.schema import parse
-
     if hostfile is not None and slurm is not None:
         raise InputError("--hostfile and --slurm exclude each other")
     local = described_node(device, devices, intra, network)
-    job = slurm if slurm is not None else os.environ.get("SLURM_JOB_NODELIST", "")
+    job = slurm if slurm is not None else os.environ.get("SLURM_JOB_NODELIST") or None
+    hosts = [local]
     if hostfile is not None:
         hosts = read_hostfile(str(hostfile))
-    else:
-        hosts = slurm_hosts(job) if job or slurm is not None else [local]
+    elif job is not None:
+        hosts = slurm_hosts(job)
     document = cluster_document(hosts, name, local)
     build_cluster(parse(ClusterFile, document, where="the detected cluster"))
-    most = max(node["devices"] for node in document["nodes"])
-    assumed = assumptions(local.intra_gbit, local.network_gbit, most, len(hosts))
+    assumed = []
+    if local.intra_gbit is None and max(node["devices"] for node in document["nodes"]) > 1:
+        assumed.append(
+            f"links within a node are assumed: {PCIE_GBIT:g} Gbit/s (PCIe 4.0 x16); --intra "
+            "says otherwise"
+        )
+    if local.network_gbit is None and len(hosts) > 1:
+        assumed.append(
+            f"links between nodes are assumed: {ETHERNET_GBIT:g} Gbit/s; --network says otherwise"
+        )
     if output is not None:
-        write(document, assumed, output)
+        head = "".join(f"# {line}\n" for line in ("written by hetplan cluster detect", *assumed))
+        write_text(output, head + to_yaml(document))
     for line in assumed:
         note(line)
-    emit(document, [table(document)], json=json)
+    table = Table.of(
+        f"cluster {name}",
+        document["nodes"],
+        {
+            "nodes": lambda node: str(node["count"]),
+            "devices": lambda node: str(node["devices"]),
+            "device": lambda node: node["device"],
+            "Gbit/s within": lambda node: number_text(node["intra_node_gbit_per_s"], 4),
+            "between": lambda node: number_text(node["network_gbit_per_s"], 4),
+        },
+        right=(0, 1, 3, 4),
+    )
+    emit(document, [table], json=json)
     return 0
 
 
@@ -87,11 +123,6 @@ def described_node(
     device: str | None, devices: int | None, intra: float | None, network: float | None
 ) -> Host:
     """This machine as a node, with what is given in place of what is found; raises InputError."""
-    from hetplan.runtime.devices import local_device_name, local_node
-
-    for option, value in (("--devices", devices), ("--intra", intra), ("--network", network)):
-        fits = value is None or 0 < value <= 1e6
-        require(fits, option, value, "more than 0, at most 1e6")
     here = local_node()
     local = replace(
         here,
@@ -113,45 +144,4 @@ def described_node(
 def slurm_devices() -> int | None:
     """GPUs per node of a Slurm job; None outside of one."""
     text = os.environ.get("SLURM_GPUS_ON_NODE", "")
-    return int(text) if text.isdecimal() and int(text[:6]) > 0 else None
-
-
-def assumptions(intra: float | None, network: float | None, devices: int, hosts: int) -> list[str]:
-    """What neither was measured nor given."""
-    from hetplan.profiling.detect import ETHERNET_GBIT, PCIE_GBIT
-
-    assumed = []
-    if intra is None and devices > 1:
-        assumed.append(
-            f"links within a node are assumed: {PCIE_GBIT:g} Gbit/s (PCIe 4.0 x16); --intra "
-            "says otherwise"
-        )
-    if network is None and hosts > 1:
-        assumed.append(
-            f"links between nodes are assumed: {ETHERNET_GBIT:g} Gbit/s; --network says otherwise"
-        )
-    return assumed
-
-
-def write(document: dict[str, Any], assumed: list[str], path: Path) -> None:
-    """YAML with a comment of what was assumed."""
-    import yaml
-
-    head = "".join(f"# {line}\n" for line in ("written by hetplan cluster detect", *assumed))
-    write_text(path, head + yaml.safe_dump(document, sort_keys=False))
-
-
-def table(document: dict[str, Any]) -> Table:
-    """One row per entry of equal nodes."""
-    return Table.of(
-        f"cluster {document['name']}",
-        document["nodes"],
-        {
-            "nodes": lambda node: str(node["count"]),
-            "devices": lambda node: str(node["devices"]),
-            "device": lambda node: node["device"],
-            "Gbit/s within": lambda node: number_text(node["intra_node_gbit_per_s"], 4),
-            "between": lambda node: number_text(node["network_gbit_per_s"], 4),
-        },
-        right=(0, 1, 3, 4),
-    )
+    return int(text[:6]) or None if text.isdecimal() else None

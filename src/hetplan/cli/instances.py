@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import asdict
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -16,14 +15,22 @@ from hetplan.cli.options import InstanceArgument, JsonOption, target
 from hetplan.cli.output import emit, note, print_json
 from hetplan.errors import InputError
 from hetplan.formulations import family
+from hetplan.instances.generate import draw
+from hetplan.instances.library import (
+    Entry,
+    find,
+    instance_schema,
+    library,
+    load_instance,
+    save_instance,
+)
+from hetplan.instances.update import Change, Finding, changes, findings_of_answers, shelf, write
+from hetplan.solvers.export import Collector, method_of
 from hetplan.solvers.options import Options
 from hetplan.solvers.registry import load
 from hetplan.solvers.run import Run
+from hetplan.studies.rows import findings_of_rows, read_rows
 from hetplan.text import Table, number_text, percent_text
-
-if TYPE_CHECKING:
-    from hetplan.instances.library import Entry
-    from hetplan.instances.update import Change, Finding
 
 ProblemOption = Annotated[
     str | None,
@@ -43,8 +50,6 @@ def show_list(
     json: JsonOption = False,
 ) -> int:
     """List the packaged instances with the best objective and bound known of each."""
-    from hetplan.instances.library import library
-
     if problem is not None:
         family(problem, where="--problem")
     rows = [summary(entry) for entry in library(problem, name)]
@@ -83,8 +88,6 @@ def show(
     json: JsonOption = False,
 ) -> int:
     """Show an instance: origin, size and best-known objective; with --json, the document itself."""
-    from hetplan.instances.library import find
-
     entry = find(instance)
     known = entry.best_known() if entry is not None else None
     if best:
@@ -97,14 +100,9 @@ def show(
     rows = [("problem", f"{opened.problem}: {opened.family.title}"), ("origin", opened.origin)]
     rows += [(key, size_text(value)) for key, value in document["data"].items()]
     if known is not None:
-        bound = (
-            f"bound {number_text(known.bound, 8)} by {known.proved_by}"
-            if known.proved_by
-            else "no bound"
-        )
-        rows.append(
-            ("best known", f"{number_text(known.objective, 8)} by {known.found_by}, {bound}")
-        )
+        proved = f", bound {number_text(known.bound, 8)} by {known.proved_by}"
+        best_known = f"{number_text(known.objective, 8)} by {known.found_by}"
+        rows.append(("best known", best_known + (proved if known.proved_by else ", no bound")))
     emit(document, [Table(opened.name, ("", ""), tuple(rows))], json=json)
     return 0
 
@@ -133,9 +131,6 @@ def generate(
 ) -> int:
     """Make a random instance of a problem: catalogued devices, a published model, a network as they
     are sold."""
-    from hetplan.instances.generate import draw
-    from hetplan.instances.library import save_instance
-
     drawn = draw(problem, seed, size)
     if output is None:
         print_json(drawn.document())
@@ -151,25 +146,24 @@ def validate(
 
     Exit code 2 when one cannot be used.
     """
-    from hetplan.instances.library import load_instance
 
     rows: list[dict[str, Any]] = []
     for path in files:
         try:
-            found = load_instance(path)
+            posed = load_instance(path)
         except InputError as error:
             rows.append({"file": str(path), "valid": False, "error": str(error)})
+            note(f"error: {error}")
         else:
             rows.append(
-                {"file": str(path), "valid": True, "problem": found.problem, "name": found.name}
+                {"file": str(path), "valid": True, "problem": posed.problem, "name": posed.name}
             )
     if json:
         print_json({"files": rows})
-    for row in rows:
-        if not row["valid"]:
-            typer.echo(f"hetplan: error: {row['error']}", err=True)
-        elif not json:
-            typer.echo(f"{row['file']}: {row['problem']} instance {row['name']!r}, valid")
+    else:
+        for row in rows:
+            if row["valid"]:
+                typer.echo(f"{row['file']}: {row['problem']} instance {row['name']!r}, valid")
     return 0 if all(row["valid"] for row in rows) else 2
 
 
@@ -199,8 +193,6 @@ def update(
     decision that holds.
     Exit code 1 when something is refused; what is good of the rest is written nevertheless.
     """
-    from hetplan.instances.update import changes, shelf, write
-
     looked_at = list(changes(shelf(folder), findings(sources_)))
     for change in looked_at:
         if change.news and not dry_run:
@@ -215,12 +207,8 @@ def update(
 
 def findings(given: list[str]) -> Iterator[Finding]:
     """What the sources say, in order; raises InputError."""
-    from hetplan.instances.update import findings_of_answers
-
     for argument in given:
         if os.path.isdir(argument):
-            from hetplan.studies.rows import findings_of_rows, read_rows
-
             yield from findings_of_rows(read_rows(Path(argument)), argument)
         else:
             value, where = sources.read_document(argument)
@@ -229,24 +217,20 @@ def findings(given: list[str]) -> Iterator[Finding]:
 
 def change_table(looked_at: list[Change], dry_run: bool) -> Table:
     """The records that change, and how many stay."""
-    pairs = [(c, c.before, c.after) for c in looked_at if c.news]
-    changed = [(c, before, after) for c, before, after in pairs if after is not None]
+    changed = [(c.entry, c.before, c.after) for c in looked_at if c.news and c.after is not None]
     word = "would change" if dry_run else "changed"
-    return Table(
+    return Table.of(
         f"{len(changed)} of {len(looked_at)} records {word}",
-        ("instance", "objective", "now", "bound", "now", "found by", "proved by"),
-        tuple(
-            (
-                f"{change.entry.problem}/{change.entry.name}",
-                number_text(before.objective if before else None, 8),
-                number_text(after.objective, 8),
-                number_text(before.bound if before else None, 8),
-                number_text(after.bound, 8),
-                after.found_by,
-                after.proved_by or "-",
-            )
-            for change, before, after in changed
-        ),
+        changed,
+        {
+            "instance": lambda row: f"{row[0].problem}/{row[0].name}",
+            "objective": lambda row: number_text(row[1].objective if row[1] else None, 8),
+            "objective now": lambda row: number_text(row[2].objective, 8),
+            "bound": lambda row: number_text(row[1].bound if row[1] else None, 8),
+            "bound now": lambda row: number_text(row[2].bound, 8),
+            "found by": lambda row: row[2].found_by,
+            "proved by": lambda row: row[2].proved_by or "-",
+        },
         right=(1, 2, 3, 4),
     )
 
@@ -269,8 +253,6 @@ def export_model(
     A method with one model per configuration writes as many files, numbered, less those that bounds
     exclude.
     """
-    from hetplan.solvers.export import Collector, method_of
-
     method = method_of(output)
     posed = sources.open_instance(instance)
     collector = Collector()
@@ -297,23 +279,13 @@ def export_model(
     return 0
 
 
-class Kind(StrEnum):
-    """Files that have a schema."""
-
-    INSTANCE = "instance"
-    DECISION = "decision"
-    PLAN = "plan"
-    CLUSTER = "cluster"
-    PROFILE = "profile"
-    MODEL = "model"
-
-
+Kind = Literal["instance", "decision", "plan", "cluster", "profile", "model"]
 # Kind -> the pydantic model of its file.
 MODELS = {
-    Kind.PLAN: "hetplan.runtime.plan:Plan",
-    Kind.CLUSTER: "hetplan.profiling.cluster:ClusterFile",
-    Kind.PROFILE: "hetplan.profiling.profile:Profile",
-    Kind.MODEL: "hetplan.profiling.model_files:ModelFile",
+    "plan": "hetplan.runtime.plan:Plan",
+    "cluster": "hetplan.profiling.cluster:ClusterFile",
+    "profile": "hetplan.profiling.profile:Profile",
+    "model": "hetplan.profiling.model_files:ModelFile",
 }
 
 
@@ -323,24 +295,18 @@ def schema(
     json: JsonOption = False,
 ) -> int:
     """Print the JSON schema of a file (JSON with and without --json)."""
-    if problem is not None and kind not in (Kind.INSTANCE, Kind.DECISION):
-        raise InputError(
-            f"--problem does not go with schema {kind}", expected="instance or decision"
-        )
-    print_json(schema_document(kind, problem))
-    return 0
-
-
-def schema_document(kind: Kind, problem: str | None = None) -> dict[str, Any]:
-    """The schema as JSON types; raises InputError for an unknown problem."""
-    if kind is Kind.INSTANCE:
-        from hetplan.instances.library import instance_schema
-
-        return instance_schema(problem)
-    if kind is Kind.DECISION:
-        if problem is None:
-            raise InputError("schema decision needs --problem")
-        document: dict[str, Any] = family(problem).load_decision().model_json_schema()
-    else:
+    document: dict[str, Any]
+    if kind in MODELS:
+        if problem is not None:
+            raise InputError(
+                f"--problem does not go with schema {kind}", expected="instance or decision"
+            )
         document = load(MODELS[kind]).model_json_schema()
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **document}
+    elif kind == "instance":
+        document = instance_schema(problem)
+    elif problem is None:
+        raise InputError("schema decision needs --problem")
+    else:
+        document = family(problem).load_decision().model_json_schema()
+    print_json({"$schema": "https://json-schema.org/draft/2020-12/schema", **document})
+    return 0

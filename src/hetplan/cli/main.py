@@ -1,200 +1,35 @@
-"""The entry `hetplan`: one Typer application, one place where errors become a line and an exit
-code.
+"""The entry `hetplan`: the commands by name, each loaded when it is called, and the one place where
+errors become a line and an exit code.
 
-Exit codes: 0 success; 1 a result is infeasible or unknown, or a check failed; 2 a file, an option
-or standard output cannot be used; 3 a bug in hetplan; 130 aborted from the keyboard; 141 the reader
-of the output went away.
-"""
+A command is a function of typer's annotated parameters that returns an exit code. Exit codes: 0
+success; 1 a result is infeasible or unknown, or a check failed; 2 a file, an option or standard
+output cannot be used; 3 a bug in hetplan; 130 aborted from the keyboard; 141 the reader of the
+output went away."""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import inspect
 import os
 import sys
+import traceback
 import warnings
-from collections.abc import Callable, Sequence
-from functools import cache
-from typing import Annotated, Any
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from typing import Annotated, Any, get_type_hints
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from hetplan import __version__
-from hetplan.cli import (
-    changes,
-    cluster,
-    doctor,
-    importing,
-    instances,
-    learning,
-    plan,
-    profile,
-    report,
-    run,
-    search,
-    show,
-    simulate,
-    solve,
-    study,
-    truth,
-)
-from hetplan.cli.options import GroupWithDefault, add, group
 from hetplan.cli.output import OutputError, drop, open_streams, say
 from hetplan.errors import HetplanError, one_line
 
-BROKEN_PIPE = 141
-ABORTED = 130
-BUG = 3
-
-# What was on the top level before it had a place of its own; kept for a release (`schema` for
-# good: programs ask for it).
-MOVED: dict[str, Callable[..., int]] = {
-    "what-if": changes.what_if,
-    "replan": changes.replan,
-    "templates": changes.templates,
-    "search": search.search,
-    "simulate": simulate.simulate,
-    "import": importing.import_,
-    "schema": instances.schema,
-    "export-model": instances.export_model,
-    "report": report.report,
-    "calibrate": truth.calibrate,
-    "sensitivity": truth.sensitivity,
-}
-
-plan_app = group("Plan the training of a model on a cluster.", GroupWithDefault)
-add(plan_app, {"make": plan.plan}, hidden=True)
-add(
-    plan_app,
-    {name: MOVED[name] for name in ("what-if", "replan", "search", "simulate", "templates")},
-)
-
-profile_app = group("Predict or measure what a model costs.", profile.ProfileGroup)
-add(
-    profile_app,
-    {
-        "predict": profile.predict,
-        "measure": profile.measure,
-        "batch-curve": profile.batch_curve,
-        "collectives": profile.collectives,
-        "operators": learning.operators,
-        "train": learning.train,
-        "import": importing.import_,
-    },
-)
-
-instances_app = group("List, show, generate, validate, update and export instances.")
-add(
-    instances_app,
-    {
-        "list": instances.show_list,
-        "show": instances.show,
-        "generate": instances.generate,
-        "validate": instances.validate,
-        "update": instances.update,
-        "schema": instances.schema,
-        "export": instances.export_model,
-    },
-)
-
-study_app = group(
-    "Run many methods on many instances, and report what was found.", study.StudyGroup
-)
-add(study_app, {"run": study.run, "report": report.report})
-
-validate_app = group("Hold predictions against plans that were really run.")
-add(validate_app, {"sailor": truth.sailor, "rehearsal": truth.rehearsal})
-truth_app = group("Hold predictions against what was measured.")
-truth_app.add_typer(validate_app, name="validate")
-add(truth_app, {"calibrate": truth.calibrate, "sensitivity": truth.sensitivity})
-
-cluster_app = group("Write cluster files.")
-cluster_app.callback()(lambda: None)  # a group although it has one command only
-add(cluster_app, {"detect": cluster.detect})
-
-
-class Root(TyperGroup):
-    """The program's commands in the order in which people meet them."""
-
-    order = (
-        "plan",
-        "solve",
-        "check",
-        "run",
-        "show",
-        "export",
-        "profile",
-        "cluster",
-        "instances",
-        "study",
-        "truth",
-        "doctor",
-    )
-
-    def list_commands(self, ctx: Any) -> list[str]:
-        """Those of `order`, then what has moved."""
-        return [*self.order, *(name for name in self.commands if name not in self.order)]
-
-
-app = group(
-    "Plan the training of one model on mixed GPUs, with a proven bound on every plan.", Root
-)
-for name, part in {
-    "plan": plan_app,
-    "profile": profile_app,
-    "cluster": cluster_app,
-    "instances": instances_app,
-    "study": study_app,
-    "truth": truth_app,
-}.items():
-    app.add_typer(part, name=name)
-add(
-    app,
-    {
-        "solve": solve.solve,
-        "check": solve.check,
-        "run": run.run,
-        "show": show.show,
-        "export": show.export,
-        "doctor": doctor.doctor,
-    },
-)
-add(app, MOVED, hidden=True)
-app.add_typer(validate_app, name="validate", hidden=True)
-
-
-def show_version(wanted: bool) -> None:
-    """Print the version and stop."""
-    if wanted:
-        typer.echo(f"hetplan {__version__}")
-        raise typer.Exit()
-
-
-@app.callback(invoke_without_command=True)
-def root(
-    context: typer.Context,
-    version: Annotated[
-        bool,
-        typer.Option("--version", callback=show_version, is_eager=True, help="Print the version."),
-    ] = False,
-) -> None:
-    """Plan the training of one model on mixed GPUs, with a proven bound on every plan."""
-    if context.invoked_subcommand is None:
-        typer.echo(context.get_help())
-
+BROKEN_PIPE, ABORTED, USAGE, BUG = 141, 130, 2, 3
 
 # typer's exception for what a user got wrong has no public name; its subclass has.
-_USAGE_ERROR: type[Exception] = next(
-    c
-    for c in typer.BadParameter.__mro__
-    if c.__name__ == "ClickException" and issubclass(c, Exception)
-)
-
-
-@cache
-def command() -> Any:
-    """The application as a command, built once (from many annotated signatures, which takes a
-    while)."""
-    return typer.main.get_command(app)
+_USAGE_ERROR = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -214,11 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def guarded(arguments: Sequence[str] | None) -> int:
     """Run the command line with every way out of it mapped to an exit code."""
     try:
-        returned = command().main(
-            args=None if arguments is None else list(arguments),
-            prog_name="hetplan",
-            standalone_mode=False,
-        )
+        returned = program().main(arguments, prog_name="hetplan", standalone_mode=False)
         sys.stdout.flush()
     # typer's way out of shell completion, and out of a pipe that nobody reads
     except SystemExit as error:
@@ -230,14 +61,13 @@ def guarded(arguments: Sequence[str] | None) -> int:
         return BROKEN_PIPE
     except (KeyboardInterrupt, typer.Abort):
         return complain("aborted", ABORTED)
-    except _USAGE_ERROR as error:
-        return complain(usage_text(error), 2, error)
-    except OutputError as error:
-        drop(sys.stdout)
-        return complain(str(error), error.exit_code, error)
     except HetplanError as error:
+        if isinstance(error, OutputError):
+            drop(sys.stdout)
         return complain(str(error), error.exit_code, error)
     except Exception as error:  # noqa: BLE001 (the last boundary: a bug is one line too, debugging shows it all)
+        if isinstance(error, _USAGE_ERROR):
+            return complain(usage_text(error), USAGE, error)
         hint = "this is a bug; HETPLAN_DEBUG=1 shows where"
         return complain(f"{type(error).__name__}: {error} ({hint})", BUG, error)
     if returned == ABORTED:  # what typer makes of KeyboardInterrupt, in silence
@@ -250,7 +80,7 @@ def debugging() -> bool:
     return os.environ.get("HETPLAN_DEBUG", "") not in ("", "0")
 
 
-def usage_text(error: BaseException) -> str:
+def usage_text(error: Exception) -> str:
     """What typer says of a wrong option or argument, as one sentence."""
     format_message = getattr(error, "format_message", error.__str__)
     text = one_line(str(format_message())).replace(": Value error, ", ": ").removesuffix(".")
@@ -260,12 +90,258 @@ def usage_text(error: BaseException) -> str:
 def complain(text: str, code: int, error: BaseException | None = None) -> int:
     """One line on stderr (and the traceback where HETPLAN_DEBUG is set); returns `code`."""
     if error is not None and debugging():
-        import traceback
-
         traceback.print_exception(error)
     say(f"error: {text}")
     return code
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+SETTINGS = {"help_option_names": ["-h", "--help"]}
+
+
+class Command(TyperCommand):
+    """A command that is loaded when something is to be done with it beside listing it."""
+
+    def __init__(self, name: str, target: str, help_line: str) -> None:
+        super().__init__(name, short_help=help_line, rich_markup_mode=None)
+        self.target = target
+
+    @functools.cached_property
+    def loaded(self) -> Any:
+        """The whole command."""
+        module, _, function = self.target.partition(":")
+        app = typer.Typer(
+            add_completion=False,
+            rich_markup_mode=None,
+            pretty_exceptions_enable=False,
+            context_settings=SETTINGS,
+        )
+        whole = getattr(import_module(f"hetplan.cli.{module}"), function)
+        app.command(self.name)(with_groups_as_options(whole))
+        return typer.main.get_command(app)
+
+    def make_context(self, *args: Any, **extra: Any) -> Any:
+        """A context of the whole command: parsing, help, completion and the call go by it."""
+        return self.loaded.make_context(*args, **extra)
+
+
+def with_groups_as_options(function: Callable[..., int]) -> Callable[..., int]:
+    """`function` with the fields of its parameters that are dataclasses as parameters of its
+    own."""
+    hints = get_type_hints(function, include_extras=True)
+    groups: dict[str, Any] = {
+        name: kind for name, kind in hints.items() if dataclasses.is_dataclass(kind)
+    }
+    parameters: list[inspect.Parameter] = []
+    for name, parameter in inspect.signature(function).parameters.items():
+        own = [parameter.replace(annotation=hints[name])]
+        if name in groups:
+            inner = get_type_hints(groups[name], include_extras=True)
+            fields = inspect.signature(groups[name]).parameters.values()
+            own = [field.replace(annotation=inner[field.name]) for field in fields]
+        parameters += [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in own]
+
+    @functools.wraps(function)
+    def call(**values: Any) -> int:
+        for name, kind in groups.items():
+            fields = [field.name for field in dataclasses.fields(kind)]
+            values[name] = kind(**{field: values.pop(field) for field in fields})
+        return function(**values)
+
+    call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    call.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return call
+
+
+class Group(TyperGroup):
+    """Commands by name. `default` is meant where none is named: `hetplan plan --model …`; `moved`
+    are old words and what they are now."""
+
+    def __init__(
+        self,
+        name: str,
+        help: str,
+        commands: Mapping[str, Any],
+        *,
+        default: str | None = None,
+        moved: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(
+            name=name,
+            help=help,
+            commands=dict(commands),
+            context_settings=SETTINGS,
+            rich_markup_mode=None,
+        )
+        self.default, self.moved = default, moved or {}
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Put the new words for an old one first, or the default command where none is named."""
+        if not (args or self.default or ctx.resilient_parsing):
+            args = ["--help"]
+        for i, word in enumerate(args):
+            if word in self.moved and (i == 0 or word.startswith("-")):
+                args = [*self.moved[word].split(), *args[:i], *args[i + 1 :]]
+                break
+        first = args[0] if args else ""
+        named = first in self.commands or first in ctx.help_option_names
+        if self.default is not None and not named and (args or not ctx.resilient_parsing):
+            args = [self.default, *args]
+        return super().parse_args(ctx, args)
+
+    def get_help(self, ctx: Any) -> str:
+        """The default command's help, where there is one, and the group's commands."""
+        if self.default is None:
+            return super().get_help(ctx)
+        command = self.commands[self.default].loaded  # type: ignore[attr-defined]
+        inner = type(ctx)(command, info_name=ctx.info_name, parent=ctx.parent)
+        formatter = inner.make_formatter()
+        command.format_help(inner, formatter)
+        self.format_commands(ctx, formatter)
+        return str(formatter.getvalue()).rstrip("\n")
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
+        """The group's commands, and what may stand first after the default command."""
+        offered = super().shell_complete(ctx, incomplete)
+        if self.default is None:
+            return offered
+        inner = self.commands[self.default].make_context(
+            self.default, [], parent=ctx, resilient_parsing=True
+        )
+        arguments = [p for p in inner.command.params if p.param_type_name == "argument"]
+        if arguments and not incomplete.startswith("-"):
+            return [*offered, *arguments[0].shell_complete(inner, incomplete)]
+        return [*offered, *inner.command.shell_complete(inner, incomplete)]
+
+
+# By group: name of the command, the function in this package, the line in the group's list.
+PLAN = (
+    ("what-if", "changes:what_if", "What nodes, devices or links more or less would gain."),
+    ("replan", "changes:replan", "Plan again without lost nodes, moving little."),
+    ("search", "search:search", "Search Astra's parallel strategies on a pool of GPUs."),
+    ("simulate", "show:simulate", "Replay a plan on the event-driven simulator."),
+    ("templates", "changes:templates", "Proven pipeline templates for parts of a cluster."),
+)
+PROFILE = (
+    ("predict", "profile:predict", "Predict every layer's times from datasheets (roofline)."),
+    ("measure", "measure:measure", "Measure what each layer takes on a device."),
+    ("batch-curve", "measure:batch_curve", "Measure seconds per micro-batch, and what fits."),
+    ("collectives", "measure:collectives", "Measure what ranks do together, under torchrun."),
+    ("operators", "measure:operators", "Measure operators of many sizes on a device."),
+    ("train", "measure:train", "Learn the efficiency of devices or links."),
+    ("import", "profile:import_", "Read profiles, models and systems of others."),
+)
+INSTANCES = (
+    ("list", "instances:show_list", "List the packaged instances with their best known."),
+    ("show", "instances:show", "Show an instance: origin, size, best known."),
+    ("generate", "instances:generate", "Make a random instance of a problem."),
+    ("validate", "instances:validate", "Check instance files against their schemas."),
+    ("update", "instances:update", "Better the best-known records by what runs found."),
+    ("schema", "instances:schema", "Print the JSON schema of a file."),
+    ("export", "instances:export_model", "Write an instance's models for other solvers."),
+)
+STUDY = (
+    ("run", "study:run", "Run methods on instances; each run is a row that is kept."),
+    ("report", "study:report", "A study's findings, or a paper's experiments predicted."),
+)
+VALIDATE = (
+    ("sailor", "truth:sailor", "Predict the plans that Sailor measured."),
+    ("rehearsal", "truth:rehearsal", "Predict uneven plans, run them on virtual devices."),
+)
+TRUTH = (
+    ("calibrate", "truth:calibrate", "Estimate constants from your own measured runs."),
+    ("sensitivity", "truth:sensitivity", "How plans fare when the profile is wrong."),
+)
+SINGLE = (
+    ("solve", "solve:solve", "Solve an instance; every result has its proven bound."),
+    ("check", "solve:check", "Verify decisions against an instance, price them again."),
+    ("run", "run:run", "Execute a plan; measured times beside predicted ones."),
+    ("show", "show:show", "Draw a plan, or print a decision in full."),
+    ("export", "show:export", "Print a plan as a framework's flags or configuration."),
+    ("doctor", "doctor:doctor", "Report versions, solvers, cores, memory and GPUs."),
+)
+ORDER = (
+    "plan", "solve", "check", "run", "show", "export", "profile", "cluster", "instances", "study",
+    "truth", "doctor",
+)  # fmt: skip
+# Where what was on the top level before it had a place of its own is now; kept for a release
+# (`schema` for good: programs ask for it).
+MOVED = {
+    **{name: f"plan {name}" for name, _, _ in PLAN},
+    **{name: f"truth {name}" for name in ("calibrate", "sensitivity", "validate")},
+    "import": "profile import",
+    "schema": "instances schema",
+    "export-model": "instances export",
+    "report": "study report",
+}
+FLAGS = {f"--{name}": name for name in ("predict", "batch-curve", "operators", "collectives")}
+
+
+def commands(*rows: tuple[str, str, str]) -> dict[str, Any]:
+    """The commands of a table."""
+    return {name: Command(name, target, line) for name, target, line in rows}
+
+
+@functools.cache
+def program() -> Group:
+    """The whole command line."""
+    make = Command("make", "plan:plan", "")
+    make.hidden = True
+    plan = {"make": make, **commands(*PLAN)}
+    validate = Group(
+        "validate", "Hold predictions against plans that were really run.", commands(*VALIDATE)
+    )
+    detect = commands(("detect", "cluster:detect", "Describe the cluster that is here."))
+    groups = (
+        Group("plan", "Plan the training of a model on a cluster.", plan, default="make"),
+        Group(
+            "profile",
+            "Predict or measure what a model costs.",
+            commands(*PROFILE),
+            default="measure",
+            moved=FLAGS,
+        ),
+        Group("cluster", "Write cluster files.", detect),
+        Group(
+            "instances",
+            "List, show, generate, validate, update and export instances.",
+            commands(*INSTANCES),
+        ),
+        Group(
+            "study",
+            "Run many methods on many instances, and report what was found.",
+            commands(*STUDY),
+            default="run",
+        ),
+        Group(
+            "truth",
+            "Hold predictions against what was measured.",
+            {"validate": validate, **commands(*TRUTH)},
+        ),
+    )
+    every = {**{str(group.name): group for group in groups}, **commands(*SINGLE)}
+    whole = Group(
+        "hetplan",
+        "Plan the training of one model on mixed GPUs, with a proven bound on every plan.",
+        {name: every[name] for name in ORDER},
+        moved=MOVED,
+    )
+    options = typer.Typer()
+    options.callback()(program_options)
+    whole.params += typer.main.get_command(options).params
+    return whole
+
+
+def show_version(wanted: bool) -> None:
+    """Print the version and stop."""
+    if wanted:
+        typer.echo(f"hetplan {__version__}")
+        raise typer.Exit()
+
+
+def program_options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=show_version, is_eager=True, help="Print the version."),
+    ] = False,
+) -> None:
+    """The program's own options; typer adds those of completion."""

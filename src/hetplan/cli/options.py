@@ -1,45 +1,46 @@
-"""Options that several commands share, the groups they form, and how commands are declared."""
+"""Options that several commands share, and how their values are read."""
 
 from __future__ import annotations
 
-import dataclasses
-import functools
-import inspect
 import math
-import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
 from hetplan.cli import completion
 from hetplan.errors import InputError
+from hetplan.files import check_target
+from hetplan.profiling.operators import Precision
 from hetplan.solvers.options import NativeValue, Options
+
+LARGEST = 4096  # of micro-batches and tensor degrees: beyond any device and any node
 
 
 def usable_target(path: Path | None) -> Path | None:
     """The path; raises InputError for a file that cannot be written, before hours are spent on what
     should go into it."""
-    if path is None:
-        return None
-    if os.path.isdir(path):
-        raise InputError("is a folder, expected a file name", where=str(path))
-    if os.path.exists(path) and not os.path.isfile(path):
-        raise InputError("is a device or a pipe, expected a file name", where=str(path))
-    folder = path.parent
-    if not os.path.isdir(folder):
-        raise InputError("no such folder", where=str(folder))
-    if not os.access(folder, os.W_OK):
-        raise InputError("folder cannot be written to", where=str(folder))
+    if path is not None:
+        check_target(path)
     return path
 
 
 def target(*names: str, help: str, metavar: str = "FILE") -> Any:
     """An option that names a file to write."""
     return typer.Option(*names, metavar=metavar, help=help, callback=usable_target)
+
+
+def number(*names: str, least: float, most: float, help: str, metavar: str = "N") -> Any:
+    """An option that is a number between two others; not a number is refused as well."""
+
+    def check(value: float | None) -> float | None:
+        usable = value is None or least <= value <= most
+        require(usable, names[0], value, f"{least:g} to {most:g}")
+        return value
+
+    return typer.Option(*names, metavar=metavar, help=help, callback=check)
 
 
 JsonOption = Annotated[
@@ -67,6 +68,13 @@ ThreadsOption = Annotated[
 ]
 SeedOption = Annotated[
     int | None, typer.Option("--seed", metavar="N", help="Of everything random; default 0.")
+]
+WrittenOption = Annotated[Path | None, target("--output", "-o", help="Write the file.")]
+MicroBatchesOption = Annotated[
+    list[str] | None, typer.Option("--micro-batches", metavar="N[,N…]", help="Sizes to time.")
+]
+TensorOption = Annotated[
+    list[str] | None, typer.Option("--tensor", metavar="N[,N…]", help="Tensor parallel degrees.")
 ]
 ModelOption = Annotated[
     str,
@@ -111,15 +119,7 @@ SequenceOption = Annotated[
     int | None,
     typer.Option("--sequence", metavar="N", help="Tokens per sample; default the model's."),
 ]
-PrecisionOption = Annotated[
-    str,
-    typer.Option(
-        "--precision",
-        metavar="fp16|bf16|fp32",
-        help="In which it is trained.",
-        autocompletion=completion.precisions,
-    ),
-]
+PrecisionOption = Annotated[Precision, typer.Option("--precision", help="In which it is trained.")]
 ProfileOption = Annotated[
     Path | None,
     typer.Option("--profile", metavar="FILE", help="Measured profile; default a prediction."),
@@ -173,113 +173,15 @@ class NativeOptions:
     ] = None
 
 
-def add(
-    app: typer.Typer, commands: Mapping[str, Callable[..., int]], *, hidden: bool = False
-) -> None:
-    """Add functions as commands; a parameter whose type is a dataclass is as many options as that
-    has fields."""
-    for name, function in commands.items():
-        app.command(name, hidden=hidden)(flattened(function))
-
-
-def flattened(function: Any) -> Callable[..., Any]:
-    """`function` with the fields of its dataclass parameters as parameters of its own."""
-    hints = get_type_hints(function, include_extras=True)
-    groups: dict[str, Any] = {
-        name: kind for name, kind in hints.items() if dataclasses.is_dataclass(kind)
-    }
-    parameters: list[inspect.Parameter] = []
-    for name, parameter in inspect.signature(function).parameters.items():
-        if name not in groups:
-            parameters.append(
-                parameter.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY)
-            )
-            continue
-        inner = get_type_hints(groups[name], include_extras=True)
-        for field in dataclasses.fields(groups[name]):
-            missing = field.default is dataclasses.MISSING
-            parameters.append(
-                inspect.Parameter(
-                    field.name,
-                    inspect.Parameter.KEYWORD_ONLY,
-                    annotation=inner[field.name],
-                    default=inspect.Parameter.empty if missing else field.default,
-                )
-            )
-
-    @functools.wraps(function)
-    def call(**values: Any) -> Any:
-        for name, kind in groups.items():
-            own = {field.name: values.pop(field.name) for field in dataclasses.fields(kind)}
-            values[name] = kind(**own)
-        return function(**values)
-
-    call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    call.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    return call
-
-
-class GroupWithDefault(TyperGroup):
-    """A group one of whose commands is meant where none is named: `hetplan plan --model …`."""
-
-    default = "make"
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Put the default command's name before arguments that begin with no command."""
-        asks_help = any(word in args for word in ctx.help_option_names)
-        named = bool(args) and args[0] in self.commands
-        if not (named or (asks_help and args[0] in ctx.help_option_names)) and (
-            args or not ctx.resilient_parsing
-        ):
-            args = self.with_command(args)
-        return super().parse_args(ctx, args)
-
-    def with_command(self, args: list[str]) -> list[str]:
-        """The arguments with the command that they mean."""
-        return [self.default, *args]
-
-    def get_help(self, ctx: Any) -> str:
-        """The default command's help, and the group's commands."""
-        command = self.commands[self.default]
-        inner = type(ctx)(command, info_name=ctx.info_name, parent=ctx.parent)
-        formatter = inner.make_formatter()
-        command.format_help(inner, formatter)
-        self.format_commands(ctx, formatter)
-        return str(formatter.getvalue()).rstrip("\n")
-
-    def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
-        """The group's commands, and what may stand first after the default command."""
-        found = super().shell_complete(ctx, incomplete)
-        command = self.commands[self.default]
-        inner = command.make_context(self.default, [], parent=ctx, resilient_parsing=True)
-        arguments = [p for p in command.params if p.param_type_name == "argument"]
-        if arguments and not incomplete.startswith("-"):
-            return [*found, *arguments[0].shell_complete(inner, incomplete)]
-        return [*found, *command.shell_complete(inner, incomplete)]
-
-
-def group(help_text: str, kind: type[TyperGroup] = TyperGroup) -> typer.Typer:
-    """A Typer application without decoration."""
-    return typer.Typer(
-        cls=kind,
-        help=help_text,
-        no_args_is_help=kind is TyperGroup,
-        rich_markup_mode=None,
-        pretty_exceptions_enable=False,
-        context_settings={"help_option_names": ["-h", "--help"]},
-    )
-
-
 def require(holds: bool, option: str, got: object, expected: str) -> None:
     """Raise InputError for an option whose value is not usable."""
     if not holds:
         raise InputError("not usable", where=option, got=got, expected=expected)
 
 
-def make_options(**given: Any) -> Options:
-    """`Options` from what was given on the command line; None keeps the default. Raises
-    InputError."""
-    entries = {name: value for name, value in given.items() if value is not None}
+def make_options(**values: Any) -> Options:
+    """`Options` from the command line's; None keeps the default. Raises InputError."""
+    entries = {name: value for name, value in values.items() if value is not None}
     if "native" in entries:
         entries["native"] = parse_dotted(entries["native"], "--native", "BACKEND.NAME=VALUE")
     return Options(**entries)
@@ -318,3 +220,15 @@ def native_value(text: str) -> NativeValue:
 def split_list(values: Sequence[str]) -> list[str]:
     """`["a,b", "c"]` as ["a", "b", "c"]; empty parts are left out."""
     return [part.strip() for value in values for part in value.split(",") if part.strip()]
+
+
+def whole_numbers(texts: Sequence[str], option: str) -> tuple[int, ...]:
+    """`["1,2", "4"]` as (1, 2, 4), each once, ascending; raises InputError."""
+    numbers = set()
+    for text in split_list(texts):
+        usable = text.isdecimal() and len(text) < 9 and 1 <= int(text) <= LARGEST
+        require(usable, option, text, f"whole numbers from 1 to {LARGEST}")
+        numbers.add(int(text))
+    if not numbers:
+        raise InputError("no number given", where=option)
+    return tuple(sorted(numbers))

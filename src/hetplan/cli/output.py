@@ -1,21 +1,38 @@
-"""Standard streams as a shell may leave them; JSON or tables on stdout, all else on stderr."""
+"""Standard streams as a shell may leave them: JSON or tables on stdout, all else on stderr; and long
+work on a thread of its own, so that the keyboard can stop it and somebody may watch.
+
+Compiled kernels and solvers hold the thread that they run on: on the main thread Ctrl-C would wait
+for them. The first Ctrl-C sets the run's `cancel`, upon which methods return what they have; the
+second aborts."""
 
 from __future__ import annotations
 
 import contextlib
 import io
+import json as json_module
 import os
+import signal
 import sys
-from collections.abc import Iterable, Iterator
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from types import FrameType
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
+
+from rich import box
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table as RichTable
+from rich.text import Text
 
 from hetplan.errors import HetplanError, one_line
 from hetplan.files import to_json, write_text
-from hetplan.text import Table
+from hetplan.solvers.native import Work
+from hetplan.solvers.run import Progress, Run
+from hetplan.text import Table, number_text, percent_text, seconds_text
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from hetplan.planner.strategy import Candidate
 
 # Where stdout is no terminal, nobody folds the lines: give tables room.
 PLAIN_WIDTH = 160
@@ -59,21 +76,22 @@ def open_streams() -> None:
     Their numbers would else go to the next files opened, and what a library prints would land in a
     plan. A closed standard error stays silent: there is nobody to tell.
     """
-    if sys.stdin is None:
-        sys.stdin = os.fdopen(os.open(os.devnull, os.O_WRONLY), "r", encoding="utf-8")
-    if sys.stdout is None:
-        sys.stdout = os.fdopen(os.open(os.devnull, os.O_RDONLY), "w", encoding="utf-8")
-    if sys.stderr is None:
-        sys.stderr = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8")
+    for name, mode, direction in (
+        ("stdin", "r", os.O_WRONLY),
+        ("stdout", "w", os.O_RDONLY),
+        ("stderr", "w", os.O_WRONLY),
+    ):
+        if getattr(sys, name) is None:
+            nowhere = os.open(os.devnull, direction)
+            setattr(sys, name, os.fdopen(nowhere, mode, encoding="utf-8"))
     if type(sys.stdout) is io.TextIOWrapper:
-        given = sys.stdout
-        encoding, lines, through = given.encoding, given.line_buffering, given.write_through
+        closed = sys.stdout
         sys.stdout = Output(
-            given.detach(),
-            encoding,
+            closed.detach(),
+            closed.encoding,
             "backslashreplace",  # a name that the terminal cannot show is no reason to fail
-            line_buffering=lines,
-            write_through=through,
+            line_buffering=closed.line_buffering,
+            write_through=closed.write_through,
         )
 
 
@@ -104,21 +122,12 @@ def emit(document: Any, tables: Iterable[Table], *, json: bool, output: Path | N
 
 def print_json(document: Any) -> None:
     """One JSON document on stdout (escaped where the terminal's encoding is not UTF-8)."""
-    text = to_json(document)
-    if (sys.stdout.encoding or "").lower().replace("-", "") != "utf8":
-        text = "".join(c if ord(c) < 128 else _escaped(c) for c in text)
-    sys.stdout.write(text)
-
-
-def _escaped(character: str) -> str:
-    units = character.encode("utf-16-be")
-    return "".join(f"\\u{units[i : i + 2].hex()}" for i in range(0, len(units), 2))
+    utf8 = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
+    sys.stdout.write(to_json(document) if utf8 else json_module.dumps(document, indent=1) + "\n")
 
 
 def print_tables(tables: Iterable[Table]) -> None:
     """Tables for people on stdout."""
-    from rich.console import Console
-
     terminal = sys.stdout.isatty()
     console = Console(file=sys.stdout, width=None if terminal else PLAIN_WIDTH, highlight=False)
     for table in tables:
@@ -126,10 +135,6 @@ def print_tables(tables: Iterable[Table]) -> None:
 
 
 def _print_table(console: Console, table: Table) -> None:
-    from rich import box
-    from rich.table import Table as RichTable
-    from rich.text import Text
-
     headed = any(table.header)
     if table.title:
         console.print(Text(visible(table.title), style="bold"), soft_wrap=True)
@@ -160,15 +165,13 @@ def pieces(table: Table, width: int) -> list[list[int]]:
     widths = [
         min(one, PROSE) if i and i not in table.right else one for i, one in enumerate(widths)
     ]
-    found: list[list[int]] = [[0]]
-    taken = widths[0]
+    columns: list[list[int]] = [[0]]
     for i in range(1, len(widths)):
-        if taken + GUTTER + widths[i] > width and len(found[-1]) > 1:
-            found.append([0])
-            taken = widths[0]
-        found[-1].append(i)
-        taken += GUTTER + widths[i]
-    return found
+        taken = sum(widths[j] + GUTTER for j in columns[-1])
+        if taken + widths[i] > width and len(columns[-1]) > 1:
+            columns.append([0])
+        columns[-1].append(i)
+    return columns
 
 
 def visible(text: str) -> str:
@@ -185,3 +188,112 @@ def write_document(path: Path | None, document: Any) -> None:
     """The document as a JSON file, atomically; nothing without a path."""
     if path is not None:
         write_text(path, to_json(document))
+
+
+T = TypeVar("T")
+# Seconds: nothing is shown before QUIET; without a terminal a line at FIRST, then ever more rarely.
+QUIET = 1.0
+FIRST = 10.0
+TICK = 0.2
+# Candidates on a terminal.
+SHOWN = 8
+
+
+def progress_line(label: str, progress: Progress) -> str:
+    """`exact: 12 s, incumbent 1.234, bound 1.2, gap 2.8 %, phase`."""
+    known = {
+        "incumbent ": None if progress.incumbent is None else number_text(progress.incumbent),
+        "bound ": None if progress.bound is None else number_text(progress.bound),
+        "gap ": None if progress.gap is None else percent_text(progress.gap),
+        "": progress.note,
+    }
+    parts = [f"{label}: {progress.seconds:.0f} s"]
+    return ", ".join(parts + [f"{word}{text}" for word, text in known.items() if text])
+
+
+class Display:
+    """What standard error shows of work under way: the best candidates so far, and the state.
+
+    On a terminal both change in place and go away at the end; elsewhere they are lines at 10 s,
+    20 s, 40 s … `add` may be called from another thread.
+    """
+
+    def __init__(self, label: str) -> None:
+        self.label, self.due = label, FIRST
+        self.live: Live | None = None
+        self.candidates: list[Candidate] = []
+
+    def add(self, candidate: Candidate) -> None:
+        """A candidate, replayed; those without a plan are not shown."""
+        if candidate.plan is not None and candidate.predicted_seconds is not None:
+            self.candidates = sorted(
+                [*self.candidates, candidate],
+                key=lambda c: (not c.fits_memory, c.predicted_seconds or 0.0),
+            )
+
+    def update(self, progress: Progress) -> None:
+        """Show the state of things, where it is time to."""
+        lines = [candidate_line(candidate) for candidate in self.candidates[:SHOWN]]
+        lines.append(progress_line(self.label, progress))
+        if sys.stderr.isatty():
+            if progress.seconds >= QUIET:
+                self._draw(lines)
+        elif progress.seconds >= self.due:
+            self.due = max(2 * self.due, progress.seconds)
+            for line in lines:
+                say(line)
+
+    def _draw(self, lines: Sequence[str]) -> None:
+        if self.live is None:
+            self.live = Live(console=Console(file=sys.stderr), transient=True, auto_refresh=False)
+            self.live.start()
+        self.live.update(Text("\n".join(lines)), refresh=True)
+
+    def close(self) -> None:
+        """Take away what should not stay."""
+        if self.live is not None:
+            self.live.stop()
+
+
+def candidate_line(candidate: Candidate) -> str:
+    """`amp/auto 347 ms, 0 % from its problem's bound`; whether it fits."""
+    text = f"{candidate.name} {seconds_text(candidate.predicted_seconds)}"
+    if candidate.gap is not None:
+        text += f", {percent_text(candidate.gap)} from its own problem's bound"
+    return text if candidate.fits_memory else f"{text}, does not fit"
+
+
+def watched(run: Run, work: Callable[[], T], display: Display, *, quiet: bool) -> T:
+    """The value of `work()`, done on another thread while `run` is watched; raises what `work`
+    raises."""
+    with stopping(run.cancel):
+        thread = Work(work)
+        try:
+            while not thread.wait(TICK):
+                if not quiet:
+                    display.update(Progress(run.elapsed, run.incumbent, run.bound, run.note))
+        finally:
+            display.close()
+    return thread.value()
+
+
+@contextlib.contextmanager
+def stopping(wish: threading.Event) -> Iterator[None]:
+    """While inside, SIGINT sets `wish`; a second one ends the process with 130."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread may set handlers
+        return
+
+    def handler(number: int, frame: FrameType | None) -> None:
+        if wish.is_set():
+            # The work may sit in native code for long: there is no gentle way to end its thread.
+            os.write(2, b"\nhetplan: error: aborted\n")
+            os._exit(130)
+        wish.set()
+        os.write(2, b"\nhetplan: stopping with what is found so far (once more to abort)\n")
+
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

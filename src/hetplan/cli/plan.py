@@ -31,8 +31,8 @@ from hetplan.cli.options import (
     split_list,
     target,
 )
-from hetplan.cli.output import emit, note
-from hetplan.cli.progress import Display, watched
+from hetplan.cli.output import Display, emit, note, watched
+from hetplan.runtime.plan import save_plan
 from hetplan.solvers.run import Run
 from hetplan.text import (
     Table,
@@ -47,7 +47,7 @@ from hetplan.text import (
 
 if TYPE_CHECKING:
     from hetplan.planner.ranking import Planning
-    from hetplan.planner.strategy import Candidate
+    from hetplan.planner.strategy import Candidate, Settings, Strategy
     from hetplan.profiling.workload import Workload
 
 
@@ -124,10 +124,9 @@ def plan(
 
     Exit code 0 when a plan fits, 1 when none does (or none was found in time).
     """
+    # loaded with the planner's compiled kernels, which completion of this command does not need
     from hetplan.planner.library import make_workloads
     from hetplan.planner.ranking import Criteria, make_plans
-    from hetplan.planner.strategy import chosen
-    from hetplan.runtime.plan import save_plan
 
     run = Run(make_options(**vars(limits)))
     posed, notes = make_workloads(
@@ -140,11 +139,9 @@ def plan(
     )
     workloads = [sources.with_links(one, links) for one in posed]
     workload = workloads[0]
-    names = None if choice.strategies is None else split_list(choice.strategies)
     settings = parse_dotted(choice.settings or [], "--set", "STRATEGY.NAME=VALUE")
-    strategies = chosen(names, settings)
+    strategies = named_strategies(choice.strategies, settings)
     criteria = Criteria(choice.money_limit, choice.cheapest_within, choice.parts)
-    criteria.check(workload)
     display = Display(f"{workload.model.name} on {workload.cluster.name}")
     planning = watched(
         run,
@@ -156,18 +153,34 @@ def plan(
             on_candidate=display.add,
             notes=notes,
         ),
+        display,
         quiet=quiet,
-        display=display,
     )
     best = planning.best
-    if output is not None and best is not None and best.plan is not None:
-        save_plan(best.plan, output)
-    elif output is not None:
-        note(f"no winner: {output} is not written")
+    write_plan(best, output)
     for line in workload.model.notes:
         note(line)
     emit(planning.document(), planning_tables(planning), json=json)
     return 0 if best is not None else 1
+
+
+def named_strategies(
+    names: Sequence[str] | None, settings: Settings | None = None
+) -> list[Strategy]:
+    """The strategies of `--strategies`, all without it; raises InputError."""
+    from hetplan.planner.strategy import chosen
+
+    return chosen(None if names is None else split_list(names), settings)
+
+
+def write_plan(winner: Candidate | None, path: Path | None) -> None:
+    """The winner's plan file, where one is asked for."""
+    if path is None:
+        return
+    if winner is None or winner.plan is None:
+        note(f"no winner: {path} is not written")
+    else:
+        save_plan(winner.plan, path)
 
 
 def planning_tables(planning: Planning) -> Iterator[Table]:

@@ -1,75 +1,45 @@
-"""`hetplan profile`: what a model costs, predicted per layer or measured on this machine."""
+"""`hetplan profile predict` and `import`: what a model costs, by datasheets or as others wrote it
+down."""
 
 from __future__ import annotations
 
 import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from hetplan.cli import completion
 from hetplan.cli.options import (
     ClusterOption,
-    GroupWithDefault,
     JsonOption,
-    ModelOption,
+    MicroBatchesOption,
     PrecisionOption,
     QuietOption,
     SequenceOption,
+    TensorOption,
+    WrittenOption,
     require,
-    split_list,
     target,
+    whole_numbers,
 )
 from hetplan.cli.output import emit, note
 from hetplan.cli.sources import open_cluster
 from hetplan.errors import InputError, UnsupportedError
-from hetplan.names import unknown_name
+from hetplan.files import to_json, to_yaml, write_text
+from hetplan.profiling.cluster import Cluster
+from hetplan.profiling.efficiency import Learned, load_efficiency, packaged
+from hetplan.profiling.importers import import_file
+from hetplan.profiling.importers.common import Imported, Settings
 from hetplan.profiling.models import Model, load_model
-from hetplan.profiling.operators import PRECISIONS, Precision
+from hetplan.profiling.operators import Precision
+from hetplan.profiling.predict import LARGEST_MICRO_BATCH, default_micro_batches
+from hetplan.profiling.predict import predict as predicted
+from hetplan.profiling.profile import Profile
 from hetplan.text import Table, bytes_text, count_text, number_text, seconds_text
 
-if TYPE_CHECKING:
-    from hetplan.profiling.cluster import Cluster
-    from hetplan.profiling.efficiency import Learned
-    from hetplan.profiling.measured import BatchCurve, Collectives
-    from hetplan.profiling.profile import Profile
-
-LARGEST = 4096  # of micro-batches and tensor degrees: beyond any device and any node
-GIB = 2.0**30
-
-MicroBatchesOption = Annotated[
-    list[str] | None, typer.Option("--micro-batches", metavar="N[,N…]", help="Sizes to time.")
-]
-TensorOption = Annotated[
-    list[str] | None, typer.Option("--tensor", metavar="N[,N…]", help="Tensor parallel degrees.")
-]
-DeviceOption = Annotated[
-    str, typer.Option("--device", metavar="cpu|cuda[:N]", help="Measure there (needs torch).")
-]
-DeviceTypeOption = Annotated[
-    str | None,
-    typer.Option("--device-type", metavar="NAME", help="The device's name in cluster files."),
-]
-RepeatsOption = Annotated[
-    int, typer.Option("--repeats", metavar="N", help="Timed passes per size.", min=1)
-]
-TargetOption = Annotated[Path | None, target("--output", "-o", help="Write the file.")]
-
-
-class ProfileGroup(GroupWithDefault):
-    """The group, with the flags that chose between its commands before it had any."""
-
-    default = "measure"
-    flags = ("--predict", "--batch-curve", "--operators", "--collectives")
-
-    def with_command(self, args: list[str]) -> list[str]:
-        """`--predict …` as `predict …`."""
-        flag = next((flag for flag in self.flags if flag in args), None)
-        if flag is None:
-            return super().with_command(args)
-        return [flag.removeprefix("--"), *(word for word in args if word != flag)]
+LARGEST = 10**6  # of what describes an imported measurement
 
 
 def predict(
@@ -112,7 +82,7 @@ def predict(
     sequence: SequenceOption = None,
     precision: PrecisionOption = "fp16",
     json: JsonOption = False,
-    output: TargetOption = None,
+    output: WrittenOption = None,
     quiet: QuietOption = False,
 ) -> int:
     """Predict every layer's times from datasheets (roofline) for each device type of a cluster.
@@ -120,15 +90,12 @@ def predict(
     With --factory the operators of any PyTorch module are counted without running them. Micro-
     batches default to 1, 2, 4, … 64, tensor degrees to the powers of two within a node.
     """
-    from hetplan.profiling.predict import LARGEST_MICRO_BATCH, default_micro_batches
-    from hetplan.profiling.predict import predict as predicted
-
     if model_output is not None and factory is None:
         raise InputError("goes with --factory only", where="--model-output")
     if micro_batches is not None and global_batch is not None:
         raise InputError("--micro-batches and --global-batch exclude each other")
     if factory is not None:
-        chosen = traced_model(factory, model, checked(precision), model_output, quiet=quiet)
+        chosen = traced_model(factory, model, precision, model_output, quiet=quiet)
     elif model is not None:
         chosen = load_model(model, sequence=sequence, precision=precision)
     else:
@@ -182,7 +149,6 @@ def traced_model(
 
 def learned_of(files: Sequence[Path], cluster: Cluster, precision: str) -> dict[str, Learned]:
     """By device type of the cluster, what files hold of it, or else what comes with hetplan."""
-    from hetplan.profiling.efficiency import Learned, load_efficiency, packaged
 
     learned: dict[str, Learned] = {}
     for path in files:
@@ -206,40 +172,13 @@ def learned_of(files: Sequence[Path], cluster: Cluster, precision: str) -> dict[
     return {name: learned[name] for name in cluster.types if name in learned}
 
 
-def measure(
-    model: ModelOption,
-    device: DeviceOption,
-    micro_batches: MicroBatchesOption = None,
-    tensor: TensorOption = None,
-    sequence: SequenceOption = None,
-    precision: PrecisionOption = "fp16",
-    device_type: DeviceTypeOption = None,
-    repeats: RepeatsOption = 3,
-    json: JsonOption = False,
-    output: TargetOption = None,
-    quiet: QuietOption = False,
-) -> int:
-    """Measure what each layer takes on a device, each distinct layer once (needs torch).
-
-    With -o the profile is written table by table, and gone on with after an interruption. Plan with
-    it by `hetplan plan --profile FILE`. Micro-batches default to 1, 2, 4, the tensor degree to 1.
-    """
-    from hetplan.runtime.measuring.layers import measure_profile
-
-    chosen = load_model(model, sequence=sequence, precision=precision)
-    profile = measure_profile(
-        chosen,
-        device,
-        micro_batches=whole_numbers(micro_batches or ["1,2,4"], "--micro-batches"),
-        tensor_degrees=tensor_degrees(tensor or ["1"], chosen),
-        name=device_type,
-        repeats=repeats,
-        output=output,
-        tell=None if quiet else note,
-    )
-    document = profile.model_dump(mode="json")
-    emit(document, [profile_table(profile, chosen)], json=json, output=output)
-    return 0
+def tensor_degrees(texts: Sequence[str], model: Model) -> tuple[int, ...]:
+    """Tensor parallel degrees that the model can take; raises InputError."""
+    degrees = whole_numbers(texts, "--tensor")
+    for degree in degrees:
+        expected = "a divisor of the model's heads and feed-forward size"
+        require(model.tensor_degree_fits(degree), "--tensor", degree, expected)
+    return degrees
 
 
 def profile_table(profile: Profile, model: Model) -> Table:
@@ -276,142 +215,84 @@ def rate_text(samples: int, seconds: float) -> str:
     return number_text(samples / seconds if seconds > 0 else None, 4)
 
 
-def batch_curve(
-    model: ModelOption,
-    device: DeviceOption = "cpu",
-    memory_gib: Annotated[
-        float | None,
-        typer.Option("--memory-gib", metavar="GIB", help="Limit; default the GPU's free memory."),
+def import_(
+    kind: Annotated[
+        str,
+        typer.Argument(
+            metavar="KIND",
+            help="sailor, pipedream, piper, dnn-partitioning, metis, calculon or deepspeed.",
+        ),
+    ],
+    path: Annotated[
+        Path, typer.Argument(metavar="PATH", help="The file (of some kinds: the folder) to read.")
+    ],
+    output: Annotated[Path | None, target("--output", "-o", help="Write hetplan's file.")] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model", metavar="NAME", help="The model's (of systems: the cluster's) name."
+        ),
     ] = None,
-    devices: Annotated[
-        int, typer.Option("--devices", metavar="N", help="Devices that share ZeRO's shards.")
-    ] = 1,
-    max_micro_batch: Annotated[
-        int, typer.Option("--max-micro-batch", metavar="N", help="Try none beyond this.")
-    ] = 256,
-    sequence: SequenceOption = None,
-    precision: PrecisionOption = "fp16",
-    device_type: DeviceTypeOption = None,
-    repeats: RepeatsOption = 3,
+    device_type: Annotated[
+        str | None,
+        typer.Option("--device-type", metavar="NAME", help="The device's name in cluster files."),
+    ] = None,
+    precision: Annotated[
+        Precision | None, typer.Option("--precision", help="In which it was measured.")
+    ] = None,
+    sequence: Annotated[
+        int | None,
+        typer.Option("--sequence", metavar="N", help="Tokens per sample.", min=1, max=LARGEST),
+    ] = None,
+    micro_batch: Annotated[
+        int | None,
+        typer.Option("--micro-batch", metavar="N", help="Samples of one pass.", min=1, max=LARGEST),
+    ] = None,
+    nodes: Annotated[
+        int | None,
+        typer.Option(
+            "--nodes", metavar="N", help="Nodes, of a system; default 1.", min=1, max=LARGEST
+        ),
+    ] = None,
     json: JsonOption = False,
-    output: TargetOption = None,
-    quiet: QuietOption = False,
 ) -> int:
-    """Measure seconds per micro-batch and the largest that fits, by Poplar's Algorithm 1.
+    """Turn what another planner or profiler wrote into a profile, a model or a cluster file.
 
-    Needs torch. Plan with it by `hetplan plan --set poplar.curves=FILE`. Exit code 1 where no
-    sample fits.
+    What a file does not tell has options; what is assumed instead is told.
     """
-    from hetplan.runtime.measuring.batches import measure_batch_curve
-
-    if memory_gib is None and device == "cpu":
-        expected = "what training may use of a CPU's memory"
-        raise InputError("missing", where="--memory-gib", expected=expected)
-    require(memory_gib is None or 0 < memory_gib < 1e15, "--memory-gib", memory_gib, "more than 0")
-    curve = measure_batch_curve(
-        load_model(model, sequence=sequence, precision=precision),
-        device,
-        memory=None if memory_gib is None else memory_gib * GIB,
-        name=device_type,
-        devices=devices,
-        largest=max_micro_batch,
-        repeats=repeats,
-        tell=None if quiet else note,
-    )
-    emit(curve.model_dump(mode="json"), [curve_table(curve)], json=json, output=output)
-    return 0 if curve.zero_stage is not None else 1
-
-
-def curve_table(curve: BatchCurve) -> Table:
-    """The points, and what fits at which ZeRO stage."""
-    stages = ", ".join(f"ZeRO {stage}: {size}" for stage, size in enumerate(curve.largest))
-    lowest = (
-        "no sample fits"
-        if curve.zero_stage is None
-        else f"a sample fits from ZeRO {curve.zero_stage} on"
-    )
-    notes = [f"largest micro-batch: {stages}; {lowest}"]
-    if curve.tried_up_to is not None and curve.tried_up_to in curve.largest:
-        notes.append(f"stopped at --max-micro-batch {curve.tried_up_to}: more may fit")
-    if curve.saved_bytes_per_sample is not None:
-        saved = bytes_text(curve.saved_bytes_per_sample)
-        notes.append(f"activations: {saved} per sample, measured")
-    return Table.of(
-        f"{curve.model} x {curve.sequence} tokens in {curve.precision} on {curve.device}, measured "
-        f"within {bytes_text(curve.memory_bytes)}, one of {curve.devices}",
-        curve.points,
-        {
-            "micro-batch": lambda point: str(point.micro_batch),
-            "forward + backward": lambda point: seconds_text(point.seconds),
-            "spread": lambda point: seconds_text(point.spread_seconds),
-            "samples/s": lambda point: rate_text(point.micro_batch, point.seconds),
-        },
-        notes,
-        right=(0, 1, 2, 3),
-    )
-
-
-def collectives(
-    device: DeviceOption = "cpu",
-    repeats: RepeatsOption = 3,
-    json: JsonOption = False,
-    output: TargetOption = None,
-    quiet: QuietOption = False,
-) -> int:
-    """Measure latency and bandwidth of what ranks do together; run it under torchrun, a process per
-    device. Rank 0 prints and writes."""
-    from hetplan.runtime.measuring.collectives import measure_collectives
-
-    measured = measure_collectives(device, repeats=repeats, tell=None if quiet else note)
-    if measured is not None:
-        table = collectives_table(measured, repeats)
-        emit(measured.model_dump(mode="json"), [table], json=json, output=output)
+    for option, text in (("--model", model), ("--device-type", device_type)):
+        require(text is None or 1 <= len(text) <= 200, option, text, "1 to 200 characters")
+    settings = Settings(model, device_type, precision, sequence, micro_batch, nodes)
+    imported = import_file(kind, path, settings)
+    document = imported.document
+    if output is not None:
+        # JSON is YAML, but people edit cluster files
+        as_text = to_yaml if imported.kind == "cluster" else to_json
+        write_text(output, as_text(document))
+    for line in imported.notes:
+        note(line)
+    emit(document, [summary(imported, output)], json=json)
     return 0
 
 
-def collectives_table(measured: Collectives, repeats: int) -> Table:
-    """The fitted lines."""
+def summary(imported: Imported, path: Path | None) -> Table:
+    """What was read: tables of a profile, or the entries of the others."""
+    where = "" if path is None else f", written to {path}"
+    document = imported.document
+    if imported.kind != "profile":
+        entries = tuple((key, str(value)) for key, value in document.items())
+        return Table(f"{imported.kind}{where}", ("key", "value"), entries)
+    params = bytes_text(sum(layer["param_bytes"] for layer in document["layers"]))
     return Table.of(
-        f"collectives of {measured.ranks} ranks on {measured.device}, {measured.backend}, "
-        "fitted to "
-        f"the fastest of {repeats}",
-        measured.fits,
+        f"profile of {document['model']}, {len(document['layers'])} layers, {params} of "
+        f"parameters{where}",
+        document["tables"],
         {
-            "operation": lambda fit: fit.operation,
-            "group": lambda fit: fit.group,
-            "ranks": lambda fit: str(fit.ranks),
-            "latency": lambda fit: seconds_text(fit.latency_seconds),
-            "GB/s": lambda fit: number_text(fit.bytes_per_second / 1e9, 4),
-            "R2": lambda fit: number_text(fit.r_squared, 4),
+            "device": lambda table: table["device"],
+            "tensor": lambda table: str(table["tensor"]),
+            "micro-batch": lambda table: str(table["micro_batch"]),
+            "forward": lambda table: seconds_text(sum(table["forward_seconds"])),
+            "backward": lambda table: seconds_text(sum(table["backward_seconds"])),
         },
-        right=(2, 3, 4, 5),
+        right=(1, 2, 3, 4),
     )
-
-
-def checked(precision: str) -> Precision:
-    """The precision of that name; raises InputError."""
-    for known in PRECISIONS:
-        if known == precision:
-            return known
-    raise unknown_name("unknown precision", precision, PRECISIONS, where="--precision")
-
-
-def tensor_degrees(texts: Sequence[str], model: Model) -> tuple[int, ...]:
-    """Tensor parallel degrees that the model can take; raises InputError."""
-    degrees = whole_numbers(texts, "--tensor")
-    for degree in degrees:
-        expected = "a divisor of the model's heads and feed-forward size"
-        require(model.tensor_degree_fits(degree), "--tensor", degree, expected)
-    return degrees
-
-
-def whole_numbers(texts: Sequence[str], option: str) -> tuple[int, ...]:
-    """`["1,2", "4"]` as (1, 2, 4), each once, ascending; raises InputError."""
-    numbers = set()
-    for text in split_list(texts):
-        usable = text.isdecimal() and len(text) < 9 and 1 <= int(text) <= LARGEST
-        require(usable, option, text, f"whole numbers from 1 to {LARGEST}")
-        numbers.add(int(text))
-    if not numbers:
-        raise InputError("no number given", where=option)
-    return tuple(sorted(numbers))

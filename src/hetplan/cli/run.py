@@ -3,25 +3,36 @@ rehearsed on it."""
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
 from hetplan.cli import sources
-from hetplan.cli.options import JsonOption, PlanArgument, QuietOption, StrategiesOption, target
+from hetplan.cli.options import (
+    JsonOption,
+    PlanArgument,
+    QuietOption,
+    StrategiesOption,
+    number,
+    target,
+)
 from hetplan.cli.output import emit, note, write_document
 from hetplan.errors import InputError
+from hetplan.profiling.cluster import example_clusters
+from hetplan.runtime.devices import on_devices
+from hetplan.runtime.job import Job, Loss, Measured, StepReport, check_options
+from hetplan.runtime.launch import launch, launch_elastic
+from hetplan.runtime.plan import Plan, load_plan
+from hetplan.runtime.spmd_virtual import rehearsal_of
+from hetplan.runtime.virtual import Rehearsal
 from hetplan.text import number_text
-
-if TYPE_CHECKING:
-    from hetplan.runtime.job import Job, Loss, StepReport
-    from hetplan.runtime.plan import Plan
-    from hetplan.runtime.virtual import Rehearsal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +61,7 @@ class Training:
     seed: Annotated[
         int, typer.Option("--seed", metavar="N", help="Of weights, data and dropout.")
     ] = 0
-    hang_after: Annotated[
+    hang_seconds: Annotated[
         float,
         typer.Option(
             "--hang-after", metavar="SECONDS", help="A rank without progress counts as hung."
@@ -63,7 +74,7 @@ class Checkpoints:
     """Where checkpoints go, and how often."""
 
     checkpoint: Annotated[
-        Path | None, typer.Option("--checkpoint", metavar="FOLDER", help="Write checkpoints there.")
+        str | None, typer.Option("--checkpoint", metavar="FOLDER", help="Write checkpoints there.")
     ] = None
     every: Annotated[
         int | None,
@@ -85,8 +96,12 @@ class Survival:
     strategies: StrategiesOption = None
     replan_seconds: Annotated[
         float | None,
-        typer.Option(
-            "--replan-seconds", metavar="SECONDS", help="For each method of a replanning."
+        number(
+            "--replan-seconds",
+            least=1e-9,
+            most=1e9,
+            metavar="SECONDS",
+            help="For each method of a replanning.",
         ),
     ] = None
 
@@ -98,9 +113,6 @@ class Survival:
             )
         if not self.elastic and (self.strategies is not None or self.replan_seconds is not None):
             raise InputError("--strategies and --replan-seconds are for --elastic")
-        if self.replan_seconds is not None and not 0 < self.replan_seconds < 1e9:
-            expected = "a positive number"
-            raise InputError("--replan-seconds", got=self.replan_seconds, expected=expected)
 
     def options(self, setting: sources.Setting) -> list[str]:
         """What `hetplan plan replan` is given."""
@@ -115,38 +127,30 @@ class Survival:
         return [word for pair in pairs for word in pair]
 
 
-@dataclass(frozen=True)
-class Rehearsing:
-    """How a plan's times are predicted. scale: seconds here per second there."""
-
-    setting: sources.Setting
-    virtual: bool
-    scale: float | None
-    required: bool
-    quiet: bool
-
-    def of(self, plan: Plan) -> Rehearsal | None:
-        """The plan's predicted times; None where they are not needed and what the plan names is not
-        known."""
-        from hetplan.profiling.cluster import example_clusters
-        from hetplan.runtime.spmd_virtual import rehearsal_of
-
-        if not self.virtual and self.scale is not None:
-            raise InputError("--time-scale is for --virtual devices")
-        known = self.setting.cluster is not None or plan.workload.cluster in example_clusters()
-        if not self.virtual and not known:
-            return None
-        try:
-            workload = self.setting.workload(plan)
-            scale = self.scale if self.virtual else 1.0
-            return rehearsal_of(plan, workload, scale, cores=free_cores())
-        except InputError as error:
-            if self.required or self.setting != sources.Setting():
-                raise
-            # a model of the user's own under names that are known: the run needs no prediction
-            if not self.quiet:
-                note(f"no prediction: {error}")
-            return None
+def predicted(
+    plan: Plan,
+    setting: sources.Setting,
+    *,
+    virtual: bool,
+    scale: float | None,
+    required: bool,
+    quiet: bool,
+) -> Rehearsal | None:
+    """The plan's predicted times; None where they are not needed and what the plan names is not
+    known. scale: seconds here per second there."""
+    known = setting.cluster is not None or plan.workload.cluster in example_clusters()
+    if not virtual and not known:
+        return None
+    try:
+        workload = setting.workload(plan)
+        return rehearsal_of(plan, workload, scale if virtual else 1.0, cores=free_cores())
+    except InputError as error:
+        if required or setting != sources.Setting():
+            raise
+        # a model of the user's own under names that are known: the run needs no prediction
+        if not quiet:
+            note(f"no prediction: {error}")
+        return None
 
 
 def free_cores() -> float:
@@ -161,15 +165,14 @@ class Replanner:
 
     plan: Path  # the file of what runs now
     folder: Path  # where those to come are written
-    rehearsing: Rehearsing
+    predict: Callable[[Plan], Rehearsal | None]
     options: list[str]  # of `hetplan plan replan`
+    quiet: bool
 
     def __call__(self, job: Job, lost: tuple[int, ...]) -> Job | None:
         """The job under a plan without the lost nodes, None where none fits."""
-        from hetplan.runtime.plan import load_plan
-
         nodes = [f"node{n}" for n in sorted(lost)]
-        if not self.rehearsing.quiet:
+        if not self.quiet:
             note(f"lost {', '.join(nodes)}: planning without")
         self.folder.mkdir(parents=True, exist_ok=True)
         target = self.folder / f"plan-without-{'-'.join(nodes)}.json"
@@ -181,7 +184,7 @@ class Replanner:
         if done.returncode != 0:
             return None
         self.plan, plan = target, load_plan(target)
-        return replace(job, plan=plan, rehearsal=self.rehearsing.of(plan))
+        return replace(job, plan=plan, rehearsal=self.predict(plan))
 
 
 def note_loss(loss: Loss) -> None:
@@ -222,20 +225,38 @@ def run(
 
     Exit code 1 when a rank died, failed or hung; the error names it and its place in the plan.
     """
-    from hetplan.runtime.job import Measured, check_options
-    from hetplan.runtime.launch import launch, launch_elastic
-    from hetplan.runtime.plan import load_plan
-
     folder, every = checkpoints.checkpoint, checkpoints.every
     survival.check(checkpoints)
     check_options(
-        training.steps, training.learning_rate, training.hang_after, folder, every,
-        resume=checkpoints.resume, time_scale=time_scale,
-    )  # fmt: skip
+        training.steps,
+        training.learning_rate,
+        training.hang_seconds,
+        folder,
+        every,
+        resume=checkpoints.resume,
+        time_scale=time_scale,
+    )
+    if not virtual and time_scale is not None:
+        raise InputError("--time-scale is for --virtual devices")
     loaded = load_plan(plan)
-    required = virtual or survival.elastic
-    rehearsing = Rehearsing(setting, virtual, time_scale, required, quiet)
-    job = make_job(loaded, training, checkpoints, rehearsing)
+    predict = functools.partial(
+        predicted,
+        setting=setting,
+        virtual=virtual,
+        scale=time_scale,
+        required=virtual or survival.elastic,
+        quiet=quiet,
+    )
+    job = on_devices(
+        Job(
+            plan=loaded,
+            model=setting.model,
+            rehearsal=predict(loaded),
+            virtual=virtual,
+            **vars(training),
+            **vars(checkpoints),
+        )
+    )
 
     def tell(report: StepReport) -> None:
         if not quiet:
@@ -251,7 +272,7 @@ def run(
                 got=loaded.workload.cluster,
                 expected="--cluster with its file",
             )
-        again = Replanner(plan, folder, rehearsing, survival.options(setting))
+        again = Replanner(plan, Path(folder), predict, survival.options(setting), quiet)
         measured = launch_elastic(job, again, tell, None if quiet else note_loss)
     else:
         measured = Measured(job, launch(job, tell))
@@ -259,30 +280,3 @@ def run(
         write_document(trace, measured.trace())
     emit(measured.document(), [measured.table()], json=json)
     return 0
-
-
-def make_job(
-    plan: Plan, training: Training, checkpoints: Checkpoints, rehearsing: Rehearsing
-) -> Job:
-    """The run as its ranks know it; raises InputError."""
-    from hetplan.runtime.devices import on_devices
-    from hetplan.runtime.job import Job
-
-    folder = checkpoints.checkpoint
-    job = Job(
-        plan=plan,
-        steps=training.steps,
-        factory=training.factory,
-        model=rehearsing.setting.model,
-        rehearsal=rehearsing.of(plan),
-        virtual=rehearsing.virtual,
-        optimizer=training.optimizer,
-        learning_rate=training.learning_rate,
-        seed=training.seed,
-        hang_seconds=training.hang_after,
-        checkpoint=None if folder is None else str(folder),
-        every=checkpoints.every,
-        resume=checkpoints.resume,
-        device=training.device,
-    )
-    return on_devices(job)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
@@ -18,6 +18,7 @@ from hetplan.cli.options import (
     SequenceOption,
     TimeOption,
     make_options,
+    number,
     require,
     split_list,
     target,
@@ -25,18 +26,20 @@ from hetplan.cli.options import (
 from hetplan.cli.output import emit, note
 from hetplan.cli.sources import open_cluster
 from hetplan.errors import InputError
+from hetplan.formulations.astra.search import engine, pool
+from hetplan.formulations.astra.search.engine import columns_of
+from hetplan.formulations.astra.search.plot import check_plot_target, write_plot
+from hetplan.formulations.astra.search.pool import Mode, Offer, Pool, offer_of, offers_of_cluster
+from hetplan.formulations.astra.search.result import Candidate, Job, SearchResult, summary
+from hetplan.formulations.astra.search.rules import Rule, default_rules, rules_from_file
+from hetplan.formulations.astra.search.space import PARAMETERS, Space
+from hetplan.instances.library import Instance, save_instance
 from hetplan.names import unknown_name
+from hetplan.profiling.cluster import GBIT, MAX_DEVICES
 from hetplan.profiling.models import load_model
+from hetplan.schema import LEAST_RATE, MOST_RATE, derived
 from hetplan.solvers.run import Run
 from hetplan.text import Table, number_text, seconds_text
-
-if TYPE_CHECKING:
-    from hetplan.formulations.astra.search.pool import Offer, Pool
-    from hetplan.formulations.astra.search.result import Candidate, Job, SearchResult
-    from hetplan.formulations.astra.search.rules import Rule
-    from hetplan.formulations.astra.search.space import Space
-
-Mode = Literal["homogeneous", "heterogeneous", "cost"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,8 +70,6 @@ class Workload:
 
     def job(self) -> Job:
         """The job of the search; raises InputError."""
-        from hetplan.formulations.astra.search.result import Job
-
         if self.model is None:
             expected = "a built-in model or a config.json"
             raise InputError("no model named", where="--model", expected=expected)
@@ -107,22 +108,23 @@ class GpuPool:
         typer.Option("--total", metavar="N", help="GPUs to use (heterogeneous); default all."),
     ] = None
     node_devices: Annotated[
-        int | None, typer.Option("--devices-per-node", help="Of every type.")
+        int | None,
+        number("--devices-per-node", least=1, most=MAX_DEVICES, help="Of every type."),
     ] = None
     intra_gbit: Annotated[
-        float | None, typer.Option("--intra-node-gbit", help="Between devices of a node.")
+        float | None,
+        number(
+            "--intra-node-gbit", least=LEAST_RATE, most=MOST_RATE, help="Between devices of a node."
+        ),
     ] = None
-    network_gbit: Annotated[float | None, typer.Option("--network-gbit", help="Of one node.")] = (
-        None
-    )
+    network_gbit: Annotated[
+        float | None,
+        number("--network-gbit", least=LEAST_RATE, most=MOST_RATE, help="Of one node."),
+    ] = None
 
     def offers(self) -> tuple[Offer, ...]:
         """The types on offer, from `TYPE:COUNT` texts or a cluster file, with any links given;
         raises InputError."""
-        from hetplan.formulations.astra.search.pool import offer_of, offers_of_cluster
-        from hetplan.profiling.cluster import GBIT, MAX_DEVICES
-        from hetplan.schema import LEAST_RATE, MOST_RATE
-
         if (self.gpus is None) == (self.cluster is None):
             raise InputError(
                 "the pool is given by --gpus or by --cluster", expected="one of the two"
@@ -132,21 +134,16 @@ class GpuPool:
         else:
             texts = split_list(self.gpus or [])
             offers = tuple(offer_of(*name_and_count(text)) for text in texts)
-        changes: dict[str, Any] = {}
-        for field, option, value, least, most, unit in (
-            ("node_devices", "--devices-per-node", self.node_devices, 1, MAX_DEVICES, 1),
-            ("intra", "--intra-node-gbit", self.intra_gbit, LEAST_RATE, MOST_RATE, GBIT),
-            ("network", "--network-gbit", self.network_gbit, LEAST_RATE, MOST_RATE, GBIT),
-        ):
-            if value is not None:
-                require(least <= value <= most, option, value, f"{least:g} to {most:g}")
-                changes[field] = value * unit
-        return tuple(replace(offer, **changes) for offer in offers)
+        changes: dict[str, Any] = {
+            "node_devices": self.node_devices,
+            "intra": None if self.intra_gbit is None else self.intra_gbit * GBIT,
+            "network": None if self.network_gbit is None else self.network_gbit * GBIT,
+        }
+        known = {name: value for name, value in changes.items() if value is not None}
+        return tuple(replace(offer, **known) for offer in offers)
 
     def pool(self) -> Pool:
         """The pool of the mode; without one, several types are mixed. Raises InputError."""
-        from hetplan.formulations.astra.search import pool
-
         offers = self.offers()
         mode = self.mode or ("homogeneous" if len(offers) == 1 else "heterogeneous")
         if self.total is not None and mode != "heterogeneous":
@@ -187,17 +184,12 @@ class Filter:
 
     def rules_for(self, pool: Pool) -> list[Rule]:
         """The shipped rules and those of the files; raises InputError."""
-        from hetplan.formulations.astra.search.engine import columns_of
-        from hetplan.formulations.astra.search.rules import default_rules, rules_from_file
-
         columns = columns_of(pool)
         shipped = default_rules(columns) if self.default_rules else []
         return [*shipped, *(r for path in self.rules or [] for r in rules_from_file(path, columns))]
 
     def space(self) -> Space:
         """The parameter space with the given ranges replaced; raises InputError."""
-        from hetplan.formulations.astra.search.space import PARAMETERS, Space
-
         usual, values = Space(), dict[str, Any]()
         for text in self.parameter or []:
             left, equals, right = (part.strip() for part in text.partition("="))
@@ -234,12 +226,10 @@ def search(
     Exit code 0 when a strategy was found, 1 when none passes the rules, fits in memory and keeps
     the money limit.
     """
-    from hetplan.formulations.astra.search import engine
-    from hetplan.formulations.astra.search.plot import check_plot_target, write_plot
-    from hetplan.schema import derived
-
     if show_rules:
-        return print_rules()
+        shipped = files("hetplan.formulations.astra.search") / "default.rules"
+        typer.echo(shipped.read_text(encoding="utf-8"), nl=False)
+        return 0
     if plot is not None:
         check_plot_target(plot)
     run = Run(make_options(time_limit=time_limit))
@@ -270,37 +260,30 @@ def parameter_value(text: str, usual: object) -> Any:
     words; raises InputError."""
     if isinstance(usual, bool):
         return switch(text)
-    parts, first = split_list([text]), usual[0] if isinstance(usual, tuple) else None
-    if isinstance(first, bool):
-        return tuple(dict.fromkeys(switch(part) for part in parts))
-    if usual is None or isinstance(first, int):
-        return tuple(dict.fromkeys(n for part in parts for n in numbers(part)))
-    return tuple(None if part.lower() == "none" else part for part in parts)
+    first = usual[0] if isinstance(usual, tuple) else 0
+    values: list[Any] = []
+    for part in split_list([text]):
+        if isinstance(first, bool):
+            values.append(switch(part))
+        elif isinstance(first, int):
+            values += numbers(part)
+        else:
+            values.append(None if part.lower() == "none" else part)
+    return tuple(dict.fromkeys(values))
 
 
 def numbers(text: str) -> range:
     """`4` or `1-8` as a range; raises InputError."""
-    first, dash, last = text.partition("-")
-    whole = first.isdecimal() and (last.isdecimal() if dash else True)
-    require(whole, "--param", text, "a number or a range like 1-8")
-    low, high = int(first), int(last or first)
-    require(1 <= low <= high <= 10**4, "--param", text, "1 to 10000, ascending")
-    return range(low, high + 1)
+    ends = [int(end) if end.isdecimal() else 0 for end in text.split("-")]
+    usable = len(ends) <= 2 and 1 <= ends[0] <= ends[-1] <= 10**4
+    require(usable, "--param", text, "a number or a range like 1-8, from 1 to 10000")
+    return range(ends[0], ends[-1] + 1)
 
 
 def switch(text: str) -> bool:
     """`true` or `false`; raises InputError."""
     require(text.lower() in ("true", "false"), "--param", text, "true or false")
     return text.lower() == "true"
-
-
-def print_rules() -> int:
-    """The shipped rules as they stand in their file."""
-    typer.echo(
-        (files("hetplan.formulations.astra.search") / "default.rules").read_text(encoding="utf-8"),
-        nl=False,
-    )
-    return 0
 
 
 def as_document(job: Job, pool: Pool, result: SearchResult) -> dict[str, Any]:
@@ -361,8 +344,6 @@ def tables(job: Job, pool: Pool, result: SearchResult) -> Iterator[Table]:
 
 def candidate_table(title: str, candidates: Sequence[Candidate], job: Job) -> Table:
     """One line per candidate; those whose lines would be the same share one."""
-    from hetplan.formulations.astra.search.result import summary
-
     header = ("tokens/s", "s/iteration", f"dollars/{job.tokens:g} tokens", "strategy")
     rows = dict.fromkeys(
         (f"{c.tokens_per_second:,.0f}", seconds_text(c.seconds), number_text(c.money), summary(c))
@@ -374,16 +355,8 @@ def candidate_table(title: str, candidates: Sequence[Candidate], job: Job) -> Ta
 def write_instance(result: SearchResult, path: Path, job: Job, pool: Pool) -> None:
     """The best strategy's segments as an instance file for `hetplan solve`; says so where there are
     none."""
-    from hetplan.instances.library import Instance, save_instance
-
     if result.instance is None:
-        best_is_whole = result.best is not None and result.mode == "heterogeneous"
-        reason = (
-            "the best strategy is on one type alone"
-            if best_is_whole
-            else "only the heterogeneous mode chooses"
-        )
-        note(f"{path} not written: {reason}, so there are no segments")
+        note(f"{path} not written: the strategy mixes no types, so there are no segments")
         return
     types = "-".join(offer.name for offer in pool.offers)
     name = f"{job.model.name}-{types}-{pool.sizes[0]}"

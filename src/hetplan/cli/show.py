@@ -1,27 +1,35 @@
-"""`hetplan show` draws a plan or prints a decision in full; `hetplan export` writes a plan for a
-framework."""
+"""`hetplan show` draws a plan or prints a decision in full; `hetplan plan simulate` replays a plan
+event by event; `hetplan export` writes it for a framework."""
 
 from __future__ import annotations
 
 import os
 import sys
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from hetplan.cli import completion, sources
-from hetplan.cli.options import JsonOption, PlanArgument, target
-from hetplan.cli.output import emit, note
+from hetplan.cli.options import JsonOption, LinksOption, PlanArgument, target
+from hetplan.cli.output import emit, note, write_document
 from hetplan.errors import InputError
 from hetplan.files import write_bytes, write_text
+from hetplan.instances.answers import Claim, parse_decision, read_claims
+from hetplan.instances.library import Instance, find, plain
+from hetplan.planner.pictures.figure import figure
+from hetplan.planner.pictures.html import page
+from hetplan.planner.pictures.scene import read, scene
+from hetplan.planner.pictures.terminal import tables
+from hetplan.profiling.workload import Workload
+from hetplan.runtime.calibration import load_calibration, scaled, slots
+from hetplan.runtime.export import export as written
+from hetplan.runtime.plan import Plan, load_plan
+from hetplan.runtime.replay import Replay, Settings, replay
+from hetplan.runtime.replay import trace as traced
 from hetplan.solvers.registry import evaluate, load
-from hetplan.text import Table
-
-if TYPE_CHECKING:
-    from hetplan.instances.answers import Claim
-    from hetplan.instances.library import Instance
+from hetplan.text import Table, devices_text, percent_text, seconds_text, share_text
 
 PLAN = "hetplan-plan"
 
@@ -78,25 +86,14 @@ def show_plan(
 ) -> int:
     """Draw a plan: timeline of one iteration, memory of each device, placement, candidates with
     their bounds. `where` names the parsed JSON `value` in errors; raises InputError."""
-    from hetplan.planner.pictures.scene import read, scene
-    from hetplan.planner.pictures.terminal import tables
-    from hetplan.runtime.replay import replay
-
-    targets = {kind: path for kind, path in vars(pictures).items() if path is not None}
-    plan, offers = read(value, where)
+    plan, offers, winner = read(value, where)
     workload = setting.workload(plan)
-    drawn = scene(plan, replay(plan, workload), workload, offers)
+    drawn = scene(plan, replay(plan, workload), workload, offers, winner)
+    targets = {kind: path for kind, path in vars(pictures).items() if path is not None}
     for kind, path in targets.items():
-        if kind == "html":
-            from hetplan.planner.pictures.html import page
-
-            write_text(path, page(drawn))
-        else:
-            from hetplan.planner.pictures.figure import figure
-
-            write_bytes(path, figure(drawn, kind))
+        write_bytes(path, page(drawn).encode() if kind == "html" else figure(drawn, kind))
     if json or not targets:
-        emit(asdict(drawn), tables(drawn), json=json)
+        emit(drawn.document(), tables(drawn), json=json)
     for path in targets.values():
         note(f"written: {path}")
     return 0
@@ -134,9 +131,6 @@ def show_decision(instance: str, decision: str | None, *, json: bool) -> int:
 
 def claims_of(instance: Instance, argument: str, decision: str | None) -> list[Claim]:
     """The decisions given, or the best known of a packaged instance."""
-    from hetplan.instances.answers import Claim, parse_decision, read_claims
-    from hetplan.instances.library import find
-
     if decision is not None:
         value, where = sources.read_document(decision)
         return read_claims(value, instance, where=where)
@@ -152,8 +146,6 @@ def claims_of(instance: Instance, argument: str, decision: str | None) -> list[C
 
 def in_full(instance: Instance, claim: Claim) -> tuple[list[Table], dict[str, Any]]:
     """Tables and JSON types of one decision; raises InputError where it breaks a constraint."""
-    from hetplan.instances.library import plain
-
     family = instance.family
     evaluation = evaluate(family, instance.data, claim.decision)
     if evaluation.objective is None:
@@ -187,12 +179,137 @@ def export(
 ) -> int:
     """Print a plan as flags or configuration of a framework; what it cannot express is refused by
     name."""
-    from hetplan.runtime.export import export as written
-    from hetplan.runtime.plan import load_plan
-
     text = written(load_plan(plan), to)
     if output is None:
         sys.stdout.write(text)
     else:
         write_text(output, text)
     return 0
+
+
+LISTED = 64  # stages
+
+
+def simulate(
+    plan: PlanArgument,
+    setting: sources.Setting,
+    overlap: Annotated[
+        int,
+        typer.Option(
+            "--overlap",
+            metavar="BUCKETS",
+            help="Gradients leave in that many parts while others are computed.",
+            min=1,
+        ),
+    ] = 1,
+    blocking: Annotated[
+        bool, typer.Option("--blocking", help="Senders wait for their transfers to the next stage.")
+    ] = False,
+    calibration: Annotated[
+        Path | None,
+        typer.Option(
+            "--calibration",
+            metavar="FILE",
+            help="Constants, as `hetplan truth calibrate` writes them.",
+        ),
+    ] = None,
+    links: LinksOption = None,
+    trace: Annotated[
+        Path | None,
+        target("--trace", help="Write a trace for Perfetto (JSON)."),
+    ] = None,
+    json: JsonOption = False,
+) -> int:
+    """Replay a plan on the event-driven simulator: seconds per iteration, idle time, memory; all
+    predicted.
+
+    Exit code 0 when the plan fits in memory, 1 when it does not.
+    """
+    loaded = load_plan(plan)
+    workload = setting.workload(loaded)
+    if links is not None and calibration is not None:
+        raise InputError("does not go with --calibration", where="--links")
+    workload = sources.with_links(workload, links)
+    beside = 0.0
+    if calibration is not None:
+        workload, beside = calibrated(loaded, workload, calibration)
+    run = replay(loaded, workload, Settings(buckets=overlap, blocking=blocking))
+    if trace is not None:
+        write_document(trace, traced(run))
+    word = "predicted" if calibration is None else "predicted, calibrated"
+    document = {
+        "plan": loaded.name,
+        "origin": loaded.origin,
+        "predicted_seconds": run.seconds + beside,
+        "calibrated": calibration is not None,
+        "bubble": run.timeline.bubble,
+        "fits_memory": run.fits,
+        "peak_bytes": list(run.peak_bytes),
+        "stages": [
+            {
+                "replica": replica,
+                "stage": stage,
+                "devices": list(run.devices[unit]),
+                "busy_seconds": float(run.timeline.busy[unit]),
+                "idle_seconds": float(run.timeline.idle[unit]),
+            }
+            for unit, (replica, stage) in enumerate(run.owners)
+        ],
+    }
+    took = f"{seconds_text(run.seconds + beside)} per iteration, {word}"
+    emit(document, [table(loaded, run, workload, took)], json=json)
+    return 0 if run.fits else 1
+
+
+def calibrated(plan: Plan, workload: Workload, path: Path) -> tuple[Workload, float]:
+    """The workload with a calibration's links and memory, and the seconds that its passes take
+    beside their layers."""
+    constants = load_calibration(path)
+    if constants.cluster != workload.cluster.name:
+        expected = repr(workload.cluster.name)
+        raise InputError(
+            "is of another cluster", where=str(path), got=constants.cluster, expected=expected
+        )
+    links = scaled(workload.cluster, constants.within, constants.between)
+    reserved = constants.framework_bytes
+    reserved = workload.reserved_bytes if reserved is None else reserved
+    return replace(
+        workload, cluster=links, reserved_bytes=reserved
+    ), constants.slot_seconds * slots(plan)
+
+
+def table(plan: Plan, run: Replay, workload: Workload, took: str) -> Table:
+    """One line per stage of every replica. took: the seconds, in words."""
+    timeline, peak, limit = run.timeline, run.peak_bytes, run.limit_bytes
+    places = [(device.node, device.type) for device in workload.cluster.devices]
+
+    def layers(unit: int) -> str:
+        replica, stage = run.owners[unit]
+        ranges = plan.replicas[replica].stages[stage].layers
+        return ", ".join(f"{first}-{last - 1}" for first, last in ranges)
+
+    def memory(unit: int) -> str:
+        """Of the stage's device nearest to its limit."""
+        fullest = max(run.devices[unit], key=lambda d: peak[d] / max(limit[d], 1.0))
+        return share_text(peak[fullest], limit[fullest])
+
+    notes = [f"{took}; {percent_text(timeline.bubble)} of the devices' time idle"]
+    if len(run.owners) > LISTED:
+        notes.append(f"{len(run.owners) - LISTED} more stages; --json lists all")
+    if not run.fits:
+        notes.append("does not fit in memory")
+    return Table.of(
+        f"{plan.name}, {plan.origin or 'plan'}: {plan.schedule}, ZeRO {plan.zero}",
+        range(min(LISTED, len(run.owners))),
+        {
+            "replica": lambda unit: str(run.owners[unit][0]),
+            "stage": lambda unit: str(run.owners[unit][1]),
+            "layers": layers,
+            "devices": lambda unit: devices_text(places, run.devices[unit]),
+            "computes": lambda unit: seconds_text(float(timeline.busy[unit])),
+            "idle": lambda unit: percent_text(float(timeline.idle[unit]) / run.seconds),
+            "memory": memory,
+        },
+        notes,
+        right=(0, 1, 2, 4, 5),
+    )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from dataclasses import replace
+from typing import Annotated, Any
 
 import typer
 
@@ -21,20 +23,17 @@ from hetplan.cli.options import (
     make_options,
     split_list,
 )
-from hetplan.cli.output import emit, note
-from hetplan.cli.progress import watched
+from hetplan.cli.output import Display, emit, note, watched
 from hetplan.errors import HetplanError, InputError, UnsupportedError
 from hetplan.files import to_json
+from hetplan.instances.answers import Verdict, answer_document, judge, read_claims
+from hetplan.instances.library import Instance, plain
 from hetplan.solvers.options import Options
 from hetplan.solvers.registry import Family, load
 from hetplan.solvers.registry import solve as solve_one
 from hetplan.solvers.result import Result, Stop
 from hetplan.solvers.run import Run
 from hetplan.text import Table, number_text, percent_text, seconds_text
-
-if TYPE_CHECKING:
-    from hetplan.instances.answers import Verdict
-    from hetplan.instances.library import Instance
 
 # Among a result's details: the exception of a method that broke.
 BUG = "bug"
@@ -66,8 +65,6 @@ def solve(
 
     Exit code 0 when every result is optimal or feasible, 1 when one is infeasible or unknown.
     """
-    from hetplan.instances.answers import answer_document
-
     options = make_options(
         time_limit=time_limit, gap=gap, threads=threads, seed=seed, **vars(native)
     )
@@ -88,9 +85,7 @@ def chosen_methods(family: Family, wanted: Sequence[str] | None) -> list[str]:
     if not names:
         raise InputError("no method named", where="--method", expected="at least one")
     if "all" in names:
-        names = [method.name for method in family.methods] + [
-            name for name in names if name != "all"
-        ]
+        names = [method.name for method in family.methods]
     return [family.method(name).name for name in dict.fromkeys(names)]
 
 
@@ -99,12 +94,9 @@ def check_back_ends(
 ) -> None:
     """Refuse options of a back end that none of the methods runs: they would change nothing,
     silently."""
-    wanted = {
-        backend: f"--native {backend}.{next(iter(given))}"
-        for backend, given in options.native.items()
-    }
-    if pyomo_solver is not None:
-        wanted = {"pyomo": f"--pyomo-solver {pyomo_solver}"} | wanted
+    wanted = {} if pyomo_solver is None else {"pyomo": f"--pyomo-solver {pyomo_solver}"}
+    for backend, native in options.native.items():
+        wanted.setdefault(backend, f"--native {backend}.{next(iter(native))}")
     for backend, option in wanted.items():
         users = [method.name for method in family.methods if backend in method.backends]
         if not set(users) & set(methods):
@@ -125,54 +117,40 @@ def run_methods(
     result.
     """
     results: list[Result[Any]] = []
-    stopped = False
     for method in methods:
         run = Run(options)
-        if stopped:
-            results.append(
-                no_result(method, options, "not begun: stopped from the keyboard", interrupted=True)
-            )
-            continue
-
-        def work(method: str = method, run: Run = run) -> Result[Any]:
-            return solve_one(instance.family, instance.data, method, run)
-
+        work = functools.partial(solve_one, instance.family, instance.data, method, run)
         try:
-            results.append(watched(run, work, label=f"{instance.name}: {method}", quiet=quiet))
+            results.append(watched(run, work, Display(f"{instance.name}: {method}"), quiet=quiet))
         except Exception as error:
             # A method that refuses the instance, or breaks, does not take the others' results
             # along.
-            if len(methods) == 1 or (
-                isinstance(error, InputError) and not isinstance(error, UnsupportedError)
-            ):
+            refused = isinstance(error, UnsupportedError)
+            if len(methods) == 1 or (isinstance(error, InputError) and not refused):
                 raise
-            results.append(failure(method, options, error))
-        stopped = run.cancelled
+            kind = type(error).__name__
+            text = str(error) if isinstance(error, HetplanError) else f"{kind}: {error}"
+            message = text if refused else f"bug in hetplan: {text}"
+            details = {} if refused else {BUG: kind}
+            results.append(no_result(method, options, Stop.ERROR, message, details))
+        if run.cancelled:
+            later, message = methods[len(results) :], "not begun: stopped from the keyboard"
+            results += [no_result(name, options, Stop.INTERRUPTED, message) for name in later]
+            break
     return results
-
-
-def failure(method: str, options: Options, error: Exception) -> Result[Any]:
-    """The result of a method that refused the instance, or broke."""
-    if isinstance(error, UnsupportedError):
-        return no_result(method, options, str(error))
-    told = str(error) if isinstance(error, HetplanError) else f"{type(error).__name__}: {error}"
-    return no_result(
-        method, options, f"bug in hetplan: {told}", details={BUG: type(error).__name__}
-    )
 
 
 def no_result(
     method: str,
     options: Options,
+    stop: Stop,
     message: str,
-    *,
-    interrupted: bool = False,
     details: Mapping[str, object] | None = None,
 ) -> Result[Any]:
     """A result that knows nothing but why."""
     return Result(
         method=method,
-        stop=Stop.INTERRUPTED if interrupted else Stop.ERROR,
+        stop=stop,
         decision=None,
         objective=None,
         bound=None,
@@ -188,15 +166,20 @@ def no_result(
 
 def result_tables(instance: Instance, results: Sequence[Result[Any]]) -> Iterator[Table]:
     """One line per method; then the best decision as its family describes it."""
-    bounds = [result.bound for result in results if result.bound is not None]
-    best_bound = max(bounds, default=None)
+    best_bound = max((r.bound for r in results if r.bound is not None), default=0.0)
+
+    def above(result: Result[Any]) -> float | None:
+        if result.objective is None or best_bound <= 0:
+            return None
+        return max(0.0, result.objective / best_bound - 1.0)
+
     columns: dict[str, Callable[[Result[Any]], str]] = {
         "method": lambda result: result.method,
         "status": lambda result: result.status,
         "objective": lambda result: number_text(result.objective, 8),
         "bound": lambda result: number_text(result.bound, 8),
         "gap": lambda result: percent_text(result.gap),
-        "above best bound": lambda result: percent_text(excess(result.objective, best_bound)),
+        "above best bound": lambda result: percent_text(above(result)),
         **{name.replace("_", "-"): part_of(name) for name in instance.family.beside},
         "time": lambda result: seconds_text(result.seconds),
         "message": lambda result: result.message,
@@ -211,32 +194,16 @@ def result_tables(instance: Instance, results: Sequence[Result[Any]]) -> Iterato
 
 def part_of(name: str) -> Callable[[Result[Any]], str]:
     """The cell of a part of the evaluation beside the objective; a dash without a decision."""
-
-    def cell(result: Result[Any]) -> str:
-        value = result.details.get(name)
-        return number_text(value if isinstance(value, float) else None, 4)
-
-    return cell
-
-
-def excess(objective: float | None, bound: float | None) -> float | None:
-    """By how much an objective exceeds the best bound that any method proved, relative to that
-    bound."""
-    if objective is None or bound is None or bound <= 0:
-        return None
-    return max(0.0, objective / bound - 1.0)
+    return lambda result: number_text(result.details.get(name), 4)  # type: ignore[arg-type]
 
 
 def describe(instance: Instance, decision: Any, source: str) -> list[Table]:
     """The decision as tables of its family, else as JSON on a note."""
-    from hetplan.instances.library import plain
-
     if instance.family.describe is None:
         return [Table(f"decision of {source}", (), (), notes=(to_json(plain(decision)).rstrip(),))]
     tables: list[Table] = load(instance.family.describe)(instance.data, decision)
-    first = tables[0]
-    title = f"decision of {source}: {first.title}"
-    return [Table(title, first.header, first.rows, first.notes, first.right), *tables[1:]]
+    title = f"decision of {source}: {tables[0].title}"
+    return [replace(tables[0], title=title), *tables[1:]]
 
 
 def check(
@@ -256,8 +223,6 @@ def check(
     is missing
     (a result that is infeasible or unknown has nothing to verify).
     """
-    from hetplan.instances.answers import judge, read_claims
-
     if instance == decision == "-":
         raise InputError("instance and decision cannot both come from standard input")
     posed = sources.open_instance(instance)

@@ -7,20 +7,18 @@ import os
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hetplan.cli.completion import instance_names
 from hetplan.cli.options import OwnClusterOption, OwnModelOption, ProfileOption
 from hetplan.errors import InputError
-from hetplan.files import MAX_BYTES, read_json
-from hetplan.json_text import parse_json
+from hetplan.files import MAX_BYTES, parse_json, read_json
+from hetplan.instances.library import Instance, find, parse_instance
 from hetplan.names import unknown_name
-
-if TYPE_CHECKING:
-    from hetplan.instances.library import Instance
-    from hetplan.profiling.cluster import Cluster
-    from hetplan.profiling.workload import Workload
-    from hetplan.runtime.plan import Plan
+from hetplan.profiling.cluster import Cluster, example_cluster, example_clusters, load_cluster
+from hetplan.profiling.efficiency import LearnedLinks, load_link_efficiency
+from hetplan.profiling.workload import Workload, make_workload
+from hetplan.runtime.plan import Plan
 
 
 def read_document(argument: str) -> tuple[Any, str]:
@@ -39,8 +37,6 @@ def read_document(argument: str) -> tuple[Any, str]:
 
 def open_instance(argument: str) -> Instance:
     """The instance in a file, on standard input or in the library; raises InputError."""
-    from hetplan.instances.library import find, parse_instance
-
     if argument != "-" and not os.path.exists(argument):
         entry = find(argument)
         if entry is not None:
@@ -58,8 +54,6 @@ def open_instance(argument: str) -> Instance:
 
 def open_cluster(argument: str) -> Cluster:
     """A cluster file, or one of the examples by name; raises InputError."""
-    from hetplan.profiling.cluster import example_cluster, example_clusters, load_cluster
-
     if (
         not os.path.exists(argument)
         and Path(argument).name == argument
@@ -81,8 +75,6 @@ class Setting:
 
     def workload(self, plan: Plan) -> Workload:
         """The workload that a plan was made for, with what is given here; raises InputError."""
-        from hetplan.profiling.workload import make_workload
-
         return make_workload(
             self.model or plan.workload.model,
             open_cluster(self.cluster or plan.workload.cluster),
@@ -98,6 +90,5 @@ def with_links(workload: Workload, path: Path | None) -> Workload:
     InputError."""
     if path is None:
         return workload
-    from hetplan.profiling.efficiency import LearnedLinks, load_link_efficiency
 
     return replace(workload, links=LearnedLinks(load_link_efficiency(path)))

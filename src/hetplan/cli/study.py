@@ -1,24 +1,25 @@
-"""`hetplan study run`: many methods on many instances, every run a row that is kept."""
+"""`hetplan study run`: many methods on many instances, every run a row that is kept; `study report`:
+its findings, or a paper's experiments and their predictions."""
 
 from __future__ import annotations
 
 import contextlib
+import fnmatch
 import os
 import re
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from hetplan.cli import completion
 from hetplan.cli.options import (
     GapOption,
-    GroupWithDefault,
     JsonOption,
     NativeOptions,
     QuietOption,
@@ -26,24 +27,23 @@ from hetplan.cli.options import (
     native_value,
     require,
     split_list,
+    target,
 )
-from hetplan.cli.output import emit, note
-from hetplan.cli.progress import stopping
+from hetplan.cli.output import emit, note, stopping
 from hetplan.errors import InputError
+from hetplan.files import write_bytes, write_text
+from hetplan.formulations import FAMILIES, family
+from hetplan.solvers.registry import load
+from hetplan.studies import distributed, page
+from hetplan.studies.charts import as_png, charts
+from hetplan.studies.findings import Study
+from hetplan.studies.rows import Runner, Tally, Task, arrow, carry_out, read_rows, tasks, write_rows
+from hetplan.studies.workers import run_tasks
 from hetplan.text import Table
-
-if TYPE_CHECKING:
-    from hetplan.studies.rows import Runner, Tally, Task
 
 SMOKE_SECONDS = 5.0
 GIB = 2**30
 LINE_EVERY = 20
-
-
-class StudyGroup(GroupWithDefault):
-    """`hetplan study papers` is `hetplan study run papers`."""
-
-    default = "run"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,11 +98,8 @@ class Workers:
             raise InputError("cannot be used together", where="--scheduler, --slurm")
         jobs, limit = self.shares()[0], None if self.memory is None else int(self.memory * GIB)
         if self.scheduler is None and self.slurm is None:
-            from hetplan.studies.workers import run_tasks
-
             yield lambda work: run_tasks(work, jobs, memory_bytes=limit, stop=stop.is_set)
             return
-        from hetplan.studies import distributed
 
         cluster = (
             distributed.connected(self.scheduler)
@@ -163,8 +160,6 @@ def run(
     Time-outs, crashes and refusals are rows, too. Exit code 0 when every run has its row, 1 when
     stopped before.
     """
-    from hetplan.studies.rows import arrow, carry_out, tasks
-
     if not sets and not smoke:
         expected = "a set such as papers, a problem, instances, files"
         raise InputError("no instances named", expected=expected)
@@ -180,8 +175,8 @@ def run(
     )
     work = list(tasks(sets or ["smoke"], split_list(methods or ["all"]), seed_list(seeds), options))
     stop = threading.Event()
-    with stopping(stop), workers.runner(stop) as runner, display(quiet) as show:
-        tally = carry_out(work, folder, runner, show)
+    with stopping(stop), workers.runner(stop) as runner:
+        tally = carry_out(work, folder, runner, None if quiet else show_progress)
     document = {
         "folder": str(folder),
         "runs": tally.total,
@@ -216,48 +211,17 @@ def slurm_settings(texts: Sequence[str]) -> dict[str, Any]:
     return settings
 
 
-@contextlib.contextmanager
-def display(quiet: bool) -> Iterator[Callable[[Tally], None]]:
-    """A progress bar on a terminal; a line now and then elsewhere."""
-    if quiet:
-        yield lambda tally: None
-    elif sys.stderr.isatty():
-        from rich.console import Console
-        from rich.progress import (
-            BarColumn,
-            MofNCompleteColumn,
-            Progress,
-            TextColumn,
-            TimeRemainingColumn,
-        )
-
-        columns = (
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-            TextColumn("{task.description}"),
-        )
-        with Progress(*columns, console=Console(file=sys.stderr), transient=True) as bar:
-            number = bar.add_task("", total=None)
-
-            def update(tally: Tally) -> None:
-                counts = ", ".join(f"{n} {status}" for status, n in sorted(tally.counts.items()))
-                bar.update(number, total=tally.total, completed=tally.done, description=counts)
-
-            yield update
-    else:
-
-        def line(tally: Tally) -> None:
-            if tally.done % LINE_EVERY == 0 or tally.done == tally.total:
-                note(tally.text())
-
-        yield line
+def show_progress(tally: Tally) -> None:
+    """One line that changes in place on a terminal; a line now and then elsewhere."""
+    over = tally.done == tally.total
+    if sys.stderr.isatty():
+        print(f"\r\x1b[K{tally.text()}", end="\n" if over else "", file=sys.stderr, flush=True)
+    elif over or tally.done % LINE_EVERY == 0:
+        note(tally.text())
 
 
 def summary(folder: Path, work: Sequence[Task], tally: Tally) -> Iterator[Table]:
     """Rows of the whole study by problem, method and status."""
-    from hetplan.studies.rows import read_rows
-
     wanted = {task.key for task in work}
     rows = [row for row in read_rows(folder) if row["key"] in wanted] if tally.done else []
     counts = Counter((row["problem"], row["method"], row["status"]) for row in rows)
@@ -268,3 +232,134 @@ def summary(folder: Path, work: Sequence[Task], tally: Tally) -> Iterator[Table]
     )
     header = ("problem", "method", *statuses)
     yield Table(f"{folder}: {tally.text()}", header, cells, right=tuple(range(2, len(header))))
+
+
+def report(
+    subject: Annotated[
+        str,
+        typer.Argument(
+            metavar="DIR|PROBLEM",
+            help="The folder of a study, or a problem whose paper has experiments to report.",
+            autocompletion=completion.problems,
+        ),
+    ],
+    name: Annotated[
+        str | None,
+        typer.Option(
+            "--name", metavar="PATTERN", help="Only experiments or instances whose names match."
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        target(
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="Of a study, a web page; of a paper, the JSON document.",
+        ),
+    ] = None,
+    markdown: Annotated[
+        Path | None,
+        target("--markdown", help="A study's tables as Markdown."),
+    ] = None,
+    png: Annotated[
+        Path | None,
+        typer.Option("--png", metavar="DIR", help="A study's pictures as PNG files in a folder."),
+    ] = None,
+    rows: Annotated[
+        Path | None,
+        typer.Option("--rows", metavar="FILE", help="A study's rows as one Parquet file, to keep."),
+    ] = None,
+    json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> int:
+    """Report a study's findings, or predict a paper's experiments beside what it measured."""
+    if os.path.isdir(subject):
+        return report_study(Path(subject), name, output, markdown, png, rows, json=json)
+    for option, value in (("--markdown", markdown), ("--png", png), ("--rows", rows)):
+        if value is not None:
+            raise InputError("is for the folder of a study", where=option, got=subject)
+    return report_paper(subject, name, output, json=json, quiet=quiet)
+
+
+def report_paper(
+    problem: str, name: str | None, output: Path | None, *, json: bool, quiet: bool
+) -> int:
+    """A paper's experiments with its methods, its baselines and the optimum."""
+    chosen = family(problem)
+    if chosen.report is None:
+        having = " or ".join(other for other in FAMILIES if family(other).report is not None)
+        raise InputError("problem has no report", got=problem, expected=having)
+    tables, report = load(chosen.report)(name, None if quiet else note)
+    if not report["rows"]:
+        raise InputError("no experiment matches", where="--name", got=name)
+    document = {
+        "problem": problem,
+        "predicted": True,
+        **report,
+        "notes": [line for table in tables for line in table.notes],
+    }
+    emit(document, tables, json=json, output=output)
+    return 0
+
+
+def report_study(
+    folder: Path,
+    name: str | None,
+    output: Path | None,
+    markdown: Path | None,
+    png: Path | None,
+    packed: Path | None,
+    *,
+    json: bool,
+) -> int:
+    """A study's findings: on the terminal, as a page, as Markdown, as pictures; its rows in one
+    file.
+
+    Exit code 1 where rows contradict each other.
+    """
+    rows = [r for r in read_rows(folder) if fnmatch.fnmatchcase(r["instance"], name or "*")]
+    if not rows:
+        raise InputError(
+            "no run matches" if name else "holds no runs yet", where=str(folder), got=name
+        )
+    study, title = Study(rows), f"Gap study {folder.resolve().name}"
+    if output is not None:
+        write_text(output, page.html(study, title))
+    if markdown is not None:
+        write_text(markdown, page.markdown(study, title))
+    if png is not None:
+        write_pictures(study, png)
+    if packed is not None:
+        write_rows(packed, rows)
+    conflicts = study.conflicts()
+    tables = (
+        Table(
+            f"{problem}: {len(study.of(problem))} runs",
+            page.HEADER,
+            tuple(page.cells(summary) for summary in study.summaries(problem)),
+            right=tuple(range(2, len(page.HEADER))),
+        )
+        for problem in study.problems
+    )
+    problems = {
+        problem: [
+            {**asdict(summary), "worst": summary.worst and summary.worst["instance"]}
+            for summary in study.summaries(problem)
+        ]
+        for problem in study.problems
+    }
+    emit({"folder": str(folder), "problems": problems, "conflicts": conflicts}, tables, json=json)
+    for line in conflicts:
+        note(line)
+    return 1 if conflicts else 0
+
+
+def write_pictures(study: Study, folder: Path) -> None:
+    """One PNG file per chart, named after problem and number."""
+    if folder.exists() and not folder.is_dir():
+        raise InputError("is a file, expected a folder", where=str(folder))
+    folder.mkdir(parents=True, exist_ok=True)
+    for problem in study.problems:
+        for at, made in enumerate(charts(study, problem).values()):
+            write_bytes(folder / f"{problem}-{at}.png", as_png(made))

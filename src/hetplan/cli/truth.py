@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -21,25 +21,35 @@ from hetplan.cli.options import (
     OwnModelOption,
     QuietOption,
     SeedOption,
-    require,
+    number,
     split_list,
     target,
 )
 from hetplan.cli.output import emit, note
 from hetplan.errors import InputError
 from hetplan.files import read_json
+from hetplan.planner.ranking import make_plans
+from hetplan.planner.strategy import chosen
 from hetplan.profiling.models import load_model
+from hetplan.profiling.profile import load_profile
+from hetplan.profiling.sailor.validation import (
+    Compared,
+    mean_error,
+    rank_correlation,
+    spearman,
+    validate,
+)
+from hetplan.profiling.workload import Workload
+from hetplan.runtime import rehearsals
+from hetplan.runtime.calibration import Estimate, MeasuredRun, load_measured_run
+from hetplan.runtime.calibration import calibrate as estimate
+from hetplan.runtime.measuring.layers import measure_profile
+from hetplan.runtime.plan import Plan, parse_plan
+from hetplan.runtime.sensitivity import Sensitivity, perturbed, scenarios
+from hetplan.runtime.sensitivity import sensitivity as analyse
 from hetplan.solvers.options import Options
 from hetplan.solvers.run import Run
 from hetplan.text import Table, bytes_text, number_text, percent_text, seconds_text
-
-if TYPE_CHECKING:
-    from hetplan.profiling.sailor.validation import Compared
-    from hetplan.profiling.workload import Workload
-    from hetplan.runtime.calibration import Estimate, MeasuredRun
-    from hetplan.runtime.plan import Plan
-    from hetplan.runtime.rehearsals import Rehearsed
-    from hetplan.runtime.sensitivity import Sensitivity
 
 WITHIN, RANKED = 0.1, 0.97  # of a rehearsal that confirms the simulator
 
@@ -54,8 +64,10 @@ def sailor(
     ],
     framework_gib: Annotated[
         float | None,
-        typer.Option(
+        number(
             "--framework-gib",
+            least=0,
+            most=1e6,
             metavar="GIB",
             help="What framework and driver take of each GPU, where known.",
         ),
@@ -67,10 +79,6 @@ def sailor(
 
     Exit code 0, or 1 where a plan has no prediction.
     """
-    from hetplan.profiling.sailor.validation import validate
-
-    usable = framework_gib is None or 0 <= framework_gib <= 1e6
-    require(usable, "--framework-gib", framework_gib, "0 to 1e6 GiB")
     plans = validate(folder, None if framework_gib is None else framework_gib * 2**30)
     document = {"plans": [compared_document(plan) for plan in plans]}
     emit(document, [compared_table(plans)], json=json)
@@ -91,12 +99,19 @@ def rehearsal(
         target("--output", "-o", help="Write the measured profile there."),
     ] = None,
     steps: Annotated[
-        int, typer.Option("--steps", metavar="N", help="Iterations of each plan.")
+        int,
+        typer.Option(
+            "--steps", metavar="N", help="Iterations of each plan; the first counts not.", min=2
+        ),
     ] = 4,
     time_scale: Annotated[
         float | None,
-        typer.Option(
-            "--time-scale", metavar="X", help="Seconds slept per predicted second; default by plan."
+        number(
+            "--time-scale",
+            least=1e-9,
+            most=1e9,
+            metavar="X",
+            help="Seconds slept per predicted second; default by plan.",
         ),
     ] = None,
     json: JsonOption = False,
@@ -108,15 +123,6 @@ def rehearsal(
     Exit code 0 where every plan is within 10 % and Spearman's rank correlation is 0.97 or more,
     else 1.
     """
-    from hetplan.profiling.profile import load_profile
-    from hetplan.profiling.sailor.validation import spearman
-    from hetplan.runtime import rehearsals
-    from hetplan.runtime.measuring.layers import measure_profile
-
-    if steps < 2:
-        raise InputError("--steps", got=steps, expected="2 or more: the first one is not counted")
-    if time_scale is not None and not 0 < time_scale < 1e9:
-        raise InputError("--time-scale", got=time_scale, expected="a positive number")
     say = None if quiet else note
     model = load_model(rehearsals.MODEL, sequence=rehearsals.SEQUENCE, precision="fp32")
     measured = (
@@ -151,14 +157,13 @@ def rehearsal(
         "profile": measured.provenance.model_dump(mode="json"),
     }
     emit(document, [rehearsed_table(plans, rank)], json=json)
-    good = all(abs(plan.error) <= WITHIN for plan in plans) and rank is not None and rank >= RANKED
-    return 0 if good else 1
+    close = all(abs(plan.error) <= WITHIN for plan in plans)
+    return 0 if close and rank is not None and rank >= RANKED else 1
 
 
-def rehearsed_table(plans: list[Rehearsed], rank: float | None) -> Table:
+def rehearsed_table(plans: list[rehearsals.Rehearsed], rank: float | None) -> Table:
     """One row per plan."""
-    worst = max(abs(plan.error) for plan in plans)
-    spearman = "-" if rank is None else f"{rank:.4g}"
+    worst = percent_text(max(abs(plan.error) for plan in plans))
     return Table.of(
         "uneven plans rehearsed on virtual devices",
         plans,
@@ -169,7 +174,7 @@ def rehearsed_table(plans: list[Rehearsed], rank: float | None) -> Table:
             "error": lambda plan: signed(plan.error),
         },
         (
-            f"{len(plans)} plans: largest error {percent_text(worst)}, Spearman {spearman}",
+            f"{len(plans)} plans: largest error {worst}, Spearman {number_text(rank, 4)}",
             "predicted by the simulator from a measured profile; measured: real processes and "
             "messages, passes slept",
         ),
@@ -195,8 +200,6 @@ def compared_document(plan: Compared) -> dict[str, Any]:
 
 def compared_table(plans: list[Compared]) -> Table:
     """One row per plan; summary by first folder."""
-    from hetplan.profiling.sailor.validation import mean_error, rank_correlation
-
     notes = [f"{plan.run.file}: {plan.reason}" for plan in plans if plan.reason is not None]
     folders = (plan.run.file.split("/")[0] for plan in plans if "/" in plan.run.file)
     for folder in dict.fromkeys(folders):
@@ -207,20 +210,25 @@ def compared_table(plans: list[Compared]) -> Table:
             f"{folder}: mean error of seconds {percent_text(mean_error(chosen))}{spearman}"
         )
     notes.append("predicted, not calibrated: nothing is fitted to these measurements")
-    rows = tuple(
-        (
-            plan.run.file,
-            seconds_text(plan.run.seconds),
-            seconds_text(plan.prediction.seconds if plan.prediction else None),
-            signed(plan.error),
-            bytes_text(plan.run.max_bytes),
-            bytes_text(plan.prediction.peak_bytes if plan.prediction else None),
-            signed(plan.memory_error),
-        )
-        for plan in plans
+    return Table.of(
+        "Sailor's plans",
+        plans,
+        {
+            "plan": lambda plan: plan.run.file,
+            "measured": lambda plan: seconds_text(plan.run.seconds),
+            "predicted": lambda plan: seconds_text(
+                plan.prediction.seconds if plan.prediction else None
+            ),
+            "error": lambda plan: signed(plan.error),
+            "memory": lambda plan: bytes_text(plan.run.max_bytes),
+            "memory predicted": lambda plan: bytes_text(
+                plan.prediction.peak_bytes if plan.prediction else None
+            ),
+            "memory error": lambda plan: signed(plan.memory_error),
+        },
+        notes,
+        right=(1, 2, 3, 4, 5, 6),
     )
-    header = ("plan", "measured", "predicted", "error", "memory", "predicted", "error")
-    return Table("Sailor's plans", header, rows, tuple(notes), right=(1, 2, 3, 4, 5, 6))
 
 
 def signed(value: float | None) -> str:
@@ -253,9 +261,6 @@ def calibrate(
     `hetplan plan simulate --calibration FILE` predicts with them. Exit code 1, and no file, where
     the runs do not tell.
     """
-    from hetplan.runtime.calibration import calibrate as estimate
-    from hetplan.runtime.calibration import load_measured_run
-
     measured = [load_measured_run(path) for path in runs]
     setting = sources.Setting(cluster=cluster, model=model, profile=profile)
     estimated = estimate(measured, setting.workload(measured[0].plan))
@@ -315,11 +320,17 @@ def sensitivity(
     setting: sources.Setting,
     spread: Annotated[
         float,
-        typer.Option(
-            "--spread", metavar="PERCENT", help="By how much times without a spread are off."
+        number(
+            "--spread",
+            least=1e-9,
+            most=90,
+            metavar="PERCENT",
+            help="By how much times without a spread are off.",
         ),
     ] = 10.0,
-    draws: Annotated[int, typer.Option("--draws", metavar="N", help="Random scenarios.")] = 20,
+    draws: Annotated[
+        int, typer.Option("--draws", metavar="N", help="Random scenarios.", min=0, max=10_000)
+    ] = 20,
     strategies: Annotated[
         list[str] | None,
         typer.Option(
@@ -339,18 +350,13 @@ def sensitivity(
 ) -> int:
     """Perturb the profile (by its measured spread, or +- 10 %): how time, ranks and the best
     decision change."""
-    from hetplan.runtime.sensitivity import sensitivity as analyse
-
-    require(0 < spread <= 90, "--spread", spread, "more than 0, at most 90 percent")
-    require(0 <= draws <= 10_000, "--draws", draws, "0 to 10000")
     named = [pair for path in plans for pair in read_plans(path)]
     workload = setting.workload(named[0][1])
     analysis = analyse(
         [plan for _, plan in named], workload, draws=draws, seed=seed or 0, unmeasured=spread / 100
     )
-    anew = []
-    if strategies is not None:
-        anew = replan(analysis, workload, split_list(strategies), time_limit, spread / 100)
+    tried = [] if strategies is None else split_list(strategies)
+    anew = planned_anew(analysis, workload, tried, time_limit, spread / 100) if tried else []
     names = [name for name, _ in named]
     emit(
         sensitivity_document(analysis, names, anew),
@@ -363,8 +369,6 @@ def sensitivity(
 def read_plans(path: Path) -> list[tuple[str, Plan]]:
     """(name, plan) of a plan file, or of every candidate with a plan in a planner's document;
     raises InputError."""
-    from hetplan.runtime.plan import parse_plan
-
     value = read_json(path)
     if not (isinstance(value, dict) and isinstance(value.get("candidates"), list)):
         return [(path.name, parse_plan(value, where=str(path)))]
@@ -380,7 +384,7 @@ def read_plans(path: Path) -> list[tuple[str, Plan]]:
     return named
 
 
-def replan(
+def planned_anew(
     analysis: Sensitivity,
     workload: Workload,
     strategies: Sequence[str],
@@ -389,18 +393,12 @@ def replan(
 ) -> list[dict[str, Any]]:
     """The best plan of these strategies where one device type is off as a whole, beside the given
     plans there."""
-    from hetplan.planner.ranking import make_plans
-    from hetplan.planner.strategy import chosen
-    from hetplan.runtime.replay import replay
-    from hetplan.runtime.sensitivity import perturbed, scenarios
-
     rows = []
-    for outcome, one in zip(
-        analysis.outcomes, scenarios(workload.profile, 0, 0, unmeasured), strict=False
-    ):
-        held = replace(workload, profile=perturbed(workload.profile, one.factors))
+    whole_types = scenarios(workload.profile, 0, 0, unmeasured)
+    for outcome, scenario in zip(analysis.outcomes, whole_types, strict=False):
+        held = replace(workload, profile=perturbed(workload.profile, scenario.factors))
         best = make_plans(held, chosen(strategies), Run(Options(time_limit=limit))).best
-        seconds = None if best is None or best.plan is None else replay(best.plan, held).seconds
+        seconds = None if best is None else best.predicted_seconds
         given = min(outcome.seconds)
         rows.append(
             {

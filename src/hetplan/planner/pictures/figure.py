@@ -17,7 +17,7 @@ COLOURS = {
     "transfer": "#d98a29",
     "synchronisation": "#b3459a",
 }
-OVER, GOOD = "#c23b32", "#2e8b57"
+OVER = "#c23b32"
 
 
 def figure(scene: Scene, kind: str) -> bytes:
@@ -32,17 +32,14 @@ def figure(scene: Scene, kind: str) -> bytes:
             where=f"--{kind}",
             expected="pip install 'hetplan[plots]', or --html",
         ) from None
-    parts = [(timeline, max(2.0, 0.32 * len(scene.rows))), (memory, 2.4)]
-    if scene.offers:
-        parts.append((offers, 0.24 * len(scene.offers) + 0.8))
-    heights = [height for _, height in parts]
+    heights = (max(2.0, 0.32 * len(scene.rows)), 2.4)
     drawing = Figure(figsize=(12, sum(heights) + 1.5), layout="constrained")
     FigureCanvasAgg(drawing)
-    axes = drawing.subplots(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
+    above, below = drawing.subplots(2, 1, height_ratios=heights)
     took = f"{seconds_text(scene.seconds)} per iteration, predicted"
     drawing.suptitle(f"{scene.title}: {took}", fontsize=13)
-    for (draw, _), own in zip(parts, axes, strict=True):
-        draw(own, scene)
+    timeline(above, scene)
+    memory(below, scene)
     stream = io.BytesIO()
     drawing.savefig(stream, format=kind, dpi=150, metadata={"Date": None} if kind == "svg" else {})
     return stream.getvalue()
@@ -73,17 +70,3 @@ def memory(axes: Any, scene: Scene) -> None:
         axes.set_xticks(at, [str(d.device) for d in scene.used], fontsize=8)
     axes.set_xlabel("device")
     axes.set_ylabel("GiB held, of what there is")
-
-
-def offers(axes: Any, scene: Scene) -> None:
-    """A bar per candidate with its bound."""
-    timed = [o for o in scene.offers if o.seconds is not None]
-    colours = [GOOD if o.winner else COLOURS["backward"] if o.fits else OVER for o in timed]
-    axes.barh(range(len(timed)), [o.seconds for o in timed], color=colours)
-    bounds = [(o.bound, i) for i, o in enumerate(timed) if o.bound is not None]
-    if bounds:
-        axes.plot(*zip(*bounds, strict=True), "k|", markersize=9, label="bound of its own problem")
-        axes.legend(fontsize=8)
-    axes.set_yticks(range(len(timed)), [o.name for o in timed], fontsize=8)
-    axes.invert_yaxis()
-    axes.set_xlabel("seconds per iteration, replayed")

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 
+from hetplan.errors import shortened
 from hetplan.planner.pictures.scene import Held, Offer, Scene, Span
 from hetplan.text import bytes_text, number_text, percent_text, seconds_text, share_text
 
@@ -79,10 +80,8 @@ def lines(scene: Scene) -> Iterator[str]:
     yield cluster(scene)
     if scene.offers:
         yield "<h2>What else there was</h2>"
-        timed = [o for o in scene.offers if o.seconds is not None]
-        yield svg(len(timed) * 22 + 22, "candidates", offers(timed))
         header = ("plan", "status", "iteration", "closed form", "bound", "$/1M tokens")
-        yield table(header, map(cells, scene.offers), [o.winner for o in scene.offers])
+        yield table(header, map(cells, scene.offers), scene.winner)
     yield "<details><summary>Stages as a table</summary>"
     stages = ((r.title, r.devices, r.layers, percent_text(r.busy)) for r in scene.rows)
     yield table(("stage", "devices", "layers", "computes"), stages) + "</details>"
@@ -156,11 +155,6 @@ def hover(span: Span) -> str:
     return f"{name}: {seconds_text(span.end - span.start)}, from {seconds_text(span.start)}"
 
 
-def shortened(content: str, most: int) -> str:
-    """At most so many characters."""
-    return content if len(content) <= most else content[: most - 1] + "…"
-
-
 def held_text(device: Held) -> str:
     """`1.2 GiB of 14.5 GiB`."""
     return f"{bytes_text(device.held)} of {bytes_text(device.limit)}"
@@ -206,52 +200,24 @@ def cluster(scene: Scene) -> str:
     return svg(y, "placement on the cluster", parts)
 
 
-def offers(timed: Sequence[Offer]) -> Iterator[str]:
-    """A bar per candidate: predicted, with the closed form and the proven bound as marks; the scale
-    ends at four times the winner, longer bars are cut."""
-    known = [o.seconds or 0.0 for o in timed]
-    most = min(max(known, default=1.0), 4 * min((s for s in known if s > 0), default=1.0)) or 1.0
-    label, room = 250, WIDTH - 250 - 90
-    for i, (o, seconds) in enumerate(zip(timed, known, strict=True)):
-        y = i * 22 + 3
-        colour = "good" if o.winner else "backward" if o.fits else "over"
-        hint = (
-            f"{o.name}: {seconds_text(seconds)} replayed, {seconds_text(o.closed_form)} by its "
-            f"closed form, bound of its own problem {seconds_text(o.bound)}"
-        )
-        bold = ' style="font-weight: 650"' if o.winner else ""
-        yield text(0, y + 12, shortened(o.name, 36), bold)
-        yield rect(label, y, room * min(seconds / most, 1.0), 15, f'fill="var(--{colour})"', hint)
-        for value, width in ((o.closed_form, 1.5), (o.bound, 3.5)):
-            if value is not None and value <= most:
-                x = label + room * value / most - width / 2
-                yield rect(x, y - 1, width, 17, 'fill="var(--ink)"', hint)
-        more = " …" if seconds > most else ""
-        yield text(label + room + 8, y + 12, seconds_text(seconds) + more, SMALL)
-    note = "thin mark: the closed form; thick mark: proven bound of the strategy's own problem"
-    yield text(label, len(timed) * 22 + 17, note, SMALL)
-
-
 def cells(offer: Offer) -> tuple[str, ...]:
-    """The same as figures."""
+    """A candidate in figures."""
     return (
         offer.name,
-        offer.status if offer.fits or offer.seconds is None else "does not fit",
-        seconds_text(offer.seconds),
-        seconds_text(offer.closed_form),
+        "does not fit" if offer.fits_memory is False else offer.status[:40],
+        seconds_text(offer.predicted_seconds),
+        seconds_text(offer.closed_form_seconds),
         seconds_text(offer.bound),
-        number_text(offer.money, 4),
+        number_text(offer.money_per_million_tokens, 4),
     )
 
 
-def table(
-    header: Sequence[str], rows: Iterable[Sequence[str]], winners: Sequence[bool] = ()
-) -> str:
-    """A table; a row that is marked as the winner's stands out."""
+def table(header: Sequence[str], rows: Iterable[Sequence[str]], winner: int | None = None) -> str:
+    """A table; the winner's row stands out."""
     head = "".join(f"<th>{name}</th>" for name in header)
     body = []
     for i, row in enumerate(rows):
-        look = ' class="winner"' if i < len(winners) and winners[i] else ""
+        look = ' class="winner"' if i == winner else ""
         body.append(f"<tr{look}>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>")
     whole = f"<thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody>"
     return f'<div class="scroll"><table>{whole}</table></div>'

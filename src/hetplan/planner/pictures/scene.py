@@ -4,12 +4,12 @@ candidates."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from hetplan.errors import InputError
 from hetplan.profiling.simulator.tasks import LABELS, Kind
@@ -60,18 +60,34 @@ class Held:
     unit: int | None  # number of its row
 
 
-@dataclass(frozen=True)
-class Offer:
-    """A candidate; what is not known is None."""
+class Offer(BaseModel):
+    """The part of a candidate of a planning document that is drawn; what is not known is None."""
 
-    name: str
-    status: str
-    seconds: float | None  # predicted
-    closed_form: float | None
-    bound: float | None  # of its strategy's own problem
-    money: float | None
-    fits: bool
-    winner: bool
+    model_config = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False)
+
+    strategy: str = ""
+    method: str = ""
+    status: str = ""
+    predicted_seconds: NonNegative | None = None
+    closed_form_seconds: NonNegative | None = None
+    bound: NonNegative | None = None  # of its strategy's own problem
+    money_per_million_tokens: NonNegative | None = None
+    fits_memory: bool | None = None
+    plan: Any = Field(None, exclude=True)
+
+    @property
+    def name(self) -> str:
+        """`amp/auto`."""
+        return f"{self.strategy}/{self.method}"[:200]
+
+
+class PlanningDocument(BaseModel):
+    """What `hetplan plan --json` prints."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    winner: int | None
+    candidates: list[Offer]
 
 
 @dataclass(frozen=True)
@@ -87,6 +103,12 @@ class Scene:
     devices: tuple[Held, ...]
     nodes: tuple[str, ...]
     offers: tuple[Offer, ...]  # empty where the file has only its own plan
+    winner: int | None  # number of the offer that is drawn
+
+    def document(self) -> dict[str, Any]:
+        """As JSON types."""
+        offers = [offer.model_dump() for offer in self.offers]
+        return {**asdict(self), "offers": offers}
 
     @property
     def used(self) -> list[Held]:
@@ -94,7 +116,13 @@ class Scene:
         return [device for device in self.devices if device.unit is not None]
 
 
-def scene(plan: Plan, run: Replay, workload: Workload, offers: Sequence[Offer] = ()) -> Scene:
+def scene(
+    plan: Plan,
+    run: Replay,
+    workload: Workload,
+    offers: Sequence[Offer] = (),
+    winner: int | None = None,
+) -> Scene:
     """The picture's content; run: the plan replayed on the workload."""
     replicas, stages = len(plan.replicas), len(plan.replicas[0].stages)
     subtitle = (
@@ -118,6 +146,7 @@ def scene(plan: Plan, run: Replay, workload: Workload, offers: Sequence[Offer] =
         devices=memory(plan, run, workload),
         nodes=tuple(nodes),
         offers=tuple(offers),
+        winner=winner,
     )
 
 
@@ -193,51 +222,14 @@ def memory(plan: Plan, run: Replay, workload: Workload) -> tuple[Held, ...]:
     )
 
 
-class CandidateRow(BaseModel):
-    """The part of a candidate of a planning document that is drawn."""
-
-    model_config = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False)
-
-    strategy: str = ""
-    method: str = ""
-    status: str = ""
-    predicted_seconds: NonNegative | None = None
-    closed_form_seconds: NonNegative | None = None
-    bound: NonNegative | None = None
-    money_per_million_tokens: NonNegative | None = None
-    fits_memory: bool | None = None
-    plan: Any = None
-
-
-class PlanningDocument(BaseModel):
-    """What `hetplan plan --json` prints."""
-
-    model_config = ConfigDict(extra="ignore", strict=True)
-
-    winner: int | None
-    candidates: list[CandidateRow]
-
-
-def read(value: Any, where: str) -> tuple[Plan, list[Offer]]:
-    """The plan of a plan file, or the winner's and all candidates of what `hetplan plan --json`
-    prints; raises InputError."""
+def read(value: Any, where: str) -> tuple[Plan, list[Offer], int | None]:
+    """The plan of a plan file; or of what `hetplan plan --json` prints the winner's, all candidates
+    and the winner's number. Raises InputError."""
     if not isinstance(value, dict) or "candidates" not in value:
-        return parse_plan(value, where=where), []
+        return parse_plan(value, where=where), [], None
     document = parse(PlanningDocument, value, where=where)
-    rows, winner = document.candidates, document.winner
-    if winner is None or not 0 <= winner < len(rows):
+    offers, winner = document.candidates, document.winner
+    if winner is None or not 0 <= winner < len(offers):
         raise InputError("no winner to show", where=f"{where}: winner", got=winner)
-    plan = parse_plan(rows[winner].plan, where=f"{where}: candidates[{winner}].plan")
-    return plan, [
-        Offer(
-            name=f"{c.strategy}/{c.method}"[:200],
-            status=c.status[:40],
-            seconds=c.predicted_seconds,
-            closed_form=c.closed_form_seconds,
-            bound=c.bound,
-            money=c.money_per_million_tokens,
-            fits=c.fits_memory is True,
-            winner=i == winner,
-        )
-        for i, c in enumerate(rows)
-    ]
+    plan = parse_plan(offers[winner].plan, where=f"{where}: candidates[{winner}].plan")
+    return plan, offers, winner

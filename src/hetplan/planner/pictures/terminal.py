@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
 
-from hetplan.planner.pictures.scene import Held, Offer, Row, Scene
+from hetplan.planner.pictures.scene import Held, Row, Scene
 from hetplan.text import Table, bytes_text, percent_text, seconds_text, share_text
 
 COLUMNS, LISTED, BAR = 72, 32, 40
@@ -20,7 +19,7 @@ LETTERS = {
 
 def tables(scene: Scene) -> list[Table]:
     """What `hetplan show` prints."""
-    return [timeline(scene), memory(scene), *([candidates(scene.offers)] if scene.offers else [])]
+    return [timeline(scene), memory(scene), *([candidates(scene)] if scene.offers else [])]
 
 
 def timeline(scene: Scene) -> Table:
@@ -79,17 +78,18 @@ def bar(device: Held) -> str:
     return "#" * full + "." * (BAR // 2 - full) + excess
 
 
-def candidates(offers: Sequence[Offer]) -> Table:
+def candidates(scene: Scene) -> Table:
     """Bars of seconds, with the bound of each strategy's own problem as a |."""
-    timed = [(o, o.seconds) for o in offers if o.seconds is not None]
-    most = max((seconds for _, seconds in timed), default=0.0) or 1.0
+    most = max((offer.predicted_seconds or 0.0 for offer in scene.offers), default=0.0) or 1.0
     rows = []
-    for offer, seconds in timed:
-        cells = list(("#" * round(BAR * seconds / most)).ljust(BAR + 1))
+    for i, offer in enumerate(scene.offers):
+        if offer.predicted_seconds is None:
+            continue
+        cells = list(("#" * round(BAR * offer.predicted_seconds / most)).ljust(BAR + 1))
         if offer.bound is not None and offer.bound <= most:
             cells[round(BAR * offer.bound / most)] = "|"
-        name = f"{offer.name} *" if offer.winner else offer.name
-        fits = "" if offer.fits else "does not fit"
-        rows.append((name, seconds_text(seconds), "".join(cells).rstrip(), fits))
+        name = f"{offer.name} *" if i == scene.winner else offer.name
+        fits = "" if offer.fits_memory else "does not fit"
+        rows.append((name, seconds_text(offer.predicted_seconds), "".join(cells).rstrip(), fits))
     notes = ("*: the winner; |: the proven bound of the strategy's own problem",)
     return Table("candidates", ("plan", "iteration", "", ""), tuple(rows), notes, right=(1,))
