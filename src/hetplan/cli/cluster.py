@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -103,8 +103,14 @@ def detect(
         write_text(output, head + to_yaml(document))
     for line in assumed:
         note(line)
-    table = Table.of(
-        f"cluster {name}",
+    emit(document, [nodes_table(document)], json=json)
+    return 0
+
+
+def nodes_table(document: dict[str, Any]) -> Table:
+    """One row per entry of equal nodes."""
+    return Table.of(
+        f"cluster {document['name']}",
         document["nodes"],
         {
             "nodes": lambda node: str(node["count"]),
@@ -115,8 +121,6 @@ def detect(
         },
         right=(0, 1, 3, 4),
     )
-    emit(document, [table], json=json)
-    return 0
 
 
 def described_node(

@@ -33,9 +33,6 @@ from hetplan.profiling.efficiency import (
 from hetplan.profiling.efficiency import train as train_operators
 from hetplan.profiling.measured import BatchCurve, Collectives, load_collectives
 from hetplan.profiling.models import load_model
-from hetplan.runtime.measuring.batches import measure_batch_curve
-from hetplan.runtime.measuring.collectives import measure_collectives
-from hetplan.runtime.measuring.layers import measure_operators, measure_profile
 from hetplan.text import Table, bytes_text, number_text, percent_text, seconds_text
 
 GIB = 2.0**30
@@ -69,6 +66,8 @@ def measure(
     With -o the profile is written table by table, and gone on with after an interruption. Plan with
     it by `hetplan plan --profile FILE`. Micro-batches default to 1, 2, 4, the tensor degree to 1.
     """
+    from hetplan.runtime.measuring.layers import measure_profile
+
     chosen = load_model(model, sequence=sequence, precision=precision)
     profile = measure_profile(
         chosen,
@@ -117,6 +116,8 @@ def batch_curve(
     Needs torch. Plan with it by `hetplan plan --set poplar.curves=FILE`. Exit code 1 where no
     sample fits.
     """
+    from hetplan.runtime.measuring.batches import measure_batch_curve
+
     if memory_gib is None and device == "cpu":
         expected = "what training may use of a CPU's memory"
         raise InputError("missing", where="--memory-gib", expected=expected)
@@ -172,6 +173,8 @@ def collectives(
 ) -> int:
     """Measure latency and bandwidth of what ranks do together; run it under torchrun, a process per
     device. Rank 0 prints and writes."""
+    from hetplan.runtime.measuring.collectives import measure_collectives
+
     measured = measure_collectives(device, repeats=repeats, tell=None if quiet else note)
     if measured is not None:
         table = collectives_table(measured, repeats)
@@ -208,6 +211,8 @@ def operators(
     quiet: QuietOption = False,
 ) -> int:
     """Measure operators of many sizes on a device (needs torch), for `profile train`."""
+    from hetplan.runtime.measuring.layers import measure_operators
+
     measured = measure_operators(
         device,
         precision,

@@ -228,14 +228,9 @@ def run(
     folder, every = checkpoints.checkpoint, checkpoints.every
     survival.check(checkpoints)
     check_options(
-        training.steps,
-        training.learning_rate,
-        training.hang_seconds,
-        folder,
-        every,
-        resume=checkpoints.resume,
-        time_scale=time_scale,
-    )
+        training.steps, training.learning_rate, training.hang_seconds, folder, every,
+        resume=checkpoints.resume, time_scale=time_scale,
+    )  # fmt: skip
     if not virtual and time_scale is not None:
         raise InputError("--time-scale is for --virtual devices")
     loaded = load_plan(plan)
@@ -247,16 +242,8 @@ def run(
         required=virtual or survival.elastic,
         quiet=quiet,
     )
-    job = on_devices(
-        Job(
-            plan=loaded,
-            model=setting.model,
-            rehearsal=predict(loaded),
-            virtual=virtual,
-            **vars(training),
-            **vars(checkpoints),
-        )
-    )
+    chosen = {**vars(training), **vars(checkpoints), "model": setting.model, "virtual": virtual}
+    job = on_devices(Job(plan=loaded, rehearsal=predict(loaded), **chosen))
 
     def tell(report: StepReport) -> None:
         if not quiet:

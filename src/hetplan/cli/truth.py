@@ -43,7 +43,6 @@ from hetplan.profiling.workload import Workload
 from hetplan.runtime import rehearsals
 from hetplan.runtime.calibration import Estimate, MeasuredRun, load_measured_run
 from hetplan.runtime.calibration import calibrate as estimate
-from hetplan.runtime.measuring.layers import measure_profile
 from hetplan.runtime.plan import Plan, parse_plan
 from hetplan.runtime.sensitivity import Sensitivity, perturbed, scenarios
 from hetplan.runtime.sensitivity import sensitivity as analyse
@@ -123,6 +122,8 @@ def rehearsal(
     Exit code 0 where every plan is within 10 % and Spearman's rank correlation is 0.97 or more,
     else 1.
     """
+    from hetplan.runtime.measuring.layers import measure_profile
+
     say = None if quiet else note
     model = load_model(rehearsals.MODEL, sequence=rehearsals.SEQUENCE, precision="fp32")
     measured = (
