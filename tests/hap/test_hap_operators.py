@@ -123,29 +123,23 @@ def test_work_is_counted_per_gradient() -> None:
         [(2, 3, 8, 8), (4, 3, 3, 3)], (2, 4, 8, 8), {"padding": 1}
     )
     assert (forward, backward) == (2.0 * 2 * 4 * 64 * 27, [2.0 * 2 * 4 * 64 * 27] * 2)
+    one = operator("attention").work([(5, 6, 4, 12)], (5, 6, 4, 4), {})
+    three = operator("attention").work([(5, 6, 4, 4)] * 3, (5, 6, 4, 4), {})
+    assert one[0] == three[0] and sum(one[1]) == sum(three[1]), "packed in one tensor or not"
     for case in CASES:
         output = operator(case[0]).shape(shapes(case), case[2])
         forward, backward = operator(case[0]).work(shapes(case), output, case[2])
         assert forward >= 0 and len(backward) == len(case[1]) and min(backward) >= 0
 
 
-def test_packed_attention_costs_what_three_tensors_cost() -> None:
-    one = operator("attention").work([(5, 6, 4, 12)], (5, 6, 4, 4), {})
-    three = operator("attention").work([(5, 6, 4, 4)] * 3, (5, 6, 4, 4), {})
-    assert one[0] == three[0] and sum(one[1]) == sum(three[1])
-
-
-def test_reshape_pairs_runs_of_equal_size() -> None:
-    assert groups((2, 3, 4), (2, 12)) == [(range(1), range(1)), (range(1, 3), range(1, 2))]
-    assert groups((24,), (2, 3, 4)) == [(range(1), range(3))]
-    assert Way((1,), 1) in operator("reshape").ways([(5, 12)], {"shape": (5, 6, 2)})
-    assert all(w.output != 2 for w in operator("reshape").ways([(5, 12)], {"shape": (5, 6, 2)}))
-
-
-def test_the_rules_of_figure_9() -> None:
-    """HAP's three of a matrix product, by name of the forms."""
+def test_ways_by_hand() -> None:
+    """HAP's three of a matrix product (Figure 9); a reshape pairs runs of equal size."""
     ways = operator("contract").ways([(5, 6), (6, 7)], {"equation": "ab,bc->ac"})
     assert set(ways) == {Way((0, WHOLE), 0), Way((WHOLE, 1), 1), Way((1, 0), PARTIAL)}
+    assert groups((2, 3, 4), (2, 12)) == [(range(1), range(1)), (range(1, 3), range(1, 2))]
+    assert groups((24,), (2, 3, 4)) == [(range(1), range(3))]
+    outputs = [w.output for w in operator("reshape").ways([(5, 12)], {"shape": (5, 6, 2)})]
+    assert 1 in outputs and 2 not in outputs
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from hetplan.formulations.hap.spmd.prices import (  # noqa: E402
     products_of,
     work_of,
 )
-from hetplan.formulations.hap.spmd.program import PARAMETER, SingleProgram  # noqa: E402
+from hetplan.formulations.hap.spmd.program import SingleProgram  # noqa: E402
 from hetplan.formulations.hap.spmd.rules import theory_of  # noqa: E402
 from hetplan.runtime.tracing.program import RULES, Traced, survey, trace  # noqa: E402
 
@@ -66,16 +66,6 @@ def check(found: Traced, module: Any, arguments: Sequence[Any], seed: int | None
     agree(own, by_autograd(module, arguments))
 
 
-@pytest.mark.parametrize("name", NETWORKS)
-def test_traced_programs_compute_what_autograd_does(name: str) -> None:
-    check(*traced(name))
-
-
-@pytest.mark.parametrize("name", ["gpt2", "bert-moe"])
-def test_distributed_programs_of_traced_modules_compute_what_autograd_does(name: str) -> None:
-    check(*traced(name), seed=2)
-
-
 def summed(program: SingleProgram, count: Callable[..., Work] = work_of) -> tuple[float, float]:
     """FLOP of both passes."""
     needed = program.needs_gradient()
@@ -83,19 +73,14 @@ def summed(program: SingleProgram, count: Callable[..., Work] = work_of) -> tupl
     return sum(w.forward for w in each), sum(w.backward for w in each)
 
 
-def entries(program: SingleProgram) -> int:
-    """Parameters, each once."""
-    return sum(
-        n.elements for n in program.nodes if n.kind == PARAMETER and n.name not in program.copies
-    )
-
-
 @pytest.mark.parametrize("name", NETWORKS)
 def test_traced_and_built_in_graphs_agree(name: str) -> None:
     """Parameters and products at the published size, entry for entry and FLOP for FLOP."""
     module, arguments = network(name, 4, 4, meta=True)
     found, built = trace(module, arguments, name=name).program, model(name, 4, 4)
-    assert entries(found) == entries(built) == sum(p.numel() for p in module.parameters())
+    for program in (found, built):
+        own = [node.elements for node in program.parameters if node.name not in program.copies]
+        assert sum(own) == sum(p.numel() for p in module.parameters())
     assert summed(found, products_of) == pytest.approx(summed(built, products_of), rel=1e-12)
     # elementwise work as well, but for rotary positions, which the module writes out, and its
     # separate gate
@@ -104,20 +89,22 @@ def test_traced_and_built_in_graphs_agree(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_products_are_what_torch_counts(name: str) -> None:
-    """Forward and backward passes under torch's own counter of FLOP."""
+def test_traced_programs_compute_and_count_what_torch_does(name: str) -> None:
+    """Loss and gradients of autograd, on one device and for two networks unevenly on three; both
+    passes' products under torch's own counter of FLOP."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.utils.flop_counter import FlopCounterMode
 
     found, module, arguments = traced(name)
+    check(found, module, arguments)
+    if name in ("gpt2", "bert-moe"):
+        check(found, module, arguments, seed=2)
     with FlopCounterMode(display=False) as forward, sdpa_kernel(SDPBackend.MATH):
         loss = module(*arguments)
     with FlopCounterMode(display=False) as backward:
         loss.backward()
-    assert summed(found.program, products_of) == (
-        forward.get_total_flops(),
-        backward.get_total_flops(),
-    )
+    counted = forward.get_total_flops(), backward.get_total_flops()
+    assert summed(found.program, products_of) == counted
 
 
 class Everything(nn.Module):
@@ -172,21 +159,19 @@ def test_every_other_operator() -> None:
     check(trace(module, arguments), module, arguments)
 
 
-@pytest.mark.parametrize("name", ["vit", "bert-moe"])
-def test_attention_is_brought_to_the_built_in_form(name: str) -> None:
+def test_attention_is_brought_to_the_built_in_form() -> None:
     """One product before it and one behind: the theory has as many triples as the built-in
     graph's."""
-    _, module, arguments = traced(name)
-    found = trace(module, arguments, name=name, unsliced={0: [1]}).program
+    devices = [Device(name="d", flops_per_second=1e12)] * 3
+    _, module, arguments = traced("vit")
+    found = trace(module, arguments, name="vit", unsliced={0: [1]}).program
     assert "permute" not in {node.kind for node in found.nodes}
     assert all(len(node.inputs) == 1 for node in found.nodes if node.kind == "attention")
-    if name == "vit":
-        devices = [Device(name="d", flops_per_second=1e12)] * 3
-        programs = (found, model("vit", 6, 3, tiny=True))
-        here, there = (
-            len(theory_of(p, devices, measured_by_hap(3)).data.triples) for p in programs
-        )
-        assert here == there
+    here, there = (
+        theory_of(program, devices, measured_by_hap(3)).data.triples
+        for program in (found, model("vit", 6, 3, tiny=True))
+    )
+    assert len(here) == len(there)
 
 
 class Strange(nn.Module):
@@ -273,7 +258,9 @@ def test_labels_that_are_no_classes_are_refused(label: int) -> None:
             check(found, module, arguments, seed)
 
 
-def test_parameters_that_are_not_trained_are_refused() -> None:
+def test_parameters_that_are_not_trained_and_losses_that_are_none_are_refused() -> None:
+    with pytest.raises(InputError, match="one scalar, the loss"):
+        trace(nn.Linear(3, 2), (torch.randn(4, 3),))
     module, x = Written(lambda m, x: m.two(m.one(x)).mean()), torch.randn(3, 4)
     module.one.weight.requires_grad_(False)
     with pytest.raises(UnsupportedError, match=r"parameter in one.weight: does not require grad"):
@@ -386,11 +373,6 @@ def test_regions_of_data_and_changes_in_place_compute_what_autograd_does(forward
     found = trace(module, (x,))
     assert module.shift.tolist() == [0, 1, 2, 3], "tracing changes nothing"
     check(found, module, (x,))
-
-
-def test_a_module_without_a_scalar_is_refused() -> None:
-    with pytest.raises(InputError, match="one scalar, the loss"):
-        trace(nn.Linear(3, 2), (torch.randn(4, 3),))
 
 
 def test_dropout_is_left_out_and_said() -> None:

@@ -62,19 +62,19 @@ def write_program(theory: Theory, decision: HapDecision) -> SpmdProgram:
 def read_program(plan: Plan, program: SingleProgram) -> Decided:
     """The plan's program as a decision about `program`, in the theory of as many devices, whatever
     they are. Raises InputError where it is none."""
-    found = plan.program
-    assert found is not None, "plans with the schedule spmd have a program"
-    if program.segments != len(found.ratios):
-        got, expected = f"{len(found.ratios)} segments", f"{program.segments}"
+    listed = plan.program
+    assert listed is not None, "plans with the schedule spmd have a program"
+    if program.segments != len(listed.ratios):
+        got, expected = f"{len(listed.ratios)} segments", f"{program.segments}"
         what = "program.ratios are not for this model"
         raise InputError(what, where=plan.name, got=got, expected=expected)
-    m = len(found.ratios[0])
+    m = len(listed.ratios[0])
     devices = [Device(name="any", flops_per_second=1.0)] * m
     theory = theory_of(program, devices, ring(m, 1e9), all_dimensions=True)
-    return Decided(theory, decision_of(found, theory, plan.name))
+    return Decided(theory, decision_of(listed, theory, plan.name))
 
 
-def decision_of(found: SpmdProgram, theory: Theory, where: str) -> HapDecision:
+def decision_of(listed: SpmdProgram, theory: Theory, where: str) -> HapDecision:
     """The triples that a plan's instructions stand for. Raises InputError for one that is none, or
     no proof."""
     numbers: dict[str, list[int]] = {}
@@ -82,7 +82,7 @@ def decision_of(found: SpmdProgram, theory: Theory, where: str) -> HapDecision:
         key = written(instruction, theory.data.triples[i].segment).model_dump_json()
         numbers.setdefault(key, []).append(i)
     choices = []
-    for position, step in enumerate(found.instructions):
+    for position, step in enumerate(listed.instructions):
         key = step.model_dump_json()
         if key not in numbers:
             raise refusal(step, f"program.instructions[{position}]", theory, where)
@@ -95,7 +95,7 @@ def decision_of(found: SpmdProgram, theory: Theory, where: str) -> HapDecision:
         left = [i for i in choice if i not in taken] or choice
         waiting = [i for i in left if theory.instructions[i].after in synchronised]
         taken.append((waiting or left)[0])
-    decision = HapDecision(program=taken, ratios=found.ratios)
+    decision = HapDecision(program=taken, ratios=listed.ratios)
     verdict = evaluate(family("hap"), theory.data, decision)
     if verdict.objective is None:
         raise InputError(f"{NO_MATCH}: {verdict.violations[0]}", where=where)

@@ -282,10 +282,9 @@ def mean(
     """Over some dimensions, one after the other."""
     rank, whole = len(x.shape), x.shape
     dims = range(rank) if dim is None else [dim] if isinstance(dim, int) else dim
-    found = sorted({positive(d, rank) for d in dims}, reverse=True)
-    for d in found:
+    for d in sorted({positive(d, rank) for d in dims}, reverse=True):
         x = w.apply("mean", x, dimension=d, length=whole[d])
-    return w.reshape(x, [1 if d in found else n for d, n in enumerate(whole)]) if keepdim else x
+    return w.reshape(x, w.made)
 
 
 def total(
@@ -297,9 +296,8 @@ def total(
     dtype: Any = None,
 ) -> Tensor:
     """A sum as a multiple of the mean."""
-    found = mean(w, x, dim, keepdim)
-    factor = math.prod(x.shape) / max(1, math.prod(found.shape))
-    return w.apply("scale", found, factor=factor)
+    factor = math.prod(x.shape) / max(1, math.prod(w.made))
+    return w.apply("scale", mean(w, x, dim), factor=factor)
 
 
 def max_pool2d(
@@ -385,11 +383,11 @@ def split_with_sizes(
     w: Walker, x: Tensor, sizes: Sequence[int], dim: int = 0
 ) -> tuple[Tensor, ...]:
     """Ranges one after the other."""
-    d, begin, found = positive(dim, len(x.shape)), 0, []
+    d, begin, parts = positive(dim, len(x.shape)), 0, []
     for size in sizes:
-        found.append(narrow(w, x, d, begin, begin + size))
+        parts.append(narrow(w, x, d, begin, begin + size))
         begin += size
-    return tuple(found)
+    return tuple(parts)
 
 
 def cat(w: Walker, tensors: Sequence[Any], dim: int = 0) -> Tensor:

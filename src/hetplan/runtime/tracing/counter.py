@@ -3,7 +3,7 @@ belongs to, and with what it reads, writes and multiplies.
 
 Fake tensors have shapes and no values, so an operator whose output's size depends on values cannot
 be run. Operators of the backward pass belong to the layer whose forward pass made their autograd
-node, found by the nodes' numbers.
+node, known by the nodes' numbers.
 
 Every operator reads its inputs (of broadcast ones, what is there) and writes its outputs; views do
 neither. Beyond that rules say which ones are matrix products, which read less than their inputs,
@@ -86,7 +86,7 @@ FILLS = _aten(
 )
 # They read the rows that they are asked for, not the table: as much as they write, and the indices.
 GATHERS = {"aten.embedding", "aten.index", "aten.index_select", "aten.gather", "aten.take"}
-# Moved in place: what is given is added to or written over rows of a large tensor.
+# Moved in place: an input is added to or written over rows of a large tensor.
 SCATTERS = _aten(
     """
     index_put_ _index_put_impl_ index_add_ scatter_ scatter_add_ index_copy_
@@ -247,16 +247,16 @@ def bytes_of(tensor: Tensor) -> float:
 
 def traffic(name: str, args: Arguments, kwargs: dict[str, Any], out: Any) -> tuple[float, float]:
     """(bytes read, bytes written)."""
-    given, made = list(tensors((args, kwargs))), list(tensors(out))
+    inputs, made = list(tensors((args, kwargs))), list(tensors(out))
     written = sum(map(bytes_of, made))
     if name in FILLS:
         return 0.0, written
     if name in GATHERS:
-        return written + sum(bytes_of(t) for t in given if not t.is_floating_point()), written
+        return written + sum(bytes_of(t) for t in inputs if not t.is_floating_point()), written
     if name in SCATTERS:
-        moved = sum(bytes_of(t) for t in given[1:])
+        moved = sum(bytes_of(t) for t in inputs[1:])
         return 2 * moved, moved
-    distinct = {id(t): t for t in given}
+    distinct = {id(t): t for t in inputs}
     return sum(map(bytes_of, distinct.values())), written
 
 
@@ -357,8 +357,8 @@ class Counter(TorchDispatchMode):
             self.last = self.layers.of_node(number)
         return self.last
 
-    def _follow(self, layer: int, given: Any, out: Any) -> None:
-        for tensor in tensors(given):
+    def _follow(self, layer: int, arguments: Any, out: Any) -> None:
+        for tensor in tensors(arguments):
             users = self.users.setdefault(storage(tensor), [])
             if layer not in users[-1:]:
                 users.append(layer)

@@ -219,8 +219,8 @@ class Called(nn.Module):
         *inner, last = chain_of(self.module).values() or [self.module]
         for layer in inner:
             x = layer(x)
-        given, named = _arguments(last.forward, x, targets)
-        return _tensor_of(last(*given, **named))
+        positional, named = _arguments(last.forward, x, targets)
+        return _tensor_of(last(*positional, **named))
 
 
 def chain_of(module: nn.Module) -> dict[str, nn.Module]:
@@ -236,14 +236,14 @@ def _arguments(
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Inputs, and targets where the function needs two or names them."""
     parameters = inspect.signature(forward).parameters
-    given, named = ((), x) if isinstance(x, dict) else ((x,), {})
+    positional, named = ((), x) if isinstance(x, dict) else ((x,), {})
     needed = [
         p for p in parameters.values() if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD
     ]
     if len(needed) > 1 and not named:
-        return (*given, targets), named
+        return (*positional, targets), named
     label = next((label for label in LOSSES if label in parameters), None)
-    return given, named if label is None else {**named, label: targets}
+    return positional, named if label is None else {**named, label: targets}
 
 
 def _tensor_of(out: Any) -> Tensor:

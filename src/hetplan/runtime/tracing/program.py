@@ -26,7 +26,7 @@ from hetplan.runtime.tracing.walk import MissingRule, Tensor, Unsupported, Walke
 # Assertions that torch.export writes: nothing to run.
 SILENT = ("aten._assert_tensor_metadata", "aten._assert_async", "aten._assert_scalar")
 LISTED, LONGEST = 6, 300
-# The region of a graph in which torch.export found gradients switched on or off.
+# The region of a graph in which gradients are switched on or off.
 GRADIENTS_SET = "wrap_with_set_grad_enabled"
 
 
@@ -108,7 +108,7 @@ def exported(module: Any, arguments: Sequence[Any], name: str) -> Any:
     try:
         with torch.enable_grad():
             return torch.export.export(module, tuple(arguments), strict=False)
-    except Exception as error:  # torch's or the module's: whatever is raised is told
+    except Exception as error:  # torch's or the module's: whatever it is
         first = next((line for line in str(error).splitlines() if line.strip()), "no message")
         raise UnsupportedError(
             f"torch.export finds no graph: {type(error).__name__}: {first.strip()[:LONGEST]}",

@@ -281,7 +281,7 @@ def groups(before: Shape, after: Shape) -> list[tuple[range, range]]:
 
     Dimensions of length 1 join the run before them.
     """
-    found: list[tuple[range, range]] = []
+    runs: list[tuple[range, range]] = []
     i = j = 0
     while i < len(before) or j < len(after):
         i0, j0 = i, j
@@ -295,8 +295,8 @@ def groups(before: Shape, after: Shape) -> list[tuple[range, range]]:
             i += 1
         while j < len(after) and after[j] == 1 and not (i < len(before) and before[i] == 1):
             j += 1
-        found.append((range(i0, i), range(j0, j)))
-    return found
+        runs.append((range(i0, i), range(j0, j)))
+    return runs
 
 
 def reshape_shape(whole: Shapes, attributes: Attributes) -> Shape:
