@@ -72,7 +72,7 @@ def test_what_is_slept_is_what_the_simulator_predicts() -> None:
         found, rehearsal = replay(plan, workload), rehearsal_of(plan, workload, 3.0)
         assert rehearsal.seconds == pytest.approx(3 * found.seconds)
         assert [rehearsal.busy(rank) for rank in range(4)] == pytest.approx(
-            3 * (found.timeline.busy - [rehearsal.program.updates()[r] for r in range(4)])  # type: ignore[attr-defined]
+            3 * (found.timeline.busy - [rehearsal.costs.updates()[r] for r in range(4)])  # type: ignore[attr-defined]
         )
         rows = {event["tid"] for event in trace(found)["traceEvents"] if "tid" in event}
         assert rows == set(range(8))

@@ -25,7 +25,7 @@ COLLECTIVE_SECONDS = 0.002  # of a narrow collective here, where every rank has 
 class SpmdRehearsal(Rehearsal):
     """Predicted seconds of a program's stages, on the plan's devices."""
 
-    costs: SpmdCosts | None = field(default=None, compare=False)
+    costs: SpmdCosts = field(compare=False)
 
     @classmethod
     def of_program(
@@ -34,31 +34,22 @@ class SpmdRehearsal(Rehearsal):
         """scale: default such that an iteration takes a second, or as long as its collectives need
         here."""
         costs = SpmdCosts.of(plan, workload)
-        predicted, joined = (
-            costs.timeline().seconds,
-            [s.seconds for _, s in costs.each() if s.seconds > 0],
-        )
+        predicted = costs.timeline().seconds
+        joined = [stage.seconds for _, stage in costs.each() if stage.seconds > 0]
         real = len(joined) * COLLECTIVE_SECONDS * max(1.0, len(costs.devices) / cores)
-        comfortable = (
-            max(1.0 / predicted, real / sum(joined) if joined else 0.0) if predicted > 0 else 1.0
-        )
+        needed = real / sum(joined) if joined else 0.0
+        comfortable = max(1.0 / predicted, needed) if predicted > 0 else 1.0
         return cls(plan, (), (), scale or comfortable, costs)
-
-    @property
-    def program(self) -> SpmdCosts:
-        """The costs."""
-        assert self.costs is not None, "made by of_program"
-        return self.costs
 
     @property
     def seconds(self) -> float:
         """Predicted seconds of an iteration here: the simulator's, scaled."""
-        return self.scale * self.program.timeline().seconds
+        return self.scale * self.costs.timeline().seconds
 
     def busy(self, rank: int) -> float:
         """Seconds of a rank's passes here."""
-        place = self.program.devices.index(self.device(rank))
-        return self.scale * float(sum(stage.compute[place] for _, stage in self.program.each()))
+        place = self.costs.devices.index(self.device(rank))
+        return self.scale * float(sum(stage.compute[place] for _, stage in self.costs.each()))
 
     def device(self, rank: int) -> int:
         """The device of a rank."""
@@ -67,7 +58,7 @@ class SpmdRehearsal(Rehearsal):
     @property
     def meetings(self) -> int:
         """How often all ranks meet in an iteration, its beginning aside."""
-        return sum(stage.seconds > 0 for _, stage in self.program.each())
+        return sum(stage.seconds > 0 for _, stage in self.costs.each())
 
 
 @dataclass

@@ -159,7 +159,7 @@ class RehearsedProgram:
     def __init__(self, watch: SpmdWatch) -> None:
         self.watch, self.step = watch, 0
         self.everyone = Transport.on_cpu().everyone
-        costs = watch.rehearsal.program
+        costs = watch.rehearsal.costs
         self.place = costs.devices.index(watch.rehearsal.device(watch.rank))
         self.each, self.update = costs.each(), costs.updates()[self.place]
 
