@@ -10,7 +10,7 @@ by row: tensor ranks lie next to each other.
 Neighbour: another divisor for h or for w, with a random tiling, tensor degree and micro-batch.
 Temperature 10 (1 - i/50) seconds in step i of 50; a worse neighbour is taken with chance exp(-rise
 / T).
-Energy: the exact T with the cut of the slowest pipeline (cuts.envelope_cut); +inf where none fits
+Energy: the exact T with the cut of the slowest pipeline (cuts.try_placement); +inf where none fits
 in memory.
 Generalised to nodes of unequal size: the grid is folded to rows of the sizes' common divisor, and
 as that leaves few tilings, half of the steps (by chance) exchange two devices of the present
@@ -28,7 +28,7 @@ from itertools import groupby
 
 import numpy as np
 
-from hetplan.formulations.amp.cuts import envelope_cut, parameter_cut, uniform_cut
+from hetplan.formulations.amp.cuts import parameter_cut, try_placement, uniform_cut
 from hetplan.formulations.amp.data import AmpData, AmpDecision
 from hetplan.formulations.amp.problem import (
     NO_CONFIGURATION,
@@ -42,6 +42,7 @@ from hetplan.formulations.amp.problem import (
     megatron_placement,
     place,
 )
+from hetplan.solvers.branch_and_bound import Incumbent
 from hetplan.solvers.result import Outcome, Stop
 from hetplan.solvers.run import Run
 
@@ -229,27 +230,25 @@ def annealing(data: AmpData, run: Run) -> Outcome[AmpDecision]:
     begun = time.perf_counter()
     problem = compile_problem(data)
     moves = Moves(data, problem, np.random.default_rng(run.options.seed))
-    best: tuple[float, Strategy] | None = None
+    incumbent = Incumbent[Strategy](run)
     accepted = step = 0
     if moves.tiles:
         state = moves.start()
-        energy, cut = energy_of(problem, state, run)
-        best = better(None, energy, state, cut)
+        energy = energy_of(problem, state, incumbent)
         while step < STEPS and not run.should_stop:
             candidate = moves.neighbour(state)
-            energy_there, cut = energy_of(problem, candidate, run)
-            best = better(best, energy_there, candidate, cut)
+            energy_there = energy_of(problem, candidate, incumbent)
             temperature = START_TEMPERATURE * (1 - step / STEPS)
             if accepts(energy, energy_there, temperature, moves.rng.random()):
                 state, energy = candidate, energy_there
                 accepted += 1
             step += 1
-            run.report(incumbent=best[0] if best else None)
+    best = incumbent.decision
     stop = Stop.DONE if not run.should_stop else Stop.INTERRUPTED if run.cancelled else Stop.LIMIT
     reason = f"none of {step + 1} placements fits in memory" if moves.tiles else NO_CONFIGURATION
     return Outcome(
         stop=stop,
-        decision=None if best is None else best[1].decision(),
+        decision=None if best is None else best.decision(),
         solve_seconds=time.perf_counter() - begun,
         message="" if best else reason,
         details={"steps": step, "accepted": accepted},
@@ -265,20 +264,14 @@ def accepts(energy: float, energy_there: float, temperature: float, draw: float)
     return energy_there <= energy or draw < math.exp((energy - energy_there) / temperature)
 
 
-def energy_of(problem: AmpProblem, state: State, run: Run) -> tuple[float, Ints | None]:
-    """T of a state with its cut; (+inf, None) where no cut fits in memory."""
-    placed = place(problem, state.configuration, state.placement)
-    cut = envelope_cut(placed)
-    return (math.inf, None) if cut is None else (placed.seconds(cut), cut)
-
-
-def better(
-    best: tuple[float, Strategy] | None, energy: float, state: State, cut: Ints | None
-) -> tuple[float, Strategy] | None:
-    """The better of what was best and of a state just priced."""
-    if cut is None or (best is not None and best[0] <= energy):
-        return best
-    return energy, Strategy(state.configuration, state.placement, cut)
+def energy_of(problem: AmpProblem, state: State, incumbent: Incumbent[Strategy]) -> float:
+    """T of a state with its best cut, which may be the incumbent; +inf where no cut fits in
+    memory."""
+    priced = try_placement(problem, state.configuration, state.placement)
+    if priced is None:
+        return math.inf
+    incumbent.offer(*priced)
+    return priced[0]
 
 
 def device_grid(nodes: Sequence[int]) -> Ints:

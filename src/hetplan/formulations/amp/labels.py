@@ -257,7 +257,8 @@ def place_group(
     as in `open_stage`."""
     (costs, link, free, one), (low, high, limit), count = scratch, box, 0
     tp, last = grid.shape_cells.shape[1], parts.last
-    left, behind = np.empty((2, costs.shape[1]), dtype=np.int64)
+    left = np.empty(costs.shape[1], dtype=np.int64)
+    behind = np.empty_like(left)
     for x in range(len(parts.end)):
         a, b = parts.first[x], parts.end[x]
         volume = (grid.params[b] - grid.params[a]) * grid.sync
@@ -386,7 +387,8 @@ class Groups:
         costs = (self.config.data, len(grid.weight), self.model.levels)
         table = self.config.data, len(grid.class_zone)
         scratch = np.empty(costs), np.empty(table), np.empty(table, np.int64), np.empty(costs[1:])
-        parts = Parts(*(labels[name] for name in Parts._fields))
+        # contiguous, since a kernel is compiled anew for each layout of its arrays
+        parts = Parts(*(np.ascontiguousarray(labels[name]) for name in Parts._fields))
         box = self.box.low, self.box.high, limit
         if opens:
             count = open_stage(grid, self.stages[j], parts, box, out, scratch)
@@ -502,7 +504,7 @@ def make_grid(
         base=lay.zones.base,
         weight=model.weight,
         cell_weight=model.cell_weight,
-        shape_weight=model.cell_weight[:, lay.shape_cells].sum(axis=2),
+        shape_weight=np.ascontiguousarray(model.cell_weight[:, lay.shape_cells].sum(axis=2)),
         most=config.pipeline * model.weight.max(axis=1),
         low=values[[a for a, _ in pieces]],
         high=np.r_[values, np.inf][[b + 1 for _, b in pieces]],
