@@ -4,19 +4,60 @@ traceback."""
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
+import yaml
 
 from amp.generate import instance as amp_data
 from fakes.cli import Call, Ran
+from fakes.workloads import cluster_document, profile_document
 from fuzzing.mutations import as_json, check_one_line, damage, mutate
 from hetplan.instances.library import Instance, find, load_from_library
 
-BLOCK = 52  # files per test; five tests of edits and five of bytes for each kind
+NAMES = {
+    "amp": "tiny-mixed",
+    "astra": "tiny-two-types",
+    "ditto": "tiny-fast-slow",
+    "poplar": "tiles-5-zero3",
+}
+FILES = 100  # damaged ones, half by edits and half by bytes
+RULES = b"""# rules
+$tensor_model_parallel_size > 4 && $pipeline_model_parallel_size == 1
+$recompute_granularity == 'full' || $micro_batch_size % 2 != 0
+$num_gpus % ($pipeline_model_parallel_size * $tensor_model_parallel_size) != 0
+$num_layers_per_virtual_pipeline_stage != None && -$num_micro_batches + 3 < 2 * $data_parallel_size
+"""
+CLUSTER = cluster_document(devices={"T4": {"memory_gib": 15, "peak_tflops": {"fp16": 60}}})
+CONFIGS = (
+    {
+        "model_type": "gpt2",
+        "n_layer": 4,
+        "n_head": 4,
+        "n_embd": 64,
+        "vocab_size": 100,
+        "n_positions": 32,
+    },
+    {
+        "model_type": "llama",
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "intermediate_size": 96,
+        "vocab_size": 50,
+        "max_position_embeddings": 16,
+    },
+)
+# FILE stands for the damaged file, GOOD for a cluster file that is not.
+PLAN = "plan --global-batch 8 --strategies dp --threads 1 --json"
+SEARCH = (
+    "plan search --model gpt2 --gpus A800:4 --global-batch 4 --param tensor=1,2 --param "
+    "micro_batch=1 --param recompute=none --json"
+)
 
 
 def check(ran: Ran) -> None:
@@ -28,164 +69,68 @@ def check(ran: Ran) -> None:
         assert ran.out
 
 
-def document(seed: int) -> dict[str, Any]:
-    """A valid amp instance file."""
-    return Instance(problem="amp", name="tiny", origin="generated", data=amp_data(seed)).document()
-
-
-@pytest.mark.parametrize("block", range(10))
-def test_instances(hetplan: Call, tmp_path: Path, block: int) -> None:
-    """520 damaged instance files, half by edits and half by bytes."""
-    path = tmp_path / "f.json"
-    codes = []
-    for i in range(BLOCK):
-        rng = Random(f"instance {block} {i}")
-        made = document(rng.randrange(30))
-        wrong = as_json(mutate(rng, made)) if block % 2 else damage(rng, as_json(made))
-        path.write_bytes(wrong)
-        ran = hetplan("instances", "validate", path)
-        check(ran)
-        codes.append(ran.code)
-    assert codes.count(2) > BLOCK / 3
-
-
-FAMILIES_LIBRARY = {"astra": "tiny-two-types", "ditto": "tiny-fast-slow", "poplar": "tiles-5-zero3"}
-
-
-@pytest.mark.parametrize("problem", FAMILIES_LIBRARY)
-def test_instances_and_decisions_of_other_families(
-    hetplan: Call, tmp_path: Path, problem: str
-) -> None:
-    """240 damaged files of each: instances, decisions, answers and best-known records."""
-    name = FAMILIES_LIBRARY[problem]
-    instance = load_from_library(name)
-    best = find_best(name)
-    path = tmp_path / "f.json"
-    codes = []
-    for i in range(240):
-        rng = Random(f"{problem} {i}")
-        made: Any = (
-            instance.document() if i % 2 else rng.choice((best["decision"], best, answer_of(best)))
-        )
-        path.write_bytes(
-            as_json(mutate(rng, made)) if rng.random() < 0.5 else damage(rng, as_json(made))
-        )
-        ran = (
-            hetplan("instances", "validate", path)
-            if i % 2
-            else hetplan("check", name, path, "--json")
-        )
-        check(ran)
-        codes.append(ran.code)
-    assert codes.count(2) > len(codes) / 3
-    assert codes.count(0) + codes.count(1) > 0
-
-
-def find_best(name: str) -> dict[str, Any]:
-    """The best-known record of a packaged instance, as JSON types."""
+def stated(name: str, rng: Random) -> Any:
+    """A packaged instance's best-known record, its decision, or both as an answer document."""
     entry = find(name)
     record = entry.best_known() if entry is not None else None
     assert record is not None, name
-    return record.model_dump(mode="json")
+    best = record.model_dump(mode="json")
+    result = {key: best[key] for key in ("objective", "bound", "decision")} | {"method": "m"}
+    answer = {"instance": name, "problem": best["problem"], "results": [result]}
+    return rng.choice((best["decision"], best, answer))
 
 
-def answer_of(best: dict[str, Any]) -> dict[str, Any]:
-    """A best-known record as an answer document."""
-    result = {"method": "m", "status": "optimal", "gap": 0.0}
-    result |= {key: best[key] for key in ("objective", "bound", "decision")}
-    return {"instance": best["instance"], "problem": best["problem"], "results": [result]}
-
-
-RULES = """# rules
-$tensor_model_parallel_size > 4 && $pipeline_model_parallel_size == 1
-$recompute_granularity == 'full' || $micro_batch_size % 2 != 0
-$num_gpus % ($pipeline_model_parallel_size * $tensor_model_parallel_size) != 0
-$num_layers_per_virtual_pipeline_stage != None && -$num_micro_batches + 3 < 2 * $data_parallel_size
-"""
-SEARCH = (
-    "--model",
-    "gpt2",
-    "--gpus",
-    "A800:4",
-    "--global-batch",
-    4,
-    "--param",
-    "tensor=1,2",
-    "--json",
-)
-
-
-@pytest.mark.parametrize("block", range(5))
-def test_rules(hetplan: Call, tmp_path: Path, block: int) -> None:
-    """520 damaged files of rules, through the whole search."""
-    path = tmp_path / "my.rules"
-    codes = []
-    for i in range(104):
-        path.write_bytes(damage(Random(f"rules {block} {i}"), RULES.encode()))
-        ran = hetplan(
-            "plan",
-            "search",
-            *SEARCH,
-            "--param",
-            "micro_batch=1",
-            "--param",
-            "recompute=none",
-            "--rules",
-            path,
-        )
-        check(ran)
-        if ran.code == 2:
-            assert str(path) in ran.error
-        codes.append(ran.code)
-    assert codes.count(2) > len(codes) / 3
-    assert codes.count(2) < len(codes)
-
-
-@pytest.mark.parametrize("block", range(10))
-def test_decisions(hetplan: Call, tmp_path: Path, block: int) -> None:
-    """520 damaged decisions, raw ones and whole answers, against a good instance."""
-    entry = find("tiny-mixed")
-    assert entry is not None
-    best = entry.best_known()
-    assert best is not None
-    result = {
-        "method": "m",
-        "objective": best.objective,
-        "bound": best.bound,
-        "decision": best.decision,
-    }
-    answer = {"instance": "tiny-mixed", "problem": "amp", "results": [result]}
-    path = tmp_path / "d.json"
-    codes = []
-    for i in range(BLOCK):
-        rng = Random(f"decision {block} {i}")
-        made: Any = rng.choice((best.decision, answer, best.model_dump(mode="json")))
-        wrong = as_json(mutate(rng, made)) if block % 2 else damage(rng, as_json(made))
-        path.write_bytes(wrong)
-        ran = hetplan("check", "tiny-mixed", path, "--json")
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    ("make", "command"),
+    [
+        *((lambda _, n=n: load_from_library(n).document(), "instances validate FILE")
+          for n in NAMES.values()),
+        *((lambda rng, n=n: stated(n, rng), f"check {n} FILE --json") for n in NAMES.values()),
+        (lambda _: CLUSTER, f"{PLAN} --model gpt2 --cluster FILE"),
+        (lambda _: profile_document(), f"{PLAN} --model gpt2 --cluster GOOD --profile FILE"),
+        (lambda rng: rng.choice(CONFIGS), f"{PLAN} --cluster GOOD --model FILE"),
+        (lambda _: RULES, f"{SEARCH} --rules FILE"),
+    ],
+    ids=[*NAMES, *(f"{n} decision" for n in NAMES), "cluster", "profile", "config", "rules"],
+)  # fmt: skip
+def test_damaged_files(
+    hetplan: Call, tmp_path: Path, make: Callable[[Random], Any], command: str, seed: int
+) -> None:
+    path, good, codes = tmp_path / "f.json", tmp_path / "good.yaml", []
+    good.write_text(yaml.safe_dump(cluster_document()))
+    words = [{"FILE": path, "GOOD": good}.get(word, word) for word in command.split()]
+    for i in range(FILES):
+        rng = Random(f"{command} {seed} {i}")
+        made = make(rng)
+        if isinstance(made, bytes):
+            path.write_bytes(damage(rng, made))
+        else:
+            edited = rng.random() < 0.5
+            path.write_bytes(as_json(mutate(rng, made)) if edited else damage(rng, as_json(made)))
+        ran = hetplan(*words)
         check(ran)
         codes.append(ran.code)
-    assert codes.count(2) > BLOCK / 3
-    assert codes.count(1) > 0 or block % 2 == 0
+        if ran.code < 2 and "--json" in words:
+            json.loads(ran.out, parse_constant=lambda text: pytest.fail(f"{text} in the output"))
+    assert FILES / 5 < codes.count(2) < FILES
 
 
-@pytest.mark.parametrize("problem", ["amp", *FAMILIES_LIBRARY])
+@pytest.mark.parametrize("problem", NAMES)
 def test_solving_odd_numbers(hetplan: Call, tmp_path: Path, problem: str) -> None:
     """Instances with zeros, huge and tiny numbers pass their schema; no method falls over them."""
-    path = tmp_path / "f.json"
-    codes = []
+    path, codes = tmp_path / "f.json", []
+    # Poplar divides by its seconds
+    least = (1e-30, 1e-30) if problem == "poplar" else (0.0, 5e-324)
     for i in range(60):
         rng = Random(f"solve {i}")
+        made = load_from_library(NAMES[problem]).document()
         if problem == "amp":
-            made = document(rng.randrange(30))
-        else:
-            made = load_from_library(FAMILIES_LIBRARY[problem]).document()
-        # Poplar divides by its seconds
-        least = (1e-30, 1e-30) if problem == "poplar" else (0.0, 5e-324)
+            data = amp_data(rng.randrange(30))
+            made = Instance(problem="amp", name="tiny", origin="made", data=data).document()
         path.write_bytes(as_json(odd_numbers(rng, made, (*least, 1e-12, 1e-3, 1e3, 1e6))))
-        ran = hetplan(
-            "solve", path, "--json", "-m", "auto,paper", "--threads", 1, "--time-limit", 5
-        )
+        more = ("-m", "auto,paper", "--threads", 1, "--time-limit", 5)
+        ran = hetplan("solve", path, "--json", *more)
         check(ran)
         codes.append(ran.code)
         if ran.code < 2:
@@ -227,5 +172,6 @@ def test_a_layer_that_dwarfs_the_others(hetplan: Call, tmp_path: Path) -> None:
         "bandwidth": [[link * (i != j) for j in range(4)] for i in range(4)],
     }
     path = tmp_path / "f.json"
-    path.write_bytes(as_json(document(0) | {"data": data}))
+    document = load_from_library("tiny-mixed").document() | {"data": data}
+    path.write_bytes(as_json(document))
     check(hetplan("solve", path, "--json", "--threads", 1))
