@@ -82,8 +82,8 @@ def best_prices(
         if best >= threshold or run.should_stop:
             break
         for v in range(len(means.x)):
-            found = _summed(problem, graph, path(graph, arc[:, v]))
-            paths[found.program] = found
+            shortest = _summed(problem, graph, path(graph, arc[:, v]))
+            paths[shortest.program] = shortest
         answer = _master(problem, means.x, list(paths.values()), run)
         if answer is None:
             break

@@ -67,8 +67,8 @@ def pose(data: HapData, run: Run) -> Posed | Outcome[HapDecision]:
     if reason is not None:
         spent = time.perf_counter() - begun
         return Outcome(stop=Stop.INFEASIBLE, message=reason, build_seconds=spent)
-    if problem.given is not None:
-        return ratios_only(problem, problem.given, run, begun)
+    if problem.program is not None:
+        return ratios_only(problem, problem.program, run, begun)
     theory = reduce_theory(problem)
     if theory.goal is None:
         return ratios_only(problem, theory.program([]), run, begun)

@@ -99,20 +99,15 @@ def describe(
     return [_ratios(data, decision, numbers), _stages(data, decision)]
 
 
-def _alike(data: HapData, decision: HapDecision) -> list[list[int]]:
-    """Devices of equal speed, memory and ratios."""
+def _ratios(data: HapData, decision: HapDecision, numbers: Sequence[int]) -> Table:
+    """A row for the devices of equal speed, memory and ratios."""
     limits = [] if data.memory is None else data.memory.device_bytes
-    groups: dict[tuple[float, ...], list[int]] = {}
+    alike: dict[tuple[float, ...], list[int]] = {}
     for j, device in enumerate(data.devices):
         key = (device.flops_per_second, *limits[j : j + 1], *(row[j] for row in decision.ratios))
-        groups.setdefault(key, []).append(j)
-    return list(groups.values())
-
-
-def _ratios(data: HapData, decision: HapDecision, numbers: Sequence[int]) -> Table:
+        alike.setdefault(key, []).append(j)
     rows, held = [], held_bytes(data, decision)
-    limits = [] if data.memory is None else data.memory.device_bytes
-    for members in _alike(data, decision):
+    for members in alike.values():
         first = members[0]
         memory = (f"{bytes_text(held[first])} of {bytes_text(limits[first])}",) if limits else ()
         rows.append(

@@ -275,13 +275,13 @@ def search(
         answer = minimise(method, model, run)
         if not answer.has_solution:
             break
-        found = theory.program(walked(graph, answer.values(s.z)))
-        ratios = best_ratios(problem, problem.stages(found), run)
+        candidate = theory.program(walked(graph, answer.values(s.z)))
+        ratios = best_ratios(problem, problem.stages(candidate), run)
         if ratios.seconds <= least:
-            program, least = found, ratios.seconds
+            program, least = candidate, ratios.seconds
         if answer.stop is not Stop.OPTIMAL or not ratios.impossible:
             break
-        forbid(model, s, found)
+        forbid(model, s, candidate)
     stop, message = answer.stop, answer.message
     if stop is Stop.INFEASIBLE:
         if problem.capacity is not None and not np.isfinite(least):

@@ -76,7 +76,7 @@ class HapProblem:
     steps: tuple[Step, ...]
     properties: tuple[str, ...]
     goal: int | None
-    given: tuple[int, ...] | None
+    program: tuple[int, ...] | None
     capacity: Floats | None = None
 
     @property
@@ -185,20 +185,18 @@ def compile_problem(data: HapData) -> HapProblem:
         steps=tuple(steps),
         properties=tuple(numbers),
         goal=numbers.get(data.goal),
-        given=None if data.program is None else tuple(data.program),
+        program=None if data.program is None else tuple(data.program),
         capacity=types[:, 1] * (1 + MEMORY_TOLERANCE) if limited else None,
     )
 
 
 def infeasible_because(data: HapData, problem: HapProblem) -> str | None:
     """Why no program exists, complete: the goal cannot be derived, or the given program is none."""
-    if problem.given is not None:
-        return _given_is_wrong(data, problem)
+    if problem.program is not None:
+        return _wrong_program_because(data, problem)
     known, _ = closure(problem.steps)
-    if problem.goal is not None and problem.goal in known:
+    if problem.goal in known:
         return None
-    if problem.goal is None:
-        return f"no triple establishes the goal {data.goal!r}"
     waiting = [s for s in problem.steps if problem.goal in s.post]
     if not waiting:
         return f"no triple establishes the goal {data.goal!r}"
@@ -209,12 +207,12 @@ def infeasible_because(data: HapData, problem: HapProblem) -> str | None:
     )
 
 
-def _given_is_wrong(data: HapData, problem: HapProblem) -> str | None:
+def _wrong_program_because(data: HapData, problem: HapProblem) -> str | None:
     known: set[int] = set()
-    assert problem.given is not None
-    if len(set(problem.given)) < len(problem.given):
+    assert problem.program is not None
+    if len(set(problem.program)) < len(problem.program):
         return "the given program repeats a triple"
-    for position, i in enumerate(problem.given):
+    for position, i in enumerate(problem.program):
         step = problem.steps[i]
         if lacking := step.pre - known:
             name = problem.properties[min(lacking)]
