@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import count
 from typing import NamedTuple
@@ -129,6 +129,7 @@ class RowModel:
     need: Ints  # [H] what all pipelines together absorb at least
     stage_values: Floats  # candidate times of the slowest stage, ascending
     sync_values: Floats  # candidate synchronisation times, ascending
+    starts: dict[tuple[float, float], Floats] = field(default_factory=dict)  # by caps
 
     @cached_property
     def share(self) -> Ints:
@@ -186,6 +187,13 @@ class RowModel:
         for h in range(len(self.need)):
             complete(chain, self.weight[h], ahead[h], start[h], enter)
         return ahead, start
+
+    def start(self, stage_cap: float, sync_cap: float) -> Floats:
+        """`start` of the tables, kept: a box is bounded and later searched under the same caps."""
+        caps = stage_cap, sync_cap
+        if caps not in self.starts:
+            self.starts[caps] = self.tables(*caps)[1]
+        return self.starts[caps]
 
     def shared(self, start: Floats) -> float:
         """Least t such that pipelines of cost t each can absorb every burden; start [H, A]."""
@@ -282,7 +290,7 @@ def bound_stages(
     weight = model.layout.config.gas - 1
     values = model.stage_values
     last = len(values) - 1
-    _, start = model.tables(float(values[last]), sync_cap)
+    start = model.start(float(values[last]), sync_cap)
     pieces = {0: (0, last, start)}
     worth = {0: model.shared(start + weight * values[0])}
     names = count(1)
@@ -298,7 +306,7 @@ def bound_stages(
         ):
             break
         middle = _middle(values, first, final)
-        _, lower = model.tables(float(values[middle]), sync_cap)
+        lower = model.start(float(values[middle]), sync_cap)
         del pieces[best], worth[best]
         for piece in ((first, middle, lower), (middle + 1, final, table)):
             # A pipeline that absorbs less than its share may end here although not all of them can.
