@@ -21,7 +21,10 @@ BASE = ("profile", "batch-curve", "--model", "gpt2", "--sequence", 16, "--precis
         (BASE, "--memory-gib: missing"),
         ((*BASE, "--cluster", "poplar-a"), "no such option: --cluster"),
         ((*BASE, "--tensor", 2), "no such option: --tensor"),
-        ((*BASE, "--memory-gib", -1), "--memory-gib: not usable (got -1.0, expected 1e-09 to 1e+15)"),
+        (
+            (*BASE, "--memory-gib", -1),
+            "--memory-gib: not usable (got -1.0, expected 1e-09 to 1e+15)",
+        ),
         ((*BASE, "--memory-gib", 1, "--repeats", 0), "invalid value for '--repeats'"),
     ],
 )
