@@ -167,6 +167,8 @@ class Supervisor:
             rank.activity.note(what["used"])
         elif kind == "step":
             rank.steps.append(what)
+            if rank.state:  # progress, whatever the last sign of life has said
+                rank.state |= {"quiet": 0.0, "meeting": None}
             if number == 0 and self.tell is not None:
                 self.tell(what)
         elif kind == "failed":
