@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fakes.theories import chain, residual
-from hap.hap_cases import known, known_limited, tight
+from hap.hap_cases import known, known_limited, programs, tight
 from hetplan.formulations.hap.byte_prices import first_prices
 from hetplan.formulations.hap.common import pose
 from hetplan.formulations.hap.data import HapData
@@ -28,6 +28,7 @@ from hetplan.formulations.hap.means import (
     whole_cell,
 )
 from hetplan.formulations.hap.opening import Opener
+from hetplan.formulations.hap.ratios import best_ratios
 from hetplan.formulations.hap.theory import Theory
 from hetplan.solvers import registry
 from hetplan.solvers.branch_and_bound import Limits, Proof, search
@@ -168,6 +169,20 @@ def test_no_program_costs_less_than_the_bound_of_a_cell(seed: int, wide: bool) -
             held = stages.fixed_bytes + stages.shared_bytes @ point
             over = float(means.bytes @ (held - problem.capacity))
         assert sums(graph, means)[0] <= problem.seconds(stages, point) + over + 1e-9
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_means_are_learnt_at_the_best_ratios(seed: int) -> None:
+    """Of each program, those of the linear programme."""
+    theory = reduced(known(seed, 1)[0])
+    if theory is None:
+        return
+    problem = theory.problem
+    for program in programs(seed, 1).values():
+        stages, means = problem.stages(program), Means(problem, whole_cell(problem), None)
+        means.learn(stages)
+        best = best_ratios(problem, stages, Run(Options(threads=1))).seconds
+        assert problem.seconds(stages, means.point) == pytest.approx(best, rel=1e-8, abs=1e-12)
 
 
 @given(st.integers(1, 6), st.integers(1, 8), st.integers(0, 10**6))
