@@ -22,8 +22,8 @@ from typing import Any
 from hetplan.errors import InputError
 from hetplan.files import write_bytes
 from hetplan.instances.answers import Answer
-from hetplan.instances.library import Entry, Instance, find, library, load_instance
-from hetplan.instances.shelf import SETS, in_set, record_name
+from hetplan.instances.library import BestKnown, Entry, Instance, find, library, load_instance
+from hetplan.instances.shelf import BEST, SETS, in_set, record_name
 from hetplan.instances.update import Finding
 from hetplan.names import unknown_name
 from hetplan.solvers.options import Options
@@ -34,11 +34,10 @@ HEURISTICS, EXACT = "heuristics", "exact-methods"
 
 @dataclass(frozen=True)
 class Subject:
-    """An instance of the study."""
+    """An instance of the study, and what the library or the record beside it knows of it."""
 
     instance: Instance
-    best: float | None = None  # what the library knows of it, None where it is not the library's
-    bound: float | None = None
+    record: BestKnown | None = None
 
     @property
     def digest(self) -> str:
@@ -93,42 +92,29 @@ def subjects(names: Sequence[str]) -> Iterator[tuple[str, Subject]]:
 
 def named(name: str) -> Iterator[Subject]:
     """The instances behind one name."""
-    if os.path.isdir(name):
-        files = sorted(p for p in Path(name).rglob("*.json*") if record_name(p.name) is not None)
+    if os.path.exists(name):
+        path = Path(name)
+        files = [path]
+        if path.is_dir():
+            files = sorted(p for p in path.rglob("*.json*") if record_name(p.name) is not None)
         if not files:
             raise InputError("holds no instance files", where=name)
-        yield from map(of_file, files)
-        return
-    if os.path.isfile(name):
-        yield of_file(Path(name))
+        for file in files:
+            instance = load_instance(file)
+            record = file.with_name(record_name(file.name) or f"{file.name}{BEST}")
+            yield Subject(
+                instance, Entry(instance.problem, instance.name, file, record).best_known()
+            )
         return
     entry = find(name)
-    entries = (
-        [entry] if entry is not None else [e for e in library() if in_set(e.problem, e.name, name)]
-    )
+    entries = [entry] if entry else [e for e in library() if in_set(e.problem, e.name, name)]
     if not entries:
         known = [*SETS, *dict.fromkeys(e.problem for e in library())]
         raise unknown_name(
             "neither a set, a problem, an instance, a pattern nor a file:", name, known
         )
-    for one in entries:
-        yield of_entry(one)
-
-
-def of_entry(entry: Entry) -> Subject:
-    """The instance with what its record says, if it has one."""
-    best = entry.best_known()
-    return (
-        Subject(entry.load()) if best is None else Subject(entry.load(), best.objective, best.bound)
-    )
-
-
-def of_file(path: Path) -> Subject:
-    """A file with the record beside it."""
-    instance, record = load_instance(path), record_name(path.name)
-    if record is None:
-        return Subject(instance)
-    return of_entry(Entry(instance.problem, instance.name, path, path.with_name(record)))
+    for entry in entries:
+        yield Subject(entry.load(), entry.best_known())
 
 
 def tasks(
@@ -150,8 +136,8 @@ def tasks(
                     subject.instance.document(),
                     method,
                     own,
-                    subject.best,
-                    subject.bound,
+                    subject.record.objective if subject.record else None,
+                    subject.record.bound if subject.record else None,
                 )
     for word in wanted:
         if word not in used:
@@ -229,13 +215,7 @@ def arrow() -> Any:
 def schema() -> Any:
     """The columns as an Arrow schema."""
     pa = arrow()
-    types = {
-        "string": pa.string(),
-        "bool": pa.bool_(),
-        "int64": pa.int64(),
-        "float64": pa.float64(),
-    }
-    fields = [pa.field(name, types[kind]) for name, kind in COLUMNS.items()]
+    fields = [pa.field(name, pa.type_for_alias(kind)) for name, kind in COLUMNS.items()]
     return pa.schema(fields, metadata={"hetplan-study-rows": VERSION})
 
 

@@ -12,6 +12,7 @@ import contextlib
 import multiprocessing
 import os
 import platform
+import re
 import resource
 import signal
 import threading
@@ -138,21 +139,21 @@ def versions() -> dict[str, str]:
 def processor() -> str:
     """The processor's name as its maker gives it, where the system tells."""
     info = Path("/proc/cpuinfo")
-    if info.exists():
-        for line in info.read_text(errors="replace").splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()
+    known = (
+        re.search(r"^model name\s*: *(.+)", info.read_text(errors="replace"), re.M)
+        if info.exists()
+        else None
+    )
+    return known[1].strip() if known else platform.processor() or platform.machine()
 
 
 def peak_bytes() -> int:
     """This process's peak resident memory. On Linux ru_maxrss begins at the parent's; VmHWM does
     not."""
     status = Path("/proc/self/status")
-    if status.exists():
-        for line in status.read_text().splitlines():
-            if line.startswith("VmHWM"):
-                return int(line.split()[1]) * 1024
+    peak = re.search(r"^VmHWM:\s*(\d+) kB", status.read_text(), re.M) if status.exists() else None
+    if peak:
+        return int(peak[1]) * 1024
     # in KiB on Linux, in bytes on macOS
     unit = 1 if platform.system() == "Darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
@@ -183,9 +184,6 @@ class Patience:
         if time_limit is None:
             return float("inf")
         return time_limit + max(self.seconds, self.share * time_limit)
-
-
-PATIENCE = Patience()
 
 
 @dataclass
@@ -222,7 +220,7 @@ def run_tasks(
     jobs: int,
     *,
     memory_bytes: int | None = None,
-    patience: Patience = PATIENCE,
+    patience: Patience = Patience(),
     preload: Sequence[str] = PRELOAD,
     stop: Callable[[], bool],
 ) -> Iterator[Row]:

@@ -34,6 +34,17 @@ class Settings:
     micro_batch: int | None = None
     nodes: int | None = None
 
+    def one_kind(self, kinds: Iterable[str]) -> None:
+        """Raise InputError where the user names one device type and there are several."""
+        several = sorted(set(kinds))
+        if self.device is not None and len(several) > 1:
+            raise InputError(
+                "several device types",
+                where="--device-type",
+                got=", ".join(several),
+                expected="PATH of one of them",
+            )
+
     def device_note(self, device: str) -> str:
         """That the device's name is not the file's, where the user gave none."""
         if self.device is not None:

@@ -84,13 +84,7 @@ def read_sailor(path: str, settings: Settings) -> Imported:
         )
     data = load_model_data(root, name, read_foreign(root / "llm_info.json"))
     kinds = list(data.tables) if gpu is None else [gpu]
-    if settings.device is not None and len(kinds) > 1:
-        raise InputError(
-            "several GPU types",
-            where="--device-type",
-            got=", ".join(kinds),
-            expected="one of them as PATH",
-        )
+    settings.one_kind(kinds)
     return profile(
         settings,
         model=name,
@@ -172,11 +166,7 @@ def read_metis(path: str, settings: Settings) -> Imported:
             raise part.document["execution_time"]["layer_compute_total_ms"].error(
                 "number of layers differs from the other files'", f"{count} entries"
             )
-    devices = {part.device for part in parts}
-    if settings.device is not None and len(devices) > 1:
-        raise InputError(
-            "several device types", where="--device-type", got=", ".join(sorted(devices))
-        )
+    settings.one_kind(part.device for part in parts)
     layers, notes = _layers(parts, count)
     return profile(
         settings,
@@ -222,22 +212,13 @@ def _layers(parts: Sequence[Part], count: int) -> tuple[list[ProfileLayer], list
         entry.number(0, MOST_BYTES / chosen.tensor)
         for entry in sizes["parameters_per_layer_bytes"].entries(length=count)
     ]
-    notes = []
-    sent = next(
-        (
-            found
-            for key in ("activation_parameters_bytes", "activation_paramters_bytes")
-            if (found := sizes.get(key))
-        ),
-        None,
-    )
+    notes, activation, kept = [], [0.0] * count, [0.0] * count
+    # the second is how some files spell it
+    sent = sizes.get("activation_parameters_bytes") or sizes.get("activation_paramters_bytes")
     if sent is None:
         notes.append("the files do not tell what layers send on: activation_bytes are 0")
-    activation = (
-        [0.0] * count
-        if sent is None
-        else [e.number(0, MOST_BYTES) / chosen.batch for e in sent.entries(length=count)]
-    )
+    else:
+        activation = [e.number(0, MOST_BYTES) / chosen.batch for e in sent.entries(length=count)]
     memory = chosen.document["execution_memory"]["layer_memory_total_mb"].entries()
     if len(memory) == count:
         states = STATE_BYTES_PER_PARAM / PARAM_BYTES
@@ -251,7 +232,6 @@ def _layers(parts: Sequence[Part], count: int) -> tuple[list[ProfileLayer], list
         notes.append(
             f"layer_memory_total_mb has {len(memory)} entries for {count} layers: saved_bytes are 0"
         )
-        kept = [0.0] * count
     layers = [
         layer(f"layer-{i}", params[i] * chosen.tensor, activation[i], kept[i]) for i in range(count)
     ]

@@ -34,9 +34,6 @@ class NotPricedError(InputError):
     """The data are in order, but lack what a plan needs: another GPU type, another model."""
 
 
-SIZES = ("params_bytes", "act_output_bytes", "act_input_bytes", "act_mem_bytes")
-
-
 @dataclass(frozen=True)
 class Measured:
     """Seconds of one micro-batch on one tensor group: forward, backward [L]; update of the whole
@@ -93,13 +90,12 @@ def load_model_data(folder: Path, name: str, info: Foreign) -> ModelData:
     if not tables:
         raise InputError("no profile", where=str(root), expected="<GPU>/profile.json")
     counts = {gpu: len(next(iter(table.values())).forward) for gpu, table in tables.items()}
-    layers = next(iter(counts.values()))
+    layers = min(counts.values())
     for gpu, count in counts.items():
         if count != layers:
-            where = str(root / gpu / "profile.json")
             raise InputError(
                 "number of layers differs from other GPUs'",
-                where=where,
+                where=str(root / gpu / "profile.json"),
                 got=count,
                 expected=str(layers),
             )
@@ -150,26 +146,21 @@ def _sizes(by_layer: Foreign, layers: int) -> LayerSizes:
     rows = in_order(by_layer)
     if len(rows) < layers:
         raise by_layer.error("too few layers", f"{layers}, as the profiles have")
-    columns = {key: np.array([row[key].number() for row in rows[:layers]]) for key in SIZES}
-    return LayerSizes(
-        columns["params_bytes"], columns["act_output_bytes"], columns["act_mem_bytes"]
-    )
+    keys = ("params_bytes", "act_output_bytes", "act_mem_bytes")
+    return LayerSizes(*(np.array([row[key].number() for row in rows[:layers]]) for key in keys))
 
 
 def _sequence(by_degree: Foreign) -> int:
     """Tokens per sample s: the first layer takes tokens, positions and a mask, s^2 + 2 s numbers;
     else 0."""
-    for _, by_layer in by_degree.items():
-        first = by_layer.get("0")
-        numbers = first.get("act_input_floats") if first else None
-        if numbers:
-            s = round(np.sqrt(numbers.number() + 1.0) - 1.0)
-            return s if s * s + 2 * s == numbers.number() else 0
-    return 0
+    firsts = [by_layer.get("0") for _, by_layer in by_degree.items()]
+    inputs = [first.get("act_input_floats") for first in firsts if first]
+    numbers = next((entry.number() for entry in inputs if entry), 0.0)
+    s = round(np.sqrt(numbers + 1.0) - 1.0)
+    return s if s * s + 2 * s == numbers else 0
 
 
-MB = 1e6
-GB = 1e9
+MB, GB = 1e6, 1e9
 
 
 @dataclass(frozen=True)
@@ -203,7 +194,12 @@ class Links:
 
     def network(self, kind: str, pairs: int, size: float) -> float:
         """Bytes/s of `pairs` GPUs of one node together, `size` bytes in all, to another node."""
-        fits = self._of(self.between, kind, "between nodes")
+        fits = self.between.get(kind)
+        if fits is None:
+            known = ", ".join(sorted(self.between))
+            raise NotPricedError(
+                "no bandwidth between nodes", where="network_coeffs", got=kind, expected=known
+            )
         usable = [count for count in fits if count <= pairs] or [min(fits)]
         return max(fits[count].bandwidth(size / count) for count in usable)
 
@@ -216,34 +212,24 @@ class Links:
         above = [count for count in fits if count >= ranks]
         return fits[min(above) if above else max(fits)].bandwidth(size)
 
-    def _of(self, fits: Fits, kind: str, what: str) -> dict[int, Fit]:
-        if kind not in fits:
-            known = ", ".join(sorted(fits))
-            raise NotPricedError(
-                f"no bandwidth {what}", where="network_coeffs", got=kind, expected=known
-            )
-        return fits[kind]
-
 
 def load_links(folder: Path) -> Links:
     """From `network_coeffs*.json` (with "inter" and "intra") and `*bandwidth*.json` (within nodes)
     of a folder."""
-    between: Fits = {}
-    within: Fits = {}
     network = sorted(folder.glob("network_coeffs*.json"))
     if not network:
         raise InputError("no file network_coeffs*.json", where=str(folder))
+    links = Links({}, {})
     for path in sorted(folder.glob("*bandwidth*.json")):
-        within |= _fits(read_foreign(path))
+        links.within.update(_fits(read_foreign(path)))
     for path in network:
         document = read_foreign(path)
-        if document.get("inter") is None and document.get("intra") is None:
+        between, within = document.get("inter"), document.get("intra")
+        if between is None and within is None:
             raise document.error("not usable", 'an object with "inter" or "intra"')
-        for key, into in (("inter", between), ("intra", within)):
-            entry = document.get(key)
-            if entry is not None:
-                into |= _fits(entry)
-    return Links(between, within)
+        links.between.update(_fits(between) if between else {})
+        links.within.update(_fits(within) if within else {})
+    return links
 
 
 def _fits(by_type: Foreign) -> Fits:
@@ -323,9 +309,7 @@ def load_run(path: Path, root: Path) -> PlanRun:
 
 def _positive(entry: Foreign | None) -> float | None:
     """A measurement; None, and what nobody measured (0), are none."""
-    if entry is None or entry.value is None:
-        return None
-    return entry.number() or None
+    return None if entry is None or entry.value is None else entry.number() or None
 
 
 def _pipeline(entry: Foreign) -> RunPipeline:
@@ -346,8 +330,6 @@ def _pipeline(entry: Foreign) -> RunPipeline:
 
 def _group(entry: Foreign) -> Group:
     nodes, tensor = entry.entries(length=2)
-    members = []
-    for node in nodes.entries(least=1):
-        parts = node.entries(least=2)
-        members.append((parts[0].text(), parts[1].whole(1, 4096)))
-    return Group(tuple(members), tensor.whole(1, 4096))
+    members = [node.entries(least=2) for node in nodes.entries(least=1)]
+    kinds = tuple((member[0].text(), member[1].whole(1, 4096)) for member in members)
+    return Group(kinds, tensor.whole(1, 4096))
