@@ -160,7 +160,7 @@ LIGHT = (
 
 @pytest.mark.parametrize("line", LIGHT)
 def test_nothing_heavy_loads_to_complete(line: str) -> None:
-    """Every press of a key starts the program: compiled kernels, solvers and torch would be felt."""
+    """Every press of a key starts the program: kernels, solvers and torch would be felt."""
     words = f"hetplan {line}"
     code = (
         "import sys; from hetplan.cli.main import main; code = main([]); "

@@ -28,7 +28,8 @@ from hetplan.formulations.hap.spmd.prices import (  # noqa: E402
 )
 from hetplan.formulations.hap.spmd.program import SingleProgram  # noqa: E402
 from hetplan.formulations.hap.spmd.rules import theory_of  # noqa: E402
-from hetplan.runtime.tracing.program import RULES, Traced, survey, trace  # noqa: E402
+from hetplan.runtime.tracing.aten import RULES  # noqa: E402
+from hetplan.runtime.tracing.program import Traced, survey, trace  # noqa: E402
 
 # the same operators as vit
 NETWORKS = [name for name in MAKERS if name != "vit-24"]

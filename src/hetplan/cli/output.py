@@ -1,5 +1,5 @@
-"""Standard streams as a shell may leave them: JSON or tables on stdout, all else on stderr; and long
-work on a thread of its own, so that the keyboard can stop it and somebody may watch.
+"""Standard streams as a shell may leave them: JSON or tables on stdout, all else on stderr; and
+long work on a thread of its own, so that the keyboard can stop it and somebody may watch.
 
 Compiled kernels and solvers hold the thread that they run on: on the main thread Ctrl-C would wait
 for them. The first Ctrl-C sets the run's `cancel`, upon which methods return what they have; the
