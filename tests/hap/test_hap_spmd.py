@@ -156,10 +156,8 @@ def test_segments_cover_the_program(
 
 
 def test_a_network_without_cost_shares_everything() -> None:
-    program, free = (
-        two_layers(1024, 2048, 2048),
-        Links(3, 1e30, 1e30, 1e30, 1e30, 1e30, latency=0.0),
-    )
+    program = two_layers(1024, 2048, 2048)
+    free = Links(3, 1e30, 1e30, 1e30, 1e30, 1e30, latency=0.0)
     result = solve(FAMILY, theory_of(program, DEVICES, free).data, "auto", SolverRun())
     work = sum(by_layer(program).values())
     least = work / sum(device.flops_per_second for device in DEVICES)
