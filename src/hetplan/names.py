@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from hetplan.errors import InputError
 
 # Where there are more names than this, an error lists the nearest only.
-FEW = 12
+LISTED_WHOLE = 12
 # Three letters of four; three of five anywhere in a name; all but a letter or two.
 ALIKE, NEAR, SLIP = 0.75, 0.6, 0.85
 
@@ -64,6 +64,6 @@ def unknown_name(
     known = list(known)
     near = suggestion(name, known)
     expected = None if near else see
-    if len(known) <= FEW or not (near or see):
+    if len(known) <= LISTED_WHOLE or not (near or see):
         expected = f"one of {', '.join(known)}"
     return InputError(f"{what} {name[:80]!r}{near}", where=where, expected=expected)

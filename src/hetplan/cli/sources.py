@@ -15,7 +15,8 @@ from hetplan.errors import InputError
 from hetplan.files import MAX_BYTES, parse_json, read_json
 from hetplan.instances.library import Instance, find, parse_instance
 from hetplan.names import unknown_name
-from hetplan.profiling.cluster import Cluster, example_cluster, example_clusters, load_cluster
+from hetplan.profiling import cluster as clusters
+from hetplan.profiling.cluster import Cluster
 from hetplan.profiling.efficiency import LearnedLinks, load_link_efficiency
 from hetplan.profiling.workload import Workload, make_workload
 from hetplan.runtime.plan import Plan
@@ -54,15 +55,7 @@ def open_instance(argument: str) -> Instance:
 
 def open_cluster(argument: str) -> Cluster:
     """A cluster file, or one of the examples by name; raises InputError."""
-    if (
-        not os.path.exists(argument)
-        and Path(argument).name == argument
-        and not Path(argument).suffix
-    ):
-        if argument in example_clusters():
-            return example_cluster(argument)
-        raise unknown_name("neither a file nor an example cluster:", argument, example_clusters())
-    return load_cluster(argument)
+    return clusters.open_cluster(argument, "neither a file nor an example cluster:")
 
 
 @dataclass(frozen=True, kw_only=True)

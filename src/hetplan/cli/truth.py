@@ -400,13 +400,13 @@ def planned_anew(
         held = replace(workload, profile=perturbed(workload.profile, scenario.factors))
         best = make_plans(held, chosen(strategies), Run(Options(time_limit=limit))).best
         seconds = None if best is None else best.predicted_seconds
-        given = min(outcome.seconds)
+        kept = min(outcome.seconds)
         rows.append(
             {
                 "scenario": outcome.scenario,
-                "given_seconds": given,
+                "given_seconds": kept,
                 "new_seconds": seconds,
-                "gain": None if seconds is None else given / seconds - 1,
+                "gain": None if seconds is None else kept / seconds - 1,
                 "strategy": None if best is None else best.strategy,
             }
         )

@@ -11,14 +11,13 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from hetplan.errors import InputError
 from hetplan.names import unknown_name
 from hetplan.planner.ranking import Criteria, Planning, make_plans
 from hetplan.planner.search import OnCandidate
 from hetplan.planner.strategy import Settings, chosen
-from hetplan.profiling.cluster import Cluster, example_cluster, load_cluster
+from hetplan.profiling.cluster import Cluster, open_cluster
 from hetplan.profiling.models import Model
 from hetplan.profiling.operators import PRECISIONS, Precision
 from hetplan.profiling.profile import Profile
@@ -63,7 +62,7 @@ def plan(
     """
     workloads, notes = make_workloads(
         model,
-        opened(cluster),
+        cluster if isinstance(cluster, Cluster) else open_cluster(cluster),
         global_batch,
         sequence=sequence,
         precision=precision,
@@ -79,15 +78,6 @@ def plan(
         on_candidate=on_candidate,
         notes=notes,
     )
-
-
-def opened(cluster: str | os.PathLike[str] | Cluster) -> Cluster:
-    """A cluster file, or an example by name; raises InputError."""
-    if isinstance(cluster, Cluster):
-        return cluster
-    text = os.fspath(cluster)
-    bare = isinstance(cluster, str) and not Path(text).suffix and os.sep not in text
-    return example_cluster(text) if bare and not os.path.exists(text) else load_cluster(cluster)
 
 
 def precisions_of(names: str | Sequence[str]) -> tuple[Precision, ...]:

@@ -204,11 +204,23 @@ def _node(entry: NodeEntry) -> Node:
     )
 
 
-def example_cluster(name: str) -> Cluster:
+def example_cluster(name: str, unknown: str = "unknown example cluster") -> Cluster:
     """A cluster that comes with hetplan, by name; raises InputError that suggests the nearest."""
     if name not in example_clusters():
-        raise unknown_name("unknown example cluster", name, example_clusters())
+        raise unknown_name(unknown, name, example_clusters())
     return load_cluster(FOLDER / f"{name}.yaml")
+
+
+def open_cluster(
+    source: str | os.PathLike[str], unknown: str = "unknown example cluster"
+) -> Cluster:
+    """A cluster file, or an example by name: a text without suffix and folder, where no such file
+    is. unknown: how the complaint about another name begins. Raises InputError."""
+    text = os.fspath(source)
+    is_name = isinstance(source, str) and Path(text).name == text and not Path(text).suffix
+    if is_name and not os.path.exists(text):
+        return example_cluster(text, unknown)
+    return load_cluster(source)
 
 
 FOLDER = Path(__file__).with_name("clusters")

@@ -116,8 +116,8 @@ class TaskList:
 
         ports: broadcast to shape + [ports of one task]; NO_PORT stands for none.
         """
-        given = (seconds, delay, kind, unit, chunk, micro_batch, takes, gives)
-        for name, value in zip(COLUMNS, given, strict=True):
+        columns = (seconds, delay, kind, unit, chunk, micro_batch, takes, gives)
+        for name, value in zip(COLUMNS, columns, strict=True):
             self._columns[name].append(
                 np.broadcast_to(np.asarray(value, dtype=float), shape).ravel()
             )
