@@ -60,8 +60,9 @@ def best_ratios(problem: HapProblem, stages: Stages, run: Run) -> Ratios:
     least = estimate if problem.fits(stages, best) else np.inf
     if problem.K == 1 or (estimate <= 0 and np.isfinite(least)):
         return Ratios(best, least, least)  # equal ratios hold least on the fullest device, too
-    # this takes milliseconds, whatever is left of the time
-    exactly = Run(replace(run.options, gap=0.0, time_limit=None), cancel=run.cancel)
+    # this takes milliseconds, whatever is left of the time; a back end's own options are for models
+    # of whole problems, and a method need not say that it solves this one on its way
+    exactly = Run(replace(run.options, gap=0.0, time_limit=None, native={}), cancel=run.cancel)
     bound: float | None = None
     for margin in (0.0, MARGIN):
         model, ratio = _programme(problem, stages, estimate or 1.0, margin)
