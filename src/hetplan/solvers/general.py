@@ -125,7 +125,6 @@ def solve_with(method: str, formulate: Formulate[D], data: Any, run: Run) -> Out
         decision=decision,
         bound=None if stop is Stop.INFEASIBLE else max(bounds, default=None),
         build_seconds=built - begun,
-        solve_seconds=time.perf_counter() - built,
         solver=answer.solver,
         message=message,
         details=answer.statistics,

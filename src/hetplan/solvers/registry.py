@@ -180,7 +180,7 @@ def solve(family: Family, data: Any, method: str, run: Run | None = None) -> Res
         if objective is None or outcome.bound is None
         else min(outcome.bound, objective),
         build_seconds=outcome.build_seconds,
-        solve_seconds=max(outcome.solve_seconds, spent - outcome.build_seconds),
+        solve_seconds=max(0.0, spent - outcome.build_seconds),
         solver=outcome.solver,
         options=run.options.as_dict(),
         seed=run.options.seed,

@@ -45,8 +45,7 @@ class Outcome(Generic[D]):
     stop: Stop
     decision: D | None = None
     bound: float | None = None
-    build_seconds: float = 0.0
-    solve_seconds: float = 0.0
+    build_seconds: float = 0.0  # of general solvers' models; all other time is solving
     solver: str = "hetplan"
     message: str = ""
     details: Mapping[str, object] = field(default_factory=dict)

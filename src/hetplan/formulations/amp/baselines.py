@@ -21,7 +21,6 @@ Source AMP (NeurIPS 2022), §4.2, §6.3, and the annealing of its published code
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -145,7 +144,6 @@ def best_of(
 
     nothing: the message where the rule lists no strategy at all.
     """
-    begun = time.perf_counter()
     problem = compile_problem(data)
     count, fitting = 0, list[tuple[float, Strategy]]()
     for trial in trials(data, problem, run):
@@ -163,7 +161,6 @@ def best_of(
     return Outcome(
         stop=stopped if run.should_stop else Stop.DONE,
         decision=best,
-        solve_seconds=time.perf_counter() - begun,
         message="" if best else reason,
         details=details,
     )
@@ -227,7 +224,6 @@ class Moves:
 
 def annealing(data: AmpData, run: Run) -> Outcome[AmpDecision]:
     """The best state seen in 50 steps; the run's seed decides them all. Proves no bound."""
-    begun = time.perf_counter()
     problem = compile_problem(data)
     moves = Moves(data, problem, np.random.default_rng(run.options.seed))
     incumbent = Incumbent[Strategy](run)
@@ -249,7 +245,6 @@ def annealing(data: AmpData, run: Run) -> Outcome[AmpDecision]:
     return Outcome(
         stop=stop,
         decision=None if best is None else best.decision(),
-        solve_seconds=time.perf_counter() - begun,
         message="" if best else reason,
         details={"steps": step, "accepted": accepted},
     )

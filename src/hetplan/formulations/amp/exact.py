@@ -18,7 +18,6 @@ Source: the problem is AMP's (NeurIPS 2022, eq. 1-5); the algorithm is hetplan's
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
@@ -205,14 +204,12 @@ def solve(data: AmpData, run: Run, parameters: Parameters = Parameters()) -> Out
     out."""
     from hetplan import __version__
 
-    begun = time.perf_counter()
     problem = compile_problem(data)
     exactly = run.options.gap <= 1e-6
     incumbent = Incumbent[Strategy](run, parameters.rounding if exactly else None)
     state = Search(problem, find_cells(problem), run, parameters, incumbent)
     configurations = list(problem.configurations())
     roots = [(quick_seconds(problem, config), Node(config)) for config in configurations]
-    built = time.perf_counter()
     find_first(state.problem, state.cells, incumbent, run)
     while True:
         state.ceiling = incumbent.objective
@@ -232,8 +229,6 @@ def solve(data: AmpData, run: Run, parameters: Parameters = Parameters()) -> Out
         stop=stop,
         decision=None if incumbent.decision is None else incumbent.decision.decision(),
         bound=bound,
-        build_seconds=built - begun,
-        solve_seconds=time.perf_counter() - built,
         solver=f"hetplan {__version__}",
         message=message,
         details={

@@ -229,12 +229,11 @@ def solve_each(
     if cases and math.isfinite(sweep.bound):
         run.report(bound=sweep.bound)
     sweep.execute(ask or partial(ask_solver, method))
-    return outcome(sweep, solver, time.perf_counter() - begun)
+    return outcome(sweep, solver)
 
 
-def outcome(sweep: Sweep, solver: str, seconds: float) -> Outcome[AmpDecision]:
-    """What the sweep proved, in the registry's terms; `seconds` it took, all but building counts as
-    solving."""
+def outcome(sweep: Sweep, solver: str) -> Outcome[AmpDecision]:
+    """What the sweep proved, in the registry's terms."""
     best, bound = sweep.incumbent.decision, sweep.bound
     done = all(case.closed for case in sweep.cases)
     message = sweep.message
@@ -250,7 +249,6 @@ def outcome(sweep: Sweep, solver: str, seconds: float) -> Outcome[AmpDecision]:
         decision=None if best is None else best.decision(),
         bound=None if stop is Stop.INFEASIBLE or (bound == 0 and not done) else bound,
         build_seconds=sweep.build_seconds,
-        solve_seconds=seconds - sweep.build_seconds,
         solver=solver,
         message=message,
         details={

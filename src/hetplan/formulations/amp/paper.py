@@ -31,7 +31,6 @@ its slowest pair.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -141,7 +140,6 @@ def rank(data: AmpData, run: Run | None = None) -> Ranking:
 
 def solve(data: AmpData, run: Run) -> Outcome[AmpDecision]:
     """Algorithm 1 with its own estimate in place of the real trials; proves no bound."""
-    begun = time.perf_counter()
     ranking = rank(data, run)
     fitting = [candidate for candidate in ranking.candidates if candidate.fits]
     stop = Stop.DONE if ranking.finished else Stop.INTERRUPTED if run.cancelled else Stop.LIMIT
@@ -153,7 +151,6 @@ def solve(data: AmpData, run: Run) -> Outcome[AmpDecision]:
     return Outcome(
         stop=stop,
         decision=None if best is None else best.strategy.decision(),
-        solve_seconds=time.perf_counter() - begun,
         message=message(ranking, best),
         details=details,
     )

@@ -13,7 +13,6 @@ Source: hetplan; the objective is Oobleck's (SOSP 2023, Section 4.1.2), the prob
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -202,13 +201,10 @@ def solve(
     data: DittoData, run: Run, parameters: Parameters = Parameters()
 ) -> Outcome[DittoDecision]:
     """The proven optimum; at the time limit the best template found and a proven bound."""
-    begun = time.perf_counter()
     problem = compile_problem(data)
     reason = infeasible_because(problem)
     if reason is not None:
-        spent = time.perf_counter() - begun
-        return Outcome(stop=Stop.INFEASIBLE, message=reason, solve_seconds=spent)
-    built = time.perf_counter()
+        return Outcome(stop=Stop.INFEASIBLE, message=reason)
     search = Search(problem, run, parameters)
     proof = search.solve()
     stages, message = search.incumbent.decision, ""
@@ -224,8 +220,6 @@ def solve(
         stop=stop,
         decision=None if stages is None else problem.decision(stages),
         bound=proof.bound,
-        build_seconds=built - begun,
-        solve_seconds=time.perf_counter() - built,
         message=message,
         details=search.counts,
     )

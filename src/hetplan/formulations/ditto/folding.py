@@ -7,9 +7,8 @@ only such devices; Oobleck's divide and conquer makes templates for it (Sections
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from hetplan.formulations.ditto.data import DeviceType, DittoData, DittoDecision
 from hetplan.formulations.ditto.problem import (
@@ -44,30 +43,28 @@ def conclude(
 
     The algorithm raises `NoTemplate`, or `Stopped` where the run should stop.
     """
-    begun = time.perf_counter()
     problem = compile_problem(data)
-
-    def outcome(message: str, stop: Stop = Stop.DONE) -> Outcome[DittoDecision]:
-        spent = time.perf_counter() - begun
-        return Outcome(stop=stop, message=message, solve_seconds=spent)
-
-    reason = infeasible_because(problem)
-    if reason is not None:
-        return outcome(reason)
     try:
+        reason = infeasible_because(problem)
+        if reason is not None:
+            raise NoTemplate(reason)
         template = algorithm(problem)
+        if len(template.stages) > problem.micro_batches:
+            count = f"{len(template.stages)} stages for {problem.micro_batches} micro-batches"
+            raise NoTemplate(f"the template found has {count}")
+        if not problem.fits(template.stages):
+            raise NoTemplate(
+                "the template found does not fit in memory, which the algorithm ignores"
+            )
     except NoTemplate as why:
-        return outcome(str(why))
+        return Outcome(stop=Stop.DONE, message=str(why))
     except Stopped:
-        return outcome("out of time", stopped(run))
-    if len(template.stages) > problem.micro_batches:
-        count = f"{len(template.stages)} stages for {problem.micro_batches} micro-batches"
-        return outcome(f"the template found has {count}")
-    if not problem.fits(template.stages):
-        return outcome("the template found does not fit in memory, which the algorithm ignores")
-    decision = problem.decision(template.stages)
-    return replace(
-        outcome(template.message, template.stop), decision=decision, details=template.details
+        return Outcome(stop=stopped(run), message="out of time")
+    return Outcome(
+        stop=template.stop,
+        decision=problem.decision(template.stages),
+        message=template.message,
+        details=template.details,
     )
 
 

@@ -11,7 +11,6 @@ names spell no forms, or no such program exists, the forms do not restrict it. S
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -47,7 +46,6 @@ def proportional(data: HapData, run: Run) -> Outcome[HapDecision]:
 
 
 def _at(data: HapData, run: Run, row: Row) -> Outcome[HapDecision]:
-    begun = time.perf_counter()
     posed = pose(data, run)
     if isinstance(posed, Outcome):
         if posed.decision is None:
@@ -59,10 +57,9 @@ def _at(data: HapData, run: Run, row: Row) -> Outcome[HapDecision]:
         program = data_parallel(posed, np.tile(row(problem), (problem.g, 1)))
     ratios = np.tile(row(problem), (problem.g, 1))
     if not problem.fits(problem.stages(program), ratios):
-        spent = time.perf_counter() - begun
-        return Outcome(stop=Stop.DONE, message=DOES_NOT_FIT, solve_seconds=spent)
+        return Outcome(stop=Stop.DONE, message=DOES_NOT_FIT)
     decision = problem.decision(program, ratios)
-    return Outcome(stop=Stop.DONE, decision=decision, solve_seconds=time.perf_counter() - begun)
+    return Outcome(stop=Stop.DONE, decision=decision)
 
 
 def data_parallel(posed: Posed, ratios: Floats) -> list[int]:

@@ -94,7 +94,6 @@ def ratios_only(
         decision=problem.decision(program, best.ratios) if best.fits else None,
         bound=best.bound if best.fits else None,
         build_seconds=built - begun,
-        solve_seconds=time.perf_counter() - built,
         message=message,
         details={"stages": len(stages.F)},
     )
@@ -127,7 +126,6 @@ def ended(
         decision=decision,
         bound=None if bound is None else max(float(bound), 0.0),
         build_seconds=built - posed.begun,
-        solve_seconds=time.perf_counter() - built,
         solver=solver,
         message=message,
         details=details or {},

@@ -22,7 +22,6 @@ Source: Poplar (AAAI 2025), Algorithms 1 and 2, "Models and Baselines".
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from typing import Final
 
@@ -60,7 +59,6 @@ WHALE_PRECISION: Final = "fp32"
 
 def solve(data: PoplarData, run: Run) -> Outcome[PoplarDecision]:
     """Algorithms 1 and 2; no claim of optimality."""
-    begun = time.perf_counter()
     problem = compile_problem(data)
     if not problem.groups:
         return Outcome(stop=Stop.INFEASIBLE, message=NOTHING_FITS)
@@ -72,7 +70,6 @@ def solve(data: PoplarData, run: Run) -> Outcome[PoplarDecision]:
     return Outcome(
         stop=Stop.DONE,
         decision=search(problem, splines),
-        solve_seconds=time.perf_counter() - begun,
         message=f"spline of {dipping[0]}{more}" if dipping else "",
         details={"passes": sum(len(device.tried) for device in aware), "dips": dipping},
     )
@@ -212,7 +209,6 @@ def peak_flops(data: PoplarData) -> tuple[Floats, str]:
 def _in_proportion(data: PoplarData, weights: Floats, message: str) -> Outcome[PoplarDecision]:
     """Micro-batches floor(scale x weight), at least 1, for the largest scale at which they fit
     everywhere."""
-    begun = time.perf_counter()
     largest = np.array([len(device.step_seconds) for device in data.devices])
     empty = np.flatnonzero(largest == 0)
     if len(empty) == len(largest):  # no method has a plan then
@@ -236,8 +232,7 @@ def _in_proportion(data: PoplarData, weights: Floats, message: str) -> Outcome[P
             for g, b in zip(loads.tolist(), batches.tolist(), strict=True)
         ]
         decision = PoplarDecision(devices=shares)
-    spent = time.perf_counter() - begun
-    return Outcome(stop=Stop.DONE, decision=decision, solve_seconds=spent, message=message)
+    return Outcome(stop=Stop.DONE, decision=decision, message=message)
 
 
 def _steps(total: int, batches: Ints) -> list[Step]:
