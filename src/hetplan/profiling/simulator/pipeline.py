@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -135,14 +135,12 @@ class Replica:
     def hop_ports(self) -> tuple[Ints, Ints]:
         """[H, W] ports that transfers of activations hold, and of gradients; NO_PORT for none."""
         there, back = (
-            np.asarray(ports, np.int64)
+            np.broadcast_to(
+                np.asarray(ports, np.int64), (len(self.hop_latency), np.shape(ports)[-1])
+            )
             for ports in (self.hops.forward_ports, self.hops.backward_ports)
         )
-        hops = self.hop_seconds.shape[1]
-        return (
-            np.broadcast_to(there, (hops, there.shape[-1])),
-            np.broadcast_to(back, (hops, back.shape[-1])),
-        )
+        return there, back
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,10 +149,10 @@ class Collective:
 
     when: "gradients" after the members' last backward passes; "parameters" after their updates;
     "step" after every backward pass, before the next forward pass (ZeRO 2 and 3, replicas of one
-    stage). buckets: of "gradients": the last backward pass gives its gradients in that many equal
-    parts, and a part is on its way while the next is computed; 1: no overlap. overlap: of "step":
-    the next step's passes begin meanwhile, and only the one after waits. ports: held meanwhile,
-    such as the network card that several collectives share.
+    stage). buckets: of "gradients", else 1: the last backward pass gives its gradients in that many
+    equal parts, and a part is on its way while the next is computed; 1: no overlap. overlap: of
+    "step": the next step's passes begin meanwhile, and only the one after waits. ports: held
+    meanwhile, such as the network card that several collectives share.
     """
 
     members: Sequence[tuple[int, int]]
@@ -167,13 +165,12 @@ class Collective:
 
 @dataclass(frozen=True)
 class _Placed:
-    """Numbers of a replica's tasks: passes [S, 2, C, M], sequence [S][2 C M], last [S], first_unit,
-    updates [S]."""
+    """Numbers of a replica's tasks: passes [S, 2, C, M]; of every stage the parts of its last
+    backward pass; updates [S]. units [S]: of the stages."""
 
+    units: Ints
     passes: Ints
-    sequence: Ints
-    last: Ints
-    unit: int
+    last_parts: list[Ints]
     updates: Ints
 
 
@@ -186,16 +183,13 @@ def simulate_replicas(
     unit = 0
     for i, replica in enumerate(replicas):
         buckets = [
-            max(
-                (c.buckets for c in collectives if c.when == "gradients" and (i, s) in c.members),
-                default=1,
-            )
+            max((c.buckets for c in collectives if (i, s) in c.members), default=1)
             for s in range(replica.stages)
         ]
         placed.append(_place(tasks, replica, unit, buckets))
         unit += replica.stages
     for collective in collectives:
-        _join(tasks, collective, placed)
+        _join(tasks, collective, [(placed[i], s) for i, s in collective.members])
     return simulate(tasks.build(unit))
 
 
@@ -203,91 +197,64 @@ def _place(tasks: TaskList, replica: Replica, unit: int, buckets: Sequence[int])
     """Passes, transfers and updates of one replica, in order."""
     S, C, M = replica.stages, replica.chunks, replica.micro_batches
     units = unit + np.arange(S)
-    grid = (S, C, M)
-    seconds = replica.pass_seconds
-    saved = np.broadcast_to(np.asarray(replica.saved_bytes, float), grid)
-    kinds = np.array([Kind.FORWARD, Kind.BACKWARD])[None, :, None, None]
-    nothing = np.zeros(grid)
-    shares = np.ones((S, 2, C, M))
-    # the last backward pass gives up all parts but its first
-    shares[np.arange(S), 1, 0, M - 1] /= buckets
+    seconds = replica.pass_seconds.copy()
+    seconds[:, 1, 0, -1] *= 1 / np.asarray(buckets)  # its other parts are tasks of their own
+    takes, gives = np.zeros((2, *seconds.shape))
+    takes[:, 0] = gives[:, 1] = replica.saved_bytes
     passes = tasks.add(
-        (S, 2, C, M),
-        kind=kinds,
+        seconds.shape,
+        kind=np.array([Kind.FORWARD, Kind.BACKWARD])[:, None, None],
         unit=units[:, None, None, None],
-        seconds=seconds * shares,
-        chunk=np.arange(C)[None, None, :, None],
-        micro_batch=np.arange(M)[None, None, None, :],
-        takes=np.stack([saved, nothing], axis=1),
-        gives=np.stack([nothing, saved], axis=1),
+        seconds=seconds,
+        chunk=np.arange(C)[:, None],
+        micro_batch=np.arange(M),
+        takes=takes,
+        gives=gives,
     )
-    sequence = np.empty((S, 2 * C * M), np.int64)
+    following = np.full(passes.shape, -1)  # the pass that the stage does next
+    done = passes.copy()  # what a task behind a pass waits for: the pass, or its last part
+    last_parts = []
     for s in range(S):
         backward, chunk, batch = order(replica.schedule, S, s, M, C)
-        sequence[s] = passes[s, backward, chunk, batch]
-    tasks.order(sequence[:, :-1], sequence[:, 1:])
-    done = passes.copy()  # what a task behind a pass waits for: the pass, or its last part
-    last = np.empty((S, max(buckets)), np.int64)
-    for s in range(S):
-        last[s] = _parts(
-            tasks,
-            sequence[s, -1],
-            buckets[s],
-            float(seconds[s, 1, 0, M - 1]),
-            int(units[s]),
-            M - 1,
-            last.shape[1],
-        )
-        done[s, 1, 0, M - 1] = last[s, -1]
-    if C * S > 1:
-        _transfers(tasks, replica, passes, done, sequence, units)
+        sequence = passes[s, backward, chunk, batch]
+        tasks.order(sequence[:-1], sequence[1:])
+        following[s, backward[:-1], chunk[:-1], batch[:-1]] = sequence[1:]
+        last_parts.append(sequence[-1:])
+        if buckets[s] > 1:
+            rest = tasks.add(
+                (buckets[s] - 1,),
+                kind=Kind.BACKWARD,
+                unit=units[s],
+                seconds=replica.pass_seconds[s, 1, 0, -1] / buckets[s],
+                chunk=0,
+                micro_batch=M - 1,
+            )
+            last_parts[s] = np.append(sequence[-1], rest)
+            tasks.order(last_parts[s][:-1], rest)
+            done[s, 1, 0, -1] = rest[-1]
+    _transfer(tasks, replica, units, passes, done, following)
     updates = tasks.add((S,), kind=Kind.OPTIMIZER, unit=units, seconds=replica.optimizer)
-    tasks.order(last[:, -1], updates)
-    return _Placed(passes, sequence, last, unit, updates)
+    tasks.order(done[:, 1, 0, -1], updates)
+    return _Placed(units, passes, last_parts, updates)
 
 
-def _parts(
-    tasks: TaskList, first: int, parts: int, seconds: float, unit: int, batch: int, width: int
-) -> Ints:
-    """The task `first` and the other parts of the last backward pass; the last one repeated up to
-    `width`."""
-    numbers = np.array([first], np.int64)
-    if parts > 1:
-        rest = tasks.add(
-            (parts - 1,),
-            kind=Kind.BACKWARD,
-            unit=unit,
-            seconds=seconds / parts,
-            chunk=0,
-            micro_batch=batch,
-        )
-        numbers = np.concatenate([numbers, rest])
-        tasks.order(numbers[:-1], numbers[1:])
-    return np.concatenate([numbers, np.full(width - len(numbers), numbers[-1])])
-
-
-def _transfers(
-    tasks: TaskList, replica: Replica, passes: Ints, done: Ints, sequence: Ints, units: Ints
+def _transfer(
+    tasks: TaskList, replica: Replica, units: Ints, passes: Ints, done: Ints, following: Ints
 ) -> None:
     """Activations forward and gradients backward between virtual stages."""
-    S, C, M = replica.stages, replica.chunks, replica.micro_batches
-    virtual = np.arange(S * C)
-    stage, chunk = virtual % S, virtual // S
-    following = _following(sequence, replica)
-    sides = (
-        (0, virtual[:-1], virtual[1:]),
-        (1, virtual[1:], virtual[:-1]),
-    )
-    for side, source, target in sides:
+    S, M = replica.stages, replica.micro_batches
+    chunk, stage = np.divmod(np.arange(S * replica.chunks), S)
+    here, behind = slice(None, -1), slice(1, None)
+    for side, source, target in ((0, here, behind), (1, behind, here)):
         numbers = tasks.add(
-            (S * C - 1, M),
+            (len(stage) - 1, M),
             kind=Kind.TRANSFER,
             unit=units[stage[source]][:, None],
             seconds=replica.hop_seconds[side],
             delay=replica.hop_latency[:, None],
             ports=replica.hop_ports[side][:, None, :],
             chunk=chunk[source][:, None],
-            micro_batch=np.arange(M)[None, :],
+            micro_batch=np.arange(M),
         )
         tasks.order(done[stage[source], side, chunk[source]], numbers)
         tasks.order(numbers, passes[stage[target], side, chunk[target]])
@@ -296,67 +263,36 @@ def _transfers(
             tasks.order(numbers[waiting >= 0], waiting[waiting >= 0])
 
 
-def _following(sequence: Ints, replica: Replica) -> Ints:
-    """[S, 2, C, M] the pass that a stage does next, -1 after the last; by the passes' own
-    numbers."""
-    S, C, M = replica.stages, replica.chunks, replica.micro_batches
-    base = int(sequence.min())
-    following = np.full(S * 2 * C * M, -1, np.int64)
-    following[(sequence[:, :-1] - base).ravel()] = sequence[:, 1:].ravel()
-    return following.reshape(S, 2, C, M)
-
-
-def _join(tasks: TaskList, collective: Collective, placed: Sequence[_Placed]) -> None:
+def _join(tasks: TaskList, collective: Collective, members: Sequence[tuple[_Placed, int]]) -> None:
     """One collective: between what its members do before and after it."""
-    chosen = [(placed[i], s) for i, s in collective.members]
-    first, stage = chosen[0]
-    options: dict[str, Any] = {
-        "kind": Kind.COLLECTIVE,
-        "unit": first.unit + stage,
-        "ports": collective.ports,
-    }
-    if collective.when == "step":
-        _join_steps(tasks, collective, chosen, options)
-        return
-    if collective.when == "parameters":
-        number = tasks.add((1,), seconds=collective.seconds, **options)
-        for replica, s in chosen:
-            tasks.order(replica.updates[s], number)
-        return
-    parts = collective.buckets
-    numbers = tasks.add((parts,), seconds=collective.seconds / parts, **options)
-    tasks.order(numbers[:-1], numbers[1:])
-    for replica, s in chosen:
-        ends = replica.last[s]
-        # Part p of this collective needs the share (p + 1) / parts of the last backward pass.
-        own = len(np.unique(ends))
-        needed = np.ceil(np.arange(1, parts + 1) * own / parts).astype(int) - 1
-        tasks.order(ends[needed], numbers)
-        tasks.order(numbers[-1], replica.updates[s])
-
-
-def _join_steps(
-    tasks: TaskList,
-    collective: Collective,
-    chosen: Sequence[tuple[_Placed, int]],
-    options: dict[str, Any],
-) -> None:
-    """A collective behind every micro-batch; replicas of one stage that take equally many."""
-    steps = {replica.passes.shape[-1] for replica, _ in chosen}
-    alone = all(len(replica.passes) == 1 and replica.passes.shape[2] == 1 for replica, _ in chosen)
-    if len(steps) != 1 or not alone:
+    first, stage = members[0]
+    when, steps = collective.when, first.passes.shape[-1]
+    if when == "step" and {r.passes.shape for r, _ in members} != {(1, 2, 1, steps)}:
         raise ValueError(
             "a collective of every step joins replicas of one stage with equally many micro-batches"
         )
-    count = steps.pop()
     numbers = tasks.add(
-        (count,), seconds=collective.seconds, micro_batch=np.arange(count), **options
+        (steps if when == "step" else collective.buckets,),
+        kind=Kind.COLLECTIVE,
+        unit=first.units[stage],
+        seconds=collective.seconds / collective.buckets,
+        ports=collective.ports,
+        micro_batch=np.arange(steps) if when == "step" else -1,
     )
     tasks.order(numbers[:-1], numbers[1:])
-    ahead = 2 if collective.overlap else 1
-    for replica, s in chosen:
-        tasks.order(replica.passes[s, 1, 0], numbers)
-        tasks.order(numbers[:-ahead], replica.passes[s, 0, 0, ahead:])
+    for replica, s in members:
+        if when == "parameters":
+            tasks.order(replica.updates[s], numbers)
+            continue
+        if when == "step":
+            ahead = 2 if collective.overlap else 1
+            tasks.order(replica.passes[s, 1, 0], numbers)
+            tasks.order(numbers[:-ahead], replica.passes[s, 0, 0, ahead:])
+        else:
+            # Part p of this collective needs the share (p + 1) / parts of the last backward pass.
+            own, parts = replica.last_parts[s], len(numbers)
+            needed = np.ceil(np.arange(1, parts + 1) * len(own) / parts).astype(int) - 1
+            tasks.order(own[needed], numbers)
         tasks.order(numbers[-1], replica.updates[s])
 
 
@@ -364,9 +300,9 @@ def simulate_stages(
     compute: Floats,
     together: Sequence[float],
     *,
-    backward: Sequence[bool] | None = None,
-    runs: Sequence[int] | None = None,
-    updates: Sequence[float] | None = None,
+    backward: ArrayLike = False,
+    runs: ArrayLike = -1,
+    updates: ArrayLike = 0.0,
 ) -> Timeline:
     """An SPMD programme: stage i is compute[i] [m] seconds on m devices, then together[i] seconds
     of all (0: none).
@@ -377,28 +313,28 @@ def simulate_stages(
     """
     stages, devices = compute.shape
     tasks = TaskList()
-    units = np.arange(devices)
-    which = np.asarray(backward if backward is not None else [False] * stages)
-    batch = np.asarray(runs if runs is not None else [-1] * stages, np.int64)
-    chunk = np.arange(stages)
+    chunk, batch = np.arange(stages), np.broadcast_to(runs, stages)
     work = tasks.add(
         (stages, devices),
-        kind=np.where(which, int(Kind.BACKWARD), int(Kind.FORWARD))[:, None],
-        unit=units[None, :],
+        kind=np.where(np.broadcast_to(backward, stages), Kind.BACKWARD, Kind.FORWARD)[:, None],
+        unit=np.arange(devices),
         seconds=compute,
         chunk=chunk[:, None],
         micro_batch=batch[:, None],
     )
-    join = np.asarray(together, float) > 0
-    joint = tasks.add(
-        (int(join.sum()),), kind=Kind.COLLECTIVE, unit=0, seconds=np.asarray(together, float)[join],
-        chunk=chunk[join], micro_batch=batch[join],
-    )  # fmt: skip
-    tasks.order(work[join], joint[:, None])
-    later = join[:-1]
-    tasks.order(joint[: int(later.sum()), None], work[1:][later])
-    tasks.order(work[:-1][~later], work[1:][~later])
-    if updates is not None:
-        last = tasks.add((devices,), kind=Kind.OPTIMIZER, unit=units, seconds=updates)
-        tasks.order(np.broadcast_to(joint[-1:], (devices,)) if join[-1] else work[-1], last)
+    seconds = np.asarray(together, float)
+    joined = seconds > 0
+    joints = tasks.add(
+        seconds[joined].shape,
+        kind=Kind.COLLECTIVE,
+        unit=0,
+        seconds=seconds[joined],
+        chunk=chunk[joined],
+        micro_batch=batch[joined],
+    )
+    update = tasks.add((devices,), kind=Kind.OPTIMIZER, unit=np.arange(devices), seconds=updates)
+    tasks.order(work[joined], joints[:, None])
+    after = np.vstack([work[1:], update])
+    tasks.order(joints[:, None], after[joined])
+    tasks.order(work[~joined], after[~joined])
     return simulate(tasks.build(devices))

@@ -12,7 +12,7 @@ same.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import heapq
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
@@ -27,9 +27,6 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 NO_PORT = -1
-FIRST, LAST, BUSY = 0, 1, 2  # what the event loop knows of a port
-COLUMNS = ("seconds", "delay", "kind", "unit", "chunk", "micro_batch", "takes", "gives")
-WHOLE = ("kind", "unit", "chunk", "micro_batch")
 
 
 class Kind(IntEnum):
@@ -86,17 +83,24 @@ class Tasks:
         return np.repeat(np.arange(len(self)), np.diff(self.port_begin))
 
 
+# What is kept of one task while tasks are collected.
+TASK = np.dtype(
+    [(name, np.float64) for name in ("seconds", "delay", "takes", "gives")]
+    + [(name, np.int64) for name in ("kind", "unit", "chunk", "micro_batch")]
+)
+
+
 class TaskList:
     """Collects tasks and their order; `build` makes the arrays. Whole arrays at a time: there are
     millions."""
 
     def __init__(self) -> None:
         self.count = 0
-        self._columns: dict[str, list[Floats]] = {name: [] for name in COLUMNS}
-        self._ports: list[Ints] = []
-        self._port_counts: list[Ints] = []
-        self._before: list[Ints] = []
-        self._after: list[Ints] = []
+        self._tasks = [np.empty(0, TASK)]
+        self._ports = [np.empty(0, np.int64)]
+        self._port_counts = [np.zeros(1, np.int64)]
+        self._before = [np.empty(0, np.int64)]
+        self._after = [np.empty(0, np.int64)]
 
     def add(
         self,
@@ -116,20 +120,18 @@ class TaskList:
 
         ports: broadcast to shape + [ports of one task]; NO_PORT stands for none.
         """
-        columns = (seconds, delay, kind, unit, chunk, micro_batch, takes, gives)
-        for name, value in zip(COLUMNS, columns, strict=True):
-            self._columns[name].append(
-                np.broadcast_to(np.asarray(value, dtype=float), shape).ravel()
-            )
-        size = int(np.prod(shape))
-        held = np.asarray(ports, dtype=np.int64)
-        width = held.shape[-1] if held.ndim else 1
-        held = np.broadcast_to(held, (*shape, width)).reshape(size, width)
+        tasks = np.empty(shape, TASK)
+        columns = (seconds, delay, takes, gives, kind, unit, chunk, micro_batch)
+        for name, column in zip(TASK.fields or (), columns, strict=True):
+            tasks[name] = column
+        self._tasks.append(tasks.ravel())
+        width = np.shape(ports)[-1]
+        held = np.broadcast_to(np.asarray(ports, np.int64), (*shape, width))
+        held = held.reshape(tasks.size, width)
         self._ports.append(held[held != NO_PORT])
         self._port_counts.append((held != NO_PORT).sum(axis=1))
-        numbers = np.arange(self.count, self.count + size, dtype=np.int64).reshape(shape)
-        self.count += size
-        return numbers
+        first, self.count = self.count, self.count + tasks.size
+        return np.arange(first, self.count, dtype=np.int64).reshape(shape)
 
     def order(self, before: ArrayLike, after: ArrayLike) -> None:
         """Each of `before` is before its counterpart in `after` (broadcast against each other)."""
@@ -141,25 +143,12 @@ class TaskList:
 
     def build(self, units: int) -> Tasks:
         """The arrays."""
-        columns = {
-            name: np.concatenate([np.empty(0), *parts]) for name, parts in self._columns.items()
-        }
-        whole = {name: columns.pop(name).astype(np.int64) for name in WHOLE}
-        empty = np.empty(0, np.int64)
-        before, after = (
-            np.concatenate([empty, *self._before]),
-            np.concatenate([empty, *self._after]),
-        )
+        tasks = np.concatenate(self._tasks)
+        before, after = np.concatenate(self._before), np.concatenate(self._after)
         return Tasks(
-            seconds=columns["seconds"],
-            delay=columns["delay"],
-            takes=columns["takes"],
-            gives=columns["gives"],
-            **whole,
-            port_begin=np.concatenate(
-                [[0], np.cumsum(np.concatenate([empty, *self._port_counts]))]
-            ),
-            port=np.concatenate([empty, *self._ports]),
+            **{name: tasks[name].copy() for name in TASK.fields or ()},
+            port_begin=np.cumsum(np.concatenate(self._port_counts)),
+            port=np.concatenate(self._ports),
             begin=np.concatenate([[0], np.cumsum(np.bincount(before, minlength=self.count))]),
             after=after[np.argsort(before, kind="stable")],
             waits=np.bincount(after, minlength=self.count).astype(np.int64),
@@ -167,132 +156,82 @@ class TaskList:
         )
 
 
-def run(tasks: Tasks) -> tuple[Floats, Floats]:
-    """(start, end) [T] in seconds from 0. Raises ValueError where tasks wait for each other in a
-    circle."""
-    count = len(tasks)
-    times, ports = np.full((2, count), np.nan), np.full((3, tasks.ports), -1, np.int64)
-    ports[BUSY] = 0
-    finished = _run(
+def simulate(tasks: Tasks) -> Timeline:
+    """Run the tasks. Raises ValueError where they wait for each other in a circle."""
+    start, end = run_events(
         tasks.seconds, tasks.delay, tasks.port_begin, tasks.port, tasks.begin, tasks.after,
-        tasks.waits.copy(), times, np.zeros(2 * count), np.empty(2 * count, np.int64), ports,
-        np.full(count, -1, np.int64),
+        tasks.waits, tasks.ports,
     )  # fmt: skip
-    start, end = times
-    if finished < count:
-        stuck = int(np.flatnonzero(np.isnan(start))[0])
+    stuck = np.flatnonzero(np.isnan(start))
+    if stuck.size:
+        first = stuck[0]
         raise ValueError(
-            f"{count - finished} of {count} tasks wait for each other; the first is task {stuck} "
-            f"(unit {tasks.unit[stuck]}, micro-batch {tasks.micro_batch[stuck]})"
+            f"{stuck.size} of {len(tasks)} tasks wait for each other; the first is task {first} "
+            f"(unit {tasks.unit[first]}, micro-batch {tasks.micro_batch[first]})"
         )
-    return start, end
+    return Timeline(tasks, start, end)
 
 
 @kernel
-def _push(heap: Ints, size: int, key: Floats, event: int) -> int:
-    """Put an event into the binary heap, ordered by (key, number); returns the new size."""
-    at = size
-    while at > 0:
-        parent = (at - 1) >> 1
-        other = heap[parent]
-        if key[other] < key[event] or (key[other] == key[event] and other < event):
-            break
-        heap[at] = other
-        at = parent
-    heap[at] = event
-    return size + 1
-
-
-@kernel
-def _pop(heap: Ints, size: int, key: Floats) -> int:
-    """Take the first event off the heap (of `size` events); the caller lowers the size."""
-    first, moved = heap[0], heap[size - 1]
-    at, child = 0, 1
-    while child < size - 1:
-        if child + 2 < size:
-            a, b = heap[child], heap[child + 1]
-            if key[b] < key[a] or (key[b] == key[a] and b < a):
-                child += 1
-        smaller = heap[child]
-        if key[moved] < key[smaller] or (key[moved] == key[smaller] and moved < smaller):
-            break
-        heap[at] = smaller
-        at, child = child, 2 * child + 1
-    heap[at] = moved
-    return int(first)
-
-
-@kernel
-def _run(
+def run_events(
     seconds: Floats,
     delay: Floats,
     port_begin: Ints,
-    held: Ints,
+    port: Ints,
     begin: Ints,
     after: Ints,
     waits: Ints,
-    times: Floats,
-    key: Floats,
-    heap: Ints,
-    ports: Ints,
-    behind: Ints,
-) -> int:
-    """Fill times [2, T], starts and ends; how many tasks finished. Event i < T: task i lets go of
-    its ports; T + i: task i may start.
+    ports: int,
+) -> tuple[Floats, Floats]:
+    """Start and end [T] of every task, NaN of those that never may start; arrays as in `Tasks`.
 
-    The rest is scratch: key [2 T] 0 and heap [2 T]; ports [3, ports], of each the first and the
-    last task that wait for it, -1, and whether it is busy, 0; behind [T], who waits behind a task,
-    -1.
+    An event i < T: task i lets go of its ports; T + i: task i may start. Those who wait for a port
+    stand in a line: `first` and `last` by port, and who stands `behind` each task.
     """
-    count, size, finished = len(seconds), 0, 0
-    for i in range(count):
-        if waits[i] == 0:
-            size = _push(heap, size, key, count + i)
-    while size > 0:
-        event = _pop(heap, size, key)
-        size -= 1
-        frees = event < count
-        place, stop = (port_begin[event], port_begin[event + 1]) if frees else (0, 1)
-        if frees:
-            for q in range(place, stop):
-                ports[BUSY, held[q]] = 0
-        while place < stop:
-            task = event - count  # the one that may start; or who is first in line at a free port
-            if frees:
-                port = held[place]
-                if ports[BUSY, port] or ports[FIRST, port] < 0:
-                    place += 1
-                    continue
-                task = ports[FIRST, port]
-                ports[FIRST, port], behind[task] = behind[task], -1
-            else:
-                place += 1
-            blocked = -1
-            for q in range(port_begin[task], port_begin[task + 1]):
-                if ports[BUSY, held[q]]:
-                    blocked = held[q]
-                    break
-            if blocked >= 0:
-                if ports[FIRST, blocked] < 0:
-                    ports[FIRST, blocked] = task
+    count = len(seconds)
+    start, end = np.full(count, np.nan), np.full(count, np.nan)
+    ready, waiting_for = np.zeros(count), waits.copy()
+    busy = np.zeros(ports, np.bool_)
+    first, last, behind = np.full(ports, -1), np.full(ports, -1), np.full(count, -1)
+    events = [(0.0, count + task) for task in range(count) if waits[task] == 0]
+
+    def start_or_stand_in_line(task: int, moment: float) -> None:
+        held = range(port_begin[task], port_begin[task + 1])
+        for h in held:
+            p = port[h]
+            if busy[p]:
+                if first[p] < 0:
+                    first[p] = task
                 else:
-                    behind[ports[LAST, blocked]] = task
-                ports[LAST, blocked] = task
-                continue
-            times[0, task], times[1, task] = key[event], key[event] + seconds[task]
-            finished += 1
-            if port_begin[task + 1] > port_begin[task]:
-                for q in range(port_begin[task], port_begin[task + 1]):
-                    ports[BUSY, held[q]] = 1
-                key[task] = times[1, task]
-                size = _push(heap, size, key, task)
-            for e in range(begin[task], begin[task + 1]):
-                successor = count + after[e]
-                key[successor] = max(key[successor], times[1, task] + delay[task])
-                waits[after[e]] -= 1
-                if waits[after[e]] == 0:
-                    size = _push(heap, size, key, successor)
-    return finished
+                    behind[last[p]] = task
+                last[p], behind[task] = task, -1
+                return
+        start[task], end[task] = moment, moment + seconds[task]
+        for h in held:
+            busy[port[h]] = True
+        if len(held) > 0:
+            heapq.heappush(events, (end[task], task))
+        for a in range(begin[task], begin[task + 1]):
+            successor = after[a]
+            ready[successor] = max(ready[successor], end[task] + delay[task])
+            waiting_for[successor] -= 1
+            if waiting_for[successor] == 0:
+                heapq.heappush(events, (ready[successor], count + successor))
+
+    while events:
+        moment, event = heapq.heappop(events)
+        if event >= count:
+            start_or_stand_in_line(event - count, moment)
+            continue
+        held = range(port_begin[event], port_begin[event + 1])
+        for h in held:
+            busy[port[h]] = False
+        for h in held:
+            while first[port[h]] >= 0 and not busy[port[h]]:
+                task = first[port[h]]
+                first[port[h]] = behind[task]
+                start_or_stand_in_line(task, moment)
+    return start, end
 
 
 LABELS = {
@@ -324,7 +263,7 @@ class Timeline:
 
     def spent(self, *kinds: Kind) -> Floats:
         """[U] seconds of tasks of these kinds, unit by unit."""
-        of = np.isin(self.tasks.kind, [int(kind) for kind in kinds])
+        of = np.isin(self.tasks.kind, kinds)
         units, seconds = self.tasks.unit[of], self.tasks.seconds[of]
         return np.bincount(units, seconds, minlength=self.tasks.units).astype(float)
 
@@ -346,32 +285,26 @@ class Timeline:
         held = np.bincount(tasks.port, tasks.seconds[tasks.holders], minlength=tasks.ports)
         return held.astype(float)
 
-    def memory(self, unit: int) -> tuple[Floats, Floats]:
-        """(moments, bytes from each on): what the unit's tasks hold beside what it always holds.
+    @cached_property
+    def peak_bytes(self) -> Floats:
+        """[U] the most that each unit's tasks hold at once, beside what it always holds.
 
         Where something ends as something begins, the end comes first.
         """
-        of = np.flatnonzero(self.tasks.unit == unit)
-        takes, gives = self.tasks.takes[of], self.tasks.gives[of]
-        moments = np.concatenate([self.end[of], self.start[of]])
-        change = np.concatenate([-gives, takes])
-        kept = change != 0
-        at = np.argsort(moments[kept], kind="stable")
-        return moments[kept][at], np.cumsum(change[kept][at])
+        peaks = np.zeros(self.tasks.units)
+        for unit in range(self.tasks.units):
+            of = self.tasks.unit == unit
+            moments = np.concatenate([self.end[of], self.start[of]])
+            change = np.concatenate([-self.tasks.gives[of], self.tasks.takes[of]])
+            held = np.cumsum(change[np.argsort(moments, kind="stable")])
+            peaks[unit] = max(0.0, held.max(initial=0.0))
+        return peaks
 
-    @cached_property
-    def peak_bytes(self) -> Floats:
-        """[U] the most that each unit's tasks hold at once."""
-        return np.array(
-            [max(self.memory(u)[1].max(initial=0.0), 0.0) for u in range(self.tasks.units)]
-        )
-
-    def events(self, kinds: Sequence[Kind] = tuple(Kind)) -> list[dict[str, Any]]:
+    def events(self) -> list[dict[str, Any]]:
         """One entry per task that takes time, by start: kind, unit, chunk, micro_batch, start,
         end."""
         tasks = self.tasks
-        of = np.isin(tasks.kind, [int(kind) for kind in kinds]) & (self.end > self.start)
-        chosen = np.flatnonzero(of)
+        chosen = np.flatnonzero(self.end > self.start)
         return [
             {
                 "kind": LABELS[Kind(int(tasks.kind[i]))],
@@ -383,11 +316,6 @@ class Timeline:
             }
             for i in chosen[np.argsort(self.start[chosen], kind="stable")]
         ]
-
-
-def simulate(tasks: Tasks) -> Timeline:
-    """Run the tasks. Raises ValueError where they wait for each other in a circle."""
-    return Timeline(tasks, *run(tasks))
 
 
 def path_to_end(timeline: Timeline) -> Ints:
