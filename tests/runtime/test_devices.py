@@ -4,20 +4,20 @@ know no tags."""
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
 
 torch: Any = pytest.importorskip("torch", reason="torch is an extra of hetplan")
-dist: Any = pytest.importorskip("torch.distributed")
 
 from hetplan.errors import InputError, UnsupportedError  # noqa: E402
 from hetplan.runtime import devices  # noqa: E402
 from hetplan.runtime.devices import local_device  # noqa: E402
 from hetplan.runtime.execution import transport  # noqa: E402
-from hetplan.runtime.execution.pipeline import streams  # noqa: E402
+from hetplan.runtime.execution.pipeline import messages, streams  # noqa: E402
 from hetplan.runtime.execution.places import Layout  # noqa: E402
-from hetplan.runtime.execution.transport import Transport, lane_numbers  # noqa: E402
+from hetplan.runtime.execution.transport import Transport  # noqa: E402
 from hetplan.runtime.job import Job, Measured, StepReport  # noqa: E402
 from hetplan.runtime.watch import Watch  # noqa: E402
 from parity.cases import CASES, Case, R, S, even  # noqa: E402
@@ -108,16 +108,8 @@ def test_nccl_needs_a_gpu_for_every_rank(
     identities: list[str | None], backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise tensors are staged, the mixture of CPUs and GPUs included."""
-
-    def gathered(into: list[Any], own: Any, group: Any) -> None:
-        into[:] = identities
-
-    known: dict[Any, Any] = {}
-    monkeypatch.setattr(transport, "kept", lambda: known)
-    monkeypatch.setattr(transport, "host_group", lambda: None)
     monkeypatch.setattr(transport, "identity", lambda device: "mine")
-    monkeypatch.setattr(dist, "get_world_size", lambda: len(identities))
-    monkeypatch.setattr(dist, "all_gather_object", gathered)
+    monkeypatch.setattr(transport, "of_all", lambda own: identities)
     assert Transport.over("cuda:1").backend == backend
     assert Transport.over("cuda:1", "always").backend == "gloo"
 
@@ -131,14 +123,19 @@ def test_times_end_when_the_device_is_done() -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
-def test_two_ranks_use_a_lane_for_one_hop_in_one_direction(case: Case) -> None:
-    placed = streams(Layout(case.plan))
-    lanes = lane_numbers(placed)
-    used: dict[tuple[int, frozenset[int]], set[tuple[int, int, int]]] = {}
-    for tag, sender, receiver in placed:
-        used.setdefault((lanes[tag], frozenset((sender, receiver))), set()).add(
-            (tag, sender, receiver)
-        )
-    assert all(len(streams) == 1 for streams in used.values())
+def test_two_ranks_use_a_tag_for_one_hop_in_one_direction(case: Case) -> None:
+    layout = Layout(case.plan)
+    hops: dict[tuple[int, frozenset[int]], set[tuple[int, bool, int]]] = {}
+    for i, replica in enumerate(case.plan.replicas):
+        count = len(replica.stages) * len(replica.stages[0].layers) - 1
+        for hop, batch, forward in product(range(count), range(replica.steps), (False, True)):
+            for (tag, sender, receiver), _ in messages(layout, i, hop, batch, forward=forward):
+                if sender != receiver:
+                    used = hops.setdefault((tag, frozenset((sender, receiver))), set())
+                    used.add((hop, forward, sender))
+    assert all(len(used) == 1 for used in hops.values())
+    assert {(tag, ranks) for tag, ranks in hops} == {
+        (tag, frozenset(ranks)) for tag, *ranks in streams(layout)
+    }
     if case.plan.schedule != "interleaved-1f1b":
-        assert len(set(lanes.values())) <= 2
+        assert {tag for tag, _ in hops} <= {0, 1}

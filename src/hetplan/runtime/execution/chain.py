@@ -31,7 +31,7 @@ Parameters shared by several layers (tied embeddings) are the same object in eac
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,7 +40,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from hetplan.errors import InputError, one_line
-from hetplan.runtime.execution.transport import HALF, Group
+from hetplan.runtime.execution.transport import Group, mirrored
 from hetplan.runtime.plan import split
 from hetplan.schema import Range
 
@@ -91,48 +91,24 @@ class TensorGroup(Part):
         On every rank of it: one without a part keeps what it gets in its graph, times 0 say, or the
         others wait.
         """
-        return x if self.group is None else _Enter.apply(x, self.group)
+        return x if self.group is None else mirrored(unchanged, self.group.total_of, x)
 
     def leave(self, x: Tensor) -> Tensor:
         """The sum of x over the group; gradients pass unchanged."""
-        return x if self.group is None else _Leave.apply(x, self.group)
+        return x if self.group is None else mirrored(self.group.total_of, unchanged, x)
 
     def largest(self, x: Tensor) -> Tensor:
         """The largest x of the group, elementwise; no gradient."""
-        if self.group is None:
-            return x.detach()
-        return _reduced(x.detach(), self.group, dist.ReduceOp.MAX)
+        x = x.detach()
+        return x if self.group is None else self.group.total_of(x, dist.ReduceOp.MAX)
 
 
 ALONE = TensorGroup()
 
 
-def _reduced(x: Tensor, group: Group, operation: Any = dist.ReduceOp.SUM) -> Tensor:
-    half = x.dtype in HALF  # summed in fp32, which is more exact
-    result = x.float() if half else x.clone(memory_format=torch.contiguous_format)
-    group.total(result, operation)
-    return result.to(x.dtype)
-
-
-class _Enter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        return _reduced(grads[0], ctx.group), None
-
-
-class _Leave(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:
-        return _reduced(x, group)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        return grads[0], None
+def unchanged(x: Tensor) -> Tensor:
+    """The same values, as a tensor that autograd tells from x."""
+    return x.view_as(x)
 
 
 def cuts_of(layer: nn.Module, part: Part) -> dict[str, Cut]:
@@ -141,21 +117,12 @@ def cuts_of(layer: nn.Module, part: Part) -> dict[str, Cut]:
 
     What nobody names is whole on every tensor rank, and every rank computes its whole gradient.
     """
-    cuts: dict[str, Cut] = {}
+    made: dict[str, Cut] = {}
     for prefix, module in layer.named_modules():
-        tell = getattr(module, "cuts", None)
-        if callable(tell):
-            cuts.update(
-                {f"{prefix}.{name}" if prefix else name: c for name, c in tell(part).items()}
-            )
-    return cuts
-
-
-def join(layer: nn.Module, group: TensorGroup) -> None:
-    """Tell every module inside that has a `tensor` which part it is."""
-    for module in layer.modules():
-        if isinstance(getattr(module, "tensor", None), TensorGroup):
-            module.tensor = group
+        cuts = getattr(module, "cuts", None)
+        if callable(cuts):
+            made |= {f"{prefix}.{name}".lstrip("."): cut for name, cut in cuts(part).items()}
+    return made
 
 
 @dataclass(frozen=True)
@@ -189,10 +156,6 @@ class Chain:
     outputs: tuple[tuple[tuple[int, ...], Any], ...]
     compute: Any = None
 
-    def call(self, layer: int, x: Tensor, *more: Tensor | None) -> Tensor:
-        """A layer's pass, in the type of the passes."""
-        return called(self.layers[layer], self.compute, x, *more)
-
     def cuts(self, layer: int, part: Part) -> dict[str, Cut]:
         """name -> what a tensor rank holds of each of a layer's parameters."""
         cuts = cuts_of(self.layers[layer], part)
@@ -204,12 +167,11 @@ class Chain:
 
 def called(
     layer: nn.Module, compute: Any, x: Tensor, *more: Tensor | None, on_meta: bool = False
-) -> Tensor:
-    """A layer's pass with its floating-point weights and values rounded to `compute`; None: as they
-    are."""
+) -> Any:
+    """What a layer returns in a pass with its floating-point weights and values rounded to
+    `compute`; None: as they are."""
     if compute is None and not on_meta:
-        made: Tensor = layer(x, *more)
-        return made
+        return layer(x, *more)
 
     def rounded(value: Tensor) -> Tensor:
         dtype = compute if compute is not None and value.is_floating_point() else value.dtype
@@ -221,10 +183,7 @@ def called(
     )
     values = {id(value): rounded(value) for _, value in named}
     state = {name: values[id(value)] for name, value in named}
-    result: Tensor = torch.func.functional_call(
-        layer, state, (rounded(x), *more), tie_weights=False
-    )
-    return result
+    return torch.func.functional_call(layer, state, (rounded(x), *more), tie_weights=False)
 
 
 def describe(
@@ -314,12 +273,6 @@ def outputs_of(
             )
         outputs.append((tuple(x.shape[1:]), x.dtype))
     return tuple(outputs)
-
-
-def count_of(module: nn.Module) -> Callable[[Tensor], float]:
-    """How much targets weigh: the module's `count`, or the default of the contract."""
-    own = getattr(module, "count", None)
-    return own if callable(own) else default_count
 
 
 def default_count(targets: Tensor) -> float:

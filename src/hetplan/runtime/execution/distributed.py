@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from hetplan.errors import HetplanError, InputError, kind_and_text
 from hetplan.runtime.devices import local_device
-from hetplan.runtime.execution.chain import Chain, TensorGroup, count_of, describe, join
+from hetplan.runtime.execution.chain import Chain, TensorGroup, default_count, describe
 from hetplan.runtime.execution.pipeline import Mail, Pipeline, Rows, streams
 from hetplan.runtime.execution.places import Held, Layout, bucket_plans, held_by
 from hetplan.runtime.execution.position import Position
@@ -68,27 +68,27 @@ class Distributed:
         self.module, self.plan, self.seed, self.step = module, plan, seed, 0
         self.device = local_device(device)
         self.layout = Layout(plan)
-        self.place = self.layout.places[dist.get_rank()]
+        self.place = plan.places[dist.get_rank()]
         self.chain = describe(
             module, plan.workload.layers, *(example or example_of(module)), COMPUTE[precision]
         )
         self.scaled = precision == "fp16"
         self.watch = watch or Watch()
         plans = bucket_plans(self.layout, self.chain, by_layer=plan.zero == 3 and plan.in_step)
-        stages = [
-            (i, j) for i, replica in enumerate(plan.replicas) for j in range(len(replica.stages))
+        tensor_groups = [
+            ranks
+            for i, replica in enumerate(plan.replicas)
+            for j in range(len(replica.stages))
+            for ranks in self.layout.ranks_of(i, j)
         ]
-        tensor_groups = [ranks for i, j in stages for ranks in self.layout.ranks_of(i, j)]
         self.transport = Transport.over(self.device, staging, self.watch)
         groups = self.transport.groups([*tensor_groups, *(p.owners for p in plans)])
         self.transport = self.transport.opened(lambda: streams(self.layout))
         held = held_by(self.layout, self.chain, self.place)
-        layers = [k for first, last in self.layout.layers(self.place) for k in range(first, last)]
-        parameters = take(module, self.chain, layers, held, self.device)
-        self._join_tensor_group(layers, groups)
-        shares = [1.0] * len(self.layout.places)
-        if plan.zero_shares is not None:
-            shares = [plan.zero_shares[place.device] for place in self.layout.places]
+        parameters = take(module, self.chain, self.layout.layers(self.place), held, self.device)
+        self._join_tensor_group(groups)
+        zero_shares = plan.zero_shares or [1.0] * len(plan.devices)
+        shares = [zero_shares[place.device] for place in plan.places]
         self.states = States(
             plans, groups, self.place.rank, parameters, held,
             zero=plan.zero, shares=shares, in_step=plan.in_step,
@@ -97,29 +97,26 @@ class Distributed:
             self.layout,
             self.place,
             self.chain,
-            {k: self.chain.layers[k] for k in layers},
             self.states,
             Mail(self.layout, self.place, self.transport, self.watch),
             loss,
-            count_of(module),
+            getattr(module, "count", default_count),
             self.watch,
             self.device,
         )
 
-    def _join_tensor_group(
-        self, layers: list[int], groups: Mapping[tuple[int, ...], Group]
-    ) -> None:
+    def _join_tensor_group(self, groups: Mapping[tuple[int, ...], Group]) -> None:
+        """Tell every module inside that has a `tensor` which part it is, and all whether they
+        compute again what they can."""
         ranks = self.layout.ranks_of(self.place.replica, self.place.stage)[self.place.group]
         part = self.layout.part(self.place)
-        group = TensorGroup(
-            part.index, part.shares, groups.get(tuple(sorted(ranks))) if len(ranks) > 1 else None
-        )
-        for k in layers:
-            join(self.chain.layers[k], group)
-            if self.plan.recomputation == "selective":
-                for inner in self.chain.layers[k].modules():
-                    if hasattr(inner, "selective"):
-                        inner.selective = True
+        group = TensorGroup(part.index, part.shares, groups.get(tuple(sorted(ranks))))
+        layers = [self.chain.layers[k] for k in self.layout.layers(self.place)]
+        for module in [inner for layer in layers for inner in layer.modules()]:
+            if isinstance(getattr(module, "tensor", None), TensorGroup):
+                module.tensor = group
+            if self.plan.recomputation == "selective" and hasattr(module, "selective"):
+                module.selective = True
 
     def train_step(self, rows: Rows | None = None) -> float:
         """Forward and backward passes of one global batch; gradients are left where `optimizer`
@@ -152,10 +149,8 @@ class Distributed:
 
         Parameters are given by their unsplit names, so that a rank without any has one of size 0.
         """
-        named = [parameter for _, parameter in self.states.updated()] or [
-            nn.Parameter(torch.zeros(0))
-        ]
-        made = kind(named, **options)
+        updated = [parameter for _, parameter in self.states.updated()]
+        made = kind(updated or [nn.Parameter(torch.zeros(0))], **options)
         made.register_step_post_hook(lambda *_: self.updated())
         return made
 
@@ -220,17 +215,12 @@ def take(
     made: dict[str, nn.Parameter] = {}
     for k in layers:
         for inside, name in chain.own[k].items():
-            owner_name, _, last = inside.rpartition(".")
-            owner = chain.layers[k].get_submodule(owner_name)
+            owner, _, last = inside.rpartition(".")
             if name not in made:
-                whole = getattr(owner, last)
-                requires = whole.requires_grad
-                if whole.is_meta:
-                    whole = module.initial(name, whole)
+                parameter = chain.layers[k].get_parameter(inside)
+                whole = module.initial(name, parameter) if parameter.is_meta else parameter
                 part = held[name].take(whole.detach()).to(device)
-                made[name] = nn.Parameter(part.contiguous(), requires_grad=requires)
-            setattr(owner, last, made[name])
-        for name, buffer in chain.layers[k].named_buffers():
-            owner_name, _, last = name.rpartition(".")
-            setattr(chain.layers[k].get_submodule(owner_name), last, buffer.to(device))
+                made[name] = nn.Parameter(part.contiguous(), parameter.requires_grad)
+            setattr(chain.layers[k].get_submodule(owner), last, made[name])
+        chain.layers[k].to(device)  # what is left: buffers
     return made

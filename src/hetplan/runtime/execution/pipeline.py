@@ -8,15 +8,16 @@ together.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from hetplan.errors import InputError
-from hetplan.runtime.execution.chain import Chain
+from hetplan.runtime.execution.chain import Chain, called
 from hetplan.runtime.execution.places import Layout
 from hetplan.runtime.execution.position import Position, at
 from hetplan.runtime.execution.states import States
@@ -51,31 +52,30 @@ class Mail:
     def send(self, x: Tensor, hop: int, batch: int, *, forward: bool) -> None:
         """My rows of what goes over a hop (virtual stages hop and hop + 1), to all who need
         them."""
-        first, tag = self.layout.own_rows(self.place, batch)[0], 2 * hop + forward
+        first, own = self.layout.own_rows(self.place, batch)[0], self.place.rank
         self.sent = self.transport.pending(self.sent)
         self.watch.departs(hop, batch, forward=forward)
-        for rank, (a, b) in receivers(self.layout, self.place, hop, batch, forward=forward):
-            rows = x[a - first : b - first].contiguous()
-            if rank == self.place.rank:
-                self.local[tag, batch] = rows
-            else:
-                self.sent.append(self.transport.post(rows, rank, tag))
+        carried = messages(self.layout, self.place.replica, hop, batch, forward=forward)
+        for (tag, sender, receiver), (a, b) in carried:
+            if sender == own:
+                rows = x[a - first : b - first].contiguous()
+                if receiver == own:
+                    self.local[tag, batch] = rows
+                else:
+                    self.sent.append(self.transport.post(rows, receiver, tag))
 
     def receive(
         self, shape: tuple[int, ...], dtype: Any, hop: int, batch: int, *, forward: bool
     ) -> Tensor:
         """My rows [rows, *shape] of what comes over a hop."""
-        (first, last), tag = self.layout.own_rows(self.place, batch), 2 * hop + forward
+        (first, last), own = self.layout.own_rows(self.place, batch), self.place.rank
         x = self.transport.space((last - first, *shape), dtype)
-        stage = other_stage(self.layout, self.place, hop, after=not forward)
-        ranks = self.layout.ranks_of(self.place.replica, stage)
-        width = len(self.layout.ranks_of(self.place.replica, self.place.stage)[0])
-        for group, (a, b) in shared_rows(self.layout, self.place, stage, batch):
-            rank = ranks[group][self.place.tensor * len(ranks[group]) // width]
-            if rank == self.place.rank:
+        carried = messages(self.layout, self.place.replica, hop, batch, forward=forward)
+        for (tag, sender, receiver), (a, b) in carried:
+            if sender == receiver == own:
                 x = self.local.pop((tag, batch))
-            else:
-                self.transport.fetch(x[a - first : b - first], rank, tag)
+            elif receiver == own:
+                self.transport.fetch(x[a - first : b - first], sender, tag)
         self.watch.arrives(hop, batch, forward=forward)
         return x.to(self.transport.device)
 
@@ -86,51 +86,36 @@ class Mail:
         self.sent.clear()
 
 
-def other_stage(layout: Layout, place: Place, hop: int, *, after: bool) -> int:
-    """The stage before or behind a hop."""
-    return (hop + after) % len(layout.plan.replicas[place.replica].stages)
+def messages(
+    layout: Layout, replica: int, hop: int, batch: int, *, forward: bool
+) -> Iterator[tuple[Stream, Range]]:
+    """(tag, sender, receiver) and global rows of all that goes over a hop of a replica.
 
-
-def shared_rows(
-    layout: Layout, place: Place, stage: int, batch: int
-) -> Iterator[tuple[int, Range]]:
-    """(row group of another stage, rows that it shares with a place's)."""
-    first, last = layout.own_rows(place, batch)
-    for group, (a, b) in enumerate(layout.rows(place.replica, stage, batch)):
-        if max(a, first) < min(b, last):
-            yield group, (max(a, first), min(b, last))
-
-
-def receivers(
-    layout: Layout, place: Place, hop: int, batch: int, *, forward: bool
-) -> Iterator[tuple[int, Range]]:
-    """(rank, rows) of all who need what a place sends over a hop."""
-    stage = other_stage(layout, place, hop, after=forward)
-    ranks = layout.ranks_of(place.replica, stage)
-    width = len(layout.ranks_of(place.replica, place.stage)[0])
-    for group, rows in shared_rows(layout, place, stage, batch):
-        for t, rank in enumerate(ranks[group]):
-            if t * width // len(ranks[group]) == place.tensor:
-                yield rank, rows
+    Tags are such that two ranks send in one direction only, what one hop carries: two stages meet
+    once in as many hops as there are stages, or in each one where there are two.
+    """
+    count = len(layout.plan.replicas[replica].stages)
+    stages = [hop % count, (hop + 1) % count]
+    senders, receivers = (
+        list(zip(layout.ranks_of(replica, s), layout.rows(replica, s, batch), strict=True))
+        for s in (stages if forward else reversed(stages))
+    )
+    tag = 2 * (hop // max(1, count - 1)) + forward
+    for (own, (a, b)), (others, (c, d)) in product(senders, receivers):
+        if max(a, c) < min(b, d):
+            for tensor, receiver in enumerate(others):
+                sender = own[tensor * len(own) // len(others)]
+                yield (tag, sender, receiver), (max(a, c), min(b, d))
 
 
 def streams(layout: Layout) -> list[Stream]:
     """(tag, sender, receiver) of every message between two ranks, each once."""
-    messages = set()
-    for place in layout.places:
-        replica = layout.plan.replicas[place.replica]
-        sizes = {
-            last - first: b for b, (first, last) in enumerate(layout.micro_batches[place.replica])
-        }
-        virtual, stages = len(replica.stages) * len(replica.stages[0].layers), len(replica.stages)
-        for chunk_stage in range(place.stage, virtual, stages):
-            hops = [(chunk_stage, True), (chunk_stage - 1, False)]
-            for hop, forward in [(h, f) for h, f in hops if 0 <= h < virtual - 1]:
-                for batch in sizes.values():
-                    for rank, _ in receivers(layout, place, hop, batch, forward=forward):
-                        if rank != place.rank:
-                            messages.add((2 * hop + forward, place.rank, rank))
-    return sorted(messages)
+    used: set[Stream] = set()
+    for i, replica in enumerate(layout.plan.replicas):
+        hops = range(len(replica.stages) * len(replica.stages[0].layers) - 1)
+        for hop, batch, forward in product(hops, range(replica.steps), (False, True)):
+            used |= {one for one, _ in messages(layout, i, hop, batch, forward=forward)}
+    return sorted((tag, a, b) for tag, a, b in used if a != b)
 
 
 @dataclass
@@ -145,13 +130,11 @@ class Saved:
 
 @dataclass
 class Pipeline:
-    """A rank's part. layers: those of this rank, by number; loss: behind the last layer, unless
-    that gives it."""
+    """A rank's part. loss: behind the last layer, unless that gives it."""
 
     layout: Layout
     place: Place
     chain: Chain
-    layers: Mapping[int, nn.Module]
     states: States
     mail: Mail
     loss: Callable[[Tensor, Tensor], Tensor] | None
@@ -160,35 +143,26 @@ class Pipeline:
     device: Any
 
     def __post_init__(self) -> None:
-        self.ranges = self.layout.layers(self.place)
-        self.actions = self.layout.actions(self.place)
-        self.hops = len(self.layout.plan.replicas[self.place.replica].stages)
-        self.recompute = self.layout.plan.recomputation == "full"
+        self.ranges = self.layout.stage(self.place).layers
+        self.end = len(self.chain.names)
+        self.replica = self.layout.plan.replicas[self.place.replica]
         self.saved: dict[tuple[int, int], list[Saved]] = {}
         self.position = Position()
         self.total = 0.0
 
-    @property
-    def has_loss(self) -> bool:
-        """Whether the last layer is here."""
-        return self.ranges[-1][1] == len(self.chain.names)
-
     def weight(self, rows: Rows) -> float:
         """What this rank's targets weigh: to be added up over all ranks; one tensor rank speaks for
         its group."""
-        if not self.has_loss or self.place.tensor != 0:
+        if self.ranges[-1][1] < self.end or self.place.tensor != 0:
             return 0.0
-        mine = [
-            self._rows(batch)
-            for batch in range(self.layout.plan.replicas[self.place.replica].steps)
-        ]
+        mine = [self._rows(batch) for batch in range(self.replica.steps)]
         return float(sum(self.count(rows(a, b)[1]) for a, b in mine if a < b))
 
     def run(self, rows: Rows, position: Position, weight: float) -> float:
         """All passes; gradients are those of the losses divided by `weight`. Returns the sum of
         this rank's losses."""
         self.total, self.position = 0.0, position
-        for backward, chunk, batch in self.actions:
+        for backward, chunk, batch in self.layout.actions(self.place):
             if backward:
                 self._backward(chunk, batch, rows, weight)
                 if chunk == 0:
@@ -204,25 +178,24 @@ class Pipeline:
 
     def _hop(self, chunk: int) -> int:
         """The virtual stage of a chunk here: hop v leads to the next one, hop v - 1 here."""
-        return chunk * self.hops + self.place.stage
+        return chunk * len(self.replica.stages) + self.place.stage
 
     def _forward(self, chunk: int, batch: int, rows: Rows) -> None:
         (first, last), (a, b) = self.ranges[chunk], self._rows(batch)
-        busy, last_layer = a < b, len(self.chain.names) - 1
-        x = self._arrive(chunk, batch, rows) if busy else None
-        targets = rows(a, b)[1].to(self.device) if busy and last > last_layer else None
+        x = self._arrive(chunk, batch, rows) if a < b else None
+        targets = rows(a, b)[1].to(self.device) if a < b and last == self.end else None
         kept: list[Saved] = []
-        position = Position(self.position.seed, self.position.step, a)
+        position = replace(self.position, first_row=a)
         with self.watch.during("forward", chunk, batch), at(position):
             for k in range(first, last):
                 self.states.before_layer(k)
                 if x is not None:
-                    x = self._layer(k, x, targets if k == last_layer else None, kept)
+                    x = self._layer(k, x, targets if k + 1 == self.end else None, kept)
                 self.states.after_layer(k, backward=False)
         self.saved[chunk, batch] = kept
         if x is None:
             return
-        if last > last_layer:
+        if last == self.end:
             if x.numel() != 1:
                 raise InputError(
                     "loss", got=tuple(x.shape), expected="one number, the sum over all rows"
@@ -245,27 +218,28 @@ class Pipeline:
         x = x.detach()
         if k > 0 and x.is_floating_point():
             x.requires_grad_()
-        again = self.recompute and k + 1 < len(self.chain.names)
+        again = self.layout.plan.recomputation == "full" and k + 1 < self.end
         with torch.set_grad_enabled(not again):
             y = self._call(k, x, targets)
         self.watch.passed()
         kept.append(Saved(k, x, None if again else y))
         return y.detach()
 
-    def _call(self, k: int, x: Tensor, targets: Tensor | None) -> Tensor:
-        if k + 1 < len(self.chain.names):
-            return self.chain.call(k, x)
+    def _call(self, k: int, x: Tensor, targets: Tensor | None) -> Any:
+        """targets: of the last layer's pass, None otherwise."""
+        layer, compute = self.chain.layers[k], self.chain.compute
+        if targets is None:
+            return called(layer, compute, x)
         if self.loss is None:
-            return self.chain.call(k, x, targets)
-        assert targets is not None
-        y = self.chain.call(k, x)
-        return self.loss(y if self.chain.compute is None else y.float(), targets)
+            return called(layer, compute, x, targets)
+        y = called(layer, compute, x)
+        return self.loss(y if compute is None else y.float(), targets)
 
     def _backward(self, chunk: int, batch: int, rows: Rows, weight: float) -> None:
         (first, last), (a, b) = self.ranges[chunk], self._rows(batch)
         kept = self.saved.pop((chunk, batch))
         grad = self._gradient(chunk, batch, kept, weight) if a < b else None
-        position = Position(self.position.seed, self.position.step, a)
+        position = replace(self.position, first_row=a)
         with self.watch.during("backward", chunk, batch), at(position):
             for k in reversed(range(first, last)):
                 self.states.before_layer(k)
@@ -281,7 +255,7 @@ class Pipeline:
     def _gradient(self, chunk: int, batch: int, kept: Sequence[Saved], weight: float) -> Tensor:
         """Of what the last layer here gave."""
         last = self.ranges[chunk][1]
-        if last == len(self.chain.names):
+        if last == self.end:
             y = kept[-1].y
             assert y is not None
             return torch.full_like(y, 1.0 / weight)

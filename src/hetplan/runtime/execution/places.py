@@ -12,14 +12,14 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from math import prod
 from typing import Any
 
 from hetplan.errors import InputError
 from hetplan.profiling.simulator.pipeline import order
 from hetplan.runtime.execution.chain import Chain, Cut, Parameter, Part
-from hetplan.runtime.plan import Place, Plan, split
+from hetplan.runtime.plan import Place, Plan, Stage, split
 from hetplan.schema import Range
 
 
@@ -29,44 +29,37 @@ class Layout:
 
     plan: Plan
 
-    @property
-    def places(self) -> tuple[Place, ...]:
-        """[ranks]."""
-        return self.plan.places
-
     @cached_property
-    def _ranks(self) -> list[list[list[list[int]]]]:
-        ranks = self.plan.ranks
-        return [
-            [[[ranks[d] for d in group] for group in stage.devices] for stage in replica.stages]
-            for replica in self.plan.replicas
-        ]
+    def ranks(self) -> dict[int, int]:
+        """Device -> rank."""
+        return self.plan.ranks
 
     def ranks_of(self, replica: int, stage: int) -> list[list[int]]:
         """Ranks of a stage [row group][tensor rank]."""
-        return self._ranks[replica][stage]
+        devices = self.plan.replicas[replica].stages[stage].devices
+        return [[self.ranks[d] for d in group] for group in devices]
+
+    def stage(self, place: Place) -> Stage:
+        """A rank's stage."""
+        return self.plan.replicas[place.replica].stages[place.stage]
 
     def part(self, place: Place) -> Part:
         """A rank's part of its tensor group."""
-        stage = self.plan.replicas[place.replica].stages[place.stage]
-        return Part(place.tensor, tuple(stage.tensor_shares))
+        return Part(place.tensor, tuple(self.stage(place).tensor_shares))
 
-    def layers(self, place: Place) -> list[Range]:
-        """Layers [first, last) of each chunk."""
-        return self.plan.replicas[place.replica].stages[place.stage].layers
+    def layers(self, place: Place) -> list[int]:
+        """A rank's layers, all chunks one behind the other."""
+        return [k for first, last in self.stage(place).layers for k in range(first, last)]
 
     @cached_property
-    def micro_batches(self) -> tuple[tuple[Range, ...], ...]:
+    def micro_batches(self) -> list[list[Range]]:
         """[replica][micro-batch] global rows [first, last)."""
         batches, row = [], 0
         for replica in self.plan.replicas:
-            rows: list[Range] = []
-            for batch in replica.micro_batches:
-                for _ in range(batch.count):
-                    rows.append((row, row + batch.samples))
-                    row += batch.samples
-            batches.append(tuple(rows))
-        return tuple(batches)
+            sizes = [batch.samples for batch in replica.micro_batches for _ in range(batch.count)]
+            batches.append(list(pairwise(accumulate(sizes, initial=row))))
+            row += replica.samples
+        return batches
 
     def rows(self, replica: int, stage: int, batch: int) -> list[Range]:
         """[row group] global rows of a micro-batch."""
@@ -132,29 +125,24 @@ def held_by(layout: Layout, chain: Chain, place: Place) -> Held:
     """What a rank holds; raises InputError where two of its layers cut a shared parameter
     differently."""
     part, held = layout.part(place), Held()
-    for first, last in layout.layers(place):
-        for k in range(first, last):
-            for name, cut in chain.cuts(k, part).items():
-                if held.setdefault(name, cut) != cut:
-                    raise InputError(
-                        "shared parameter is cut in two ways",
-                        where=name,
-                        got=cut,
-                        expected=f"{held[name]}",
-                    )
+    for k in layout.layers(place):
+        for name, cut in chain.cuts(k, part).items():
+            if held.setdefault(name, cut) != cut:
+                raise InputError(
+                    "shared parameter is cut in two ways",
+                    where=name,
+                    got=cut,
+                    expected=f"{held[name]}",
+                )
     return held
 
 
 def bucket_plans(layout: Layout, chain: Chain, *, by_layer: bool) -> list[BucketPlan]:
     """All buckets in one order; by_layer: parameters of different layers in different buckets (ZeRO
     3)."""
-    held: dict[tuple[Any, ...], Held] = {}
     holders: dict[str, list[tuple[Place, Cut]]] = defaultdict(list)
-    for place in layout.places:
-        key = (tuple(layout.layers(place)), layout.part(place))
-        if key not in held:
-            held[key] = held_by(layout, chain, place)
-        for name, cut in held[key].items():
+    for place in layout.plan.places:
+        for name, cut in held_by(layout, chain, place).items():
             holders[name].append((place, cut))
     buckets: dict[tuple[Any, ...], list[Piece]] = defaultdict(list)
     for name, parameter in chain.parameters.items():

@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from hetplan.runtime.execution.chain import Cut
 from hetplan.runtime.execution.places import BucketPlan, Held, Piece
 from hetplan.runtime.execution.transport import Group
 from hetplan.runtime.plan import split
@@ -42,20 +41,24 @@ class Fragment:
 
 @dataclass(frozen=True)
 class Share:
-    """Elements [first, last) of a piece, which begins at `begin` of its flat bucket, and the
-    parameter that an optimizer updates in their place."""
+    """What this rank updates of a piece: `size` elements of the flat bucket from `begin` on, of the
+    parameter from `first` on. parameter: what an optimizer updates, in their place."""
 
     piece: Piece
-    first: int
-    last: int
     begin: int
+    first: int
+    size: int
     parameter: nn.Parameter
+
+
+Tensors = Mapping[str, Tensor | None]  # laid out like the local parameters, by their names
 
 
 @dataclass
 class Bucket:
-    """A bucket plan on one of its owners. parts [owners]: of the flat bucket; shard: the values of
-    mine, ZeRO 1-3; shares: one for each piece that mine touches."""
+    """A bucket plan on one of its owners. parameters: those that it has pieces of; parts [owners]:
+    of the flat bucket; shard: the values of mine, ZeRO 1-3; shares: one for each piece that this
+    rank updates elements of."""
 
     plan: BucketPlan
     rank: int
@@ -66,78 +69,59 @@ class Bucket:
     shard: Tensor | None = None
     shares: list[Share] = field(default_factory=list)
 
-    @property
-    def mine(self) -> Range:
-        """My part."""
-        return self.parts[self.plan.owners.index(self.rank)]
-
     def rows(self, piece: Piece, tensor: Tensor) -> Tensor:
         """The piece's rows of a tensor that is laid out like the local parameter; a view."""
-        offset = 0
-        for first, last in self.local(piece):
-            if first <= piece.first and piece.last <= last:
-                rows = tensor.reshape(1) if tensor.dim() == 0 else tensor.movedim(piece.dim, 0)
-                return rows[offset + piece.first - first : offset + piece.last - first]
-            offset += last - first
-        raise AssertionError(f"{piece.name} [{piece.first}, {piece.last}) is not held here")
+        if tensor.dim() == 0:
+            return tensor.reshape(1)
+        cut = self.held[piece.name]
+        whole = ((0, tensor.shape[piece.dim]),)
+        ranges = cut.ranges if cut.dim == piece.dim else whole
+        before = sum(min(b, piece.first) - a for a, b in ranges if a < piece.first)
+        return tensor.movedim(piece.dim, 0).narrow(0, before, piece.last - piece.first)
 
-    def local(self, piece: Piece) -> Sequence[Range]:
-        """Ranges of the piece's dimension that are held here."""
-        cut: Cut = self.held[piece.name]
-        if cut.dim == piece.dim:
-            return cut.ranges
-        return ((0, (*self.parameters[piece.name].shape, 1)[piece.dim]),)  # held whole
-
-    def flat_values(self) -> Tensor:
-        """The parameters' values."""
-        return torch.cat(
-            [self.rows(p, self.parameters[p.name].data).reshape(-1) for p in self.plan.pieces]
-        )
-
-    def flat_gradients(self) -> Tensor:
-        """The gradients that count here, zeros for others."""
+    def flat(self, tensors: Tensors, *, counting: bool = False) -> Tensor:
+        """The pieces of some tensors, zeros for None. counting: zeros also for what another owner
+        contributes."""
         parts = []
         for piece in self.plan.pieces:
-            parameter = self.parameters[piece.name]
-            if parameter.grad is None or self.rank not in piece.contributors:
-                parts.append(
-                    torch.zeros(piece.size, dtype=parameter.dtype, device=parameter.device)
-                )
-            else:
-                parts.append(self.rows(piece, parameter.grad).reshape(-1))
+            tensor = tensors[piece.name]
+            if tensor is None or (counting and self.rank not in piece.contributors):
+                tensor = torch.zeros_like(self.parameters[piece.name])
+            parts.append(self.rows(piece, tensor).reshape(-1))
         return torch.cat(parts)
 
-    def spread(self, flat: Tensor, *, gradients: bool) -> None:
-        """Write a flat bucket to the parameters or to their gradients."""
-        first = 0
-        for piece in self.plan.pieces:
-            parameter, begin = self.parameters[piece.name], first
-            first += piece.size
-            if gradients and not parameter.requires_grad:
-                continue
-            if gradients and parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-            rows = self.rows(piece, parameter.grad if gradients else parameter.data)
-            rows.copy_(flat[begin:first].view_as(rows))
+    def spread(self, flat: Tensor, tensors: Tensors) -> None:
+        """Write a flat bucket to some tensors."""
+        sizes = [piece.size for piece in self.plan.pieces]
+        for piece, values in zip(self.plan.pieces, flat.split(sizes), strict=True):
+            tensor = tensors[piece.name]
+            if tensor is not None:
+                rows = self.rows(piece, tensor)
+                rows.copy_(values.view_as(rows))
 
-    def first_values(self) -> None:
-        """The first owner's values, everywhere."""
+    @property
+    def data(self) -> Tensors:
+        """The parameters' values."""
+        return {name: parameter.data for name, parameter in self.parameters.items()}
+
+    def begin(self, *, sharded: bool) -> None:
+        """The first owner's values, everywhere, and what this rank updates of them."""
+        flat = self.flat(self.data)
         if self.group is not None:
-            flat = self.flat_values()
             self.group.broadcast(flat, self.plan.owners[0])
-            self.spread(flat, gradients=False)
-
-    def cut_shares(self) -> None:
-        """Make my shard and the parameters that an optimizer updates in its place."""
-        first, last = self.mine
-        self.shard = self.flat_values()[first:last].clone()
+            self.spread(flat, self.data)
+        first, last = self.parts[self.plan.owners.index(self.rank)]
+        if sharded:
+            self.shard = flat[first:last].clone()
         begin = 0
         for piece in self.plan.pieces:
-            a, b = max(first, begin), min(last, begin + piece.size)
-            if a < b:
-                trained = self.parameters[piece.name].requires_grad
-                values = nn.Parameter(self.shard[a - first : b - first], requires_grad=trained)
-                self.shares.append(Share(piece, a - begin, b - begin, begin, values))
+            parameter, element = self.parameters[piece.name], piece.first * piece.row
+            a, b = max(begin, first), min(begin + piece.size, last)
+            if self.shard is None:
+                self.shares.append(Share(piece, begin, element, piece.size, parameter))
+            elif a < b:
+                values = nn.Parameter(self.shard[a - first : b - first], parameter.requires_grad)
+                self.shares.append(Share(piece, a, element + a - begin, b - a, values))
             begin += piece.size
 
     def gather(self) -> None:
@@ -146,43 +130,43 @@ class Bucket:
         flat = self.shard
         if self.group is not None:
             flat = torch.cat(self.group.gather(flat, [last - first for first, last in self.parts]))
-        self.spread(flat, gradients=False)
+        self.spread(flat, self.data)
 
     def join_gradients(self) -> None:
         """Sum over the contributors: into the parameters' gradients (ZeRO 0), or my part of it into
         my shares'."""
         if self.shard is None and (self.group is None or self.plan.units == 1):
             return
-        flat = self.flat_gradients()
+        gradients = {name: parameter.grad for name, parameter in self.parameters.items()}
+        flat = self.flat(gradients, counting=True)
         if self.group is not None:
             self.group.total(flat)
         if self.shard is None:
-            self.spread(flat, gradients=True)
+            self.spread(flat, gradients)
             return
         for share in self.shares:
             parameter = share.parameter
             if parameter.requires_grad:
-                added = flat[share.begin + share.first : share.begin + share.last]
-                held = parameter.grad
+                added, held = flat[share.begin : share.begin + share.size], parameter.grad
                 parameter.grad = added.clone() if held is None else held.add_(added)
 
     def fragments(
         self, values: Mapping[int, Tensor] | None, *, scalars: bool
     ) -> Iterator[Fragment]:
         """Of my shares (ZeRO 1 to 3), or of whole pieces."""
-        shares = self.shares
-        if self.shard is None:
-            pieces = self.plan.pieces
-            shares = [Share(p, 0, p.size, 0, self.parameters[p.name]) for p in pieces]
-        for share in shares:
+        for share in self.shares:
             piece, parameter = share.piece, share.parameter
             tensor = parameter.data if values is None else values.get(id(parameter))
-            if tensor is None:
-                continue
-            if self.shard is None and not scalars:
-                tensor = self.rows(piece, tensor)
-            begin = piece.first * piece.row
-            yield Fragment(piece.name, piece.dim, begin + share.first, begin + share.last, tensor)
+            if tensor is not None:
+                if self.shard is None and not scalars:
+                    tensor = self.rows(piece, tensor)
+                last = share.first + share.size
+                yield Fragment(piece.name, piece.dim, share.first, last, tensor)
+
+
+def parameters_of(buckets: Sequence[Bucket]) -> list[nn.Parameter]:
+    """Those that some buckets have pieces of; a parameter's pieces may lie in several."""
+    return [parameter for bucket in buckets for parameter in bucket.parameters.values()]
 
 
 class States:
@@ -201,14 +185,14 @@ class States:
         shares: Sequence[float],
         in_step: bool,
     ) -> None:
-        self.zero, self.parameters, self.held = zero, parameters, held
+        self.zero, self.parameters = zero, parameters
         self.per_step, self.per_layer = in_step and zero == 2, in_step and zero == 3
         self.buckets = [
             Bucket(
                 p,
                 rank,
                 groups.get(p.owners),
-                parameters,
+                {piece.name: parameters[piece.name] for piece in p.pieces},
                 held,
                 split(p.size, [shares[r] for r in p.owners]),
             )
@@ -216,21 +200,16 @@ class States:
             if rank in p.owners
         ]
         for bucket in self.buckets:
-            bucket.first_values()
-            if zero:
-                bucket.cut_shares()
+            bucket.begin(sharded=zero > 0)
         self.stale = False
-        self._let_go()
+        self._let_go(self.buckets)
 
-    def updated(self) -> Iterator[tuple[str, nn.Parameter]]:
+    def updated(self) -> list[tuple[str, nn.Parameter]]:
         """(unsplit name, parameter) that this rank's optimizer updates; a name may come in several
         pieces."""
         if self.zero == 0:
-            yield from self.parameters.items()
-            return
-        for bucket in self.buckets:
-            for share in bucket.shares:
-                yield share.piece.name, share.parameter
+            return list(self.parameters.items())
+        return [(s.piece.name, s.parameter) for bucket in self.buckets for s in bucket.shares]
 
     def begin(self) -> None:
         """Before an iteration: parameters that an optimizer changed elsewhere."""
@@ -238,18 +217,20 @@ class States:
             self._gather(self.buckets)
         self.stale = False
 
+    def of_layer(self, layer: int) -> list[Bucket]:
+        """What is gathered and let go of with a layer: all of it under ZeRO 3 layer by layer."""
+        return [b for b in self.buckets if self.per_layer and layer in b.plan.layers]
+
     def before_layer(self, layer: int) -> None:
         """Before a pass of a layer."""
-        if self.per_layer:
-            self._gather([b for b in self.buckets if layer in b.plan.layers])
+        self._gather(self.of_layer(layer))
 
     def after_layer(self, layer: int, *, backward: bool) -> None:
         """Behind a pass of a layer."""
-        if self.per_layer:
-            mine = [b for b in self.buckets if layer in b.plan.layers]
-            if backward:
-                self._join(mine)
-            self._let_go(mine)
+        buckets = self.of_layer(layer)
+        if backward:
+            self._join(buckets)
+        self._let_go(buckets)
 
     def after_step(self) -> None:
         """Behind the backward pass of a micro-batch."""
@@ -258,14 +239,13 @@ class States:
 
     def end(self) -> None:
         """Behind all passes of an iteration."""
-        if not (self.per_step or self.per_layer):
-            self._join(self.buckets)
-        if self.zero == 0:
-            # where no row came by, and nobody else has it
+        if self.zero == 0:  # where no row came by
             for parameter in self.parameters.values():
                 if parameter.grad is None and parameter.requires_grad:
                     parameter.grad = torch.zeros_like(parameter)
-        self._let_go()
+        if not (self.per_step or self.per_layer):
+            self._join(self.buckets)
+        self._let_go(self.buckets)
 
     def fragments(
         self,
@@ -288,21 +268,20 @@ class States:
         for bucket in buckets:
             bucket.join_gradients()
         if self.zero:  # only now: a parameter's pieces may lie in several buckets
-            for name in {piece.name for bucket in buckets for piece in bucket.plan.pieces}:
-                self.parameters[name].grad = None
+            for parameter in parameters_of(buckets):
+                parameter.grad = None
 
     def _gather(self, buckets: Sequence[Bucket]) -> None:
         with torch.no_grad():
             if self.zero == 3:
-                for name in {piece.name for bucket in buckets for piece in bucket.plan.pieces}:
-                    data = self.parameters[name].data
+                for parameter in parameters_of(buckets):
+                    data = parameter.data
                     data.untyped_storage().resize_(data.numel() * data.element_size())
             for bucket in buckets:
                 bucket.gather()
 
-    def _let_go(self, buckets: Sequence[Bucket] | None = None) -> None:
+    def _let_go(self, buckets: Sequence[Bucket]) -> None:
         """ZeRO 3: the parameters' memory, which the next gathering asks for again."""
         if self.zero == 3:
-            chosen = self.buckets if buckets is None else buckets
-            for name in {piece.name for bucket in chosen for piece in bucket.plan.pieces}:
-                self.parameters[name].data.untyped_storage().resize_(0)
+            for parameter in parameters_of(buckets):
+                parameter.data.untyped_storage().resize_(0)

@@ -6,9 +6,9 @@ own, tensors on GPUs go by NCCL. Else (CPUs, several ranks on one GPU, CPUs and 
 by gloo: what is on a GPU is copied to pinned host memory, exchanged, and copied back (staging).
 
 NCCL knows no tags, and messages of two ranks wait for each other in one queue per process group. So
-messages get lanes, process groups of their own: on a lane, two ranks send in one direction only,
-what one hop carries, in the order of the micro-batches. The first message of two ranks makes them
-meet; `opened` has them do so in one order everywhere.
+messages get lanes, process groups of their own, one for each tag: on a lane, two ranks send in one
+direction only, what one hop carries, in the order of the micro-batches. The first message of two
+ranks makes them meet; `opened` has them do so in one order everywhere.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from functools import cache
 from typing import Any, Literal
 
 import torch
@@ -27,40 +28,40 @@ from hetplan.runtime.watch import Watch
 
 # whoever watches over the ranks notices earlier; NCCL's own are 10
 PATIENCE = timedelta(minutes=30)
-_made: dict[Any, Any] = {}
-_of: list[Any] = [None]  # the process group that these are parts of
 
 
-def kept() -> dict[Any, Any]:
-    """What was made, or found out together, since the process group was initialised."""
-    if _of[0] is not dist.group.WORLD:
-        _made.clear()
-        _of[0] = dist.group.WORLD
-    return _made
+@cache
+def group_inside(world: Any, ranks: tuple[int, ...], backend: str, number: int) -> Any:
+    """The group of some ranks of the process group `world`, which is itself that of all ranks where
+    it has gloo."""
+    everyone = len(ranks) == world.size() and (backend, number) == ("gloo", 0)
+    if everyone and "gloo" in dist.get_backend_config():
+        return world
+    return dist.new_group(list(ranks), backend=backend, timeout=PATIENCE)
+
+
+def one_group(ranks: Iterable[int], backend: str, number: int = 0) -> Any:
+    """The group of these ranks; number: where several of the same ranks are to be told apart."""
+    return group_inside(dist.group.WORLD, tuple(ranks), backend, number)
 
 
 def host_group() -> Any:
-    """All ranks, for tensors in host memory: the process group itself where it has gloo."""
-    made = kept()
-    if "host" not in made:
-        made["host"] = (
-            dist.group.WORLD
-            if "gloo" in dist.get_backend_config()
-            else dist.new_group(backend="gloo", timeout=PATIENCE)
-        )
-    return made["host"]
+    """All ranks, for tensors in host memory."""
+    return one_group(range(dist.get_world_size()), "gloo")
 
 
-def one_group(ranks: tuple[int, ...], backend: str, number: int = 0) -> Any:
-    """The group of these ranks; number: where several of the same ranks are to be told apart."""
-    made = kept()
-    if (ranks, backend, number) not in made:
-        host = host_group()
-        whole = len(ranks) == dist.get_world_size() and backend == "gloo" and number == 0
-        made[ranks, backend, number] = (
-            host if whole else dist.new_group(list(ranks), backend=backend, timeout=PATIENCE)
-        )
-    return made[ranks, backend, number]
+def of_all(value: object) -> list[Any]:
+    """[ranks] what each one has given."""
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value, group=host_group())
+    return values
+
+
+def host_total(value: float) -> float:
+    """The sum over all ranks."""
+    total = torch.tensor(value, dtype=torch.float64)
+    dist.all_reduce(total, group=host_group())
+    return float(total)
 
 
 Staging = Literal["auto", "always"]
@@ -74,8 +75,8 @@ class Transport:
     """One rank's. device: where its tensors are; carrier: where they are exchanged, cuda by NCCL,
     cpu by gloo.
 
-    always: copied to buffers of the carrier's, even where they are there already. lanes: by tag,
-    NCCL's only.
+    always: copied to buffers of the carrier's, even where they are there already. lanes: a process
+    group for each tag, NCCL's only.
     """
 
     device: torch.device
@@ -91,12 +92,6 @@ class Transport:
         direct = staging == "auto" and own_gpus(here)
         carrier = here if direct else torch.device("cpu")
         return cls(here, carrier, staging == "always", watch or Watch())
-
-    @classmethod
-    def on_cpu(cls, staging: Staging = "auto", watch: Watch | None = None) -> Transport:
-        """Of what computes on CPUs only."""
-        cpu = torch.device("cpu")
-        return cls(cpu, cpu, staging == "always", watch or Watch())
 
     @property
     def backend(self) -> str:
@@ -145,16 +140,15 @@ class Transport:
         return sent if self.backend == "gloo" else [m for m in sent if not m[0].is_completed()]
 
     def opened(self, streams: Callable[[], Sequence[Stream]]) -> Transport:
-        """With a lane for every stream, on which both ends have met; all ranks together. gloo needs
-        none."""
+        """With a lane for every tag, on which both ends of each stream have met; all ranks
+        together. gloo needs none."""
         return self if self.backend == "gloo" else self.on_lanes(streams(), self.backend)
 
     def on_lanes(self, streams: Sequence[Stream], backend: str) -> Transport:
         """The same for a given backend. streams: in one order on all ranks."""
-        world, rank = tuple(range(dist.get_world_size())), dist.get_rank()
-        numbers = lane_numbers(streams)
-        groups = {n: one_group(world, backend, 1 + n) for n in sorted(set(numbers.values()))}
-        made = replace(self, lanes={tag: groups[n] for tag, n in numbers.items()})
+        everyone, rank = range(dist.get_world_size()), dist.get_rank()
+        tags = sorted({tag for tag, _, _ in streams})
+        made = replace(self, lanes={tag: one_group(everyone, backend, 1 + tag) for tag in tags})
         # one order everywhere: each waits for its other end only
         for tag, sender, receiver in streams:
             if rank == sender:
@@ -174,21 +168,22 @@ class Group:
     process: Any
 
     def total(self, x: Tensor, operation: Any = dist.ReduceOp.SUM) -> None:
-        """All-reduce in place, half precision by way of fp32."""
-        if x.numel():
-            self._in_place(
-                x, lambda y: dist.all_reduce(y, operation, group=self.process), half=True
-            )
+        """All-reduce in place."""
+        self._in_place(x, lambda y: dist.all_reduce(y, operation, group=self.process))
+
+    def total_of(self, x: Tensor, operation: Any = dist.ReduceOp.SUM) -> Tensor:
+        """The same as a new tensor."""
+        result = x.detach().clone(memory_format=torch.contiguous_format)
+        self.total(result, operation)
+        return result
 
     def broadcast(self, x: Tensor, owner: int) -> None:
         """The values of a member (its number among all ranks), everywhere."""
-        if x.numel():
-            self._in_place(x, lambda y: dist.broadcast(y, owner, group=self.process))
+        self._in_place(x, lambda y: dist.broadcast(y, owner, group=self.process))
 
     def reduce(self, x: Tensor, owner: int) -> None:
         """The sum, for one member; the others' x is used up."""
-        if x.numel():
-            self._in_place(x, lambda y: dist.reduce(y, owner, group=self.process), half=True)
+        self._in_place(x, lambda y: dist.reduce(y, owner, group=self.process))
 
     def gather(self, own: Tensor, lengths: Sequence[int]) -> list[Tensor]:
         """Every member's [length, …]; padded to the longest, since gloo and NCCL gather equal
@@ -214,9 +209,11 @@ class Group:
             )
         return received.to(sent.device)
 
-    def _in_place(self, x: Tensor, act: Callable[[Tensor], object], *, half: bool = False) -> None:
-        y = self.transport.carried(x.float() if half and x.dtype in HALF else x)
-        y = y if y.is_contiguous() else y.contiguous()
+    def _in_place(self, x: Tensor, act: Callable[[Tensor], object]) -> None:
+        """Half precision goes by way of fp32: sums are more exact."""
+        if x.numel() == 0:
+            return
+        y = self.transport.carried(x.float() if x.dtype in HALF else x).contiguous()
         with self.transport.watch.meets():
             act(y)
         if y is not x:
@@ -224,14 +221,9 @@ class Group:
 
 
 def own_gpus(device: torch.device) -> bool:
-    """Whether every rank has a GPU that no other rank has, and NCCL; all ranks together, once per
-    process group."""
-    known, key = kept(), ("own", device.type)
-    if key not in known:
-        everyone: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(everyone, identity(device), group=host_group())
-        known[key] = None not in everyone and len(set(everyone)) == len(everyone)
-    return bool(known[key])
+    """Whether every rank has a GPU that no other rank has, and NCCL; all ranks together."""
+    everyone = of_all(identity(device))
+    return None not in everyone and len(set(everyone)) == len(everyone)
 
 
 def identity(device: torch.device) -> str | None:
@@ -242,26 +234,20 @@ def identity(device: torch.device) -> str | None:
     return f"{socket.gethostname()} {getattr(properties, 'uuid', device.index)}"
 
 
-def lane_numbers(streams: Iterable[Stream]) -> dict[int, int]:
-    """Tag -> lane, such that no two ranks use a lane for two tags."""
-    pairs: dict[int, set[frozenset[int]]] = {}
-    for tag, sender, receiver in streams:
-        pairs.setdefault(tag, set()).add(frozenset((sender, receiver)))
-    lanes: list[set[frozenset[int]]] = []
-    numbers: dict[int, int] = {}
-    for tag, used in sorted(pairs.items()):
-        number = next((n for n, lane in enumerate(lanes) if not lane & used), len(lanes))
-        if number == len(lanes):
-            lanes.append(set())
-        lanes[number] |= used
-        numbers[tag] = number
-    return numbers
+class _Mirrored(torch.autograd.Function):
+    """A step whose backward pass is given."""
+
+    @staticmethod
+    def forward(ctx: Any, forward: Any, backward: Any, *inputs: Tensor) -> Any:
+        ctx.mirror = backward
+        return forward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        made = ctx.mirror(*gradients)
+        return None, None, *(made if isinstance(made, tuple) else (made,))
 
 
-def host_total(value: float) -> float:
-    """The sum over all ranks."""
-    if dist.get_world_size() == 1:
-        return value
-    total = torch.tensor(value, dtype=torch.float64)
-    dist.all_reduce(total, group=host_group())
-    return float(total)
+def mirrored(forward: Callable[..., Tensor], backward: Callable[..., Any], *inputs: Tensor) -> Any:
+    """What `forward` makes of the inputs, with `backward` from its gradient to theirs."""
+    return _Mirrored.apply(forward, backward, *inputs)

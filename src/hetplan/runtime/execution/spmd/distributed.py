@@ -32,7 +32,7 @@ from hetplan.runtime.execution.spmd.model import (
     synthetic_batch,
     synthetic_initial,
 )
-from hetplan.runtime.execution.transport import Staging, Transport, host_total
+from hetplan.runtime.execution.transport import Staging, Transport, host_group, host_total
 from hetplan.runtime.plan import Plan, check_world
 from hetplan.runtime.spmd_decision import read_program
 from hetplan.runtime.spmd_virtual import SpmdWatch
@@ -102,7 +102,7 @@ class DistributedProgram:
         self.step += 1
         of_step = rows or (lambda first, last: self.batch(step, first, last))
         with self.watch.during("prepare", 0, step):
-            dist.barrier(group=Transport.on_cpu().everyone.process)
+            dist.barrier(group=host_group())
         loss = sum(self._run(run, of_step) for run in range(self.runs))
         with self.watch.during("synchronise", 0, step):
             total = host_total(loss)
@@ -158,7 +158,7 @@ class RehearsedProgram:
 
     def __init__(self, watch: SpmdWatch) -> None:
         self.watch, self.step = watch, 0
-        self.everyone = Transport.on_cpu().everyone
+        self.everyone = Transport.over("cpu").everyone
         costs = watch.rehearsal.costs
         self.place = costs.devices.index(watch.rehearsal.device(watch.rank))
         self.each, self.update = costs.each(), costs.updates()[self.place]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +32,7 @@ from hetplan.formulations.hap.spmd.operators import parsed
 from hetplan.formulations.hap.spmd.program import PARAMETER, PLACEHOLDER, Bounds, Node
 from hetplan.formulations.hap.spmd.whole import Decided
 from hetplan.runtime.execution.spmd.kernels import Place, compute
-from hetplan.runtime.execution.transport import Group
+from hetplan.runtime.execution.transport import Group, mirrored
 from hetplan.runtime.watch import Watch
 
 # one collective of slices padded to the largest, or one per slice
@@ -75,12 +75,7 @@ class Ranks:
     def total(self, value: Tensor) -> Tensor:
         """Everyone gets the sum, by an all-reduce."""
         with self.during():
-            return self._sum(value)
-
-    def _sum(self, value: Tensor) -> Tensor:
-        whole = copied(value)  # it is summed in place
-        self.group.total(whole)
-        return whole
+            return self.group.total_of(value)
 
     def gather(self, value: Tensor, dimension: int, bounds: Bounds, manner: Manner) -> Tensor:
         """Everyone gets the slices side by side, by an all-gather of slices padded to the longest,
@@ -108,7 +103,7 @@ class Ranks:
         reduction to each owner of one."""
         with self.during():
             if manner == "padded":
-                return copied(piece(self._sum(value), dimension, bounds[self.rank]))
+                return copied(piece(self.group.total_of(value), dimension, bounds[self.rank]))
             parts = [copied(piece(value, dimension, pair)) for pair in bounds]
             for owner, part in enumerate(parts):
                 self.group.reduce(part, owner)
@@ -134,26 +129,6 @@ class Ranks:
             received = self.group.swap(sent, [part.numel() for part in leaving], sizes)
             parts = zip(received.split(sizes), shapes, strict=True)
             return torch.cat([part.view(s) for part, s in parts], dim=source)
-
-
-class _Mirrored(torch.autograd.Function):
-    """A step whose backward pass is given."""
-
-    @staticmethod
-    def forward(ctx: Any, forward: Any, backward: Any, *inputs: Tensor) -> Tensor:
-        ctx.mirror = backward
-        made: Tensor = forward(*inputs)
-        return made
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
-        made = ctx.mirror(*gradients)
-        return None, None, *(made if isinstance(made, tuple) else (made,))
-
-
-def mirrored(forward: Callable[..., Tensor], backward: Callable[..., Any], *inputs: Tensor) -> Any:
-    """What `forward` makes of the inputs, with `backward` from its gradient to theirs."""
-    return _Mirrored.apply(forward, backward, *inputs)
 
 
 class Machine:
