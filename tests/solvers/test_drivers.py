@@ -8,13 +8,14 @@ import random
 import subprocess
 import sys
 import threading
+from concurrent.futures import wait
 from itertools import permutations
 
 import numpy as np
 import pytest
 
 from hetplan.errors import InputError
-from hetplan.solvers import cpsat, highs
+from hetplan.solvers import cpsat, highs, native
 from hetplan.solvers.general import minimise
 from hetplan.solvers.model import Model, ModelAnswer, Totals
 from hetplan.solvers.options import NativeValue, Options
@@ -168,14 +169,10 @@ def test_an_exception_of_the_watcher_stops_the_search_and_comes_out(method: str)
         callers.add(threading.current_thread())
         raise Enough
 
-    before = threading.enumerate()
     with pytest.raises(Enough):
         minimise(method, knapsack(50, 20), Run(Options(threads=2), watch=watch))
     assert callers == {threading.current_thread()}
-    for thread in threading.enumerate():
-        if thread.name == "hetplan-native" and thread not in before:
-            thread.join(60)
-            assert not thread.is_alive(), "the search goes on although nobody waits for it"
+    assert not wait(native._left, 60).not_done, "the search goes on although nobody waits for it"
 
 
 @every_method

@@ -22,7 +22,7 @@ from hetplan.solvers.general import (
     solve_with,
 )
 from hetplan.solvers.model import Model, Totals, labels
-from hetplan.solvers.options import NativeValue, Options
+from hetplan.solvers.options import Options
 from hetplan.solvers.result import Outcome, Stop
 from hetplan.solvers.run import Run, Stopped
 from stopping import cancelled_after, over
@@ -145,30 +145,6 @@ def test_levels_of_a_staircase_are_rounded_down() -> None:
     model.minimize(model.staircase("t", steps, [0.3, 0.5, 0.7]))
     answer = minimise("cp-sat", model, a_run())
     assert answer.objective is not None and 0.6 < answer.objective < 0.7
-
-
-def test_a_start_is_handed_over_in_seconds() -> None:
-    """Without it HiGHS finds nothing: no node, no heuristics."""
-    model = Model("start", None, Totals(least=1e-4, largest=1e-2))
-    on, end = model.binary("on", (5, 2)), model.seconds("end", upper=4.2e-3)
-    for job in on:
-        model.equal("placed", job, to=1)
-    for machine in (0, 1):
-        values = [1e-3, 1.1e-3, 1.2e-3, 1.3e-3, 1.4e-3, -1.0]
-        model.row("end", [*on[:, machine], end], values, upper=0)
-    model.minimize(end)
-    idle: dict[str, NativeValue] = {
-        "mip_max_nodes": 0,
-        "presolve": "off",
-        "mip_heuristic_effort": 0.0,
-    }
-    run = Run(Options(threads=1, native={"highs": idle}))
-    assert minimise("milp", model, run).objective is None
-    model.start = np.zeros(model.size)
-    model.start[[on[0, 0], on[1, 0], on[2, 0], on[3, 1], on[4, 1]]] = 1.0
-    model.start[end] = 3.3e-3
-    answer = minimise("milp", model, run)
-    assert answer.objective == pytest.approx(3.3e-3)
 
 
 def test_linear_arrays_merge_repeated_columns_and_name_members() -> None:

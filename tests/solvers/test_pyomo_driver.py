@@ -39,7 +39,7 @@ def test_same_optimum_as_the_direct_driver(solver: str, seed: int) -> None:
 
 def test_cancel_keeps_what_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     """HiGHS itself says when there is something to keep: then the user wants it to stop."""
-    going, fill = run("highs"), pyomo_driver._filled_highs
+    going, silence = run("highs"), pyomo_driver._silence_highs
 
     def look(event: Any) -> None:
         if math.isfinite(event.data_out.mip_primal_bound) and math.isfinite(
@@ -47,12 +47,15 @@ def test_cancel_keeps_what_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
         ):
             going.cancel.set()
 
-    def filled(*arguments: Any) -> Any:
-        native = fill(*arguments)
-        native.cbMipInterrupt.subscribe(look)
-        return native
+    def silenced(solver: Any) -> None:
+        add_block = solver.add_block
+        solver.add_block = lambda model: (
+            solver._solver_model.cbMipInterrupt.subscribe(look),
+            add_block(model),
+        )
+        silence(solver)
 
-    monkeypatch.setattr(pyomo_driver, "_filled_highs", filled)
+    monkeypatch.setattr(pyomo_driver, "_silence_highs", silenced)
     answer = pyomo_driver.solve(knapsack(), going)
     assert answer.stop is Stop.INTERRUPTED
     assert answer.objective is not None and answer.bound is not None
@@ -93,15 +96,3 @@ def test_interface_names_lead_to_their_engine() -> None:
     }  # fmt: skip
     assert "TimeLimit" not in dialect("gurobi").options(Options())
     assert dialect("nobody_knows").options(Options()) == {}
-
-
-@every_solver
-def test_a_model_is_handed_to_highs_in_pieces(solver: str) -> None:
-    cancel = After(10**9)
-    going = Run(Options(threads=1, pyomo_solver=solver), cancel=cancel)
-    model = knapsack(5, 2000)
-    pyomo_driver.as_pyomo(model.arrays(), run=going)
-    cancel.looks = 2 * cancel.looked + 5  # stated, then a few of its 20 pieces
-    answer = pyomo_driver.solve(model, going)
-    assert (answer.stop, answer.objective) == (Stop.INTERRUPTED, None)
-    assert cancel.looked < cancel.looks + 5

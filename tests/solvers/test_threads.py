@@ -8,25 +8,23 @@ import sys
 
 import pytest
 
-from hetplan.solvers.native import Work
+from hetplan.solvers.native import begin
 
 
 def test_the_value_and_the_error_come_back() -> None:
-    failed = Work(lambda: int("x"))
-    assert failed.wait(10)
     with pytest.raises(ValueError, match="invalid literal"):
-        failed.value()
+        begin(lambda: int("x")).result(10)
 
 
 def test_a_thread_that_dies_before_it_begins_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_thread, "start_new_thread", lambda *_: 0)
     with pytest.raises(MemoryError, match="before it began"):
-        Work(lambda: 3, start_seconds=0.05)
+        begin(lambda: 3, start_seconds=0.05)
 
 
 LIMITED = """
 import resource, sys
-from hetplan.solvers.native import Work
+from hetplan.solvers.native import begin
 size = int(next(l.split()[1] for l in open("/proc/self/status") if l.startswith("VmSize"))) * 1024
 held = []
 resource.setrlimit(resource.RLIMIT_AS, (size + int(sys.argv[1]), size + int(sys.argv[1])))
@@ -36,8 +34,7 @@ try:
 except MemoryError:
     pass
 try:
-    work = Work(lambda: [bytearray(1 << 20) for _ in range(1000)])
-    work.wait(30) and work.value()
+    begin(lambda: [bytearray(1 << 20) for _ in range(1000)]).result(30)
 except (MemoryError, RuntimeError):
     sys.exit(7)
 """

@@ -27,7 +27,7 @@ from rich.text import Text
 
 from hetplan.errors import HetplanError, one_line
 from hetplan.files import to_json, write_text
-from hetplan.solvers.native import Work
+from hetplan.solvers.native import begin, over
 from hetplan.solvers.run import Progress, Run
 from hetplan.text import Table, number_text, percent_text, seconds_text
 
@@ -267,14 +267,14 @@ def watched(run: Run, work: Callable[[], T], display: Display, *, quiet: bool) -
     """The value of `work()`, done on another thread while `run` is watched; raises what `work`
     raises."""
     with stopping(run.cancel):
-        thread = Work(work)
+        answer = begin(work)
         try:
-            while not thread.wait(TICK):
+            while not over(answer, TICK):
                 if not quiet:
                     display.update(Progress(run.elapsed, run.incumbent, run.bound, run.note))
         finally:
             display.close()
-    return thread.value()
+    return answer.result()
 
 
 @contextlib.contextmanager

@@ -110,12 +110,6 @@ class _Writer:
             self.cp.new_int_var(int(a), int(b), name)
             for a, b, name in zip(low, high, names, strict=True)
         ]
-        for variable, value in zip(self.x, self._start(), strict=False):
-            self.cp.add_hint(variable, int(value))
-
-    def _start(self) -> Floats:
-        start = self.model.start
-        return np.zeros(0) if start is None else np.floor(start * self.units + 1e-6)
 
     def add(self, number: int, row: Row) -> None:
         """A row, relaxed by rounding."""
@@ -232,7 +226,7 @@ def solve(model: Model, run: Run, report: Sink | None = None) -> ModelAnswer:
     return ModelAnswer(
         stop=stop,
         objective=None if objective is None else scale.value(objective),
-        bound=None if bound is None or stop is Stop.INFEASIBLE else scale.bound(bound),
+        bound=None if bound is None or stop is Stop.INFEASIBLE else scale.value(bound),
         seconds=time.perf_counter() - begun,
         solver=SOLVER,
         message=message,

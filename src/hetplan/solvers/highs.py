@@ -93,7 +93,7 @@ def solve(model: Model, run: Run, report: Sink | None = None) -> ModelAnswer:
         run.check()
         if arrays.shape[1] == 0:
             return _without_columns(arrays, scale)
-        highs = _prepared(arrays, run, None if model.start is None else model.start * units)
+        highs = _prepared(arrays, run)
         run.check()
     except Stopped:
         return ModelAnswer(stop=stopped(run), seconds=time.perf_counter() - begun, solver=SOLVER)
@@ -126,7 +126,7 @@ def _without_columns(arrays: LinearArrays, scale: Scale) -> ModelAnswer:
     """HiGHS leaves models without columns alone: their rows hold or they do not."""
     if (arrays.row_lower > 0).any() or (arrays.row_upper < 0).any():
         return ModelAnswer(stop=Stop.INFEASIBLE, solver=SOLVER)
-    value, bound = scale.value(arrays.constant), scale.bound(arrays.constant)
+    value, bound = scale.value(arrays.constant), scale.value(arrays.constant)
     return ModelAnswer(
         stop=Stop.OPTIMAL, objective=value, bound=bound, x=np.zeros(0), solver=SOLVER
     )
@@ -140,8 +140,8 @@ def loaded(arrays: LinearArrays) -> Any:
     return highs
 
 
-def _prepared(arrays: LinearArrays, run: Run, start: NDArray[np.float64] | None) -> Any:
-    """A silent Highs with options, model and start solution."""
+def _prepared(arrays: LinearArrays, run: Run) -> Any:
+    """A silent Highs with options and model."""
     highs = loaded(arrays)
     common: dict[str, NativeValue] = {
         "threads": run.options.threads,
@@ -156,10 +156,6 @@ def _prepared(arrays: LinearArrays, run: Run, start: NDArray[np.float64] | None)
         _check(highs.setOptionValue(name, value), f"option {name}")
     for name, value in run.options.native.get(BACKEND, {}).items():
         set_native(highs, name, value, f"native option {BACKEND}.{name}")
-    if start is not None:
-        solution = highspy.HighsSolution()
-        solution.col_value = list(start)
-        highs.setSolution(solution)
     if (left := run.remaining) < math.inf:  # last, as passing the model takes time too
         _check(highs.setOptionValue("time_limit", left), "option time_limit")
     return highs
@@ -245,5 +241,5 @@ def _read(
         read["objective"] = scale.value(objective)
         read["x"] = np.where(arrays.integer, np.round(solution), solution / units)
     if bound is not None:
-        read["bound"] = scale.bound(bound - BOUND_ALLOWANCE * abs(bound))
+        read["bound"] = scale.value(bound - BOUND_ALLOWANCE * abs(bound))
     return read

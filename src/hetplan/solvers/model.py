@@ -31,9 +31,9 @@ as the time of a slowest stage is. Rows and costs in whole numbers pass unchange
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
@@ -41,7 +41,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hetplan.errors import UnsupportedError
-from hetplan.solvers.native import Answer, Scale
+from hetplan.solvers.native import Scale
+from hetplan.solvers.result import Stop
 from hetplan.solvers.run import Run
 
 Columns = NDArray[np.int64]
@@ -138,20 +139,28 @@ class LinearArrays:
         return len(self.row_lower), len(self.cost)
 
 
+class TooLarge(Exception):
+    """A model would have more terms than it may."""
+
+
 class Model:
     """Collects columns, rows and costs.
 
     run: whose time building takes; columns, rows and writing raise `Stopped` once it should stop.
-    totals: needed for CP-SAT, and for `seconds`.
+    totals: needed for CP-SAT, and for `seconds`. most_terms: rows raise `TooLarge` once they have
+    more values together.
     """
 
     def __init__(
-        self, name: str = "model", run: Run | None = None, totals: Totals | None = None
+        self,
+        name: str = "model",
+        run: Run | None = None,
+        totals: Totals | None = None,
+        most_terms: float = math.inf,
     ) -> None:
-        self.name, self.totals = name, totals
+        self.name, self.totals, self.terms_left = name, totals, most_terms
         self.check = (run or Run()).check
         self.constant = 0.0
-        self.start: Floats | None = None  # a known solution [n], for back ends that can use one
         self.column_families: list[Family] = []
         self.row_families: list[Family] = []
         self.rows: list[Row] = []
@@ -281,6 +290,9 @@ class Model:
 
     def _add_row(self, family: str, row: Row) -> int:
         self.check()
+        self.terms_left -= len(row.columns)
+        if self.terms_left < 0:
+            raise TooLarge
         number = len(self.rows)
         self.rows.append(row)
         last = self.row_families[-1] if self.row_families else None
@@ -424,17 +436,33 @@ class Model:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelAnswer(Answer):
-    """An answer with the incumbent's columns and, for an optimal LP, its duals.
+class ModelAnswer:
+    """What a general solver said of a model, before any decision is read out of it.
 
-    x [n]: integers whole, seconds in seconds. row_dual [m], column_dual [n]: in objective units per
-    unit of the row or column. model: whose columns they are, None for plain arrays.
+    objective: the model's own price of the incumbent in the instance's unit (None without one).
+    bound: proven, in the instance's unit, corrected for rounding; kept at time-outs; None without
+    one. solver: name and version. statistics: JSON types only.
+    x [n]: the incumbent, integers whole, seconds in seconds. row_dual [m], column_dual [n]: of an
+    optimal LP, in objective units per unit of the row or column. model: whose columns they are,
+    None for plain arrays.
     """
 
+    stop: Stop
+    objective: float | None = None
+    bound: float | None = None
+    seconds: float = 0.0
+    solver: str = ""
+    message: str = ""
+    statistics: Mapping[str, object] = field(default_factory=dict)
     x: Floats | None = None
     row_dual: Floats | None = None
     column_dual: Floats | None = None
     model: Model | None = None
+
+    @property
+    def has_solution(self) -> bool:
+        """Whether there is an incumbent to read."""
+        return self.objective is not None
 
     def values(self, columns: Any) -> Any:
         """The incumbent at those columns, in their shape (an array, or a float).

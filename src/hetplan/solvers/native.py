@@ -1,8 +1,7 @@
 """What the drivers of the general solvers share: units, answers, and running native code
 interruptibly.
 
-Native code runs in a thread of its own while the calling thread polls. That is what keeps Ctrl-C
-alive
+Native code runs in a thread of its own while the calling thread polls. That keeps Ctrl-C alive
 (Python runs signal handlers in the main thread only, between two bytecodes), calls the watcher from
 the method's thread, and gives every HiGHS run a scheduler of its own (HiGHS keeps one per thread
 and refuses another number of workers on it).
@@ -16,9 +15,10 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from hetplan.solvers.result import Stop
 from hetplan.solvers.run import Run
@@ -43,15 +43,13 @@ UNCLEAR = "infeasible or unbounded"
 class Scale:
     """How a model's objective z maps to the instance's unit: z / per_unit + offset.
 
-    under, over: the most, in the instance's unit, by which the model prices any decision too low or
-    too high.
-    A model whose costs are all rounded down has over = 0, and its bound holds as it is.
+    under: the most, in the instance's unit, by which the model prices any decision too low. It
+    prices none too high, so that its bound holds as it is.
     """
 
     per_unit: float = 1.0
     offset: float = 0.0
     under: float = 0.0
-    over: float = 0.0
 
     def value(self, z: float) -> float:
         """Model objective -> instance unit, up to the stated errors."""
@@ -60,34 +58,6 @@ class Scale:
     def incumbent(self, z: float) -> float:
         """What a decision of model cost z costs at most."""
         return self.value(z) + self.under
-
-    def bound(self, z: float) -> float:
-        """What every decision costs at least, when the model's optimum is proven to be z or
-        more."""
-        return self.value(z) - self.over
-
-
-@dataclass(frozen=True, kw_only=True)
-class Answer:
-    """What a general solver said, before any decision is read out of it.
-
-    objective: the model's own price of the incumbent in the instance's unit (None without one).
-    bound: proven, in the instance's unit, corrected for rounding; kept at time-outs; None without
-    one. solver: name and version. statistics: JSON types only.
-    """
-
-    stop: Stop
-    objective: float | None = None
-    bound: float | None = None
-    seconds: float = 0.0
-    solver: str = ""
-    message: str = ""
-    statistics: Mapping[str, object] = field(default_factory=dict)
-
-    @property
-    def has_solution(self) -> bool:
-        """Whether there is an incumbent to read."""
-        return self.objective is not None
 
 
 def stopped(run: Run) -> Stop:
@@ -130,7 +100,7 @@ class Latest:
                 return
             last = seen
             incumbent = None if seen[0] is None else scale.incumbent(seen[0])
-            bound = None if seen[1] is None else scale.bound(seen[1])
+            bound = None if seen[1] is None else scale.value(seen[1])
             if report is None:
                 run.report(incumbent=incumbent, bound=bound)
             else:
@@ -139,7 +109,7 @@ class Latest:
         return poll
 
 
-class Work(Generic[T]):
+def begin(function: Callable[[], T], start_seconds: float = 10.0) -> Future[T]:
     """A function's value, computed on a thread of its own that ends with the process.
 
     `threading.Thread.start` waits until the new thread says that it runs. Where memory is limited,
@@ -147,56 +117,32 @@ class Work(Generic[T]):
     is raised when the thread does not begin within `start_seconds`, RuntimeError when there can be
     none.
     """
+    future: Future[T] = Future()
+    begun = _thread.allocate_lock()  # made here: a thread without memory can still let it go
+    begun.acquire()
 
-    def __init__(self, function: Callable[[], T], start_seconds: float = 10.0) -> None:
-        self._function = function
-        self._value: list[T | None] = [None]
-        # What stays where the thread ends without a word.
-        self._error: list[BaseException | None] = [MemoryError("a thread ran out of memory")]
-        # Locks are made here and only let go there: a thread without memory can still do that.
-        self._begun, self._over = _thread.allocate_lock(), _thread.allocate_lock()
-        self._begun.acquire()
-        self._over.acquire()
-        _thread.start_new_thread(self._run, ())
-        if not self._begun.acquire(timeout=start_seconds):
-            raise MemoryError("a thread ended before it began")
-
-    def _run(self) -> None:
+    def work() -> None:
         try:
-            self._begun.release()
-            self._value[0] = self._function()
-            self._error[0] = None
+            begun.release()
+            value = function()
         except BaseException as error:  # noqa: BLE001 - handed to the thread that asks for the value
-            self._error[0] = error
-        finally:
-            self._over.release()
+            future.set_exception(error)
+        else:
+            future.set_result(value)
 
-    def wait(self, seconds: float) -> bool:
-        """Whether the work is over, at the latest after so many seconds."""
-        if not self._over.acquire(timeout=seconds):
-            return False
-        self._over.release()
-        return True
-
-    @property
-    def alive(self) -> bool:
-        """Whether the work goes on."""
-        return not self.wait(0.0)
-
-    def value(self) -> T:
-        """What the function returned; raises what it raised. Only when the work is over."""
-        assert not self.alive, "asked too early"
-        if self._error[0] is not None:
-            raise self._error[0]
-        return self._value[0]  # type: ignore[return-value] # None only where T is
+    _thread.start_new_thread(work, ())
+    if not begun.acquire(timeout=start_seconds):
+        raise MemoryError("a thread ended before it began")
+    return future
 
 
-# Threads that did not stop in time.
-_left: list[Work[Any]] = []
+def over(work: Future[T], seconds: float) -> bool:
+    """Whether the work is over, at the latest after so many seconds."""
+    return bool(wait([work], seconds).done)
 
 
-def _leave(thread: Work[Any]) -> None:
-    _left[:] = [*(other for other in _left if other.alive), thread]
+# Work of threads that did not stop in time.
+_left: list[Future[Any]] = []
 
 
 @atexit.register
@@ -206,9 +152,7 @@ def _settle() -> None:
 
     What is deep inside an LP then still runs on, but does not call Python either.
     """
-    deadline = time.perf_counter() + SETTLE_SECONDS
-    for thread in _left:
-        thread.wait(max(0.0, deadline - time.perf_counter()))
+    wait(_left, SETTLE_SECONDS)
 
 
 def end_process(code: int) -> None:
@@ -217,7 +161,7 @@ def end_process(code: int) -> None:
     For the command line, which has nothing to do after its answer: an ordinary exit would wait for
     that code.
     """
-    if any(thread.alive for thread in _left):
+    if not all(work.done() for work in _left):
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
@@ -240,22 +184,22 @@ def drive(
     What `work` or `poll` raises is raised here. `interrupt` is called repeatedly: it may come too
     early.
     """
-    thread = Work(work)
+    answer = begin(work)
     asked_at: float | None = None
     try:
-        while not thread.wait(POLL_SECONDS):
+        while not over(answer, POLL_SECONDS):
             poll()
             if run.should_stop:
                 now = time.perf_counter()
                 asked_at = now if asked_at is None else asked_at
                 interrupt()
                 if now - asked_at > (GRACE_SECONDS if run.cancelled else overtime):
-                    _leave(thread)
+                    _left.append(answer)
                     return None
         poll()
     except BaseException:
         interrupt()
-        if not thread.wait(GRACE_SECONDS):
-            _leave(thread)
+        if not over(answer, GRACE_SECONDS):
+            _left.append(answer)
         raise
-    return thread.value()
+    return answer.result()

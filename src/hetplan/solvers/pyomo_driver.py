@@ -29,7 +29,6 @@ from hetplan.solvers.native import (
     GAP_SHARE,
     GRACE_SECONDS,
     UNCLEAR,
-    Answer,
     Scale,
     Sink,
     drive,
@@ -40,12 +39,8 @@ from hetplan.solvers.result import Stop
 from hetplan.solvers.run import Run, Stopped
 
 BACKEND = "pyomo"
-# How long a solver may take to notice by itself that the time is up before its answer is given up;
-# and how long HiGHS, which looks at the clock often, before it is interrupted.
+# How long a solver may take to notice by itself that the time is up before its answer is given up.
 OVERTIME_SECONDS = 5.0
-LATE_SECONDS = 0.3
-# Constraints that are handed to HiGHS at once.
-PIECE = 100
 # Bounds of floating-point solvers are lowered by this share, as those of HiGHS are.
 BOUND_ALLOWANCE = 1e-7
 
@@ -252,6 +247,7 @@ def solve(model: Model, run: Run, report: Sink | None = None) -> ModelAnswer:
         if ((arrays.row_lower > 0) & empty).any() or ((arrays.row_upper < 0) & empty).any():
             return ModelAnswer(stop=Stop.INFEASIBLE, solver=name)
         concrete = as_pyomo(arrays, model.name, run)
+        run.check()
     except Stopped:
         return ModelAnswer(stop=stopped(run), seconds=time.perf_counter() - begun, solver=name)
     answer = _minimised(concrete, run, scale, report, whole=bool(arrays.integer.any()))
@@ -263,50 +259,41 @@ def solve(model: Model, run: Run, report: Sink | None = None) -> ModelAnswer:
             [idle[i] if v.value is None else float(v.value) for i, v in concrete.x.items()]
         )
         x = np.where(arrays.integer, np.round(x), x / model.milp_units())
-    seconds = time.perf_counter() - begun
-    return ModelAnswer(**{**vars(answer), "x": x, "seconds": seconds, "model": model})
+    return replace(answer, x=x, seconds=time.perf_counter() - begun, model=model)
 
 
 def _minimised(
     model: pyo.ConcreteModel, run: Run, scale: Scale, report: Sink | None, *, whole: bool
-) -> Answer:
+) -> ModelAnswer:
     """Minimise the model; the incumbent is left in its variables. whole: whether it has integers.
 
     Errors as for `solve`. What a solver raises becomes stop `error` with its message.
     """
-    options, begun = run.options, time.perf_counter()
+    options = run.options
     label, is_highs = solver_label(options), engine(options.pyomo_solver) == HIGHS
     solver = _configured(options, _limit(run))
-    with _output_left_alone(is_highs):
+    if is_highs:
+        _silence_highs(solver)
+
+    def interrupt() -> None:  # other solvers are programs of their own, or deaf
+        if is_highs and solver._solver_model is not None:
+            solver._solver_model.cancelSolve()
+
+    def work() -> Any:
         try:
-            native = _filled_highs(solver, model, run) if is_highs else None
-            run.check()
-        except Stopped:
-            return Answer(stop=stopped(run), seconds=time.perf_counter() - begun, solver=label)
-        limit = _limit(run)  # filling took some
-        late = None if limit is None else time.perf_counter() + limit + LATE_SECONDS
+            return solver.solve(model, load_solutions=False, timelimit=_limit(run))
+        except Exception as error:  # noqa: BLE001 - the solvers' own exceptions have no common base
+            return kind_and_text(error)
 
-        def interrupt() -> None:  # other solvers are programs of their own, or deaf
-            if native is not None and (
-                run.cancelled or (late is not None and time.perf_counter() > late)
-            ):
-                native.cancelSolve()
-
-        def work() -> Any:
-            try:
-                return solver.solve(model, load_solutions=False, timelimit=limit)
-            except Exception as error:  # noqa: BLE001 - the solvers' own exceptions have no common base
-                return kind_and_text(error)
-
-        overtime = GRACE_SECONDS if is_highs else OVERTIME_SECONDS
+    overtime = GRACE_SECONDS if is_highs else OVERTIME_SECONDS
+    with _output_left_alone(is_highs):
         results = drive(work, run=run, interrupt=interrupt, poll=lambda: None, overtime=overtime)
-    seconds = time.perf_counter() - begun
     if results is None:
         message = f"{options.pyomo_solver} did not stop in time; what it had found is lost"
-        return Answer(stop=stopped(run), seconds=seconds, solver=label, message=message)
+        return ModelAnswer(stop=stopped(run), solver=label, message=message)
     if isinstance(results, str):
-        return Answer(stop=Stop.ERROR, seconds=seconds, solver=label, message=results)
-    answer = replace(_read(model, results, run, scale, whole), seconds=seconds, solver=label)
+        return ModelAnswer(stop=Stop.ERROR, solver=label, message=results)
+    answer = replace(_read(model, results, run, scale, whole), solver=label)
     incumbent = None if answer.objective is None else answer.objective + scale.under
     (report or (lambda i, b: run.report(incumbent=i, bound=b)))(incumbent, answer.bound)
     return answer
@@ -368,31 +355,16 @@ def _check_highs_option(key: str, value: NativeValue, where: str) -> None:
     set_native(highs, key, value, where)
 
 
-def _filled_highs(solver: Any, model: pyo.ConcreteModel, run: Run) -> Any:
-    """Build the model in HiGHS, in pieces lest the time limit and Ctrl-C have to wait for it;
-    raises `Stopped`.
+def _silence_highs(solver: Any) -> None:
+    """Silence HiGHS before it can say anything: Pyomo's interface turns the log on, banner
+    included."""
+    add_block = solver.add_block
 
-    HiGHS is silenced before it can say anything: Pyomo's interface turns the log on, banner
-    included. The interface is told that the model stays as it is: else it would look at all of it
-    once more before it solves.
-    """
-    whole = solver.add_constraints
-
-    def in_pieces(constraints: list[Any]) -> None:
+    def add_quietly(model: pyo.ConcreteModel) -> None:
         solver._solver_model.setOptionValue("output_flag", False)
-        for first in range(0, len(constraints), PIECE):
-            run.check()
-            whole(constraints[first : first + PIECE])
+        add_block(model)
 
-    solver.add_constraints = in_pieces
-    updates = (
-        solver.update_config if hasattr(solver, "update_config") else solver.config.auto_updates
-    )
-    for name in list(updates):
-        if name.startswith(("check_for_new", "update_")):
-            updates[name] = False
-    solver.set_instance(model)
-    return solver._solver_model
+    solver.add_block = add_quietly
 
 
 @contextmanager
@@ -415,15 +387,17 @@ def _output_left_alone(quiet: bool) -> Iterator[None]:
         logger.setLevel(level)
 
 
-def _read(model: pyo.ConcreteModel, results: Any, run: Run, scale: Scale, whole: bool) -> Answer:
+def _read(
+    model: pyo.ConcreteModel, results: Any, run: Run, scale: Scale, whole: bool
+) -> ModelAnswer:
     """Pyomo's results as an answer; loads the incumbent into the model's variables."""
     stop, message = _mapped(results, run)
     if stop is Stop.INFEASIBLE or message == UNCLEAR:
-        return Answer(stop=stop, message=message)
+        return ModelAnswer(stop=stop, message=message)
     objective = None
     if stop is not Stop.OPTIMAL and not whole:
         # some interfaces hand out an LP's infeasible iterates
-        return Answer(stop=stop, message=message)
+        return ModelAnswer(stop=stop, message=message)
     if len(results.solution) > 0 and len(results.solution[0].variable) > 0:
         # a stopped run's incumbent is welcome, no warning needed
         results.solver.status = SolverStatus.ok
@@ -432,10 +406,10 @@ def _read(model: pyo.ConcreteModel, results: Any, run: Run, scale: Scale, whole:
     elif stop is Stop.OPTIMAL:
         stop, message = Stop.ERROR, "reported an optimum without a solution"
     bound = _bound(results, stop, objective, run.options)
-    return Answer(
+    return ModelAnswer(
         stop=stop,
         objective=None if objective is None else scale.value(objective),
-        bound=None if bound is None else scale.bound(bound - BOUND_ALLOWANCE * abs(bound)),
+        bound=None if bound is None else scale.value(bound - BOUND_ALLOWANCE * abs(bound)),
         message=message,
     )
 

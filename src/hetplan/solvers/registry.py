@@ -11,6 +11,7 @@ import importlib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from hetplan.errors import DisagreementError, HetplanError
@@ -31,7 +32,7 @@ class Method:
 
     target: "module:function"; the function takes (data, run) and returns an Outcome. One called
     `formulate` states a model (`solvers.general`) for the general solver that the method is named
-    after.
+    after; one called `solve_by` is given that name before data and run.
     exact: whether it proves optimality when it is given enough time (else a heuristic, without a
     bound). summary: one line for the method tables. source: paper and algorithm, or "hetplan".
     baseline: one of the paper's comparison methods. uses: back ends that take their native options
@@ -53,12 +54,12 @@ class Method:
 
     def load(self) -> Callable[[Any, Run], Outcome[Any]]:
         """The function behind the method, (data, run) -> Outcome; its solver gets imported here."""
-        function: Callable[[Any, Run], Any] = load(self.target)
+        function: Callable[..., Any] = load(self.target)
         if self.target.endswith(":formulate"):
             from hetplan.solvers.general import solve_with
 
-            return lambda data, run: solve_with(self.name, function, data, run)
-        return function
+            return partial(solve_with, self.name, function)
+        return partial(function, self.name) if self.target.endswith(":solve_by") else function
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hetplan.solvers.options import Options
+from hetplan.solvers.result import relative_gap
 
 
 @dataclass(frozen=True)
@@ -24,9 +25,7 @@ class Progress:
     @property
     def gap(self) -> float | None:
         """Relative gap of incumbent and bound; None when either is unknown."""
-        if self.incumbent is None or self.bound is None or self.incumbent <= 0:
-            return None
-        return max(0.0, (self.incumbent - self.bound) / self.incumbent)
+        return relative_gap(self.incumbent, self.bound)
 
 
 Watcher = Callable[[Progress], None]

@@ -42,6 +42,7 @@ from hetplan.formulations.amp.problem import (
     place,
 )
 from hetplan.solvers.branch_and_bound import Incumbent
+from hetplan.solvers.native import stopped
 from hetplan.solvers.result import Outcome, Stop
 from hetplan.solvers.run import Run
 
@@ -50,8 +51,8 @@ DRAWS = 50
 # Annealing, as in the published code: steps, and seconds of the first temperature.
 STEPS = 50
 START_TEMPERATURE = 10.0
-# Cells that a random tiling may try before it falls back to the straight one.
-MAX_STEPS = 20_000
+# Attempts at a random tiling before the straight one serves.
+TILINGS = 20
 
 
 @dataclass(frozen=True)
@@ -151,7 +152,6 @@ def best_of(
         if trial.seconds is not None:
             fitting.append((trial.seconds, trial.strategy))
             run.report(incumbent=trial.seconds)
-    stopped = Stop.INTERRUPTED if run.cancelled else Stop.LIMIT
     details: dict[str, object] = {"strategies": count, "fitting": len(fitting)}
     best = None
     if fitting:
@@ -159,7 +159,7 @@ def best_of(
         details["mean_seconds"] = sum(seconds for seconds, _ in fitting) / len(fitting)
     reason = f"none of {count} strategies fits in memory" if count else nothing
     return Outcome(
-        stop=stopped if run.should_stop else Stop.DONE,
+        stop=stopped(run) if run.should_stop else Stop.DONE,
         decision=best,
         message="" if best else reason,
         details=details,
@@ -240,10 +240,9 @@ def annealing(data: AmpData, run: Run) -> Outcome[AmpDecision]:
                 accepted += 1
             step += 1
     best = incumbent.decision
-    stop = Stop.DONE if not run.should_stop else Stop.INTERRUPTED if run.cancelled else Stop.LIMIT
     reason = f"none of {step + 1} placements fits in memory" if moves.tiles else NO_CONFIGURATION
     return Outcome(
-        stop=stop,
+        stop=stopped(run) if run.should_stop else Stop.DONE,
         decision=None if best is None else best.decision(),
         message="" if best else reason,
         details={"steps": step, "accepted": accepted},
@@ -290,40 +289,23 @@ def random_tiling(
     first cells.
 
     h divides the rows and w the columns, so that a tiling exists. The first free cell takes a tile
-    in one of the two orientations at random, in the other where that leads nowhere; after MAX_STEPS
-    the straight tiling serves.
+    in one of the two orientations at random, in the other where the first does not fit. What comes
+    to a dead end is begun anew; after TILINGS attempts the straight tiling serves.
     """
-    rows, columns = shape
-    free = np.ones(shape, dtype=bool)
-    placed: list[
-        tuple[tuple[slice, slice], list[tuple[int, int]]]
-    ] = []  # a tile and what is left to try there
-    pending = orientations(tile, rng)
-    for _ in range(MAX_STEPS):
+    for _ in range(TILINGS):
+        free, tiling = np.ones(shape, dtype=bool), list[tuple[slice, slice]]()
+        while free.any():
+            row, column = divmod(int(free.argmax()), shape[1])
+            turned = rng.permuted([tile, tile[::-1]], axis=0).tolist()
+            areas = [(slice(row, row + h), slice(column, column + w)) for h, w in turned]
+            fitting = [a for a in areas if free[a].size == tile[0] * tile[1] and free[a].all()]
+            if not fitting:
+                break
+            free[fitting[0]] = False
+            tiling.append(fitting[0])
         if not free.any():
-            return [area for area, _ in placed]
-        row, column = divmod(int(free.argmax()), columns)
-        area = None
-        while pending and area is None:
-            height, width = pending.pop()
-            tried = (slice(row, row + height), slice(column, column + width))
-            if row + height <= rows and column + width <= columns and free[tried].all():
-                area = tried
-        if area is not None:
-            free[area] = False
-            placed.append((area, pending))
-            pending = orientations(tile, rng)
-        else:  # a dead end: take back the last tile and turn it
-            area, pending = placed.pop()
-            free[area] = True
+            return tiling
     return straight_tiling(shape, tile)
-
-
-def orientations(tile: tuple[int, int], rng: np.random.Generator) -> list[tuple[int, int]]:
-    """The tile upright and turned, in random order."""
-    height, width = tile
-    both = [tile] if height == width else [tile, (width, height)]
-    return both[::-1] if rng.random() < 0.5 else both
 
 
 def straight_tiling(shape: tuple[int, int], tile: tuple[int, int]) -> list[tuple[slice, slice]]:

@@ -5,11 +5,11 @@ cut[j + 1] - 1. `uniform_cut` and `parameter_cut` are Megatron's; AMP's own dyna
 paper.py. `cut_chain` is exact where all pipelines are alike, and fast:
 
 for caps θ on stage time and s on synchronisation let f(θ, s) be the least Σ t + Σ e. It is a
-non-increasing step function of both, and one value costs O(k·L) (`cheapest_cut`): the admissible
-first layers of a stage form a window that moves only forward with the stage's end, so a
-sliding-window minimum serves. T* = min (gas − 1)·θ + s + f(θ, s) is found by branch and bound over
-boxes of (θ, s): they are bounded by their least corner in (gas − 1)·θ + s and their greatest in f,
-and bisected. Source: the problem is AMP's §3.5 (eq. 5-8); the algorithm is hetplan's.
+non-increasing step function of both, and one value is a shortest path over the layers
+(`cheapest_cut`), quick to find because the caps leave few first layers to a stage.
+T* = min (gas − 1)·θ + s + f(θ, s) is found by branch and bound over boxes of (θ, s): they are
+bounded by their least corner in (gas − 1)·θ + s and their greatest in f, and bisected. Source: the
+problem is AMP's §3.5 (eq. 5-8); the algorithm is hetplan's.
 
 First incumbents come from orders of the devices: the cells one after the other (classes permuted,
 the list rotated). Positions are filled from an order with tensor ranks innermost or data ranks
@@ -76,43 +76,12 @@ def uniform_cut(layers: int, stages: int) -> Ints:
 
 
 def parameter_cut(params: Floats, stages: int) -> Ints:
-    """The cut whose largest stage has the fewest parameters; params [L], k <= L. Source: AMP §4.1,
-    Table 5.
-
-    Stages are filled from the front up to the least limit for which k stages suffice, found by
-    bisection over the sums of consecutive layers.
-    """
-    layers = params.size
-    prefix = np.concatenate([[0.0], np.cumsum(params)])
-    limits = np.unique((prefix[None, :] - prefix[:, None])[np.triu_indices(layers + 1, 1)])
-    low, high = 0, limits.size - 1
-    while low < high:
-        middle = (low + high) // 2
-        if filled(prefix, stages, limits[middle]) is None:
-            low = middle + 1
-        else:
-            high = middle
-    cut = filled(prefix, stages, limits[high])
-    assert cut is not None, "a stage may hold all layers under the largest limit"
-    return cut
-
-
-def filled(prefix: Floats, stages: int, limit: float) -> Ints | None:
-    """Stages filled from the front up to `limit`, a layer left for each later one; None if k are
-    too few."""
-    layers = prefix.size - 1
-    cut = [0]
-    for j in range(stages):
-        first = cut[-1]
-        # the widest stage whose own sum, as listed among the limits, keeps to the limit
-        last = first + int(
-            np.searchsorted(prefix[first + 1 :] - prefix[first], limit, side="right")
-        )
-        last = min(last, layers - (stages - 1 - j))
-        if last <= first:
-            return None
-        cut.append(last)
-    return np.array(cut, dtype=np.int64) if cut[-1] == layers else None
+    """A cut whose largest stage has as few parameters as possible; params [L], k <= L. Source: AMP
+    §4.1, Table 5."""
+    sizes = np.tile(padded(params), (stages, 1))
+    cut = cut_chain(2, sizes, np.zeros_like(sizes))  # all cuts have the same sum of sizes
+    assert cut is not None, "without a limit on memory there always is one"
+    return np.array([0, *cut.ends])
 
 
 def envelope_cut(placed: Placed) -> Ints | None:
@@ -165,12 +134,7 @@ def cut_chain(
     first = np.zeros((stages, width), dtype=np.int64) if first is None else first
     thetas, syncs = _candidates(gas, times, sync, params)
     table = (stages + 1, width)
-    scratch = (
-        np.empty(table),
-        np.empty(table, np.int64),
-        np.empty(width),
-        np.empty(width, np.int64),
-    )
+    scratch = np.empty(table), np.empty(table, np.int64)
     waits, evaluations = (gas - 1) * thetas, 0
     incumbent = Incumbent[Ints](Run(), gap=0.0)
 
@@ -205,29 +169,27 @@ def cut_chain(
 def _candidates(gas: int, times: Floats, sync: Floats, params: Floats) -> tuple[Floats, Floats]:
     """All values that the slowest stage and the synchronisation can take, ascending."""
     upper = np.triu_indices(times.shape[1], 1)
-    rows = np.unique(times, axis=0) if len(times) > 1 else times
+    rows = np.unique(times, axis=0)
     thetas = np.unique((rows[:, None, :] - rows[:, :, None])[:, *upper])
-    rates = np.unique(sync)
-    if not rates.any():
-        return (thetas if gas > 1 else thetas[-1:]), np.zeros(1)
     volumes = (params[None, :] - params[:, None])[upper]
-    return (thetas if gas > 1 else thetas[-1:]), np.unique(np.outer(rates, volumes))
+    return thetas if gas > 1 else thetas[-1:], np.unique(np.outer(np.unique(sync), volumes))
 
 
 def _halves(box: Box, thetas: Floats, syncs: Floats) -> list[Box]:
     """The box bisected where it is widest, in seconds; a box of one value stays whole."""
     t0, t1, s0, s1 = box
     if thetas[t1] - thetas[t0] >= syncs[s1] - syncs[s0]:
-        middle = _middle(thetas, t0, t1)
+        middle = middle_of(thetas, t0, t1)
         return [(t0, middle, s0, s1), (middle + 1, t1, s0, s1)] if middle < t1 else [box]
-    middle = _middle(syncs, s0, s1)
+    middle = middle_of(syncs, s0, s1)
     return [(t0, t1, s0, middle), (t0, t1, middle + 1, s1)] if middle < s1 else [box]
 
 
-def _middle(values: Floats, first: int, last: int) -> int:
-    """An index in [first, last] that halves the range of the values."""
+def middle_of(values: Floats, first: int, last: int) -> int:
+    """An index in [first, last) that halves the values' range, not their number; `first` where they
+    are one."""
     middle = int(np.searchsorted(values, (values[first] + values[last]) / 2, side="right")) - 1
-    return min(max(middle, first), last)
+    return max(first, min(middle, last - 1))
 
 
 @kernel
@@ -240,7 +202,7 @@ def cheapest_cut(
     stage_cap: float,
     sync_cap: float,
     ends: Ints,
-    scratch: tuple[Floats, Ints, Floats, Ints],
+    scratch: tuple[Floats, Ints],
 ) -> tuple[float, float, float]:
     """f(θ, s): least Σ t + Σ e with stages of at most `stage_cap` and synchronisation of at most
     `sync_cap` seconds.
@@ -248,50 +210,32 @@ def cheapest_cut(
     times [k, L+1]: prefix times of each stage's devices; links [k, L+1]: seconds of a cut before
     layer l behind stage j; sync [k] seconds per parameter byte; first [k, L+1]: first layer that
     memory allows for a stage ending at b. Writes the cut to ends [k]; +inf if none. Returns f and
-    the cut's slowest stage and synchronisation. Scratch: best, origin [k + 1, L+1]; value, queue
-    [L+1].
+    the cut's slowest stage and synchronisation. Scratch: best, origin [k + 1, L+1].
     """
-    best, origin, value, queue = scratch
+    best, origin = scratch
     stages, width = times.shape
-    layers = width - 1
     slack = 1 + 1e-12
-    for j in range(stages + 1):
-        for b in range(width):
-            best[j, b] = np.inf
+    best[:] = np.inf
     best[0, 0] = 0.0
     for j in range(stages):
-        a, head, tail, entered = 0, 0, 0, 0
-        for b in range(j + 1, layers - (stages - 1 - j) + 1):
-            while entered < b:
-                v = best[j, entered] - times[j, entered]
+        for b in range(j + 1, width - (stages - 1 - j)):
+            for a in range(b - 1, max(j, first[j, b]) - 1, -1):
+                t, s = times[j, b] - times[j, a], (params[b] - params[a]) * sync[j]
+                if t > stage_cap * slack or s > sync_cap * slack:
+                    break
+                value = best[j, a] + t
                 if j > 0:
-                    v += links[j - 1, entered]
-                value[entered] = v
-                if v < np.inf:
-                    while tail > head and value[queue[tail - 1]] >= v:
-                        tail -= 1
-                    queue[tail] = entered
-                    tail += 1
-                entered += 1
-            a = max(a, first[j, b])
-            while a < b and (
-                times[j, b] - times[j, a] > stage_cap * slack
-                or (params[b] - params[a]) * sync[j] > sync_cap * slack
-            ):
-                a += 1
-            while head < tail and queue[head] < a:
-                head += 1
-            if head < tail:
-                best[j + 1, b] = value[queue[head]] + times[j, b]
-                origin[j + 1, b] = queue[head]
-    slowest, synced, b = 0.0, 0.0, layers
-    if best[stages, layers] < np.inf:
+                    value += links[j - 1, a]
+                if value < best[j + 1, b]:
+                    best[j + 1, b], origin[j + 1, b] = value, a
+    slowest, synced, b = 0.0, 0.0, width - 1
+    if best[stages, b] < np.inf:
         for j in range(stages - 1, -1, -1):
             a = origin[j + 1, b]
             slowest = max(slowest, times[j, b] - times[j, a])
             synced = max(synced, (params[b] - params[a]) * sync[j])
             ends[j], b = b, a
-    return best[stages, layers], slowest, synced
+    return best[stages, width - 1], slowest, synced
 
 
 def device_orders(cells: Cells, tries: FirstTries = FirstTries()) -> Iterator[Ints]:

@@ -27,19 +27,19 @@ FAMILY = Family(
         ),
         Method(
             "cp-sat",
-            f"{_HERE}.general:cp_sat",
+            f"{_HERE}.general:solve_by",
             True,
             "one CP-SAT model per degrees and micro-batch",
         ),
         Method(
             "milp",
-            f"{_HERE}.general:milp",
+            f"{_HERE}.general:solve_by",
             True,
             "one mixed-integer programme per degrees and micro-batch, HiGHS",
         ),
         Method(
             "pyomo",
-            f"{_HERE}.general:pyomo",
+            f"{_HERE}.general:solve_by",
             True,
             "the same programme through Pyomo, for any solver it knows",
         ),

@@ -18,7 +18,7 @@ from functools import partial
 from hetplan.formulations.amp.cuts import find_first
 from hetplan.formulations.amp.data import AmpData, AmpDecision
 from hetplan.formulations.amp.layout import lay_out
-from hetplan.formulations.amp.model import Programme, Question, size
+from hetplan.formulations.amp.model import Programme, Question
 from hetplan.formulations.amp.problem import (
     NO_CONFIGURATION,
     NO_ROOM,
@@ -31,6 +31,7 @@ from hetplan.formulations.amp.rows import quick_seconds, root_bound, row_model
 from hetplan.formulations.amp.tables import Tables
 from hetplan.solvers import general
 from hetplan.solvers.branch_and_bound import Incumbent
+from hetplan.solvers.model import TooLarge
 from hetplan.solvers.native import Sink, stopped
 from hetplan.solvers.result import Outcome, Stop
 from hetplan.solvers.run import Run, Stopped
@@ -48,8 +49,7 @@ class Parameters:
     first_share: float = 0.3
     # Time for each configuration in the first round when there is no time limit.
     first_round_seconds: float = 2.0
-    # Models of more terms are not built: building alone takes long, and general solvers get nowhere
-    # with them.
+    # Models of more terms are given up while they are built: general solvers get nowhere with them.
     most_terms: int = 500_000
 
 
@@ -58,7 +58,7 @@ class Reply:
     """What a model said of one configuration, looking for decisions that cost at most the cut-off.
 
     stop INFEASIBLE: there is none. bound: every such decision costs at least this. strategy: the
-    best one found.
+    best one found. hopeless: another try would end in the same way.
     """
 
     stop: Stop
@@ -66,6 +66,7 @@ class Reply:
     strategy: Strategy | None = None
     build_seconds: float = 0.0
     message: str = ""
+    hopeless: bool = False
 
 
 # (question, run for this model, where incumbents and bounds go) -> reply
@@ -89,7 +90,6 @@ class Sweep:
     run: Run
     incumbent: Incumbent[Strategy]
     cases: list[Case]
-    terms: Callable[[Tables], int]
     parameters: Parameters
     build_seconds: float = 0.0
     models: int = 0
@@ -140,13 +140,6 @@ class Sweep:
     def ask_about(self, case: Case, ask: Ask, seconds: float) -> None:
         """One model, and what follows from its reply."""
         chosen, cutoff = case.tables.configuration, self.cutoff
-        if (terms := self.terms(case.tables)) > self.parameters.most_terms:
-            case.given_up = True
-            self.message = (
-                f"the model of {chosen} would have {terms} terms, more than "
-                f"{self.parameters.most_terms}; the method exact has no such limit"
-            )
-            return
         part = self.run.part(time_limit=None if math.isinf(seconds) else seconds)
         begun = time.perf_counter()
         self.run.report(note=str(chosen))
@@ -170,23 +163,28 @@ class Sweep:
         elif reply.bound is not None:
             case.bound = max(case.bound, min(reply.bound, limit))
             case.closed = reply.stop is Stop.OPTIMAL
-        if reply.stop is Stop.ERROR:
-            self.failed, self.message = True, f"{chosen}: {reply.message}"
+        failed = reply.stop is Stop.ERROR
+        if failed or reply.hopeless:
+            self.failed, self.message = self.failed or failed, f"{chosen}: {reply.message}"
         # Another limit than time (of nodes, say) would end the next try just as early.
         early = reply.stop is Stop.LIMIT and time.perf_counter() - begun < seconds / 2
-        case.given_up = reply.stop is Stop.ERROR or (early and not self.run.should_stop)
+        case.given_up = failed or reply.hopeless or (early and not self.run.should_stop)
         if math.isfinite(self.bound):
             self.run.report(bound=self.bound)
 
 
-def ask_solver(method: str, question: Question, run: Run, report: Sink) -> Reply:
+def ask_solver(method: str, most_terms: float, question: Question, run: Run, report: Sink) -> Reply:
     """One configuration by the solver behind `method`: build, solve, read the strategy out of the
     incumbent."""
     begun = time.perf_counter()
     try:
-        programme = Programme(question, conditions=method == "cp-sat", run=run)
+        programme = Programme(question, most_terms, run)
     except Stopped:
         return Reply(stop=stopped(run), build_seconds=time.perf_counter() - begun)
+    except TooLarge:
+        message = f"more than {most_terms} terms in its model; the method exact has no such limit"
+        spent = time.perf_counter() - begun
+        return Reply(stop=Stop.LIMIT, build_seconds=spent, message=message, hopeless=True)
     built = time.perf_counter()
     answer = general.minimise(method, programme.model, run, report)
     return Reply(
@@ -198,10 +196,10 @@ def ask_solver(method: str, question: Question, run: Run, report: Sink) -> Reply
     )
 
 
-def solve_each(
+def solve_by(
+    method: str,
     data: AmpData,
     run: Run,
-    method: str,
     ask: Ask | None = None,
     parameters: Parameters = Parameters(),
 ) -> Outcome[AmpDecision]:
@@ -224,11 +222,10 @@ def solve_each(
             case.bound = max(case.bound, root_bound(model, part.check))
     except Stopped:
         pass  # the bounds that take no time stand
-    terms = partial(size, conditions=method == "cp-sat")
-    sweep = Sweep(run, incumbent, cases, terms, parameters, time.perf_counter() - begun)
+    sweep = Sweep(run, incumbent, cases, parameters, time.perf_counter() - begun)
     if cases and math.isfinite(sweep.bound):
         run.report(bound=sweep.bound)
-    sweep.execute(ask or partial(ask_solver, method))
+    sweep.execute(ask or partial(ask_solver, method, parameters.most_terms))
     return outcome(sweep, solver)
 
 
@@ -257,18 +254,3 @@ def outcome(sweep: Sweep, solver: str) -> Outcome[AmpDecision]:
             "open": sum(not case.closed for case in sweep.cases),
         },
     )
-
-
-def cp_sat(data: AmpData, run: Run) -> Outcome[AmpDecision]:
-    """By CP-SAT."""
-    return solve_each(data, run, "cp-sat")
-
-
-def milp(data: AmpData, run: Run) -> Outcome[AmpDecision]:
-    """By HiGHS."""
-    return solve_each(data, run, "milp")
-
-
-def pyomo(data: AmpData, run: Run) -> Outcome[AmpDecision]:
-    """Through Pyomo, by any solver it knows."""
-    return solve_each(data, run, "pyomo")

@@ -1,4 +1,4 @@
-"""AMP's problem as a model, one per configuration (pp, dp, tp, mbs), for CP-SAT and MILP solvers.
+"""AMP's problem as a model, one per configuration (pp, dp, tp, mbs), for the general solvers.
 
 Source: AMP (NeurIPS 2022), Section 3, eq. 3-5.
 Sets   c cells of interchangeable devices (n_c of them, of type k_c); p = (j, i, r) stage, data
@@ -7,22 +7,18 @@ Sets   c cells of interchangeable devices (n_c of them, of type k_c); p = (j, i,
 Vars   x[c,p] in {0,1}: position p holds a device of cell c.    y[j,n] in {0,1}: stage j is interval
        n. v[j,l] in {0,1}: stage j ends before layer l. reach[..,λ]: a tensor group, a link, the
        data groups of a stage have a bandwidth of level λ or lower somewhere.
+       on[j,i,k]: a tensor group has a device of type k.
        t_ij, e_ij, m_i, sigma, T >= 0 seconds.
-       For CP-SAT on[j,i,k]: a tensor group has a device of type k. For others g[j,i,S], low[..,λ]:
-       the profile of a tensor group; the lowest level; real, but whole wherever x is, at no loss.
        min T  s.t.
 (1) sum_c x[c,p] = 1,  sum_p x[c,p] = n_c
 (2) sum_n y[0,n] = 1;  v[j,l] = sum of the y[j,n] that end before l = sum of the y[j+1,n] that begin
     at l
-(3) on[k] >= sum_{c of type k} x[c,p] for every p of the group.  For others sum_S g[S] = 1;  S
-    covers k: sum_S g[S] >= sum_{c of type k} x[c,p]
+(3) on[k] >= sum_{c of type k} x[c,p] for every p of the group
 (4) for every pair of positions p, q that talk (in a tensor group, on a lane of a link, in a data
     group)  reach[λ] >= x[c,p] + sum_{c': bandwidth(c,c') <= B_λ} x[c',q] - 1;  reach[λ] <= reach[λ
-    + 1], the last is 1.  For others sum_λ low[λ] = 1,  reach[λ] = sum_{λ' <= λ} low[λ']
+    + 1], the last is 1
 (5) t_ij, e_ij and synchronisation cost what two choices cost together, say interval n and profile
-    S. For CP-SAT: where on[k] for all types k of S (or reach[λ]), t >= sum_n cost[S,n] y[n]. For
-    others: the sum of cost[S,n] z[n,S] with joint columns sum_S z[n,S] = y[n],  sum_n z[n,S] =
-    g[S], the convex hull of the pairs
+    S: where on[k] for all types k of S (or reach[λ]), t >= sum_n cost[S,n] y[n]
 (6) m_i >= t_ij;  T >= (gas - 1) m_i + sum_j t_ij + sum_j e_ij + sigma for every i;  sigma >=
 synchronisation of every j
 (7) intervals beyond capacity κ, and cells of at most that capacity: sum_n y[j,n] + sum_c x[c,p] <=
@@ -46,8 +42,6 @@ from hetplan.formulations.amp.tables import Tables
 from hetplan.solvers.model import Columns, Model, ModelAnswer, Totals
 from hetplan.solvers.run import Run
 
-# A joint column z stands in two rows of (5) and in two of (6).
-TERMS_PER_JOINT = 4
 # (columns, values): a linear expression.
 Terms = tuple[Columns, Floats]
 
@@ -79,11 +73,11 @@ class Question:
 class Programme:
     """The model under construction; names as in the module's docstring."""
 
-    def __init__(self, question: Question, *, conditions: bool, run: Run | None = None) -> None:
-        """conditions: state (5) as for CP-SAT."""
+    def __init__(self, question: Question, most_terms: float, run: Run | None = None) -> None:
+        """Raises `TooLarge` beyond `most_terms` terms."""
         t = self.tables = question.tables
-        self.conditions, self.upper = conditions, question.upper
-        self.model = Model("amp", run, question.totals)
+        self.upper = question.upper
+        self.model = Model("amp", run, question.totals, most_terms=most_terms)
         self.stages, self.ranks, self.lanes = (range(n) for n in t.shape)
         self.groups = list(product(self.stages, self.ranks))
         self.x = self.model.binary("x", (t.cells.count, *t.shape))
@@ -103,35 +97,23 @@ class Programme:
         fit_memory(self)
         order_equals(self)
 
-    def choice(self, name: str, count: int) -> Columns:
-        """Columns that add up to 1."""
-        chosen = self.model.continuous(name, count, upper=1.0)
-        self.model.equal(f"{name}_one", chosen, to=1.0)
-        return chosen
-
     def both(
-        self, name: str, first: Columns, second: Columns | list[Columns], seconds: Floats
+        self, name: str, first: Columns, conditions: Columns | list[Columns], seconds: Floats
     ) -> Terms:  # (5)
-        """The cost of two choices of one member each, seconds [len(second), len(first)].
+        """The cost of two choices together, seconds [len(conditions), len(first)].
 
-        second: the column of each member; under conditions the columns that have to be 1 for it.
+        first: columns of which one is 1; conditions: for each row of the costs, the columns that
+        have to be 1 for it to count.
         """
         costs = np.minimum(seconds, 2 * self.upper)  # what nobody can afford is alike
-        if len(second) == 1:
+        if len(conditions) == 1:
             return first, costs[0]
-        if self.conditions:
-            time = self.model.seconds(f"t_{name}")
-            for condition, row in zip(second, costs, strict=True):
-                # the least stands apart, so that it counts before a member is chosen
-                columns, values = np.append(first, time), np.append(row.min() - row, 1.0)
-                self.model.row(f"{name}_cost", columns, values, lower=row.min(), when=condition)
-            return np.atleast_1d(time), np.ones(1)
-        joint = self.model.continuous(f"z_{name}", costs.shape, upper=1.0)
-        for family, mine, lines in (("first", first, joint.T), ("second", second, joint)):
-            for column, line in zip(mine, lines, strict=True):
-                signs = [1.0] * len(line) + [-1.0]
-                self.model.equal(f"{name}_{family}", [*line, column], signs, to=0.0)
-        return joint.ravel(), costs.ravel()
+        time = self.model.seconds(f"t_{name}")
+        for condition, row in zip(conditions, costs, strict=True):
+            # the least stands apart, so that it counts before a member is chosen
+            columns, values = np.append(first, time), np.append(row.min() - row, 1.0)
+            self.model.row(f"{name}_cost", columns, values, lower=row.min(), when=condition)
+        return np.atleast_1d(time), np.ones(1)
 
     def at_least(self, family: str, target: Columns, parts: Iterable[Terms]) -> None:
         """target >= the sum of the parts."""
@@ -171,25 +153,17 @@ def cut_into_stages(m: Programme) -> None:  # (2)
 
 
 def price_compute(m: Programme) -> None:  # (3)
-    """Each group runs at a profile that covers every type it holds."""
-    profiles, kinds = m.tables.profiles, range(len(m.tables.problem.types))
+    """Each group runs at the slowest of its types; whatever these are, no faster than the
+    fastest."""
+    profiles, cells = m.tables.profiles, m.tables.cells
     for j, i in m.groups:
-        chosen: Columns | list[Columns]
-        if m.conditions:
-            on = m.model.binary(f"on_{j}_{i}", len(kinds))
-            covering = {k: on[[k]] for k in kinds}
-            chosen = [on[:0], *(on[list(profile.types)] for profile in profiles)]
-        else:
-            chosen = m.choice(f"g_{j}_{i}", len(profiles))
-            covering = {k: chosen[[k in profile.covers for profile in profiles]] for k in kinds}
-        for k, r in product(kinds, m.lanes) if len(profiles) > 1 else []:
-            held = m.x[m.tables.cells.type == k, j, i, r]
-            values = [1.0] * len(covering[k]) + [-1.0] * len(held)
-            m.model.row("covered", [*covering[k], *held], values, lower=0.0)
-        seconds = m.tables.compute(j)
-        if m.conditions:  # whatever the types, no group is faster than the fastest
-            seconds = np.vstack([m.tables.least_compute(j), seconds])
-        m.stage[j, i].append(m.both(f"compute_{j}_{i}", m.y[j], chosen, seconds))
+        on = m.model.binary(f"on_{j}_{i}", len(m.tables.problem.types))
+        for (k, column), r in product(enumerate(on), m.lanes) if len(profiles) > 1 else []:
+            held = m.x[cells.type == k, j, i, r]
+            m.model.row("held", [column, *held], [1.0] + [-1.0] * len(held), lower=0.0)
+        conditions = [on[:0], *(on[list(profile.types)] for profile in profiles)]
+        seconds = np.vstack([m.tables.least_compute(j), m.tables.compute(j)])
+        m.stage[j, i].append(m.both(f"compute_{j}_{i}", m.y[j], conditions, seconds))
 
 
 def price_reduce(m: Programme) -> None:  # (4)
@@ -261,25 +235,17 @@ def order_equals(m: Programme) -> None:  # (8)
 def levels(
     m: Programme, name: str, bandwidths: Floats, pairs: list[tuple[Columns, Columns]]
 ) -> Columns:  # (4)
-    """The lowest bandwidth over the pairs of positions, each given by its columns [K]: low[λ], or
-    reach[λ] under conditions."""
-    count = len(bandwidths)
-    if m.conditions:
-        chosen = reach = m.model.binary(f"reach_{name}", count)
-        m.model.fix(reach[-1:], 1)
-        for here, above in pairwise(reach):
-            m.model.row(f"{name}_reach", [above, here], [1.0, -1.0], lower=0.0)
-    else:
-        chosen = m.choice(f"low_{name}", count)
-        reach = np.append(chosen[:1], m.model.continuous(f"reach_{name}", count - 1, upper=1.0))
-        for here, above, step in zip(reach, reach[1:], chosen[1:], strict=False):
-            m.model.equal(f"{name}_reach", [above, here, step], [1.0, -1.0, -1.0], to=0.0)
-    slow = slow_partners(m.tables.crossing(bandwidths), count - 1)
+    """reach[λ] over the pairs of positions, each given by its columns [K]."""
+    reach = m.model.binary(f"reach_{name}", len(bandwidths))
+    m.model.fix(reach[-1:], 1)
+    for here, above in pairwise(reach):
+        m.model.row(f"{name}_reach", [above, here], [1.0, -1.0], lower=0.0)
+    slow = slow_partners(m.tables.crossing(bandwidths), len(bandwidths) - 1)
     for p, q in pairs:
         for c, level, others in slow:
             columns = [reach[level], p[c], *q[others]]
             m.model.row(f"{name}_lowest", columns, [1.0] + [-1.0] * (1 + len(others)), lower=-1.0)
-    return chosen
+    return reach
 
 
 def slow_partners(crossing: Ints, top: int) -> list[tuple[int, int, Ints]]:
@@ -289,17 +255,3 @@ def slow_partners(crossing: Ints, top: int) -> list[tuple[int, int, Ints]]:
         for c, row in enumerate(crossing)
         for level in np.unique(row[(row >= 0) & (row < top)]).tolist()
     ]
-
-
-def size(tables: Tables, *, conditions: bool) -> int:
-    """About how many terms the model of a configuration has; it is not built for that."""
-    pp, dp, tp = tables.shape
-    each = (len(tables.profiles), len(tables.tensor_levels))
-    joint = dp * sum(count for count in each if count > 1) + len(tables.sync_levels)
-    ends = (pp - 1) * (tables.problem.layers - pp + 1)
-    joint = joint * tables.interval_count + dp * len(tables.link_levels) * ends
-    crossing = tables.crossing(tables.bandwidths)
-    slow = slow_partners(crossing, len(tables.bandwidths) - 1)
-    placing = 2 * tables.cells.count * pp * dp * tp
-    placing += tables.talking * sum(2 + len(others) for _, _, others in slow)
-    return placing + (1 if conditions else TERMS_PER_JOINT) * joint

@@ -50,6 +50,7 @@ from hetplan.formulations.amp.problem import (
     ring_factor,
     slowest_pair,
 )
+from hetplan.solvers.native import stopped
 from hetplan.solvers.result import Outcome, Stop
 from hetplan.solvers.run import Run
 
@@ -142,7 +143,7 @@ def solve(data: AmpData, run: Run) -> Outcome[AmpDecision]:
     """Algorithm 1 with its own estimate in place of the real trials; proves no bound."""
     ranking = rank(data, run)
     fitting = [candidate for candidate in ranking.candidates if candidate.fits]
-    stop = Stop.DONE if ranking.finished else Stop.INTERRUPTED if run.cancelled else Stop.LIMIT
+    stop = Stop.DONE if ranking.finished else stopped(run)
     best = fitting[0] if fitting else None
     details: dict[str, object] = {"candidates": len(ranking.candidates), "skipped": ranking.skipped}
     if best is not None:
@@ -199,13 +200,9 @@ def paper_cut(
     layer_seconds: t [L]. link_seconds: e [k - 1, L], its shape gives k. gas: micro-batches per
     pipeline. stop: asked several times a second. Returns (cut [k + 1], value); None when
     stopped.
-    Raises ValueError when k > L, TableTooLarge when the table would exceed `most_bytes`.
+    Raises TableTooLarge when the table would exceed `most_bytes`.
     """
     layers, stages = layer_seconds.size, link_seconds.shape[0] + 1
-    if stages > layers:
-        raise ValueError(
-            f"{stages} stages of {layers} layers: expected at least one layer per stage"
-        )
     if stages == 1:  # eq. 7 with m = 0
         return np.array([0, layers]), gas * float(np.cumsum(layer_seconds)[-1])
     values, rank = interval_ranks(layer_seconds)

@@ -306,28 +306,18 @@ def place(problem: AmpProblem, configuration: Configuration, placement: Ints) ->
     """Fold `placement` [pp, dp, tp] into the costs that a cut sees."""
     tp, dp, mbs = configuration.tensor, configuration.data, configuration.micro_batch
     by_rank = placement.transpose(1, 0, 2)  # [dp, pp, tp]
+    tables = problem.seconds[tp, mbs][problem.device_type[by_rank]]  # [dp, pp, tp, L]
     reduce_seconds = ring_factor(tp) * mbs / slowest_pair(problem, by_rank)  # per byte, [dp, pp]
     here, after = by_rank[:, :-1], by_rank[:, 1:]
     return Placed(
         problem=problem,
         configuration=configuration,
         placement=placement,
-        layer_seconds=slowest_table(problem, configuration, by_rank)
-        + reduce_seconds[..., None] * problem.tensor,
+        layer_seconds=tables.max(axis=2) + reduce_seconds[..., None] * problem.tensor,
         link=mbs / problem.bandwidth[here, after].min(axis=2),
         sync=ring_factor(dp) / tp / slowest_pair(problem, placement.transpose(0, 2, 1)).min(axis=1),
         capacity=problem.capacity[problem.device_type[placement]].min(axis=(1, 2)),
     )
-
-
-def slowest_table(problem: AmpProblem, configuration: Configuration, groups: Ints) -> Floats:
-    """Seconds of each layer at the pace of the group's slowest type; groups [..., tp] -> [...,
-    L]."""
-    seconds = problem.seconds[configuration.tensor, configuration.micro_batch]
-    present = (problem.device_type[groups][..., None] == np.arange(len(problem.types))).any(axis=-2)
-    kinds, which = np.unique(present.reshape(-1, len(problem.types)), axis=0, return_inverse=True)
-    slowest = np.stack([seconds[kind].max(axis=0) for kind in kinds])
-    return np.asarray(slowest[which.reshape(-1)].reshape(*groups.shape[:-1], problem.layers))
 
 
 def by_node(nodes: Sequence[int]) -> list[list[int]]:

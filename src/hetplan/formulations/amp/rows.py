@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hetplan.compiled import kernel
-from hetplan.formulations.amp.cuts import parameter_cut
+from hetplan.formulations.amp.cuts import middle_of, parameter_cut
 from hetplan.formulations.amp.layout import Layout
 from hetplan.formulations.amp.problem import (
     MEMORY_TOLERANCE,
@@ -305,7 +305,7 @@ def bound_stages(
             or weight * (values[final] - values[first]) <= bisection.interval_width * worth[best]
         ):
             break
-        middle = _middle(values, first, final)
+        middle = middle_of(values, first, final)
         lower = model.start(float(values[middle]), sync_cap)
         del pieces[best], worth[best]
         for piece in ((first, middle, lower), (middle + 1, final, table)):
@@ -319,12 +319,6 @@ def bound_stages(
     total = np.minimum.reduce([piece[2] + weight * values[piece[0]] for piece in pieces.values()])
     intervals = tuple(sorted((piece[0], piece[1]) for piece in pieces.values()))
     return StageIntervals(min(limit, model.shared(total)), intervals)
-
-
-def _middle(values: Floats, first: int, last: int) -> int:
-    """An index in [first, last) that halves the values' range, not their number."""
-    middle = int(np.searchsorted(values, (values[first] + values[last]) / 2, side="right")) - 1
-    return min(max(middle, first), last - 1)
 
 
 def bound_configuration(
@@ -361,7 +355,7 @@ def bound_configuration(
         if last <= first or values[last] - values[first] <= bisection.box_width * bound:
             done.append(SyncBox(float(values[first]), float(values[max(first, last)]), bound))
             continue
-        middle = _middle(values, first, last)
+        middle = middle_of(values, first, last)
         heapq.heappush(heap, box(first, middle, rows_of(first, middle)))
         heapq.heappush(heap, box(middle + 1, last, rows))
     rest = [SyncBox(float(values[f]), float(values[l]), bound) for bound, _, f, l, _ in heap]

@@ -54,7 +54,6 @@ class Profile:
     """The pace of a tensor group."""
 
     types: tuple[int, ...]  # whose slowest it is, layer by layer
-    covers: frozenset[int]  # all types that are no slower
     seconds: Floats  # [L]
 
 
@@ -71,22 +70,6 @@ class Tables:
         """(pp, dp, tp)."""
         chosen = self.configuration
         return chosen.pipeline, chosen.data, chosen.tensor
-
-    @property
-    def interval_count(self) -> int:
-        """How many intervals the stages have together; they are not listed for it."""
-        pp = self.configuration.pipeline
-        free = self.problem.layers - pp + 1
-        return 1 if pp == 1 else 2 * free + (pp - 2) * free * (free + 1) // 2
-
-    @property
-    def talking(self) -> int:
-        """How many pairs of positions talk: in a tensor group, on a lane of a link, in a data
-        group."""
-        pp, dp, tp = self.shape
-        inside = (len(self.tensor_levels) > 0) * pp * dp * tp * (tp - 1) // 2
-        across = (len(self.link_levels) > 0) * (pp - 1) * dp * tp
-        return inside + across + (len(self.sync_levels) > 0) * pp * tp * dp * (dp - 1) // 2
 
     @cached_property
     def stages(self) -> list[Intervals]:
@@ -122,8 +105,7 @@ class Tables:
                     if part
                 ]
                 if not any((part == pace).all() for part in parts):
-                    covers = frozenset(k for k in kinds if (self.seconds[k] <= pace).all())
-                    profiles.append(Profile(types, covers, pace))
+                    profiles.append(Profile(types, pace))
         return profiles
 
     def compute(self, stage: int) -> Floats:

@@ -106,20 +106,6 @@ class Arcs:
         ordered = sorted(chosen.tolist(), key=lambda q: int(self.first[q]))
         return [(int(self.first[q]), int(self.last[q]), int(self.option[q])) for q in ordered]
 
-    def roles(self) -> tuple[Ints, Ints, Ints]:
-        """The start template as (arcs before, peaks, arcs after); raises ValueError without one."""
-        if self.start is None:
-            raise ValueError("no template is known beforehand")
-        number = {
-            (int(a), int(b), int(r)): q
-            for q, (a, b, r) in enumerate(zip(self.first, self.last, self.option, strict=True))
-        }
-        arcs = [number[stage] for stage in self.start]
-        times = self.seconds[arcs]
-        k = int(np.argmax(times >= times.max() - tie(float(times.max()))))
-        peaks = np.flatnonzero((self.peak_arc == arcs[k]) & (self.behind == len(arcs) - 1 - k))
-        return np.array(arcs[:k], dtype=np.int64), peaks, np.array(arcs[k + 1 :], dtype=np.int64)
-
 
 def list_arcs(problem: DittoProblem) -> Arcs:
     """Arcs and peaks of a problem; raises UnsupportedError where they are too many for a general
@@ -278,7 +264,7 @@ def minimise_time(model: Model, v: Variables) -> None:
 
 
 def build(arcs: Arcs, run: Run | None = None) -> Model:
-    """The whole model, with the known template as its start."""
+    """The whole model."""
     model = Model("ditto", run, arcs.totals)
     v = Variables(
         arcs,
@@ -294,11 +280,6 @@ def build(arcs: Arcs, run: Run | None = None) -> Model:
     keep_to_micro_batches(model, v)
     fit_memory(model, v)
     minimise_time(model, v)
-    if arcs.start is not None:
-        before, peaks, after = arcs.roles()
-        model.start = np.zeros(model.size)
-        model.start[np.concatenate([v.before[before], v.peak[peaks], v.after[after]])] = 1.0
-        model.start[v.theta] = arcs.seconds[arcs.peak_arc[peaks]].sum()
     return model
 
 

@@ -30,16 +30,19 @@ FAMILY = Family(
         ),
         Method(
             "cp-sat",
-            f"{_HERE}.model:cp_sat",
+            f"{_HERE}.model:solve_by",
             True,
             "paths in the graph of needs times ratios in steps, CP-SAT",
         ),
         Method(
-            "milp", f"{_HERE}.model:milp", True, "paths in the graph of needs times ratios, HiGHS"
+            "milp",
+            f"{_HERE}.model:solve_by",
+            True,
+            "paths in the graph of needs times ratios, HiGHS",
         ),
         Method(
             "pyomo",
-            f"{_HERE}.model:pyomo",
+            f"{_HERE}.model:solve_by",
             True,
             "the same programme through Pyomo, for any solver it knows",
         ),

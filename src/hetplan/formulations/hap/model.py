@@ -210,22 +210,8 @@ def build(graph: Graph, least: float, upper: float, run: Run | None = None) -> t
     return model, s
 
 
-def cp_sat(data: HapData, run: Run) -> Outcome[HapDecision]:
+def solve_by(method: str, data: HapData, run: Run) -> Outcome[HapDecision]:
     """The optimum up to the rounding of the ratios, or what there is when time runs out."""
-    return _solve("cp-sat", data, run)
-
-
-def milp(data: HapData, run: Run) -> Outcome[HapDecision]:
-    """Proven optimum up to HiGHS's tolerances, or what there is when time runs out."""
-    return _solve("milp", data, run)
-
-
-def pyomo(data: HapData, run: Run) -> Outcome[HapDecision]:
-    """The same through Pyomo."""
-    return _solve("pyomo", data, run)
-
-
-def _solve(method: str, data: HapData, run: Run) -> Outcome[HapDecision]:
     posed = pose(data, run)
     return posed if isinstance(posed, Outcome) else search(method, posed, run)
 
