@@ -1,9 +1,9 @@
 """The independent evaluator: feasibility and objective of a decision, from the definitions alone.
 
-ZeRO 0, 1:  T = max_i ( floor(g_i / b_i) t_i(b_i) + t_i(g_i mod b_i) ) + C             (Poplar eq.
-1) ZeRO 2, 3:  T = sum_s ( max_i t_i(b_is) + C )                                          (Algorithm
-2, line 24) Beside it   U = sum_i idle_i p_i, idle_i = time to the slowest (eq. 2), p_i = max_b b /
-t_i(b)   (eq. 3, 4)
+ZeRO 0, 1:  T = max_i ( floor(g_i / b_i) t_i(b_i) + t_i(g_i mod b_i) ) + C       (Poplar eq. 1)
+ZeRO 2, 3:  T = sum_s ( max_i t_i(b_is) + C )                                (Algorithm 2, line 24)
+Beside it   U = sum_i idle_i p_i                                                           (eq. 4)
+with idle_i = time to the slowest (eq. 2) and p_i = max_b b / t_i(b) (eq. 3).
 """
 
 from __future__ import annotations
@@ -21,17 +21,14 @@ def evaluate(data: PoplarData, decision: PoplarDecision) -> Evaluation:
     and under_utilisation (eq. 4, in samples: what the idle devices could have processed at peak
     speed).
     """
-    if data.stepwise:
-        if decision.steps is None:
-            return Evaluation(
-                None, (f"decision has devices, expected steps for ZeRO {data.zero_stage}",)
-            )
+    if data.stepwise and decision.steps is not None:
         return _evaluate_steps(data, decision.steps)
-    if decision.devices is None:
-        return Evaluation(
-            None, (f"decision has steps, expected devices for ZeRO {data.zero_stage}",)
-        )
-    return _evaluate_shares(data, decision.devices)
+    if not data.stepwise and decision.devices is not None:
+        return _evaluate_shares(data, decision.devices)
+    has, expected = ("devices", "steps") if data.stepwise else ("steps", "devices")
+    return Evaluation(
+        None, (f"decision has {has}, expected {expected} for ZeRO {data.zero_stage}",)
+    )
 
 
 def step_seconds(device: Device, batch: int) -> float:

@@ -23,7 +23,6 @@ Source: hetplan, for Poplar eq. 1 to 4 and Algorithm 2.
 from __future__ import annotations
 
 import bisect
-import time
 from collections import Counter
 from dataclasses import dataclass
 
@@ -31,15 +30,15 @@ import numpy as np
 
 from hetplan.compiled import kernel
 from hetplan.formulations.poplar.data import PoplarData, PoplarDecision
-from hetplan.formulations.poplar.fill import Effort, Pool, additions, fill, least_losses
+from hetplan.formulations.poplar.fill import Pool, additions, capacity, fill, least_losses
 from hetplan.formulations.poplar.plans import (
     known_before,
     largest_shares,
     pools_of,
     share_seconds,
     shares_within,
+    simple_shares,
     steps_within,
-    sufficient_time,
 )
 from hetplan.formulations.poplar.problem import (
     NOTHING_FITS,
@@ -54,17 +53,26 @@ from hetplan.solvers.run import Run
 
 # U in (3), relative to V(G); the last one admits every plan.
 BUDGETS = (1.0, 1.001, 1.01, 1.1, 1.5, np.inf)
-EFFORT = Effort()
 TOO_LARGE = "global batch too large for tables: a simple plan, bounded by the peak speeds"
 
 
-def solve(data: PoplarData, run: Run, effort: Effort = EFFORT) -> Outcome[PoplarDecision]:
+@dataclass(frozen=True)
+class Effort:
+    """Additions (about 1e9 a second) that are made before something simpler is taken."""
+
+    # Tables of the seconds of shares, and one knapsack over steps. Beyond, a simple plan stands,
+    # with its bound.
+    shares: float = 2e9
+    steps: float = 2e9
+    # The least losses of steps, for ties. Beyond, ties are settled for the cover's steps alone.
+    losses: float = 3e8
+
+
+def solve(data: PoplarData, run: Run, effort: Effort = Effort()) -> Outcome[PoplarDecision]:
     """A decision of proven least time, ties broken towards the least under-utilisation."""
-    begun = time.perf_counter()
     problem = compile_problem(data)
-    built = time.perf_counter() - begun
     if not problem.groups:
-        return Outcome(stop=Stop.INFEASIBLE, message=NOTHING_FITS, build_seconds=built)
+        return Outcome(stop=Stop.INFEASIBLE, message=NOTHING_FITS)
     search = solve_steps if problem.stepwise else solve_shares
     outcome = search(problem, run, effort)
     if outcome is None:
@@ -79,7 +87,7 @@ def solve_shares(
     problem: PoplarProblem, run: Run, effort: Effort
 ) -> Outcome[PoplarDecision] | None:
     """ZeRO 0 and 1; None where tables would be too large."""
-    latest = sufficient_time(problem)
+    _, latest = simple_shares(problem)
     most = largest_shares(problem, latest)
     if sum(m * g.largest for m, g in zip(most, problem.groups, strict=True)) > effort.shares:
         return None
@@ -96,26 +104,22 @@ def solve_shares(
         ]
 
     def enough(limit: float) -> bool:
-        return sum(pool.copies * pool.most for pool in pools_at(limit)) >= problem.total
+        return capacity(pools_at(limit)) >= problem.total
 
     def reached(limit: float) -> bool:
         run.check()
-        pools = pools_at(limit)
-        return (
-            fill(pools, sum(p.copies * p.most for p in pools) - problem.total, effort) is not None
-        )
+        return fill(pools_at(limit), problem.total) is not None
 
     first = bisect.bisect_left(times, True, hi=len(times) - 1, key=enough)
     run.report(bound=times[first] + problem.comm)
     if not reached(times[first]):  # mostly it is
         first = bisect.bisect_left(times, True, lo=first + 1, hi=len(times) - 1, key=reached)
     limit = float(times[first])
-    decision, tie = shares_within(problem, limit, effort)
     return Outcome(
         stop=Stop.OPTIMAL,
-        decision=decision,
+        decision=shares_within(problem, limit),
         bound=limit + problem.comm,
-        details={"groups": len(curves), "times": len(times), "tie_break": tie},
+        details={"groups": len(curves), "times": len(times), "tie_break": "proven"},
     )
 
 
@@ -149,20 +153,11 @@ def _knapsack(
                 choice[n] = j
 
 
-@dataclass(frozen=True)
-class Knapsack:
-    """value [total + 1]: least cost of every n, inf where it cannot be made; chosen: the steps
-    behind the last, by index."""
-
-    value: Floats
-    chosen: list[int]
-
-
 def knapsack(
     cost: Floats, waste: Floats, size: Ints, total: int, covering: bool, slack: tuple[float, float]
-) -> Knapsack:
-    """Steps j, each any number of times, whose sizes add up to n (`covering`: or more), for every
-    n = 0..total.
+) -> tuple[Floats, list[int]]:
+    """([total + 1] the least cost of steps j, each any number of times, whose sizes add up to n
+    (`covering`: or more), infinite where none do; the steps behind the last).
 
     Of the plans within slack[0] a step of the least cost, the one of least waste; of those within
     slack[1] a step of that, the one with the fewest steps.
@@ -175,7 +170,7 @@ def knapsack(
     while left > 0 and choice[left] >= 0:
         chosen.append(int(choice[left]))
         left -= int(size[chosen[-1]])
-    return Knapsack(value, chosen)
+    return value, chosen
 
 
 def step_sizes(problem: PoplarProblem, times: Floats) -> Ints:
@@ -196,31 +191,27 @@ def solve_steps(problem: PoplarProblem, run: Run, effort: Effort) -> Outcome[Pop
         return None
     cost = times[grows] + problem.comm
     slack = (SAME_TIME * float(cost.min()) / 8, 0.0)
-    cover = knapsack(cost, np.zeros(len(cost)), sizes[grows], problem.total, True, slack)
-    bound = float(cover.value[-1])
+    cover, chosen = knapsack(cost, np.zeros(len(cost)), sizes[grows], problem.total, True, slack)
+    bound = float(cover[-1])
     run.report(bound=bound)
-    counts, tie = None, ""
+    counts = Counter(times[grows][chosen].tolist())
+    tie = "proven for these step times"
     for budget in BUDGETS:
         run.check()
-        steps = useful_steps(problem, (times, sizes), cover.value, budget * bound, effort)
+        steps = useful_steps(problem, (times, sizes), cover, budget * bound, effort)
         if steps is None:
             break
         seconds, waste, size = steps
-        slack = (SAME_TIME * bound / 8 / max(1, len(cover.chosen)), 0.0)
-        slack = (slack[0], slack[0] * problem.speed)
-        plan = knapsack(seconds + problem.comm, waste, size, problem.total, False, slack)
-        if plan.value[-1] <= budget * bound * (1 + SAME_TIME):
-            bound = float(plan.value[-1])
-            counts, tie = Counter(seconds[plan.chosen].tolist()), "proven"
+        each = SAME_TIME * bound / 8 / max(1, len(chosen))
+        slack = (each, each * problem.speed)
+        value, plan = knapsack(seconds + problem.comm, waste, size, problem.total, False, slack)
+        if value[-1] <= budget * bound * (1 + SAME_TIME):
+            bound, counts, tie = float(value[-1]), Counter(seconds[plan].tolist()), "proven"
             break
-    if counts is None:
-        counts = Counter(times[grows][cover.chosen].tolist())
-        tie = "proven for these step times"
-    plan_of = steps_within(problem, counts, effort)
-    if plan_of is None:
+    decision = steps_within(problem, counts)
+    if decision is None:
         known = known_before(problem)
         return Outcome(stop=Stop.LIMIT, decision=known.decision, bound=bound, message=TOO_LARGE)
-    decision, filled = plan_of
     return Outcome(
         stop=Stop.OPTIMAL,
         decision=decision,
@@ -228,7 +219,7 @@ def solve_steps(problem: PoplarProblem, run: Run, effort: Effort) -> Outcome[Pop
         details={
             "groups": len(problem.groups),
             "different_steps": len(counts),
-            "tie_break": tie if filled.proven else filled.tie_break,
+            "tie_break": tie,
         },
     )
 
@@ -251,7 +242,7 @@ def useful_steps(
     work = 0.0
     for j in np.flatnonzero(widths >= 0):
         limit, pools = float(times[j]), pools_of(problem, float(times[j]))
-        beyond = sum(pool.copies * pool.most for pool in pools) - int(most[j])
+        beyond = capacity(pools) - int(most[j])
         work += additions(pools, beyond + int(widths[j]))
         if work > effort.losses:
             return None

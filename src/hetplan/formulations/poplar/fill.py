@@ -19,30 +19,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hetplan.formulations.poplar.problem import Floats
-
-
-@dataclass(frozen=True, kw_only=True)
-class Effort:
-    """How much work is done before something simpler is taken, in additions (about 1e9 a second).
-
-    shares: tables of the seconds of shares; steps: one knapsack over steps. Beyond, a simple plan
-    stands, with its bound. losses: the least losses of steps, for ties; beyond, ties are settled
-    for the steps of the cover alone. fill: one exact fill; beyond, all but `free` devices of each
-    pool and load are fixed by a greedy, which may cost a tie, never time. free: 24 lost nothing on
-    pools drawn at random.
-    """
-
-    shares: float = 2e9
-    steps: float = 2e9
-    losses: float = 3e8
-    fill: float = 3e7
-    free: int = 24
 
 
 @dataclass(frozen=True)
@@ -142,20 +123,6 @@ def best_split(first: Floats, second: Floats, total: int) -> int:
     )
 
 
-@dataclass(frozen=True)
-class Filled:
-    """losses[k]: {d: devices of pool k that take d less than the most}. proven: the loss is the
-    least."""
-
-    losses: tuple[Counter[int], ...]
-    proven: bool
-
-    @property
-    def tie_break(self) -> str:
-        """What is said of a plan that needs no other proof."""
-        return "proven" if self.proven else "most devices fixed by a greedy"
-
-
 def least_losses(pools: Sequence[Pool], size: int) -> Floats:
     """Least loss for each total deficit 0..size over all pools; inf where it cannot be hit."""
     return _stages([Folded(pool, size) for pool in pools], size)[-1]
@@ -172,21 +139,6 @@ def _stages(folded: Sequence[Folded], size: int) -> list[Floats]:
     return tables
 
 
-def fill(pools: Sequence[Pool], deficit: int, effort: Effort) -> Filled | None:
-    """The least loss at exactly this deficit; None when it cannot be hit.
-
-    Instances beyond `effort.fill` keep all but a few devices per pool where a greedy along the
-    convex hulls puts them; only then is the loss not proven least.
-    """
-    if deficit < 0 or not pools:
-        return Filled(tuple(Counter({0: p.copies}) for p in pools), True) if deficit == 0 else None
-    if additions(pools, deficit) > effort.fill:
-        thinned = _fill_mostly(pools, deficit, effort.free)
-        if thinned is not None:
-            return thinned
-    return _fill_fully(pools, deficit)
-
-
 def additions(pools: Sequence[Pool], deficit: int) -> float:
     """What an exact fill costs, about."""
     work, reach = 0.0, 0
@@ -198,7 +150,17 @@ def additions(pools: Sequence[Pool], deficit: int) -> float:
     return work
 
 
-def _fill_fully(pools: Sequence[Pool], deficit: int) -> Filled | None:
+def capacity(pools: Sequence[Pool]) -> int:
+    """What all devices take at most."""
+    return sum(pool.copies * pool.most for pool in pools)
+
+
+def fill(pools: Sequence[Pool], total: int) -> list[Counter[int]] | None:
+    """[pools] how many devices take d less than the most, {d: devices}, at the least loss with
+    which all take exactly `total`; None when they cannot."""
+    deficit = capacity(pools) - total
+    if deficit < 0:
+        return None
     folded = [Folded(pool, deficit) for pool in pools]
     tables = _stages(folded, deficit)
     if not np.isfinite(tables[-1][deficit]):
@@ -210,44 +172,4 @@ def _fill_fully(pools: Sequence[Pool], deficit: int) -> Filled | None:
         losses.append(folded[k].split(part))
         rest -= part
     losses.append(folded[0].split(rest))
-    return Filled(tuple(reversed(losses)), True)
-
-
-def hull(loss: Floats) -> list[int]:
-    """The corners of the lower convex hull of the finite entries, from d = 0."""
-    corners: list[int] = []
-    for d in np.flatnonzero(np.isfinite(loss)).tolist():
-        while len(corners) >= 2:
-            a, b = corners[-2], corners[-1]
-            if (loss[b] - loss[a]) * (d - a) >= (loss[d] - loss[a]) * (b - a):
-                corners.pop()
-            else:
-                break
-        corners.append(d)
-    return corners
-
-
-def _fill_mostly(pools: Sequence[Pool], deficit: int, most: int) -> Filled | None:
-    """Greedy along the hulls, then an exact fill of a few devices per pool; None when that cannot
-    be hit."""
-    placed = [Counter({0: pool.copies}) for pool in pools]
-    segments = []
-    for k, pool in enumerate(pools):
-        for a, b in pairwise(hull(pool.loss)):
-            segments.append(((pool.loss[b] - pool.loss[a]) / (b - a), a, k, b))
-    rest = deficit
-    for _, a, k, b in sorted(segments):  # hull slopes ascend, so a pool's segments come in order
-        moved = min(placed[k][a], rest // (b - a))
-        placed[k][a] -= moved
-        placed[k][b] += moved
-        rest -= moved * (b - a)
-    free = [Counter({d: min(times, most) for d, times in row.items() if times}) for row in placed]
-    small = [Pool(row.total(), pool.loss) for row, pool in zip(free, pools, strict=True)]
-    target = rest + sum(d * times for row in free for d, times in row.items())
-    filled = _fill_fully(small, target)
-    if filled is None:
-        return None
-    losses = tuple(p - f + n for p, f, n in zip(placed, free, filled.losses, strict=True))
-    return Filled(
-        losses, all(row.total() == pool.copies for row, pool in zip(free, pools, strict=True))
-    )
+    return losses[::-1]

@@ -23,15 +23,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from hetplan.formulations.poplar.data import PoplarData, PoplarDecision
-from hetplan.formulations.poplar.fill import Effort
 from hetplan.formulations.poplar.plans import (
-    alone,
     known_before,
     largest_shares,
     share_seconds,
     shares_within,
+    simple_shares,
+    steps_of_one_group,
     steps_within,
-    sufficient_time,
 )
 from hetplan.formulations.poplar.problem import (
     NOTHING_FITS,
@@ -95,10 +94,10 @@ def build_levels(problem: PoplarProblem) -> Levels | None:
     floor = problem.total / problem.speed * (1 - 1e-12)
     if problem.stepwise:
         seconds = [group.seconds[1 : problem.total + 1] for group in problem.groups]
-        ceiling = min(alone(problem, group)[0] for group in problem.groups)
+        ceiling = steps_of_one_group(problem)[1]
         floor = max(floor, float(min(row.min() for row in seconds)) + problem.comm)
     else:
-        ceiling = sufficient_time(problem)
+        ceiling = simple_shares(problem)[1]
         most = largest_shares(problem, ceiling)
         if sum(most) > MAX_LOADS:
             return None
@@ -151,12 +150,12 @@ def read(levels: Levels, answer: ModelAnswer) -> PoplarDecision:
     problem, at_least = levels.problem, answer.counts("s")
     if not problem.stepwise:
         limit = float(levels.times[int(at_least.sum()) - 1])
-        return shares_within(problem, limit, Effort())[0]
+        return shares_within(problem, limit)
     counts = (at_least - np.append(at_least[1:], 0)).tolist()
     taken = {t: n for t, n in zip(levels.times.tolist(), counts, strict=True) if n}
-    plan = steps_within(problem, taken, Effort())
-    assert plan is not None, "the solver's loads add up to the batch"
-    return plan[0]
+    decision = steps_within(problem, taken)
+    assert decision is not None, "the solver's loads add up to the batch"
+    return decision
 
 
 def formulate(data: PoplarData, run: Run) -> Formulation[PoplarDecision] | Outcome[PoplarDecision]:

@@ -22,7 +22,7 @@ from itertools import pairwise
 import numpy as np
 
 from hetplan.formulations.poplar.data import PoplarDecision, Share, Step
-from hetplan.formulations.poplar.fill import Effort, Filled, Pool, fill
+from hetplan.formulations.poplar.fill import Pool, fill
 from hetplan.formulations.poplar.problem import SAME_TIME, Floats, Group, Ints, PoplarProblem
 from hetplan.solvers.general import Known
 
@@ -82,9 +82,12 @@ def loads_of(most: int, losses: Counter[int]) -> Counter[int]:
 
 def known_before(problem: PoplarProblem) -> Known[PoplarDecision]:
     """Bound and plan of a problem in which something fits."""
-    decision, seconds = (
-        steps_of_one_group(problem) if problem.stepwise else shares_by_speed(problem)
-    )
+    if problem.stepwise:
+        decision, seconds = steps_of_one_group(problem)
+    else:
+        loads, busy = simple_shares(problem)
+        decision = shares_decision(problem, loads, lambda k, l: fastest(problem.groups[k], l)[1])
+        seconds = busy + problem.comm
     return Known(bound=fluid_seconds(problem), decision=decision, objective=seconds)
 
 
@@ -95,60 +98,59 @@ def fluid_seconds(problem: PoplarProblem) -> float:
     return (problem.total / problem.speed + steps * problem.comm) * (1 - ROUNDING)
 
 
-def shares_by_speed(problem: PoplarProblem) -> tuple[PoplarDecision, float]:
-    """ZeRO 0, 1: every device's share of G by its peak speed, rounded down or up; and its
-    seconds."""
-    ideal = problem.total / problem.speed
-    rows = [Counter({int(ideal * group.peak): group.count}) for group in problem.groups]
-    missing = problem.total - sum(l * n for row in rows for l, n in row.items())
-    for group, row in zip(problem.groups, rows, strict=True):
-        (share,) = row
-        moved = max(
-            -group.count, min(group.count, missing)
-        )  # below 0 only where a product rounds up to a whole
-        if moved:
-            row[share + (1 if moved > 0 else -1)] = abs(moved)
-            row[share] -= abs(moved)
-            missing -= moved
-    rows = [+row for row in rows]
-    seconds = max(
-        fastest(g, l)[0] for g, row in zip(problem.groups, rows, strict=True) for l in row
-    )
-    decision = shares_decision(problem, rows, lambda k, l: fastest(problem.groups[k], l)[1])
-    return decision, seconds + problem.comm
+def simple_shares(problem: PoplarProblem) -> tuple[list[Counter[int]], float]:
+    """ZeRO 0, 1: loads by peak speed, rounded either way, of all groups or of one alone (a device
+    may take longer for one sample than the others for all); and the seconds of the slowest."""
+    numbers = range(len(problem.groups))
+    plans = []
+    for members in (numbers, *([k] for k in numbers)):
+        loads = _by_speed(problem, members)
+        busy = (
+            fastest(group, load)[0]
+            for group, row in zip(problem.groups, loads, strict=True)
+            for load in row
+        )
+        plans.append((loads, max(busy)))
+    return min(plans, key=lambda plan: plan[1])
 
 
-def alone(problem: PoplarProblem, group: Group) -> tuple[float, int, int, int]:
-    """(seconds, micro-batch, steps with it on every device, samples left) when only `group` works,
-    for ZeRO 2 and 3."""
-    batch = min(group.peak_batch, problem.total)
-    full, rest = divmod(problem.total, batch * group.count)
-    step, single = (float(group.seconds[b]) + problem.comm for b in (batch, 1))
-    return full * step + -(-rest // group.count) * single, batch, full, rest
+def _by_speed(problem: PoplarProblem, members: Sequence[int]) -> list[Counter[int]]:
+    """Loads of these groups by peak speed, rounded down or up to G in all; the others take
+    nothing."""
+    loads = [Counter({0: group.count}) for group in problem.groups]
+    speed = sum(problem.groups[k].count * problem.groups[k].peak for k in members)
+    shares = {k: int(problem.total / speed * problem.groups[k].peak) for k in members}
+    missing = problem.total - sum(n * problem.groups[k].count for k, n in shares.items())
+    for k, share in shares.items():
+        count = problem.groups[k].count
+        # below 0 only where a product rounds up to a whole
+        moved = max(-count, min(count, missing))
+        loads[k] = +Counter(
+            {share: count - abs(moved), share + (1 if moved > 0 else -1): abs(moved)}
+        )
+        missing -= moved
+    return loads
 
 
 def steps_of_one_group(problem: PoplarProblem) -> tuple[PoplarDecision, float]:
-    """ZeRO 2, 3: the group that is fastest on its own; and its seconds."""
-    seconds, k = min((alone(problem, group)[0], k) for k, group in enumerate(problem.groups))
-    _, batch, full, rest = alone(problem, problem.groups[k])
-    count = problem.groups[k].count
-    singles = -(-rest // count)
-    plan = [
-        (full, Counter({batch: full * count})),
-        (singles, Counter({1: rest, 0: singles * count - rest})),
-    ]
-    rows = [
-        (
-            steps,
-            [
-                +row if at == k else Counter({0: steps * g.count})
-                for at, g in enumerate(problem.groups)
-            ],
-        )
-        for steps, row in plan
-        if steps
-    ]
-    return steps_decision(problem, rows), seconds
+    """ZeRO 2, 3: the group that is fastest on its own takes its best micro-batch, then single
+    samples; and its seconds."""
+    plans = []
+    for k, group in enumerate(problem.groups):
+        batch = min(group.peak_batch, problem.total)
+        full, rest = divmod(problem.total, batch * group.count)
+        singles = -(-rest // group.count)
+        step, single = (float(group.seconds[b]) + problem.comm for b in (batch, 1))
+        rows = [(full, Counter({batch: full * group.count}))]
+        rows.append((singles, Counter({1: rest, 0: singles * group.count - rest})))
+        plans.append((full * step + singles * single, k, rows))
+    seconds, k, rows = min(plans, key=lambda plan: plan[:2])
+
+    def loads(steps: int, row: Counter[int]) -> list[Counter[int]]:
+        idle = [Counter({0: steps * group.count}) for group in problem.groups]
+        return [*idle[:k], +row, *idle[k + 1 :]]
+
+    return steps_decision(problem, [(n, loads(n, row)) for n, row in rows if n]), seconds
 
 
 def _by_micro_batch(seconds: Floats, most: int) -> Iterator[tuple[int, Floats]]:
@@ -191,62 +193,37 @@ def fastest(group: Group, samples: int) -> tuple[float, int]:
     return least, 1 + int(np.flatnonzero(times <= least * (1 + SAME_TIME))[-1])
 
 
-def sufficient_time(problem: PoplarProblem) -> float:
-    """A time by which G is reached for certain: shares by peak speed, rounded either way, or one
-    group alone.
-
-    The latter where some device is so slow that a single sample takes longer than all of them
-    elsewhere.
-    """
-
-    def either(group: Group, samples: int) -> float:
-        return max(fastest(group, samples)[0], fastest(group, samples + 1)[0])
-
-    ideal = problem.total / problem.speed
-    proportional = max(either(group, int(ideal * group.peak)) for group in problem.groups)
-    alone = [either(group, problem.total // group.count) for group in problem.groups]
-    return min(proportional, *alone)
-
-
 def largest_shares(problem: PoplarProblem, limit: float) -> list[int]:
     """Per group a share that no device exceeds within `limit` seconds: h(g) >= g / p."""
     return [min(problem.total, int(limit * g.peak * (1 + 1e-12)) + 1) for g in problem.groups]
 
 
-def shares_within(
-    problem: PoplarProblem, limit: float, effort: Effort
-) -> tuple[PoplarDecision, str]:
+def shares_within(problem: PoplarProblem, limit: float) -> PoplarDecision:
     """ZeRO 0, 1: the plan of least under-utilisation within `limit` seconds, which some plan keeps
-    to; and how far that is proven."""
+    to."""
     most = largest_shares(problem, limit)
     longest = [busiest(g.seconds, m, limit) for g, m in zip(problem.groups, most, strict=True)]
     pools = [
         Pool.of(group.count, group.peak * worth, np.isfinite(worth))
         for group, (worth, _) in zip(problem.groups, longest, strict=True)
     ]
-    filled = fill(pools, sum(pool.copies * pool.most for pool in pools) - problem.total, effort)
-    assert filled is not None, "some shares reach the sum within this time"
-    loads = [loads_of(pool.most, row) for pool, row in zip(pools, filled.losses, strict=True)]
-    decision = shares_decision(problem, loads, lambda k, g: int(longest[k][1][g]))
-    return decision, filled.tie_break
+    losses = fill(pools, problem.total)
+    assert losses is not None, "some shares reach the sum within this time"
+    loads = [loads_of(pool.most, row) for pool, row in zip(pools, losses, strict=True)]
+    return shares_decision(problem, loads, lambda k, g: int(longest[k][1][g]))
 
 
-def steps_within(
-    problem: PoplarProblem, counts: Mapping[float, int], effort: Effort
-) -> tuple[PoplarDecision, Filled] | None:
+def steps_within(problem: PoplarProblem, counts: Mapping[float, int]) -> PoplarDecision | None:
     """ZeRO 2, 3: the plan of least under-utilisation with so many steps of each time; None where
     they cannot take exactly G samples."""
-    by_time = [pools_of(problem, limit, count) for limit, count in counts.items()]
-    pools = [pool for row in by_time for pool in row]
-    filled = fill(pools, sum(pool.copies * pool.most for pool in pools) - problem.total, effort)
-    if filled is None:
+    pools = [pool for limit, count in counts.items() for pool in pools_of(problem, limit, count)]
+    losses = fill(pools, problem.total)
+    if losses is None:
         return None
-    losses = iter(filled.losses)
-    rows = [
-        (count, [loads_of(pool.most, next(losses)) for pool in row])
-        for count, row in zip(counts.values(), by_time, strict=True)
-    ]
-    return steps_decision(problem, rows), filled
+    loads = iter(loads_of(pool.most, row) for pool, row in zip(pools, losses, strict=True))
+    return steps_decision(
+        problem, [(count, [next(loads) for _ in problem.groups]) for count in counts.values()]
+    )
 
 
 def pools_of(problem: PoplarProblem, limit: float, count: int = 1) -> list[Pool]:

@@ -83,25 +83,13 @@ NOTHING_FITS = "no device holds even one sample: every step_seconds is empty"
 def compile_problem(data: PoplarData) -> PoplarProblem:
     """`data` as groups, in the order of their first devices; devices that hold nothing are left
     out."""
-    # Comparing lists costs a microsecond each, hashing sixteen thousand of them much more.
-    buckets: dict[tuple[int, float, float], list[tuple[list[float], list[int], str]]] = {}
+    members: dict[tuple[float, ...], list[int]] = {}
     for i, device in enumerate(data.devices):
-        curve = device.step_seconds
-        if not curve:
-            continue
-        bucket = buckets.setdefault((len(curve), curve[0], curve[-1]), [])
-        for known, members, _ in bucket:
-            if known == curve:
-                members.append(i)
-                break
-        else:
-            bucket.append((curve, [i], device.name))
-    entries = sorted(
-        (entry for bucket in buckets.values() for entry in bucket), key=lambda entry: entry[1][0]
-    )
+        if device.step_seconds:
+            members.setdefault(tuple(device.step_seconds), []).append(i)
     groups = tuple(
-        Group(name, tuple(members), np.concatenate(([0.0], curve)))
-        for curve, members, name in entries
+        Group(data.devices[numbers[0]].name, tuple(numbers), np.array([0.0, *curve]))
+        for curve, numbers in members.items()
     )
     return PoplarProblem(
         groups, len(data.devices), data.global_batch, data.comm_seconds, data.zero_stage
