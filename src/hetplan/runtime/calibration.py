@@ -21,7 +21,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,11 +29,11 @@ from pydantic import Field
 
 from hetplan.errors import InputError
 from hetplan.profiling.cluster import Cluster
-from hetplan.profiling.foreign import read_foreign
+from hetplan.profiling.foreign import Foreign, read_foreign
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.plan import Plan, load_plan, parse_plan
 from hetplan.runtime.replay import replay
-from hetplan.schema import Document, Name, NonNegative
+from hetplan.schema import Bytes, Document, Name, NonNegative
 
 Floats = NDArray[np.float64]
 MATTERS = 0.01
@@ -96,22 +96,22 @@ class Constants:
     slot_seconds: float = 0.0
 
 
+class MeasuredFile(Foreign):
+    """plan: a plan, or its file's name beside this file."""
+
+    plan: dict[str, Any] | str
+    seconds: Annotated[float, Field(ge=1e-9, le=1e9)]
+    peak_bytes: Annotated[Bytes, Field(ge=1)] | None = None
+
+
 def load_measured_run(path: str | os.PathLike[str]) -> MeasuredRun:
-    """{"plan": a plan or its file's name, "seconds", optionally "peak_bytes"}; raises
-    InputError."""
-    document = read_foreign(path)
-    entry = document["plan"]
-    if isinstance(entry.value, str):
-        plan = load_plan(Path(path).parent / entry.value)
+    """From a file as `MeasuredFile` describes; raises InputError."""
+    file, where = read_foreign(MeasuredFile, path), os.fspath(path)
+    if isinstance(file.plan, str):
+        plan = load_plan(Path(path).parent / file.plan)
     else:
-        plan = parse_plan(entry.value, where=f"{os.fspath(path)}: plan")
-    peak = document.get("peak_bytes")
-    return MeasuredRun(
-        plan,
-        document["seconds"].number(1e-9, 1e9),
-        None if peak is None or peak.value is None else peak.number(1.0),
-        os.fspath(path),
-    )
+        plan = parse_plan(file.plan, where=f"{where}: plan")
+    return MeasuredRun(plan, file.seconds, file.peak_bytes, where)
 
 
 load_calibration = Calibration.load

@@ -94,24 +94,23 @@ def layer(
     )
 
 
-def table(
-    device: str, tensor: int, micro_batch: int, forward: list[float], backward: list[float]
-) -> ProfileTable:
-    """Seconds of all layers."""
+def table_of_sums(device: str, tensor: int, micro_batch: int, both: list[float]) -> ProfileTable:
+    """A table from seconds of forward and backward passes together."""
     return ProfileTable(
         device=device,
         tensor=tensor,
         micro_batch=micro_batch,
-        forward_seconds=forward,
-        backward_seconds=backward,
+        forward_seconds=[FORWARD_SHARE * seconds for seconds in both],
+        backward_seconds=[(1 - FORWARD_SHARE) * seconds for seconds in both],
     )
 
 
-def table_of_sums(device: str, tensor: int, micro_batch: int, both: list[float]) -> ProfileTable:
-    """A table from seconds of forward and backward passes together."""
-    forward = [FORWARD_SHARE * seconds for seconds in both]
-    backward = [(1 - FORWARD_SHARE) * seconds for seconds in both]
-    return table(device, tensor, micro_batch, forward, backward)
+def chain_layers(chain: Sequence[tuple[Operator, float]], batch: int = 1) -> list[ProfileLayer]:
+    """Layers from (operator, bytes that pass the cut behind it) of passes of `batch` samples."""
+    return [
+        layer(f"{i}-{op.name}", op.params, crossing / batch, op.kept / batch)
+        for i, (op, crossing) in enumerate(chain)
+    ]
 
 
 def chain_profile(
@@ -124,20 +123,23 @@ def chain_profile(
     where: str,
     notes: Iterable[str] = (),
 ) -> Imported:
-    """A profile of one table from (operator, bytes that pass the cut behind it); sizes are of a
-    whole pass of `micro_batch` samples. device: the type's name where the user gives none."""
+    """A profile of one table, of passes of `micro_batch` samples. device: the type's name where the
+    user gives none."""
     batch = settings.micro_batch or 1
-    forward, backward = [op.forward for op, _ in chain], [op.backward for op, _ in chain]
+    table = ProfileTable(
+        device=settings.device or device,
+        tensor=1,
+        micro_batch=batch,
+        forward_seconds=[op.forward for op, _ in chain],
+        backward_seconds=[op.backward for op, _ in chain],
+    )
     return profile(
         settings,
         model=model,
         source=source,
         where=where,
-        layers=[
-            layer(f"{i}-{op.name}", op.params, crossing / batch, op.kept / batch)
-            for i, (op, crossing) in enumerate(chain)
-        ],
-        tables=[table(settings.device or device, 1, batch, forward, backward)],
+        layers=chain_layers(chain, batch),
+        tables=[table],
         notes=(settings.device_note(device), *notes),
     )
 

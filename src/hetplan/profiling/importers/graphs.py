@@ -21,25 +21,28 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
+from typing import Annotated, Any
 
 import networkx as nx
+from pydantic import AliasChoices, BeforeValidator, Field
 
 from hetplan.errors import InputError
-from hetplan.profiling.foreign import Foreign, key_number, read_foreign
+from hetplan.profiling.foreign import DegreeKey, Filled, Foreign, read_foreign
 from hetplan.profiling.importers.common import (
     TOGETHER,
     Imported,
     Operator,
     Settings,
+    chain_layers,
     chain_profile,
-    layer,
     lines_of,
     profile,
     table_of_sums,
 )
-from hetplan.schema import MOST_BYTES, MOST_SECONDS
+from hetplan.schema import MOST_BYTES, MOST_SECONDS, Bytes, Count, Name, Seconds
 
 MILLI = 1e-3
 NUMBER = re.compile(r"node(\d{1,8})$")
@@ -48,7 +51,7 @@ FIELDS = ("forward_compute_time", "backward_compute_time", "activation_size", "p
 
 def in_order(
     operators: dict[int, Operator], edges: list[tuple[int, int]], where: str
-) -> list[tuple[int, float]]:
+) -> dict[int, float]:
     """Numbers of the operators in an order of work, lowest first, each with the bytes that pass the
     cut behind it. Raises InputError for a circle."""
     graph: nx.DiGraph[int] = nx.DiGraph(edges)
@@ -62,43 +65,83 @@ def in_order(
         ) from None
     place = {number: i for i, number in enumerate(order)}
     crossing, leaving = 0.0, [0.0] * len(order)
-    chain = []
+    behind = {}
     for i, number in enumerate(order):
         crossing -= leaving[i]
         last = max((place[after] for after in graph.successors(number)), default=i)
         if last > i:
             crossing += operators[number].output
             leaving[last] += operators[number].output
-        chain.append((number, max(crossing, 0.0)))
-    return chain
+        behind[number] = max(crossing, 0.0)
+    return behind
 
 
-def ends_of(entry: Foreign, known: Collection[int]) -> tuple[int, int]:
-    """An edge of a JSON graph; raises InputError where it names a node that is not there."""
-    for key in ("sourceId", "destId"):
-        if entry[key].whole() not in known:
-            raise entry[key].error("an edge names a node that is not there")
-    return entry["sourceId"].whole(), entry["destId"].whole()
+def graph_profile(
+    operators: dict[int, Operator],
+    edges: list[tuple[int, int]],
+    settings: Settings,
+    *,
+    path: str,
+    device: str,
+    source: str,
+    notes: Iterable[str],
+) -> Imported:
+    """A profile with one table of operators in an order of work."""
+    crossing = in_order(operators, edges, path)
+    return chain_profile(
+        [(operators[number], size) for number, size in crossing.items()],
+        settings,
+        model=Path(path).stem,
+        device=device,
+        where=path,
+        source=f"{source} {Path(path).name}",
+        notes=notes,
+    )
+
+
+class Edge(Foreign):
+    """An edge of a JSON graph, and the bytes that it carries."""
+
+    source: Count = Field(alias="sourceId")
+    target: Count = Field(alias="destId")
+    size: Bytes = Field(validation_alias=AliasChoices("communicationCost", "size"))
+
+
+def check_ends(edges: Sequence[Edge], known: Collection[int], where: str) -> None:
+    """Raise InputError where an edge names a node that is not there."""
+    for i, edge in enumerate(edges):
+        for key, end in (("sourceId", edge.source), ("destId", edge.target)):
+            if end not in known:
+                raise InputError(
+                    "an edge names a node that is not there",
+                    where=f"{where}: edges[{i}].{key}",
+                    got=end,
+                )
+
+
+def output_bytes(nodes: Iterable[int], edges: Iterable[Edge]) -> dict[int, float]:
+    """Bytes of every node's output: the most that an edge carries from it."""
+    sizes = dict.fromkeys(nodes, 0.0)
+    for edge in edges:
+        sizes[edge.source] = max(sizes[edge.source], edge.size)
+    return sizes
 
 
 def read_pipedream(path: str, settings: Settings) -> Imported:
     """A profile with one table; --micro-batch says how many samples a mini-batch had (default
     1)."""
-    operators, edges = pipedream_graph(path)
-    return chain_profile(
-        [(operators[number], crossing) for number, crossing in in_order(operators, edges, path)],
+    return graph_profile(
+        *pipedream_graph(path),
         settings,
-        model=Path(path).stem,
+        path=path,
         device="pipedream-gpu",
-        where=path,
-        source=f"PipeDream graph {Path(path).name}",
-        notes=["" if settings.micro_batch else one_sample("mini-batch")],
+        source="PipeDream graph",
+        notes=["" if settings.micro_batch else ONE_SAMPLE.format("mini-batch")],
     )
 
 
-def one_sample(what: str) -> str:
-    """That the file does not tell how many samples were measured at once."""
-    return f"one {what} counts as one sample; --micro-batch N divides it"
+# Where the file does not tell how many samples were measured at once.
+ONE_SAMPLE = "one {} counts as one sample; --micro-batch N divides it"
 
 
 def pipedream_graph(path: str) -> tuple[dict[int, Operator], list[tuple[int, int]]]:
@@ -163,47 +206,73 @@ def _sum(text: str, name: str, most: float, where: str) -> float:
     return total
 
 
+class PiperVariant(Foreign):
+    """One way to run a node, of a sample on one device."""
+
+    seconds: Seconds = Field(alias="timePerSample")
+    params: Bytes = Field(alias="parameterSize")
+    kept: Bytes = Field(alias="memoryUsageA")
+
+
+def without_recomputation(variants: Any) -> Any:
+    """Of a list of variants the one that recomputes nothing; a validator, raises ValueError."""
+    for variant in variants if isinstance(variants, list) else ():
+        if isinstance(variant, dict) and variant.get("id") == "vanilla":
+            return variant
+    raise ValueError('no variant without recomputation, expected an entry with "id": "vanilla"')
+
+
+class PiperNode(Foreign):
+    """An operator; variants: by tensor degree, without recomputation."""
+
+    number: Count = Field(alias="id")
+    name: Name
+    variants: dict[DegreeKey, Annotated[PiperVariant, BeforeValidator(without_recomputation)]] = (
+        Field(alias="TMPCs")
+    )
+
+
+class PiperGraph(Foreign):
+    """The file."""
+
+    nodes: Filled[list[PiperNode]]
+    edges: list[Edge]
+
+
 def read_piper(path: str, settings: Settings) -> Imported:
     """A profile with one table per tensor degree that all nodes have, micro-batches of one
     sample."""
-    document = read_foreign(path)
-    nodes = document["nodes"].entries(least=1)
-    variants = {node["id"].whole(): _variants(node["TMPCs"]) for node in nodes}
-    degrees = sorted(set.intersection(*(set(by_degree) for by_degree in variants.values())))
+    graph = read_foreign(PiperGraph, path)
+    nodes = {node.number: node for node in graph.nodes}
+    check_ends(graph.edges, nodes, path)
+    degrees = sorted(set.intersection(*(set(node.variants) for node in graph.nodes)))
     if not degrees:
-        raise document["nodes"].error("no tensor degree that all nodes have")
-    edges, sent = [], dict.fromkeys(variants, 0.0)
-    for edge in document["edges"].entries():
-        edges.append(ends_of(edge, variants))
-        bytes_sent = edge["communicationCost"].number(0, MOST_BYTES)
-        sent[edges[-1][0]] = max(sent[edges[-1][0]], bytes_sent)
-    names = {node["id"].whole(): node["name"].text() for node in nodes}
-    operators = {n: Operator(name, 0.0, 0.0, 0.0, sent[n], 0.0) for n, name in names.items()}
-    chain, least = in_order(operators, edges, path), degrees[0]
-
-    def whole(number: int, key: str) -> float:
-        return variants[number][least][key].number(0, MOST_BYTES / least) * least
-
+        raise InputError("no tensor degree that all nodes have", where=f"{path}: nodes")
+    output, least = output_bytes(nodes, graph.edges), degrees[0]
+    operators = {
+        number: Operator(
+            name=node.name,
+            forward=0.0,
+            backward=0.0,
+            params=node.variants[least].params * least,
+            output=output[number],
+            kept=node.variants[least].kept * least,
+        )
+        for number, node in nodes.items()
+    }
+    crossing = in_order(operators, [(edge.source, edge.target) for edge in graph.edges], path)
     return profile(
         settings,
         model=Path(path).stem,
         source=f"Piper graph {Path(path).name}",
         where=path,
-        layers=[
-            layer(
-                f"{i}-{names[number]}",
-                whole(number, "parameterSize"),
-                crossing,
-                whole(number, "memoryUsageA"),
-            )
-            for i, (number, crossing) in enumerate(chain)
-        ],
+        layers=chain_layers([(operators[n], bytes_behind) for n, bytes_behind in crossing.items()]),
         tables=[
             table_of_sums(
                 settings.device or "piper-gpu",
                 degree,
                 1,
-                [variants[number][degree]["timePerSample"].seconds() for number, _ in chain],
+                [nodes[number].variants[degree].seconds for number in crossing],
             )
             for degree in degrees
         ],
@@ -216,71 +285,67 @@ def read_piper(path: str, settings: Settings) -> Imported:
     )
 
 
-def _variants(by_degree: Foreign) -> dict[int, Foreign]:
-    """The variant without recomputation of each degree."""
-    variants = {}
-    for degree, entry in by_degree.items():
-        plain = [v for v in entry.entries(least=1) if v["id"].text() == "vanilla"]
-        if not plain:
-            raise entry.error("no variant without recomputation", 'an entry with "id": "vanilla"')
-        variants[key_number(degree, entry, 1, 4096)] = plain[0]
-    return variants
+class PlacedNode(Foreign):
+    """A forward or a backward node; those of one colour belong together. size: bytes of parameters
+    and output."""
+
+    number: Count = Field(alias="id")
+    name: Name
+    milliseconds: Seconds = Field(alias="fpgaLatency")
+    size: Bytes
+    backward: Annotated[int, Field(ge=0, le=1)] = Field(alias="isBackwardNode")
+    colour: Count = Field(alias="colorClass")
+
+
+class PlacedGraph(Foreign):
+    """The file."""
+
+    nodes: Filled[list[PlacedNode]]
+    edges: list[Edge]
 
 
 def read_dnn_partitioning(path: str, settings: Settings) -> Imported:
     """A profile with one table, of the accelerator; forward and backward node of a colour are one
     layer."""
-    operators, edges, training = placement_graph(read_foreign(path))
-    return chain_profile(
-        [(operators[number], crossing) for number, crossing in in_order(operators, edges, path)],
+    graph = read_foreign(PlacedGraph, path)
+    check_ends(graph.edges, {node.number for node in graph.nodes}, path)
+    forward = {node.number: node for node in graph.nodes if not node.backward}
+    backward: defaultdict[int, float] = defaultdict(float)
+    for node in graph.nodes:
+        if node.backward:
+            backward[node.colour] += node.milliseconds * MILLI
+        elif forward[node.number] is not node:
+            raise InputError("node stands twice", where=f"{path}: nodes", got=node.number)
+    training = bool(backward)
+    alone = set(backward) - {node.colour for node in forward.values()}
+    if alone:
+        raise InputError(
+            f"colorClass {min(alone)} has a backward node and no forward node",
+            where=f"{path}: nodes",
+        )
+    edges = [edge for edge in graph.edges if edge.source in forward and edge.target in forward]
+    output = output_bytes(forward, edges)
+    operators = {
+        number: Operator(
+            name=node.name,
+            forward=node.milliseconds * MILLI,
+            # a colour's backward seconds count once, at its first forward node
+            backward=backward.pop(node.colour, 0.0),
+            params=max(node.size - output[number], 0.0),
+            output=output[number],
+            kept=output[number],
+        )
+        for number, node in forward.items()
+    }
+    return graph_profile(
+        operators,
+        [(edge.source, edge.target) for edge in edges],
         settings,
-        model=Path(path).stem,
+        path=path,
         device="dnn-partitioning-accelerator",
-        where=path,
-        source=f"dnn-partitioning graph {Path(path).name}",
+        source="dnn-partitioning graph",
         notes=(
             "" if training else "a graph for inference: backward seconds are 0",
-            "" if settings.micro_batch else one_sample("pass"),
+            "" if settings.micro_batch else ONE_SAMPLE.format("pass"),
         ),
     )
-
-
-def placement_graph(
-    document: Foreign,
-) -> tuple[dict[int, Operator], list[tuple[int, int]], bool]:
-    """Forward nodes with their backward node's time, their edges, and whether there are backward
-    nodes."""
-    nodes = document["nodes"].entries(least=1)
-    backward: dict[int, float] = {}
-    forward: dict[int, Foreign] = {}
-    for node in nodes:
-        if node["isBackwardNode"].whole(0, 1):
-            colour = node["colorClass"].whole()
-            backward[colour] = backward.get(colour, 0.0) + node["fpgaLatency"].seconds(MILLI)
-        elif forward.setdefault(node["id"].whole(), node) is not node:
-            raise node["id"].error("node stands twice")
-    alone = set(backward) - {node["colorClass"].whole() for node in forward.values()}
-    if alone:
-        raise document["nodes"].error(
-            f"colorClass {min(alone)} has a backward node and no forward node"
-        )
-    known = {node["id"].whole() for node in nodes}
-    edges, sent = [], dict.fromkeys(forward, 0.0)
-    for edge in document["edges"].entries():
-        source, target = ends_of(edge, known)
-        if source in forward and target in forward:
-            edges.append((source, target))
-            sent[source] = max(sent[source], edge["size"].number(0, MOST_BYTES))
-    operators, left = {}, dict(backward)
-    for number, node in forward.items():
-        output = sent[number]
-        operators[number] = Operator(
-            name=node["name"].text(),
-            forward=node["fpgaLatency"].seconds(MILLI),
-            # a colour's backward seconds count once, at its first forward node
-            backward=left.pop(node["colorClass"].whole(), 0.0),
-            params=max(node["size"].number(0, MOST_BYTES) - output, 0.0),
-            output=output,
-            kept=output,
-        )
-    return operators, edges, bool(backward)

@@ -36,13 +36,17 @@ forward passes; the summary has the backward pass as a whole.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Annotated
+
+from pydantic import AliasChoices, AliasPath, Field
 
 from hetplan.errors import InputError
-from hetplan.profiling.foreign import Foreign, read_foreign
+from hetplan.files import read_json
+from hetplan.profiling.foreign import Filled, Foreign, read_foreign
 from hetplan.profiling.importers.common import (
     TOGETHER,
     Imported,
@@ -52,14 +56,13 @@ from hetplan.profiling.importers.common import (
     layer,
     lines_of,
     profile,
-    table,
     table_of_sums,
 )
 from hetplan.profiling.model_files import CALCULON_KEYS, from_config
-from hetplan.profiling.profile import ProfileLayer
-from hetplan.profiling.sailor.data import ModelData, load_model_data
+from hetplan.profiling.profile import ProfileLayer, ProfileTable
+from hetplan.profiling.sailor.data import ModelData, load_model_data, read_sizes
 from hetplan.profiling.workload import STATE_BYTES_PER_PARAM
-from hetplan.schema import MOST_BYTES, MOST_RATE
+from hetplan.schema import MOST_RATE, Bytes, Name, Positive, PositiveCount, Rate, Seconds, parse
 
 
 def read_sailor(path: str, settings: Settings) -> Imported:
@@ -82,7 +85,7 @@ def read_sailor(path: str, settings: Settings) -> Imported:
         raise InputError(
             "not in its place", where=path, expected=f"{root}/profiles/<model>/<GPU>/profile.json"
         )
-    data = load_model_data(root, name, read_foreign(root / "llm_info.json"))
+    data = load_model_data(root, name, read_sizes(root))
     kinds = list(data.tables) if gpu is None else [gpu]
     settings.one_kind(kinds)
     return profile(
@@ -92,14 +95,15 @@ def read_sailor(path: str, settings: Settings) -> Imported:
         where=path,
         layers=layers(data),
         tables=[
-            table(
-                settings.device or kind,
-                *key,
-                list(map(float, m.forward)),
-                list(map(float, m.backward)),
+            ProfileTable(
+                device=settings.device or kind,
+                tensor=tensor,
+                micro_batch=batch,
+                forward_seconds=table[0].tolist(),
+                backward_seconds=table[1].tolist(),
             )
             for kind in kinds
-            for key, m in sorted(data.tables[kind].items(), key=lambda item: item[0])
+            for (tensor, batch), table in sorted(data.tables[kind].items(), key=itemgetter(0))
         ],
         sequence=data.sequence or None,
         notes=["update times are left out: a profile has none"],
@@ -133,187 +137,197 @@ def layers(data: ModelData) -> list[ProfileLayer]:
 
 
 NAME = re.compile(r"DeviceType\.(?P<device>.+)_tp(?P<tensor>\d{1,4})_bs(?P<batch>\d{1,6})\.json$")
-MB = 1e6
+MILLI, MB = 1e-3, 1e6
 # Mixed precision: 2 bytes per parameter in the file's sizes, 16 of states.
 PARAM_BYTES = 2
 
 
-@dataclass(frozen=True)
-class Part:
-    """One file."""
+SIZES = ("model", "parameters")
 
-    device: str
-    tensor: int
-    batch: int
-    document: Foreign
 
-    @property
-    def milliseconds(self) -> list[Foreign]:
-        """[L]."""
-        return self.document["execution_time"]["layer_compute_total_ms"].entries(least=1)
+class MetisFile(Foreign):
+    """One device type, tensor degree and batch; rows have an entry per layer [L], of `memory` not
+    in every file."""
+
+    model: Name = Field(validation_alias=AliasPath("model", "model_name"))
+    params: Filled[list[Bytes]] = Field(
+        validation_alias=AliasPath(*SIZES, "parameters_per_layer_bytes")
+    )
+    sent: list[Bytes] | None = Field(
+        None,
+        validation_alias=AliasChoices(
+            AliasPath(*SIZES, "activation_parameters_bytes"),
+            AliasPath(*SIZES, "activation_paramters_bytes"),  # how some files spell it
+        ),
+    )
+    milliseconds: list[Seconds] = Field(
+        validation_alias=AliasPath("execution_time", "layer_compute_total_ms")
+    )
+    megabytes: list[Bytes] = Field(
+        validation_alias=AliasPath("execution_memory", "layer_memory_total_mb")
+    )
 
 
 def read_metis(path: str, settings: Settings) -> Imported:
-    """A profile of all the folder's files, or of one."""
+    """A profile of all the folder's files, or of one; sizes are those of the file of the least
+    degree and batch."""
     start = Path(path)
-    files = sorted(start.glob("DeviceType.*.json")) if start.is_dir() else [start]
+    paths = sorted(start.glob("DeviceType.*.json")) if start.is_dir() else [start]
+    files = {}
+    for file in paths:
+        match = NAME.match(file.name)
+        if match is None:
+            expected = "DeviceType.<device>_tp<degree>_bs<batch>.json"
+            raise InputError("name is not usable", where=str(file), expected=expected)
+        sizes = max(int(match["tensor"]), 1), max(int(match["batch"]), 1)
+        found = files[(match["device"], *sizes)] = read_foreign(MetisFile, file)
+        for key in ("sent", "milliseconds"):
+            count = len(getattr(found, key) or found.params)
+            if count != len(found.params):
+                expected = f"one per layer of parameters_per_layer_bytes ({len(found.params)})"
+                raise InputError(f"{key} has {count} entries", where=str(file), expected=expected)
     if not files:
         raise InputError("no file DeviceType.*_tp*_bs*.json", where=path)
-    parts = sorted((_part(file) for file in files), key=lambda p: (p.device, p.tensor, p.batch))
-    count = len(parts[0].milliseconds)
-    for part in parts:
-        if len(part.milliseconds) != count:
-            raise part.document["execution_time"]["layer_compute_total_ms"].error(
-                "number of layers differs from the other files'", f"{count} entries"
-            )
-    settings.one_kind(part.device for part in parts)
-    layers, notes = _layers(parts, count)
+    settings.one_kind(device for device, _, _ in files)
+    (_, tensor, batch), chosen = min(files.items(), key=lambda item: (item[0][1:], item[0][0]))
+    layers, notes = metis_layers(chosen, tensor, batch)
     return profile(
         settings,
-        model=parts[0].document["model"]["model_name"].text(),
+        model=chosen.model,
         where=path,
         source=f"Metis profiles {start.name}",
         layers=layers,
         tables=[
             table_of_sums(
-                settings.device or part.device,
-                part.tensor,
-                part.batch,
-                [entry.seconds(1e-3) for entry in part.milliseconds],
+                settings.device or key[0],
+                *key[1:],
+                [MILLI * time for time in file.milliseconds],
             )
-            for part in parts
+            for key, file in sorted(files.items(), key=itemgetter(0))
         ],
         precision="fp16",
         notes=(TOGETHER, *notes),
     )
 
 
-def _part(file: Path) -> Part:
-    match = NAME.match(file.name)
-    if match is None:
-        raise InputError(
-            "name is not usable",
-            where=str(file),
-            expected="DeviceType.<device>_tp<degree>_bs<batch>.json",
-        )
-    return Part(
-        match["device"],
-        max(int(match["tensor"]), 1),
-        max(int(match["batch"]), 1),
-        read_foreign(file),
-    )
-
-
-def _layers(parts: Sequence[Part], count: int) -> tuple[list[ProfileLayer], list[str]]:
-    """Sizes from the file of the least degree and batch, and what they lack."""
-    chosen = min(parts, key=lambda p: (p.tensor, p.batch))
-    sizes = chosen.document["model"]["parameters"]
-    params = [
-        entry.number(0, MOST_BYTES / chosen.tensor)
-        for entry in sizes["parameters_per_layer_bytes"].entries(length=count)
-    ]
-    notes, activation, kept = [], [0.0] * count, [0.0] * count
-    # the second is how some files spell it
-    sent = sizes.get("activation_parameters_bytes") or sizes.get("activation_paramters_bytes")
-    if sent is None:
+def metis_layers(file: MetisFile, tensor: int, batch: int) -> tuple[list[ProfileLayer], list[str]]:
+    """Sizes of whole layers, and what the file lacks for them."""
+    params, memory = file.params, file.megabytes
+    notes, kept = [], [0.0] * len(params)
+    if file.sent is None:
         notes.append("the files do not tell what layers send on: activation_bytes are 0")
-    else:
-        activation = [e.number(0, MOST_BYTES) / chosen.batch for e in sent.entries(length=count)]
-    memory = chosen.document["execution_memory"]["layer_memory_total_mb"].entries()
-    if len(memory) == count:
+    if len(memory) == len(params):
         states = STATE_BYTES_PER_PARAM / PARAM_BYTES
         kept = [
-            max(entry.number(0, MOST_BYTES / MB) * MB - states * p, 0.0)
-            * chosen.tensor
-            / chosen.batch
-            for entry, p in zip(memory, params, strict=True)
+            max(held * MB - states * p, 0.0) * tensor / batch
+            for held, p in zip(memory, params, strict=True)
         ]
     else:
-        notes.append(
-            f"layer_memory_total_mb has {len(memory)} entries for {count} layers: saved_bytes are 0"
-        )
+        entries = f"{len(memory)} entries for {len(params)} layers"
+        notes.append(f"layer_memory_total_mb has {entries}: saved_bytes are 0")
     layers = [
-        layer(f"layer-{i}", params[i] * chosen.tensor, activation[i], kept[i]) for i in range(count)
+        layer(f"layer-{i}", params[i] * tensor, file.sent[i] / batch if file.sent else 0.0, kept[i])
+        for i in range(len(params))
     ]
     return layers, notes
 
 
 VOCABULARY = 51200
-# calculon's names of number formats, and ours.
-FORMATS = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
 GB_AS_GBIT = 8
+CALCULON_ANY = ("networks", "matrix", "hidden", "num_blocks")
+
+
+class CalculonNetwork(Foreign):
+    """bandwidth: GB/s. size: how many devices it joins. latency: seconds."""
+
+    bandwidth: Rate
+    efficiency: Annotated[float, Field(ge=1e-6, le=1)]
+    size: PositiveCount
+    latency: Seconds
+
+    @property
+    def gbit_per_s(self) -> float:
+        """What is reached."""
+        return self.bandwidth * self.efficiency * GB_AS_GBIT
+
+
+def tflops_of(calculons: str) -> AliasPath:
+    """Where a number format's rate stands, by calculon's name of it."""
+    return AliasPath("matrix", calculons, "tflops")
+
+
+class CalculonSystem(Foreign):
+    """A system; the first network joins the devices of a node, the second the nodes. memory_gib:
+    80e9 stands for no limit."""
+
+    fp16: Rate | None = Field(None, validation_alias=tflops_of("float16"))
+    bf16: Rate | None = Field(None, validation_alias=tflops_of("bfloat16"))
+    fp32: Rate | None = Field(None, validation_alias=tflops_of("float32"))
+    memory_gib: Positive = Field(validation_alias=AliasPath("mem1", "GiB"))
+    memory_gb_per_s: Rate = Field(validation_alias=AliasPath("mem1", "GBps"))
+    networks: Filled[list[CalculonNetwork]]
 
 
 def read_calculon(path: str, settings: Settings) -> Imported:
     """A model or a system, by its keys."""
-    document = read_foreign(path)
-    if document.get("networks") is not None or document.get("matrix") is not None:
-        return system(document, settings)
-    if document.get("hidden") is not None or document.get("num_blocks") is not None:
-        return model(document)
-    raise InputError(
-        "neither a model nor a system", where=path, expected='"hidden" … or "matrix", "networks" …'
-    )
-
-
-def model(document: Foreign) -> Imported:
-    """A configuration of model type calculon."""
-    sizes = {key: document[key].whole(1, 10**7) for key in CALCULON_KEYS}
+    document = read_json(path)
+    if not isinstance(document, dict) or document.keys().isdisjoint(CALCULON_ANY):
+        raise InputError(
+            "neither a model nor a system",
+            where=path,
+            expected='"hidden" … or "matrix", "networks" …',
+        )
+    if "networks" in document or "matrix" in document:
+        return system(parse(CalculonSystem, document, where=path), path, settings)
+    sizes = {key: document[key] for key in CALCULON_KEYS if key in document}
     config = {"model_type": "calculon", **sizes, "vocab_size": VOCABULARY}
-    from_config(
-        config, name=Path(document.where).stem, where=document.where
-    )  # a whole number of heads and so on
+    from_config(config, name=Path(path).stem, where=path)  # raises InputError where it cannot be
     note = f"calculon's models are blocks alone: a vocabulary of {VOCABULARY} is assumed"
     return Imported("model", config, (note,))
 
 
-def system(document: Foreign, settings: Settings) -> Imported:
+def system(found: CalculonSystem, path: str, settings: Settings) -> Imported:
     """A cluster of `nodes` nodes (default 1) of as many devices as the first network joins."""
-    peaks = {}
-    for name, entry in document["matrix"].items():
-        if name in FORMATS:
-            peaks[FORMATS[name]] = entry["tflops"].number(1e-6, 1e9)
+    peaks = found.model_dump(include={"fp16", "bf16", "fp32"}, exclude_none=True)
     if not peaks:
-        raise document["matrix"].error("no number format that training uses", ", ".join(FORMATS))
+        raise InputError(
+            "no number format that training uses",
+            where=f"{path}: matrix",
+            expected="float16, bfloat16, float32",
+        )
     if "fp16" in peaks:
         peaks.setdefault("bf16", peaks["fp16"])
-    networks = document["networks"].entries(least=1)
-    inside, outside = networks[0], networks[min(1, len(networks) - 1)]
-    name = settings.device or Path(document.where).stem
-    node: dict[str, Any] = {
-        "count": settings.nodes or 1,
-        "devices": inside["size"].whole(1, 4096),
-        "device": name,
-        "intra_node_gbit_per_s": _gbit(inside),
-        "network_gbit_per_s": _gbit(outside),
-        "intra_node_latency_us": inside["latency"].seconds() * 1e6,
-        "network_latency_us": outside["latency"].seconds() * 1e6,
-    }
-    described = {
-        # 80e9 stands for no limit
-        "memory_gib": min(document["mem1"]["GiB"].number(1e-6), MOST_RATE),
-        "memory_gb_per_s": document["mem1"]["GBps"].number(1e-6, 1e9),
-        "peak_tflops": peaks,
-        "source": f"calculon system {Path(document.where).name}",
-    }
+    inside, *others = found.networks
+    outside = others[0] if others else inside
+    name = settings.device or Path(path).stem
     cluster = {
         "format": "hetplan-cluster",
         "version": 1,
-        "name": settings.model or Path(document.where).stem,
-        "nodes": [node],
-        "devices": {name: described},
+        "name": settings.model or Path(path).stem,
+        "nodes": [
+            {
+                "count": settings.nodes or 1,
+                "devices": inside.size,
+                "device": name,
+                "intra_node_gbit_per_s": inside.gbit_per_s,
+                "network_gbit_per_s": outside.gbit_per_s,
+                "intra_node_latency_us": inside.latency * 1e6,
+                "network_latency_us": outside.latency * 1e6,
+            }
+        ],
+        "devices": {
+            name: {
+                "memory_gib": min(found.memory_gib, MOST_RATE),
+                "memory_gb_per_s": found.memory_gb_per_s,
+                "peak_tflops": peaks,
+                "source": f"calculon system {Path(path).name}",
+            }
+        },
     }
-    note = "" if settings.nodes else "one node; --nodes N makes more"
-    return Imported(
-        "cluster",
-        cluster,
-        tuple(filter(None, (note, "bandwidths are the networks' times their efficiency"))),
-    )
-
-
-def _gbit(network: Foreign) -> float:
-    bandwidth = network["bandwidth"].number(1e-6, 1e8)
-    return bandwidth * network["efficiency"].number(1e-6, 1.0) * GB_AS_GBIT
+    notes = ["bandwidths are the networks' times their efficiency"]
+    if not settings.nodes:
+        notes.insert(0, "one node; --nodes N makes more")
+    return Imported("cluster", cluster, tuple(notes))
 
 
 SCALES = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12}

@@ -29,6 +29,8 @@ what framework and driver take before anything is computed.
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -43,7 +45,6 @@ from hetplan.profiling.sailor.data import (
     NotPricedError,
     PlanRun,
     RunPipeline,
-    Tables,
 )
 from hetplan.profiling.simulator.pipeline import Hops, Replica, simulate_replicas
 from hetplan.profiling.simulator.tasks import NO_PORT, Ints, Kind, TaskList, simulate
@@ -101,15 +102,14 @@ def curve(model: ModelData, kind: str, tensor: int) -> Curve:
             f"no profile of {model.name}", where="profiles", got=kind, expected=known
         )
     nearest = nearest_degree((degree for degree, _ in sorted(tables)), tensor)
-    sizes = sorted(batch for degree, batch in tables if degree == nearest)
-    raw = measured_passes(tables, [(nearest, batch) for batch in sizes])
-    floor = measured_passes(tables, list(tables)).min(axis=1)
-    grid = np.array(sizes, float)
-    per_sample = (raw / grid[None, :, None]).min(axis=1)
+    sizes = np.array(sorted(batch for degree, batch in tables if degree == nearest), float)
+    chosen = np.stack([tables[nearest, int(batch)] for batch in sizes], axis=1)  # [3, B, L]
+    passes, update = chosen[:2], float(np.median(chosen[2].max(axis=1)))
+    floor = np.min([table[:2] for table in tables.values()], axis=0)
+    per_sample = (passes / sizes[:, None]).min(axis=1)
     scale = nearest / tensor
-    update = float(np.median([tables[nearest, batch].update for batch in sizes]))
-    cleaned = clean(raw, grid, floor, per_sample)
-    return Curve(grid, cleaned * scale, per_sample * scale, update * scale, tensor)
+    cleaned = clean(passes, sizes, floor, per_sample)
+    return Curve(sizes, cleaned * scale, per_sample * scale, update * scale, tensor)
 
 
 def nearest_degree(degrees: Iterable[int], tensor: int) -> int:
@@ -117,18 +117,12 @@ def nearest_degree(degrees: Iterable[int], tensor: int) -> int:
     return min(degrees, key=lambda degree: abs(np.log2(degree / tensor)))
 
 
-def measured_passes(tables: Tables, keys: Sequence[tuple[int, int]]) -> Floats:
-    """[2, keys, L] seconds of forward and backward passes."""
-    return np.array([[tables[key].forward for key in keys], [tables[key].backward for key in keys]])
-
-
 def clean(raw: Floats, sizes: Floats, floor: Floats, per_sample: Floats) -> Floats:
     """[2, B, L] `raw` without times above those of larger micro-batches. floor, per_sample: [2,
     L]."""
     above = np.minimum.accumulate(raw[:, ::-1], axis=1)[:, ::-1]
     below = np.maximum(floor[:, None], per_sample[:, None] * sizes[None, :, None])
-    faulty = raw > NOISE * above
-    return np.asarray(np.where(faulty, np.minimum(above, below), above))
+    return np.asarray(np.where(raw > NOISE * above, np.minimum(above, below), above))
 
 
 def rendezvous_seconds(pipelines: Sequence[Replica]) -> float:
@@ -141,7 +135,7 @@ def rendezvous_seconds(pipelines: Sequence[Replica]) -> float:
         units = unit + np.arange(S)[:, None, None]
         work = tasks.add(
             (S, 2, M),
-            kind=np.array([Kind.FORWARD, Kind.BACKWARD])[None, :, None],
+            kind=np.array([Kind.FORWARD, Kind.BACKWARD])[:, None],
             unit=units,
             seconds=pipeline.pass_seconds[:, :, 0],
             micro_batch=np.arange(M),
@@ -165,41 +159,30 @@ def rendezvous_seconds(pipelines: Sequence[Replica]) -> float:
 def stage_order(work: Ints, moves: Ints, stage: int, stages: int) -> Ints:
     """Passes [2, M] and transfers [S - 1, 2, M] of a stage in the engine's order."""
     batches = work.shape[1]
-    # slot by slot: (0, m) the forward, (1, m) the backward pass of micro-batch m, None for nothing
-    slots: list[tuple[int, int] | None] = [None] * (2 * (batches + stages - 1))
-    for m in range(batches):
-        slots[stage + 2 * m] = (0, m)
-        slots[2 * stages - 1 - stage + 2 * m] = (1, m)
+    # by slot: (0, m) the forward, (1, m) the backward pass of micro-batch m
+    slots = {stage + 2 * m: (0, m) for m in range(batches)}
+    slots |= {2 * stages - 1 - stage + 2 * m: (1, m) for m in range(batches)}
     sequence: list[int] = []
-    before: tuple[int, int] | None = None
-    for t, slot in enumerate(slots):
-        forward_slot = (t - stage) % 2 == 0
-        hop = stage - 1 if forward_slot else stage  # to the stage before, or to the one behind
+    for t in range(2 * (batches + stages - 1)):
+        # the hop to the stage before at a forward slot, to the one behind at a backward slot
+        hop = stage - 1 if (t - stage) % 2 == 0 else stage
         if 0 <= hop < stages - 1:
-            gradient, activation = (before, slot) if forward_slot else (slot, before)
-            if gradient is not None:
-                sequence.append(int(moves[hop, 1, gradient[1]]))
-            if activation is not None:
-                sequence.append(int(moves[hop, 0, activation[1]]))
-        if slot is not None:
-            sequence.append(int(work[slot]))
-        before = slot
+            # what the pass of the slot before made is sent, what this one needs is taken; the
+            # gradient goes first
+            both = [slots[u] for u in (t - 1, t) if u in slots]
+            sequence += [int(moves[hop, way, m]) for way, m in sorted(both, reverse=True)]
+        if t in slots:
+            sequence.append(int(work[slots[t]]))
     return np.array(sequence, np.int64)
 
 
 @dataclass(frozen=True)
 class Prediction:
     """seconds: transfers occupy both ends; overlapped: they only hold the cards; the truth lies
-    between.
-
-    reduction, update: the parts after the flush, seconds. peak_bytes: None where sizes are not
-    told.
-    """
+    between. peak_bytes: None where sizes are not told."""
 
     seconds: float
     overlapped: float
-    reduction: float
-    update: float
     peak_bytes: float | None
 
 
@@ -219,7 +202,7 @@ class Predictor:
         peaks = []
         for pipeline in run.pipelines:
             share = run.global_batch / len(run.pipelines)
-            batches = max(1, int(np.ceil(share / (run.micro_batch * len(pipeline.groups[0])))))
+            batches = max(1, math.ceil(share / (run.micro_batch * len(pipeline.groups[0]))))
             replicas = self.replicas(pipeline, run.micro_batch, batches)
             flush = max(flush, rendezvous_seconds(replicas))
             overlapped = max(overlapped, simulate_replicas(replicas).seconds)
@@ -229,61 +212,56 @@ class Predictor:
         known = [peak for peak in peaks if peak is not None]
         after = reduction + update
         return Prediction(
-            flush + after,
-            overlapped + after,
-            reduction,
-            update,
-            max(known) if len(known) == len(peaks) else None,
+            flush + after, overlapped + after, max(known) if len(known) == len(peaks) else None
         )
 
     def replicas(self, pipeline: RunPipeline, micro_batch: int, batches: int) -> list[Replica]:
         """The pipeline's replicas; of stages with unlike numbers of replicas one of the slowest
         each."""
-        most = len(pipeline.groups[0])
-        equal = len({len(groups) for groups in pipeline.groups}) == 1
+        stages, widest = len(pipeline.layers), len(pipeline.groups[0])
         cards = _cards(pipeline)
         times = [
-            [self.group_seconds(g, layers, micro_batch * most / len(groups)) for g in groups]
+            [self.group_seconds(g, layers, micro_batch * widest / len(groups)) for g in groups]
             for layers, groups in zip(pipeline.layers, pipeline.groups, strict=True)
         ]
+        chosen = [[r] * stages for r in range(widest)]
+        if len(set(map(len, times))) > 1:
+            chosen = [[int(np.argmax([t.sum() for t in stage])) for stage in times]]
         replicas = []
-        for r in range(most if equal else 1):
-            chosen = [r if equal else int(np.argmax([t.sum() for t in stage])) for stage in times]
-            stage = np.array([times[s][i] for s, i in enumerate(chosen)])
+        for choice in chosen:
+            passes = np.array([times[s][r] for s, r in enumerate(choice)])
             moves = [
-                self.transfer(pipeline, s, chosen[s : s + 2], cards, micro_batch)
-                for s in range(len(chosen) - 1)
+                self.transfer(pipeline, s, choice[s : s + 2], cards, micro_batch)
+                for s in range(stages - 1)
             ]
             seconds = np.array([move[0] for move in moves])[:, None]
             ports = np.array([move[1] for move in moves], np.int64).reshape(-1, 2, 2)
-            hops = Hops(
-                forward=seconds,
-                backward=seconds,
-                forward_ports=ports[:, 0],
-                backward_ports=ports[:, 1],
-            )
             replicas.append(
                 Replica(
-                    stages=len(chosen),
+                    stages=stages,
                     micro_batches=batches,
-                    forward=stage[:, 0, None, None],
-                    backward=stage[:, 1, None, None],
-                    hops=hops,
+                    forward=passes[:, 0, None, None],
+                    backward=passes[:, 1, None, None],
+                    hops=Hops(
+                        forward=seconds,
+                        backward=seconds,
+                        forward_ports=ports[:, 0],
+                        backward_ports=ports[:, 1],
+                    ),
                 )
             )
         return replicas
 
-    def group_seconds(self, group: Group, layers: tuple[int, ...], samples: float) -> Floats:
+    def group_seconds(self, group: Group, layers: list[int], samples: float) -> Floats:
         """[2] forward and backward of one micro-batch on the group: its slowest type, and
         all-reduces over nodes."""
-        of = np.array(layers)
         curves = [self.curve(kind, group.tensor) for kind in group.kinds]
-        both = np.max([c.seconds(samples)[:, of].sum(axis=1) for c in curves], axis=0)
+        both = np.max([c.seconds(samples)[:, layers].sum(axis=1) for c in curves], axis=0)
         if len(group.nodes) > 1:
             # two all-reduces of the output, forward and backward, through every node's card
-            size = 2 * float(self.output[of].sum()) * samples
+            size = 2 * float(self.output[layers].sum()) * samples
             share = 2 * (len(group.nodes) - 1) / len(group.nodes)
-            slowest = min(self.links.network(kind, used, size) for kind, used in group.nodes)
+            slowest = min(self.links.network(node.kind, node.gpus, size) for node in group.nodes)
             both = both + size * share / slowest
         return np.asarray(both)
 
@@ -308,36 +286,37 @@ class Predictor:
             return seconds, [[NO_PORT, NO_PORT], [NO_PORT, NO_PORT]]
         pairs = min(group.tensor for group in groups)
         bandwidth = min(
-            self.links.network(kind, min(pairs, used), size)
+            self.links.network(node.kind, min(pairs, node.gpus), size)
             for group in groups
-            for kind, used in group.nodes
+            for node in group.nodes
         )
         return size / bandwidth, [[2 * a, 2 * b + 1], [2 * b, 2 * a + 1]]
 
     def reduction(self, pipeline: RunPipeline, pipelines: int) -> float:
         """Gradients over replicas: what passes each node's cards, at their speed; within nodes at
         the node's."""
-        cards = _cards(pipeline)
-        loads: dict[int, float] = {}
+        loads: Counter[int] = Counter()
         slowest, inside = np.inf, 0.0
-        for layers, groups, nodes in zip(pipeline.layers, pipeline.groups, cards, strict=True):
+        for layers, groups, nodes in zip(
+            pipeline.layers, pipeline.groups, _cards(pipeline), strict=True
+        ):
             members = len(groups) * pipelines
             if members == 1:
                 continue
-            last_of = dict(zip(nodes, groups, strict=True))
-            for node, group in zip(nodes, groups, strict=True):
-                params = self.params(group.tensor)[np.array(layers)].sum()
-                each = 2 * (members - 1) / members * params
-                if len(last_of) == 1 and pipelines == 1:
-                    kind = group.kinds[0]
-                    inside = max(inside, each / self.links.local(kind, members, each / members))
-                elif last_of[node] is group:
-                    # a ring passes a node once, whatever the number of its ranks
-                    kind, used = group.nodes[0]
-                    size = each * group.tensor / len(group.nodes)
-                    loads[node] = loads.get(node, 0.0) + size
-                    ranks = min(group.tensor, used)
-                    slowest = min(slowest, self.links.network(kind, ranks, size / members))
+            # a ring passes a node once, whatever the number of its ranks
+            by_node = dict(zip(nodes, groups, strict=True))
+            for number, group in by_node.items():
+                node = group.nodes[0]
+                each = 2 * (members - 1) / members * self.params(group.tensor)[layers].sum()
+                if len(by_node) == 1 and pipelines == 1:
+                    inside = max(
+                        inside, each / self.links.local(node.kind, members, each / members)
+                    )
+                    continue
+                size = each * group.tensor / len(group.nodes)
+                loads[number] += size
+                ranks = min(group.tensor, node.gpus)
+                slowest = min(slowest, self.links.network(node.kind, ranks, size / members))
         # A ring moves at the pace of its slowest card.
         return max(inside, max(loads.values(), default=0.0) / slowest)
 
@@ -347,7 +326,7 @@ class Predictor:
         for layers, groups in zip(pipeline.layers, pipeline.groups, strict=True):
             for group in groups:
                 params = self.params(group.tensor)
-                part = float(params[np.array(layers)].sum() / params.sum())
+                part = float(params[layers].sum() / params.sum())
                 updates = [self.curve(kind, group.tensor).update for kind in group.kinds]
                 slowest = max(slowest, part * max(updates))
         return slowest
@@ -360,11 +339,10 @@ class Predictor:
     def peak_bytes(self, pipeline: RunPipeline, micro_batch: int, batches: int) -> float | None:
         """Bytes on the fullest device; None where sizes of a degree are not told."""
         model, stages = self.model, len(pipeline.layers)
-        held = []
+        peak = 0.0
         for s, (layers, groups) in enumerate(zip(pipeline.layers, pipeline.groups, strict=True)):
             samples = micro_batch * len(pipeline.groups[0]) / len(groups)
-            of = np.array(layers)
-            sent = of[-1] if s < stages - 1 else of[0] - 1
+            sent = layers[-1] if s < stages - 1 else layers[0] - 1
             for group in groups:
                 sizes = model.sizes.get(group.tensor)
                 if sizes is None:
@@ -374,12 +352,13 @@ class Predictor:
                 inner = ELEMENT * HEADS.get(model.name, 0) / group.tensor * model.sequence**2
                 if layers[-1] == model.layers - 1:
                     inner = max(inner, float(sizes.output[-1]))
-                kept = min(stages - s, batches) * sizes.kept[of].sum() + 3 * inner + exchanged
-                states = BYTES_PER_PARAM * sizes.params[of].sum() / ELEMENT
-                taken = [FRAMEWORK_BYTES.get(kind, RESERVED_BYTES) for kind in group.kinds]
-                reserved = max(taken) if self.framework is None else self.framework
-                held.append(float(states + samples * kept + reserved))
-        return max(held)
+                kept = min(stages - s, batches) * sizes.kept[layers].sum() + 3 * inner + exchanged
+                states = BYTES_PER_PARAM * sizes.params[layers].sum() / ELEMENT
+                reserved = self.framework
+                if reserved is None:
+                    reserved = max(FRAMEWORK_BYTES.get(k, RESERVED_BYTES) for k in group.kinds)
+                peak = max(peak, float(states + samples * kept + reserved))
+        return peak
 
 
 def _cards(pipeline: RunPipeline) -> list[list[int]]:
@@ -390,15 +369,15 @@ def _cards(pipeline: RunPipeline) -> list[list[int]]:
     for groups in pipeline.groups:
         cards.append([])
         for group in groups:
+            kind, gpus = group.nodes[0][:2]
+            node, left = free.get((kind, gpus), (-1, 0))
             if len(group.nodes) > 1:
-                cards[-1].append(count)
+                node = count
                 count += len(group.nodes)
-                continue
-            kind = group.nodes[0]
-            node, left = free.get(kind, (-1, 0))
-            if left < group.tensor:
-                node, left = count, max(kind[1], group.tensor)
-                count += 1
-            free[kind] = node, left - group.tensor
+            else:
+                if left < group.tensor:
+                    node, left = count, max(gpus, group.tensor)
+                    count += 1
+                free[kind, gpus] = node, left - group.tensor
             cards[-1].append(node)
     return cards

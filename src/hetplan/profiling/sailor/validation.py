@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 
 from hetplan.errors import InputError
-from hetplan.profiling.foreign import read_foreign
 from hetplan.profiling.sailor.data import (
     ModelData,
     NotPricedError,
@@ -19,6 +18,7 @@ from hetplan.profiling.sailor.data import (
     load_model_data,
     load_run,
     model_names,
+    read_sizes,
 )
 from hetplan.profiling.sailor.predict import Prediction, Predictor
 
@@ -63,8 +63,8 @@ def validate(folder: Path, framework: float | None = None) -> list[Compared]:
     if not runs:
         raise InputError("no plan", where=str(root), expected="at least one JSON file")
     links = load_links(folder)
-    info = read_foreign(folder / "llm_info.json")
-    names = [name for name in model_names(folder) if info.get(name) is not None]
+    info = read_sizes(folder)
+    names = [name for name in model_names(folder) if name in info.root]
     load = cache(lambda name: load_model_data(folder, name, info))
     predictor = cache(lambda name: Predictor(load(name), links, framework))
     compared = []
