@@ -10,6 +10,7 @@ import pytest
 
 from astra.cases import COLUMNS
 from hetplan.formulations import family
+from hetplan.formulations.astra.problem import Floats
 from hetplan.formulations.astra.search.engine import search
 from hetplan.formulations.astra.search.facts import model_facts
 from hetplan.formulations.astra.search.pool import (
@@ -27,14 +28,13 @@ from hetplan.formulations.astra.search.pricing import (
 )
 from hetplan.formulations.astra.search.result import Job
 from hetplan.formulations.astra.search.rules import default_rules
-from hetplan.formulations.astra.search.segment_figures import (
+from hetplan.formulations.astra.search.segments import (
     SegmentFigures,
+    SegmentSearch,
     segment_figures,
     segment_space,
 )
-from hetplan.formulations.astra.search.segments import SegmentSearch
 from hetplan.formulations.astra.search.space import Space, Strategies, strategies
-from hetplan.formulations.astra.search.timing import Floats
 from hetplan.profiling.models import load_model
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Run

@@ -1,18 +1,17 @@
 """The search from pool to Pareto set: generate, filter by rules and memory, price, sort (Astra,
 Figure 2).
 
-Modes 1 and 3 (`uniform`) take one type of device at a time. Mode 2 (`mixed`, Section 3.4) takes
-every strategy on all segments of the offered types; beside the segments stands the whole space of
-modes 1 and 3 on each type that alone has devices enough, so that a pool is never worse than a part
-of it of the same size.
+Modes 1 and 3 take one type of device at a time. Mode 2 (Section 3.4) takes every strategy on all
+segments of the offered types; beside the segments stands the whole space of modes 1 and 3 on each
+type that alone has devices enough, so that a pool is never worse than a part of it of the same
+size.
 """
 
 from __future__ import annotations
 
 import math
-import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -20,8 +19,9 @@ from numpy.typing import NDArray
 
 from hetplan.errors import InputError
 from hetplan.formulations.astra.data import AstraData
+from hetplan.formulations.astra.problem import Floats
 from hetplan.formulations.astra.search.facts import ModelFacts, model_facts
-from hetplan.formulations.astra.search.pool import Offer, Pool
+from hetplan.formulations.astra.search.pool import Pool
 from hetplan.formulations.astra.search.pricing import (
     Assumptions,
     Priced,
@@ -41,14 +41,14 @@ from hetplan.formulations.astra.search.result import (
     tied,
 )
 from hetplan.formulations.astra.search.rules import Column, Rule, default_rules
-from hetplan.formulations.astra.search.segment_figures import (
-    SegmentFigures,
+from hetplan.formulations.astra.search.segments import (
+    Point,
+    SegmentSearch,
     after_layers,
     segment_figures,
     segment_instance,
     segment_space,
 )
-from hetplan.formulations.astra.search.segments import Point, SegmentSearch
 from hetplan.formulations.astra.search.space import (
     Space,
     Strategies,
@@ -57,10 +57,10 @@ from hetplan.formulations.astra.search.space import (
     rule_columns,
     strategies,
 )
-from hetplan.formulations.astra.search.timing import Floats
 from hetplan.solvers.run import Run
 
-Bools = NDArray[np.bool_]
+# Strategies on the way to a result; all that fit in memory are priced.
+COUNTS = ("generated", "after_rules", "in_memory", "priced")
 
 
 @dataclass(frozen=True)
@@ -94,6 +94,8 @@ class Task:
         )
         seconds, counts = sum(parts), Counter(name for name, _ in stages)
         layers = {name: sum(n for other, n in stages if other == name) for name in offers}
+        cut = tuple((name, counts[name], layers[name]) for name in offers if counts[name])
+        placed = [(offers[name], n) for name, n in stages]
         return Candidate(
             seconds=seconds,
             parts=parts,
@@ -103,148 +105,238 @@ class Task:
             strategy=table.row(r),
             offloaded=share,
             stages=stages,
-            stage_bytes=stage_peaks(
-                self.facts, table, r, [(offers[name], n) for name, n in stages], share, self.assumed
-            ),
-            segments=tuple((name, counts[name], layers[name]) for name in offers if counts[name])
-            if segments
-            else (),
+            stage_bytes=stage_peaks(self.facts, table, r, placed, share, self.assumed),
+            segments=cut if segments else (),
         )
 
 
-@dataclass(frozen=True)
-class Rows:
-    """Priced strategies of one type each. parts [3, R]: pipeline, reduction and optimizer seconds;
-    money, share [R].
+class OnOneType:
+    """All strategies of equal stages on one type of device at a time, those that fit in memory.
 
-    after_rules: strategies before the memory filter.
+    table: the strategies. parts [3, R]: pipeline, reduction and optimizer seconds; seconds, money,
+    share of the optimizer states on the host [R]. counts: of strategies generated,
+    after rules, in memory.
     """
 
-    table: Strategies
-    parts: Floats
-    money: Floats
-    share: Floats
-    after_rules: int
+    def __init__(self, task: Task) -> None:
+        self.task, after_rules = task, 0
+        offers = task.pool.offers
+        tables, parts, shares = [nothing()], [np.zeros((3, 0))], [np.zeros(0)]
+        for number, offer in enumerate(offers):
+            for size in (size for size in task.pool.sizes if size <= offer.most):
+                table = strategies(
+                    task.facts,
+                    task.space,
+                    task.rules,
+                    gpus=size,
+                    global_batch=task.job.global_batch,
+                    gpu_type=number,
+                )
+                after_rules += table.rows
+                task.clock.lap("generate")
+                share = offload_share(Priced(task.facts, table, offer, task.assumed))
+                fits = np.flatnonzero(share <= float(task.space.offload))
+                tables.append(table.take(fits))
+                shares.append(share[fits])
+                task.clock.lap("memory")
+                priced = Priced(task.facts, tables[-1], offer, task.assumed)
+                parts.append(np.stack(iteration_parts(priced, shares[-1])))
+                task.clock.lap("price")
+        self.table, self.parts = joined(tables), np.concatenate(parts, axis=1)
+        self.share, self.seconds = np.concatenate(shares), self.parts.sum(axis=0)
+        prices = np.array([o.price_per_second for o in offers], dtype=np.float64)  # None is NaN
+        paid = self.table.columns["num_gpus"] * prices[self.table.columns["gpu_type"]]
+        self.money = self.seconds * task.job.iterations * paid
+        self.counts = np.array([self.table.generated, after_rules, self.table.rows])
 
-    @property
-    def seconds(self) -> Floats:
-        """T [R]."""
-        return np.asarray(self.parts[0] + self.parts[1] + self.parts[2])
-
-    def candidate(self, task: Task, r: int) -> Candidate:
+    def candidate(self, r: int) -> Candidate:
         """Row r: every stage holds the same."""
-        name = task.pool.offers[int(self.table.columns["gpu_type"][r])].name
-        P = int(self.table.columns["pipeline_model_parallel_size"][r])
-        pipeline, reduction, optimizer = (float(v) for v in self.parts[:, r])
-        stages = ((name, task.facts.layers // P),) * P
-        parts = (pipeline, reduction, optimizer)
+        task, columns = self.task, self.table.columns
+        name = task.pool.offers[int(columns["gpu_type"][r])].name
+        P = int(columns["pipeline_model_parallel_size"][r])
+        pipeline, reduction, optimizer = self.parts[:, r].tolist()
         return task.candidate(
-            self.table, r, parts, float(self.money[r]), float(self.share[r]), stages, segments=False
+            self.table,
+            r,
+            (pipeline, reduction, optimizer),
+            float(self.money[r]),
+            float(self.share[r]),
+            ((name, task.facts.layers // P),) * P,
+            segments=False,
         )
 
+    def fastest(self, count: int) -> list[Candidate]:
+        """The first by throughput, then money."""
+        order = ranking(self.task.job.tokens_per_iteration / self.seconds, self.money)
+        order = order[~twins(self.table, self.share)[order]]
+        return [self.candidate(r) for r in order[:count].tolist()]
 
-def price_rows(task: Task, pairs: Sequence[tuple[int, Offer, int]]) -> Rows:
-    """All strategies of every (number in the pool, type, GPUs) that fit in memory."""
-    job, clock = task.job, task.clock
-    tables, parts, money, shares = [nothing()], [np.zeros((3, 0))], [np.zeros(0)], [np.zeros(0)]
-    after_rules = 0
-    for number, offer, size in pairs:
+
+class OnSegments:
+    """All strategies on segments of several types.
+
+    table: the strategies that may have some. points: the Pareto set. counts: of strategies
+    generated, after rules, in memory.
+    """
+
+    def __init__(self, task: Task, run: Run) -> None:
+        self.task, offers, space = task, task.pool.offers, segment_space(task.space)
         table = strategies(
             task.facts,
-            task.space,
+            space,
             task.rules,
-            gpus=size,
-            global_batch=job.global_batch,
-            gpu_type=number,
+            gpus=task.pool.sizes[0],
+            global_batch=task.job.global_batch,
+            whole_stages=False,
         )
-        after_rules += table.rows
-        clock.lap("generate")
-        share = offload_share(Priced(task.facts, table, offer, task.assumed))
-        fits = np.flatnonzero(share <= (1.0 if task.space.offload else 0.0))
-        table, share = table.take(fits), share[fits]
-        clock.lap("memory")
-        part = np.stack(iteration_parts(Priced(task.facts, table, offer, task.assumed), share))
-        price = offer.price_per_second
-        paid = size * job.iterations * (np.nan if price is None else price)
-        tables.append(table)
-        parts.append(part)
-        money.append(part.sum(axis=0) * paid)
-        shares.append(share)
-        clock.lap("price")
-    return Rows(
-        joined(tables),
-        np.concatenate(parts, axis=1),
-        np.concatenate(money),
-        np.concatenate(shares),
-        after_rules,
-    )
+        task.clock.lap("generate")
+        figures = segment_figures(task.facts, table, offers, task.assumed, offload=space.offload)
+        room = np.where(figures.cap.max(axis=0) >= 1, figures.most, 0).sum(axis=0)
+        possible = room >= table.columns["pipeline_model_parallel_size"]
+        kept = np.flatnonzero(possible & ~twins(table, figures.offloaded))
+        self.counts = np.array([table.generated, table.rows, possible.sum()])
+        self.table, self.figures = table.take(kept), figures.take(kept)
+        task.clock.lap("price")
+        self.search = SegmentSearch(task.facts.layers, self.table, self.figures, run, task.top)
+        self.points = self.search.front.points
+        task.clock.lap("segments")
+
+    def money(self, point: Point) -> float:
+        """Dollars for the job; NaN where a type has no price."""
+        priceless = any(offer.price_per_second is None for offer in self.task.pool.offers)
+        return np.nan if priceless else point.money * self.task.job.iterations
+
+    def candidate(self, point: Point) -> Candidate:
+        """A strategy on segments."""
+        task, r, offers = self.task, point.strategy, self.task.pool.offers
+        share = float(self.figures.offloaded[r])
+        one, behind = self.table.take(np.array([r])), []
+        for part in point.stages:
+            priced = Priced(task.facts, one, offers[part.type], task.assumed)
+            reduction, update = after_layers(priced, 0, share)
+            behind += [
+                (float(reduction[part.kind, n - 1]), float(update[part.kind, n - 1]))
+                for n in set(part.each)
+            ]
+        # of the stage on which the two together take longest
+        reduction_seconds, optimizer_seconds = max(behind, key=sum)
+        pipeline = point.seconds - reduction_seconds - optimizer_seconds
+        parts = (pipeline, reduction_seconds, optimizer_seconds)
+        stages = tuple((offers[part.type].name, n) for part in point.stages for n in part.each)
+        return task.candidate(self.table, r, parts, self.money(point), share, stages, segments=True)
+
+    def instance(self, point: Point) -> AstraData:
+        """A point as an instance, which the exact method of problem `astra` solves to the same."""
+        offers = self.task.pool.offers
+        return segment_instance(self.table, offers, self.figures, point.strategy, point.stages)
 
 
-def uniform(task: Task) -> SearchResult:
-    """Modes 1 and 3: one type of device at a time, every stage with the same number of layers."""
-    pool = task.pool
-    rows = price_rows(
-        task, [(i, o, size) for i, o in enumerate(pool.offers) for size in pool.sizes]
-    )
-    order = ranking(task.job.tokens_per_iteration / rows.seconds, rows.money)
-    order = order[~twins(rows.table, rows.share)[order]]
-    result = result_of(
-        task,
-        rows.seconds,
-        rows.money,
-        lambda r: rows.candidate(task, r),
-        counts={
-            "generated": rows.table.generated,
-            "after_rules": rows.after_rules,
-            "in_memory": rows.table.rows,
-            "priced": rows.table.rows,
-        },
-        top=tuple(rows.candidate(task, r) for r in order[: task.top].tolist()),
-        proof=f"all {rows.table.rows} strategies that pass the rules and fit in memory were priced",
-        left_out=uneven(task),
-    )
-    task.clock.lap("sort")
-    return result
-
-
-def result_of(
-    task: Task,
-    seconds: Floats,
-    money: Floats,
-    candidate: Callable[[int], Candidate],
+def search(
+    job: Job,
+    pool: Pool,
     *,
-    counts: Mapping[str, int],
-    top: tuple[Candidate, ...],
-    proof: str,
-    left_out: tuple[str, ...],
-    proven: bool = True,
-    instance: Callable[[int], AstraData | None] = lambda _: None,
-    details: Mapping[str, object] | None = None,
+    space: Space | None = None,
+    rules: Sequence[Rule] | None = None,
+    assumed: Assumptions | None = None,
+    run: Run | None = None,
+    top: int = 10,
 ) -> SearchResult:
-    """Best and Pareto set of what was priced; candidate, instance: of one of them, by number."""
+    """Search the pool.
+
+    rules: compiled for `columns_of(pool)`; None: the shipped ones. top: how many to list.
+    Raises UnsupportedError for a model that is no transformer, InputError for an unusable job.
+    """
+    space, assumed, run = space or Space(), assumed or Assumptions(), run or Run()
+    rules = default_rules(columns_of(pool)) if rules is None else rules
+    for offer in pool.offers:
+        known = offer.spec.peak_tflops
+        if job.model.precision not in known:
+            what, got = "has no units for this precision", job.model.precision
+            expected = f"--precision {' or '.join(sorted(known))}"
+            raise InputError(what, where=offer.name, got=got, expected=expected)
+    task = Task(job, pool, model_facts(job.model), space, rules, assumed, top)
+    segments = OnSegments(task, run) if pool.mode == "heterogeneous" else None
+    return result_of(task, OnOneType(task), segments)
+
+
+def result_of(task: Task, alone: OnOneType, segments: OnSegments | None) -> SearchResult:
+    """Best, list and Pareto set of what was priced."""
+    points, dollars, listed, sums = [], [], alone.fastest(2 * task.top), alone.counts
+    proven, left_out, details = True, uneven(task), dict[str, int]()
+    if segments is not None:
+        points, found = segments.points, segments.search
+        dollars = [segments.money(point) for point in points]
+        listed = [*map(segments.candidate, found.top()), *listed]
+        sums = sums + segments.counts
+        proven, left_out = found.finished, equal_only(task, alone.table.rows > 0)
+        details = {
+            "explored": found.explored,
+            "stage_counts_seen": found.seen,
+            "stage_counts_solved": found.solved,
+            "priced_on_one_type": alone.table.rows,
+        }
+    money = np.concatenate([dollars, alone.money])
+    seconds = np.concatenate([[point.seconds for point in points], alone.seconds])
     throughput = task.job.tokens_per_iteration / seconds
-    best = best_under(task.job.money_limit, throughput, money)
-    return SearchResult(
+    counts = dict(zip(COUNTS, [*sums.tolist(), int(sums[-1])], strict=True))
+    best, instance = best_under(task.job.money_limit, throughput, money), None
+    if segments is not None and best is not None and best < len(points):
+        instance = segments.instance(points[best])
+
+    def candidate(number: int) -> Candidate:
+        if segments is not None and number < len(points):
+            return segments.candidate(points[number])
+        return alone.candidate(number - len(points))
+
+    result = SearchResult(
         mode=task.pool.mode,
         counts=counts,
         timings=task.clock.phases,
         best=None if best is None else candidate(best),
-        top=top,
-        pareto=tuple(candidate(f) for f in pareto(throughput, money).tolist()),
+        top=distinct(listed)[: task.top],
+        pareto=tuple(candidate(number) for number in pareto(throughput, money).tolist()),
         proven=proven,
-        proof=proof,
+        proof=proof_of(alone, segments),
         reason="" if best is not None else why_nothing(task, counts, money, left_out, proven),
         points=tuple(
             (x, None if math.isnan(y) else y)
             for x, y in zip(throughput.tolist(), money.tolist(), strict=True)
         ),
-        instance=None if best is None else instance(best),
+        instance=instance,
         left_out=left_out,
-        details=details or {},
+        details=details,
+    )
+    task.clock.lap("sort")
+    return result
+
+
+def distinct(listed: Sequence[Candidate]) -> tuple[Candidate, ...]:
+    """Candidates by seconds, then money; one that is on both sides is listed once."""
+    seconds = np.array([c.seconds for c in listed])
+    money = np.array([c.money or 0.0 for c in listed])
+    once: dict[object, Candidate] = {}
+    for i in np.lexsort((tied(money), tied(seconds))):
+        once.setdefault((listed[i].stages, *listed[i].strategy.values()), listed[i])
+    return tuple(once.values())
+
+
+def proof_of(alone: OnOneType, segments: OnSegments | None) -> str:
+    """What is proven, in words."""
+    rows = alone.table.rows
+    if segments is None:
+        return f"all {rows} strategies that pass the rules and fit in memory were priced"
+    search, strategies = segments.search, segments.table.rows
+    if not search.finished:
+        return f"stopped after {search.explored} of {strategies} strategies: nothing is proven"
+    single = f"; all {rows} on one type alone were priced" if rows else ""
+    return (
+        f"{search.explored} of {strategies} strategies explored, {search.solved} choices of ends "
+        f"and stage counts solved exactly of {search.seen} vectors of stage counts; lower bounds "
+        f"show that the rest is beaten in time and money{single}"
     )
 
 
-def twins(table: Strategies, share: Floats) -> Bools:
+def twins(table: Strategies, share: Floats) -> NDArray[np.bool_]:
     """[R] whether a strategy differs from the one before in how it overlaps offloading alone, and
     neither offloads."""
     same = np.ones(table.rows, bool)
@@ -263,6 +355,24 @@ def uneven(task: Task) -> tuple[str, ...]:
     if all(N % p == 0 for p in tried):
         return ()
     return (f"pipeline degrees that do not divide the {N} layers: the heterogeneous mode has them",)
+
+
+def equal_only(task: Task, alone: bool) -> tuple[str, ...]:
+    """What segments of several types leave out, in words; alone: whether single types have it."""
+    space = task.space
+    parts = ["virtual stages"] if space.interleaving else []
+    if "hybrid" in space.recompute:
+        parts.append("hybrid recomputation")
+    if "full" in space.recompute and "block" in space.recompute_method:
+        parts.append("block-wise recomputation")
+    if not parts:
+        return ()
+    where = (
+        "tried on one type alone only"
+        if alone
+        else "no type alone has all these GPUs, so they are not tried"
+    )
+    return (f"on segments of several types, {', '.join(parts)} (they need equal stages): {where}",)
 
 
 def why_nothing(
@@ -292,181 +402,6 @@ def why_nothing(
     return f"no strategy costs {limit} dollars or less: the cheapest costs {np.nanmin(money):.6g}"
 
 
-def mixed(task: Task, run: Run) -> SearchResult:
-    """The Pareto set over segments and single types."""
-    job, pool, facts, clock = task.job, task.pool, task.facts, task.clock
-    clock.begun = time.perf_counter()
-    space, size = segment_space(task.space), pool.sizes[0]
-    table = strategies(
-        facts,
-        space,
-        task.rules,
-        gpus=size,
-        global_batch=job.global_batch,
-        whole_stages=False,
-    )
-    clock.lap("generate")
-    figures = segment_figures(facts, table, pool.offers, task.assumed, offload=space.offload)
-    room = np.where(figures.cap.max(axis=0) >= 1, figures.most, 0).sum(axis=0)
-    possible = room >= table.columns["pipeline_model_parallel_size"]
-    kept = np.flatnonzero(possible & ~twins(table, figures.offloaded))
-    segments = Segments(task, table.take(kept), figures.take(kept))
-    clock.lap("price")
-    front = SegmentSearch(facts.layers, segments.table, segments.figures, run, task.top)
-    points = front.front.points
-    clock.lap("segments")
-    alone = price_rows(task, [(i, o, size) for i, o in enumerate(pool.offers) if o.most >= size])
-    priceless = any(offer.price_per_second is None for offer in pool.offers)
-    dollars = [np.nan if priceless else p.money * job.iterations for p in points]
-
-    def candidate(f: int) -> Candidate:
-        if f < len(points):
-            return segments.candidate(points[f])
-        return alone.candidate(task, f - len(points))
-
-    result = result_of(
-        task,
-        np.concatenate([[p.seconds for p in points], alone.seconds]),
-        np.concatenate([dollars, alone.money]),
-        candidate,
-        counts={
-            "generated": table.generated + alone.table.generated,
-            "after_rules": table.rows + alone.after_rules,
-            "in_memory": int(possible.sum()) + alone.table.rows,
-            "priced": int(possible.sum()) + alone.table.rows,
-        },
-        top=_top(task, segments, front.top(), alone),
-        proven=front.finished,
-        proof=_proof(front, segments.table, alone),
-        left_out=_left_out(task, alone.table.rows > 0),
-        instance=lambda f: segments.instance(points[f]) if f < len(points) else None,
-        details={
-            "explored": front.explored,
-            "stage_counts_seen": front.seen,
-            "stage_counts_solved": front.solved,
-            "priced_on_one_type": alone.table.rows,
-        },
-    )
-    clock.lap("sort")
-    return result
-
-
-class Segments:
-    """The strategies that may become segments, and how a point of the front becomes a candidate."""
-
-    def __init__(self, task: Task, table: Strategies, figures: SegmentFigures) -> None:
-        self.task, self.table, self.figures = task, table, figures
-
-    def candidate(self, point: Point) -> Candidate:
-        """A point of the front."""
-        task, r, offers = self.task, point.strategy, self.task.pool.offers
-        share = float(self.figures.offloaded[r])
-        priceless = any(offer.price_per_second is None for offer in offers)
-        money = np.nan if priceless else point.money * task.job.iterations
-        one, behind = self.table.take(np.array([r])), []
-        for part in point.stages:
-            priced = Priced(task.facts, one, offers[part.type], task.assumed)
-            reduction, update = after_layers(priced, 0, share)
-            behind += [
-                (float(reduction[part.kind, n - 1]), float(update[part.kind, n - 1]))
-                for n in set(part.each)
-            ]
-        # of the stage on which the two together take longest
-        reduction_seconds, optimizer_seconds = max(behind, key=sum)
-        pipeline = point.seconds - reduction_seconds - optimizer_seconds
-        parts = (pipeline, reduction_seconds, optimizer_seconds)
-        stages = tuple((offers[part.type].name, n) for part in point.stages for n in part.each)
-        return task.candidate(self.table, r, parts, money, share, stages, segments=True)
-
-    def instance(self, point: Point) -> AstraData:
-        """A point as an instance, which the exact method of problem `astra` solves to the same."""
-        offers = self.task.pool.offers
-        return segment_instance(self.table, offers, self.figures, point.strategy, point.stages)
-
-
-def _top(
-    task: Task, segments: Segments, fastest: Sequence[Point], alone: Rows
-) -> tuple[Candidate, ...]:
-    """The fastest strategies, each on its fastest segments; one that is on both sides is listed
-    once."""
-    order = ranking(task.job.tokens_per_iteration / alone.seconds, alone.money)
-    order = order[~twins(alone.table, alone.share)[order]][: 2 * task.top]
-    listed = [segments.candidate(point) for point in fastest]
-    listed += [alone.candidate(task, int(r)) for r in order]
-    seconds, money = (
-        np.array([c.seconds for c in listed]),
-        np.array([c.money or 0.0 for c in listed]),
-    )
-    distinct: dict[object, Candidate] = {}
-    for i in np.lexsort((tied(money), tied(seconds))):
-        key = (listed[i].stages, *listed[i].strategy.values())
-        distinct.setdefault(key, listed[i])
-    return tuple(distinct.values())[: task.top]
-
-
-def _proof(front: SegmentSearch, table: Strategies, alone: Rows) -> str:
-    if not front.finished:
-        return f"stopped after {front.explored} of {table.rows} strategies: nothing is proven"
-    rows = alone.table.rows
-    single = f"; all {rows} on one type alone were priced" if rows else ""
-    return (
-        f"{front.explored} of {table.rows} strategies explored, {front.solved} choices of ends and "
-        f"stage counts solved exactly of {front.seen} vectors of stage counts; lower bounds show "
-        f"that the rest is beaten in time and money{single}"
-    )
-
-
-def _left_out(task: Task, alone: bool) -> tuple[str, ...]:
-    """What segments leave out of the space at hand, in words."""
-    space = task.space
-    parts = ["virtual stages"] if space.interleaving else []
-    if "hybrid" in space.recompute:
-        parts.append("hybrid recomputation")
-    if "full" in space.recompute and "block" in space.recompute_method:
-        parts.append("block-wise recomputation")
-    if not parts:
-        return ()
-    where = (
-        "tried on one type alone only"
-        if alone
-        else "no type alone has all these GPUs, so they are not tried"
-    )
-    return (f"on segments of several types, {', '.join(parts)} (they need equal stages): {where}",)
-
-
 def columns_of(pool: Pool) -> dict[str, Column]:
     """The columns that rules may name for this pool."""
     return rule_columns(tuple(offer.name for offer in pool.offers))
-
-
-def check_precision(offer: Offer, precision: str) -> None:
-    """Raises InputError where the type has no units for it, with the precisions that it has."""
-    known = offer.spec.peak_tflops
-    if precision not in known:
-        expected = f"--precision {' or '.join(sorted(known))}"
-        raise InputError(
-            "has no units for this precision", where=offer.name, got=precision, expected=expected
-        )
-
-
-def search(
-    job: Job,
-    pool: Pool,
-    *,
-    space: Space | None = None,
-    rules: Sequence[Rule] | None = None,
-    assumed: Assumptions | None = None,
-    run: Run | None = None,
-    top: int = 10,
-) -> SearchResult:
-    """Search the pool.
-
-    rules: compiled for `columns_of(pool)`; None: the shipped ones. top: how many to list.
-    Raises UnsupportedError for a model that is no transformer, InputError for an unusable job.
-    """
-    space, assumed, run = space or Space(), assumed or Assumptions(), run or Run()
-    rules = default_rules(columns_of(pool)) if rules is None else rules
-    for offer in pool.offers:
-        check_precision(offer, job.model.precision)
-    task = Task(job, pool, model_facts(job.model), space, rules, assumed, top)
-    return mixed(task, run) if pool.mode == "heterogeneous" else uniform(task)

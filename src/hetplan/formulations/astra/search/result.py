@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 
 from hetplan.errors import InputError
 from hetplan.formulations.astra.data import AstraData
-from hetplan.formulations.astra.search.space import Ints
-from hetplan.formulations.astra.search.timing import Floats
+from hetplan.formulations.astra.problem import Floats, Ints
 from hetplan.profiling.models import Model
 from hetplan.profiling.predict import check_global_batch
 

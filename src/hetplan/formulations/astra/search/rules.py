@@ -36,6 +36,7 @@ from numpy.typing import NDArray
 
 from hetplan.errors import InputError
 from hetplan.files import read_bytes
+from hetplan.formulations.astra.problem import Floats
 from hetplan.names import nearest
 
 MAX_TOKENS = 300
@@ -79,7 +80,6 @@ _ARITHMETIC: dict[type[ast.operator], Any] = {
 
 Kind = Literal["number", "string", "bool", "none"]
 Mask = NDArray[np.bool_]
-Floats = NDArray[np.float64]
 # Columns as a rule sees them: NaN where None, strings as indices of their words.
 Table = Mapping[str, Floats]
 Evaluate = Callable[[Table], Floats]

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetplan.errors import InputError
+from hetplan.formulations.astra.problem import Ints
 from hetplan.formulations.astra.search.facts import ModelFacts
 from hetplan.formulations.astra.search.rules import Column, Rule, Table, dropped
 from hetplan.names import unknown_name
@@ -181,7 +182,6 @@ def constants_of(facts: ModelFacts, global_batch: int) -> dict[str, int]:
     }
 
 
-Ints = NDArray[np.int64]
 Columns = dict[str, Ints]
 
 
