@@ -1,13 +1,11 @@
 """What changes of the cluster are worth: changes by hand, gains that cannot be negative where
-nothing is taken away. What is carried over from proven problems is what solving would have given,
-and nothing else is carried over."""
+nothing is taken away; what is proven is not solved again."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from random import Random
 from typing import Any
 
 import pytest
@@ -15,11 +13,8 @@ import pytest
 from fakes.workloads import cluster_document, one_thread, small
 from hetplan.errors import InputError
 from hetplan.formulations import family
-from hetplan.formulations.amp.data import AmpData
 from hetplan.formulations.amp.pose import pose as pose_amp
-from hetplan.formulations.ditto.data import DittoData
-from hetplan.formulations.ditto.pose import pose as pose_ditto
-from hetplan.planner import known as theorems
+from hetplan.planner.known import Known, remembering, solved
 from hetplan.planner.ranking import Criteria, make_plans
 from hetplan.planner.strategy import chosen
 from hetplan.planner.what_if import (
@@ -36,8 +31,6 @@ from hetplan.planner.what_if import (
 from hetplan.profiling.cluster import GBIT, Cluster
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.replay import replay
-from hetplan.solvers.registry import solve
-from hetplan.solvers.result import Result
 from present import present
 from stopping import cancelled_after
 
@@ -190,106 +183,23 @@ def test_the_plan_as_it_is_stays_where_only_idle_devices_go(
         assert again.bound is None and again.objective is None
 
 
-# What is carried over
-
-
-def wide(global_batch: int = 8, **changes: Any) -> Workload:
-    """Two nodes of each kind."""
-    return small(global_batch, nodes=[{**node, "count": 2} for node in NODES], **changes)
-
-
-# Devices that hold nothing.
-LITTLE = {name: {"memory_gib": 2} for name in ("T4", "V100-SXM2-16GB")}
-
-
-def with_nodes(data: DittoData, counts: list[int]) -> DittoData:
-    """Other numbers of nodes by type; 0: without the type."""
-    kinds = [
-        kind.model_copy(update={"nodes": count})
-        for kind, count in zip(data.device_types, counts, strict=True)
-        if count
-    ]
-    return data.model_copy(update={"device_types": kinds})
-
-
-def slower(data: AmpData, random: Random) -> AmpData:
-    """One or two links at a half of their bandwidth, sometimes another at twice its own."""
-    rows = [list(row) for row in data.bandwidth]
-    for _ in range(random.choice((1, 2))):
-        i, j = random.sample(range(len(data.devices)), 2)
-        rows[i][j] = rows[j][i] = rows[i][j] / 2
-    if random.random() < 0.2:
-        rows[0][1] = rows[1][0] = 2 * data.bandwidth[0][1]
-    return data.model_copy(update={"bandwidth": rows})
-
-
-class Proven:
-    """A problem solved, and what its proven result says of others."""
-
-    def __init__(self, name: str, data: Any) -> None:
-        self.family, self.data = family(name), data
-        self.result = solve(self.family, data, "auto", one_thread())
-
-    def of(self, data: Any) -> Result[Any] | None:
-        """What is known of changed data."""
-        return theorems.carried(self.family, self.data, data, self.result)
-
-    def check(self, data: Any, seen: Counter[str]) -> None:
-        """A known answer is that of solving."""
-        known = self.of(data)
-        seen["solved" if known is None else known.message] += 1
-        if known is not None:
-            fresh = solve(self.family, data, "auto", one_thread())
-            assert known.status == fresh.status and known.seconds == 0.0
-            assert (known.objective or 0.0) == pytest.approx(fresh.objective or 0.0, rel=1e-6)
-            assert (known.bound or 0.0) <= (fresh.objective or 0.0) * (1 + 1e-9)
-
-
-def test_dittos_templates_on_fewer_nodes() -> None:
-    seen: Counter[str] = Counter()
-    for batch in (2, 8):  # two micro-batches: no more than two stages, so that nodes are left over
-        data = pose_ditto(wide(batch), 1)
-        proven = Proven("ditto", data)
-        for counts in ([2, 2], [1, 2], [2, 1], [1, 1], [2, 0], [0, 2], [3, 2]):
-            proven.check(with_nodes(data, counts), seen)
-        more = data.model_copy(update={"micro_batches": data.micro_batches + 1})
-        assert proven.of(more) is None
-    none = pose_ditto(wide(8, devices=LITTLE), 1)
-    Proven("ditto", none).check(with_nodes(none, [1, 2]), seen)
-    assert seen[theorems.SAME] == 2 and seen[theorems.NONE_LEFT] == 1
-    assert seen[theorems.FEWER] >= 1 and seen["solved"] >= 2
-
-
-def test_amps_decisions_on_a_slower_network() -> None:
-    data, random, seen = pose_amp(small()), Random(3), Counter[str]()
-    proven = Proven("amp", data)
-    for changed in (data, *(slower(data, random) for _ in range(16))):
-        proven.check(changed, seen)
-    assert seen[theorems.SAME] == 1 and seen[theorems.SLOWER] >= 1 and seen["solved"] >= 3
-    faster = {"bandwidth": [[2 * value for value in row] for row in data.bandwidth]}
-    assert proven.of(data.model_copy(update=faster)) is None
-    assert proven.of(data.model_copy(update={"global_batch": 16})) is None
-    none = pose_amp(small(model="gpt2-xl", devices=LITTLE))
-    known = present(Proven("amp", none).of(none.model_copy(update=faster)))
-    assert (known.status, known.message) == ("infeasible", theorems.MEMORY)
-
-
 def test_only_what_is_proven_is_kept() -> None:
-    data, known, amp = pose_amp(small()), theorems.Known(), family("amp")
-    with theorems.remembering(known):
-        theorems.solved(amp, data, "auto", cancelled_after(0))
+    data, known, amp = pose_amp(small()), Known(), family("amp")
+    with remembering(known):
+        solved(amp, data, "auto", cancelled_after(0))
         assert known.proven == []
-        first, again = (theorems.solved(amp, data, "auto", one_thread()) for _ in range(2))
-    theorems.solved(amp, data, "auto", one_thread())  # outside nothing is remembered
-    assert again.decision == first.decision and known.decided == [f"amp: {theorems.SAME}"]
+        first, again = (solved(amp, data, "auto", one_thread()) for _ in range(2))
+    solved(amp, data, "auto", one_thread())  # outside nothing is remembered
+    assert again.decision == first.decision and known.decided == ["amp: the same problem as before"]
 
 
 def test_what_if_solves_less_and_finds_the_same() -> None:
-    workload, strategies = wide(8), chosen(["ditto", "astra"])
+    workload = small(nodes=[{**node, "count": 2} for node in NODES])
+    strategies = chosen(["ditto", "astra"])
     changes = [removal("node3", workload.cluster), faster_network(20, workload.cluster)]
     answer = what_if(workload, changes, one_thread(), strategies=strategies)
     # T4 alone went
-    assert Counter(answer.decided)[f"astra/only-V100-SXM2-16GB: {theorems.SAME}"] == 1
+    assert Counter(answer.decided)["astra/only-V100-SXM2-16GB: the same problem as before"] == 1
     assert any(text.startswith("ditto: ") for text in answer.decided)
     for variant in answer.variants:
         alone = make_plans(variant.workload, strategies, one_thread()).best

@@ -24,7 +24,7 @@ from hetplan.formulations.astra.search.pricing import Assumptions
 from hetplan.formulations.astra.search.result import Candidate as Priced
 from hetplan.formulations.astra.search.result import Job, summary
 from hetplan.formulations.astra.search.space import Space
-from hetplan.planner.known import computed
+from hetplan.planner.known import answered
 from hetplan.planner.strategy import (
     Candidate,
     Method,
@@ -77,7 +77,7 @@ class PoolSearch(Problem):
         names = {offer.name for offer in self.pool.offers}
         times = profile.layers, [table for table in profile.tables if table.device in names]
         assumptions = Assumptions(reserved_bytes=reserve, profile=profile)
-        result = computed(
+        result = answered(
             f"astra/{self.name}",
             (job, self.pool, space, reserve, times),
             lambda result: result.proven,

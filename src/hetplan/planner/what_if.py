@@ -2,8 +2,8 @@
 
 What runs on the cluster as it is runs on a larger or faster one, too, and where only idle devices
 are gone: the old winner is replayed there, and a change that only adds never costs. What runs
-without some nodes runs with them idle, so that losing them never gains. What is proven of one
-cluster's problems is carried over to the others', as far as it holds there (`planner.known`).
+without some nodes runs with them idle, so that losing them never gains. A problem that a change
+leaves as it is keeps its proven answer (`planner.known`).
 Without changes given, the marginal ones are asked: one more node of each kind, one less, each kind
 of link twice as fast.
 """

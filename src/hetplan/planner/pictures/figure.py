@@ -48,7 +48,7 @@ def figure(scene: Scene, kind: str) -> bytes:
 def timeline(axes: Any, scene: Scene) -> None:
     """A row per stage: what it computes above, what it sends below."""
     for kind, colour in COLOURS.items():
-        axes.barh([], [], color=colour, label=kind)  # in the legend, drawn or not
+        axes.broken_barh([], (0, 1), facecolors=colour, label=kind)  # in the legend, drawn or not
         for i, row in enumerate(scene.rows):
             for lane, low, thick in ((row.computes, -0.4, 0.45), (row.communicates, 0.07, 0.33)):
                 bars = [(s.start, s.end - s.start) for s in lane if s.kind == kind]
