@@ -3,19 +3,12 @@ price."""
 
 from __future__ import annotations
 
-import re
-from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from amp.cases import CASES, data_of, optimum_of
 from hetplan.formulations.amp.data import AmpData, AmpDecision
 from hetplan.formulations.amp.evaluate import evaluate, price
-
-FEASIBLE = [case for case in CASES if optimum_of(case) is not None]
 
 
 def document() -> dict[str, Any]:
@@ -198,66 +191,3 @@ def test_rejects(decision: AmpDecision, message: str) -> None:
     assert found.objective is None
     assert any(message in violation for violation in found.violations), found.violations
     assert not any("\n" in violation for violation in found.violations)
-
-
-def test_names_every_violation_at_once() -> None:
-    found = evaluate(data(), pipelined(data=3, micro_batch=5, stages=[[0, 3]]))
-    assert len(found.violations) == 6  # degrees, batch, two tables, data ranks, stages
-
-
-@pytest.mark.parametrize("case", FEASIBLE[::8])
-def test_each_mutation_of_an_optimum_is_rejected_or_no_better(case: tuple[int, int | None]) -> None:
-    """Swaps of devices and shifts of a boundary keep feasibility or not, but never beat the
-    optimum."""
-    best, instance = optimum_of(case), data_of(case)
-    assert best is not None
-    document = best.decision.model_dump()
-    rng = Random(case[0])
-    for _ in range(10):
-        order = [d for stage in document["placement"] for group in stage for d in group]
-        rng.shuffle(order)
-        devices = iter(order)
-        placement = [
-            [[next(devices) for _ in group] for group in stage] for stage in document["placement"]
-        ]
-        found = evaluate(instance, AmpDecision.model_validate(document | {"placement": placement}))
-        assert (found.objective is None) == bool(found.violations)
-        if found.objective is not None:
-            assert found.objective >= best.objective * (1 - 1e-12)
-        broken = [
-            [[d if d != order[0] else len(order) for d in group] for group in stage]
-            for stage in placement
-        ]
-        rejected = evaluate(instance, AmpDecision.model_validate(document | {"placement": broken}))
-        assert re.search(rf"is device {len(order)}, expected", rejected.violations[0])
-
-
-@given(st.sampled_from(FEASIBLE), st.randoms(use_true_random=False))
-def test_ranks_have_no_names(case: tuple[int, int | None], rng: Random) -> None:
-    """Data ranks may be permuted, and tensor ranks alike everywhere, without a change of price."""
-    best = optimum_of(case)
-    assert best is not None
-    decision = best.decision
-    rows, columns = list(range(decision.data)), list(range(decision.tensor))
-    rng.shuffle(rows)
-    rng.shuffle(columns)
-    placement = [[[stage[i][r] for r in columns] for i in rows] for stage in decision.placement]
-    found = evaluate(data_of(case), decision.model_copy(update={"placement": placement}))
-    assert found.objective == pytest.approx(best.objective, rel=1e-12)
-    terms = [found.parts[key] for key in ("bottleneck", "fill", "links", "synchronisation")]
-    assert sum(terms) == pytest.approx(found.objective)
-    assert found.parts["pipeline"] == pytest.approx(sum(terms[:3]))
-
-
-@given(st.sampled_from(FEASIBLE), st.sampled_from((0.5, 2.0, 8.0)))
-def test_time_scales(case: tuple[int, int | None], factor: float) -> None:
-    """All seconds times a power of two and all bandwidths divided by it: exactly that much
-    longer."""
-    best = optimum_of(case)
-    assert best is not None
-    document = data_of(case).model_dump()
-    for entry in document["layer_seconds"]:
-        entry["seconds"] = [factor * value for value in entry["seconds"]]
-    document["bandwidth"] = [[value / factor for value in row] for row in document["bandwidth"]]
-    found = evaluate(AmpData.model_validate(document), best.decision)
-    assert found.objective == pytest.approx(factor * best.objective, rel=1e-12)

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import combinations, pairwise
-from random import Random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from amp.cases import CASES, data_of, optimum_of
 from amp.generate import instance
 from amp.mixed import mixed_cluster
 from amp.oracle import Enumeration
-from hetplan.formulations.amp.cuts import cut_chain, improved, placements, try_placement
+from hetplan.formulations.amp.cuts import improved, placements, try_placement
 from hetplan.formulations.amp.evaluate import evaluate
 from hetplan.formulations.amp.exact import Parameters, solve
 from hetplan.formulations.amp.labels import Groups, Limits
@@ -39,59 +35,6 @@ FEASIBLE = [case for case in CASES[:120] if case[1] is None]
 
 def never() -> None:
     """Nobody stops the search."""
-
-
-@pytest.mark.parametrize("case", FEASIBLE)
-def test_devices_of_a_cell_are_interchangeable(case: tuple[int, int | None]) -> None:
-    """Swapping two devices of a cell, or two cells of a class, changes nothing that the objective
-    sees."""
-    problem = compile_problem(data_of(case))
-    cells = find_cells(problem)
-    assert sorted(d for members in cells.members for d in members) == list(range(problem.devices))
-    for k, members in enumerate(cells.members):
-        for d in members:
-            assert problem.device_type[d] == cells.type[k]
-            for other, others in enumerate(cells.members):
-                for e in others:
-                    if d != e:
-                        assert problem.bandwidth[d, e] == cells.bandwidth[k, other]
-    for u, v in pairwise(range(cells.count)):
-        if cells.kind[u] == cells.kind[v]:
-            rest = [k for k in range(cells.count) if k not in (u, v)]
-            assert (cells.bandwidth[u, rest] == cells.bandwidth[v, rest]).all()
-            assert (cells.size[u], cells.bandwidth[u, u]) == (cells.size[v], cells.bandwidth[v, v])
-
-
-def brute_cut(
-    gas: int, times: np.ndarray, links: np.ndarray, sync: np.ndarray, params: np.ndarray
-) -> float:
-    stages, width = times.shape
-    best = np.inf
-    for inner in combinations(range(1, width - 1), stages - 1):
-        ends = [0, *inner, width - 1]
-        spans = list(enumerate(pairwise(ends)))
-        t = [times[j, b] - times[j, a] for j, (a, b) in spans]
-        total = (gas - 1) * max(t) + sum(t) + sum(links[j, ends[j + 1]] for j in range(stages - 1))
-        best = min(best, total + max(sync[j] * (params[b] - params[a]) for j, (a, b) in spans))
-    return float(best)
-
-
-@given(seed=st.integers(0, 10**6))
-@settings(max_examples=150)
-def test_cut_equals_enumeration(seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    layers = int(rng.integers(1, 9))
-    stages = int(rng.integers(1, min(layers, 5) + 1))
-    gas = int(rng.integers(1, 9))
-    times = np.concatenate(
-        [np.zeros((stages, 1)), np.cumsum(rng.random((stages, layers)), axis=1)], axis=1
-    )
-    links = rng.random((stages, layers + 1))
-    sync = rng.random(stages) * rng.integers(0, 2)
-    params = np.r_[0.0, np.cumsum(rng.integers(0, 3, layers))]
-    cut = cut_chain(gas, times, links, sync=sync, params=params)
-    assert cut is not None
-    assert cut.seconds == pytest.approx(brute_cut(gas, times, links, sync, params), rel=1e-9)
 
 
 def models(case: tuple[int, int | None]) -> Iterator[tuple[RowModel, float | None]]:
@@ -135,24 +78,6 @@ def test_a_narrow_search_leaves_a_valid_bound_behind(
         if strategy is not None:
             evaluation = evaluate(data_of(case), strategy.decision())
             assert evaluation.objective == pytest.approx(seconds, rel=1e-9, abs=1e-12)
-
-
-@pytest.mark.parametrize("seed", range(30))
-def test_orders_are_priced_as_the_evaluator_does(seed: int) -> None:
-    data = instance(seed, Random(seed).choice((2, 4, 6)))
-    problem = compile_problem(data)
-    cells = find_cells(problem)
-    for config in problem.configurations():
-        for array in placements(cells, config):
-            found = try_placement(problem, config, array)
-            if found is not None:
-                evaluation = evaluate(data, found[1].decision())
-                assert evaluation.objective == pytest.approx(found[0], rel=1e-9, abs=1e-12)
-
-
-def test_some_cases_are_feasible_and_some_are_not() -> None:
-    known = [optimum_of(case) for case in FEASIBLE]
-    assert any(known) and not all(known)
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -141,17 +141,6 @@ def test_cancel_keeps_decision_and_bound() -> None:
     assert result.bound is not None
 
 
-def test_progress_never_claims_more_than_the_result() -> None:
-    seen: list[Progress] = []
-    watched = Run(Options(threads=1, time_limit=60), watch=seen.append)
-    result = solve(FAMILY, mixed_cluster(nodes=2, per_node=2, layers=6), "cp-sat", watched)
-    assert result.status == "optimal" and result.objective is not None
-    bounds = [p.bound for p in seen if p.bound is not None]
-    assert bounds == sorted(bounds)
-    assert bounds[-1] <= result.objective * (1 + 1e-9)
-    assert any(p.note.startswith("pp") for p in seen)
-
-
 def test_infeasibility_says_why() -> None:
     data = mixed_cluster(nodes=2, per_node=2, layers=4, memory=True)
     tight = data.memory.model_copy(update={"device_bytes": {"fast": 1.0, "slow": 1.0}})  # type: ignore[union-attr]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ditto.ditto_cases import data_of, middle_instance, optimum_of
+from ditto.ditto_cases import middle_instance
 from hetplan.errors import InputError
 from hetplan.formulations.ditto.data import DittoData, DittoDecision
 from hetplan.formulations.ditto.evaluate import evaluate, price
@@ -128,68 +128,10 @@ def test_unusable_data_is_refused_in_one_line(
     assert "\n" not in str(error.value)
 
 
-@given(
-    st.lists(st.floats(0.01, 100), min_size=1, max_size=8),
-    st.integers(8, 100),
-    st.integers(0, 7),
-    st.data(),
-)
-def test_price_invariants(
-    times: list[float], micro_batches: int, at: int, draw: st.DataObject
-) -> None:
-    total = price(micro_batches, times).objective
-    assert total is not None
-    # Each further micro-batch costs one slowest stage; doubled times double the price.
-    more = price(micro_batches + 1, times).objective
-    parts = price(micro_batches, times).parts
-    assert more == pytest.approx(total + parts["slowest stage seconds"])
-    assert price(micro_batches, [2 * t for t in times]).objective == pytest.approx(
-        2 * total, rel=1e-6
-    )
-    # Each stage behind k* takes one slowest stage off T2: T may fall below N_b of them (3, 1 with
-    # 8: 23 s).
-    behind = len(times) - 1 - int(parts["slowest stage"])
-    assert total >= (micro_batches - behind) * parts["slowest stage seconds"] * (1 - 1e-9)
-    assert total >= parts["T1"]
-    # A faster stage that is not the slowest never hurts.
-    k = at % len(times)
-    if times[k] < parts["slowest stage seconds"] * 0.999:
-        faster = [*times[:k], times[k] * draw.draw(st.floats(0, 1)), *times[k + 1 :]]
-        less = price(micro_batches, faster).objective
-        assert less is not None
-        assert less <= total * (1 + 1e-9)
-
-
 def test_the_price_can_rise_when_the_slowest_stage_gets_faster() -> None:
     # k* jumps to the end: this is why T does not decompose.
     before, after = (price(8, [t, 1.0, 1.0, 10.0]).objective for t in (10.0, 9.9))
     assert before is not None and after is not None and after > before
-
-
-@settings(max_examples=25, deadline=None)
-@given(st.integers(0, 60), st.sampled_from([0.25, 4.0, 1024.0]))
-def test_the_optimum_scales_with_time(seed: int, factor: float) -> None:
-    instance = data_of(seed)
-    if optimum_of(seed) is None:
-        return
-
-    def scaled(row: list[float]) -> list[float]:
-        return [factor * value for value in row]
-
-    kinds = [
-        kind.model_copy(
-            update={
-                "forward_seconds": scaled(kind.forward_seconds),
-                "backward_seconds": scaled(kind.backward_seconds),
-                "allreduce_seconds": {x: scaled(row) for x, row in kind.allreduce_seconds.items()},
-            }
-        )
-        for kind in instance.device_types
-    ]
-    before = solve(FAMILY, instance, "exact").objective
-    after = solve(FAMILY, instance.model_copy(update={"device_types": kinds}), "exact").objective
-    assert before is not None
-    assert after == pytest.approx(factor * before, rel=1e-6)
 
 
 @settings(max_examples=20, deadline=None)

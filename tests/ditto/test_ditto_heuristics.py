@@ -11,11 +11,10 @@ import pytest
 from ditto.ditto_cases import data_of, middle_instance
 from ditto.ditto_oracle import solve as oracle
 from hetplan.formulations.ditto.data import DittoData
-from hetplan.formulations.ditto.evaluate import evaluate
 from hetplan.formulations.ditto.family import FAMILY
 from hetplan.formulations.ditto.folding import NoTemplate, fold, virtual_seconds
 from hetplan.formulations.ditto.oobleck import Division
-from hetplan.formulations.ditto.paper import all_recovered, merged, virtual_stages
+from hetplan.formulations.ditto.paper import all_recovered, virtual_stages
 from hetplan.formulations.ditto.problem import DittoProblem, compile_problem
 from hetplan.solvers.options import Options
 from hetplan.solvers.registry import solve
@@ -189,20 +188,6 @@ def test_paper_and_merge_cut_between_virtual_stages() -> None:
             better += merge.objective < paper.objective * (1 - 1e-6)
     assert recovered >= 10
     assert better >= 1
-
-
-def test_merge_prices_atoms_as_their_layers() -> None:
-    data = middle_instance(3)
-    atoms = [(0, 3), (3, 4), (4, data.layers)]
-    small = merged(data, atoms)
-    result = solve(FAMILY, small, "exact")
-    assert result.decision is not None
-    stages = [
-        stage.model_copy(update={"first": atoms[stage.first][0], "last": atoms[stage.last - 1][1]})
-        for stage in result.decision.stages
-    ]
-    again = evaluate(data, result.decision.model_copy(update={"stages": stages}))
-    assert again.objective == pytest.approx(result.objective, rel=1e-12)
 
 
 @pytest.mark.parametrize("seed", [0, 5, 7, 9])

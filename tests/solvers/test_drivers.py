@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import random
 import subprocess
@@ -321,15 +320,3 @@ def test_cp_sat_solves_large_coefficients_under_conditions_right(seed: int) -> N
     answer = cpsat.solve(model, a_run())
     assert answer.stop is Stop.OPTIMAL
     assert answer.objective == pytest.approx(optimum, rel=1e-6)
-
-
-def test_integer_scale_keeps_the_error_it_promises_and_the_largest_total() -> None:
-    factor = cpsat.integer_scale(least=0.3, largest=1.0, roundings=40, error=1e-7)
-    assert 40 / (factor * 0.3) <= 1e-7 < 80 / (factor * 0.3)
-    assert factor == 2.0 ** round(factor).bit_length() / 2
-    factor = cpsat.integer_scale(least=1e-12, largest=1e9, roundings=10)
-    assert factor * 1e9 <= cpsat.LARGEST_TOTAL
-    assert cpsat.integer_scale(1e20, 1e25, 1) < 1
-    for least, largest in ((0.0, 1.0), (2.0, 1.0), (1.0, math.inf)):
-        with pytest.raises(ValueError, match="least"):
-            cpsat.integer_scale(least, largest, 1)
