@@ -274,7 +274,7 @@ def program_named(name: str, *, tiny: bool = False) -> SingleProgram:
     if tiny:
         at = {node.name: node.segment for node in program_named(name).nodes}
         return program.with_segments(at)
-    return segmented(program, int(segments))[0]
+    return segmented(program, int(segments))
 
 
 def theory_named(name: str, *, tiny: bool = False) -> Theory:

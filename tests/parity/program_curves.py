@@ -14,6 +14,7 @@ from fakes.programs import IDLE, UNEVEN, drawn_program, every_rule, plan_of
 from hetplan.formulations.hap.data import HapDecision
 from hetplan.formulations.hap.spmd import networks as n
 from hetplan.formulations.hap.spmd.program import SingleProgram
+from hetplan.profiling.transformer import transformer
 from hetplan.runtime.execution.checkpoint import load, save
 from hetplan.runtime.execution.spmd.distributed import DistributedProgram
 from hetplan.runtime.plan import Plan
@@ -21,6 +22,7 @@ from parity.device import DEVICE
 
 WORLDS = [2, 3]
 STEPS, BATCH = 6, 12
+SHAPE = transformer(1, 12, 3, 9, vocabulary=0)
 OPTIMIZERS = {
     "sgd": (torch.optim.SGD, {"lr": 0.05, "momentum": 0.9}),
     "adamw": (torch.optim.AdamW, {"lr": 3e-3}),
@@ -30,19 +32,19 @@ OPTIMIZERS = {
 def plan_on(world: int) -> Plan:
     """Other ratios, another program, another number of runs for each."""
     runs = 1 if world == 2 else 2
-    theory = every_rule(n.gpt2(BATCH // runs, n.shape(1, 12, 3, 9), 6, 15), world)
+    theory = every_rule(n.gpt2(BATCH // runs, SHAPE, 6, 15), world)
     ratios = UNEVEN[2] if world == 2 else IDLE[3]
     return plan_of(theory, HapDecision(program=drawn_program(theory, world), ratios=[ratios]), runs)
 
 
 def gpt2(plan: Plan) -> SingleProgram:
     """One block, for the plan's runs; also as `--factory` wants it."""
-    return n.gpt2(plan.replicas[0].micro_batches[0].samples, n.shape(1, 12, 3, 9), 6, 15)
+    return n.gpt2(plan.replicas[0].micro_batches[0].samples, SHAPE, 6, 15)
 
 
 def whole_batch(plan: Plan) -> SingleProgram:
     """One run of all samples, which plans with several runs cannot take."""
-    return n.gpt2(BATCH, n.shape(1, 12, 3, 9), 6, 15)
+    return n.gpt2(BATCH, SHAPE, 6, 15)
 
 
 def work(rank: int, world: int, folder: Path) -> None:

@@ -27,16 +27,17 @@ Rules   (1) every replica holds every layer exactly once, in order
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate, pairwise
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from hetplan.errors import InputError
 from hetplan.profiling.workload import Workload
-from hetplan.runtime.spmd_program import SpmdProgram
 from hetplan.schema import (
     Count,
     Document,
@@ -53,6 +54,12 @@ MAX_RANKS = 4096
 Schedule = Literal["gpipe", "1f1b", "interleaved-1f1b", "spmd"]
 Recomputation = Literal["none", "selective", "full"]
 Shares = Annotated[list[Positive], Field(min_length=1, max_length=MAX_RANKS)]
+
+
+def require(holds: bool, otherwise: str) -> None:
+    """Raise ValueError, which pydantic reports with the file, unless a rule holds."""
+    if not holds:
+        raise ValueError(otherwise)
 
 
 class PlanDevice(StrictModel):
@@ -141,6 +148,61 @@ class Prediction(StrictModel):
     closed_form_seconds: NonNegative | None = None
     objective: NonNegative | None = None
     bound: NonNegative | None = None
+
+
+# HAP's names (Section 4.2) of how the devices hold a tensor: `Identity` (each the whole),
+# `All-Reduce` (each a summand), `All-Gather(d)` (each its slice along d, as its ratio says).
+Form = Annotated[str, Field(pattern=r"^(Identity|All-Reduce|All-Gather\(\d+\))$")]
+TensorName = Annotated[str, Field(min_length=1, max_length=400)]
+Step = Literal[
+    "Run",
+    "All-Reduce",
+    "Reduce-Scatter",
+    "All-Gather",
+    "Grouped-Broadcast",
+    "All-To-All",
+    "Slice",
+    "Share",
+    "Repartition",
+    "All-Reduce gradient",
+    "All-Gather factors",
+    "Grouped-Broadcast factors",
+]
+
+
+class SpmdInstruction(StrictModel):
+    """`do` on `tensor`. Run: the operator that makes it, with inputs in the forms `before`, leaves
+    it in `after`; any other: the tensor goes from the form before to that after. gradient and
+    factors: in the backward pass the gradients of `parameters`, used by the operator, are
+    all-reduced, or what they are computed from is gathered."""
+
+    do: Step
+    tensor: TensorName
+    before: list[Form] = Field(max_length=64)
+    after: Form
+    segment: Count = 0
+    parameters: list[TensorName] = Field(default_factory=list, max_length=64)
+
+
+class SpmdProgram(StrictModel):
+    """instructions in order, run by all devices and mirrored in the backward pass; ratios
+    [segment][device of the stage]: part of each sliced dimension, rows sum to 1."""
+
+    instructions: list[SpmdInstruction] = Field(min_length=1, max_length=100_000)
+    ratios: list[list[NonNegative]] = Field(min_length=1, max_length=1024)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        for k, row in enumerate(self.ratios):
+            total = math.fsum(row)
+            require(abs(total - 1) <= 1e-9, f"ratios[{k}] sums to {total!r}, expected 1")
+        for i, instruction in enumerate(self.instructions):
+            require(
+                instruction.segment < len(self.ratios),
+                f"instructions[{i}].segment is {instruction.segment}, "
+                f"expected less than the rows of ratios ({len(self.ratios)})",
+            )
+        return self
 
 
 # Left out of the file where they are None.
@@ -237,60 +299,49 @@ def check_names(plan: Plan) -> None:
     """Layers are told apart by their names, and so are their parameters."""
     first: dict[str, int] = {}
     for k, name in enumerate(plan.workload.layers):
-        if first.setdefault(name, k) != k:
-            raise ValueError(
-                f"workload.layers[{k}] is {name!r}, as workload.layers[{first[name]}] is"
-            )
+        before = first.setdefault(name, k)
+        require(before == k, f"workload.layers[{k}] is {name!r}, as workload.layers[{before}] is")
 
 
 def check_devices(plan: Plan) -> None:
     """(2) every device exists and has one place."""
     place: dict[int, str] = {}
-    count = len(plan.devices)
+    last = len(plan.devices) - 1
     for device, i, j, g, t in plan.seats():
         here = f"replicas[{i}].stages[{j}].devices[{g}][{t}]"
-        if device >= count:
-            raise ValueError(f"{here} is {device}, expected a device of 0..{count - 1}")
-        if device in place:
-            raise ValueError(f"{here} is device {device}, which {place[device]} uses already")
-        place[device] = here
+        require(device <= last, f"{here} is {device}, expected a device of 0..{last}")
+        before = place.setdefault(device, here)
+        require(before == here, f"{here} is device {device}, which {before} uses already")
 
 
 def check_shares(stage: Stage, where: str) -> None:
     """(6) shares go with the devices."""
-    if len(stage.row_shares) != len(stage.devices):
-        raise ValueError(
-            f"{where}.row_shares has {len(stage.row_shares)} entries, "
-            f"expected one per row group ({len(stage.devices)})"
-        )
+    require(
+        len(stage.row_shares) == len(stage.devices),
+        f"{where}.row_shares has {len(stage.row_shares)} entries, "
+        f"expected one per row group ({len(stage.devices)})",
+    )
     for g, group in enumerate(stage.devices):
-        if len(group) != len(stage.tensor_shares):
-            raise ValueError(
-                f"{where}.devices[{g}] has {len(group)} devices, "
-                f"expected one per tensor share ({len(stage.tensor_shares)})"
-            )
+        require(
+            len(group) == len(stage.tensor_shares),
+            f"{where}.devices[{g}] has {len(group)} devices, "
+            f"expected one per tensor share ({len(stage.tensor_shares)})",
+        )
 
 
 def check_chunks(plan: Plan, replica: Replica, where: str) -> None:
     """(5) model chunks go with the schedule."""
-    chunks = len(replica.stages[0].layers)
+    chunks, count = len(replica.stages[0].layers), len(replica.stages)
     interleaved = plan.schedule == "interleaved-1f1b"
     for j, stage in enumerate(replica.stages):
-        if len(stage.layers) != 1 and not interleaved:
-            raise ValueError(
-                f"{where}.stages[{j}].layers has {len(stage.layers)} ranges, expected 1 under "
-                f"{plan.schedule}"
-            )
-        if len(stage.layers) != chunks:
-            raise ValueError(
-                f"{where}.stages[{j}].layers has {len(stage.layers)} ranges, "
-                f"expected as many as stages[0] ({chunks})"
-            )
-    if interleaved and replica.steps % len(replica.stages) != 0:
-        raise ValueError(
-            f"{where}.micro_batches are {replica.steps}, "
-            f"expected a multiple of the stages ({len(replica.stages)}) under {plan.schedule}"
-        )
+        has = f"{where}.stages[{j}].layers has {len(stage.layers)} ranges"
+        require(interleaved or len(stage.layers) == 1, f"{has}, expected 1 under {plan.schedule}")
+        require(len(stage.layers) == chunks, f"{has}, expected as many as stages[0] ({chunks})")
+    require(
+        not interleaved or replica.steps % count == 0,
+        f"{where}.micro_batches are {replica.steps}, "
+        f"expected a multiple of the stages ({count}) under {plan.schedule}",
+    )
 
 
 def check_layers(plan: Plan, replica: Replica, where: str) -> None:
@@ -300,76 +351,82 @@ def check_layers(plan: Plan, replica: Replica, where: str) -> None:
         for j, stage in enumerate(replica.stages):
             first, last = stage.layers[c]
             here = f"{where}.stages[{j}].layers[{c}]"
-            if first != begin:
-                raise ValueError(f"{here} begins at layer {first}, expected {begin}")
-            if last <= first:
-                raise ValueError(f"{here} is [{first}, {last}), expected one layer at least")
+            require(first == begin, f"{here} begins at layer {first}, expected {begin}")
+            require(first < last, f"{here} is [{first}, {last}), expected one layer at least")
             begin = last
-    if begin != count:
-        raise ValueError(f"{where}.stages end at layer {begin}, expected {count}")
+    require(begin == count, f"{where}.stages end at layer {begin}, expected {count}")
 
 
 def check_batch(plan: Plan) -> None:
     """(3) and (4)."""
-    together = plan.zero >= 2
+    steps = plan.replicas[0].steps
     for i, replica in enumerate(plan.replicas):
         for b, batch in enumerate(replica.micro_batches):
-            if batch.samples == 0 and plan.zero == 0:
-                here = f"replicas[{i}].micro_batches[{b}].samples"
-                raise ValueError(f"{here} is 0, expected at least 1 under ZeRO {plan.zero}")
-        if together and replica.steps != plan.replicas[0].steps:
-            raise ValueError(
-                f"replicas[{i}].micro_batches are {replica.steps}, expected as many as those of "
-                f"replicas[0] ({plan.replicas[0].steps}) under ZeRO {plan.zero}"
+            require(
+                batch.samples > 0 or plan.zero > 0,
+                f"replicas[{i}].micro_batches[{b}].samples is 0, expected at least 1 under ZeRO 0",
             )
-    total = sum(replica.samples for replica in plan.replicas)
-    if total != plan.workload.global_batch:
-        expected = f"workload.global_batch ({plan.workload.global_batch})"
-        raise ValueError(f"replicas take {total} samples per iteration, expected {expected}")
+        require(
+            plan.zero < 2 or replica.steps == steps,
+            f"replicas[{i}].micro_batches are {replica.steps}, expected as many as those of "
+            f"replicas[0] ({steps}) under ZeRO {plan.zero}",
+        )
+    total, batch_size = sum(r.samples for r in plan.replicas), plan.workload.global_batch
+    require(
+        total == batch_size,
+        f"replicas take {total} samples per iteration, "
+        f"expected workload.global_batch ({batch_size})",
+    )
 
 
 def check_zero_shares(plan: Plan) -> None:
     """(6) shares of ZeRO's shards go with the devices."""
     if plan.zero_shares is None:
         return
-    if plan.zero == 0:
-        raise ValueError("zero_shares is given, expected null under ZeRO 0, which has no shards")
-    if len(plan.zero_shares) != len(plan.devices):
-        raise ValueError(
-            f"zero_shares has {len(plan.zero_shares)} entries, expected one per device "
-            f"({len(plan.devices)})"
-        )
-    idle = next(
-        (d for d, share in enumerate(plan.zero_shares) if (share > 0) != (d in plan.ranks)), None
+    require(plan.zero > 0, "zero_shares is given, expected null under ZeRO 0, which has no shards")
+    require(
+        len(plan.zero_shares) == len(plan.devices),
+        f"zero_shares has {len(plan.zero_shares)} entries, expected one per device "
+        f"({len(plan.devices)})",
     )
-    if idle is not None:
-        expected = "more than 0, being in use" if idle in plan.ranks else "0, not being in use"
-        raise ValueError(f"zero_shares[{idle}] is {plan.zero_shares[idle]}, expected {expected}")
+    used = plan.ranks
+    for device, share in enumerate(plan.zero_shares):
+        expected = "more than 0, being in use" if device in used else "0, not being in use"
+        require(
+            (share > 0) == (device in used),
+            f"zero_shares[{device}] is {share}, expected {expected}",
+        )
 
 
 def check_program(plan: Plan) -> None:
     """(7) one replica of one stage, with a program whose ratios go with its devices."""
-    if (plan.schedule == "spmd") != (plan.program is not None):
-        had = "missing" if plan.program is None else "given"
-        expected = "given under the schedule spmd, and only there"
-        raise ValueError(f"program is {had} under {plan.schedule}, expected {expected}")
+    had = "missing" if plan.program is None else "given"
+    require(
+        (plan.schedule == "spmd") == (plan.program is not None),
+        f"program is {had} under {plan.schedule}, "
+        "expected given under the schedule spmd, and only there",
+    )
     if plan.program is None:
         return
-    if len(plan.replicas) != 1 or len(plan.replicas[0].stages) != 1:
-        raise ValueError(f"replicas are {len(plan.replicas)}, expected one of one stage under spmd")
-    if plan.zero or plan.recomputation != "none":
-        raise ValueError(f"zero is {plan.zero}, expected 0, and no recomputation, under spmd")
+    require(
+        len(plan.replicas) == len(plan.replicas[0].stages) == 1,
+        f"replicas are {len(plan.replicas)}, expected one of one stage under spmd",
+    )
+    require(
+        plan.zero == 0 and plan.recomputation == "none",
+        f"zero is {plan.zero}, expected 0, and no recomputation, under spmd",
+    )
     groups = plan.replicas[0].stages[0].devices
-    if len(groups) != 1:
-        raise ValueError(
-            f"replicas[0].stages[0].devices has {len(groups)} row groups, expected 1 under spmd"
-        )
+    require(
+        len(groups) == 1,
+        f"replicas[0].stages[0].devices has {len(groups)} row groups, expected 1 under spmd",
+    )
     for k, row in enumerate(plan.program.ratios):
-        if len(row) != len(groups[0]):
-            raise ValueError(
-                f"program.ratios[{k}] has {len(row)} entries, expected one per device of the "
-                f"stage ({len(groups[0])})"
-            )
+        require(
+            len(row) == len(groups[0]),
+            f"program.ratios[{k}] has {len(row)} entries, expected one per device of the "
+            f"stage ({len(groups[0])})",
+        )
 
 
 def split(length: int, shares: Sequence[float]) -> list[tuple[int, int]]:
@@ -390,8 +447,7 @@ def split(length: int, shares: Sequence[float]) -> list[tuple[int, int]]:
     order = sorted(range(len(shares)), key=lambda i: sign * (sizes[i] - exact[i]))
     for i in order[: abs(missing)]:
         sizes[i] += sign
-    ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
-    return [(end - size, end) for size, end in zip(sizes, ends, strict=True)]
+    return list(pairwise(accumulate(sizes, initial=0)))
 
 
 def new_plan(workload: Workload, replicas: Sequence[Any], **more: Any) -> Plan:

@@ -178,25 +178,20 @@ def saved_bytes(stage: Stage, chunk: int, sizes: Ints, costs: Costs) -> list[flo
 def hops(replica: Replica, sizes: Ints, which: Ints, costs: Costs) -> Hops:
     """Transfers between the replica's virtual stages."""
     S, C = len(replica.stages), len(replica.stages[0].layers)
-    forward, backward, latency, there, back = [], [], [], [], []
+    there, back = [], []  # [virtual stage][size]
     for v in range(S * C - 1):
         here, after = replica.stages[v % S], replica.stages[(v + 1) % S]
         layer = here.layers[v // S][1] - 1
-        out = [costs.transfer(here, after, layer, int(n)) for n in sizes]
-        home = [costs.transfer(after, here, layer, int(n)) for n in sizes]
-        forward.append([t.seconds for t in out])
-        backward.append([t.seconds for t in home])
-        latency.append(max(t.latency for t in out))
-        there.append(max((t.cards for t in out), key=len))
-        back.append(max((t.cards for t in home), key=len))
-    if not forward:
+        there.append([costs.transfer(here, after, layer, int(n)) for n in sizes])
+        back.append([costs.transfer(after, here, layer, int(n)) for n in sizes])
+    if not there:
         return Hops()
     return Hops(
-        forward=np.array(forward)[:, which],
-        backward=np.array(backward)[:, which],
-        latency=latency,
-        forward_ports=padded(there),
-        backward_ports=padded(back),
+        forward=np.array([[t.seconds for t in row] for row in there])[:, which],
+        backward=np.array([[t.seconds for t in row] for row in back])[:, which],
+        latency=[max(t.latency for t in row) for row in there],
+        forward_ports=padded([max((t.cards for t in row), key=len) for row in there]),
+        backward_ports=padded([max((t.cards for t in row), key=len) for row in back]),
     )
 
 
@@ -348,9 +343,7 @@ class ZeroCosts:
         tensor = tensor_part(stage, device)
         if plan.zero == 0:
             return tensor
-        return tensor / sum(
-            len(r.stages[min(_index(r, stage), len(r.stages) - 1)].devices) for r in plan.replicas
-        )
+        return tensor / sum(len(counterpart(r, stage).devices) for r in plan.replicas)
 
     def state_bytes(self, plan: Plan, stage: Stage, device: int, costs: Costs) -> float:
         """Weights, gradients and optimizer states on a device."""
@@ -364,12 +357,10 @@ class ZeroCosts:
         return 2 * held * tensor_part(stage, device) + optimizer
 
 
-def _index(replica: Replica, stage: Stage) -> int:
-    """The place of the replica's stage that begins where `stage` does, or the nearest before."""
+def counterpart(replica: Replica, stage: Stage) -> Stage:
+    """The replica's stage that begins where `stage` does, or the nearest before."""
     first = stage.layers[0][0]
-    return max(
-        (j for j, other in enumerate(replica.stages) if other.layers[0][0] <= first), default=0
-    )
+    return [other for other in replica.stages if other.layers[0][0] <= first][-1]
 
 
 def tensor_part(stage: Stage, device: int) -> float:

@@ -11,8 +11,7 @@ import datetime
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -36,16 +35,15 @@ VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 
 
 def groups_of(ranks: int, per_node: int) -> dict[Kind, list[list[int]]]:
-    """Ranks of the groups of each kind with more than one member; equal kinds once."""
+    """Ranks of the groups of each kind with more than one member; equal kinds once. ranks: at least
+    2."""
     nodes = [list(range(first, first + per_node)) for first in range(0, ranks, per_node)]
-    groups: dict[Kind, list[list[int]]] = {}
-    if per_node > 1:
-        groups["node"] = nodes
-    if len(nodes) > 1 and per_node > 1:
-        groups["between"] = [[node[0] for node in nodes]]
-    if len(nodes) > 1:
-        groups["all"] = [list(range(ranks))]
-    return groups
+    if len(nodes) == 1:
+        return {"node": nodes}
+    everyone = list(range(ranks))
+    if per_node == 1:
+        return {"all": [everyone]}
+    return {"node": nodes, "between": [everyone[::per_node]], "all": [everyone]}
 
 
 def torchrun_place() -> list[int]:
@@ -79,8 +77,9 @@ def measure_collectives(
     place = "cpu" if device == "cpu" else f"cuda:{local_rank}"
     if device != "cpu":
         torch.cuda.set_device(local_rank)
-    with process_group(backend):
-        fits = []
+    dist.init_process_group(backend, timeout=datetime.timedelta(seconds=120))
+    fits = []
+    try:
         for kind, members in groups_of(ranks, per_node).items():
             made = [dist.new_group(group) for group in members]  # all ranks, in the same order
             mine = next((i for i, group in enumerate(members) if rank in group), None)
@@ -94,6 +93,8 @@ def measure_collectives(
                     speed, latency = fits[-1].bytes_per_second / 1e9, 1e6 * fits[-1].latency_seconds
                     (tell or silent)(f"{operation}, {kind}: {speed:.3g} GB/s, {latency:.3g} us")
         dist.barrier()
+    finally:
+        dist.destroy_process_group()
     if rank != 0:
         return None
     return Collectives(
@@ -103,19 +104,6 @@ def measure_collectives(
         provenance=measured_here(f"hetplan profile collectives, {backend}", device),
         fits=fits,
     )
-
-
-@contextmanager
-def process_group(backend: str) -> Iterator[None]:
-    """torch.distributed initialised inside, unless it is already."""
-    if dist.is_initialized():
-        yield
-        return
-    dist.init_process_group(backend, timeout=datetime.timedelta(seconds=120))
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
 
 
 def _fit(operation: str, kind: Kind, ranks: int, points: list[SizePoint]) -> FittedCollective:
@@ -163,38 +151,29 @@ def _operation(
 ) -> Callable[[], Any]:
     """What a rank does on `size` bytes of its own (reduce-scatter, all-to-all: in all parts
     together)."""
-    count = max(size // 4 // len(ranks), 1) * len(ranks)
-    own = torch.ones(count, device=place)
-    rank = dist.get_rank()
-    if operation == "send":
-        peers = ranks[:2]
-        if rank not in peers:
-            return lambda: None
-        there = peers[1 - peers.index(rank)]
-        act = dist.send if rank == peers[0] else dist.recv
-        return lambda: act(own, there, group=group)
-    if operation == "all-reduce":
-        return lambda: dist.all_reduce(own, group=group)
-    if operation == "all-gather":
-        parts = [torch.empty_like(own) for _ in ranks]
-        return lambda: dist.all_gather(parts, own, group=group)
-    if operation == "grouped-broadcast":
-        parts = [own if r == rank else torch.empty_like(own) for r in ranks]
+    each = max(size // 4 // len(ranks), 1)
+    own = torch.ones(each * len(ranks), device=place)
+    pieces, target = list(own.chunk(len(ranks))), torch.empty_like(own)
+    everyones = [torch.empty_like(own) for _ in ranks]
 
-        def broadcast() -> None:
-            work = [
-                dist.broadcast(p, r, group=group, async_op=True)
-                for p, r in zip(parts, ranks, strict=True)
-            ]
-            for one in work:
-                one.wait()
+    def send() -> None:
+        if dist.get_rank() == ranks[0]:
+            dist.send(own, ranks[1], group=group)
+        elif dist.get_rank() == ranks[1]:
+            dist.recv(target, ranks[0], group=group)
 
-        return broadcast
-    pieces = list(own.chunk(len(ranks)))
-    if operation == "reduce-scatter":
-        out = torch.empty_like(pieces[0])
-        return lambda: dist.reduce_scatter(out, pieces, group=group)
-    if operation == "all-to-all":
-        target = torch.empty_like(own)
-        return lambda: dist.all_to_all_single(target, own, group=group)
-    raise AssertionError(operation)
+    def broadcast() -> None:
+        pairs = zip(everyones, ranks, strict=True)
+        work = [dist.broadcast(part, r, group=group, async_op=True) for part, r in pairs]
+        for one in work:
+            one.wait()
+
+    runs: dict[str, Callable[[], Any]] = {
+        "send": send,
+        "all-reduce": lambda: dist.all_reduce(own, group=group),
+        "all-gather": lambda: dist.all_gather(everyones, own, group=group),
+        "reduce-scatter": lambda: dist.reduce_scatter(target[:each], pieces, group=group),
+        "all-to-all": lambda: dist.all_to_all_single(target, own, group=group),
+        "grouped-broadcast": broadcast,
+    }
+    return runs[operation]

@@ -19,7 +19,7 @@ from hetplan.formulations.poplar.awareness import OutOfMemoryOnDevice
 from hetplan.profiling.models import Model
 from hetplan.profiling.transformer import Transformer
 from hetplan.runtime.execution.position import Dropout
-from hetplan.runtime.references.transformer import Block, Embedding, Head
+from hetplan.runtime.references.build import text_layers
 from hetplan.runtime.tracing.counter import DTYPES, saved_by_autograd, storage
 
 KINDS = ("embedding", "block", "head")
@@ -88,33 +88,24 @@ def network(model: Model, device: str, *, tensor: int = 1, blocks: int | None = 
 
     Raises UnsupportedError for a model without torch layers.
     """
-    whole, _ = shape_of(model)
-    shape, before = shard(whole, tensor), torch.get_default_dtype()
+    shape, before = shard(shape_of(model)[0], tensor), torch.get_default_dtype()
+    if blocks is not None:
+        shape = replace(shape, layers=blocks)
     torch.set_default_dtype(DTYPES[model.precision])
     try:
         with torch.device(device):
-            embedding = Embedding(shape, "embedding")
-            inner = [
-                Block(shape, i, f"block-{i}")
-                for i in range(shape.layers if blocks is None else blocks)
-            ]
-            head = Head(shape, embedding.table if shape.tied else None)
+            layers = nn.ModuleList(text_layers(shape).values())
     finally:
         torch.set_default_dtype(before)
-    layers: tuple[nn.Module, ...] = (embedding, *inner, head)
-    own: list[tuple[Tensor, ...]] = []
-    seen: set[int] = set()
-    for layer in layers:
-        for parent in list(layer.modules()):
-            for name, child in list(parent.named_children()):
-                if isinstance(child, Dropout):
-                    setattr(parent, name, TorchDropout(child.probability))
-        new = [p for p in layer.parameters() if id(p) not in seen]
-        for parameter in new:
-            nn.init.normal_(parameter, std=0.02)
-        seen |= {id(p) for p in new}
-        own.append(tuple(new))
-    return Network(layers, tuple(own))
+    for parent in list(layers.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, Dropout):
+                setattr(parent, name, TorchDropout(child.probability))
+    own: list[list[Tensor]] = [[] for _ in layers]
+    for name, parameter in layers.named_parameters():  # a shared one under its first name
+        nn.init.normal_(parameter, std=0.02)
+        own[int(name.partition(".")[0])].append(parameter)
+    return Network(tuple(layers), tuple(map(tuple, own)))
 
 
 def tokens_of(model: Model, batch: int, device: str, *, tensor: int = 1) -> Tensor:

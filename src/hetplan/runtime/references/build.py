@@ -8,6 +8,7 @@ anything that does.
 from __future__ import annotations
 
 import zlib
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -18,7 +19,7 @@ from torch.nn import functional as F
 from hetplan.errors import InputError, UnsupportedError
 from hetplan.profiling.models import Model
 from hetplan.profiling.transformer import Experts, Transformer
-from hetplan.profiling.vision import VGG19, encoder
+from hetplan.profiling.vision import VGG19
 from hetplan.profiling.zoo import gpt2
 from hetplan.runtime.execution.position import Dropout, key_of, mixed, signed, uniform
 from hetplan.runtime.references.transformer import IGNORED, Block, Embedding, Head
@@ -103,76 +104,58 @@ class Patches(nn.Module):
 
 
 class Classifier(nn.Module):
-    """Norm and classifier of the class token: ([B, S, H], classes [B]) -> sum of losses."""
+    """([B, …], classes [B]) -> the sum of losses, of the class token where there is a norm, else of
+    all there is of a sample."""
 
-    def __init__(self, t: Transformer, classes: int) -> None:
+    def __init__(self, inputs: int, classes: int, norm: nn.Module | None = None) -> None:
         super().__init__()
-        self.norm, self.out = nn.LayerNorm(t.hidden), nn.Linear(t.hidden, classes)
+        self.norm, self.linear = norm, nn.Linear(inputs, classes)
 
     def forward(self, x: Tensor, targets: Tensor) -> Tensor:
         """Cross-entropy."""
-        return F.cross_entropy(self.out(self.norm(x)[:, 0]), targets, reduction="sum")
+        x = x.flatten(1) if self.norm is None else self.norm(x)[:, 0]
+        return F.cross_entropy(self.linear(x), targets, reduction="sum")
 
 
-class Convolution(nn.Module):
-    """3 x 3 convolution, ReLU, and 2 x 2 maximum pooling where `pooled`."""
-
-    def __init__(self, channels: int, width: int, *, pooled: bool) -> None:
-        super().__init__()
-        self.convolution, self.pooled = nn.Conv2d(channels, width, 3, padding=1), pooled
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[B, channels, side, side] -> [B, width, side or side / 2, …]."""
-        y = F.relu(self.convolution(x))
-        return F.max_pool2d(y, 2) if self.pooled else y
+def convolution(channels: int, width: int, *, pooled: bool) -> nn.Module:
+    """3 x 3 convolution, ReLU, and 2 x 2 maximum pooling where `pooled`: [B, channels, side, side]
+    -> [B, width, side or side / 2, …]."""
+    pool = nn.MaxPool2d(2) if pooled else nn.Identity()
+    own = nn.Conv2d(channels, width, 3, padding=1)
+    return nn.Sequential(OrderedDict(convolution=own, relu=nn.ReLU(), pool=pool))
 
 
-class Connected(nn.Module):
-    """A linear layer of all there is of a sample, ReLU and dropout."""
-
-    def __init__(self, inputs: int, outputs: int, probability: float, site: str) -> None:
-        super().__init__()
-        self.linear, self.drop = nn.Linear(inputs, outputs), Dropout(probability, site)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[B, …] -> [B, outputs]."""
-        return self.drop(F.relu(self.linear(x.flatten(1))))
-
-
-class LinearClassifier(nn.Module):
-    """([B, …], classes [B]) -> sum of losses."""
-
-    def __init__(self, inputs: int, classes: int) -> None:
-        super().__init__()
-        self.linear = nn.Linear(inputs, classes)
-
-    def forward(self, x: Tensor, targets: Tensor) -> Tensor:
-        """Cross-entropy."""
-        return F.cross_entropy(self.linear(x.flatten(1)), targets, reduction="sum")
+def connected(inputs: int, outputs: int, probability: float, site: str) -> nn.Module:
+    """A linear layer of all there is of a sample, ReLU and dropout: [B, …] -> [B, outputs]."""
+    linear, drop = nn.Linear(inputs, outputs), Dropout(probability, site)
+    return nn.Sequential(OrderedDict(flat=nn.Flatten(), linear=linear, relu=nn.ReLU(), drop=drop))
 
 
 class Whole(nn.Module):
     """Several layers as one: (inputs, targets) -> sum of losses. For chains of a single layer."""
 
-    def __init__(self, *layers: nn.Module) -> None:
+    def __init__(self, *inner: nn.Module, last: nn.Module) -> None:
         super().__init__()
-        self.parts = nn.ModuleList(layers)
+        self.inner, self.last = nn.Sequential(*inner), last
 
     def forward(self, x: Tensor, targets: Tensor) -> Tensor:
         """One after the other."""
-        for part in self.parts[:-1]:
-            x = part(x)
-        loss: Tensor = self.parts[-1](x, targets)
+        loss: Tensor = self.last(self.inner(x), targets)
         return loss
 
 
 def build(shape: Transformer, sequence: int, *, seed: int = 0) -> Reference:
     """Embedding, blocks and head of a text model, on the current default device."""
-    embedding = Embedding(shape, "embedding")
-    layers: dict[str, nn.Module] = {"embedding": embedding}
-    layers |= {f"block-{i}": Block(shape, i, f"block-{i}") for i in range(shape.layers)}
-    layers["head"] = Head(shape, embedding.table if shape.tied else None)
+    layers = text_layers(shape)
     return Reference(layers, vocabulary=shape.vocabulary, sequence=sequence, seed=seed)
+
+
+def text_layers(shape: Transformer) -> dict[str, nn.Module]:
+    """Embedding, blocks and head by name, with torch's own first values."""
+    embedding = Embedding(shape, "embedding")
+    blocks = {f"block-{i}": Block(shape, i, f"block-{i}") for i in range(shape.layers)}
+    head = Head(shape, embedding.table if shape.tied else None)
+    return {"embedding": embedding, **blocks, "head": head}
 
 
 def build_vit(
@@ -181,7 +164,7 @@ def build_vit(
     """A ViT."""
     layers: dict[str, nn.Module] = {"patches": Patches(shape, image, patch)}
     layers |= {f"block-{i}": Block(shape, i, f"block-{i}") for i in range(shape.layers)}
-    layers["head"] = Classifier(shape, classes)
+    layers["head"] = Classifier(shape.hidden, classes, nn.LayerNorm(shape.hidden))
     return Reference(layers, vocabulary=classes, sequence=None, image=image, seed=seed)
 
 
@@ -199,13 +182,13 @@ def build_vgg(
     for i, width in enumerate(plan):
         if width:
             pooled = i + 1 < len(plan) and plan[i + 1] == 0
-            layers[f"conv-{len(layers)}"] = Convolution(channels, width, pooled=pooled)
+            layers[f"conv-{len(layers)}"] = convolution(channels, width, pooled=pooled)
             channels = width
         else:
             side //= 2
-    layers["fc-0"] = Connected(channels * side * side, inner, 0.5, "fc-0")
-    layers["fc-1"] = Connected(inner, inner, 0.5, "fc-1")
-    layers["head"] = LinearClassifier(inner, classes)
+    layers["fc-0"] = connected(channels * side * side, inner, 0.5, "fc-0")
+    layers["fc-1"] = connected(inner, inner, 0.5, "fc-1")
+    layers["head"] = Classifier(inner, classes)
     return Reference(layers, vocabulary=classes, sequence=None, image=image, seed=seed)
 
 
@@ -213,15 +196,10 @@ def reference(model: Model, *, seed: int = 0) -> Reference:
     """A described model at full width; raises UnsupportedError for what has no layers here."""
     if model.spec.shape is not None and model.sequence is not None:
         return build(model.spec.shape, model.sequence, seed=seed)
-    names = [layer.name for layer in model.layers]
-    if names[0] == "patches":
-        wide = {
-            "vit-base": encoder(768, 12, 12, 3072),
-            "vit-large": encoder(1024, 24, 16, 4096),
-        }.get(model.name)
-        if wide is not None:
-            return build_vit(wide, image=224, patch=16, classes=1000, seed=seed)
-    if names[0] == "conv-0":
+    first = model.layers[0].name
+    if first == "patches" and model.spec.encoder is not None:
+        return build_vit(model.spec.encoder, image=224, patch=16, classes=1000, seed=seed)
+    if first == "conv-0":
         return build_vgg(seed=seed)
     raise UnsupportedError(
         f"{model.name} has no torch layers here; name your own by --factory module:function"
@@ -239,16 +217,13 @@ def stand_in(
     """
     if len(set(names)) < len(names):
         raise InputError("layer names stand twice", expected="different names")
-    heads = max(2, tensor)
+    heads, blocks = max(2, tensor), len(names) - 2 if len(names) > 1 else 1
     shape = replace(
-        gpt2(max(1, len(names) - 2), 4 * heads, heads, vocabulary=max(32, tensor), positions=8),
+        gpt2(blocks, 4 * heads, heads, vocabulary=max(32, tensor), positions=8),
         feed_forward=8 * heads, dropout=False, tied=len(names) > 1, experts=experts,
     )  # fmt: skip
-    embedding = Embedding(shape, names[0])
-    head = Head(shape, embedding.table if shape.tied else None)
+    layers = list(text_layers(shape).values())
     if len(names) == 1:
-        layers: dict[str, nn.Module] = {names[0]: Whole(embedding, Block(shape, 0, names[0]), head)}
-    else:
-        inner = {name: Block(shape, i, name) for i, name in enumerate(names[1:-1])}
-        layers = {names[0]: embedding, **inner, names[-1]: head}
-    return Reference(layers, vocabulary=shape.vocabulary, sequence=8, seed=seed)
+        layers = [Whole(*layers[:-1], last=layers[-1])]
+    named = dict(zip(names, layers, strict=True))
+    return Reference(named, vocabulary=shape.vocabulary, sequence=8, seed=seed)

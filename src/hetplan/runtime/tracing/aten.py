@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -116,29 +117,25 @@ def repeated_heads(w: Walker, x: Tensor, heads: int) -> Tensor:
     return w.reshape(w.apply("repeat", x, shape=(b, g, heads // g, s, d)), (b, heads, s, d))
 
 
-def routed(w: Walker, gates: Tensor, active: int, capacity: int) -> Tensor:
-    """hetplan's own operator for mixtures of experts."""
-    return w.apply("route", gates, active=int(active), capacity=int(capacity))
+def offset(w: Walker, x: Any, number: float) -> Tensor:
+    """x plus a number; nothing is written for 0."""
+    made: Tensor = w.apply("offset", x, number=number) if number else x
+    return made
 
 
 def add(w: Walker, left: Any, right: Any, *, alpha: float = 1) -> Tensor:
-    """Tensors or numbers."""
-    if scalar(left) is not None and not isinstance(left, Tensor):
-        left, right = right, left
-        if alpha != 1:
-            raise MissingRule("a number plus a multiple of a tensor")
+    """left + alpha * right, tensors or numbers."""
     number = scalar(right)
     if number is not None:
-        return w.apply("offset", left, number=alpha * number) if number else left
+        return offset(w, left, alpha * number)
     if alpha != 1:
         right = w.apply("scale", right, factor=float(alpha))
-    return w.apply("add", left, right)
+    number = scalar(left)
+    return w.apply("add", left, right) if number is None else offset(w, right, number)
 
 
 def sub(w: Walker, left: Any, right: Any, *, alpha: float = 1) -> Tensor:
     """A sum with the negative."""
-    if scalar(left) is not None and not isinstance(left, Tensor):
-        return add(w, w.apply("scale", right, factor=-float(alpha)), left)
     return add(w, left, right, alpha=-alpha)
 
 
@@ -383,11 +380,9 @@ def split_with_sizes(
     w: Walker, x: Tensor, sizes: Sequence[int], dim: int = 0
 ) -> tuple[Tensor, ...]:
     """Ranges one after the other."""
-    d, begin, parts = positive(dim, len(x.shape)), 0, []
-    for size in sizes:
-        parts.append(narrow(w, x, d, begin, begin + size))
-        begin += size
-    return tuple(parts)
+    d = positive(dim, len(x.shape))
+    ends = zip(sizes, accumulate(sizes), strict=True)
+    return tuple(narrow(w, x, d, end - size, end) for size, end in ends)
 
 
 def cat(w: Walker, tensors: Sequence[Any], dim: int = 0) -> Tensor:
@@ -426,7 +421,9 @@ RULES: dict[str, Rule] = {
     "aten.einsum": einsum,
     "aten.conv2d": conv2d,
     "aten.scaled_dot_product_attention": attention,
-    "hetplan.route": routed,
+    "hetplan.route": lambda w, gates, active, capacity: w.apply(
+        "route", gates, active=int(active), capacity=int(capacity)
+    ),
     "aten.add": add,
     "aten.sub": sub,
     "aten.mul": mul,

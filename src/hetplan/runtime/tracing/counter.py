@@ -32,6 +32,7 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 __all__ = [
     "DataDependentOutputException",
@@ -40,6 +41,7 @@ __all__ = [
     "TorchDispatchMode",
     "next_node",
     "running_node",
+    "tree_leaves",
 ]
 
 
@@ -63,17 +65,11 @@ def _aten(names: str) -> frozenset[str]:
     return frozenset(f"aten.{name}" for name in names.split())
 
 
-# Their outputs are inputs by another name, though they are not marked as views.
-ALIASES = _aten(
-    """
-    _unsafe_view _reshape_alias lift_fresh detach_ alias
-    """
-)
-# They make memory without writing it, or only ask about it.
+# They make memory without writing it, give an input another name, or only ask about it.
 FREE = _aten(
     """
     empty empty_like empty_strided new_empty new_empty_strided sym_size is_same_size
-    _local_scalar_dense resize_
+    _local_scalar_dense resize_ _unsafe_view _reshape_alias lift_fresh detach_ alias
     """
 )
 # They write without reading.
@@ -115,16 +111,10 @@ MEMORY = _aten(
 )
 
 
-def matrix(left: Tensor, right: Tensor) -> list[Product]:
-    """m x k by k x n."""
-    return [(1.0, float(left.shape[0]), float(left.shape[1]), float(right.shape[1]))]
-
-
-def batched(left: Tensor, right: Tensor) -> list[Product]:
-    """Products of a batch."""
-    return [
-        (float(left.shape[0]), float(left.shape[1]), float(left.shape[2]), float(right.shape[2]))
-    ]
+def matrices(left: Tensor, right: Tensor) -> list[Product]:
+    """[…, m, k] by […, k, n]."""
+    *batch, m, k = map(float, left.shape)
+    return [(math.prod(batch), m, k, float(right.shape[-1]))]
 
 
 def convolution_product(
@@ -139,12 +129,6 @@ def convolution_product(
     return float(groups), rows, float(weight.shape[1]) * window, float(weight.shape[0] / groups)
 
 
-def convolution(args: Arguments, out: Any) -> list[Product]:
-    """aten.convolution(x, weight, bias, stride, padding, dilation, transposed, output_padding,
-    groups)."""
-    return [convolution_product(args[0], args[1], args[6], args[8], out)]
-
-
 def convolution_backward(args: Arguments, out: Any) -> list[Product]:
     """dX = G W^T, dW = X^T G; args: gradient, x, weight, five of sizes, transposed, padding,
     groups, mask."""
@@ -154,70 +138,56 @@ def convolution_backward(args: Arguments, out: Any) -> list[Product]:
     return [(count, m, n, k)] * bool(mask[0]) + [(count, k, m, n)] * bool(mask[1])
 
 
-def attention(args: Arguments, out: Any) -> list[Product]:
-    """Scores and their product with the values; masks hide nothing of the work."""
-    return _attention(args[0], args[1], args[2], forward=True)
-
-
-def attention_backward(args: Arguments, out: Any) -> list[Product]:
-    """The scores again, and two products each for them and the values (Dao et al. 2022, Algorithm
-    4)."""
-    return _attention(args[1], args[2], args[3], forward=False)
-
-
-def _attention(q: Tensor, k: Tensor, v: Tensor, *, forward: bool) -> list[Product]:
+def attention_product(q: Tensor, k: Tensor, v: Tensor, *, backward: bool) -> list[Product]:
+    """Scores and their product with the values; masks hide nothing of the work. Backward: the
+    scores again, and two products each for them and the values (Dao et al. 2022, Algorithm 4)."""
     heads, rows, columns = float(q.shape[0] * q.shape[1]), float(q.shape[2]), float(k.shape[2])
     width, out = float(q.shape[3]), float(v.shape[3])
-    scores, mixed = (heads, rows, width, columns), (heads, rows, columns, out)
-    if forward:
-        return [scores, mixed]
+    scores = (heads, rows, width, columns)
+    if not backward:
+        return [scores, (heads, rows, columns, out)]
     return [
         scores, (heads, rows, out, columns), (heads, columns, rows, out),
         (heads, rows, columns, width), (heads, columns, rows, width),
     ]  # fmt: skip
 
 
+ATTENTIONS = [
+    f"aten._scaled_dot_product_{kind}"
+    for kind in (
+        "flash_attention_for_cpu",
+        "flash_attention",
+        "efficient_attention",
+        "cudnn_attention",
+    )
+]
+# (arguments, result) -> products
 PRODUCTS: dict[str, Callable[[Arguments, Any], list[Product]]] = {
-    "aten.mm": lambda args, out: matrix(args[0], args[1]),
-    "aten.addmm": lambda args, out: matrix(args[1], args[2]),
-    "aten._addmm_activation": lambda args, out: matrix(args[1], args[2]),
-    "aten.bmm": lambda args, out: batched(args[0], args[1]),
-    "aten.baddbmm": lambda args, out: batched(args[1], args[2]),
-    "aten.addbmm": lambda args, out: batched(args[1], args[2]),
-    "aten.mv": lambda args, out: matrix(args[0], args[1].unsqueeze(1)),
-    "aten.addmv": lambda args, out: matrix(args[1], args[2].unsqueeze(1)),
+    "aten.mm": lambda args, out: matrices(args[0], args[1]),
+    "aten.addmm": lambda args, out: matrices(args[1], args[2]),
+    "aten._addmm_activation": lambda args, out: matrices(args[1], args[2]),
+    "aten.bmm": lambda args, out: matrices(args[0], args[1]),
+    "aten.baddbmm": lambda args, out: matrices(args[1], args[2]),
+    "aten.addbmm": lambda args, out: matrices(args[1], args[2]),
+    "aten.mv": lambda args, out: matrices(args[0], args[1].unsqueeze(1)),
+    "aten.addmv": lambda args, out: matrices(args[1], args[2].unsqueeze(1)),
     "aten.dot": lambda args, out: [(1.0, 1.0, float(args[0].numel()), 1.0)],
-    "aten.convolution": convolution,
+    # x, weight, bias, stride, padding, dilation, transposed, output padding, groups
+    "aten.convolution": lambda args, out: [
+        convolution_product(args[0], args[1], args[6], args[8], out)
+    ],
     "aten.convolution_backward": convolution_backward,
-    **{
-        f"aten._scaled_dot_product_{kind}": attention
-        for kind in (
-            "flash_attention_for_cpu",
-            "flash_attention",
-            "efficient_attention",
-            "cudnn_attention",
-        )
-    },
-    **{
-        f"aten._scaled_dot_product_{kind}_backward": attention_backward
-        for kind in (
-            "flash_attention_for_cpu",
-            "flash_attention",
-            "efficient_attention",
-            "cudnn_attention",
-        )
-    },
+    **dict.fromkeys(ATTENTIONS, lambda args, out: attention_product(*args[:3], backward=False)),
+    **dict.fromkeys(
+        (f"{name}_backward" for name in ATTENTIONS),
+        lambda args, out: attention_product(*args[1:4], backward=True),
+    ),
 }
 
 
 def name_of(operator: Any) -> str:
     """`aten.mm` of aten.mm.default."""
     return ".".join(str(operator).split(".")[:2])
-
-
-def is_free(operator: Any, name: str) -> bool:
-    """Whether nothing is read or written."""
-    return bool(operator.is_view) or name in ALIASES or name in FREE or operator.namespace == "prim"
 
 
 def is_ruled(operator: Any, name: str) -> bool:
@@ -227,16 +197,9 @@ def is_ruled(operator: Any, name: str) -> bool:
     return name in known or name.removesuffix("_") in known or bool(tags & set(operator.tags))
 
 
-def tensors(value: Any) -> Iterator[Tensor]:
+def tensors(value: Any) -> list[Tensor]:
     """All tensors in arguments or results."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, (tuple, list)):
-        for one in value:
-            yield from tensors(one)
-    elif isinstance(value, dict):
-        for one in value.values():
-            yield from tensors(one)
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
 
 
 def bytes_of(tensor: Tensor) -> float:
@@ -247,7 +210,7 @@ def bytes_of(tensor: Tensor) -> float:
 
 def traffic(name: str, args: Arguments, kwargs: dict[str, Any], out: Any) -> tuple[float, float]:
     """(bytes read, bytes written)."""
-    inputs, made = list(tensors((args, kwargs))), list(tensors(out))
+    inputs, made = tensors((args, kwargs)), tensors(out)
     written = sum(map(bytes_of, made))
     if name in FILLS:
         return 0.0, written
@@ -258,12 +221,6 @@ def traffic(name: str, args: Arguments, kwargs: dict[str, Any], out: Any) -> tup
         return 2 * moved, moved
     distinct = {id(t): t for t in inputs}
     return sum(map(bytes_of, distinct.values())), written
-
-
-def products(name: str, args: Arguments, out: Any) -> list[Product]:
-    """Matrix products of an operator; none of what only moves memory."""
-    rule = PRODUCTS.get(name)
-    return [] if rule is None else rule(args, out)
 
 
 @dataclass(frozen=True)
@@ -338,13 +295,12 @@ class Counter(TorchDispatchMode):
         layer = self._layer()
         if not self.backward:
             self._follow(layer, (args, kwargs), out)
-        if is_free(func, name):
-            return out
-        read, written = traffic(name, args, kwargs, out)
-        made = tuple(products(name, args, out))
-        self.calls.append(
-            Call(name, layer, self.backward, read, written, made, is_ruled(func, name))
-        )
+        if not func.is_view and name not in FREE:
+            read, written = traffic(name, args, kwargs, out)
+            made = tuple(PRODUCTS[name](args, out)) if name in PRODUCTS else ()
+            self.calls.append(
+                Call(name, layer, self.backward, read, written, made, is_ruled(func, name))
+            )
         return out
 
     def _layer(self) -> int:
@@ -390,29 +346,28 @@ class Fused(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        kwargs = kwargs or {}
-        functional = torch.nn.functional
-        if func is functional.dropout:
-            x, p, training = _dropout(*args, **kwargs)
-            return torch.native_dropout(x, p, True)[0] if training and p else x
-        if func in (functional.rms_norm, torch.rms_norm):
-            x, shape, weight, eps = _rms_norm(*args, **kwargs)
-            return torch.native_layer_norm(x, list(shape), weight, None, eps or 0.0)[0]
-        return func(*args, **kwargs)
+        return FUSED.get(func, func)(*args, **(kwargs or {}))
 
 
-def _dropout(
+def fused_dropout(
     x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
-) -> tuple[Tensor, float, bool]:
-    """The arguments of functional.dropout."""
-    return x, p, training
+) -> Tensor:
+    """functional.dropout."""
+    return torch.native_dropout(x, p, True)[0] if training and p else x
 
 
-def _rms_norm(
+def fused_rms_norm(
     x: Tensor, normalized_shape: Any, weight: Tensor | None = None, eps: float | None = None
-) -> tuple[Tensor, Any, Tensor | None, float | None]:
-    """The arguments of functional.rms_norm."""
-    return x, normalized_shape, weight, eps
+) -> Tensor:
+    """functional.rms_norm."""
+    return torch.native_layer_norm(x, list(normalized_shape), weight, None, eps or 0.0)[0]
+
+
+FUSED: dict[Any, Callable[..., Any]] = {
+    torch.nn.functional.dropout: fused_dropout,
+    torch.nn.functional.rms_norm: fused_rms_norm,
+    torch.rms_norm: fused_rms_norm,
+}
 
 
 def storage(tensor: Tensor) -> int:

@@ -36,6 +36,7 @@ from hetplan.runtime.tracing.counter import (
     saved_by_autograd,
     storage,
 )
+from hetplan.runtime.tracing.walk import numbered
 
 SAMPLES = (2, 3)
 # What modules raise that do not run on tensors without values.
@@ -277,12 +278,11 @@ def labels(module: nn.Module) -> dict[str, str]:
     if chain := chain_of(module):
         return {path: path.removeprefix("layers.") for path in chain}
     paths = [path for path, _ in module.named_modules() if path]
-    numbered = {path: _numbered(path) for path in paths}
-    holds = {above for label in numbered.values() for above in _above(label)}
+    holds = {above for path in paths for above in _above(numbered(path))}
     layer_of = {}
     for path in paths:
-        if numbered[path]:
-            layer_of[path] = numbered[path]
+        if label := numbered(path):
+            layer_of[path] = label
         elif path not in holds:
             layer_of[path] = next(head for head in (*_above(path), path) if head not in holds)
     return layer_of
@@ -292,13 +292,6 @@ def _above(path: str) -> list[str]:
     """The paths of what contains a submodule, the outermost first."""
     parts = path.split(".")
     return [".".join(parts[:i]) for i in range(1, len(parts))]
-
-
-def _numbered(path: str) -> str:
-    """The path up to its first number, or nothing."""
-    parts = path.split(".")
-    at = next((i for i, part in enumerate(parts) if part.isdigit()), None)
-    return "" if at is None else ".".join(parts[: at + 1])
 
 
 def _owned(

@@ -9,19 +9,21 @@ from __future__ import annotations
 
 import operator
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor as TorchTensor
 from torch.export.graph_signature import InputKind, OutputKind
+from torch.fx.node import map_arg
 
 from hetplan.errors import InputError, UnsupportedError
 from hetplan.formulations.hap.spmd.program import SingleProgram, Writer
 from hetplan.runtime.tracing.aten import RULES
+from hetplan.runtime.tracing.counter import name_of, tree_leaves
 from hetplan.runtime.tracing.fuse import Packed, fused
-from hetplan.runtime.tracing.walk import MissingRule, Tensor, Unsupported, Walker
+from hetplan.runtime.tracing.walk import MissingRule, Tensor, Unsupported, Walker, numbered
 
 # Assertions that torch.export writes: nothing to run.
 SILENT = ("aten._assert_tensor_metadata", "aten._assert_async", "aten._assert_scalar")
@@ -136,7 +138,7 @@ def walk(
         return walker.unsupported
     (made,) = [node.args[0] for node in program.graph.nodes if node.op == "output"]
     outputs = zip(program.graph_signature.output_specs, made, strict=True)
-    results = [resolved(node, known) for s, node in outputs if s.kind is OutputKind.USER_OUTPUT]
+    results = [known.get(node, node) for s, node in outputs if s.kind is OutputKind.USER_OUTPUT]
     loss = results[0] if len(results) == 1 else None
     if not isinstance(loss, Tensor) or loss.shape != ():
         got = loss.shape if isinstance(loss, Tensor) else f"{len(results)} values"
@@ -240,29 +242,17 @@ def place_of(node: Any) -> tuple[str, str]:
     stack = node.meta.get("nn_module_stack") or {}
     path = next((str(entry[0]) for entry in reversed(list(stack.values()))), "")
     path = path.removeprefix("L['self']").removeprefix(".")
-    parts = path.split(".") if path else []
-    digit = next((i for i, part in enumerate(parts) if part.isdigit()), 0)
-    return path, ".".join(parts[: digit + 1])
-
-
-def resolved(value: Any, known: Mapping[Any, Any]) -> Any:
-    """An argument with the graph's nodes replaced by their values."""
-    if hasattr(value, "op") and value in known:
-        return known[value]
-    if isinstance(value, (tuple, list)):
-        return type(value)(resolved(one, known) for one in value)
-    return value
+    return path, numbered(path) or path.partition(".")[0]
 
 
 def called(walker: Walker, node: Any, known: Mapping[Any, Any]) -> Any:
     """The value of one call."""
-    arguments = resolved(tuple(node.args), known)
-    named = {key: resolved(value, known) for key, value in node.kwargs.items()}
+    arguments, named = map_arg((node.args, node.kwargs), lambda n: known.get(n, n))
     if node.target is operator.getitem:
         return arguments[0][arguments[1]]
-    if not any(tensors_in((arguments, tuple(named.values())))):
+    if not any(isinstance(leaf, Tensor) for leaf in tree_leaves((arguments, named))):
         return node.target(*arguments, **named)
-    kind, shape = ".".join(str(node.target).split(".")[:2]), shape_of(node)
+    kind, shape = name_of(node.target), shape_of(node)
     walker.made = shape
     if kind in SILENT:
         return None
@@ -278,15 +268,6 @@ def called(walker: Walker, node: Any, known: Mapping[Any, Any]) -> Any:
         expected = str(tuple(shape))
         raise InputError(f"shape of {kind}", where=walker.where, got=made.shape, expected=expected)
     return made
-
-
-def tensors_in(value: Any) -> Iterator[Tensor]:
-    """Tensors of the program among arguments."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, (tuple, list)):
-        for one in value:
-            yield from tensors_in(one)
 
 
 def shape_of(node: Any) -> Any:

@@ -120,16 +120,18 @@ def positive(d: int, rank: int) -> int:
     return d + rank if d < 0 else d
 
 
-def is_number(value: Any) -> bool:
-    """Whether a value is a plain number."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
 def scalar(value: Any) -> float | None:
     """The number that a constant of one entry, or a plain number, stands for; None for anything
     else."""
-    if is_number(value):
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
         return float(value)
     if isinstance(value, Tensor) or not hasattr(value, "numel"):
         return None
     return float(value) if value.numel() == 1 else None
+
+
+def numbered(path: str) -> str:
+    """The path of a submodule up to its first number (`blocks.3`), or nothing."""
+    parts = path.split(".")
+    place = next((i for i, part in enumerate(parts) if part.isdigit()), -1)
+    return ".".join(parts[: place + 1])

@@ -14,57 +14,71 @@ saves nothing more.
 written with norms first (after costs the same), without dropout, token types and pooler; a mixture
 of experts is GShard's dispatch with an even load's places, as profiles assume. A class token is one
 more patch.
+
+Nodes are called as `PUBLISHED` or `BY_LAYER` says: instances and plan files have these names.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from hetplan.errors import InputError, UnsupportedError
 from hetplan.formulations.hap.spmd.program import SingleProgram, Writer
 from hetplan.profiling.models import Model
-from hetplan.profiling.transformer import Experts, Transformer
+from hetplan.profiling.transformer import Experts, Transformer, transformer
 from hetplan.profiling.vision import VGG19
 
-
-def shape(layers: int, hidden: int, heads: int, feed: int, **changes: Any) -> Transformer:
-    """A transformer's shape; networks give vocabularies and positions themselves."""
-    plain = Transformer(
-        vocabulary=0, hidden=hidden, layers=layers, heads=heads, feed_forward=feed,
-        kv_heads=heads, head_dim=hidden // heads,
-    )  # fmt: skip
-    return replace(plain, **changes)
+# i: number of a block; layer: its name in the profile.
+PUBLISHED = {
+    "attention": "b{i}.attention", "scores": "b{i}.attention.heads", "feed": "b{i}.ff",
+    "experts": "b{i}.moe", "norm-1": "b{i}.norm1", "norm-2": "b{i}.norm2", "sum-1": "b{i}.x",
+    "sum-2": "b{i}.y", "table": "table", "embedding-norm": "norm", "final-norm": "norm",
+    "transform-norm": "transform.norm", "transform-gelu": "transform.gelu", "head": "head",
+}  # fmt: skip
+BY_LAYER = {
+    "attention": "{layer}", "scores": "{layer}.attention", "feed": "{layer}", "experts": "{layer}",
+    "norm-1": "{layer}.norm-1", "norm-2": "{layer}.norm-2", "sum-1": "{layer}.sum-1",
+    "sum-2": "{layer}.sum-2", "table": "table", "embedding-norm": "embedding-norm",
+    "final-norm": "final-norm", "transform-norm": "transform-norm",
+    "transform-gelu": "transform-gelu", "head": "lm-head",
+}  # fmt: skip
 
 
 def sizes(
     layers: int, tiny: bool, devices: int, hidden: int = 768, heads: int = 12, feed: int = 3072
 ) -> Transformer:
     """As published; or as small as dimensions that every device shall have a part of can be."""
-    if not tiny:
-        return shape(layers, hidden, heads, feed)
-    heads, each = max(2, devices), devices + devices % 2
-    return shape(layers, heads * each, heads, 2 * heads)
+    if tiny:
+        heads, each = max(2, devices), devices + devices % 2
+        hidden, feed = heads * each, 2 * heads
+    return transformer(layers, hidden, heads, feed, vocabulary=0)
 
 
-@dataclass(frozen=True)
-class Names:
-    """What a block's nodes are called; `{}` is the block. Instances and plan files have them."""
-
-    attention: str = "{}.attention"
-    scores: str = "{}.attention.heads"
-    feed: str = "{}.ff"
-    norms: tuple[str, str] = ("{}.norm1", "{}.norm2")
-    sums: tuple[str, str] = ("{}.x", "{}.y")
+def published_layers(t: Transformer) -> list[str]:
+    """The layers' names."""
+    return ["embedding", *(f"block{i}" for i in range(t.layers)), "head"]
 
 
 class Blocks:
-    """Writes blocks of a shape. g groups of r query heads share keys and values."""
+    """Writes blocks of a shape. g groups of r query heads share keys and values.
 
-    def __init__(self, w: Writer, t: Transformer, names: Names, *, causal: bool) -> None:
+    norm_first: norms stand before attention and feed-forward, else behind the sums. places: of the
+    experts, in multiples of what an even load needs.
+    """
+
+    def __init__(
+        self,
+        w: Writer,
+        t: Transformer,
+        names: Mapping[str, str],
+        *,
+        causal: bool,
+        norm_first: bool = True,
+        places: int = 1,
+    ) -> None:
         self.w, self.t, self.names, self.causal = w, t, names, causal
+        self.norm_first, self.places = norm_first, places
 
     def norm(self, name: str, x: str) -> str:
         """The shape's kind of norm."""
@@ -74,20 +88,19 @@ class Blocks:
             return w.apply("rms-norm", name, x, scale)
         return w.apply("layer-norm", name, x, scale, w.parameter(f"{name}.shift", width))
 
-    def attention(self, block: str, x: str) -> str:
+    def attention(self, name: str, scores: str, x: str) -> str:
         """Projections to heads, attention, projection back."""
-        w, t, name = self.w, self.t, self.names.attention.format(block)
+        w, t = self.w, self.t
         g, r = t.kv_heads, t.heads // t.kv_heads
         weight, bias = (g, (r + 2) * t.head_dim, t.hidden), "gd" if t.attention_bias else None
         x = w.linear(f"{name}.qkv", x, "bsh,gdh->bgsd", weight, bias)
-        scores = self.names.scores.format(block)
         x = w.apply("attention", scores, x, causal=self.causal, rotary=t.rotary, queries=r)
         weight, bias = (t.hidden, g, r * t.head_dim), "h" if t.output_bias else None
         return w.linear(f"{name}.out", x, "bgsd,hgd->bsh", weight, bias)
 
-    def feed_forward(self, block: str, x: str) -> str:
+    def feed_forward(self, name: str, x: str) -> str:
         """Up, activation, down."""
-        w, t, name = self.w, self.t, self.names.feed.format(block)
+        w, t = self.w, self.t
         up, down = (t.feed_forward, t.hidden), (t.hidden, t.feed_forward)
         biased = t.feed_forward_bias
         if t.gated:
@@ -99,9 +112,10 @@ class Blocks:
             x = w.apply("gelu", f"{name}.gelu", x)
         return w.linear(f"{name}.down", x, "bsf,hf->bsh", down, "h" if biased else None)
 
-    def experts(self, name: str, x: str, mixture: Experts, places: int) -> str:
+    def experts(self, name: str, x: str, mixture: Experts) -> str:
         """Router, dispatch, experts, combination; one group of tokens per sample (GShard)."""
-        w, t, e = self.w, self.t, mixture.count
+        w, t, e, tokens = self.w, self.t, mixture.count, self.w.shape(x)[1]
+        places = min(-(-self.places * mixture.active * tokens // e), tokens)
         gates = w.linear(f"{name}.router", x, "bsh,eh->bse", (e, t.hidden))
         gates = w.apply("softmax", f"{name}.gates", gates)
         weights = w.apply("route", f"{name}.route", gates, active=mixture.active, capacity=places)
@@ -116,20 +130,74 @@ class Blocks:
         x = w.linear(f"{name}.down", x, "becf,ehf->bech", (e, t.hidden, t.feed_forward))
         return w.apply("contract", f"{name}.combine", weights, x, equation="bsec,bech->bsh")
 
-    def block(self, block: str, x: str, feed: Callable[[str, str], str] | None = None) -> str:
-        """Norm, attention, sum, norm, feed-forward network (or `feed`), sum."""
-        w, names = self.w, self.names
-        norms, sums = ([name.format(block) for name in pair] for pair in (names.norms, names.sums))
-        x = w.apply("add", sums[0], x, self.attention(block, self.norm(norms[0], x)))
-        y = (feed or self.feed_forward)(block, self.norm(norms[1], x))
-        return w.apply("add", sums[1], x, y)
-
-    def stack(self, x: str) -> str:
-        """All blocks alike."""
-        for i in range(self.t.layers):
-            self.w.layer = f"block{i}"
-            x = self.block(f"b{i}", x)
+    def block(self, x: str, i: int, layer: str) -> str:
+        """Attention and feed-forward network (or experts), each with its norm and sum."""
+        names = {key: name.format(i=i, layer=layer) for key, name in self.names.items()}
+        mixture = self.t.experts
+        for part in ("1", "2"):
+            y = self.norm(names[f"norm-{part}"], x) if self.norm_first else x
+            if part == "1":
+                y = self.attention(names["attention"], names["scores"], y)
+            elif mixture is not None and (i + 1) % mixture.every == 0:
+                y = self.experts(names["experts"], y, mixture)
+            else:
+                y = self.feed_forward(names["feed"], y)
+            x = self.w.apply("add", names[f"sum-{part}"], x, y)
+            if not self.norm_first:
+                x = self.norm(names[f"norm-{part}"], x)
         return x
+
+    def stack(self, x: str, layers: Sequence[str]) -> str:
+        """The blocks between the first and the last of the layers; what follows belongs to the
+        last."""
+        for i, layer in enumerate(layers[1:-1]):
+            self.w.layer = layer
+            x = self.block(x, i, layer)
+        self.w.layer = layers[-1]
+        return x
+
+    def placed(self, x: str, learned: int) -> str:
+        """Position vectors added, of which there may be more than are in use."""
+        tokens, table = self.w.shape(x)[1], self.w.parameter("positions", (learned, self.t.hidden))
+        if learned != tokens:
+            table = self.w.apply(
+                "select", "positions-used", table, dimension=0, start=0, stop=tokens
+            )
+        return self.w.apply("add", "placed", x, table)
+
+
+def language_model(
+    blocks: Blocks, batch: int, tokens: int, layers: Sequence[str], *, head_bias: bool = False
+) -> SingleProgram:
+    """Embedding, blocks, head: s tokens, h hidden size, e width of the embedding, v vocabulary."""
+    w, t, names = blocks.w, blocks.t, blocks.names
+    ids = w.placeholder("tokens", (batch, tokens), below=t.vocabulary, unsliced=(1,))
+    labels = w.placeholder("labels", (batch, tokens), below=t.vocabulary)
+    w.layer = layers[0]
+    width = t.embedding_width or t.hidden
+    table = w.parameter(names["table"], (t.vocabulary, width))
+    x = w.apply("embed", "words", ids, table)
+    if width != t.hidden:
+        x = w.linear("project-in", x, "bse,he->bsh", (t.hidden, width))
+    if t.positions:
+        x = blocks.placed(x, t.positions)
+    if t.embedding_norm:
+        x = blocks.norm(names["embedding-norm"], x)
+    x = blocks.stack(x, layers)
+    if t.final_norm:
+        x = blocks.norm(names["final-norm"], x)
+    if t.head == "bert":
+        x = w.linear("transform", x, "bsh,gh->bsg", (t.hidden, t.hidden), "g")
+        x = w.apply("gelu", names["transform-gelu"], x)
+        x = blocks.norm(names["transform-norm"], x)
+    if width != t.hidden:
+        x = w.linear("project-out", x, "bsh,eh->bse", (width, t.hidden))
+    if t.tied:
+        x = w.apply("contract", names["head"], x, table, equation="bsh,vh->bsv")
+    else:
+        bias = "v" if head_bias else None
+        x = w.linear(names["head"], x, "bsh,vh->bsv", (t.vocabulary, width), bias)
+    return w.loss(x, labels)
 
 
 def vgg19(batch: int, width: int, pooled: int, classes: int, dense: int) -> SingleProgram:
@@ -155,67 +223,38 @@ def vgg19(batch: int, width: int, pooled: int, classes: int, dense: int) -> Sing
 def vit(batch: int, t: Transformer, patches: int, pixels: int, classes: int) -> SingleProgram:
     """Norm first."""
     w = Writer("vit")
-    blocks = Blocks(w, t, Names(), causal=False)
+    blocks = Blocks(w, t, PUBLISHED, causal=False)
     x = w.placeholder("patches", (batch, patches, pixels), unsliced=(1,))
     labels = w.placeholder("labels", (batch,), below=classes)
     w.layer = "embedding"
-    x = w.linear("embed", x, "bsp,hp->bsh", (t.hidden, pixels), "h")
-    x = w.apply("add", "placed", x, w.parameter("positions", (patches, t.hidden)))
-    x = blocks.stack(x)
-    w.layer = "head"
-    x = w.apply("mean", "mean", blocks.norm("norm", x), dimension=1, length=patches)
+    x = blocks.placed(w.linear("embed", x, "bsp,hp->bsh", (t.hidden, pixels), "h"), patches)
+    x = blocks.norm("norm", blocks.stack(x, published_layers(t)))
+    x = w.apply("mean", "mean", x, dimension=1, length=patches)
     x = w.linear("classify", x, "bh,ch->bc", (classes, t.hidden), "c")
     return w.loss(x, labels)
-
-
-def words(w: Writer, batch: int, tokens: int, vocabulary: int) -> tuple[str, str]:
-    """Tokens and labels of a language model."""
-    ids = w.placeholder("tokens", (batch, tokens), below=vocabulary, unsliced=(1,))
-    return ids, w.placeholder("labels", (batch, tokens), below=vocabulary)
 
 
 def bert(
     batch: int, t: Transformer, tokens: int, vocabulary: int, experts: int | None = None
 ) -> SingleProgram:
-    """Norm last; with `experts`, every second block has them."""
+    """Norm last; with `experts`, every second block has them, with twice the places that an even
+    load needs."""
+    mixture = None if experts is None else Experts(experts, min(2, experts), every=2)
+    t = replace(
+        t, vocabulary=vocabulary, positions=tokens, embedding_norm=True, final_norm=False,
+        head="bert", tied=False, experts=mixture,
+    )  # fmt: skip
+    names = PUBLISHED | {"table": "words.table", "head": "decode"}
     w = Writer("bert" if experts is None else "bert-moe")
-    blocks = Blocks(w, t, Names(), causal=False)
-    ids, labels = words(w, batch, tokens, vocabulary)
-    w.layer = "embedding"
-    x = w.apply("embed", "words", ids, w.parameter("words.table", (vocabulary, t.hidden)))
-    x = w.apply("add", "placed", x, w.parameter("positions", (tokens, t.hidden)))
-    x = blocks.norm("norm", x)
-    for i in range(t.layers):
-        w.layer, b = f"block{i}", f"b{i}"
-        x = blocks.norm(f"{b}.norm1", w.apply("add", f"{b}.x", x, blocks.attention(b, x)))
-        if experts is not None and i % 2 == 1:
-            # twice the places that an even load needs
-            mixture = Experts(experts, min(2, experts))
-            places = max(1, -(-2 * mixture.active * tokens // experts))
-            y = blocks.experts(f"{b}.moe", x, mixture, min(places, tokens))
-        else:
-            y = blocks.feed_forward(b, x)
-        x = blocks.norm(f"{b}.norm2", w.apply("add", f"{b}.y", x, y))
-    w.layer = "head"
-    x = w.linear("transform", x, "bsh,gh->bsg", (t.hidden, t.hidden), "g")
-    x = blocks.norm("transform.norm", w.apply("gelu", "transform.gelu", x))
-    x = w.linear("decode", x, "bsh,vh->bsv", (vocabulary, t.hidden), "v")
-    return w.loss(x, labels)
+    blocks = Blocks(w, t, names, causal=False, norm_first=False, places=2)
+    return language_model(blocks, batch, tokens, published_layers(t), head_bias=True)
 
 
 def gpt2(batch: int, t: Transformer, tokens: int, vocabulary: int) -> SingleProgram:
     """Norm first, causal, the head tied to the embedding."""
-    w = Writer("gpt2")
-    blocks = Blocks(w, t, Names(), causal=True)
-    ids, labels = words(w, batch, tokens, vocabulary)
-    w.layer = "embedding"
-    table = w.parameter("table", (vocabulary, t.hidden))
-    x = w.apply("embed", "words", ids, table)
-    x = w.apply("add", "placed", x, w.parameter("positions", (tokens, t.hidden)))
-    x = blocks.stack(x)
-    w.layer = "head"
-    x = w.apply("contract", "head", blocks.norm("norm", x), table, equation="bsh,vh->bsv")
-    return w.loss(x, labels)
+    t = replace(t, vocabulary=vocabulary, positions=tokens)
+    blocks = Blocks(Writer("gpt2"), t, PUBLISHED, causal=True)
+    return language_model(blocks, batch, tokens, published_layers(t))
 
 
 def llama(batch: int, t: Transformer, tokens: int) -> SingleProgram:
@@ -226,23 +265,19 @@ def llama(batch: int, t: Transformer, tokens: int) -> SingleProgram:
         t, gated=True, norm="rms", rotary=True, attention_bias=False, output_bias=False,
         feed_forward_bias=False,
     )  # fmt: skip
-    blocks = Blocks(w, t, Names(attention="{}", scores="{}.heads", feed="{}"), causal=True)
+    names = PUBLISHED | {"attention": "b{i}", "scores": "b{i}.heads", "feed": "b{i}"}
     x = w.placeholder("embedded", (batch, tokens, t.hidden), unsliced=(1,))
     labels = w.placeholder("labels", (batch, tokens), below=16)
-    x = blocks.stack(x)
-    w.layer = "head"
+    x = Blocks(w, t, names, causal=True).stack(x, published_layers(t))
     return w.loss(w.linear("classify", x, "bsh,ch->bsc", (16, t.hidden)), labels)
-
-
-# (global batch, devices, tiny) -> program
-Maker = Callable[[int, int, bool], SingleProgram]
 
 
 def _tokens(published: int, tiny: bool, devices: int) -> int:
     return 2 * devices if tiny else published
 
 
-MAKERS: dict[str, Maker] = {
+# (global batch, devices, tiny) -> program
+MAKERS: dict[str, Callable[[int, int, bool], SingleProgram]] = {
     "vgg19": lambda b, m, t: vgg19(b, m if t else 64, 7, 10, m if t else 4096),
     "vit": lambda b, m, t: vit(b, sizes(12, t, m), _tokens(196, t, m), 768, 10),
     "vit-24": lambda b, m, t: vit(b, sizes(24, t, m), _tokens(196, t, m), 768, 10),
@@ -269,9 +304,6 @@ def model(name: str, batch: int, devices: int, *, tiny: bool = False) -> SingleP
 
 
 IMAGE, PATCH, CLASSES = 224, 16, 1000
-NAMES = Names(
-    "{}", "{}.attention", "{}", ("{}.norm-1", "{}.norm-2"), ("{}.sum-1", "{}.sum-2")
-)  # fmt: skip
 
 
 def program_of(model: Model, batch: int) -> SingleProgram:
@@ -279,93 +311,40 @@ def program_of(model: Model, batch: int) -> SingleProgram:
 
     Raises UnsupportedError for a model that some operator has no rule for.
     """
-    spec = model.spec
-    if spec.shape is not None and model.sequence is not None:
-        return _Text(model, batch, spec.shape, model.sequence).program()
-    if spec.encoder is not None:
-        return _Text(model, batch, spec.encoder, 1 + (IMAGE // PATCH) ** 2).image_program()
+    spec, layers = model.spec, [layer.name for layer in model.layers]
     if model.name == "vgg19":
         return imagenet_vgg19(model, batch)
-    raise UnsupportedError("no single-device program of this model", where="hap", got=model.name)
+    if spec.shape is not None and model.sequence is not None:
+        t, tokens = spec.shape, model.sequence
+    elif spec.encoder is not None:
+        t, tokens = spec.encoder, 1 + (IMAGE // PATCH) ** 2
+    else:
+        raise UnsupportedError(
+            "no single-device program of this model", where="hap", got=model.name
+        )
+    if t.window is not None and t.window < tokens:
+        raise UnsupportedError("no rule for attention in a window", where="hap", got=model.name)
+    if t.norm == "pixel":
+        raise UnsupportedError("no rule for pixel norms", where="hap", got=model.name)
+    causal = t.vocabulary > 0 and t.head == "lm"
+    blocks = Blocks(Writer(model.name), t, BY_LAYER, causal=causal)
+    if t is spec.encoder:
+        return imagenet_vit(blocks, batch, tokens, layers)
+    return language_model(blocks, batch, tokens, layers)
 
 
-class _Text:
-    """A transformer's layers: b samples, s tokens, h hidden size."""
-
-    def __init__(self, model: Model, batch: int, shape: Transformer, tokens: int) -> None:
-        if shape.window is not None and shape.window < tokens:
-            raise UnsupportedError("no rule for attention in a window", where="hap", got=model.name)
-        if shape.norm == "pixel":
-            raise UnsupportedError("no rule for pixel norms", where="hap", got=model.name)
-        self.t, self.b, self.s, self.w = shape, batch, tokens, Writer(model.name)
-        self.layers = [layer.name for layer in model.layers]
-        causal = shape.vocabulary > 0 and shape.head == "lm"
-        self.blocks = Blocks(self.w, shape, NAMES, causal=causal)
-
-    def program(self) -> SingleProgram:
-        """Embedding, blocks, head of a language model."""
-        w, t, norm = self.w, self.t, self.blocks.norm
-        ids, labels = words(w, self.b, self.s, t.vocabulary)
-        w.layer = self.layers[0]
-        width = t.embedding_width or t.hidden
-        table = w.parameter("table", (t.vocabulary, width))
-        x = w.apply("embed", "words", ids, table)
-        if width != t.hidden:
-            x = w.linear("project-in", x, "bse,he->bsh", (t.hidden, width))
-        if t.positions:
-            x = w.apply("add", "placed", x, self.positions(t.positions))
-        if t.embedding_norm:
-            x = norm("embedding-norm", x)
-        x = self.stack(x)
-        if t.final_norm:
-            x = norm("final-norm", x)
-        if t.head == "bert":
-            x = w.linear("transform", x, "bsh,gh->bsg", (t.hidden, t.hidden), "g")
-            x = norm("transform-norm", w.apply("gelu", "transform-gelu", x))
-        if width != t.hidden:
-            x = w.linear("project-out", x, "bsh,eh->bse", (width, t.hidden))
-        if t.tied:
-            x = w.apply("contract", "lm-head", x, table, equation="bsh,vh->bsv")
-        else:
-            x = w.linear("lm-head", x, "bsh,vh->bsv", (t.vocabulary, width))
-        return w.loss(x, labels)
-
-    def image_program(self) -> SingleProgram:
-        """Patches, blocks, classifier of a vision transformer."""
-        w, t, pixels = self.w, self.t, 3 * PATCH * PATCH
-        x = w.placeholder("image", (self.b, self.s, pixels), unsliced=(1,))
-        labels = w.placeholder("labels", (self.b,), below=CLASSES)
-        w.layer = self.layers[0]
-        x = w.linear("patches", x, "bsp,hp->bsh", (t.hidden, pixels), "h")
-        x = w.apply("add", "placed", x, self.positions(self.s))
-        x = self.blocks.norm("final-norm", self.stack(x))
-        x = w.apply("select", "class-token", x, dimension=1, start=0, stop=1)
-        x = w.apply("reshape", "features", x, shape=(self.b, t.hidden))
-        x = w.linear("classifier", x, "bh,ch->bc", (CLASSES, t.hidden), "c")
-        return w.loss(x, labels)
-
-    def positions(self, learned: int) -> str:
-        """The vectors of the positions in use."""
-        table = self.w.parameter("positions", (learned, self.t.hidden))
-        if learned == self.s:
-            return table
-        return self.w.apply("select", "positions-used", table, dimension=0, start=0, stop=self.s)
-
-    def stack(self, x: str) -> str:
-        """All blocks; what follows belongs to the last layer."""
-        for i in range(self.t.layers):
-            self.w.layer = self.layers[1 + i]
-            x = self.blocks.block(self.layers[1 + i], x, self.feed(i))
-        self.w.layer = self.layers[-1]
-        return x
-
-    def feed(self, i: int) -> Callable[[str, str], str] | None:
-        """The experts of a block that has them, with an even load's places."""
-        mixture = self.t.experts
-        if mixture is None or (i + 1) % mixture.every:
-            return None
-        places = -(-self.s * mixture.active // mixture.count)
-        return partial(self.blocks.experts, mixture=mixture, places=places)
+def imagenet_vit(blocks: Blocks, batch: int, tokens: int, layers: Sequence[str]) -> SingleProgram:
+    """Patches, blocks, classifier of the class token."""
+    w, t, pixels = blocks.w, blocks.t, 3 * PATCH * PATCH
+    x = w.placeholder("image", (batch, tokens, pixels), unsliced=(1,))
+    labels = w.placeholder("labels", (batch,), below=CLASSES)
+    w.layer = layers[0]
+    x = blocks.placed(w.linear("patches", x, "bsp,hp->bsh", (t.hidden, pixels), "h"), tokens)
+    x = blocks.norm("final-norm", blocks.stack(x, layers))
+    x = w.apply("select", "class-token", x, dimension=1, start=0, stop=1)
+    x = w.apply("reshape", "features", x, shape=(batch, t.hidden))
+    x = w.linear("classifier", x, "bh,ch->bc", (CLASSES, t.hidden), "c")
+    return w.loss(x, labels)
 
 
 def imagenet_vgg19(model: Model, batch: int) -> SingleProgram:

@@ -21,6 +21,7 @@ import numpy as np
 
 from hetplan.errors import InputError
 from hetplan.formulations.hap.spmd.forms import PARTIAL, WHOLE, Shape, Way, along
+from hetplan.names import unknown_name
 
 Shapes = Sequence[Shape]
 Attributes = Mapping[str, Any]
@@ -50,11 +51,6 @@ def unchanged(whole: Shapes, attributes: Attributes) -> Shape:
 def each_dimension(whole: Shapes, attributes: Attributes) -> list[Way]:
     """Any dimension of the only input can be sliced."""
     return [Way((d,), d) for d in range(len(whole[0]))]
-
-
-def each_and_summands(whole: Shapes, attributes: Attributes) -> list[Way]:
-    """The same of an operator that is linear."""
-    return [*each_dimension(whole, attributes), summands()]
 
 
 def all_but_the_last(whole: Shapes, attributes: Attributes) -> list[Way]:
@@ -95,13 +91,19 @@ class Operator:
     shape: Callable[[Shapes, Attributes], Shape]
     """The output's shape; raises InputError where the inputs do not fit."""
     ways: Callable[[Shapes, Attributes], list[Way]]
-    """The ways to run it other than replicated."""
+    """The ways to run it on slices."""
     work: Callable[[Shapes, Shape, Attributes], tuple[float, list[float]]] = moved
     """(whole, output) -> FLOP forward, and FLOP backward for each input's gradient."""
     differentiable: bool = True
     """Whether gradients pass it."""
     linear: bool = False
-    """Whether its gradients do not depend on what it reads."""
+    """Whether it maps summands of its inputs to summands of its output; its gradients do not depend
+    on what it reads."""
+
+    def all_ways(self, whole: Shapes, attributes: Attributes) -> list[Way]:
+        """The ways to run it other than replicated, on summands too where it is linear."""
+        ways = self.ways(whole, attributes)
+        return [*ways, summands(len(whole))] if self.linear else ways
 
 
 # Sums and products of entries.
@@ -255,48 +257,14 @@ def cross_entropy_work(
     return moved, [moved, 0.0]
 
 
-def mean_shape(whole: Shapes, attributes: Attributes) -> Shape:
-    """Without the dimension."""
-    d = attributes["dimension"]
-    return (*whole[0][:d], *whole[0][d + 1 :])
-
-
 def mean_ways(whole: Shapes, attributes: Attributes) -> list[Way]:
     """Slices of the dimension that is left out give summands."""
     d = attributes["dimension"]
     kept = [Way((i,), i if i < d else i - 1) for i in range(len(whole[0])) if i != d]
-    return [*kept, Way((d,), PARTIAL), summands()]
+    return [*kept, Way((d,), PARTIAL)]
 
 
 # Operators that only move entries.
-
-
-def permute_ways(whole: Shapes, attributes: Attributes) -> list[Way]:
-    """Every dimension goes where it goes."""
-    return [*(Way((d,), i) for i, d in enumerate(attributes["order"])), summands()]
-
-
-def groups(before: Shape, after: Shape) -> list[tuple[range, range]]:
-    """The shortest runs of dimensions of equal size of two shapes of one tensor.
-
-    Dimensions of length 1 join the run before them.
-    """
-    runs: list[tuple[range, range]] = []
-    i = j = 0
-    while i < len(before) or j < len(after):
-        i0, j0 = i, j
-        here, there = 1, 1
-        while here != there or i == i0 or j == j0:
-            if (here <= there and i < len(before)) or j == len(after):
-                here, i = here * before[i], i + 1
-            else:
-                there, j = there * after[j], j + 1
-        while i < len(before) and before[i] == 1 and not (j < len(after) and after[j] == 1):
-            i += 1
-        while j < len(after) and after[j] == 1 and not (i < len(before) and before[i] == 1):
-            j += 1
-        runs.append((range(i0, i), range(j0, j)))
-    return runs
 
 
 def reshape_shape(whole: Shapes, attributes: Attributes) -> Shape:
@@ -309,44 +277,29 @@ def reshape_shape(whole: Shapes, attributes: Attributes) -> Shape:
 
 
 def reshape_ways(whole: Shapes, attributes: Attributes) -> list[Way]:
-    """Of each run of dimensions the first one longer than 1 can be sliced."""
-    ways, after = [summands()], attributes["shape"]
-    for run, other in groups(whole[0], after):
-        d = next((d for d in run if whole[0][d] > 1), None)
-        e = next((e for e in other if after[e] > 1), None)
-        if d is not None and e is not None:
-            ways.append(Way((d,), e))
-    return ways
+    """Dimensions of which as many entries stand in front as of one of the new shape."""
+    before, after = whole[0], attributes["shape"]
+    place = {size(after[:e]): e for e, length in enumerate(after) if length > 1}
+    in_front = {d: size(before[:d]) for d, length in enumerate(before) if length > 1}
+    cuts = [Way((d,), place[front]) for d, front in in_front.items() if front in place]
+    return [summands(), *cuts]  # packaged decisions count triples in this order
 
 
-def select_shape(whole: Shapes, attributes: Attributes) -> Shape:
-    """The range [start, stop) of one dimension."""
-    d, length = attributes["dimension"], attributes["stop"] - attributes["start"]
-    return (*whole[0][:d], length, *whole[0][d + 1 :])
+def other_lengths(shape: Shape, d: int, *lengths: int) -> Shape:
+    """A shape with other lengths in the place of dimension d."""
+    return (*shape[:d], *lengths, *shape[d + 1 :])
 
 
 def other_dimensions(whole: Shapes, attributes: Attributes) -> list[Way]:
-    """Any dimension but `dimension`, of all inputs alike; and summands."""
+    """Any dimension but `dimension`, of all inputs alike."""
     kept = [d for d in range(len(whole[0])) if d != attributes["dimension"]]
-    return [*(Way((d,) * len(whole), d) for d in kept), summands(len(whole))]
+    return [Way((d,) * len(whole), d) for d in kept]
 
 
 def repeat_ways(whole: Shapes, attributes: Attributes) -> list[Way]:
     """A dimension of length 1 that is repeated is read whole."""
     after = attributes["shape"]
-    ways = [Way((d if n == after[d] else WHOLE,), d) for d, n in enumerate(whole[0])]
-    return [*ways, summands()]
-
-
-def join_shape(whole: Shapes, attributes: Attributes) -> Shape:
-    """Tensors one after the other along `dimension`."""
-    d = attributes["dimension"]
-    return (*whole[0][:d], sum(shape[d] for shape in whole), *whole[0][d + 1 :])
-
-
-def to_shape(whole: Shapes, attributes: Attributes) -> Shape:
-    """As the attributes say."""
-    return tuple(attributes["shape"])
+    return [Way((d if n == after[d] else WHOLE,), d) for d, n in enumerate(whole[0])]
 
 
 ENTRYWISE = Operator(unchanged, each_dimension)
@@ -354,9 +307,9 @@ OPERATORS: dict[str, Operator] = {
     # functions of every entry; `positive` is 1 where an entry is more than 0
     **dict.fromkeys(("relu", "gelu", "gelu-erf", "silu", "tanh", "sigmoid", "power"), ENTRYWISE),
     "positive": Operator(unchanged, each_dimension, differentiable=False),
-    "scale": Operator(unchanged, each_and_summands, linear=True),
-    "offset": Operator(unchanged, each_and_summands, linear=True),
-    "add": Operator(broadcast, lambda s, a: [*broadcast_ways(s, a), summands(len(s))], linear=True),
+    "scale": Operator(unchanged, each_dimension, linear=True),
+    "offset": Operator(unchanged, each_dimension, linear=True),
+    "add": Operator(broadcast, broadcast_ways, linear=True),
     "multiply": Operator(
         broadcast,
         lambda s, a: [
@@ -374,36 +327,44 @@ OPERATORS: dict[str, Operator] = {
     "contract": Operator(contract_shape, contract_ways, contract_work),
     "convolve": Operator(convolve_shape, convolve_ways, convolve_work),
     "attention": Operator(attention_shape, first_two, attention_work),
-    "rotary": Operator(
-        unchanged, lambda s, a: [*first_two(s, a), summands()], output_moved, linear=True
-    ),
+    "rotary": Operator(unchanged, first_two, output_moved, linear=True),
     # gates [b, s, e] -> weights [b, s, e, c]: GShard's places of tokens, samples apart
     "route": Operator(lambda s, a: (*s[0], a["capacity"]), lambda s, a: [Way((0,), 0)]),
     # pooling
     "max-pool": Operator(
         lambda s, a: (*s[0][:2], s[0][2] // a["window"], s[0][3] // a["window"]), first_two
     ),
-    "mean-pool": Operator(
-        lambda s, a: s[0][:2], lambda s, a: [*first_two(s, a), summands()], linear=True
-    ),
+    "mean-pool": Operator(lambda s, a: s[0][:2], first_two, linear=True),
     # tables, means and the loss
     "embed": Operator(lambda s, a: (*s[0], s[1][1]), embed_ways, output_moved),
     "cross-entropy": Operator(lambda s, a: (), cross_entropy_ways, cross_entropy_work),
-    "mean": Operator(mean_shape, mean_ways, linear=True),
+    "mean": Operator(lambda s, a: other_lengths(s[0], a["dimension"]), mean_ways, linear=True),
     # moves
     "permute": Operator(
-        lambda s, a: tuple(s[0][d] for d in a["order"]), permute_ways, nothing, linear=True
+        lambda s, a: tuple(s[0][d] for d in a["order"]),
+        lambda s, a: [Way((d,), i) for i, d in enumerate(a["order"])],
+        nothing,
+        linear=True,
     ),
     "reshape": Operator(reshape_shape, reshape_ways, nothing, linear=True),
-    "select": Operator(select_shape, other_dimensions, nothing, linear=True),
-    "repeat": Operator(to_shape, repeat_ways, nothing, linear=True),
-    "join": Operator(join_shape, other_dimensions, nothing, linear=True),
+    "select": Operator(
+        lambda s, a: other_lengths(s[0], a["dimension"], a["stop"] - a["start"]),
+        other_dimensions,
+        nothing,
+        linear=True,
+    ),
+    "repeat": Operator(lambda s, a: tuple(a["shape"]), repeat_ways, nothing, linear=True),
+    "join": Operator(
+        lambda s, a: other_lengths(s[0], a["dimension"], sum(x[a["dimension"]] for x in s)),
+        other_dimensions,
+        nothing,
+        linear=True,
+    ),
 }
 
 
 def operator(kind: str) -> Operator:
     """The operator of that kind; raises InputError listing the known ones."""
     if kind not in OPERATORS:
-        expected = f"one of {', '.join(sorted(OPERATORS))}"
-        raise InputError("unknown operator", got=kind, expected=expected)
+        raise unknown_name("unknown operator", kind, OPERATORS)
     return OPERATORS[kind]

@@ -65,13 +65,13 @@ class SingleProgram:
     nodes: tuple[Node, ...]
     copies: Mapping[str, str] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_by_name", {node.name: node for node in self.nodes})
+    @cached_property
+    def _by_name(self) -> dict[str, Node]:
+        return {node.name: node for node in self.nodes}
 
     def node(self, name: str) -> Node:
         """The node that makes the tensor `name`."""
-        by_name: dict[str, Node] = self.__dict__["_by_name"]
-        return by_name[name]
+        return self._by_name[name]
 
     def inputs(self, node: Node) -> list[Node]:
         """The nodes that make its inputs."""
@@ -297,7 +297,7 @@ def ways_of(program: SingleProgram, node: Node) -> list[Way]:
     """All ways of a node but the replicated one; a source gives no summands."""
     inputs = program.inputs(node)
     whole: list[Shape] = [source.shape for source in inputs]
-    ways = operator(node.kind).ways(whole, node.attributes)
+    ways = operator(node.kind).all_ways(whole, node.attributes)
     return [
         w
         for w in ways
