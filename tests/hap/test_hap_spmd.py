@@ -105,10 +105,6 @@ def test_axes_keep_slices_of_one_dimension_together() -> None:
     assert any(name.startswith("All-Gather(project, 0)") for name in cut)
 
 
-def test_a_parameter_used_twice_gets_a_copy() -> None:
-    assert dict(model("gpt2", 6, 3, tiny=True).copies) == {"table#2": "table"}
-
-
 def test_programs_that_are_none_are_refused() -> None:
     w = Writer("bad")
     x = w.placeholder("x", (4, 5))

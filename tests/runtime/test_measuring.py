@@ -159,15 +159,6 @@ def test_what_a_pass_keeps_once_does_not_make_the_estimate_too_low() -> None:
     assert explore(trial.at(0)).largest == 9
 
 
-def test_each_size_up_to_the_largest_asked_for_is_measured_once() -> None:
-    """All four stages share the passes."""
-    lines: list[str] = []
-    trial = Trial(model_of("gpt2"), "cpu", 1e12, largest=6, repeats=1, tell=lines.append)
-    assert [stage.largest for stage in explore_stages(trial)] == [6] * 4
-    assert max(trial.passes) == 6
-    assert len(lines) == len(set(lines)) and sum("micro-batch 6:" in line for line in lines) == 1
-
-
 def test_what_the_allocator_raises_is_out_of_memory() -> None:
     with pytest.raises(OutOfMemoryOnDevice), out_of_memory(1):
         torch.empty(2**50, dtype=torch.uint8)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from fuzzing.mutations import as_json, check_one_line, damage, mutate
 from hetplan.errors import InputError
 from hetplan.files import parse_json, to_json
-from hetplan.runtime.plan import Plan, check_world, load_plan, parse_plan, save_plan, split
+from hetplan.runtime.plan import check_world, load_plan, parse_plan, save_plan, split
 
 Document = dict[str, Any]
 
@@ -297,11 +297,6 @@ def test_random_bytes_never_escape(tmp_path: Path) -> None:
     assert refused > 300
 
 
-def test_schema_is_json() -> None:
-    schema = Plan.model_json_schema()
-    assert set(schema["required"]) == {"name", "workload", "devices", "replicas"}
-
-
 def test_shares_are_kept_and_left_out_where_equal() -> None:
     shares = [0.5, 0.25, 0.25, 0.0, 0.5, 0.25, 0.25, 0.0]
     read = parse_plan(sharded(shares), where="p")
@@ -309,10 +304,7 @@ def test_shares_are_kept_and_left_out_where_equal() -> None:
     assert "zero_shares" not in parse_plan(simple(), where="p").model_dump(mode="json")
 
 
-def test_a_replica_without_samples_needs_shards() -> None:
-    idle = [{"count": 4, "samples": 0}]
-    document = changed(*BATCHES, value=idle)
+def test_a_replica_without_samples_has_shards() -> None:
+    document = changed(*BATCHES, value=[{"count": 4, "samples": 0}]) | {"zero": 1}
     document["workload"]["global_batch"] = 8
-    assert parse_plan(document | {"zero": 1}, where="p").world_size == 6
-    with pytest.raises(InputError, match="expected at least 1 under ZeRO 0"):
-        parse_plan(document, where="p")
+    assert parse_plan(document, where="p").world_size == 6

@@ -24,7 +24,7 @@ from hetplan.profiling.simulator.pipeline import Replica as Pipeline
 from hetplan.runtime import rehearsals
 from hetplan.runtime.job import Job, Measured, StepReport
 from hetplan.runtime.plan import save_plan
-from hetplan.runtime.rehearsals import FAST, PLANS, SLOW, SLOWED, Rehearsed
+from hetplan.runtime.rehearsals import PLANS, Rehearsed
 from hetplan.runtime.replay import replay
 from hetplan.runtime.virtual import Rehearsal, finish, take
 
@@ -34,7 +34,7 @@ from hetplan.formulations import FAMILIES  # noqa: E402
 from hetplan.runtime.plan import load_plan  # noqa: E402
 from hetplan.runtime.rehearsals import plan  # noqa: E402
 from markdown_pages import ROOT, blocks  # noqa: E402
-from parity.asking import ENVIRONMENT, Answers, request, served  # noqa: E402
+from parity.asking import ENVIRONMENT, request, served  # noqa: E402
 from parity.cases import Case, R, S, even  # noqa: E402
 
 
@@ -177,16 +177,6 @@ def profile() -> Profile:
     return Profile(**{**dict(predicted), "tables": tables})
 
 
-def test_plans_are_uneven_and_run_on_a_device_and_a_slower_one() -> None:
-    model = load_model(rehearsals.MODEL, sequence=rehearsals.SEQUENCE, precision="fp32")
-    workload = rehearsals.workload_here(model, profile())
-    fast, slow = (workload.profile.table(name, 1, 2) for name in (FAST, SLOW))
-    assert fast is not None and slow is not None
-    assert sum(slow.seconds()) == pytest.approx(SLOWED * sum(fast.seconds()))
-    seconds = [replay(rehearsals.plan(name, workload), workload).seconds for name in PLANS]
-    assert len(seconds) >= 10 and len(set(seconds)) == len(seconds)
-
-
 @pytest.mark.parametrize(("late", "code"), [(1.02, 0), (1.2, 1)])
 def test_verdict(
     late: float,
@@ -219,46 +209,17 @@ def test_verdict(
 ]
 
 
-def commands(folder: Path, steps: int, seconds: float) -> dict[str, list[str]]:
-    """Strategy -> the two commands of its line, with files in the folder and so many seconds for a
-    method."""
+def commands(folder: Path) -> dict[str, list[str]]:
+    """Strategy -> the two commands of its line, with files in the folder, two steps and three
+    seconds for a method."""
     by_family = {}
     for line in LISTED.strip().splitlines():
         words = [word for word in shlex.split(line) if word != "hetplan"]
         family = words[words.index("--strategies") + 1]
         words = [str(folder / word) if word.endswith(".json") else word for word in words]
-        assert words[words.index("--steps") + 1] == "20"
-        words[words.index("--steps") + 1] = str(steps)
-        by_family[family] = [words[0], "--time-limit", str(seconds), *words[1:], "--json"]
+        words[words.index("--steps") + 1] = "2"
+        by_family[family] = [words[0], "--time-limit", "3", *words[1:], "--json"]
     return by_family
-
-
-def rehearsed_workloads(folder: Path, steps: int, seconds: float, width: int) -> Answers:
-    """What the lines print."""
-    lines = commands(folder, steps, seconds)
-    return served([request(family, *words) for family, words in lines.items()], folder, width)
-
-
-def check(answers: Answers, folder: Path, steps: int) -> dict[str, Any]:
-    """All ran what they should; the documents by family."""
-    documents = {}
-    for family, answer in answers.items():
-        assert answer["code"] == 0, f"{family}: {answer['err']}"
-        document = json.loads(answer["out"][answer["out"].index('{\n "plan"') :])
-        plan = load_plan(folder / f"{family}.json")
-        assert plan.prediction is not None and plan.prediction.strategy == family
-        assert (document["plan"], document["virtual"], len(document["ranks"])) == (
-            plan.name,
-            True,
-            plan.world_size,
-        )
-        assert [step["step"] for step in document["steps"]] == list(range(steps))
-        assert document["time_scale"] * plan.prediction.predicted_seconds == pytest.approx(
-            document["predicted_seconds"]
-        )
-        assert document["measured_seconds"] > 0.98 * document["predicted_seconds"]
-        documents[family] = document
-    return documents
 
 
 def test_every_family_has_a_line() -> None:
@@ -269,15 +230,17 @@ def test_every_family_has_a_line() -> None:
 
 def test_one_workload_of_each_family_is_planned_and_rehearsed(tmp_path: Path) -> None:
     """A machine under load may be late, but never early."""
-    check(rehearsed_workloads(tmp_path, 2, 3.0, 4), tmp_path, 2)
-
-
-@pytest.mark.slow
-def test_what_is_measured_is_what_was_predicted(tmp_path: Path) -> None:
-    """Needs a machine without other load."""
-    for family, document in check(rehearsed_workloads(tmp_path, 20, 60.0, 1), tmp_path, 20).items():
-        print(
-            f"{family}: {document['predicted_seconds']:.4f} s predicted, "
-            f"{document['measured_seconds']:.4f} s measured"
+    lines = commands(tmp_path)
+    answers = served([request(family, *words) for family, words in lines.items()], tmp_path, 4)
+    for family, answer in answers.items():
+        assert answer["code"] == 0, f"{family}: {answer['err']}"
+        document = json.loads(answer["out"][answer["out"].index('{\n "plan"') :])
+        plan = load_plan(tmp_path / f"{family}.json")
+        assert plan.prediction is not None and plan.prediction.strategy == family
+        ran = document["plan"], document["virtual"], len(document["ranks"])
+        assert ran == (plan.name, True, plan.world_size)
+        assert [step["step"] for step in document["steps"]] == [0, 1]
+        assert document["time_scale"] * plan.prediction.predicted_seconds == pytest.approx(
+            document["predicted_seconds"]
         )
-        assert abs(document["error"]) < 0.1, family
+        assert document["measured_seconds"] > 0.98 * document["predicted_seconds"]

@@ -121,22 +121,21 @@ def scaled(cluster: Cluster, within: float, between: float) -> Cluster:
     """The cluster with its links' bandwidths scaled."""
     nodes = tuple(
         replace(
-            n,
-            intra_bandwidth=n.intra_bandwidth * within,
-            network_bandwidth=n.network_bandwidth * between,
+            node,
+            intra_bandwidth=node.intra_bandwidth * within,
+            network_bandwidth=node.network_bandwidth * between,
         )
-        for n in cluster.nodes
+        for node in cluster.nodes
     )
     return replace(cluster, nodes=nodes)
 
 
 def slots(plan: Plan) -> int:
     """Passes that follow each other in the longest replica: 2 (M + S - 1), chunks counted apart."""
-    longest = 0
-    for replica in plan.replicas:
-        count = sum(batch.count for batch in replica.micro_batches) * len(replica.stages[0].layers)
-        longest = max(longest, 2 * (count + len(replica.stages) - 1))
-    return longest
+    return max(
+        2 * (replica.steps * len(replica.stages[0].layers) + len(replica.stages) - 1)
+        for replica in plan.replicas
+    )
 
 
 def predicted_seconds(plan: Plan, workload: Workload, constants: Constants) -> float:

@@ -146,16 +146,16 @@ class Costs:
     def transfer(self, here: Stage, there: Stage, layer: int, samples: int) -> Traffic:
         """One micro-batch's activation after `layer` (or its gradient), in the order of rows."""
         size = self.workload.profile.layers[layer].activation_bytes
-        pairs = []
         sends, takes = split(samples, here.row_shares), split(samples, there.row_shares)
+        pairs = []
         for g, (a, b) in zip(here.devices, sends, strict=True):
             for h, (c, d) in zip(there.devices, takes, strict=True):
-                rows = min(b, d) - max(a, c)
-                most = max(len(g), len(h))
+                rows, most = min(b, d) - max(a, c), max(len(g), len(h))
                 if rows > 0:
                     each = rows * size / most
-                    for r in range(most):
-                        pairs.append((g[r * len(g) // most], h[r * len(h) // most], each))
+                    pairs += [
+                        (g[r * len(g) // most], h[r * len(h) // most], each) for r in range(most)
+                    ]
         return self.messages(pairs)
 
     def _reached(self, operation: str, ranks: Sequence[int], size: float) -> float:

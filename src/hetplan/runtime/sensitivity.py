@@ -58,14 +58,10 @@ def perturbed(profile: Profile, factors: Mapping[str, Sequence[float] | Floats])
     tables = []
     for table in profile.tables:
         row = np.asarray(factors.get(table.device, np.ones(len(profile.layers))), float)
-        changes = {
-            key: [float(v) for v in np.array(getattr(table, key)) * row]
-            for key in ("forward_seconds", "backward_seconds")
-        }
+        forward, backward = (row * table.forward_seconds, row * table.backward_seconds)
+        changes = {"forward_seconds": forward.tolist(), "backward_seconds": backward.tolist()}
         tables.append(table.model_copy(update=changes))
-    return Profile(
-        **{**{key: getattr(profile, key) for key in Profile.model_fields}, "tables": tables}
-    )
+    return Profile(**{**dict(profile), "tables": tables})
 
 
 def scenarios(

@@ -248,6 +248,9 @@ class _Mirrored(torch.autograd.Function):
         return None, None, *(made if isinstance(made, tuple) else (made,))
 
 
-def mirrored(forward: Callable[..., Tensor], backward: Callable[..., Any], *inputs: Tensor) -> Any:
+def mirrored(
+    forward: Callable[..., Tensor], backward: Callable[..., Any], *inputs: Tensor
+) -> Tensor:
     """What `forward` makes of the inputs, with `backward` from its gradient to theirs."""
-    return _Mirrored.apply(forward, backward, *inputs)
+    made: Tensor = _Mirrored.apply(forward, backward, *inputs)
+    return made

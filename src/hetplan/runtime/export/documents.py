@@ -174,10 +174,10 @@ def stage_types(grid: Grid) -> list[str]:
     stages = []
     for j, groups in enumerate(grid.devices):
         types = sorted({grid.plan.devices[d].type for group in groups for d in group})
+        stages += types
         if len(types) > 1:
             lacks = f"a stage over several device types (stage {j}: {', '.join(types)})"
             raise grid.refuse(lacks, "which replica runs on which type")
-        stages += types
     return stages
 
 

@@ -46,9 +46,8 @@ class Grid:
         self.plan, self.framework = plan, framework
         self.stages = [stage.layers for stage in first.stages]
         self.widths = [len(stage.devices[0]) for stage in first.stages]
-        self.pipeline, self.data, self.chunks = (
-            len(first.stages), len(plan.replicas), len(first.stages[0].layers),
-        )  # fmt: skip
+        self.pipeline, self.data = len(self.stages), len(plan.replicas)
+        self.chunks = len(self.stages[0])
         self.micro_batch, self.count = first.micro_batches[0].samples, first.steps
 
     def refuse(self, lacks: str, lost: str) -> UnsupportedError:
@@ -113,10 +112,10 @@ class Grid:
         for rank, device in enumerate(self.ranked):
             order.setdefault(self.plan.devices[device].node, []).append(rank)
         for node, ranks in order.items():
-            if ranks != list(range(ranks[0], ranks[-1] + 1)):
-                lacks = "ranks of one node that are not consecutive"
+            if ranks[-1] - ranks[0] >= len(ranks):
+                lacks = f"(node {node} has ranks {ranges_text(ranks)})"
                 raise self.refuse(
-                    f"{lacks} (node {node} has ranks {ranges_text(ranks)})",
+                    f"ranks of one node that are not consecutive {lacks}",
                     "the placement of stages and replicas on nodes",
                 )
         return [(node, len(ranks)) for node, ranks in order.items()]
@@ -147,17 +146,14 @@ def unequal(plan: Plan) -> Iterator[tuple[str, str]]:
                 f"the cut of replicas[{i}] into {len(replica.stages)} stages of its own",
             )
     sizes = {batch.samples for replica in plan.replicas for batch in replica.micro_batches}
-    if len(sizes) > 1:
-        yield (
-            f"micro-batches of different sizes ({listed(sorted(sizes))})",
-            "the samples that each device takes by its speed",
-        )
     counts = {replica.steps for replica in plan.replicas}
-    if len(counts) > 1:
-        yield (
-            f"different numbers of micro-batches ({listed(sorted(counts))})",
-            "the samples that each replica takes by its speed",
-        )
+    for numbers, lacks, takes in (
+        (sizes, "micro-batches of different sizes", "device"),
+        (counts, "different numbers of micro-batches", "replica"),
+    ):
+        if len(numbers) > 1:
+            lost = f"the samples that each {takes} takes by its speed"
+            yield f"{lacks} ({listed(sorted(numbers))})", lost
 
 
 def listed(numbers: Iterable[float]) -> str:

@@ -185,6 +185,13 @@ PRODUCTS: dict[str, Callable[[Arguments, Any], list[Product]]] = {
 }
 
 
+def numbered(path: str) -> str:
+    """The path of a submodule up to its first number (`blocks.3`), or nothing."""
+    parts = path.split(".")
+    place = next((i for i, part in enumerate(parts) if part.isdigit()), -1)
+    return ".".join(parts[: place + 1])
+
+
 def name_of(operator: Any) -> str:
     """`aten.mm` of aten.mm.default."""
     return ".".join(str(operator).split(".")[:2])

@@ -33,10 +33,10 @@ from hetplan.runtime.tracing.counter import (
     Fused,
     Layers,
     Product,
+    numbered,
     saved_by_autograd,
     storage,
 )
-from hetplan.runtime.tracing.walk import numbered
 
 SAMPLES = (2, 3)
 # What modules raise that do not run on tensors without values.

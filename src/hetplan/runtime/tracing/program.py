@@ -20,10 +20,9 @@ from torch.fx.node import map_arg
 
 from hetplan.errors import InputError, UnsupportedError
 from hetplan.formulations.hap.spmd.program import SingleProgram, Writer
-from hetplan.runtime.tracing.aten import RULES
-from hetplan.runtime.tracing.counter import name_of, tree_leaves
+from hetplan.runtime.tracing.aten import RULES, MissingRule, Tensor, Unsupported, Walker
+from hetplan.runtime.tracing.counter import name_of, numbered, tree_leaves
 from hetplan.runtime.tracing.fuse import Packed, fused
-from hetplan.runtime.tracing.walk import MissingRule, Tensor, Unsupported, Walker, numbered
 
 # Assertions that torch.export writes: nothing to run.
 SILENT = ("aten._assert_tensor_metadata", "aten._assert_async", "aten._assert_scalar")

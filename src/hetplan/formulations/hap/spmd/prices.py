@@ -119,11 +119,9 @@ class Links:
             return Price(self.latency + size / self.all_reduce)
         if how.startswith("Grouped-Broadcast"):
             return Price(m * self.latency + size / self.broadcast)
-        if how == "Reduce-Scatter":
-            return Price(self.latency, m * size / self.reduce_scatter)
-        if how.startswith("All-Gather"):
-            return Price(self.latency, m * size / self.all_gather)
-        return Price(self.latency, m * size / self.all_to_all)  # All-To-All and Repartition
+        of_slices = {"Reduce-Scatter": self.reduce_scatter, "All-Gather": self.all_gather}
+        speed = of_slices.get(how.removesuffix(" factors"), self.all_to_all)
+        return Price(self.latency, m * size / speed)
 
     def mirrored(self, how: str, size: float) -> Price:
         """The collective that stands for it in the backward pass."""

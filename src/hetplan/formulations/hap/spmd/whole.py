@@ -116,12 +116,12 @@ class Decided:
             if node.name in program.copies:
                 continue
             forms = ways.get(node.name, {(WHOLE, ())})
-            form, cut = next(iter(forms))
-            if len(forms) == 1 and form != WHOLE:
-                shards[node.name] = Shard(node.name, node.shape, form, cut)
-            else:
+            form, cut = min(forms)
+            if len(forms) > 1 or form == WHOLE:
                 apart = any(form != WHOLE for form, _ in forms)
                 shards[node.name] = Shard(node.name, node.shape, joined_apart=apart)
+            else:
+                shards[node.name] = Shard(node.name, node.shape, form, cut)
         return shards
 
     def entries(self) -> Floats:
@@ -132,9 +132,8 @@ class Decided:
     def saved(self, saved: Mapping[str, float]) -> Floats:
         """[m] bytes of tensors kept for the backward pass; saved: node -> bytes of its tensor."""
         total = np.zeros(self.m)
-        for i in self.decision.program:
-            kept = form_kept(self.theory.instructions[i])
-            if kept is not None:
+        for i, instruction in zip(self.decision.program, self.order, strict=True):
+            if (kept := form_kept(instruction)) is not None:
                 part = self.part(*kept, self.theory.data.triples[i].segment)
                 total += saved.get(kept[0], 0.0) * part
         return total

@@ -29,6 +29,7 @@ from hetplan.runtime.execution.spmd.model import (
     Array,
     ProgramModel,
     check_samples,
+    samples_of,
     synthetic_batch,
     synthetic_initial,
 )
@@ -112,7 +113,7 @@ class DistributedProgram:
         return total / self.runs
 
     def _run(self, run: int, of_step: Data) -> float:
-        samples = self.plan.replicas[0].samples // self.runs
+        samples = samples_of(self.plan)
         data = of_step(run * samples, (run + 1) * samples)
         self.machine.begin(run, {name: self.tensor(value) for name, value in data.items()})
         return self.machine.run()
@@ -228,15 +229,14 @@ def restore(
             like = torch.zeros_like(parameter) if kind == "like" else torch.zeros(())
             optimizer.state[parameter][state] = like.detach()
         entries = entries_of(model, optimizer, kinds, name)
-        shapes = [() if shard is None else shard.shape for _, shard, _ in entries]
-        empty = [
-            torch.zeros(shape, dtype=into.dtype).reshape(-1)
-            for shape, (_, _, into) in zip(shapes, entries, strict=True)
+        wholes = [
+            torch.zeros(() if shard is None else shard.shape, dtype=into.dtype)
+            for _, shard, into in entries
         ]
         chunks = [
-            Chunk(key, 0, len(values), values)
-            for values, (key, _, _) in zip(empty, entries, strict=True)
+            Chunk(key, 0, whole.numel(), whole.view(-1))
+            for whole, (key, _, _) in zip(wholes, entries, strict=True)
         ]
-        for values, shape, (_, shard, into) in zip(read(chunks), shapes, entries, strict=True):
-            whole = values.view(shape)
-            into.copy_(whole if shard is None else held_by(dist.get_rank(), shard, whole))
+        for values, whole, (_, shard, into) in zip(read(chunks), wholes, entries, strict=True):
+            stored = values.view(whole.shape)
+            into.copy_(stored if shard is None else held_by(dist.get_rank(), shard, stored))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Literal
 
 import torch
@@ -238,8 +239,7 @@ class Machine:
                 return self.ranks.gather(gradient, form, bounds, "padded")
             return gradient
 
-        made: Tensor = mirrored(read, joined, self.parameters[name])
-        return made
+        return mirrored(read, joined, self.parameters[name])
 
     def _run(self, run: Run) -> Tensor:
         node, output = self.program.node(run.node), run.way.output
@@ -259,11 +259,8 @@ class Machine:
             shape[output] = last - first
         # summands of a sum over replicas are added once; a linear operator maps every summand
         place = Place(tuple(shape), tuple(starts), output == PARTIAL, first=self.ranks.rank == 0)
-        return (
-            self._by_factors(run, node, inputs, place)
-            if run.factors
-            else (compute(node, inputs, place))
-        )
+        act = partial(self._by_factors, run) if run.factors else compute
+        return act(node, inputs, place)
 
     def _by_factors(self, run: Run, node: Node, inputs: Sequence[Tensor], place: Place) -> Tensor:
         """A product of a slice of the batch with a whole weight (and bias).
@@ -276,9 +273,6 @@ class Machine:
         local = compute(node, [read, *(p.detach() for p in parameters)], place)
         factor, manner, bounds = read.detach(), self.gathers[run.after], self.decided.bounds
 
-        def forward(local: Tensor, *_: Tensor) -> Tensor:
-            return local.view_as(local)
-
         def backward(gradient: Tensor) -> tuple[Tensor, ...]:
             cuts = bounds(node.inputs[0], run.way.inputs[0], node.segment)
             x = self.ranks.gather(factor, run.way.inputs[0], cuts, manner)
@@ -288,8 +282,7 @@ class Machine:
             biases = [torch.einsum(f"{out}->{letters}", over) for letters in bias]
             return gradient, weight, *biases
 
-        made: Tensor = mirrored(forward, backward, local, *parameters)
-        return made
+        return mirrored(lambda x, *_: x.view_as(x), backward, local, *parameters)
 
     def _change(self, change: Change, value: Tensor) -> Tensor:
         """A tensor from one form to another."""
@@ -302,34 +295,23 @@ class Machine:
             return value
         if how == "Slice":
             return piece(value, target, self._slice(name, target, segment))
-        made: Tensor
         if how == "All-Reduce":
-            made = mirrored(ranks.total, ranks.total, value)
-        elif how in ("All-To-All", "Repartition"):
+            return mirrored(ranks.total, ranks.total, value)
+        if how in ("All-To-All", "Repartition"):
             there = reading_segment(change) if how == "Repartition" else segment
             before, after = bounds(name, source, segment), bounds(name, target, there)
-
-            def swap(x: Tensor) -> Tensor:
-                return ranks.swap(x, source, before, target, after)
-
-            def back(x: Tensor) -> Tensor:
-                return ranks.swap(x, target, after, source, before)
-
-            made = mirrored(swap, back, value)
-        else:
-            form = target if how == "Reduce-Scatter" else source
-            cuts = bounds(name, form, segment)
-            manner: Manner = "grouped" if how == "Grouped-Broadcast" else "padded"
-
-            def gather(x: Tensor) -> Tensor:
-                return ranks.gather(x, form, cuts, manner)
-
-            def scatter(x: Tensor) -> Tensor:
-                return ranks.scatter(x, form, cuts, manner)
-
-            both = (scatter, gather) if how == "Reduce-Scatter" else (gather, scatter)
-            made = mirrored(*both, value)
-        return made
+            return mirrored(
+                partial(ranks.swap, source=source, before=before, target=target, after=after),
+                partial(ranks.swap, source=target, before=after, target=source, after=before),
+                value,
+            )
+        form = target if how == "Reduce-Scatter" else source
+        manner: Manner = "grouped" if how == "Grouped-Broadcast" else "padded"
+        cuts = bounds(name, form, segment)
+        gather = partial(ranks.gather, dimension=form, bounds=cuts, manner=manner)
+        scatter = partial(ranks.scatter, dimension=form, bounds=cuts, manner=manner)
+        both = (scatter, gather) if how == "Reduce-Scatter" else (gather, scatter)
+        return mirrored(*both, value)
 
 
 def useful(order: Sequence[Instruction]) -> list[Instruction]:
