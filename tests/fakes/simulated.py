@@ -100,9 +100,9 @@ class Member:
         self.barrier.wait()
         return brought
 
-    def total(self, x: Tensor) -> None:
-        """The sum, in place."""
-        x.copy_(torch.stack(self.everyones(x.clone())).sum(0))
+    def total_of(self, x: Tensor) -> Tensor:
+        """The sum."""
+        return torch.stack(self.everyones(x.detach().clone())).sum(0)
 
     def broadcast(self, x: Tensor, owner: int) -> None:
         """One member's values."""
