@@ -19,8 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hetplan.instances.library import library
-from hetplan.instances.shelf import in_set
+from hetplan.instances.library import in_set, library
 from hetplan.studies.findings import SAME, Reference, Study
 from hetplan.studies.page import pipes
 from hetplan.studies.rows import Row, read_rows

@@ -19,7 +19,7 @@ from packaging.utils import canonicalize_name
 from hetplan import __version__
 from hetplan.formulations import FAMILIES, family
 from hetplan.instances.answers import judge, read_claims
-from hetplan.instances.library import Instance, parse_instance
+from hetplan.instances.library import parse_instance
 from hetplan.profiling.cluster import load_cluster
 from hetplan.profiling.profile import load_profile
 from hetplan.runtime.plan import load_plan
@@ -102,11 +102,6 @@ def example(format_name: str) -> Any:
     raise AssertionError(f"no example of {format_name}")
 
 
-def example_instance() -> Instance:
-    """The instance of files.md."""
-    return parse_instance(example("hetplan-instance"), where="files.md")
-
-
 @pytest.mark.parametrize(
     ("format_name", "suffix", "load"),
     [
@@ -133,19 +128,12 @@ def test_every_format_is_documented() -> None:
     assert sorted(name for name in formats if f"`{name}`" not in text) == []
 
 
-def test_example_record_holds() -> None:
-    instance = example_instance()
-    (claim,) = read_claims(example("hetplan-best-known"), instance, where="files.md")
+@pytest.mark.parametrize("kind", ["hetplan-best-known", "answer"])
+def test_example_claims_hold(kind: str) -> None:
+    instance = parse_instance(example("hetplan-instance"), where="files.md")
+    (claim,) = read_claims(example(kind), instance, where="files.md")
     (verdict,) = judge([claim], instance)
-    assert verdict.complaints == ()
-
-
-def test_example_answer_holds() -> None:
-    instance = example_instance()
-    (claim,) = read_claims(example("answer"), instance, where="files.md")
-    (verdict,) = judge([claim], instance)
-    assert verdict.complaints == ()
-    assert example("answer")["results"][0]["bound"] == claim.objective
+    assert verdict.complaints == () and claim.bound == claim.objective
 
 
 def test_every_key_of_a_profile_and_of_a_cluster_is_documented() -> None:

@@ -5,13 +5,11 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import networkx as nx
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
-SOURCE = ROOT / "src" / "hetplan"
+from test_layout import SOURCE, imports, module_name, modules
 
 LONGEST_FUNCTION = 80  # lines
 PARAMETERS = 12
@@ -25,29 +23,21 @@ Rule = Callable[[str, ast.AST], list[str]]
 
 def sources() -> dict[str, ast.Module]:
     """Every module of hetplan by its dotted name."""
-    trees = {}
-    for path in sorted(SOURCE.rglob("*.py")):
-        parts = ["hetplan", *path.relative_to(SOURCE).with_suffix("").parts]
-        name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-        trees[name] = ast.parse(path.read_text(encoding="utf-8"))
-    return trees
+    return {
+        module_name(path): ast.parse((SOURCE / path).read_text(encoding="utf-8"))
+        for path in modules()
+    }
 
 
 def import_circles(trees: dict[str, ast.Module]) -> list[list[str]]:
     """Groups of modules that import each other in a circle, imports inside functions included."""
     graph: nx.DiGraph[str] = nx.DiGraph()
     for name, tree in trees.items():
-        for node in ast.walk(tree):
-            targets: list[str] = []
-            if isinstance(node, ast.Import):
-                targets = [alias.name for alias in node.names]
-            elif isinstance(node, ast.ImportFrom) and node.module:
-                # `from a import b`: b may be a module or a name of a
-                targets = [
-                    inner if (inner := f"{node.module}.{alias.name}") in trees else node.module
-                    for alias in node.names
-                ]
-            graph.add_edges_from((name, target) for target in targets if target in trees)
+        for _, imported in imports(tree):
+            # `from a import b`: b may be a module or a name of a
+            target = imported if imported in trees else imported.rpartition(".")[0]
+            if target in trees:
+                graph.add_edge(name, target)
     circles = [sorted(part) for part in nx.strongly_connected_components(graph) if len(part) > 1]
     return circles + [[name] for name in nx.nodes_with_selfloops(graph)]
 

@@ -29,22 +29,21 @@ MAX_DEPTH = 64
 MAX_YAML_BYTES = 2**20
 
 
-def read_bytes(path: str | os.PathLike[str]) -> bytes:
-    """The file's bytes (a `.gz` is unpacked), at most 256 MiB; raises InputError naming the
-    file."""
+def read_bytes(path: str | os.PathLike[str], most: int = MAX_BYTES) -> bytes:
+    """The file's bytes (a `.gz` is unpacked), at most so many; raises InputError."""
     name = os.fspath(path)
     try:
         opener = gzip.open if name.endswith(".gz") else open
         with opener(name, "rb") as stream:
-            content = stream.read(MAX_BYTES + 1)
+            content = stream.read(most + 1)
     except FileNotFoundError:
         raise InputError("no such file", where=name) from None
     except IsADirectoryError:
         raise InputError("is a folder, expected a file", where=name) from None
     except (OSError, EOFError, zlib.error, ValueError) as error:
         raise InputError(f"cannot be read: {one_line(str(error))}", where=name) from None
-    if len(content) > MAX_BYTES:
-        raise InputError("file is too large", where=name, expected=f"at most {MAX_BYTES} bytes")
+    if len(content) > most:
+        raise InputError("file is too large", where=name, expected=f"at most {most} bytes")
     return bytes(content)
 
 
@@ -177,11 +176,7 @@ def read_yaml(path: str | os.PathLike[str]) -> Any:
             return super().construct_mapping(node, deep)
 
     name = os.fspath(path)
-    content = read_bytes(path)
-    if len(content) > MAX_YAML_BYTES:
-        raise InputError(
-            "file is too large", where=name, expected=f"at most {MAX_YAML_BYTES} bytes"
-        )
+    content = read_bytes(path, MAX_YAML_BYTES)
     try:
         return yaml.load(content, Loader=Loader)
     except yaml.MarkedYAMLError as error:

@@ -9,41 +9,26 @@ from hetplan.errors import InputError
 
 # Where there are more names than this, an error lists the nearest only.
 LISTED_WHOLE = 12
-# Three letters of four; three of five anywhere in a name; all but a letter or two.
-ALIKE, NEAR, SLIP = 0.75, 0.6, 0.85
+# Letters in common: of the whole names; of what was typed and as much of a longer name.
+WHOLE, BEGINNING = 0.6, 0.75
 
 
 def nearest(name: str, known: Iterable[str], most: int = 4) -> list[str]:
-    """Known names like `name`: a slip of the pen, then what goes on from it or it from, the
-    nearest, others."""
-    lower = {other.lower(): other for other in known}
+    """Known names like `name`, those most like it first, of equals the shortest: what has most of
+    its letters, begins so, or has it inside."""
     wanted = name.lower()
-    near = difflib.get_close_matches(wanted, lower, n=1, cutoff=SLIP)
-    near += sorted(
-        (n for n in lower if n not in near and (_goes_on(n, wanted) or _goes_on(wanted, n))),
-        key=len,
-    )
-    near += [n for n in difflib.get_close_matches(wanted, lower, n=3, cutoff=NEAR) if n not in near]
-    near += [n for n in lower if wanted and wanted in n and n not in near]
-    near += [n for n in lower if n not in near and _begins_like(n, wanted)]
-    return [lower[n] for n in near[:most]]
 
+    def likeness(other: str) -> float:
+        """At least 1 where the names are alike."""
+        lower = other.lower()
+        if wanted and wanted in lower:
+            return 2.0
+        whole = difflib.SequenceMatcher(None, lower, wanted).ratio() / WHOLE
+        beginning = difflib.SequenceMatcher(None, lower[: len(wanted)], wanted).ratio() / BEGINNING
+        return max(whole, beginning if len(wanted) >= 3 else 0.0)
 
-def _goes_on(longer: str, shorter: str) -> bool:
-    """Whether a name is another one with more behind: `gpt2-small` of `gpt2`, `a100-sxm4-40gb` of
-    `a100`."""
-    return (
-        bool(shorter)
-        and longer.startswith(shorter)
-        and not longer[len(shorter) : len(shorter) + 1].isalnum()
-    )
-
-
-def _begins_like(name: str, wanted: str) -> bool:
-    """Whether a longer name begins with nearly these letters: `a800-sxm4-80gb` like `a801`."""
-    if not 3 <= len(wanted) < len(name):
-        return False
-    return difflib.SequenceMatcher(None, name[: len(wanted)], wanted).ratio() >= ALIKE
+    alike = [other for other in known if likeness(other) >= 1]
+    return sorted(alike, key=lambda other: (-likeness(other), len(other)))[:most]
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:

@@ -6,10 +6,17 @@ import json
 from pathlib import Path
 
 import pytest
+import yaml
 
 from fakes.cli import Call, Ran, Write
+from fakes.workloads import cluster_document, small
 from hetplan.cli.main import main
 from hetplan.formulations import FAMILIES
+from hetplan.planner.amp import DataParallel
+from hetplan.planner.strategy import propose
+from hetplan.runtime.plan import save_plan
+from hetplan.solvers.run import Run
+from present import present
 
 
 @pytest.fixture
@@ -38,3 +45,19 @@ def numbers(tmp_path: Path) -> Write:
         return path
 
     return write
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Path:
+    """A cluster file of two fast and two slow devices."""
+    path = tmp_path / "cluster.yaml"
+    path.write_text(yaml.safe_dump(cluster_document()))
+    return path
+
+
+@pytest.fixture
+def plan_files(cluster: Path) -> tuple[Path, Path]:
+    """A data-parallel plan of gpt2 in fp16 on that cluster, and the cluster's file."""
+    plan = cluster.with_name("plan.json")
+    save_plan(present(propose(DataParallel(), small(), Run())[0].plan), plan)
+    return plan, cluster

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fakes.cli import Call, Write
+from fakes.cli import Call
 from hetplan.formulations import FAMILIES, family
 from hetplan.instances.library import library
 from hetplan.planner import STRATEGIES
@@ -91,22 +91,6 @@ def test_everything_is_offered_before_anything_is_typed(asked: Asked) -> None:
     assert set(asked("plan search --gpus ")) == {f"{name}:" for name in catalogue()}
     assert set(asked("instances list --problem ")) == set(FAMILIES)
     assert set(asked("solve tiny-mixed -m ")) == {m.name for m in family("amp").methods} | {"all"}
-
-
-def test_methods_are_those_of_the_file(asked: Asked, numbers: Write, tmp_path: Path) -> None:
-    assert asked(f"solve {numbers(1)} -m fir") == ["first"]
-    assert asked(f"solve {numbers(1)} -m meg") == []
-    (tmp_path / "wrong.json").write_bytes(b"\x00\xff")
-    assert asked(f"solve {tmp_path / 'wrong.json'} -m meg") == ["megatron"]
-    assert asked(f"solve {tmp_path} -m meg") == ["megatron"]
-
-
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_script_can_be_printed(hetplan: Call, monkeypatch: pytest.MonkeyPatch, shell: str) -> None:
-    monkeypatch.setattr("shellingham.detect_shell", lambda: (shell, f"/bin/{shell}"))
-    ran = hetplan("--show-completion")
-    assert (ran.code, ran.err) == (0, "")
-    assert "_HETPLAN_COMPLETE=complete_" + shell in ran.out
 
 
 @pytest.mark.parametrize(

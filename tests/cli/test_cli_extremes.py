@@ -15,16 +15,10 @@ import yaml
 from pydantic import ValidationError
 
 from fakes.cli import Call, Ran
-from fakes.workloads import cluster_document, profile_document, small
+from fakes.workloads import cluster_document, profile_document
 from hetplan.errors import InputError
-from hetplan.formulations.amp.pose import pose
 from hetplan.instances.library import load_from_library
 from hetplan.planner import STRATEGIES
-from hetplan.planner.amp import Amp, AmpProblem
-from hetplan.planner.strategy import propose
-from hetplan.profiling.cluster import ClusterFile
-from hetplan.profiling.profile import Profile
-from hetplan.profiling.workload import Workload
 from hetplan.schema import (
     LEAST_BYTES,
     LEAST_RATE,
@@ -37,7 +31,6 @@ from hetplan.schema import (
     StrictModel,
     derived,
 )
-from hetplan.solvers.run import Run
 
 Plan = Callable[[dict[str, Any], dict[str, Any] | None, str], Ran]
 
@@ -215,29 +208,3 @@ def test_only_sizes_are_the_users_fault() -> None:
         Thing(value=1e300 * 1e300)
     with pytest.raises(ValidationError, match="valid integer"), derived("here"):
         Thing.model_validate({"value": 1.0, "count": "three"})
-
-
-class Overflowing(Amp):
-    """A strategy whose problem leaves the range of its own schema."""
-
-    def pose(self, workload: Workload, run: Run) -> list[AmpProblem]:
-        data = pose(workload)
-        over = type(data).model_validate(data.model_dump() | {"global_batch": 10**10})
-        return [AmpProblem(workload, over)]
-
-
-def test_a_strategy_out_of_range_names_itself_and_the_workload() -> None:
-    with pytest.raises(InputError) as caught:
-        propose(Overflowing(), small(), Run())
-    assert str(caught.value) == (
-        "gpt2 on two-by-two as amp: global_batch follows from what is given, and is out of range "
-        "(got 10000000000, expected at most 1000000000)"
-    )
-
-
-def test_documents_of_the_corners_are_valid() -> None:
-    """The corners test planning, so they have to pass their schemas."""
-    for seed in range(50):
-        cluster, profile = corner(Random(seed))
-        ClusterFile.model_validate(cluster)
-        Profile.model_validate(profile)

@@ -33,14 +33,6 @@ CANDIDATE_KEYS = (
 
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> Path:
-    """A cluster file of two fast and two slow devices."""
-    path = tmp_path / "cluster.yaml"
-    path.write_text(yaml.safe_dump(cluster_document()))
-    return path
-
-
-@pytest.fixture
 def plan(hetplan: Call, cluster: Path) -> Callable[..., Ran]:
     """`hetplan plan` of gpt2 on that cluster, with further options."""
 
@@ -260,3 +252,143 @@ def test_a_cluster_file_of_megabytes(hetplan: Call, tmp_path: Path) -> None:
     path.write_text("# " + "x" * 2_000_000)
     ran = hetplan("plan", "--model", "gpt2", "--cluster", path, "--global-batch", 8)
     assert ran.error == f"{path}: file is too large (expected at most 1048576 bytes)"
+
+
+BASE = (
+    "plan",
+    "--model",
+    "llama2-7b",
+    "--cluster",
+    "poplar-a",
+    "--global-batch",
+    64,
+    "--threads",
+    1,
+)
+
+
+def test_settings_reach_the_strategy(hetplan: Call, tmp_path: Path) -> None:
+    more = (
+        "--strategies",
+        "poplar",
+        "--set",
+        "poplar.zero=2",
+        "--set",
+        "poplar.shards=memory",
+        "-q",
+    )
+    ran = hetplan(*BASE, *more, "--json")
+    assert ran.code == 0
+    assert {c["method"].partition("+")[0] for c in ran.json["candidates"]} == {
+        "auto-zero2",
+        "paper-zero2",
+    }
+    best = next(c for c in ran.json["candidates"] if c["method"] == "auto-zero2")
+    assert len(best["plan"]["zero_shares"]) == 8
+    assert "times the speed of equal ones" in best["message"]
+    told = hetplan(*BASE, *more)
+    assert "times the speed of equal ones" in told.out and "once per iteration" in told.out
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (
+            ("--set", "poplar.x=1"),
+            "no such setting (got 'poplar.x', expected one of poplar.zero, poplar.shards",
+        ),
+        (("--set", "poplar.shards=many"), "setting poplar: shards: not usable (got 'many'"),
+        (("--set", "poplar.overlap=2"), "setting poplar: overlap: not usable (got 2"),
+        (("--set", "poplar.zero=4"), "setting poplar: zero"),
+        (("--set", "poplar.curves=nowhere.json"), "nowhere.json"),
+        (
+            ("--set", "shards=memory"),
+            "--set: not usable (got 'shards=memory', expected STRATEGY.NAME=VALUE)",
+        ),
+        (("--set", "poplar.zero=1", "--set", "poplar.zero=2"), "--set: poplar.zero is given twice"),
+        (("--set", "dp.x=1", "--strategies", "dp,poplar"), "no such setting (got 'dp.x'"),
+        (("--set", "hap.seconds=1", "--strategies", "dp"), "expected none: these strategies have"),
+    ],
+)
+def test_settings_that_do_not_exist(hetplan: Call, more: tuple[str, ...], message: str) -> None:
+    strategies = () if "--strategies" in more else ("--strategies", "poplar")
+    ran = hetplan(*BASE, *strategies, *more, "-q")
+    assert message in ran.error, ran.err
+
+
+def test_replan(hetplan: Call, plan_files: tuple[Path, Path], tmp_path: Path) -> None:
+    plan, cluster = plan_files
+    more = ("--cluster", cluster, "--strategies", "dp", "-q")
+    ran = hetplan("plan", "replan", plan, "--lost", "node1", *more, "-o", tmp_path / "new.json")
+    assert (ran.code, ran.err) == (0, "")
+    assert "without node 1" in ran.out and "before the loss" in ran.out
+    new = load_plan(tmp_path / "new.json")
+    assert set(new.ranks) == {0, 1} and len(new.devices) == 4
+    again = hetplan("plan", "replan", plan, "--lost", "node0", *more, "--json").json
+    assert again["lost_nodes"] == [0]
+    assert again["candidates"][again["winner"]]["bytes_from_checkpoint"] == 0.0
+
+
+def test_replan_where_nothing_is_left_that_fits(
+    hetplan: Call, plan_files: tuple[Path, Path], tmp_path: Path
+) -> None:
+    plan, cluster = plan_files
+    tight = cluster_document(devices={"V100-SXM2-16GB": {"memory_gib": 2}})
+    cluster.write_text(yaml.safe_dump(tight))
+    target = tmp_path / "new.json"
+    ran = hetplan(
+        "plan",
+        "replan",
+        plan,
+        "--cluster",
+        cluster,
+        "--lost",
+        "node1",
+        "--strategies",
+        "dp",
+        "-o",
+        target,
+    )
+    assert ran.code == 1 and "nothing fits" in ran.out
+    assert "is not written" in ran.err and not target.exists()
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (("--lost", "node9"), "no such node (got 'node9'"),
+        (("--lost", "node0,node1"), "nothing is left"),
+        (("--lost", "node1", "--within", "-1"), "--within: not usable (got -1.0"),
+        (("--lost", "node1", "--strategies", "foo"), "unknown strategy 'foo'"),
+        (("--lost", "node1", "--model", "gpt2-medium"), "model of the plan is not the workload's"),
+    ],
+)
+def test_nonsense_of_a_replanning_is_one_line(
+    hetplan: Call, plan_files: tuple[Path, Path], more: tuple[str, ...], message: str
+) -> None:
+    plan, cluster = plan_files
+    assert message in hetplan("plan", "replan", plan, "--cluster", cluster, *more, "-q").error
+
+
+def test_what_if(hetplan: Call, plan_files: tuple[Path, Path]) -> None:
+    _, cluster = plan_files
+    base = (
+        "plan",
+        "what-if",
+        "--model",
+        "gpt2",
+        "--cluster",
+        cluster,
+        "--global-batch",
+        8,
+        "--strategies",
+        "dp",
+        "-q",
+    )
+    ran = hetplan(*base, "--add", "2xT4", "--remove", "node0", "--network-gbit-per-s", 100)
+    assert (ran.code, ran.err) == (0, "")
+    for expected in ("as it is", "add 2xT4", "remove node0", "network at 100 Gbit/s", "4 T4"):
+        assert expected in ran.out
+    found = hetplan(*base, "--json").json
+    assert "network at 100 Gbit/s" in [v["change"] for v in found["variants"]]
+    assert "--add: not usable" in hetplan(*base, "--add", "T4").error

@@ -120,7 +120,7 @@ def test_what_is_assumed_of_a_model_is_told_once(
     [
         (
             ("--micro-batches", "0"),
-            "--micro-batches: not usable (got '0', expected whole numbers from 1 to",
+            "--micro-batches: not usable (got '0', expected whole numbers from 1 to 10000",
         ),
         (("--micro-batches", "1e3"), "--micro-batches: not usable (got '1e3'"),
         (("--micro-batches", "9" * 5000), "--micro-batches: not usable"),

@@ -6,34 +6,17 @@ import json
 from pathlib import Path
 
 import pytest
-import yaml
 
 from fakes.cli import Call
-from fakes.workloads import cluster_document
+from hetplan.runtime.export import EXPORTERS
 
 
 @pytest.fixture
-def files(hetplan: Call, tmp_path: Path) -> tuple[Path, Path, Path]:
+def files(hetplan: Call, cluster: Path) -> tuple[Path, Path, Path]:
     """A plan, the planning that it is of, and the cluster."""
-    cluster, plan, planning = (
-        tmp_path / "c.yaml",
-        tmp_path / "plan.json",
-        tmp_path / "planning.json",
-    )
-    cluster.write_text(yaml.safe_dump(cluster_document()))
-    base = (
-        "plan",
-        "--model",
-        "gpt2",
-        "--cluster",
-        cluster,
-        "--global-batch",
-        8,
-        "--strategies",
-        "dp",
-        "-q",
-    )
-    planning.write_text(hetplan(*base, "--json", "-o", plan).out)
+    plan, planning = cluster.with_name("plan.json"), cluster.with_name("planning.json")
+    words = ("--model", "gpt2", "--cluster", cluster, "--global-batch", 8, "--strategies", "dp")
+    planning.write_text(hetplan("plan", *words, "-q", "--json", "-o", plan).out)
     return plan, planning, cluster
 
 
@@ -68,3 +51,123 @@ def test_nonsense_is_one_line(
     )
     (tmp_path / "x.json").write_text(json.dumps({"candidates": [], "winner": None}))
     assert "no winner to show" in hetplan("show", tmp_path / "x.json", "--cluster", cluster).error
+
+
+def test_the_librarys_best_program(hetplan: Call) -> None:
+    ran = hetplan("show", "hap-chain-2x2")
+    assert (ran.code, ran.err) == (0, "")
+    for expected in (
+        "sharding ratios",
+        "Reduce-Scatter e4",
+        "e4|All-Reduce",
+        "slowest takes",
+        "takes",
+    ):
+        assert expected in ran.out
+    document = hetplan("show", "hap-chain-2x2", "--json").json
+    (shown,) = document["decisions"]
+    assert document["problem"] == "hap" and len(shown["instructions"]) == len(shown["stages"]) + 11
+    assert abs(shown["seconds"] - shown["objective"]) < 1e-9
+
+
+def test_an_answer(hetplan: Call, tmp_path: Path) -> None:
+    path = tmp_path / "answer.json"
+    assert hetplan("solve", "hap-chain-2x2", "--method", "auto,dp-even", "-q", "-o", path).code == 0
+    shown = hetplan("show", "hap-chain-2x2", path, "--json").json["decisions"]
+    assert [d["source"] for d in shown] == ["auto", "dp-even"]
+
+
+def test_other_families_are_described(hetplan: Call) -> None:
+    ran = hetplan("show", "tiny-mixed")
+    assert ran.code == 0 and "stage" in ran.out
+    assert "decision" in hetplan("show", "tiny-mixed", "--json").json["decisions"][0]
+
+
+def test_what_cannot_be_shown(hetplan: Call, tmp_path: Path) -> None:
+    path = tmp_path / "bad.json"
+    path.write_text('{"program": [0], "ratios": [[1, 0, 0, 0, 0, 0, 0, 0]]}')
+    assert "decision breaks a constraint" in hetplan("show", "hap-chain-2x2", path).error
+    source = Path(__file__).parents[2] / "src/hetplan/instances/library/hap/hap-chain-2x2.json"
+    copy = tmp_path / "mine.json"
+    copy.write_text(source.read_text())
+    assert "no best-known decision of this instance" in hetplan("show", copy).error
+    assert "neither a file nor an instance" in hetplan("show", "hap-chain").error
+
+
+def test_a_replay_for_people_and_for_programs(hetplan: Call, plan_files: tuple[Path, Path]) -> None:
+    plan, cluster = plan_files
+    command = ("plan", "simulate", plan, "--cluster", cluster)
+    ran = hetplan(*command)
+    assert ran.code == 0
+    assert "per iteration, predicted" in ran.out and ran.out.count("V100-SXM2-16GB") == 2
+    document = hetplan(*command, "--json").json
+    assert len(document["peak_bytes"]) == 4 and document["fits_memory"] is True
+    for stage in document["stages"]:
+        assert stage["busy_seconds"] + stage["idle_seconds"] == pytest.approx(
+            document["predicted_seconds"]
+        )
+    overlapped = hetplan(*command, "--json", "--overlap", 8).json
+    assert overlapped["predicted_seconds"] < document["predicted_seconds"]
+
+
+def test_the_trace_holds_every_task_within_the_iteration(
+    hetplan: Call, plan_files: tuple[Path, Path], tmp_path: Path
+) -> None:
+    plan, cluster = plan_files
+    target = tmp_path / "trace.json"
+    ran = hetplan("plan", "simulate", plan, "--cluster", cluster, "--trace", target, "--json")
+    events = json.loads(target.read_text())["traceEvents"]
+    spans = [event for event in events if event["ph"] == "X"]
+    kinds = {"forward", "backward", "synchronisation", "optimizer"}
+    assert {event["cat"] for event in spans} == kinds
+    last = max(event["ts"] + event["dur"] for event in spans)
+    assert last == pytest.approx(ran.json["predicted_seconds"] * 1e6)
+    rows = {(event["pid"], event["tid"]) for event in events if event["name"] == "thread_name"}
+    assert {(event["pid"], event["tid"]) for event in spans} <= rows
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--cluster", "amp-mixed"), "devices of the plan is not the workload's"),
+        (("--model", "gpt2-medium"), "model of the plan is not the workload's"),
+        (("--overlap", "0"), "--overlap"),
+    ],
+)
+def test_what_does_not_belong_together_is_one_line(
+    hetplan: Call, plan_files: tuple[Path, Path], arguments: tuple[str, ...], words: str
+) -> None:
+    plan, cluster = plan_files
+    assert words in hetplan("plan", "simulate", plan, "--cluster", cluster, *arguments).error
+
+
+def test_export_to_standard_output_or_a_file(
+    hetplan: Call, plan_files: tuple[Path, Path], tmp_path: Path
+) -> None:
+    plan, target = plan_files[0], tmp_path / "ds.json"
+    shown = hetplan("export", plan, "--to", "deepspeed")
+    assert (shown.code, shown.err) == (0, "")
+    assert shown.json["train_batch_size"] == 8
+    assert hetplan("export", plan, "--to", "deepspeed", "-o", target).out == ""
+    assert target.read_text() == shown.out
+
+
+def test_every_framework_is_offered_in_the_help(hetplan: Call) -> None:
+    help_text = "".join(hetplan("export", "--help").out.split())
+    assert "|".join(EXPORTERS) in help_text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("PLAN", "--to", "torchtitan"), "precision fp16 (only bf16, fp32)"),
+        (("PLAN", "--to", "megatorn"), "unknown framework 'megatorn'; did you mean megatron"),
+        (("no-such.json", "--to", "megatron"), "no-such.json: no such file"),
+        (("PLAN", "--to", "megatron", "-o", "no/such/x.sh"), "no such folder"),
+    ],
+)
+def test_what_cannot_be_exported_is_one_line(
+    hetplan: Call, plan_files: tuple[Path, Path], arguments: tuple[str, ...], message: str
+) -> None:
+    words = [plan_files[0] if word == "PLAN" else word for word in arguments]
+    assert message in hetplan("export", *words).error

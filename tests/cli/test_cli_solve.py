@@ -9,7 +9,13 @@ from typing import Any
 import pytest
 
 from fakes.cli import Call, Ran, Write
-from hetplan.instances.library import find
+from hetplan.errors import InputError
+from hetplan.formulations import FAMILIES, family
+from hetplan.instances.library import find, library, load_from_library
+from hetplan.solvers.options import RESERVED, Options
+from hetplan.solvers.registry import solve
+from hetplan.solvers.run import Run
+from present import present
 
 KEYS = ("method", "status", "objective", "bound", "gap", "seconds", "decision")
 
@@ -57,21 +63,11 @@ def test_exit_code_follows_status(
     assert ran.json["results"][0]["status"] == status
 
 
-def test_reason_of_infeasibility_is_told(hetplan: Call, numbers: Write) -> None:
-    ran = hetplan("solve", numbers(), "--json")
-    assert ran.json["results"][0]["message"] == "there are no numbers"
-    assert ran.json["results"][0]["objective"] is None
+def test_what_is_known_without_a_decision_is_told(hetplan: Call, numbers: Write) -> None:
     assert "there are no numbers" in hetplan("solve", numbers()).out
-
-
-def test_bound_survives_when_nothing_is_found(hetplan: Call, numbers: Write) -> None:
     (result,) = hetplan("solve", numbers(3), "-m", "clueless", "--json").json["results"]
-    assert (result["objective"], result["bound"], result["gap"], result["decision"]) == (
-        None,
-        0.25,
-        None,
-        None,
-    )
+    found = [result[key] for key in ("objective", "bound", "gap", "decision")]
+    assert found == [None, 0.25, None, None]
 
 
 def test_methods_given_twice_run_once(hetplan: Call, numbers: Write) -> None:
@@ -80,19 +76,15 @@ def test_methods_given_twice_run_once(hetplan: Call, numbers: Write) -> None:
 
 
 def test_all_methods_of_amp(hetplan: Call, tmp_path: Path) -> None:
-    ran = hetplan(
-        "solve", "tiny-mixed", "-m", "all", "--json", "--threads", 1, "-o", tmp_path / "all.json"
-    )
-    results = {r["method"]: r for r in ran.json["results"]}
+    path = tmp_path / "all.json"
+    ran = hetplan("solve", "tiny-mixed", "-m", "all", "--json", "--threads", 1, "-o", path)
+    results = {result["method"]: result for result in ran.json["results"]}
     assert ran.code == 0, ran.err
-    assert {"auto", "cp-sat", "milp", "paper", "megatron", "random"} <= set(results)
+    assert list(results) == [method.name for method in family("amp").methods]
     best = results["auto"]["objective"]
-    for name in ("auto", "cp-sat", "milp"):
-        assert results[name]["status"] == "optimal"
-        assert results[name]["objective"] == pytest.approx(best, rel=1e-6)
-    assert all(r["objective"] >= best * (1 - 1e-9) for r in results.values())
-    assert json.loads((tmp_path / "all.json").read_text()) == ran.json
-    checked = hetplan("check", "tiny-mixed", tmp_path / "all.json", "--json")
+    assert all(result["objective"] >= best * (1 - 1e-6) for result in results.values())
+    assert json.loads(path.read_text()) == ran.json
+    checked = hetplan("check", "tiny-mixed", path, "--json")
     assert checked.code == 0
     assert [d["source"] for d in checked.json["decisions"]] == list(results)
 
@@ -193,14 +185,20 @@ def test_native_values_keep_their_types(hetplan: Call, numbers: Write) -> None:
     }
 
 
-def test_refusal_among_several_methods_is_a_result(hetplan: Call, numbers: Write) -> None:
-    ran = hetplan("solve", numbers(3), "-m", "picky,auto", "--json")
-    assert ran.code == 1
-    picky, exact = ran.json["results"]
-    assert (picky["status"], picky["message"]) == (
-        "unknown",
-        "picky takes no numbers (expected method auto)",
-    )
+@pytest.mark.parametrize(
+    ("method", "message", "code"),
+    [
+        ("picky", "picky takes no numbers (expected method auto)", 1),
+        ("broken", "bug in hetplan: ZeroDivisionError: division\nby zero", 3),
+    ],
+)
+def test_a_method_that_fails_leaves_the_others_results(
+    hetplan: Call, numbers: Write, method: str, message: str, code: int
+) -> None:
+    ran = hetplan("solve", numbers(3), "-m", f"{method},auto", "--json")
+    assert ran.code == code
+    failed, exact = ran.json["results"]
+    assert (failed["status"], failed["message"]) == ("unknown", message)
     assert exact["status"] == "optimal"
 
 
@@ -430,36 +428,88 @@ def test_check_of_an_answer_to_an_instance_of_another_name(
 
 
 def test_check_of_a_best_known_record(hetplan: Call, tmp_path: Path) -> None:
-    entry = find("tiny-mixed")
-    assert entry is not None
-    ran = hetplan("check", "tiny-mixed", entry.best_file)
-    assert ran.code == 0
-    assert "tiny-mixed: enumeration: holds" in ran.out
-    record = json.loads(entry.best_file.read_text())
+    best_file, path = present(find("tiny-mixed")).best_file, tmp_path / "worse.json"
+    ran = hetplan("check", "tiny-mixed", best_file)
+    assert ran.code == 0 and "tiny-mixed: enumeration: holds" in ran.out
+    record = json.loads(best_file.read_text())
     record["decision"]["stages"] = [[0, 4], [4, 6]]
-    (tmp_path / "worse.json").write_text(json.dumps(record))
-    ran = hetplan("check", "tiny-mixed", tmp_path / "worse.json")
-    assert ran.code == 1
-    assert "stated objective" in ran.out
+    path.write_text(json.dumps(record))
+    ran = hetplan("check", "tiny-mixed", path)
+    assert ran.code == 1 and "stated objective" in ran.out
 
 
 def test_two_arguments_from_one_pipe(hetplan: Call) -> None:
     assert "cannot both come from standard input" in hetplan("check", "-", "-").error
 
 
-def test_a_method_that_breaks_leaves_the_others_results(
-    hetplan: Call, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ("tiny-mixed", "--native", "cp-sat.linearization_level=2"),
+            "--native cp-sat.linearization_level: no method chosen runs cp-sat (got 'auto', "
+            "expected --method cp-sat)",
+        ),
+        (
+            ("tiny-mixed", "-m", "exact,paper", "--native", "highs.presolve=off"),
+            "runs highs (got 'exact, paper', exp",
+        ),
+        (
+            ("tiny-mixed", "-m", "milp", "--native", "pyomo.x=1"),
+            "--native pyomo.x: no method chosen runs pyomo",
+        ),
+        (
+            ("tiny-mixed", "--pyomo-solver", "cbc"),
+            "--pyomo-solver cbc: no method chosen runs pyomo (got 'auto', exp",
+        ),
+    ],
+)
+def test_options_that_would_change_nothing_are_refused(
+    hetplan: Call, arguments: tuple[str, ...], message: str
 ) -> None:
-    def broken(*_: object) -> None:
-        raise ValueError("impossible")
+    assert message in hetplan("solve", *arguments).error
 
-    monkeypatch.setattr("hetplan.formulations.ditto.paper.greedy", broken)
-    ran = hetplan("solve", "tiny-fast-slow", "-m", "greedy,exact", "--json")
-    assert ran.code == 3
-    greedy, exact = ran.json["results"]
-    assert (greedy["status"], greedy["message"]) == (
-        "unknown",
-        "bug in hetplan: ValueError: impossible",
+
+def test_one_method_that_takes_them_is_enough(hetplan: Call, numbers: Write) -> None:
+    assert hetplan("solve", numbers(1), "-m", "first,auto", "--native", "highs.x=1").code == 0
+    assert (
+        "no method chosen"
+        in hetplan("solve", numbers(1), "-m", "first", "--native", "highs.x=1").error
     )
-    assert exact["status"] == "optimal"
-    assert hetplan("solve", "tiny-fast-slow", "-m", "greedy").code == 3
+    ran = hetplan(
+        "solve",
+        "tiny-mixed",
+        "-m",
+        "milp,cp-sat",
+        "--native",
+        "cp-sat.linearization_level=2",
+        "--json",
+    )
+    assert [result["status"] for result in ran.json["results"]] == ["optimal", "optimal"]
+
+
+METHODS = [(name, method.name) for name in FAMILIES for method in family(name).methods]
+
+
+@pytest.mark.parametrize(("problem", "name"), METHODS)
+def test_a_method_takes_the_options_that_it_says(problem: str, name: str) -> None:
+    """An option that no back end has is refused by exactly those methods that say they pass it
+    on."""
+    entries = [
+        entry
+        for entry in library(problem)
+        if entry.name.startswith(("tiny", "tiles", "hap-chain-2x2"))
+    ]
+    data = load_from_library(entries[0].name).data
+    method = family(problem).method(name)
+    for backend in method.backends:
+        run = Run(Options(threads=1, time_limit=30, native={backend: {"no_such_option": 1}}))
+        with pytest.raises(InputError, match=f"native option {backend}.no_such_option"):
+            solve(family(problem), data, name, run)
+    others = {
+        backend: {"no_such_option": 1} for backend in RESERVED if backend not in method.backends
+    }
+    result = solve(
+        family(problem), data, name, Run(Options(threads=1, time_limit=30, native=others))
+    )
+    assert result.status in ("optimal", "feasible", "infeasible"), result.message

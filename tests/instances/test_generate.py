@@ -6,8 +6,7 @@ import pytest
 
 from hetplan.errors import InputError
 from hetplan.instances.generate import MAKERS, SIZES, draw
-from hetplan.instances.library import library, parse_instance
-from hetplan.instances.shelf import SETS, in_set
+from hetplan.instances.library import SETS, in_set, library, parse_instance
 from hetplan.solvers.options import Options
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Run

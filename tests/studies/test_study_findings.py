@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 from typing import Any
 
@@ -126,13 +125,6 @@ def test_page_in_a_browser(tmp_path: Path) -> None:
     seen = rendered(page, height=4200)
     assert seen.console == () and seen.dom.count("<svg") == len(CHARTS)
     assert seen.dom.count("<tr") == page.read_text().count("<tr"), "tables keep their rows"
-    from matplotlib.image import imread
-
-    picture = imread(io.BytesIO(seen.png))[..., :3]
-    rows = (picture != picture[0, 0]).any(axis=(1, 2))
-    assert rows.mean() > 0.4, "most of the page is not empty"
-    blue = (abs(picture - [0x00 / 255, 0x72 / 255, 0xB2 / 255]) < 0.05).all(axis=2)
-    assert blue.sum() > 500, "the charts' first colour is on the page"
 
 
 def test_sizes_are_counted_where_rows_do_not_tell() -> None:

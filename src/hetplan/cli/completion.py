@@ -7,19 +7,13 @@ the shell falls back on file names.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable
 from importlib import import_module
-from pathlib import Path
 
 import typer
 
 from hetplan.formulations import FAMILIES, family
-from hetplan.instances.shelf import SETS, shelved
-
-# Of an instance file only this much is read to learn its problem, which stands near the beginning.
-GLANCE_BYTES = 4096
-_PROBLEM = re.compile(rb'"problem"\s*:\s*"([a-z]+)"')
+from hetplan.instances.library import SETS, find, library
 
 Completer = Callable[[str], list[str]]
 
@@ -56,24 +50,13 @@ devices = offering("hetplan.profiling.catalogue:catalogue", ending=":", many=Tru
 precisions = offering("hetplan.profiling.operators:PRECISIONS", many=True)
 strategies = offering("hetplan.planner:STRATEGIES", many=True)
 frameworks = offering("hetplan.runtime.export:EXPORTERS")
-
-
-def clusters(incomplete: str) -> list[str]:
-    """Clusters that come with hetplan, read off their folder: what reads such files is heavy."""
-    folder = Path(__file__).parents[1] / "profiling" / "clusters"
-    return beginning(sorted(path.stem for path in folder.glob("*.yaml")), incomplete)
-
-
-def parameters(incomplete: str) -> list[str]:
-    """Parameters of the strategy search's space."""
-    from hetplan.formulations.astra.search.space import PARAMETERS
-
-    return beginning((f"{name.replace('_', '-')}=" for name in PARAMETERS), incomplete)
+clusters = offering("hetplan.profiling.cluster:example_clusters")
+parameters = offering("hetplan.formulations.astra.search.space:PARAMETERS", ending="=")
 
 
 def instance_names() -> list[str]:
     """Names of the packaged instances."""
-    return [name for _, name, _, _ in shelved()]
+    return [entry.name for entry in library()]
 
 
 def instances(incomplete: str) -> list[str]:
@@ -87,28 +70,10 @@ def sets(incomplete: str) -> list[str]:
 
 
 def methods(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Methods of the named instance's problem; of every problem while that is not known."""
+    """Methods of the named packaged instance's problem; of every problem for other instances."""
     # An option that still lacks its value keeps the arguments before it from being assigned.
     loose = [word for word in ctx.args if not word.startswith("-")]
-    problem = problem_of(ctx.params.get("instance") or next(iter(loose), None))
-    known = [problem] if problem in FAMILIES else list(FAMILIES)
+    entry = find(str(ctx.params.get("instance") or next(iter(loose), "")))
+    known = list(FAMILIES) if entry is None else [entry.problem]
     names = dict.fromkeys(method.name for name in known for method in family(name).methods)
     return listed([*names, "all"], incomplete)
-
-
-def problem_of(instance: object) -> str:
-    """The problem of a packaged instance or an instance file; empty where it does not show at a
-    glance."""
-    if not isinstance(instance, str) or instance == "-":
-        return ""
-    try:
-        if Path(instance).is_file():
-            with open(instance, "rb") as stream:
-                match = _PROBLEM.search(stream.read(GLANCE_BYTES))
-            return match[1].decode() if match else ""
-    except (OSError, ValueError):  # not readable: solving it will say why
-        return ""
-    for problem, name, _, _ in shelved():
-        if instance in (name, f"{problem}/{name}"):
-            return problem
-    return ""

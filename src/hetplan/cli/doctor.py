@@ -8,6 +8,7 @@ import platform
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from importlib import metadata
 from typing import Any
 
@@ -24,7 +25,6 @@ PACKAGES = (
 OPTIONAL = ("torch",)
 # Solvers that Pyomo can drive by their program.
 BINARIES = ("highs", "cbc", "glpsol", "scip", "gurobi_cl", "cplex", "ipopt", "xpress")
-PATIENCE_S = 30.0
 # Loads both in one process: some of their releases ship clashing libraries.
 TOGETHER = (
     "from ortools.sat.python import cp_model; import highspy; highspy.Highs(); cp_model.CpModel()"
@@ -37,20 +37,17 @@ def doctor(json: JsonOption = False) -> int:
 
     Exit code 1 when something that hetplan needs is missing or fails.
     """
-    packages = {name: installed(name) for name in (*PACKAGES, *OPTIONAL)}
-    checks: list[dict[str, Any]] = [
-        {
-            "check": f"{name} is installed",
-            "ok": packages[name] is not None,
-            "detail": packages[name] or "not found",
-        }
-        for name in PACKAGES
-    ]
+    report = examined()
+    emit(report, report_tables(report), json=json)
+    return 0 if all(check["ok"] for check in report["checks"]) else 1
+
+
+def examined(needed: Sequence[str] = PACKAGES) -> dict[str, Any]:
+    """The report as JSON types. needed: distributions without which hetplan does not work."""
+    packages = {name: installed(name) for name in (*needed, *OPTIONAL)}
     trouble = run_program([sys.executable, "-c", TOGETHER])[1]
-    check = "OR-Tools and HiGHS load in one process"
-    checks.append({"check": check, "ok": not trouble, "detail": trouble})
     gpus, why = local_gpus()
-    report = {
+    return {
         "hetplan": __version__,
         "python": platform.python_version(),
         "platform": platform.platform(),
@@ -60,10 +57,22 @@ def doctor(json: JsonOption = False) -> int:
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "gpus": gpus,
         "gpus_missing": why or None,
-        "checks": checks,
+        "checks": [
+            *(
+                {
+                    "check": f"{name} is installed",
+                    "ok": packages[name] is not None,
+                    "detail": packages[name] or "not found",
+                }
+                for name in needed
+            ),
+            {
+                "check": "OR-Tools and HiGHS load in one process",
+                "ok": not trouble,
+                "detail": trouble,
+            },
+        ],
     }
-    emit(report, report_tables(report), json=json)
-    return 0 if all(check["ok"] for check in checks) else 1
 
 
 def installed(name: str) -> str | None:
@@ -74,19 +83,19 @@ def installed(name: str) -> str | None:
         return None
 
 
-def run_program(command: list[str]) -> tuple[str, str]:
-    """What a program prints, and why it failed (empty where it did not)."""
+def run_program(command: list[str], patience: float = 30.0) -> tuple[str, str]:
+    """What a program prints, and why it failed (empty where it did not). patience: in seconds."""
     try:
         done = subprocess.run(
             command,
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=PATIENCE_S,
+            timeout=patience,
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return "", f"no answer within {PATIENCE_S:.0f} s"
+        return "", f"no answer within {patience:.0f} s"
     except OSError as error:
         return "", f"cannot be run: {error.strerror}"
     if done.returncode == 0:
@@ -95,13 +104,13 @@ def run_program(command: list[str]) -> tuple[str, str]:
     return "", f"failed with exit code {done.returncode}{': ' if said else ''}{said}"
 
 
-def local_gpus() -> tuple[list[dict[str, Any]] | None, str]:
+def local_gpus(patience: float = 30.0) -> tuple[list[dict[str, Any]] | None, str]:
     """GPUs by nvidia-smi: name, memory and driver; None, and the reason, where it is missing or
     fails."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return None, "no nvidia-smi"
-    printed, trouble = run_program([program, *GPU_QUERY])
+    printed, trouble = run_program([program, *GPU_QUERY], patience)
     if trouble:
         return None, f"nvidia-smi: {trouble}"
     rows = [[field.strip() for field in line.split(",")] for line in printed.splitlines()]
@@ -121,7 +130,7 @@ def report_tables(report: dict[str, Any]) -> list[Table]:
     """The report for people."""
     gpus = [f"{gpu['name']} ({bytes_text(gpu['memory_bytes'])})" for gpu in report["gpus"] or []]
     programs = [name for name, path in report["solver_binaries"].items() if path]
-    rows = [
+    rows = (
         ("hetplan", report["hetplan"]),
         ("python", f"{report['python']} on {report['platform']}"),
         *((name, version or "not installed") for name, version in report["packages"].items()),
@@ -129,8 +138,8 @@ def report_tables(report: dict[str, Any]) -> list[Table]:
         ("memory", bytes_text(report["memory_bytes"])),
         ("GPUs", "; ".join(gpus) or report["gpus_missing"]),
         ("solver programs", ", ".join(programs) or "none found"),
-    ]
+    )
     checks = tuple(
         ("ok" if c["ok"] else "FAILED", c["check"], c["detail"]) for c in report["checks"]
     )
-    return [Table("", ("", ""), tuple(rows)), Table("checks", ("", "", ""), checks)]
+    return [Table("", ("", ""), rows), Table("checks", ("", "", ""), checks)]

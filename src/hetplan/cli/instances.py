@@ -74,10 +74,9 @@ def show_list(
 def summary(entry: Entry) -> dict[str, Any]:
     """One row of the list; what is not known is None."""
     best = entry.best_known()
-    row: dict[str, Any] = {"problem": entry.problem, "name": entry.name}
-    for key in ("objective", "bound", "gap", "status", "found_by", "proved_by"):
-        row[key] = getattr(best, key) if best is not None else None
-    return row
+    keys = ("objective", "bound", "gap", "status", "found_by", "proved_by")
+    known = {key: getattr(best, key, None) for key in keys}
+    return {"problem": entry.problem, "name": entry.name, **known}
 
 
 def show(
@@ -146,25 +145,21 @@ def validate(
 
     Exit code 2 when one cannot be used.
     """
-
     rows: list[dict[str, Any]] = []
     for path in files:
         try:
             posed = load_instance(path)
+            row = {"valid": True, "problem": posed.problem, "name": posed.name}
         except InputError as error:
-            rows.append({"file": str(path), "valid": False, "error": str(error)})
+            row = {"valid": False, "error": str(error)}
             note(f"error: {error}")
-        else:
-            rows.append(
-                {"file": str(path), "valid": True, "problem": posed.problem, "name": posed.name}
-            )
-    if json:
-        print_json({"files": rows})
-    else:
-        for row in rows:
-            if row["valid"]:
-                typer.echo(f"{row['file']}: {row['problem']} instance {row['name']!r}, valid")
-    return 0 if all(row["valid"] for row in rows) else 2
+        rows.append({"file": str(path), **row})
+    valid = [row for row in rows if row["valid"]]
+    lines = tuple(
+        f"{row['file']}: {row['problem']} instance {row['name']!r}, valid" for row in valid
+    )
+    emit({"files": rows}, [Table("", (), (), lines)] if lines else [], json=json)
+    return 0 if len(valid) == len(rows) else 2
 
 
 def update(

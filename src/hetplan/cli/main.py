@@ -102,7 +102,7 @@ class Command(TyperCommand):
     """A command that is loaded when something is to be done with it beside listing it."""
 
     def __init__(self, name: str, target: str, help_line: str) -> None:
-        super().__init__(name, short_help=help_line, rich_markup_mode=None)
+        super().__init__(name, short_help=help_line, hidden=not help_line, rich_markup_mode=None)
         self.target = target
 
     @functools.cached_property
@@ -153,17 +153,10 @@ def with_groups_as_options(function: Callable[..., int]) -> Callable[..., int]:
 
 
 class Group(TyperGroup):
-    """Commands by name. `default` is meant where none is named: `hetplan plan --model …`; `moved`
-    are old words and what they are now."""
+    """Commands by name; `default` is meant where none is named: `hetplan plan --model …`."""
 
     def __init__(
-        self,
-        name: str,
-        help: str,
-        commands: Mapping[str, Any],
-        *,
-        default: str | None = None,
-        moved: Mapping[str, str] | None = None,
+        self, name: str, help: str, commands: Mapping[str, Any], default: str | None = None
     ) -> None:
         super().__init__(
             name=name,
@@ -171,19 +164,15 @@ class Group(TyperGroup):
             commands=dict(commands),
             context_settings=SETTINGS,
             rich_markup_mode=None,
+            hidden=not help,
         )
-        self.default, self.moved = default, moved or {}
+        self.default = default
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Put the new words for an old one first, or the default command where none is named."""
+        """Put the default command first where none is named."""
         if not (args or self.default or ctx.resilient_parsing):
             args = ["--help"]
-        for i, word in enumerate(args):
-            if word in self.moved and (i == 0 or word.startswith("-")):
-                args = [*self.moved[word].split(), *args[:i], *args[i + 1 :]]
-                break
-        first = args[0] if args else ""
-        named = first in self.commands or first in ctx.help_option_names
+        named = bool(args) and args[0] in {*self.commands, *ctx.help_option_names}
         if self.default is not None and not named and (args or not ctx.resilient_parsing):
             args = [self.default, *args]
         return super().parse_args(ctx, args)
@@ -213,118 +202,147 @@ class Group(TyperGroup):
         return [*offered, *inner.command.shell_complete(inner, incomplete)]
 
 
-# By group: name of the command, the function in this package, the line in the group's list.
-PLAN = (
-    ("what-if", "changes:what_if", "What nodes, devices or links more or less would gain."),
-    ("replan", "changes:replan", "Plan again without lost nodes, moving little."),
-    ("search", "search:search", "Search Astra's parallel strategies on a pool of GPUs."),
-    ("simulate", "show:simulate", "Replay a plan on the event-driven simulator."),
-    ("templates", "changes:templates", "Proven pipeline templates for parts of a cluster."),
-)
-PROFILE = (
-    ("predict", "profile:predict", "Predict every layer's times from datasheets (roofline)."),
-    ("measure", "measure:measure", "Measure what each layer takes on a device."),
-    ("batch-curve", "measure:batch_curve", "Measure seconds per micro-batch, and what fits."),
-    ("collectives", "measure:collectives", "Measure what ranks do together, under torchrun."),
-    ("operators", "measure:operators", "Measure operators of many sizes on a device."),
-    ("train", "measure:train", "Learn the efficiency of devices or links."),
-    ("import", "profile:import_", "Read profiles, models and systems of others."),
-)
-INSTANCES = (
-    ("list", "instances:show_list", "List the packaged instances with their best known."),
-    ("show", "instances:show", "Show an instance: origin, size, best known."),
-    ("generate", "instances:generate", "Make a random instance of a problem."),
-    ("validate", "instances:validate", "Check instance files against their schemas."),
-    ("update", "instances:update", "Better the best-known records by what runs found."),
-    ("schema", "instances:schema", "Print the JSON schema of a file."),
-    ("export", "instances:export_model", "Write an instance's models for other solvers."),
-)
-STUDY = (
-    ("run", "study:run", "Run methods on instances; each run is a row that is kept."),
-    ("report", "study:report", "A study's findings, or a paper's experiments predicted."),
-)
 VALIDATE = (
-    ("sailor", "truth:sailor", "Predict the plans that Sailor measured."),
-    ("rehearsal", "truth:rehearsal", "Predict uneven plans, run them on virtual devices."),
+    "Hold predictions against plans that were really run.",
+    None,
+    {
+        "sailor": ("truth:sailor", "Predict the plans that Sailor measured."),
+        "rehearsal": ("truth:rehearsal", "Predict uneven plans, run them on virtual devices."),
+    },
 )
-TRUTH = (
-    ("calibrate", "truth:calibrate", "Estimate constants from your own measured runs."),
-    ("sensitivity", "truth:sensitivity", "How plans fare when the profile is wrong."),
-)
-SINGLE = (
-    ("solve", "solve:solve", "Solve an instance; every result has its proven bound."),
-    ("check", "solve:check", "Verify decisions against an instance, price them again."),
-    ("run", "run:run", "Execute a plan; measured times beside predicted ones."),
-    ("show", "show:show", "Draw a plan, or print a decision in full."),
-    ("export", "show:export", "Print a plan as a framework's flags or configuration."),
-    ("doctor", "doctor:doctor", "Report versions, solvers, cores, memory and GPUs."),
-)
-ORDER = (
-    "plan", "solve", "check", "run", "show", "export", "profile", "cluster", "instances", "study",
-    "truth", "doctor",
-)  # fmt: skip
-# Where what was on the top level before it had a place of its own is now; kept for a release
-# (`schema` for good: programs ask for it).
-MOVED = {
-    **{name: f"plan {name}" for name, _, _ in PLAN},
-    **{name: f"truth {name}" for name in ("calibrate", "sensitivity", "validate")},
-    "import": "profile import",
-    "schema": "instances schema",
-    "export-model": "instances export",
-    "report": "study report",
+# The command line: of a command the function in this package and its line in the list (one without
+# a line is not listed); of a group its line, its default command and its commands.
+TREE: Mapping[str, Any] = {
+    "plan": (
+        "Plan the training of a model on a cluster.",
+        "make",
+        {
+            "make": ("plan:plan", ""),
+            "what-if": (
+                "changes:what_if",
+                "What nodes, devices or links more or less would gain.",
+            ),
+            "replan": ("changes:replan", "Plan again without lost nodes, moving little."),
+            "search": ("search:search", "Search Astra's parallel strategies on a pool of GPUs."),
+            "simulate": ("show:simulate", "Replay a plan on the event-driven simulator."),
+            "templates": (
+                "changes:templates",
+                "Proven pipeline templates for parts of a cluster.",
+            ),
+        },
+    ),
+    "solve": ("solve:solve", "Solve an instance; every result has its proven bound."),
+    "check": ("solve:check", "Verify decisions against an instance, price them again."),
+    "run": ("run:run", "Execute a plan; measured times beside predicted ones."),
+    "show": ("show:show", "Draw a plan, or print a decision in full."),
+    "export": ("show:export", "Print a plan as a framework's flags or configuration."),
+    "profile": (
+        "Predict or measure what a model costs.",
+        "measure",
+        {
+            "predict": (
+                "profile:predict",
+                "Predict every layer's times from datasheets (roofline).",
+            ),
+            "measure": ("profile:measure", "Measure what each layer takes on a device."),
+            "batch-curve": (
+                "profile:batch_curve",
+                "Measure seconds per micro-batch, and what fits.",
+            ),
+            "collectives": (
+                "profile:collectives",
+                "Measure what ranks do together, under torchrun.",
+            ),
+            "operators": (
+                "profile:operators",
+                "Measure operators of many sizes on a device.",
+            ),
+            "train": ("profile:train", "Learn the efficiency of devices or links."),
+            "import": ("profile:import_", "Read profiles, models and systems of others."),
+        },
+    ),
+    "cluster": (
+        "Write cluster files.",
+        None,
+        {"detect": ("cluster:detect", "Describe the cluster that is here.")},
+    ),
+    "instances": (
+        "List, show, generate, validate, update and export instances.",
+        None,
+        {
+            "list": (
+                "instances:show_list",
+                "List the packaged instances with their best known.",
+            ),
+            "show": ("instances:show", "Show an instance: origin, size, best known."),
+            "generate": ("instances:generate", "Make a random instance of a problem."),
+            "validate": ("instances:validate", "Check instance files against their schemas."),
+            "update": (
+                "instances:update",
+                "Better the best-known records by what runs found.",
+            ),
+            "schema": ("instances:schema", "Print the JSON schema of a file."),
+            "export": (
+                "instances:export_model",
+                "Write an instance's models for other solvers.",
+            ),
+        },
+    ),
+    "study": (
+        "Run many methods on many instances, and report what was found.",
+        "run",
+        {
+            "run": ("study:run", "Run methods on instances; each run is a row that is kept."),
+            "report": (
+                "study:report",
+                "A study's findings, or a paper's experiments predicted.",
+            ),
+        },
+    ),
+    "truth": (
+        "Hold predictions against what was measured.",
+        None,
+        {
+            "validate": VALIDATE,
+            "calibrate": (
+                "truth:calibrate",
+                "Estimate constants from your own measured runs.",
+            ),
+            "sensitivity": ("truth:sensitivity", "How plans fare when the profile is wrong."),
+        },
+    ),
+    "doctor": ("doctor:doctor", "Report versions, solvers, cores, memory and GPUs."),
+    # Names from before these had places of their own: `schema` is for good, programs ask for it;
+    # the others are for one release.
+    "schema": ("instances:schema", ""),
+    "export-model": ("instances:export_model", ""),
+    "import": ("profile:import_", ""),
+    "report": ("study:report", ""),
+    "what-if": ("changes:what_if", ""),
+    "replan": ("changes:replan", ""),
+    "search": ("search:search", ""),
+    "simulate": ("show:simulate", ""),
+    "templates": ("changes:templates", ""),
+    "calibrate": ("truth:calibrate", ""),
+    "sensitivity": ("truth:sensitivity", ""),
+    "validate": ("", *VALIDATE[1:]),
 }
-FLAGS = {f"--{name}": name for name in ("predict", "batch-curve", "operators", "collectives")}
 
 
-def commands(*rows: tuple[str, str, str]) -> dict[str, Any]:
-    """The commands of a table."""
-    return {name: Command(name, target, line) for name, target, line in rows}
+def make(name: str, entry: tuple[Any, ...]) -> Command | Group:
+    """The command or the group of an entry of TREE."""
+    if len(entry) == 2:
+        return Command(name, *entry)
+    line, default, commands = entry
+    inner = {command: make(command, part) for command, part in commands.items()}
+    return Group(name, line, inner, default)
 
 
 @functools.cache
 def program() -> Group:
     """The whole command line."""
-    make = Command("make", "plan:plan", "")
-    make.hidden = True
-    plan = {"make": make, **commands(*PLAN)}
-    validate = Group(
-        "validate", "Hold predictions against plans that were really run.", commands(*VALIDATE)
-    )
-    detect = commands(("detect", "cluster:detect", "Describe the cluster that is here."))
-    groups = (
-        Group("plan", "Plan the training of a model on a cluster.", plan, default="make"),
-        Group(
-            "profile",
-            "Predict or measure what a model costs.",
-            commands(*PROFILE),
-            default="measure",
-            moved=FLAGS,
-        ),
-        Group("cluster", "Write cluster files.", detect),
-        Group(
-            "instances",
-            "List, show, generate, validate, update and export instances.",
-            commands(*INSTANCES),
-        ),
-        Group(
-            "study",
-            "Run many methods on many instances, and report what was found.",
-            commands(*STUDY),
-            default="run",
-        ),
-        Group(
-            "truth",
-            "Hold predictions against what was measured.",
-            {"validate": validate, **commands(*TRUTH)},
-        ),
-    )
-    every = {**{str(group.name): group for group in groups}, **commands(*SINGLE)}
-    whole = Group(
-        "hetplan",
-        "Plan the training of one model on mixed GPUs, with a proven bound on every plan.",
-        {name: every[name] for name in ORDER},
-        moved=MOVED,
-    )
+    text = "Plan the training of one model on mixed GPUs, with a proven bound on every plan."
+    whole = Group("hetplan", text, {name: make(name, entry) for name, entry in TREE.items()})
     options = typer.Typer()
     options.callback()(program_options)
     whole.params += typer.main.get_command(options).params

@@ -16,7 +16,7 @@ from hetplan.files import check_target
 from hetplan.profiling.operators import Precision
 from hetplan.solvers.options import NativeValue, Options
 
-LARGEST = 4096  # of micro-batches and tensor degrees: beyond any device and any node
+LARGEST = 10_000  # of micro-batches and degrees: beyond any device and any node
 
 
 def usable_target(path: Path | None) -> Path | None:
@@ -222,13 +222,22 @@ def split_list(values: Sequence[str]) -> list[str]:
     return [part.strip() for value in values for part in value.split(",") if part.strip()]
 
 
-def whole_numbers(texts: Sequence[str], option: str) -> tuple[int, ...]:
-    """`["1,2", "4"]` as (1, 2, 4), each once, ascending; raises InputError."""
-    numbers = set()
+def whole_numbers(
+    texts: Sequence[str], option: str, least: int = 1, most: int = LARGEST
+) -> tuple[int, ...]:
+    """`["1,2", "4-6"]` as (1, 2, 4, 5, 6), each once, ascending; raises InputError."""
+    numbers: set[int] = set()
     for text in split_list(texts):
-        usable = text.isdecimal() and len(text) < 9 and 1 <= int(text) <= LARGEST
-        require(usable, option, text, f"whole numbers from 1 to {LARGEST}")
-        numbers.add(int(text))
+        ends = [int(end) if end.isdecimal() and len(end) < 9 else -1 for end in text.split("-")]
+        usable = len(ends) <= 2 and least <= ends[0] <= ends[-1] <= most
+        require(usable, option, text, f"whole numbers from {least} to {most}, as 1,2 or 1-8")
+        numbers.update(range(ends[0], ends[-1] + 1))
     if not numbers:
         raise InputError("no number given", where=option)
     return tuple(sorted(numbers))
+
+
+def switch(text: str, option: str) -> bool:
+    """`true` or `false`; raises InputError."""
+    require(text.lower() in ("true", "false"), option, text, "true or false")
+    return text.lower() == "true"

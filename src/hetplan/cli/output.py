@@ -191,10 +191,9 @@ def write_document(path: Path | None, document: Any) -> None:
 
 
 T = TypeVar("T")
-# Seconds: nothing is shown before QUIET; without a terminal a line at FIRST, then ever more rarely.
-QUIET = 1.0
-FIRST = 10.0
-TICK = 0.2
+# Seconds: nothing is shown before QUIET; without a terminal a line at FIRST, then ever more rarely;
+# on a terminal the state is renewed every TICK.
+QUIET, FIRST, TICK = 1.0, 10.0, 0.2
 # Candidates on a terminal.
 SHOWN = 8
 
@@ -202,13 +201,13 @@ SHOWN = 8
 def progress_line(label: str, progress: Progress) -> str:
     """`exact: 12 s, incumbent 1.234, bound 1.2, gap 2.8 %, phase`."""
     known = {
-        "incumbent ": None if progress.incumbent is None else number_text(progress.incumbent),
-        "bound ": None if progress.bound is None else number_text(progress.bound),
-        "gap ": None if progress.gap is None else percent_text(progress.gap),
-        "": progress.note,
+        "incumbent": number_text(progress.incumbent),
+        "bound": number_text(progress.bound),
+        "gap": percent_text(progress.gap),
     }
-    parts = [f"{label}: {progress.seconds:.0f} s"]
-    return ", ".join(parts + [f"{word}{text}" for word, text in known.items() if text])
+    parts = [f"{word} {text}" for word, text in known.items() if text != "-"]
+    note = [progress.note] if progress.note else []
+    return ", ".join([f"{label}: {progress.seconds:.0f} s", *parts, *note])
 
 
 class Display:

@@ -83,23 +83,11 @@ class Choice:
     ] = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Limits:
-    """Large clusters can keep an exact method busy for hours; bounds are kept when time runs
-    out."""
-
-    time_limit: LimitOption = 60.0
-    gap: GapOption = None
-    threads: ThreadsOption = None
-    seed: SeedOption = None
-
-
 def plan(
     model: ModelOption,
     cluster: ClusterOption,
     global_batch: BatchOption,
     choice: Choice,
-    limits: Limits,
     sequence: SequenceOption = None,
     precision: Annotated[
         str,
@@ -112,6 +100,10 @@ def plan(
     ] = "fp16",
     profile: ProfileOption = None,
     links: LinksOption = None,
+    time_limit: LimitOption = 60.0,
+    gap: GapOption = None,
+    threads: ThreadsOption = None,
+    seed: SeedOption = None,
     json: JsonOption = False,
     output: Annotated[
         Path | None,
@@ -128,7 +120,7 @@ def plan(
     from hetplan.planner.library import make_workloads
     from hetplan.planner.ranking import Criteria, make_plans
 
-    run = Run(make_options(**vars(limits)))
+    run = Run(make_options(time_limit=time_limit, gap=gap, threads=threads, seed=seed))
     posed, notes = make_workloads(
         model,
         sources.open_cluster(cluster),

@@ -34,6 +34,8 @@ from hetplan.runtime.spmd_virtual import rehearsal_of
 from hetplan.runtime.virtual import Rehearsal
 from hetplan.text import number_text
 
+Predict = Callable[[Plan], Rehearsal | None]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
@@ -67,64 +69,6 @@ class Training:
             "--hang-after", metavar="SECONDS", help="A rank without progress counts as hung."
         ),
     ] = 10.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Checkpoints:
-    """Where checkpoints go, and how often."""
-
-    checkpoint: Annotated[
-        str | None, typer.Option("--checkpoint", metavar="FOLDER", help="Write checkpoints there.")
-    ] = None
-    every: Annotated[
-        int | None,
-        typer.Option("--every", metavar="N", help="Steps between checkpoints; default at the end."),
-    ] = None
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from the folder's latest checkpoint.")
-    ] = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class Survival:
-    """What happens when a rank is lost."""
-
-    elastic: Annotated[
-        bool,
-        typer.Option("--elastic", help="Replan without the node of a lost rank, and go on."),
-    ] = False
-    strategies: StrategiesOption = None
-    replan_seconds: Annotated[
-        float | None,
-        number(
-            "--replan-seconds",
-            least=1e-9,
-            most=1e9,
-            metavar="SECONDS",
-            help="For each method of a replanning.",
-        ),
-    ] = None
-
-    def check(self, checkpoints: Checkpoints) -> None:
-        """Raise InputError for options that do not go together."""
-        if self.elastic and (checkpoints.checkpoint is None or checkpoints.every is None):
-            raise InputError(
-                "--elastic needs --checkpoint with a folder and --every with a number of steps"
-            )
-        if not self.elastic and (self.strategies is not None or self.replan_seconds is not None):
-            raise InputError("--strategies and --replan-seconds are for --elastic")
-
-    def options(self, setting: sources.Setting) -> list[str]:
-        """What `hetplan plan replan` is given."""
-        values = {
-            "--cluster": setting.cluster,
-            "--model": setting.model,
-            "--profile": setting.profile,
-            "--time-limit": self.replan_seconds,
-        }
-        pairs = [(name, str(value)) for name, value in values.items() if value is not None]
-        pairs += [("--strategies", name) for name in self.strategies or ()]
-        return [word for pair in pairs for word in pair]
 
 
 def predicted(
@@ -165,7 +109,7 @@ class Replanner:
 
     plan: Path  # the file of what runs now
     folder: Path  # where those to come are written
-    predict: Callable[[Plan], Rehearsal | None]
+    predict: Predict
     options: list[str]  # of `hetplan plan replan`
     quiet: bool
 
@@ -194,10 +138,72 @@ def note_loss(loss: Loss) -> None:
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Survival:
+    """Checkpoints, and what happens when a rank is lost."""
+
+    checkpoint: Annotated[
+        str | None, typer.Option("--checkpoint", metavar="FOLDER", help="Write checkpoints there.")
+    ] = None
+    every: Annotated[
+        int | None,
+        typer.Option("--every", metavar="N", help="Steps between checkpoints; default at the end."),
+    ] = None
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the folder's latest checkpoint.")
+    ] = False
+    elastic: Annotated[
+        bool,
+        typer.Option("--elastic", help="Replan without the node of a lost rank, and go on."),
+    ] = False
+    strategies: StrategiesOption = None
+    replan_seconds: Annotated[
+        float | None,
+        number(
+            "--replan-seconds",
+            least=1e-9,
+            most=1e9,
+            metavar="SECONDS",
+            help="For each method of a replanning.",
+        ),
+    ] = None
+
+    def check(self) -> None:
+        """Raise InputError for options that do not go together."""
+        if self.elastic and (self.checkpoint is None or self.every is None):
+            raise InputError(
+                "--elastic needs --checkpoint with a folder and --every with a number of steps"
+            )
+        if not self.elastic and (self.strategies is not None or self.replan_seconds is not None):
+            raise InputError("--strategies and --replan-seconds are for --elastic")
+
+    def replanner(
+        self, job: Job, plan: Path, predict: Predict, setting: sources.Setting, *, quiet: bool
+    ) -> Replanner:
+        """What plans again without lost nodes; raises InputError where the cluster is not known.
+        plan: the file of what runs now."""
+        if job.rehearsal is None:
+            raise InputError(
+                "--elastic needs the plan's cluster",
+                where=job.plan.name,
+                got=job.plan.workload.cluster,
+                expected="--cluster with its file",
+            )
+        values = {
+            "--cluster": setting.cluster,
+            "--model": setting.model,
+            "--profile": setting.profile,
+            "--time-limit": self.replan_seconds,
+            "--strategies": None if self.strategies is None else ",".join(self.strategies),
+        }
+        pairs = [(name, str(value)) for name, value in values.items() if value is not None]
+        words = [word for pair in pairs for word in pair]
+        return Replanner(plan, Path(self.checkpoint or ""), predict, words, quiet)
+
+
 def run(
     plan: PlanArgument,
     training: Training,
-    checkpoints: Checkpoints,
     survival: Survival,
     setting: sources.Setting,
     virtual: Annotated[
@@ -225,11 +231,10 @@ def run(
 
     Exit code 1 when a rank died, failed or hung; the error names it and its place in the plan.
     """
-    folder, every = checkpoints.checkpoint, checkpoints.every
-    survival.check(checkpoints)
+    survival.check()
     check_options(
-        training.steps, training.learning_rate, training.hang_seconds, folder, every,
-        resume=checkpoints.resume, time_scale=time_scale,
+        training.steps, training.learning_rate, training.hang_seconds, survival.checkpoint,
+        survival.every, resume=survival.resume, time_scale=time_scale,
     )  # fmt: skip
     if not virtual and time_scale is not None:
         raise InputError("--time-scale is for --virtual devices")
@@ -242,8 +247,18 @@ def run(
         required=virtual or survival.elastic,
         quiet=quiet,
     )
-    chosen = {**vars(training), **vars(checkpoints), "model": setting.model, "virtual": virtual}
-    job = on_devices(Job(plan=loaded, rehearsal=predict(loaded), **chosen))
+    job = on_devices(
+        Job(
+            plan=loaded,
+            rehearsal=predict(loaded),
+            checkpoint=survival.checkpoint,
+            every=survival.every,
+            resume=survival.resume,
+            model=setting.model,
+            virtual=virtual,
+            **vars(training),
+        )
+    )
 
     def tell(report: StepReport) -> None:
         if not quiet:
@@ -251,15 +266,8 @@ def run(
             loss = "" if without_loss else f": loss {number_text(report.loss)}"
             note(f"step {report.step}{loss}")
 
-    if survival.elastic and folder is not None:
-        if job.rehearsal is None:
-            raise InputError(
-                "--elastic needs the plan's cluster",
-                where=loaded.name,
-                got=loaded.workload.cluster,
-                expected="--cluster with its file",
-            )
-        again = Replanner(plan, Path(folder), predict, survival.options(setting), quiet)
+    if survival.elastic:
+        again = survival.replanner(job, plan, predict, setting, quiet=quiet)
         measured = launch_elastic(job, again, tell, None if quiet else note_loss)
     else:
         measured = Measured(job, launch(job, tell))

@@ -21,7 +21,9 @@ from hetplan.cli.options import (
     number,
     require,
     split_list,
+    switch,
     target,
+    whole_numbers,
 )
 from hetplan.cli.output import emit, note
 from hetplan.cli.sources import open_cluster
@@ -40,41 +42,6 @@ from hetplan.profiling.models import load_model
 from hetplan.schema import LEAST_RATE, MOST_RATE, derived
 from hetplan.solvers.run import Run
 from hetplan.text import Table, number_text, seconds_text
-
-
-@dataclass(frozen=True, kw_only=True)
-class Workload:
-    """What is trained, for how many tokens, for how much money at most."""
-
-    model: Annotated[
-        str | None,
-        typer.Option(
-            "--model",
-            "-m",
-            metavar="NAME|FILE",
-            help="Built-in model or config.json.",
-            autocompletion=completion.models,
-        ),
-    ] = None
-    global_batch: Annotated[
-        int, typer.Option("--global-batch", "-b", help="Samples per iteration.")
-    ] = 1024
-    sequence: SequenceOption = None
-    precision: PrecisionOption = "fp16"
-    tokens: Annotated[float, typer.Option("--tokens", help="Of the whole training, for money.")] = (
-        1e9
-    )
-    money_limit: Annotated[
-        float | None, typer.Option("--money-limit", help="Dollars for those tokens.")
-    ] = None
-
-    def job(self) -> Job:
-        """The job of the search; raises InputError."""
-        if self.model is None:
-            expected = "a built-in model or a config.json"
-            raise InputError("no model named", where="--model", expected=expected)
-        model = load_model(self.model, sequence=self.sequence, precision=self.precision)
-        return Job(model, self.global_batch, self.tokens, self.money_limit)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,12 +170,46 @@ class Filter:
         return replace(usual, **values)
 
 
+def show_shipped_rules(wanted: bool) -> None:
+    """Print the shipped rules and stop."""
+    if wanted:
+        rules = files("hetplan.formulations.astra.search") / "default.rules"
+        typer.echo(rules.read_text(encoding="utf-8"), nl=False)
+        raise typer.Exit()
+
+
 def search(
-    workload: Workload,
+    model: Annotated[
+        str,
+        typer.Option(
+            "--model",
+            "-m",
+            metavar="NAME|FILE",
+            help="Built-in model or config.json.",
+            autocompletion=completion.models,
+        ),
+    ],
     gpus: GpuPool,
     kept: Filter,
+    global_batch: Annotated[
+        int, typer.Option("--global-batch", "-b", help="Samples per iteration.")
+    ] = 1024,
+    sequence: SequenceOption = None,
+    precision: PrecisionOption = "fp16",
+    tokens: Annotated[
+        float, typer.Option("--tokens", help="Of the whole training, for money.")
+    ] = 1e9,
+    money_limit: Annotated[
+        float | None, typer.Option("--money-limit", help="Dollars for those tokens.")
+    ] = None,
     show_rules: Annotated[
-        bool, typer.Option("--show-rules", help="Print the shipped rules and stop.")
+        bool,
+        typer.Option(
+            "--show-rules",
+            callback=show_shipped_rules,
+            is_eager=True,
+            help="Print the shipped rules and stop.",
+        ),
     ] = False,
     top: Annotated[int, typer.Option("--top", metavar="N", help="Strategies to list.", min=1)] = 10,
     plot: Annotated[Path | None, target("--plot", help="Pareto plot: a .svg or .png file.")] = None,
@@ -226,22 +227,20 @@ def search(
     Exit code 0 when a strategy was found, 1 when none passes the rules, fits in memory and keeps
     the money limit.
     """
-    if show_rules:
-        shipped = files("hetplan.formulations.astra.search") / "default.rules"
-        typer.echo(shipped.read_text(encoding="utf-8"), nl=False)
-        return 0
     if plot is not None:
         check_plot_target(plot)
     run = Run(make_options(time_limit=time_limit))
-    job, pool = workload.job(), gpus.pool()
-    space, rules = kept.space(), kept.rules_for(pool)
-    with derived(f"{job.model.name} on the pool"):
-        result = engine.search(job, pool, space=space, rules=rules, run=run, top=top)
+    trained = load_model(model, sequence=sequence, precision=precision)
+    job, pool = Job(trained, global_batch, tokens, money_limit), gpus.pool()
+    with derived(f"{trained.name} on the pool"):
+        result = engine.search(
+            job, pool, space=kept.space(), rules=kept.rules_for(pool), run=run, top=top
+        )
     if plot is not None:
-        write_plot(result, plot, f"{job.model.name}, {pool.mode} pool, {job.tokens:g} tokens")
+        write_plot(result, plot, f"{trained.name}, {pool.mode} pool, {job.tokens:g} tokens")
     if instance is not None:
         write_instance(result, instance, job, pool)
-    for line in job.model.notes:
+    for line in trained.notes:
         note(line)
     emit(as_document(job, pool, result), tables(job, pool, result), json=json, output=output)
     return 0 if result.best is not None else 1
@@ -256,34 +255,17 @@ def name_and_count(text: str) -> tuple[str, int]:
 
 
 def parameter_value(text: str, usual: object) -> Any:
-    """A parameter's text as what its usual value is: a switch, or several numbers, switches or
-    words; raises InputError."""
-    if isinstance(usual, bool):
-        return switch(text)
-    first = usual[0] if isinstance(usual, tuple) else 0
-    values: list[Any] = []
-    for part in split_list([text]):
-        if isinstance(first, bool):
-            values.append(switch(part))
-        elif isinstance(first, int):
-            values += numbers(part)
-        else:
-            values.append(None if part.lower() == "none" else part)
-    return tuple(dict.fromkeys(values))
-
-
-def numbers(text: str) -> range:
-    """`4` or `1-8` as a range; raises InputError."""
-    ends = [int(end) if end.isdecimal() else 0 for end in text.split("-")]
-    usable = len(ends) <= 2 and 1 <= ends[0] <= ends[-1] <= 10**4
-    require(usable, "--param", text, "a number or a range like 1-8, from 1 to 10000")
-    return range(ends[0], ends[-1] + 1)
-
-
-def switch(text: str) -> bool:
-    """`true` or `false`; raises InputError."""
-    require(text.lower() in ("true", "false"), "--param", text, "true or false")
-    return text.lower() == "true"
+    """A parameter's text as what its usual value is: a switch, or several switches, words or
+    numbers; raises InputError."""
+    parts = dict.fromkeys(split_list([text]))
+    match usual:
+        case bool():
+            return switch(text, "--param")
+        case (bool(), *_):
+            return tuple(switch(part, "--param") for part in parts)
+        case (None | str(), *_):
+            return tuple(None if part.lower() == "none" else part for part in parts)
+    return whole_numbers([text], "--param")
 
 
 def as_document(job: Job, pool: Pool, result: SearchResult) -> dict[str, Any]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,6 +15,7 @@ import typer
 from hetplan.cli import completion, sources
 from hetplan.cli.options import JsonOption, LinksOption, PlanArgument, target
 from hetplan.cli.output import emit, note, write_document
+from hetplan.cli.solve import describe, titled
 from hetplan.errors import InputError
 from hetplan.files import write_bytes, write_text
 from hetplan.instances.answers import Claim, parse_decision, read_claims
@@ -31,19 +33,7 @@ from hetplan.runtime.replay import trace as traced
 from hetplan.solvers.registry import evaluate, load
 from hetplan.text import Table, devices_text, percent_text, seconds_text, share_text
 
-PLAN = "hetplan-plan"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Pictures:
-    """Files to draw a plan into."""
-
-    html: Annotated[
-        Path | None,
-        target("--html", help="Of a plan: write one self-contained page."),
-    ] = None
-    png: Annotated[Path | None, target("--png", help="Of a plan: write a picture.")] = None
-    svg: Annotated[Path | None, target("--svg", help="Of a plan: write a drawing.")] = None
+LISTED = 64  # stages
 
 
 def show(
@@ -57,7 +47,6 @@ def show(
         ),
     ],
     setting: sources.Setting,
-    pictures: Pictures,
     decision: Annotated[
         str | None,
         typer.Argument(
@@ -65,36 +54,45 @@ def show(
             "default the library's."
         ),
     ] = None,
+    html: Annotated[
+        Path | None,
+        target("--html", help="Of a plan: write one self-contained page."),
+    ] = None,
+    png: Annotated[Path | None, target("--png", help="Of a plan: write a picture.")] = None,
+    svg: Annotated[Path | None, target("--svg", help="Of a plan: write a drawing.")] = None,
     json: JsonOption = False,
 ) -> int:
     """Draw a plan (timeline, memory, placement, candidates), or print a decision of an instance in
     full."""
-    options = {**vars(setting), **vars(pictures)}
+    drawings = {"html": html, "png": png, "svg": svg}
+    options = {**vars(setting), **drawings}
     asked = [name for name, value in options.items() if value is not None]
-    read = plan_document(subject, asked=bool(asked))
-    if read is None:
+    document = plan_document(subject, asked=bool(asked))
+    if document is None:
         if asked:
             raise InputError("is for plan files", where=f"--{asked[0]}", got=subject)
         return show_decision(subject, decision, json=json)
     if decision is not None:
         raise InputError("a plan has no second argument", got=decision)
-    return show_plan(*read, setting, pictures, json=json)
+    return show_plan(
+        *document, setting, {kind: p for kind, p in drawings.items() if p is not None}, json=json
+    )
 
 
 def show_plan(
-    value: Any, where: str, setting: sources.Setting, pictures: Pictures, *, json: bool
+    value: Any, where: str, setting: sources.Setting, drawings: Mapping[str, Path], *, json: bool
 ) -> int:
     """Draw a plan: timeline of one iteration, memory of each device, placement, candidates with
-    their bounds. `where` names the parsed JSON `value` in errors; raises InputError."""
+    their bounds. `where` names the parsed JSON `value` in errors; drawings: files by their kind.
+    Raises InputError."""
     plan, offers, winner = read(value, where)
     workload = setting.workload(plan)
     drawn = scene(plan, replay(plan, workload), workload, offers, winner)
-    targets = {kind: path for kind, path in vars(pictures).items() if path is not None}
-    for kind, path in targets.items():
+    for kind, path in drawings.items():
         write_bytes(path, page(drawn).encode() if kind == "html" else figure(drawn, kind))
-    if json or not targets:
+    if json or not drawings:
         emit(drawn.document(), tables(drawn), json=json)
-    for path in targets.values():
+    for path in drawings.values():
         note(f"written: {path}")
     return 0
 
@@ -108,7 +106,9 @@ def plan_document(subject: str, *, asked: bool) -> tuple[Any, str] | None:
     if not (os.path.isfile(subject) or (asked and not os.path.exists(subject))):
         return None
     value, where = sources.read_document(subject)
-    is_plan = isinstance(value, dict) and (value.get("format") == PLAN or "candidates" in value)
+    is_plan = isinstance(value, dict) and (
+        value.get("format") == "hetplan-plan" or "candidates" in value
+    )
     return (value, where) if is_plan else None
 
 
@@ -152,14 +152,14 @@ def in_full(instance: Instance, claim: Claim) -> tuple[list[Table], dict[str, An
         raise InputError(
             f"decision breaks a constraint: {evaluation.violations[0]}", where=instance.name
         )
-    tables: list[Table] = []
     document: dict[str, Any] = {"decision": plain(claim.decision)}
-    if family.show is not None:
-        tables, document = load(family.show)(instance.data, claim.decision)
-    elif family.describe is not None:
-        tables = load(family.describe)(instance.data, claim.decision)
-    titled = [replace(t, title=f"{instance.name}: {claim.source}: {t.title}") for t in tables[:1]]
-    return [*titled, *tables[1:]], {"objective": evaluation.objective, **document}
+    source = f"{instance.name}: {claim.source}"
+    if family.show is None:
+        shown = describe(instance, claim.decision, source)
+    else:
+        own, document = load(family.show)(instance.data, claim.decision)
+        shown = titled(source, own)
+    return shown, {"objective": evaluation.objective, **document}
 
 
 def export(
@@ -185,9 +185,6 @@ def export(
     else:
         write_text(output, text)
     return 0
-
-
-LISTED = 64  # stages
 
 
 def simulate(

@@ -189,7 +189,7 @@ def result_tables(instance: Instance, results: Sequence[Result[Any]]) -> Iterato
     solved = [result for result in results if result.objective is not None]
     if solved:
         best = min(solved, key=lambda result: result.objective or 0.0)
-        yield from describe(instance, best.decision, best.method)
+        yield from describe(instance, best.decision, f"decision of {best.method}")
 
 
 def part_of(name: str) -> Callable[[Result[Any]], str]:
@@ -200,10 +200,14 @@ def part_of(name: str) -> Callable[[Result[Any]], str]:
 def describe(instance: Instance, decision: Any, source: str) -> list[Table]:
     """The decision as tables of its family, else as JSON on a note."""
     if instance.family.describe is None:
-        return [Table(f"decision of {source}", (), (), notes=(to_json(plain(decision)).rstrip(),))]
-    tables: list[Table] = load(instance.family.describe)(instance.data, decision)
-    title = f"decision of {source}: {tables[0].title}"
-    return [replace(tables[0], title=title), *tables[1:]]
+        return [Table(source, (), (), notes=(to_json(plain(decision)).rstrip(),))]
+    return titled(source, load(instance.family.describe)(instance.data, decision))
+
+
+def titled(source: str, tables: Sequence[Table]) -> list[Table]:
+    """The tables, the first one's title after where they come from."""
+    first, *rest = tables
+    return [replace(first, title=f"{source}: {first.title}"), *rest]
 
 
 def check(
@@ -253,4 +257,4 @@ def verdict_tables(instance: Instance, verdicts: Sequence[Verdict]) -> Iterator[
         rows = tuple((name, number_text(value, 10)) for name, value in parts.items())
         yield Table(title, ("part", "value"), rows, notes=verdict.complaints, right=(1,))
         if evaluation.objective is not None:
-            yield from describe(instance, claim.decision, claim.source)
+            yield from describe(instance, claim.decision, f"decision of {claim.source}")

@@ -28,6 +28,7 @@ from hetplan.cli.options import (
     require,
     split_list,
     target,
+    whole_numbers,
 )
 from hetplan.cli.output import emit, note, stopping
 from hetplan.errors import InputError
@@ -44,6 +45,7 @@ from hetplan.text import Table
 SMOKE_SECONDS = 5.0
 GIB = 2**30
 LINE_EVERY = 20
+LARGEST_SEED = 10**6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,7 +175,14 @@ def run(
         threads=workers.shares()[1],
         **vars(native),
     )
-    work = list(tasks(sets or ["smoke"], split_list(methods or ["all"]), seed_list(seeds), options))
+    work = list(
+        tasks(
+            sets or ["smoke"],
+            split_list(methods or ["all"]),
+            whole_numbers([seeds], "--seeds", 0, LARGEST_SEED),
+            options,
+        )
+    )
     stop = threading.Event()
     with stopping(stop), workers.runner(stop) as runner:
         tally = carry_out(work, folder, runner, None if quiet else show_progress)
@@ -185,14 +194,6 @@ def run(
     }
     emit(document, summary(folder, work, tally), json=json)
     return 0 if tally.done == tally.total else 1
-
-
-def seed_list(text: str) -> list[int]:
-    """`"0,1,2"` as numbers, each once; raises InputError."""
-    parts = split_list([text])
-    usable = bool(parts) and all(part.isdecimal() and len(part) < 19 for part in parts)
-    require(usable, "--seeds", text, "whole numbers from 0: 0,1,2")
-    return list(dict.fromkeys(int(part) for part in parts))
 
 
 def folder_name(sets: Sequence[str]) -> str:

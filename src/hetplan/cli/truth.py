@@ -28,6 +28,7 @@ from hetplan.cli.options import (
 from hetplan.cli.output import emit, note
 from hetplan.errors import InputError
 from hetplan.files import read_json
+from hetplan.planner.pictures.scene import PlanningDocument
 from hetplan.planner.ranking import make_plans
 from hetplan.planner.strategy import chosen
 from hetplan.profiling.models import load_model
@@ -46,6 +47,7 @@ from hetplan.runtime.calibration import calibrate as estimate
 from hetplan.runtime.plan import Plan, parse_plan
 from hetplan.runtime.sensitivity import Sensitivity, perturbed, scenarios
 from hetplan.runtime.sensitivity import sensitivity as analyse
+from hetplan.schema import parse
 from hetplan.solvers.options import Options
 from hetplan.solvers.run import Run
 from hetplan.text import Table, bytes_text, number_text, percent_text, seconds_text
@@ -370,18 +372,17 @@ def sensitivity(
 def read_plans(path: Path) -> list[tuple[str, Plan]]:
     """(name, plan) of a plan file, or of every candidate with a plan in a planner's document;
     raises InputError."""
-    value = read_json(path)
-    if not (isinstance(value, dict) and isinstance(value.get("candidates"), list)):
-        return [(path.name, parse_plan(value, where=str(path)))]
-    named = []
-    for i, candidate in enumerate(value["candidates"]):
-        if isinstance(candidate, dict) and candidate.get("plan") is not None:
-            name = f"{candidate.get('strategy')}/{candidate.get('method')}"
-            named.append(
-                (name, parse_plan(candidate["plan"], where=f"{path}: candidates[{i}].plan"))
-            )
+    value, where = read_json(path), str(path)
+    if not isinstance(value, dict) or "candidates" not in value:
+        return [(path.name, parse_plan(value, where=where))]
+    offers = parse(PlanningDocument, value, where=where).candidates
+    named = [
+        (f"{o.strategy}/{o.method}", parse_plan(o.plan, where=f"{where}: candidates[{i}].plan"))
+        for i, o in enumerate(offers)
+        if o.plan is not None
+    ]
     if not named:
-        raise InputError("no candidate has a plan", where=str(path))
+        raise InputError("no candidate has a plan", where=where)
     return named
 
 

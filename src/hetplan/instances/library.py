@@ -23,8 +23,9 @@ from __future__ import annotations
 
 import fnmatch
 import os
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from importlib.resources import as_file
+from importlib.resources import as_file, files
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any, Literal
@@ -33,13 +34,35 @@ from pydantic import BaseModel, Field
 
 from hetplan.files import read_json, to_json, write_text
 from hetplan.formulations import FAMILIES, family
-from hetplan.instances.shelf import shelved
 from hetplan.names import unknown_name
 from hetplan.schema import Name, NonNegative, StrictModel, check_header, parse
 from hetplan.solvers.registry import Family
 from hetplan.solvers.result import OPTIMAL_GAP, Result, relative_gap
 
 FORMAT, VERSION = "hetplan-instance", 1
+BEST = ".best.json"
+INSTANCE = (".json.gz", ".json")
+# set -> (what it is, patterns of "problem/name").
+SETS: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "smoke": (
+        "a tiny instance or two per problem: a study in a minute",
+        ("*/tiny-*", "poplar/poplar-b-llama-0.5b-zero[03]", "hap/hap-chain-2x2"),
+    ),
+    "real": ("from measured profiles, others' and hetplan's own", ("*/real-*",)),
+    "hard": (
+        "small ones on which general solvers fail or heuristics are worst",
+        ("*/hard-*",),
+    ),
+    "random": ("drawn from catalogued devices, published models, usual networks", ("*/random-*",)),
+    "scaling": ("one axis at a time: layers, devices, types, batch", ("*/scaling-*",)),
+    "papers": (
+        "the experiments of the five papers that can be posed",
+        (
+            *("amp/amp-*", "astra/*-a800-*", "ditto/ditto-ex*", "poplar/poplar-*"),
+            *("hap/hap-vgg19-*", "hap/hap-vit-*", "hap/hap-bert-*"),
+        ),
+    ),
+}
 
 
 class InstanceFile(StrictModel):
@@ -190,9 +213,37 @@ def library(problem: str | None = None, name: str | None = None) -> list[Entry]:
     """
     return [
         entry
-        for entry in (Entry(*row) for row in shelved())
+        for entry in _entries()
         if problem in (None, entry.problem) and fnmatch.fnmatchcase(entry.name, name or "*")
     ]
+
+
+def _entries() -> Iterator[Entry]:
+    """Every packaged instance; the record beside it need not exist."""
+    top = files("hetplan.instances") / "library"
+    for folder in sorted((f for f in top.iterdir() if f.is_dir()), key=lambda f: f.name):
+        for file in sorted(folder.iterdir(), key=lambda f: f.name):
+            record = record_name(file.name)
+            if record is not None:
+                yield Entry(folder.name, record.removesuffix(BEST), file, folder / record)
+
+
+def entries_in(folder: Path) -> list[Entry]:
+    """The instance files in a folder and below; other JSON may lie beside them."""
+    named = [path for path in sorted(folder.rglob("*.json*")) if record_name(path.name) is not None]
+    documents = ((path, read_json(path)) for path in named)
+    return [
+        entry_of(path)
+        for path, value in documents
+        if isinstance(value, dict) and value.get("format") == FORMAT
+    ]
+
+
+def entry_of(path: Path) -> Entry:
+    """The instance in a file, and the record beside it; raises InputError."""
+    instance = load_instance(path)
+    record = path.with_name(record_name(path.name) or f"{path.name}{BEST}")
+    return Entry(instance.problem, instance.name, path, record)
 
 
 def find(name: str) -> Entry | None:
@@ -214,6 +265,21 @@ def load_from_library(name: str) -> Instance:
             see="a name from `hetplan instances list`",
         )
     return entry.load()
+
+
+def record_name(file: str) -> str | None:
+    """The name of the record beside an instance file; None for what is not named as one."""
+    ending = next((e for e in INSTANCE if file.endswith(e)), None)
+    return None if ending is None or file.endswith(BEST) else file.removesuffix(ending) + BEST
+
+
+def in_set(problem: str, instance: str, word: str) -> bool:
+    """Whether an instance belongs to the set, problem or pattern called `word`."""
+    full = f"{problem}/{instance}"
+    if word == problem or fnmatch.fnmatchcase(instance, word):
+        return True
+    patterns = SETS[word][1] if word in SETS else (word,)
+    return any(fnmatch.fnmatchcase(full, pattern) for pattern in patterns)
 
 
 def _read(resource: Traversable) -> Any:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from hetplan.errors import InputError
-from hetplan.files import read_json, to_json, write_text
+from hetplan.files import to_json, write_text
 from hetplan.instances.answers import (
     Answer,
     AnswerFile,
@@ -32,10 +32,9 @@ from hetplan.instances.library import (
     BestKnown,
     Entry,
     Instance,
+    entries_in,
     library,
-    load_instance,
 )
-from hetplan.instances.shelf import record_name
 from hetplan.schema import parse
 
 # Less than this, relatively, is rounding and no news.
@@ -99,20 +98,12 @@ def findings_of_answers(value: Any, where: str) -> Iterator[Finding]:
 
 
 def shelf(folder: Path | None) -> list[Entry]:
-    """Where records lie: the packaged library, or every instance file in a folder and below (other
-    JSON may lie beside them)."""
+    """Where records lie: the packaged library, or the instance files in a folder and below."""
     if folder is None:
         return library()
     if not folder.is_dir():
         raise InputError("no such folder", where=str(folder))
-    entries = []
-    for path in sorted(folder.rglob("*.json*")):
-        record = record_name(path.name)
-        value = None if record is None else read_json(path)
-        if record and isinstance(value, dict) and value.get("format") == "hetplan-instance":
-            made = load_instance(path)
-            entries.append(Entry(made.problem, made.name, path, path.with_name(record)))
-    return entries
+    return entries_in(folder)
 
 
 def changes(entries: Iterable[Entry], findings: Iterable[Finding]) -> Iterator[Change]:

@@ -15,9 +15,9 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from operator import itemgetter
 from typing import Any
 
-from hetplan.errors import InputError
 from hetplan.instances.library import Instance, find
 from hetplan.solvers.result import OPTIMAL_GAP, relative_gap
 from hetplan.studies.rows import Row
@@ -107,7 +107,7 @@ class Study:
         solved = [(excess, row) for row in rows if (excess := self.excess(row)) is not None]
         certain = [excess for excess, row in solved if self.reference(row).proven]
         excesses = [excess for excess, _ in solved]
-        worst = max(solved, key=lambda pair: pair[0], default=None)
+        worst = max(solved, key=itemgetter(0), default=None)
         seconds = [row["seconds"] for row in rows if row["seconds"] is not None]
         return Summary(
             problem=rows[0]["problem"],
@@ -131,12 +131,10 @@ class Study:
         worst: dict[tuple[str, str, str], tuple[float, Row]] = {}
         for row in self.rows:
             excess = self.excess(row)
-            if excess is None or row["exact"]:
-                continue
-            key = (*instance_of(row), row["method"])
-            if key not in worst or excess > worst[key][0]:
-                worst[key] = excess, row
-        return sorted(worst.values(), key=lambda pair: -pair[0])[:count]
+            if excess is not None and not row["exact"]:
+                key = (*instance_of(row), row["method"])
+                worst[key] = max(worst.get(key, (excess, row)), (excess, row), key=itemgetter(0))
+        return sorted(worst.values(), key=itemgetter(0), reverse=True)[:count]
 
     def conflicts(self) -> list[str]:
         """What no study may show: objectives below a proven bound, proofs of infeasibility beside a
@@ -163,16 +161,15 @@ def references(rows: Iterable[Row]) -> dict[tuple[str, str], Reference]:
     """Of every instance in the rows."""
     objectives: dict[tuple[str, str], list[float]] = defaultdict(list)
     bounds: dict[tuple[str, str], list[float]] = defaultdict(list)
-    names = dict.fromkeys(instance_of(row) for row in rows)
     for row in rows:
-        key = instance_of(row)
-        objectives[key] += [
-            row[name] for name in ("objective", "best_known") if row[name] is not None
-        ]
-        bounds[key] += [row[name] for name in ("bound", "bound_known") if row[name] is not None]
+        objectives[instance_of(row)] += [row["objective"], row["best_known"]]
+        bounds[instance_of(row)] += [row["bound"], row["bound_known"]]
     return {
-        key: Reference(min(objectives[key], default=None), max(bounds[key], default=None))
-        for key in names
+        key: Reference(
+            min((value for value in objectives[key] if value is not None), default=None),
+            max((value for value in bounds[key] if value is not None), default=None),
+        )
+        for key in objectives
     }
 
 
@@ -253,9 +250,4 @@ def row_size(row: Row) -> int | None:
 def library_size(problem: str, name: str) -> int | None:
     """Of a packaged instance; None where there is none of that name."""
     entry = find(f"{problem}/{name}")
-    if entry is None:
-        return None
-    try:
-        return size_of(entry.load())
-    except InputError:  # from a later version of the format: its size is not known here
-        return None
+    return None if entry is None else size_of(entry.load())

@@ -21,9 +21,17 @@ from typing import Any
 
 from hetplan.errors import InputError
 from hetplan.files import write_bytes
+from hetplan.formulations import FAMILIES
 from hetplan.instances.answers import Answer
-from hetplan.instances.library import BestKnown, Entry, Instance, find, library, load_instance
-from hetplan.instances.shelf import BEST, SETS, in_set, record_name
+from hetplan.instances.library import (
+    SETS,
+    BestKnown,
+    Instance,
+    entries_in,
+    entry_of,
+    in_set,
+    library,
+)
 from hetplan.instances.update import Finding
 from hetplan.names import unknown_name
 from hetplan.solvers.options import Options
@@ -68,12 +76,6 @@ class Task:
         """Of the instance."""
         return str(self.document["problem"])
 
-    @property
-    def time_limit(self) -> float | None:
-        """Seconds for the solve."""
-        limit = self.options["time_limit"]
-        return None if limit is None else float(limit)
-
 
 def subjects(names: Sequence[str]) -> Iterator[tuple[str, Subject]]:
     """(set, instance) of each name: a set of the library, a problem, an instance, a pattern, a
@@ -92,24 +94,16 @@ def subjects(names: Sequence[str]) -> Iterator[tuple[str, Subject]]:
 
 def named(name: str) -> Iterator[Subject]:
     """The instances behind one name."""
-    if os.path.exists(name):
-        path = Path(name)
-        files = [path]
-        if path.is_dir():
-            files = sorted(p for p in path.rglob("*.json*") if record_name(p.name) is not None)
-        if not files:
+    if os.path.isdir(name):
+        entries = entries_in(Path(name))
+        if not entries:
             raise InputError("holds no instance files", where=name)
-        for file in files:
-            instance = load_instance(file)
-            record = file.with_name(record_name(file.name) or f"{file.name}{BEST}")
-            yield Subject(
-                instance, Entry(instance.problem, instance.name, file, record).best_known()
-            )
-        return
-    entry = find(name)
-    entries = [entry] if entry else [e for e in library() if in_set(e.problem, e.name, name)]
+    elif os.path.exists(name):
+        entries = [entry_of(Path(name))]
+    else:
+        entries = [e for e in library() if in_set(e.problem, e.name, name)]
     if not entries:
-        known = [*SETS, *dict.fromkeys(e.problem for e in library())]
+        known = [*SETS, *FAMILIES]
         raise unknown_name(
             "neither a set, a problem, an instance, a pattern nor a file:", name, known
         )

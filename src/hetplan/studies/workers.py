@@ -100,7 +100,7 @@ def outline(task: Task, begun: str) -> Row:
         "seed": task.options["seed"],
         "best_known": task.best_known,
         "bound_known": task.bound_known,
-        "time_limit": task.time_limit,
+        "time_limit": task.options["time_limit"],
         "options_json": text(task.options),
         "versions_json": text(versions()),
         "machine_json": text(machine()),
@@ -138,25 +138,17 @@ def versions() -> dict[str, str]:
 
 def processor() -> str:
     """The processor's name as its maker gives it, where the system tells."""
-    info = Path("/proc/cpuinfo")
-    known = (
-        re.search(r"^model name\s*: *(.+)", info.read_text(errors="replace"), re.M)
-        if info.exists()
-        else None
+    known = re.search(
+        r"^model name\s*: *(.+)", Path("/proc/cpuinfo").read_text("utf-8", "replace"), re.M
     )
-    return known[1].strip() if known else platform.processor() or platform.machine()
+    return known[1].strip() if known else platform.machine()
 
 
-def peak_bytes() -> int:
-    """This process's peak resident memory. On Linux ru_maxrss begins at the parent's; VmHWM does
-    not."""
-    status = Path("/proc/self/status")
-    peak = re.search(r"^VmHWM:\s*(\d+) kB", status.read_text(), re.M) if status.exists() else None
-    if peak:
-        return int(peak[1]) * 1024
-    # in KiB on Linux, in bytes on macOS
-    unit = 1 if platform.system() == "Darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+def peak_bytes() -> int | None:
+    """This process's peak resident memory. (The ru_maxrss of a forked process begins at its
+    parent's.)"""
+    peak = re.search(r"^VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text(), re.M)
+    return int(peak[1]) * 1024 if peak else None
 
 
 TELL_SECONDS = 0.5
@@ -230,7 +222,8 @@ def run_tasks(
     memory_bytes: address space of each task's process, None for no limit. preload: what the server
     process imports.
     """
-    context = server(preload)
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(list(preload))
     waiting = iter(tasks)
     running: list[Running] = []
     try:
@@ -251,16 +244,6 @@ def run_tasks(
     finally:
         for one in running:
             end(one)
-
-
-def server(preload: Sequence[str]) -> Any:
-    """Where processes come from: a fork server where the system has one, fresh processes
-    elsewhere."""
-    if "forkserver" not in multiprocessing.get_all_start_methods():
-        return multiprocessing.get_context("spawn")
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(list(preload))
-    return context
 
 
 def start(context: Any, task: Task, memory_bytes: int | None) -> Running:
@@ -285,8 +268,8 @@ def settled(one: Running, patience: Patience) -> Row | None:
     row = one.row
     if row is None and dead:
         row = one.failed(death(one.process.exitcode))
-    elif row is None and one.seconds > patience.limit(one.task.time_limit):
-        late = one.seconds - (one.task.time_limit or 0)
+    elif row is None and one.seconds > patience.limit(one.task.options["time_limit"]):
+        late = one.seconds - (one.task.options["time_limit"] or 0)
         row = one.failed(f"killed: still running {late:.0f} s after its time limit", "limit")
     if row is not None:
         end(one)
