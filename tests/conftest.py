@@ -19,7 +19,7 @@ FIRST = (
     "test_readme.py",
     "runtime/test_run_faults.py",
     "runtime/test_rehearsal.py",
-    "cli/test_cli_batch_curve.py",
+    "cli/test_cli_profile.py",
     "runtime/test_spmd_run.py",
     "test_tutorials.py",
 )

@@ -212,15 +212,9 @@ def write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
     it."""
     target = Path(os.path.realpath(path))  # a link stays a link: what it points to is replaced
     check_target(target)
+    temporary = target.with_name(f".{target.name}.{secrets.token_hex(6)}.tmp")
     try:
-        temporary = target.with_name(f".{target.name}.{secrets.token_hex(6)}.tmp")
-        descriptor = os.open(
-            temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666
-        )  # less what the umask takes
-    except OSError as error:
-        raise InputError(f"cannot be written: {error.strerror}", where=str(target)) from None
-    try:
-        with os.fdopen(descriptor, "wb") as stream:
+        with open(temporary, "xb") as stream:
             stream.write(data)
             stream.flush()
             os.fsync(stream.fileno())
@@ -228,7 +222,7 @@ def write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
             os.chmod(temporary, target.stat().st_mode & 0o777)
         os.replace(temporary, target)
     except BaseException as error:
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(OSError):
             os.unlink(temporary)
         if not isinstance(error, OSError):
             raise

@@ -93,28 +93,6 @@ def test_help_of_a_group_is_its_usual_commands_and_the_others(
     assert usual in commands
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("frobnicate",), "no such command 'frobnicate'"),
-        (("--frobnicate",), "no such option"),
-        (("solve",), "missing argument"),
-        (("check", "x"), "missing argument"),
-        (("instances", "frobnicate"), "no such command 'frobnicate'"),
-        (("schema", "frobnicate"), "'frobnicate' is not one of 'instance'"),
-        (("schema", "instance", "--problem", "tsp"), "unknown problem 'tsp' (expected one of amp"),
-        (("schema", "instance", "--problem", "amb"), "unknown problem 'amb'; did you mean amp?"),
-        (("schema", "cluster", "--problem", "amp"), "--problem does not go with schema cluster"),
-        (("schema", "decision"), "schema decision needs --problem"),
-        (("instances", "list", "--problem", "tsp"), "--problem: unknown problem 'tsp' (expected"),
-        (("instances", "show", "nothing"), "neither a file nor an instance of the library"),
-        (("instances", "show", "nothing", "--best"), "no best-known record (got 'nothing')"),
-    ],
-)
-def test_usage_errors_are_one_line(hetplan: Call, arguments: tuple[str, ...], message: str) -> None:
-    assert message in hetplan(*arguments).error
-
-
 def test_list(hetplan: Call) -> None:
     rows = hetplan("instances", "list", "--json").json["instances"]
     assert [(row["problem"], row["name"]) for row in rows] == [

@@ -88,18 +88,3 @@ def test_amp_has_a_model_for_each_configuration_that_may_win(hetplan: Call, tmp_
     path = tmp_path / "amp.mps"
     models = hetplan("instances", "export", "tiny-mixed", "-o", path, "--json").json["models"]
     assert min(map(by_highs, models)) == pytest.approx(known("tiny-mixed"), rel=1e-5)
-
-
-def test_what_cannot_be_exported(hetplan: Call, tmp_path: Path) -> None:
-    assert (
-        "unknown ending"
-        in hetplan("instances", "export", "tiny-mixed", "-o", tmp_path / "x.txt").error
-    )
-    assert (
-        "neither a file"
-        in hetplan("instances", "export", "nothing", "-o", tmp_path / "x.mps").error
-    )
-    assert (
-        "no such folder"
-        in hetplan("instances", "export", "tiny-mixed", "-o", tmp_path / "no" / "x.mps").error
-    )

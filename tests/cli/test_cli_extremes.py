@@ -41,43 +41,33 @@ def plan(hetplan: Call, tmp_path: Path) -> Plan:
 
     def call(cluster: dict[str, Any], profile: dict[str, Any] | None, strategies: str) -> Ran:
         (tmp_path / "c.yaml").write_text(yaml.safe_dump(cluster))
-        arguments: list[object] = [
-            "--model",
-            "gpt2",
-            "--cluster",
-            tmp_path / "c.yaml",
-            "--global-batch",
-            8,
-        ]
-        if profile is not None:
-            (tmp_path / "p.json").write_text(json.dumps(profile))
-            arguments += ["--profile", tmp_path / "p.json"]
-        return hetplan(
-            "plan", *arguments, "--strategies", strategies, "--threads", 1, "-t", 5, "-q", "--json"
-        )
+        (tmp_path / "p.json").write_text(json.dumps(profile))
+        words = ("--model", "gpt2", "--cluster", tmp_path / "c.yaml", "--global-batch", 8)
+        given = () if profile is None else ("--profile", tmp_path / "p.json")
+        limits = ("--threads", 1, "-t", 5, "-q", "--json")
+        return hetplan("plan", *words, *given, "--strategies", strategies, *limits)
 
     return call
 
 
 @pytest.mark.parametrize("value", [1e30, 1e300, 1e-300, 5e-324])
-def test_profile_is_refused_where_it_is_wrong(plan: Plan, tmp_path: Path, value: float) -> None:
-    for key, part in (
-        ("forward_seconds", "tables"),
-        ("backward_seconds", "tables"),
-        ("saved_bytes", "layers"),
-    ):
-        document = profile_document()
-        row = document[part][0]
-        if part == "tables":
-            row[key][3] = value
-            place = f"tables[0].{key}[3]"
-        else:
-            row |= {key: value, "replicated_saved_bytes": 0.0}
-            place = f"layers[0].{key}"
-        error = plan(cluster_document(), document, "dp").error
-        assert error.startswith(f"{tmp_path / 'p.json'}: {place}: ")
-        assert f"{value!r}" in error
-        assert ("expected at most" if value > 1 else "expected 0 or at least") in error
+@pytest.mark.parametrize(
+    ("part", "key"),
+    [("tables", "forward_seconds"), ("tables", "backward_seconds"), ("layers", "saved_bytes")],
+)
+def test_profile_is_refused_where_it_is_wrong(
+    plan: Plan, tmp_path: Path, value: float, part: str, key: str
+) -> None:
+    document = profile_document()
+    row = document[part][0]
+    if part == "tables":
+        row[key][0] = value
+    else:
+        row |= {key: value, "replicated_saved_bytes": 0.0}
+    error = plan(cluster_document(), document, "dp").error
+    place = f"{part}[0].{key}" + ("[0]" if part == "tables" else "")
+    assert error.startswith(f"{tmp_path / 'p.json'}: {place}: ") and f"{value!r}" in error
+    assert ("expected at most" if value > 1 else "expected 0 or at least") in error
 
 
 @pytest.mark.parametrize("value", [1e30, 1e300, 1e-300, 5e-324])

@@ -202,44 +202,6 @@ def test_example_cluster_by_name(hetplan: Call) -> None:
     assert ran.json["workload"]["devices"] == {"T4": 16}
 
 
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        (("--strategies", "foo"), "unknown strategy 'foo' (expected one of amp"),
-        (("--strategies", "popler"), "unknown strategy 'popler'; did you mean poplar?"),
-        (("--strategies", ","), "no strategy named"),
-        (
-            ("--precision", "fp8"),
-            "unknown precision 'fp8' (expected one of fp16, bf16, fp32, auto)",
-        ),
-        (("--sequence", "0"), "sequence"),
-        (("--sequence", "many"), "invalid value for '--sequence'"),
-        (("--time-limit", "0"), "time limit (got 0.0"),
-        (("--money-limit", "-1"), "money limit (got -1.0"),
-        (("--money-limit", "nan"), "money limit (got nan"),
-        (("--profile", "no-such.json"), "no-such.json: no such file"),
-        (("-o", "no/such/place.json"), "no/such: no such folder"),
-        (("--global-batch", "0"), "global batch"),
-        (("--global-batch", "-8"), "global batch"),
-        (("--global-batch", "99999999999999999999"), "global batch"),
-        (("--global-batch", "8.5"), "invalid value for '--global-batch'"),
-        (("--model", "gpt-none"), "unknown model"),
-        (("--model", "no/such/config.json"), "no/such/config.json: no such file"),
-        (("--cluster", "no-such.yaml"), "no-such.yaml: no such file"),
-        (
-            ("--cluster", "amp-mxed"),
-            "neither a file nor an example cluster: 'amp-mxed'; did you mean amp-mixed?",
-        ),
-        (("--model", "gpt2-mediun"), "unknown model 'gpt2-mediun'; did you mean gpt2-medium"),
-        (("--threads", "0"), "threads (got 0"),
-    ],
-)
-def test_nonsense_is_one_line(
-    plan: Callable[..., Ran], more: tuple[str, ...], message: str
-) -> None:
-    assert message in plan(*more).error
-
-
 @pytest.mark.parametrize("missing", ["--model", "--cluster", "--global-batch"])
 def test_required_options(hetplan: Call, missing: str) -> None:
     usual = {"--model": "gpt2", "--cluster": "x", "--global-batch": "8"}
@@ -290,32 +252,6 @@ def test_settings_reach_the_strategy(hetplan: Call, tmp_path: Path) -> None:
     assert "times the speed of equal ones" in told.out and "once per iteration" in told.out
 
 
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        (
-            ("--set", "poplar.x=1"),
-            "no such setting (got 'poplar.x', expected one of poplar.zero, poplar.shards",
-        ),
-        (("--set", "poplar.shards=many"), "setting poplar: shards: not usable (got 'many'"),
-        (("--set", "poplar.overlap=2"), "setting poplar: overlap: not usable (got 2"),
-        (("--set", "poplar.zero=4"), "setting poplar: zero"),
-        (("--set", "poplar.curves=nowhere.json"), "nowhere.json"),
-        (
-            ("--set", "shards=memory"),
-            "--set: not usable (got 'shards=memory', expected STRATEGY.NAME=VALUE)",
-        ),
-        (("--set", "poplar.zero=1", "--set", "poplar.zero=2"), "--set: poplar.zero is given twice"),
-        (("--set", "dp.x=1", "--strategies", "dp,poplar"), "no such setting (got 'dp.x'"),
-        (("--set", "hap.seconds=1", "--strategies", "dp"), "expected none: these strategies have"),
-    ],
-)
-def test_settings_that_do_not_exist(hetplan: Call, more: tuple[str, ...], message: str) -> None:
-    strategies = () if "--strategies" in more else ("--strategies", "poplar")
-    ran = hetplan(*BASE, *strategies, *more, "-q")
-    assert message in ran.error, ran.err
-
-
 def test_replan(hetplan: Call, plan_files: tuple[Path, Path], tmp_path: Path) -> None:
     plan, cluster = plan_files
     more = ("--cluster", cluster, "--strategies", "dp", "-q")
@@ -351,23 +287,6 @@ def test_replan_where_nothing_is_left_that_fits(
     )
     assert ran.code == 1 and "nothing fits" in ran.out
     assert "is not written" in ran.err and not target.exists()
-
-
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        (("--lost", "node9"), "no such node (got 'node9'"),
-        (("--lost", "node0,node1"), "nothing is left"),
-        (("--lost", "node1", "--within", "-1"), "--within: not usable (got -1.0"),
-        (("--lost", "node1", "--strategies", "foo"), "unknown strategy 'foo'"),
-        (("--lost", "node1", "--model", "gpt2-medium"), "model of the plan is not the workload's"),
-    ],
-)
-def test_nonsense_of_a_replanning_is_one_line(
-    hetplan: Call, plan_files: tuple[Path, Path], more: tuple[str, ...], message: str
-) -> None:
-    plan, cluster = plan_files
-    assert message in hetplan("plan", "replan", plan, "--cluster", cluster, *more, "-q").error
 
 
 def test_what_if(hetplan: Call, plan_files: tuple[Path, Path]) -> None:

@@ -1,16 +1,18 @@
-"""`hetplan profile predict`: the file that it writes, its defaults, and planning with numbers
-replaced in it."""
+"""`hetplan profile`: predictions, curves measured on the device at hand, traced modules; the files
+that they write, and planning with those."""
 
 from __future__ import annotations
 
 import gzip
 import json
+import sys
 from pathlib import Path
 
 import pytest
 
 from fakes.cli import Call
 from hetplan.profiling.cluster import example_cluster
+from hetplan.profiling.measured import load_batch_curve
 from hetplan.profiling.models import load_model
 from hetplan.profiling.predict import predict
 from hetplan.profiling.profile import load_profile
@@ -115,28 +117,6 @@ def test_what_is_assumed_of_a_model_is_told_once(
     assert ran.err == told
 
 
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        (
-            ("--micro-batches", "0"),
-            "--micro-batches: not usable (got '0', expected whole numbers from 1 to 10000",
-        ),
-        (("--micro-batches", "1e3"), "--micro-batches: not usable (got '1e3'"),
-        (("--micro-batches", "9" * 5000), "--micro-batches: not usable"),
-        (("--micro-batches", ","), "--micro-batches: no number given"),
-        (("--micro-batches", "1", "--global-batch", 8), "exclude each other"),
-        (("--global-batch", 0), "global batch"),
-        (("--tensor", "5"), "--tensor: not usable (got 5, expected a divisor of the model's heads"),
-        (("--precision", "bf16"), "device V100-SXM2-16GB"),
-        (("--sequence", "2000"), "learned positions"),
-        (("-o", "no/such/place.json"), "no/such: no such folder"),
-    ],
-)
-def test_nonsense_is_one_line(hetplan: Call, more: tuple[object, ...], message: str) -> None:
-    assert message in hetplan(*GPT2, *more).error
-
-
 @pytest.mark.parametrize("command", [("plan",), ("profile", "predict"), ("plan", "search")])
 def test_a_missing_dimension_is_one_line(
     hetplan: Call, tmp_path: Path, command: tuple[str, ...]
@@ -148,7 +128,75 @@ def test_a_missing_dimension_is_one_line(
     assert ran.error == f"{config}: n_embd: key is missing (expected {expected})"
 
 
-def test_what_has_to_be_said(hetplan: Call) -> None:
-    assert "'--device'" in hetplan("profile", "measure", "--model", "gpt2").error
-    assert "--model: missing" in hetplan("profile", "predict", "--cluster", "g4dn-4").error
-    assert "'--cluster'" in hetplan("profile", "predict", "--model", "gpt2").error
+CURVE = ("profile", "batch-curve", "--model", "gpt2", "--sequence", 16, "--precision", "fp32")
+
+
+def test_without_torch_one_line_says_what_to_install(
+    hetplan: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    ran = hetplan(*CURVE, "--memory-gib", 1)
+    assert ran.code != 0 and ran.out == ""
+    assert (
+        ran.err.count("\n") == 1 and "measuring needs torch" in ran.err and "[runtime]" in ran.err
+    )
+
+
+def test_a_curve_goes_from_the_device_into_a_plan(hetplan: Call, tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="torch is an extra of hetplan")
+    path = tmp_path / "curve.json"
+    limits = ("--memory-gib", 4, "--devices", 4, "--max-micro-batch", 3, "--repeats", 1)
+    ran = hetplan(*CURVE, *limits, "--device", "cpu", "--device-type", "T4", "-o", path)
+    assert ran.code == 0, ran.err
+    assert "largest micro-batch: ZeRO 0: 3" in ran.out and "micro-batch 1:" in ran.err
+    assert "stopped at --max-micro-batch 3: more may fit" in ran.out
+    curve = load_batch_curve(path)
+    assert curve.tried_up_to == 3
+    assert curve.provenance.kind == "measured" and "torch" in curve.provenance.source
+    plan = ("plan", *CURVE[2:], "--cluster", "poplar-b", "--strategies", "poplar", "-q", "--json")
+    settings = ("--set", f"poplar.curves={path}", "--set", "poplar.zero=0", "--global-batch", 12)
+    best = hetplan(*plan, *settings).json["candidates"][0]["plan"]
+    for replica in best["replicas"]:
+        device = best["devices"][replica["stages"][0]["devices"][0][0]]
+        largest = max(batch["samples"] for batch in replica["micro_batches"])
+        assert device["type"] != "T4" or largest <= 3
+
+
+def test_nothing_fits_is_exit_code_1(hetplan: Call) -> None:
+    pytest.importorskip("torch", reason="torch is an extra of hetplan")
+    ran = hetplan(*CURVE, "--memory-gib", 0.1)
+    assert ran.code == 1 and "no sample fits" in ran.out
+
+
+def test_a_traced_module_is_profiled_and_planned(hetplan: Call, tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="tracing needs torch")
+    profile, model = tmp_path / "profile.json", tmp_path / "model.json"
+    on = ("--cluster", "g4dn-4")
+    predict = ("profile", "predict", *on, "--micro-batches", "1,2,4")
+    factory = ("--factory", "fakes.networks:text", "--model", "mine", "--model-output", model)
+    ran = hetplan(*predict, *factory, "-o", profile)
+    assert ran.code == 0 and "operators in 5 layers" in ran.err
+    found = load_profile(profile)
+    assert (found.model, found.sequence, {t.tensor for t in found.tables}) == ("mine", 16, {1})
+    again = hetplan(*predict, "--model", model, "--json").json
+    assert again["tables"] == json.loads(profile.read_text())["tables"]
+    plan = ("plan", "--model", model, *on, "--global-batch", 16, "--strategies", "dp", "--json")
+    assert hetplan(*plan, "--profile", profile).json["winner"] == 0
+    assert hetplan(*plan, "--sequence", 8).code == 2
+    document = json.loads(model.read_text())
+    document["layers"][1]["operators"] = 7
+    model.write_text(json.dumps(document))
+    assert "layers[1].operators is 7" in hetplan(*plan).error
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--factory", "fakes.networks:nothing", "--cluster", "g4dn-4"), "cannot be imported"),
+        (("--factory", "fakes.networks:text"), "--cluster"),
+        (("--model", "gpt2", "--cluster", "g4dn-4", "--model-output", "m"), "--factory"),
+    ],
+)
+def test_nonsense_about_factories(hetplan: Call, arguments: tuple[str, ...], message: str) -> None:
+    pytest.importorskip("torch", reason="tracing needs torch")
+    assert message in hetplan("profile", "predict", *arguments).error

@@ -106,67 +106,6 @@ def test_money_limit(hetplan: Call) -> None:
     assert f"the cheapest costs {cheapest:.6g}" in ran.json["reason"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "part"),
-    [
-        (("--gpus", "A800:8", "--rules", "/no/such.rules"), "no such file"),
-        ((), "--gpus or by --cluster"),
-        (("--gpus", "A800"), "TYPE:COUNT"),
-        (("--gpus", "A800:0"), "TYPE:COUNT"),
-        (("--gpus", "A801:8"), "unknown device 'A801'; did you mean A800-SXM4-80GB?"),
-        (("--gpus", "A100:8"), "several devices"),
-        (("--gpus", "A800:8,A800:8"), "names a type twice"),
-        (("--gpus", "A800:8", "--mode", "cheap"), "'cheap' is not one of"),
-        (("--gpus", "A800:8,H100:8", "--mode", "homogeneous"), "takes one type"),
-        (("--gpus", "A800:8", "--total", "4"), "heterogeneous mode"),
-        (("--gpus", "A800:8,H100:8", "--total", "17"), "too few GPUs"),
-        (("--gpus", "A800:1", "--mode", "cost"), "at least 2"),
-        (
-            ("--gpus", "A800:8", "--param", "tensr=1"),
-            "--param: unknown parameter 'tensr'; did you mean tensor?",
-        ),
-        (("--gpus", "A800:8", "--param", "tensor=0"), "1 to 10000"),
-        (("--gpus", "A800:8", "--param", "tensor=4-2"), "as 1,2 or 1-8"),
-        (("--gpus", "A800:8", "--param", "tensor=1", "--param", "tensor=2"), "given twice"),
-        (("--gpus", "A800:8", "--param", "sequence_parallel=maybe"), "true or false"),
-        (("--gpus", "A800:8", "--param", "recompute=some"), "unknown kind of recomputation"),
-        (("--gpus", "A800:8", "--param", "overlap"), "NAME=VALUE"),
-        (("--gpus", "A800:8", "--top", "0"), "--top"),
-        (("--gpus", "A800:8", "--plot", "plot.gif"), ".svg, .png"),
-        (("--gpus", "A800:8", "--tokens", "-1"), "tokens of the job"),
-        (("--gpus", "A800:8", "--tokens", "inf"), "tokens of the job (got inf"),
-        (("--gpus", "A800:8", "--money-limit", "inf"), "money limit (got inf"),
-        (("--gpus", "A800:8", "--network-gbit", "-1"), "--network-gbit"),
-        (("--gpus", "A800:8", "--network-gbit", "nan"), "--network-gbit: not usable (got nan"),
-        (
-            ("--gpus", "A800:8", "--intra-node-gbit", "1e-300"),
-            "--intra-node-gbit: not usable (got 1e-300",
-        ),
-        (
-            ("--gpus", "A800:8", "--intra-node-gbit", "inf"),
-            "--intra-node-gbit: not usable (got inf",
-        ),
-        (
-            ("--gpus", "A800:8", "--devices-per-node", "0"),
-            "--devices-per-node: not usable (got 0, expected 1",
-        ),
-        (("--gpus", "A800:8,H100:8", "--total", "0"), "number of GPUs (got 0"),
-        (("--gpus", "A800:8", "--global-batch", "9" * 25), "global batch is not usable"),
-        (
-            ("--cluster", "amp-mxed"),
-            "neither a file nor an example cluster: 'amp-mxed'; did you mean amp-mixed?",
-        ),
-        (("--gpus", "A800:8", "--precision", "int8"), "'int8' is not one of 'fp16'"),
-        (("--gpus", "A800:8", "--global-batch", "0"), "global batch"),
-        (("--gpus", "V100-SXM2-16GB:8", "--precision", "bf16"), "--precision fp16 or fp32"),
-    ],
-)
-def test_refusals_are_one_line(hetplan: Call, arguments: tuple[str, ...], part: str) -> None:
-    ran = hetplan("plan", "search", "--model", "gpt2", *arguments)
-    assert ran.code == 2 and ran.out == ""
-    assert ran.err.count("\n") == 1 and part in ran.err
-
-
 PAGE = (Path(__file__).parents[2] / "docs" / "search.md").read_text(encoding="utf-8")
 
 

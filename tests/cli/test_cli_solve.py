@@ -125,48 +125,6 @@ def test_control_characters_do_not_reach_the_terminal(hetplan: Call, numbers: Wr
     assert "\x1b" not in ran.out and "\x07" not in ran.out
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("-m", "nope"), "problem fake: unknown method 'nope' (expected one of auto, first"),
-        (
-            ("-m", "auto,frist"),
-            "problem fake: unknown method 'frist'; did you mean first? (expected one of auto",
-        ),
-        (("-m", ","), "--method: no method named"),
-        (("--time-limit", "0"), "time limit (got 0.0, expected seconds greater than 0)"),
-        (("--time-limit", "-3"), "time limit (got -3.0"),
-        (("--time-limit", "nan"), "time limit (got nan"),
-        (("--time-limit", "inf"), "time limit (got inf"),
-        (("--time-limit", "soon"), "invalid value for '--time-limit' / '-t'"),
-        (("--gap", "1"), "gap (got 1.0"),
-        (("--gap", "-0.1"), "gap (got -0.1"),
-        (("--threads", "0"), "threads (got 0"),
-        (("--threads", "1.5"), "invalid value for '--threads'"),
-        (("--seed", "-1"), "seed (got -1"),
-        (
-            ("--native", "nonsense"),
-            "--native: not usable (got 'nonsense', expected BACKEND.NAME=VALUE)",
-        ),
-        (("--native", "gurobi.x=1"), "native options of an unknown back end (got 'gurobi'"),
-        (
-            ("--native", "cp-sat.num_workers=3"),
-            "native option cp-sat.num_workers repeats the common option",
-        ),
-        (("--native", "highs.a=1", "--native", "highs.a=2"), "--native: highs.a is given twice"),
-        (("-o", "no/such/folder/x.json"), "no/such/folder: no such folder"),
-        (("-o", "."), ".: is a folder, expected a file name"),
-        (("--frobnicate",), "no such option"),
-        (("-m", "picky"), "picky takes no numbers (expected method auto)"),
-        (("extra",), "unexpected extra argument"),
-    ],
-)
-def test_nonsense_is_one_line(
-    hetplan: Call, numbers: Write, arguments: tuple[str, ...], message: str
-) -> None:
-    assert message in hetplan("solve", numbers(3, 1), *arguments).error
-
-
 def test_native_values_keep_their_types(hetplan: Call, numbers: Write) -> None:
     given = [
         "cp-sat.a=true",
@@ -440,34 +398,6 @@ def test_check_of_a_best_known_record(hetplan: Call, tmp_path: Path) -> None:
 
 def test_two_arguments_from_one_pipe(hetplan: Call) -> None:
     assert "cannot both come from standard input" in hetplan("check", "-", "-").error
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (
-            ("tiny-mixed", "--native", "cp-sat.linearization_level=2"),
-            "--native cp-sat.linearization_level: no method chosen runs cp-sat (got 'auto', "
-            "expected --method cp-sat)",
-        ),
-        (
-            ("tiny-mixed", "-m", "exact,paper", "--native", "highs.presolve=off"),
-            "runs highs (got 'exact, paper', exp",
-        ),
-        (
-            ("tiny-mixed", "-m", "milp", "--native", "pyomo.x=1"),
-            "--native pyomo.x: no method chosen runs pyomo",
-        ),
-        (
-            ("tiny-mixed", "--pyomo-solver", "cbc"),
-            "--pyomo-solver cbc: no method chosen runs pyomo (got 'auto', exp",
-        ),
-    ],
-)
-def test_options_that_would_change_nothing_are_refused(
-    hetplan: Call, arguments: tuple[str, ...], message: str
-) -> None:
-    assert message in hetplan("solve", *arguments).error
 
 
 def test_one_method_that_takes_them_is_enough(hetplan: Call, numbers: Write) -> None:

@@ -13,10 +13,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from fakes.cli import Call
 from hetplan.cli import entry
 from hetplan.cli.main import main
-from hetplan.cli.output import GUTTER, _print_table, pieces
+from hetplan.cli.output import GUTTER, pieces, print_tables
 from hetplan.text import Table
 
 FULL = Path("/dev/full")
@@ -113,7 +112,7 @@ def test_every_column_is_printed_once_and_whole(width: int) -> None:
         if 4 not in columns and len(columns) > 2:
             assert sum(longest[i] + GUTTER for i in columns) - GUTTER <= width
     stream = io.StringIO()
-    _print_table(Console(file=stream, width=width, highlight=False), WIDE)
+    print_tables([WIDE], Console(file=stream, width=width, highlight=False))
     text = stream.getvalue()
     if width >= 40:
         for whole in ("amp/auto", "optimal", "163.8 ms", "4.07 / 14.5 GiB", "feasible"):
@@ -155,13 +154,3 @@ def test_what_highs_refuses_is_not_on_standard_output(option: str) -> None:
         [*command, "--native", f"pyomo.{option}"], capture_output=True, text=True, check=False
     )
     assert (ran.returncode, ran.stdout) == (2, "")
-
-
-def test_the_time_limit_has_one_place(hetplan: Call) -> None:
-    ran = hetplan("solve", "tiny-mixed", "-m", "pyomo", "--native", "pyomo.time_limit=1")
-    assert "repeats the common option time_limit" in ran.error
-
-
-@pytest.mark.parametrize("threads", ["0", "513", "99999999999999999999"])
-def test_threads_have_limits(hetplan: Call, threads: str) -> None:
-    assert "expected 1 to 512" in hetplan("solve", "tiny-mixed", "--threads", threads).error

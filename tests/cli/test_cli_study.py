@@ -45,23 +45,6 @@ def test_a_study_without_a_folder_has_one_of_its_name(
     assert len(list((tmp_path / "study-ditto-tiny-fast-slow" / "rows").iterdir())) == 1
 
 
-def test_what_cannot_be_studied(hetplan: Call, tmp_path: Path) -> None:
-    assert "no instances named" in hetplan("study", "run", "-o", tmp_path / "x").error
-    assert "neither a set" in hetplan("study", "run", "nothing-such", "-o", tmp_path / "x").error
-    assert "--jobs" in hetplan("study", "run", "papers", "-o", tmp_path / "x", "-j", "0").error
-    assert (
-        "--seeds" in hetplan("study", "run", "papers", "-o", tmp_path / "x", "--seeds", "1,b").error
-    )
-    (tmp_path / "file").write_text("")
-    assert "is a file" in hetplan("study", "run", "papers", "-o", tmp_path / "file").error
-    assert "holds no study" in hetplan("study", "report", tmp_path).error
-    assert (
-        "is for the folder of a study"
-        in hetplan("study", "report", "poplar", "--markdown", tmp_path / "m.md").error
-    )
-    assert not (tmp_path / "x").exists()
-
-
 def test_report(hetplan: Call, tmp_path: Path) -> None:
     path = tmp_path / "report.json"
     ran = hetplan("study", "report", "poplar", "--name", "poplar-a-llama-0.5b-*", "-q", "-o", path)
@@ -103,13 +86,3 @@ def test_report_of_hap(hetplan: Call, tmp_path: Path, monkeypatch: pytest.Monkey
         "vgg19-8gpu",
     )
     assert 0 < row["bound"] <= row["predicted_seconds"]["joint"] * (1 + 1e-9)
-    assert "no experiment matches" in hetplan("study", "report", "hap", "--name", "x*").error
-
-
-def test_what_cannot_be_reported(hetplan: Call) -> None:
-    assert (
-        "problem has no report (got 'amp', expected hap or poplar)"
-        in hetplan("study", "report", "amp").error
-    )
-    assert "no experiment matches" in hetplan("study", "report", "poplar", "--name", "x*").error
-    assert "unknown problem" in hetplan("study", "report", "tsp").error

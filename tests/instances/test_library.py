@@ -3,8 +3,6 @@ says."""
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -21,7 +19,6 @@ from hetplan.instances.library import (
     parse_best_known,
     parse_instance,
 )
-from hetplan.instances.update import shelf
 from hetplan.schema import parse
 from hetplan.solvers.registry import evaluate
 from present import present
@@ -56,25 +53,6 @@ def test_packaged_instance(entry: Entry) -> None:
         assert best.bound <= best.objective * (1 + 1e-9)
 
 
-def copy_of_the_tiny_one(folder: Path) -> tuple[Path, dict[str, Any]]:
-    """A library of one instance under `folder`; its best-known record's path and content."""
-    entry = present(find("tiny-mixed"))
-    target = folder / "amp"
-    target.mkdir()
-    (target / entry.file.name).write_bytes(entry.file.read_bytes())
-    record = target / entry.best_file.name
-    record.write_bytes(entry.best_file.read_bytes())
-    return record, json.loads(record.read_text())
-
-
-def test_an_instance_without_a_record(tmp_path: Path) -> None:
-    record, _ = copy_of_the_tiny_one(tmp_path)
-    best = present(shelf(tmp_path)[0].best_known())
-    assert (best.status, best.gap) == ("optimal", 0.0)
-    record.unlink()
-    assert shelf(tmp_path)[0].best_known() is None
-
-
 def test_filters() -> None:
     assert {entry.problem for entry in library("amp")} == {"amp"}
     assert {entry.name[:5] for entry in library(name="tiny-*")} == {"tiny-"}
@@ -86,18 +64,21 @@ def test_unknown_name() -> None:
         load_from_library("nothing")
 
 
-def test_gap_of_a_record_without_proof(tmp_path: Path) -> None:
-    _, content = copy_of_the_tiny_one(tmp_path)
-    best = parse_best_known(content | {"bound": None, "proved_by": None}, where="f")
-    assert (best.status, best.gap) == ("feasible", None)
-    best = parse_best_known(content | {"bound": content["objective"] * 0.9}, where="f")
-    assert best.status == "feasible"
-    assert best.gap == pytest.approx(0.1)
+def record() -> dict[str, Any]:
+    """The content of a best-known record with its proof."""
+    return present(present(find("tiny-mixed")).best_known()).model_dump(mode="json")
 
 
-def test_random_edits_of_a_record_never_escape(tmp_path: Path) -> None:
-    _, content = copy_of_the_tiny_one(tmp_path)
-    refused = 0
+def test_status_and_gap_of_a_record() -> None:
+    content = record()
+    for bound, status, gap in ((None, "feasible", None), (0.9, "feasible", 0.1), (1, "optimal", 0)):
+        stated = None if bound is None else bound * content["objective"]
+        best = parse_best_known(content | {"bound": stated}, where="f")
+        assert (best.status, best.gap) == (status, None if gap is None else pytest.approx(gap))
+
+
+def test_random_edits_of_a_record_never_escape() -> None:
+    content, refused = record(), 0
     for seed in range(500):
         try:
             parse_best_known(mutate(Random(seed), content), where="r.json")

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from hetplan.instances.answers import Answer
 from hetplan.instances.library import BestKnown, find, save_instance
-from hetplan.instances.update import Change, Finding, changes, findings_of_answers, shelf, write
+from hetplan.instances.update import Change, changes, findings_of_answers, shelf, write
 from hetplan.solvers.options import Options
 from present import present
 
@@ -165,12 +164,3 @@ def test_a_record_that_is_refuted_is_told_and_left(folder: Path) -> None:
     path.write_text(json.dumps(content | {"bound": content["objective"], "proved_by": "someone"}))
     change = update(folder, answer())
     assert not change.news and any("the record itself" in line for line in change.refused)
-
-
-def test_rows_of_another_instance_of_the_name_are_refused(folder: Path) -> None:
-    other = Answer.model_validate(answer())
-    given = Finding(
-        where="rows", problem="ditto", instance=NAME, answer=other, about=lambda _: False
-    )
-    [change] = changes(shelf(folder), [given])
-    assert not change.news and "another instance" in change.refused[0]

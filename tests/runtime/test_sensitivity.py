@@ -138,7 +138,7 @@ def test_command_line(tmp_path: Path, cluster: str, capsys: pytest.CaptureFixtur
     assert main(["truth", "sensitivity", *arguments, "--spread", "95"]) == 2
     candidates = tmp_path / "candidates.json"
     planned = {"strategy": "s", "method": "m", "plan": json.loads(Path(names[0]).read_text())}
-    candidates.write_text(json.dumps({"candidates": [{"strategy": "x", "plan": None}, planned]}))
+    candidates.write_text(json.dumps({"winner": 1, "candidates": [{"strategy": "x"}, planned]}))
     named = document_of(capsys, candidates, "--cluster", cluster, "--draws", 0)
     assert named["plans"][0]["name"] == "s/m"
 

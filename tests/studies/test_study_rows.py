@@ -97,10 +97,8 @@ def test_keys_tell_tasks_apart() -> None:
 
 
 def test_an_instance_named_twice_is_taken_once(tmp_path: Path) -> None:
-    names = [
-        subject.instance.name
-        for _, subject in subjects(["tiny-*", "smoke", "ditto/tiny-fast-slow"])
-    ]
+    found = subjects(["tiny-*", "smoke", "ditto/tiny-fast-slow"])
+    names = [instance.name for _, instance, _ in found]
     assert len(names) == len(set(names))
     entry = present(find("tiny-fast-slow"))
     path = tmp_path / "other.json"

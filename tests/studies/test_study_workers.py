@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import multiprocessing
 import os
 import random
-import signal
 import subprocess
 import sys
 import time
@@ -18,7 +19,6 @@ from hetplan.studies.rows import Row, Task, keys, read_rows, tasks
 from hetplan.studies.workers import Patience, death, run_tasks
 
 pytest.importorskip("pyarrow", reason="pyarrow is not installed (extra `study`)")
-linux = pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
 
 MARK = "HETPLAN_STUDY_TEST"
 STUDY = """
@@ -67,22 +67,15 @@ def test_too_little_memory_is_a_row() -> None:
     assert row["message"]
 
 
-@linux
 def test_a_process_that_dies_is_a_row_and_others_go_on() -> None:
-    work = (
-        list(tasks(["random-amp-medium-5"], ["milp"], [0], Options(threads=1, time_limit=60)))
-        + one_task()
-    )
-    rows: list[Row] = []
-    before = children()
+    work = one_task("milp", "random-amp-medium-5", time_limit=60) + one_task()
     stream: Iterator[Row] = run_tasks(work, 2, preload=LIGHT, stop=lambda: False)
-    rows.append(next(stream))
-    assert rows[0]["method"] == "megatron"
-    [victim] = [pid for pid in children() - before if is_task(pid)]
-    os.kill(victim, signal.SIGKILL)
-    rows += list(stream)
-    assert [row["method"] for row in rows] == ["megatron", "milp"]
-    assert "SIGKILL" in rows[1]["message"] and rows[1]["status"] == "unknown"
+    assert next(stream)["method"] == "megatron"
+    [victim] = multiprocessing.active_children()
+    victim.kill()
+    [row] = stream
+    assert (row["method"], row["status"]) == ("milp", "unknown")
+    assert "SIGKILL" in row["message"]
 
 
 def test_what_does_not_stop_is_killed() -> None:
@@ -104,7 +97,7 @@ def test_how_deaths_read() -> None:
     assert death(3) == "its process ended with exit code 3"
 
 
-@linux
+@pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
 @pytest.mark.parametrize("most", [5, pytest.param(10, marks=pytest.mark.slow)])
 def test_however_often_killed_nothing_is_lost_or_done_twice(most: int, tmp_path: Path) -> None:
     marker = f"{MARK}={os.getpid()}-{random.random()}"
@@ -137,32 +130,11 @@ def test_however_often_killed_nothing_is_lost_or_done_twice(most: int, tmp_path:
     assert not left
 
 
-def children() -> set[int]:
-    """Processes there are."""
-    return {int(name) for name in os.listdir("/proc") if name.isdigit()}
-
-
-def is_task(pid: int) -> bool:
-    """Whether it was forked by this test's fork server: a child of a child of ours."""
-    parent = parent_of(pid)
-    return parent is not None and parent_of(parent) == os.getpid()
-
-
-def parent_of(pid: int) -> int | None:
-    """Its parent, None where it is gone."""
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
-    except (OSError, IndexError):
-        return None
-
-
-def marked(marker: str) -> list[int]:
+def marked(marker: str) -> list[Path]:
     """Processes with the marker in their environment."""
     found = []
-    for pid in children():
-        try:
-            if marker.encode() in Path(f"/proc/{pid}/environ").read_bytes():
-                found.append(pid)
-        except OSError:
-            continue
+    for file in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            if marker.encode() in file.read_bytes():
+                found.append(file)
     return found

@@ -9,7 +9,6 @@ from typing import Annotated
 
 import typer
 
-from hetplan.cli import sources
 from hetplan.cli.options import (
     BatchOption,
     ClusterOption,
@@ -23,11 +22,14 @@ from hetplan.cli.options import (
     ProfileOption,
     QuietOption,
     SequenceOption,
+    Setting,
     StrategiesOption,
     ThreadsOption,
     TimeOption,
     make_options,
     number,
+    open_cluster,
+    open_instance,
     split_list,
     target,
 )
@@ -83,7 +85,7 @@ def what_if(
     run = Run(make_options(time_limit=time_limit, threads=threads))
     workload = make_workload(
         model,
-        sources.open_cluster(cluster),
+        open_cluster(cluster),
         global_batch,
         sequence=sequence,
         precision=precision,
@@ -150,7 +152,7 @@ def replan(
     lost: Annotated[
         list[str], typer.Option("--lost", metavar="nodeN[,nodeM…]", help="Nodes that are gone.")
     ],
-    setting: sources.Setting,
+    setting: Setting,
     strategies: StrategiesOption = None,
     within: Annotated[
         float,
@@ -270,7 +272,7 @@ def templates(
     Exit code 0 when the list is complete and an instantiation is found, 1 otherwise.
     """
     run = Run(make_options(time_limit=time_limit, gap=gap))
-    posed = sources.open_instance(instance)
+    posed = open_instance(instance)
     if posed.problem != "ditto":
         problem = f"problem {posed.problem}"
         raise InputError("has no templates", where=instance, got=problem, expected="ditto")

@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from hetplan.cli import completion, sources
-from hetplan.cli.options import InstanceArgument, JsonOption, target
+from hetplan.cli import completion
+from hetplan.cli.options import InstanceArgument, JsonOption, open_instance, read_document, target
 from hetplan.cli.output import emit, note, print_json
 from hetplan.errors import InputError
 from hetplan.formulations import family
@@ -94,7 +94,7 @@ def show(
             raise InputError("no best-known record", got=instance)
         print_json(known.model_dump(mode="json"))
         return 0
-    opened = sources.open_instance(instance)
+    opened = open_instance(instance)
     document = opened.document()
     rows = [("problem", f"{opened.problem}: {opened.family.title}"), ("origin", opened.origin)]
     rows += [(key, size_text(value)) for key, value in document["data"].items()]
@@ -163,7 +163,7 @@ def validate(
 
 
 def update(
-    sources_: Annotated[
+    sources: Annotated[
         list[str],
         typer.Argument(
             metavar="SOURCE…",
@@ -188,7 +188,7 @@ def update(
     decision that holds.
     Exit code 1 when something is refused; what is good of the rest is written nevertheless.
     """
-    looked_at = list(changes(shelf(folder), findings(sources_)))
+    looked_at = list(changes(shelf(folder), findings(sources)))
     for change in looked_at:
         if change.news and not dry_run:
             write(change)
@@ -206,7 +206,7 @@ def findings(given: list[str]) -> Iterator[Finding]:
         if os.path.isdir(argument):
             yield from findings_of_rows(read_rows(Path(argument)), argument)
         else:
-            value, where = sources.read_document(argument)
+            value, where = read_document(argument)
             yield from findings_of_answers(value, where)
 
 
@@ -249,7 +249,7 @@ def export_model(
     exclude.
     """
     method = method_of(output)
-    posed = sources.open_instance(instance)
+    posed = open_instance(instance)
     collector = Collector()
     outcome = posed.family.method(method).load()(posed.data, Run(Options(), tap=collector))
     if not collector.models:

@@ -124,21 +124,27 @@ class Command(TyperCommand):
         return self.loaded.make_context(*args, **extra)
 
 
+def keyword_parameters(target: Callable[..., Any]) -> list[inspect.Parameter]:
+    """The parameters of a function or of a dataclass, by keyword and with their types resolved."""
+    types = get_type_hints(target, include_extras=True)
+    return [
+        parameter.replace(annotation=types[parameter.name], kind=inspect.Parameter.KEYWORD_ONLY)
+        for parameter in inspect.signature(target).parameters.values()
+    ]
+
+
 def with_groups_as_options(function: Callable[..., int]) -> Callable[..., int]:
     """`function` with the fields of its parameters that are dataclasses as parameters of its
     own."""
-    hints = get_type_hints(function, include_extras=True)
+    own = keyword_parameters(function)
     groups: dict[str, Any] = {
-        name: kind for name, kind in hints.items() if dataclasses.is_dataclass(kind)
+        p.name: p.annotation for p in own if dataclasses.is_dataclass(p.annotation)
     }
-    parameters: list[inspect.Parameter] = []
-    for name, parameter in inspect.signature(function).parameters.items():
-        own = [parameter.replace(annotation=hints[name])]
-        if name in groups:
-            inner = get_type_hints(groups[name], include_extras=True)
-            fields = inspect.signature(groups[name]).parameters.values()
-            own = [field.replace(annotation=inner[field.name]) for field in fields]
-        parameters += [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in own]
+    parameters = [
+        one
+        for p in own
+        for one in (keyword_parameters(groups[p.name]) if p.name in groups else [p])
+    ]
 
     @functools.wraps(function)
     def call(**values: Any) -> int:

@@ -126,30 +126,28 @@ def print_json(document: Any) -> None:
     sys.stdout.write(to_json(document) if utf8 else json_module.dumps(document, indent=1) + "\n")
 
 
-def print_tables(tables: Iterable[Table]) -> None:
-    """Tables for people on stdout."""
-    terminal = sys.stdout.isatty()
-    console = Console(file=sys.stdout, width=None if terminal else PLAIN_WIDTH, highlight=False)
+def print_tables(tables: Iterable[Table], console: Console | None = None) -> None:
+    """Tables for people, on stdout where no console is given."""
+    if console is None:
+        width = None if sys.stdout.isatty() else PLAIN_WIDTH
+        console = Console(file=sys.stdout, width=width, highlight=False)
     for table in tables:
-        _print_table(console, table)
-
-
-def _print_table(console: Console, table: Table) -> None:
-    headed = any(table.header)
-    if table.title:
-        console.print(Text(visible(table.title), style="bold"), soft_wrap=True)
-    for columns in pieces(table, console.width) if table.header else ():
-        grid = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, show_header=headed)
-        grid.collapse_padding = True
-        for i in columns:
-            justify: Any = "right" if i in table.right else "left"
-            grid.add_column(Text(table.header[i]), justify=justify, overflow="fold")
-        for row in table.rows:
-            grid.add_row(*(Text(visible(row[i])) for i in columns))
-        console.print(grid)
-    for note in table.notes:
-        console.print(Text(visible(note)), soft_wrap=True)
-    console.print()
+        if table.title:
+            console.print(Text(visible(table.title), style="bold"), soft_wrap=True)
+        for columns in pieces(table, console.width) if table.header else ():
+            grid = RichTable(
+                box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, show_header=any(table.header)
+            )
+            grid.collapse_padding = True
+            for i in columns:
+                justify: Any = "right" if i in table.right else "left"
+                grid.add_column(Text(table.header[i]), justify=justify, overflow="fold")
+            for row in table.rows:
+                grid.add_row(*(Text(visible(row[i])) for i in columns))
+            console.print(grid)
+        for note in table.notes:
+            console.print(Text(visible(note)), soft_wrap=True)
+        console.print()
 
 
 def pieces(table: Table, width: int) -> list[list[int]]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hetplan.cli import completion, sources
+from hetplan.cli import completion
 from hetplan.cli.options import (
     BatchOption,
     ClusterOption,
@@ -27,9 +27,11 @@ from hetplan.cli.options import (
     StrategiesOption,
     ThreadsOption,
     make_options,
+    open_cluster,
     parse_dotted,
     split_list,
     target,
+    with_links,
 )
 from hetplan.cli.output import Display, emit, note, watched
 from hetplan.runtime.plan import save_plan
@@ -123,13 +125,13 @@ def plan(
     run = Run(make_options(time_limit=time_limit, gap=gap, threads=threads, seed=seed))
     posed, notes = make_workloads(
         model,
-        sources.open_cluster(cluster),
+        open_cluster(cluster),
         global_batch,
         sequence=sequence,
         precision=precision,
         profile=profile,
     )
-    workloads = [sources.with_links(one, links) for one in posed]
+    workloads = [with_links(one, links) for one in posed]
     workload = workloads[0]
     settings = parse_dotted(choice.settings or [], "--set", "STRATEGY.NAME=VALUE")
     strategies = named_strategies(choice.strategies, settings)

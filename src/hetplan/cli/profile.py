@@ -23,12 +23,12 @@ from hetplan.cli.options import (
     TensorOption,
     WrittenOption,
     number,
+    open_cluster,
     require,
     target,
     whole_numbers,
 )
 from hetplan.cli.output import emit, note
-from hetplan.cli.sources import open_cluster
 from hetplan.errors import InputError, UnsupportedError
 from hetplan.files import read_json, to_json, to_yaml, write_text
 from hetplan.profiling.cluster import Cluster
@@ -44,7 +44,7 @@ from hetplan.profiling.efficiency import (
 from hetplan.profiling.efficiency import train as train_operators
 from hetplan.profiling.importers import import_file
 from hetplan.profiling.importers.common import Imported, Settings
-from hetplan.profiling.measured import BatchCurve, Collectives, load_collectives
+from hetplan.profiling.measured import BatchCurve, load_collectives
 from hetplan.profiling.models import Model, load_model
 from hetplan.profiling.operators import Precision
 from hetplan.profiling.predict import LARGEST_MICRO_BATCH, default_micro_batches
@@ -457,18 +457,11 @@ def collectives(
     from hetplan.runtime.measuring.collectives import measure_collectives
 
     measured = measure_collectives(device, repeats=repeats, tell=None if quiet else note)
-    if measured is not None:
-        table = collectives_table(measured, repeats)
-        emit(measured.model_dump(mode="json"), [table], json=json, output=output)
-    return 0
-
-
-def collectives_table(measured: Collectives, repeats: int) -> Table:
-    """The fitted lines."""
-    return Table.of(
+    if measured is None:
+        return 0
+    table = Table.of(
         f"collectives of {measured.ranks} ranks on {measured.device}, {measured.backend}, "
-        "fitted to "
-        f"the fastest of {repeats}",
+        f"fitted to the fastest of {repeats}",
         measured.fits,
         {
             "operation": lambda fit: fit.operation,
@@ -480,6 +473,8 @@ def collectives_table(measured: Collectives, repeats: int) -> Table:
         },
         right=(2, 3, 4, 5),
     )
+    emit(measured.model_dump(mode="json"), [table], json=json, output=output)
+    return 0
 
 
 def operators(

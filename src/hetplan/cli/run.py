@@ -14,11 +14,11 @@ from typing import Annotated, Literal
 
 import typer
 
-from hetplan.cli import sources
 from hetplan.cli.options import (
     JsonOption,
     PlanArgument,
     QuietOption,
+    Setting,
     StrategiesOption,
     number,
     target,
@@ -73,7 +73,7 @@ class Training:
 
 def predicted(
     plan: Plan,
-    setting: sources.Setting,
+    setting: Setting,
     *,
     virtual: bool,
     scale: float | None,
@@ -89,7 +89,7 @@ def predicted(
         workload = setting.workload(plan)
         return rehearsal_of(plan, workload, scale if virtual else 1.0, cores=free_cores())
     except InputError as error:
-        if required or setting != sources.Setting():
+        if required or setting != Setting():
             raise
         # a model of the user's own under names that are known: the run needs no prediction
         if not quiet:
@@ -178,7 +178,7 @@ class Survival:
             raise InputError("--strategies and --replan-seconds are for --elastic")
 
     def replanner(
-        self, job: Job, plan: Path, predict: Predict, setting: sources.Setting, *, quiet: bool
+        self, job: Job, plan: Path, predict: Predict, setting: Setting, *, quiet: bool
     ) -> Replanner:
         """What plans again without lost nodes; raises InputError where the cluster is not known.
         plan: the file of what runs now."""
@@ -205,7 +205,7 @@ def run(
     plan: PlanArgument,
     training: Training,
     survival: Survival,
-    setting: sources.Setting,
+    setting: Setting,
     virtual: Annotated[
         bool,
         typer.Option(

@@ -19,6 +19,7 @@ from hetplan.cli.options import (
     TimeOption,
     make_options,
     number,
+    open_cluster,
     require,
     split_list,
     switch,
@@ -26,7 +27,6 @@ from hetplan.cli.options import (
     whole_numbers,
 )
 from hetplan.cli.output import emit, note
-from hetplan.cli.sources import open_cluster
 from hetplan.errors import InputError
 from hetplan.formulations.astra.search import engine, pool
 from hetplan.formulations.astra.search.engine import columns_of

@@ -12,8 +12,17 @@ from typing import Annotated, Any
 
 import typer
 
-from hetplan.cli import completion, sources
-from hetplan.cli.options import JsonOption, LinksOption, PlanArgument, target
+from hetplan.cli import completion
+from hetplan.cli.options import (
+    JsonOption,
+    LinksOption,
+    PlanArgument,
+    Setting,
+    open_instance,
+    read_document,
+    target,
+    with_links,
+)
 from hetplan.cli.output import emit, note, write_document
 from hetplan.cli.solve import describe, titled
 from hetplan.errors import InputError
@@ -46,7 +55,7 @@ def show(
             autocompletion=completion.instances,
         ),
     ],
-    setting: sources.Setting,
+    setting: Setting,
     decision: Annotated[
         str | None,
         typer.Argument(
@@ -80,7 +89,7 @@ def show(
 
 
 def show_plan(
-    value: Any, where: str, setting: sources.Setting, drawings: Mapping[str, Path], *, json: bool
+    value: Any, where: str, setting: Setting, drawings: Mapping[str, Path], *, json: bool
 ) -> int:
     """Draw a plan: timeline of one iteration, memory of each device, placement, candidates with
     their bounds. `where` names the parsed JSON `value` in errors; drawings: files by their kind.
@@ -105,7 +114,7 @@ def plan_document(subject: str, *, asked: bool) -> tuple[Any, str] | None:
     """
     if not (os.path.isfile(subject) or (asked and not os.path.exists(subject))):
         return None
-    value, where = sources.read_document(subject)
+    value, where = read_document(subject)
     is_plan = isinstance(value, dict) and (
         value.get("format") == "hetplan-plan" or "candidates" in value
     )
@@ -115,7 +124,7 @@ def plan_document(subject: str, *, asked: bool) -> tuple[Any, str] | None:
 def show_decision(instance: str, decision: str | None, *, json: bool) -> int:
     """For hap every instruction with its properties, and every device's stages; for others the
     family's tables."""
-    posed = sources.open_instance(instance)
+    posed = open_instance(instance)
     claims = [claim for claim in claims_of(posed, instance, decision) if claim.decision is not None]
     if not claims:
         raise InputError("no decision to show", where=decision or instance)
@@ -132,7 +141,7 @@ def show_decision(instance: str, decision: str | None, *, json: bool) -> int:
 def claims_of(instance: Instance, argument: str, decision: str | None) -> list[Claim]:
     """The decisions given, or the best known of a packaged instance."""
     if decision is not None:
-        value, where = sources.read_document(decision)
+        value, where = read_document(decision)
         return read_claims(value, instance, where=where)
     entry = find(argument)
     best = entry.best_known() if entry is not None and entry.load() == instance else None
@@ -189,7 +198,7 @@ def export(
 
 def simulate(
     plan: PlanArgument,
-    setting: sources.Setting,
+    setting: Setting,
     overlap: Annotated[
         int,
         typer.Option(
@@ -226,7 +235,7 @@ def simulate(
     workload = setting.workload(loaded)
     if links is not None and calibration is not None:
         raise InputError("does not go with --calibration", where="--links")
-    workload = sources.with_links(workload, links)
+    workload = with_links(workload, links)
     beside = 0.0
     if calibration is not None:
         workload, beside = calibrated(loaded, workload, calibration)

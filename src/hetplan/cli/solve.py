@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from hetplan.cli import completion, sources
+from hetplan.cli import completion
 from hetplan.cli.options import (
     GapOption,
     InstanceArgument,
@@ -21,6 +21,8 @@ from hetplan.cli.options import (
     ThreadsOption,
     TimeOption,
     make_options,
+    open_instance,
+    read_document,
     split_list,
 )
 from hetplan.cli.output import Display, emit, note, watched
@@ -68,7 +70,7 @@ def solve(
     options = make_options(
         time_limit=time_limit, gap=gap, threads=threads, seed=seed, **vars(native)
     )
-    posed = sources.open_instance(instance)
+    posed = open_instance(instance)
     methods = chosen_methods(posed.family, method)
     check_back_ends(posed.family, methods, options, native.pyomo_solver)
     results = run_methods(posed, methods, options, quiet=quiet)
@@ -229,8 +231,8 @@ def check(
     """
     if instance == decision == "-":
         raise InputError("instance and decision cannot both come from standard input")
-    posed = sources.open_instance(instance)
-    value, where = sources.read_document(decision)
+    posed = open_instance(instance)
+    value, where = read_document(decision)
     claims = read_claims(value, posed, where=where)
     if isinstance(value, dict) and "results" in value and value.get("instance") != posed.name:
         note(f"{where} answers instance {value.get('instance')!r}, checked against {posed.name!r}")

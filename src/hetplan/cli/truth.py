@@ -14,13 +14,13 @@ from typing import Annotated, Any
 
 import typer
 
-from hetplan.cli import sources
 from hetplan.cli.options import (
     JsonOption,
     OwnClusterOption,
     OwnModelOption,
     QuietOption,
     SeedOption,
+    Setting,
     number,
     split_list,
     target,
@@ -265,7 +265,7 @@ def calibrate(
     the runs do not tell.
     """
     measured = [load_measured_run(path) for path in runs]
-    setting = sources.Setting(cluster=cluster, model=model, profile=profile)
+    setting = Setting(cluster=cluster, model=model, profile=profile)
     estimated = estimate(measured, setting.workload(measured[0].plan))
     constants = estimated.calibration
     if constants is not None and output is not None:
@@ -320,7 +320,7 @@ def sensitivity(
             metavar="PLAN…", help="Plan files, or what `hetplan plan --json` prints: all its plans."
         ),
     ],
-    setting: sources.Setting,
+    setting: Setting,
     spread: Annotated[
         float,
         number(
@@ -377,7 +377,7 @@ def read_plans(path: Path) -> list[tuple[str, Plan]]:
         return [(path.name, parse_plan(value, where=where))]
     offers = parse(PlanningDocument, value, where=where).candidates
     named = [
-        (f"{o.strategy}/{o.method}", parse_plan(o.plan, where=f"{where}: candidates[{i}].plan"))
+        (o.name, parse_plan(o.plan, where=f"{where}: candidates[{i}].plan"))
         for i, o in enumerate(offers)
         if o.plan is not None
     ]

@@ -252,18 +252,13 @@ def find(name: str) -> Entry | None:
     return next((e for e in library() if name in (e.name, f"{e.problem}/{e.name}")), None)
 
 
-def load_from_library(name: str) -> Instance:
-    """The packaged instance called `name` or `problem/name`; raises InputError where there is
-    none."""
+def load_from_library(name: str, unknown: str = "no such instance in the library:") -> Instance:
+    """The packaged instance called `name` or `problem/name`; raises InputError, which begins with
+    `unknown`, where there is none."""
     entry = find(name)
     if entry is None:
         names = [entry.name for entry in library()]
-        raise unknown_name(
-            "no such instance in the library:",
-            name,
-            names,
-            see="a name from `hetplan instances list`",
-        )
+        raise unknown_name(unknown, name, names, see="a name from `hetplan instances list`")
     return entry.load()
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import itertools
 import json
 import os
 from collections import Counter
@@ -26,6 +27,7 @@ from hetplan.instances.answers import Answer
 from hetplan.instances.library import (
     SETS,
     BestKnown,
+    Entry,
     Instance,
     entries_in,
     entry_of,
@@ -40,18 +42,9 @@ ALL = "all"
 HEURISTICS, EXACT = "heuristics", "exact-methods"
 
 
-@dataclass(frozen=True)
-class Subject:
-    """An instance of the study, and what the library or the record beside it knows of it."""
-
-    instance: Instance
-    record: BestKnown | None = None
-
-    @property
-    def digest(self) -> str:
-        """Of problem, name and data: another file of the same name is another instance."""
-        text = json.dumps(self.instance.document(), sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()
+def digest(instance: Instance) -> str:
+    """Of problem, name and data: another file of the same name is another instance."""
+    return hashlib.sha256(json.dumps(instance.document(), sort_keys=True).encode()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -77,38 +70,37 @@ class Task:
         return str(self.document["problem"])
 
 
-def subjects(names: Sequence[str]) -> Iterator[tuple[str, Subject]]:
-    """(set, instance) of each name: a set of the library, a problem, an instance, a pattern, a
-    file, a folder.
+def subjects(names: Sequence[str]) -> Iterator[tuple[str, Instance, BestKnown | None]]:
+    """(set, instance, record) of each name: a set of the library, a problem, an instance, a
+    pattern, a file, a folder.
 
     Each instance once, under the first name that brings it. Raises InputError for a name that
     brings none.
     """
     seen: set[str] = set()
     for name in names:
-        for subject in named(name):
-            if subject.digest not in seen:
-                seen.add(subject.digest)
-                yield name, subject
+        for entry in entries_named(name):
+            instance = entry.load()
+            number = digest(instance)
+            if number not in seen:
+                seen.add(number)
+                yield name, instance, entry.best_known()
 
 
-def named(name: str) -> Iterator[Subject]:
-    """The instances behind one name."""
+def entries_named(name: str) -> list[Entry]:
+    """The instances behind one name; raises InputError where there are none."""
     if os.path.isdir(name):
         entries = entries_in(Path(name))
         if not entries:
             raise InputError("holds no instance files", where=name)
-    elif os.path.exists(name):
-        entries = [entry_of(Path(name))]
-    else:
-        entries = [e for e in library() if in_set(e.problem, e.name, name)]
+        return entries
+    if os.path.exists(name):
+        return [entry_of(Path(name))]
+    entries = [e for e in library() if in_set(e.problem, e.name, name)]
     if not entries:
-        known = [*SETS, *FAMILIES]
-        raise unknown_name(
-            "neither a set, a problem, an instance, a pattern nor a file:", name, known
-        )
-    for entry in entries:
-        yield Subject(entry.load(), entry.best_known())
+        what = "neither a set, a problem, an instance, a pattern nor a file:"
+        raise unknown_name(what, name, [*SETS, *FAMILIES])
+    return entries
 
 
 def tasks(
@@ -118,21 +110,21 @@ def tasks(
     no problem has."""
     wanted = list(dict.fromkeys(methods))
     used: set[str] = set()
-    for set_name, subject in subjects(names):
-        chosen = chosen_methods(subject.instance, wanted)
+    for set_name, instance, record in subjects(names):
+        number = digest(instance)
+        chosen = chosen_methods(instance, wanted)
         used.update(chosen, {word for word in wanted if word in (ALL, HEURISTICS, EXACT)})
-        for method in chosen:
-            for seed in seeds:
-                own = {**options.as_dict(), "seed": seed}
-                yield Task(
-                    task_key(subject.digest, method, own),
-                    set_name,
-                    subject.instance.document(),
-                    method,
-                    own,
-                    subject.record.objective if subject.record else None,
-                    subject.record.bound if subject.record else None,
-                )
+        for method, seed in itertools.product(chosen, seeds):
+            own = {**options.as_dict(), "seed": seed}
+            yield Task(
+                task_key(number, method, own),
+                set_name,
+                instance.document(),
+                method,
+                own,
+                record.objective if record else None,
+                record.bound if record else None,
+            )
     for word in wanted:
         if word not in used:
             raise unknown_name(
@@ -336,5 +328,5 @@ def findings_of_rows(rows: Iterable[Row], where: str) -> Iterator[Finding]:
 
 def made_on(row: Row, instance: Instance) -> bool:
     """Whether the row's key is that of this instance, its method and its options."""
-    key = task_key(Subject(instance).digest, row["method"], json.loads(row["options_json"]))
+    key = task_key(digest(instance), row["method"], json.loads(row["options_json"]))
     return bool(key == row["key"])
