@@ -33,10 +33,9 @@ def test_more_work_is_never_faster(
     spec: DeviceSpec, m: int, k: int, n: int, batch: int, side: str, extra: int
 ) -> None:
     size = {"m": m, "k": k, "n": n}
+    wider = size | {side: size[side] + extra}
     small = layer_time(matmul_layer(**size), spec, "fp16", micro_batch=batch)
-    large = layer_time(
-        matmul_layer(**{**size, side: size[side] + extra}), spec, "fp16", micro_batch=batch
-    )
+    large = layer_time(matmul_layer(**wider), spec, "fp16", micro_batch=batch)
     more = layer_time(matmul_layer(**size), spec, "fp16", micro_batch=batch + 1)
     for other in (large, more):
         assert other.forward >= small.forward and other.backward >= small.backward
@@ -115,29 +114,11 @@ def test_published_layer_time_of_a_22b_model() -> None:
     assert t.forward + t.backward + reduce == pytest.approx(19.6e-3, rel=0.1)
 
 
-@settings(deadline=None)
-@given(
-    st.integers(0, 10**12),
-    st.integers(0, 10**12),
-    st.integers(1, 64),
-    st.floats(1e6, 1e12),
-    st.floats(0, 1e-3),
-)
-def test_all_reduce_is_monotone(
-    size: int, extra: int, ranks: int, bandwidth: float, latency: float
-) -> None:
-    base = all_reduce_seconds(size, ranks, bandwidth, latency)
-    tolerance = 1 + 1e-12
-    assert base <= all_reduce_seconds(size + extra, ranks, bandwidth, latency) * tolerance
-    assert base <= all_reduce_seconds(size, ranks + 1, bandwidth, latency) * tolerance
-    assert base >= all_reduce_seconds(size, ranks, 2 * bandwidth, latency)
-    assert base <= 2 * size / bandwidth * tolerance + 2 * (ranks - 1) * latency * tolerance
-
-
 def test_all_reduce_closed_cases() -> None:
     assert all_reduce_seconds(1e9, 1, 1e9, 1.0) == 0
     assert all_reduce_seconds(8e9, 4, 1e9) == pytest.approx(2 * 3 / 4 * 8)  # AMP, equation 3
     assert all_reduce_seconds(0, 4, 1e9, 1e-5) == pytest.approx(6e-5)
+    assert all_reduce_seconds(8e9, 5, 1e9) > all_reduce_seconds(8e9, 4, 1e9)
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
+from itertools import product
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,7 +16,6 @@ from hetplan.profiling import detect
 from hetplan.profiling.catalogue import (
     GIB,
     DeviceOverride,
-    DeviceSpec,
     catalogue,
     device,
     overridden,
@@ -127,6 +126,11 @@ def test_unknown_names_get_suggestions(typed: str, suggested: str) -> None:
         device(typed)
 
 
+def test_unknown_examples_get_suggestions() -> None:
+    with pytest.raises(InputError, match="did you mean amp-mixed"):
+        example_cluster("amp-mix")
+
+
 def test_missing_precision_names_device_and_alternatives() -> None:
     with pytest.raises(InputError, match=r"my T4: .*got 'bf16', expected fp16, fp32"):
         device("T4").peak_flops("bf16", name="my T4")
@@ -147,18 +151,11 @@ def test_override_replaces_only_what_is_given() -> None:
 @pytest.mark.parametrize("lacking", ["memory_gib", "peak_tflops", "memory_gb_per_s"])
 def test_a_new_device_needs_its_physics(lacking: str) -> None:
     parts = {"memory_gib": 24.0, "peak_tflops": {"fp16": 90.0}, "memory_gb_per_s": 600.0}
+    spec = overridden("my-card", DeviceOverride.model_validate(parts), where="place")
+    assert spec.price_per_hour is None and spec.vendor == "other"
     del parts[lacking]
     with pytest.raises(InputError, match=f"place: {lacking} is missing"):
         overridden("my-card", DeviceOverride.model_validate(parts), where="place")
-
-
-def test_a_new_device_without_price_has_none() -> None:
-    spec = overridden(
-        "my-card",
-        DeviceOverride(memory_gib=24.0, peak_tflops={"fp16": 90.0}, memory_gb_per_s=600.0),
-        where="x",
-    )
-    assert isinstance(spec, DeviceSpec) and spec.price_per_hour is None and spec.vendor == "other"
 
 
 ROOT = Path(__file__).parents[2]
@@ -200,13 +197,7 @@ def test_packaged_examples_stand_in_the_examples_folder(name: str) -> None:
 
 @pytest.mark.parametrize("name", example_clusters())
 def test_packaged_examples_are_named_like_their_files(name: str) -> None:
-    cluster = example_cluster(name)
-    assert cluster.name == name and len(cluster.devices) > 1
-
-
-def test_unknown_example_is_suggested() -> None:
-    with pytest.raises(InputError, match="did you mean amp-mixed"):
-        example_cluster("amp-mix")
+    assert example_cluster(name).name == name
 
 
 def test_own_devices_and_latencies(tmp_path: Path) -> None:
@@ -256,7 +247,6 @@ devices:
         ),
         (f"nodes: [{NODE.replace('10', '-1')}]\n", r"nodes\[0\]\.network_gbit_per_s: .*got -1"),
         (f"nodes: [{NODE.replace('10', '.nan')}]\n", r"nodes\[0\]\.network_gbit_per_s: .*finite"),
-        (f"nodes: [{NODE.replace('10', '.inf')}]\n", r"nodes\[0\]\.network_gbit_per_s"),
         (
             f"nodes: [{NODE.replace('10', 'fast')}]\n",
             r"network_gbit_per_s: .*got 'fast', expected a valid number",
@@ -294,19 +284,6 @@ def test_errors_name_file_place_got_and_expected(tmp_path: Path, text: str, mess
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("- 1\n", "not an object"),
-        ("format: hetplan-profile\nversion: 1\n", "not a hetplan-cluster file"),
-        ("format: hetplan-cluster\nversion: 2\n", "version"),
-    ],
-)
-def test_other_files_are_refused_at_once(tmp_path: Path, text: str, message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        load(tmp_path, text)
-
-
 nodes = st.fixed_dictionaries(
     {
         "count": st.integers(1, 3),
@@ -327,20 +304,15 @@ def test_matrices_are_symmetric_and_follow_the_rule(entries: list[dict[str, obje
     )
     cluster = build_cluster(file)
     bandwidth, latency = cluster.bandwidth(), cluster.latency()
-    assert np.array_equal(bandwidth, bandwidth.T) and np.array_equal(latency, latency.T)
-    assert (
-        len(cluster.devices)
-        == sum(e.count * e.devices for e in file.nodes)
-        == sum(cluster.counts().values())
-    )
-    for i, one in enumerate(cluster.devices):
-        for j, other in enumerate(cluster.devices):
-            a, b = cluster.nodes[one.node], cluster.nodes[other.node]
-            if one.node == other.node:
-                assert bandwidth[i, j] == a.intra_bandwidth
-            else:
-                assert bandwidth[i, j] == min(a.network_bandwidth, b.network_bandwidth)
-                assert latency[i, j] == max(a.network_latency, b.network_latency)
+    devices = sum(e.count * e.devices for e in file.nodes)
+    assert len(cluster.devices) == devices == sum(cluster.counts().values())
+    for (i, one), (j, other) in product(enumerate(cluster.devices), repeat=2):
+        a, b = cluster.nodes[one.node], cluster.nodes[other.node]
+        if one.node == other.node:
+            assert bandwidth[i, j] == a.intra_bandwidth
+        else:
+            assert bandwidth[i, j] == min(a.network_bandwidth, b.network_bandwidth)
+            assert latency[i, j] == max(a.network_latency, b.network_latency)
 
 
 @pytest.fixture(autouse=True)
@@ -418,12 +390,6 @@ def test_broken_node_lists(text: str) -> None:
 )
 def test_names_of_drivers(driver: str, gib: float, name: str | None) -> None:
     assert catalogued(driver, gib * 2**30) == name
-
-
-def test_every_catalogued_name_is_found_again() -> None:
-    for name, spec in catalogue().items():
-        found = catalogued(name, spec.memory_bytes)
-        assert found is not None and catalogue()[found].memory_gib == spec.memory_gib
 
 
 def test_network_cards(tmp_path: Path) -> None:

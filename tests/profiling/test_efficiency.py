@@ -9,7 +9,6 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import numpy as np
 import pytest
 
 from fakes.workloads import cluster, cluster_document, small
@@ -35,12 +34,12 @@ from hetplan.profiling.measured import (
     fit_line,
 )
 from hetplan.profiling.models import load_model
-from hetplan.profiling.operators import Shape
 from hetplan.profiling.predict import predict
 from hetplan.profiling.profile import Provenance
 from hetplan.runtime.costs import Costs
 
 PEAK, BANDWIDTH = 1e12, 1e11
+PREDICT = ["profile", "predict", "--model", "gpt2", "--cluster"]
 
 
 def rule(elements: float) -> float:
@@ -53,25 +52,15 @@ def data(count: int = 400, device: str = "T4") -> OperatorData:
     found = []
     for _ in range(count):
         m, k, n = (2.0 ** random.randint(4, 12) for _ in range(3))
-        elements = m * k + k * n + m * n
-        ideal = max(2 * m * k * n / PEAK, 2 * elements / BANDWIDTH)
-        found.append(
-            MeasuredOperator(
-                kind="product",
-                count=1.0,
-                m=m,
-                k=k,
-                n=n,
-                elements=elements,
-                seconds=ideal / rule(elements),
-            )
-        )
-        size = 2.0 ** random.uniform(12, 28)
-        found.append(
+        elements, size = m * k + k * n + m * n, 2.0 ** random.uniform(12, 28)
+        seconds = max(2 * m * k * n / PEAK, 2 * elements / BANDWIDTH) / rule(elements)
+        product = {"kind": "product", "count": 1.0, "m": m, "k": k, "n": n}
+        found += [
+            MeasuredOperator.model_validate({**product, "elements": elements, "seconds": seconds}),
             MeasuredOperator(
                 kind="elementwise", elements=size, seconds=2 * size / BANDWIDTH / rule(size)
-            )
-        )
+            ),
+        ]
     return OperatorData(
         device=device,
         precision="fp16",
@@ -89,24 +78,15 @@ def test_without_the_library_it_is_said_what_to_install(monkeypatch: pytest.Monk
         train(data(40))
 
 
-def test_features_are_finite_and_tell_sizes_apart() -> None:
-    one, other = (efficiency.features(Shape(1, m, 64, 64), 3 * m) for m in (64, 128))
-    assert np.isfinite(one).all() and one != other
-    assert efficiency.features(Shape(0, 0, 0, 0), 100)[0] == 0
-
-
 class TestTrees:
     @pytest.fixture(autouse=True)
     def library(self) -> None:
         pytest.importorskip("xgboost", reason="xgboost is an extra of hetplan")
 
     def test_a_rule_is_found_again(self) -> None:
-        found = train(data())
-        for kind in found.kinds:
+        for kind in train(data()).kinds:
             assert kind.error < 0.1 < kind.roofline_error
             assert kind.trained_on == 320 and kind.kept_apart == 80
-
-    def test_too_few_operators_teach_nothing(self) -> None:
         with pytest.raises(InputError, match="too few"):
             train(data(10))
 
@@ -128,26 +108,17 @@ class TestTrees:
         data().save(measured)
         assert main(["profile", "train", str(measured), "-o", str(trained)]) == 0
         assert "kept apart" in capsys.readouterr().out
-        arguments = [
-            "profile",
-            "predict",
-            "--model",
-            "gpt2",
-            "--cluster",
-            "g4dn-4",
-            "-o",
-            str(profile),
-        ]
-        assert main([*arguments, "--micro-batches", "1", "--efficiency", str(trained)]) == 0
-        assert main([*arguments, "--precision", "fp32", "--efficiency", str(trained)]) == 2
+        arguments = [*PREDICT, "g4dn-4", "-o", str(profile), "--efficiency", str(trained)]
+        assert main([*arguments, "--micro-batches", "1"]) == 0
+        assert main([*arguments, "--precision", "fp32"]) == 2
         capsys.readouterr()
-        other = [a if a != "g4dn-4" else "amp-mixed" for a in arguments]
-        assert main([*other, "--micro-batches", "1", "--efficiency", str(trained)]) == 0
+        arguments[len(PREDICT)] = "amp-mixed"
+        assert main([*arguments, "--micro-batches", "1"]) == 0
         assert "plain roofline: V100-SXM2-16GB" in capsys.readouterr().out
         document: dict[str, Any] = json.loads(trained.read_text())
         document["kinds"][0]["trees"] = "{}"
         trained.write_text(json.dumps(document))
-        assert main([*arguments, "--efficiency", str(trained)]) == 2
+        assert main(arguments) == 2
         assert capsys.readouterr().err.count("\n") == 1
 
     def test_what_comes_with_hetplan_is_used_where_the_device_is_that(
@@ -158,15 +129,11 @@ class TestTrees:
         folder = Path(efficiency.__file__).with_name("learned")
         for path in sorted(folder.glob("*.efficiency.json.gz")):
             found = load_efficiency(path)
-            name = path.name.replace("efficiency", "operators")
-            operators = efficiency.load_operators(path.with_name(name))
-            again = train(operators)
-            for one, other in zip(found.kinds, again.kinds, strict=True):
-                assert (
-                    one.error == pytest.approx(other.error, rel=0.05)
-                    and one.error < one.roofline_error
-                )
+            operators = efficiency.load_operators(str(path).replace("efficiency", "operators"))
             assert operators.provenance.kind == "measured" and operators.device == found.device
+            for one, again in zip(found.kinds, train(operators).kinds, strict=True):
+                assert one.error == pytest.approx(again.error, rel=0.05)
+                assert one.error < one.roofline_error
         own = efficiency.packaged("Intel(R) Xeon(R) Processor, 1 thread", "fp32")
         assert own is not None and efficiency.packaged("T4", "fp16") is None
         content = cluster_document()
@@ -181,17 +148,8 @@ class TestTrees:
         }
         path = tmp_path / "cluster.yaml"
         path.write_text(json.dumps(content))
-        arguments = [
-            "profile",
-            "predict",
-            "--model",
-            "gpt2",
-            "--sequence",
-            "128",
-            "--cluster",
-            str(path),
-        ]
-        assert main([*arguments, "--precision", "fp32", "--micro-batches", "1"]) == 0
+        options = ["--sequence", "128", "--precision", "fp32", "--micro-batches", "1"]
+        assert main([*PREDICT, str(path), *options]) == 0
         out = capsys.readouterr().out
         assert f"learned efficiency: {own.device}" in out
         assert "never measured, plain roofline: V100-SXM2-16GB" in out
@@ -204,15 +162,8 @@ def test_operators_of_this_cpu(tmp_path: Path) -> None:
     found = measure_operators("cpu", "fp32", count=3, repeats=1, name="X")
     assert [op.kind for op in found.operators] == ["product", "elementwise"] * 3
     assert found.device == "X" and found.flops_per_second > 0
-    for op in found.operators:
-        assert op.elements * 4 / op.seconds <= found.bytes_per_second * (1 + 1e-9)
-
-
-def test_usage(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["profile", "trian", "x"]) == 2
-    assert main(["profile", "train"]) == 2
-    assert main(["profile", "--device", "cpu", "--efficiency", "x", "--model", "gpt2"]) == 2
-    assert capsys.readouterr().err.count("\n") == 3
+    rates = [op.elements * 4 / op.seconds for op in found.operators]
+    assert max(rates) <= found.bytes_per_second * (1 + 1e-9)
 
 
 BANDWIDTH, LATENCY = 1e9, 4e-4
@@ -274,12 +225,10 @@ class TestTreesOfLinks:
         assert found.error < 0.15 < found.plain_error
         links = LearnedLinks(found)
         shares = [links.share("all-reduce", "node", 4, size) for size in SIZES]
-        assert (
-            shares == sorted(shares) and shares[-1] == pytest.approx(1, rel=0.1) and shares[0] < 0.1
-        )
-        assert links.share("all-reduce", "between", 4, 2.0**20) == links.share(
-            "all-reduce", "node", 4, 2.0**20
-        )
+        assert shares == sorted(shares) and shares[0] < 0.1
+        assert shares[-1] == pytest.approx(1, rel=0.1)
+        # of a group that was not measured that of the next wider
+        assert shares == [links.share("all-reduce", "between", 4, size) for size in SIZES]
 
     def test_files_must_be_of_one_kind_of_device(self) -> None:
         with pytest.raises(InputError, match="another device"):
@@ -309,19 +258,8 @@ class TestTreesOfLinks:
         assert main(["profile", "train", *map(str, files), "-o", str(trained)]) == 0
         assert "learned efficiency of links between X, gloo" in capsys.readouterr().out
         assert load_link_efficiency(trained).kept_apart == 41
-        planning = [
-            "plan",
-            "--model",
-            "gpt2",
-            "--cluster",
-            "home",
-            "--global-batch",
-            "12",
-            "--strategies",
-            "dp",
-            "--json",
-            "-q",
-        ]
+        planning = ["plan", "--model", "gpt2", "--cluster", "home", "--global-batch", "12"]
+        planning += ["--strategies", "dp", "--json", "-q"]
         seconds = []
         for arguments in (planning, [*planning, "--links", str(trained)]):
             assert main(arguments) == 0

@@ -12,7 +12,7 @@ import pytest
 from hetplan.errors import InputError
 from hetplan.profiling.model_files import KEYS, from_config
 from hetplan.profiling.models import load_model
-from hetplan.profiling.operators import Elementwise, Matmul
+from hetplan.profiling.operators import Matmul
 from hetplan.profiling.zoo import BUILT_IN, gpt2, text_model
 
 PUBLISHED = {name: spec.published for name, spec in BUILT_IN.items() if spec.published is not None}
@@ -86,17 +86,13 @@ def test_whole_model_flops_of_gpt3_formula() -> None:
 
 
 def test_grouped_queries_and_fused_attention_save_less() -> None:
-    llama, short, wide = (
-        load_model(name, sequence=sequence).layers[1]
+    grouped, short, wide = (
+        {t.name: t.elements for t in load_model(name, sequence=sequence).layers[1].saved}
         for name, sequence in (("llama3-8b", 8192), ("llama2-7b", 4096), ("llama2-7b", 8192))
     )
-    keys = [
-        next(t.elements for t in layer.saved if t.name == "keys and values")
-        for layer in (llama, wide)
-    ]
-    assert keys[1] == 4 * keys[0]
-    # No s x s tensor is kept: saved bytes grow linearly with the sequence.
-    assert wide.saved_bytes("fp16") == 2 * short.saved_bytes("fp16")
+    assert wide["keys and values"] == 4 * grouped["keys and values"]
+    # No s x s tensor is kept: what is saved grows linearly with the sequence.
+    assert sum(wide.values()) == 2 * sum(short.values())
 
 
 # He et al. 2016, Table 1; torchvision's model table for vit_b_16: multiply-adds.
@@ -125,15 +121,6 @@ def test_transgan_has_two_kinds_of_blocks() -> None:
     assert blocks[0].params == 12 * 1024**2 + 6 * 1024 and blocks[-1].params == 12 * 16**2 + 6 * 16
     # windows, not all pairs
     assert blocks[-1].saved_bytes("fp16") < 2 * 288 * 288 * (16 * 17 + 4 * 256)
-
-
-def test_tensor_parallelism_shrinks_products_and_nothing_else() -> None:
-    for op in load_model("llama2-7b").layers[1].operators:
-        if isinstance(op, Matmul):
-            assert op.shape(2, 4).flops == op.shape(2, 1).flops / 4
-        else:
-            assert isinstance(op, Elementwise)
-            assert op.moved(2, 4) == op.moved(2, 1) / (4 if op.split else 1)
 
 
 def test_megatron_splits_columns_then_rows() -> None:
@@ -402,12 +389,6 @@ def test_every_dimension_is_required_and_nothing_else(kind: str) -> None:
                 from_config(rest, name="x", where="c.json")
         else:
             assert from_config(rest, name="x").notes or key not in KEYS[kind]
-
-
-def test_biases_count_where_the_file_has_them() -> None:
-    biased = from_config({**LLAMA3, "attention_bias": True, "mlp_bias": True}, name="x")
-    added = 32 * ((4096 + 2 * 1024 + 4096) + (2 * 14336 + 4096))
-    assert load_model(biased).params == CHECKPOINTS["Meta-Llama-3-8B"][1] + added
 
 
 def test_default_sequence_is_the_context_capped() -> None:
