@@ -233,27 +233,6 @@ def test_progress_of_a_method_shows_under_its_name(workload: Workload) -> None:
     assert notes == {"amp/auto", "amp/paper", "amp/megatron"}
 
 
-def test_plan_of_a_decision_with_every_degree(workload: Workload) -> None:
-    """Two stages of one data rank of two tensor ranks: groups, cuts and micro-batches arrive in the
-    plan."""
-    decision = AmpDecision(
-        pipeline=2,
-        data=1,
-        tensor=2,
-        micro_batch=2,
-        placement=[[[2, 3]], [[0, 1]]],
-        stages=[(0, 3), (3, len(workload.profile.layers))],
-    )
-    plan = AmpProblem(workload, pose(workload)).to_plan(decision)
-    (replica,) = plan.replicas
-    assert [(s.devices, s.layers, s.tensor_shares) for s in replica.stages] == [
-        ([[2, 3]], [(0, 3)], [1.0, 1.0]),
-        ([[0, 1]], [(3, 14)], [1.0, 1.0]),
-    ]
-    assert [(b.count, b.samples) for b in replica.micro_batches] == [(4, 2)]
-    assert decision_of(plan) == decision
-
-
 def test_a_variant_names_itself_and_its_plans(workload: Workload) -> None:
     (candidate,) = propose(DataParallel(), workload, one_thread())
     plain = present(candidate.plan)

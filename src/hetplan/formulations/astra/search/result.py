@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hetplan.errors import InputError
 from hetplan.formulations.astra.data import AstraData
@@ -242,10 +241,7 @@ def pareto(throughput: Floats, money: Floats) -> Ints:
 def best_under(limit: float | None, throughput: Floats, money: Floats) -> int | None:
     """The fastest whose money is within `limit` (None: no limit); None when nothing is. NaN money
     never is."""
-    allowed: NDArray[np.bool_] = (
-        np.ones(len(throughput), bool) if limit is None else money <= limit * (1 + ROUNDING)
-    )
-    if not allowed.any():
-        return None
     order = ranking(throughput, money)
-    return int(order[allowed[order]][0])
+    if limit is not None:
+        order = order[money[order] <= limit * (1 + ROUNDING)]
+    return int(order[0]) if len(order) else None

@@ -218,7 +218,8 @@ class _Reader:
             case ast.Constant(value=str() as word):
                 return self.string(word, self.column(node.col_offset))
             case ast.UnaryOp(op=ast.USub(), operand=inner):
-                return Part("number", partial(negative, self.need(inner, "number").on))
+                positive = self.need(inner, "number").on
+                return Part("number", lambda table: -positive(table))
             case ast.BinOp(left=first, op=operator, right=second) if type(operator) in _ARITHMETIC:
                 left, right = self.need(first, "number").on, self.need(second, "number").on
                 return Part("number", partial(arithmetic, type(operator), left, right))
@@ -243,7 +244,7 @@ class _Reader:
             raise self.source.error("unknown parameter", column, got=f"${name}", expected=expected)
         self.names.add(name)
         known = self.columns[name]
-        return Part(known.kind, partial(column_of, name), words=known.words)
+        return Part(known.kind, lambda table: table[name], words=known.words)
 
     def string(self, word: str, column: int) -> Part:
         """A word; on its own it has no value, beside a parameter it is one of its words."""
@@ -279,16 +280,6 @@ class _Reader:
 def constant(value: float, _: Table) -> Floats:
     """A value that is written down."""
     return np.asarray(value)
-
-
-def column_of(name: str, table: Table) -> Floats:
-    """The values of a parameter."""
-    return table[name]
-
-
-def negative(inner: Evaluate, table: Table) -> Floats:
-    """Unary minus."""
-    return -inner(table)
 
 
 def arithmetic(
