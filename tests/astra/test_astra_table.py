@@ -13,14 +13,9 @@ from hypothesis import strategies as st
 from astra.cases import COLUMNS, GPT, LLAMA, SMALL, table_of
 from hetplan.formulations.astra.search.facts import model_facts
 from hetplan.formulations.astra.search.result import best_under, pareto, ranking, tied
-from hetplan.formulations.astra.search.rules import default_rules, rules_from_text
-from hetplan.formulations.astra.search.space import Space, Strategies, strategies
+from hetplan.formulations.astra.search.rules import default_rules
+from hetplan.formulations.astra.search.space import Space, strategies
 from hetplan.profiling.models import load_model
-
-
-def rows_of(table: Strategies) -> set[tuple[int, ...]]:
-    names = sorted(table.columns)
-    return set(zip(*(table.columns[name].tolist() for name in names), strict=True))
 
 
 def plain_product(space: Space, gpus: int, global_batch: int, layers: int) -> list[dict[str, Any]]:
@@ -86,19 +81,6 @@ def test_table_is_the_product_less_the_rules() -> None:
     got = {tuple(str(row[name]) for name in keys.values()) for row in rows}
     assert got == {tuple(str(e[short]) for short in keys) for e in expected}
     assert len(got) == table.rows == len(expected) > 100
-
-
-def test_user_rules_only_drop() -> None:
-    columns = COLUMNS
-    mine = rules_from_text(
-        "$tensor_model_parallel_size > 2 || $micro_batch_size == 1", columns, where="t"
-    )
-    whole = table_of(LLAMA, 64)
-    less = strategies(LLAMA, Space(), [*default_rules(columns), *mine], gpus=64, global_batch=256)
-    assert rows_of(less) < rows_of(whole)
-    assert less.columns["tensor_model_parallel_size"].max() == 2
-    assert less.columns["micro_batch_size"].min() == 2
-    assert less.generated == whole.generated
 
 
 def test_flash_attention_rule_of_the_paper_bites() -> None:

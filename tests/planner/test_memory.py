@@ -17,7 +17,7 @@ from hetplan.formulations.amp.data import AmpData, AmpDecision
 from hetplan.formulations.amp.evaluate import peak_bytes
 from hetplan.formulations.poplar.pose import pose as pose_poplar
 from hetplan.planner.amp import Amp, DataParallel, within_problems
-from hetplan.planner.ditto import Ditto, within_problem
+from hetplan.planner.ditto import Ditto
 from hetplan.planner.ranking import Relaxation, make_plans, relaxations
 from hetplan.planner.ranking import with_memory as with_more
 from hetplan.planner.search import WITHIN, Search
@@ -26,7 +26,7 @@ from hetplan.planner.variant import Variant, recomputed, useful_modes
 from hetplan.profiling.times import Recomputation
 from hetplan.runtime.costs import Costs
 from hetplan.runtime.replay import replay
-from hetplan.solvers.registry import evaluate, solve
+from hetplan.solvers.registry import evaluate
 from present import present
 from stopping import cancelled_after
 
@@ -168,14 +168,6 @@ def test_no_room_at_all_is_a_proof_of_amps_and_a_stop_is_none() -> None:
     assert Ditto().within_replay(with_memory(1.51), one_thread(), None) is None
     stopped = Amp().within_replay(with_memory(16), cancelled_after(0), None)
     assert (stopped.status, stopped.plan) == ("unknown", None)
-
-
-def test_dittos_widths_are_held() -> None:
-    narrow, wide = (within_problem(small(), 1, width) for width in (1, 2))
-    decision = present(solve(family("ditto"), narrow, "auto", one_thread()).decision)
-    assert {stage.devices for stage in decision.stages} == {1}
-    kept = [sum(present(data.memory).layer_activation_bytes) for data in (narrow, wide)]
-    assert kept[1] > kept[0]
 
 
 @pytest.mark.parametrize("stage", [0, 1, 3])

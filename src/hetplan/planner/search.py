@@ -270,21 +270,18 @@ def misfit(candidate: Candidate, own: Replay, workload: Workload) -> str:
 def moved(candidate: Candidate, workload: Workload, numbers: Sequence[int]) -> Candidate:
     """A candidate of another cluster on devices of the workload's, replayed there.
 
-    numbers: as in `renumbered`. What is not replayed at first is not replayed here either.
+    numbers: as in `renumbered`. What is not replayed at first is not replayed here either, so that
+    the memory of its devices is unknown.
     """
     assert candidate.plan is not None
     plan = renumbered(candidate.plan, workload, numbers)
-    if candidate.replayed is not None:
-        own = replay(plan, workload)
-        return replace(
-            candidate,
-            plan=plan,
-            predicted_seconds=own.seconds,
-            peak_bytes=own.peak_bytes,
-            replayed=own,
-        )
-    peaks = [0.0] * len(workload.cluster.devices)
-    for number, held in zip(numbers, candidate.peak_bytes or (), strict=True):
-        if number >= 0:
-            peaks[number] = held
-    return replace(candidate, plan=plan, peak_bytes=tuple(peaks))
+    if candidate.replayed is None:
+        return replace(candidate, plan=plan, peak_bytes=None)
+    own = replay(plan, workload)
+    return replace(
+        candidate,
+        plan=plan,
+        predicted_seconds=own.seconds,
+        peak_bytes=own.peak_bytes,
+        replayed=own,
+    )
