@@ -129,7 +129,7 @@ def what_if_table(answer: WhatIf) -> Table:
         {
             "change": lambda v: v.change.name,
             "devices": lambda v: devices_counted(v.workload.cluster.counts()),
-            "best plan": lambda v: v.best.name if v.best else "nothing fits",
+            "best plan": lambda v: v.best.name if v.best else "none",
             "iteration": lambda v: seconds_text(v.best.predicted_seconds if v.best else None),
             "saves": lambda v: seconds_text(v.gain),
             "per device": lambda v: seconds_text(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -210,7 +209,7 @@ def ranking_table(planning: Planning) -> Table:
         **({"objective": lambda c: seconds_text(c.objective)} if apart else {}),
         "bound": lambda c: seconds_text(c.bound),
         "gap": lambda c: percent_text(c.gap),
-        "least headroom": lambda c: memory_text(c, workload),
+        "fullest device": lambda c: memory_text(c, workload),
         "tokens/s": lambda c: count_text(c.tokens_per_second(workload)),
         "$/1M tok": lambda c: number_text(c.money_per_million_tokens(workload), 4),
         "solve": lambda c: seconds_text(c.solve_seconds),
@@ -324,17 +323,16 @@ def relative_text(candidate: Candidate, best: Candidate | None) -> str:
 
 
 def memory_text(candidate: Candidate, workload: Workload) -> str:
-    """What the device in use nearest to (or furthest above) its limit holds, of what it can use."""
+    """What the device with the largest share of its memory in use holds, of what it can use."""
     if candidate.peak_bytes is None:
         return "-"
     usable = workload.device_bytes()
     limits = [usable[device.type] for device in workload.cluster.devices]
-    left = [
-        limit - peak if peak else math.inf
-        for limit, peak in zip(limits, candidate.peak_bytes, strict=True)
+    shares = [
+        peak / max(limit, 1.0) for peak, limit in zip(candidate.peak_bytes, limits, strict=True)
     ]
-    tightest = left.index(min(left))
-    text = share_text(candidate.peak_bytes[tightest], limits[tightest])
+    fullest = shares.index(max(shares))
+    text = share_text(candidate.peak_bytes[fullest], limits[fullest])
     return text if candidate.fits_memory else f"{text} !"
 
 

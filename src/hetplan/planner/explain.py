@@ -173,7 +173,7 @@ def fullest_card(run: Replay, workload: Workload) -> Limit | None:
 
 
 def tightest(run: Replay, workload: Workload) -> Limit:
-    """Where the largest share of memory is in use."""
+    """The device with the largest share of its memory in use."""
     sizes = list(zip(run.peak_bytes, run.limit_bytes, strict=True))
     device = max(range(len(sizes)), key=lambda d: sizes[d][0] / max(sizes[d][1], 1.0))
     held, limit = sizes[device]

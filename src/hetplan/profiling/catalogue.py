@@ -90,7 +90,8 @@ def device(name: str, *, where: str | None = None) -> DeviceSpec:
     """The catalogue's entry `name`; raises InputError that suggests the nearest names."""
     known = catalogue()
     if name not in known:
-        raise unknown_name("unknown device", name, known, where=where)
+        see = f"one of {', '.join(known)}, or its own entry under `devices:` in the cluster file"
+        raise unknown_name("unknown device", name, known, where=where, see=see)
     return known[name]
 
 

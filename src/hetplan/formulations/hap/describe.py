@@ -47,7 +47,7 @@ def instructions(data: HapData, decision: HapDecision) -> list[dict[str, Any]]:
                 "triple": i,
                 "kind": triple.kind,
                 "instruction": triple.instruction,
-                "tensor": triple.post[0].rpartition("|")[0].strip() or triple.post[0],
+                "tensor": _tensor(triple.post),
                 "before": list(triple.pre),
                 "after": list(triple.post),
                 "segment": triple.segment,
@@ -55,6 +55,13 @@ def instructions(data: HapData, decision: HapDecision) -> list[dict[str, Any]]:
             }
         )
     return rows
+
+
+def _tensor(properties: Sequence[str]) -> str:
+    """The tensor that a triple gives; a dash where it gives nothing."""
+    if not properties:
+        return "-"
+    return properties[0].rpartition("|")[0].strip() or properties[0]
 
 
 def stages_of(data: HapData, decision: HapDecision) -> list[Stage]:
