@@ -144,6 +144,13 @@ def test_a_decision_reads_for_people() -> None:
     assert data.goal in known
 
 
+def test_a_triple_that_gives_nothing_can_be_shown() -> None:
+    noop = {**THEORY["triples"][0], "instruction": "noop", "pre": [], "post": []}
+    data = parse(HapData, {**THEORY, "triples": [*THEORY["triples"], noop]}, where="test")
+    decision = HapDecision(program=[len(data.triples) - 1], ratios=[[1.0] + [0.0] * (data.m - 1)])
+    assert instructions(data, decision)[0]["tensor"] == "-"
+
+
 def test_a_program_for_nothing_can_be_shown() -> None:
     data = HapData(
         devices=[Device(name="d", flops_per_second=1.0)],
