@@ -147,7 +147,9 @@ def test_a_decision_reads_for_people() -> None:
 def test_a_triple_that_gives_nothing_can_be_shown() -> None:
     noop = {**THEORY["triples"][0], "instruction": "noop", "pre": [], "post": []}
     data = parse(HapData, {**THEORY, "triples": [*THEORY["triples"], noop]}, where="test")
-    decision = HapDecision(program=[len(data.triples) - 1], ratios=[[1.0] + [0.0] * (data.m - 1)])
+    decision = HapDecision(
+        program=[len(data.triples) - 1], ratios=[[1.0] + [0.0] * (len(data.devices) - 1)]
+    )
     assert instructions(data, decision)[0]["tensor"] == "-"
 
 
