@@ -145,11 +145,10 @@ def test_a_decision_reads_for_people() -> None:
 
 
 def test_a_triple_that_gives_nothing_can_be_shown() -> None:
-    noop = {**THEORY["triples"][0], "instruction": "noop", "pre": [], "post": []}
-    data = parse(HapData, {**THEORY, "triples": [*THEORY["triples"], noop]}, where="test")
-    decision = HapDecision(
-        program=[len(data.triples) - 1], ratios=[[1.0] + [0.0] * (len(data.devices) - 1)]
-    )
+    effectless = DATA.triples[0].model_copy(update={"pre": (), "post": ()})
+    data = DATA.model_copy(update={"triples": (effectless,)})
+    ratios = [[1.0] + [0.0] * (len(data.devices) - 1)]
+    decision = HapDecision(program=[0], ratios=ratios)
     assert instructions(data, decision)[0]["tensor"] == "-"
 
 
