@@ -20,8 +20,7 @@ from fakes.simulated import Outcome, Values, random_values, reference
 from hetplan.formulations.hap.data import HapDecision
 from hetplan.formulations.hap.spmd.program import SingleProgram
 from hetplan.formulations.hap.spmd.rules import Theory
-from hetplan.runtime.execution.spmd.distributed import DistributedProgram
-from hetplan.runtime.execution.spmd.model import ProgramModel
+from hetplan.runtime.execution.spmd.distributed import DistributedProgram, ProgramModel
 from hetplan.runtime.plan import Plan
 from hetplan.runtime.spmd_decision import read_program
 from parity import program_curves

@@ -33,7 +33,7 @@ torch: Any = pytest.importorskip("torch", reason="torch is an extra of hetplan")
 from fakes.simulated import Outcome, agree, joined  # noqa: E402
 from hetplan.runtime import distribute  # noqa: E402
 from hetplan.runtime.devices import gpus  # noqa: E402
-from hetplan.runtime.execution.spmd.model import synthetic_batch, synthetic_initial  # noqa: E402
+from hetplan.runtime.execution.spmd.distributed import synthetic_batch, synthetic_initial  # noqa: E402
 from hetplan.runtime.execution.worker import check_job  # noqa: E402
 from hetplan.runtime.job import Measured  # noqa: E402
 from hetplan.runtime.launch import launch  # noqa: E402

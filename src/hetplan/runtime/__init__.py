@@ -13,8 +13,7 @@ def distribute(module: Any, plan: Any, **options: Any) -> Any:
     """
     from hetplan.formulations.hap.spmd.program import SingleProgram
     from hetplan.runtime.execution.distributed import Distributed
-    from hetplan.runtime.execution.spmd.distributed import DistributedProgram
-    from hetplan.runtime.execution.spmd.model import ProgramModel
+    from hetplan.runtime.execution.spmd.distributed import DistributedProgram, ProgramModel
 
     if isinstance(module, SingleProgram | ProgramModel):
         return DistributedProgram(module, plan, **options)

@@ -223,7 +223,7 @@ class Surface:
             np.array([run.seconds for run in runs]),
         )
 
-    def at(self, within: Floats, between: Floats) -> Floats:
+    def bare_seconds(self, within: Floats, between: Floats) -> Floats:
         """[R, len(within), len(between)] seconds: straight lines over 1/bandwidth."""
         seconds: Floats = np.einsum(
             "xw,rwb,yb->rxy",
@@ -235,7 +235,9 @@ class Surface:
 
     def seconds(self, constants: Constants) -> Floats:
         """[R] with these constants."""
-        bare = self.at(np.array([constants.within]), np.array([constants.between]))[:, 0, 0]
+        bare = self.bare_seconds(np.array([constants.within]), np.array([constants.between]))[
+            :, 0, 0
+        ]
         return np.asarray(bare + constants.slot_seconds * self.slots)
 
     def fit(self, chosen: NDArray[np.intp]) -> Constants:
@@ -246,7 +248,9 @@ class Surface:
         )
         best = Constants()
         for _ in range(REFINED):
-            relative = self.at(within, between)[chosen] / self.measured[chosen, None, None]
+            relative = (
+                self.bare_seconds(within, between)[chosen] / self.measured[chosen, None, None]
+            )
             each = (self.slots / self.measured)[chosen, None, None]
             overhead = np.maximum((each * (1 - relative)).sum(0) / (each**2).sum(), 0.0)
             error = ((relative + overhead * each - 1) ** 2).sum(0)
@@ -261,9 +265,9 @@ def _weights(axis: Floats, values: Floats) -> Floats:
     return np.stack([np.interp(-1 / values, -1 / axis, unit) for unit in np.eye(len(axis))], axis=1)
 
 
-def _around(values: Floats, at: int) -> Floats:
+def _around(values: Floats, place: int) -> Floats:
     """As many values between the neighbours of one of them."""
-    low, high = values[max(at - 1, 0)], values[min(at + 1, len(values) - 1)]
+    low, high = values[max(place - 1, 0)], values[min(place + 1, len(values) - 1)]
     return np.geomspace(low, high, len(values))
 
 

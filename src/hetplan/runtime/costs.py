@@ -84,14 +84,14 @@ class Costs:
         if rows == 0:
             return np.zeros(count), np.zeros(count)
         sizes, forward, backward = self._table(kind, tensor)
-        at = int(np.searchsorted(sizes, rows))
-        if at == len(sizes):
+        after = int(np.searchsorted(sizes, rows))
+        if after == len(sizes):
             tables = (forward, backward)
             return tuple(t[-1] + (rows - sizes[-1]) * slope(sizes, t) for t in tables)
-        if sizes[at] == rows or at == 0:
-            return forward[at], backward[at]
-        share = (rows - sizes[at - 1]) / (sizes[at] - sizes[at - 1])
-        return tuple(t[at - 1] + share * (t[at] - t[at - 1]) for t in (forward, backward))
+        if sizes[after] == rows or after == 0:
+            return forward[after], backward[after]
+        share = (rows - sizes[after - 1]) / (sizes[after] - sizes[after - 1])
+        return tuple(t[after - 1] + share * (t[after] - t[after - 1]) for t in (forward, backward))
 
     def _table(self, kind: str, tensor: int) -> tuple[Floats, Floats, Floats]:
         """(micro-batches [B], forward, backward [B, L])."""
@@ -150,11 +150,11 @@ class Costs:
         pairs = []
         for g, (a, b) in zip(here.devices, sends, strict=True):
             for h, (c, d) in zip(there.devices, takes, strict=True):
-                rows, most = min(b, d) - max(a, c), max(len(g), len(h))
+                rows, width = min(b, d) - max(a, c), max(len(g), len(h))
                 if rows > 0:
-                    each = rows * size / most
+                    each = rows * size / width
                     pairs += [
-                        (g[r * len(g) // most], h[r * len(h) // most], each) for r in range(most)
+                        (g[r * len(g) // width], h[r * len(h) // width], each) for r in range(width)
                     ]
         return self.messages(pairs)
 

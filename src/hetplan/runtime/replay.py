@@ -170,9 +170,9 @@ def pipeline(
 
 def saved_bytes(stage: Stage, chunk: int, sizes: Ints, costs: Costs) -> list[float]:
     """[sizes] bytes that the fullest device of the stage keeps of one micro-batch."""
-    most = max(stage.row_shares) / sum(stage.row_shares)
+    largest_share = max(stage.row_shares) / sum(stage.row_shares)
     each = costs.saved_bytes(stage.layers[chunk], len(stage.tensor_shares))
-    return [float(np.ceil(n * most)) * each for n in sizes]
+    return [float(np.ceil(n * largest_share)) * each for n in sizes]
 
 
 def hops(replica: Replica, sizes: Ints, which: Ints, costs: Costs) -> Hops:

@@ -28,7 +28,7 @@ from hetplan.solvers.registry import evaluate
 NO_MATCH = "program does not match the model"
 
 
-def written(instruction: Instruction, segment: int) -> SpmdInstruction:
+def plan_instruction(instruction: Instruction, segment: int) -> SpmdInstruction:
     """An instruction as plan files have it; segment: the one whose ratios it follows."""
     if isinstance(instruction, Run):
         return SpmdInstruction(
@@ -53,7 +53,8 @@ def written(instruction: Instruction, segment: int) -> SpmdInstruction:
 def write_program(theory: Theory, decision: HapDecision) -> SpmdProgram:
     """A decision as plan files have it."""
     instructions = [
-        written(theory.instructions[i], theory.data.triples[i].segment) for i in decision.program
+        plan_instruction(theory.instructions[i], theory.data.triples[i].segment)
+        for i in decision.program
     ]
     return SpmdProgram(instructions=instructions, ratios=decision.ratios)
 
@@ -78,7 +79,7 @@ def decision_of(listed: SpmdProgram, theory: Theory, where: str) -> HapDecision:
     no proof."""
     numbers: dict[str, list[int]] = {}
     for i, instruction in enumerate(theory.instructions):
-        key = written(instruction, theory.data.triples[i].segment).model_dump_json()
+        key = plan_instruction(instruction, theory.data.triples[i].segment).model_dump_json()
         numbers.setdefault(key, []).append(i)
     choices = []
     for position, step in enumerate(listed.instructions):

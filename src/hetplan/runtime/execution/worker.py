@@ -26,10 +26,12 @@ from hetplan.runtime.execution.checkpoint import check_same, check_writable, com
 from hetplan.runtime.execution.distributed import COMPUTE, Distributed, example_of
 from hetplan.runtime.execution.spmd.distributed import (
     DistributedProgram,
+    ProgramModel,
     RehearsedProgram,
     as_model,
+    check_samples,
+    planned_program,
 )
-from hetplan.runtime.execution.spmd.model import ProgramModel, check_samples, planned_program
 from hetplan.runtime.execution.transport import host_total
 from hetplan.runtime.job import Job, Report, StepReport
 from hetplan.runtime.plan import Plan

@@ -229,8 +229,10 @@ class TrialAt:
             added = self.trial.forward_bytes(2 * batch, self.free) - kept
         except OutOfMemoryOnDevice:
             added = kept
-        most = self.resident + added / batch * (self.trial.largest + 0.5)
-        return MemoryReading(min(self.trial.limit, most), self.resident, self.resident + added)
+        of_largest = self.resident + added / batch * (self.trial.largest + 0.5)
+        return MemoryReading(
+            min(self.trial.limit, of_largest), self.resident, self.resident + added
+        )
 
     def step_seconds(self, batch: int) -> float:
         """Median seconds of forward and backward."""

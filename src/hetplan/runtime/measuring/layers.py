@@ -10,6 +10,7 @@ widths from 64 to 16384, whole attention heads as batches of small products.
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import statistics
@@ -267,7 +268,7 @@ def cpu_name(threads: int) -> str:
     return f"{name}, {threads} thread{'s' if threads > 1 else ''}"
 
 
-def _sizes(random: Random, most: float) -> tuple[int, int, int, int]:
+def _sizes(random: Random, largest_flops: float) -> tuple[int, int, int, int]:
     """(count, m, k, n) with at most that many FLOPs: products with weights, and now and then those
     of attention."""
     while True:
@@ -278,7 +279,7 @@ def _sizes(random: Random, most: float) -> tuple[int, int, int, int]:
         else:
             widths = (64 * 2 ** random.randint(0, 8), 64 * 2 ** random.randint(0, 8))
             sizes = (1, 2 ** random.randint(4, 13), *widths)
-        if 2.0 * sizes[0] * sizes[1] * sizes[2] * sizes[3] <= most:
+        if 2.0 * sizes[0] * sizes[1] * sizes[2] * sizes[3] <= largest_flops:
             return sizes
 
 
@@ -297,10 +298,10 @@ def _product(
 
 
 def _elementwise(
-    random: Random, most: float, device: str, dtype: Any, repeats: int
+    random: Random, largest: float, device: str, dtype: Any, repeats: int
 ) -> MeasuredOperator:
     """x + y, or x * x: three and two numbers moved per element."""
-    size = int(2 ** random.uniform(12, float(torch.tensor(most).log2())))
+    size = int(2 ** random.uniform(12, math.log2(largest)))
     x, y = torch.randn(2, size, device=device, dtype=dtype)
     both = random.random() < 0.5
     times = _timed((lambda: x + y) if both else (lambda: x * x), device, repeats)

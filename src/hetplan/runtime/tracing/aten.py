@@ -191,8 +191,8 @@ def einsum(w: Walker, equation: str, tensors: Sequence[Any], *, path: Any = None
     return w.apply("contract", *tensors, label="einsum", equation=equation)
 
 
-def alike(value: Any) -> int:
-    """The one number that a list repeats."""
+def equal_figures(value: Any) -> int:
+    """The one number that a list repeats, one entry a direction."""
     numbers = [value] if isinstance(value, int) else list(value)
     if len(set(numbers)) != 1:
         raise MissingRule(f"different figures for the two directions ({numbers})")
@@ -204,11 +204,15 @@ def conv2d(
     dilation: Any = 1, groups: int = 1,
 ) -> Tensor:  # fmt: skip
     """A convolution without dilation and groups."""
-    if isinstance(padding, str) or alike(dilation) != 1 or groups != 1 or len(x.shape) != 4:
+    if isinstance(padding, str) or equal_figures(dilation) != 1 or groups != 1 or len(x.shape) != 4:
         raise MissingRule("convolution with dilation, groups or padding by name")
     inputs = [x, weight] if bias is None else [x, weight, bias]
     return w.apply(
-        "convolve", *inputs, label="conv2d", padding=alike(padding), stride=alike(stride)
+        "convolve",
+        *inputs,
+        label="conv2d",
+        padding=equal_figures(padding),
+        stride=equal_figures(stride),
     )
 
 
@@ -286,7 +290,7 @@ def power(w: Walker, x: Any, exponent: Any) -> Tensor:
     return w.apply("power", x, exponent=number)
 
 
-def written(kind: str, **attributes: Any) -> Rule:
+def entrywise(kind: str, **attributes: Any) -> Rule:
     """An operator of one tensor that exists under that kind."""
 
     def rule(w: Walker, x: Tensor) -> Tensor:
@@ -422,11 +426,11 @@ def max_pool2d(
     ceil_mode: bool = False,
 ) -> Tensor:  # fmt: skip
     """Squares side by side."""
-    size = alike(window)
+    size = equal_figures(window)
     if (
-        (stride and alike(stride) != size)
-        or alike(padding) != 0
-        or alike(dilation) != 1
+        (stride and equal_figures(stride) != size)
+        or equal_figures(padding) != 0
+        or equal_figures(dilation) != 1
         or ceil_mode
     ):
         raise MissingRule("pooling whose windows overlap, are padded or dilated")
@@ -548,15 +552,15 @@ RULES: dict[str, Rule] = {
     "aten.sub": sub,
     "aten.mul": mul,
     "aten.div": div,
-    "aten.neg": written("scale", factor=-1.0),
+    "aten.neg": entrywise("scale", factor=-1.0),
     "aten.pow": power,
-    "aten.rsqrt": written("power", exponent=-0.5),
-    "aten.sqrt": written("power", exponent=0.5),
-    "aten.reciprocal": written("power", exponent=-1.0),
-    "aten.relu": written("relu"),
-    "aten.silu": written("silu"),
-    "aten.tanh": written("tanh"),
-    "aten.sigmoid": written("sigmoid"),
+    "aten.rsqrt": entrywise("power", exponent=-0.5),
+    "aten.sqrt": entrywise("power", exponent=0.5),
+    "aten.reciprocal": entrywise("power", exponent=-1.0),
+    "aten.relu": entrywise("relu"),
+    "aten.silu": entrywise("silu"),
+    "aten.tanh": entrywise("tanh"),
+    "aten.sigmoid": entrywise("sigmoid"),
     "aten.gelu": gelu,
     "aten.gt": greater,
     "aten.masked_fill": masked_fill,
