@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +32,7 @@ from hetplan.formulations import FAMILIES  # noqa: E402
 from hetplan.runtime.plan import load_plan  # noqa: E402
 from hetplan.runtime.rehearsals import plan  # noqa: E402
 from markdown_pages import ROOT, blocks  # noqa: E402
-from parity.asking import ENVIRONMENT, request, served  # noqa: E402
+from parity.asking import request, served  # noqa: E402
 from parity.cases import Case, R, S, even  # noqa: E402
 
 
@@ -121,21 +119,6 @@ def test_the_command_prints_a_document_and_a_trace(tmp_path: Path) -> None:
     names = {event["name"] for event in events}
     assert {"forward 0", "backward 1", "receive 0", "synchronise", "optimizer"} <= names
     assert {event["tid"] for event in events if event["ph"] == "X"} == {0, 1, 2, 3}
-
-
-@pytest.mark.slow
-def test_torchrun_starts_the_same_ranks(tmp_path: Path) -> None:
-    case = Case("torchrun", "two", [R(even([0, 1, 2]), [(2, 2)])])
-    path = str(tmp_path / "plan.json")
-    save_plan(case.plan, path)
-    command = ("-m", "hetplan.runtime", path, "--factory", "parity.cases:two", "--steps", "2")
-    torchrun = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone")
-    done = subprocess.run(
-        [sys.executable, *torchrun, *command],
-        env=ENVIRONMENT, capture_output=True, text=True, timeout=500, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert "2 ranks on this machine" in done.stdout and "loss" in done.stdout
 
 
 @pytest.mark.parametrize(

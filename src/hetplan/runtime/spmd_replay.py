@@ -57,11 +57,6 @@ class SpmdCosts:
         )
         return cls(plan, workload, decided, tuple(devices), prices)
 
-    @property
-    def runs(self) -> int:
-        """Runs of the program in an iteration."""
-        return self.plan.replicas[0].steps
-
     @cached_property
     def stages(self) -> tuple[list[Stage], list[Stage]]:
         """Of a run, and of the last one, which joins the gradients."""
@@ -71,10 +66,10 @@ class SpmdCosts:
     def each(self) -> list[tuple[int, Stage]]:
         """(run, stage) of an iteration."""
         between, last = self.stages
+        final = self.plan.replicas[0].steps - 1
         return [
-            (r, stage)
-            for r in range(self.runs)
-            for stage in (last if r == self.runs - 1 else between)
+            *((run, stage) for run in range(final) for stage in between),
+            *((final, stage) for stage in last),
         ]
 
     def updates(self) -> list[float]:

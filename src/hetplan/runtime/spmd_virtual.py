@@ -48,12 +48,12 @@ class SpmdRehearsal(Rehearsal):
 
     def busy(self, rank: int) -> float:
         """Seconds of a rank's passes here."""
-        place = self.costs.devices.index(self.device(rank))
+        place = self.place(rank)
         return self.scale * float(sum(stage.compute[place] for _, stage in self.costs.each()))
 
-    def device(self, rank: int) -> int:
-        """The device of a rank."""
-        return next(device for device, number in self.plan.ranks.items() if number == rank)
+    def place(self, rank: int) -> int:
+        """A rank's place among the devices of the program."""
+        return self.costs.devices.index(self.plan.places[rank].device)
 
     @property
     def meetings(self) -> int:

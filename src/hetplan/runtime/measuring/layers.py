@@ -105,14 +105,13 @@ def _kept(model: Model, output: str | os.PathLike[str] | None) -> list[ProfileTa
         return []
     where = os.fspath(output)
     kept = load_profile(output)
-    for key in ("model", "sequence", "precision"):
-        got = getattr(kept, key)
-        expected = model.name if key == "model" else getattr(model, key)
-        if got != expected:
+    own = {"model": model.name, "sequence": model.sequence, "precision": model.precision}
+    for key, expected in own.items():
+        if getattr(kept, key) != expected:
             raise InputError(
                 f"{key} of the profile that is there differs",
                 where=where,
-                got=got,
+                got=getattr(kept, key),
                 expected=str(expected),
             )
     if kept.provenance.kind != "measured":

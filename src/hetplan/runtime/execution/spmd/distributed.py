@@ -271,7 +271,7 @@ class RehearsedProgram:
         self.watch, self.step = watch, 0
         self.everyone = Transport.over("cpu").everyone
         costs = watch.rehearsal.costs
-        self.place = costs.devices.index(watch.rehearsal.device(watch.rank))
+        self.place = watch.rehearsal.place(watch.rank)
         self.each, self.update = costs.each(), costs.updates()[self.place]
 
     def train_step(self) -> float:
