@@ -11,7 +11,6 @@ from amp.cases import CASES, data_of, optimum_of
 from amp.generate import instance
 from amp.mixed import mixed_cluster
 from amp.oracle import Enumeration
-from hetplan.formulations.amp.cuts import improved, placements, try_placement
 from hetplan.formulations.amp.evaluate import evaluate
 from hetplan.formulations.amp.exact import Parameters, solve
 from hetplan.formulations.amp.labels import Groups, Limits
@@ -78,23 +77,6 @@ def test_a_narrow_search_leaves_a_valid_bound_behind(
         if strategy is not None:
             evaluation = evaluate(data_of(case), strategy.decision())
             assert evaluation.objective == pytest.approx(seconds, rel=1e-9, abs=1e-12)
-
-
-@pytest.mark.parametrize("seed", range(12))
-def test_exchanges_never_harm_and_end_where_no_exchange_helps(seed: int) -> None:
-    data = instance(seed, devices=6)
-    problem = compile_problem(data)
-    cells = find_cells(problem)
-    for config in problem.configurations():
-        found = try_placement(problem, config, next(placements(cells, config)))
-        if found is None:
-            continue
-        seconds, strategy = improved(problem, cells, found[1], found[0], lambda: False)
-        assert seconds <= found[0]
-        assert evaluate(data, strategy.decision()).objective == pytest.approx(seconds, rel=1e-9)
-        again, _ = improved(problem, cells, strategy, seconds, lambda: False)
-        assert again == seconds
-        assert improved(problem, cells, found[1], found[0], lambda: True) == (found[0], found[1])
 
 
 class StoppedAfter(Run):

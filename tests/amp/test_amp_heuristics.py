@@ -132,22 +132,6 @@ def test_amp_estimates_homogeneous_clusters_exactly() -> None:
     assert seconds == sorted(seconds)
 
 
-def test_amp_cannot_tell_stages_on_slow_devices() -> None:
-    """Two types: estimates average them, so they are below the truth for pipelines over both."""
-    document = homogeneous(8, (2, 2)).model_dump()
-    document["devices"][2]["type"] = document["devices"][3]["type"] = "b"
-    document["layer_seconds"] += [
-        entry | {"type": "b", "seconds": [3 * value for value in entry["seconds"]]}
-        for entry in document["layer_seconds"]
-    ]
-    ranking = rank(AmpData.model_validate(document))
-    four = [each for each in ranking.candidates if each.strategy.configuration.pipeline == 4]
-    assert four
-    for candidate in four:
-        assert candidate.estimate < candidate.seconds
-        assert candidate.strategy.cut.tolist() == [0, 2, 4, 6, 8]
-
-
 def test_averages_by_hand() -> None:
     """Types by their count, links by pipelines, all-reduces by tensor groups; S by the slowest
     group."""

@@ -51,20 +51,11 @@ def test_exact_reproduces_the_record(entry: Entry) -> None:
 def test_heuristics_stay_above_the_record(entry: Entry) -> None:
     best = entry.best_known()
     assert best is not None
-    data = entry.load().data
-    optimum = best.bound if best.bound is not None else 0.0
-    found = {}
-    for method in (
-        "paper",
-        "merge",
-        *(("oobleck", "greedy") if any(w in entry.name for w in SMALL) else ()),
-    ):
-        result = solve(FAMILY, data, method, Run(Options(threads=1)))
-        assert result.bound is None
-        if result.objective is not None:
-            found[method] = result.objective
-            assert result.objective >= optimum * (1 - 1e-9)
-    if "paper" in found:
-        assert found["merge"] <= found["paper"] * (1 + 1e-6)
+    data, small = entry.load().data, any(w in entry.name for w in SMALL)
+    methods = ("paper", "merge", "oobleck", "greedy") if small else ("paper", "merge")
+    found = {m: solve(FAMILY, data, m, Run(Options(threads=1))).objective for m in methods}
+    assert all(o is None or o >= best.objective * (1 - 1e-6) for o in found.values())
+    if found["paper"] is not None:
+        assert found["merge"] is not None and found["merge"] <= found["paper"] * (1 + 1e-6)
     if "-ex" in entry.name and "a100" not in entry.name and "memory" not in entry.name:
-        assert {"paper", "merge"} <= set(found), "the paper's own clusters"
+        assert found["paper"] is not None, "the paper's own clusters"

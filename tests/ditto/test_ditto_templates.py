@@ -127,17 +127,6 @@ def test_instantiation_equals_brute_force(seed: int) -> None:
         assert tuple(used) == nodes
 
 
-def test_oobleck_ignores_filling_and_draining() -> None:
-    # Proportionally both pipelines look alike; truly the deep one needs long to fill and drain.
-    deep, flat = template((1, 0), [1.0] * 4, 8), template((0, 1), [11 / 8], 8)
-    assert deep.seconds == pytest.approx(flat.seconds)
-    exact = instantiate([deep, flat], (1, 1), 16, Run(RUN), failures=1)
-    theirs = oobleck_instantiate([deep, flat], (1, 1), 16, Run(RUN), failures=1)
-    assert sorted(p.micro_batches for p in theirs.pipelines) == [8, 8]
-    assert exact.seconds is not None and theirs.seconds is not None
-    assert exact.seconds <= theirs.seconds
-
-
 @pytest.mark.parametrize("seed", range(30))
 def test_proportional_shares_equal_enumeration(seed: int) -> None:
     rng = random.Random(seed)

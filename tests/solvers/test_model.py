@@ -114,30 +114,6 @@ def test_cp_sat_prices_no_decision_too_high(seed: int) -> None:
     assert answer.bound <= best
 
 
-def ratios(seed: int, grid: int) -> tuple[Model, float]:
-    """Shares of three devices on a grid: the time of the slowest; its optimum without a grid."""
-    draw = Random(seed)
-    speed, work = [draw.uniform(0.5, 4.0) for _ in range(3)], draw.uniform(1.0, 9.0)
-    model = Model("ratios", None, Totals(least=0.1, largest=20.0))
-    share = model.continuous("share", 3, upper=1.0, grid=grid)
-    model.equal("whole", share, to=1.0)
-    time = model.seconds("time", upper=20.0)
-    for column, v in zip(share, speed, strict=True):
-        model.row("time", [column, time], [-work / v, 1.0], lower=0.0)
-    model.minimize(time)
-    return model, work / sum(speed)
-
-
-@every_method
-@pytest.mark.parametrize("seed", range(5))
-def test_columns_on_a_grid_are_relaxed_by_less_than_a_step(method: str, seed: int) -> None:
-    model, best = ratios(seed, 2**16)
-    answer = minimise(method, model, a_run())
-    assert answer.objective == pytest.approx(best, rel=1e-3)
-    assert answer.bound is not None and answer.bound <= best * (1 + 1e-9)
-    assert answer.values("share").sum() == pytest.approx(1.0, abs=1e-4)
-
-
 def test_levels_of_a_staircase_are_rounded_down() -> None:
     model = Model("stairs", None, Totals(least=0.1, largest=40.0, roundings=10, error=0.5))
     steps = model.binary("steps", 3)

@@ -9,7 +9,6 @@ steps of their grid. How values are rounded, and what that asks of a model, stan
 from __future__ import annotations
 
 import math
-import time
 from importlib.metadata import version
 from typing import Any
 
@@ -28,7 +27,7 @@ from hetplan.solvers.native import (
 )
 from hetplan.solvers.options import NativeValue, Options
 from hetplan.solvers.result import Stop
-from hetplan.solvers.run import Run, Stopped
+from hetplan.solvers.run import Run
 
 BACKEND = "cp-sat"
 SOLVER = f"CP-SAT {version('ortools')}"
@@ -196,14 +195,11 @@ def solve(model: Model, run: Run, report: Sink | None = None) -> ModelAnswer:
 
     report: where incumbents and bounds go, in the instance's unit (default: `run.report`, right
     when the model is the whole problem). Raises InputError for a native option that CP-SAT does not
-    have, and what `write` raises.
+    have, and what `write` raises, `Stopped` among it.
     """
-    begun, solver = time.perf_counter(), _configured(run.options)
-    try:
-        cp, scale = write(model)
-        run.check()
-    except Stopped:
-        return ModelAnswer(stop=stopped(run), seconds=time.perf_counter() - begun, solver=SOLVER)
+    solver = _configured(run.options)
+    cp, scale = write(model)
+    run.check()
     if math.isfinite(run.remaining):
         solver.parameters.max_time_in_seconds = run.remaining
     latest = Latest()
@@ -227,7 +223,6 @@ def solve(model: Model, run: Run, report: Sink | None = None) -> ModelAnswer:
         stop=stop,
         objective=None if objective is None else scale.value(objective),
         bound=None if bound is None or stop is Stop.INFEASIBLE else scale.value(bound),
-        seconds=time.perf_counter() - begun,
         solver=SOLVER,
         message=message,
         statistics=statistics,

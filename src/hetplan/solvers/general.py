@@ -73,10 +73,13 @@ def minimise(method: str, model: Model, run: Run, report: Sink | None = None) ->
             stop=stopped(run), solver=label(method, run.options), message=HANDED_OVER
         )
     driver = importlib.import_module(DRIVERS[method])
-    answer: ModelAnswer = driver.solve(model, run, report)
-    if answer.message != UNCLEAR:
-        return answer
-    again: ModelAnswer = driver.solve(model.without_costs(), run, lambda incumbent, bound: None)
+    try:
+        answer: ModelAnswer = driver.solve(model, run, report)
+        if answer.message != UNCLEAR:
+            return answer
+        again: ModelAnswer = driver.solve(model.without_costs(), run, lambda incumbent, bound: None)
+    except Stopped:
+        return ModelAnswer(stop=stopped(run), solver=label(method, run.options))
     if again.stop is Stop.OPTIMAL:
         return replace(answer, message="found the model unbounded below")
     return replace(answer, stop=again.stop, message=again.message)

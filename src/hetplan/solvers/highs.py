@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import math
-import time
 from importlib.metadata import version
 from typing import Any
 
@@ -23,7 +22,7 @@ from hetplan.solvers.model import LinearArrays, Model, ModelAnswer
 from hetplan.solvers.native import GAP_SHARE, UNCLEAR, Latest, Scale, Sink, drive, stopped
 from hetplan.solvers.options import NativeValue, Options
 from hetplan.solvers.result import Stop
-from hetplan.solvers.run import Run, Stopped
+from hetplan.solvers.run import Run
 
 BACKEND = "highs"
 SOLVER = f"HiGHS {version('highspy')}"
@@ -85,18 +84,15 @@ def solve(model: Model, run: Run, report: Sink | None = None) -> ModelAnswer:
 
     report: where incumbents and bounds go, in the instance's unit (default: `run.report`, right
     when the model is the whole problem).
-    Raises InputError for a native option that HiGHS does not have.
+    Raises InputError for a native option that HiGHS does not have, `Stopped` where the run should
+    stop before HiGHS begins.
     """
-    begun, scale = time.perf_counter(), model.milp_scale()
-    try:
-        arrays, units = model.arrays(), model.milp_units()
-        run.check()
-        if arrays.shape[1] == 0:
-            return _without_columns(arrays, scale)
-        highs = _prepared(arrays, run)
-        run.check()
-    except Stopped:
-        return ModelAnswer(stop=stopped(run), seconds=time.perf_counter() - begun, solver=SOLVER)
+    arrays, units, scale = model.arrays(), model.milp_units(), model.milp_scale()
+    run.check()
+    if arrays.shape[1] == 0:
+        return _without_columns(arrays, scale)
+    highs = _prepared(arrays, run)
+    run.check()
     latest = Latest()
     listener = _Listener(latest)
     _listen(highs, listener)
@@ -108,7 +104,6 @@ def solve(model: Model, run: Run, report: Sink | None = None) -> ModelAnswer:
     duals = ended and stop is Stop.OPTIMAL and not arrays.integer.any()
     return ModelAnswer(
         stop=stop,
-        seconds=time.perf_counter() - begun,
         solver=SOLVER,
         message=message,
         statistics={"nodes": int(highs.getInfo().mip_node_count)} if ended else {},

@@ -450,7 +450,6 @@ class ModelAnswer:
     stop: Stop
     objective: float | None = None
     bound: float | None = None
-    seconds: float = 0.0
     solver: str = ""
     message: str = ""
     statistics: Mapping[str, object] = field(default_factory=dict)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import math
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -36,7 +35,7 @@ from hetplan.solvers.native import (
 )
 from hetplan.solvers.options import NativeValue, Options
 from hetplan.solvers.result import Stop
-from hetplan.solvers.run import Run, Stopped
+from hetplan.solvers.run import Run
 
 BACKEND = "pyomo"
 # How long a solver may take to notice by itself that the time is up before its answer is given up.
@@ -240,16 +239,12 @@ def solve(model: Model, run: Run, report: Sink | None = None) -> ModelAnswer:
     Raises UnsupportedError where that solver is not installed (naming those that are), InputError
     for an unknown solver name or a native option that repeats a common one.
     """
-    begun, name, scale = time.perf_counter(), solver_label(run.options), model.milp_scale()
-    try:
-        arrays = model.arrays()
-        empty = np.diff(arrays.starts) == 0
-        if ((arrays.row_lower > 0) & empty).any() or ((arrays.row_upper < 0) & empty).any():
-            return ModelAnswer(stop=Stop.INFEASIBLE, solver=name)
-        concrete = as_pyomo(arrays, model.name, run)
-        run.check()
-    except Stopped:
-        return ModelAnswer(stop=stopped(run), seconds=time.perf_counter() - begun, solver=name)
+    arrays, scale = model.arrays(), model.milp_scale()
+    empty = np.diff(arrays.starts) == 0
+    if ((arrays.row_lower > 0) & empty).any() or ((arrays.row_upper < 0) & empty).any():
+        return ModelAnswer(stop=Stop.INFEASIBLE, solver=solver_label(run.options))
+    concrete = as_pyomo(arrays, model.name, run)
+    run.check()
     answer = _minimised(concrete, run, scale, report, whole=bool(arrays.integer.any()))
     x = None
     if answer.has_solution:
@@ -259,7 +254,7 @@ def solve(model: Model, run: Run, report: Sink | None = None) -> ModelAnswer:
             [idle[i] if v.value is None else float(v.value) for i, v in concrete.x.items()]
         )
         x = np.where(arrays.integer, np.round(x), x / model.milp_units())
-    return replace(answer, x=x, seconds=time.perf_counter() - begun, model=model)
+    return replace(answer, x=x, model=model)
 
 
 def _minimised(

@@ -11,18 +11,14 @@ T* = min (gas − 1)·θ + s + f(θ, s) is found by branch and bound over boxes 
 bounded by their least corner in (gas − 1)·θ + s and their greatest in f, and bisected. Source: the
 problem is AMP's §3.5 (eq. 5-8); the algorithm is hetplan's.
 
-First incumbents come from orders of the devices: the cells one after the other (classes permuted,
-the list rotated). Positions are filled from an order with tensor ranks innermost or data ranks
-innermost. Most optimal placements on clusters of whole nodes are of this kind. Where most devices
-have links of their own there are no such orders: there, exchanges of two devices lead down to a
-placement that none improves. Degrees and micro-batch stay.
+First incumbents come from the devices in the order of their cells. Positions are filled from it
+with tensor ranks innermost, or data ranks innermost, or pipelines one after the other. Most optimal
+placements on clusters of whole nodes are of this kind.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import combinations, islice, permutations
 
 import numpy as np
 
@@ -40,21 +36,6 @@ from hetplan.formulations.amp.problem import (
 )
 from hetplan.solvers.branch_and_bound import Expansion, Incumbent, search
 from hetplan.solvers.run import Run
-
-
-@dataclass(frozen=True)
-class FirstTries:
-    """How long first incumbents are sought; more finds better ones, and puts the proof off."""
-
-    # Permutations of the classes of cells, and rotations of each.
-    permutations: int = 6
-    rotations: int = 4
-    # Orders tried on every configuration before anything is bounded.
-    orders: int = 3
-    # Exchanges take this share of what is left of the time limit, and so many seconds without one.
-    share: float = 0.3
-    seconds: float = 10.0
-
 
 Box = tuple[int, int, int, int]  # first and last candidate θ, first and last candidate s
 
@@ -238,35 +219,6 @@ def cheapest_cut(
     return best[stages, width - 1], slowest, synced
 
 
-def device_orders(cells: Cells, tries: FirstTries = FirstTries()) -> Iterator[Ints]:
-    """Sequences [D] of all devices, cell by cell: classes permuted, rotated by whole cells."""
-    kinds = [np.flatnonzero(cells.kind == k) for k in range(int(cells.kind[-1]) + 1)]
-    for chosen in islice(permutations(kinds), tries.permutations):
-        order = np.concatenate(chosen)
-        for turn in range(0, len(order), max(1, -(-len(order) // tries.rotations))):
-            turned = np.roll(order, -turn)
-            yield np.array(
-                [device for cell in turned for device in cells.members[cell]], dtype=np.int64
-            )
-
-
-def placements(cells: Cells, config: Configuration) -> Iterator[Ints]:
-    """Device arrays [pp, dp, tp] of the orders, in three nestings, those alike in their cells only
-    once."""
-    pp, dp, tp = config.pipeline, config.data, config.tensor
-    seen: set[bytes] = set()
-    for order in device_orders(cells):
-        for array in (
-            order.reshape(pp, dp, tp),
-            order.reshape(dp, pp, tp).transpose(1, 0, 2),
-            order.reshape(pp, tp, dp).transpose(0, 2, 1),
-        ):
-            key = np.ascontiguousarray(cells.cell_of[array]).tobytes()
-            if key not in seen:
-                seen.add(key)
-                yield np.ascontiguousarray(array)
-
-
 def try_placement(
     problem: AmpProblem, config: Configuration, array: Ints
 ) -> tuple[float, Strategy] | None:
@@ -278,62 +230,19 @@ def try_placement(
     return placed.seconds(cut), Strategy(config, array, cut)
 
 
-def find_first(
-    problem: AmpProblem,
-    cells: Cells,
-    incumbent: Incumbent[Strategy],
-    run: Run,
-    tries: FirstTries = FirstTries(),
-) -> None:
-    """First incumbents: a few orders of every configuration, and exchanges in the best where most
-    devices are of a kind of their own."""
+def find_first(problem: AmpProblem, cells: Cells, incumbent: Incumbent[Strategy], run: Run) -> None:
+    """First incumbents: the cells one after the other, in three nestings, on every
+    configuration."""
+    order = np.array([device for members in cells.members for device in members])
     for config in problem.configurations():
-        try_orders(problem, cells, config, incumbent, run, tries.orders)
-    best = incumbent.decision
-    if best is not None and 2 * cells.count > problem.devices:
-        part = run.part(time_limit=min(tries.seconds, tries.share * run.remaining))
-        seconds = incumbent.objective
-        incumbent.offer(*improved(problem, cells, best, seconds, lambda: part.should_stop))
-
-
-def try_orders(
-    problem: AmpProblem,
-    cells: Cells,
-    config: Configuration,
-    incumbent: Incumbent[Strategy],
-    run: Run,
-    most: int | None = None,
-) -> None:
-    """Incumbents from the orders of one configuration, the first `most` of them."""
-    for array in islice(placements(cells, config), most):
-        if run.cancelled or (run.should_stop and incumbent.decision is not None):
-            return  # out of time, but never without a first decision
-        priced = try_placement(problem, config, array)
-        if priced is not None:
-            incumbent.offer(*priced)
-
-
-def improved(
-    problem: AmpProblem, cells: Cells, strategy: Strategy, seconds: float, stop: Callable[[], bool]
-) -> tuple[float, Strategy]:
-    """(T, strategy) that no exchange of two unlike devices improves, or where `stop` ended it;
-    never worse.
-
-    Pairs come in random order from a fixed seed, each improvement is taken at once.
-    """
-    cell_of = cells.cell_of
-    pairs = list(combinations(range(problem.devices), 2))
-    order = np.random.default_rng(0).permutation(len(pairs)).tolist()
-    best, tried, at = (seconds, strategy), 0, 0
-    while tried < len(pairs) and not stop():
-        a, b = pairs[order[at]]
-        at, tried = (at + 1) % len(pairs), tried + 1
-        placement = best[1].placement.ravel().copy()
-        if cell_of[placement[a]] == cell_of[placement[b]]:
-            continue
-        placement[[a, b]] = placement[[b, a]]
-        swapped = placement.reshape(strategy.placement.shape)
-        priced = try_placement(problem, strategy.configuration, swapped)
-        if priced is not None and priced[0] < best[0]:
-            best, tried = priced, 0
-    return best
+        pp, dp, tp = config.pipeline, config.data, config.tensor
+        for array in (
+            order.reshape(pp, dp, tp),
+            order.reshape(dp, pp, tp).transpose(1, 0, 2),
+            order.reshape(pp, tp, dp).transpose(0, 2, 1),
+        ):
+            if run.cancelled or (run.should_stop and incumbent.decision is not None):
+                return  # out of time, but never without a first decision
+            priced = try_placement(problem, config, array)
+            if priced is not None:
+                incumbent.offer(*priced)

@@ -1,15 +1,12 @@
 """Exact joint optimisation of `amp`: degrees, micro-batch, cut and placement, with a proof.
 
-A few orders of the devices, and exchanges of devices where most are unlike, give a first incumbent.
-Then a best-first branch and bound divides the decisions:
+The devices in the order of their cells give a first incumbent. Then a best-first branch and bound
+divides the decisions:
 
 1. a configuration, bounded in no time, gets the bound of its single pipelines (rows.py);
-2. a configuration with that bound gets more orders and a narrow label search (labels.py) for the
-   incumbent's sake, and is divided into boxes of synchronisation time;
+2. a configuration with that bound gets a narrow label search (labels.py) for the incumbent's sake,
+   and is divided into boxes of synchronisation time;
 3. a box is searched with a width that grows until nothing below the incumbent is dropped.
-
-Where the first wide search is due, the problem is a hard one: then all configurations that can
-still win get their orders and narrow searches first, so that a good incumbent cuts off the rest.
 
 Where a tensor group can be laid out in very many ways, step 3 lists only some; decisions that use
 another one are nodes of their own, which are searched with every way listed.
@@ -23,7 +20,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from hetplan.formulations.amp.cuts import find_first, try_orders
+from hetplan.formulations.amp.cuts import find_first
 from hetplan.formulations.amp.data import AmpData, AmpDecision
 from hetplan.formulations.amp.labels import Groups, Limits
 from hetplan.formulations.amp.layout import MAX_SHAPES, MOST_SHAPES, Layout, lay_out
@@ -65,8 +62,6 @@ class Parameters:
     # searches find decisions sooner; every search is begun anew.
     first_width: int = 50
     widen: int = 20
-    # Before a wider search, every configuration is tried for a better incumbent.
-    narrow_width: int = 2_000
     # Boxes that need more stay open: memory grows with the width.
     most_width: int = 400_000
     # Ways to lay out a group: listed at first, and at most.
@@ -105,7 +100,6 @@ class Search:
     incumbent: Incumbent[Strategy]
     ceiling: float = np.inf  # layer times are cut off here, see `lay_out`
     labels: int = 0
-    tried: set[Configuration] = field(default_factory=set)  # for an incumbent
 
     def expand(self, node: Node, threshold: float) -> Expansion[Node]:
         """The node's children; see the module's docstring."""
@@ -125,8 +119,6 @@ class Search:
             return Expansion([(node.box.bound, whole)])
         if node.width > self.parameters.most_width:
             return Expansion(dropped=node.box.bound)
-        if node.width > self.parameters.narrow_width:
-            self.try_everywhere()
         try:
             intervals = node.intervals or self.intervals(model, node.box)
             dropped = self.search(model, node.box, intervals, node.width)
@@ -136,30 +128,9 @@ class Search:
         return Expansion([(dropped, replace(node, intervals=intervals, width=width))])
 
     def try_for_incumbent(self, model: RowModel) -> None:
-        """Orders and a narrow label search of one configuration, once."""
-        config = model.layout.config
-        if config in self.tried:
-            return
-        try_orders(self.problem, self.cells, config, self.incumbent, self.run)
+        """A narrow label search of one configuration."""
         every = SyncBox(float(model.sync_values[0]), float(model.sync_values[-1]), 0.0)
         self.search(model, every, self.intervals(model, every), self.parameters.first_width)
-        self.tried.add(config)
-
-    def try_everywhere(self) -> None:
-        """The same for all configurations that can hold a better decision, least bound first."""
-        models: list[tuple[float, int, RowModel]] = []
-        for config in self.problem.configurations():
-            if (
-                config in self.tried
-                or quick_seconds(self.problem, config) >= self.incumbent.threshold
-            ):
-                continue
-            model = row_model(self.lay_out(config, self.parameters.shapes))
-            models.append((root_bound(model, self.run.check), len(models), model))
-        for bound, _, model in sorted(models):
-            if bound < self.incumbent.threshold:
-                self.try_for_incumbent(model)
-        self.tried.update(self.problem.configurations())
 
     def boxes(self, node: Node, model: RowModel) -> Iterator[tuple[float, Node]]:
         """A configuration divided into boxes of synchronisation; those that cannot hold a better
