@@ -288,36 +288,32 @@ def bound_stages(
     limit: costs of at least this are not of interest. check: raises where it is time to stop.
     """
     weight = model.layout.config.gas - 1
-    values = model.stage_values
+    values, numbers = model.stage_values, count()
+
+    def piece(first: int, last: int, start: Floats) -> tuple[float, int, int, int, Floats]:
+        return model.shared(start + weight * values[first]), next(numbers), first, last, start
+
     last = len(values) - 1
-    start = model.start(float(values[last]), sync_cap)
-    pieces = {0: (0, last, start)}
-    worth = {0: model.shared(start + weight * values[0])}
-    names = count(1)
+    heap = [piece(0, last, model.start(float(values[last]), sync_cap))]
     for _ in range(bisection.most_intervals):
-        best = min(worth, key=worth.__getitem__, default=None)
-        if best is None or worth[best] >= limit:
+        if not heap or heap[0][0] >= limit:
             break
         check()
-        first, final, table = pieces[best]
-        if (
-            first == final
-            or weight * (values[final] - values[first]) <= bisection.interval_width * worth[best]
-        ):
+        least, _, first, last, start = heap[0]
+        span = weight * (values[last] - values[first])
+        if first == last or span <= bisection.interval_width * least:
             break
-        middle = middle_of(values, first, final)
+        heapq.heappop(heap)
+        middle = middle_of(values, first, last)
         lower = model.start(float(values[middle]), sync_cap)
-        del pieces[best], worth[best]
-        for piece in ((first, middle, lower), (middle + 1, final, table)):
+        for part in ((first, middle, lower), (middle + 1, last, start)):
             # A pipeline that absorbs less than its share may end here although not all of them can.
-            if piece[2][:, 0].max() + weight * values[piece[0]] < limit:
-                name = next(names)
-                pieces[name] = piece
-                worth[name] = model.shared(piece[2] + weight * values[piece[0]])
-    if not pieces:
+            if part[2][:, 0].max() + weight * values[part[0]] < limit:
+                heapq.heappush(heap, piece(*part))
+    if not heap:
         return StageIntervals(limit, ())
-    total = np.minimum.reduce([piece[2] + weight * values[piece[0]] for piece in pieces.values()])
-    intervals = tuple(sorted((piece[0], piece[1]) for piece in pieces.values()))
+    total = np.minimum.reduce([start + weight * values[first] for *_, first, _, start in heap])
+    intervals = tuple(sorted((first, last) for *_, first, last, _ in heap))
     return StageIntervals(min(limit, model.shared(total)), intervals)
 
 

@@ -33,6 +33,7 @@ from hetplan.formulations.ditto.problem import (
 from hetplan.solvers import branch_and_bound, labels
 from hetplan.solvers.branch_and_bound import Expansion, Incumbent, Proof
 from hetplan.solvers.labels import Extensions, Labels, Numbers
+from hetplan.solvers.native import stopped
 from hetplan.solvers.result import Outcome, Stop
 from hetplan.solvers.run import Run
 
@@ -215,7 +216,7 @@ def solve(
     elif proof.finished:
         stop, message = Stop.LIMIT, CUT
     else:
-        stop = Stop.INTERRUPTED if run.cancelled else Stop.LIMIT
+        stop = stopped(run)
     return Outcome(
         stop=stop,
         decision=None if stages is None else problem.decision(stages),
@@ -262,11 +263,8 @@ class Parts:
             ("first", "i4"), ("option", "i4"),
         ]  # fmt: skip
         root = np.zeros(1, dtype=fields)
-        root["parent"], root["bound"], root["first"] = (
-            -1,
-            self.priced.bound,
-            self.space.problem.layers,
-        )
+        root["parent"], root["bound"] = -1, self.priced.bound
+        root["first"] = self.space.problem.layers
         return root
 
     def stages(self, path: list[Any]) -> Stages:

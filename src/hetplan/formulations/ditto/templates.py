@@ -29,7 +29,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Any
 
 import numpy as np
 
@@ -39,6 +38,7 @@ from hetplan.formulations.ditto.data import DittoData, DittoDecision
 from hetplan.formulations.ditto.evaluate import price, stage_seconds
 from hetplan.solvers.general import minimise
 from hetplan.solvers.model import Model
+from hetplan.solvers.native import stopped
 from hetplan.solvers.result import Stop
 from hetplan.solvers.run import Run
 
@@ -117,11 +117,8 @@ def template_list(data: DittoData, run: Run, *, fewest: int = 1) -> TemplateList
 def node_vectors(data: DittoData, fewest: int = 1) -> Iterator[Nodes]:
     """All vectors of at least `fewest` nodes, by number of nodes."""
     every = product(*(range(kind.nodes + 1) for kind in data.device_types))
-    return iter(
-        sorted(
-            (nodes for nodes in every if sum(nodes) >= max(fewest, 1)), key=lambda n: (sum(n), n)
-        )
-    )
+    enough = (nodes for nodes in every if sum(nodes) >= max(fewest, 1))
+    return iter(sorted(enough, key=lambda nodes: (sum(nodes), nodes)))
 
 
 def cluster_part(data: DittoData, nodes: Nodes) -> DittoData:
@@ -192,7 +189,7 @@ def instantiate(
         else:
             first = middle + 1
     pipelines = share_out(useful, best, micro_batches)
-    stop = Stop.OPTIMAL if first == last else (Stop.INTERRUPTED if run.cancelled else Stop.LIMIT)
+    stop = Stop.OPTIMAL if first == last else stopped(run)
     return Instantiation(stop, pipelines, float(values[first]))
 
 
@@ -268,8 +265,7 @@ def oobleck_instantiate(
     best: tuple[float, tuple[Pipeline, ...]] | None = None
     for option in multisets(list(templates), nodes):
         if run.should_stop:
-            stop = Stop.INTERRUPTED if run.cancelled else Stop.LIMIT
-            return Instantiation(stop, best[1] if best else ())
+            return Instantiation(stopped(run), best[1] if best else ())
         if sum(option.values()) < failures + 1:
             continue
         kinds = [(templates[i], c) for i, c in sorted(option.items())]
@@ -363,24 +359,17 @@ def readiness(
     """
     nodes = tuple(kind.nodes for kind in data.device_types)
     wanted = data.micro_batches if micro_batches is None else micro_batches
-    if not 1 <= fewest <= sum(nodes):
-        raise InputError(
-            "not usable", where="fewest nodes", got=fewest, expected=f"1 to {sum(nodes)}"
-        )
-    if not 0 <= failures < sum(nodes):
-        raise InputError(
-            "not usable", where="failures", got=failures, expected=f"0 to {sum(nodes) - 1}"
-        )
-    if wanted < 1:
-        raise InputError("not usable", where="micro-batches", got=wanted, expected="at least 1")
+    for where, got, allowed, expected in (
+        ("fewest nodes", fewest, 1 <= fewest <= sum(nodes), f"1 to {sum(nodes)}"),
+        ("failures", failures, 0 <= failures < sum(nodes), f"0 to {sum(nodes) - 1}"),
+        ("micro-batches", wanted, wanted >= 1, "at least 1"),
+    ):
+        if not allowed:
+            raise InputError("not usable", where=where, got=got, expected=expected)
     listed = template_list(data, run, fewest=fewest)
     run.report(note="instantiation")
-    common: tuple[Any, ...] = (listed.templates, nodes, wanted, run)
-    return Readiness(
-        data,
-        wanted,
-        failures,
-        listed,
-        instantiate(*common, failures=failures),
-        oobleck_instantiate(*common, failures=failures),
+    exactly, by_oobleck = (
+        procedure(listed.templates, nodes, wanted, run, failures=failures)
+        for procedure in (instantiate, oobleck_instantiate)
     )
+    return Readiness(data, wanted, failures, listed, exactly, by_oobleck)
