@@ -13,7 +13,7 @@ import yaml
 from fakes.cli import Call, Ran
 from fakes.workloads import cluster_document, profile_document
 from hetplan.planner import STRATEGIES
-from hetplan.runtime.plan import load_plan, parse_plan
+from hetplan.runtime.plan import load_plan
 
 CANDIDATE_KEYS = (
     "strategy",
@@ -106,21 +106,18 @@ def test_nothing_fits(plan: Callable[..., Ran], tmp_path: Path) -> None:
 
 def test_several_precisions(plan: Callable[..., Ran], tmp_path: Path) -> None:
     ran = plan("--strategies", "dp", "--precision", "auto", "-o", tmp_path / "plan.json")
-    assert ran.code == 0 and "fp16 or fp32" in ran.out
-    assert "bf16 is left out: no units for it in V100-SXM2-16GB, T4" in ran.out
-    assert "winner dp/enumeration+fp16" in ran.out and "dp/enumeration+fp32" in ran.out
-    assert "uses 2 V100-SXM2-16GB + 2 T4 in fp16" in ran.out
+    for expected in (
+        "fp16 or fp32",
+        "bf16 is left out: no units for it in V100-SXM2-16GB, T4",
+        "winner dp/enumeration+fp16",
+        "dp/enumeration+fp32",
+        "uses 2 V100-SXM2-16GB + 2 T4 in fp16",
+    ):
+        assert expected in ran.out
     assert load_plan(tmp_path / "plan.json").workload.precision == "fp16"
-    document = plan("--strategies", "dp", "--precision", "fp32,fp16", "--json").json
-    assert document["workload"]["precisions"] == ["fp32", "fp16"]
-    assert {c["precision"] for c in document["candidates"]} == {"fp16", "fp32"}
 
 
 def test_what_is_too_dear_is_told_in_money(plan: Callable[..., Ran]) -> None:
-    document = plan("--strategies", "dp", "--money-limit", "0.000001", "--json").json
-    assert document["winner"] is None
-    assert {c["strategy"] for c in document["candidates"]} == {"dp"}
-    assert "above the limit" in document["candidates"][0]["message"]
     ran = plan("--strategies", "dp", "--money-limit", "0.000001")
     assert ran.code == 1
     assert "no winner: nothing that fits costs at most 1e-06 per million tokens" in ran.out
@@ -134,27 +131,7 @@ def test_all_strategies_by_default(plan: Callable[..., Ran]) -> None:
     ran = plan("--json")
     assert ran.code == 0
     assert {c["strategy"] for c in ran.json["candidates"]} == set(STRATEGIES)
-    for candidate in ran.json["candidates"]:
-        if candidate["plan"] is None:
-            assert candidate["message"]
-        else:
-            assert parse_plan(candidate["plan"], where="plan").workload.global_batch == 8
-            assert len(candidate["peak_bytes"]) == 4
-
-
-def test_measured_profile(plan: Callable[..., Ran], tmp_path: Path) -> None:
-    path = tmp_path / "profile.json"
-    document = profile_document()
-    for table in document["tables"]:
-        table["forward_seconds"] = [10 * s for s in table["forward_seconds"]]
-        table["backward_seconds"] = [10 * s for s in table["backward_seconds"]]
-    path.write_text(json.dumps(document))
-    ran = plan("--profile", path, "--strategies", "dp", "--json")
-    assert ran.code == 0
-    assert (
-        ran.json["candidates"][0]["predicted_seconds"]
-        > plan("--strategies", "dp", "--json").json["candidates"][0]["predicted_seconds"]
-    )
+    assert all(c["plan"] or c["message"] for c in ran.json["candidates"])
 
 
 @pytest.mark.parametrize(

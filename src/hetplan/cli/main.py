@@ -23,7 +23,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from hetplan import __version__
-from hetplan.cli.output import OutputError, drop, open_streams, say
+from hetplan.cli.output import OutputError, drop, note, open_streams
 from hetplan.errors import HetplanError, one_line
 
 BROKEN_PIPE, ABORTED, USAGE, BUG = 141, 130, 2, 3
@@ -91,7 +91,7 @@ def complain(text: str, code: int, error: BaseException | None = None) -> int:
     """One line on stderr (and the traceback where HETPLAN_DEBUG is set); returns `code`."""
     if error is not None and debugging():
         traceback.print_exception(error)
-    say(f"error: {text}")
+    note(f"error: {text}")
     return code
 
 

@@ -162,24 +162,20 @@ InstanceArgument = Annotated[
 ]
 
 
-@dataclass(frozen=True, kw_only=True)
-class NativeOptions:
-    """What goes to the back ends of general solvers as it is."""
-
-    native: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--native",
-            metavar="BACKEND.NAME=VALUE",
-            help="A back end's own option; BACKEND: cp-sat, highs, pyomo.",
-        ),
-    ] = None
-    pyomo_solver: Annotated[
-        str | None,
-        typer.Option(
-            "--pyomo-solver", metavar="NAME", help="Solver behind the pyomo method; default highs."
-        ),
-    ] = None
+NativeOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--native",
+        metavar="BACKEND.NAME=VALUE",
+        help="A back end's own option; BACKEND: cp-sat, highs, pyomo.",
+    ),
+]
+PyomoOption = Annotated[
+    str | None,
+    typer.Option(
+        "--pyomo-solver", metavar="NAME", help="Solver behind the pyomo method; default highs."
+    ),
+]
 
 
 def require(holds: bool, option: str, got: object, expected: str) -> None:

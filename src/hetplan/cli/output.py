@@ -95,8 +95,8 @@ def open_streams() -> None:
         )
 
 
-def say(text: str) -> None:
-    """A line on standard error; where that fails nobody can be told."""
+def note(text: str) -> None:
+    """A line on standard error, control characters escaped; where that fails nobody can be told."""
     try:
         print(f"hetplan: {one_line(text)}", file=sys.stderr, flush=True)
     except OSError:
@@ -145,8 +145,8 @@ def print_tables(tables: Iterable[Table], console: Console | None = None) -> Non
             for row in table.rows:
                 grid.add_row(*(Text(visible(row[i])) for i in columns))
             console.print(grid)
-        for note in table.notes:
-            console.print(Text(visible(note)), soft_wrap=True)
+        for line in table.notes:
+            console.print(Text(visible(line)), soft_wrap=True)
         console.print()
 
 
@@ -175,11 +175,6 @@ def pieces(table: Table, width: int) -> list[list[int]]:
 def visible(text: str) -> str:
     """`text` from a file without control characters, which would reach the terminal."""
     return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
-
-
-def note(text: str) -> None:
-    """A line on stderr that is no error."""
-    say(visible(text))
 
 
 def write_document(path: Path | None, document: Any) -> None:
@@ -238,7 +233,7 @@ class Display:
         elif progress.seconds >= self.due:
             self.due = max(2 * self.due, progress.seconds)
             for line in lines:
-                say(line)
+                note(line)
 
     def _draw(self, lines: Sequence[str]) -> None:
         if self.live is None:

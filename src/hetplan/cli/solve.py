@@ -14,8 +14,9 @@ from hetplan.cli.options import (
     GapOption,
     InstanceArgument,
     JsonOption,
-    NativeOptions,
+    NativeOption,
     OutputOption,
+    PyomoOption,
     QuietOption,
     SeedOption,
     ThreadsOption,
@@ -57,8 +58,8 @@ def solve(
     gap: GapOption = None,
     threads: ThreadsOption = None,
     seed: SeedOption = None,
-    *,
-    native: NativeOptions,
+    native: NativeOption = None,
+    pyomo_solver: PyomoOption = None,
     json: JsonOption = False,
     output: OutputOption = None,
     quiet: QuietOption = False,
@@ -68,11 +69,16 @@ def solve(
     Exit code 0 when every result is optimal or feasible, 1 when one is infeasible or unknown.
     """
     options = make_options(
-        time_limit=time_limit, gap=gap, threads=threads, seed=seed, **vars(native)
+        time_limit=time_limit,
+        gap=gap,
+        threads=threads,
+        seed=seed,
+        native=native,
+        pyomo_solver=pyomo_solver,
     )
     posed = open_instance(instance)
     methods = chosen_methods(posed.family, method)
-    check_back_ends(posed.family, methods, options, native.pyomo_solver)
+    check_back_ends(posed.family, methods, options, pyomo_solver)
     results = run_methods(posed, methods, options, quiet=quiet)
     document = answer_document(posed, results, options.as_dict())
     emit(document, result_tables(posed, results), json=json, output=output)

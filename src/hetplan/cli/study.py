@@ -21,7 +21,8 @@ from hetplan.cli import completion
 from hetplan.cli.options import (
     GapOption,
     JsonOption,
-    NativeOptions,
+    NativeOption,
+    PyomoOption,
     QuietOption,
     make_options,
     native_value,
@@ -116,7 +117,6 @@ class Workers:
 
 def run(
     workers: Workers,
-    native: NativeOptions,
     sets: Annotated[
         list[str] | None,
         typer.Argument(
@@ -149,6 +149,8 @@ def run(
         str, typer.Option("--seeds", metavar="N[,N…]", help="One run for each.")
     ] = "0",
     gap: GapOption = None,
+    native: NativeOption = None,
+    pyomo_solver: PyomoOption = None,
     smoke: Annotated[
         bool,
         typer.Option("--smoke", help="Tiny instances, 5 s for each run: whether everything works."),
@@ -173,16 +175,11 @@ def run(
         time_limit=min(time_limit, SMOKE_SECONDS) if smoke else time_limit,
         gap=gap,
         threads=workers.shares()[1],
-        **vars(native),
+        native=native,
+        pyomo_solver=pyomo_solver,
     )
-    work = list(
-        tasks(
-            sets or ["smoke"],
-            split_list(methods or ["all"]),
-            whole_numbers([seeds], "--seeds", 0, LARGEST_SEED),
-            options,
-        )
-    )
+    numbers = whole_numbers([seeds], "--seeds", 0, LARGEST_SEED)
+    work = list(tasks(sets or ["smoke"], split_list(methods or ["all"]), numbers, options))
     stop = threading.Event()
     with stopping(stop), workers.runner(stop) as runner:
         tally = carry_out(work, folder, runner, None if quiet else show_progress)
