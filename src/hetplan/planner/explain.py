@@ -112,8 +112,8 @@ def same_plan(one: Candidate, other: Candidate) -> bool:
     """Whether both propose the same, under different names."""
     if one.plan is None or other.plan is None:
         return False
-    alike = {"name": "", "origin": "", "prediction": None}
-    return one.plan.model_copy(update=alike) == other.plan.model_copy(update=alike)
+    nameless = {"name": "", "origin": "", "prediction": None}
+    return one.plan.model_copy(update=nameless) == other.plan.model_copy(update=nameless)
 
 
 def longer(candidate: Candidate, best: Candidate) -> float | None:

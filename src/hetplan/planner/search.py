@@ -62,9 +62,14 @@ class Search:
         """What methods propose that answer at once."""
         return self.solved([m for m in self.strategy.methods if m.quick])
 
-    def exact(self) -> list[Candidate]:
+    @property
+    def proving(self) -> list[Method]:
+        """The methods that prove their answers."""
+        return [method for method in self.strategy.methods if method.exact]
+
+    def exact(self, budget: Run | None = None) -> list[Candidate]:
         """What methods propose that prove their answers."""
-        return self.solved([m for m in self.strategy.methods if m.exact])
+        return self.solved(self.proving, budget)
 
     def others(self) -> list[Candidate]:
         """What heuristics and baselines propose that take longer."""
@@ -86,8 +91,7 @@ class Search:
             if budget.should_stop:
                 return candidates, [*notes, f"no time was left for {mode} recomputation"]
             repeating = replace(self, variant=replace(self.variant, recomputation=mode))
-            exact = [method for method in self.strategy.methods if method.exact]
-            fitting = [c for c in repeating.solved(exact, share(budget, left)) if c.fits_memory]
+            fitting = [c for c in repeating.exact(share(budget, left)) if c.fits_memory]
             gains = [c for c in fitting if (c.predicted_seconds or 0.0) < limit]
             other = shortest(fitting)
             if gains:
@@ -105,9 +109,8 @@ class Search:
         best = shortest(c for c in plain if c.method.exact and c.fits_memory)
         if best is None:
             return False
-        exact = [method for method in self.strategy.methods if method.exact]
         unlimited = replace(self.here, reserved_bytes=-UNLIMITED)
-        free = propose(self.strategy, unlimited, run, exact)
+        free = propose(self.strategy, unlimited, run, self.proving)
         least = shortest(free)
         if least is None or any(c.status not in ("optimal", "infeasible") for c in free):
             return False
@@ -257,7 +260,7 @@ def misfit(candidate: Candidate, own: Replay, workload: Workload) -> str:
     if candidate.fits_memory is not True or candidate.peak_bytes is None:
         return ""
     sizes = zip(own.peak_bytes, own.limit_bytes, candidate.peak_bytes, strict=True)
-    excess = [held - limit if held > limit >= said else 0.0 for held, limit, said in sizes]
+    excess = [held - limit if held > limit >= claimed else 0.0 for held, limit, claimed in sizes]
     if not any(excess):
         return ""
     device = excess.index(max(excess))

@@ -264,15 +264,15 @@ def result_of(task: Task, alone: OnOneType, segments: OnSegments | None) -> Sear
     points, dollars, listed, sums = [], [], alone.fastest(2 * task.top), alone.counts
     proven, left_out, details = True, uneven(task), dict[str, int]()
     if segments is not None:
-        points, found = segments.points, segments.search
+        points, mixing = segments.points, segments.search
         dollars = [segments.money(point) for point in points]
-        listed = [*map(segments.candidate, found.top()), *listed]
+        listed = [*map(segments.candidate, mixing.top()), *listed]
         sums = sums + segments.counts
-        proven, left_out = found.finished, equal_only(task, alone.table.rows > 0)
+        proven, left_out = mixing.finished, equal_only(task, alone.table.rows > 0)
         details = {
-            "explored": found.explored,
-            "stage_counts_seen": found.seen,
-            "stage_counts_solved": found.solved,
+            "explored": mixing.explored,
+            "stage_counts_seen": mixing.seen,
+            "stage_counts_solved": mixing.solved,
             "priced_on_one_type": alone.table.rows,
         }
     money = np.concatenate([dollars, alone.money])
