@@ -137,7 +137,10 @@ def test_all_strategies_by_default(plan: Callable[..., Ran]) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model": "gpt3"}, "model: profile is of another model (got 'gpt3', expected gpt2)"),
+        (
+            {"model": "gpt3"},
+            "model: model differs from the workload's (got 'gpt3', expected 'gpt2')",
+        ),
         (
             {"sequence": 99},
             "sequence: sequence differs from the workload's (got 99, expected 1024)",

@@ -12,6 +12,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -87,8 +88,8 @@ class Node:
 class Cluster:
     """Nodes in order and the specification of every device type that they use.
 
-    shown [D]: of a part whose plans are told as the whole's, (node, device) numbers there, for
-    tables; None: its own.
+    shown [D]: of a part whose plans are shown as the whole cluster's, (node, device) numbers there,
+    for tables; None: its own.
     """
 
     name: str
@@ -139,10 +140,8 @@ class Cluster:
 
     def devices_of(self, nodes: Sequence[int]) -> list[int]:
         """Numbers of the devices of some nodes, node by node: what `part(nodes)` numbers 0, 1, …"""
-        by_node: dict[int, list[int]] = {}
-        for number, place in enumerate(self.devices):
-            by_node.setdefault(place.node, []).append(number)
-        return [number for node in nodes for number in by_node[node]]
+        ends = [0, *accumulate(node.devices for node in self.nodes)]
+        return [number for node in nodes for number in range(ends[node], ends[node + 1])]
 
     def price_per_hour(self) -> float | None:
         """Dollars per hour of all devices; None where one has no known price."""
@@ -182,14 +181,12 @@ def build_cluster(file: ClusterFile, *, where: str = "cluster") -> Cluster:
         for name, given in file.devices.items()
     }
     specs: dict[str, DeviceSpec] = {}
-    nodes: list[Node] = []
     for i, entry in enumerate(file.nodes):
-        place = f"{where}: nodes[{i}].device"
-        specs[entry.device] = (
-            own[entry.device] if entry.device in own else device(entry.device, where=place)
+        specs[entry.device] = own.get(entry.device) or device(
+            entry.device, where=f"{where}: nodes[{i}].device"
         )
-        nodes.extend([_node(entry)] * entry.count)
-    return Cluster(file.name, tuple(nodes), specs)
+    nodes = tuple(_node(entry) for entry in file.nodes for _ in range(entry.count))
+    return Cluster(file.name, nodes, specs)
 
 
 def _node(entry: NodeEntry) -> Node:

@@ -20,6 +20,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
+from itertools import product
 from pathlib import Path
 from random import Random
 from typing import Annotated, Any, Literal
@@ -340,11 +341,10 @@ def train_links(files: Sequence[Collectives], seed: int = 0) -> LinkEfficiencyFi
 
     Raises InputError for too few, and where files are of different devices or back ends.
     """
-    for file in files[1:]:
-        for key in ("device", "backend"):
-            got, expected = getattr(file, key), getattr(files[0], key)
-            if got != expected:
-                raise InputError(f"collectives of another {key}", got=got, expected=repr(expected))
+    for key, file in product(("device", "backend"), files):
+        got, expected = getattr(file, key), getattr(files[0], key)
+        if got != expected:
+            raise InputError(f"collectives of another {key}", got=got, expected=repr(expected))
     measured = [(of, p) for file in files for of in file.fits for p in of.points]
     if len(measured) < OF_LINKS.least:
         expected = f"at least {OF_LINKS.least}"

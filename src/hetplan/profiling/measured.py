@@ -20,7 +20,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from hetplan.errors import InputError
-from hetplan.profiling.models import Model
+from hetplan.profiling.models import Model, check_made_for
 from hetplan.profiling.operators import Precision
 from hetplan.profiling.profile import Provenance
 from hetplan.schema import (
@@ -208,13 +208,11 @@ def check_curve(curve: BatchCurve, model: Model, devices: int) -> None:
     """Raise InputError unless the curve is of this model, and measured for a ZeRO group of that
     size."""
     where = f"batch curve of {curve.device}"
-    for key, got, expected in (
-        ("model", curve.model, model.name),
-        ("sequence", curve.sequence, model.sequence),
-        ("precision", curve.precision, model.precision),
-        ("devices", curve.devices, devices),
-    ):
-        if got != expected:
-            raise InputError(
-                f"{key} differs from the workload's", where=where, got=got, expected=repr(expected)
-            )
+    check_made_for(model, curve.model, curve.sequence, curve.precision, where=where)
+    if curve.devices != devices:
+        raise InputError(
+            "devices differs from the workload's",
+            where=where,
+            got=curve.devices,
+            expected=f"{devices}",
+        )

@@ -19,10 +19,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
-from pydantic import BaseModel, ConfigDict, Field, Strict, create_model, model_validator
+from pydantic import Field, create_model, model_validator
 
 from hetplan.errors import InputError
 from hetplan.files import read_json
+from hetplan.profiling.foreign import Foreign
 from hetplan.profiling.operators import (
     TRACED,
     Counted,
@@ -40,12 +41,6 @@ LONGEST_DEFAULT_SEQUENCE = 4096
 
 Size = Annotated[int, Field(ge=1, le=10**7)]
 Layers = Annotated[int, Field(ge=1, le=4000)]  # a chain has at most 4096 layers
-
-
-class Config(BaseModel):
-    """A config.json: strict types for the keys that are read, others ignored."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
 
 
 class Key(NamedTuple):
@@ -211,7 +206,7 @@ def parse_config(value: dict[str, Any], kind: str, where: str) -> dict[str, Any]
     """The keys that are read, checked. Raises InputError where an essential dimension is missing: a
     default would plan another model."""
     fields: dict[str, Any] = {key: (entry.type, entry.default) for key, entry in KEYS[kind].items()}
-    schema = create_model(kind, __base__=Config, **fields)
+    schema = create_model(kind, __base__=Foreign, **fields)
     missing = [
         key for key, entry in KEYS[kind].items() if entry.default is ... and key not in value
     ]
@@ -265,21 +260,6 @@ def check_sizes(sizes: dict[str, Any], config: dict[str, Any], where: str) -> No
 
 
 FORMAT = "hetplan-model"
-# (fixed, each sample's)
-LinePair = Annotated[tuple[NonNegative, NonNegative], Strict(False)]
-LinePairs = Annotated[tuple[LinePair, LinePair, LinePair, LinePair], Strict(False)]
-
-
-class OperatorEntry(StrictModel):
-    """One operator of one pass. product: count, m, k, n. ruled: whether a rule says what it
-    does."""
-
-    name: Name
-    backward: bool
-    read: LinePair
-    written: LinePair
-    product: LinePairs | None = None
-    ruled: bool = True
 
 
 class LayerEntry(StrictModel):
@@ -305,7 +285,7 @@ class ModelFile(Document):
     sequence: PositiveCount | None = None
     precision: Precision
     layers: list[LayerEntry] = Field(min_length=1, max_length=4096)
-    operator_lists: list[list[OperatorEntry]] = Field(min_length=1)
+    operator_lists: list[list[Counted]] = Field(min_length=1)
 
     @model_validator(mode="after")
     def _lists_are_there(self) -> Self:
@@ -320,16 +300,13 @@ class ModelFile(Document):
 
     def chain(self) -> tuple[Layer, ...]:
         """As layers."""
-        lists = [
-            tuple(Counted(**dict(entry)) for entry in entries) for entries in self.operator_lists
-        ]
         last = len(self.layers) - 1
         return tuple(
             Layer(
                 name=layer.name,
                 kind=TRACED if 0 < i < last else "traced-end",
                 params=layer.params,
-                operators=lists[layer.operators],
+                operators=tuple(self.operator_lists[layer.operators]),
                 output=round(layer.output),
                 saved=(Saved("saved for backward", round(layer.saved), split=False),),
                 tied_params=layer.tied_params,

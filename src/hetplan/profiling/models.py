@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from hetplan.errors import InputError
 from hetplan.names import unknown_name
 from hetplan.profiling.operators import PRECISIONS, Layer, Precision
 from hetplan.profiling.zoo import ModelSpec, built_in
@@ -53,6 +54,24 @@ class Model:
     def tensor_degree_fits(self, tensor: int) -> bool:
         """Whether a tensor-parallel group of that size divides heads and feed-forward evenly."""
         return self.spec.fits(tensor)
+
+
+def check_made_for(
+    model: Model, name: str, sequence: int | None, precision: str, *, where: str
+) -> None:
+    """Raise InputError unless what names a model, sequence and precision names this one's."""
+    for key, got, expected in (
+        ("model", name, model.name),
+        ("sequence", sequence, model.sequence),
+        ("precision", precision, model.precision),
+    ):
+        if got != expected:
+            raise InputError(
+                f"{key} differs from the workload's",
+                where=f"{where}: {key}",
+                got=got,
+                expected=repr(expected),
+            )
 
 
 def load_model(

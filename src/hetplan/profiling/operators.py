@@ -14,7 +14,11 @@ them), and tensor parallelism leaves them whole.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Strict
+
+from hetplan.schema import Name, NonNegative, StrictModel
 
 Precision = Literal["fp16", "bf16", "fp32"]
 PRECISIONS: tuple[Precision, ...] = ("fp16", "bf16", "fp32")
@@ -23,8 +27,10 @@ PRECISIONS: tuple[Precision, ...] = ("fp16", "bf16", "fp32")
 ELEMENT_BYTES: dict[Precision, int] = {"fp16": 2, "bf16": 2, "fp32": 4}
 
 Split = Literal["none", "k", "n", "count"]
-Line = tuple[float, float]  # (a, b): a + b * samples
-Product = tuple[Line, Line, Line, Line]  # count, m, k, n
+# (a, b): a + b * samples
+Line = Annotated[tuple[NonNegative, NonNegative], Strict(False)]
+# count, m, k, n
+Product = Annotated[tuple[Line, Line, Line, Line], Strict(False)]
 
 
 def at(line: Line, samples: int) -> float:
@@ -47,15 +53,14 @@ class Shape:
         return 2.0 * self.count * self.m * self.k * self.n
 
 
-@dataclass(frozen=True)
-class Counted:
+class Counted(StrictModel):
     """An operator of one pass. read, written: elements. product: None for what only moves memory.
 
     ruled: False where no rule says what the operator does; it then counts as the memory that it
     reads and writes.
     """
 
-    name: str
+    name: Name
     backward: bool
     read: Line
     written: Line

@@ -132,15 +132,15 @@ def feed_forward_params(t: Transformer) -> int:
 def attention_operators(t: Transformer, s: int) -> tuple[Operator, ...]:
     """Projections, scores, softmax, weighted sum, output projection."""
     keys = min(s, t.window) if t.window else s
-    q, scores = s * t.query_width, s * keys * t.heads
+    scores, rotated = s * keys * t.heads, 2 * s * (t.query_width + t.kv_width)
     fused = t.attention == "fused"
-    operators: list[Operator] = [
-        Matmul("qkv", s, t.hidden, t.query_width + 2 * t.kv_width, split="n")
-    ]
-    if t.rotary:
-        rotated = 2 * (q + s * t.kv_width)
-        operators.append(Elementwise("rotary", rotated, rotated, split=True))
-    operators.append(
+    rotary = (Elementwise("rotary", rotated, rotated, split=True),) if t.rotary else ()
+    # scale, mask and softmax in one kernel; dropout in a second
+    moved = (4 * scores, 6 * scores) if t.dropout else (2 * scores, 3 * scores)
+    softmax = () if fused else (Elementwise("softmax", *moved, split=True),)
+    return (
+        Matmul("qkv", s, t.hidden, t.query_width + 2 * t.kv_width, split="n"),
+        *rotary,
         Matmul(
             "scores",
             s,
@@ -150,12 +150,8 @@ def attention_operators(t: Transformer, s: int) -> tuple[Operator, ...]:
             weight=False,
             split="count",
             out=0 if fused else None,
-        )
-    )
-    if not fused:  # scale, mask and softmax in one kernel; dropout in a second
-        moves = (4, 6) if t.dropout else (2, 3)
-        operators.append(Elementwise("softmax", moves[0] * scores, moves[1] * scores, split=True))
-    operators.append(
+        ),
+        *softmax,
         Matmul(
             "context",
             s,
@@ -165,10 +161,9 @@ def attention_operators(t: Transformer, s: int) -> tuple[Operator, ...]:
             weight=False,
             split="count",
             left=0 if fused else None,
-        )
+        ),
+        Matmul("attention-output", s, t.query_width, t.hidden, split="k"),
     )
-    operators.append(Matmul("attention-output", s, t.query_width, t.hidden, split="k"))
-    return tuple(operators)
 
 
 def feed_forward_operators(t: Transformer, s: int) -> tuple[Operator, ...]:
@@ -211,28 +206,31 @@ def residual(name: str, size: int, dropout: bool) -> Elementwise:
     return Elementwise(name, 3 * size, 3 * size if dropout else 2 * size)
 
 
+def dropout_mask(t: Transformer, name: str, size: int, *, split: bool = False) -> tuple[Saved, ...]:
+    """A byte per element where the model has dropout, else nothing."""
+    return (Saved(f"{name} dropout mask", size, split, element_bytes=1),) if t.dropout else ()
+
+
 def attention_saved(t: Transformer, s: int) -> tuple[Saved, ...]:
     """What attention keeps: Korthikanti et al. 2022, Section 4.1 (11 s b h + 5 a s^2 b), with its
     norm."""
     size = s * t.hidden
     scores = s * (min(s, t.window) if t.window else s) * t.heads
-    saved = [
+    core: tuple[Saved, ...] = (Saved("softmax output", scores, split=True),)
+    if t.attention == "fused":
+        core = (Saved("log-sum-exp", s * t.heads, split=True, element_bytes=4),)
+    elif t.dropout:
+        core += (Saved("scores after dropout", scores, split=True),)
+        core += dropout_mask(t, "scores", scores, split=True)
+    return (
         Saved("norm-1 input", size, split=False),
         Saved("qkv input", size, split=False),
         Saved("queries", s * t.query_width, split=True),
         Saved("keys and values", 2 * s * t.kv_width, split=True),
         Saved("attention output", s * t.query_width, split=True),
-    ]
-    if t.attention == "fused":
-        saved.append(Saved("log-sum-exp", s * t.heads, split=True, element_bytes=4))
-    else:
-        saved.append(Saved("softmax output", scores, split=True))
-        if t.dropout:
-            saved.append(Saved("scores after dropout", scores, split=True))
-            saved.append(Saved("scores dropout mask", scores, split=True, element_bytes=1))
-    if t.dropout:
-        saved.append(Saved("residual-1 dropout mask", size, split=False, element_bytes=1))
-    return tuple(saved)
+        *core,
+        *dropout_mask(t, "residual-1", size),
+    )
 
 
 def feed_forward_saved(t: Transformer, s: int, mixture: Experts | None) -> tuple[Saved, ...]:
@@ -240,18 +238,20 @@ def feed_forward_saved(t: Transformer, s: int, mixture: Experts | None) -> tuple
     size = s * t.hidden
     active = mixture.active if mixture else 1
     up = 2 if t.gated else 1
-    saved = [
+    routing: tuple[Saved, ...] = ()
+    if mixture:
+        routing = (
+            Saved("router input and weights", size + s * mixture.count, split=False),
+            Saved("expert outputs", active * size, split=False),
+        )
+    return (
         Saved("norm-2 input", size, split=False),
         Saved("up input", active * size, split=False),
         Saved("activation input", active * up * s * t.feed_forward, split=True),
         Saved("down input", active * s * t.feed_forward, split=True),
-    ]
-    if mixture:
-        saved.append(Saved("router input and weights", size + s * mixture.count, split=False))
-        saved.append(Saved("expert outputs", active * size, split=False))
-    if t.dropout:
-        saved.append(Saved("residual-2 dropout mask", size, split=False, element_bytes=1))
-    return tuple(saved)
+        *routing,
+        *dropout_mask(t, "residual-2", size),
+    )
 
 
 def transformer_layers(t: Transformer, sequence: int) -> tuple[Layer, ...]:
@@ -281,7 +281,7 @@ def embedding(t: Transformer, s: int) -> Layer:
         saved.append(Saved("embedding norm input", s * t.hidden, split=False))
     if t.dropout:
         operators.append(Elementwise("dropout", 2 * s * t.hidden, 2 * s * t.hidden))
-        saved.append(Saved("embedding dropout mask", s * t.hidden, split=False, element_bytes=1))
+        saved += dropout_mask(t, "embedding", s * t.hidden)
     reduces = (Reduce(s * width, backward=False),)  # ranks hold parts of the vocabulary
     return Layer(
         "embedding", "embedding", params, tuple(operators), s * t.hidden, tuple(saved), reduces

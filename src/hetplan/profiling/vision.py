@@ -74,21 +74,20 @@ def vgg_layers(
         else:
             side //= 2
     features = channels * 7 * 7
-    for name, inside, outside in (
-        ("fc-0", features, 4096),
-        ("fc-1", 4096, 4096),
-        ("head", 4096, classes),
-    ):
-        saved = [Saved("input", inside, split=False)]
-        operators: list[Operator] = [Matmul(name, 1, inside, outside)]
-        if name != "head":
-            saved.append(Saved("dropout mask", outside, split=False, element_bytes=1))
-            operators.append(Elementwise("relu-dropout", 2 * outside, 3 * outside))
-        else:
-            operators.append(Elementwise("loss", 3 * outside, 2 * outside))
-        output = 0 if name == "head" else outside
+    for name, inside, outside in (("fc-0", features, 4096), ("fc-1", 4096, 4096)):
+        operators = (
+            Matmul(name, 1, inside, outside),
+            Elementwise("relu-dropout", 2 * outside, 3 * outside),
+        )
+        saved = (
+            Saved("input", inside, split=False),
+            Saved("dropout mask", outside, split=False, element_bytes=1),
+        )
         params = inside * outside + outside
-        layers.append(Layer(name, "linear", params, tuple(operators), output, tuple(saved)))
+        layers.append(Layer(name, "linear", params, operators, outside, saved))
+    head = (Matmul("head", 1, 4096, classes), Elementwise("loss", 3 * classes, 2 * classes))
+    params = 4096 * classes + classes
+    layers.append(Layer("head", "linear", params, head, 0, (Saved("input", 4096, split=False),)))
     return tuple(layers)
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from hetplan.errors import InputError
 from hetplan.profiling.catalogue import GIB
 from hetplan.profiling.cluster import Cluster, load_cluster
-from hetplan.profiling.models import Model, load_model
+from hetplan.profiling.models import Model, check_made_for, load_model
 from hetplan.profiling.operators import Precision
 from hetplan.profiling.predict import check_global_batch, default_micro_batches, predict
 from hetplan.profiling.profile import Profile, load_profile
@@ -125,22 +125,7 @@ def check_profile(
     where: the profile's file, for messages.
     """
     where = where or f"profile of {profile.model}"
-    if profile.model != model.name:
-        raise InputError(
-            "profile is of another model",
-            where=f"{where}: model",
-            got=profile.model,
-            expected=model.name,
-        )
-    for key in ("sequence", "precision"):
-        got, expected = getattr(profile, key), getattr(model, key)
-        if got != expected:
-            raise InputError(
-                f"{key} differs from the workload's",
-                where=f"{where}: {key}",
-                got=got,
-                expected=repr(expected),
-            )
+    check_made_for(model, profile.model, profile.sequence, profile.precision, where=where)
     if len(profile.layers) != len(model.layers):
         count = len(profile.layers)
         expected = f"{len(model.layers)}, as {model.name} has"

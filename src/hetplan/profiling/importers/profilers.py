@@ -180,11 +180,11 @@ def read_metis(path: str, settings: Settings) -> Imported:
             expected = "DeviceType.<device>_tp<degree>_bs<batch>.json"
             raise InputError("name is not usable", where=str(file), expected=expected)
         sizes = max(int(match["tensor"]), 1), max(int(match["batch"]), 1)
-        found = files[(match["device"], *sizes)] = read_foreign(MetisFile, file)
+        read = files[(match["device"], *sizes)] = read_foreign(MetisFile, file)
         for key in ("sent", "milliseconds"):
-            count = len(getattr(found, key) or found.params)
-            if count != len(found.params):
-                expected = f"one per layer of parameters_per_layer_bytes ({len(found.params)})"
+            count = len(getattr(read, key) or read.params)
+            if count != len(read.params):
+                expected = f"one per layer of parameters_per_layer_bytes ({len(read.params)})"
                 raise InputError(f"{key} has {count} entries", where=str(file), expected=expected)
     if not files:
         raise InputError("no file DeviceType.*_tp*_bs*.json", where=path)
@@ -286,9 +286,9 @@ def read_calculon(path: str, settings: Settings) -> Imported:
     return Imported("model", config, (note,))
 
 
-def system(found: CalculonSystem, path: str, settings: Settings) -> Imported:
+def system(described: CalculonSystem, path: str, settings: Settings) -> Imported:
     """A cluster of `nodes` nodes (default 1) of as many devices as the first network joins."""
-    peaks = found.model_dump(include={"fp16", "bf16", "fp32"}, exclude_none=True)
+    peaks = described.model_dump(include={"fp16", "bf16", "fp32"}, exclude_none=True)
     if not peaks:
         raise InputError(
             "no number format that training uses",
@@ -297,7 +297,7 @@ def system(found: CalculonSystem, path: str, settings: Settings) -> Imported:
         )
     if "fp16" in peaks:
         peaks.setdefault("bf16", peaks["fp16"])
-    inside, *others = found.networks
+    inside, *others = described.networks
     outside = others[0] if others else inside
     name = settings.device or Path(path).stem
     cluster = {
@@ -317,8 +317,8 @@ def system(found: CalculonSystem, path: str, settings: Settings) -> Imported:
         ],
         "devices": {
             name: {
-                "memory_gib": min(found.memory_gib, MOST_RATE),
-                "memory_gb_per_s": found.memory_gb_per_s,
+                "memory_gib": min(described.memory_gib, MOST_RATE),
+                "memory_gb_per_s": described.memory_gb_per_s,
                 "peak_tflops": peaks,
                 "source": f"calculon system {Path(path).name}",
             }
@@ -335,11 +335,10 @@ UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9, "sec": 1.0}
 BLOCKS = ("ModuleList", "Sequential")
 MODULE = re.compile(r"^\s*(?:\((?P<name>[^)]*)\):\s*)?(?P<kind>[A-Za-z_]\w*)\((?P<rest>.*)$")
 PARAMS = re.compile(r"(?P<n>[\d.]+)\s*(?P<scale>[kKMGBT]?)\s*[,=]\s*[\d.]+% Params")
-LATENCY = re.compile(r"(?P<n>[\d.]+)\s*(?P<unit>s|sec|ms|us|ns)\s*[,=]\s*[\d.]+% latency")
-SUMMARY = re.compile(
-    r"^(?P<key>batch size per GPU|fwd latency|bwd latency|model parallel size):\s*(?P<value>.+)$"
-)
-TIME = re.compile(r"(?P<n>[\d.]+)\s*(?P<unit>s|sec|ms|us|ns)$")
+TIME = r"(?P<n>[\d.]+)\s*(?P<unit>s|sec|ms|us|ns)"
+LATENCY = re.compile(TIME + r"\s*[,=]\s*[\d.]+% latency")
+SUMMARY = re.compile(rf"^(?P<key>fwd|bwd) latency:\s*{TIME}$")
+BATCH = re.compile(r"^batch size per GPU:\s*(?P<n>0*[1-9]\d{0,8})$")
 
 
 @dataclass
@@ -359,20 +358,16 @@ def read_deepspeed(path: str, settings: Settings) -> Imported:
     """A profile with one table; the backward pass has the summary's ratio to the forward pass, 2
     without one."""
     lines = lines_of(path)
-    summary = {
-        match["key"]: match["value"].strip()
-        for _, line in lines
-        if (match := SUMMARY.match(line.strip()))
-    }
+    batch, latency = None, {}
+    for _, line in lines:
+        if match := SUMMARY.match(line.strip()):
+            latency[match["key"]] = _seconds(match)
+        elif match := BATCH.match(line.strip()):
+            batch = int(match["n"])
     tree = parse_tree(lines, path)
     ratio, guessed = 2.0, "no backward latency in the summary: twice the forward one"
-    forward, backward = (_time(summary.get(key)) for key in ("fwd latency", "bwd latency"))
-    if forward and backward:
-        ratio, guessed = backward / forward, ""
-    batch = summary.get("batch size per GPU", "")
-    used = settings.micro_batch or (
-        int(batch) if batch.isdecimal() and int(batch[:9]) > 0 else None
-    )
+    if latency.get("fwd") and latency.get("bwd"):
+        ratio, guessed = latency["bwd"] / latency["fwd"], ""
     width = 4 if settings.precision == "fp32" else 2
     chain = []
     for module in layers_of(tree):
@@ -386,7 +381,11 @@ def read_deepspeed(path: str, settings: Settings) -> Imported:
         chain.append((Operator(label, seconds, ratio * seconds, params, 0.0, 0.0), 0.0))
     return chain_profile(
         chain,
-        replace(settings, micro_batch=used, precision=settings.precision or "fp16"),
+        replace(
+            settings,
+            micro_batch=settings.micro_batch or batch,
+            precision=settings.precision or "fp16",
+        ),
         model=tree.kind,
         device="deepspeed-gpu",
         where=path,
@@ -435,7 +434,7 @@ def _figures(module: Module, text: str) -> None:
     if params:
         module.params = float(params["n"]) * SCALES[params["scale"]]
     if latency:
-        module.seconds = float(latency["n"]) * UNITS[latency["unit"]]
+        module.seconds = _seconds(latency)
 
 
 def layers_of(tree: Module) -> Iterator[Module]:
@@ -456,6 +455,5 @@ def _has_blocks(module: Module) -> bool:
     return (module.kind in BLOCKS and len(module.inner) > 1) or any(map(_has_blocks, module.inner))
 
 
-def _time(text: str | None) -> float | None:
-    match = TIME.match(text) if text else None
-    return float(match["n"]) * UNITS[match["unit"]] if match else None
+def _seconds(time: re.Match[str]) -> float:
+    return float(time["n"]) * UNITS[time["unit"]]

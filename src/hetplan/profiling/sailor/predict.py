@@ -198,21 +198,22 @@ class Predictor:
 
     def predict(self, run: PlanRun) -> Prediction:
         """One plan; raises InputError where the data lack a GPU type or a degree's sizes."""
-        flush, overlapped, reduction, update = 0.0, 0.0, 0.0, 0.0
-        peaks = []
+        flush, overlapped, after = [], [], []
+        peaks: list[float | None] = []
         for pipeline in run.pipelines:
             share = run.global_batch / len(run.pipelines)
             batches = max(1, math.ceil(share / (run.micro_batch * len(pipeline.groups[0]))))
             replicas = self.replicas(pipeline, run.micro_batch, batches)
-            flush = max(flush, rendezvous_seconds(replicas))
-            overlapped = max(overlapped, simulate_replicas(replicas).seconds)
-            reduction = max(reduction, self.reduction(pipeline, len(run.pipelines)))
-            update = max(update, self.update(pipeline))
+            flush.append(rendezvous_seconds(replicas))
+            overlapped.append(simulate_replicas(replicas).seconds)
+            after.append((self.reduction(pipeline, len(run.pipelines)), self.update(pipeline)))
             peaks.append(self.peak_bytes(pipeline, run.micro_batch, batches))
+        ending = float(np.max(after, axis=0).sum())
         known = [peak for peak in peaks if peak is not None]
-        after = reduction + update
         return Prediction(
-            flush + after, overlapped + after, max(known) if len(known) == len(peaks) else None
+            max(flush) + ending,
+            max(overlapped) + ending,
+            max(known) if len(known) == len(peaks) else None,
         )
 
     def replicas(self, pipeline: RunPipeline, micro_batch: int, batches: int) -> list[Replica]:
@@ -275,11 +276,10 @@ class Predictor:
     ) -> tuple[float, list[list[int]]]:
         """Seconds of one micro-batch to the next stage, each tensor rank sending its part; and the
         ports that an activation and a gradient hold, two for each card."""
-        ends = [(stage + i, replica) for i, replica in enumerate(replicas)]
-        groups = [pipeline.groups[s][i] for s, i in ends]
+        groups = [pipeline.groups[stage + i][r] for i, r in enumerate(replicas)]
+        a, b = (cards[stage + i][r] for i, r in enumerate(replicas))
         rows = micro_batch * len(pipeline.groups[0]) / len(pipeline.groups[stage])
         size = float(self.output[pipeline.layers[stage][-1]]) * rows
-        a, b = (cards[s][i] for s, i in ends)
         if a == b:
             pair = max(2, groups[0].tensor + groups[1].tensor)
             seconds = size / self.links.local(groups[0].kinds[0], pair, size)
@@ -322,14 +322,12 @@ class Predictor:
 
     def update(self, pipeline: RunPipeline) -> float:
         """The optimizer's step on the largest stage: its part of the whole model's."""
-        slowest = 0.0
-        for layers, groups in zip(pipeline.layers, pipeline.groups, strict=True):
-            for group in groups:
-                params = self.params(group.tensor)
-                part = float(params[layers].sum() / params.sum())
-                updates = [self.curve(kind, group.tensor).update for kind in group.kinds]
-                slowest = max(slowest, part * max(updates))
-        return slowest
+        return max(
+            float(self.params(group.tensor)[layers].sum() / self.params(group.tensor).sum())
+            * max(self.curve(kind, group.tensor).update for kind in group.kinds)
+            for layers, groups in zip(pipeline.layers, pipeline.groups, strict=True)
+            for group in groups
+        )
 
     def params(self, tensor: int) -> Floats:
         """[L] bytes on one device; of a degree without sizes an even part of the nearest one's."""

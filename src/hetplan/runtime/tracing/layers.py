@@ -14,14 +14,14 @@ import inspect
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from hetplan.errors import InputError, UnsupportedError, one_line
-from hetplan.profiling.model_files import LayerEntry, ModelFile, OperatorEntry
+from hetplan.profiling.model_files import LayerEntry, ModelFile
 from hetplan.profiling.operators import ELEMENT_BYTES, Counted, Line, Precision
 from hetplan.runtime.tracing.counter import (
     DTYPES,
@@ -98,7 +98,7 @@ def trace(module: nn.Module, *, name: str, precision: Precision) -> ModelFile:
         sequence=few.tokens,
         precision=precision,
         layers=layers,
-        operator_lists=[[OperatorEntry(**asdict(op)) for op in own] for own in lists],
+        operator_lists=[list(own) for own in lists],
     )
 
 
@@ -111,7 +111,9 @@ def counted(a: Call, b: Call, width: int, where: str) -> Counted:
         product = count, m, k, n
     read = growth(a.read / width, b.read / width, where)
     written = growth(a.written / width, b.written / width, where)
-    return Counted(a.name, a.backward, read, written, product, a.ruled)
+    return Counted(
+        name=a.name, backward=a.backward, read=read, written=written, product=product, ruled=a.ruled
+    )
 
 
 def joined(products: Sequence[Product]) -> Product | None:
