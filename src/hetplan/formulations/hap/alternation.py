@@ -14,7 +14,6 @@ are the length of a path in the canonical graph. Each path is a program and is p
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -63,7 +62,7 @@ def solve(data: HapData, run: Run, parameters: Parameters = Parameters()) -> Out
     posed = pose(data, run)
     if isinstance(posed, Outcome):  # one program at most: its ratios, without a claim
         return posed if posed.decision is None else replace(posed, stop=Stop.DONE, bound=None)
-    built, problem, programs = time.perf_counter(), posed.problem, _Programs(posed, run, parameters)
+    problem, programs = posed.problem, _Programs(posed, run, parameters)
     ratios = np.tile(problem.proportional, (problem.g, 1))
     best: Sequence[int] | None = None
     least, tried = np.inf, set[tuple[int, ...]]()
@@ -78,7 +77,7 @@ def solve(data: HapData, run: Run, parameters: Parameters = Parameters()) -> Out
             best, least = program, answer.seconds
             run.report(incumbent=least)
     return ended(
-        posed, best, run=run, bound=None, built=built, details={"rounds": len(tried)},
+        posed, best, run=run, bound=None, details={"rounds": len(tried)},
         stop=stopped(run) if run.should_stop else Stop.DONE,
         message=DOES_NOT_FIT if best is None else programs.note,
     )  # fmt: skip

@@ -12,7 +12,6 @@ so, but see the dearest branch alone.
 from __future__ import annotations
 
 import heapq
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -45,12 +44,10 @@ BYTE_PRICES = (1.0, 1e4, 0.1, 10.0, 0.01)
 
 @dataclass(frozen=True)
 class Posed:
-    """A theory whose goal costs something, its triples' instructions, and when work on it began
-    (perf_counter seconds)."""
+    """A theory whose goal costs something, and its triples' instructions."""
 
     theory: Theory
     instructions: tuple[str, ...]
-    begun: float
 
     @property
     def problem(self) -> HapProblem:
@@ -61,26 +58,21 @@ class Posed:
 def pose(data: HapData, run: Run) -> Posed | Outcome[HapDecision]:
     """The reduced theory; or the outcome where there is no program, only one (given), or one for
     nothing."""
-    begun = time.perf_counter()
     problem = compile_problem(data)
     reason = infeasible_because(data, problem)
     if reason is not None:
-        spent = time.perf_counter() - begun
-        return Outcome(stop=Stop.INFEASIBLE, message=reason, build_seconds=spent)
+        return Outcome(stop=Stop.INFEASIBLE, message=reason)
     if problem.program is not None:
-        return ratios_only(problem, problem.program, run, begun)
+        return ratios_only(problem, problem.program, run)
     theory = reduce_theory(problem)
     if theory.goal is None:
-        return ratios_only(problem, theory.program([]), run, begun)
-    return Posed(theory, tuple(triple.instruction for triple in data.triples), begun)
+        return ratios_only(problem, theory.program([]), run)
+    return Posed(theory, tuple(triple.instruction for triple in data.triples))
 
 
-def ratios_only(
-    problem: HapProblem, program: Sequence[int], run: Run, begun: float
-) -> Outcome[HapDecision]:
+def ratios_only(problem: HapProblem, program: Sequence[int], run: Run) -> Outcome[HapDecision]:
     """The best ratios of the only program in question. Source: HAP, Section 5."""
     stages = problem.stages(program)
-    built = time.perf_counter()
     best = best_ratios(problem, stages, run)
     stop, message = stopped(run), ""
     if best.impossible:
@@ -93,7 +85,6 @@ def ratios_only(
         stop=stop,
         decision=problem.decision(program, best.ratios) if best.fits else None,
         bound=best.bound if best.fits else None,
-        build_seconds=built - begun,
         message=message,
         details={"stages": len(stages.F)},
     )
@@ -106,7 +97,7 @@ def ended(
     run: Run,
     stop: Stop,
     bound: float | None,
-    built: float,
+    build_seconds: float = 0.0,
     solver: str = "hetplan",
     message: str = "",
     details: Mapping[str, object] | None = None,
@@ -125,7 +116,7 @@ def ended(
         stop=stop,
         decision=decision,
         bound=None if bound is None else max(float(bound), 0.0),
-        build_seconds=built - posed.begun,
+        build_seconds=build_seconds,
         solver=solver,
         message=message,
         details=details or {},

@@ -17,7 +17,6 @@ over from what was found. Source: hetplan, for HAP, Section 3.2.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -120,7 +119,7 @@ def solve(data: HapData, run: Run, parameters: Parameters = Parameters()) -> Out
         run.report(bound=floor)
     if floor >= incumbent.threshold or incumbent.objective <= 0:
         return ended(
-            posed, incumbent.decision, run=run, stop=Stop.OPTIMAL, built=time.perf_counter(),
+            posed, incumbent.decision, run=run, stop=Stop.OPTIMAL,
             bound=min(floor, incumbent.objective),
         )  # fmt: skip
     graph = None
@@ -139,7 +138,7 @@ def _searched(
     parameters: Parameters,
 ) -> Outcome[HapDecision]:
     """Cells, then the programme where it may do better."""
-    problem, built = posed.problem, time.perf_counter()
+    problem = posed.problem
     small = graph is not None and graph.ordered
     closes = small and (problem.g > 1 or problem.capacity is not None)
     too_many = problem.K**problem.g > parameters.vertices or (
@@ -177,7 +176,7 @@ def _searched(
     elif run.should_stop:
         stop, message = stopped(run), ""
     return ended(
-        posed, incumbent.decision, run=run, stop=stop, built=built, message=message,
+        posed, incumbent.decision, run=run, stop=stop, message=message,
         bound=None if stop is Stop.INFEASIBLE else bound, details=details,
     )  # fmt: skip
 
@@ -283,10 +282,10 @@ class Divider:
         if np.ptp(cell.simplices, axis=1).max() < self.parameters.least_size:
             return Expansion(dropped=bound)
         kept = None if graph is self.graph else graph
-        halved = halves(cell.simplices, self.problem.counts.astype(float), means.point)
+        child = replace(cell, point=means.point, graph=kept, missing=missing)
         children = [
-            (bound, replace(cell, simplices=half, point=means.point, graph=kept, missing=missing))
-            for half in halved
+            (bound, replace(child, simplices=half))
+            for half in halves(cell.simplices, self.problem.counts.astype(float))
         ]
         return Expansion(children, progress=self._sure and graph.ordered)
 

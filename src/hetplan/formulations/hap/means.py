@@ -29,16 +29,8 @@ from hetplan.formulations.hap.problem import Floats, HapProblem, Stages
 
 # Cuts for the best ratios of a program in a cell, and the relative gap at which there are enough.
 CUTS, EXACT = 60, 1e-10
-# Blends of a program's heaviest stages that price all stages.
-HEAVIEST = 2
-# By what a stage chooses its mean: what it tells at the point, plus so much of its least value and
-# of its mean over the vertices. The first makes bounds exact at the point, the others serve larger
-# cells.
-CRITERIA = (0.0, 0.0), (0.1, 0.0), (1 / 3, 0.0), (0.0, 1 / 3)
 # Mixtures of work are the same when they agree to so many digits.
 DIGITS = 9
-# How close to an end of an edge, as a share of it, a cell is still cut at the point asked for.
-MARGIN = 0.02
 
 
 def whole_cell(problem: HapProblem) -> Floats:
@@ -74,22 +66,16 @@ def holds(cell: Floats, point: Floats) -> bool:
     return bool(coordinates(cell, point).min() > -1e-9)
 
 
-def halves(cell: Floats, counts: Floats, at: Floats) -> tuple[Floats, Floats]:
-    """Two cells that share the cut of the longest edge, at its middle or, where the point `at`
-    [g, K] projects well inside, there."""
+def halves(cell: Floats, counts: Floats) -> tuple[Floats, Floats]:
+    """Two cells that share the cut through the middle of the longest edge."""
     edges = [
         (float(np.abs(cell[k, i] - cell[k, j]) @ counts), k, i, j)
         for k in range(len(cell))
         for i, j in itertools.combinations(range(cell.shape[1]), 2)
     ]
     _, k, i, j = max(edges)
-    here = coordinates(cell[k : k + 1], at[k : k + 1])[0]
-    part = 0.5
-    if here.min() > -1e-9 and here[i] + here[j] > 0.5:
-        part = float(here[i] / (here[i] + here[j]))
-        part = part if MARGIN < part < 1 - MARGIN else 0.5
     one, other = cell.copy(), cell.copy()
-    one[k, i] = other[k, j] = part * cell[k, i] + (1 - part) * cell[k, j]
+    one[k, i] = other[k, j] = (cell[k, i] + cell[k, j]) / 2
     return one, other
 
 
@@ -196,7 +182,8 @@ class Means:
             self.inside = inside / inside.sum()
         self.tops = np.eye(K)[self.point.argmax(axis=1)]
         self.bytes = np.zeros(K)
-        self._first, self._heavy = np.zeros((2, 0, K))
+        # [L, K], of sum 1, price all stages: prices found, all types alike, each type alone.
+        self.weights = np.vstack([np.full((1, K), 1.0 / K), np.eye(K)])
         self._mixtures: dict[bytes, int] = {}
         self._blends = np.zeros((0, K))
 
@@ -216,15 +203,10 @@ class Means:
         paid = stages.comm > 0
         self.tops[paid] = tops[paid]
         self._mixtures = {row.tobytes(): s for s, row in enumerate(_mixtures(F, S))}
-        heavy = F + S.sum(axis=1) / self.problem.counts.sum()
-        if heavy.any():
-            most = self._blends[np.argsort(-heavy, kind="stable")[:HEAVIEST]]
-            rows = [*most, heavy @ self._blends / heavy.sum()]
-            self._heavy = np.array(list(dict.fromkeys(tuple(np.round(row, 9)) for row in rows)))
 
     def adopt(self, prices: Prices) -> None:
         """Take prices found for the cell; means of stages are learnt apart."""
-        self._first = prices.w[None]
+        self.weights = np.vstack([prices.w, self.weights[-1 - self.problem.K :]])
         self.tops, self.bytes = prices.tops.copy(), prices.bytes
 
     @property
@@ -232,13 +214,6 @@ class Means:
         """Seconds that all memory costs, to be taken off every sum."""
         capacity = self.problem.capacity
         return 0.0 if capacity is None else float(self.bytes @ capacity)
-
-    @property
-    def weights(self) -> Floats:
-        """[L, K]: weights that price all stages: learnt ones, each type alone, all alike."""
-        K = self.problem.K
-        rows = np.vstack([self._first, self._heavy, np.eye(K), np.full((1, K), 1.0 / K)])
-        return np.asarray(rows / rows.sum(axis=1, keepdims=True))
 
     def prices(self, work: Work, weights: Floats | None = None) -> Floats:
         """[A, L, V]: seconds at the vertices by each of the weights [L, K], or of `weights`."""
@@ -249,27 +224,21 @@ class Means:
         return self._completed(step, work)
 
     def own(self, work: Work) -> Floats:
-        """[A, C, V]: the same where each row is a whole stage with a mean of its own, by each of
-        CRITERIA the one that tells most, and of equal ones that of its mixture of work."""
-        weights = self.weights
-        L = len(weights)
-        fixed, shared = self._units(np.vstack([weights, self._blends]))
+        """[A, 1, V]: the same where each row is a whole stage with a mean of its own: the one that
+        tells most at the point, and of equal ones that of its mixture of work."""
+        L = len(self.weights)
+        fixed, shared = self._units(np.vstack([self.weights, self._blends]))
         rows = _mixtures(work.fixed, work.shared)
-        which = np.array([self._mixtures.get(row.tobytes(), -1) for row in rows], dtype=np.int64)
-        which = np.where(which < 0, 0, L + which)
-        at, low, middle = (
-            np.tensordot(shared, self.inside, (1, 0)), shared.min(axis=1), shared.mean(axis=1),
-        )  # fmt: skip
-        step = np.empty((len(rows), len(CRITERIA), len(self.x)))
-        for c, (l, m) in enumerate(CRITERIA):
-            alone, by_segment = (1 + l + m) * fixed, at + l * low + m * middle
-            score = np.outer(work.fixed, alone[:L]) + work.shared @ by_segment[:L].T
-            mine = alone[which] * work.fixed + np.einsum("ag,ag->a", by_segment[which], work.shared)
-            most = np.maximum(score.max(axis=1), mine) * (1 - CLOSE)
-            best = np.where(mine >= most, which, (score >= most[:, None]).argmax(axis=1))
-            step[:, c] = (work.fixed * fixed[best])[:, None]
-            step[:, c] += np.einsum("ag,avg->av", work.shared, shared[best])
-        return self._completed(step, work)
+        learnt = [self._mixtures.get(row.tobytes(), -L) for row in rows]
+        which = L + np.array(learnt, dtype=np.int64)
+        point = np.tensordot(shared, self.inside, (1, 0))
+        score = np.outer(work.fixed, fixed[:L]) + work.shared @ point[:L].T
+        mine = fixed[which] * work.fixed + np.einsum("ag,ag->a", point[which], work.shared)
+        most = np.maximum(score.max(axis=1), mine) * (1 - CLOSE)
+        best = np.where(mine >= most, which, (score >= most[:, None]).argmax(axis=1))
+        step = (work.fixed * fixed[best])[:, None]
+        step = step + np.einsum("ag,avg->av", work.shared, shared[best])
+        return self._completed(step[:, None], work)
 
     def at_point(self, graph: Graph) -> Floats:
         """[A]: what arcs cost at the point; where they are no whole stages, by the first mean."""

@@ -242,7 +242,7 @@ def search(
 
     def known_so_far(stop: Stop, message: str) -> Outcome[HapDecision]:
         return ended(
-            posed, program, run=run, stop=stop, bound=floor, built=begun, solver=solver,
+            posed, program, run=run, stop=stop, bound=floor, solver=solver,
             message=message, details=details,
         )  # fmt: skip
 
@@ -256,7 +256,7 @@ def search(
         model, s = build(graph, floor, upper, run)
     except Stopped:
         return known_so_far(stopped(run), UNBUILT)
-    built = time.perf_counter()
+    build_seconds = time.perf_counter() - begun
     while True:
         answer = minimise(method, model, run)
         if not answer.has_solution:
@@ -272,16 +272,16 @@ def search(
     if stop is Stop.INFEASIBLE:
         if problem.capacity is not None and not np.isfinite(least):
             return ended(
-                posed, None, run=run, stop=stop, bound=None, built=built, solver=answer.solver,
-                message=NONE_FITS,
+                posed, None, run=run, stop=stop, bound=None, build_seconds=build_seconds,
+                solver=answer.solver, message=NONE_FITS,
             )  # fmt: skip
         stop = Stop.ERROR
     if method == "cp-sat":
         message = message or f"ratios rounded down to 1/{_grid(problem)} in the model"
     counts = {"states": graph.n, "arcs": len(graph.head)}
     return ended(
-        posed, program, run=run, stop=stop, bound=max(floor, answer.bound or 0.0), built=built,
-        solver=answer.solver, message=message,
+        posed, program, run=run, stop=stop, bound=max(floor, answer.bound or 0.0),
+        build_seconds=build_seconds, solver=answer.solver, message=message,
         details={**(details or {}), **answer.statistics, **counts},
     )  # fmt: skip
 

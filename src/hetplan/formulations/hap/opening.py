@@ -4,17 +4,12 @@ for all of it.
 Where a stage's time is taken as a mean over types, costs add up, and from any state the canonical
 order gives the least cost to the last state, h, after few states. With g, the least cost from
 {goal} over all orders met so far, g + h bounds every program through a state. A state is left out
-when for some mean g + h reaches the threshold at every vertex of the cell. Two rules keep the rest
-small:
-
-- Where a computation of no cost gives a needed property from others that are needed anyway (a slice
-  of a whole tensor), only that is done: whatever completes the larger state completes the smaller
-  one.
-- A property p is parked while something else is needed, q, that cannot be derived without p or what
-  gives p at no cost: a step that costs anything does not settle p now. In a program where it did, q
-  is there before that step, and with it p for nothing; dropping the step takes work from a stage or
-  joins two, which costs no more. So of the optimal programs one with the fewest costly steps never
-  settles a parked property.
+when for some mean g + h reaches the threshold at every vertex of the cell. One rule keeps the rest
+small: a property p is parked while something else is needed, q, that cannot be derived without p or
+what gives p at no cost. A step that costs anything does not settle p now. In a program where it
+did, q is there before that step, and with it p for nothing; dropping the step takes work from a
+stage or joins two, which costs no more. So of the optimal programs one with the fewest costly steps
+never settles a parked property.
 """
 
 from __future__ import annotations
@@ -23,6 +18,7 @@ import heapq
 from functools import cached_property
 from itertools import groupby
 
+import networkx as nx
 import numpy as np
 
 from hetplan.formulations.hap.graph import Flags, Graph, Need, of_states
@@ -40,29 +36,24 @@ class Opener:
     def __init__(self, theory: Theory) -> None:
         self.theory = theory
         self._place = {p: i for i, p in enumerate(theory.level)}
-        # property -> the needs of computations that give it at no cost
-        self._given: dict[int, list[tuple[int, Need]]] = {p: [] for p in theory.level}
-        for n, step in enumerate(theory.steps):
-            for p in step.post if step.free else ():
-                self._given[p].append((n, step.pre))
 
     @cached_property
     def without(self) -> Flags:
         """[P, P]: entry (q, p) tells that q cannot be had without p and what gives p at no cost."""
         P = len(self._place)
         allowed, known = np.ones((P, P), np.bool_), np.zeros((P, P), np.bool_)
+        level, steps = self.theory.level, self.theory.steps
+        alone = [s for s in steps if s.free and len(s.pre) == 1]
+        gives: nx.DiGraph[int] = nx.DiGraph((q, p) for s in alone for q in s.pre for p in s.post)
+        gives.add_nodes_from(level)
         for p, column in self._place.items():
-            banned = [p]
-            for w in banned:
-                needs = [pre for _, pre in self._given[w] if len(pre) == 1]
-                banned += [q for pre in needs for q in pre if q not in banned]
+            banned = nx.ancestors(gives, p) | {p}
             allowed[[self._place[w] for w in banned], column] = False
-        level = self.theory.level
-        steps = sorted(self.theory.steps, key=lambda s: min(level[p] for p in s.post))
+        upwards = sorted(steps, key=lambda s: min(level[p] for p in s.post))
         changed = True
         while changed:
             changed = False
-            for step in steps:
+            for step in upwards:
                 had = known[[self._place[q] for q in step.pre]].all(axis=0)
                 for q in (self._place[q] for q in step.post):
                     more = had & allowed[q] & ~known[q]
@@ -103,11 +94,7 @@ class Opener:
         return states.left(arcs)
 
     def _ways(self, need: Need) -> list[int]:
-        """The steps that settle something of a state, by the rules above."""
-        for p in need:
-            for n, pre in self._given[p]:
-                if pre <= need - {p}:
-                    return [n]
+        """The steps that settle something of a state, by the rule above."""
         theory = self.theory
         steps = sorted({n for p in need for n in theory.by_post[p]})
         return [n for n in steps if theory.steps[n].free or not self._parked(need, n)]
