@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fakes.theories import chain, residual
-from hap.hap_cases import all_programs, instance, known, known_limited, limited, oracle
+from hap.hap_cases import all_programs, instance, known, known_limited, oracle
 from hetplan.errors import InputError
-from hetplan.formulations.hap.data import Compute, HapData, HapDecision, Memory
+from hetplan.formulations.hap.data import Compute, HapData, HapDecision
 from hetplan.formulations.hap.describe import show
 from hetplan.formulations.hap.evaluate import evaluate
 from hetplan.formulations.hap.exact import Parameters
@@ -197,39 +197,6 @@ def test_files_without_memory_are_as_they_were() -> None:
         "shared_bytes" not in stored["triples"][0] and stored["triples"][2]["shared_bytes"] == 2.0
     )
     assert parse(HapData, stored, where="test") == theory()
-
-
-@settings(max_examples=25, deadline=None)
-@given(st.integers(0, 10_000), st.floats(0.25, 4.0))
-def test_more_memory_is_never_dearer(seed: int, factor: float) -> None:
-    """And bytes in another unit change nothing; plenty of memory is none."""
-    data = limited(seed)
-    assert data.memory is not None
-
-    def at(device_bytes: list[float], unit: float = 1.0) -> float | None:
-        triples = [
-            t.model_copy(
-                update={
-                    key: (getattr(t, key) or 0.0) * unit for key in ("fixed_bytes", "shared_bytes")
-                }
-            )
-            for t in data.triples
-        ]
-        memory = Memory(device_bytes=[x * unit for x in device_bytes])
-        return run(data.model_copy(update={"memory": memory, "triples": triples}), "auto").objective
-
-    before = at(data.memory.device_bytes)
-    in_gibibytes = at(data.memory.device_bytes, 2.0**30)
-    more = at([x * (1 + factor) for x in data.memory.device_bytes])
-    plenty, none = at([1e6] * len(data.devices)), run(without(data), "auto").objective
-    assert (before is None) == (in_gibibytes is None) and (plenty is None) == (none is None)
-    if before is not None:
-        assert in_gibibytes == pytest.approx(before, rel=3e-6, abs=1e-9)
-        assert more is not None and more <= before * (1 + 2e-6) + 1e-9
-    if more is not None and none is not None:
-        assert more >= none * (1 - 2e-6) - 1e-9
-    if none is not None:
-        assert plenty == pytest.approx(none, rel=2e-6, abs=1e-9)
 
 
 def test_what_is_held_is_shown() -> None:

@@ -9,9 +9,7 @@ import pytest
 
 from fakes.programs import two_layers
 from fakes.workloads import cluster
-from hetplan.formulations.hap.data import Device, HapDecision
-from hetplan.formulations.hap.evaluate import held_bytes
-from hetplan.formulations.hap.family import FAMILY
+from hetplan.formulations.hap.data import Device
 from hetplan.formulations.hap.pose import pose
 from hetplan.formulations.hap.spmd.prices import holding_of, measured_by_hap
 from hetplan.formulations.hap.spmd.program import SingleProgram
@@ -20,7 +18,6 @@ from hetplan.planner.hap import Hap, HapSettings
 from hetplan.planner.strategy import propose
 from hetplan.profiling.workload import Workload, make_workload
 from hetplan.solvers.options import Options
-from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Run as SolverRun
 
 DEVICES = [Device(name="a", flops_per_second=2e12), *[Device(name="b", flops_per_second=1e12)] * 2]
@@ -51,29 +48,6 @@ def test_bytes_by_hand() -> None:
     assert plain.memory is None and all(
         t.fixed_bytes is None and t.shared_bytes is None for t in plain.triples
     )
-
-
-def test_data_parallelism_holds_everything_and_less_memory_slices() -> None:
-    """Parameters whole on each device, or in slices where they do not fit."""
-    batch = 3000
-    program = two_layers(batch, 600, 600)
-    entries = 600 * 600 + 600 * 600
-    plenty, scarce = limited_to(program, 1e9), limited_to(program, 16.0 * entries * 0.9)
-    even = solve(FAMILY, plenty.data, "dp-even", SolverRun())
-    assert isinstance(even.decision, HapDecision)
-    kept = 4 * (2 * batch * 600) / 3
-    assert held_bytes(plenty.data, even.decision) == pytest.approx(
-        [16 * entries + kept] * 3, rel=1e-4
-    )
-    assert "memory" in solve(FAMILY, scarce.data, "dp-even", SolverRun()).message
-    free = solve(FAMILY, plenty.data, "auto", SolverRun(Options(threads=1)))
-    found = solve(FAMILY, scarce.data, "auto", SolverRun(Options(threads=1)))
-    assert found.status == "optimal" and isinstance(found.decision, HapDecision)
-    assert free.objective is not None and found.objective is not None
-    assert found.objective >= free.objective * (1 - 1e-6)
-    assert max(held_bytes(scarce.data, found.decision)) <= 16.0 * entries * 0.9 * (1 + 1e-9)
-    nothing = limited_to(program, (16.0 * entries / 3 + kept) * 0.9)
-    assert solve(FAMILY, nothing.data, "auto", SolverRun(Options(threads=1))).status == "infeasible"
 
 
 def test_plans_fit_where_data_parallelism_does_not(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -248,18 +248,6 @@ def test_data_parallelism_by_hand(workload: Workload) -> None:
     assert posed.device_bytes(result.decision) == pytest.approx([expected] * 4, rel=0.01)
 
 
-def test_sliced_parameters_are_held_in_parts(workload: Workload) -> None:
-    theory = pose(workload).theory
-    result = solve(family("hap"), theory.data, "auto", Run(Options(threads=1, time_limit=2)))
-    assert isinstance(result.decision, HapDecision)
-    decided = Decided(theory, result.decision)
-    reads = [read for instruction in decided.order for read in theory.reads(instruction)]
-    sliced = {owner for _, owner, form in reads if form >= 0}
-    for name, shard in decided.shards.items():
-        held = sum(shard.entries(j) for j in range(4)) / theory.program.node(name).elements
-        assert held == (1 if name in sliced else 4)
-
-
 def test_runs_are_as_few_as_memory_allows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Activations of 64 samples in a device that holds the states and a little more."""
     workload = make_workload(small_model(layers=3), on(V100, T4), 64)

@@ -4,13 +4,9 @@ what the search loses would not show."""
 from __future__ import annotations
 
 import itertools
-from typing import Any
 
-import networkx as nx
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from fakes.theories import chain, residual
 from hap.hap_cases import known, known_limited, programs, tight
@@ -20,11 +16,10 @@ from hetplan.formulations.hap.data import HapData
 from hetplan.formulations.hap.evaluate import evaluate
 from hetplan.formulations.hap.exact import Cell, Divider, Incumbent, Parameters, solve, sums
 from hetplan.formulations.hap.family import FAMILY
-from hetplan.formulations.hap.graph import Graph, assembled, build, lengths, work_of
+from hetplan.formulations.hap.graph import Graph, build, work_of
 from hetplan.formulations.hap.means import (
     Means,
     Prices,
-    game,
     whole_cell,
 )
 from hetplan.formulations.hap.opening import Opener
@@ -183,45 +178,6 @@ def test_means_are_learnt_at_the_best_ratios(seed: int) -> None:
         means.learn(stages)
         best = best_ratios(problem, stages, Run(Options(threads=1))).seconds
         assert problem.seconds(stages, means.point) == pytest.approx(best, rel=1e-8, abs=1e-12)
-
-
-@given(st.integers(1, 6), st.integers(1, 8), st.integers(0, 10**6))
-def test_games_have_their_value(V: int, C: int, seed: int) -> None:
-    """Both sides' strategies guarantee it."""
-    draw = np.random.default_rng(seed)
-    P = draw.integers(-3, 4, (C, V)).astype(float)
-    value, mu, theta = game(P)
-    assert min(mu.min(), theta.min()) >= 0
-    assert (P @ mu).max() == pytest.approx(value, abs=1e-9)
-    assert (theta @ P).min() == pytest.approx(value, abs=1e-9)
-
-
-@given(
-    st.lists(st.tuples(st.integers(0, 6), st.integers(0, 7), st.integers(0, 5)), max_size=24),
-    st.lists(st.integers(0, 3), min_size=7, max_size=7),
-)
-def test_lengths_are_those_of_networkx(arcs: list[tuple[int, int, int]], keys: list[int]) -> None:
-    """In graphs with circles, and arcs to nodes that their keys put before."""
-    theory = reduced(chain(1, 2))
-    assert theory is not None
-    m, plain = len(arcs), work_of(theory.problem, theory.steps)
-    tail, head, cost = np.array(arcs, dtype=np.int64).reshape(m, 3).T
-    work = plain[np.zeros(m, dtype=np.int64)]
-    graph = assembled(
-        theory, [*((key,) for key in keys), (9,)], (tail, head, np.arange(m)), [()] * m, work
-    )
-    assert (graph.component[graph.tail] <= graph.component[graph.head]).all()
-    length, arc = lengths(graph, cost[graph.label].astype(float)[:, None])
-    backward: Any = nx.MultiDiGraph()
-    backward.add_nodes_from(range(graph.n))
-    for u, v, label in zip(graph.tail, graph.head, graph.label, strict=True):
-        backward.add_edge(int(v), int(u), weight=int(cost[label]))
-    expected = nx.single_source_dijkstra_path_length(backward, graph.n - 1)
-    assert length[:, 0].tolist() == [expected.get(u, np.inf) for u in range(graph.n)]
-    for u in range(graph.n - 1):
-        a = arc[u, 0]
-        assert (a < 0) == (u not in expected)
-        assert a < 0 or length[u, 0] == cost[graph.label[a]] + length[graph.head[a], 0]
 
 
 @pytest.mark.parametrize(

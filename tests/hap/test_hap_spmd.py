@@ -12,7 +12,7 @@ from hetplan.formulations.hap.data import Communication, Compute, Device, HapDec
 from hetplan.formulations.hap.family import FAMILY
 from hetplan.formulations.hap.spmd.forms import Change, Run
 from hetplan.formulations.hap.spmd.networks import model
-from hetplan.formulations.hap.spmd.prices import Links, by_layer, measured_by_hap, ring, work_of
+from hetplan.formulations.hap.spmd.prices import Links, measured_by_hap, ring, work_of
 from hetplan.formulations.hap.spmd.program import Axes, Writer
 from hetplan.formulations.hap.spmd.rules import theory_of
 from hetplan.formulations.hap.spmd.segments import segmented
@@ -142,12 +142,3 @@ def test_segments_cover_the_program(how: Literal["layer", "metis"], count: int) 
     assert how != "layer" or all(len(numbers) == 1 for numbers in parts.values())
     with pytest.raises(InputError, match="segments"):
         segmented(program, 1000, how)
-
-
-def test_a_network_without_cost_shares_everything() -> None:
-    program = two_layers(1024, 2048, 2048)
-    free = Links(3, 1e30, 1e30, 1e30, 1e30, 1e30, latency=0.0)
-    result = solve(FAMILY, theory_of(program, DEVICES, free).data, "auto", SolverRun())
-    work = sum(by_layer(program).values())
-    least = work / sum(device.flops_per_second for device in DEVICES)
-    assert result.objective == pytest.approx(least, rel=1e-6)

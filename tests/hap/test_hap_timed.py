@@ -52,18 +52,6 @@ def test_both_passes_take_what_theories_charge(network: str) -> None:
     assert apart or network != "gpt2", "its embedding is tied"
 
 
-def test_an_idle_device_computes_only_what_all_repeat() -> None:
-    theory = every_rule(NETWORKS["vit"](2 * M, M), M)
-    prices = Prices(np.ones(M), {}, LINKS, 4)
-    for ratios in (UNEVEN[M], IDLE[M]):
-        decision = HapDecision(program=drawn_program(theory, 3), ratios=[ratios])
-        stages = Timed(Decided(theory, decision), prices).run(last=True)
-        busy = np.sum([stage.compute for stage in stages], axis=0)
-        assert list(np.argsort(busy)) == list(np.argsort(ratios))
-        assert busy.min() > 0
-    assert [s.backward for s in stages] == sorted(s.backward for s in stages)
-
-
 @pytest.mark.parametrize("network", list(NETWORKS))
 def test_plans_give_their_programs_back(network: str) -> None:
     program = NETWORKS[network](2 * M, M)

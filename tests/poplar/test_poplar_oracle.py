@@ -9,8 +9,6 @@ from functools import cache
 from itertools import pairwise, product
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from hetplan.formulations import family
 from hetplan.formulations.poplar import exact
@@ -226,51 +224,3 @@ def test_long_batches_equal_a_plain_programme(seed: int) -> None:
     found = evaluate(POPLAR, data, result.decision).parts["under_utilisation"]
     idle = least[batch][1] * max(b / t for b, t in enumerate(ms, 1))
     assert found == pytest.approx(idle, rel=1e-7, abs=1e-6)
-
-
-times = st.floats(min_value=1 / 64, max_value=10.0, allow_nan=False, width=32)
-curves = st.lists(times, min_size=1, max_size=12)
-
-
-@st.composite
-def instances(draw: st.DrawFn) -> PoplarData:
-    """Any curves, up to 6 devices of up to 3 kinds, up to 60 samples."""
-    kinds = draw(st.lists(curves, min_size=1, max_size=3))
-    chosen = draw(st.lists(st.integers(0, len(kinds) - 1), min_size=1, max_size=6))
-    return PoplarData(
-        zero_stage=draw(st.integers(0, 3)),
-        global_batch=draw(st.integers(1, 60)),
-        comm_seconds=draw(st.sampled_from([0.0, 0.5, 4.0])),
-        devices=[Device(name=f"kind{k}", step_seconds=kinds[k]) for k in chosen],
-    )
-
-
-def least(data: PoplarData) -> float:
-    """The proven optimum."""
-    result = solve(POPLAR, data, "exact")
-    assert result.status == "optimal" and result.objective is not None
-    return result.objective
-
-
-def changed(data: PoplarData, **changes: object) -> PoplarData:
-    """A checked copy."""
-    return PoplarData.model_validate({**dict(data), **changes})
-
-
-@given(instances(), curves, st.sampled_from([0.25, 3.0, 1e-3, 1e4]))
-@settings(max_examples=80)
-def test_what_must_hold_of_optima(data: PoplarData, curve: list[float], factor: float) -> None:
-    """Another device or a larger micro-batch never hurts, scaled times scale the optimum, and the
-    order of devices does not matter."""
-    best, (first, *others) = least(data), data.devices
-    more = [*data.devices, Device(name="new", step_seconds=curve)]
-    grown = [Device(name="a", step_seconds=[*first.step_seconds, curve[0]]), *others]
-    for devices in (more, grown):
-        assert least(changed(data, devices=devices)) <= best * (1 + 1e-9)
-    scaled = [
-        Device(name=d.name, step_seconds=[t * factor for t in d.step_seconds]) for d in data.devices
-    ]
-    slower = changed(data, devices=scaled, comm_seconds=data.comm_seconds * factor)
-    assert least(slower) == pytest.approx(factor * best, rel=1e-9)
-    turned = changed(data, devices=[*reversed(data.devices)])
-    assert least(turned) == pytest.approx(best, rel=1e-12)

@@ -2,8 +2,6 @@
 
 - Only triples that can apply and from which the goal can be reached.
 - Properties that computations of no cost establish from nothing are free: they are had at any time.
-- Of triples with the same preconditions, effects, kind and segment, only those of undominated cost
-(and bytes).
 
 An optimal program can be taken to be minimal: without a triple whose every effect is already there
 or never needed. Dropping a computation costs nothing, and dropping a communication joins two
@@ -89,7 +87,6 @@ def reduce_theory(problem: HapProblem) -> Theory:
     leads.add_node(problem.goal)
     useful = nx.ancestors(leads, problem.goal) | {problem.goal}
     steps = [replace(s, post=s.post & useful) for s in steps if s.post & useful]
-    steps = _undominated(steps)
     by_post: dict[int, list[int]] = {}
     for n, step in enumerate(steps):
         for p in step.post:
@@ -98,21 +95,3 @@ def reduce_theory(problem: HapProblem) -> Theory:
     return Theory(
         problem, tuple(steps), {p: tuple(ns) for p, ns in by_post.items()}, tuple(free), goal
     )
-
-
-def _undominated(steps: Sequence[Step]) -> list[Step]:
-    """Of interchangeable steps, those of undominated work and bytes, in their original order."""
-    groups: dict[tuple[object, ...], list[Step]] = {}
-    for step in steps:
-        groups.setdefault((step.comm, step.segment, step.pre, step.post), []).append(step)
-    kept: list[Step] = []
-    for group in groups.values():
-        best: list[tuple[float, float, float]] = []
-        for step in sorted(
-            group, key=lambda s: (s.fixed, s.shared, s.fixed_bytes, s.shared_bytes, s.index)
-        ):
-            rest = (step.shared, step.fixed_bytes, step.shared_bytes)
-            if not any(all(a <= b for a, b in zip(other, rest, strict=True)) for other in best):
-                kept.append(step)
-                best.append(rest)
-    return sorted(kept, key=lambda s: s.index)

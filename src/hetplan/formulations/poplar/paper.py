@@ -28,7 +28,6 @@ from typing import Final
 import numpy as np
 
 from hetplan.formulations.poplar.awareness import (
-    Awareness,
     CurveDevice,
     dips,
     explore,
@@ -65,7 +64,11 @@ def solve(data: PoplarData, run: Run) -> Outcome[PoplarDecision]:
     aware = [explore(CurveDevice(group.seconds[1:].tolist())) for group in problem.groups]
     splines = [spline_curve(device.points, device.largest) for device in aware]
     search = search_steps if problem.stepwise else search_shares
-    dipping = _dips(problem, aware, splines)
+    dipping = [
+        f"{group.name}: {dip}"
+        for group, device, curve in zip(problem.groups, aware, splines, strict=True)
+        for dip in dips(device.points, curve)
+    ]
     more = f" (and {len(dipping) - 1} more)" if len(dipping) > 1 else ""
     return Outcome(
         stop=Stop.DONE,
@@ -75,26 +78,13 @@ def solve(data: PoplarData, run: Run) -> Outcome[PoplarDecision]:
     )
 
 
-def _dips(problem: PoplarProblem, aware: list[Awareness], splines: list[Floats]) -> list[str]:
-    return [
-        f"{group.name}: {dip}"
-        for group, device, curve in zip(problem.groups, aware, splines, strict=True)
-        for dip in dips(device.points, curve)
-    ]
-
-
-def speeds(curve: Floats) -> Floats:
-    """Samples per second of batches 1..mbs of a curve [mbs + 1]."""
-    return np.asarray(np.arange(1, len(curve)) / curve[1:])
-
-
 class Shares:
     """Estimated time and micro-batch of any share of one curve, from its peak range where
     possible."""
 
     def __init__(self, curve: Floats) -> None:
         self.curve = curve
-        speed = speeds(curve)
+        speed = np.arange(1, len(curve)) / curve[1:]
         self.peak = float(speed.max())
         self.range = 1 + np.flatnonzero(speed >= PEAK_SHARE * self.peak)
         self.known: dict[int, tuple[float, int]] = {0: (0.0, 0)}
