@@ -113,25 +113,6 @@ def test_what_kernels_compute_by_hand() -> None:
     assert run("embed", [[1, 5], [[1.0], [2.0]]]) == [[2.0], [0.0]]
 
 
-def test_work_is_counted_per_gradient() -> None:
-    """A product of 5 x 6 and 6 x 7: 2 * 5 * 6 * 7 FLOP forward, and once more for each gradient."""
-    forward, backward = operator("contract").work(
-        [(5, 6), (6, 7)], (5, 7), {"equation": "ab,bc->ac"}
-    )
-    assert (forward, backward) == (420.0, [420.0, 420.0])
-    forward, backward = operator("convolve").work(
-        [(2, 3, 8, 8), (4, 3, 3, 3)], (2, 4, 8, 8), {"padding": 1}
-    )
-    assert (forward, backward) == (2.0 * 2 * 4 * 64 * 27, [2.0 * 2 * 4 * 64 * 27] * 2)
-    one = operator("attention").work([(5, 6, 4, 12)], (5, 6, 4, 4), {})
-    three = operator("attention").work([(5, 6, 4, 4)] * 3, (5, 6, 4, 4), {})
-    assert one[0] == three[0] and sum(one[1]) == sum(three[1]), "packed in one tensor or not"
-    for case in CASES:
-        output = operator(case[0]).shape(shapes(case), case[2])
-        forward, backward = operator(case[0]).work(shapes(case), output, case[2])
-        assert forward >= 0 and len(backward) == len(case[1]) and min(backward) >= 0
-
-
 def test_ways_by_hand() -> None:
     """HAP's three of a matrix product (Figure 9); a reshape pairs runs of equal size."""
     ways = operator("contract").ways([(5, 6), (6, 7)], {"equation": "ab,bc->ac"})
