@@ -383,13 +383,12 @@ def memory(
     peak = [0.0] * len(plan.devices)
     for unit, (i, j) in enumerate(owners):
         stage, batches = plan.replicas[i].stages[j], plan.replicas[i].micro_batches
-        most = (
-            max(batch.samples for batch in batches) * max(stage.row_shares) / sum(stage.row_shares)
-        )
+        samples = max(batch.samples for batch in batches)
+        largest = samples * max(stage.row_shares) / sum(stage.row_shares)
         working = max(
             costs.working_bytes(layers, len(stage.tensor_shares)) for layers in stage.layers
         )
-        kept = float(timeline.peak_bytes[unit]) + most * working
+        kept = float(timeline.peak_bytes[unit]) + largest * working
         for device in stage.all_devices:
             peak[device] = zero.state_bytes(plan, stage, device, costs) + kept
     return tuple(peak)
