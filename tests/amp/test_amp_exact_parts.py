@@ -28,6 +28,7 @@ from hetplan.solvers.labels import Labelled
 from hetplan.solvers.options import Options
 from hetplan.solvers.result import Stop
 from hetplan.solvers.run import Run
+from stopping import cancelled_after
 
 FEASIBLE = [case for case in CASES[:120] if case[1] is None]
 
@@ -79,24 +80,11 @@ def test_a_narrow_search_leaves_a_valid_bound_behind(
             assert evaluation.objective == pytest.approx(seconds, rel=1e-9, abs=1e-12)
 
 
-class StoppedAfter(Run):
-    """A run that is cancelled when it has been asked `checks` times whether to go on."""
-
-    checks = 0
-
-    def check(self) -> None:
-        self.checks -= 1
-        if self.checks < 0:
-            self.cancel.set()
-        super().check()
-
-
-@pytest.mark.parametrize("checks", [0, 10, 60, 110, 130, 145])
-def test_wherever_the_search_is_stopped_its_incumbent_is_kept(checks: int) -> None:
+@pytest.mark.parametrize("looks", [20, 60, 100, 150, 200, 250])
+def test_wherever_the_search_is_stopped_its_incumbent_is_kept(looks: int) -> None:
     """In the bound of a configuration, in its division into boxes, in a label search."""
-    run, data = StoppedAfter(), mixed_cluster(nodes=2, per_node=2, layers=6)
-    run.checks = checks
-    stopped, optimum = solve(data, run), solve(data, Run())
+    data = mixed_cluster(nodes=2, per_node=2, layers=6)
+    stopped, optimum = solve(data, cancelled_after(looks)), solve(data, Run())
     assert stopped.stop is Stop.INTERRUPTED and stopped.decision is not None
     assert stopped.bound is not None and optimum.bound is not None
     assert 0 < stopped.bound <= optimum.bound

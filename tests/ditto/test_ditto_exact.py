@@ -19,6 +19,7 @@ from hetplan.solvers.options import Options
 from hetplan.solvers.registry import solve
 from hetplan.solvers.result import Stop
 from hetplan.solvers.run import Run
+from stopping import cancelled_after
 
 EVERY = 10**9  # labels per bucket that nothing is cut with
 
@@ -123,28 +124,15 @@ def test_a_nearly_slowest_stage_counts_as_slowest(method: str) -> None:
     assert result.objective == pytest.approx(2.4 * 2 + 3.0, rel=1e-8)
 
 
-class Impatient(Run):
-    """Stops after a number of looks at the clock."""
-
-    looks: int
-
-    @property
-    def should_stop(self) -> bool:
-        self.looks -= 1
-        return self.looks < 0
-
-
 @pytest.mark.parametrize("looks", [0, 1, 4, 40])
 @pytest.mark.parametrize("seed", range(12))
 def test_a_stopped_search_keeps_template_and_bound(seed: int, looks: int) -> None:
     data = middle_instance(seed)
     optimum = solve(FAMILY, data, "exact").objective
-    run = Impatient(Options(threads=1))
-    run.looks = looks
-    result = solve(FAMILY, data, "exact", run)
+    result = solve(FAMILY, data, "exact", cancelled_after(looks))
     assert optimum is not None and result.objective is not None
     assert result.objective >= optimum * (1 - 1e-6)
-    if result.stop is Stop.LIMIT:
+    if result.stop is Stop.INTERRUPTED:
         assert result.bound is None or result.bound <= optimum * (1 + 1e-9)
 
 
