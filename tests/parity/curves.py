@@ -15,7 +15,6 @@ from hetplan.runtime.execution import checkpoint
 from hetplan.runtime.plan import Plan
 from parity.cases import MODELS, Case, R, S, even, zero
 from parity.device import DEVICE
-from parity.warm import remember
 
 STEPS = 10
 OPTIMIZERS: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -54,11 +53,6 @@ PLANS: dict[str, Plan] = {
     )
 }
 WORLDS = sorted({plan.world_size for plan in PLANS.values()})
-
-
-def prepare() -> None:
-    """Shapes of the model."""
-    remember([(MODELS["gpt"], next(iter(PLANS.values())).workload.layers, torch.float64)])
 
 
 def train(

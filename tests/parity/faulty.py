@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -15,14 +16,22 @@ from torch import Tensor, nn
 
 from hetplan.runtime.plan import Plan
 from hetplan.runtime.references.build import stand_in
+from parity.cases import Case, R, S, even
 
 RANK, PASS = 1, 3
+PLACE = "rank 1 (replica 0, stage 1, row group 0, tensor rank 0; device 1, A on node 0)"
+# Two stages beside one on two tensor ranks.
+PLAN = Case(
+    "faults", "two", [R(even([0, 1, 2]), [(2, 2)]), R([S((0, 2), tensor=(1, 1))], [(1, 2)])]
+).plan
 
 
 class Faulty(nn.Module):
     """A layer that does what it should, until a rank comes to a certain pass."""
 
-    def __init__(self, layer: nn.Module, fault: Callable[[], None], number: int, rank: int) -> None:
+    def __init__(
+        self, layer: nn.Module, fault: Callable[[], object], number: int, rank: int
+    ) -> None:
         super().__init__()
         self.layer, self.fault, self.number, self.rank, self.passes = layer, fault, number, rank, 0
 
@@ -31,20 +40,15 @@ class Faulty(nn.Module):
         if not arguments[0].is_meta and dist.get_rank() == self.rank:
             self.passes += 1
             if self.passes == self.number:
-                note_moment()
+                if "FAULT" in os.environ:  # a file that tells that the fault begins
+                    Path(os.environ["FAULT"]).touch()
                 self.fault()
         result: Tensor = self.layer(*arguments)
         return result
 
 
-def note_moment() -> None:
-    """Tell that the fault begins, by a file that the environment names."""
-    if "FAULT" in os.environ:
-        Path(os.environ["FAULT"]).touch()
-
-
 def with_fault(
-    plan: Plan, fault: Callable[[], None], number: int = PASS, rank: int = RANK
+    plan: Plan, fault: Callable[[], object], number: int = PASS, rank: int = RANK
 ) -> nn.Module:
     """The stand-in of a plan with a fault in every layer."""
     with torch.device("meta"):
@@ -54,39 +58,23 @@ def with_fault(
     return module
 
 
-def unharmed(plan: Plan) -> nn.Module:
-    """No fault; what it notes is that the ranks are at work."""
-    return with_fault(plan, lambda: None)
-
-
-def killed(plan: Plan) -> nn.Module:
-    """As by the kernel."""
-    return with_fault(plan, lambda: os.kill(os.getpid(), signal.SIGKILL))
-
-
-def stopped(plan: Plan) -> nn.Module:
-    """No sign of life any more."""
-    return with_fault(plan, lambda: os.kill(os.getpid(), signal.SIGSTOP))
-
-
-def stuck(plan: Plan) -> nn.Module:
-    """Alive, without progress."""
-    return with_fault(plan, lambda: time.sleep(3600))
-
-
-def asleep(plan: Plan) -> nn.Module:
-    """Without progress from the first pass on, when there is no other to compare it with."""
-    return with_fault(plan, lambda: time.sleep(3600), 1)
-
-
-def frozen(plan: Plan) -> nn.Module:
-    """Stopped in the first pass."""
-    return with_fault(plan, lambda: os.kill(os.getpid(), signal.SIGSTOP), 1)
-
-
-def alone(plan: Plan) -> nn.Module:
-    """The same on the first rank, which torchrun may have started."""
-    return with_fault(plan, lambda: time.sleep(3600), 1, 0)
+STOP = partial(signal.raise_signal, signal.SIGSTOP)
+SLEEP = partial(time.sleep, 3600)
+# No fault; what it notes is that the ranks are at work.
+unharmed = partial(with_fault, fault=bool)
+# As by the kernel.
+killed = partial(with_fault, fault=partial(signal.raise_signal, signal.SIGKILL))
+# No sign of life any more; or from the first pass on.
+stopped = partial(with_fault, fault=STOP)
+frozen = partial(with_fault, fault=STOP, number=1)
+# Alive, without progress; or from the first pass on, when there is no other to compare it with.
+stuck = partial(with_fault, fault=SLEEP)
+asleep = partial(with_fault, fault=SLEEP, number=1)
+# The same on the first rank, which torchrun may have started.
+alone = partial(with_fault, fault=SLEEP, number=1, rank=0)
+# More memory than there is.
+hungry = partial(with_fault, fault=partial(torch.empty, 1 << 60))
+hungry_on_gpu = partial(with_fault, fault=partial(torch.empty, 1 << 50, device="cuda"))
 
 
 def laborious(plan: Plan) -> nn.Module:
@@ -98,11 +86,6 @@ def laborious(plan: Plan) -> nn.Module:
             pass
 
     return with_fault(plan, compute, 1)
-
-
-def hungry(plan: Plan) -> nn.Module:
-    """More memory than there is."""
-    return with_fault(plan, lambda: print(torch.empty(1 << 60).sum()))
 
 
 def unlucky(plan: Plan) -> nn.Module:
@@ -125,11 +108,6 @@ def unlucky(plan: Plan) -> nn.Module:
     for layer in module.layers.values():
         layer.register_forward_pre_hook(lambda _, inputs: None if inputs[0].is_meta else count())
     return module
-
-
-def hungry_on_gpu(plan: Plan) -> nn.Module:
-    """More of a GPU's memory than there is."""
-    return with_fault(plan, lambda: print(torch.empty(1 << 50, device="cuda").sum()))
 
 
 def wrong(plan: Plan) -> nn.Module:

@@ -2,8 +2,7 @@
 
 `main([TARGET, FOLDER])` runs the function `work(rank, world, folder)` of the module `TARGET`, or
 another one that `TARGET` names behind a colon, in every rank of each world size that the module
-lists as `WORLDS`; before them `prepare()`, where it has that. A rank that fails
-writes its traceback to FOLDER/failed-WORLD-RANK.txt.
+lists as `WORLDS`. A rank that fails writes its traceback to FOLDER/failed-WORLD-RANK.txt.
 
 PARITY_DEVICE in the environment: "cuda" has all ranks on one GPU, "cuda each" each on its own, as
 far as there are.
@@ -20,9 +19,24 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
-from parity.warm import used_once
+from hetplan.runtime.execution.chain import describe
+from hetplan.runtime.execution.distributed import example_of
+from hetplan.runtime.references.build import stand_in
+
+
+def used_once() -> None:
+    """Before processes are forked: torch imports hundreds of modules when it first describes a
+    chain on the meta device and trains for a step."""
+    torch.set_num_threads(1)
+    with torch.device("meta"):
+        module = stand_in(["first", "between", "last"])
+    describe(module, list(module.layers), *example_of(module))
+    parameter = torch.nn.Parameter(torch.ones(1))
+    parameter.square().sum().backward()
+    torch.optim.AdamW([parameter]).step()
 
 
 def rank_main(work: Any, rank: int, world: int, folder: Path) -> None:
@@ -44,8 +58,6 @@ def main(arguments: list[str]) -> int:
     (name, _, function), folder = arguments[0].partition(":"), Path(arguments[1])
     target = importlib.import_module(name)
     work = getattr(target, function or "work")
-    if hasattr(target, "prepare"):
-        target.prepare()
     failed = 0
     largest = int(os.environ.get("PARITY_RANKS", "8"))
     for world in [world for world in target.WORLDS if world <= largest]:

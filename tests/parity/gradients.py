@@ -19,7 +19,6 @@ from hetplan.runtime.execution.transport import Transport
 from parity import exchanges
 from parity.cases import CASES, LOSSES, MODELS, Case
 from parity.device import DEVICE, default_type, exact
-from parity.warm import remember
 
 SEED, STEP = 3, 2
 TOLERANCE = {"float64": 1e-10, "float32": 1e-5}
@@ -40,12 +39,6 @@ STAGED = (
     "ZeRO 3 over different tensor widths",
     "rows and tensor parts in one stage",
 )
-
-
-def prepare() -> None:
-    """Shapes of all models."""
-    used = {(case.model, case.dtype): case for case in CASES}
-    remember((MODELS[m], c.plan.workload.layers, getattr(torch, t)) for (m, t), c in used.items())
 
 
 def step_of(case: Case, **options: Any) -> tuple[float, list[dict[str, Any]]]:
@@ -69,7 +62,6 @@ def work(rank: int, world: int, folder: Path) -> None:
     for case in CASES:
         if case.world != world:
             continue
-        (folder / f"at-{world}-{rank}").write_text(case.name)
         torch.set_default_dtype(getattr(torch, case.dtype))
         written[case.name] = step_of(case)
         if case.name in STAGED:

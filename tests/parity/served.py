@@ -52,7 +52,7 @@ def warm() -> None:
     """Import what all runs need, before they are forked."""
     for name in NEEDED:
         importlib.import_module(name)
-    importlib.import_module("parity.warm").used_once()
+    importlib.import_module("parity.forked").used_once()
 
 
 def begin(request: Request, out: Path, err: Path) -> int:

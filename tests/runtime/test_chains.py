@@ -13,10 +13,9 @@ torch: Any = pytest.importorskip("torch", reason="torch is an extra of hetplan")
 
 from torch import nn  # noqa: E402
 
-from hetplan.runtime.execution.chain import Cut, Part, cut, default_count, describe  # noqa: E402
-from hetplan.runtime.execution.places import Layout, bucket_plans  # noqa: E402
+from hetplan.runtime.execution.chain import describe  # noqa: E402
 from hetplan.runtime.execution.position import Dropout, Position, at, uniform  # noqa: E402
-from parity.cases import MODELS, Case, R, S, names_of  # noqa: E402
+from parity.cases import MODELS, names_of  # noqa: E402
 from parity.faulty import Pair, Picky  # noqa: E402
 
 ROW = torch.zeros(1, 6)
@@ -88,44 +87,6 @@ def test_reference_models_are_chains(model: str) -> None:
     )
 
 
-def test_parts_and_cuts() -> None:
-    whole = torch.arange(24).view(6, 4)
-    parts = [cut(0, 3, Part(i, (2.0, 1.0)), blocks=2) for i in range(2)]
-    assert parts == [Cut(0, ((0, 2), (3, 5))), Cut(0, ((2, 3), (5, 6)))]
-    assert parts[1].take(whole).tolist() == [[8, 9, 10, 11], [20, 21, 22, 23]]
-    assert Cut(1, ((1, 1),)).take(whole).shape == (6, 0)
-    assert [Part(i, (1.0, 1.0, 1.0)).of(2) for i in range(3)] == [(0, 0), (0, 1), (1, 2)]
-
-
-def test_buckets_hold_every_element_once() -> None:
-    """Whatever the cuts: owners' pieces of a parameter lie behind each other, and each unit
-    contributes once."""
-    case = Case(
-        "buckets",
-        "gpt",
-        [
-            R([S((0, 2), rows=(1, 1), tensor=(1, 2)), S((2, 5))], [(2, 2)]),
-            R([S((0, 5), tensor=(2, 1, 1))], [(1, 2)]),
-        ],
-    )
-    made: Any = MODELS["gpt"]()
-    chain = describe(made, names_of("gpt"), *made.batch(0, 0, 1))
-    plans = bucket_plans(Layout(case.plan), chain, by_layer=False)
-    for name, parameter in chain.parameters.items():
-        pieces = sorted((p.first, p.last) for b in plans for p in b.pieces if p.name == name)
-        assert [0, *(last for _, last in pieces)] == [
-            *(first for first, _ in pieces),
-            parameter.shape[parameter.dim],
-        ]
-    for bucket in plans:
-        assert all(piece.contributors <= set(bucket.owners) for piece in bucket.pieces)
-    tied = [b for b in plans for p in b.pieces if p.name == "embedding.table"]
-    assert {b.units for b in tied} == {
-        4
-    }  # both row groups of the first stage, the last stage, the other replica
-    assert sum(b.size for b in plans) == sum(p.numel() for p in made.parameters())
-
-
 def test_dropout_depends_on_the_position_only() -> None:
     drop = Dropout(0.3, "here")
     x = torch.ones(6, 4, 5)
@@ -149,8 +110,3 @@ def test_the_hash_is_uniform() -> None:
     assert abs(float(drawn.var()) - 1 / 12) < 0.001
     a, b = drawn[:, 1:].flatten(), drawn[:, :-1].flatten()
     assert abs(float(torch.corrcoef(torch.stack((a, b)))[0, 1])) < 0.01
-
-
-def test_targets_that_count() -> None:
-    assert default_count(torch.tensor([[1, -100], [2, 3]])) == 3
-    assert default_count(torch.zeros(5, 2)) == 5

@@ -17,8 +17,9 @@ from hetplan.runtime.devices import gpus  # noqa: E402
 from hetplan.runtime.measuring.layers import measure_profile  # noqa: E402
 from hetplan.runtime.plan import Plan, parse_plan, save_plan  # noqa: E402
 from parity.asking import Answers, request, run_forked, served  # noqa: E402
-from parity.cases import CASES, Case, R, S, even  # noqa: E402  # noqa: E402
+from parity.cases import CASES, Case  # noqa: E402
 from parity.curves import check_equal, check_resumed, loaded  # noqa: E402
+from parity.faulty import PLACE, PLAN  # noqa: E402
 from parity.gradients import STAGED, TOLERANCE, Written, check_case, read  # noqa: E402
 from parity.halves import GRADIENTS, PRECISIONS, WORLDS, chosen, error_of  # noqa: E402
 
@@ -86,9 +87,6 @@ def test_half_precision_is_within_its_rounding(tmp_path: Path) -> None:
             error_of(case, precision, written, GRADIENTS[precision])
 
 
-PLACE = "rank 1 (replica 0, stage 1, row group 0, tensor rank 0; device 1, A on node 0)"
-
-
 BAD = {
     "killed": "was killed by SIGKILL",
     "stopped": "hangs; no sign of life",
@@ -100,13 +98,6 @@ BAD = {
 
 
 MODEL, SEQUENCE, SAMPLES = "gpt2", 128, 4
-
-
-def plan() -> Plan:
-    """Two stages beside one on two tensor ranks."""
-    return Case(
-        "faults", "two", [R(even([0, 1, 2]), [(2, 2)]), R([S((0, 2), tensor=(1, 1))], [(1, 2)])]
-    ).plan
 
 
 def gpt2_plan(*stages: tuple[int, int]) -> Plan:
@@ -143,7 +134,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> Answers:
     """Every fault at the same time, then runs to measure one after the other."""
     folder = tmp_path_factory.mktemp("cuda")
     file, one, two = (folder / f"{name}.json" for name in ("plan", "one", "two"))
-    save_plan(plan(), file)
+    save_plan(PLAN, file)
     layers = len(load_model(MODEL).layers)
     save_plan(gpt2_plan((0, layers)), one)
     save_plan(gpt2_plan((0, 4), (4, layers)), two)

@@ -20,11 +20,9 @@ from hetplan.runtime.execution.places import Layout  # noqa: E402
 from hetplan.runtime.execution.transport import Transport  # noqa: E402
 from hetplan.runtime.job import Job, Measured, StepReport  # noqa: E402
 from hetplan.runtime.watch import Watch  # noqa: E402
-from parity.cases import CASES, Case, R, S, even  # noqa: E402
+from parity.cases import CASES, Case  # noqa: E402
+from parity.faulty import PLAN  # noqa: E402
 
-PLAN = Case(
-    "four", "two", [R(even([0, 1, 2]), [(2, 2)]), R([S((0, 2), tensor=(1, 1))], [(1, 2)])]
-).plan
 JOB = Job(plan=PLAN)
 
 
@@ -109,7 +107,7 @@ def test_nccl_needs_a_gpu_for_every_rank(
 ) -> None:
     """Otherwise tensors are staged, the mixture of CPUs and GPUs included."""
     monkeypatch.setattr(transport, "identity", lambda device: "mine")
-    monkeypatch.setattr(transport, "of_all", lambda own: identities)
+    monkeypatch.setattr(transport, "gather_objects", lambda own: identities)
     assert Transport.over("cuda:1").backend == backend
     assert Transport.over("cuda:1", "always").backend == "gloo"
 

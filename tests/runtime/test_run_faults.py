@@ -20,20 +20,11 @@ import yaml
 torch: Any = pytest.importorskip("torch", reason="torch is an extra of hetplan")
 
 from fakes.workloads import cluster_document, small  # noqa: E402
-from hetplan.runtime.plan import Plan, load_plan, save_plan  # noqa: E402
+from hetplan.runtime.plan import load_plan, save_plan  # noqa: E402
 from hetplan.runtime.rehearsals import plan as rehearsal_plan  # noqa: E402
 from parity.asking import ENVIRONMENT, Answers, latest, losses, request, served  # noqa: E402
-from parity.cases import Case, R, S, even  # noqa: E402
-
-PLACE = "rank 1 (replica 0, stage 1, row group 0, tensor rank 0; device 1, A on node 0)"
-
-
-def plan() -> Plan:
-    """Two stages beside one on two tensor ranks."""
-    return Case(
-        "faults", "two", [R(even([0, 1, 2]), [(2, 2)]), R([S((0, 2), tensor=(1, 1))], [(1, 2)])]
-    ).plan
-
+from parity.cases import Case, R, S  # noqa: E402
+from parity.faulty import PLACE, PLAN  # noqa: E402
 
 BAD = {
     "killed": "was killed by SIGKILL",
@@ -65,7 +56,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> Answers:
     """One run for every fault, all at the same time: what hangs waits, it does not compute."""
     folder = tmp_path_factory.mktemp("faults")
     file = folder / "plan.json"
-    save_plan(plan(), file)
+    save_plan(PLAN, file)
     asked = [
         request(fault, "run", file, "--factory", f"parity.faulty:{fault}", "--quiet")
         for fault in BAD
@@ -227,7 +218,7 @@ def interrupted(seeds: range, folder: Path, width: int) -> tuple[dict[int, float
     """Losses of a whole run; and by seed one with a rank killed at a random moment, and one that
     goes on from there."""
     file = folder / "plan.json"
-    save_plan(plan(), file)
+    save_plan(PLAN, file)
     common = ("run", file, "--factory", "parity.faulty:unlucky")
     kept = {seed: ("--checkpoint", folder / f"kept-{seed}", "--every", 2) for seed in seeds}
     nobody = {"KILL_AT": "0:0"}
@@ -266,7 +257,7 @@ def test_only_the_steps_since_the_last_checkpoint_are_lost(count: int, tmp_path:
 @pytest.mark.slow
 def test_no_rank_survives_whoever_started_it(tmp_path: Path) -> None:
     """The parent is killed outright: its ranks notice that nobody listens."""
-    save_plan(plan(), tmp_path / "plan.json")
+    save_plan(PLAN, tmp_path / "plan.json")
     more = ("--factory", "parity.faulty:stuck", "--hang-after", "100", "--steps", "1000")
     running = subprocess.Popen(
         [sys.executable, "-m", "hetplan", "run", str(tmp_path / "plan.json"), *more],

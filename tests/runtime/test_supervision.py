@@ -5,6 +5,7 @@ wherever the interpreter is, and going on without lost nodes. Runs with real fau
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -20,7 +21,6 @@ import pytest
 pytest.importorskip("torch", reason="torch is an extra of hetplan")
 
 from fakes.workloads import small
-from hetplan.errors import InputError
 from hetplan.runtime import launch, watch
 from hetplan.runtime.job import Job, Loss, StepReport
 from hetplan.runtime.launch import FORK, Rank, RankError, Supervisor, find_hung, launch_elastic
@@ -110,8 +110,8 @@ def test_which_rank_hangs(
     monkeypatch.setattr(launch, "at_work", lambda pid: at_work)
     monkeypatch.setattr(launch, "starved", lambda pid, spent, limit: starved)
     hung = find_hung([(n, rank(*one)) for n, one in enumerate(asked)], replace(JOB, **changes))
-    text = None if hung is None else f"rank {hung.number}: {hung.text}"
-    assert text == expected or (text and expected and text.startswith(expected))
+    text = re.sub(r" \(.*?\)", "", str(hung or ""))
+    assert text.startswith(expected) if expected else hung is None
 
 
 def test_one_that_has_just_been_forked_says_nothing_yet() -> None:
@@ -201,11 +201,14 @@ def spinner() -> Iterator[int]:
 
 
 @on_linux
-def test_what_sleeps_or_is_stopped_is_not_starved(sleeper: int, spinner: int) -> None:
+def test_what_sleeps_or_is_stopped_or_gone_is_not_starved(sleeper: int, spinner: int) -> None:
     wait_until(lambda: "R" not in watch.thread_states(sleeper))
     assert not watch.starved(sleeper, 0.0, 1e9)
     os.kill(spinner, signal.SIGSTOP)
     wait_until(lambda: watch.thread_states(spinner) == ["T"])
+    assert not watch.starved(spinner, 0.0, 1e9)
+    os.kill(spinner, signal.SIGKILL)
+    os.waitpid(spinner, 0)
     assert not watch.starved(spinner, 0.0, 1e9)
 
 
@@ -215,13 +218,6 @@ def test_what_would_run_is_starved_until_it_has_run_enough(spinner: int) -> None
     assert watch.starved(spinner, used, 1e9)
     wait_until(lambda: watch.cpu_seconds(spinner) >= used + 0.05)
     assert not watch.starved(spinner, used, 0.1)
-
-
-@on_linux
-def test_what_is_gone_is_not_starved(sleeper: int) -> None:
-    os.kill(sleeper, signal.SIGKILL)
-    os.waitpid(sleeper, 0)
-    assert not watch.starved(sleeper, 0.0, 1e9)
 
 
 @pytest.fixture
@@ -254,6 +250,12 @@ def report(step: int) -> StepReport:
     return StepReport(step, float(step), 0.0, 1.0, 0.4, 0.4, 0.0, 1)
 
 
+def save_step(folder: Path, step: int) -> None:
+    """As far as anybody looks."""
+    (folder / f"step-{step}").mkdir(exist_ok=True)
+    (folder / f"step-{step}" / "hetplan.json").write_text("{}")
+
+
 class Cluster:
     """Runs that save every second step, and die at given ones: `dies` [(step, device or None)] of
     each run."""
@@ -273,8 +275,7 @@ class Cluster:
                 raise RankError(f"rank of device {device}: gone", device)
             tell(report(s))
             if (s + 1) % 2 == 0:
-                (self.folder / f"step-{s + 1}").mkdir(exist_ok=True)
-                (self.folder / f"step-{s + 1}" / "hetplan.json").write_text("{}")
+                save_step(self.folder, s + 1)
         return [[report(s) for s in range(first, first + job.steps)]]
 
 
@@ -312,32 +313,34 @@ def survive(
             else None
         )
 
-    measured = launch_elastic(job, again, None, heard.append)
+    measured = launch_elastic(job, again, lambda report: None, heard.append)
     assert list(measured.lost) == heard
     return cluster, asked, measured.losses, heard
 
 
-def test_nodes_lost_one_after_the_other(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before the first checkpoint the run begins anew, behind it with what was saved; no step is
-    left out."""
-    cluster, asked, losses, heard = survive(job, [(1, 3), (5, 0)], monkeypatch)
-    assert asked == [(2,), (2, 0)]
-    assert [(j.resume, j.steps) for j in cluster.jobs] == [(False, 9), (False, 9), (True, 5)]
-    assert [(loss.node, loss.step, loss.plan) for loss in heard] == [
-        (2, 0, "without (2,)"),
-        (0, 4, "without (2, 0)"),
-    ]
-    assert losses == {step: float(step) for step in range(9)}
-
-
-def test_what_was_there_before_is_not_done_again(
-    job: Job, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    (tmp_path / "step-20").mkdir()
-    (tmp_path / "step-20" / "hetplan.json").write_text("{}")
-    cluster, _, losses, _ = survive(replace(job, resume=True), [(23, 1)], monkeypatch)
-    assert [(j.resume, j.steps) for j in cluster.jobs] == [(True, 9), (True, 7)]
-    assert list(losses) == list(range(20, 29))
+@pytest.mark.parametrize(
+    ("begin", "dies", "asked", "jobs", "told"),
+    [
+        (
+            0, [(1, 3), (5, 0)], [(2,), (2, 0)], [(False, 9), (False, 9), (True, 5)],
+            [(2, 0, "without (2,)"), (0, 4, "without (2, 0)")],
+        ),
+        (20, [(23, 1)], [(1,)], [(True, 9), (True, 7)], [(1, 22, "without (1,)")]),
+    ],
+)  # fmt: skip
+def test_nodes_lost_one_after_the_other(
+    begin: int, dies: list[tuple[int, int | None]], asked: object, jobs: object, told: object,
+    job: Job, monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+) -> None:  # fmt: skip
+    """Before the first checkpoint the run begins anew, behind it with what was saved (that of an
+    earlier run included); no step is left out."""
+    if begin:
+        save_step(tmp_path, begin)
+    cluster, planned, losses, heard = survive(replace(job, resume=begin > 0), dies, monkeypatch)
+    assert planned == asked
+    assert [(j.resume, j.steps) for j in cluster.jobs] == jobs
+    assert [(loss.node, loss.step, loss.plan) for loss in heard] == told
+    assert losses == {step: float(step) for step in range(begin, begin + 9)}
 
 
 @pytest.mark.parametrize(
@@ -353,8 +356,3 @@ def test_what_ends_a_run_all_the_same(
 ) -> None:
     with pytest.raises(RankError, match=f"rank of device {dies[-1][1]}: gone"):
         survive(job, dies, monkeypatch, fits)
-
-
-def test_checkpoints_are_needed(job: Job) -> None:
-    with pytest.raises(InputError, match="needs a folder for checkpoints"):
-        launch_elastic(replace(job, checkpoint=None), lambda *_: None)

@@ -8,12 +8,10 @@ clusters number their devices. Rank 0 prints the measured times.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from types import FrameType
+from collections.abc import Sequence
 from typing import Any
 
 from hetplan.errors import HetplanError, InputError, one_line
@@ -23,6 +21,32 @@ from hetplan.runtime.launch import RankError
 from hetplan.runtime.plan import check_world, load_plan
 from hetplan.runtime.watch import Watch
 
+OPTIONS: dict[str, dict[str, Any]] = {
+    "--factory": {
+        "metavar": "MODULE:FUNCTION",
+        "help": "makes your model of the plan, its argument; default the reference of its name",
+    },
+    "--model": {
+        "metavar": "NAME|FILE",
+        "help": "built-in model or config.json; default the plan's",
+    },
+    "--steps": {"type": int, "default": Job.steps},
+    "--optimizer": {"choices": ("sgd", "adamw"), "default": Job.optimizer},
+    "--learning-rate": {"type": float, "default": Job.learning_rate},
+    "--seed": {"type": int, "default": Job.seed},
+    "--checkpoint": {"metavar": "FOLDER", "help": "on a file system that all nodes share"},
+    "--every": {"type": int, "metavar": "STEPS"},
+    "--resume": {"action": "store_true"},
+    "--device": {"choices": ("auto", "cpu", "cuda"), "default": Job.device},
+    "--hang-after": {
+        "type": float,
+        "default": Job.hang_seconds,
+        "metavar": "SECONDS",
+        "dest": "hang_seconds",
+        "help": "a rank whose pass makes no progress counts as hung",
+    },
+}
+
 
 def parsed(arguments: Sequence[str] | None) -> Job:
     """The job that the command line asks for."""
@@ -30,27 +54,8 @@ def parsed(arguments: Sequence[str] | None) -> Job:
         prog="python -m hetplan.runtime", description="One rank of a plan, under torchrun."
     )
     parser.add_argument("plan", help="plan file")
-    parser.add_argument(
-        "--factory", metavar="MODULE:FUNCTION",
-        help="makes your model of the plan, its argument; default the reference of its name",
-    )  # fmt: skip
-    parser.add_argument(
-        "--model", metavar="NAME|FILE", help="built-in model or config.json; default the plan's"
-    )
-    parser.add_argument("--steps", type=int, default=10)
-    parser.add_argument("--optimizer", choices=("sgd", "adamw"), default="adamw")
-    parser.add_argument("--learning-rate", type=float, default=1e-3)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument(
-        "--checkpoint", metavar="FOLDER", help="on a file system that all nodes share"
-    )
-    parser.add_argument("--every", type=int, metavar="STEPS")
-    parser.add_argument("--resume", action="store_true")
-    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
-    parser.add_argument(
-        "--hang-after", type=float, default=10.0, metavar="SECONDS", dest="hang_seconds",
-        help="a rank whose pass makes no progress counts as hung",
-    )  # fmt: skip
+    for name, how in OPTIONS.items():
+        parser.add_argument(name, **how)
     options = vars(parser.parse_args(arguments))
     check_options(
         options["steps"], options["learning_rate"], options["hang_seconds"],
@@ -67,25 +72,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         check_environment(job)
         serve(on_devices(job, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
     except HetplanError as error:
-        named = str(error).startswith("rank ")  # with its place in the plan
-        print(f"hetplan: {error}" if named else f"hetplan: rank {rank}: {error}", file=sys.stderr)
+        place = "" if isinstance(error, RankError) else f"rank {rank}: "
+        print(f"hetplan: {place}{error}", file=sys.stderr)
         return error.exit_code
     return 0
 
 
 def check_environment(job: Job) -> None:
     """Raise InputError unless torchrun started as many processes as the plan needs."""
-    missing = [
-        name
-        for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-        if name not in os.environ
-    ]
-    if missing:
-        raise InputError(
-            "not started by torchrun",
-            got=f"no {missing[0]}",
-            expected="torchrun -m hetplan.runtime PLAN",
-        )
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        if name not in os.environ:
+            raise InputError(
+                "not started by torchrun",
+                got=f"no {name}",
+                expected="torchrun -m hetplan.runtime PLAN",
+            )
     check_world(job.plan, int(os.environ["WORLD_SIZE"]))
 
 
@@ -107,9 +108,11 @@ def serve(job: Job) -> None:
         raise InputError(f"cannot meet at {meeting}: {one_line(str(error))[:200]}") from None
     reports: list[StepReport] = []
     watch, place = Watch(), job.plan.rank_text(dist.get_rank())
+    asked: list[int] = []  # by SIGTERM, which torchrun hands on: all then end behind their step
+    signal.signal(signal.SIGTERM, lambda number, frame: asked.append(number))
     try:
-        with asked_to_stop() as stopping, look_after(watch, job.hang_seconds, place):
-            train(job, watch, reports.append, stopping)
+        look_after(watch, job.hang_seconds, place)
+        train(job, watch, reports.append, lambda: bool(asked))
     except HetplanError:
         raise
     except Exception as error:
@@ -122,22 +125,6 @@ def serve(job: Job) -> None:
         rows = ("  ".join(row) for row in (table.header, *table.rows))
         print("\n".join((table.title, *rows, *table.notes)))
     dist.destroy_process_group()
-
-
-@contextlib.contextmanager
-def asked_to_stop() -> Iterator[Callable[[], bool]]:
-    """Whether SIGTERM has come, which torchrun hands on: all ranks then end behind their step."""
-    asked = False
-
-    def ask(number: int, frame: FrameType | None) -> None:
-        nonlocal asked
-        asked = True
-
-    before = signal.signal(signal.SIGTERM, ask)
-    try:
-        yield lambda: asked
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import os
 import socket
 import time
 from dataclasses import replace
+from multiprocessing import get_context
 from typing import Any
 
 from hetplan.errors import InputError, UnsupportedError
@@ -49,23 +50,22 @@ def gpus() -> int:
     torch = torch_here()
     if torch is None or not torch.backends.cuda.is_built():
         return 0
-    child = os.fork()
-    if child == 0:
-        count = 0
-        try:
-            count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        finally:
-            os._exit(min(count, 255))
-    return max(0, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    with get_context("fork").Pool(1) as pool:
+        return pool.apply(usable_gpus)
+
+
+def usable_gpus() -> int:
+    """How many GPUs torch can use, asked of CUDA by this process."""
+    cuda = torch_here().cuda
+    return int(cuda.device_count()) if cuda.is_available() else 0
 
 
 def check_device(device: str) -> None:
     """Raise UnsupportedError without torch, InputError for a device that torch does not have
     here."""
-    torch = required_torch("measuring")
+    required_torch("measuring")
     kind, _, number = device.partition(":")
-    usable = kind == "cpu" and not number
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    usable, count = device == "cpu", usable_gpus()
     if kind == "cuda" and (not number or number.isdecimal()):
         usable = int(number or 0) < count
     if not usable:
@@ -166,9 +166,9 @@ def local_device(device: str) -> str:
     kind, _, number = device.partition(":")
     if kind == "cpu":
         return device
-    local = os.environ.get("LOCAL_RANK", "")
-    index = int(local) % cuda.device_count() if local.isdecimal() else cuda.current_device()
-    index = int(number or index)
+    local = os.environ.get("LOCAL_RANK")
+    turn = cuda.current_device() if local is None else int(local) % cuda.device_count()
+    index = int(number or turn)
     cuda.set_device(index)
     return f"cuda:{index}"
 

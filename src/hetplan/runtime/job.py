@@ -13,6 +13,7 @@ from hetplan.errors import InputError
 from hetplan.runtime.plan import Plan
 from hetplan.runtime.replay import trace_document
 from hetplan.runtime.virtual import Rehearsal
+from hetplan.runtime.watch import Event
 from hetplan.text import Table, number_text, percent_text, seconds_text
 
 
@@ -58,16 +59,15 @@ def check_options(
 ) -> None:
     """Raise InputError for options out of range, and for those that mean nothing without a folder
     of checkpoints."""
-    for name, steps_ in (("--steps", steps), ("--every", every)):
-        if steps_ is not None and steps_ < 1:
-            raise InputError(name, got=steps_, expected="1 step or more")
-    for name, value in (
-        ("--time-scale", time_scale),
-        ("--learning-rate", learning_rate),
-        ("--hang-after", hang_after),
+    for name, value, least, expected in (
+        ("--steps", steps, 1, "1 step or more"),
+        ("--every", every, 1, "1 step or more"),
+        ("--time-scale", time_scale, 1e-9, "a positive number"),
+        ("--learning-rate", learning_rate, 1e-9, "a positive number"),
+        ("--hang-after", hang_after, 1e-9, "a positive number"),
     ):
-        if value is not None and not 0 < value < 1e9:
-            raise InputError(name, got=value, expected="a positive number")
+        if value is not None and not least <= value < 1e9:
+            raise InputError(name, got=value, expected=expected)
     for name, asked in (("--resume", resume), ("--every", every is not None)):
         if asked and checkpoint is None:
             raise InputError(f"{name} needs --checkpoint with a folder")
@@ -79,8 +79,7 @@ class StepReport:
     seconds in them.
 
     peak_bytes: the most memory that the process has had, libraries included; of a GPU, what torch
-    has taken. events: (what, chunk, micro-batch, start, end), where a trace is wanted (the last
-    step's).
+    has taken. events: of the last step, for a trace.
     """
 
     step: int
@@ -91,7 +90,7 @@ class StepReport:
     backward: float
     waits: float
     peak_bytes: int
-    events: list[tuple[str, int, int, float, float]] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
 
 
 Report = Callable[[StepReport], None]
@@ -109,8 +108,6 @@ class Loss:
     seconds: float
 
 
-LISTED = 64  # ranks that the table shows
-WARM_UP = 1  # steps that are not counted: connections are made, memory is touched
 LATE = 1.1  # of the predicted seconds: a rehearsal that this machine did not keep up with
 SLOW = 1.5  # of what the others take, compared with their predictions: a rank that is named
 
@@ -128,9 +125,8 @@ class Measured:
     earlier: Mapping[int, float] = field(default_factory=dict)
 
     def counted(self, rank: int) -> Sequence[StepReport]:
-        """The steps that count."""
-        steps = self.reports[rank]
-        return steps[min(WARM_UP, len(steps) - 1) :]
+        """The steps that count: in the first one connections are made and memory is touched."""
+        return self.reports[rank][1:] or self.reports[rank]
 
     @property
     def seconds(self) -> float:
@@ -217,12 +213,12 @@ class Measured:
                 seconds_text(self.busy(p.rank)),
                 seconds_text(self.waits(p.rank)),
             )
-            for p in plan.places[:LISTED]
+            for p in plan.places
         ]
         header = ("rank", "replica", "stage", "part", "device", "passes, predicted", "measured",
                   "waits")  # fmt: skip
-        right = (0, 1, 2, 5, 6, 7)
-        return Table(self._title(), header, tuple(rows), tuple(self._notes()), right=right)
+        title, notes = self._title(), tuple(self._notes())
+        return Table(title, header, tuple(rows), notes, right=(0, 1, 2, 5, 6, 7))
 
     def _title(self) -> str:
         job, plan = self.job, self.job.plan
@@ -259,8 +255,6 @@ class Measured:
             notes.append(
                 f"loss {number_text(before)} at step {first}, {number_text(after)} at step {last}"
             )
-        if len(self.reports) > LISTED:
-            notes.append(f"{len(self.reports) - LISTED} more ranks; --json lists all")
         return notes
 
     def late(self) -> str | None:
@@ -285,12 +279,9 @@ class Measured:
         """
         if self.job.virtual and self.late() is None:
             return None
-        ratios = []
-        for rank in range(len(self.reports)):
-            predicted = self.predicted_busy(rank)
-            if predicted:
-                ratios.append((self.busy(rank) / predicted, rank))
-        if len(ratios) < 2:
+        predicted = {rank: self.predicted_busy(rank) for rank in range(len(self.reports))}
+        ratios = [(self.busy(rank) / s, rank) for rank, s in predicted.items() if s]
+        if not ratios:
             return None
         usual = median(ratio for ratio, _ in ratios)
         worst, rank = max(ratios)
@@ -301,13 +292,14 @@ class Measured:
 
     def trace(self) -> dict[str, Any]:
         """The last step as a trace; a row is a rank."""
-        begin = min(e[3] for rank in self.reports for e in rank[-1].events)
-        rows, spans = [], []
-        for rank, p in enumerate(self.job.plan.places):
-            rows.append(
-                (p.replica, rank, f"rank {rank}: stage {p.stage}, part {p.group}.{p.tensor}")
-            )
+        begin = min(event.start for rank in self.reports for event in rank[-1].events)
+        rows = [
+            (p.replica, p.rank, f"rank {p.rank}: stage {p.stage}, part {p.group}.{p.tensor}")
+            for p in self.job.plan.places
+        ]
+        spans = []
+        for replica, rank, _ in rows:
             for what, _, batch, start, end in self.reports[rank][-1].events:
                 name = f"{what} {batch}" if what in ("forward", "backward", "receive") else what
-                spans.append((p.replica, rank, name, what, start - begin, end - begin))
+                spans.append((replica, rank, name, what, start - begin, end - begin))
         return trace_document(rows, spans)

@@ -32,6 +32,7 @@ from typing import Any, NoReturn
 from hetplan.errors import HetplanError, InputError
 from hetplan.runtime.devices import on_devices, required_torch
 from hetplan.runtime.job import Job, Loss, Measured, StepReport
+from hetplan.runtime.plan import Plan
 from hetplan.runtime.virtual import Shared
 from hetplan.runtime.watch import PASSES, PATIENCE, WAITS, Activity, at_work, starved
 
@@ -65,6 +66,11 @@ class Rank:
         """For people."""
         return "at {what} of chunk {chunk}, micro-batch {batch}".format(**self.state)
 
+    @property
+    def waits(self) -> bool:
+        """For another rank."""
+        return self.state.get("what") in WAITS or self.state.get("meeting") is not None
+
 
 class RankError(HetplanError):
     """A rank died, failed or hung; names it and its place in the plan.
@@ -76,6 +82,12 @@ class RankError(HetplanError):
     def __init__(self, text: str, device: int | None = None) -> None:
         super().__init__(text)
         self.device = device
+
+
+def rank_error(plan: Plan, number: int, text: str, *, lost: bool) -> RankError:
+    """Of a rank by its number. lost: it is, rather than in error itself."""
+    device = plan.places[number].device if lost else None
+    return RankError(f"{plan.rank_text(number)}: {text}", device)
 
 
 def launch(job: Job, tell: Callable[[StepReport], None] | None = None) -> list[list[StepReport]]:
@@ -119,9 +131,9 @@ class Supervisor:
         """Fork one process per rank."""
         from hetplan.runtime.execution.worker import rank_main
 
-        virtual = self.job.rehearsal if self.job.virtual else None
-        shared = Shared(virtual, self.job.plan.world_size) if virtual is not None else None
-        for number in range(self.job.plan.world_size):
+        virtual, world = self.job.rehearsal if self.job.virtual else None, self.job.plan.world_size
+        shared = None if virtual is None else Shared(virtual, world)
+        for number in range(world):
             ours, theirs = FORK.Pipe(duplex=False)
             # a rank must not hold the parent's ends: it notices by them when the parent is gone
             parents = [ours, *(rank.connection for rank in self.ranks)]
@@ -143,7 +155,7 @@ class Supervisor:
             alive = [(n, rank) for n, rank in enumerate(self.ranks) if not rank.gone]
             hung = find_hung(alive, self.job)
             if hung is not None:
-                raise self._error(hung.number, hung.text, lost=hung.lost)
+                raise hung
 
     def _listen(self, seconds: float) -> None:
         """Hear what ranks say, for so long at most if they say nothing."""
@@ -155,7 +167,7 @@ class Supervisor:
         """Hear one thing that a rank has said; whether there was anything."""
         rank = self.ranks[number]
         try:
-            if rank.connection.closed or not rank.connection.poll():
+            if not rank.connection.poll():
                 return False
             kind, what = rank.connection.recv()
         except (EOFError, OSError):
@@ -202,13 +214,7 @@ class Supervisor:
             self._reap()
         failed = [(r.bereft, n, r.failure) for n, r in enumerate(self.ranks) if r.failure]
         _, number, text = min(failed)
-        raise self._error(number, text, lost=self.ranks[number].lost)
-
-    def _error(self, number: int, text: str, *, lost: bool) -> RankError:
-        plan = self.job.plan
-        return RankError(
-            f"{plan.rank_text(number)}: {text}", plan.places[number].device if lost else None
-        )
+        raise rank_error(self.job.plan, number, text, lost=self.ranks[number].lost)
 
     def end(self) -> None:
         """Kill and collect whoever is left."""
@@ -243,31 +249,23 @@ class Supervisor:
                 signal.signal(number, handler)
 
 
-@dataclass(frozen=True)
-class Hung:
-    """A rank and what is wrong with it. lost: it, rather than what all ranks do together."""
-
-    number: int
-    text: str
-    lost: bool
-
-
-def find_hung(alive: list[tuple[int, Rank]], job: Job) -> Hung | None:
+def find_hung(alive: list[tuple[int, Rank]], job: Job) -> RankError | None:
     """A rank without a sign of life, or that is at one thing for too long; or all, where they wait
-    for each other."""
+    for each other (none of them is lost then)."""
     for number, rank in alive:
         silent = time.monotonic() - rank.heard
         if is_silent(rank, silent, job.hang_seconds):
-            return Hung(number, f"hangs; no sign of life for {silent:.0f} s", lost=True)
-    longest, waiting = max((r.state.get("longest", 0.0) for _, r in alive), default=0.0), 0
+            text = f"hangs; no sign of life for {silent:.0f} s"
+            return rank_error(job.plan, number, text, lost=True)
     for number, rank in alive:
-        if rank.state.get("what") in WAITS or rank.state.get("meeting") is not None:
-            waiting += waits_too_long(rank, max(job.hang_seconds, PATIENCE.together, 10 * longest))
-        elif hangs(rank, job):
-            return Hung(number, f"hangs; {rank.doing} for {rank.state['quiet']:.0f} s", lost=True)
-    if alive and waiting == len(alive):
+        if not rank.waits and hangs(rank, job):
+            text = f"hangs; {rank.doing} for {rank.state['quiet']:.0f} s"
+            return rank_error(job.plan, number, text, lost=True)
+    longest = max((rank.state.get("longest", 0.0) for _, rank in alive), default=0.0)
+    patience = max(job.hang_seconds, PATIENCE.together, 10 * longest)
+    if alive and all(rank.waits and waits_too_long(rank, patience) for _, rank in alive):
         number, rank = max(alive, key=lambda item: item[1].state["quiet"])
-        return Hung(number, f"waits, as all others do; {rank.doing}", lost=False)
+        return rank_error(job.plan, number, f"waits, as all others do; {rank.doing}", lost=False)
     return None
 
 
@@ -297,16 +295,13 @@ def hangs(rank: Rank, job: Job) -> bool:
     """
     state, limit, pid = rank.state, job.hang_seconds, rank.process.pid
     what, quiet = state.get("what", "start"), state.get("quiet", 0.0)
-    first = max(limit, PATIENCE.starting)
-    if what == "start" or (what in PASSES and not job.virtual):
-        idle = min(quiet, rank.activity.idle())
-        if idle > (first if what == "start" else limit) and not at_work(pid):
-            return True
+    first, idle = max(limit, PATIENCE.starting), min(quiet, rank.activity.idle())
     if what == "start":
-        return False
-    longest = state["longest"]
-    patience = max(limit, 10 * longest)
-    if what == "checkpoint" or not longest:  # nothing to compare with
+        return idle > first and not at_work(pid)
+    if what in PASSES and not job.virtual and idle > limit and not at_work(pid):
+        return True
+    patience = max(limit, 10 * state["longest"])
+    if what == "checkpoint" or not state["longest"]:  # nothing to compare with
         patience = first
     patience += PATIENCE.spinning if job.device == "cuda" else 0.0
     if quiet <= patience:
@@ -322,25 +317,22 @@ Again = Callable[[Job, tuple[int, ...]], Job | None]
 def launch_elastic(
     job: Job,
     again: Again,
-    tell: Callable[[StepReport], None] | None = None,
+    tell: Callable[[StepReport], None],
     lost: Callable[[Loss], None] | None = None,
 ) -> Measured:
     """`launch`, and once more for every lost node; what the last plan measured, with the whole
     curve.
 
-    tell: receives rank 0's steps; lost: what was lost. Raises InputError without a folder for
-    checkpoints, RankError where no node or no plan is left.
+    The job has a folder for checkpoints. tell: receives rank 0's steps; lost: what was lost. Raises
+    RankError where no node or no plan is left.
     """
-    if job.checkpoint is None:
-        raise InputError("an elastic run needs a folder for checkpoints")
     end = job.steps + ((latest(job) or 0) if job.resume else 0)
     losses: list[Loss] = []
     curve: dict[int, float] = {}
 
     def hear(report: StepReport) -> None:
         curve[report.step] = report.loss
-        if tell is not None:
-            tell(report)
+        tell(report)
 
     while True:
         try:

@@ -17,6 +17,7 @@ import multiprocessing
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -67,14 +68,14 @@ class Rehearsal:
         predicted = self.seconds
         if predicted <= 0:
             return 1.0
-        total = own = most = 0.0
-        for i, replica in enumerate(self.plan.replicas):
-            for j, stage in enumerate(replica.stages):
-                real, passes = real_seconds(replica, stage), self._passes(i, j)
-                total += real * len(stage.all_devices)
-                if passes > most:
-                    most, own = passes, real / passes
-        return max(1.0 / predicted, total / cores / predicted, own)
+        work = [
+            (self._passes(i, j), real_seconds(replica, stage), len(stage.all_devices))
+            for i, replica in enumerate(self.plan.replicas)
+            for j, stage in enumerate(replica.stages)
+        ]
+        total = sum(real * ranks for _, real, ranks in work)
+        passes, real, _ = max(work)
+        return max(1.0 / predicted, total / cores / predicted, real / passes if passes else 0.0)
 
     def busy(self, rank: int) -> float:
         """Seconds of a rank's passes here."""
@@ -111,12 +112,11 @@ class Shared:
 
     def __post_init__(self) -> None:
         plan, pipelines = self.rehearsal.plan, self.rehearsal.pipelines
-        steps = max(replica.steps for replica in plan.replicas)
         chunks = max((p.stages * p.chunks for p in pipelines), default=1)
         # [rank, meeting]: (iteration, time)
         self.posts = _array((self.ranks, self.rehearsal.meetings + 2, 2))
         # likewise, of each message set
-        self.hops = _array((len(plan.replicas), 2, chunks, steps, 2))
+        self.hops = _array((len(plan.replicas), 2, chunks, self.rehearsal.meetings, 2))
         ports = [np.ravel(table) for p in pipelines for table in p.hop_ports]
         ports += [np.array(c.ports, int) for c in self.rehearsal.collectives]
         self.free = _array((1 + int(np.concatenate([[-1], *ports]).max()),))
@@ -234,15 +234,11 @@ def _joint(
     free: list[float],
 ) -> None:
     """Collectives in the order in which their members are ready; `done` and `free` are moved on."""
-    together = []
-    for number, collective in enumerate(rehearsal.collectives):
-        if collective.when == when:
-            members = [(i, j) for i, j in collective.members]
-            together.append((max(ready[member] for member in members), number, members))
-    for begin, number, members in sorted(together):
-        collective = rehearsal.collectives[number]
+    joint = [collective for collective in rehearsal.collectives if collective.when == when]
+    begins = [max(ready[member] for member in collective.members) for collective in joint]
+    for begin, collective in sorted(zip(begins, joint, strict=True), key=itemgetter(0)):
         end = take(free, collective.ports, begin, collective.seconds * rehearsal.scale)
-        for member in members:
+        for member in collective.members:
             done[member] = max(done[member], end)
 
 

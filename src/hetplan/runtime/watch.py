@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 PASSES = ("forward", "backward", "optimizer")
 WAITS = ("receive", "prepare", "synchronise", "collective")
@@ -44,8 +44,7 @@ class Patience:
 PATIENCE = Patience()
 
 
-@dataclass(frozen=True)
-class Event:
+class Event(NamedTuple):
     """One thing done. start, end: seconds of the machine's monotonic clock."""
 
     what: str
@@ -55,8 +54,7 @@ class Event:
     end: float
 
 
-@dataclass(frozen=True)
-class Doing:
+class Doing(NamedTuple):
     """What is going on. since: on the monotonic clock. spent: seconds of a core that the process
     had used by then."""
 
@@ -78,7 +76,7 @@ class Watch:
     """Waits for the device, so that times are true."""
     events: list[Event] = field(default_factory=list)
     """Of the iteration, which begins with its preparation."""
-    doing: Doing = Doing()
+    doing: Doing = field(default_factory=Doing)
     longest: float = 0.0
     """Seconds of the longest pass so far."""
     moved: float = field(default_factory=time.monotonic)
@@ -137,12 +135,8 @@ class Watch:
     def state(self) -> dict[str, Any]:
         """A sign of life: what is going on, seconds since the last progress and of the collective,
         and seconds of a core used."""
-        now, meeting, doing = time.monotonic(), self.meeting, self.doing
-        return {
-            "what": doing.what,
-            "chunk": doing.chunk,
-            "batch": doing.batch,
-            "spent": doing.spent,
+        now, meeting = time.monotonic(), self.meeting
+        return self.doing._asdict() | {
             "used": time.process_time(),
             "quiet": now - self.moved,
             "meeting": None if meeting is None else now - meeting,
@@ -196,17 +190,9 @@ def at_work(pid: int, but: int | None = None) -> bool:
 
 def descendants(pid: int) -> list[int]:
     """All that a process has started, directly or not."""
-    children: dict[int, list[int]] = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            children.setdefault(int(fields(path)[1]), []).append(int(path.parent.name))
-        except (OSError, ValueError, IndexError):  # ended meanwhile
-            continue
-    started, ahead = [], list(children.get(pid, ()))
-    while ahead:
-        started.append(ahead.pop())
-        ahead += children.get(started[-1], ())
-    return started
+    files = Path(f"/proc/{pid}/task").glob("*/children")
+    started = [int(child) for file in files for child in file.read_text().split()]
+    return [*started, *(pid for child in started for pid in descendants(child))]
 
 
 def thread_states(pid: int, but: int | None = None) -> list[str]:

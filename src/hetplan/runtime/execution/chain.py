@@ -91,16 +91,16 @@ class TensorGroup(Part):
         On every rank of it: one without a part keeps what it gets in its graph, times 0 say, or the
         others wait.
         """
-        return x if self.group is None else mirrored(unchanged, self.group.total_of, x)
+        return x if self.group is None else mirrored(unchanged, self.group.reduced, x)
 
     def leave(self, x: Tensor) -> Tensor:
         """The sum of x over the group; gradients pass unchanged."""
-        return x if self.group is None else mirrored(self.group.total_of, unchanged, x)
+        return x if self.group is None else mirrored(self.group.reduced, unchanged, x)
 
     def largest(self, x: Tensor) -> Tensor:
         """The largest x of the group, elementwise; no gradient."""
         x = x.detach()
-        return x if self.group is None else self.group.total_of(x, dist.ReduceOp.MAX)
+        return x if self.group is None else self.group.reduced(x, dist.ReduceOp.MAX)
 
 
 ALONE = TensorGroup()

@@ -98,11 +98,9 @@ class Distributed:
             self.place,
             self.chain,
             self.states,
-            Mail(self.layout, self.place, self.transport, self.watch),
+            Mail(self.layout, self.place, self.transport),
             loss,
             getattr(module, "count", default_count),
-            self.watch,
-            self.device,
         )
 
     def _join_tensor_group(self, groups: Mapping[tuple[int, ...], Group]) -> None:
@@ -150,14 +148,7 @@ class Distributed:
         Parameters are given by their unsplit names, so that a rank without any has one of size 0.
         """
         updated = [parameter for _, parameter in self.states.updated()]
-        made = kind(updated or [nn.Parameter(torch.zeros(0))], **options)
-        made.register_step_post_hook(lambda *_: self.updated())
-        return made
-
-    def updated(self) -> None:
-        """Tell that an optimizer has changed its parameters: the others get them before the next
-        iteration."""
-        self.states.stale = True
+        return kind(updated or [nn.Parameter(torch.zeros(0))], **options)
 
     def gradients(self) -> list[Fragment]:
         """The gradients that this rank holds, those that others hold, too, included."""

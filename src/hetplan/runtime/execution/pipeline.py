@@ -23,7 +23,6 @@ from hetplan.runtime.execution.position import Position, at
 from hetplan.runtime.execution.states import States
 from hetplan.runtime.execution.transport import Message, Stream, Transport
 from hetplan.runtime.plan import Place
-from hetplan.runtime.watch import Watch
 from hetplan.schema import Range
 
 Rows = Callable[[int, int], tuple[Tensor, Tensor]]  # global rows [first, last) -> inputs, targets
@@ -36,8 +35,8 @@ class Mail:
 
     A micro-batch's rows lie on the row groups of a stage as its shares say; from one stage to the
     next every intersection of two groups' rows is one message per receiving tensor rank.
-    Activations are whole on all tensor ranks, so each one receives from one of the sender's. Every
-    message is tagged with its hop and comes in the order of the micro-batches.
+    Activations are whole on all tensor ranks, so each one receives from one of the sender's. What a
+    hop carries comes in the order of the micro-batches.
 
     sent: those on their way, with their tensors; local: what a rank sends to itself.
     """
@@ -45,21 +44,20 @@ class Mail:
     layout: Layout
     place: Place
     transport: Transport
-    watch: Watch
     sent: list[Message] = field(default_factory=list)
     local: dict[tuple[int, int], Tensor] = field(default_factory=dict)
 
     def send(self, x: Tensor, hop: int, batch: int, *, forward: bool) -> None:
         """My rows of what goes over a hop (virtual stages hop and hop + 1), to all who need
         them."""
-        first, own = self.layout.own_rows(self.place, batch)[0], self.place.rank
+        first, rank = self.layout.own_rows(self.place, batch)[0], self.place.rank
         self.sent = self.transport.pending(self.sent)
-        self.watch.departs(hop, batch, forward=forward)
+        self.transport.watch.departs(hop, batch, forward=forward)
         carried = messages(self.layout, self.place.replica, hop, batch, forward=forward)
         for (tag, sender, receiver), (a, b) in carried:
-            if sender == own:
+            if sender == rank:
                 rows = x[a - first : b - first].contiguous()
-                if receiver == own:
+                if receiver == rank:
                     self.local[tag, batch] = rows
                 else:
                     self.sent.append(self.transport.post(rows, receiver, tag))
@@ -68,15 +66,15 @@ class Mail:
         self, shape: tuple[int, ...], dtype: Any, hop: int, batch: int, *, forward: bool
     ) -> Tensor:
         """My rows [rows, *shape] of what comes over a hop."""
-        (first, last), own = self.layout.own_rows(self.place, batch), self.place.rank
+        (first, last), rank = self.layout.own_rows(self.place, batch), self.place.rank
         x = self.transport.space((last - first, *shape), dtype)
         carried = messages(self.layout, self.place.replica, hop, batch, forward=forward)
         for (tag, sender, receiver), (a, b) in carried:
-            if sender == receiver == own:
+            if sender == receiver == rank:
                 x = self.local.pop((tag, batch))
-            elif receiver == own:
+            elif receiver == rank:
                 self.transport.fetch(x[a - first : b - first], sender, tag)
-        self.watch.arrives(hop, batch, forward=forward)
+        self.transport.watch.arrives(hop, batch, forward=forward)
         return x.to(self.transport.device)
 
     def settle(self) -> None:
@@ -101,10 +99,10 @@ def messages(
         for s in (stages if forward else reversed(stages))
     )
     tag = 2 * (hop // max(1, count - 1)) + forward
-    for (own, (a, b)), (others, (c, d)) in product(senders, receivers):
+    for (sending, (a, b)), (receiving, (c, d)) in product(senders, receivers):
         if max(a, c) < min(b, d):
-            for tensor, receiver in enumerate(others):
-                sender = own[tensor * len(own) // len(others)]
+            for tensor, receiver in enumerate(receiving):
+                sender = sending[tensor * len(sending) // len(receiving)]
                 yield (tag, sender, receiver), (max(a, c), min(b, d))
 
 
@@ -139,12 +137,11 @@ class Pipeline:
     mail: Mail
     loss: Callable[[Tensor, Tensor], Tensor] | None
     count: Callable[[Tensor], float]
-    watch: Watch
-    device: Any
 
     def __post_init__(self) -> None:
         self.ranges = self.layout.stage(self.place).layers
         self.end = len(self.chain.names)
+        self.watch = self.mail.transport.watch
         self.replica = self.layout.plan.replicas[self.place.replica]
         self.saved: dict[tuple[int, int], list[Saved]] = {}
         self.position = Position()
@@ -182,8 +179,13 @@ class Pipeline:
 
     def _forward(self, chunk: int, batch: int, rows: Rows) -> None:
         (first, last), (a, b) = self.ranges[chunk], self._rows(batch)
-        x = self._arrive(chunk, batch, rows) if a < b else None
-        targets = rows(a, b)[1].to(self.device) if a < b and last == self.end else None
+        x = targets = None
+        if a < b and first > 0:
+            x = self._receive(chunk, batch, forward=True)
+        elif a < b:
+            x = rows(a, b)[0].to(self.mail.transport.device)
+        if a < b and last == self.end:
+            targets = rows(a, b)[1].to(self.mail.transport.device)
         kept: list[Saved] = []
         position = replace(self.position, first_row=a)
         with self.watch.during("forward", chunk, batch), at(position):
@@ -204,14 +206,13 @@ class Pipeline:
         else:
             self.mail.send(x, self._hop(chunk), batch, forward=True)
 
-    def _arrive(self, chunk: int, batch: int, rows: Rows) -> Tensor:
-        """The first layer's input."""
-        first = self.ranges[chunk][0]
-        if first == 0:
-            return rows(*self._rows(batch))[0].to(self.device)
-        shape, dtype = self.chain.outputs[first - 1]
+    def _receive(self, chunk: int, batch: int, *, forward: bool) -> Tensor:
+        """What the layer before a chunk gave, or the gradient of what the chunk's last one did."""
+        first, last = self.ranges[chunk]
+        shape, dtype = self.chain.outputs[(first if forward else last) - 1]
         with self.watch.during("receive", chunk, batch):
-            return self.mail.receive(shape, dtype, self._hop(chunk) - 1, batch, forward=True)
+            hop = self._hop(chunk) - forward
+            return self.mail.receive(shape, dtype, hop, batch, forward=forward)
 
     def _layer(self, k: int, x: Tensor, targets: Tensor | None, kept: list[Saved]) -> Tensor:
         """A layer's forward pass on a graph of its own; what comes out is detached."""
@@ -238,7 +239,7 @@ class Pipeline:
     def _backward(self, chunk: int, batch: int, rows: Rows, weight: float) -> None:
         (first, last), (a, b) = self.ranges[chunk], self._rows(batch)
         kept = self.saved.pop((chunk, batch))
-        grad = self._gradient(chunk, batch, kept, weight) if a < b else None
+        grad = self._gradient(chunk, batch, kept, weight) if kept else None
         position = replace(self.position, first_row=a)
         with self.watch.during("backward", chunk, batch), at(position):
             for k in reversed(range(first, last)):
@@ -249,19 +250,15 @@ class Pipeline:
         if a < b and first > 0:
             shape, dtype = self.chain.outputs[first - 1]
             if grad is None:  # nothing before depends on a parameter
-                grad = torch.zeros(b - a, *shape, dtype=dtype, device=self.device)
+                grad = torch.zeros(b - a, *shape, dtype=dtype, device=self.mail.transport.device)
             self.mail.send(grad, self._hop(chunk) - 1, batch, forward=False)
 
     def _gradient(self, chunk: int, batch: int, kept: Sequence[Saved], weight: float) -> Tensor:
         """Of what the last layer here gave."""
-        last = self.ranges[chunk][1]
-        if last == self.end:
-            y = kept[-1].y
-            assert y is not None
+        y = kept[-1].y
+        if self.ranges[chunk][1] == self.end and y is not None:
             return torch.full_like(y, 1.0 / weight)
-        shape, dtype = self.chain.outputs[last - 1]
-        with self.watch.during("receive", chunk, batch):
-            return self.mail.receive(shape, dtype, self._hop(chunk), batch, forward=False)
+        return self._receive(chunk, batch, forward=False)
 
     def _layer_back(self, saved: Saved, grad: Tensor | None) -> Tensor | None:
         """A layer's backward pass: the gradient of its input."""

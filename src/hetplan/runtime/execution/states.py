@@ -201,7 +201,6 @@ class States:
         ]
         for bucket in self.buckets:
             bucket.begin(sharded=zero > 0)
-        self.stale = False
         self._let_go(self.buckets)
 
     def updated(self) -> list[tuple[str, nn.Parameter]]:
@@ -213,9 +212,8 @@ class States:
 
     def begin(self) -> None:
         """Before an iteration: parameters that an optimizer changed elsewhere."""
-        if (self.zero in (1, 2) and self.stale) or (self.zero == 3 and not self.per_layer):
+        if self.zero and not self.per_layer:
             self._gather(self.buckets)
-        self.stale = False
 
     def of_layer(self, layer: int) -> list[Bucket]:
         """What is gathered and let go of with a layer: all of it under ZeRO 3 layer by layer."""

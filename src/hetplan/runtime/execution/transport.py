@@ -50,7 +50,7 @@ def host_group() -> Any:
     return one_group(range(dist.get_world_size()), "gloo")
 
 
-def of_all(value: object) -> list[Any]:
+def gather_objects(value: object) -> list[Any]:
     """[ranks] what each one has given."""
     values: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(values, value, group=host_group())
@@ -171,7 +171,7 @@ class Group:
         """All-reduce in place."""
         self._in_place(x, lambda y: dist.all_reduce(y, operation, group=self.process))
 
-    def total_of(self, x: Tensor, operation: Any = dist.ReduceOp.SUM) -> Tensor:
+    def reduced(self, x: Tensor, operation: Any = dist.ReduceOp.SUM) -> Tensor:
         """The same as a new tensor."""
         result = x.detach().clone(memory_format=torch.contiguous_format)
         self.total(result, operation)
@@ -222,7 +222,7 @@ class Group:
 
 def own_gpus(device: torch.device) -> bool:
     """Whether every rank has a GPU that no other rank has, and NCCL; all ranks together."""
-    everyone = of_all(identity(device))
+    everyone = gather_objects(identity(device))
     return None not in everyone and len(set(everyone)) == len(everyone)
 
 

@@ -4,15 +4,17 @@ checkpoints, reports, and dies with whoever started it."""
 from __future__ import annotations
 
 import contextlib
-import importlib
 import os
+import pkgutil
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from multiprocessing.connection import Connection
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -97,21 +99,17 @@ def from_factory(text: str, plan: Plan | None) -> nn.Module:
 def called(text: str, plan: Plan | None) -> Any:
     """What `module:function` makes of the plan. Raises InputError for whatever its author's code
     raises."""
-    module_name, colon, name = text.partition(":")
-    if not (module_name and colon and name):
+    if not all(text.partition(":")):
         raise InputError("--factory is not usable", got=text, expected="MODULE:FUNCTION")
+    failure = "cannot be imported:"
     try:
-        function: Any = getattr(importlib.import_module(module_name), name)
-    except (Exception, SystemExit) as error:
-        raise InputError(
-            f"--factory cannot be imported: {kind_and_text(error)}", got=text
-        ) from error
-    try:
+        function = pkgutil.resolve_name(text)
+        failure = "raises"
         return function(plan)
     except HetplanError:
         raise
     except (Exception, SystemExit) as error:
-        raise InputError(f"--factory raises {kind_and_text(error)}", got=text) from error
+        raise InputError(f"--factory {failure} {kind_and_text(error)}", got=text) from error
 
 
 def check_job(job: Job) -> None:
@@ -173,9 +171,9 @@ def watch_of(job: Job, rank: int, shared: Shared | None) -> Watch:
     if isinstance(shared.rehearsal, SpmdRehearsal):
         return SpmdWatch(shared=shared, rank=rank)
     place = job.plan.places[rank]
-    ranks: dict[tuple[int, int], list[int]] = {}
+    ranks: dict[tuple[int, int], list[int]] = defaultdict(list)
     for other in job.plan.places:
-        ranks.setdefault((other.replica, other.stage), []).append(other.rank)
+        ranks[other.replica, other.stage].append(other.rank)
     return Virtual(
         shared=shared, rank=rank, replica=place.replica, stage=place.stage, stage_ranks=ranks
     )
@@ -219,24 +217,9 @@ def step_report(
         sum(e.end - e.start for e in events if e.what in kinds)
         for kinds in (["forward"], ["backward"], set(WAITS) - {"prepare"})
     )
-    kept = [(e.what, e.chunk, e.batch, e.start, e.end) for e in events] if traced else []
-    begin = next(e.end for e in events if e.what == "prepare")
-    return StepReport(step, loss, begin, events[-1].end, forward, backward, waits, peak, kept)
-
-
-class Channel:
-    """The rank's end of its pipe."""
-
-    def __init__(self, connection: Connection) -> None:
-        self.connection, self.lock = connection, threading.Lock()
-
-    def tell(self, kind: str, what: object = None) -> None:
-        """Send both; the process ends where nobody listens any more."""
-        with self.lock:
-            try:
-                self.connection.send((kind, what))
-            except BrokenPipeError:
-                os._exit(1)
+    begin, end = next(e.end for e in events if e.what == "prepare"), events[-1].end
+    traced_events = events if traced else []
+    return StepReport(step, loss, begin, end, forward, backward, waits, peak, traced_events)
 
 
 def rank_main(
@@ -253,9 +236,18 @@ def rank_main(
     parents: ends of pipes that are the parent's alone. stop: its value says whether to end behind
     the step.
     """
+    lock = threading.Lock()
+
+    def tell(kind: str, what: object = None) -> None:
+        """Send both; the process ends where nobody listens any more."""
+        with lock:
+            try:
+                connection.send((kind, what))
+            except BrokenPipeError:
+                os._exit(1)
+
     for end in parents:
         end.close()
-    channel = Channel(connection)
     code = 1
     try:
         # signals to the whole group are the parent's to act upon
@@ -264,7 +256,7 @@ def rank_main(
         torch.set_num_threads(1)
         os.environ["LOCAL_RANK"] = str(rank)
         watch = watch_of(job, rank, shared)
-        every_beat(lambda: channel.tell("beat", watch.state()), pause=0.0)
+        every_beat(lambda: tell("beat", watch.state()))
         world = job.plan.world_size
         dist.init_process_group(
             "gloo",
@@ -273,37 +265,33 @@ def rank_main(
             world_size=world,
             timeout=timedelta(minutes=30),
         )
-        train(job, watch, lambda step: channel.tell("step", step), lambda: stop.value != 0)
+        train(job, watch, lambda step: tell("step", step), lambda: stop.value != 0)
         dist.barrier()
         dist.destroy_process_group()
-        channel.tell("done")
+        tell("done")
         code = 0
     except BaseException as error:  # noqa: BLE001 (the last boundary of the process: whatever it is, it is told)
-        channel.tell("failed", (error_text(error), is_lost(error)))
+        tell("failed", (error_text(error), is_lost(error)))
     finally:
         with contextlib.suppress(OSError):
             sys.stderr.flush()
         os._exit(code)
 
 
-def every_beat(act: Callable[[], None], *, pause: float) -> threading.Event:
-    """Do something in a thread of its own, first after a pause, until the event is set."""
-    over = threading.Event()
+def every_beat(act: Callable[[], None]) -> None:
+    """Do something again and again, in a thread of its own."""
 
-    def beats() -> None:
-        wait = pause
-        while not over.wait(wait):
+    def beats() -> NoReturn:
+        while True:
             act()
-            wait = PATIENCE.beat
+            time.sleep(PATIENCE.beat)
 
     threading.Thread(target=beats, daemon=True).start()
-    return over
 
 
-@contextlib.contextmanager
-def look_after(watch: Watch, limit: float, place: str) -> Iterator[None]:
-    """Nobody else watches: a thread ends the process, with one line, where a pass neither goes on
-    nor computes."""
+def look_after(watch: Watch, limit: float, place: str) -> None:
+    """Where nobody else watches: from now on a thread ends the process, with one line, where a pass
+    neither goes on nor computes."""
     activity = Activity()
 
     def look() -> None:
@@ -317,11 +305,7 @@ def look_after(watch: Watch, limit: float, place: str) -> Iterator[None]:
         print(f"hetplan: {place}: hangs; {where} for {quiet:.0f} s", file=sys.stderr, flush=True)
         os._exit(1)
 
-    over = every_beat(look, pause=PATIENCE.beat)
-    try:
-        yield
-    finally:
-        over.set()
+    every_beat(look)
 
 
 # What errors of torch.distributed say where another rank is gone.

@@ -33,8 +33,7 @@ from hetplan.formulations.hap.spmd.networks import program_of
 from hetplan.formulations.hap.spmd.program import PLACEHOLDER, Node, SingleProgram
 from hetplan.formulations.hap.spmd.whole import Shard
 from hetplan.profiling.models import load_model
-from hetplan.runtime.execution.chunks import Chunk
-from hetplan.runtime.execution.spmd.machine import Machine, Ranks, copied, piece
+from hetplan.runtime.execution.spmd.machine import Machine, copied, piece
 from hetplan.runtime.execution.transport import Staging, Transport, host_group, host_total
 from hetplan.runtime.plan import Plan, check_world
 from hetplan.runtime.spmd_decision import read_program
@@ -233,9 +232,6 @@ class DistributedProgram:
         exact."""
         return kind(list(self.parameters.values()), **options)
 
-    def updated(self) -> None:
-        """Nothing is gathered anew: every rank updates what it holds."""
-
     def gradients(self) -> Iterator[tuple[Shard, Tensor]]:
         """Of every parameter, this rank's part of the gradient; whole ones are the same on all
         ranks."""
@@ -297,56 +293,3 @@ class RehearsedProgram:
     def optimizer(self, kind: Callable[..., Any], **options: Any) -> Any:
         """One of nothing."""
         return kind([nn.Parameter(torch.zeros(0))], **options)
-
-
-# (key in a checkpoint, how it is held or None for a single number, what is here)
-Entry = tuple[str, Shard | None, Tensor]
-
-
-def entries_of(
-    model: DistributedProgram, optimizer: Any, kinds: Mapping[str, str], name: str
-) -> list[Entry]:
-    """A parameter and the optimizer's states of it; kinds: "like" the parameter, or "scalar"."""
-    parameter, shard = model.parameters[name], model.shards[name]
-    entries: list[Entry] = [(f"model.{name}", shard, parameter.detach())]
-    for state, kind in kinds.items():
-        held = shard if kind == "like" else None
-        entries.append((f"optimizer.{name}.{state}", held, optimizer.state[parameter][state]))
-    return entries
-
-
-def to_save(model: DistributedProgram, optimizer: Any, kinds: Mapping[str, str]) -> list[Chunk]:
-    """What this rank writes; all ranks together."""
-    ranks, chunks = Ranks(model.everyone, dist.get_rank()), []
-    for number, name in enumerate(model.parameters):
-        for key, shard, value in entries_of(model, optimizer, kinds, name):
-            if shard is not None and shard.dimension is not None:
-                value = ranks.gather(value, shard.dimension, shard.bounds, "padded")
-            if number % dist.get_world_size() == ranks.rank:
-                chunks.append(Chunk(key, 0, value.numel(), value.reshape(-1).cpu().clone()))
-    return chunks
-
-
-def restore(
-    model: DistributedProgram,
-    optimizer: Any,
-    kinds: Mapping[str, str],
-    read: Callable[[list[Chunk]], list[Tensor]],
-) -> None:
-    """Fill parameters and states; `read` gives the stored values of chunks. All ranks together."""
-    for name, parameter in model.parameters.items():
-        for state, kind in kinds.items():
-            like = torch.zeros_like(parameter) if kind == "like" else torch.zeros(())
-            optimizer.state[parameter][state] = like.detach()
-        entries = entries_of(model, optimizer, kinds, name)
-        wholes = [
-            torch.zeros(() if shard is None else shard.shape, dtype=into.dtype)
-            for _, shard, into in entries
-        ]
-        chunks = [
-            Chunk(key, 0, whole.numel(), whole.view(-1))
-            for whole, (key, _, _) in zip(wholes, entries, strict=True)
-        ]
-        for values, whole, (_, shard, into) in zip(read(chunks), wholes, entries, strict=True):
-            stored = values.view(whole.shape)
-            into.copy_(stored if shard is None else held_by(dist.get_rank(), shard, stored))

@@ -76,7 +76,7 @@ class Ranks:
     def total(self, value: Tensor) -> Tensor:
         """Everyone gets the sum, by an all-reduce."""
         with self.during():
-            return self.group.total_of(value)
+            return self.group.reduced(value)
 
     def gather(self, value: Tensor, dimension: int, bounds: Bounds, manner: Manner) -> Tensor:
         """Everyone gets the slices side by side, by an all-gather of slices padded to the longest,
@@ -104,7 +104,7 @@ class Ranks:
         reduction to each owner of one."""
         with self.during():
             if manner == "padded":
-                return copied(piece(self.group.total_of(value), dimension, bounds[self.rank]))
+                return copied(piece(self.group.reduced(value), dimension, bounds[self.rank]))
             parts = [copied(piece(value, dimension, pair)) for pair in bounds]
             for owner, part in enumerate(parts):
                 self.group.reduce(part, owner)
