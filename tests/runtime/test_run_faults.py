@@ -55,69 +55,50 @@ def elastic(folder: Path, cluster: Path) -> list[dict[str, Any]]:
 def answers(tmp_path_factory: pytest.TempPathFactory) -> Answers:
     """One run for every fault, all at the same time: what hangs waits, it does not compute."""
     folder = tmp_path_factory.mktemp("faults")
-    file = folder / "plan.json"
+    names = ("plan.json", "two.json", "single.json", "cluster.yaml", "old")
+    file, two, single, cluster, old = (folder / name for name in names)
     save_plan(PLAN, file)
-    asked = [
-        request(fault, "run", file, "--factory", f"parity.faulty:{fault}", "--quiet")
-        for fault in BAD
-    ]  # fmt: skip
-    asked += [
-        request(f, "run", file, "--factory", f"parity.faulty:{f}") for f in ("short", "nothing")
-    ]
-    busy = ("--factory", "parity.faulty:laborious", "--hang-after", 2, "--steps", 1)
-    asked.append(request("laborious", "run", file, *busy))
-    for sent in (signal.SIGINT, signal.SIGTERM):
-        more = (
-            "--factory",
-            "parity.cases:two",
-            "--steps",
-            100000,
-            "--checkpoint",
-            folder / sent.name,
-        )
-        asked.append(request(sent.name, "run", file, *more, signal=int(sent)))
-    cluster, two = folder / "cluster.yaml", folder / "two.json"
-    cluster.write_text(yaml.safe_dump(cluster_document()))
     save_plan(rehearsal_plan("data parallel, shares by speed", small()), two)
-    asked.append(
-        request(
-            "slow",
-            "run",
-            two,
-            "--cluster",
-            cluster,
-            "--virtual",
-            "--factory",
-            "parity.faulty:slow",
-            "--steps",
-            3,
-        )
-    )
-    asked += elastic(folder, cluster)
-    (folder / "old" / "step-4").mkdir(parents=True)
-    (folder / "old" / "step-4" / "hetplan.json").write_text("{}")
-    asked.append(
-        request(
-            "mixed", "run", file, "--factory", "parity.cases:two", "--checkpoint", folder / "old"
-        )
-    )
+    save_plan(Case("single", "two", [R([S((0, 2))], [(1, 2)])]).plan, single)
+    cluster.write_text(yaml.safe_dump(cluster_document()))
+    (old / "step-4").mkdir(parents=True)
+    (old / "step-4" / "hetplan.json").write_text("{}")
+    model = (file, "--factory", "parity.cases:two")
+    busy = ("--hang-after", 2, "--steps", 1)
+    endless = ("--steps", 100000, "--checkpoint")
+    virtual = ("--cluster", cluster, "--virtual", "--steps", 3)
+    asked = [
+        *(
+            request(fault, "run", file, "--factory", f"parity.faulty:{fault}", "--quiet")
+            for fault in BAD
+        ),
+        *(
+            request(name, "run", file, "--factory", f"parity.faulty:{name}")
+            for name in ("short", "nothing")
+        ),
+        *(
+            request(sent.name, "run", *model, *endless, folder / sent.name, signal=int(sent))
+            for sent in (signal.SIGINT, signal.SIGTERM)
+        ),
+        request("laborious", "run", file, "--factory", "parity.faulty:laborious", *busy),
+        request("slow", "run", two, "--factory", "parity.faulty:slow", *virtual),
+        request("mixed", "run", *model, "--checkpoint", old),
+        request("outside", *model, program="rank"),
+        *elastic(folder, cluster),
+    ]
     torchrun = {"RANK": "0", "WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1"}
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = str(taken.getsockname()[1])
-        at = (file, "--factory", "parity.cases:two")
-        for name, changed in (
-            ("port", {"MASTER_PORT": port}),
-            ("world", {"WORLD_SIZE": "3", "MASTER_PORT": port}),
+        alone = (single, "--factory", "parity.faulty:alone", "--hang-after", 1)
+        for name, arguments, changed in (
+            ("port", model, {"MASTER_PORT": port}),
+            ("world", model, {"WORLD_SIZE": "3", "MASTER_PORT": port}),
+            ("alone", alone, {"WORLD_SIZE": "1", "MASTER_PORT": "0"}),
         ):
-            asked.append(request(name, *at, program="rank", environment=torchrun | changed))
-        asked.append(request("outside", *at, program="rank"))
-        single = folder / "single.json"
-        save_plan(Case("single", "two", [R([S((0, 2))], [(1, 2)])]).plan, single)
-        hangs = (single, "--factory", "parity.faulty:alone", "--hang-after", 1)
-        one = {"WORLD_SIZE": "1", "MASTER_PORT": "0"}
-        asked.append(request("alone", *hangs, program="rank", environment=torchrun | one))
+            environment = torchrun | changed
+            asked.append(request(name, *arguments, program="rank", environment=environment))
         answers_by_name = served(asked, folder, width=len(asked))
     return answers_by_name | {"folder": {"path": str(folder)}, "port at": {"port": port}}
 

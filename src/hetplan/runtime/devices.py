@@ -64,13 +64,9 @@ def check_device(device: str) -> None:
     """Raise UnsupportedError without torch, InputError for a device that torch does not have
     here."""
     required_torch("measuring")
-    kind, _, number = device.partition(":")
-    usable, count = device == "cpu", usable_gpus()
-    if kind == "cuda" and (not number or number.isdecimal()):
-        usable = int(number or 0) < count
-    if not usable:
-        have = ["cpu", *(f"cuda:{i}" for i in range(count))]
-        raise InputError("no such device here", got=device, expected=" or ".join(have))
+    here = ["cpu", *(f"cuda:{i}" for i in range(usable_gpus()))]
+    if device not in here and (device != "cuda" or len(here) == 1):
+        raise InputError("no such device here", got=device, expected=" or ".join(here))
 
 
 def torch_here() -> Any:
@@ -159,16 +155,14 @@ def local_device(device: str) -> str:
     GPUs by LOCAL_RANK, as torchrun sets it, or is torch's current one. Raises InputError where
     there is no such device.
     """
-    cuda = torch_here().cuda
     if device == "auto":
-        device = "cuda" if cuda.is_available() else "cpu"
+        device = "cuda" if usable_gpus() else "cpu"
     check_device(device)
-    kind, _, number = device.partition(":")
-    if kind == "cpu":
+    if device == "cpu":
         return device
-    local = os.environ.get("LOCAL_RANK")
+    cuda, local = torch_here().cuda, os.environ.get("LOCAL_RANK")
     turn = cuda.current_device() if local is None else int(local) % cuda.device_count()
-    index = int(number or turn)
+    index = int(device.partition(":")[2] or turn)
     cuda.set_device(index)
     return f"cuda:{index}"
 
