@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from math import isfinite
+from math import inf, isfinite
 from statistics import median
 from typing import Any, Literal
 
@@ -59,14 +59,14 @@ def check_options(
 ) -> None:
     """Raise InputError for options out of range, and for those that mean nothing without a folder
     of checkpoints."""
-    for name, value, least, expected in (
-        ("--steps", steps, 1, "1 step or more"),
-        ("--every", every, 1, "1 step or more"),
-        ("--time-scale", time_scale, 1e-9, "a positive number"),
-        ("--learning-rate", learning_rate, 1e-9, "a positive number"),
-        ("--hang-after", hang_after, 1e-9, "a positive number"),
+    for name, value, expected in (
+        ("--steps", steps, "1 step or more"),
+        ("--every", every, "1 step or more"),
+        ("--time-scale", time_scale, "a positive number"),
+        ("--learning-rate", learning_rate, "a positive number"),
+        ("--hang-after", hang_after, "a positive number"),
     ):
-        if value is not None and not least <= value < 1e9:
+        if value is not None and not 0 < value < inf:
             raise InputError(name, got=value, expected=expected)
     for name, asked in (("--resume", resume), ("--every", every is not None)):
         if asked and checkpoint is None:
