@@ -127,6 +127,8 @@ def test_gains(workload: Workload) -> None:
     document = answer.document()["variants"]
     assert [v["change"] for v in document] == [change.name for change in asked]
     assert document[0]["seconds_saved_per_device"] == document[0]["seconds_saved"] / 2
+    lost = next(v for v in answer.variants if v.change.devices < 0)
+    assert present(lost.gain_per_device) == present(lost.gain) / -lost.change.devices
 
 
 def test_what_is_faster_without_a_node_leaves_it_idle() -> None:
@@ -154,7 +156,16 @@ def test_devices_of_no_use_cost_nothing(workload: Workload) -> None:
     variant = one_change(workload, addition("1xT4", workload.cluster))
     best = present(variant.best)
     assert (variant.gain, best.message) == (0.0, "the plan as it is")
+    assert variant.same_plan and variant.reasons == ()
     assert len(present(best.plan).devices) == 5 and present(best.plan).world_size == 4
+
+
+def test_a_change_without_a_plan_says_why(workload: Workload) -> None:
+    """Eight samples do not divide over three devices."""
+    variant = one_change(workload, removal("1xT4", workload.cluster))
+    assert variant.best is None and variant.gain_per_device is None
+    (reason,) = variant.reasons
+    assert reason.startswith("dp/enumeration: ") and "divides 8 samples over 3 devices" in reason
 
 
 @pytest.mark.parametrize("gbit", [1.0, 100.0])

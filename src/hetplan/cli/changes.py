@@ -41,7 +41,7 @@ from hetplan.formulations.ditto.templates import readiness
 from hetplan.planner import replan as again
 from hetplan.planner import what_if as asking
 from hetplan.planner.replan import Replanning
-from hetplan.planner.what_if import WhatIf
+from hetplan.planner.what_if import Changed, WhatIf
 from hetplan.profiling.workload import make_workload
 from hetplan.runtime.plan import load_plan
 from hetplan.solvers.run import Run
@@ -113,6 +113,13 @@ def what_if(
     return 0 if answer.base.best is not None else 1
 
 
+def best_plan_text(changed: Changed) -> str:
+    """The best plan's name, and whether it is the plan as it is."""
+    if changed.best is None:
+        return "none"
+    return f"{changed.best.name} (as it is)" if changed.same_plan else changed.best.name
+
+
 def what_if_table(answer: WhatIf) -> Table:
     """One line per change."""
     notes = [
@@ -123,18 +130,17 @@ def what_if_table(answer: WhatIf) -> Table:
         counts = Counter(answer.decided)
         reasons = (f"{count} x {text}" if count > 1 else text for text, count in counts.items())
         notes.append(f"decided without solving: {'; '.join(reasons)}")
+    notes += [f"{v.change.name}: {reason}" for v in answer.variants for reason in v.reasons]
     return Table.of(
         f"{answer.base.workload.model.name} on {answer.base.workload.cluster.name}",
         (answer.base, *answer.variants),
         {
             "change": lambda v: v.change.name,
             "devices": lambda v: devices_counted(v.workload.cluster.counts()),
-            "best plan": lambda v: v.best.name if v.best else "none",
+            "best plan": best_plan_text,
             "iteration": lambda v: seconds_text(v.best.predicted_seconds if v.best else None),
             "saves": lambda v: seconds_text(v.gain),
-            "per device": lambda v: seconds_text(
-                v.gain / v.change.devices if v.gain is not None and v.change.devices else None
-            ),
+            "per device": lambda v: seconds_text(v.gain_per_device),
             "tokens/s": lambda v: number_text(
                 v.best.tokens_per_second(v.workload) if v.best else None, 4
             ),

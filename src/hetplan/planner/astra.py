@@ -100,7 +100,7 @@ class PoolSearch(Problem):
             fits_memory=True,
             peak_bytes=tuple(peaks),
             solve_seconds=seconds,
-            plan=self.to_plan(best).model_copy(update={"origin": f": {result.proof}"}),
+            plan=self.to_plan(best),
             message=result.proof,
             tables=(table(best),),
         )

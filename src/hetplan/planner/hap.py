@@ -37,7 +37,7 @@ from hetplan.runtime.spmd_decision import write_program
 from hetplan.schema import PositiveCount, StrictModel
 from hetplan.solvers.options import Options
 from hetplan.solvers.registry import evaluate, solve
-from hetplan.solvers.run import Run, Stopped
+from hetplan.solvers.run import Progress, Run, Stopped
 from hetplan.text import Table, bytes_text, seconds_text
 
 
@@ -84,6 +84,20 @@ class Hap(Strategy):
         return [Theory(posed, self.settings.seconds, time.perf_counter() - begun)]
 
 
+def reported_per_iteration(run: Run, steps: int, time_limit: float) -> Run:
+    """A run of its own time limit for a program that an iteration takes `steps` times: what it
+    reports is passed on times `steps`."""
+
+    def watch(progress: Progress) -> None:
+        incumbent, bound = (
+            None if seconds is None else steps * seconds
+            for seconds in (progress.incumbent, progress.bound)
+        )
+        run.report(incumbent=incumbent, bound=bound, note=progress.note)
+
+    return Run(replace(run.options, time_limit=time_limit), watch, run.cancel)
+
+
 @dataclass(frozen=True)
 class Theory(Problem):
     """The theory of the workload."""
@@ -98,8 +112,8 @@ class Theory(Problem):
         posed, own = self.posed, self.seconds if method.exact else self.seconds / 60
         limit = run.options.time_limit
         share = own if limit is None else min(own, max(limit - self.posing, 1e-3))
-        run.options = replace(run.options, time_limit=share)
-        result = solve(family("hap"), posed.theory.data, method.name, run)
+        own_run = reported_per_iteration(run, posed.steps, share)
+        result = solve(family("hap"), posed.theory.data, method.name, own_run)
         spent = result.seconds + self.posing
         if not isinstance(result.decision, HapDecision) or result.objective is None:
             late = f"no program within {seconds_text(result.seconds)}; hap.seconds gives it longer"

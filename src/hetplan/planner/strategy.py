@@ -23,7 +23,7 @@ from hetplan.schema import StrictModel, derived, parse
 from hetplan.solvers.registry import load
 from hetplan.solvers.result import Result, relative_gap
 from hetplan.solvers.run import Progress, Run
-from hetplan.text import Table
+from hetplan.text import Table, seconds_text
 
 # Strategy -> name -> value, as JSON types.
 Settings = Mapping[str, Mapping[str, object]]
@@ -63,13 +63,16 @@ class Candidate:
     @classmethod
     def of_result(cls, strategy: str, method: Method, result: Result[Any]) -> Candidate:
         """What a result says beside its decision."""
+        message = result.message
+        if method.exact and result.status == "feasible" and not message:
+            message = f"not proven within the {seconds_text(result.seconds)} that it had"
         return cls(
             strategy=strategy,
             method=method,
             status=result.status,
             bound=result.bound,
             solve_seconds=result.seconds,
-            message=result.message,
+            message=message,
         )
 
     @property

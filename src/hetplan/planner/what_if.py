@@ -17,7 +17,7 @@ from typing import Any
 
 from hetplan.errors import InputError
 from hetplan.planner.known import Known, remembering
-from hetplan.planner.ranking import make_plans
+from hetplan.planner.ranking import Planning, make_plans
 from hetplan.planner.search import OnCandidate, moved, shortest
 from hetplan.planner.strategy import Candidate, Strategy
 from hetplan.planner.variant import Part
@@ -45,16 +45,23 @@ class Changed:
     workload: Workload
     best: Candidate | None  # None where nothing fits
     gain: float | None  # seconds per iteration saved; negative: lost
+    same_plan: bool = False  # whether the best is the plan as it is, moved to the changed cluster
+    reasons: tuple[str, ...] = ()  # where there is no plan: why, candidate by candidate
+
+    @property
+    def gain_per_device(self) -> float | None:
+        """Seconds per iteration saved for each device added or removed."""
+        if self.gain is None or not self.change.devices:
+            return None
+        return self.gain / abs(self.change.devices)
 
     def document(self) -> Mapping[str, Any]:
         """As JSON types."""
-        devices = self.change.devices
-        known = self.gain is not None and devices
         return {
             "change": self.change.name,
             "devices": self.workload.cluster.counts(),
             "seconds_saved": self.gain,
-            "seconds_saved_per_device": (self.gain or 0.0) / devices if known else None,
+            "seconds_saved_per_device": self.gain_per_device,
             "best": None if self.best is None else self.best.document(self.workload),
         }
 
@@ -216,7 +223,7 @@ def what_if(
     are added."""
     run, known = run or Run(), Known()
     as_is = Change("as it is", workload.cluster, every_node(workload.cluster))
-    planned: list[tuple[Change, Workload, Candidate | None]] = []
+    planned: list[tuple[Change, Workload, Planning]] = []
     with remembering(known):
         best = make_plans(workload, strategies, run, on_candidate=on_candidate).best
         known.decided.clear()  # of problems as they are: nothing was known before
@@ -224,24 +231,34 @@ def what_if(
             if run.cancelled:
                 break
             changed = changed_workload(workload, change.cluster)
-            own = make_plans(changed, strategies, run, on_candidate=on_candidate).best
-            planned.append((change, changed, own))
-    for change, _, own in planned:
+            planning = make_plans(changed, strategies, run, on_candidate=on_candidate)
+            planned.append((change, changed, planning))
+    for change, _, planning in planned:
         # Where nothing but whole nodes goes, the plan runs with these idle, too.
         whole = change.devices < 0 and len(change.kept) == len(change.cluster.nodes)
-        if own is not None and whole:
+        if planning.best is not None and whole:
             part = Part(f"idle: {change.name.removeprefix('remove ')}", change.kept)
-            idle = replace(own, variant=replace(own.variant, part=part))
+            variant = replace(planning.best.variant, part=part)
+            idle = replace(planning.best, variant=variant)
             numbers = workload.cluster.devices_of(change.kept)
             best = shortest(filter(None, (best, moved(idle, workload, numbers))))
     variants = []
-    for change, changed, own in planned:
-        after = shortest(filter(None, (own, as_before(best, workload, changed, change))))
+    for change, changed, planning in planned:
+        before = as_before(best, workload, changed, change)
+        after = shortest(filter(None, (planning.best, before)))
         gain = None
         if best is not None and after is not None:
             gain = (best.predicted_seconds or 0.0) - (after.predicted_seconds or 0.0)
-        variants.append(Changed(change, changed, after, gain))
+        same = after is not None and after is before
+        variants.append(Changed(change, changed, after, gain, same, refusals(planning, after)))
     return WhatIf(Changed(as_is, workload, best, None), tuple(variants), tuple(known.decided))
+
+
+def refusals(planning: Planning, best: Candidate | None) -> tuple[str, ...]:
+    """Why a changed cluster has no plan, candidate by candidate; nothing where it has one."""
+    if best is not None:
+        return ()
+    return tuple(f"{c.name}: {c.message}" for c in planning.candidates if c.message)
 
 
 def changed_workload(workload: Workload, cluster: Cluster) -> Workload:
