@@ -13,7 +13,7 @@ from amp.mixed import mixed_cluster
 from amp.oracle import Enumeration
 from hetplan.formulations.amp.evaluate import evaluate
 from hetplan.formulations.amp.exact import Parameters, solve
-from hetplan.formulations.amp.labels import Groups, Limits
+from hetplan.formulations.amp.labels import GroupLimits, Groups
 from hetplan.formulations.amp.layout import lay_out
 from hetplan.formulations.amp.problem import compile_problem, find_cells
 from hetplan.formulations.amp.rows import (
@@ -24,7 +24,7 @@ from hetplan.formulations.amp.rows import (
     root_bound,
     row_model,
 )
-from hetplan.solvers.labels import Labelled
+from hetplan.solvers.labels import KeptLabels
 from hetplan.solvers.options import Options
 from hetplan.solvers.result import Stop
 from hetplan.solvers.run import Run
@@ -71,10 +71,10 @@ def test_a_narrow_search_leaves_a_valid_bound_behind(
             continue
         most = float(model.sync_values[-1])
         intervals = bound_stages(model, most, np.inf, never).intervals
-        groups = Groups(model, intervals, SyncBox(0.0, most, 0.0), Limits())
+        groups = Groups(model, intervals, SyncBox(0.0, most, 0.0), GroupLimits())
         labelled = groups.search(Run(), width=width, limit=np.inf)
         seconds, strategy = groups.best(labelled) or (np.inf, None)
-        assert min(seconds, labelled.dropped) <= best * (1 + 1e-9) + 1e-12
+        assert min(seconds, labelled.cut_bound) <= best * (1 + 1e-9) + 1e-12
         if strategy is not None:
             evaluation = evaluate(data_of(case), strategy.decision())
             assert evaluation.objective == pytest.approx(seconds, rel=1e-9, abs=1e-12)
@@ -99,7 +99,7 @@ def test_without_time_there_is_a_decision_all_the_same() -> None:
 def test_a_search_out_of_memory_stays_open(monkeypatch: pytest.MonkeyPatch) -> None:
     search = Groups.search
 
-    def greedy(groups: Groups, run: Run, *, width: int, limit: float) -> Labelled:
+    def greedy(groups: Groups, run: Run, *, width: int, limit: float) -> KeptLabels:
         if width > 1:
             raise MemoryError
         return search(groups, run, width=width, limit=limit)

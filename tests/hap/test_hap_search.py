@@ -26,7 +26,7 @@ from hetplan.formulations.hap.opening import Opener
 from hetplan.formulations.hap.ratios import best_ratios
 from hetplan.formulations.hap.theory import Theory
 from hetplan.solvers import registry
-from hetplan.solvers.branch_and_bound import Limits, Proof, search
+from hetplan.solvers.branch_and_bound import Proof, SearchLimits, search
 from hetplan.solvers.options import Options
 from hetplan.solvers.result import Outcome
 from hetplan.solvers.run import Run
@@ -55,7 +55,7 @@ def searched(
     first = Cell(whole_cell(theory.problem), prices=prices)
     divider = Divider(graph, incumbent)
     return incumbent, search(
-        [(0.0, first)], divider.expand, incumbent, run, Limits(most_nodes=most)
+        [(0.0, first)], divider.expand, incumbent, run, SearchLimits(most_nodes=most)
     )
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from hetplan.solvers.branch_and_bound import Expansion, Incumbent, Limits, Proof, search
+from hetplan.solvers.branch_and_bound import Expansion, Incumbent, Proof, SearchLimits, search
 from hetplan.solvers.options import Options
 from hetplan.solvers.run import Progress, Run, Stopped
 
@@ -78,10 +78,10 @@ class Solver:
         children = [(*taken, True), (*taken, False)] if len(taken) < len(self.problem.costs) else []
         return Expansion([(self.problem.bound(child), child) for child in children])
 
-    def solve(self, limits: Limits | None = None) -> Proof:
+    def solve(self, limits: SearchLimits | None = None) -> Proof:
         root: Taken = ()
         roots = [(self.problem.bound(root), root)]
-        return search(roots, self.expand, self.incumbent, self.run, limits or Limits())
+        return search(roots, self.expand, self.incumbent, self.run, limits or SearchLimits())
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -176,7 +176,7 @@ class Dropping(Solver):
 
     def expand(self, taken: Taken, threshold: float) -> Expansion[Taken]:
         if taken == (False,):
-            return Expansion(dropped=self.problem.bound(taken))
+            return Expansion(dropped_bound=self.problem.bound(taken))
         return super().expand(taken, threshold)
 
 
@@ -202,10 +202,10 @@ def hard() -> Cover:
 def test_a_search_gives_up_by_its_limits() -> None:
     whole = Solver(hard()).solve()
     assert whole.proven
-    few = Solver(hard()).solve(Limits(most_nodes=5))
+    few = Solver(hard()).solve(SearchLimits(most_nodes=5))
     assert few.expanded == 5 < whole.expanded
     assert not few.finished
-    impatient = Solver(hard()).solve(Limits(patience=2))
+    impatient = Solver(hard()).solve(SearchLimits(patience=2))
     assert impatient.expanded < whole.expanded
     assert not impatient.finished
 
@@ -213,7 +213,7 @@ def test_a_search_gives_up_by_its_limits() -> None:
 def test_progress_is_reported_and_only_improves() -> None:
     told: list[Progress] = []
     solver = Solver(cover(3), Run(Options(gap=0.0), watch=told.append))
-    proof = solver.solve(Limits(rounding=1e-9))
+    proof = solver.solve(SearchLimits(rounding=1e-9))
     bounds = [p.bound for p in told if p.bound is not None]
     incumbents = [p.incumbent for p in told if p.incumbent is not None]
     assert bounds == sorted(bounds)

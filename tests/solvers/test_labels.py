@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from hetplan.solvers.labels import Extensions, Labelled, Labels, Limits, Numbers, set_labels
+from hetplan.solvers.labels import Extensions, KeptLabels, LabelLimits, Labels, Numbers, set_labels
 from hetplan.solvers.options import Options
 from hetplan.solvers.run import Run, Stopped
 
@@ -39,7 +39,7 @@ class Paths:
             kept = np.flatnonzero(children["used"] <= self.budget)
             yield Extensions(children[kept], rows[kept], np.full(len(kept), layer))
 
-    def needed(self, bucket: int, labels: Labels) -> Numbers:
+    def undominated(self, bucket: int, labels: Labels) -> Numbers:
         order = np.lexsort((labels["used"], labels["cost"], labels["node"]))
         kept: list[int] = []
         for i in order:
@@ -72,27 +72,27 @@ def paths(seed: int) -> Paths:
 
 
 def labelled(
-    problem: Paths, limits: Limits, threshold: float = math.inf, run: Run | None = None
-) -> Labelled:
+    problem: Paths, limits: LabelLimits, threshold: float = math.inf, run: Run | None = None
+) -> KeptLabels:
     root = np.zeros(1, dtype=FIELDS)
     root["parent"] = -1
     order = range(LAYERS)
     return set_labels(
         problem, root, order, run or Run(), threshold=lambda: threshold, limits=limits,
-        trail=["cost", "node"],
+        path_fields=["cost", "node"],
     )  # fmt: skip
 
 
-def least(found: Labelled) -> float:
+def least(found: KeptLabels) -> float:
     return float(found.last["cost"].min(initial=math.inf))
 
 
-@pytest.mark.parametrize("block", [1, 5, 4096])
+@pytest.mark.parametrize("chunk", [1, 5, 4096])
 @pytest.mark.parametrize("seed", range(20))
-def test_all_labels_equal_enumeration(seed: int, block: int) -> None:
+def test_all_labels_equal_enumeration(seed: int, chunk: int) -> None:
     problem = paths(seed)
-    found = labelled(problem, Limits(10**6, block=block))
-    assert found.dropped == math.inf
+    found = labelled(problem, LabelLimits(10**6, chunk=chunk))
+    assert found.cut_bound == math.inf
     assert least(found) == problem.cheapest()
     assert found.count == sum(len(bucket) for bucket in found.buckets)
     for label in found.last:  # the path of a label is what it has paid for
@@ -107,13 +107,13 @@ def test_all_labels_equal_enumeration(seed: int, block: int) -> None:
 
 
 @pytest.mark.parametrize("width", [1, 2, 3])
-@pytest.mark.parametrize("crowd", [1, 4])
+@pytest.mark.parametrize("crowding", [1, 4])
 @pytest.mark.parametrize("seed", range(20))
-def test_what_is_cut_leaves_its_bound(seed: int, crowd: int, width: int) -> None:
+def test_what_is_cut_leaves_its_bound(seed: int, crowding: int, width: int) -> None:
     problem = paths(seed)
-    found = labelled(problem, Limits(width, crowd=crowd))
+    found = labelled(problem, LabelLimits(width, crowding=crowding))
     assert max(len(bucket) for bucket in found.buckets) <= width
-    assert min(found.dropped, least(found)) <= problem.cheapest()
+    assert min(found.cut_bound, least(found)) <= problem.cheapest()
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -121,8 +121,8 @@ def test_labels_at_the_threshold_are_left_out(seed: int) -> None:
     problem = paths(seed)
     cheapest = problem.cheapest()
     if math.isfinite(cheapest):
-        assert least(labelled(problem, Limits(10**6), threshold=cheapest)) == math.inf
-        assert least(labelled(problem, Limits(10**6), threshold=cheapest + 1)) == cheapest
+        assert least(labelled(problem, LabelLimits(10**6), threshold=cheapest)) == math.inf
+        assert least(labelled(problem, LabelLimits(10**6), threshold=cheapest + 1)) == cheapest
 
 
 def test_some_have_no_path_and_a_stopped_run_stops_the_search() -> None:
@@ -130,4 +130,4 @@ def test_some_have_no_path_and_a_stopped_run_stops_the_search() -> None:
     run = Run(Options())
     run.cancel.set()
     with pytest.raises(Stopped):
-        labelled(paths(0), Limits(10), run=run)
+        labelled(paths(0), LabelLimits(10), run=run)

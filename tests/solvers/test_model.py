@@ -21,7 +21,7 @@ from hetplan.solvers.general import (
     minimise,
     solve_with,
 )
-from hetplan.solvers.model import Model, Totals, labels
+from hetplan.solvers.model import Model, Totals, member_names
 from hetplan.solvers.options import Options
 from hetplan.solvers.result import Outcome, Stop
 from hetplan.solvers.run import Run, Stopped
@@ -132,8 +132,8 @@ def test_linear_arrays_merge_repeated_columns_and_name_members() -> None:
     assert arrays.shape == (2, 6)
     assert arrays.starts.tolist() == [0, 2, 2]
     assert arrays.columns.tolist() == [0, 5] and arrays.values.tolist() == [2.0, 4.0]
-    assert labels(model.column_families)[5] == "x_1_2"
-    assert [(f.name, f.size) for f in model.row_families] == [("a", 2)]
+    assert member_names(model.column_blocks)[5] == "x_1_2"
+    assert [(f.name, f.size) for f in model.row_blocks] == [("a", 2)]
 
 
 def test_times_are_scaled_for_double_precision_and_stay_for_integers() -> None:

@@ -38,9 +38,11 @@ class Incumbent(Generic[D]):
     """The best decision so far. Families may subclass it, say to price each decision only once."""
 
     run: Run  # hears of every better objective
-    # Relative gap: what is better by less is not sought. None takes the run's own.
+    # Decisions better by less than this share of the objective are not looked for. None: the gap
+    # of the run's options.
     gap: float | None = None
-    # Of `decision`. Without a decision, a cut-off: only what costs less is of interest.
+    # What `decision` costs. A family may set it without a decision: the search then looks only for
+    # decisions that cost less.
     objective: float = math.inf
     decision: D | None = None
 
@@ -53,7 +55,7 @@ class Incumbent(Generic[D]):
         return self.objective - gap * abs(self.objective)
 
     def offer(self, objective: float, decision: D) -> bool:
-        """Keep the decision if it costs less than the best so far; whether it does."""
+        """Keep the decision if it costs less than the best so far; True where it does."""
         if not objective < self.objective:
             return False
         self.objective, self.decision = objective, decision
@@ -63,25 +65,26 @@ class Incumbent(Generic[D]):
 
 @dataclass(frozen=True)
 class Expansion(Generic[N]):
-    """What became of a node. Its own bound holds for its children as well."""
+    """What became of a node. The search raises a child's bound to that of its parent."""
 
     # (bound, child). A node that is worth another try may be its own child, with a raised bound.
     children: Iterable[tuple[float, N]] = ()
-    # Least bound of the decisions that no child holds; infinite where the children hold all that
-    # the node held. A node that is given up undecided is dropped with the bound that it has.
-    dropped: float = math.inf
-    # Whether the node does not count against the patience of `Limits`.
+    # A lower bound on the cost of the node's decisions that no child holds; infinite where the
+    # children hold all of them. For a node that is given up undecided, it is the node's own bound.
+    dropped_bound: float = math.inf
+    # Nodes without progress are idle: `SearchLimits.patience` counts them.
     progress: bool = False
 
 
 @dataclass(frozen=True)
-class Limits:
+class SearchLimits:
     """When a search gives up early, and how its bound is rounded."""
 
-    # Nodes without progress, counted since the proven bound last rose by `rise`, after which the
-    # search gives up. None: it never does.
+    # The search gives up after more than so many idle nodes since the proven bound last rose by
+    # `rise`. None: it never gives up.
     patience: int | None = None
-    # Share of the distance between bound and incumbent that counts as a rise.
+    # What counts as a rise, as a share of the distance from bound to incumbent. Nothing does while
+    # there is no incumbent: idle nodes are then counted from the first one on.
     rise: float = 0.01
     # Nodes expanded at most.
     most_nodes: int | None = None
@@ -98,9 +101,9 @@ class Proof:
     bound: float | None
     # No node is left open. False: the search was stopped, or gave up by its limits.
     finished: bool
-    # Finished, and no node was dropped below the threshold: nothing costs less than that.
+    # Finished, and nothing was dropped below the threshold: no decision costs less than that.
     proven: bool
-    # Proven that there is no decision at all.
+    # Proven, and the incumbent has no objective: there is no decision at all.
     empty: bool
     # Nodes expanded.
     expanded: int
@@ -111,51 +114,52 @@ def search(
     expand: Callable[[N, float], Expansion[N]],
     incumbent: Incumbent[D],
     run: Run,
-    limits: Limits = Limits(),
+    limits: SearchLimits = SearchLimits(),
 ) -> Proof:
     """Divide nodes, least bound first, until none is below the incumbent's threshold.
 
     roots: (bound, node), together all decisions; -inf where no bound is known. Of equal bounds the
-    older node goes first. expand(node, threshold): bounds need not be better than the threshold. It
-    may raise `Stopped` where the run should stop; the node then stays open as it was.
+    older node goes first. expand(node, threshold): a child whose bound has reached the threshold
+    need not be bounded any better. It may raise `Stopped` where the run should stop; the node then
+    stays open as it was.
     """
     number = itertools.count()
     heap = [(bound, next(number), node) for bound, node in roots]
     heapq.heapify(heap)
-    dropped, risen = math.inf, 0.0
-    expanded = idle = 0
+    dropped_bound, bound_at_rise = math.inf, 0.0
+    expanded = idle_nodes = 0
 
     def proven_bound() -> float:
-        least = min(heap[0][0] if heap else math.inf, dropped, incumbent.objective)
+        least = min(heap[0][0] if heap else math.inf, dropped_bound, incumbent.objective)
         return least * (1 - limits.rounding)
 
     while heap and heap[0][0] < incumbent.threshold and not run.should_stop:
         bound = heap[0][0]
-        if bound > risen + limits.rise * (incumbent.objective - risen):
-            idle, risen = 0, bound
-        impatient = limits.patience is not None and idle > limits.patience
+        if bound > bound_at_rise + limits.rise * (incumbent.objective - bound_at_rise):
+            idle_nodes, bound_at_rise = 0, bound
+        impatient = limits.patience is not None and idle_nodes > limits.patience
         if impatient or expanded == limits.most_nodes:
             break
-        entry = heapq.heappop(heap)
+        _, _, node = entry = heapq.heappop(heap)
         try:
-            expansion = expand(entry[2], incumbent.threshold)
+            expansion = expand(node, incumbent.threshold)
             children = list(expansion.children)  # may be a generator, which may be stopped as well
         except Stopped:
             heapq.heappush(heap, entry)
             break
         expanded += 1
-        idle += not expansion.progress
-        dropped = min(dropped, max(bound, expansion.dropped))
+        idle_nodes += not expansion.progress
+        dropped_bound = min(dropped_bound, max(bound, expansion.dropped_bound))
         for child_bound, child in children:
             child_bound = max(bound, child_bound)
             if child_bound >= incumbent.threshold:
-                dropped = min(dropped, child_bound)
+                dropped_bound = min(dropped_bound, child_bound)
             else:
                 heapq.heappush(heap, (child_bound, next(number), child))
         if math.isfinite(proven_bound()):
             run.report(bound=proven_bound())
     finished = not heap or heap[0][0] >= incumbent.threshold
-    proven = finished and dropped >= incumbent.threshold
+    proven = finished and dropped_bound >= incumbent.threshold
     least = proven_bound()
     return Proof(
         bound=least if math.isfinite(least) else None,

@@ -16,14 +16,14 @@ import numpy as np
 from ortools.sat.python import cp_model
 
 from hetplan.errors import InputError, UnsupportedError
-from hetplan.solvers.model import Floats, Model, ModelAnswer, Row, Totals, labels
+from hetplan.solvers.model import Floats, Model, ModelAnswer, Row, Totals, member_names
 from hetplan.solvers.native import (
     GAP_SHARE,
     Latest,
     Scale,
     Sink,
     drive,
-    stopped,
+    stop_reason,
 )
 from hetplan.solvers.options import NativeValue, Options
 from hetplan.solvers.result import Stop
@@ -101,10 +101,10 @@ class _Writer:
             whole | self.seconds | (self.grid > 0)
         )
         if unusable.any():
-            name = labels(model.column_families)[int(np.flatnonzero(unusable)[0])]
+            name = member_names(model.column_blocks)[int(np.flatnonzero(unusable)[0])]
             raise ValueError(f"{model.name}: column {name} needs bounds, and a grid if it is real")
         self.negative = low < 0
-        names = labels(model.column_families)
+        names = member_names(model.column_blocks)
         self.x = [
             self.cp.new_int_var(int(a), int(b), name)
             for a, b, name in zip(low, high, names, strict=True)
@@ -152,7 +152,7 @@ class _Writer:
     def _check(self, number: int, row: Row, values: Floats) -> None:
         """Raises what `write` says."""
         rounded = values != np.trunc(values)
-        name = next(f for f in reversed(self.model.row_families) if f.first <= number).name
+        name = next(b for b in reversed(self.model.row_blocks) if b.first <= number).name
         if (rounded & (self.seconds[row.columns] | self.negative[row.columns])).any():
             raise ValueError(f"{self.model.name}: {name}: values of seconds must be whole numbers")
         if np.abs(values).max(initial=0.0) > LARGEST_ROW**1.5:
@@ -234,13 +234,13 @@ def solve(model: Model, run: Run, report: Sink | None = None) -> ModelAnswer:
 def _mapped(model: Any, solver: Any, status: Any, run: Run) -> tuple[Stop, str]:
     """CP-SAT's status as ours, with a message where there is more to say."""
     if status is None:
-        return stopped(run), "CP-SAT did not stop in time; its last report is taken"
+        return stop_reason(run), "CP-SAT did not stop in time; its last report is taken"
     if status == cp_model.OPTIMAL:
         return Stop.OPTIMAL, ""
     if status == cp_model.INFEASIBLE:
         return Stop.INFEASIBLE, ""
     if status in (cp_model.FEASIBLE, cp_model.UNKNOWN):
-        return stopped(run), ""
+        return stop_reason(run), ""
     if status == cp_model.MODEL_INVALID:
         return Stop.ERROR, f"CP-SAT refuses the model: {str(model.validate())[:300]}"
     return (

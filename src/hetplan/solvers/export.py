@@ -13,7 +13,7 @@ from pathlib import Path
 
 from hetplan.errors import InputError
 from hetplan.files import write_bytes
-from hetplan.solvers.model import LinearArrays, Model, labels
+from hetplan.solvers.model import LinearArrays, Model, member_names
 
 # File ending -> method whose models it can hold.
 ENDINGS = {".mps": "milp", ".lp": "milp", ".pb": "cp-sat", ".pbtxt": "cp-sat"}
@@ -93,9 +93,9 @@ def write_linear(model: Model, arrays: LinearArrays, file: str) -> bool:
     from hetplan.solvers.highs import loaded
 
     highs = loaded(arrays)
-    for number, name in enumerate(labels(model.column_families)):
+    for number, name in enumerate(member_names(model.column_blocks)):
         highs.passColName(number, name)
-    for number, name in enumerate(labels(model.row_families)):
+    for number, name in enumerate(member_names(model.row_blocks)):
         highs.passRowName(number, name)
     written: bool = highs.writeModel(file) in (
         highspy.HighsStatus.kOk,

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
 from hetplan.solvers.model import Model, ModelAnswer
-from hetplan.solvers.native import UNCLEAR, Sink, stopped
+from hetplan.solvers.native import UNCLEAR, Sink, stop_reason
 from hetplan.solvers.options import Options
 from hetplan.solvers.result import Outcome, Stop
 from hetplan.solvers.run import Run, Stopped
@@ -70,7 +70,7 @@ def minimise(method: str, model: Model, run: Run, report: Sink | None = None) ->
     if run.tap is not None and model.is_integer().any():
         run.tap(model)
         return ModelAnswer(
-            stop=stopped(run), solver=label(method, run.options), message=HANDED_OVER
+            stop=stop_reason(run), solver=label(method, run.options), message=HANDED_OVER
         )
     driver = importlib.import_module(DRIVERS[method])
     try:
@@ -79,7 +79,7 @@ def minimise(method: str, model: Model, run: Run, report: Sink | None = None) ->
             return answer
         again: ModelAnswer = driver.solve(model.without_costs(), run, lambda incumbent, bound: None)
     except Stopped:
-        return ModelAnswer(stop=stopped(run), solver=label(method, run.options))
+        return ModelAnswer(stop=stop_reason(run), solver=label(method, run.options))
     if again.stop is Stop.OPTIMAL:
         return replace(answer, message="found the model unbounded below")
     return replace(answer, stop=again.stop, message=again.message)
@@ -104,7 +104,7 @@ def solve_with(method: str, formulate: Formulate[D], data: Any, run: Run) -> Out
         model = posed.build()
     except Stopped:
         return Outcome(
-            stop=stopped(run),
+            stop=stop_reason(run),
             decision=known.decision,
             bound=known.bound,
             build_seconds=time.perf_counter() - begun,

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from hetplan.errors import InputError
 from hetplan.solvers.model import LinearArrays, Model, ModelAnswer
-from hetplan.solvers.native import GAP_SHARE, UNCLEAR, Latest, Scale, Sink, drive, stopped
+from hetplan.solvers.native import GAP_SHARE, UNCLEAR, Latest, Scale, Sink, drive, stop_reason
 from hetplan.solvers.options import NativeValue, Options
 from hetplan.solvers.result import Stop
 from hetplan.solvers.run import Run
@@ -32,7 +32,8 @@ _AT_NODE = cb.HighsCallbackType.kCallbackMipInterrupt
 _IMPROVED = cb.HighsCallbackType.kCallbackMipImprovingSolution
 FEASIBLE = 2  # HighsInfo.primal_solution_status: none, infeasible, feasible
 
-# kInterrupt and the limits become `stopped(run)`; what is missing here is logged and becomes ERROR.
+# kInterrupt and the limits become `stop_reason(run)`; what is missing here is logged and becomes
+# ERROR.
 _PROVEN = {"kOptimal": Stop.OPTIMAL, "kInfeasible": Stop.INFEASIBLE}
 _STOPPED = {
     "kTimeLimit", "kIterationLimit", "kSolutionLimit", "kMemoryLimit", "kObjectiveBound",
@@ -100,7 +101,7 @@ def solve(model: Model, run: Run, report: Sink | None = None) -> ModelAnswer:
     ended = drive(highs.run, run=run, interrupt=listener.interrupt, poll=relay) is not None
     if ended:
         _keep_last_word(highs, latest, bool(arrays.integer.any()))
-    stop, message = _mapped(highs, run) if ended else (stopped(run), _ABANDONED)
+    stop, message = _mapped(highs, run) if ended else (stop_reason(run), _ABANDONED)
     duals = ended and stop is Stop.OPTIMAL and not arrays.integer.any()
     return ModelAnswer(
         stop=stop,
@@ -220,7 +221,8 @@ def _mapped(highs: Any, run: Run) -> tuple[Stop, str]:
     if status in _PROVEN:
         return _PROVEN[status], ""
     if status in _STOPPED:
-        return stopped(run), "" if status in ("kTimeLimit", "kInterrupt") else f"HiGHS: {status}"
+        expected = status in ("kTimeLimit", "kInterrupt")
+        return stop_reason(run), "" if expected else f"HiGHS: {status}"
     if status not in _FAILED:
         logging.getLogger("hetplan").warning("HiGHS returned an unknown model status: %s", status)
     return Stop.ERROR, f"HiGHS {_FAILED.get(status, f'returned {status}')}"

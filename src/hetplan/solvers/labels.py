@@ -9,8 +9,8 @@ parent  int     number of the label that this one extends, -1 for none (the engi
 Labels lie in numbered buckets, say the layers or the stages that are still to be placed. Buckets
 are taken in a given order, and a label is only extended into later ones. In each bucket, labels
 whose bound reaches the limit are left out, then those that others make superfluous, and of the rest
-the `width` labels of least bound are kept. The least bound of what was cut for want of width is
-returned: where nothing was cut, the labels of the last bucket hold a best decision.
+the `width` labels of least bound are kept. The least bound of the labels that were cut for want of
+width is returned. Where none was cut, one of the labels of the last bucket is a best decision.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ Labels = NDArray[Any]  # [labels], structured
 Numbers = NDArray[np.int64]
 
 
-class Family(Protocol):
-    """What a family says about its labels, all at once."""
+class LabelRules(Protocol):
+    """What a family's labels are extended by, and which of them it needs. Labels come as arrays."""
 
     def extend(self, bucket: int, labels: Labels, limit: float) -> Iterable[Extensions]:
         """Every label extended in every way; bounds that reach `limit` may be left out."""
         ...
 
-    def needed(self, bucket: int, labels: Labels) -> Numbers:
-        """Numbers of labels that suffice: for each of the others one of them costs no more,
-        however it is completed."""
+    def undominated(self, bucket: int, labels: Labels) -> Numbers:
+        """Numbers of the labels to keep: for each of the others, one of these costs no more,
+        however the two are completed."""
         ...
 
 
@@ -54,25 +54,25 @@ class Extensions:
 
 
 @dataclass(frozen=True)
-class Limits:
+class LabelLimits:
     """How much memory a search may take, and how often it looks at the clock."""
 
     # Labels kept per bucket.
     width: int
     # Labels extended at a time: more take more memory, fewer more time.
-    block: int = 4096
-    # Extensions waiting in a bucket are compared when they are so many times the width.
-    crowd: int = 4
+    chunk: int = 4096
+    # A bucket is cut before its turn, too, once it holds so many times the width.
+    crowding: int = 4
 
 
 @dataclass(frozen=True)
-class Labelled:
-    """All labels kept, by bucket in the order taken; of those before the last bucket the fields
-    that a path needs."""
+class KeptLabels:
+    """All labels kept, by bucket in the order taken. Those before the last bucket have only the
+    fields that a path needs."""
 
     buckets: list[Labels]
-    first: list[int]  # number of each bucket's first label
-    dropped: float  # least bound of what was cut for want of width, infinite where nothing was
+    first_numbers: list[int]  # of each bucket, the number of its first label
+    cut_bound: float  # least bound of the labels cut for want of width, infinite where none was
 
     @property
     def last(self) -> Labels:
@@ -82,70 +82,71 @@ class Labelled:
     @property
     def count(self) -> int:
         """How many labels were kept."""
-        return self.first[-1] + len(self.last)
+        return self.first_numbers[-1] + len(self.last)
 
     def path(self, label: Any) -> list[Any]:
         """The label, the one that it extends, and so on to the first."""
         path = [label]
         while (number := int(path[-1]["parent"])) >= 0:
-            at = bisect.bisect_right(self.first, number) - 1
-            path.append(self.buckets[at][number - self.first[at]])
+            at = bisect.bisect_right(self.first_numbers, number) - 1
+            path.append(self.buckets[at][number - self.first_numbers[at]])
         return path
 
 
 def set_labels(
-    family: Family,
+    rules: LabelRules,
     roots: Labels,
     order: Sequence[int],
     run: Run,
     *,
     threshold: Callable[[], float],
-    limits: Limits,
-    trail: Sequence[str],
-) -> Labelled:
+    limits: LabelLimits,
+    path_fields: Sequence[str],
+) -> KeptLabels:
     """Extend the `roots`, which lie in the first bucket of `order`, to the last one.
 
-    threshold: the limit of bounds, which may fall while labels are set. trail: fields that are
-    kept of labels after they were extended. Raises `Stopped` where the run should stop.
+    threshold: the limit of bounds, which may fall while labels are set. path_fields: the family's
+    fields that labels keep after they were extended, for `KeptLabels.path`. Raises `Stopped` where
+    the run should stop.
     """
     pending: dict[int, list[Labels]] = {bucket: [] for bucket in order}
     pending[order[0]] = [roots]
-    waiting = dict.fromkeys(order, 0)
+    pending_count = dict.fromkeys(order, 0)
     buckets: list[Labels] = []
-    first: list[int] = []
-    dropped, count = math.inf, 0
+    first_numbers: list[int] = []
+    cut_bound, count = math.inf, 0
 
-    def kept(bucket: int) -> Labels:
-        nonlocal dropped
+    def cut(bucket: int) -> Labels:
+        nonlocal cut_bound
         labels = np.concatenate([*pending[bucket], roots[:0]], dtype=roots.dtype)
         labels = labels[labels["bound"] < threshold()]
-        labels = labels[family.needed(bucket, labels)]
+        labels = labels[rules.undominated(bucket, labels)]
         if len(labels) > limits.width:
-            order = np.argsort(labels["bound"], kind="stable")
-            dropped = min(dropped, float(labels["bound"][order[limits.width]]))
-            labels = labels[order[: limits.width]]
+            by_bound = np.argsort(labels["bound"], kind="stable")
+            cut_bound = min(cut_bound, float(labels["bound"][by_bound[limits.width]]))
+            labels = labels[by_bound[: limits.width]]
         return labels
 
     for bucket in order:
-        labels = kept(bucket)
+        labels = cut(bucket)
         del pending[bucket]
-        first.append(count)
-        for begin in range(0, len(labels), limits.block):
+        first_numbers.append(count)
+        for begin in range(0, len(labels), limits.chunk):
             run.check()
-            block = labels[begin : begin + limits.block]
-            for made in family.extend(bucket, block, threshold()):
+            chunk = labels[begin : begin + limits.chunk]
+            for made in rules.extend(bucket, chunk, threshold()):
                 if not len(made.rows):
                     continue
                 made.children["parent"] = count + begin + made.rows
-                cuts = np.flatnonzero(np.diff(made.buckets)) + 1
-                for at, children in zip([0, *cuts], np.split(made.children, cuts), strict=True):
+                ends = np.flatnonzero(np.diff(made.buckets)) + 1
+                for at, children in zip([0, *ends], np.split(made.children, ends), strict=True):
                     target = int(made.buckets[at])
                     pending[target].append(children)
-                    waiting[target] += len(children)
-                    if waiting[target] > limits.crowd * limits.width:
-                        pending[target] = [kept(target)]
-                        waiting[target] = len(pending[target][0])
+                    pending_count[target] += len(children)
+                    if pending_count[target] > limits.crowding * limits.width:
+                        pending[target] = [cut(target)]
+                        pending_count[target] = len(pending[target][0])
         count += len(labels)
-        kept_fields = labels if bucket == order[-1] else repack_fields(labels[["parent", *trail]])
-        buckets.append(kept_fields)
-    return Labelled(buckets, first, dropped)
+        is_last = bucket == order[-1]
+        buckets.append(labels if is_last else repack_fields(labels[["parent", *path_fields]]))
+    return KeptLabels(buckets, first_numbers, cut_bound)

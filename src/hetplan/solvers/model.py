@@ -2,7 +2,7 @@
 
     min  sum of costs * columns    s.t.  lower <= sum of values * columns <= upper   for every row
 
-Columns come in named families with a shape; a family is an array of column numbers. A row may hold
+Columns come in named blocks with a shape; a block is an array of column numbers. A row may hold
 only `when` some 0-1 columns are 1 (`~column`: when it is 0). An example, one job of two seconds and
 one of three on two machines:
 
@@ -18,19 +18,23 @@ one of three on two machines:
     answer = hetplan.solvers.general.minimise("cp-sat", model, run)
     answer.objective, answer.values("on")                 # 3.0, [[1, 0], [0, 1]] or the like
 
-Units. `seconds` columns, every value beside one in a row, and all costs of other columns are in SI
-seconds. The writers scale them: for double-precision solvers by one power of two that brings the
-objective to about 1e3 (`milp_scale`); for CP-SAT to integers, by `Totals` (see `cpsat.write`).
-Rounding only ever relaxes a row: values in `<=` rows are rounded down, in `>=` rows up, in
-equations towards 0, and costs down, so that the model prices no decision too high and its bound
-holds as it is. This asks two things of a model: columns with values to round are not negative, and
-a `seconds` column has whole values (cost too) and is no more than what rows bound it by from below,
-as the time of a slowest stage is. Rows and costs in whole numbers pass unchanged.
+Units and rounding:
+- Everything that adds up with a `seconds` column is in SI seconds: the column itself, the values of
+  other columns in its rows, and the costs of other columns.
+- Writers scale seconds: for double-precision solvers by one power of two that brings the objective
+  to about 1e3 (`milp_scale`), for CP-SAT to integers, by `Totals` (see `cpsat.write`).
+- Rounding only relaxes a row: values in `<=` rows are rounded down, in `>=` rows up, in equations
+  towards 0, and costs down. No decision is priced too high, so that the model's bound holds as it
+  is. Rows and costs in whole numbers pass unchanged.
+- A model must therefore keep to three rules. A column whose values are not whole is never negative.
+  The values and the cost of a `seconds` column itself are whole numbers. Rows bound a `seconds`
+  column from below only, as those do that state the time of a slowest stage.
 """
 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
@@ -70,7 +74,7 @@ class Totals:
 
 
 @dataclass(frozen=True)
-class Family:
+class Block:
     """A named block of columns or rows: `size` of them from number `first` on."""
 
     name: str
@@ -78,7 +82,7 @@ class Family:
     size: int
     shape: tuple[int, ...]
 
-    def label(self, number: int) -> str:
+    def member_name(self, number: int) -> str:
         """The name of one member, safe for LP and MPS files: `x_3_1`."""
         if not self.shape:
             return self.name
@@ -87,17 +91,17 @@ class Family:
         )
 
 
-def labels(families: list[Family]) -> list[str]:
-    """The names of all members, in order; a family that comes twice has its second part numbered
-    on."""
+def member_names(blocks: list[Block]) -> list[str]:
+    """The names of all members, in order; where two blocks have one name, the second one's members
+    are numbered on from the first one's."""
     names: list[str] = []
     seen: dict[str, int] = {}
-    for one in families:
-        before = seen.get(one.name, 0)
-        for number in range(one.first, one.first + one.size):
-            label = one.label(number)
-            names.append(label if before == 0 else f"{one.name}_{before + number - one.first}")
-        seen[one.name] = before + one.size
+    for block in blocks:
+        before = seen.get(block.name, 0)
+        for number in range(block.first, block.first + block.size):
+            numbered_on = f"{block.name}_{before + number - block.first}"
+            names.append(numbered_on if before else block.member_name(number))
+        seen[block.name] = before + block.size
     return names
 
 
@@ -159,13 +163,13 @@ class Model:
         most_terms: float = math.inf,
     ) -> None:
         self.name, self.totals, self.terms_left = name, totals, most_terms
-        self.check = (run or Run()).check
+        self.check = (run or Run()).check  # raises `Stopped` once the run should stop
         self.constant = 0.0
-        self.column_families: list[Family] = []
-        self.row_families: list[Family] = []
+        self.column_blocks: list[Block] = []
+        self.row_blocks: list[Block] = []
         self.rows: list[Row] = []
-        # lower, upper, whether integers, whether seconds, grid
-        self._blocks: list[tuple[Floats, Floats, bool, bool, int]] = []
+        # What each block of columns has, [its size] each, by "lower", "upper" and so on.
+        self._of_columns: dict[str, list[Floats]] = defaultdict(list)
         self._costs: list[tuple[Columns, Floats]] = []
         self._fixed: list[tuple[Columns, float]] = []
         self.size = 0
@@ -179,10 +183,10 @@ class Model:
         *,
         grid: int = 0,
     ) -> Columns:
-        """Real columns of that shape that are no seconds. Bounds broadcast, None is no bound.
+        """Real columns of that shape that are not in seconds; returns their numbers.
 
-        grid: CP-SAT has none of them, but takes those with a grid in steps of 1 / grid, rounded
-        down. Returns their numbers.
+        Bounds broadcast, None is no bound. grid: CP-SAT has no real columns. It takes those with a
+        grid as integers, in steps of 1 / grid, rounded down.
         """
         return self._add_columns(name, shape, lower, upper, grid=grid)
 
@@ -225,12 +229,17 @@ class Model:
         dimensions = (shape,) if isinstance(shape, int) else tuple(shape)
         count = int(np.prod(dimensions, dtype=np.int64))
 
-        def spread(bound: ArrayLike | None, none: float) -> Floats:
-            values = np.asarray(none if bound is None else bound, dtype=float)
-            return np.broadcast_to(values, dimensions).reshape(count).astype(float)
-
-        self.column_families.append(Family(name, self.size, count, dimensions))
-        self._blocks.append((spread(lower, -np.inf), spread(upper, np.inf), integer, seconds, grid))
+        self.column_blocks.append(Block(name, self.size, count, dimensions))
+        given = {
+            "lower": -np.inf if lower is None else lower,
+            "upper": np.inf if upper is None else upper,
+            "integer": integer,
+            "seconds": seconds,
+            "grid": grid,
+        }
+        for what, values in given.items():
+            spread = np.broadcast_to(np.asarray(values, dtype=float), dimensions)
+            self._of_columns[what].append(spread.reshape(count).astype(float))
         numbers = np.arange(self.size, self.size + count, dtype=np.int64).reshape(dimensions)
         self.size += count
         return numbers
@@ -245,7 +254,7 @@ class Model:
 
     def row(
         self,
-        family: str,
+        name: str,
         columns: ArrayLike,
         values: ArrayLike = 1.0,
         *,
@@ -260,53 +269,52 @@ class Model:
         """
         conditions = tuple(np.atleast_1d(np.asarray(when, dtype=np.int64)).tolist())
         if conditions and (lower is None) == (upper is None):
-            raise ValueError(f"{family}: a row under a condition needs one bound, lower or upper")
+            raise ValueError(f"{name}: a row under a condition needs one bound, lower or upper")
         low, high = -np.inf if lower is None else lower, np.inf if upper is None else upper
-        return self._add_row(
-            family, Row(*_merged(*_paired(columns, values)), low, high, conditions)
-        )
+        return self._add_row(name, Row(*_merged(*_paired(columns, values)), low, high, conditions))
 
-    def equal(self, family: str, columns: ArrayLike, values: ArrayLike = 1.0, *, to: float) -> int:
+    def equal(self, name: str, columns: ArrayLike, values: ArrayLike = 1.0, *, to: float) -> int:
         """One row sum(values * columns) = to."""
-        return self.row(family, columns, values, lower=to, upper=to)
+        return self.row(name, columns, values, lower=to, upper=to)
 
     def staircase(
-        self, name: str, steps: ArrayLike, levels: ArrayLike, upper: float | None = None
+        self, name: str, stairs: ArrayLike, levels: ArrayLike, upper: float | None = None
     ) -> Columns:
-        """A `seconds` column t >= sum_j (levels_j - levels_(j-1)) steps_j, levels_(-1) = 0.
+        """A `seconds` column t >= sum_j (levels_j - levels_(j-1)) stairs_j, levels_(-1) = 0.
 
-        steps [J] are columns that descend (rows `name_order` say so), levels [J] ascend: with 0-1
-        steps, t is the level of the last step that is 1. Levels are rounded before their
-        differences are taken; differences too small for double precision wait for the next one.
+        stairs [J] are columns; rows `{name}_order` make them descend. levels [J] ascend. Where the
+        stairs are 0-1 columns, t is the level of the last stair that is 1. Levels are rounded
+        before their differences are taken; a difference too small for double precision is added
+        to the next one.
         """
-        steps, levels = np.asarray(steps, dtype=np.int64), np.asarray(levels, dtype=float)
-        for here, above in pairwise(steps):
-            self.row(f"{name}_order", [here, above], [1.0, -1.0], lower=0.0)
+        stairs, levels = np.asarray(stairs, dtype=np.int64), np.asarray(levels, dtype=float)
+        for stair, above in pairwise(stairs):
+            self.row(f"{name}_order", [stair, above], [1.0, -1.0], lower=0.0)
         time = self.seconds(name, upper=upper)
-        columns = np.append(steps, time)
+        columns = np.append(stairs, time)
         values = np.append(-np.diff(levels, prepend=0.0), 1.0)
         self._add_row(f"{name}_stairs", Row(columns, values, 0.0, np.inf, levels=levels))
         return time
 
-    def _add_row(self, family: str, row: Row) -> int:
+    def _add_row(self, name: str, row: Row) -> int:
         self.check()
         self.terms_left -= len(row.columns)
         if self.terms_left < 0:
             raise TooLarge
         number = len(self.rows)
         self.rows.append(row)
-        last = self.row_families[-1] if self.row_families else None
-        if last is not None and last.name == family:
-            self.row_families[-1] = Family(family, last.first, last.size + 1, (last.size + 1,))
+        last = self.row_blocks[-1] if self.row_blocks else None
+        if last is not None and last.name == name:
+            self.row_blocks[-1] = Block(name, last.first, last.size + 1, (last.size + 1,))
         else:
-            self.row_families.append(Family(family, number, 1, (1,)))
+            self.row_blocks.append(Block(name, number, 1, (1,)))
         return number
 
     # What the writers read.
 
     def bounds(self) -> tuple[Floats, Floats]:
         """(lower [n], upper [n]), infinite where there is none."""
-        lower, upper = (_joined([block[side] for block in self._blocks]) for side in (0, 1))
+        lower, upper = (_joined(self._of_columns[side]) for side in ("lower", "upper"))
         for numbers, value in self._fixed:
             lower[numbers] = upper[numbers] = value
         return lower, upper
@@ -320,18 +328,15 @@ class Model:
 
     def is_integer(self) -> NDArray[np.bool_]:
         """[n] whether a column is an integer."""
-        return self._spread(2).astype(bool)
+        return _joined(self._of_columns["integer"]).astype(bool)
 
     def is_seconds(self) -> NDArray[np.bool_]:
         """[n] whether a column is in seconds."""
-        return self._spread(3).astype(bool)
+        return _joined(self._of_columns["seconds"]).astype(bool)
 
     def grids(self) -> Floats:
         """[n] the grid of continuous columns, 0 where there is none."""
-        return self._spread(4)
-
-    def _spread(self, which: int) -> Floats:
-        return _joined([np.full(len(block[0]), float(block[which])) for block in self._blocks])
+        return _joined(self._of_columns["grid"])
 
     def milp_scale(self) -> Scale:
         """The power of two that brings the objective to about 1e3 (1 without `totals`)."""
@@ -346,7 +351,8 @@ class Model:
         return np.where(self.is_seconds(), self.milp_scale().per_unit, 1.0)
 
     def without_costs(self) -> Model:
-        """The same columns and rows: nothing is unbounded then."""
+        """The same columns and rows. No model without costs is unbounded, so that a solver's answer
+        tells whether the rows have a solution."""
         free = copy(self)
         free._costs = []
         return free
@@ -393,7 +399,7 @@ class Model:
         seconds: NDArray[np.bool_],
         bounds: tuple[Floats, Floats],
     ) -> Row:
-        """The row in the programme's unit, its condition as a large coefficient."""
+        """The row in the programme's unit, its condition as a big-M coefficient."""
         values, low, high = row.values, row.lower, row.upper
         own = seconds[row.columns]
         if own.any():
@@ -405,23 +411,23 @@ class Model:
         columns, values = _merged(row.columns, values)
         if not row.when:
             return Row(columns, values, low, high)
-        least, most = (
-            float(np.where(values > 0, values * first[columns], values * other[columns]).sum())
-            for first, other in (bounds, bounds[::-1])
+        least, most = (  # of the row's sum, by the bounds of its columns
+            float(np.where(values > 0, values * near[columns], values * far[columns]).sum())
+            for near, far in (bounds, bounds[::-1])
         )
-        slack = min(0.0, least - low) if high == np.inf else max(0.0, most - high)
-        if not math.isfinite(slack):
-            family = next(f for f in reversed(self.row_families) if f.first <= number)
+        big_m = min(0.0, least - low) if high == np.inf else max(0.0, most - high)
+        if not math.isfinite(big_m):
+            block = next(b for b in reversed(self.row_blocks) if b.first <= number)
             raise ValueError(
-                f"{self.name}: {family.name}: a row under a condition needs bounded columns"
+                f"{self.name}: {block.name}: a row under a condition needs bounded columns"
             )
-        off = sum(slack for condition in row.when if condition >= 0)
-        signs = [slack if condition >= 0 else -slack for condition in row.when]
+        shift = sum(big_m for condition in row.when if condition >= 0)
+        factors = [big_m if condition >= 0 else -big_m for condition in row.when]
         conditions = [c if c >= 0 else ~c for c in row.when]
         columns, values = _merged(
-            np.append(columns, np.array(conditions, dtype=np.int64)), np.append(values, signs)
+            np.append(columns, np.array(conditions, dtype=np.int64)), np.append(values, factors)
         )
-        return Row(columns, values, low + off, high + off)
+        return Row(columns, values, low + shift, high + shift)
 
     def _check_magnitudes(self, arrays: LinearArrays) -> None:
         for where, entries in (("constraints", arrays.values), ("objective", arrays.cost)):
@@ -466,13 +472,13 @@ class ModelAnswer:
     def values(self, columns: Any) -> Any:
         """The incumbent at those columns, in their shape (an array, or a float).
 
-        columns: their numbers, or the name of a family.
+        columns: their numbers, or the name of a block.
         """
         assert self.x is not None, "no incumbent to read"
         if isinstance(columns, str):
             assert self.model is not None, "only a stated model has names"
-            family = next(f for f in self.model.column_families if f.name == columns)
-            return self.x[family.first : family.first + family.size].reshape(family.shape)
+            block = next(b for b in self.model.column_blocks if b.name == columns)
+            return self.x[block.first : block.first + block.size].reshape(block.shape)
         return self.x[columns]
 
     def counts(self, columns: Any) -> Columns:
@@ -508,7 +514,7 @@ def _dropped(values: Floats) -> Floats:
 
 
 def _rises(levels: Floats) -> Floats:
-    """Differences of ascending levels; those too small for a solver wait for the next one."""
+    """Differences of ascending levels; one too small for a solver is added to the next one."""
     rises, paid = np.zeros(len(levels)), 0.0
     for j, level in enumerate(levels.tolist()):
         if level - paid >= SMALLEST:

@@ -60,8 +60,8 @@ class Scale:
         return self.value(z) + self.under
 
 
-def stopped(run: Run) -> Stop:
-    """Why a back end that ended without a proof did so: by the user's wish or by a limit."""
+def stop_reason(run: Run) -> Stop:
+    """Why a back end ended without a proof: by the user's wish, or by a limit."""
     return Stop.INTERRUPTED if run.cancelled else Stop.LIMIT
 
 

@@ -31,7 +31,7 @@ from hetplan.solvers.native import (
     Scale,
     Sink,
     drive,
-    stopped,
+    stop_reason,
 )
 from hetplan.solvers.options import NativeValue, Options
 from hetplan.solvers.result import Stop
@@ -285,7 +285,7 @@ def _minimised(
         results = drive(work, run=run, interrupt=interrupt, poll=lambda: None, overtime=overtime)
     if results is None:
         message = f"{options.pyomo_solver} did not stop in time; what it had found is lost"
-        return ModelAnswer(stop=stopped(run), solver=label, message=message)
+        return ModelAnswer(stop=stop_reason(run), solver=label, message=message)
     if isinstance(results, str):
         return ModelAnswer(stop=Stop.ERROR, solver=label, message=results)
     answer = replace(_read(model, results, run, scale, whole), solver=label)
@@ -431,7 +431,7 @@ def _mapped(results: Any, run: Run) -> tuple[Stop, str]:
         return _PROVEN[condition], ""
     # an interruption has no termination condition everywhere
     if condition in _STOPPED or run.should_stop:
-        return stopped(run), ""
+        return stop_reason(run), ""
     if condition == TerminationCondition.infeasibleOrUnbounded:
         return Stop.ERROR, UNCLEAR
     if condition == TerminationCondition.unbounded:

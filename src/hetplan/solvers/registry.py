@@ -16,7 +16,7 @@ from typing import Any
 
 from hetplan.errors import DisagreementError, HetplanError
 from hetplan.names import unknown_name
-from hetplan.solvers.native import stopped
+from hetplan.solvers.native import stop_reason
 from hetplan.solvers.result import Outcome, Result, Stop
 from hetplan.solvers.run import Run, Stopped
 
@@ -150,7 +150,7 @@ def solve(family: Family, data: Any, method: str, run: Run | None = None) -> Res
     except (HetplanError, KeyboardInterrupt):
         raise
     except Stopped:
-        outcome = Outcome(stop=stopped(run), bound=run.bound)
+        outcome = Outcome(stop=stop_reason(run), bound=run.bound)
     except MemoryError:
         outcome = Outcome(stop=Stop.ERROR, message="out of memory")
     spent = time.perf_counter() - begun

@@ -42,7 +42,7 @@ from hetplan.formulations.amp.problem import (
     place,
 )
 from hetplan.solvers.branch_and_bound import Incumbent
-from hetplan.solvers.native import stopped
+from hetplan.solvers.native import stop_reason
 from hetplan.solvers.result import Outcome, Stop
 from hetplan.solvers.run import Run
 
@@ -159,7 +159,7 @@ def best_of(
         details["mean_seconds"] = sum(seconds for seconds, _ in fitting) / len(fitting)
     reason = f"none of {count} strategies fits in memory" if count else nothing
     return Outcome(
-        stop=stopped(run) if run.should_stop else Stop.DONE,
+        stop=stop_reason(run) if run.should_stop else Stop.DONE,
         decision=best,
         message="" if best else reason,
         details=details,
@@ -242,7 +242,7 @@ def annealing(data: AmpData, run: Run) -> Outcome[AmpDecision]:
     best = incumbent.decision
     reason = f"none of {step + 1} placements fits in memory" if moves.tiles else NO_CONFIGURATION
     return Outcome(
-        stop=stopped(run) if run.should_stop else Stop.DONE,
+        stop=stop_reason(run) if run.should_stop else Stop.DONE,
         decision=None if best is None else best.decision(),
         message="" if best else reason,
         details={"steps": step, "accepted": accepted},

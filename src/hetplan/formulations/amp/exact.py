@@ -22,7 +22,7 @@ import numpy as np
 
 from hetplan.formulations.amp.cuts import find_first
 from hetplan.formulations.amp.data import AmpData, AmpDecision
-from hetplan.formulations.amp.labels import Groups, Limits
+from hetplan.formulations.amp.labels import GroupLimits, Groups
 from hetplan.formulations.amp.layout import MAX_SHAPES, MOST_SHAPES, Layout, lay_out
 from hetplan.formulations.amp.problem import (
     NO_CONFIGURATION,
@@ -46,7 +46,7 @@ from hetplan.formulations.amp.rows import (
 )
 from hetplan.solvers import branch_and_bound
 from hetplan.solvers.branch_and_bound import Expansion, Incumbent
-from hetplan.solvers.native import stopped
+from hetplan.solvers.native import stop_reason
 from hetplan.solvers.result import Outcome, Stop
 from hetplan.solvers.run import Run
 
@@ -74,7 +74,7 @@ class Parameters:
     rounding: float = 1e-9
     # How far bounds are sharpened, and what one label search spends.
     bisection: Bisection = field(default_factory=Bisection)
-    labels: Limits = field(default_factory=Limits)
+    labels: GroupLimits = field(default_factory=GroupLimits)
 
 
 @dataclass(frozen=True)
@@ -114,16 +114,16 @@ class Search:
         if node.straddling:
             layout = self.lay_out(node.config, self.parameters.most_shapes)
             if not layout.complete:
-                return Expansion(dropped=node.box.bound)
+                return Expansion(dropped_bound=node.box.bound)
             whole = replace(node, model=row_model(layout), straddling=False)
             return Expansion([(node.box.bound, whole)])
         if node.width > self.parameters.most_width:
-            return Expansion(dropped=node.box.bound)
+            return Expansion(dropped_bound=node.box.bound)
         try:
             intervals = node.intervals or self.intervals(model, node.box)
             dropped = self.search(model, node.box, intervals, node.width)
         except MemoryError:
-            return Expansion(dropped=node.box.bound)
+            return Expansion(dropped_bound=node.box.bound)
         width = node.width * self.parameters.widen
         return Expansion([(dropped, replace(node, intervals=intervals, width=width))])
 
@@ -161,7 +161,7 @@ class Search:
         best = groups.best(labelled)
         if best is not None:
             self.incumbent.offer(*best)
-        return min(labelled.dropped, limit)
+        return min(labelled.cut_bound, limit)
 
     def lay_out(self, config: Configuration, most_shapes: int) -> Layout:
         """The configuration's layout."""
@@ -188,7 +188,7 @@ def solve(data: AmpData, run: Run, parameters: Parameters = Parameters()) -> Out
         again = incumbent.objective < parameters.least_share * state.ceiling < np.inf
         if not (proof.proven and again):
             break
-    stop, message, bound = stopped(run), "", proof.bound
+    stop, message, bound = stop_reason(run), "", proof.bound
     if proof.proven:
         stop = Stop.INFEASIBLE if proof.empty else Stop.OPTIMAL
         bound = incumbent.objective if exactly and not proof.empty else bound

@@ -32,7 +32,7 @@ from hetplan.formulations.amp.tables import Tables
 from hetplan.solvers import general
 from hetplan.solvers.branch_and_bound import Incumbent
 from hetplan.solvers.model import TooLarge
-from hetplan.solvers.native import Sink, stopped
+from hetplan.solvers.native import Sink, stop_reason
 from hetplan.solvers.result import Outcome, Stop
 from hetplan.solvers.run import Run, Stopped
 
@@ -180,7 +180,7 @@ def ask_solver(method: str, most_terms: float, question: Question, run: Run, rep
     try:
         programme = Programme(question, most_terms, run)
     except Stopped:
-        return Reply(stop=stopped(run), build_seconds=time.perf_counter() - begun)
+        return Reply(stop=stop_reason(run), build_seconds=time.perf_counter() - begun)
     except TooLarge:
         message = f"more than {most_terms} terms in its model; the method exact has no such limit"
         spent = time.perf_counter() - begun
@@ -240,7 +240,7 @@ def outcome(sweep: Sweep, solver: str) -> Outcome[AmpDecision]:
             stop, message = Stop.INFEASIBLE, NO_ROOM if sweep.cases else NO_CONFIGURATION
     else:
         failed = sweep.failed and not sweep.run.should_stop
-        stop = Stop.ERROR if failed else stopped(sweep.run)
+        stop = Stop.ERROR if failed else stop_reason(sweep.run)
     return Outcome(
         stop=stop,
         decision=None if best is None else best.decision(),

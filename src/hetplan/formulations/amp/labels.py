@@ -28,13 +28,19 @@ from hetplan.formulations.amp.growth import (
 )
 from hetplan.formulations.amp.problem import Floats, Ints, Strategy
 from hetplan.formulations.amp.rows import RowModel, SyncBox
-from hetplan.solvers import labels as engine
-from hetplan.solvers.labels import Extensions, Labelled, Labels, Numbers, set_labels
+from hetplan.solvers.labels import (
+    Extensions,
+    KeptLabels,
+    LabelLimits,
+    Labels,
+    Numbers,
+    set_labels,
+)
 from hetplan.solvers.run import Run
 
 
 @dataclass(frozen=True)
-class Limits:
+class GroupLimits:
     """What one label search spends."""
 
     # Intervals of the slowest stage that the search tells apart; more are joined. More raise the
@@ -49,8 +55,8 @@ class Limits:
 
 
 class Groups:
-    """The labels of a configuration's decisions with synchronisation in a box: a family of
-    `solvers.labels`.
+    """The labels of a configuration's decisions with synchronisation in a box, as the `LabelRules`
+    of `solvers.labels`.
 
     Bucket j (1 + dp) holds labels with j whole stages, bucket j (1 + dp) + 1 + i those whose stage
     j has its layers and groups in the rows before i. intervals: of the slowest stage, first and
@@ -62,13 +68,13 @@ class Groups:
         model: RowModel,
         intervals: Sequence[tuple[int, int]],
         box: SyncBox,
-        limits: Limits,
+        limits: GroupLimits,
     ) -> None:
         self.model, self.box, self.limits = model, box, limits
         self.config = model.layout.config
         self.grid, self.stages = make_grid(model, intervals, box.high, limits)
 
-    def search(self, run: Run, *, width: int, limit: float) -> Labelled:
+    def search(self, run: Run, *, width: int, limit: float) -> KeptLabels:
         """The labels below `limit` seconds, at most `width` after each group.
 
         Every decision of the box costs at least the least of the limit, the bound of what was cut
@@ -77,11 +83,11 @@ class Groups:
         fan = max(len(self.grid.params), len(self.grid.shape_class))
         return set_labels(
             self, self.root(), range(self.config.pipeline * (1 + self.config.data) + 1), run,
-            threshold=lambda: limit, trail=["choice"],
-            limits=engine.Limits(width, block=max(1, self.limits.chunk // fan)),
+            threshold=lambda: limit, path_fields=["choice"],
+            limits=LabelLimits(width, chunk=max(1, self.limits.chunk // fan)),
         )  # fmt: skip
 
-    def best(self, labelled: Labelled) -> tuple[float, Strategy] | None:
+    def best(self, labelled: KeptLabels) -> tuple[float, Strategy] | None:
         """The best decision among the labels, with its seconds."""
         if not len(labelled.last):
             return None
@@ -146,7 +152,7 @@ class Groups:
                 children["used"][everyone, cells] += 1
         yield Extensions(children, out.parent, np.full(count, bucket + 1))
 
-    def needed(self, bucket: int, labels: Labels) -> Numbers:
+    def undominated(self, bucket: int, labels: Labels) -> Numbers:
         """The labels that no other makes superfluous; of whole decisions the best one."""
         if len(labels) < 2 or bucket < 2:
             return np.arange(len(labels))
@@ -221,7 +227,7 @@ def undominated(state: Ints, price: Floats, bound: Floats, neighbours: int) -> N
 
 
 def make_grid(
-    model: RowModel, intervals: Sequence[tuple[int, int]], sync_cap: float, limits: Limits
+    model: RowModel, intervals: Sequence[tuple[int, int]], sync_cap: float, limits: GroupLimits
 ) -> tuple[Grid, list[Stage]]:
     """The kernels' view: completion tables for the intervals, joined so that they are few and small
     enough."""

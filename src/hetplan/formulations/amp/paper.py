@@ -50,7 +50,7 @@ from hetplan.formulations.amp.problem import (
     ring_factor,
     slowest_pair,
 )
-from hetplan.solvers.native import stopped
+from hetplan.solvers.native import stop_reason
 from hetplan.solvers.result import Outcome, Stop
 from hetplan.solvers.run import Run
 
@@ -143,7 +143,7 @@ def solve(data: AmpData, run: Run) -> Outcome[AmpDecision]:
     """Algorithm 1 with its own estimate in place of the real trials; proves no bound."""
     ranking = rank(data, run)
     fitting = [candidate for candidate in ranking.candidates if candidate.fits]
-    stop = Stop.DONE if ranking.finished else stopped(run)
+    stop = Stop.DONE if ranking.finished else stop_reason(run)
     best = fitting[0] if fitting else None
     details: dict[str, object] = {"candidates": len(ranking.candidates), "skipped": ranking.skipped}
     if best is not None:

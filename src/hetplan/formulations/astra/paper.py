@@ -23,7 +23,7 @@ from hetplan.formulations.astra.problem import (
     decision_of,
     infeasible_because,
 )
-from hetplan.solvers.native import stopped
+from hetplan.solvers.native import stop_reason
 from hetplan.solvers.result import Outcome, Stop
 from hetplan.solvers.run import Run, Stopped
 
@@ -48,7 +48,7 @@ def solve(data: AstraData, run: Run, piece: int = PIECE) -> Outcome[AstraDecisio
             message = "no numbers of layers, one per type, add up to all layers"
             stop = Stop.INFEASIBLE if problem.equal else Stop.DONE
     except Stopped:
-        stop = stopped(run)
+        stop = stop_reason(run)
     return Outcome(
         stop=stop,
         decision=decision_of(problem, search.stages) if search.stages else None,

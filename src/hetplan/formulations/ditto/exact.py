@@ -33,7 +33,7 @@ from hetplan.formulations.ditto.problem import (
 from hetplan.solvers import branch_and_bound, labels
 from hetplan.solvers.branch_and_bound import Expansion, Incumbent, Proof
 from hetplan.solvers.labels import Extensions, Labels, Numbers
-from hetplan.solvers.native import stopped
+from hetplan.solvers.native import stop_reason
 from hetplan.solvers.result import Outcome, Stop
 from hetplan.solvers.run import Run
 
@@ -122,20 +122,20 @@ class Search:
         low, high = self.ends(node)
         priced = self.price(node, threshold)
         if priced.bound >= self.incumbent.threshold:
-            return Expansion(dropped=priced.bound)
+            return Expansion(dropped_bound=priced.bound)
         single = node.first == node.last
         if not single and high > low * self.parameters.narrow:
             return Expansion([(priced.bound, part) for part in self.parts(node, high)])
         reached, cut, longest = self.label(node, priced)
         bound = max(priced.bound, min(reached, cut))
         if bound >= self.incumbent.threshold:
-            return Expansion(dropped=bound)
+            return Expansion(dropped_bound=bound)
         if not single:
             return Expansion([(bound, part) for part in self.parts(node, longest)])
         if math.isinf(cut):  # the best template of this θ has been offered
-            return Expansion(dropped=self.incumbent.threshold)
+            return Expansion(dropped_bound=self.incumbent.threshold)
         if node.width >= self.parameters.most_width:
-            return Expansion(dropped=bound)
+            return Expansion(dropped_bound=bound)
         wider = min(node.width * self.parameters.widen, self.parameters.most_width)
         return Expansion([(bound, replace(node, width=wider))])
 
@@ -160,20 +160,20 @@ class Search:
         high = self.ends(node)[1]
         parts = Parts(self.space, priced, self.space.reach(high))
         order = range(self.problem.layers, -1, -1)
-        limits = labels.Limits(node.width)
+        limits = labels.LabelLimits(node.width)
         labelled = labels.set_labels(
             parts, parts.root(), order, self.run, threshold=lambda: self.incumbent.threshold,
-            limits=limits, trail=["first", "option"],
+            limits=limits, path_fields=["first", "option"],
         )  # fmt: skip
         self.counts["searched"] += 1
         self.counts["labels"] += labelled.count
         if not len(labelled.last):
-            return math.inf, labelled.dropped, high
+            return math.inf, labelled.cut_bound, high
         cheapest = labelled.last[labelled.last["cost"].argmin()]
         stages = parts.stages(labelled.path(cheapest))
         self.offer(stages)
         longest = max(float(self.problem.time[r, a, b]) for a, b, r in stages)
-        return float(cheapest["cost"]), labelled.dropped, longest
+        return float(cheapest["cost"]), labelled.cut_bound, longest
 
     def offer(self, stages: Stages) -> None:
         """Stages that keep to layers and devices: an incumbent if they are a good template."""
@@ -216,7 +216,7 @@ def solve(
     elif proof.finished:
         stop, message = Stop.LIMIT, CUT
     else:
-        stop = stopped(run)
+        stop = stop_reason(run)
     return Outcome(
         stop=stop,
         decision=None if stages is None else problem.decision(stages),
@@ -241,7 +241,7 @@ CELLS_PER_LABEL = 20
 
 
 class Parts:
-    """The labels of one interval as it is charged; see `labels.Family`."""
+    """The labels of one interval as it is charged; see `solvers.labels.LabelRules`."""
 
     def __init__(self, space: Space, priced: Priced, reach: Ints | None) -> None:
         self.space, self.priced, self.reach = space, priced, reach
@@ -310,7 +310,7 @@ class Parts:
         children["bound"][whole] = children["cost"][whole]
         yield Extensions(children, label, first[arc])
 
-    def needed(self, bucket: int, labels: Labels) -> Numbers:
+    def undominated(self, bucket: int, labels: Labels) -> Numbers:
         """The labels that no other one makes needless."""
         if len(labels) < 2:
             return np.arange(len(labels))

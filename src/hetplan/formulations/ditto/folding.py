@@ -17,7 +17,7 @@ from hetplan.formulations.ditto.problem import (
     compile_problem,
     infeasible_because,
 )
-from hetplan.solvers.native import stopped
+from hetplan.solvers.native import stop_reason
 from hetplan.solvers.result import Outcome, Stop
 from hetplan.solvers.run import Run, Stopped
 
@@ -59,7 +59,7 @@ def conclude(
     except NoTemplate as why:
         return Outcome(stop=Stop.DONE, message=str(why))
     except Stopped:
-        return Outcome(stop=stopped(run), message="out of time")
+        return Outcome(stop=stop_reason(run), message="out of time")
     return Outcome(
         stop=template.stop,
         decision=problem.decision(template.stages),

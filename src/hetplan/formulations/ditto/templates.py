@@ -38,7 +38,7 @@ from hetplan.formulations.ditto.data import DittoData, DittoDecision
 from hetplan.formulations.ditto.evaluate import price, stage_seconds
 from hetplan.solvers.general import minimise
 from hetplan.solvers.model import Model
-from hetplan.solvers.native import stopped
+from hetplan.solvers.native import stop_reason
 from hetplan.solvers.result import Stop
 from hetplan.solvers.run import Run
 
@@ -189,7 +189,7 @@ def instantiate(
         else:
             first = middle + 1
     pipelines = share_out(useful, best, micro_batches)
-    stop = Stop.OPTIMAL if first == last else stopped(run)
+    stop = Stop.OPTIMAL if first == last else stop_reason(run)
     return Instantiation(stop, pipelines, float(values[first]))
 
 
@@ -265,7 +265,7 @@ def oobleck_instantiate(
     best: tuple[float, tuple[Pipeline, ...]] | None = None
     for option in multisets(list(templates), nodes):
         if run.should_stop:
-            return Instantiation(stopped(run), best[1] if best else ())
+            return Instantiation(stop_reason(run), best[1] if best else ())
         if sum(option.values()) < failures + 1:
             continue
         kinds = [(templates[i], c) for i, c in sorted(option.items())]

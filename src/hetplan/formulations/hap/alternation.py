@@ -35,7 +35,7 @@ from hetplan.formulations.hap.graph import Graph, build, lengths, path
 from hetplan.formulations.hap.problem import Floats
 from hetplan.formulations.hap.ratios import best_ratios
 from hetplan.formulations.hap.theory import Theory
-from hetplan.solvers.native import stopped
+from hetplan.solvers.native import stop_reason
 from hetplan.solvers.result import Outcome, Stop
 from hetplan.solvers.run import Run, Stopped
 
@@ -78,7 +78,7 @@ def solve(data: HapData, run: Run, parameters: Parameters = Parameters()) -> Out
             run.report(incumbent=least)
     return ended(
         posed, best, run=run, bound=None, details={"rounds": len(tried)},
-        stop=stopped(run) if run.should_stop else Stop.DONE,
+        stop=stop_reason(run) if run.should_stop else Stop.DONE,
         message=DOES_NOT_FIT if best is None else programs.note,
     )  # fmt: skip
 

@@ -28,7 +28,7 @@ from hetplan.formulations.hap.problem import (
 )
 from hetplan.formulations.hap.ratios import best_ratios
 from hetplan.formulations.hap.theory import Theory, reduce_theory
-from hetplan.solvers.native import stopped
+from hetplan.solvers.native import stop_reason
 from hetplan.solvers.result import OPTIMAL_GAP, Outcome, Stop
 from hetplan.solvers.run import Run
 
@@ -74,7 +74,7 @@ def ratios_only(problem: HapProblem, program: Sequence[int], run: Run) -> Outcom
     """The best ratios of the only program in question. Source: HAP, Section 5."""
     stages = problem.stages(program)
     best = best_ratios(problem, stages, run)
-    stop, message = stopped(run), ""
+    stop, message = stop_reason(run), ""
     if best.impossible:
         stop, message = Stop.INFEASIBLE, NO_RATIOS
     elif not best.fits:

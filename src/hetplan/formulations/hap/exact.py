@@ -50,8 +50,8 @@ from hetplan.formulations.hap.ratios import best_ratios
 from hetplan.formulations.hap.staging import staged
 from hetplan.formulations.hap.theory import Theory
 from hetplan.solvers import branch_and_bound
-from hetplan.solvers.branch_and_bound import Expansion, Limits, search
-from hetplan.solvers.native import stopped
+from hetplan.solvers.branch_and_bound import Expansion, SearchLimits, search
+from hetplan.solvers.native import stop_reason
 from hetplan.solvers.result import Outcome, Stop
 from hetplan.solvers.run import Run, Stopped
 
@@ -150,7 +150,7 @@ def _searched(
         part = run.part(time_limit=share * run.remaining, quiet=False)
         incumbent.run = part
         few = closes and len(graph.head) <= parameters.few_arcs
-        limits = Limits(
+        limits = SearchLimits(
             patience=None if small and problem.capacity is None else parameters.patience,
             most_nodes=parameters.cells if few else None,
             rounding=ROUNDING,
@@ -174,7 +174,7 @@ def _searched(
         if incumbent.decision is None:
             stop, message = Stop.INFEASIBLE, NONE_FITS
     elif run.should_stop:
-        stop, message = stopped(run), ""
+        stop, message = stop_reason(run), ""
     return ended(
         posed, incumbent.decision, run=run, stop=stop, message=message,
         bound=None if stop is Stop.INFEASIBLE else bound, details=details,
@@ -264,12 +264,12 @@ class Divider:
             value, potential, step = sums(graph, means)
             bound = max(bound, value)
         if bound >= threshold:
-            return Expansion(dropped=min(bound, most), progress=self._sure and graph.ordered)
+            return Expansion(dropped_bound=min(bound, most), progress=self._sure and graph.ordered)
         missing = 1 - bound / threshold
         if not graph.ordered and missing > self.parameters.stalled * cell.missing:
             opened = self._opened(cell, means, threshold, missing)
             if opened is not None and not len(opened.head):
-                return Expansion(dropped=threshold, progress=self._sure)
+                return Expansion(dropped_bound=threshold, progress=self._sure)
             if opened is not None:
                 graph = opened
                 value, potential, step = sums(graph, means)
@@ -278,9 +278,9 @@ class Divider:
             graph, bound = self._narrowed(cell, means, graph, (bound, potential, step), threshold)
             bound = min(bound, threshold)
         if bound >= threshold:
-            return Expansion(dropped=min(bound, most), progress=self._sure and graph.ordered)
+            return Expansion(dropped_bound=min(bound, most), progress=self._sure and graph.ordered)
         if np.ptp(cell.simplices, axis=1).max() < self.parameters.least_size:
-            return Expansion(dropped=bound)
+            return Expansion(dropped_bound=bound)
         kept = None if graph is self.graph else graph
         child = replace(cell, point=means.point, graph=kept, missing=missing)
         children = [

@@ -43,7 +43,7 @@ from hetplan.formulations.hap.problem import Floats, HapProblem
 from hetplan.formulations.hap.ratios import best_ratios
 from hetplan.solvers.general import UNBUILT, label, minimise
 from hetplan.solvers.model import SMALLEST, Columns, Model, Totals
-from hetplan.solvers.native import stopped
+from hetplan.solvers.native import stop_reason
 from hetplan.solvers.result import Outcome, Stop
 from hetplan.solvers.run import Run, Stopped
 
@@ -255,7 +255,7 @@ def search(
             return known_so_far(Stop.LIMIT, "the theory is too wide for this method")
         model, s = build(graph, floor, upper, run)
     except Stopped:
-        return known_so_far(stopped(run), UNBUILT)
+        return known_so_far(stop_reason(run), UNBUILT)
     build_seconds = time.perf_counter() - begun
     while True:
         answer = minimise(method, model, run)
