@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hetplan.text import seconds_text
+from hetplan.text import counted, more_text, names_text, seconds_text
 
 
 @pytest.mark.parametrize(
@@ -20,3 +20,20 @@ from hetplan.text import seconds_text
 )
 def test_seconds_read_in_their_unit(value: float | None, text: str) -> None:
     assert seconds_text(value) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (more_text(0.652), "+65.2 %"),
+        (more_text(-0.03), "-3 %"),
+        (more_text(82.3), "83x"),
+        (names_text(["V100", "V100"]), "V100"),
+        (names_text(["embedding", "block1", "head"]), "embedding .. head"),
+        (names_text([]), "-"),
+        (counted(1, "stage"), "1 stage"),
+        (counted(0, "layer"), "0 layers"),
+    ],
+)
+def test_amounts_and_names(text: str, expected: str) -> None:
+    assert text == expected

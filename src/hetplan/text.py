@@ -97,6 +97,18 @@ def percent_text(value: float | None) -> str:
     return "0 %" if abs(value) < 1e-12 else f"{100 * value:.3g} %"
 
 
+def more_text(ratio: float) -> str:
+    """How much more something is than another: `+65.2 %`, `-3 %`; `13x` from ten times more on."""
+    if ratio >= 10:
+        return f"{1 + ratio:.0f}x" if ratio < 1e6 else f"{1 + ratio:.2g}x"
+    return percent_text(ratio) if ratio < 0 else f"+{percent_text(ratio)}"
+
+
+def counted(number: int, thing: str) -> str:
+    """`1 stage`, `2 stages`."""
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
+
+
 def ranges_text(values: Iterable[int]) -> str:
     """A set of whole numbers: `0-3,7,9-10`."""
     ends: list[list[int]] = []
@@ -114,8 +126,8 @@ def devices_counted(counts: Mapping[str, int]) -> str:
 
 
 def names_text(names: Sequence[str]) -> str:
-    """The first and the last name of a sequence: `embedding .. block7`."""
-    return names[0] if len(names) == 1 else f"{names[0]} .. {names[-1]}" if names else "-"
+    """The first and the last name of a sequence: `embedding .. block7`; one where they agree."""
+    return " .. ".join(dict.fromkeys([*names[:1], *names[-1:]])) or "-"
 
 
 def devices_text(places: Sequence[tuple[int, str]], devices: Iterable[int]) -> str:

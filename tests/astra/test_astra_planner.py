@@ -10,7 +10,7 @@ import pytest
 from hetplan.formulations.astra.search.engine import search
 from hetplan.formulations.astra.search.pool import homogeneous, offers_of_cluster
 from hetplan.formulations.astra.search.pricing import Assumptions
-from hetplan.formulations.astra.search.result import Job
+from hetplan.formulations.astra.search.result import Job, summary
 from hetplan.planner.astra import Astra, PoolSearch
 from hetplan.planner.strategy import propose
 from hetplan.profiling.cluster import example_cluster
@@ -59,6 +59,9 @@ def test_a_homogeneous_plan_survives_its_file_and_its_peaks_leave_the_reserve_ou
     )
     assert candidate.peak_bytes is not None and found.best is not None
     assert max(candidate.peak_bytes) == pytest.approx(max(found.best.stage_bytes))
+    stages = (("T4", 1), ("V100", 3), ("V100", 2), ("T4", 6))  # not in the order of the pool
+    mixed = replace(found.best, stages=stages, segments=(("V100", 2, 5), ("T4", 2, 7)))
+    assert "[1 x T4: 1 layer | 2 x V100: 5 layers | 1 x T4: 6 layers]" in summary(mixed)
 
 
 def test_interleaved_strategies_become_interleaved_plans() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -90,6 +91,15 @@ def test_table(plan: Callable[..., Ran]) -> None:
         "+",
     ):
         assert expected in ran.out
+
+
+def test_one_ratio_is_one_figure_and_memory_is_not_blamed_for_other_refusals(
+    plan: Callable[..., Ran],
+) -> None:
+    ran = plan("--strategies", "dp")
+    assert re.search(r"replayed event by event, [\d.]+ times the strategies' closed forms", ran.out)
+    ran = plan("--strategies", "dp", batch=7)
+    assert ran.code == 1 and "divides 7 samples" in ran.out and "either" not in ran.out
 
 
 def test_nothing_fits(plan: Callable[..., Ran], tmp_path: Path) -> None:

@@ -147,6 +147,7 @@ REFUSALS: dict[str, dict[str, str]] = {
         "papers -o x -j 0": "--jobs",
         "papers -o x --seeds 1,b": "--seeds",
         "papers -o file": "is a file",
+        "tiny-mixed -m dito -o x": "has the method 'dito' (expected one of all, annealing, auto",
     },
     "study report": {
         ".": "holds no study",
@@ -154,12 +155,14 @@ REFUSALS: dict[str, dict[str, str]] = {
         "poplar --name x*": "no experiment matches",
         "hap --name x*": "no experiment matches",
         "amp": "problem has no report (got 'amp', expected hap or poplar)",
-        "tsp": "unknown problem",
+        "tsp": "neither the folder of a study nor a problem (got 'tsp', expected a folder",
     },
     "export no-such.json --to megatron": {"": "no-such.json: no such file"},
     "show": {
         "nothing.json --cluster amp-mixed": "no such file",
         "hap-chain": "neither a file nor an instance",
+        "hap-chain-2x2 --html x.html": "--html: is for plan files (got 'hap-chain-2x2')",
+        "answer.json": "answer.json: is an answer: hetplan show INSTANCE answer.json",
     },
     "solve numbers.json": {
         "-m nope": "problem fake: unknown method 'nope' (expected one of auto, first",
@@ -202,6 +205,7 @@ REFUSALS: dict[str, dict[str, str]] = {
         "plan.json --to megatorn": "unknown framework 'megatorn'; did you mean megatron",
         "plan.json --to megatron -o no/such/x.sh": "no such folder",
     },
+    "show plan.json": {"": "is for the cluster 'two-by-two': give its file with --cluster"},
     "show plan.json --cluster cluster.yaml": {
         "--html no/such/x.html": "no such folder",
         "extra": "a plan has no second argument",

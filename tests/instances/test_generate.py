@@ -42,7 +42,7 @@ def test_sizes(size: str) -> None:
 @pytest.mark.parametrize(
     ("problem", "size", "message"),
     [
-        ("hap", "small", "no generator for the problem 'hap'"),
+        ("hap", "small", r"no generator for the problem \(got 'hap', expected one of"),
         ("amp", "huge", "unknown size 'huge'"),
     ],
 )

@@ -45,7 +45,7 @@ from hetplan.planner.what_if import Changed, WhatIf
 from hetplan.profiling.workload import make_workload
 from hetplan.runtime.plan import load_plan
 from hetplan.solvers.run import Run
-from hetplan.text import Table, bytes_text, devices_counted, number_text, seconds_text
+from hetplan.text import Table, bytes_text, count_text, devices_counted, number_text, seconds_text
 
 TIME_LIMIT = 20.0
 
@@ -141,8 +141,8 @@ def what_if_table(answer: WhatIf) -> Table:
             "iteration": lambda v: seconds_text(v.best.predicted_seconds if v.best else None),
             "saves": lambda v: seconds_text(v.gain),
             "per device": lambda v: seconds_text(v.gain_per_device),
-            "tokens/s": lambda v: number_text(
-                v.best.tokens_per_second(v.workload) if v.best else None, 4
+            "tokens/s": lambda v: count_text(
+                v.best.tokens_per_second(v.workload) if v.best else None
             ),
             "$/1M tok": lambda v: number_text(
                 v.best.money_per_million_tokens(v.workload) if v.best else None, 4

@@ -245,8 +245,9 @@ def export_model(
 ) -> int:
     """Write an instance's models for other solvers: MPS or LP files, or CP-SAT protocol buffers.
 
-    A method with one model per configuration writes as many files, numbered, less those that bounds
-    exclude.
+    Decisions worse than the best that hetplan knows may be cut off. Of AMP each file is one
+    configuration, numbered; bounds exclude some. The instance's optimum is the least over the
+    files; an infeasible one has nothing better.
     """
     method = method_of(output)
     posed = open_instance(instance)
@@ -267,6 +268,13 @@ def export_model(
             "objective per second": lambda model: number_text(model.per_unit, 8),
             "plus seconds": lambda model: number_text(model.offset),
         },
+        [
+            "each file is one configuration: the instance's optimum is the least over the files; "
+            "decisions worse than the best known may be cut off, so an infeasible file has nothing "
+            "better"
+        ]
+        if len(exported) > 1
+        else [],
         right=(1, 2, 3, 4, 5),
     )
     models = [asdict(model) for model in exported]

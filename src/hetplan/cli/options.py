@@ -286,6 +286,11 @@ class Setting:
 
     def workload(self, plan: Plan) -> Workload:
         """The workload that a plan was made for, with what is given here; raises InputError."""
+        if self.cluster is None and plan.workload.cluster not in clusters.example_clusters():
+            raise InputError(
+                f"the plan is for the cluster {plan.workload.cluster!r}: give its file with "
+                "--cluster"
+            )
         return make_workload(
             self.model or plan.workload.model,
             open_cluster(self.cluster or plan.workload.cluster),

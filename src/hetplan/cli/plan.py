@@ -40,6 +40,7 @@ from hetplan.text import (
     bytes_text,
     count_text,
     devices_counted,
+    more_text,
     number_text,
     percent_text,
     seconds_text,
@@ -275,10 +276,10 @@ def figures_notes(planning: Planning, apart: bool) -> tuple[str, ...]:
     if not ratios:
         return ()
     own = "status, objective, bound and gap are" if apart else "status, bound and gap are"
+    times = " to ".join(dict.fromkeys(f"{end:.3g}" for end in (min(ratios), max(ratios))))
     return (
-        f"iteration: replayed event by event, {min(ratios):.3g} to {max(ratios):.3g} times the "
-        "strategies' "
-        f"closed forms; {own} of each strategy's own problem",
+        f"iteration: replayed event by event, {times} times the strategies' closed forms; "
+        f"{own} of each strategy's own problem",
     )
 
 
@@ -318,8 +319,7 @@ def relative_text(candidate: Candidate, best: Candidate | None) -> str:
         or not best.predicted_seconds
     ):
         return ""
-    more = candidate.predicted_seconds / best.predicted_seconds - 1
-    return percent_text(more) if more < 0 else f"+{percent_text(more)}"
+    return more_text(candidate.predicted_seconds / best.predicted_seconds - 1)
 
 
 def memory_text(candidate: Candidate, workload: Workload) -> str:

@@ -110,11 +110,15 @@ def plan_document(subject: str, *, asked: bool) -> tuple[Any, str] | None:
     """A plan's file, or a planning's document, and its name for errors; None for what is neither.
 
     asked: with options of plans, where a file that is not there is the plan. Raises InputError for
-    unreadable files.
+    unreadable files and for answers.
     """
-    if not (os.path.isfile(subject) or (asked and not os.path.exists(subject))):
+    if not os.path.isfile(subject) and (
+        not asked or os.path.exists(subject) or find(subject) is not None
+    ):
         return None
     value, where = read_document(subject)
+    if isinstance(value, dict) and "results" in value:
+        raise InputError(f"is an answer: hetplan show INSTANCE {subject}", where=where)
     is_plan = isinstance(value, dict) and (
         value.get("format") == "hetplan-plan" or "candidates" in value
     )

@@ -48,6 +48,7 @@ def solve(
         list[str] | None,
         typer.Option(
             "--method",
+            "--methods",
             "-m",
             metavar="NAME[,NAME…]|all",
             help="Methods to run; default auto.",

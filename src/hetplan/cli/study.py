@@ -43,7 +43,7 @@ from hetplan.studies.rows import Runner, Tally, Task, arrow, carry_out, read_row
 from hetplan.studies.workers import run_tasks
 from hetplan.text import Table
 
-SMOKE_SECONDS = 5.0
+SMOKE_SECONDS = 15.0
 GIB = 2**30
 LINE_EVERY = 20
 LARGEST_SEED = 10**6
@@ -153,7 +153,7 @@ def run(
     pyomo_solver: PyomoOption = None,
     smoke: Annotated[
         bool,
-        typer.Option("--smoke", help="Tiny instances, 5 s for each run: whether everything works."),
+        typer.Option("--smoke", help="Tiny instances, 15 s a run: whether everything works."),
     ] = False,
     json: JsonOption = False,
     quiet: QuietOption = False,
@@ -284,6 +284,12 @@ def report_paper(
     problem: str, name: str | None, output: Path | None, *, json: bool, quiet: bool
 ) -> int:
     """A paper's experiments with its methods, its baselines and the optimum."""
+    if problem not in FAMILIES:
+        raise InputError(
+            "neither the folder of a study nor a problem",
+            got=problem,
+            expected=f"a folder, or one of {', '.join(FAMILIES)}",
+        )
     chosen = family(problem)
     if chosen.report is None:
         having = " or ".join(other for other in FAMILIES if family(other).report is not None)

@@ -80,7 +80,9 @@ def draw(problem: str, seed: int, size: str = "small") -> Instance:
     """The random instance of `seed`; raises InputError for a problem or a size that there is
     not."""
     if problem not in MAKERS:
-        raise unknown_name("no generator for the problem", problem, list(MAKERS))
+        raise InputError(
+            "no generator for the problem", got=problem, expected=f"one of {', '.join(MAKERS)}"
+        )
     if size not in SIZES:
         raise unknown_name("unknown size", size, list(SIZES))
     rng = random.Random(f"{problem}-{size}-{seed}")

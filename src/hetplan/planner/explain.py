@@ -17,7 +17,15 @@ from hetplan.planner.strategy import Candidate
 from hetplan.profiling.simulator.tasks import COMPUTES, Kind, path_to_end
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.replay import Replay
-from hetplan.text import Table, bytes_text, number_text, percent_text, seconds_text, share_text
+from hetplan.text import (
+    Table,
+    bytes_text,
+    more_text,
+    number_text,
+    percent_text,
+    seconds_text,
+    share_text,
+)
 
 PARTS = 5  # of the chain that are shown
 TIGHT = 0.9  # of a device's memory in use
@@ -188,7 +196,7 @@ def cost_text(candidate: Candidate, best: Candidate, workload: Workload) -> str:
     more, money = longer(candidate, best), candidate.money_per_million_tokens(workload)
     text = f"{candidate.name} {seconds_text(candidate.predicted_seconds)}"
     if more is not None:
-        text += f" ({100 * more:+.3g} %)"
+        text += f" ({more_text(more)})"
     if money is not None:
         text += f", ${number_text(money, 3)} per million tokens"
     return text if candidate.fits_memory else f"{text}, does not fit"

@@ -38,7 +38,7 @@ from hetplan.schema import PositiveCount, StrictModel
 from hetplan.solvers.options import Options
 from hetplan.solvers.registry import evaluate, solve
 from hetplan.solvers.run import Progress, Run, Stopped
-from hetplan.text import Table, bytes_text, seconds_text
+from hetplan.text import Table, bytes_text, counted, seconds_text
 
 
 class HapSettings(StrictModel):
@@ -182,8 +182,8 @@ class Theory(Problem):
         ratios, *_ = describe(posed.theory.data, decision, shown)
         stages = stages_of(posed.theory.data, decision)
         waiting = seconds_text(posed.steps * sum(stage.comm_seconds for stage in stages))
-        counts = f"{len(decision.program)} instructions in {len(stages)} stages"
-        notes = (*ratios.notes, f"{counts}; {waiting} in collectives")
+        program, cut = counted(len(decision.program), "instruction"), counted(len(stages), "stage")
+        notes = (*ratios.notes, f"{program} in {cut}; {waiting} in collectives")
         title = f"one SPMD program, {self.in_runs()}: {ratios.title}"
         return (replace(ratios, title=title, notes=notes),)
 

@@ -91,12 +91,13 @@ class Search:
             if budget.should_stop:
                 return candidates, [*notes, f"no time was left for {mode} recomputation"]
             repeating = replace(self, variant=replace(self.variant, recomputation=mode))
-            fitting = [c for c in repeating.exact(share(budget, left)) if c.fits_memory]
+            tried = repeating.exact(share(budget, left))
+            fitting = [c for c in tried if c.fits_memory]
             gains = [c for c in fitting if (c.predicted_seconds or 0.0) < limit]
             other = shortest(fitting)
             if gains:
                 candidates += gains
-            elif best is None:
+            elif best is None and not refused_alike(plain, tried):
                 notes.append(f"nothing is found with {mode} recomputation either")
             elif other is not None:
                 took = f"{other.name}: {seconds_text(other.predicted_seconds)}"
@@ -201,6 +202,12 @@ def share(budget: Run, parts: int) -> Run:
     """A run with one of so many parts of what is left of a budget; without a limit there is
     none."""
     return budget.part(time_limit=budget.remaining / parts, quiet=False)
+
+
+def refused_alike(plain: Sequence[Candidate], tried: Sequence[Candidate]) -> bool:
+    """Whether recomputation changes nothing in why nothing is solved: it is not memory, then."""
+    reasons = {candidate.message for candidate in plain}
+    return all(c.solve_seconds == 0 and c.message in reasons for c in tried)
 
 
 def shortest(candidates: Iterable[Candidate]) -> Candidate | None:

@@ -183,7 +183,12 @@ def relinked(
 def faster_network(gbit: float, cluster: Cluster) -> Change:
     """Every node's network at so many Gbit/s."""
     if not 1e-6 <= gbit <= 1e9:
-        raise InputError("--network-gbit-per-s", got=gbit, expected="Gbit/s between 1e-6 and 1e9")
+        raise InputError(
+            "not usable",
+            where="--network-gbit-per-s",
+            got=gbit,
+            expected="Gbit/s between 1e-6 and 1e9",
+        )
     return relinked(cluster, f"network at {gbit:g} Gbit/s", network=gbit * GBIT)
 
 

@@ -131,7 +131,7 @@ class Study:
         worst: dict[tuple[str, str, str], tuple[float, Row]] = {}
         for row in self.rows:
             excess = self.excess(row)
-            if excess is not None and not row["exact"]:
+            if excess is not None and excess > SAME and not row["exact"]:
                 key = (*instance_of(row), row["method"])
                 worst[key] = max(worst.get(key, (excess, row)), (excess, row), key=itemgetter(0))
         return sorted(worst.values(), key=itemgetter(0), reverse=True)[:count]

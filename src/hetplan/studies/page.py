@@ -64,7 +64,8 @@ def speedup_text(summary: Summary) -> str:
     """How much faster the best known plan is predicted to be: in the median, and at most."""
     if summary.median_excess is None or summary.worst_excess is None:
         return "-"
-    return f"{1 + summary.median_excess:.3g}×, to {1 + summary.worst_excess:.3g}×"
+    ends = (f"{1 + ratio:.3g}×" for ratio in (summary.median_excess, summary.worst_excess))
+    return ", at most ".join(dict.fromkeys(ends))
 
 
 def instance_cells(study: Study, name: str, problem: str, instance: str) -> tuple[str, ...]:

@@ -110,10 +110,12 @@ def tasks(
     no problem has."""
     wanted = list(dict.fromkeys(methods))
     used: set[str] = set()
+    known = {ALL, HEURISTICS, EXACT}
     for set_name, instance, record in subjects(names):
         number = digest(instance)
         chosen = chosen_methods(instance, wanted)
         used.update(chosen, {word for word in wanted if word in (ALL, HEURISTICS, EXACT)})
+        known.update(method.name for method in instance.family.methods)
         for method, seed in itertools.product(chosen, seeds):
             own = {**options.as_dict(), "seed": seed}
             yield Task(
@@ -128,7 +130,7 @@ def tasks(
     for word in wanted:
         if word not in used:
             raise unknown_name(
-                "no instance of the study has the method", word, sorted(used), where="--methods"
+                "no instance of the study has the method", word, sorted(known), where="--methods"
             )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from hetplan.formulations.hap.data import Communication, HapData, HapDecision
 from hetplan.formulations.hap.evaluate import held_bytes
-from hetplan.text import Table, bytes_text, names_text, ranges_text, seconds_text
+from hetplan.text import Table, bytes_text, counted, names_text, ranges_text, seconds_text
 
 MOST_STAGES = 60
 
@@ -143,7 +143,7 @@ def _stages(data: HapData, decision: HapDecision) -> Table:
         rows.append((str(number), begins, waiting, str(stage.computations), took, slowest))
     more = len(stages) - len(rows)
     header = ("stage", "begins with", "takes", "computations", "slowest takes", "slowest")
-    title = f"{len(decision.program)} instructions in {len(stages)} stages"
+    title = f"{counted(len(decision.program), 'instruction')} in {counted(len(stages), 'stage')}"
     notes = (f"{more} more stages",) if more else ()
     return Table(title, header, tuple(rows), notes, right=(0, 2, 3, 4))
 
@@ -165,7 +165,7 @@ def listing(data: HapData, decision: HapDecision) -> Table:
     )
     header = ("#", "stage", "instruction", "tensor", "before", "after", "takes")
     note = "takes: a collective's time, or the slowest device's; a stage begins at each collective"
-    return Table(f"{len(rows)} instructions", header, rows, (note,), right=(0, 1, 6))
+    return Table(counted(len(rows), "instruction"), header, rows, (note,), right=(0, 1, 6))
 
 
 def show(data: HapData, decision: HapDecision) -> tuple[list[Table], dict[str, Any]]:

@@ -213,12 +213,12 @@ def _unfit(
         if zero_stage > 0 and needed > free and not batch:
             return (
                 f"{device.type} cannot hold its part of the model states at ZeRO {zero_stage}: "
-                f"{needed / 1e9:.1f} GB, {free / 1e9:.1f} GB free"
+                f"{bytes_text(needed)}, {bytes_text(free)} free"
             )
     if any(fits):
         return None
     measured = [
-        f"measured so on {name} within {curves[name].memory_bytes / 1e9:.1f} GB"
+        f"measured so on {name} within {bytes_text(curves[name].memory_bytes)}"
         for name in workload.cluster.types
         if name in curves
     ]
@@ -227,7 +227,7 @@ def _unfit(
     if predicted:
         i = max(predicted, key=lambda i: memory[i])
         needed = states.resident(zero_stage, float(held[i])) + states.per_sample
-        reasons.append(f"{needed / 1e9:.1f} GB, {memory[i] / 1e9:.1f} GB free on {devices[i].type}")
+        reasons.append(f"{bytes_text(needed)}, {bytes_text(memory[i])} free on {devices[i].type}")
     return f"no device holds its model states and one sample at ZeRO {zero_stage}: " + "; ".join(
         reasons + measured
     )

@@ -30,7 +30,7 @@ def refuse(plan: Plan, framework: str, lacks: str, lost: str) -> UnsupportedErro
     return UnsupportedError(
         f"{framework} cannot express {lacks}; what would be lost: {lost}",
         where=plan.name,
-        expected="a plan without it, or --to torchrun",
+        expected="a plan without it (other --strategies or --precision), or --to torchrun",
     )
 
 

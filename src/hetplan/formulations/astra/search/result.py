@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from hetplan.formulations.astra.data import AstraData
 from hetplan.formulations.astra.problem import Floats, Ints
 from hetplan.profiling.models import Model
 from hetplan.profiling.predict import check_global_batch
+from hetplan.text import counted
 
 JOB_TOKENS = 1e9  # what money is quoted for, unless the job says otherwise
 MOST_TOKENS = 1e18
@@ -189,10 +191,12 @@ def summary(candidate: Candidate) -> str:
     if candidate.offloaded > 0:
         parts.append(f"{100 * candidate.offloaded:.0f} % of the optimizer offloaded")
     if candidate.segments:
-        cut = " | ".join(
-            f"{stages} x {name}: {layers} layers" for name, stages, layers in candidate.segments
+        cuts = (
+            (name, [layers for _, layers in stages])
+            for name, stages in groupby(candidate.stages, key=lambda stage: stage[0])
         )
-        parts.append(f"[{cut}]")
+        texts = (f"{len(cut)} x {name}: {counted(sum(cut), 'layer')}" for name, cut in cuts)
+        parts.append(f"[{' | '.join(texts)}]")
     return f"{devices}: {', '.join(parts)}"
 
 
