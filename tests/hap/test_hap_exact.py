@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from fakes.theories import chain, residual
 from hap.hap_cases import all_programs, instance, known, known_limited, oracle
 from hetplan.errors import InputError
+from hetplan.formulations.hap.common import Posed, pose, simple_bound
 from hetplan.formulations.hap.data import Compute, HapData, HapDecision
 from hetplan.formulations.hap.describe import show
 from hetplan.formulations.hap.evaluate import evaluate
@@ -240,6 +241,22 @@ def test_wide_theories_tell_their_gap() -> None:
         assert objective is not None and objective >= best * (1 - 1e-9)
         assert 0 < found.bound <= best * (1 + 1e-9)
         assert found.stop is Stop.OPTIMAL or "too wide" in found.message
+
+
+@pytest.mark.parametrize(("bounded", "sharper"), [(5_000_000, True), (0, False)])
+def test_canonical_graphs_are_bounded_whatever_the_vertices(bounded: int, sharper: bool) -> None:
+    """81 vertices of a cell: more than are tried where the graph of all orders is small."""
+    one = chain(4, 3)
+    triples = tuple(
+        triple.model_copy(update={"segment": 4 * i // len(one.triples)})
+        for i, triple in enumerate(one.triples)
+    )
+    data = one.model_copy(update={"segments": 4, "triples": triples})
+    limits = Parameters(states=1, bounded=bounded, patience=0)
+    answer, posed = exact(data, Run(Options(threads=1)), limits), pose(data, Run())
+    assert isinstance(posed, Posed) and answer.bound is not None
+    assert "too wide" in answer.message
+    assert (answer.bound > 1.1 * simple_bound(posed.theory)) == sharper
 
 
 @settings(max_examples=40)

@@ -48,8 +48,9 @@ TOO_LARGE = "the search as printed grows too large; shortest paths took its plac
 class Parameters:
     """When A* has grown too large, and what shortest paths try."""
 
-    # Partial programs that A* may extend, and its share of the time left.
+    # Partial programs that A* may extend, its seconds, and its share of the time left.
     extensions: int = 1_000
+    seconds: float = 4.0
     share: float = 0.25
     # Nodes of the canonical graph, beyond which only the cheapest derivations are left.
     states: int = 300_000
@@ -96,10 +97,8 @@ class _Programs:
         for once, note in ((True, REPEATED), (False, TOO_LARGE)):
             if self.note in (note, TOO_LARGE):
                 continue
-            limited = self.run.options.time_limit is not None
-            part = self.run.part(
-                time_limit=self.parameters.share * self.run.remaining if limited else None
-            )
+            share = self.parameters.share * self.run.remaining
+            part = self.run.part(time_limit=min(self.parameters.seconds, share))
             program, finished = astar.search(
                 self.theory, ratios, part, once=once, most=self.parameters.extensions
             )

@@ -72,9 +72,12 @@ class Parameters:
     states: int = 3_000
     canonical_states: int = 300_000
     # Vertices of a cell, and free ratios (segments times types less one), beyond which cells are
-    # too many: the programme is asked at once where the graph of all orders is small.
+    # too many where the graph of all orders is small: the programme is asked at once.
     vertices: int = 64
     free_ratios: int = 5
+    # Arcs times vertices of a cell beyond which not even the first cell of a canonical graph is
+    # bounded.
+    bounded: int = 5_000_000
     # Cells without progress after which a bound that ignores orders is taken as it is.
     patience: int = 40
     # Where the programme can take over: share of the time for cells, and how many they may be on
@@ -141,11 +144,13 @@ def _searched(
     problem = posed.problem
     small = graph is not None and graph.ordered
     closes = small and (problem.g > 1 or problem.capacity is not None)
-    too_many = problem.K**problem.g > parameters.vertices or (
-        small and problem.g * (problem.K - 1) > parameters.free_ratios
+    vertices = problem.K**problem.g
+    too_many = small and (
+        vertices > parameters.vertices or problem.g * (problem.K - 1) > parameters.free_ratios
     )
     proven, details = False, dict[str, object]()
-    if graph is not None and not too_many:
+    bounded = graph is not None and (small or len(graph.head) * vertices <= parameters.bounded)
+    if graph is not None and bounded and not too_many:
         share = parameters.share if closes else 1.0
         part = run.part(time_limit=share * run.remaining, quiet=False)
         incumbent.run = part
