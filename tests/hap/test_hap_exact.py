@@ -252,7 +252,7 @@ def test_canonical_graphs_are_bounded_whatever_the_vertices(bounded: int, sharpe
         for i, triple in enumerate(one.triples)
     )
     data = one.model_copy(update={"segments": 4, "triples": triples})
-    limits = Parameters(states=1, bounded=bounded, patience=0)
+    limits = Parameters(states=1, bounded=bounded, least_size=1.0)
     answer, posed = exact(data, Run(Options(threads=1)), limits), pose(data, Run())
     assert isinstance(posed, Posed) and answer.bound is not None
     assert "too wide" in answer.message
