@@ -53,6 +53,7 @@ def test_mixed_pool_and_its_instance(hetplan: Call, tmp_path: Path) -> None:
     assert "pipeline's seconds" in file.read_text()
     table = hetplan(*SMALL, "--gpus", "A800:8,H100:8", *NARROW)
     assert table.code == 0 and "Pareto set" in table.out and "proof:" in table.out
+    assert "dollars/1 B tokens" in table.out
     assert "pipeline + " in table.out and "left out: on segments" in " ".join(table.out.split())
 
 

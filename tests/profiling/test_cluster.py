@@ -235,7 +235,7 @@ devices:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("nodes: []\n", r"c\.yaml: nodes: .*at least 1 item"),
+        ("nodes: []\n", r"c\.yaml: nodes: .*at least 1 item\)$"),
         (f"nodes: [{NODE}]\nextra: 1\n", r"c\.yaml: extra: unknown key"),
         (
             f"nodes: [{NODE.replace('T4', 'T44')}]\n",

@@ -254,7 +254,7 @@ def export_model(
     collector = Collector()
     outcome = posed.family.method(method).load()(posed.data, Run(Options(), tap=collector))
     if not collector.models:
-        reason = outcome.message or f"{method} needs no model for it"
+        reason = outcome.message or f"{method} answers it without a model"
         raise InputError(f"has no model to export: {reason}", where=posed.name)
     exported = collector.write(output)
     table = Table.of(

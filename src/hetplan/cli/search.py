@@ -41,7 +41,7 @@ from hetplan.profiling.cluster import GBIT, MAX_DEVICES
 from hetplan.profiling.models import load_model
 from hetplan.schema import LEAST_RATE, MOST_RATE, derived
 from hetplan.solvers.run import Run
-from hetplan.text import Table, number_text, seconds_text
+from hetplan.text import Table, count_text, number_text, seconds_text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -326,7 +326,7 @@ def tables(job: Job, pool: Pool, result: SearchResult) -> Iterator[Table]:
 
 def candidate_table(title: str, candidates: Sequence[Candidate], job: Job) -> Table:
     """One line per candidate; those whose lines would be the same share one."""
-    header = ("tokens/s", "s/iteration", f"dollars/{job.tokens:g} tokens", "strategy")
+    header = ("tokens/s", "s/iteration", f"dollars/{count_text(job.tokens)} tokens", "strategy")
     rows = dict.fromkeys(
         (f"{c.tokens_per_second:,.0f}", seconds_text(c.seconds), number_text(c.money), summary(c))
         for c in candidates

@@ -256,6 +256,9 @@ def verdict_tables(instance: Instance, verdicts: Sequence[Verdict]) -> Iterator[
         claim, evaluation = verdict.claim, verdict.evaluation
         word = {True: "holds", False: "does not hold", None: "nothing to price"}[verdict.holds]
         title = f"{instance.name}: {claim.source}: {word}"
+        if evaluation is not None and evaluation.objective is None:
+            yield Table(title, (), (), verdict.complaints)
+            continue
         if evaluation is None:
             stated = f"stated {claim.status}" if claim.status else "no status stated"
             bound = "" if claim.bound is None else f", bound {number_text(claim.bound, 10)}"
@@ -265,5 +268,4 @@ def verdict_tables(instance: Instance, verdicts: Sequence[Verdict]) -> Iterator[
         parts = {**evaluation.parts, "objective": evaluation.objective}
         rows = tuple((name, number_text(value, 10)) for name, value in parts.items())
         yield Table(title, ("part", "value"), rows, notes=verdict.complaints, right=(1,))
-        if evaluation.objective is not None:
-            yield from describe(instance, claim.decision, f"decision of {claim.source}")
+        yield from describe(instance, claim.decision, f"decision of {claim.source}")

@@ -36,7 +36,7 @@ from hetplan.planner.strategy import (
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.plan import MicroBatches, Plan, Replica, new_plan
 from hetplan.solvers.run import Run
-from hetplan.text import Table, bytes_text
+from hetplan.text import Table, devices_text, share_text
 
 
 class Astra(Strategy):
@@ -102,7 +102,7 @@ class PoolSearch(Problem):
             solve_seconds=seconds,
             plan=self.to_plan(best),
             message=result.proof,
-            tables=(table(best),),
+            tables=(self.table(best),),
         )
 
     def plannable(self) -> Space:
@@ -165,6 +165,24 @@ class PoolSearch(Problem):
             recomputation="none" if repeated is None else repeated,
         )
 
+    def table(self, best: Priced) -> Table:
+        """The stages for people."""
+        usable, reserve = self.workload.device_bytes(), self.workload.reserved_bytes
+        places = [(device.node, device.type) for device in self.workload.cluster.devices]
+        rows = tuple(
+            (
+                str(j),
+                str(layers),
+                devices_text(places, (device for group in stage for device in group)),
+                share_text(size - reserve, usable[name]),
+            )
+            for j, ((name, layers), size, stage) in enumerate(
+                zip(best.stages, best.stage_bytes, self.placed(best), strict=True)
+            )
+        )
+        header = ("stage", "blocks", "devices", "memory")
+        return Table(summary(best), header, rows, right=(0, 1))
+
 
 def degree(best: Priced, name: str) -> int:
     """A number of the strategy, 1 where it is left out."""
@@ -185,13 +203,3 @@ def chunks(best: Priced, layers: int) -> list[list[tuple[int, int]]]:
             ranges[j].append((begin, end))
             begin = end
     return ranges
-
-
-def table(best: Priced) -> Table:
-    """The stages for people."""
-    rows = tuple(
-        (str(j), name, str(layers), bytes_text(size))
-        for j, ((name, layers), size) in enumerate(zip(best.stages, best.stage_bytes, strict=True))
-    )
-    header = ("stage", "type", "blocks", "memory and reserve per device")
-    return Table(summary(best), header, rows, right=(0, 2, 3))

@@ -367,11 +367,11 @@ def equal_only(task: Task, alone: bool) -> tuple[str, ...]:
     if not parts:
         return ()
     where = (
-        "tried on one type alone only"
+        "tried on each type that has all these GPUs by itself"
         if alone
-        else "no type alone has all these GPUs, so they are not tried"
+        else "not tried, no type has all these GPUs by itself"
     )
-    return (f"on segments of several types, {', '.join(parts)} (they need equal stages): {where}",)
+    return (f"on segments of several types, {', '.join(parts)}, which need equal stages: {where}",)
 
 
 def why_nothing(
