@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from fakes.theories import chain, residual
 from hap.hap_cases import all_programs, instance, known, known_limited, oracle
 from hetplan.errors import InputError
-from hetplan.formulations.hap.common import Posed, pose, simple_bound
+from hetplan.formulations.hap.common import Reduced, chain_bound, reduced_or_answered
 from hetplan.formulations.hap.data import Compute, HapData, HapDecision
 from hetplan.formulations.hap.describe import show
 from hetplan.formulations.hap.evaluate import evaluate
@@ -234,7 +234,10 @@ def test_wide_theories_tell_their_gap() -> None:
     data = residual(1, 2, operators=16)
     best = run(data).objective
     assert best is not None
-    for limits in (Parameters(states=50, patience=0), Parameters(states=1, canonical_states=5)):
+    for limits in (
+        Parameters(most_states=50, patience=0),
+        Parameters(most_states=1, most_canonical_states=5),
+    ):
         found = exact(data, Run(Options(threads=1)), limits)
         assert found.decision is not None and found.bound is not None
         objective = evaluate(data, found.decision).objective
@@ -252,11 +255,11 @@ def test_canonical_graphs_are_bounded_whatever_the_vertices(bounded: int, sharpe
         for i, triple in enumerate(one.triples)
     )
     data = one.model_copy(update={"segments": 4, "triples": triples})
-    limits = Parameters(states=1, bounded=bounded, least_size=1.0)
-    answer, posed = exact(data, Run(Options(threads=1)), limits), pose(data, Run())
-    assert isinstance(posed, Posed) and answer.bound is not None
+    limits = Parameters(most_states=1, most_arc_vertices=bounded, least_size=1.0)
+    answer, reduced = exact(data, Run(Options(threads=1)), limits), reduced_or_answered(data, Run())
+    assert isinstance(reduced, Reduced) and answer.bound is not None
     assert "too wide" in answer.message
-    assert (answer.bound > 1.1 * simple_bound(posed.theory)) == sharper
+    assert (answer.bound > 1.1 * chain_bound(reduced.theory)) == sharper
 
 
 @settings(max_examples=40)

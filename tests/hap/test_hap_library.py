@@ -14,7 +14,7 @@ from hap.hap_cases import instance, known, least_at, programs
 from hetplan.formulations import family
 from hetplan.formulations.hap import alternation, astar
 from hetplan.formulations.hap.alternation import shortest_paths
-from hetplan.formulations.hap.common import pose
+from hetplan.formulations.hap.common import reduced_or_answered
 from hetplan.formulations.hap.data import HapData, HapDecision
 from hetplan.formulations.hap.experiments import (
     BANDWIDTHS,
@@ -25,7 +25,7 @@ from hetplan.formulations.hap.experiments import (
     report,
 )
 from hetplan.formulations.hap.family import FAMILY
-from hetplan.formulations.hap.graph import build
+from hetplan.formulations.hap.graph import graph_of_needs
 from hetplan.instances.library import library, load_from_library
 from hetplan.solvers.options import Options
 from hetplan.solvers.registry import evaluate, solve
@@ -115,14 +115,14 @@ def test_shortest_paths_take_the_place_of_a_star(seed: int) -> None:
     data, optimum = known(seed, 1)
     run = Run(Options(threads=1))
     if optimum is not None:
-        posed = pose(data, run)
-        if isinstance(posed, Outcome):
+        reduced = reduced_or_answered(data, run)
+        if isinstance(reduced, Outcome):
             return
-        theory, row = posed.theory, posed.problem.proportional
-        graph = build(theory, 10_000, canonical=True)
+        theory, row = reduced.theory, reduced.problem.proportional
+        graph = graph_of_needs(theory, 10_000, canonical=True)
         assert graph is not None
         paths = shortest_paths(theory, graph, row[None], 4)
-        stages = [theory.problem.stages(path) for path in paths]
+        stages = [theory.problem.cost_of(path) for path in paths]
         least = min(theory.problem.seconds(s, row[None]) for s in stages)
         assert least >= least_at(theory.problem, programs(seed, 1), row) * (1 - 1e-9) - 1e-12
     data = chain(1 + seed % 3, 2, seed)
@@ -135,17 +135,17 @@ def test_shortest_paths_take_the_place_of_a_star(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(240))
 def test_a_stars_estimate_is_a_lower_bound(seed: int) -> None:
     """Of every program, also where the fast devices have more than their part."""
-    posed = pose(instance(seed, 1), Run(Options(threads=1)))
-    if isinstance(posed, Outcome):
+    reduced = reduced_or_answered(instance(seed, 1), Run(Options(threads=1)))
+    if isinstance(reduced, Outcome):
         return
-    problem = posed.problem
+    problem = reduced.problem
     row = problem.speeds**2 / float(problem.speeds**2 @ problem.counts)
-    look = astar.Search(posed.theory, astar.fuse(posed.theory, once=False), row[None])
+    look = astar.Search(reduced.theory, astar.fuse(reduced.theory, once=False), row[None])
     least = least_at(problem, programs(seed, 1), row)
     assert look.estimate(look.nothing) <= least * (1 + 1e-9) + 1e-12
-    program, finished = astar.search(posed.theory, row[None], Run(), once=False)
+    program, finished = astar.search(reduced.theory, row[None], Run(), once=False)
     assert finished and program is not None
-    assert problem.seconds(problem.stages(program), row[None]) >= least * (1 - 1e-9) - 1e-12
+    assert problem.seconds(problem.cost_of(program), row[None]) >= least * (1 - 1e-9) - 1e-12
 
 
 def test_experiments_are_those_of_the_paper() -> None:

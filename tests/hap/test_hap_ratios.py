@@ -43,9 +43,9 @@ def test_stages_of_one_mixture_and_equal_devices_count_once() -> None:
     """However many there are, the linear programme is the same."""
     few, many = (compile_problem(stages_only(n, 50, 4)) for n in (8, 64))
     assert few.K == many.K == 4 and many.program is not None
-    assert len(few.stages(many.program).F) == len(many.stages(many.program).F) <= 51
+    assert len(few.cost_of(many.program).F) == len(many.cost_of(many.program).F) <= 51
     shared = compile_problem(stages_only(64, 500, 8, replicated=False))
-    assert shared.program is not None and len(shared.stages(shared.program).F) == 1
+    assert shared.program is not None and len(shared.cost_of(shared.program).F) == 1
 
 
 @pytest.mark.parametrize(

@@ -10,21 +10,28 @@ import pytest
 
 from fakes.theories import chain, residual
 from hap.hap_cases import known, known_limited, programs, tight
-from hetplan.formulations.hap.byte_prices import first_prices
-from hetplan.formulations.hap.common import pose
+from hetplan.formulations.hap.byte_prices import first_multipliers
+from hetplan.formulations.hap.common import reduced_or_answered
 from hetplan.formulations.hap.data import HapData
 from hetplan.formulations.hap.evaluate import evaluate
-from hetplan.formulations.hap.exact import Cell, Divider, Incumbent, Parameters, solve, sums
+from hetplan.formulations.hap.exact import (
+    Cell,
+    CellSearch,
+    Incumbent,
+    Parameters,
+    bound_by_sums,
+    solve,
+)
 from hetplan.formulations.hap.family import FAMILY
-from hetplan.formulations.hap.graph import Graph, build, work_of
+from hetplan.formulations.hap.graph import Graph, graph_of_needs, work_of
 from hetplan.formulations.hap.means import (
     Means,
-    Prices,
+    Multipliers,
     whole_cell,
 )
 from hetplan.formulations.hap.opening import Opener
 from hetplan.formulations.hap.ratios import best_ratios
-from hetplan.formulations.hap.theory import Theory
+from hetplan.formulations.hap.theory import ReducedTheory
 from hetplan.solvers import registry
 from hetplan.solvers.branch_and_bound import Proof, SearchLimits, search
 from hetplan.solvers.options import Options
@@ -32,34 +39,34 @@ from hetplan.solvers.result import Outcome
 from hetplan.solvers.run import Run
 
 
-def reduced(data: HapData) -> Theory | None:
+def reduced(data: HapData) -> ReducedTheory | None:
     """The reduced theory, None where there is nothing to search."""
-    found = pose(data, Run(Options(threads=1)))
+    found = reduced_or_answered(data, Run(Options(threads=1)))
     return None if isinstance(found, Outcome) else found.theory
 
 
-def graph_of(theory: Theory, *, wide: bool = False) -> Graph:
+def graph_of(theory: ReducedTheory, *, wide: bool = False) -> Graph:
     """All orders, or the canonical one."""
-    graph = build(theory, 60_000, canonical=wide)
+    graph = graph_of_needs(theory, 60_000, canonical=wide)
     assert graph is not None
     return graph
 
 
 def searched(
-    theory: Theory, graph: Graph, above: float, most: int | None = None
+    theory: ReducedTheory, graph: Graph, above: float, most: int | None = None
 ) -> tuple[Incumbent, Proof]:
     """The search on a graph for programs that cost less than `above`, knowing none."""
     run = Run(Options(threads=1))
     incumbent = Incumbent(run, gap=5e-7, theory=theory, objective=above)
-    prices = None if theory.problem.capacity is None else first_prices(theory.problem)
-    first = Cell(whole_cell(theory.problem), prices=prices)
-    divider = Divider(graph, incumbent)
+    multipliers = None if theory.problem.capacity is None else first_multipliers(theory.problem)
+    first = Cell(whole_cell(theory.problem), multipliers=multipliers)
+    cells = CellSearch(graph, incumbent)
     return incumbent, search(
-        [(0.0, first)], divider.expand, incumbent, run, SearchLimits(most_nodes=most)
+        [(0.0, first)], cells.expand, incumbent, run, SearchLimits(most_nodes=most)
     )
 
 
-def check(theory: Theory, best: float, *, wide: bool) -> None:
+def check(theory: ReducedTheory, best: float, *, wide: bool) -> None:
     """The search finds and proves the optimum."""
     incumbent, proof = searched(theory, graph_of(theory, wide=wide), 1.5 * best + 1e-6)
     assert proof.proven and proof.bound is not None
@@ -100,7 +107,7 @@ def test_with_memory_bounds_hold_and_what_is_found_fits(seed: int, wide: bool) -
     theory = reduced(data)
     if theory is None or theory.problem.K**theory.problem.g > 27:
         return
-    most = theory.problem.most_seconds * (1 + 1e-6) + 1e-300
+    most = theory.problem.seconds_of_all * (1 + 1e-6) + 1e-300
     incumbent, proof = searched(theory, graph_of(theory, wide=wide), most, 20)
     if best is None:
         assert incumbent.decision is None
@@ -120,8 +127,8 @@ def test_what_is_left_open_loses_nothing(seed: int, types: int) -> None:
     assert other.objective == pytest.approx(best, rel=1e-6) and whole.proven and proof.proven
     # an optimal program is among what is opened for programs a tenth dearer
     means = Means(theory.problem, whole_cell(theory.problem), None)
-    step = means.prices(work_of(theory.problem, theory.steps))
-    opened = Opener(theory).open(step, 1.1 * best, 10**5, Run())
+    costs = means.costs(work_of(theory.problem, theory.steps))
+    opened = Opener(theory).open(costs, 1.1 * best, 10**5, Run())
     assert opened is not None
     again, _ = searched(theory, opened, 1.1 * best)
     assert again.objective == pytest.approx(best, rel=1e-6)
@@ -139,8 +146,8 @@ def walk(graph: Graph, draw: np.random.Generator) -> list[int]:
 @pytest.mark.parametrize("wide", [False, True])
 @pytest.mark.parametrize("seed", range(12))
 def test_no_program_costs_less_than_the_bound_of_a_cell(seed: int, wide: bool) -> None:
-    """Random programs in random cells under random prices; a canonical graph's, in any order of
-    theirs."""
+    """Random programs in random cells under random multipliers; a canonical graph's, in any order
+    of theirs."""
     data = known_limited(seed)[0] if seed % 2 else chain(3, 3, seed)
     theory = reduced(data)
     if theory is None:
@@ -152,32 +159,32 @@ def test_no_program_costs_less_than_the_bound_of_a_cell(seed: int, wide: bool) -
     cell /= (cell @ problem.counts)[:, :, None]
     for _ in range(20):
         program = theory.program(graph.program(walk(graph, draw)))
-        stages = problem.stages(program)
+        cost = problem.cost_of(program)
         means = Means(problem, cell, None)
         if problem.capacity is not None:
             rows = draw.dirichlet(np.ones(K), g + 1)
-            means.adopt(Prices(rows[0], rows[1:], draw.exponential(0.2, K)))
-        means.learn(stages)
+            means.set_multipliers(Multipliers(rows[0], rows[1:], draw.exponential(0.2, K)))
+        means.set_from_program(cost)
         point = np.array([draw.dirichlet(np.ones(K)) @ simplex for simplex in cell])
         over = 0.0
         if problem.capacity is not None:
-            held = stages.fixed_bytes + stages.shared_bytes @ point
-            over = float(means.bytes @ (held - problem.capacity))
-        assert sums(graph, means)[0] <= problem.seconds(stages, point) + over + 1e-9
+            held = cost.fixed_bytes + cost.shared_bytes @ point
+            over = float(means.byte_prices @ (held - problem.capacity))
+        assert bound_by_sums(graph, means)[0] <= problem.seconds(cost, point) + over + 1e-9
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_means_are_learnt_at_the_best_ratios(seed: int) -> None:
+def test_means_are_set_at_the_best_ratios(seed: int) -> None:
     """Of each program, those of the linear programme."""
     theory = reduced(known(seed, 1)[0])
     if theory is None:
         return
     problem = theory.problem
     for program in programs(seed, 1).values():
-        stages, means = problem.stages(program), Means(problem, whole_cell(problem), None)
-        means.learn(stages)
-        best = best_ratios(problem, stages, Run(Options(threads=1))).seconds
-        assert problem.seconds(stages, means.point) == pytest.approx(best, rel=1e-8, abs=1e-12)
+        cost, means = problem.cost_of(program), Means(problem, whole_cell(problem), None)
+        means.set_from_program(cost)
+        best = best_ratios(problem, cost, Run(Options(threads=1))).seconds
+        assert problem.seconds(cost, means.point) == pytest.approx(best, rel=1e-8, abs=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -202,7 +209,7 @@ def test_large_theories_are_proven(data: HapData, states: int | None, best: floa
 def test_a_graph_of_what_is_below_a_threshold_bounds_up_to_it() -> None:
     """States opened for programs 0.3 % below the incumbent say nothing of those between."""
     data, run = chain(3, 3, 3), Run(Options(threads=1, gap=0.006))
-    found = solve(data, run, Parameters(states=1))
+    found = solve(data, run, Parameters(most_states=1))
     assert found.decision is not None
     judged = evaluate(data, found.decision).objective
     assert judged is not None and found.bound == pytest.approx(0.997 * judged, rel=1e-6)

@@ -9,7 +9,7 @@ programme has memory.
 
 Where A* grows too large, shortest paths take its place. At ratios B a stage lasts
 max_d (F + S B_d) / v_d. Any mean over types bounds that from below, and sums of it over a program
-are the length of a path in the canonical graph. Each path is a program and is priced as it is.
+are the length of a path in the canonical graph. Each path is a program, whose own seconds count.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ import numpy as np
 
 from hetplan.formulations.hap import astar
 from hetplan.formulations.hap.common import (
-    Posed,
-    byte_prices,
-    ended,
+    Reduced,
     fitting_program,
     greedy_program,
-    pose,
-    price_at,
+    outcome_of,
+    reduced_or_answered,
+    seconds_at,
+    tried_byte_prices,
 )
 from hetplan.formulations.hap.data import HapData, HapDecision
-from hetplan.formulations.hap.graph import Graph, build, lengths, path
+from hetplan.formulations.hap.graph import Graph, graph_of_needs, path, shortest
 from hetplan.formulations.hap.problem import Floats
 from hetplan.formulations.hap.ratios import best_ratios
-from hetplan.formulations.hap.theory import Theory
+from hetplan.formulations.hap.theory import ReducedTheory
 from hetplan.solvers.native import stop_reason
 from hetplan.solvers.result import Outcome, Stop
 from hetplan.solvers.run import Run, Stopped
@@ -60,16 +60,16 @@ class Parameters:
 
 def solve(data: HapData, run: Run, parameters: Parameters = Parameters()) -> Outcome[HapDecision]:
     """The best pair of the alternation; no bound."""
-    posed = pose(data, run)
-    if isinstance(posed, Outcome):  # one program at most: its ratios, without a claim
-        return posed if posed.decision is None else replace(posed, stop=Stop.DONE, bound=None)
-    problem, programs = posed.problem, _Programs(posed, run, parameters)
+    reduced = reduced_or_answered(data, run)
+    if isinstance(reduced, Outcome):  # one program at most: its ratios, without a claim
+        return reduced if reduced.decision is None else replace(reduced, stop=Stop.DONE, bound=None)
+    problem, programs = reduced.problem, _Programs(reduced, run, parameters)
     ratios = np.tile(problem.proportional, (problem.g, 1))
     best: Sequence[int] | None = None
     least, tried = np.inf, set[tuple[int, ...]]()
     while best is None or not run.should_stop:
         program = programs.at(ratios)
-        answer = best_ratios(problem, problem.stages(program), run)
+        answer = best_ratios(problem, problem.cost_of(program), run)
         if tuple(program) in tried or not answer.fits:
             break
         tried.add(tuple(program))
@@ -77,74 +77,87 @@ def solve(data: HapData, run: Run, parameters: Parameters = Parameters()) -> Out
         if answer.seconds < least:
             best, least = program, answer.seconds
             run.report(incumbent=least)
-    return ended(
-        posed, best, run=run, bound=None, details={"rounds": len(tried)},
+    return outcome_of(
+        reduced, best, run=run, bound=None, details={"rounds": len(tried)},
         stop=stop_reason(run) if run.should_stop else Stop.DONE,
         message=DOES_NOT_FIT if best is None else programs.note,
     )  # fmt: skip
 
 
 class _Programs:
-    """Programs for fixed ratios: by A* with both prunings of the theory, without the second where
-    that leaves none, and by shortest paths once it has grown too large."""
+    """Programs for fixed ratios: by A* with both prunings of the theory; without the second one
+    where both leave no program; by shortest paths once A* has grown too large."""
 
-    def __init__(self, posed: Posed, run: Run, parameters: Parameters) -> None:
-        self.theory, self.run, self.parameters = posed.theory, run, parameters
-        self.note = ""
+    def __init__(self, reduced: Reduced, run: Run, parameters: Parameters) -> None:
+        self.theory, self.run, self.parameters = reduced.theory, run, parameters
+        # the searches by A* that are still to be tried: with the second pruning, and without
+        self._second_pruning: tuple[bool, ...] = (True, False)
+
+    @property
+    def note(self) -> str:
+        """What was left out of HAP's procedure."""
+        return (TOO_LARGE, REPEATED, "")[len(self._second_pruning)]
 
     def at(self, ratios: Floats) -> Sequence[int]:
         """A program (triple numbers) for ratios [g, K]."""
-        for once, note in ((True, REPEATED), (False, TOO_LARGE)):
-            if self.note in (note, TOO_LARGE):
-                continue
+        while self._second_pruning:
             share = self.parameters.share * self.run.remaining
             part = self.run.part(time_limit=min(self.parameters.seconds, share))
             program, finished = astar.search(
-                self.theory, ratios, part, once=once, most=self.parameters.extensions
+                self.theory,
+                ratios,
+                part,
+                once=self._second_pruning[0],
+                most=self.parameters.extensions,
             )
             if program is not None:
                 return program
-            self.note = note if finished else TOO_LARGE
+            self._second_pruning = self._second_pruning[1:] if finished else ()
         return self._without_a_star(ratios)
 
     def _without_a_star(self, ratios: Floats) -> Sequence[int]:
         """The cheapest at these ratios of the shortest paths and the cheapest derivations; where
         none fits at them, the cheapest at any."""
         problem, graph = self.theory.problem, self._graph
-        programs = [greedy_program(self.theory, price_at(self.theory, ratios))]
+        programs = [greedy_program(self.theory, seconds_at(self.theory, ratios))]
         if graph is not None:
             programs += shortest_paths(self.theory, graph, ratios, self.parameters.means)
-        fitting = [q for q in programs if problem.fits(problem.stages(q), ratios)]
+        fitting = [q for q in programs if problem.fits(problem.cost_of(q), ratios)]
         if fitting:
-            return min(fitting, key=lambda q: problem.seconds(problem.stages(q), ratios))
-        programs.append(fitting_program(self.theory, self.run)[0])
-        distinct = dict.fromkeys(map(tuple, programs))
+            return min(fitting, key=lambda q: problem.seconds(problem.cost_of(q), ratios))
+        distinct = dict.fromkeys(map(tuple, [*programs, fitting_program(self.theory, self.run)[0]]))
         return min(
-            distinct, key=lambda q: best_ratios(problem, problem.stages(q), self.run).seconds
+            distinct, key=lambda q: best_ratios(problem, problem.cost_of(q), self.run).seconds
         )
 
     @cached_property
     def _graph(self) -> Graph | None:
         """The canonical graph; None where it is too large, or time is up."""
         try:
-            return build(self.theory, self.parameters.states, self.run, canonical=True)
+            return graph_of_needs(self.theory, self.parameters.states, self.run, canonical=True)
         except Stopped:
             return None
 
 
-def shortest_paths(theory: Theory, graph: Graph, ratios: Floats, means: int) -> list[list[int]]:
+def shortest_paths(
+    theory: ReducedTheory, graph: Graph, ratios: Floats, means: int
+) -> list[list[int]]:
     """The programs that are shortest by some mean over types at ratios [g, K]; with memory also by
     such a mean and a price of bytes.
 
-    graph: the canonical one. means: tried between each type alone and all alike.
+    graph: the canonical one. means: how many are tried between each type alone and all alike.
     """
     problem, work = theory.problem, graph.work
     alone, alike = np.eye(problem.K), np.full((1, problem.K), 1.0 / problem.K)
     weights = np.vstack([p * alike + (1 - p) * alone for p in np.linspace(0.0, 1.0, means + 1)])
-    paid = work.fixed + work.shared @ ratios.max(axis=1)
-    busy = (work.fixed[:, None] + work.shared @ ratios) * problem.speeds[-1] / problem.speeds
+    paid = work.fixed_seconds + work.shared_seconds @ ratios.max(axis=1)
+    busy = (
+        (work.fixed_seconds[:, None] + work.shared_seconds @ ratios)
+        * problem.speeds[-1]
+        / problem.speeds
+    )
     seconds = np.where(work.comm[:, None], paid[:, None], busy @ weights.T)
     held = problem.counts.sum() * work.fixed_bytes + work.shared_bytes.sum(axis=1)
-    prices = (0.0,) if problem.capacity is None else (0.0, *byte_prices(problem))
-    _, arc = lengths(graph, np.hstack([seconds + each * held[:, None] for each in prices]))
+    byte_prices = (0.0,) if problem.capacity is None else (0.0, *tried_byte_prices(problem))
+    _, arc = shortest(graph, np.hstack([seconds + price * held[:, None] for price in byte_prices]))
     return [theory.program(graph.program(path(graph, first))) for first in arc.T]

@@ -20,7 +20,7 @@ import networkx as nx
 import numpy as np
 
 from hetplan.formulations.hap.problem import Floats, Step
-from hetplan.formulations.hap.theory import Theory
+from hetplan.formulations.hap.theory import ReducedTheory
 from hetplan.solvers.run import Run
 
 # Fused alternatives of one triple beyond which its producers are left unfused.
@@ -39,7 +39,7 @@ class Move:
     tensors: frozenset[str] = frozenset()  # that it communicates, and that may be so only once
 
 
-def fuse(theory: Theory, *, once: bool) -> list[Move]:
+def fuse(theory: ReducedTheory, *, once: bool) -> list[Move]:
     """Section 4.5's first pruning and, with `once`, its second."""
 
     def tensors(properties: frozenset[int]) -> frozenset[str]:
@@ -95,7 +95,7 @@ class _Partial:
     cost: float  # seconds up to the last synchronisation
     busy: Floats  # [K] seconds since then
     held: Floats  # [K] bytes
-    alive: bool = True  # still in the queue S of Fig. 10
+    queued: bool = True  # still in the queue S of Fig. 10
 
     def no_dearer(self, other: _Partial) -> bool:
         """Whether it costs and holds no more than another."""
@@ -106,7 +106,7 @@ class Search:
     """What the search looks up: moves by what they need, their times and bytes, distances to the
     goal."""
 
-    def __init__(self, theory: Theory, moves: list[Move], ratios: Floats) -> None:
+    def __init__(self, theory: ReducedTheory, moves: list[Move], ratios: Floats) -> None:
         self.theory, self.moves, self.ratios = theory, moves, ratios
         self.times = [[self._time(step) for step in move.steps] for move in moves]
         self.held = [
@@ -153,7 +153,7 @@ class Search:
         return float(partial.busy.max()) + min(rest, default=0.0)
 
     def useful(self, move: Move, partial: _Partial) -> bool:
-        """Whether a move may be made, now or later, and gives something new."""
+        """Whether a move may be made, now or later, and gives a property that was never there."""
         return not move.post <= partial.ever and not move.tensors & partial.communicated
 
     def applicable(self, partial: _Partial) -> list[int]:
@@ -189,7 +189,7 @@ class Search:
 
 
 def search(
-    theory: Theory, ratios: Floats, run: Run, *, once: bool, most: int | None = None
+    theory: ReducedTheory, ratios: Floats, run: Run, *, once: bool, most: int | None = None
 ) -> tuple[list[int] | None, bool]:
     """(The program that Fig. 10 finds at ratios [g, K], None where there is none; whether the
     search ended). It extends at most `most` partial programs.
@@ -203,7 +203,7 @@ def search(
     empty = look.nothing
     order = itertools.count()
     queue: list[tuple[float, int, _Partial]] = [(look.estimate(empty), next(order), empty)]
-    same: dict[frozenset[int], list[_Partial]] = {}
+    by_known: dict[frozenset[int], list[_Partial]] = {}
     best, least = empty, np.inf
     extensions = 0
     while queue:
@@ -212,9 +212,9 @@ def search(
         score, _, partial = heapq.heappop(queue)
         if score >= least:
             break
-        if not partial.alive:
+        if not partial.queued:
             continue
-        partial.alive = False
+        partial.queued = False
         extensions += 1
         for n in look.applicable(partial):
             after = look.extended(partial, n)
@@ -224,23 +224,23 @@ def search(
             if theory.goal in after.known:
                 if total < least:
                     best, least = after, total
-            elif not _beaten(after, same):
-                same.setdefault(after.known, []).append(after)
+            elif not _beaten(after, by_known):
+                by_known.setdefault(after.known, []).append(after)
                 heapq.heappush(queue, (after.cost + look.estimate(after), next(order), after))
     return (theory.program(best.program) if np.isfinite(least) else None), True
 
 
-def _beaten(after: _Partial, same: dict[frozenset[int], list[_Partial]]) -> bool:
+def _beaten(after: _Partial, by_known: dict[frozenset[int], list[_Partial]]) -> bool:
     """Lines 9 to 14: whether another partial program has all its properties and costs no more;
     those that it beats itself leave the queue."""
-    for known, others in same.items():
-        if known >= after.known and any(o.alive and o.no_dearer(after) for o in others):
+    for known, others in by_known.items():
+        if known >= after.known and any(o.queued and o.no_dearer(after) for o in others):
             return True
-    for known, others in list(same.items()):
+    for known, others in list(by_known.items()):
         if known <= after.known:
             for other in others:
-                other.alive = other.alive and not after.no_dearer(other)
-        others[:] = [o for o in others if o.alive]
+                other.queued = other.queued and not after.no_dearer(other)
+        others[:] = [o for o in others if o.queued]
         if not others:
-            del same[known]
+            del by_known[known]
     return False

@@ -16,10 +16,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from hetplan.formulations.hap.common import Posed, greedy_program, pose, price_at
+from hetplan.formulations.hap.common import Reduced, greedy_program, reduced_or_answered, seconds_at
 from hetplan.formulations.hap.data import HapData, HapDecision
-from hetplan.formulations.hap.problem import Floats, HapProblem, Step, closure, compile_problem
-from hetplan.formulations.hap.theory import Theory, reduce_theory
+from hetplan.formulations.hap.problem import Floats, HapProblem, Step, compile_problem, derivable
+from hetplan.formulations.hap.theory import ReducedTheory, reduce_theory
 from hetplan.solvers.result import Outcome, Stop
 from hetplan.solvers.run import Run
 
@@ -31,53 +31,52 @@ _OTHER_COLLECTIVE = re.compile(
 REPLICATED = 1e3
 DOES_NOT_FIT = "data parallelism at these ratios does not fit in memory"
 
-
-Row = Callable[[HapProblem], Floats]
+# What gives one ratio for each type.
+RatioRule = Callable[[HapProblem], Floats]
 
 
 def even(data: HapData, run: Run) -> Outcome[HapDecision]:
     """DP-EV: the same ratio for every device."""
-    return _at(data, run, lambda problem: problem.even)
+    return _solve_at(data, run, lambda problem: problem.even)
 
 
 def proportional(data: HapData, run: Run) -> Outcome[HapDecision]:
     """DP-CP: ratios in proportion to speed."""
-    return _at(data, run, lambda problem: problem.proportional)
+    return _solve_at(data, run, lambda problem: problem.proportional)
 
 
-def _at(data: HapData, run: Run, row: Row) -> Outcome[HapDecision]:
-    posed = pose(data, run)
-    if isinstance(posed, Outcome):
-        if posed.decision is None:
-            return posed
+def _solve_at(data: HapData, run: Run, rule: RatioRule) -> Outcome[HapDecision]:
+    reduced = reduced_or_answered(data, run)
+    if isinstance(reduced, Outcome):
+        if reduced.decision is None:
+            return reduced
         problem = compile_problem(data)
-        program = posed.decision.program
+        program = reduced.decision.program
     else:
-        problem = posed.problem
-        program = data_parallel(posed, np.tile(row(problem), (problem.g, 1)))
-    ratios = np.tile(row(problem), (problem.g, 1))
-    if not problem.fits(problem.stages(program), ratios):
+        problem = reduced.problem
+        program = data_parallel(reduced, np.tile(rule(problem), (problem.g, 1)))
+    ratios = np.tile(rule(problem), (problem.g, 1))
+    if not problem.fits(problem.cost_of(program), ratios):
         return Outcome(stop=Stop.DONE, message=DOES_NOT_FIT)
-    decision = problem.decision(program, ratios)
-    return Outcome(stop=Stop.DONE, decision=decision)
+    return Outcome(stop=Stop.DONE, decision=problem.decision(program, ratios))
 
 
-def data_parallel(posed: Posed, ratios: Floats) -> list[int]:
+def data_parallel(reduced: Reduced, ratios: Floats) -> list[int]:
     """The program (triple numbers) of data parallelism at ratios [g, K]."""
-    theory = _restricted(posed) or posed.theory
-    seconds = price_at(theory, ratios)
-    slowest = float(posed.problem.speeds[0])
+    theory = _data_parallel_theory(reduced) or reduced.theory
+    seconds = seconds_at(theory, ratios)
+    slowest = float(reduced.problem.speeds[0])
 
-    def price(step: Step) -> float:
+    def seconds_of(step: Step) -> float:
         return seconds(step) + (0.0 if step.comm else REPLICATED * step.fixed / slowest)
 
-    return greedy_program(theory, price)
+    return greedy_program(theory, seconds_of)
 
 
-def _restricted(posed: Posed) -> Theory | None:
+def _data_parallel_theory(reduced: Reduced) -> ReducedTheory | None:
     """The theory of shards on dimension 0 and all-reduces alone; None where it does not lead to the
     goal."""
-    problem = posed.problem
+    problem = reduced.problem
     other = {p for p, name in enumerate(problem.properties) if _OTHER_DIMENSION.search(name)}
 
     def fits(step: Step, instruction: str) -> bool:
@@ -85,8 +84,8 @@ def _restricted(posed: Posed) -> Theory | None:
             step.comm and _OTHER_COLLECTIVE.search(instruction)
         )
 
-    kept = [s for s, name in zip(problem.steps, posed.instructions, strict=True) if fits(s, name)]
-    known, _ = closure(kept)
+    kept = [s for s, name in zip(problem.steps, reduced.instructions, strict=True) if fits(s, name)]
+    known, _ = derivable(kept)
     if problem.goal not in known:
         return None
     allowed = {s.index for s in kept}

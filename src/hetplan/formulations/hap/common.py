@@ -1,12 +1,12 @@
-"""What every method starts and ends with: the reduced theory or an answer that needs no search, a
-program without search and a lower bound, the outcome.
+"""What every method starts and ends with: the reduced theory, or an answer that needs no search; a
+first program and a lower bound found without search; the outcome.
 
 The program and the bound are cheapest derivations of each property, for theories of any width, by
 Knuth's generalisation of Dijkstra: the cost of a property is that of its cheapest triple plus the
 sum (for a program) or the maximum (for a bound, and for a second program) of the costs of the
-triple's preconditions. Sums count what branches share once per branch, 2^depth times in a chain of
-residual blocks, beside which the price of a late triple vanishes in rounding; maxima do not grow
-so, but see the dearest branch alone.
+triple's preconditions. Sums count a shared branch once for each of its users. In a chain of
+residual blocks that grows as 2^depth, until the cost of a late triple is lost in rounding. Maxima
+do not grow so, but see only the dearest branch. So both are tried.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from hetplan.formulations.hap.problem import (
     infeasible_because,
 )
 from hetplan.formulations.hap.ratios import best_ratios
-from hetplan.formulations.hap.theory import Theory, reduce_theory
+from hetplan.formulations.hap.theory import ReducedTheory, reduce_theory
 from hetplan.solvers.native import stop_reason
 from hetplan.solvers.result import OPTIMAL_GAP, Outcome, Stop
 from hetplan.solvers.run import Run
@@ -35,18 +35,18 @@ from hetplan.solvers.run import Run
 NO_RATIOS = "no ratios fit the given program in memory"
 NONE_FITS = "no program fits in memory"
 
-Price = Callable[[Step], float]
+TripleSeconds = Callable[[Step], float]
 Combine = Callable[[list[float]], float]
 COMBINED: tuple[Combine, ...] = (sum, max)
-# What all memory together costs, as multiples of what everything costs at most.
-BYTE_PRICES = (1.0, 1e4, 0.1, 10.0, 0.01)
+# What all memory together costs, in multiples of the seconds of all triples.
+TRIED_MULTIPLES = (1.0, 1e4, 0.1, 10.0, 0.01)
 
 
 @dataclass(frozen=True)
-class Posed:
+class Reduced:
     """A theory whose goal costs something, and its triples' instructions."""
 
-    theory: Theory
+    theory: ReducedTheory
     instructions: tuple[str, ...]
 
     @property
@@ -55,9 +55,9 @@ class Posed:
         return self.theory.problem
 
 
-def pose(data: HapData, run: Run) -> Posed | Outcome[HapDecision]:
-    """The reduced theory; or the outcome where there is no program, only one (given), or one for
-    nothing."""
+def reduced_or_answered(data: HapData, run: Run) -> Reduced | Outcome[HapDecision]:
+    """The reduced theory; or the outcome where there is no program, or where the program is given
+    or costs nothing."""
     problem = compile_problem(data)
     reason = infeasible_because(data, problem)
     if reason is not None:
@@ -67,15 +67,15 @@ def pose(data: HapData, run: Run) -> Posed | Outcome[HapDecision]:
     theory = reduce_theory(problem)
     if theory.goal is None:
         return ratios_only(problem, theory.program([]), run)
-    return Posed(theory, tuple(triple.instruction for triple in data.triples))
+    return Reduced(theory, tuple(triple.instruction for triple in data.triples))
 
 
 def ratios_only(problem: HapProblem, program: Sequence[int], run: Run) -> Outcome[HapDecision]:
     """The best ratios of the only program in question. Source: HAP, Section 5."""
-    stages = problem.stages(program)
-    best = best_ratios(problem, stages, run)
+    cost = problem.cost_of(program)
+    best = best_ratios(problem, cost, run)
     stop, message = stop_reason(run), ""
-    if best.impossible:
+    if best.proven_unfit:
         stop, message = Stop.INFEASIBLE, NO_RATIOS
     elif not best.fits:
         message = "no ratios found that fit"
@@ -86,12 +86,12 @@ def ratios_only(problem: HapProblem, program: Sequence[int], run: Run) -> Outcom
         decision=problem.decision(program, best.ratios) if best.fits else None,
         bound=best.bound if best.fits else None,
         message=message,
-        details={"stages": len(stages.F)},
+        details={"stages": len(cost.F)},
     )
 
 
-def ended(
-    posed: Posed,
+def outcome_of(
+    reduced: Reduced,
     program: Sequence[int] | None,
     *,
     run: Run,
@@ -103,13 +103,13 @@ def ended(
     details: Mapping[str, object] | None = None,
 ) -> Outcome[HapDecision]:
     """The outcome with `program` (triple numbers) under its best ratios, if any fit in memory. A
-    bound is at least the empty one."""
+    bound is never below 0."""
     decision = None
     if program is not None:
-        kept = posed.theory.program(program)
-        best = best_ratios(posed.problem, posed.problem.stages(kept), run)
+        kept = reduced.theory.program(program)
+        best = best_ratios(reduced.problem, reduced.problem.cost_of(kept), run)
         if best.fits:
-            decision = posed.problem.decision(kept, best.ratios)
+            decision = reduced.problem.decision(kept, best.ratios)
     if bound is not None and not np.isfinite(bound):
         bound = None
     return Outcome(
@@ -124,11 +124,12 @@ def ended(
 
 
 def greedy_program(
-    theory: Theory, price: Price, combine: Combine = sum, done: frozenset[int] = frozenset()
+    theory: ReducedTheory, seconds_of: TripleSeconds, combine: Combine = sum
 ) -> list[int]:
-    """Triple numbers, in order, of the program that derives each property as cheaply as sums tell,
-    or maxima. done: triples that cost nothing any more."""
-    by = derivations(theory, lambda s: 0.0 if s.index in done else price(s), combine)[1]
+    """Triple numbers, in order, of the program that derives each property by its cheapest triple,
+    where the preconditions of a triple cost their total (`combine` is sum) or the dearest of them
+    (max)."""
+    by = derivations(theory, seconds_of, combine)[1]
     order: list[int] = []
     derived: set[int] = set()
     stack: list[tuple[int, bool]] = [] if theory.goal is None else [(theory.goal, False)]
@@ -146,7 +147,7 @@ def greedy_program(
 
 
 def derivations(
-    theory: Theory, price: Price, combine: Combine
+    theory: ReducedTheory, seconds_of: TripleSeconds, combine: Combine
 ) -> tuple[dict[int, float], dict[int, int]]:
     """(property -> cost, property -> position of its triple in theory.steps)."""
     waiting: dict[int, list[int]] = {}
@@ -157,7 +158,11 @@ def derivations(
 
     def applies(n: int) -> None:
         step = theory.steps[n]
-        value = price(step) + combine([cost[q] for q in step.pre]) if step.pre else price(step)
+        value = (
+            seconds_of(step) + combine([cost[q] for q in step.pre])
+            if step.pre
+            else seconds_of(step)
+        )
         for p in step.post:
             heapq.heappush(heap, (value, n, p))
 
@@ -178,83 +183,85 @@ def derivations(
     return cost, by
 
 
-def price_at(theory: Theory, ratios: Floats) -> Price:
+def seconds_at(theory: ReducedTheory, ratios: Floats) -> TripleSeconds:
     """Seconds of a triple as a stage of its own at ratios [g, K]."""
     problem = theory.problem
 
-    def price(step: Step) -> float:
+    def seconds_of(step: Step) -> float:
         row = ratios[step.segment]
         if step.comm:
             return step.fixed + step.shared * float(row.max())
         return float(((step.fixed + step.shared * row) / problem.speeds).max())
 
-    return price
+    return seconds_of
 
 
-def least_price(theory: Theory) -> Price:
+def least_seconds(theory: ReducedTheory) -> TripleSeconds:
     """A bound of a triple's share of any program's cost, whatever the ratios.
 
-    A stage lasts at least as long as the mean over all devices, where shared work counts 1 / (n v)
-    at most favourably on the fastest device; the largest of m ratios is at least 1 / m.
+    A stage lasts at least as long as the mean over all devices. In it shared work counts at least
+    1 / (n v), with the speed v of the fastest device. The largest of n ratios is at least 1 / n.
     """
     problem = theory.problem
     devices = float(problem.counts.sum())
     mean = float((problem.counts / problem.speeds).sum()) / devices
     least = 1.0 / (devices * float(problem.speeds[-1]))
 
-    def price(step: Step) -> float:
+    def seconds_of(step: Step) -> float:
         if step.comm:
             return step.fixed + step.shared / devices
         return step.fixed * mean + step.shared * least
 
-    return price
+    return seconds_of
 
 
-def simple_bound(theory: Theory) -> float:
-    """A lower bound of every program's cost: the dearest chain of preconditions, each triple at its
-    least."""
-    cost, _ = derivations(theory, least_price(theory), max)
+def chain_bound(theory: ReducedTheory) -> float:
+    """A lower bound of every program's cost: the dearest chain of preconditions, with the least
+    seconds of each triple."""
+    cost, _ = derivations(theory, least_seconds(theory), max)
     assert theory.goal is not None
     return cost[theory.goal] * (1 - 1e-12)
 
 
-def fitting_program(theory: Theory, run: Run) -> tuple[list[int], float]:
-    """(A program, its seconds under its best ratios): the first one; with memory the cheapest that
-    fits of those that derive everything by prices of time and of bytes, more or less dear; infinite
-    seconds where none fits."""
+def fitting_program(theory: ReducedTheory, run: Run) -> tuple[list[int], float]:
+    """(A program, its seconds under its best ratios; infinite where it does not fit).
+
+    Without memory it is the first program. With memory, programs are derived with every byte at a
+    price in seconds, for several prices. The cheapest of these and of the first one that fits is
+    taken."""
     problem, program = theory.problem, first_program(theory)
-    best = best_ratios(problem, problem.stages(program), run).seconds, program
+    best = best_ratios(problem, problem.cost_of(program), run).seconds, program
     if problem.capacity is None:
         return best[1], best[0]
-    seconds = price_at(theory, np.tile(problem.proportional, (problem.g, 1)))
+    seconds = seconds_at(theory, np.tile(problem.proportional, (problem.g, 1)))
     devices = float(problem.counts.sum())
-    for each, combine in product(byte_prices(problem), COMBINED):
+    for byte_price, combine in product(tried_byte_prices(problem), COMBINED):
 
-        def both(step: Step, each: float = each) -> float:
-            return seconds(step) + each * (devices * step.fixed_bytes + step.shared_bytes)
+        def both(step: Step, byte_price: float = byte_price) -> float:
+            return seconds(step) + byte_price * (devices * step.fixed_bytes + step.shared_bytes)
 
         program = greedy_program(theory, both, combine)
-        best = min(best, (best_ratios(problem, problem.stages(program), run).seconds, program))
+        best = min(best, (best_ratios(problem, problem.cost_of(program), run).seconds, program))
         if run.should_stop and np.isfinite(best[0]):
             break
     return best[1], best[0]
 
 
-def byte_prices(problem: HapProblem) -> list[float]:
-    """Seconds per byte that are tried: all memory together costs what everything costs at most, or
-    multiples of that."""
+def tried_byte_prices(problem: HapProblem) -> list[float]:
+    """Seconds per byte that are tried: all memory together then costs the seconds of all triples,
+    or multiples of that."""
     assert problem.capacity is not None
     room = float(problem.capacity @ problem.counts) or 1.0
-    return [times * (problem.most_seconds or 1.0) / room for times in BYTE_PRICES]
+    return [times * (problem.seconds_of_all or 1.0) / room for times in TRIED_MULTIPLES]
 
 
-def first_program(theory: Theory) -> list[int]:
+def first_program(theory: ReducedTheory) -> list[int]:
     """The cheapest of the greedy programs at proportional and at even ratios, by their cost
     there."""
     problem = theory.problem
     candidates: list[tuple[float, list[int]]] = []
     for row, combine in product((problem.proportional, problem.even), COMBINED):
         ratios = np.tile(row, (problem.g, 1))
-        program = greedy_program(theory, price_at(theory, ratios), combine)
-        candidates.append((problem.seconds(problem.stages(program), ratios), program))
+        program = greedy_program(theory, seconds_at(theory, ratios), combine)
+        candidates.append((problem.seconds(problem.cost_of(program), ratios), program))
     return min(candidates)[1]

@@ -11,10 +11,10 @@ Decide a sequence Q of distinct triples and ratios B[k][j] >= 0 with sum_j B[k][
 Min    sum over stages of (comm + max_j compute_j), a stage beginning at each comm instruction, with
        comm = fixed_seconds + shared_seconds max_j B[k][j] and
        compute_j = sum over the stage's compute instructions of (F + S B[k][j]) / v_j.
-S.t.   (1) pre of each instruction among the posts of the earlier ones, (2) the goal among all
-posts,
-       (3) no triple twice; with memory (4) sum over the program of (P_i + A_i B[segment_i][j]) <=
-       W_j for all j.
+S.t.   (1) the pre of each instruction is among the posts of the earlier ones;
+       (2) the goal is among all posts;
+       (3) no triple is used twice;
+       (4) with memory, sum over the program of (P_i + A_i B[segment_i][j]) <= W_j for all j.
 Source HAP, Section 3.2 (cost), 4.2 (background theory as Hoare triples), 5.2 (segments); (4) is
 hetplan's.
 """

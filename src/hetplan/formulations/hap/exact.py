@@ -1,18 +1,20 @@
 """Problem `hap` to proven optimality, jointly over programs and ratios: the code that proves an
 instance.
 
-Branch and bound over cells of ratios (module `means`) on the graph of all orders or, where that has
-too many states, on the canonical one (module `graph`). Sums over the graph, with means over types
-in place of the slowest one, bound a cell. Arcs that no program below the threshold takes in the
-cell are left out. When these are few, whole stages become arcs (module `staging`), and the bound of
-a cell that shrinks to a point tends to the least cost there. On a canonical graph one mean prices
-all stages; where dividing cells no longer helps, the states that a cell leaves open become a graph
-of all orders (module `opening`).
+Branch and bound over cells of ratios (module `means`) on the graph of needs, in all orders or,
+where that has too many states, in one order (the canonical graph, module `graph`). In a cell the
+slowest type of every stage is replaced by a mean over types. Costs then add up along a path, and
+the shortest path is a lower bound. Arcs that lie on no program below the threshold in the cell are
+left out. When few are left, whole stages become arcs (module `staging`), and the bound of a cell
+that shrinks to a point tends to the least cost there. On a canonical graph all stages have one
+mean; where dividing cells no longer helps, the states that a cell leaves open become a graph in all
+orders (module `opening`).
 
-With memory, the problem without it comes first: its bound holds, and its optimum may fit; bytes
+With memory, the problem without it comes first: its bound holds, and its optimum may fit. Bytes
 then have prices (module `byte_prices`). Where cells are too many (several segments, many device
-types), or leave something open on a small graph, the mixed-integer programme (module `model`) takes
-over from what was found. Source: hetplan, for HAP, Section 3.2.
+types), or do not close the gap on a graph in all orders, HiGHS solves the mixed-integer programme
+of paths (module `model`), from the bound and the program found. Source: hetplan, for HAP, Section
+3.2.
 """
 
 from __future__ import annotations
@@ -24,39 +26,39 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from hetplan.formulations.hap import model
-from hetplan.formulations.hap.byte_prices import Path, best_prices, first_prices
+from hetplan.formulations.hap.byte_prices import ProgramTotals, best_multipliers, first_multipliers
 from hetplan.formulations.hap.common import (
     NONE_FITS,
-    Posed,
-    ended,
+    Reduced,
+    chain_bound,
     first_program,
     fitting_program,
-    pose,
-    simple_bound,
+    outcome_of,
+    reduced_or_answered,
 )
 from hetplan.formulations.hap.data import HapData, HapDecision
 from hetplan.formulations.hap.graph import (
     Graph,
-    build,
-    lengths,
+    graph_of_needs,
     path,
     potentials,
+    shortest,
     work_of,
 )
-from hetplan.formulations.hap.means import Means, Prices, game_value, halves, holds, whole_cell
+from hetplan.formulations.hap.means import Means, Multipliers, game_value, halves, holds, whole_cell
 from hetplan.formulations.hap.opening import Opener
-from hetplan.formulations.hap.problem import Floats, Stages
+from hetplan.formulations.hap.problem import CostOfRatios, Floats
 from hetplan.formulations.hap.ratios import best_ratios
-from hetplan.formulations.hap.staging import staged
-from hetplan.formulations.hap.theory import Theory
+from hetplan.formulations.hap.staging import graph_of_stages
+from hetplan.formulations.hap.theory import ReducedTheory
 from hetplan.solvers import branch_and_bound
-from hetplan.solvers.branch_and_bound import Expansion, SearchLimits, search
+from hetplan.solvers.branch_and_bound import Expansion, SearchLimits
 from hetplan.solvers.native import stop_reason
 from hetplan.solvers.result import Outcome, Stop
 from hetplan.solvers.run import Run, Stopped
 
-# Rounding in sums of thousands of terms, as a share of the optimum: deduction from bounds.
-ROUNDING = 1e-10
+# Rounding in sums of thousands of terms, as a share of the optimum; taken off bounds.
+SUM_ROUNDING = 1e-10
 WIDE = (
     "the theory is too wide for an exact order of its parallel branches; "
     "the bound ignores their order"
@@ -68,145 +70,168 @@ class Parameters:
     """What the search trades; chosen on the packaged instances, chains, residual blocks and random
     theories."""
 
-    # Nodes of the graph of all orders, and else of the canonical one.
-    states: int = 3_000
-    canonical_states: int = 300_000
+    # Most states of the graph of needs in all orders; above that, of the canonical one.
+    most_states: int = 3_000
+    most_canonical_states: int = 300_000
     # Vertices of a cell, and free ratios (segments times types less one), beyond which cells are
-    # too many where the graph of all orders is small: the programme is asked at once.
-    vertices: int = 64
-    free_ratios: int = 5
+    # too many where the graph in all orders is small: the programme is asked at once.
+    most_vertices: int = 64
+    most_free_ratios: int = 5
     # Arcs times vertices of a cell beyond which not even the first cell of a canonical graph is
     # bounded.
-    bounded: int = 5_000_000
-    # Cells without progress after which a bound that ignores orders is taken as it is.
+    most_arc_vertices: int = 5_000_000
+    # Cells without progress after which the search gives up: the bound is kept, the gap told.
     patience: int = 40
-    # Where the programme can take over: share of the time for cells, and how many they may be on
-    # graphs of so few arcs.
-    share: float = 0.5
-    cells: int = 400
+    # Where the programme can finish: share of the time for cells, and most cells on graphs of at
+    # most `few_arcs` arcs.
+    cells_share: float = 0.5
+    most_cells: int = 400
     few_arcs: int = 2_000
     # With memory: share of the time for the problem without it.
     unlimited_share: float = 0.4
-    # Stages begun, per arc, beyond which arcs stay single steps.
+    # Whole stages become arcs unless more than this many are begun per arc.
     stages_per_arc: int = 4
-    # All orders are opened where more than this share is left missing by dividing the cell before,
-    # and tried again in cells of this share of the size, or of what was missing, that was too much.
+    # A canonical graph is opened to all orders in a cell whose gap is still more than this share of
+    # its parent's. Where that met too many states, it is tried again once the cell's size, or its
+    # gap, has shrunk to this share.
     stalled: float = 0.7
     # Cells in which no ratio varies by more are not divided.
     least_size: float = 1e-9
-    # States met at most when a cell is opened for the first time; twice as many after each time
-    # that it was too much.
-    open_states: int = 5_000
+    # Most states met when a cell is opened; doubled after every failure.
+    most_opened: int = 5_000
 
 
 def solve(data: HapData, run: Run, parameters: Parameters = Parameters()) -> Outcome[HapDecision]:
     """Proven optimum, or with the time limit the best found so far and a proven bound."""
-    posed = pose(data, run)
-    if isinstance(posed, Outcome):
-        return posed
-    theory, problem = posed.theory, posed.problem
-    floor = simple_bound(theory)
+    reduced = reduced_or_answered(data, run)
+    if isinstance(reduced, Outcome):
+        return reduced
+    theory, problem = reduced.theory, reduced.problem
+    floor = chain_bound(theory)
     run.report(bound=floor)
     incumbent = Incumbent(run, gap=0.5 * run.options.gap, theory=theory)
     if problem.capacity is not None:
-        incumbent.objective = problem.most_seconds * (1 + 1e-6) + 1e-300
-    incumbent.price(first_program(theory))
+        # no program may fit: without one this cut-off, above what any program costs, stands in for
+        # its cost, and `decision` stays None
+        incumbent.objective = problem.seconds_of_all * (1 + 1e-6) + 1e-300
+    incumbent.try_program(first_program(theory))
     if problem.capacity is not None:
         part = run.part(time_limit=parameters.unlimited_share * run.remaining)
         unlimited = solve(data.model_copy(update={"memory": None}), part, parameters)
         floor = max(floor, unlimited.bound or 0.0)
         if unlimited.decision is not None:
-            incumbent.price(unlimited.decision.program)
+            incumbent.try_program(unlimited.decision.program)
         if floor < incumbent.threshold:
-            incumbent.price(fitting_program(theory, run)[0])
+            incumbent.try_program(fitting_program(theory, run)[0])
         run.report(bound=floor)
     if floor >= incumbent.threshold or incumbent.objective <= 0:
-        return ended(
-            posed, incumbent.decision, run=run, stop=Stop.OPTIMAL,
+        return outcome_of(
+            reduced, incumbent.decision, run=run, stop=Stop.OPTIMAL,
             bound=min(floor, incumbent.objective),
         )  # fmt: skip
     graph = None
     with suppress(Stopped):
-        graph = build(theory, parameters.states, run)
-        graph = graph or build(theory, parameters.canonical_states, run, canonical=True)
-    return _searched(posed, incumbent, graph, floor, run, parameters)
+        graph = graph_of_needs(theory, parameters.most_states, run)
+        graph = graph or graph_of_needs(
+            theory, parameters.most_canonical_states, run, canonical=True
+        )
+    return _searched(reduced, incumbent, graph, floor, run, parameters)
 
 
 def _searched(
-    posed: Posed,
+    reduced: Reduced,
     incumbent: Incumbent,
     graph: Graph | None,
     bound: float,
     run: Run,
     parameters: Parameters,
 ) -> Outcome[HapDecision]:
-    """Cells, then the programme where it may do better."""
-    problem = posed.problem
-    small = graph is not None and graph.ordered
-    closes = small and (problem.g > 1 or problem.capacity is not None)
+    """Cells, then HiGHS where it may finish what they leave open."""
+    problem = reduced.problem
+    all_orders = graph is not None and graph.in_execution_order
+    milp_can_finish = all_orders and (problem.g > 1 or problem.capacity is not None)
     vertices = problem.K**problem.g
-    too_many = small and (
-        vertices > parameters.vertices or problem.g * (problem.K - 1) > parameters.free_ratios
+    too_many = all_orders and (
+        vertices > parameters.most_vertices
+        or problem.g * (problem.K - 1) > parameters.most_free_ratios
     )
     proven, details = False, dict[str, object]()
-    bounded = graph is not None and (small or len(graph.head) * vertices <= parameters.bounded)
-    if graph is not None and bounded and not too_many:
-        share = parameters.share if closes else 1.0
+    if (
+        graph is not None
+        and not too_many
+        and (all_orders or len(graph.head) * vertices <= parameters.most_arc_vertices)
+    ):
+        share = parameters.cells_share if milp_can_finish else 1.0
         part = run.part(time_limit=share * run.remaining, quiet=False)
         incumbent.run = part
-        few = closes and len(graph.head) <= parameters.few_arcs
-        limits = SearchLimits(
-            patience=None if small and problem.capacity is None else parameters.patience,
-            most_nodes=parameters.cells if few else None,
-            rounding=ROUNDING,
-        )
-        prices = None if problem.capacity is None else first_prices(problem)
-        first = Cell(whole_cell(problem), incumbent.ratios, prices=prices)
-        divider = Divider(graph, incumbent, parameters)
-        proof = search([(0.0, first)], divider.expand, incumbent, part, limits)
+        multipliers = None if problem.capacity is None else first_multipliers(problem)
+        first = Cell(whole_cell(problem), incumbent.ratios, multipliers=multipliers)
+        cells = CellSearch(graph, incumbent, parameters)
+        proof = branch_and_bound.search(
+            [(0.0, first)], cells.expand, incumbent, part,
+            limits_of(graph, milp_can_finish, parameters),
+        )  # fmt: skip
         proven, bound = proof.proven, max(bound, proof.bound or 0.0)
         details = {
             "states": graph.n, "arcs": len(graph.head), "cells": proof.expanded,
-            "programs": len(incumbent.priced),
+            "programs": len(incumbent.tried),
         }  # fmt: skip
-    if not proven and not run.should_stop and (too_many or closes):
-        return model.search(
-            "milp", posed, run, known=incumbent.decision, floor=bound, details=details
+    if not proven and not run.should_stop and (too_many or milp_can_finish):
+        return model.solve_reduced(
+            "milp", reduced, run, known=incumbent.decision, floor=bound, details=details
         )
-    stop, message = Stop.LIMIT, "" if small else WIDE
+    stop, message = Stop.LIMIT, "" if all_orders else WIDE
     if proven:
         stop, message = Stop.OPTIMAL, ""
         if incumbent.decision is None:
             stop, message = Stop.INFEASIBLE, NONE_FITS
     elif run.should_stop:
         stop, message = stop_reason(run), ""
-    return ended(
-        posed, incumbent.decision, run=run, stop=stop, message=message,
+    return outcome_of(
+        reduced, incumbent.decision, run=run, stop=stop, message=message,
         bound=None if stop is Stop.INFEASIBLE else bound, details=details,
     )  # fmt: skip
 
 
+def limits_of(graph: Graph, milp_can_finish: bool, parameters: Parameters) -> SearchLimits:
+    """When the search over cells gives up."""
+    few = milp_can_finish and len(graph.head) <= parameters.few_arcs
+    return SearchLimits(
+        patience=None if surely_ends(graph) else parameters.patience,
+        # HiGHS finishes soon on few arcs, so that cells are soon given up there
+        most_nodes=parameters.most_cells if few else None,
+        rounding=SUM_ROUNDING,
+    )
+
+
+def surely_ends(graph: Graph) -> bool:
+    """Whether dividing cells on this graph surely ends with a proof, so that patience is not
+    needed: in all orders, and without memory."""
+    return graph.in_execution_order and graph.theory.problem.capacity is None
+
+
 @dataclass
 class Incumbent(branch_and_bound.Incumbent[list[int]]):
-    """The best program, under its best ratios; programs are priced once."""
+    """The best program, under its best ratios; every program is tried once."""
 
-    theory: Theory | None = None
+    theory: ReducedTheory | None = None
     ratios: Floats | None = None  # [g, K]
-    stages: Stages | None = None
-    priced: set[tuple[int, ...]] = field(default_factory=set)
+    cost: CostOfRatios | None = None  # of the best program
+    tried: set[tuple[int, ...]] = field(default_factory=set)
 
-    def price(self, chosen: Sequence[int]) -> bool:
-        """Whether the program that uses the triples `chosen` in that order is the best so far."""
+    def try_program(self, chosen: Sequence[int]) -> bool:
+        """Find the best ratios of the program that uses the triples `chosen` in that order; whether
+        it is the best so far."""
         assert self.theory is not None
         program, problem = self.theory.program(chosen), self.theory.problem
-        if tuple(program) in self.priced:
+        if tuple(program) in self.tried:
             return False
-        self.priced.add(tuple(program))
-        stages = problem.stages(program)
-        best = best_ratios(problem, stages, self.run)
+        self.tried.add(tuple(program))
+        cost = problem.cost_of(program)
+        best = best_ratios(problem, cost, self.run)
         if not (best.fits and self.offer(best.seconds, program)):
             return False
-        self.stages, self.ratios = stages, best.ratios
+        self.cost, self.ratios = cost, best.ratios
         return True
 
 
@@ -216,17 +241,18 @@ class Cell:
 
     simplices: Floats  # [g, K, K]
     point: Floats | None = None  # [g, K] where good ratios are expected
-    # A graph that suffices for every part of the cell below the threshold that it was made for;
-    # None: the whole one.
+    # The arcs that are still worth it in this cell: programs at or above the threshold of the time
+    # when it was made are left out. None: the whole graph.
     graph: Graph | None = None
-    missing: float = np.inf  # share of the threshold that was missing in the cell before
-    # With memory: prices of the cell before, and the paths that they came from.
-    prices: Prices | None = None
-    paths: tuple[Path, ...] = ()
+    parent_gap: float = np.inf  # share of the threshold that was missing in the cell before
+    # With memory: multipliers of the cell before, and the paths that they came from.
+    multipliers: Multipliers | None = None
+    paths: tuple[ProgramTotals, ...] = ()
 
 
-class Divider:
-    """Bounds and divides cells."""
+class CellSearch:
+    """Bounds and divides cells; opens a canonical graph, leaves arcs out and makes stages of
+    them."""
 
     def __init__(
         self, graph: Graph, incumbent: Incumbent, parameters: Parameters = Parameters()
@@ -235,81 +261,81 @@ class Divider:
         self.theory = graph.theory
         self.problem = self.theory.problem
         self._opener = Opener(self.theory)
-        self._steps = work_of(self.problem, self.theory.steps)
-        # Without memory, dividing a graph of all orders surely ends.
-        self._sure = self.problem.capacity is None
-        # size and missing share at which opening was too much
-        self._failed = np.inf, np.inf
-        self._limit = parameters.open_states
+        self._work = work_of(self.problem, self.theory.steps)
+        # least size and least gap of a cell whose opening met too many states
+        self._too_big_at = np.inf, np.inf
+        self._most_opened = parameters.most_opened
 
     def expand(self, cell: Cell, threshold: float) -> Expansion[Cell]:
-        """Two halves of a cell with its bound, none where it is closed."""
+        """Two halves of a cell with its bound; none where the cell is closed."""
         graph = cell.graph or self.graph
-        # arcs were left out for programs below a threshold, so that bounds say no more than that
-        most = np.inf if cell.graph is None else threshold
-        inside = cell.point is not None and holds(cell.simplices, cell.point)
-        means = Means(self.problem, cell.simplices, cell.point if inside else None)
+        # a graph with arcs left out lacks programs at or above the threshold, so that no bound from
+        # it may exceed that
+        claimable = np.inf if cell.graph is None else threshold
+        point_in_cell = cell.point is not None and holds(cell.simplices, cell.point)
+        means = Means(self.problem, cell.simplices, cell.point if point_in_cell else None)
         floor, paths = -np.inf, cell.paths
-        if cell.prices is not None and not graph.staged:
-            floor, prices, binding, met = best_prices(
-                graph, means, cell.prices, paths, threshold, self.incumbent.run
+        if cell.multipliers is not None and not graph.arcs_are_stages:
+            floor, multipliers, binding, met = best_multipliers(
+                graph, means, cell.multipliers, paths, threshold, self.incumbent.run
             )
-            cell = replace(cell, prices=prices, paths=tuple(binding))
-            for one in met:
-                self.incumbent.price(one.program)
-        elif cell.prices is not None:
-            means.adopt(cell.prices)
-        if self.incumbent.stages is not None:
-            means.learn(self.incumbent.stages)
+            cell = replace(cell, multipliers=multipliers, paths=tuple(binding))
+            for totals in met:
+                self.incumbent.try_program(totals.program)
+        elif cell.multipliers is not None:
+            means.set_multipliers(cell.multipliers)
+        if self.incumbent.cost is not None:
+            means.set_from_program(self.incumbent.cost)
         threshold = min(threshold, self.incumbent.threshold)
-        bound, potential, step = sums(graph, means)
+        bound, potential, cost = bound_by_sums(graph, means)
         bound = max(bound, floor)
-        if bound < threshold and self._offer(means, graph):
+        if bound < threshold and self._try_best_at_point(means, graph):
             threshold = min(threshold, self.incumbent.threshold)
-            value, potential, step = sums(graph, means)
+            value, potential, cost = bound_by_sums(graph, means)
             bound = max(bound, value)
         if bound >= threshold:
-            return Expansion(dropped_bound=min(bound, most), progress=self._sure and graph.ordered)
-        missing = 1 - bound / threshold
-        if not graph.ordered and missing > self.parameters.stalled * cell.missing:
-            opened = self._opened(cell, means, threshold, missing)
+            return Expansion(dropped_bound=min(bound, claimable), progress=surely_ends(graph))
+        gap = 1 - bound / threshold
+        if not graph.in_execution_order and gap > self.parameters.stalled * cell.parent_gap:
+            opened = self._open_orders(cell, means, threshold, gap)
             if opened is not None and not len(opened.head):
-                return Expansion(dropped_bound=threshold, progress=self._sure)
+                return Expansion(dropped_bound=threshold, progress=surely_ends(opened))
             if opened is not None:
                 graph = opened
-                value, potential, step = sums(graph, means)
+                value, potential, cost = bound_by_sums(graph, means)
                 bound = max(bound, min(value, threshold))
-        if graph.ordered and np.isfinite(threshold):
-            graph, bound = self._narrowed(cell, means, graph, (bound, potential, step), threshold)
+        if graph.in_execution_order and np.isfinite(threshold):
+            graph, bound = self._narrow_and_stage(
+                cell, means, graph, (bound, potential, cost), threshold
+            )
             bound = min(bound, threshold)
         if bound >= threshold:
-            return Expansion(dropped_bound=min(bound, most), progress=self._sure and graph.ordered)
+            return Expansion(dropped_bound=min(bound, claimable), progress=surely_ends(graph))
         if np.ptp(cell.simplices, axis=1).max() < self.parameters.least_size:
             return Expansion(dropped_bound=bound)
         kept = None if graph is self.graph else graph
-        child = replace(cell, point=means.point, graph=kept, missing=missing)
+        child = replace(cell, point=means.point, graph=kept, parent_gap=gap)
         children = [
             (bound, replace(child, simplices=half))
             for half in halves(cell.simplices, self.problem.counts.astype(float))
         ]
-        return Expansion(children, progress=self._sure and graph.ordered)
+        return Expansion(children, progress=surely_ends(graph))
 
-    def _opened(self, cell: Cell, means: Means, threshold: float, missing: float) -> Graph | None:
-        """All orders of what sums leave open in the cell, if that is not too much."""
+    def _open_orders(self, cell: Cell, means: Means, threshold: float, gap: float) -> Graph | None:
+        """The graph in all orders of what sums leave open in the cell; None where it is too large,
+        or was in a cell not much larger."""
         size = float(np.ptp(cell.simplices, axis=1).max())
-        again = self.parameters.stalled
-        if not np.isfinite(threshold) or not (
-            size < again * self._failed[0] or missing < again * self._failed[1]
-        ):
+        least_size, least_gap = (self.parameters.stalled * each for each in self._too_big_at)
+        if not np.isfinite(threshold) or (size >= least_size and gap >= least_gap):
             return None
-        step, run = means.prices(self._steps), self.incumbent.run
-        opened = self._opener.open(step, threshold + means.room, self._limit, run)
+        cost, run = means.costs(self._work), self.incumbent.run
+        opened = self._opener.open(cost, threshold + means.memory_seconds, self._most_opened, run)
         if opened is None:
-            self._limit *= 2
-            self._failed = min(size, self._failed[0]), min(missing, self._failed[1])
+            self._most_opened *= 2
+            self._too_big_at = min(size, self._too_big_at[0]), min(gap, self._too_big_at[1])
         return opened
 
-    def _narrowed(
+    def _narrow_and_stage(
         self,
         cell: Cell,
         means: Means,
@@ -317,57 +343,59 @@ class Divider:
         known: tuple[float, Floats, Floats],
         threshold: float,
     ) -> tuple[Graph, float]:
-        """(The graph without the arcs of no program below the threshold, of whole stages where
-        these are few; the bound)."""
-        bound, potential, step = known
-        limit = threshold + means.room
-        graph, nodes = graph.without(through(graph, step, potential).max(axis=1) >= limit)
+        """(The graph without arcs that lie on no program below the threshold, with whole stages as
+        arcs where those are few; its bound)."""
+        bound, potential, cost = known
+        limit = threshold + means.memory_seconds
+        least = least_through_arcs(graph, cost, potential).max(axis=1)
+        graph, nodes = graph.without_arcs(least >= limit)
         if not len(graph.head):
             return graph, threshold
-        if graph.staged:
+        if graph.arcs_are_stages:
             return graph, bound
         potential = np.ascontiguousarray(potential[nodes])
-        step = means.prices(graph.work)
-        most = self.parameters.stages_per_arc * len(graph.head)
-        whole = staged(graph, step, means.inside, potential, limit, cell.simplices, most)
+        cost = means.costs(graph.work)
+        most_begun = self.parameters.stages_per_arc * len(graph.head)
+        whole = graph_of_stages(graph, cost, means.mu, potential, limit, cell.simplices, most_begun)
         if whole is None:
             return graph, bound
         if not len(whole.head):
             return whole, threshold
-        bound = max(bound, sums(whole, means)[0])
+        bound = max(bound, bound_by_sums(whole, means)[0])
         if bound < threshold:
-            self._offer(means, whole)
+            self._try_best_at_point(means, whole)
         return whole, bound
 
-    def _offer(self, means: Means, graph: Graph) -> bool:
-        """Price the best program at the point; whether it is the best so far, from which means
-        learn."""
-        _, arc = lengths(graph, means.at_point(graph)[:, None])
+    def _try_best_at_point(self, means: Means, graph: Graph) -> bool:
+        """Try the best program at the reference point; whether it is the best so far, which then
+        gives the means."""
+        _, arc = shortest(graph, means.at_point(graph)[:, None])
         if arc[graph.start, 0] < 0:
             return False
-        better = self.incumbent.price(graph.program(path(graph, arc[:, 0])))
-        if better and self.incumbent.stages is not None:
-            means.learn(self.incumbent.stages)
+        better = self.incumbent.try_program(graph.program(path(graph, arc[:, 0])))
+        if better and self.incumbent.cost is not None:
+            means.set_from_program(self.incumbent.cost)
         return better
 
 
-def sums(graph: Graph, means: Means) -> tuple[float, Floats, Floats]:
-    """(Bound of all programs in the cell, potential [n, L, V], prices [A, L, V]); potential and
-    prices are without the room of memory."""
-    step = means.prices(graph.work)
-    potential = potentials(graph, step, means.inside)
-    if graph.staged:
-        own = means.own(graph.work)
-        least = lengths(graph, own.reshape(len(own), -1))[0].reshape(graph.n, *own.shape[1:])
+def bound_by_sums(graph: Graph, means: Means) -> tuple[float, Floats, Floats]:
+    """(Bound of all programs in the cell, potential [n, L, V], cost of arcs [A, L, V]).
+    The bound is less what all memory costs; the potential and the costs are not."""
+    cost = means.costs(graph.work)
+    potential = potentials(graph, cost, means.mu)
+    if graph.arcs_are_stages:
+        each = means.costs_per_stage(graph.work)
+        least = shortest(graph, each.reshape(len(each), -1))[0].reshape(graph.n, *each.shape[1:])
         potential = np.concatenate([potential, least], axis=1)
-        step = np.concatenate([step, own], axis=1)
-    return game_value(potential[graph.start]) - means.room, potential, step
+        cost = np.concatenate([cost, each], axis=1)
+    return game_value(potential[graph.start]) - means.memory_seconds, potential, cost
 
 
-def through(graph: Graph, step: Floats, potential: Floats) -> Floats:
-    """[A, L]: a lower bound over the cell of every path with an arc: what leads to its tail, itself
-    (step [A, L, V]) and the potential of its head, all with one mean before the head."""
+def least_through_arcs(graph: Graph, cost: Floats, potential: Floats) -> Floats:
+    """[A, L]: a lower bound over the cell of every path through an arc: what leads to its tail, its
+    own cost [A, L, V] and the potential of its head. The same mean serves for the whole path up to
+    the head."""
     backward, arcs = graph.backward
-    before = lengths(backward, step[arcs].reshape(len(step), -1))[0][::-1]
+    before = shortest(backward, cost[arcs].reshape(len(cost), -1))[0][::-1]
     before = before.reshape(potential.shape)
-    return np.asarray((before[graph.tail] + step + potential[graph.head]).min(axis=2))
+    return np.asarray((before[graph.tail] + cost + potential[graph.head]).min(axis=2))

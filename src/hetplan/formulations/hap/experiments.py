@@ -134,8 +134,8 @@ PREDICTED = (
 
 def row_of(case: Experiment, limits: Limits = Limits()) -> dict[str, Any]:
     """All methods on one experiment: predicted seconds per iteration (None: no program), and the
-    joint search's bound. The joint plan is the best of all: the search starts anew, and may find
-    less."""
+    joint search's bound. `joint` is the best of all methods' results, because the
+    joint search does not get those of the others and may end with a worse one."""
     data = case.data
     joint = solve(FAMILY, data, "auto", Run(Options(threads=1, time_limit=limits.joint)))
     options = Options(threads=1, time_limit=limits.other)

@@ -32,7 +32,7 @@ FAMILY = Family(
             "cp-sat",
             f"{_HERE}.model:solve_by",
             True,
-            "paths in the graph of needs times ratios in steps, CP-SAT",
+            "paths in the graph of needs times ratios on a grid, CP-SAT",
         ),
         Method(
             "milp",

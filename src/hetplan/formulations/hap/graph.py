@@ -5,8 +5,9 @@ last one is empty. A triple that gives something needed leads from N to (N - pos
 minimal program is a path and every path is a program. Parallel branches interleave in every order,
 because the order decides which computations share a stage.
 
-Where costs simply add up, the order is irrelevant, and it is enough to settle the needed properties
-of the highest level first: the canonical graph, which is small for theories of any width.
+This is the graph of needs in all orders. Where costs simply add up, the order is irrelevant, and it
+is enough to settle the needed properties of the highest level first (`ReducedTheory.level`). That
+is the graph of needs in one order, called canonical, which is small for theories of any width.
 
 Nodes are numbered so that arcs lead to the same or a later component. A component holds the states
 whose properties have the same levels, as collectives lead from one form of a tensor to another and
@@ -25,7 +26,7 @@ from numpy.typing import NDArray
 
 from hetplan.compiled import kernel
 from hetplan.formulations.hap.problem import Floats, HapProblem, Ints, Step
-from hetplan.formulations.hap.theory import Theory
+from hetplan.formulations.hap.theory import ReducedTheory
 from hetplan.solvers.run import Run
 
 Need = frozenset[int]
@@ -63,8 +64,8 @@ class Work(Rows):
     """What each of A triples or stages does."""
 
     comm: Flags  # [A] whether it is a collective
-    fixed: Floats  # [A] seconds: of a collective, or of computing on the fastest type
-    shared: Floats  # [A, g] seconds per ratio of each segment, likewise
+    fixed_seconds: Floats  # [A]: of a collective, or of computing on the fastest type
+    shared_seconds: Floats  # [A, g] per ratio of each segment, likewise
     fixed_bytes: Floats  # [A] held by every device; 0 without memory
     shared_bytes: Floats  # [A, g] per ratio
 
@@ -88,19 +89,19 @@ def work_of(problem: HapProblem, steps: Sequence[Step]) -> Work:
 class Graph:
     """n nodes and A arcs; paths from `start` to node n - 1 are programs read backwards."""
 
-    theory: Theory
+    theory: ReducedTheory
     first: Ints  # [n + 1] the arcs of node u are first[u] ... first[u + 1]
     head: Ints  # [A]
-    label: Ints  # [A] what an arc does: a number among `chains`
+    action: Ints  # [A] what an arc does: a number among `steps_of_action`
     component: Ints  # [n] ascending along arcs
     start: int
-    # Of each label the steps (positions in theory.steps), the last one in time first.
-    chains: Sequence[tuple[int, ...]]
+    # Of each action the steps (positions in theory.steps), the last one in time first.
+    steps_of_action: Sequence[tuple[int, ...]]
     work: Work  # [A]
-    # Whether paths are programs in their order of execution; not so in a canonical graph.
-    ordered: bool
+    # Whether paths are programs in their execution order; not so in a canonical graph.
+    in_execution_order: bool
     # Whether each arc is a collective or a whole stage.
-    staged: bool = False
+    arcs_are_stages: bool = False
 
     @property
     def n(self) -> int:
@@ -121,7 +122,7 @@ class Graph:
 
     def program(self, arcs: Iterable[int]) -> list[int]:
         """Triple numbers in order of execution of the path along these arcs."""
-        steps = [s for a in arcs for s in self.chains[self.label[a]]]
+        steps = [s for a in arcs for s in self.steps_of_action[self.action[a]]]
         return [self.theory.steps[s].index for s in reversed(steps)]
 
     @cached_property
@@ -132,11 +133,12 @@ class Graph:
         component = (self.component[-1] - self.component)[::-1].copy()
         turned = Graph(
             self.theory, _firsts(last - self.head, self.n), (last - self.tail)[arcs],
-            self.label[arcs], component, 0, self.chains, self.work[arcs], self.ordered, self.staged,
+            self.action[arcs], component, 0, self.steps_of_action, self.work[arcs],
+            self.in_execution_order, self.arcs_are_stages,
         )  # fmt: skip
         return turned, arcs
 
-    def without(self, hopeless: Flags) -> tuple[Graph, Ints]:
+    def without_arcs(self, hopeless: Flags) -> tuple[Graph, Ints]:
         """The graph without the marked arcs, and the numbers of the nodes left: the ends, and those
         with arcs in and out. Where nothing leads to the last node any more, no arc is left."""
         if hopeless[self.head == self.n - 1].all():
@@ -149,8 +151,8 @@ class Graph:
         kept = ~hopeless & left[self.tail] & left[self.head]
         graph = Graph(
             self.theory, _firsts(number[self.tail[kept]], len(nodes)), number[self.head[kept]],
-            self.label[kept], self.component[nodes], int(number[self.start]), self.chains,
-            self.work[kept], self.ordered, self.staged,
+            self.action[kept], self.component[nodes], int(number[self.start]), self.steps_of_action,
+            self.work[kept], self.in_execution_order, self.arcs_are_stages,
         )  # fmt: skip
         return graph, nodes
 
@@ -160,22 +162,22 @@ def _firsts(tail: Ints, nodes: int) -> Ints:
     return np.concatenate([[0], np.cumsum(np.bincount(tail, minlength=nodes))]).astype(np.int64)
 
 
-def assembled(
-    theory: Theory,
+def graph_of_arcs(
+    theory: ReducedTheory,
     keys: Sequence[Key],
     arcs: tuple[Ints, Ints, Ints],
-    chains: Sequence[tuple[int, ...]],
+    steps_of_action: Sequence[tuple[int, ...]],
     work: Work,
     *,
     start: int = 0,
-    ordered: bool = True,
-    staged: bool = False,
+    in_execution_order: bool = True,
+    arcs_are_stages: bool = False,
 ) -> Graph:
     """The graph of nodes in the order of their keys.
 
-    keys: nodes with the same key form a component. arcs: tail, head and label. work: of labels.
+    keys: nodes with the same key form a component. arcs: tail, head and action. work: of actions.
     """
-    tail, head, label = arcs
+    tail, head, action = arcs
     order = np.array(sorted(range(len(keys)), key=keys.__getitem__), dtype=np.int64)
     place = np.empty(len(order), dtype=np.int64)
     place[order] = np.arange(len(order))
@@ -188,17 +190,17 @@ def assembled(
     apart = np.array(differs, dtype=np.bool_) & (np.cumsum(inside)[1:-1] == 0)
     component = np.concatenate([[0], np.cumsum(apart)]).astype(np.int64)
     by_tail = np.argsort(place[tail], kind="stable")
-    label = label[by_tail]
+    action = action[by_tail]
     return Graph(
-        theory, _firsts(place[tail], len(keys)), place[head][by_tail], label, component,
-        int(place[start]), chains, work[label], ordered, staged,
+        theory, _firsts(place[tail], len(keys)), place[head][by_tail], action, component,
+        int(place[start]), steps_of_action, work[action], in_execution_order, arcs_are_stages,
     )  # fmt: skip
 
 
-def build(
-    theory: Theory, limit: int, run: Run | None = None, *, canonical: bool = False
+def graph_of_needs(
+    theory: ReducedTheory, limit: int, run: Run | None = None, *, canonical: bool = False
 ) -> Graph | None:
-    """The graph of all orders, or the canonical one; None beyond `limit` nodes.
+    """The graph of needs in all orders, or the canonical one; None beyond `limit` nodes.
 
     Raises `Stopped` where `run` should stop.
     """
@@ -214,37 +216,41 @@ def build(
         for s in sorted({s for p in settled for s in theory.by_post[p]}):
             after = (need - theory.steps[s].post) | theory.steps[s].pre
             if after >= need:
-                continue  # needs no less than before: a longer program to the same end
+                continue  # the step only adds needs, so that the way to the end is no shorter
             if after not in numbers:
                 if len(states) == limit:
                     return None
                 numbers[after] = len(states)
                 states.append(after)
             arcs.append((u, numbers[after], s))
-    return of_states(theory, states, np.array(arcs, dtype=np.int64), ordered=not canonical)
+    return graph_of_states(
+        theory, states, np.array(arcs, dtype=np.int64), in_execution_order=not canonical
+    )
 
 
-def of_states(theory: Theory, states: Sequence[Need], arcs: Ints, *, ordered: bool) -> Graph:
+def graph_of_states(
+    theory: ReducedTheory, states: Sequence[Need], arcs: Ints, *, in_execution_order: bool
+) -> Graph:
     """The graph of states, {goal} first, with arcs [A, 3]: tail, head, step."""
     tail, head, step = arcs.reshape(-1, 3).T
-    return assembled(
+    return graph_of_arcs(
         theory, [theory.key(need) for need in states], (tail, head, step),
         [(s,) for s in range(len(theory.steps))], work_of(theory.problem, theory.steps),
-        ordered=ordered,
+        in_execution_order=in_execution_order,
     )  # fmt: skip
 
 
-# Sums that differ by less, relatively, are the same.
+# Sums that differ by less, relatively, are the same: of such means the first is taken.
 CLOSE = 1e-9
 
 
-def lengths(graph: Graph, cost: Floats) -> tuple[Floats, Ints]:
+def shortest(graph: Graph, cost: Floats) -> tuple[Floats, Ints]:
     """([n, J] least sums of the costs [A, J] >= 0 from each node to the last one, [n, J] the first
     arc of such a path, -1 where there is none)."""
     length, arc = np.full((graph.n, cost.shape[1]), np.inf), np.full((graph.n, cost.shape[1]), -1)
     length[-1] = 0.0
     none = np.zeros(len(graph.head), dtype=np.bool_)
-    _shortest(
+    _fill_shortest(
         graph.first, graph.head, none, graph.component, np.ascontiguousarray(cost), np.ones(1),
         length, arc, length[:0],
     )  # fmt: skip
@@ -260,39 +266,40 @@ def path(graph: Graph, arc: Ints) -> list[int]:
     return taken
 
 
-def potentials(graph: Graph, step: Floats, mu: Floats) -> Floats:
+def potentials(graph: Graph, cost: Floats, mu: Floats) -> Floats:
     """[n, L, V] a lower bound, affine over a cell, of the cost from each node to the last one when
-    the stage under way is priced by mean l.
+    the stage under way costs what mean l says.
 
-    step [A, L, V]: prices of arcs by L means at the V vertices. Where paths are programs in their
-    order, any mean may price any stage: each stage takes the one that tells most at the point mu
-    [V] (barycentric) from the node where it begins, read from the program's end. Of means that tell
-    the same, the first is taken.
+    cost [A, L, V]: of arcs by L means at the V vertices. Where paths are programs in execution
+    order, every stage may have another mean. It takes the one whose value at the point mu [V]
+    (barycentric) is the largest at the node where the stage begins, read from the program's end.
+    The first mean wins ties.
     """
-    if not graph.ordered:
-        return lengths(graph, step.reshape(len(step), -1))[0].reshape(graph.n, *step.shape[1:])
-    rows = np.ascontiguousarray(step.reshape(len(step), -1))
-    value, begun = np.full((2, graph.n, rows.shape[1]), np.inf)
-    value[-1] = begun[-1] = 0.0
-    _shortest(
+    if not graph.in_execution_order:
+        return shortest(graph, cost.reshape(len(cost), -1))[0].reshape(graph.n, *cost.shape[1:])
+    rows = np.ascontiguousarray(cost.reshape(len(cost), -1))
+    value, at_stage_begin = np.full((2, graph.n, rows.shape[1]), np.inf)
+    value[-1] = at_stage_begin[-1] = 0.0
+    _fill_shortest(
         graph.first, graph.head, graph.work.comm, graph.component, rows, mu, value,
-        np.full(value.shape, -1), begun,
+        np.full(value.shape, -1), at_stage_begin,
     )  # fmt: skip
-    return value.reshape(graph.n, *step.shape[1:])
+    return value.reshape(graph.n, *cost.shape[1:])
 
 
 @kernel
-def _shortest(
-    first: Ints, head: Ints, closes: Flags, component: Ints, step: Floats, mu: Floats,
-    value: Floats, arc: Ints, begun: Floats,
+def _fill_shortest(
+    first: Ints, head: Ints, closes: Flags, component: Ints, cost: Floats, mu: Floats,
+    value: Floats, arc: Ints, at_stage_begin: Floats,
 ) -> None:  # fmt: skip
-    """Fill value [n, J], least sums of step [A, J] to the last node, and arc [n, J].
+    """Fill value [n, J], least sums of cost [A, J] to the last node, and arc [n, J].
 
-    Behind an arc that `closes` a stage, begun [n, J] counts instead of the value of its head: each
-    len(mu) columns, a mean, get there those of the mean that tells most at mu. Within a component
-    that choice is made once, with the values that hold before it.
+    Every len(mu) columns belong to one mean. Behind an arc that `closes` a stage, at_stage_begin
+    [n, J] of its head counts in place of the value: there all means have the columns of the one
+    with the largest value at mu. Within a component that choice is made once, with the values
+    before it.
     """
-    J, V = step.shape[1], len(mu)
+    J, V = cost.shape[1], len(mu)
     end = len(value) - 1
     while end > 0:
         begin = end - 1
@@ -304,15 +311,15 @@ def _shortest(
             for u in range(end - 1, begin - 1, -1):
                 for a in range(first[u], first[u + 1]):
                     h = head[a]
-                    after = begun if closes[a] and h >= end else value
+                    after = at_stage_begin if closes[a] and h >= end else value
                     for j in range(J):
-                        cost = step[a, j] + after[h, j]
-                        if cost < value[u, j]:
-                            value[u, j] = cost
+                        total = cost[a, j] + after[h, j]
+                        if total < value[u, j]:
+                            value[u, j] = total
                             arc[u, j] = a
                             # who looked at u before has to look again
                             changed = changed or end - begin > 1
-        for u in range(begin, min(end, len(begun))):
+        for u in range(begin, min(end, len(at_stage_begin))):
             best, chosen = -np.inf, 0
             for j in range(0, J, V):
                 level = 0.0
@@ -321,5 +328,5 @@ def _shortest(
                 if best == -np.inf or level > best + CLOSE * abs(best):
                     best, chosen = level, j
             for j in range(J):
-                begun[u, j] = value[u, chosen + j % V]
+                at_stage_begin[u, j] = value[u, chosen + j % V]
         end = begin

@@ -1,5 +1,5 @@
 """What bounds the stages of programs in a cell of ratios: means over device types, and prices of
-bytes.
+bytes, together called multipliers.
 
 A mean does not exceed a maximum. With weights w over types for a stage, weights u_k in place of the
 largest ratio of segment k, and with memory a price l_d >= 0 of every byte of a device of type d,
@@ -7,11 +7,12 @@ largest ratio of segment k, and with memory a price l_d >= 0 of every byte of a 
     seconds(Q, B) >= sum over Q of (comm + sum_d w_d (F + S . B_d) / v_d)
                      + sum_d l_d (held_d(Q, B) - W_d),      comm = fixed + shared sum_d u_kd B_kd.
 
-The right side is affine in all ratios together and adds up over triples. Good weights are dual to
-the best ratios of a good program. At a point of the cell each of its stages is slowest on some
-type. Fixing these types gives an affine minorant of its cost, a cut. The least of the largest of
-several cuts over the cell is the value of a matrix game, whose optimal blend of cuts blends the
-types of each stage. Bounding each stage by its blend misses nothing of that program.
+The right side is affine in all ratios together and adds up over triples. Good weights are the duals
+of the ratio problem of a good program, restricted to the cell. They are found by cuts: at a point
+of the cell each stage of the program is slowest on some type, and with these types fixed its cost
+is bounded from below by an affine function, a cut. The least over the cell of the largest of
+several cuts is the value of a matrix game. The optimal blend of cuts in this game gives each stage
+a mean over types, and the bound with these means is exact for that program.
 
 A cell holds a simplex of ratios for each segment, [g, K, K]: row i of a segment's simplex is its
 vertex i, one ratio for a device of each type. Its V = K^g vertices are those of the product.
@@ -25,7 +26,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hetplan.formulations.hap.graph import CLOSE, Graph, Work
-from hetplan.formulations.hap.problem import Floats, HapProblem, Stages
+from hetplan.formulations.hap.problem import CostOfRatios, Floats, HapProblem
 
 # Cuts for the best ratios of a program in a cell, and the relative gap at which there are enough.
 CUTS, EXACT = 60, 1e-10
@@ -51,7 +52,7 @@ def whole_cell(problem: HapProblem) -> Floats:
 
 
 def vertices(cell: Floats) -> Floats:
-    """[V, g, K]; the last segment's change first."""
+    """[V, g, K]; the vertex of the last segment varies fastest."""
     picks = itertools.product(range(cell.shape[1]), repeat=len(cell))
     return np.array([[cell[k, v] for k, v in enumerate(pick)] for pick in picks])
 
@@ -121,12 +122,12 @@ def game_value(P: Floats) -> float:
 def best_in_cell(
     F: Floats, S: Floats, comm: Floats, held: Floats, x: Floats, slow: Floats, start: Floats
 ) -> tuple[Floats, Floats, Floats]:
-    """(mu [V], blends [s, K], tops [g, K], rows of sum 1): the best ratios mu x of stages F [s], S
-    [s, g] and largest ratios that cost comm [g] over the vertices x [V, g, K], and the means that
-    show it.
+    """(mu [V], stage_weights [s, K], top_weights [g, K], rows of sum 1): the best ratios mu x of
+    stages F [s], S [s, g] and largest ratios that cost comm [g] over the vertices x [V, g, K], and
+    the means whose bound shows that they are best.
 
-    held [V]: what bytes cost at the vertices. slow [K]: seconds per unit of work. start [V]: where
-    the first cut is made.
+    slow [K]: seconds per unit of work on each type. held [V]: what bytes cost at the vertices.
+    start [V]: where the first cut is made. All points are barycentric (mu).
     """
     V, g, K = x.shape
     mu = best = start
@@ -149,104 +150,113 @@ def best_in_cell(
         value, mu, theta = game(np.array(cuts))
         if least - value <= EXACT * least:
             break
-    blends, tops = np.zeros((len(F), K)), np.zeros((g, K))
+    stage_weights, top_weights = np.zeros((len(F), K)), np.zeros((g, K))
     for share, types, top in zip(theta, slowest, largest, strict=True):
-        blends[stages, types] += share
-        tops[segments, top] += share
-    return best, blends, tops
+        stage_weights[stages, types] += share
+        top_weights[segments, top] += share
+    return best, stage_weights, top_weights
 
 
 @dataclass(frozen=True)
-class Prices:
-    """w [K] weights over types; tops [g, K] weights of ratios in place of the largest; both of sum
-    1. bytes [K]: seconds per byte of one device of each type."""
+class Multipliers:
+    """type_weights [K] over types, top_weights [g, K] in place of the largest ratio: rows of sum 1.
+    byte_prices [K]: seconds per byte of one device of each type."""
 
-    w: Floats
-    tops: Floats
-    bytes: Floats
+    type_weights: Floats
+    top_weights: Floats
+    byte_prices: Floats
 
 
 class Means:
-    """Good weights and prices for one cell."""
+    """Good multipliers for one cell, and what they make triples and stages cost."""
 
     def __init__(self, problem: HapProblem, cell: Floats, hint: Floats | None) -> None:
         """hint: a point [g, K] of the cell."""
         self.problem, self.x = problem, vertices(cell)
         self._slow = problem.speeds[-1] / problem.speeds
         V, _, K = self.x.shape
-        self.inside = np.full(V, 1.0 / V)  # the reference point, barycentric
+        self.mu = np.full(V, 1.0 / V)  # the reference point, barycentric
         if hint is not None:
-            inside = np.ones(1)
+            mu = np.ones(1)
             for row in coordinates(cell, hint):
-                inside = np.outer(inside, np.maximum(row, 0.0)).ravel()
-            self.inside = inside / inside.sum()
-        self.tops = np.eye(K)[self.point.argmax(axis=1)]
-        self.bytes = np.zeros(K)
-        # [L, K], of sum 1, price all stages: prices found, all types alike, each type alone.
+                mu = np.outer(mu, np.maximum(row, 0.0)).ravel()
+            self.mu = mu / mu.sum()
+        self.top_weights = np.eye(K)[self.point.argmax(axis=1)]
+        self.byte_prices = np.zeros(K)
+        # [L, K], rows of sum 1; each is a mean for all stages: weights found for the cell, all
+        # types alike, each type alone.
         self.weights = np.vstack([np.full((1, K), 1.0 / K), np.eye(K)])
-        self._mixtures: dict[bytes, int] = {}
-        self._blends = np.zeros((0, K))
+        self._stage_of_mixture: dict[bytes, int] = {}
+        self._stage_weights = np.zeros((0, K))
 
     @property
     def point(self) -> Floats:
-        """[g, K]: where means are compared."""
-        return np.asarray(np.tensordot(self.inside, self.x, 1))
+        """[g, K]: the reference point, where means are compared."""
+        return np.asarray(np.tensordot(self.mu, self.x, 1))
 
-    def learn(self, stages: Stages) -> None:
-        """From a program's best ratios in the cell."""
+    def set_from_program(self, cost: CostOfRatios) -> None:
+        """Take the point and the means from a program's best ratios in the cell."""
         unit = self.problem.speeds[-1]
-        F, S = stages.F / unit, stages.S / unit
-        held = stages.fixed_bytes * self.bytes.sum() + self.x @ self.bytes @ stages.shared_bytes
-        self.inside, self._blends, tops = best_in_cell(
-            F, S, stages.comm, held, self.x, self._slow, self.inside
+        F, S = cost.F / unit, cost.S / unit
+        held = (
+            cost.fixed_bytes * self.byte_prices.sum()
+            + self.x @ self.byte_prices @ cost.shared_bytes
         )
-        paid = stages.comm > 0
-        self.tops[paid] = tops[paid]
-        self._mixtures = {row.tobytes(): s for s, row in enumerate(_mixtures(F, S))}
+        self.mu, self._stage_weights, top_weights = best_in_cell(
+            F, S, cost.comm, held, self.x, self._slow, self.mu
+        )
+        paid = cost.comm > 0
+        self.top_weights[paid] = top_weights[paid]
+        self._stage_of_mixture = {row.tobytes(): s for s, row in enumerate(_mixtures(F, S))}
 
-    def adopt(self, prices: Prices) -> None:
-        """Take prices found for the cell; means of stages are learnt apart."""
-        self.weights = np.vstack([prices.w, self.weights[-1 - self.problem.K :]])
-        self.tops, self.bytes = prices.tops.copy(), prices.bytes
+    def set_multipliers(self, multipliers: Multipliers) -> None:
+        """Take multipliers found for the cell; the means of single stages stay."""
+        self.weights = np.vstack([multipliers.type_weights, self.weights[-1 - self.problem.K :]])
+        self.top_weights, self.byte_prices = multipliers.top_weights.copy(), multipliers.byte_prices
 
     @property
-    def room(self) -> float:
-        """Seconds that all memory costs, to be taken off every sum."""
+    def memory_seconds(self) -> float:
+        """Seconds that all memory costs at its prices, to be taken off every sum: sum_d l_d W_d."""
         capacity = self.problem.capacity
-        return 0.0 if capacity is None else float(self.bytes @ capacity)
+        return 0.0 if capacity is None else float(self.byte_prices @ capacity)
 
-    def prices(self, work: Work, weights: Floats | None = None) -> Floats:
-        """[A, L, V]: seconds at the vertices by each of the weights [L, K], or of `weights`."""
+    def costs(self, work: Work, weights: Floats | None = None) -> Floats:
+        """[A, L, V]: seconds that work costs at the vertices by each of the weights [L, K],
+        or of `weights`."""
         fixed, shared = self._units(self.weights if weights is None else weights)
         V, g = self.x.shape[:2]
-        by_vertex = (work.shared @ shared.reshape(-1, g).T).reshape(len(work.fixed), len(fixed), V)
-        step = work.fixed[:, None, None] * fixed[:, None] + by_vertex
-        return self._completed(step, work)
+        by_vertex = (work.shared_seconds @ shared.reshape(-1, g).T).reshape(-1, len(fixed), V)
+        cost = work.fixed_seconds[:, None, None] * fixed[:, None] + by_vertex
+        return self._completed(cost, work)
 
-    def own(self, work: Work) -> Floats:
-        """[A, 1, V]: the same where each row is a whole stage with a mean of its own: the one that
-        tells most at the point, and of equal ones that of its mixture of work."""
+    def costs_per_stage(self, work: Work) -> Floats:
+        """[A, 1, V]: the same where each row is a whole stage with a mean of its own: the one with
+        the largest value at the point, and of equal ones that of its mixture of work."""
         L = len(self.weights)
-        fixed, shared = self._units(np.vstack([self.weights, self._blends]))
-        rows = _mixtures(work.fixed, work.shared)
-        learnt = [self._mixtures.get(row.tobytes(), -L) for row in rows]
-        which = L + np.array(learnt, dtype=np.int64)
-        point = np.tensordot(shared, self.inside, (1, 0))
-        score = np.outer(work.fixed, fixed[:L]) + work.shared @ point[:L].T
-        mine = fixed[which] * work.fixed + np.einsum("ag,ag->a", point[which], work.shared)
+        fixed, shared = self._units(np.vstack([self.weights, self._stage_weights]))
+        rows = _mixtures(work.fixed_seconds, work.shared_seconds)
+        known = [self._stage_of_mixture.get(row.tobytes(), -L) for row in rows]
+        which = L + np.array(known, dtype=np.int64)
+        point = np.tensordot(shared, self.mu, (1, 0))
+        score = np.outer(work.fixed_seconds, fixed[:L]) + work.shared_seconds @ point[:L].T
+        mine = fixed[which] * work.fixed_seconds + np.einsum(
+            "ag,ag->a", point[which], work.shared_seconds
+        )
         most = np.maximum(score.max(axis=1), mine) * (1 - CLOSE)
         best = np.where(mine >= most, which, (score >= most[:, None]).argmax(axis=1))
-        step = (work.fixed * fixed[best])[:, None]
-        step = step + np.einsum("ag,avg->av", work.shared, shared[best])
-        return self._completed(step[:, None], work)
+        cost = (work.fixed_seconds * fixed[best])[:, None]
+        cost = cost + np.einsum("ag,avg->av", work.shared_seconds, shared[best])
+        return self._completed(cost[:, None], work)
 
     def at_point(self, graph: Graph) -> Floats:
-        """[A]: what arcs cost at the point; where they are no whole stages, by the first mean."""
+        """[A]: what arcs cost at the point: whole stages exactly, other arcs by the first mean."""
         point, work = self.point, graph.work
-        busy = (work.fixed[:, None] + work.shared @ point) * self._slow
-        cost = busy.max(axis=1) if graph.staged else busy @ self.weights[0]
-        paid = work.fixed + work.shared @ point.max(axis=1)
-        held = work.fixed_bytes * self.bytes.sum() + work.shared_bytes @ (point @ self.bytes)
+        busy = (work.fixed_seconds[:, None] + work.shared_seconds @ point) * self._slow
+        cost = busy.max(axis=1) if graph.arcs_are_stages else busy @ self.weights[0]
+        paid = work.fixed_seconds + work.shared_seconds @ point.max(axis=1)
+        held = work.fixed_bytes * self.byte_prices.sum() + work.shared_bytes @ (
+            point @ self.byte_prices
+        )
         return np.asarray(np.where(work.comm, paid, cost) + held)
 
     def _units(self, weights: Floats) -> tuple[Floats, Floats]:
@@ -254,14 +264,16 @@ class Means:
         rows = weights * self._slow
         return rows.sum(axis=1), np.einsum("md,vgd->mvg", rows, self.x)
 
-    def _completed(self, step: Floats, work: Work) -> Floats:
-        """Prices of computing [A, M, V] with those of collectives in place, and of bytes."""
-        top = np.einsum("gd,vgd->gv", self.tops, self.x)
-        step[work.comm] = (work.fixed[work.comm, None] + work.shared[work.comm] @ top)[:, None]
-        if self.bytes.any():
-            held = work.fixed_bytes[:, None] * self.bytes.sum()
-            step += (held + work.shared_bytes @ (self.x @ self.bytes).T)[:, None]
-        return step
+    def _completed(self, cost: Floats, work: Work) -> Floats:
+        """Costs of computing [A, M, V] with those of collectives put in, and of bytes added."""
+        top = np.einsum("gd,vgd->gv", self.top_weights, self.x)
+        cost[work.comm] = (
+            work.fixed_seconds[work.comm, None] + work.shared_seconds[work.comm] @ top
+        )[:, None]
+        if self.byte_prices.any():
+            held = work.fixed_bytes[:, None] * self.byte_prices.sum()
+            cost += (held + work.shared_bytes @ (self.x @ self.byte_prices).T)[:, None]
+        return cost
 
 
 def _mixtures(F: Floats, S: Floats) -> Floats:

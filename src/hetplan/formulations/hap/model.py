@@ -1,4 +1,4 @@
-"""Problem `hap` for general solvers, over the graph of all orders (module `graph`).
+"""Problem `hap` for general solvers, over the graph of needs in all orders (module `graph`).
 
 Sets   arcs a of the graph, K device types d of n_d devices, segments k.
 Vars   z_a in {0,1}: the program runs arc a's triple; B_kd ratios; w_akd = z_a B_kd; l_ad seconds
@@ -12,12 +12,13 @@ Min    sum_a t_a + sum_comm (fixed z_a + shared m_a)   s.t.
 communication
 (5) l_ad <= U z_a     (6) t_a >= l_ad (+ the computation's own seconds)     (7) m_a >= w_akd
 (8) with memory  sum_a (fixed_bytes z_a + shared_bytes w_akd) <= device_bytes_d, k the segment of a
-(9) of programs found that no ratios fit after all (tolerances), not all triples together
+(9) the triples of a program that turned out to fit with no ratios may not all be chosen again (it
+    seemed to fit within a solver's tolerances)
 With z whole, (1)-(3) make w = z B exact because B does not change along the path. A path that runs
 a triple twice holds no less than the program without the second time.
 
-CP-SAT takes ratios in steps. Every rounding lowers the cost, so that its bound holds;
-the decision's ratios are re-optimised, and what rounding hid remains as a small gap.
+CP-SAT takes ratios on a grid. Every rounding lowers the cost, so that its bound holds. The ratios
+of the program found are optimised again, and what rounding hid remains as a small gap.
 """
 
 from __future__ import annotations
@@ -30,15 +31,14 @@ import numpy as np
 
 from hetplan.formulations.hap.common import (
     NONE_FITS,
-    Posed,
-    ended,
+    Reduced,
+    chain_bound,
     fitting_program,
-    pose,
-    simple_bound,
+    outcome_of,
+    reduced_or_answered,
 )
 from hetplan.formulations.hap.data import HapData, HapDecision
-from hetplan.formulations.hap.graph import Flags, Graph
-from hetplan.formulations.hap.graph import build as all_orders
+from hetplan.formulations.hap.graph import Flags, Graph, graph_of_needs
 from hetplan.formulations.hap.problem import Floats, HapProblem
 from hetplan.formulations.hap.ratios import best_ratios
 from hetplan.solvers.general import UNBUILT, label, minimise
@@ -49,22 +49,22 @@ from hetplan.solvers.run import Run, Stopped
 
 # Nodes of the graph beyond which the model is not built: no general solver gets far there.
 STATES = 8_000
-# Steps of a ratio in CP-SAT; with memory fewer, because finer ones leave less room for digits of
+# Values of a ratio in CP-SAT, in parts of one; with memory fewer, so that more digits are left for
 # bytes.
 GRID, MEMORY_GRID = 2**20, 2**16
 # What all its roundings together may come to, relative to the cost; less makes its search crawl.
-ROUNDING = 2e-5
-# A triple that takes more than so many times what some program does, or that fills a device's
-# memory so many times over, counts as doing it so often.
+GRID_ROUNDING = 2e-5
+# Coefficients are capped at this multiple of the cost of a known program, or of a device's memory:
+# beyond it no program can use the triple anyway.
 MOST_TIMES = 4096.0
-# Share of the memory granted beyond it, so that a solver's tolerance cuts nothing off; ratios are
-# priced exactly later.
+# Share of the memory granted beyond it, so that a solver's tolerance cuts nothing off; the best
+# ratios of a program are found exactly later.
 SLACK = 1e-8
 
 
 @dataclass(frozen=True)
-class Sets:
-    """The arcs with their costs, and their columns."""
+class ArcColumns:
+    """The arcs with their costs and their columns."""
 
     problem: HapProblem
     graph: Graph
@@ -73,7 +73,7 @@ class Sets:
     shared: Floats  # [A, K]
     z: Columns  # [A]
     w: Columns  # [A, g, K]
-    own: Columns  # [A, K] the columns w of each arc's segment
+    w_of_segment: Columns  # [A, K] the columns w of each arc's segment
 
     @property
     def comm(self) -> Flags:
@@ -81,19 +81,19 @@ class Sets:
         return self.graph.work.comm
 
 
-def sets_of(model: Model, graph: Graph, upper: float) -> Sets:
+def arc_columns(model: Model, graph: Graph, upper: float) -> ArcColumns:
     """Arcs, z and w."""
     problem, work = graph.theory.problem, graph.work
     slow = np.where(work.comm[:, None], 1.0, problem.speeds[-1] / problem.speeds)
-    segment = np.array([graph.theory.steps[s].segment for s in graph.label], dtype=np.int64)
+    segment = np.array([graph.theory.steps[s].segment for s in graph.action], dtype=np.int64)
     count, most = len(graph.head), MOST_TIMES * upper
     z = model.binary("z", count)
     w = model.continuous("w", (count, problem.g, problem.K), 0.0, 1.0, grid=_grid(problem))
-    return Sets(
+    return ArcColumns(
         problem, graph, upper,
-        fixed=np.minimum(work.fixed[:, None] * slow, most),
-        shared=np.minimum(work.shared[np.arange(count), segment][:, None] * slow, most),
-        z=z, w=w, own=w[np.arange(count), segment],
+        fixed=np.minimum(work.fixed_seconds[:, None] * slow, most),
+        shared=np.minimum(work.shared_seconds[np.arange(count), segment][:, None] * slow, most),
+        z=z, w=w, w_of_segment=w[np.arange(count), segment],
     )  # fmt: skip
 
 
@@ -101,7 +101,7 @@ def _grid(problem: HapProblem) -> int:
     return GRID if problem.capacity is None else MEMORY_GRID
 
 
-def follow_a_path(model: Model, s: Sets) -> None:  # (1)
+def follow_a_path(model: Model, s: ArcColumns) -> None:  # (1)
     """One unit from {goal} to the empty set; each node is left at most once."""
     for u in range(s.graph.n - 1):
         out, into = s.z[s.graph.tail == u], s.z[s.graph.head == u]
@@ -110,7 +110,7 @@ def follow_a_path(model: Model, s: Sets) -> None:  # (1)
         model.row("once", out, upper=1.0)
 
 
-def carry_the_ratios(model: Model, s: Sets) -> None:  # (2)
+def carry_the_ratios(model: Model, s: ArcColumns) -> None:  # (2)
     """What enters a node leaves it; at {goal} the ratios enter."""
     ratio = model.continuous("ratio", (s.problem.g, s.problem.K), 0.0, 1.0, grid=_grid(s.problem))
     for k in range(s.problem.g):
@@ -124,14 +124,14 @@ def carry_the_ratios(model: Model, s: Sets) -> None:  # (2)
             model.equal("carry", columns, values, to=0.0)
 
 
-def share_out(model: Model, s: Sets) -> None:  # (3)
+def share_out(model: Model, s: ArcColumns) -> None:  # (3)
     """The ratios on a chosen arc sum to 1, on any other they vanish."""
     for z, w in zip(s.z, s.w, strict=True):
         for row in w:
             model.equal("share", np.append(row, z), np.append(s.problem.counts, -1.0), to=0.0)
 
 
-def pay_for_stages(model: Model, s: Sets) -> None:  # (4), (5), (6)
+def pay_for_stages(model: Model, s: ArcColumns) -> None:  # (4), (5), (6)
     """Load per type along the path; a stage costs the largest."""
     load = model.seconds("load", (len(s.z), s.problem.K), upper=s.upper)
     ends = np.flatnonzero(s.comm | (s.graph.head == s.graph.n - 1))
@@ -142,21 +142,21 @@ def pay_for_stages(model: Model, s: Sets) -> None:  # (4), (5), (6)
     for t, a in zip(stage, ends, strict=True):
         for d in range(s.problem.K):
             own = 0.0 if s.comm[a] else 1.0
-            columns = [t, load[a, d], s.z[a], s.own[a, d]]
+            columns = [t, load[a, d], s.z[a], s.w_of_segment[a, d]]
             values = [1.0, -1.0, -own * s.fixed[a, d], -own * s.shared[a, d]]
             model.row("slowest", columns, values, lower=0.0)
     for u in range(s.graph.n - 1):
         out = np.flatnonzero(s.graph.tail == u)
         into = np.flatnonzero((s.graph.head == u) & ~s.comm)
         for d in range(s.problem.K):
-            columns = [load[out, d], load[into, d], s.z[into], s.own[into, d]]
+            columns = [load[out, d], load[into, d], s.z[into], s.w_of_segment[into, d]]
             ones = np.repeat([1.0, -1.0], [len(out), len(into)])
             values = [ones, -s.fixed[into, d], -s.shared[into, d]]
             # equal at the optimum: a larger load only costs
             model.row("load", np.concatenate(columns), np.concatenate(values), lower=0.0)
 
 
-def pay_for_communication(model: Model, s: Sets) -> None:  # (7)
+def pay_for_communication(model: Model, s: ArcColumns) -> None:  # (7)
     """fixed z + shared max_d w."""
     comm = np.flatnonzero(s.comm)
     model.minimize(s.z[comm], s.fixed[comm, 0])
@@ -164,41 +164,47 @@ def pay_for_communication(model: Model, s: Sets) -> None:  # (7)
     largest = model.continuous("largest", len(paying), 0.0, 1.0, grid=_grid(s.problem))
     model.minimize(largest, s.shared[paying, 0])
     for m, a in zip(largest, paying, strict=True):
-        for w in s.own[a]:
+        for w in s.w_of_segment[a]:
             model.row("largest", [m, w], [1.0, -1.0], lower=0.0)
 
 
-def fit_memory(model: Model, s: Sets) -> None:  # (8)
-    """Each type's bytes, as parts of its memory (of a byte where it has none); what is too small
-    becomes 0. What would fill it alone is in no program."""
+def fit_memory(model: Model, s: ArcColumns) -> None:  # (8)
+    """Each type's bytes in units of its memory (in bytes where it has none). Coefficients too small
+    for a solver become 0. A triple whose fixed bytes exceed the memory is in no
+    program."""
     if s.problem.capacity is None:
         return
-    steps = [s.graph.theory.steps[n] for n in s.graph.label]
+    steps = [s.graph.theory.steps[n] for n in s.graph.action]
     fixed, shared = np.array([(step.fixed_bytes, step.shared_bytes) for step in steps]).T
     for d, room in enumerate(s.problem.capacity.tolist()):
         unit = room if room > 0 else 1.0
         model.fix(s.z[fixed > room], 0.0)
         parts = np.concatenate([np.minimum(fixed, 2.0 * unit), shared]) / unit
         parts = np.minimum(np.where(parts < SMALLEST, 0.0, parts), MOST_TIMES)
-        columns = np.concatenate([s.z, s.own[:, d]])
+        columns = np.concatenate([s.z, s.w_of_segment[:, d]])
         model.row("memory", columns, parts, upper=room / unit * (1 + SLACK))
 
 
-def forbid(model: Model, s: Sets, program: Sequence[int]) -> None:  # (9)
-    """These triples (numbers), which no ratios fit in memory, together: nor does anything with more
-    of them."""
+def forbid(model: Model, s: ArcColumns, program: Sequence[int]) -> None:  # (9)
+    """These triples (numbers) may not all be chosen: no ratios make them fit in memory together,
+    nor with more triples."""
     chosen, steps = set(program), s.graph.theory.steps
     positions = [n for n, step in enumerate(steps) if step.index in chosen]
-    model.row("forbidden", s.z[np.isin(s.graph.label, positions)], upper=len(positions) - 1.0)
+    model.row("forbidden", s.z[np.isin(s.graph.action, positions)], upper=len(positions) - 1.0)
 
 
-def build(graph: Graph, least: float, upper: float, run: Run | None = None) -> tuple[Model, Sets]:
+def build(
+    graph: Graph, least: float, upper: float, run: Run | None = None
+) -> tuple[Model, ArcColumns]:
     """The model of programs that cost at most `upper`; none costs less than `least`."""
     totals = Totals(
-        least=least, largest=upper, roundings=graph.n * _grid(graph.theory.problem), error=ROUNDING
+        least=least,
+        largest=upper,
+        roundings=graph.n * _grid(graph.theory.problem),
+        error=GRID_ROUNDING,
     )
     model = Model("hap", run, totals)
-    s = sets_of(model, graph, upper)
+    s = arc_columns(model, graph, upper)
     # what alone takes longer than some program does is in no better one
     model.fix(s.z[s.fixed.max(axis=1) > upper * (1 + SLACK)], 0.0)
     follow_a_path(model, s)
@@ -212,75 +218,75 @@ def build(graph: Graph, least: float, upper: float, run: Run | None = None) -> t
 
 def solve_by(method: str, data: HapData, run: Run) -> Outcome[HapDecision]:
     """The optimum up to the rounding of the ratios, or what there is when time runs out."""
-    posed = pose(data, run)
-    return posed if isinstance(posed, Outcome) else search(method, posed, run)
+    reduced = reduced_or_answered(data, run)
+    return reduced if isinstance(reduced, Outcome) else solve_reduced(method, reduced, run)
 
 
-def search(
+def solve_reduced(
     method: str,
-    posed: Posed,
+    reduced: Reduced,
     run: Run,
     *,
     known: Sequence[int] | None = None,
     floor: float = 0.0,
     details: Mapping[str, object] | None = None,
 ) -> Outcome[HapDecision]:
-    """The model of a reduced theory by a general solver, the ratios of the program read out
-    re-optimised.
+    """The model of a reduced theory by a general solver. The program is read out, and its ratios
+    are optimised again.
 
-    known: a program (triple numbers) that fits. floor: a bound in seconds.
+    known: a program (triple numbers) that fits. floor: a lower bound in seconds.
     """
-    problem, theory = posed.problem, posed.theory
-    begun, solver = time.perf_counter(), label(method, run.options)
+    problem, theory = reduced.problem, reduced.theory
+    clock_begun, solver = time.perf_counter(), label(method, run.options)
     if known is None:
-        program, least = fitting_program(theory, run)
+        program, seconds = fitting_program(theory, run)
     else:
         program = list(known)
-        least = best_ratios(problem, problem.stages(program), run).seconds
-    floor = max(floor, simple_bound(theory))
-    run.report(incumbent=least if np.isfinite(least) else None, bound=floor)
+        seconds = best_ratios(problem, problem.cost_of(program), run).seconds
+    floor = max(floor, chain_bound(theory))
+    run.report(incumbent=seconds if np.isfinite(seconds) else None, bound=floor)
 
     def known_so_far(stop: Stop, message: str) -> Outcome[HapDecision]:
-        return ended(
-            posed, program, run=run, stop=stop, bound=floor, solver=solver,
+        return outcome_of(
+            reduced, program, run=run, stop=stop, bound=floor, solver=solver,
             message=message, details=details,
         )  # fmt: skip
 
-    if least <= 0:
+    if seconds <= 0:
         return known_so_far(Stop.OPTIMAL, "")
-    upper = least if np.isfinite(least) else problem.most_seconds or 1.0
+    upper = seconds if np.isfinite(seconds) else problem.seconds_of_all or 1.0
     try:
-        graph = all_orders(theory, STATES, run)
+        graph = graph_of_needs(theory, STATES, run)
         if graph is None:
             return known_so_far(Stop.LIMIT, "the theory is too wide for this method")
         model, s = build(graph, floor, upper, run)
     except Stopped:
         return known_so_far(stop_reason(run), UNBUILT)
-    build_seconds = time.perf_counter() - begun
+    build_seconds = time.perf_counter() - clock_begun
     while True:
         answer = minimise(method, model, run)
         if not answer.has_solution:
             break
         candidate = theory.program(walked(graph, answer.values(s.z)))
-        ratios = best_ratios(problem, problem.stages(candidate), run)
-        if ratios.seconds <= least:
-            program, least = candidate, ratios.seconds
-        if answer.stop is not Stop.OPTIMAL or not ratios.impossible:
+        ratios = best_ratios(problem, problem.cost_of(candidate), run)
+        if ratios.seconds <= seconds:
+            program, seconds = candidate, ratios.seconds
+        if answer.stop is not Stop.OPTIMAL or not ratios.proven_unfit:
             break
         forbid(model, s, candidate)
     stop, message = answer.stop, answer.message
     if stop is Stop.INFEASIBLE:
-        if problem.capacity is not None and not np.isfinite(least):
-            return ended(
-                posed, None, run=run, stop=stop, bound=None, build_seconds=build_seconds,
+        if problem.capacity is not None and not np.isfinite(seconds):
+            return outcome_of(
+                reduced, None, run=run, stop=stop, bound=None, build_seconds=build_seconds,
                 solver=answer.solver, message=NONE_FITS,
             )  # fmt: skip
         stop = Stop.ERROR
     if method == "cp-sat":
         message = message or f"ratios rounded down to 1/{_grid(problem)} in the model"
     counts = {"states": graph.n, "arcs": len(graph.head)}
-    return ended(
-        posed, program, run=run, stop=stop, bound=max(floor, answer.bound or 0.0),
+    return outcome_of(
+        reduced, program, run=run, stop=stop, bound=max(floor, answer.bound or 0.0),
         build_seconds=build_seconds, solver=answer.solver, message=message,
         details={**(details or {}), **answer.statistics, **counts},
     )  # fmt: skip

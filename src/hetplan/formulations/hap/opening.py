@@ -1,15 +1,15 @@
-"""The part of the graph of all orders that one cell of ratios leaves open, for theories too wide
-for all of it.
+"""The part of the graph of needs in all orders that one cell of ratios leaves open, for theories
+too wide for all of it.
 
 Where a stage's time is taken as a mean over types, costs add up, and from any state the canonical
 order gives the least cost to the last state, h, after few states. With g, the least cost from
 {goal} over all orders met so far, g + h bounds every program through a state. A state is left out
 when for some mean g + h reaches the threshold at every vertex of the cell. One rule keeps the rest
-small: a property p is parked while something else is needed, q, that cannot be derived without p or
-what gives p at no cost. A step that costs anything does not settle p now. In a program where it
-did, q is there before that step, and with it p for nothing; dropping the step takes work from a
-stage or joins two, which costs no more. So of the optimal programs one with the fewest costly steps
-never settles a parked property.
+small: a property p is parked while another needed property q cannot be derived without p, or
+without what gives p at no cost. No step that costs anything may settle a parked property now. In a
+program where such a step did, q is there before that step in the order of execution, and with q
+also p for nothing. Dropping the step takes work from a stage or joins two stages, which costs no
+more. So an optimal program with the fewest costly steps never settles a parked property.
 """
 
 from __future__ import annotations
@@ -21,29 +21,30 @@ from itertools import groupby
 import networkx as nx
 import numpy as np
 
-from hetplan.formulations.hap.graph import Flags, Graph, Need, of_states
+from hetplan.formulations.hap.graph import Flags, Graph, Need, graph_of_states
 from hetplan.formulations.hap.problem import Floats, Ints
-from hetplan.formulations.hap.theory import Theory
+from hetplan.formulations.hap.theory import ReducedTheory
 from hetplan.solvers.run import Run
 
-# Below this a state's costs are the same as before.
+# A state's costs are lower than before only where they are below this multiple of them.
 SAME = 1 - 1e-15
 
 
 class Opener:
     """Finds what is left open of a theory."""
 
-    def __init__(self, theory: Theory) -> None:
+    def __init__(self, theory: ReducedTheory) -> None:
         self.theory = theory
         self._place = {p: i for i, p in enumerate(theory.level)}
 
     @cached_property
-    def without(self) -> Flags:
-        """[P, P]: entry (q, p) tells that q cannot be had without p and what gives p at no cost."""
+    def underivable_without(self) -> Flags:
+        """[P, P]: entry (q, p) is whether q cannot be derived without p or what gives p at no
+        cost."""
         P = len(self._place)
         allowed, known = np.ones((P, P), np.bool_), np.zeros((P, P), np.bool_)
         level, steps = self.theory.level, self.theory.steps
-        alone = [s for s in steps if s.free and len(s.pre) == 1]
+        alone = [s for s in steps if s.costless and len(s.pre) == 1]
         gives: nx.DiGraph[int] = nx.DiGraph((q, p) for s in alone for q in s.pre for p in s.post)
         gives.add_nodes_from(level)
         for p, column in self._place.items():
@@ -63,9 +64,11 @@ class Opener:
         return ~known
 
     def open(self, cost: Floats, threshold: float, most: int, run: Run) -> Graph | None:
-        """The states and arcs on programs that sums with the steps' prices cost [steps, L, V] do
-        not show to cost `threshold` all over the cell; {goal} and the empty state always. None
-        where more than `most` states are met. Raises `Stopped` where `run` should stop."""
+        """The states and arcs of programs whose bound by sums is below the threshold somewhere in
+        the cell; {goal} and the empty state always. None where more than `most` states are met.
+        Raises `Stopped` where `run` should stop.
+
+        cost [steps, L, V]: of the steps by L means at the V vertices."""
         assert self.theory.goal is not None
         states = _States(self.theory, cost, threshold, most)
         states.g[states.number(frozenset((self.theory.goal,)))] = 0.0
@@ -81,7 +84,7 @@ class Opener:
             if not states.is_open(states.g[u] + states.h[u]):
                 continue
             if u not in arcs:
-                arcs[u] = states.arcs(states.needs[u], self._ways(states.needs[u]))
+                arcs[u] = states.arcs(states.needs[u], self._settling(states.needs[u]))
             heads, steps = arcs[u]
             after = states.g[u] + states.cost[steps]
             better = (after < states.g[heads] * SAME).any(axis=1)
@@ -91,25 +94,25 @@ class Opener:
                 if v and v not in waiting:
                     waiting.add(v)
                     heapq.heappush(queue, (states.keys[v], v))
-        return states.left(arcs)
+        return states.graph(arcs)
 
-    def _ways(self, need: Need) -> list[int]:
+    def _settling(self, need: Need) -> list[int]:
         """The steps that settle something of a state, by the rule above."""
         theory = self.theory
         steps = sorted({n for p in need for n in theory.by_post[p]})
-        return [n for n in steps if theory.steps[n].free or not self._parked(need, n)]
+        return [n for n in steps if theory.steps[n].costless or not self._parked(need, n)]
 
     def _parked(self, need: Need, n: int) -> bool:
         """Whether everything of a state that a step gives is parked by what is needed besides."""
         post = self.theory.steps[n].post
         rest = [self._place[q] for q in need - post]
-        return all(self.without[rest, self._place[p]].any() for p in need & post)
+        return all(self.underivable_without[rest, self._place[p]].any() for p in need & post)
 
 
 class _States:
     """The states met, numbered; 0 is the empty one."""
 
-    def __init__(self, theory: Theory, cost: Floats, threshold: float, most: int) -> None:
+    def __init__(self, theory: ReducedTheory, cost: Floats, threshold: float, most: int) -> None:
         self._theory, self._threshold, self._most = theory, threshold, most
         self._shape = cost.shape[1:]
         self.cost = cost.reshape(len(cost), -1)
@@ -136,11 +139,11 @@ class _States:
                 self.g, self.h = np.vstack([self.g, more]), np.vstack([self.h, more])
         return n
 
-    def arcs(self, need: Need, ways: list[int]) -> tuple[Ints, Ints]:
+    def arcs(self, need: Need, chosen: list[int]) -> tuple[Ints, Ints]:
         """(heads, steps) of the arcs from a state by these steps."""
         steps = self._theory.steps
-        heads = [self.number((need - steps[n].post) | steps[n].pre) for n in ways]
-        return np.array(heads, dtype=np.int64), np.array(ways, dtype=np.int64)
+        heads = [self.number((need - steps[n].post) | steps[n].pre) for n in chosen]
+        return np.array(heads, dtype=np.int64), np.array(chosen, dtype=np.int64)
 
     def settled(self, u: int) -> bool:
         """Find h of a state and of all that follow in canonical order; False where these are too
@@ -181,7 +184,7 @@ class _States:
         by_mean = through.reshape(*through.shape[:-1], *self._shape)
         return np.asarray((by_mean.min(axis=-1) < self._threshold).all(axis=-1))
 
-    def left(self, arcs: dict[int, tuple[Ints, Ints]]) -> Graph:
+    def graph(self, arcs: dict[int, tuple[Ints, Ints]]) -> Graph:
         """The graph of what is open."""
         rows = [np.column_stack([np.full(len(h), u), h, s]) for u, (h, s) in arcs.items()]
         tail, head, step = np.concatenate([np.zeros((0, 3), dtype=np.int64), *rows]).T
@@ -192,4 +195,6 @@ class _States:
         place = np.zeros(len(self.needs), dtype=np.int64)
         place[order] = np.arange(len(order))
         ends = np.column_stack([place[tail], place[head], step])
-        return of_states(self._theory, [self.needs[n] for n in order], ends, ordered=True)
+        return graph_of_states(
+            self._theory, [self.needs[n] for n in order], ends, in_execution_order=True
+        )

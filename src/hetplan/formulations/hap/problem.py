@@ -1,8 +1,9 @@
 """The instance as arrays, for the solvers (the evaluator does not use this module).
 
 Devices of equal speed become one type: t(Q, .) is convex and indifferent to exchanging them, so
-giving them equal ratios loses nothing, and no cost below depends on how many there are. With
-memory, so do devices of equal speed and memory: what each holds is linear in its ratios.
+giving them equal ratios loses nothing. The cost below depends on the types, not on how many devices
+have one. With memory, only devices of equal speed and equal memory become one type: what each holds
+is linear in its ratios.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from hetplan.formulations.hap.data import Communication, HapData, HapDecision
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-# Half of the evaluator's tolerance for memory, so that sums in another order cannot make it reject
-# what was found.
-MEMORY_TOLERANCE = 5e-10
+# Half of the evaluator's tolerance for memory, so that rounding alone cannot make it reject a
+# decision found here.
+FIT_TOLERANCE = 5e-10
 
 
 @dataclass(frozen=True)
@@ -40,18 +41,19 @@ class Step:
     shared_bytes: float = 0.0
 
     @property
-    def free(self) -> bool:
+    def costless(self) -> bool:
         """A computation that costs and holds nothing: it fits into any stage."""
         return not (self.comm or self.fixed or self.shared or self.fixed_bytes or self.shared_bytes)
 
 
 @dataclass(frozen=True)
-class Stages:
+class CostOfRatios:
     """A program's cost: constant + sum_k comm[k] max_j B[k][j] + sum_s max_j (F[s] + S[s] . B[:,
     j]) / v_j.
 
-    constant in seconds; comm [g] seconds; F [s] and S [s, g] FLOP, one row per distinct mixture of
-    work. A device of type d holds fixed_bytes + shared_bytes [g] . B[:, d].
+    constant in seconds; comm [g] seconds; F [s] and S [s, g] FLOP. Stages with proportional work
+    are added up into one row, because their slowest type is the same. A device of type d holds
+    fixed_bytes + shared_bytes [g] . B[:, d].
     """
 
     constant: float
@@ -64,14 +66,14 @@ class Stages:
 
 @dataclass(frozen=True)
 class HapProblem:
-    """speeds [K] FLOP/s ascending and (without memory) distinct, counts [K] devices of each; kind
-    [m] device -> type; g segments; steps by number; properties their names; goal a property number
-    (None: no triple names it); capacity [K] bytes of one device of each type, the tolerance
+    """speeds [K] FLOP/s ascending and (without memory) distinct, counts [K] devices of each;
+    type_of [m] device -> type; g segments; steps by number; properties their names; goal a property
+    number (None: no triple names it); capacity [K] bytes of one device of each type, the tolerance
     included, None without memory."""
 
     speeds: Floats
     counts: Ints
-    kind: Ints
+    type_of: Ints
     g: int
     steps: tuple[Step, ...]
     properties: tuple[str, ...]
@@ -94,7 +96,7 @@ class HapProblem:
         """[K]: the same ratio for all devices."""
         return np.full(self.K, 1.0 / self.counts.sum())
 
-    def stages(self, program: Sequence[int]) -> Stages:
+    def cost_of(self, program: Sequence[int]) -> CostOfRatios:
         """The cost of a program as a function of the ratios; proportional rows merged."""
         constant, comm, shared_bytes = 0.0, np.zeros(self.g), np.zeros(self.g)
         rows: list[Floats] = [np.zeros(1 + self.g)]
@@ -110,32 +112,32 @@ class HapProblem:
             shared_bytes[step.segment] += step.shared_bytes
         merged = _merged(np.array(rows))
         fixed_bytes = math.fsum(self.steps[i].fixed_bytes for i in program)
-        return Stages(constant, comm, merged[:, 0], merged[:, 1:], fixed_bytes, shared_bytes)
+        return CostOfRatios(constant, comm, merged[:, 0], merged[:, 1:], fixed_bytes, shared_bytes)
 
-    def fits(self, stages: Stages, ratios: Floats) -> bool:
+    def fits(self, cost: CostOfRatios, ratios: Floats) -> bool:
         """Whether every device holds its part at ratios [g, K]."""
         if self.capacity is None:
             return True
-        held = stages.fixed_bytes + stages.shared_bytes @ ratios
-        return bool((held <= self.capacity * (1 + MEMORY_TOLERANCE / 2)).all())
+        held = cost.fixed_bytes + cost.shared_bytes @ ratios
+        return bool((held <= self.capacity * (1 + FIT_TOLERANCE / 2)).all())
 
     @cached_property
-    def most_seconds(self) -> float:
+    def seconds_of_all(self) -> float:
         """What no program without repeated triples exceeds, whatever the ratios."""
         slowest = float(self.speeds[0])
         return math.fsum((s.fixed + s.shared) / (1.0 if s.comm else slowest) for s in self.steps)
 
-    def seconds(self, stages: Stages, ratios: Floats) -> float:
+    def seconds(self, cost: CostOfRatios, ratios: Floats) -> float:
         """Cost at ratios [g, K] (one device of each type)."""
-        busy = (stages.F[:, None] + stages.S @ ratios) / self.speeds
+        busy = (cost.F[:, None] + cost.S @ ratios) / self.speeds
         total = busy.max(axis=1).sum() if len(busy) else 0.0
-        return float(stages.constant + stages.comm @ ratios.max(axis=1) + total)
+        return float(cost.constant + cost.comm @ ratios.max(axis=1) + total)
 
     def decision(self, program: Sequence[int], ratios: Floats) -> HapDecision:
-        """The decision with ratios [g, K] spread over the devices, each row summing to 1 exactly
-        enough."""
+        """The decision with ratios [g, K] spread over the devices; each row sums to 1, up to
+        rounding."""
         rows = []
-        for row in np.maximum(ratios, 0.0)[:, self.kind]:
+        for row in np.maximum(ratios, 0.0)[:, self.type_of]:
             row = row / math.fsum(row)
             rows.append([float(x) for x in row])
         return HapDecision(program=[int(i) for i in program], ratios=rows)
@@ -160,7 +162,7 @@ def compile_problem(data: HapData) -> HapProblem:
     speed = np.array([device.flops_per_second for device in data.devices])
     limited = data.memory is not None
     room = np.array(data.memory.device_bytes) if data.memory is not None else np.zeros(len(speed))
-    types, kind, counts = np.unique(
+    types, type_of, counts = np.unique(
         np.column_stack([speed, room]), axis=0, return_inverse=True, return_counts=True
     )
     numbers: dict[str, int] = {}
@@ -180,13 +182,13 @@ def compile_problem(data: HapData) -> HapProblem:
     return HapProblem(
         speeds=types[:, 0].copy(),
         counts=counts.astype(np.int64),
-        kind=kind.ravel().astype(np.int64),
+        type_of=type_of.ravel().astype(np.int64),
         g=data.segments,
         steps=tuple(steps),
         properties=tuple(numbers),
         goal=numbers.get(data.goal),
         program=None if data.program is None else tuple(data.program),
-        capacity=types[:, 1] * (1 + MEMORY_TOLERANCE) if limited else None,
+        capacity=types[:, 1] * (1 + FIT_TOLERANCE) if limited else None,
     )
 
 
@@ -194,7 +196,7 @@ def infeasible_because(data: HapData, problem: HapProblem) -> str | None:
     """Why no program exists, complete: the goal cannot be derived, or the given program is none."""
     if problem.program is not None:
         return _wrong_program_because(data, problem)
-    known, _ = closure(problem.steps)
+    known, _ = derivable(problem.steps)
     if problem.goal in known:
         return None
     waiting = [s for s in problem.steps if problem.goal in s.post]
@@ -226,7 +228,7 @@ def _wrong_program_because(data: HapData, problem: HapProblem) -> str | None:
     return None
 
 
-def closure(steps: Iterable[Step]) -> tuple[set[int], list[Step]]:
+def derivable(steps: Iterable[Step]) -> tuple[set[int], list[Step]]:
     """All properties that `steps` can establish, and the steps in an order in which they apply."""
     consumers: dict[int, list[int]] = {}
     listed = list(steps)

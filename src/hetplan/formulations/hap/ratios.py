@@ -19,23 +19,23 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from hetplan.errors import InputError
-from hetplan.formulations.hap.problem import Floats, HapProblem, Stages
+from hetplan.formulations.hap.problem import CostOfRatios, Floats, HapProblem
 from hetplan.solvers.general import minimise
 from hetplan.solvers.model import SMALLEST, Columns, Model, Totals
 from hetplan.solvers.result import Stop
 from hetplan.solvers.run import Run
 
 # Share of the memory that is left free where a solver's tolerance alone is too much.
-MARGIN = 1e-8
+LEFT_FREE = 1e-8
 
 
 @dataclass(frozen=True)
-class Ratios:
+class BestRatios:
     """ratios [g, K], their cost in seconds, and a proven lower bound of the problem (None: stopped
     early).
 
-    Where no ratios that fit in memory were found seconds are infinite, and the bound, too, where
-    there are none.
+    Where no ratios were found that fit in memory, the seconds are infinite. Where it is proven that
+    none fit, the bound is infinite, too.
     """
 
     ratios: Floats
@@ -48,42 +48,43 @@ class Ratios:
         return bool(np.isfinite(self.seconds))
 
     @property
-    def impossible(self) -> bool:
-        """Whether it is proven that none do."""
+    def proven_unfit(self) -> bool:
+        """Whether it is proven that no ratios fit."""
         return self.bound is not None and not np.isfinite(self.bound)
 
 
-def best_ratios(problem: HapProblem, stages: Stages, run: Run) -> Ratios:
+def best_ratios(problem: HapProblem, cost: CostOfRatios, run: Run) -> BestRatios:
     """The optimum for a program's stages, also when the time of the run is up."""
     best = np.tile(problem.proportional, (problem.g, 1))
-    estimate = problem.seconds(stages, best)
-    least = estimate if problem.fits(stages, best) else np.inf
+    estimate = problem.seconds(cost, best)
+    least = estimate if problem.fits(cost, best) else np.inf
     if problem.K == 1 or (estimate <= 0 and np.isfinite(least)):
-        return Ratios(best, least, least)  # equal ratios hold least on the fullest device, too
-    # this takes milliseconds, whatever is left of the time; a back end's own options are for models
-    # of whole problems, and a method need not say that it solves this one on its way
+        return BestRatios(best, least, least)  # equal ratios hold least on the fullest device, too
+    # This takes milliseconds, whatever is left of the time. Options of a solver of its own are
+    # meant for models of whole problems. No progress is reported: this is one step of a method's
+    # work.
     exactly = Run(replace(run.options, gap=0.0, time_limit=None, native={}), cancel=run.cancel)
     bound: float | None = None
-    for margin in (0.0, MARGIN):
-        model, ratio = _programme(problem, stages, estimate or 1.0, margin)
+    for margin in (0.0, LEFT_FREE):
+        model, ratio = _programme(problem, cost, estimate or 1.0, margin)
         answer = minimise("milp", model, exactly, report=lambda i, b: None)
         if not margin:
             bound = answer.bound
             if answer.stop is Stop.INFEASIBLE:
-                return Ratios(best, np.inf, np.inf)
+                return BestRatios(best, np.inf, np.inf)
         if answer.x is not None:
             point = np.maximum(answer.values(ratio), 0.0)
             point /= (point @ problem.counts)[:, None]
-            seconds = problem.seconds(stages, point)
-            if seconds < least and problem.fits(stages, point):
+            seconds = problem.seconds(cost, point)
+            if seconds < least and problem.fits(cost, point):
                 best, least = point, seconds
         if np.isfinite(least):
             break
-    return Ratios(best, least, bound)
+    return BestRatios(best, least, bound)
 
 
 def _programme(
-    problem: HapProblem, stages: Stages, estimate: float, margin: float
+    problem: HapProblem, cost: CostOfRatios, estimate: float, margin: float
 ) -> tuple[Model, Columns]:
     """The linear programme, and its columns of B [g, K].
 
@@ -92,23 +93,23 @@ def _programme(
     model = Model("hap-ratios", totals=Totals(least=estimate, largest=estimate))
     ratio = model.continuous("ratio", (problem.g, problem.K))
     top = model.continuous("top", problem.g)
-    T = model.seconds("stage", len(stages.F))
-    model.constant = stages.constant
-    model.minimize(top, stages.comm)
+    T = model.seconds("stage", len(cost.F))
+    model.constant = cost.constant
+    model.minimize(top, cost.comm)
     model.minimize(T)
     for k in range(problem.g):
         model.equal("whole", ratio[k], problem.counts.astype(float), to=1.0)
         for d in range(problem.K):
             model.row("largest", [top[k], ratio[k, d]], [1.0, -1.0], lower=0.0)
-    for s, d in np.ndindex(len(stages.F), problem.K):
-        values = np.append(1.0, -stages.S[s] / problem.speeds[d])
-        fixed = float(stages.F[s] / problem.speeds[d])
+    for s, d in np.ndindex(len(cost.F), problem.K):
+        values = np.append(1.0, -cost.S[s] / problem.speeds[d])
+        fixed = float(cost.F[s] / problem.speeds[d])
         model.row("stage", np.append(T[s], ratio[:, d]), values, lower=fixed)
     if problem.capacity is not None:
-        # in units of the largest coefficient; what is too small for a solver then becomes 0
-        for d, room in enumerate(problem.capacity * (1 - margin) - stages.fixed_bytes):
-            unit = max(float(stages.shared_bytes.max()), abs(float(room))) or 1.0
-            parts = stages.shared_bytes / unit
+        # in units of the largest coefficient; what is then too small for a solver becomes 0
+        for d, room in enumerate(problem.capacity * (1 - margin) - cost.fixed_bytes):
+            unit = max(float(cost.shared_bytes.max()), abs(float(room))) or 1.0
+            parts = cost.shared_bytes / unit
             parts = np.where(parts < SMALLEST, 0.0, parts)
             model.row("memory", ratio[:, d], parts, upper=float(room) / unit)
     return model, ratio

@@ -1,7 +1,7 @@
 """The theory reduced to what an optimal program can use, losing no optimum.
 
 - Only triples that can apply and from which the goal can be reached.
-- Properties that computations of no cost establish from nothing are free: they are had at any time.
+- Properties that costless computations establish from nothing are had at any time.
 
 An optimal program can be taken to be minimal: without a triple whose every effect is already there
 or never needed. Dropping a computation costs nothing, and dropping a communication joins two
@@ -17,19 +17,19 @@ from functools import cached_property
 
 import networkx as nx
 
-from hetplan.formulations.hap.problem import HapProblem, Step, closure
+from hetplan.formulations.hap.problem import HapProblem, Step, derivable
 
 
 @dataclass(frozen=True)
-class Theory:
-    """steps: the useful triples with free properties taken out; by_post: property -> positions in
-    `steps`; free: the triples, in order, that establish the free properties; goal: None when it is
-    free."""
+class ReducedTheory:
+    """steps: the useful triples, without the properties that are had for nothing; by_post: property
+    -> positions in `steps`; for_nothing: the costless triples, in order, that establish those
+    properties; goal: None when it is one of them."""
 
     problem: HapProblem
     steps: tuple[Step, ...]
     by_post: dict[int, tuple[int, ...]]
-    free: tuple[Step, ...]
+    for_nothing: tuple[Step, ...]
     goal: int | None
 
     @cached_property
@@ -49,16 +49,16 @@ class Theory:
     def key(self, need: frozenset[int]) -> tuple[int, ...]:
         """What states of needs are ordered by, so that triples lead to the same or a later key:
         replacing a property by any number of lower ones is a step down in the order of multisets
-        of levels. The last number lets a state come before its subsets."""
+        of levels. The trailing 1 sorts a state before its subsets, because a tuple that is the
+        beginning of another compares as smaller."""
         return (*sorted(-self.level[p] for p in need), 1)
 
     def program(self, chosen: Sequence[int]) -> list[int]:
-        """Triple numbers of a program that uses `chosen` (triple numbers in order): the free ones
-        that it needs come first, repeated triples and those that give nothing needed are
+        """Triple numbers of a program that uses `chosen` (triple numbers in order). The costless
+        ones that it needs come first; repeated triples, and those that give nothing needed, are
         dropped."""
-        steps = [
-            self.problem.steps[i] for i in dict.fromkeys([*(s.index for s in self.free), *chosen])
-        ]
+        numbers = dict.fromkeys([*(s.index for s in self.for_nothing), *chosen])
+        steps = [self.problem.steps[i] for i in numbers]
         needed = {self.problem.goal}
         known: set[int] = set()
         gives: list[frozenset[int]] = []
@@ -73,14 +73,11 @@ class Theory:
         return kept[::-1]
 
 
-def reduce_theory(problem: HapProblem) -> Theory:
+def reduce_theory(problem: HapProblem) -> ReducedTheory:
     """The reduced theory of a feasible problem without a given program."""
-    _, applicable = closure(problem.steps)
-    free_properties, free = closure(step for step in applicable if step.free)
-    steps = [
-        replace(s, pre=s.pre - free_properties, post=s.post - s.pre - free_properties)
-        for s in applicable
-    ]
+    _, applicable = derivable(problem.steps)
+    had, for_nothing = derivable(step for step in applicable if step.costless)
+    steps = [replace(s, pre=s.pre - had, post=s.post - s.pre - had) for s in applicable]
     assert problem.goal is not None, "the goal of a feasible problem is a property"
     # properties from which the goal may follow, the goal included
     leads: nx.DiGraph[int] = nx.DiGraph((p, q) for s in steps for p in s.pre for q in s.post)
@@ -91,7 +88,7 @@ def reduce_theory(problem: HapProblem) -> Theory:
     for n, step in enumerate(steps):
         for p in step.post:
             by_post.setdefault(p, []).append(n)
-    goal = None if problem.goal in free_properties else problem.goal
-    return Theory(
-        problem, tuple(steps), {p: tuple(ns) for p, ns in by_post.items()}, tuple(free), goal
+    goal = None if problem.goal in had else problem.goal
+    return ReducedTheory(
+        problem, tuple(steps), {p: tuple(ns) for p, ns in by_post.items()}, tuple(for_nothing), goal
     )

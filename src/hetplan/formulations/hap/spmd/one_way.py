@@ -14,7 +14,7 @@ from itertools import islice, product
 
 import numpy as np
 
-from hetplan.formulations.hap.common import greedy_program, price_at
+from hetplan.formulations.hap.common import greedy_program, seconds_at
 from hetplan.formulations.hap.data import HapDecision
 from hetplan.formulations.hap.problem import Step, compile_problem
 from hetplan.formulations.hap.ratios import best_ratios
@@ -38,7 +38,7 @@ def in_one_way(theory: Theory, decision: HapDecision, run: Run) -> Iterator[HapD
         return
     problem = compile_problem(theory.data)
     reduced = reduce_theory(problem)
-    seconds = price_at(reduced, np.tile(problem.proportional, (problem.g, 1)))
+    seconds = seconds_at(reduced, np.tile(problem.proportional, (problem.g, 1)))
     done = frozenset(decision.program)
     for choice in islice(product(*several.values()), CHOICES):
         if run.should_stop:
@@ -49,13 +49,13 @@ def in_one_way(theory: Theory, decision: HapDecision, run: Run) -> Iterator[HapD
             reads = theory.reads(theory.instructions[i])
             return all(kept.get(owner, form) == form for _, owner, form in reads)
 
-        def price(step: Step) -> float:
+        def seconds_of(step: Step) -> float:
             if not allowed(step.index):
                 return float("inf")
             return 0.0 if step.index in done else seconds(step)
 
-        program = greedy_program(reduced, price)
-        best = best_ratios(problem, problem.stages(program), run)
+        program = greedy_program(reduced, seconds_of)
+        best = best_ratios(problem, problem.cost_of(program), run)
         if best.fits and all(map(allowed, program)):
             yield problem.decision(program, best.ratios)
 
