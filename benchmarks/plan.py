@@ -25,7 +25,7 @@ from harness import markdown, measured, save
 
 from hetplan.planner import STRATEGIES
 from hetplan.planner.ranking import make_plans
-from hetplan.planner.strategy import Candidate, chosen
+from hetplan.planner.strategy import Candidate, make_strategies
 from hetplan.profiling.cluster import Cluster, ClusterFile, build_cluster, example_cluster
 from hetplan.profiling.workload import make_workload
 from hetplan.solvers.options import Options
@@ -89,7 +89,7 @@ def planned(name: str, time_limit: float | None, strategies: list[str]) -> dict[
 
     timer = threading.Timer(case.total, run.cancel.set)
     timer.start()
-    planning = make_plans(workload, chosen(strategies), run, on_candidate=tell)
+    planning = make_plans(workload, make_strategies(strategies), run, on_candidate=tell)
     timer.cancel()
     seconds = time.perf_counter() - begun
     rows = [

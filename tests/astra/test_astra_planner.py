@@ -11,7 +11,7 @@ from hetplan.formulations.astra.search.engine import search
 from hetplan.formulations.astra.search.pool import homogeneous, offers_of_cluster
 from hetplan.formulations.astra.search.pricing import Assumptions
 from hetplan.formulations.astra.search.result import Job, summary
-from hetplan.planner.astra import Astra, PoolSearch
+from hetplan.planner.astra import Astra, PoolProblem
 from hetplan.planner.strategy import propose
 from hetplan.profiling.cluster import example_cluster
 from hetplan.profiling.workload import make_workload
@@ -23,7 +23,9 @@ def test_mixed_cluster_uses_every_device_once() -> None:
     workload = make_workload("gpt2-amp", example_cluster("amp-mixed"), 32)
     mixed, *alone = propose(Astra(), workload, Run())
     assert (
-        mixed.status == "optimal" and mixed.plan is not None and mixed.predicted_seconds is not None
+        mixed.status == "optimal"
+        and mixed.plan is not None
+        and mixed.closed_form_seconds is not None
     )
     assert [c.label for c in alone] == ["only-V100-SXM2-16GB", "only-T4"]
     assert mixed.plan.world_size == 16
@@ -37,8 +39,8 @@ def test_mixed_cluster_uses_every_device_once() -> None:
     ]
     assert max(n for t, n in blocks if t == "T4") < max(n for t, n in blocks if t != "T4")
     for candidate in alone:
-        assert candidate.predicted_seconds is not None
-        assert candidate.predicted_seconds > mixed.predicted_seconds
+        assert candidate.closed_form_seconds is not None
+        assert candidate.closed_form_seconds > mixed.closed_form_seconds
     capacity = workload.cluster.specs
     assert mixed.peak_bytes is not None
     for size, device in zip(mixed.peak_bytes, workload.cluster.devices, strict=True):
@@ -51,11 +53,11 @@ def test_a_homogeneous_plan_survives_its_file_and_its_peaks_leave_the_reserve_ou
     (candidate,) = propose(Astra(), workload, Run())
     assert candidate.plan is not None and candidate.label == "homogeneous"
     assert Plan.model_validate_json(candidate.plan.model_dump_json()) == candidate.plan
-    assert candidate.bound == candidate.objective == candidate.predicted_seconds
+    assert candidate.bound == candidate.objective == candidate.closed_form_seconds
     found = search(
         Job(workload.model, 16),
         (pool := homogeneous(offers_of_cluster(workload.cluster)[0])),
-        space=PoolSearch(workload, "homogeneous", pool).plannable(),
+        space=PoolProblem(workload, "homogeneous", pool).plannable(),
         assumed=Assumptions(reserved_bytes=0.0, profile=workload.profile),
     )
     assert candidate.peak_bytes is not None and found.best is not None
@@ -68,14 +70,14 @@ def test_a_homogeneous_plan_survives_its_file_and_its_peaks_leave_the_reserve_ou
 def test_interleaved_strategies_become_interleaved_plans() -> None:
     workload = make_workload("gpt2-medium", example_cluster("p3-4"), 64)
     pool = homogeneous(offers_of_cluster(workload.cluster)[0])
-    space = replace(PoolSearch(workload, "homogeneous", pool).plannable(), pipeline=(4,))
+    space = replace(PoolProblem(workload, "homogeneous", pool).plannable(), pipeline=(4,))
     found = search(Job(workload.model, 64), pool, space=space, top=1000)
     virtual = [
         c for c in found.top if c.strategy["virtual_pipeline_model_parallel_size"] is not None
     ]
     assert virtual
     for candidate in virtual[::20]:
-        plan = PoolSearch(workload, "homogeneous", pool).to_plan(candidate)
+        plan = PoolProblem(workload, "homogeneous", pool).to_plan(candidate)
         assert plan.schedule == "interleaved-1f1b"
         chunks = candidate.strategy["virtual_pipeline_model_parallel_size"]
         assert all(len(stage.layers) == chunks for stage in plan.replicas[0].stages)

@@ -25,7 +25,7 @@ from hetplan.planner.amp import decision_of
 from hetplan.planner.hap import Hap, HapSettings
 from hetplan.planner.library import plan as planned
 from hetplan.planner.ranking import Planning
-from hetplan.planner.search import simulated
+from hetplan.planner.search import replay_candidate
 from hetplan.planner.strategy import propose
 from hetplan.planner.variant import recomputed
 from hetplan.profiling.cluster import Cluster, example_cluster
@@ -172,17 +172,17 @@ def test_haps_evaluator_simulator_and_model_agree(name: str) -> None:
     hap, run = Hap(HapSettings(seconds=60)), Run(Options(time_limit=60, threads=1))
     asked = [one for one in hap.methods if one.name == method]
     (own,) = propose(hap, workload(name), run, asked)
-    found = simulated(own, workload(name))
+    found = replay_candidate(own, workload(name))
     assert (
         found.plan is not None
         and found.plan.program is not None
         and found.closed_form_seconds is not None
     )
     assert (
-        found.replayed is not None
+        found.replay is not None
         and replay(found.plan, workload(name)).seconds == found.predicted_seconds
     )
-    assert found.fits_memory is False or found.replayed.fits
+    assert found.fits_memory is False or found.replay.fits
     assert found.optimism is not None and 0.95 < found.optimism < 1.5
     free = replace(whole.theory, data=whole.theory.data.model_copy(update={"memory": None}))
     decision = program_decision(found.plan.program, free, name)

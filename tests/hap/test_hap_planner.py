@@ -23,8 +23,8 @@ from hetplan.planner.explain import same_plan
 from hetplan.planner.hap import Hap, HapSettings
 from hetplan.planner.pictures.scene import scene
 from hetplan.planner.ranking import make_plans
-from hetplan.planner.search import moved, simulated
-from hetplan.planner.strategy import chosen, propose
+from hetplan.planner.search import on_devices, replay_candidate
+from hetplan.planner.strategy import make_strategies, propose
 from hetplan.profiling.cluster import Cluster
 from hetplan.profiling.models import load_model
 from hetplan.profiling.workload import Workload, make_workload
@@ -132,22 +132,22 @@ def test_candidates_hold_and_are_replayed(workload: Workload) -> None:
         assert candidate.fits_memory and len(candidate.peak_bytes or ()) == 4
         assert candidate.objective is not None
         assert candidate.bound is None or candidate.bound <= candidate.objective * (1 + 1e-9)
-        after = simulated(candidate, workload)
-        replayed = after.replayed
+        after = replay_candidate(candidate, workload)
+        replayed = after.replay
         assert replayed is not None and replayed.by_device and len(replayed.owners) == 4
         assert after.predicted_seconds == replayed.seconds > (after.closed_form_seconds or np.inf)
         assert after.fits_memory and after.peak_bytes == pytest.approx(replayed.peak_bytes)
     auto, even = candidates["auto"], candidates["dp-even"]
     assert auto.objective is not None and auto.objective <= (even.objective or 0.0)
     # even ratios of 8 samples over 4 devices are whole: nothing is lost in whole units
-    assert even.predicted_seconds == pytest.approx(even.objective, rel=1e-12)
-    even = simulated(even, workload)
-    assert even.replayed is not None and even.closed_form_seconds is not None
+    assert even.closed_form_seconds == pytest.approx(even.objective, rel=1e-12)
+    even = replay_candidate(even, workload)
+    assert even.replay is not None and even.closed_form_seconds is not None
     # equal work on each type: every stage waits for the T4, which also update more slowly
     params = sum(layer.param_bytes for layer in workload.profile.layers)
     update = max(Costs(workload, "none").update_seconds(d, params) for d in range(4))
     assert even.predicted_seconds == pytest.approx(even.closed_form_seconds + update, rel=1e-9)
-    busy = even.replayed.timeline.busy
+    busy = even.replay.timeline.busy
     assert busy[0] == busy[1] < busy[2] == busy[3]
 
 
@@ -155,7 +155,7 @@ def test_rankings_and_pictures_tell_devices(workload: Workload) -> None:
     """Of a program every device has a row of its own, and all join its collectives."""
     planning = make_plans(workload, [Hap()], Run(Options(threads=1)))
     best = planning.best
-    assert best is not None and best.plan is not None and best.replayed is not None
+    assert best is not None and best.plan is not None and best.replay is not None
     explained = planning.explanation
     assert explained is not None and explained.busiest is not None
     parts = set(explained.critical)
@@ -164,7 +164,7 @@ def test_rankings_and_pictures_tell_devices(workload: Workload) -> None:
         "collectives of the program",
         *(f"device {d} {does}" for d in range(4) for does in ("computes", "updates weights")),
     }
-    slowest = int(np.argmax(best.replayed.timeline.busy))
+    slowest = int(np.argmax(best.replay.timeline.busy))
     assert explained.busiest.facts["device"] == slowest
     assert ("busiest", f"device {slowest}") in [
         (what, told.partition(":")[0]) for what, told in explained.table(workload).rows
@@ -177,7 +177,7 @@ def test_rankings_and_pictures_tell_devices(workload: Workload) -> None:
     assert not same_plan(
         best, replace(best, plan=best.plan.model_copy(update={"program": shorter}))
     )
-    drawn = scene(best.plan, best.replayed, workload)
+    drawn = scene(best.plan, best.replay, workload)
     assert [row.title for row in drawn.rows] == [f"device {d}" for d in range(4)]
     assert all(row.communicates and row.computes for row in drawn.rows)
     assert best.plan.prediction is not None
@@ -187,11 +187,11 @@ def test_rankings_and_pictures_tell_devices(workload: Workload) -> None:
 def test_parts_of_a_cluster_are_replayed_alike(workload: Workload) -> None:
     """A program on the second node takes what it takes where that node is all there is."""
     alone = replace(workload, cluster=workload.cluster.part([1]))
-    candidate = simulated(
+    candidate = replay_candidate(
         next(c for c in propose(Hap(), alone, Run()) if c.label == "dp-even"), alone
     )
-    on_all = moved(candidate, workload, [2, 3])
-    assert on_all.replayed is not None and on_all.replayed.seconds == candidate.predicted_seconds
+    on_all = on_devices(candidate, workload, [2, 3])
+    assert on_all.replay is not None and on_all.replay.seconds == candidate.predicted_seconds
     assert on_all.peak_bytes is not None and on_all.peak_bytes[:2] == (0.0, 0.0)
 
 
@@ -280,13 +280,13 @@ def test_runs_are_as_few_as_memory_allows(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_settings() -> None:
-    (hap,) = chosen(["hap"], {"hap": {"seconds": 0.1, "steps": 2}})
+    (hap,) = make_strategies(["hap"], {"hap": {"seconds": 0.1, "steps": 2}})
     assert hap == Hap(HapSettings(seconds=0.1, steps=2))
     candidates = propose(hap, small(8), Run(Options(threads=1)))
     plans = [c.plan for c in candidates if c.plan is not None]
     assert plans and all(p.replicas[0].micro_batches[0].count == 2 for p in plans)
     with pytest.raises(InputError, match="setting hap: steps"):
-        chosen(["hap"], {"hap": {"steps": 0}})
+        make_strategies(["hap"], {"hap": {"steps": 0}})
 
 
 @pytest.mark.parametrize(

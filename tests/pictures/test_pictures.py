@@ -20,7 +20,7 @@ from hetplan.planner.pictures.html import KINDS, page
 from hetplan.planner.pictures.scene import BINS, Scene, Span, read, sampled, scene
 from hetplan.planner.pictures.terminal import COLUMNS, drawn, tables
 from hetplan.planner.ranking import Planning, make_plans
-from hetplan.planner.strategy import chosen
+from hetplan.planner.strategy import make_strategies
 from hetplan.solvers.options import Options
 from hetplan.solvers.run import Run
 from html_pages import Page
@@ -29,24 +29,26 @@ from html_pages import Page
 @cache
 def planning() -> Planning:
     """gpt2 on two fast and two slow devices."""
-    return make_plans(small(), chosen(["amp", "dp"]), Run(Options(time_limit=30, threads=1)))
+    return make_plans(
+        small(), make_strategies(["amp", "dp"]), Run(Options(time_limit=30, threads=1))
+    )
 
 
 @cache
 def picture() -> Scene:
     """Of its winner, with all candidates."""
     best = planning().best
-    assert best is not None and best.plan is not None and best.replayed is not None
+    assert best is not None and best.plan is not None and best.replay is not None
     _, offers, winner = read(planning().document(), "x.json")
-    return scene(best.plan, best.replayed, planning().workload, offers, winner)
+    return scene(best.plan, best.replay, planning().workload, offers, winner)
 
 
 def test_the_timeline_is_the_replay() -> None:
     best = planning().best
-    assert best is not None and best.replayed is not None
-    found, timeline = picture(), best.replayed.timeline
+    assert best is not None and best.replay is not None
+    found, timeline = picture(), best.replay.timeline
     assert found.seconds == best.predicted_seconds and len(found.rows) == found.units == len(
-        best.replayed.owners
+        best.replay.owners
     )
     for unit, row in enumerate(found.rows):
         computing = sum(span.end - span.start for span in row.computes)
@@ -60,8 +62,8 @@ def test_the_timeline_is_the_replay() -> None:
 
 def test_memory_and_places_are_of_every_device() -> None:
     best, found = planning().best, picture()
-    assert best is not None and best.plan is not None and best.replayed is not None
-    assert tuple(d.held for d in found.devices) == best.replayed.peak_bytes
+    assert best is not None and best.plan is not None and best.replay is not None
+    assert tuple(d.held for d in found.devices) == best.replay.peak_bytes
     assert {d.device for d in found.devices if d.unit is not None} == set(best.plan.ranks)
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from fakes.workloads import one_thread, small
 from hetplan.planner.ranking import Planning, make_plans
-from hetplan.planner.strategy import chosen
+from hetplan.planner.strategy import make_strategies
 from hetplan.profiling.workload import Workload
 
 
@@ -19,4 +19,4 @@ def workload() -> Workload:
 @pytest.fixture(scope="session")
 def planning(workload: Workload) -> Planning:
     """Pipelines and the floor; what other families propose is held by their own tests."""
-    return make_plans(workload, chosen(["amp", "dp"]), one_thread())
+    return make_plans(workload, make_strategies(["amp", "dp"]), one_thread())

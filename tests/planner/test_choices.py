@@ -12,8 +12,8 @@ from fakes.workloads import cluster, cluster_document, one_thread, profile_docum
 from hetplan.errors import InputError
 from hetplan.planner.library import AUTO, PREFERRED, make_workloads, precisions_of
 from hetplan.planner.ranking import Criteria, Planning, make_plans, pareto, winner_of
-from hetplan.planner.strategy import chosen
-from hetplan.planner.variant import parts, renumbered
+from hetplan.planner.strategy import make_strategies
+from hetplan.planner.variant import parts_of_cluster, renumbered
 from hetplan.profiling.profile import Profile
 from hetplan.profiling.workload import Workload, make_workload
 from hetplan.runtime.replay import replay
@@ -34,15 +34,15 @@ ON_PARTS = Criteria(on_parts=True)
 @pytest.fixture(scope="module")
 def by_parts(workload: Workload) -> Planning:
     """Everything on parts, too."""
-    strategies = chosen(["amp", "dp", "poplar"])
+    strategies = make_strategies(["amp", "dp", "poplar"])
     return make_plans(workload, strategies, one_thread(), criteria=ON_PARTS)
 
 
 def test_every_subset_of_the_types_is_a_part() -> None:
-    nodes = {part.name: part.nodes for part in parts(small(nodes=THREE))}
+    nodes = {part.name: part.nodes for part in parts_of_cluster(small(nodes=THREE))}
     assert len(nodes) == 2**3 - 2
     assert nodes["V100-SXM2-16GB+RTX-3090"] == (0, 2, 3) and nodes["T4"] == (1,)
-    assert list(parts(small(nodes=THREE[:1]))) == []
+    assert list(parts_of_cluster(small(nodes=THREE[:1]))) == []
 
 
 def test_plans_of_parts_hold_on_the_whole_cluster(by_parts: Planning, workload: Workload) -> None:
@@ -69,7 +69,9 @@ def test_plans_of_parts_hold_on_the_whole_cluster(by_parts: Planning, workload: 
 def test_tables_of_parts_have_the_numbers_of_the_cluster(
     strategy: str, column: int, devices: str, workload: Workload
 ) -> None:
-    found = make_plans(workload, chosen([strategy]), one_thread(30), criteria=ON_PARTS).candidates
+    found = make_plans(
+        workload, make_strategies([strategy]), one_thread(30), criteria=ON_PARTS
+    ).candidates
     shown = {c.tables[0].rows[0][column] for c in found if c.name.endswith("@T4")}
     assert shown == {devices}
 
@@ -99,19 +101,19 @@ def test_the_cheapest_of_the_nearly_fastest(by_parts: Planning, workload: Worklo
 
 
 def test_the_winner_is_the_cheapest_if_asked_for(workload: Workload) -> None:
-    cheapest = make_plans(workload, chosen(["dp"]), criteria=Criteria(cheapest_within=1e9))
+    cheapest = make_plans(workload, make_strategies(["dp"]), criteria=Criteria(cheapest_within=1e9))
     explained = present(cheapest.explanation)
     assert cheapest.winner == pareto(cheapest.candidates, workload)[-1]
-    assert cheapest.candidates[0].name in explained.chosen and "1e+09 %" in explained.chosen
-    assert ("chosen", explained.chosen) in explained.table(workload).rows
-    assert explained.document()["chosen"] == explained.chosen
-    fastest = make_plans(workload, chosen(["dp"]), criteria=ON_PARTS)
-    assert fastest.winner == 0 and present(fastest.explanation).chosen == ""
+    assert cheapest.candidates[0].name in explained.why_chosen and "1e+09 %" in explained.why_chosen
+    assert ("chosen", explained.why_chosen) in explained.table(workload).rows
+    assert explained.document()["chosen"] == explained.why_chosen
+    fastest = make_plans(workload, make_strategies(["dp"]), criteria=ON_PARTS)
+    assert fastest.winner == 0 and present(fastest.explanation).why_chosen == ""
 
 
 def test_unequal_zero_shards_move_with_their_devices(workload: Workload) -> None:
     inner = replace(workload, cluster=workload.cluster.part([1]))
-    poplar = chosen(["poplar"], {"poplar": {"zero": 3, "shards": "memory"}})
+    poplar = make_strategies(["poplar"], {"poplar": {"zero": 3, "shards": "memory"}})
     plan = present(make_plans(inner, poplar).candidates[0].plan)
     plan = plan.model_copy(update={"zero_shares": [1.0, 3.0]})
     assert renumbered(plan, workload, [2, 3]).zero_shares == [0.0, 0.0, 1.0, 3.0]
@@ -197,7 +199,7 @@ def test_a_profile_is_of_one_precision() -> None:
 
 def test_parts_and_notes_name_the_precision() -> None:
     every = [make_workload("gpt2", cluster(), 8, precision=name) for name in ("fp16", "fp32")]
-    planning = make_plans(every, chosen(["dp"]), one_thread(), criteria=ON_PARTS)
+    planning = make_plans(every, make_strategies(["dp"]), one_thread(), criteria=ON_PARTS)
     on_parts = [c.name for c in planning.candidates if "@" in c.name]
     assert on_parts and all("+fp16@" in name or "+fp32@" in name for name in on_parts)
     assert any(note.startswith("dp in fp16, dp in fp32: recomp") for note in planning.notes)

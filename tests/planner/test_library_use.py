@@ -24,7 +24,7 @@ def test_plan_returns_typed_objects(tmp_path: Path) -> None:
     assert isinstance(planning, hp.Planning)
     best = planning.best
     assert isinstance(best, hp.Candidate) and isinstance(best.plan, hp.Plan)
-    assert best.replayed is not None and best.predicted_seconds == best.replayed.seconds
+    assert best.replay is not None and best.predicted_seconds == best.replay.seconds
     hp.save_plan(best.plan, tmp_path / "plan.json")
     again = hp.load_plan(tmp_path / "plan.json")
     assert again == best.plan

@@ -16,12 +16,12 @@ from hetplan.formulations import family
 from hetplan.formulations.amp.data import AmpData, AmpDecision
 from hetplan.formulations.amp.evaluate import peak_bytes
 from hetplan.formulations.poplar.pose import pose as pose_poplar
-from hetplan.planner.amp import Amp, DataParallel, within_problems
+from hetplan.planner.amp import Amp, DataParallel, problems_within_replay
 from hetplan.planner.ditto import Ditto
 from hetplan.planner.ranking import Relaxation, make_plans, relaxations
 from hetplan.planner.ranking import with_memory as with_more
-from hetplan.planner.search import WITHIN, Search
-from hetplan.planner.strategy import Strategy, chosen, propose
+from hetplan.planner.search import WITHIN_NOTE, StrategySearch
+from hetplan.planner.strategy import Strategy, make_strategies, propose
 from hetplan.planner.variant import Variant, recomputed, useful_modes
 from hetplan.profiling.times import Recomputation
 from hetplan.runtime.costs import Costs
@@ -67,15 +67,16 @@ def test_recomputation_is_chosen_where_nothing_else_fits() -> None:
     assert plain.fits_memory is False
     best = present(make_plans(workload, [DataParallel()], one_thread()).best)
     plan = present(best.plan)
-    assert plan.recomputation in ("selective", "full") and present(best.replayed).fits
+    assert plan.recomputation in ("selective", "full") and present(best.replay).fits
     assert plan.origin == best.name == f"dp/enumeration+{plan.recomputation}"
     assert best.status == "optimal" and best.bound == best.objective
 
 
 def test_where_memory_is_free_it_is_not_tried() -> None:
-    planning = make_plans(small(), chosen(["dp", "amp"]), one_thread())
+    planning = make_plans(small(), make_strategies(["dp", "amp"]), one_thread())
     assert planning.notes == (
-        "dp, amp: recomputation not tried: without memory limits nothing is faster",
+        "dp, amp: recomputation not tried: it only saves memory, and with unlimited memory the "
+        "plan would be no faster",
     )
     assert all(c.variant.recomputation == "none" for c in planning.candidates)
 
@@ -84,11 +85,11 @@ def test_where_the_model_lacks_memory_of_the_replay_it_is_posed_within_that() ->
     """2.6 GiB: with full recomputation the model's best plan lacks the working memory of the layer
     at work."""
     workload = with_memory(2.6)
-    search = Search(Amp(), workload, one_thread())
-    plain = search.exact()
-    candidates = [*plain, *search.recomputing(plain)[0]]
-    assert all(present(c.replayed).fits for c in candidates if c.method.exact)
-    (within,) = (c for c in candidates if WITHIN in c.message)
+    search = StrategySearch(Amp(), workload, one_thread())
+    plain = search.exact_candidates()
+    candidates = [*plain, *search.recomputing_candidates(plain)[0]]
+    assert all(present(c.replay).fits for c in candidates if c.method.exact)
+    (within,) = (c for c in candidates if WITHIN_NOTE in c.message)
     assert within.name == "amp/auto+full" and within.status == "optimal"
     loose = propose(Amp(), recomputed(workload, "full"), one_thread(), Amp.methods[:1])[0].objective
     assert present(loose) < present(within.objective)
@@ -123,7 +124,7 @@ def test_amps_problems_count_what_the_replay_counts(mode: Recomputation) -> None
     charged twice for tied weights, which is more."""
     workload = with_memory(16)
     capacity, compared = workload.device_bytes()["T4"], 0
-    for problem in within_problems(recomputed(workload, mode)):
+    for problem in problems_within_replay(recomputed(workload, mode)):
         beside = capacity - present(problem.data.memory).device_bytes["T4"]
         for decision in decisions(problem.data):
             plan = Variant(mode).marked(problem.to_plan(decision))
@@ -156,7 +157,7 @@ def test_the_best_that_the_replay_has_room_for(
     assert replay(Variant(mode).marked(present(best.plan)), workload).fits
     assert bound <= present(best.objective) * (1 + 1e-9)
     assert best.status == "optimal" or strategy.name == "ditto"
-    for problem in within_problems(posed) if strategy.name == "amp" else ():
+    for problem in problems_within_replay(posed) if strategy.name == "amp" else ():
         for decision in decisions(problem.data):
             objective = evaluate(AMP, problem.data, decision).objective
             assert objective is None or bound <= objective * (1 + 1e-9)
@@ -174,10 +175,10 @@ def test_no_room_at_all_is_a_proof_of_amps_and_a_stop_is_none() -> None:
 @pytest.mark.parametrize("mode", MODES)
 def test_poplars_curves_end_where_the_replays_memory_does(mode: Recomputation, stage: int) -> None:
     workload = with_memory(5.0)
-    (poplar,) = chosen(["poplar"], {"poplar": {"zero": stage}})
+    (poplar,) = make_strategies(["poplar"], {"poplar": {"zero": stage}})
     posed = pose_poplar(recomputed(workload, mode), stage)
-    (candidate,) = Search(poplar, workload, one_thread(), Variant(mode)).exact()
-    held = present(candidate.replayed)
+    (candidate,) = StrategySearch(poplar, workload, one_thread(), Variant(mode)).exact_candidates()
+    held = present(candidate.replay)
     assert held.fits
     for replica in present(candidate.plan).replicas:
         device = replica.stages[0].devices[0][0]
@@ -196,7 +197,7 @@ def test_data_parallelism_keeps_to_what_the_replay_holds(mode: Recomputation) ->
 @pytest.fixture(scope="module")
 def quick() -> list[Strategy]:
     """Those that plan a small model at once."""
-    return chosen(["amp", "astra", "poplar"])
+    return make_strategies(["amp", "astra", "poplar"])
 
 
 @pytest.fixture(scope="module")
@@ -219,9 +220,9 @@ def test_more_memory_is_enough_and_less_is_not(
 
 @pytest.mark.parametrize("names", [["amp", "dp"], ["dp"]])
 def test_what_would_fit_is_told_where_nothing_does(names: list[str]) -> None:
-    planning = make_plans(with_memory(2.0, "gpt2-medium"), chosen(names), one_thread())
+    planning = make_plans(with_memory(2.0, "gpt2-medium"), make_strategies(names), one_thread())
     assert planning.winner is None and planning.relaxations
     for relaxation in planning.document()["relaxations"]:
         assert relaxation["extra_bytes"] and "more on each of 2" in relaxation["what"]
         assert "by dp/" in relaxation["what"]  # the quick one of those asked for
-    assert make_plans(small(), chosen(names), one_thread()).relaxations == ()
+    assert make_plans(small(), make_strategies(names), one_thread()).relaxations == ()

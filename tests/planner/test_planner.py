@@ -19,8 +19,8 @@ from hetplan.planner import STRATEGIES
 from hetplan.planner.amp import AUTO, Amp, AmpProblem, DataParallel, decision_of, placements
 from hetplan.planner.explain import explain
 from hetplan.planner.ranking import Criteria, Planning, make_plans
-from hetplan.planner.search import Search, simulated
-from hetplan.planner.strategy import Candidate, Method, Strategy, chosen, propose
+from hetplan.planner.search import StrategySearch, replay_candidate
+from hetplan.planner.strategy import Candidate, Strategy, StrategyMethod, make_strategies, propose
 from hetplan.planner.variant import Part, Variant
 from hetplan.profiling.cluster import example_cluster
 from hetplan.profiling.workload import Workload, make_workload
@@ -74,7 +74,7 @@ def test_plain_data_parallelism_by_hand(workload: Workload) -> None:
 
 
 def test_data_parallelism_that_does_not_fit_is_priced_and_never_wins() -> None:
-    planning = make_plans(small(model="gpt2-xl"), chosen(["amp", "dp"]), one_thread())
+    planning = make_plans(small(model="gpt2-xl"), make_strategies(["amp", "dp"]), one_thread())
     misfit = next(c for c in planning.candidates if c.strategy == "dp")
     assert (misfit.fits_memory, misfit.status, misfit.bound) == (False, "infeasible", None)
     assert misfit.predicted_seconds is not None and "does not fit" in misfit.message
@@ -95,17 +95,17 @@ class Offer(Strategy):
 
     candidate: Candidate
     name = "offer"
-    methods = (Method("given", exact=True),)
+    methods = (StrategyMethod("given", exact=True),)
 
     def pose(self, workload: Workload, run: Run) -> list[Offer]:
         """Itself, on the whole cluster."""
         return [self] if len(workload.cluster.devices) == 4 else []
 
-    def method(self, asked: Method) -> Method:
+    def renamed(self, method: StrategyMethod) -> StrategyMethod:
         """Its candidate's."""
         return self.candidate.method
 
-    def solve(self, method: Method, run: Run) -> Candidate:
+    def solve(self, method: StrategyMethod, run: Run) -> Candidate:
         """The candidate."""
         return self.candidate
 
@@ -117,7 +117,7 @@ Ranked = Callable[..., tuple[list[str], Planning]]
 def ranked(monkeypatch: pytest.MonkeyPatch, workload: Workload, planning: Planning) -> Ranked:
     """Plans with strategies that each propose one given candidate, ranked by given criteria: the
     order of their names, and the planning."""
-    monkeypatch.setattr("hetplan.planner.search.simulated", lambda candidate, _: candidate)
+    monkeypatch.setattr("hetplan.planner.search.replay_candidate", lambda candidate, _: candidate)
     base = next(c for c in planning.candidates if c.strategy == "dp")
 
     def rank(criteria: Criteria | None = None, **offers: dict[str, Any]) -> tuple[Any, Planning]:
@@ -198,15 +198,15 @@ def test_strategies_and_settings_that_there_are_not(
     names: list[str], settings: dict[str, dict[str, object]], message: str
 ) -> None:
     with pytest.raises(InputError) as caught:
-        chosen(names, settings)
+        make_strategies(names, settings)
     assert message in str(caught.value)
 
 
 def test_strategies_by_name() -> None:
-    assert [s.name for s in chosen(["dp", "amp", "dp"])] == ["dp", "amp"]
+    assert [s.name for s in make_strategies(["dp", "amp", "dp"])] == ["dp", "amp"]
     for names in (None, ["all"], ["dp", "all"]):
-        assert [s.name for s in chosen(names)] == list(STRATEGIES)
-    for strategy in chosen():
+        assert [s.name for s in make_strategies(names)] == list(STRATEGIES)
+    for strategy in make_strategies():
         assert len({method.name for method in strategy.methods}) == len(strategy.methods)
         assert any(method.exact for method in strategy.methods)
         assert not any(method.exact and method.quick for method in strategy.methods)
@@ -229,7 +229,7 @@ def test_an_interrupted_planning_tells_what_was_not_begun_in_its_order(workload:
 def test_progress_of_a_method_shows_under_its_name(workload: Workload) -> None:
     notes, run = set[str](), one_thread()
     run.watch = lambda progress: notes.add(progress.note.split()[0])
-    make_plans(workload, chosen(["amp"]), run)
+    make_plans(workload, make_strategies(["amp"]), run)
     assert notes == {"amp/auto", "amp/paper", "amp/megatron"}
 
 
@@ -257,22 +257,22 @@ def test_a_plan_that_only_the_closed_form_lets_fit_never_wins(
 ) -> None:
     """On devices with a byte less than the replay needs, by a strategy that thinks that half is
     enough; what was tried on the device, though, is more than a prediction."""
-    held = max(present(simulated(floor, workload).peak_bytes))
+    held = max(present(replay_candidate(floor, workload).peak_bytes))
     gib = (held - 1 + workload.reserved_bytes) / 2**30
     little = small(devices={name: {"memory_gib": gib} for name in workload.cluster.types})
-    judged = simulated(replace(floor, peak_bytes=(held / 2,) * 4), little)
+    judged = replay_candidate(replace(floor, peak_bytes=(held / 2,) * 4), little)
     assert judged.fits_memory is False
     assert "does not fit when replayed: device " in judged.message
-    assert simulated(replace(floor, peak_bytes=(2 * held,) * 4), little).fits_memory is True
+    assert replay_candidate(replace(floor, peak_bytes=(2 * held,) * 4), little).fits_memory is True
 
 
 def test_what_cannot_be_replayed_keeps_its_closed_form() -> None:
     """Four million micro-batches would take minutes and gigabytes."""
     many = small(4_000_000)
     (huge,) = propose(DataParallel(), many, Run())
-    judged = simulated(huge, many)
-    assert (judged.closed_form_seconds, judged.replayed) == (None, None)
-    assert judged.predicted_seconds == huge.predicted_seconds
+    judged = replay_candidate(huge, many)
+    assert (judged.closed_form_seconds, judged.replay) == (None, None)
+    assert judged.predicted_seconds == huge.closed_form_seconds != huge.predicted_seconds
     assert "not replayed" in judged.message and "too many micro-batches" in judged.message
 
 
@@ -332,15 +332,15 @@ def test_the_shorter_replay_is_found(large: Workload) -> None:
             objective=price,
             bound=price,
             fits_memory=True,
-            predicted_seconds=price,
+            closed_form_seconds=price,
             plan=AmpProblem(large, data).to_plan(decision),
         )
-        return simulated(candidate, large)
+        return replay_candidate(candidate, large)
 
     both = [optimum(APART), optimum(MIXED)]
     faster, slower = sorted(both, key=lambda c: present(c.predicted_seconds))
     assert present(faster.predicted_seconds) < present(slower.predicted_seconds) * 0.999
-    search = Search(Amp(near=1.0), large, run)
+    search = StrategySearch(Amp(near=1.0), large, run)
     (other,) = search.rearranged(slower, large, run)
     plan = present(other.plan)
     assert other.name == plan.origin == "amp/rearranged" and other.fits_memory and other.tables
@@ -350,11 +350,11 @@ def test_the_shorter_replay_is_found(large: Workload) -> None:
     assert other.closed_form_seconds == other.objective == price
     for candidate in (replace(other, method=AUTO), other):
         assert search.rearranged(candidate, large, run) == []
-    assert Search(Amp(near=-1.0), large, run).rearranged(slower, large, run) == []
+    assert StrategySearch(Amp(near=-1.0), large, run).rearranged(slower, large, run) == []
 
 
 def test_the_deciding_chain_is_the_whole_iteration(planning: Planning, workload: Workload) -> None:
-    explained, run = present(planning.explanation), present(planning.candidates[0].replayed)
+    explained, run = present(planning.explanation), present(planning.candidates[0].replay)
     assert sum(explained.critical.values()) == pytest.approx(run.seconds, rel=1e-9)
     busiest, tightest = present(explained.busiest).facts, present(explained.tightest).facts
     assert busiest["busy_share"] == pytest.approx(max(run.timeline.busy) / run.seconds)
@@ -363,7 +363,7 @@ def test_the_deciding_chain_is_the_whole_iteration(planning: Planning, workload:
     shares = [p / q for p, q in zip(run.peak_bytes, run.limit_bytes, strict=True)]
     assert tightest["bytes"] / tightest["limit_bytes"] == max(shares) == shares[tightest["device"]]
     assert explained.runner_up in planning.candidates[1:]
-    assert [c.name for c in explained.papers] == ["amp/paper"]
+    assert [c.name for c in explained.paper_candidates] == ["amp/paper"]
     lines = {"decides the iteration", "closed form", "busiest", "tightest memory", "papers' own"}
     assert lines <= {row[0] for row in explained.table(workload).rows}
 
@@ -372,14 +372,14 @@ def test_the_same_plan_under_another_name_is_no_runner_up(
     planning: Planning, workload: Workload
 ) -> None:
     best = planning.candidates[0]
-    twin = replace(best, method=Method("twin"))
+    twin = replace(best, method=StrategyMethod("twin"))
     slow = replace(best, strategy="slow", plan=planning.candidates[-1].plan)
     assert explain([best, twin, slow], 0, workload).runner_up is slow
 
 
 def test_a_winner_without_a_replay_is_still_ranked(workload: Workload, planning: Planning) -> None:
-    explained = explain([replace(planning.candidates[0], replayed=None)], 0, workload)
-    assert (explained.critical, explained.card) == ({}, None)
+    explained = explain([replace(planning.candidates[0], replay=None)], 0, workload)
+    assert (explained.critical, explained.fullest_link) == ({}, None)
     document = explained.document()
     assert (document["bottleneck"], document["runner_up"]) == (None, None)
     assert explained.table(workload).rows

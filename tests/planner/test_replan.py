@@ -25,7 +25,7 @@ from hetplan.planner.replan import (
     replan,
     state_sizes,
 )
-from hetplan.planner.strategy import chosen, propose
+from hetplan.planner.strategy import make_strategies, propose
 from hetplan.profiling.cluster import example_cluster
 from hetplan.profiling.workload import Workload, make_workload
 from hetplan.runtime.plan import Plan
@@ -199,7 +199,7 @@ def test_replanning_leaves_the_lost_idle() -> None:
         assert plan.workload == before.workload and "@" not in candidate.name
         assert replay(plan, w).seconds == candidate.predicted_seconds
     document = answer.document()
-    assert document["lost_nodes"] == [1] and document["winner"] == answer.chosen
+    assert document["lost_nodes"] == [1] and document["winner"] == answer.winner
     assert {"bytes_to_move", "links", "move_seconds"} <= set(document["candidates"][0])
 
 
@@ -232,7 +232,7 @@ def test_programs_hold_what_they_read() -> None:
     """Data parallelism as an SPMD program moves what it does as ZeRO 0: nothing, and to a sliced
     program less."""
     on = make_workload("gpt2", example_cluster("home"), 16)
-    planning = make_plans(on, chosen(["hap", "poplar"]), one_thread(3))
+    planning = make_plans(on, make_strategies(["hap", "poplar"]), one_thread(3))
     plans = {c.name: c.plan for c in planning.candidates if c.plan is not None}
     whole, zero = plans["hap/dp-even"], plans["poplar/auto-zero0"]
     for before, after in ((whole, whole), (whole, zero), (zero, whole)):

@@ -14,17 +14,17 @@ from fakes.workloads import cluster_document, one_thread, small
 from hetplan.errors import InputError
 from hetplan.formulations import family
 from hetplan.formulations.amp.pose import pose as pose_amp
-from hetplan.planner.known import Known, remembering, solved
+from hetplan.planner.known import Known, remembering, solve_unless_known
 from hetplan.planner.ranking import Criteria, make_plans
-from hetplan.planner.strategy import chosen
+from hetplan.planner.strategy import make_strategies
 from hetplan.planner.what_if import (
     Change,
-    Changed,
+    ChangeResult,
     addition,
-    as_before,
     changed_workload,
     faster_network,
     marginal,
+    plan_as_it_is,
     removal,
     what_if,
 )
@@ -106,9 +106,11 @@ def test_what_is_asked_without_changes(workload: Workload) -> None:
     assert names == ["add 2xT4", "links inside T4 nodes at 100 Gbit/s"]
 
 
-def one_change(workload: Workload, change: Change) -> Changed:
+def one_change(workload: Workload, change: Change) -> ChangeResult:
     """What data parallelism makes of it."""
-    (changed,) = what_if(workload, [change], one_thread(), strategies=chosen(["dp"])).variants
+    (changed,) = what_if(
+        workload, [change], one_thread(), strategies=make_strategies(["dp"])
+    ).variants
     return changed
 
 
@@ -116,7 +118,7 @@ def test_gains(workload: Workload) -> None:
     """A network that is faster, and devices that need not be used, can only help; a loss of half
     cannot."""
     asked = [*marginal(workload.cluster), addition("1xT4", workload.cluster)]
-    answer = what_if(workload, asked, one_thread(), strategies=chosen(["amp", "dp"]))
+    answer = what_if(workload, asked, one_thread(), strategies=make_strategies(["amp", "dp"]))
     before = present(present(answer.base.best).predicted_seconds)
     for variant in answer.variants:
         gain = present(variant.gain)
@@ -127,15 +129,15 @@ def test_gains(workload: Workload) -> None:
     document = answer.document()["variants"]
     assert [v["change"] for v in document] == [change.name for change in asked]
     assert document[0]["seconds_saved_per_device"] == document[0]["seconds_saved"] / 2
-    lost = next(v for v in answer.variants if v.change.devices < 0)
-    assert present(lost.gain_per_device) == present(lost.gain) / -lost.change.devices
+    lost = next(v for v in answer.variants if v.change.added_devices < 0)
+    assert present(lost.gain_per_device) == present(lost.gain) / -lost.change.added_devices
 
 
 def test_what_is_faster_without_a_node_leaves_it_idle() -> None:
     """Over a slow network data parallelism on all devices is slower than on the fast node alone."""
     workload = small(nodes=[node | {"network_gbit_per_s": 1} for node in NODES])
     change = removal("node1", workload.cluster)
-    answer = what_if(workload, [change], one_thread(), strategies=chosen(["dp"]))
+    answer = what_if(workload, [change], one_thread(), strategies=make_strategies(["dp"]))
     best = present(answer.base.best)
     assert best.label == "enumeration@idle: node1" and answer.variants[0].gain == 0.0
     assert present(best.plan).world_size == 2 and len(present(best.plan).devices) == 4
@@ -182,11 +184,13 @@ def test_the_plan_as_it_is_takes_what_the_changed_network_makes_of_it(
 def test_the_plan_as_it_is_stays_where_only_idle_devices_go(
     workload: Workload, text: str, stays: bool
 ) -> None:
-    planning = make_plans(workload, chosen(["dp"]), one_thread(), criteria=Criteria(on_parts=True))
+    planning = make_plans(
+        workload, make_strategies(["dp"]), one_thread(), criteria=Criteria(on_parts=True)
+    )
     fast = next(c for c in planning.candidates if c.name.endswith("@V100-SXM2-16GB"))
     change = removal(text, workload.cluster)
     changed = changed_workload(workload, change.cluster)
-    again = as_before(fast, workload, changed, change)
+    again = plan_as_it_is(fast, workload, changed, change)
     assert (again is not None) == stays
     if again is not None:
         assert again.predicted_seconds == fast.predicted_seconds
@@ -197,16 +201,16 @@ def test_the_plan_as_it_is_stays_where_only_idle_devices_go(
 def test_only_what_is_proven_is_kept() -> None:
     data, known, amp = pose_amp(small()), Known(), family("amp")
     with remembering(known):
-        solved(amp, data, "auto", cancelled_after(0))
+        solve_unless_known(amp, data, "auto", cancelled_after(0))
         assert known.proven == []
-        first, again = (solved(amp, data, "auto", one_thread()) for _ in range(2))
-    solved(amp, data, "auto", one_thread())  # outside nothing is remembered
+        first, again = (solve_unless_known(amp, data, "auto", one_thread()) for _ in range(2))
+    solve_unless_known(amp, data, "auto", one_thread())  # outside nothing is remembered
     assert again.decision == first.decision and known.decided == ["amp: the same problem as before"]
 
 
 def test_what_if_solves_less_and_finds_the_same() -> None:
     workload = small(nodes=[{**node, "count": 2} for node in NODES])
-    strategies = chosen(["ditto", "astra"])
+    strategies = make_strategies(["ditto", "astra"])
     changes = [removal("node3", workload.cluster), faster_network(20, workload.cluster)]
     answer = what_if(workload, changes, one_thread(), strategies=strategies)
     # T4 alone went

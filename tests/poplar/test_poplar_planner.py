@@ -13,7 +13,7 @@ from hetplan.formulations.poplar.data import Device, PoplarData, PoplarDecision,
 from hetplan.formulations.poplar.describe import describe, pieces_of
 from hetplan.formulations.poplar.pose import Assumptions, pose
 from hetplan.formulations.poplar.report import paper_workload
-from hetplan.planner.poplar import AtStage, Poplar, PoplarSettings
+from hetplan.planner.poplar import Poplar, PoplarSettings, ZeroStageProblem
 from hetplan.planner.strategy import Candidate, propose
 from hetplan.profiling.cluster import example_cluster
 from hetplan.profiling.measured import BatchCurve
@@ -47,8 +47,8 @@ def test_every_stage_is_tried(candidates: dict[str, Candidate]) -> None:
     for stage in (1, 2, 3):
         best, paper = candidates[f"auto-zero{stage}"], candidates[f"paper-zero{stage}"]
         assert best.status == "optimal" and best.gap is not None and best.gap <= 1e-6
-        assert best.predicted_seconds is not None and paper.predicted_seconds is not None
-        assert best.predicted_seconds <= paper.predicted_seconds * (1 + 1e-9)
+        assert best.closed_form_seconds is not None and paper.closed_form_seconds is not None
+        assert best.closed_form_seconds <= paper.closed_form_seconds * (1 + 1e-9)
 
 
 def test_iteration_and_bound_stand_on_one_footing(
@@ -61,7 +61,7 @@ def test_iteration_and_bound_stand_on_one_footing(
     assert posed.once_seconds > 0 and inner.objective is not None and inner.bound is not None
     found = candidates["auto-zero2"]
     assert (
-        found.predicted_seconds
+        found.closed_form_seconds
         == found.objective
         == pytest.approx(inner.objective + posed.once_seconds)
     )
@@ -70,7 +70,7 @@ def test_iteration_and_bound_stand_on_one_footing(
     waste = found.document(workload)["details"]["under_utilisation"]  # Equation 4
     assert waste == pytest.approx(inner.details["under_utilisation"]) and waste > 0
     for other in ("auto-zero1", "auto-zero3"):
-        assert candidates[other].predicted_seconds == candidates[other].objective
+        assert candidates[other].closed_form_seconds == candidates[other].objective
         assert candidates[other].message == ""
 
 
@@ -155,8 +155,8 @@ def test_shards_by_memory_tell_their_gain() -> None:
     workload = paper_workload(example_cluster("poplar-a"), "llama2-7b")
     (best, _) = propose(Poplar(PoplarSettings(zero=2, shards="memory")), workload, Run())
     (equal, _) = propose(Poplar(PoplarSettings(zero=2)), workload, Run())
-    assert best.predicted_seconds is not None and equal.predicted_seconds is not None
-    ratio = equal.predicted_seconds / best.predicted_seconds
+    assert best.closed_form_seconds is not None and equal.closed_form_seconds is not None
+    ratio = equal.closed_form_seconds / best.closed_form_seconds
     assert ratio > 1.2
     assert f"shards by memory: {ratio:.3f} times the speed of equal ones" in best.message
     assert best.plan is not None and best.plan.zero_shares is not None
@@ -234,7 +234,9 @@ def test_measured_curves_tell_what_they_are(workload: Workload) -> None:
         curve_of(workload, tried_up_to=5)
     assert pose(workload, 3).notes == ()
     curve = Assumptions(curves={"T4": curve_of(workload)})
-    found = AtStage(workload, pose(workload, 3, curve), curve).solve(Poplar.methods[0], Run())
+    found = ZeroStageProblem(workload, pose(workload, 3, curve), curve).solve(
+        Poplar.methods[0], Run()
+    )
     assert (
         found is not None
         and found.plan is not None

@@ -129,13 +129,13 @@ def test_zero_is_priced_as_the_poplar_family_prices_it(zero: int) -> None:
     replayed = propose(Poplar(), w, Run())
     mine = next(c for c in replayed if c.label == f"auto-zero{zero}" and c.plan is not None)
     assert mine.plan is not None
-    assert mine.predicted_seconds is not None
+    assert mine.closed_form_seconds is not None
     again = replay(mine.plan, w)
     # Beside the family's price there is the update; under ZeRO 1 the parameters are gathered after
     # it.
     update = again.timeline.spent(Kind.OPTIMIZER).max()
     assert 0 < update < 0.05 * again.seconds
-    assert again.seconds == pytest.approx(mine.predicted_seconds + update, rel=1e-9)
+    assert again.seconds == pytest.approx(mine.closed_form_seconds + update, rel=1e-9)
     assert mine.peak_bytes is not None
     assert again.peak_bytes == pytest.approx(mine.peak_bytes)
 

@@ -18,7 +18,7 @@ from hetplan.files import read_json
 from hetplan.formulations import family
 from hetplan.formulations.hap.data import HapDecision
 from hetplan.formulations.hap.pose import pose
-from hetplan.planner.hap import Theory
+from hetplan.planner.hap import SpmdProblem
 from hetplan.profiling.simulator.pipeline import simulate_stages
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.job import Job
@@ -48,7 +48,7 @@ def planned(workload: Workload, method: str, steps: int) -> Plan:
     posed = pose(workload, steps)
     result = solve(family("hap"), posed.theory.data, method, Run())
     assert isinstance(result.decision, HapDecision)
-    return Theory(posed, 1.0, 0.0).to_plan(result.decision)
+    return SpmdProblem(posed, 1.0, 0.0).to_plan(result.decision)
 
 
 def test_stages_by_hand() -> None:

@@ -41,7 +41,7 @@ from hetplan.formulations.ditto.templates import readiness
 from hetplan.planner import replan as again
 from hetplan.planner import what_if as asking
 from hetplan.planner.replan import Replanning
-from hetplan.planner.what_if import Changed, WhatIf
+from hetplan.planner.what_if import ChangeResult, WhatIf
 from hetplan.profiling.workload import make_workload
 from hetplan.runtime.plan import load_plan
 from hetplan.solvers.run import Run
@@ -113,7 +113,7 @@ def what_if(
     return 0 if answer.base.best is not None else 1
 
 
-def best_plan_text(changed: Changed) -> str:
+def best_plan_text(changed: ChangeResult) -> str:
     """The best plan's name, and whether it is the plan as it is."""
     if changed.best is None:
         return "none"

@@ -162,9 +162,9 @@ def named_strategies(
     names: Sequence[str] | None, settings: Settings | None = None
 ) -> list[Strategy]:
     """The strategies of `--strategies`, all without it; raises InputError."""
-    from hetplan.planner.strategy import chosen
+    from hetplan.planner.strategy import make_strategies
 
-    return chosen(None if names is None else split_list(names), settings)
+    return make_strategies(None if names is None else split_list(names), settings)
 
 
 def write_plan(winner: Candidate | None, path: Path | None) -> None:

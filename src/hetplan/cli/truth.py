@@ -30,7 +30,7 @@ from hetplan.errors import InputError
 from hetplan.files import read_json
 from hetplan.planner.pictures.scene import PlanningDocument
 from hetplan.planner.ranking import make_plans
-from hetplan.planner.strategy import chosen
+from hetplan.planner.strategy import make_strategies
 from hetplan.profiling.models import load_model
 from hetplan.profiling.profile import load_profile
 from hetplan.profiling.sailor.validation import (
@@ -399,7 +399,7 @@ def planned_anew(
     whole_types = scenarios(workload.profile, 0, 0, unmeasured)
     for outcome, scenario in zip(analysis.outcomes, whole_types, strict=False):
         held = replace(workload, profile=perturbed(workload.profile, scenario.factors))
-        best = make_plans(held, chosen(strategies), Run(Options(time_limit=limit))).best
+        best = make_plans(held, make_strategies(strategies), Run(Options(time_limit=limit))).best
         seconds = None if best is None else best.predicted_seconds
         kept = min(outcome.seconds)
         rows.append(

@@ -1,19 +1,22 @@
 """The strategy `amp`: the workload as an AMP problem, proven, beside AMP's own procedure and
 Megatron's rules; and `dp`, the floor: plain data parallelism, priced as AMP prices it.
 
-Within the replay's memory. The problem's format divides all that a stage keeps by its tensor degree
-t, and knows nothing of recomputation's working memory. The replay counts, of a device with `alive`
-micro-batches of b samples,
+Within the replay's memory. AMP's problem divides all that a stage keeps by its tensor degree t, and
+knows no working memory of recomputation. The replay counts more. Let b be the samples of a
+micro-batch, `alive` the number of micro-batches that a stage keeps at a time, and per sample: split
+the bytes that tensor ranks divide, whole those that every rank keeps, working(t) those of the layer
+that is being computed again. On every device
     states / t + alive b (split / t + whole) + b working(t) <= capacity.
-A problem with the tables of one degree (and one micro-batch, where there is working memory) alone
-can say it: layers keep split + t whole, devices have capacity - b working(t). Together these
-problems have the decisions of the whole one: the best of their optima is its optimum, the least of
-their bounds its bound.
+An instance with the tables of a single degree (and of a single micro-batch, where there is working
+memory) can say this: its layers keep split + t whole, its devices have capacity - b working(t).
+Every decision of the whole problem belongs to one of these instances. The best of their optima is
+therefore the optimum, and the least of their bounds is a bound of the whole problem.
 
 Rearranged. AMP prices a group by its slowest link, so that many placements cost the same or nearly
-so. The replay tells them apart: how many data ranks share a node's network card, and which
-neighbours of a pipeline meet over it. The optimum's degrees, stages and micro-batches on other
-devices of the same types are priced by AMP's evaluator, and the optimum's bound holds for them.
+so. Their replays differ: in how many data ranks share a node's network card, and in which
+neighbours of a pipeline meet over it. So the optimum's degrees, stages and micro-batches are also
+put on other devices of the same types, and priced by AMP's evaluator. The optimum's bound holds for
+these decisions, too.
 """
 
 from __future__ import annotations
@@ -29,14 +32,13 @@ from hetplan.formulations.amp.data import AmpData, AmpDecision
 from hetplan.formulations.amp.describe import describe
 from hetplan.formulations.amp.evaluate import peak_bytes
 from hetplan.formulations.amp.pose import pose
-from hetplan.planner.known import solved
-from hetplan.planner.search import shortest
+from hetplan.planner.known import solve_unless_known
 from hetplan.planner.strategy import (
     Candidate,
-    Method,
     NoPlan,
     Problem,
     Strategy,
+    StrategyMethod,
     tensor_stage,
 )
 from hetplan.profiling.workload import Workload
@@ -47,9 +49,10 @@ from hetplan.solvers.run import Run
 from hetplan.text import bytes_text, percent_text
 
 Placement = list[list[list[int]]]
-AUTO = Method("auto", exact=True)
-# relative: a sum that reaches the capacity exceeds it in the last digits of another order
-SAME = 1e-6
+AUTO = StrategyMethod("auto", exact=True)
+# Seconds or bytes that differ by less than this share count as equal: sums of the same numbers in
+# another order differ in the last digits.
+EQUAL_WITHIN = 1e-6
 
 
 @dataclass(frozen=True)
@@ -57,36 +60,46 @@ class Amp(Strategy):
     """Degrees, placement, micro-batch and stages."""
 
     name = "amp"
-    methods = (AUTO, Method("paper", paper=True), Method("megatron", quick=True))
+    methods = (AUTO, StrategyMethod("paper", paper=True), StrategyMethod("megatron", quick=True))
     recomputes = True
     slow = True
 
-    near: float = 0.01  # how much dearer by AMP's price a rearranged plan may be
+    near: float = 0.01  # by what share of AMP's price a rearranged plan may be dearer
 
     def pose(self, workload: Workload, run: Run) -> list[AmpProblem]:
         """One problem."""
         return [AmpProblem(workload, pose(workload))]
 
     def within_replay(self, workload: Workload, run: Run, bound: float | None) -> Candidate:
-        """The optimum, and its bound; reaching the bound known ends it."""
-        problems, candidates = list(within_problems(workload)), list[Candidate]()
+        """The best over `problems_within_replay`, and its bound. An optimum that reaches the given
+        bound ends the search."""
+        problems, candidates = list(problems_within_replay(workload)), list[Candidate]()
         for left, problem in zip(range(len(problems), 0, -1), problems, strict=True):
             if run.should_stop:
                 break
             part = run.part(time_limit=run.remaining / left)
             result = solve(family("amp"), problem.data, "auto", part)
             candidates.append(problem.candidate(AUTO, result))
-            if bound and result.objective is not None and result.objective <= bound * (1 + SAME):
+            if (
+                bound
+                and result.objective is not None
+                and result.objective <= bound * (1 + EQUAL_WITHIN)
+            ):
                 break
         bounds = [c.bound or 0.0 for c in candidates if c.status != "infeasible"]
         if len(candidates) < len(problems):
             bounds.append(0.0)
-        seconds, best = fsum(c.solve_seconds for c in candidates), shortest(candidates)
+        seconds = fsum(c.solve_seconds for c in candidates)
+        best = min(
+            (c for c in candidates if c.objective is not None),
+            key=lambda c: c.objective or 0.0,
+            default=None,
+        )
         if best is None or best.objective is None:
             status = "unknown" if bounds else "infeasible"
             return Candidate(strategy="amp", method=AUTO, status=status, solve_seconds=seconds)
         lower = min(max(min(bounds), bound or 0.0), best.objective)
-        status = "optimal" if lower >= best.objective * (1 - SAME) else "feasible"
+        status = "optimal" if lower >= best.objective * (1 - EQUAL_WITHIN) else "feasible"
         return replace(best, bound=lower, status=status, solve_seconds=seconds)
 
     def rearrangements(self, workload: Workload, candidate: Candidate) -> Iterator[Candidate]:
@@ -103,10 +116,12 @@ class Amp(Strategy):
             dearer = percent_text(objective / candidate.objective - 1)
             yield replace(
                 candidate,
-                method=Method("rearranged"),
+                method=StrategyMethod("rearranged"),
                 status="feasible",
                 objective=objective,
-                predicted_seconds=objective,
+                closed_form_seconds=objective,
+                predicted_seconds=None,
+                replay=None,
                 plan=problem.to_plan(other),
                 message=f"{candidate.name} on other devices, {dearer} dearer by AMP's price",
                 tables=tuple(describe(problem.data, other, shown=workload.cluster.shown)),
@@ -115,16 +130,18 @@ class Amp(Strategy):
 
 @dataclass(frozen=True)
 class AmpProblem(Problem):
-    """An instance of the workload."""
+    """The workload as an instance of AMP's problem."""
 
     workload: Workload
     data: AmpData
 
-    def solve(self, method: Method, run: Run) -> Candidate:
+    def solve(self, method: StrategyMethod, run: Run) -> Candidate:
         """A method's result as a candidate."""
-        return self.candidate(method, solved(family("amp"), self.data, method.name, run))
+        return self.candidate(
+            method, solve_unless_known(family("amp"), self.data, method.name, run)
+        )
 
-    def candidate(self, method: Method, result: Result[Any]) -> Candidate:
+    def candidate(self, method: StrategyMethod, result: Result[Any]) -> Candidate:
         """A result as a candidate; the evaluator has checked that its decision fits in memory."""
         candidate = Candidate.of_result("amp", method, result)
         if result.decision is None:
@@ -132,7 +149,7 @@ class AmpProblem(Problem):
         shown = self.workload.cluster.shown
         return replace(
             candidate,
-            predicted_seconds=result.objective,
+            closed_form_seconds=result.objective,
             objective=result.objective,
             fits_memory=True,
             peak_bytes=peak_bytes(self.data, result.decision),
@@ -167,19 +184,22 @@ class DataParallel(Strategy):
     """
 
     name = "dp"
-    methods = (Method("enumeration", exact=True),)
+    methods = (StrategyMethod("enumeration", exact=True),)
     recomputes = True
 
-    def pose(self, workload: Workload, run: Run) -> list[Enumeration]:
+    def pose(self, workload: Workload, run: Run) -> list[DataParallelProblem]:
         """One problem."""
-        return [Enumeration(workload, pose(workload))]
+        return [DataParallelProblem(workload, pose(workload))]
 
 
-class Enumeration(AmpProblem):
-    """The fastest micro-batch size that fits; where none fits, the fastest of all, marked so."""
+class DataParallelProblem(AmpProblem):
+    """AMP's problem with the micro-batch size alone to decide, solved by pricing every size.
 
-    def solve(self, method: Method, run: Run) -> Candidate:
-        """The best of all decisions: proven by having priced each."""
+    The answer is the fastest size that fits; where none fits, the fastest of all, marked so.
+    """
+
+    def solve(self, method: StrategyMethod, run: Run) -> Candidate:
+        """The best of all decisions; it is proven, because each one is priced."""
         begun = time.perf_counter()
         # Memory is judged apart, so that what does not fit has a price as well.
         held, free = self.held(), self.data.model_copy(update={"memory": None})
@@ -200,7 +220,7 @@ class Enumeration(AmpProblem):
             strategy="dp",
             method=method,
             status="infeasible" if exceeds else "optimal",
-            predicted_seconds=seconds,
+            closed_form_seconds=seconds,
             objective=None if exceeds else seconds,
             bound=None if exceeds else seconds,
             fits_memory=not exceeds,
@@ -220,8 +240,8 @@ class Enumeration(AmpProblem):
         kept = list(self.data.memory.layer_bytes_per_sample)
         kept[0] += self.workload.working_bytes.get(1, 0.0)
         layers = [
-            layer.model_copy(update={"param_bytes": own.param_bytes})
-            for layer, own in zip(self.data.layers, self.workload.profile.layers, strict=True)
+            layer.model_copy(update={"param_bytes": profiled.param_bytes})
+            for layer, profiled in zip(self.data.layers, self.workload.profile.layers, strict=True)
         ]
         memory = self.data.memory.model_copy(update={"layer_bytes_per_sample": kept})
         return self.data.model_copy(update={"layers": layers, "memory": memory})
@@ -246,9 +266,10 @@ class Enumeration(AmpProblem):
         ]
 
 
-def within_problems(workload: Workload) -> Iterator[AmpProblem]:
-    """The problem of every tensor degree, and of every micro-batch where it matters; those that
-    devices have no room for are left out."""
+def problems_within_replay(workload: Workload) -> Iterator[AmpProblem]:
+    """The problems that count memory as the replay does (see above): one for every tensor degree,
+    and for every micro-batch where there is working memory. Those that no device has room for are
+    left out."""
     whole = pose(workload)
     assert whole.memory is not None
     apart = any(workload.working_bytes.values())
@@ -279,7 +300,7 @@ def within_problems(workload: Workload) -> Iterator[AmpProblem]:
 
 def room(capacity: float, beside: float) -> float:
     """What is left of a device's bytes."""
-    return max(0.0, capacity * (1 - SAME) - beside)
+    return max(0.0, capacity * (1 - EQUAL_WITHIN) - beside)
 
 
 def decision_of(plan: Plan) -> AmpDecision:

@@ -21,16 +21,16 @@ from hetplan.formulations.astra.search.pool import (
     offers_of_cluster,
 )
 from hetplan.formulations.astra.search.pricing import Assumptions
-from hetplan.formulations.astra.search.result import Candidate as Priced
+from hetplan.formulations.astra.search.result import Candidate as AstraCandidate
 from hetplan.formulations.astra.search.result import Job, summary
 from hetplan.formulations.astra.search.space import Space
-from hetplan.planner.known import answered
+from hetplan.planner.known import answer_unless_known
 from hetplan.planner.strategy import (
     Candidate,
-    Method,
     NoPlan,
     Problem,
     Strategy,
+    StrategyMethod,
     tensor_stage,
 )
 from hetplan.profiling.workload import Workload
@@ -43,33 +43,33 @@ class Astra(Strategy):
     """One search over the whole cluster, and on a mixed cluster one over each type alone."""
 
     name = "astra"
-    methods = (Method("search", exact=True),)
+    methods = (StrategyMethod("search", exact=True),)
 
-    def pose(self, workload: Workload, run: Run) -> list[PoolSearch]:
+    def pose(self, workload: Workload, run: Run) -> list[PoolProblem]:
         """A search per pool of devices."""
         offers = offers_of_cluster(workload.cluster)
         if len(offers) == 1:
-            return [PoolSearch(workload, "homogeneous", homogeneous(offers[0]))]
+            return [PoolProblem(workload, "homogeneous", homogeneous(offers[0]))]
         whole = heterogeneous(sum(offer.most for offer in offers), offers)
         return [
-            PoolSearch(workload, "heterogeneous", whole),
-            *(PoolSearch(workload, f"only-{o.name}", homogeneous(o)) for o in offers),
+            PoolProblem(workload, "heterogeneous", whole),
+            *(PoolProblem(workload, f"only-{o.name}", homogeneous(o)) for o in offers),
         ]
 
 
 @dataclass(frozen=True)
-class PoolSearch(Problem):
-    """The search over one pool. name: of the pool, by which its candidates go."""
+class PoolProblem(Problem):
+    """Astra's search over one pool of devices. name: of the pool; its candidates bear it."""
 
     workload: Workload
     name: str
     pool: Pool
 
-    def method(self, asked: Method) -> Method:
-        """The search goes by its pool's name."""
-        return replace(asked, name=self.name)
+    def renamed(self, method: StrategyMethod) -> StrategyMethod:
+        """Candidates bear the pool's name."""
+        return replace(method, name=self.name)
 
-    def solve(self, method: Method, run: Run) -> Candidate:
+    def solve(self, method: StrategyMethod, run: Run) -> Candidate:
         """The best of the pool."""
         begun, profile = time.perf_counter(), self.workload.profile
         reserve = self.workload.reserved_bytes
@@ -77,7 +77,7 @@ class PoolSearch(Problem):
         names = {offer.name for offer in self.pool.offers}
         times = profile.layers, [table for table in profile.tables if table.device in names]
         assumptions = Assumptions(reserved_bytes=reserve, profile=profile)
-        result = answered(
+        result = answer_unless_known(
             f"astra/{self.name}",
             (job, self.pool, space, reserve, times),
             lambda result: result.proven,
@@ -94,7 +94,7 @@ class PoolSearch(Problem):
             strategy="astra",
             method=method,
             status="optimal" if result.proven else "feasible",
-            predicted_seconds=best.seconds,
+            closed_form_seconds=best.seconds,
             objective=best.seconds,
             bound=best.seconds if result.proven else None,
             fits_memory=True,
@@ -130,7 +130,7 @@ class PoolSearch(Problem):
             overlap=False,
         )
 
-    def placed(self, best: Priced) -> list[list[list[int]]]:
+    def placed(self, best: AstraCandidate) -> list[list[list[int]]]:
         """Devices [stage][data rank][tensor rank]: Megatron's order among the devices of each
         stage's type."""
         tp, dp = degree(best, "tensor_model_parallel_size"), degree(best, "data_parallel_size")
@@ -143,7 +143,7 @@ class PoolSearch(Problem):
             of_type[name] = iter([[[numbers[int(i)] for i in g] for g in s] for s in order])
         return [next(of_type[name]) for name, _ in best.stages]
 
-    def to_plan(self, best: Priced) -> Plan:
+    def to_plan(self, best: AstraCandidate) -> Plan:
         """The best strategy as a plan: data rank i is replica i."""
         devices, ranges = self.placed(best), chunks(best, len(self.workload.profile.layers))
         batches = MicroBatches(
@@ -165,7 +165,7 @@ class PoolSearch(Problem):
             recomputation="none" if repeated is None else repeated,
         )
 
-    def table(self, best: Priced) -> Table:
+    def table(self, best: AstraCandidate) -> Table:
         """The stages for people."""
         usable, reserve = self.workload.device_bytes(), self.workload.reserved_bytes
         places = [(device.node, device.type) for device in self.workload.cluster.devices]
@@ -184,12 +184,12 @@ class PoolSearch(Problem):
         return Table(summary(best), header, rows, right=(0, 1))
 
 
-def degree(best: Priced, name: str) -> int:
+def degree(best: AstraCandidate, name: str) -> int:
     """A number of the strategy, 1 where it is left out."""
     return int(best.strategy[name] or 1)
 
 
-def chunks(best: Priced, layers: int) -> list[list[tuple[int, int]]]:
+def chunks(best: AstraCandidate, layers: int) -> list[list[tuple[int, int]]]:
     """Ranges [first, last) of the chain for every stage, one per virtual stage; embedding and head
     at the ends."""
     virtual = degree(best, "virtual_pipeline_model_parallel_size")

@@ -1,9 +1,10 @@
 """The strategy `ditto`: one pipeline over the cluster whose stages may differ in width, beside the
 papers' algorithms.
 
-Ditto takes the number of micro-batches as given: its problem is posed and solved for each size that
-they can have, and the template of least price is proposed, with what stages send to each other,
-which Ditto's price leaves out. Objective, bound and status are those of its size's problem.
+Ditto takes the number of micro-batches as given. Its problem is therefore posed and solved for each
+size that micro-batches can have. Of the templates found, the one is proposed whose price and
+transfers between stages together are least: Ditto's price leaves the transfers out. Objective,
+bound and status are those of the instance with this template's size.
 
 Within the replay's memory. Stages of one template differ in width, so that the problem cannot say
 what the replay counts (see `planner.amp`). With stages of at most M devices, layers keep
@@ -32,14 +33,14 @@ from hetplan.formulations.ditto.pose import (
     micro_batch_sizes,
     pose,
 )
-from hetplan.planner.amp import SAME, room
-from hetplan.planner.known import solved
+from hetplan.planner.amp import EQUAL_WITHIN, room
+from hetplan.planner.known import solve_unless_known
 from hetplan.planner.strategy import (
     Candidate,
-    Method,
     NoPlan,
     Problem,
     Strategy,
+    StrategyMethod,
     joined,
     tensor_stage,
 )
@@ -49,7 +50,7 @@ from hetplan.solvers.result import Result
 from hetplan.solvers.run import Run
 from hetplan.text import Table, devices_text, names_text, seconds_text, share_text
 
-AUTO = Method("auto", exact=True)
+AUTO = StrategyMethod("auto", exact=True)
 Groups = list[list[int]]
 
 
@@ -57,10 +58,15 @@ class Ditto(Strategy):
     """One pipeline, stages of unequal width."""
 
     name = "ditto"
-    methods = (AUTO, Method("paper", paper=True), Method("oobleck"), Method("greedy"))
+    methods = (
+        AUTO,
+        StrategyMethod("paper", paper=True),
+        StrategyMethod("oobleck"),
+        StrategyMethod("greedy"),
+    )
     recomputes = True
 
-    def pose(self, workload: Workload, run: Run) -> list[Templates]:
+    def pose(self, workload: Workload, run: Run) -> list[DittoProblem]:
         """One problem, with an instance for each micro-batch size."""
         sizes = micro_batch_sizes(workload)
         if not sizes:
@@ -69,56 +75,57 @@ class Ditto(Strategy):
                 "no micro-batch size with times of single devices of every type divides the global "
                 "batch",
             )
-        return [Templates(workload, [pose(workload, size) for size in sizes])]
+        return [DittoProblem(workload, [pose(workload, size) for size in sizes])]
 
     def within_replay(self, workload: Workload, run: Run, bound: float | None) -> Candidate | None:
         """The best over all largest widths, in half of the time; the rest is for its bound."""
         widths = [1 << k for k in range(group_size(workload).bit_length())]
         sizes = micro_batch_sizes(workload)
-        instances = [within_problem(workload, b, width) for width in widths for b in sizes]
+        instances = [instance_within_replay(workload, b, width) for width in widths for b in sizes]
         half = run.part(time_limit=run.remaining / 2, quiet=False)
         try:
-            best = Templates(workload, instances).solve(AUTO, half)
+            best = DittoProblem(workload, instances).solve(AUTO, half)
         except NoPlan:
             return None
         assert best.plan is not None and best.objective is not None
         size = best.plan.replicas[0].micro_batches[0].samples
-        loose = solved(family("ditto"), pose(workload, size), "auto", run.part())
-        reached = loose.bound is not None and best.objective <= loose.bound * (1 + SAME)
+        loose = solve_unless_known(family("ditto"), pose(workload, size), "auto", run.part())
+        reached = loose.bound is not None and best.objective <= loose.bound * (1 + EQUAL_WITHIN)
         return replace(best, bound=loose.bound, status="optimal" if reached else "feasible")
 
 
 @dataclass(frozen=True)
-class Templates(Problem):
-    """The best template of several instances, one for each number of micro-batches.
+class DittoProblem(Problem):
+    """Several instances, one for each number of micro-batches; the best of their templates is
+    proposed.
 
-    baseline_seconds: for methods that prove nothing. Oobleck's table of states takes hours on large
-    clusters and gives nothing before its end.
+    baseline_seconds: the time of methods that prove nothing. Oobleck's table of states takes hours
+    on large clusters and gives nothing before its end.
     """
 
     workload: Workload
     instances: Sequence[DittoData]
     baseline_seconds: float = 20.0
 
-    def solve(self, method: Method, run: Run) -> Candidate:
+    def solve(self, method: StrategyMethod, run: Run) -> Candidate:
         """The instances one after the other, each with its part of the time that is left; of their
         templates the best."""
         if not method.exact:
             limit = min(self.baseline_seconds, run.options.time_limit or self.baseline_seconds)
             run.options = replace(run.options, time_limit=limit)
         results: list[Result[Any]] = []
-        templates: list[Template] = []
+        templates: list[PlacedTemplate] = []
         for left, data in zip(range(len(self.instances), 0, -1), self.instances, strict=True):
             if run.should_stop and results:
                 break
             run.report(note=f"{data.micro_batches} micro-batches")
             part = run.part(time_limit=run.remaining / left)
-            result = solved(family("ditto"), data, method.name, part)
+            result = solve_unless_known(family("ditto"), data, method.name, part)
             results.append(result)
             if result.decision is not None:
                 stages = result.decision.stages
                 groups = place(self.workload, stages)
-                templates.append(Template(self.workload, data, result, stages, groups))
+                templates.append(PlacedTemplate(self.workload, data, result, stages, groups))
         seconds = fsum(result.seconds for result in results)
         if not templates:
             proven = all(result.status == "infeasible" for result in results)
@@ -128,7 +135,7 @@ class Templates(Problem):
         best = min(templates, key=lambda t: (t.result.objective or 0.0) + t.send_seconds())
         return replace(
             Candidate.of_result("ditto", method, best.result),
-            predicted_seconds=best.result.objective,
+            closed_form_seconds=best.result.objective,
             objective=best.result.objective,
             fits_memory=True,
             peak_bytes=best.peak_bytes(),
@@ -140,8 +147,8 @@ class Templates(Problem):
 
 
 @dataclass(frozen=True)
-class Template:
-    """What a method made of the instance of one micro-batch size, on devices of the cluster."""
+class PlacedTemplate:
+    """The template that a method found for one instance, placed on devices of the cluster."""
 
     workload: Workload
     data: DittoData
@@ -150,7 +157,7 @@ class Template:
     groups: Groups  # devices of each
 
     def narrowness(self) -> str:
-        """Says so where stages cannot have all devices of a node."""
+        """A note where stages cannot have all devices of a node; else empty."""
         size = group_size(self.workload)
         narrow = size < max(node.devices for node in self.workload.cluster.nodes)
         return f"stages take at most {size} device{'s' if size > 1 else ''}" if narrow else ""
@@ -213,7 +220,7 @@ class Template:
         return Table(title, header, rows, right=(0, 1, 4))
 
 
-def within_problem(workload: Workload, micro_batch: int, width: int) -> DittoData:
+def instance_within_replay(workload: Workload, micro_batch: int, width: int) -> DittoData:
     """The instance of one micro-batch size whose stages take at most `width` devices, within the
     replay's memory."""
     data = pose(workload, micro_batch, width=width)

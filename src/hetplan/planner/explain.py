@@ -27,12 +27,12 @@ from hetplan.text import (
     share_text,
 )
 
-PARTS = 5  # of the chain that are shown
+PARTS_SHOWN = 5  # of the chain
 TIGHT = 0.9  # of a device's memory in use
 
 
 @dataclass(frozen=True)
-class Limit:
+class Bottleneck:
     """What has least to spare: a stage, a network card, a device's memory."""
 
     text: str  # for people
@@ -41,49 +41,52 @@ class Limit:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What the winner's replay and the ranking say; without a replay its first four are empty."""
+    """What the winner's replay and the ranking say. The first four fields come from the replay:
+    without one they are empty or None."""
 
     critical: Mapping[str, float]  # what is on the deciding chain -> seconds, largest first
     # Who computes longest: replica, stage, busy_share of the iteration; device of a program that
     # all devices run together, else None.
-    busiest: Limit | None
-    card: Limit | None  # the fullest network card: link, held_share of the iteration
-    tightest: Limit | None  # device with the least memory left: bytes, limit_bytes
+    busiest: Bottleneck | None
+    # The network card in use longest: link, held_share of the iteration.
+    fullest_link: Bottleneck | None
+    # The device with the largest share of its memory in use: device, bytes, limit_bytes.
+    tightest: Bottleneck | None
     winner: Candidate
     runner_up: Candidate | None  # the next best candidate of another plan
-    papers: tuple[Candidate, ...]  # the best that each paper's own procedure gave
-    chosen: str = ""  # why a slower plan than the fastest wins
+    paper_candidates: tuple[Candidate, ...]  # the best of each paper's own procedure
+    why_chosen: str = ""  # where the winner is not the fastest plan
 
     def document(self) -> Mapping[str, Any]:
         """As JSON types; candidates by name."""
         return {
             "critical_path": [{"what": what, "seconds": s} for what, s in self.critical.items()],
             "bottleneck": self.busiest and self.busiest.facts,
-            "slowest_link": self.card and self.card.facts,
+            "slowest_link": self.fullest_link and self.fullest_link.facts,
             "tightest_memory": self.tightest and self.tightest.facts,
             "closed_form_ratio": self.winner.optimism,
             "runner_up": self.runner_up and self.runner_up.name,
             "runner_up_longer": self.runner_up and longer(self.runner_up, self.winner),
-            "papers": {c.name: c.predicted_seconds for c in self.papers},
-            "chosen": self.chosen or None,
+            "papers": {c.name: c.predicted_seconds for c in self.paper_candidates},
+            "chosen": self.why_chosen or None,
         }
 
     def table(self, workload: Workload) -> Table:
         """For people: one line each."""
         winner, seconds = self.winner, self.winner.predicted_seconds or 0.0
         shares = [(what, spent / seconds) for what, spent in self.critical.items()]
-        rest = sum(share for _, share in shares[PARTS:])
-        shown = [*shares[:PARTS], *([("other", rest)] if rest > 0 else [])]
+        rest = sum(share for _, share in shares[PARTS_SHOWN:])
+        shown = [*shares[:PARTS_SHOWN], *([("other", rest)] if rest > 0 else [])]
         closed = seconds_text(winner.closed_form_seconds)
         against = f"{winner.optimism or 0.0:.3g} times that, {seconds_text(seconds)}"
-        costs = [cost_text(c, winner, workload) for c in self.papers]
+        costs = [cost_text(c, winner, workload) for c in self.paper_candidates]
         rows = {
             "decides the iteration": ", ".join(f"{w} {percent_text(share)}" for w, share in shown),
             "closed form": f"{closed}; replayed {against}" if winner.optimism else "",
             "busiest": self.busiest and self.busiest.text,
-            "fullest link": self.card and self.card.text,
+            "fullest link": self.fullest_link and self.fullest_link.text,
             "tightest memory": self.tightest and self.tightest.text,
-            "chosen": self.chosen,
+            "chosen": self.why_chosen,
             "runner-up": self.runner_up and cost_text(self.runner_up, winner, workload),
             "papers' own": "; ".join(costs),
         }
@@ -98,21 +101,21 @@ def explain(
     than the fastest, where the cheapest was asked for."""
     best, fastest = candidates[winner], candidates[0]
     others = [c for c in candidates if c is not best and c.plan is not None and c.fits_memory]
-    own = [c for c in candidates if c.method.paper and c.plan is not None]
-    first = {c.strategy: c for c in reversed(own)}
+    by_papers = [c for c in candidates if c.method.paper and c.plan is not None]
+    best_of = {c.strategy: c for c in reversed(by_papers)}
     within = f"{number_text(percent)} % slower than {fastest.name}"
     took = seconds_text(fastest.predicted_seconds)
     slower = winner > 0 and percent is not None
-    run = best.replayed
+    run = best.replay
     return Explanation(
         critical={} if run is None else critical_parts(run),
         busiest=None if run is None else busiest(run),
-        card=None if run is None else fullest_card(run, workload),
+        fullest_link=None if run is None else fullest_link(run, workload),
         tightest=None if run is None else tightest(run, workload),
         winner=best,
         runner_up=next((c for c in others if not same_plan(c, best)), None),
-        papers=tuple(c for c in own if c is first[c.strategy]),
-        chosen=f"the cheapest of what is at most {within} ({took})" if slower else "",
+        paper_candidates=tuple(c for c in by_papers if c is best_of[c.strategy]),
+        why_chosen=f"the cheapest of what is at most {within} ({took})" if slower else "",
     )
 
 
@@ -157,17 +160,17 @@ def label_of(run: Replay, kind: Kind, unit: int) -> str:
     return f"stage {stage}{of} {does}"
 
 
-def busiest(run: Replay) -> Limit:
+def busiest(run: Replay) -> Bottleneck:
     """The stage, or the device of a program, that computes longest."""
     unit = int(np.argmax(run.timeline.busy))
     (replica, stage), busy = run.owners[unit], float(run.timeline.busy[unit]) / run.seconds
     device = run.devices[unit][0] if run.by_device else None
     who = f"stage {stage} of replica {replica}" if device is None else f"device {device}"
     facts = {"replica": replica, "stage": stage, "busy_share": busy, "device": device}
-    return Limit(f"{who}: computes {percent_text(busy)} of the time", facts)
+    return Bottleneck(f"{who}: computes {percent_text(busy)} of the time", facts)
 
 
-def fullest_card(run: Replay, workload: Workload) -> Limit | None:
+def fullest_link(run: Replay, workload: Workload) -> Bottleneck | None:
     """The side of a node's network card that is held longest."""
     held = run.timeline.port_seconds
     if not len(held) or held.max() <= 0:
@@ -177,10 +180,10 @@ def fullest_card(run: Replay, workload: Workload) -> Limit | None:
     link = f"node {node} {'receives' if receives else 'sends'} at {rate:.4g} Gbit/s"
     used = float(held.max()) / run.seconds
     text = f"{link}: in use {percent_text(used)} of the time"
-    return Limit(text, {"link": link, "held_share": used})
+    return Bottleneck(text, {"link": link, "held_share": used})
 
 
-def tightest(run: Replay, workload: Workload) -> Limit:
+def tightest(run: Replay, workload: Workload) -> Bottleneck:
     """The device with the largest share of its memory in use."""
     sizes = list(zip(run.peak_bytes, run.limit_bytes, strict=True))
     device = max(range(len(sizes)), key=lambda d: sizes[d][0] / max(sizes[d][1], 1.0))
@@ -188,7 +191,7 @@ def tightest(run: Replay, workload: Workload) -> Limit:
     verdict = "binds" if held > TIGHT * limit else f"{bytes_text(limit - held)} left"
     of = f"device {device} ({workload.cluster.devices[device].type})"
     facts = {"device": device, "bytes": held, "limit_bytes": limit}
-    return Limit(f"{of}: {share_text(held, limit)}; {verdict}", facts)
+    return Bottleneck(f"{of}: {share_text(held, limit)}; {verdict}", facts)
 
 
 def cost_text(candidate: Candidate, best: Candidate, workload: Workload) -> str:

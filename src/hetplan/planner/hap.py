@@ -2,8 +2,8 @@
 procedure and its baselines.
 
 Objective, bound and status are of the instance, in seconds per iteration (its seconds times the
-runs of an iteration); the predicted iteration is that of whole units: samples, heads and experts do
-not divide.
+runs of an iteration). The closed form's seconds are of whole units, for samples, heads and experts
+do not divide.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from hetplan.formulations.hap.spmd.one_way import in_one_way
 from hetplan.formulations.hap.spmd.whole import Decided
 from hetplan.planner.strategy import (
     Candidate,
-    Method,
     NoPlan,
     Problem,
     Strategy,
+    StrategyMethod,
+    begin_run,
     joined,
-    labelled,
     tensor_stage,
 )
 from hetplan.profiling.workload import Workload
@@ -58,17 +58,17 @@ class Hap(Strategy):
 
     name = "hap"
     methods = (
-        Method("auto", exact=True),
-        Method("paper", paper=True),
-        Method("dp-even"),
-        Method("dp-proportional", quick=True),
+        StrategyMethod("auto", exact=True),
+        StrategyMethod("paper", paper=True),
+        StrategyMethod("dp-even"),
+        StrategyMethod("dp-proportional", quick=True),
     )
     Settings = HapSettings
     slow = True
 
     settings: HapSettings = field(default_factory=HapSettings)
 
-    def pose(self, workload: Workload, run: Run) -> list[Theory]:
+    def pose(self, workload: Workload, run: Run) -> list[SpmdProblem]:
         """One problem: writing its theory down counts to the time limit."""
         begun, usable = time.perf_counter(), workload.device_bytes()
         room = sum(usable[device.type] for device in workload.cluster.devices)
@@ -77,11 +77,11 @@ class Hap(Strategy):
             text = f"one copy of the model states takes {held}, all devices have {bytes_text(room)}"
             raise NoPlan("infeasible", text)
         try:
-            posed = pose(workload, self.settings.steps, labelled(run, "hap"))
+            posed = pose(workload, self.settings.steps, begin_run(run, "hap"))
         except Stopped:
             spent = seconds_text(time.perf_counter() - begun)
             raise NoPlan("unknown", f"no time to write its theory down ({spent})") from None
-        return [Theory(posed, self.settings.seconds, time.perf_counter() - begun)]
+        return [SpmdProblem(posed, self.settings.seconds, time.perf_counter() - begun)]
 
 
 def reported_per_iteration(run: Run, steps: int, time_limit: float) -> Run:
@@ -99,22 +99,25 @@ def reported_per_iteration(run: Run, steps: int, time_limit: float) -> Run:
 
 
 @dataclass(frozen=True)
-class Theory(Problem):
-    """The theory of the workload."""
+class SpmdProblem(Problem):
+    """The workload as an instance of HAP's problem: a theory whose programs all devices run."""
 
     posed: Posed
-    seconds: float  # for the joint search
-    posing: float  # seconds that were spent on writing it down
+    search_seconds: float  # for the joint search
+    posing_seconds: float  # spent on writing the theory down
     one_way_seconds: float = 5.0  # for programs that read every parameter in one way
 
-    def solve(self, method: Method, run: Run) -> Candidate:
+    def solve(self, method: StrategyMethod, run: Run) -> Candidate:
         """A method's result as a candidate, its program in whole units."""
-        posed, own = self.posed, self.seconds if method.exact else self.seconds / 60
+        posed, seconds = (
+            self.posed,
+            self.search_seconds if method.exact else self.search_seconds / 60,
+        )
         limit = run.options.time_limit
-        share = own if limit is None else min(own, max(limit - self.posing, 1e-3))
-        own_run = reported_per_iteration(run, posed.steps, share)
-        result = solve(family("hap"), posed.theory.data, method.name, own_run)
-        spent = result.seconds + self.posing
+        left = seconds if limit is None else max(limit - self.posing_seconds, 1e-3)
+        timed = reported_per_iteration(run, posed.steps, min(seconds, left))
+        result = solve(family("hap"), posed.theory.data, method.name, timed)
+        spent = result.seconds + self.posing_seconds
         if not isinstance(result.decision, HapDecision) or result.objective is None:
             late = f"no program within {seconds_text(result.seconds)}; hap.seconds gives it longer"
             reason = result.message or late
@@ -131,7 +134,7 @@ class Theory(Problem):
         return replace(
             Candidate.of_result("hap", method, result),
             status=result.status if objective == result.objective else "feasible",
-            predicted_seconds=posed.steps * Decided(posed.theory, decision).seconds(),
+            closed_form_seconds=posed.steps * Decided(posed.theory, decision).seconds(),
             objective=posed.steps * objective,
             bound=None if result.bound is None else posed.steps * result.bound,
             fits_memory=not over,

@@ -1,7 +1,7 @@
-"""Proven answers of one planning that serve the next: the same data have the same answer, whatever
-else of the cluster has changed.
+"""Proven answers of one planning that serve the next one: where a problem has the same data, it has
+the same answer, whatever else of the cluster has changed.
 
-Only what is proven while `remembering` is kept.
+Answers are kept only while `remembering`.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ def remembering(known: Known) -> Iterator[Known]:
         _KNOWN.reset(token)
 
 
-def solved(family: Family, data: Any, method: str, run: Run) -> Result[Any]:
+def solve_unless_known(family: Family, data: Any, method: str, run: Run) -> Result[Any]:
     """The method's result; the exact one (`auto`) is not run again on data that it has proven."""
     if method != "auto":
         return solve(family, data, method, run)
-    return answered(
+    return answer_unless_known(
         family.name,
         data,
         lambda result: result.status in ("optimal", "infeasible"),
@@ -52,9 +52,11 @@ def solved(family: Family, data: Any, method: str, run: Run) -> Result[Any]:
     )
 
 
-def answered(problem: str, data: object, proven: Callable[[T], bool], solve: Callable[[], T]) -> T:
+def answer_unless_known(
+    problem: str, data: object, proven: Callable[[T], bool], solve: Callable[[], T]
+) -> T:
     """The answer to a problem on these data, solved only where it is not known."""
-    known = _KNOWN.get() or Known()
+    known = _KNOWN.get() or Known()  # thrown away at the end where nothing is `remembering`
     for name, before, answer in known.proven:
         if (name, before) == (problem, data):
             known.decided.append(f"{problem}: the same problem as before")

@@ -16,7 +16,7 @@ from hetplan.errors import InputError
 from hetplan.names import unknown_name
 from hetplan.planner.ranking import Criteria, Planning, make_plans
 from hetplan.planner.search import OnCandidate
-from hetplan.planner.strategy import Settings, chosen
+from hetplan.planner.strategy import Settings, make_strategies
 from hetplan.profiling.cluster import Cluster, open_cluster
 from hetplan.profiling.models import Model
 from hetplan.profiling.operators import PRECISIONS, Precision
@@ -72,7 +72,7 @@ def plan(
     options = options if threads is None else replace(options, threads=threads)
     return make_plans(
         workloads,
-        chosen(strategies, settings),
+        make_strategies(strategies, settings),
         Run(options),
         criteria=Criteria(money_limit, cheapest_within, parts),
         on_candidate=on_candidate,

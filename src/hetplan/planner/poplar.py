@@ -27,12 +27,12 @@ from hetplan.formulations.poplar.pose import (
 from hetplan.formulations.poplar.zero import STAGES
 from hetplan.planner.strategy import (
     Candidate,
-    Method,
     NoPlan,
     Problem,
     Strategy,
+    StrategyMethod,
+    begin_run,
     joined,
-    labelled,
 )
 from hetplan.profiling.measured import BatchCurve, load_batch_curve, load_collectives
 from hetplan.profiling.workload import Workload
@@ -76,37 +76,39 @@ class Poplar(Strategy):
     """Unequal batches under each ZeRO stage."""
 
     name = "poplar"
-    methods = (Method("auto", exact=True), Method("paper", paper=True))
+    methods = (StrategyMethod("auto", exact=True), StrategyMethod("paper", paper=True))
     Settings = PoplarSettings
     recomputes = True
 
     settings: PoplarSettings = field(default_factory=PoplarSettings)
 
-    def pose(self, workload: Workload, run: Run) -> list[AtStage]:
+    def pose(self, workload: Workload, run: Run) -> list[ZeroStageProblem]:
         """One problem per ZeRO stage."""
         zero, assumed = self.settings.zero, self.settings.assumptions()
         if zero == "lowest":
             try:
-                return [AtStage(workload, pose_lowest_stage(workload, assumed), assumed)]
+                return [ZeroStageProblem(workload, pose_lowest_stage(workload, assumed), assumed)]
             except NoStageFits as error:
                 raise NoPlan("infeasible", str(error)) from None
         stages = STAGES if zero == "all" else (zero,)
-        return [AtStage(workload, pose(workload, stage, assumed), assumed) for stage in stages]
+        return [
+            ZeroStageProblem(workload, pose(workload, stage, assumed), assumed) for stage in stages
+        ]
 
 
 @dataclass(frozen=True)
-class AtStage(Problem):
-    """The problem of one ZeRO stage."""
+class ZeroStageProblem(Problem):
+    """The workload as an instance of Poplar's problem, under one ZeRO stage."""
 
     workload: Workload
     posed: Posed
     assumed: Assumptions
 
-    def method(self, asked: Method) -> Method:
+    def renamed(self, method: StrategyMethod) -> StrategyMethod:
         """Candidates say their ZeRO stage: `auto-zero2`."""
-        return replace(asked, name=f"{asked.name}-zero{self.posed.data.zero_stage}")
+        return replace(method, name=f"{method.name}-zero{self.posed.data.zero_stage}")
 
-    def solve(self, method: Method, run: Run) -> Candidate | None:
+    def solve(self, method: StrategyMethod, run: Run) -> Candidate | None:
         """A method's result as a candidate; curves end where memory does, so that every decision
         fits."""
         posed, usable = self.posed, self.workload.device_bytes()
@@ -134,7 +136,7 @@ class AtStage(Problem):
         notes = (*posed.dips, *posed.notes)
         return replace(
             candidate,
-            predicted_seconds=seconds,
+            closed_form_seconds=seconds,
             objective=seconds,
             fits_memory=all(
                 p <= usable[d.type] or d.type in self.assumed.curves  # tried there, not predicted
@@ -156,7 +158,7 @@ class AtStage(Problem):
         )
         if equal.unfit is not None:
             return f"shards by memory; with equal ones: {equal.unfit}"
-        other = solve(family("poplar"), equal.data, "auto", labelled(run, "equal shards"))
+        other = solve(family("poplar"), equal.data, "auto", begin_run(run, "equal shards"))
         if objective is None or other.objective is None:
             return f"shards by memory; equal ones: {other.status}"
         here, there = objective + self.posed.once_seconds, other.objective + equal.once_seconds

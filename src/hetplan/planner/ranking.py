@@ -1,10 +1,10 @@
 """Plan a workload by several strategies and rank what they propose: the fastest replay that fits
 first.
 
-Strategies decide apart from each other, in every precision and, where that is asked for, on every
-part of the cluster. What compares their plans is the replay; what one proves is of its own problem.
-Where nothing fits, what remains to change is memory: recomputation and every micro-batch size of
-the profile are choices of the search already.
+Each strategy is searched on its own, in every precision and, where that is asked for, on every part
+of the cluster. Plans are compared by their replays; what a strategy proves is of its own problem.
+Where nothing fits, more memory is what is left to try: recomputation and every micro-batch size of
+the profile have been tried by then.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Any
 
 from hetplan.errors import InputError
 from hetplan.planner.explain import Explanation, explain
-from hetplan.planner.search import OnCandidate, Search
-from hetplan.planner.strategy import Candidate, Strategy, chosen, joined
-from hetplan.planner.variant import MOST_TYPES, Variant, parts
+from hetplan.planner.search import OnCandidate, StrategySearch
+from hetplan.planner.strategy import Candidate, Strategy, joined, make_strategies
+from hetplan.planner.variant import MOST_TYPES, Variant, parts_of_cluster
 from hetplan.profiling.catalogue import GIB
 from hetplan.profiling.workload import Workload
 from hetplan.schema import derived
@@ -37,8 +37,8 @@ class Criteria:
     on_parts: bool = False  # plan on every part of the cluster, too; the other two imply it
 
     @property
-    def parts(self) -> bool:
-        """Whether plans that leave devices idle are looked for."""
+    def wants_parts(self) -> bool:
+        """Whether plans that leave devices idle are looked for, on parts of the cluster."""
         return self.on_parts or self.money_limit is not None or self.cheapest_within is not None
 
     def check(self, workload: Workload) -> None:
@@ -73,12 +73,12 @@ class Criteria:
 
 @dataclass(frozen=True)
 class Bisection:
-    """How hard the least is looked for: nearer to it, or further up, for more time."""
+    """Limits of the bisection for the least memory with which something fits."""
 
-    close: float = 0.01  # the answer is that near to the least, as a share of all the memory
+    close: float = 0.01  # it ends that near to the least, as a share of all the memory
     factor: float = 64  # at most so many times the largest device's memory is tried
     seconds: float = 5.0  # for each method
-    all_seconds: float = 30.0  # after which an answer is not made closer
+    all_seconds: float = 30.0  # after which it ends with the answer that it has
 
 
 @dataclass(frozen=True)
@@ -140,26 +140,29 @@ def make_plans(
     """Solve `workload` by each strategy (all by default), replay the plans, rank them by seconds,
     then money.
 
-    Several workloads, the same in different precisions (`planner.library`), are ranked together. A
+    workload: one, or the same in different precisions (`planner.library`), ranked together. A
     plan that does not fit in memory never wins. The run's time limit is for each method of a
     strategy. on_candidate: called with every candidate as it is found. notes: to stand before those
     of the planning. Raises InputError for criteria that are not usable, or a workload that cannot
     be posed.
     """
-    every = (workload,) if isinstance(workload, Workload) else tuple(workload)
-    run, criteria, first = run or Run(), criteria or Criteria(), every[0]
-    picked = chosen() if strategies is None else list(strategies)
+    in_precisions = (workload,) if isinstance(workload, Workload) else tuple(workload)
+    run, criteria, first = run or Run(), criteria or Criteria(), in_precisions[0]
+    picked = make_strategies() if strategies is None else list(strategies)
     criteria.check(first)
-    variants = [(w, Variant(precision=w.precision if len(every) > 1 else None)) for w in every]
-    candidates, tried = searched(
-        [Search(s, w, run, v, on_candidate) for s in picked for w, v in variants]
+    variants = [
+        (w, Variant(precision=w.precision if len(in_precisions) > 1 else None))
+        for w in in_precisions
+    ]
+    candidates, tried = search_all(
+        [StrategySearch(s, w, run, v, on_candidate) for s in picked for w, v in variants]
     )
     all_notes = [*notes, *tried]
-    if criteria.parts:
+    if criteria.wants_parts:
         searches = [
-            Search(s, w, run, replace(v, part=part), on_candidate)
+            StrategySearch(s, w, run, replace(v, part=part), on_candidate)
             for w, v in variants
-            for part in parts(w)
+            for part in parts_of_cluster(w)
             for s in picked
         ]
         candidates, left_out = with_parts(candidates, searches, first)
@@ -171,54 +174,56 @@ def make_plans(
     winner = winner_of(allowed, first, criteria.cheapest_within)
     relaxed: list[Relaxation] = []
     if not any(candidate.fits_memory for candidate in ranked) and not run.cancelled:
-        least = min(every, key=lambda w: sum(layer.saved_bytes for layer in w.profile.layers))
+        least = min(
+            in_precisions, key=lambda w: sum(layer.saved_bytes for layer in w.profile.layers)
+        )
         with derived(f"{least.model.name} on {least.cluster.name} with more memory"):
             relaxed = relaxations(least, run, picked)
     precision = None if winner is None else ranked[winner].variant.precision
     return Planning(
-        next((w for w in every if w.precision == precision), first),
+        next((w for w in in_precisions if w.precision == precision), first),
         ranked,
         winner,
         tuple(all_notes),
         tuple(relaxed),
-        tuple(w.precision for w in every),
+        tuple(w.precision for w in in_precisions),
         criteria,
     )
 
 
-def searched(searches: Sequence[Search]) -> tuple[list[Candidate], list[str]]:
+def search_all(searches: Sequence[StrategySearch]) -> tuple[list[Candidate], list[str]]:
     """All candidates, strategy by strategy, and notes on what was tried in vain.
 
-    What answers at once comes first, so that a complete ranking stands early, then what proves; the
-    other heuristics are for comparison. Strategies that end soon go before those that may take all
-    their time.
+    Methods that answer at once come first, so that a complete ranking stands early. Exact methods
+    follow, then the other heuristics, which are for comparison. Strategies that end soon go before
+    those that may take all their time.
     """
     order = sorted(range(len(searches)), key=lambda i: searches[i].strategy.slow)
-    quick = {i: searches[i].quick() for i in order}
-    candidates = {i: searches[i].exact() for i in order}
+    quick = {i: searches[i].quick_candidates() for i in order}
+    candidates = {i: searches[i].exact_candidates() for i in order}
     tried: dict[str, list[str]] = {}
     for i in order:
-        more, remarks = searches[i].recomputing(candidates[i])
+        more, remarks = searches[i].recomputing_candidates(candidates[i])
         candidates[i] += more
         for text in remarks:
             tried.setdefault(text, []).append(searches[i].name)
     for i in order:
-        candidates[i] += [*searches[i].others(), *quick[i]]
+        candidates[i] += [*searches[i].other_candidates(), *quick[i]]
     notes = [f"{', '.join(names)}: {text}" for text, names in tried.items()]
     return [candidate for i in range(len(searches)) for candidate in candidates[i]], notes
 
 
 def with_parts(
-    whole: list[Candidate], searches: Sequence[Search], workload: Workload
+    whole: list[Candidate], searches: Sequence[StrategySearch], workload: Workload
 ) -> tuple[list[Candidate], list[str]]:
-    """All of `whole`, and what exact methods find on parts of the cluster, as far as nothing beats
-    it in both time and money; notes on the others and on parts that were not tried."""
+    """All of `whole`, and those candidates of exact methods on parts of the cluster that nothing
+    beats in both time and money; notes on the others and on parts that were not tried."""
     more: list[Candidate] = []
     for search in searches:
         if search.run.cancelled:
             break
-        exact = search.exact()
-        more += [*exact, *search.recomputing(exact)[0]]
+        exact = search.exact_candidates()
+        more += [*exact, *search.recomputing_candidates(exact)[0]]
     together = [*whole, *more]
     front = {id(together[i]) for i in pareto(together, workload)}
     kept = [c for c in more if id(c) in front]
@@ -291,10 +296,10 @@ def workload_document(workload: Workload) -> dict[str, Any]:
 def relaxations(workload: Workload, run: Run, strategies: Sequence[Strategy]) -> list[Relaxation]:
     """What would make the workload fit, the least memory in all first; empty where none of it does.
 
-    Each amount is tried by planning: exact methods with full recomputation, replayed. What is told
-    fits, therefore; that less would not do is what these methods found, no theorem of all plans.
-    strategies: to plan with; those whose exact methods take long are left out where there are
-    others.
+    Each amount is tried by planning: exact methods with full recomputation, replayed. So something
+    does fit with the amounts returned. That nothing fits with less is what these methods found; it
+    is not proven for all plans. strategies: to plan with; those whose exact methods take long are
+    left out where there are others.
     """
     quick = [strategy for strategy in strategies if not strategy.slow] or strategies
     types, counts = workload.cluster.types, workload.cluster.counts()
@@ -321,8 +326,8 @@ def more_memory(
         larger = with_memory(workload, types, extra)
         for strategy in strategies:
             variant = Variant("full" if strategy.recomputes else "none")
-            search = Search(strategy, larger, run.part(time_limit=tuning.seconds), variant)
-            for candidate in [] if run.cancelled else search.exact():
+            search = StrategySearch(strategy, larger, run.part(time_limit=tuning.seconds), variant)
+            for candidate in [] if run.cancelled else search.exact_candidates():
                 if candidate.fits_memory and candidate.plan is not None:
                     return candidate.name
         return None

@@ -23,7 +23,7 @@ from typing import Any
 
 from hetplan.errors import InputError
 from hetplan.planner.ranking import make_plans
-from hetplan.planner.search import OnCandidate, moved
+from hetplan.planner.search import OnCandidate, on_devices
 from hetplan.planner.strategy import Candidate, Strategy
 from hetplan.planner.what_if import node_number
 from hetplan.profiling.workload import Workload
@@ -32,7 +32,7 @@ from hetplan.runtime.replay import check_same, replay
 from hetplan.runtime.spmd_replay import SpmdCosts
 from hetplan.solvers.run import Run
 
-WITHIN = 5.0  # percent
+WITHIN_PERCENT = 5.0  # by which a plan may be slower than the fastest one
 Interval = tuple[float, float]
 Held = list[tuple[int, Interval]]  # of one layer and kind: device, what it holds
 Key = tuple[int, str]  # layer, kind
@@ -110,13 +110,13 @@ class Replanning:
     choices: tuple[Choice, ...]  # that fit, fastest first
     # Index of the one that moves least among those within `within` percent of the fastest; None
     # where nothing fits.
-    chosen: int | None
+    winner: int | None
     within: float
 
     @property
     def best(self) -> Choice | None:
         """The one chosen."""
-        return None if self.chosen is None else self.choices[self.chosen]
+        return None if self.winner is None else self.choices[self.winner]
 
     def document(self) -> dict[str, Any]:
         """As JSON types."""
@@ -125,7 +125,7 @@ class Replanning:
             "seconds_before": self.before,
             "within_percent": self.within,
             "candidates": [choice.document(self.workload) for choice in self.choices],
-            "winner": self.chosen,
+            "winner": self.winner,
         }
 
 
@@ -146,7 +146,7 @@ def replan(
     run: Run | None = None,
     *,
     strategies: Sequence[Strategy] | None = None,
-    within: float = WITHIN,
+    within: float = WITHIN_PERCENT,
     on_candidate: OnCandidate | None = None,
 ) -> Replanning:
     """Plan again without the lost nodes (numbers), and count what moves. plan: what runs now on
@@ -163,7 +163,7 @@ def replan(
     choices = []
     for candidate in planning.candidates:
         if candidate.plan is not None and candidate.fits_memory:
-            whole = moved(candidate, workload, numbers)
+            whole = on_devices(candidate, workload, numbers)
             assert whole.plan is not None
             choices.append(Choice(whole, moves(plan, whole.plan, workload, gone)))
     before = replay(plan, workload).seconds

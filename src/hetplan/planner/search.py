@@ -1,9 +1,11 @@
-"""One strategy on one workload in one variant: its candidates as it proposes them, replayed;
-tightened where the replay needs more memory; and with recomputation where memory costs time.
+"""The search of one strategy for plans of one workload in one variant.
 
-A family's memory model may be simpler than the replay's (tensor ranks that keep some activations
-whole, working memory of recomputation). What it proves holds with the replay's, too. Where its plan
-does not fit in the replay, the strategy is asked for one within the replay's memory.
+The strategy proposes candidates, and each is replayed. Where a plan does not fit when replayed, the
+strategy is asked for one that does. Where memory costs time, recomputation is tried as well.
+
+A family may count less memory than the replay does: it may leave out activations that tensor ranks
+keep whole, and the working memory of recomputation. The bounds that it proves hold with the
+replay's memory, too, but its plan may not fit.
 
 A strategy's closed form prices what its paper prices. The replay counts the rest: network cards
 that the ranks of a node share, gradients sent back, tied weights, the optimizer's step,
@@ -18,7 +20,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from hetplan.errors import UnsupportedError
-from hetplan.planner.strategy import Candidate, Method, Strategy, joined, propose
+from hetplan.planner.strategy import Candidate, Strategy, StrategyMethod, joined, propose
 from hetplan.planner.variant import PLAIN, Variant, on_part, recomputed, renumbered, useful_modes
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.plan import Prediction
@@ -27,25 +29,28 @@ from hetplan.schema import derived
 from hetplan.solvers.run import Run
 from hetplan.text import seconds_text, share_text
 
-FREE = "recomputation not tried: without memory limits nothing is faster"
-WITHIN = "solved within the memory that the replay counts"
-UNLIMITED = 1e18  # more bytes than any device has
+MEMORY_IS_FREE_NOTE = (
+    "recomputation not tried: it only saves memory, and with unlimited memory the plan would be no "
+    "faster"
+)
+WITHIN_NOTE = "solved within the memory that the replay counts"
+UNLIMITED_BYTES = 1e18  # more bytes than any device has
 MOST_PASSES = 1_000_000  # of micro-batches through stages: more take minutes to replay
 
 OnCandidate = Callable[[Candidate], None]
 
 
 @dataclass(frozen=True)
-class Search:
-    """A strategy in a variant."""
+class StrategySearch:
+    """The search of one strategy in one variant."""
 
     strategy: Strategy
     workload: Workload
     run: Run
     variant: Variant = PLAIN
     on_candidate: OnCandidate | None = None  # called with every candidate, replayed
-    same: float = 1e-6  # relative: differences of the closed form below are none
-    gain: float = 1e-3  # relative: by how much the replay of a rearranged plan must be shorter
+    same_price: float = 1e-6  # closed forms that differ by less, as a share, count as equal
+    least_gain: float = 1e-3  # share by which the replay of a rearranged plan must be shorter
 
     @property
     def name(self) -> str:
@@ -54,35 +59,37 @@ class Search:
         return f"{self.strategy.name}{of}"
 
     @cached_property
-    def here(self) -> Workload:
+    def workload_on_part(self) -> Workload:
         """The workload on the variant's part of the cluster."""
         return on_part(self.workload, self.variant.part)
 
-    def quick(self) -> list[Candidate]:
-        """What methods propose that answer at once."""
-        return self.solved([m for m in self.strategy.methods if m.quick])
+    def quick_candidates(self) -> list[Candidate]:
+        """Candidates of the methods that answer at once."""
+        return self.candidates_of([m for m in self.strategy.methods if m.quick])
 
     @property
-    def proving(self) -> list[Method]:
+    def exact_methods(self) -> list[StrategyMethod]:
         """The methods that prove their answers."""
         return [method for method in self.strategy.methods if method.exact]
 
-    def exact(self, budget: Run | None = None) -> list[Candidate]:
-        """What methods propose that prove their answers."""
-        return self.solved(self.proving, budget)
+    def exact_candidates(self, budget: Run | None = None) -> list[Candidate]:
+        """Candidates of the methods that prove their answers."""
+        return self.candidates_of(self.exact_methods, budget)
 
-    def others(self) -> list[Candidate]:
-        """What heuristics and baselines propose that take longer."""
-        return self.solved([m for m in self.strategy.methods if not m.quick and not m.exact])
+    def other_candidates(self) -> list[Candidate]:
+        """Candidates of the heuristics and baselines that take longer."""
+        return self.candidates_of([m for m in self.strategy.methods if not m.quick and not m.exact])
 
-    def recomputing(self, plain: Sequence[Candidate]) -> tuple[list[Candidate], list[str]]:
+    def recomputing_candidates(
+        self, plain: Sequence[Candidate]
+    ) -> tuple[list[Candidate], list[str]]:
         """Candidates that recompute and are faster than the plain ones, or fit where none of those
         does; notes on what was tried in vain."""
         if not self.strategy.recomputes or self.run.cancelled:
             return [], []
-        modes, budget = useful_modes(self.here), self.budget()
-        if modes and self.memory_is_free(plain, share(budget, 1 + len(modes))):
-            return [], [FREE]
+        modes, budget = useful_modes(self.workload_on_part), self.new_budget()
+        if modes and self.memory_is_free(plain, time_share(budget, 1 + len(modes))):
+            return [], [MEMORY_IS_FREE_NOTE]
         candidates: list[Candidate] = []
         notes: list[str] = []
         best = shortest(c for c in plain if c.fits_memory)
@@ -91,7 +98,7 @@ class Search:
             if budget.should_stop:
                 return candidates, [*notes, f"no time was left for {mode} recomputation"]
             repeating = replace(self, variant=replace(self.variant, recomputation=mode))
-            tried = repeating.exact(share(budget, left))
+            tried = repeating.exact_candidates(time_share(budget, left))
             fitting = [c for c in tried if c.fits_memory]
             gains = [c for c in fitting if (c.predicted_seconds or 0.0) < limit]
             other = shortest(fitting)
@@ -105,67 +112,74 @@ class Search:
         return candidates, notes
 
     def memory_is_free(self, plain: Sequence[Candidate], run: Run) -> bool:
-        """Whether the strategy's best plan stays the best without memory limits: then less kept
-        gains nothing."""
+        """Whether the strategy's best plan would be no faster with unlimited memory. Recomputation
+        then gains nothing."""
         best = shortest(c for c in plain if c.method.exact and c.fits_memory)
         if best is None:
             return False
-        unlimited = replace(self.here, reserved_bytes=-UNLIMITED)
-        free = propose(self.strategy, unlimited, run, self.proving)
-        least = shortest(free)
-        if least is None or any(c.status not in ("optimal", "infeasible") for c in free):
+        unlimited = replace(self.workload_on_part, reserved_bytes=-UNLIMITED_BYTES)
+        free = propose(self.strategy, unlimited, run, self.exact_methods)
+        prices = [c.closed_form_seconds for c in free if c.closed_form_seconds is not None]
+        if not prices or any(c.status not in ("optimal", "infeasible") for c in free):
             return False
-        closed = best.closed_form_seconds or best.predicted_seconds or 0.0
-        return closed <= (least.predicted_seconds or 0.0) * (1 + self.same)
+        price = best.closed_form_seconds or best.predicted_seconds or 0.0
+        return price <= min(prices) * (1 + self.same_price)
 
-    def budget(self) -> Run:
-        """A run for what comes beyond a first proposal: all of it together has the time limit of
-        one method."""
+    def new_budget(self) -> Run:
+        """A run for everything beyond the first candidates: all of it together has the time limit
+        of one method."""
         return Run(
             self.run.options, lambda progress: self.run.report(note=progress.note), self.run.cancel
         )
 
-    def solved(self, methods: Sequence[Method], budget: Run | None = None) -> list[Candidate]:
-        """What the methods propose, replayed, those of exact ones within memory.
+    def candidates_of(
+        self, methods: Sequence[StrategyMethod], budget: Run | None = None
+    ) -> list[Candidate]:
+        """The candidates of the methods, replayed; those of exact methods within the replay's
+        memory, with rearranged ones behind them.
 
-        budget: for each method, and for what comes beyond; None: each as long as `run` says.
+        budget: for each method, and for tightening and rearranging; None: each of these has the
+        time limit of `run`.
         """
         if not methods:
             return []
         mode, part = self.variant.recomputation, self.variant.part
         with derived(f"profile of {self.workload.model.name} under {mode}"):
-            posed = recomputed(self.here, mode)
+            posed = recomputed(self.workload_on_part, mode)
         candidates = []
-        for own in propose(self.strategy, posed, budget or self.run, methods):
-            candidate, spare = self.replayed(own), budget or self.budget()
-            if own.method.exact:
-                candidate = self.within_memory(own, candidate, posed, spare)
-            candidates += [candidate, *self.rearranged(candidate, posed, spare)]
+        for proposed in propose(self.strategy, posed, budget or self.run, methods):
+            candidate, rest = self.mark_and_replay(proposed), budget or self.new_budget()
+            if proposed.method.exact:
+                candidate = self.within_memory(proposed, candidate, posed, rest)
+            candidates += [candidate, *self.rearranged(candidate, posed, rest)]
         if part is not None:
             numbers = self.workload.cluster.devices_of(part.nodes)
             fitting = [c for c in candidates if c.plan is not None and c.fits_memory]
-            candidates = [moved(c, self.workload, numbers) for c in fitting]
+            candidates = [on_devices(c, self.workload, numbers) for c in fitting]
         if self.on_candidate is not None:
             for candidate in candidates:
                 self.on_candidate(candidate)
         return candidates
 
-    def replayed(self, own: Candidate) -> Candidate:
-        """A strategy's candidate as one of the variant, replayed where it is solved; its plan says
-        where it is from."""
-        own = replace(own, variant=self.variant)
-        if own.plan is not None:
-            origin = f"{own.strategy}/{own.method.name}{own.plan.origin}"
-            plan = self.variant.marked(own.plan.model_copy(update={"origin": origin}))
-            own = replace(own, plan=plan)
-        return simulated(own, self.here)
+    def mark_and_replay(self, candidate: Candidate) -> Candidate:
+        """A strategy's candidate, marked as one of the variant and replayed on the variant's part
+        of the cluster. Its plan then says which strategy and method it is from."""
+        candidate = replace(candidate, variant=self.variant)
+        plan = candidate.plan
+        if plan is not None:
+            origin = f"{candidate.strategy}/{candidate.method.name}{plan.origin}"
+            plan = self.variant.marked(plan.model_copy(update={"origin": origin}))
+        return replay_candidate(replace(candidate, plan=plan), self.workload_on_part)
 
     def within_memory(
-        self, own: Candidate, first: Candidate, posed: Workload, run: Run
+        self, proposed: Candidate, first: Candidate, posed: Workload, run: Run
     ) -> Candidate:
-        """The first candidate where its replay fits, else what the strategy has within the replay's
-        memory, if anything; what is proven of its own problem, with more memory, holds for it."""
-        lacks = own.fits_memory and first.replayed is not None and not first.fits_memory
+        """The first candidate where its replay fits, else the strategy's best within the replay's
+        memory, where it has one. The first one's bound holds for that, too.
+
+        first: the proposed candidate, replayed.
+        """
+        lacks = proposed.fits_memory and first.replay is not None and not first.fits_memory
         if not lacks or run.should_stop:
             return first
         model = self.workload.model.name
@@ -176,32 +190,32 @@ class Search:
         if within.plan is None:
             none = "no plan does" if within.status == "infeasible" else ""
             return replace(first, message=joined(first.message, none))
-        again = self.replayed(within)
+        again = self.mark_and_replay(within)
         return replace(
             again,
             solve_seconds=first.solve_seconds + again.solve_seconds,
-            message=joined(again.message, WITHIN),
+            message=joined(again.message, WITHIN_NOTE),
         )
 
     def rearranged(self, candidate: Candidate, posed: Workload, run: Run) -> list[Candidate]:
-        """What of nearly the price of an exact method's plan is shortest when replayed, if it is
-        shorter than that plan."""
+        """Of the plans with nearly the price of an exact method's, the one that is shortest when
+        replayed, if it is shorter than the exact method's; else nothing."""
         if not candidate.method.exact or not candidate.fits_memory or candidate.plan is None:
             return []
-        limit = (candidate.predicted_seconds or 0.0) * (1 - self.gain)
+        limit = (candidate.predicted_seconds or 0.0) * (1 - self.least_gain)
         others = []
         for other in self.strategy.rearrangements(posed, candidate):
             if run.should_stop:
                 break
-            others.append(self.replayed(other))
+            others.append(self.mark_and_replay(other))
         best = shortest(c for c in others if c.fits_memory)
         return [best] if best is not None and (best.predicted_seconds or 0.0) < limit else []
 
 
-def share(budget: Run, parts: int) -> Run:
-    """A run with one of so many parts of what is left of a budget; without a limit there is
-    none."""
-    return budget.part(time_limit=budget.remaining / parts, quiet=False)
+def time_share(budget: Run, count: int) -> Run:
+    """A run with the time that is left of a budget, divided by `count`; without a limit where the
+    budget has none."""
+    return budget.part(time_limit=budget.remaining / count, quiet=False)
 
 
 def refused_alike(plain: Sequence[Candidate], tried: Sequence[Candidate]) -> bool:
@@ -216,9 +230,9 @@ def shortest(candidates: Iterable[Candidate]) -> Candidate | None:
     return min(timed, key=lambda c: c.predicted_seconds or 0.0, default=None)
 
 
-def simulated(candidate: Candidate, workload: Workload) -> Candidate:
-    """The candidate with the replay's seconds and memory; one that cannot be replayed keeps its own
-    and says so. Its plan says what is predicted of it."""
+def replay_candidate(candidate: Candidate, workload: Workload) -> Candidate:
+    """The candidate with the seconds and the memory of its replay. Where it cannot be replayed, its
+    closed form stands in, and its message says so. Its plan gets the prediction."""
     plan = candidate.plan
     if plan is None:
         return candidate
@@ -231,19 +245,23 @@ def simulated(candidate: Candidate, workload: Workload) -> Candidate:
                 got=passes,
                 expected=f"{MOST_PASSES} passes",
             )
-        own = replay(plan, workload)
+        found = replay(plan, workload)
     except UnsupportedError as error:
         text = f"not replayed, the iteration is that of the closed form: {error}"
-        candidate = replace(candidate, message=joined(candidate.message, text))
-    else:
-        excess = misfit(candidate, own, workload)
         candidate = replace(
             candidate,
-            predicted_seconds=own.seconds,
-            closed_form_seconds=candidate.predicted_seconds,
+            predicted_seconds=candidate.closed_form_seconds,
+            closed_form_seconds=None,
+            message=joined(candidate.message, text),
+        )
+    else:
+        excess = excess_text(candidate, found, workload)
+        candidate = replace(
+            candidate,
+            predicted_seconds=found.seconds,
             fits_memory=candidate.fits_memory is True and not excess,
-            peak_bytes=own.peak_bytes,
-            replayed=own,
+            peak_bytes=found.peak_bytes,
+            replay=found,
             message=joined(candidate.message, excess),
         )
     prediction = Prediction(
@@ -257,41 +275,41 @@ def simulated(candidate: Candidate, workload: Workload) -> Candidate:
     return replace(candidate, plan=plan.model_copy(update={"prediction": prediction}))
 
 
-def misfit(candidate: Candidate, own: Replay, workload: Workload) -> str:
-    """Why the replayed plan does not fit where its strategy says that it does; nothing where it
-    fits.
+def excess_text(candidate: Candidate, found: Replay, workload: Workload) -> str:
+    """Which device lacks memory in the replay where the strategy says that its plan fits; empty
+    where none does.
 
-    Devices that the strategy itself lets exceed their limit have been tried with that batch, which
-    is more than a prediction.
+    A device that is over its limit by the strategy's own count, too, is not judged: it was measured
+    with that batch (`poplar.curves`), and a measurement stands above a prediction.
     """
     if candidate.fits_memory is not True or candidate.peak_bytes is None:
         return ""
-    sizes = zip(own.peak_bytes, own.limit_bytes, candidate.peak_bytes, strict=True)
+    sizes = zip(found.peak_bytes, found.limit_bytes, candidate.peak_bytes, strict=True)
     excess = [held - limit if held > limit >= claimed else 0.0 for held, limit, claimed in sizes]
     if not any(excess):
         return ""
     device = excess.index(max(excess))
     return (
         f"does not fit when replayed: device {device} ({workload.cluster.devices[device].type}) "
-        f"holds {share_text(own.peak_bytes[device], own.limit_bytes[device])}"
+        f"holds {share_text(found.peak_bytes[device], found.limit_bytes[device])}"
     )
 
 
-def moved(candidate: Candidate, workload: Workload, numbers: Sequence[int]) -> Candidate:
-    """A candidate of another cluster on devices of the workload's, replayed there.
+def on_devices(candidate: Candidate, workload: Workload, numbers: Sequence[int]) -> Candidate:
+    """A candidate of another cluster, put on devices of the workload's cluster and replayed there.
 
-    numbers: as in `renumbered`. What is not replayed at first is not replayed here either, so that
-    the memory of its devices is unknown.
+    numbers: as in `renumbered`. A candidate without a replay gets none here either, so that the
+    memory of its devices is unknown.
     """
     assert candidate.plan is not None
     plan = renumbered(candidate.plan, workload, numbers)
-    if candidate.replayed is None:
+    if candidate.replay is None:
         return replace(candidate, plan=plan, peak_bytes=None)
-    own = replay(plan, workload)
+    found = replay(plan, workload)
     return replace(
         candidate,
         plan=plan,
-        predicted_seconds=own.seconds,
-        peak_bytes=own.peak_bytes,
-        replayed=own,
+        predicted_seconds=found.seconds,
+        peak_bytes=found.peak_bytes,
+        replay=found,
     )

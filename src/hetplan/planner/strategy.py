@@ -1,9 +1,10 @@
-"""What a strategy has to offer, how it is asked, and the candidates that it answers with.
+"""Strategies: the interface that they implement, how they are asked, and what they answer with.
 
-A candidate is what one method of one strategy proposes for a workload, or why it proposes nothing.
+A strategy poses problems of a workload. Each of its methods answers each problem with a candidate:
+a plan that it proposes, or the reason why it proposes none.
 
-Adding one is a file with a class, and a line in `hetplan.planner.STRATEGIES`. `DataParallel` in
-`planner/amp.py` is the shortest.
+To add a strategy, write a class in a file of its own and add a line to
+`hetplan.planner.STRATEGIES`. `DataParallel` in `planner/amp.py` is the shortest example.
 """
 
 from __future__ import annotations
@@ -30,8 +31,9 @@ Settings = Mapping[str, Mapping[str, object]]
 
 
 @dataclass(frozen=True)
-class Method:
-    """One way to solve what a strategy poses."""
+class StrategyMethod:
+    """One way to solve the problems that a strategy poses. (A family's methods are those of
+    `solvers.registry`.)"""
 
     name: str
     exact: bool = False  # proves its answers, given time
@@ -41,16 +43,21 @@ class Method:
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """One row of the ranking; what is not known is None."""
+    """One row of the ranking; what is not known is None.
+
+    A strategy sets `closed_form_seconds`; `search.replay_candidate` adds `predicted_seconds`. Where
+    a plan cannot be replayed, its closed form stands in for the prediction, and
+    `closed_form_seconds` is None, so that no table compares the formula with itself.
+    """
 
     strategy: str
-    method: Method
+    method: StrategyMethod
     status: str  # as in results (`optimal`, `feasible` …), of the strategy's own problem
     variant: Variant = PLAIN
-    predicted_seconds: float | None = None  # of an iteration: by the replay, before by the formula
-    closed_form_seconds: float | None = None  # by the strategy's formula, once replayed
+    closed_form_seconds: float | None = None  # of an iteration, by the strategy's own formula
+    predicted_seconds: float | None = None  # of an iteration, by the replay
     objective: float | None = None  # of the strategy's own problem
-    bound: float | None = None  # of the same; a bound of one strategy is none for another
+    bound: float | None = None  # of the same problem; it bounds no other strategy's
     fits_memory: bool | None = None
     peak_bytes: tuple[float, ...] | None = None  # [D] held by each device of the cluster
     solve_seconds: float = 0.0
@@ -58,10 +65,10 @@ class Candidate:
     plan: Plan | None = None
     message: str = ""  # the reason where there is no plan, or anything worth telling
     tables: tuple[Table, ...] = ()  # the plan, for people
-    replayed: Replay | None = field(default=None, repr=False, compare=False)
+    replay: Replay | None = field(default=None, repr=False, compare=False)
 
     @classmethod
-    def of_result(cls, strategy: str, method: Method, result: Result[Any]) -> Candidate:
+    def of_result(cls, strategy: str, method: StrategyMethod, result: Result[Any]) -> Candidate:
         """What a result says beside its decision."""
         message = result.message
         if method.exact and result.status == "feasible" and not message:
@@ -134,7 +141,7 @@ class Candidate:
             "plan": None if self.plan is None else self.plan.model_dump(mode="json"),
             "message": self.message,
             "closed_form_seconds": self.closed_form_seconds,
-            "replayed": self.replayed is not None,
+            "replayed": self.replay is not None,
             "recomputation": None if self.plan is None else self.plan.recomputation,
             "precision": self.variant.precision or workload.precision,
             "details": dict(self.details),
@@ -149,15 +156,16 @@ def joined(*texts: str) -> str:
 class Problem(Protocol):
     """One problem posed of a workload, which the methods of its strategy solve."""
 
-    def method(self, asked: Method) -> Method:
-        """The method under the name that it has on this problem."""
-        return asked
+    def renamed(self, method: StrategyMethod) -> StrategyMethod:
+        """The method under the name that its candidates of this problem bear."""
+        return method
 
-    def solve(self, method: Method, run: Run) -> Candidate | None:
-        """The method's candidate, priced by the closed form; None where another's says it all.
+    def solve(self, method: StrategyMethod, run: Run) -> Candidate | None:
+        """The method's candidate, with the closed form's seconds; None where the method has nothing
+        to add to what another one says of this problem.
 
-        The plan's origin is what is to stand behind the method's name. Raises NoPlan or
-        UnsupportedError with the reason where there is no plan.
+        The plan's `origin` is text that follows the method's name in the plan file; mostly it is
+        empty. Raises NoPlan or UnsupportedError with the reason where there is no plan.
         """
         ...
 
@@ -169,7 +177,7 @@ class Strategy(Protocol):
     """
 
     name: ClassVar[str]
-    methods: ClassVar[tuple[Method, ...]]  # the best first
+    methods: ClassVar[tuple[StrategyMethod, ...]]  # the best first
     Settings: ClassVar[type[StrictModel]] = StrictModel  # what only its user can set
     recomputes: ClassVar[bool] = False  # whether recomputation is chosen around it
     slow: ClassVar[bool] = False  # goes behind the others: it takes the time that it is given
@@ -182,12 +190,14 @@ class Strategy(Protocol):
     def within_replay(self, workload: Workload, run: Run, bound: float | None) -> Candidate | None:
         """The best plan within the memory that the replay counts, where the problem cannot say it.
 
-        bound: one that holds anyway. None: no such plan is known; `infeasible`: there is none.
+        bound: one that is known to hold for these plans, too. Returns None where no such plan is
+        found, a candidate `infeasible` where it is proven that there is none.
         """
         return None
 
     def rearrangements(self, workload: Workload, candidate: Candidate) -> Iterable[Candidate]:
-        """Decisions of nearly the price of an exact method's, which the replay may tell apart."""
+        """Candidates of nearly the price of the given one, which an exact method found: their
+        replays may be shorter."""
         return ()
 
 
@@ -199,8 +209,11 @@ class NoPlan(Exception):
         self.status, self.reason, self.seconds = status, reason, seconds
 
 
-def chosen(names: Sequence[str] | None = None, settings: Settings | None = None) -> list[Strategy]:
-    """The strategies named, each once; all of them for `all` or without names. settings: theirs.
+def make_strategies(
+    names: Sequence[str] | None = None, settings: Settings | None = None
+) -> list[Strategy]:
+    """The strategies of these names, made with their settings, each once; all strategies for `all`
+    or without names.
 
     Raises InputError for unknown names, and for settings that are not usable.
     """
@@ -226,7 +239,10 @@ def chosen(names: Sequence[str] | None = None, settings: Settings | None = None)
 
 
 def propose(
-    strategy: Strategy, workload: Workload, run: Run, methods: Sequence[Method] | None = None
+    strategy: Strategy,
+    workload: Workload,
+    run: Run,
+    methods: Sequence[StrategyMethod] | None = None,
 ) -> list[Candidate]:
     """One candidate per problem and method (all by default), with a plan or the reason why there is
     none. The run's time limit is for each method."""
@@ -242,19 +258,23 @@ def propose(
         return [candidate for candidate in every if candidate is not None]
 
 
-def attempt(strategy: Strategy, problem: Problem, method: Method, run: Run) -> Candidate | None:
-    """One method on one problem; one after an interruption says that it has not begun."""
-    named = problem.method(method)
+def attempt(
+    strategy: Strategy, problem: Problem, method: StrategyMethod, run: Run
+) -> Candidate | None:
+    """One method on one problem. After an interruption, the candidate says that it never began."""
+    named = problem.renamed(method)
     try:
         if run.cancelled:
             raise NoPlan("unknown", "not begun: stopped from the keyboard")
-        candidate = problem.solve(method, labelled(run, f"{strategy.name}/{named.name}"))
+        candidate = problem.solve(method, begin_run(run, f"{strategy.name}/{named.name}"))
     except (NoPlan, UnsupportedError) as error:
         return refused(strategy, named, error)
     return None if candidate is None else replace(candidate, method=named)
 
 
-def refused(strategy: Strategy, method: Method, error: NoPlan | UnsupportedError) -> Candidate:
+def refused(
+    strategy: Strategy, method: StrategyMethod, error: NoPlan | UnsupportedError
+) -> Candidate:
     """The row of the ranking that says why there is no plan."""
     reason = error if isinstance(error, NoPlan) else NoPlan("unknown", str(error))
     return Candidate(
@@ -266,10 +286,13 @@ def refused(strategy: Strategy, method: Method, error: NoPlan | UnsupportedError
     )
 
 
-def labelled(run: Run, label: str) -> Run:
-    """A run for one method with the whole time limit, whose progress shows in `run` under
-    `label`."""
-    run.incumbent = run.bound = None  # bounds of different problems do not compare
+def begin_run(run: Run, label: str) -> Run:
+    """A new run with the whole time limit of `run`, whose progress shows in `run` under `label`.
+
+    The incumbent and bound that `run` shows are cleared, for those of different problems do not
+    compare.
+    """
+    run.incumbent = run.bound = None
     run.report(note=label)
 
     def forward(progress: Progress) -> None:

@@ -1,10 +1,11 @@
-"""A variant: what is decided around a strategy, one axis each. What is solved and replayed is a
-strategy in a variant.
+"""A variant: the choices that are made outside a strategy, namely recomputation, precision and part
+of the cluster. What is solved and replayed is a strategy in a variant.
 
-A strategy poses whatever workload it is given. With a profile whose backward passes include what is
-computed again, and whose layers keep less, its exact methods decide with the memory that
-recomputation leaves, and their bounds hold for it. On a part of the cluster, a cluster of its own,
-it makes plans that leave the other devices idle, and only devices in use are paid for.
+A strategy knows nothing of variants: it poses whatever workload it is given. For recomputation it
+is given a profile whose backward passes include what is computed again and whose layers keep less,
+so that what it decides and proves holds for recomputation. For a part of the cluster it is given
+that part as a cluster. Its plans then leave the other devices idle, and only devices in use are
+paid for.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Variant:
-    """The axes that all strategies share; every axis is plain by default."""
+    """One choice for each axis that all strategies share; every axis is plain by default."""
 
     recomputation: Recomputation = "none"  # what backward passes compute again
     precision: Precision | None = None  # where several are ranked together; None: the only one
@@ -60,7 +61,7 @@ class Variant:
 PLAIN = Variant()
 
 
-def parts(workload: Workload) -> Iterator[Part]:
+def parts_of_cluster(workload: Workload) -> Iterator[Part]:
     """Every part of the cluster by device types but the whole, smaller ones first.
 
     Every subset of at most six types; of more types one, two, or all but one.
@@ -92,9 +93,9 @@ def renumbered(plan: Plan, workload: Workload, numbers: Sequence[int]) -> Plan:
     shares = None
     if plan.zero_shares is not None:
         shares = [0.0] * len(workload.cluster.devices)
-        for own, share in zip(numbers, plan.zero_shares, strict=True):
-            if own >= 0:
-                shares[own] = share
+        for number, share in zip(numbers, plan.zero_shares, strict=True):
+            if number >= 0:
+                shares[number] = share
     replicas = [
         replica.model_copy(
             update={

@@ -1,11 +1,12 @@
 """What a change of the cluster is worth: more devices, fewer, a faster network; each planned anew.
 
-What runs on the cluster as it is runs on a larger or faster one, too, and where only idle devices
-are gone: the old winner is replayed there, and a change that only adds never costs. What runs
-without some nodes runs with them idle, so that losing them never gains. A problem that a change
-leaves as it is keeps its proven answer (`planner.known`).
-Without changes given, the marginal ones are asked: one more node of each kind, one less, each kind
-of link twice as fast.
+The best plan of the cluster as it is also runs on a larger or faster cluster, and on one that lacks
+only devices that it leaves idle. It is replayed there, so that a change that only adds never costs.
+The other way round, a plan for the cluster without some nodes also runs where these nodes are idle,
+so that losing nodes never gains. A problem that a change leaves as it is keeps its proven answer
+(`planner.known`).
+Where no changes are given, the marginal ones are asked: one more node of each kind, one less, each
+kind of link twice as fast.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 from hetplan.errors import InputError
 from hetplan.planner.known import Known, remembering
 from hetplan.planner.ranking import Planning, make_plans
-from hetplan.planner.search import OnCandidate, moved, shortest
+from hetplan.planner.search import OnCandidate, on_devices, shortest
 from hetplan.planner.strategy import Candidate, Strategy
 from hetplan.planner.variant import Part
 from hetplan.profiling.catalogue import device
@@ -32,13 +33,13 @@ class Change:
     """A named change of a cluster."""
 
     name: str
-    cluster: Cluster  # the changed one; the nodes that stay come first
-    kept: tuple[int, ...]  # their numbers in the cluster as it is
-    devices: int = 0  # so many more, or fewer below 0
+    cluster: Cluster  # the changed one; the nodes that keep all their devices come first
+    kept: tuple[int, ...]  # the numbers of those nodes in the cluster as it is
+    added_devices: int = 0  # below 0: so many are removed
 
 
 @dataclass(frozen=True)
-class Changed:
+class ChangeResult:
     """What comes of a change."""
 
     change: Change
@@ -51,9 +52,9 @@ class Changed:
     @property
     def gain_per_device(self) -> float | None:
         """Seconds per iteration saved for each device added or removed."""
-        if self.gain is None or not self.change.devices:
+        if self.gain is None or not self.change.added_devices:
             return None
-        return self.gain / abs(self.change.devices)
+        return self.gain / abs(self.change.added_devices)
 
     def document(self) -> Mapping[str, Any]:
         """As JSON types."""
@@ -70,8 +71,8 @@ class Changed:
 class WhatIf:
     """The cluster as it is, and after each change, in the order asked."""
 
-    base: Changed
-    variants: tuple[Changed, ...]
+    base: ChangeResult
+    variants: tuple[ChangeResult, ...]
     decided: tuple[str, ...] = ()  # problems that were decided without solving, and why
 
     def document(self) -> dict[str, Any]:
@@ -197,11 +198,11 @@ def marginal(cluster: Cluster) -> list[Change]:
     kind's, where there are several; links inside the nodes of each kind twice as fast."""
     changes, links, every = list[Change](), list[Change](), every_node(cluster)
     for kind in cluster.types:
-        own = [n for n in every if cluster.nodes[n].device == kind]
-        nodes = [cluster.nodes[n] for n in own]
+        numbers = [n for n in every if cluster.nodes[n].device == kind]
+        nodes = [cluster.nodes[n] for n in numbers]
         changes.append(addition(f"{nodes[0].devices}x{kind}", cluster))
         if len(every) > 1:
-            changes.append(removal(f"node{own[-1]}", cluster))
+            changes.append(removal(f"node{numbers[-1]}", cluster))
         if len(cluster.types) > 1:
             network = 2 * max(node.network_bandwidth for node in nodes)
             text = f"network of {kind} nodes at {network / GBIT:g} Gbit/s"
@@ -240,23 +241,23 @@ def what_if(
             planned.append((change, changed, planning))
     for change, _, planning in planned:
         # Where nothing but whole nodes goes, the plan runs with these idle, too.
-        whole = change.devices < 0 and len(change.kept) == len(change.cluster.nodes)
+        whole = change.added_devices < 0 and len(change.kept) == len(change.cluster.nodes)
         if planning.best is not None and whole:
             part = Part(f"idle: {change.name.removeprefix('remove ')}", change.kept)
             variant = replace(planning.best.variant, part=part)
             idle = replace(planning.best, variant=variant)
             numbers = workload.cluster.devices_of(change.kept)
-            best = shortest(filter(None, (best, moved(idle, workload, numbers))))
+            best = shortest(filter(None, (best, on_devices(idle, workload, numbers))))
     variants = []
     for change, changed, planning in planned:
-        before = as_before(best, workload, changed, change)
+        before = plan_as_it_is(best, workload, changed, change)
         after = shortest(filter(None, (planning.best, before)))
         gain = None
         if best is not None and after is not None:
             gain = (best.predicted_seconds or 0.0) - (after.predicted_seconds or 0.0)
         same = after is not None and after is before
-        variants.append(Changed(change, changed, after, gain, same, refusals(planning, after)))
-    return WhatIf(Changed(as_is, workload, best, None), tuple(variants), tuple(known.decided))
+        variants.append(ChangeResult(change, changed, after, gain, same, refusals(planning, after)))
+    return WhatIf(ChangeResult(as_is, workload, best, None), tuple(variants), tuple(known.decided))
 
 
 def refusals(planning: Planning, best: Candidate | None) -> tuple[str, ...]:
@@ -283,11 +284,12 @@ def changed_workload(workload: Workload, cluster: Cluster) -> Workload:
     return replace(made, reserved_bytes=workload.reserved_bytes)
 
 
-def as_before(
+def plan_as_it_is(
     best: Candidate | None, workload: Workload, changed: Workload, change: Change
 ) -> Candidate | None:
-    """The plan as it is on the changed cluster, where nothing that it uses is gone."""
-    if best is None or best.plan is None or best.replayed is None:
+    """The best plan as it is, replayed on the changed cluster; None where a device that it uses is
+    gone."""
+    if best is None or best.plan is None or best.replay is None:
         return None
     places = [-1] * len(workload.cluster.devices)
     for place, number in enumerate(workload.cluster.devices_of(change.kept)):
@@ -295,7 +297,7 @@ def as_before(
     if any(places[number] < 0 for number in best.plan.ranks):
         return None
     return replace(
-        moved(best, changed, places),
+        on_devices(best, changed, places),
         status="feasible",
         closed_form_seconds=None,
         objective=None,  # objective and bound are of the problem as it is

@@ -401,12 +401,12 @@ class Model:
     ) -> Row:
         """The row in the programme's unit, its condition as a big-M coefficient."""
         values, low, high = row.values, row.lower, row.upper
-        own = seconds[row.columns]
-        if own.any():
+        in_seconds = seconds[row.columns]
+        if in_seconds.any():
             if row.levels is not None:
                 values = np.append(-_rises(row.levels * unit), 1.0)
             else:
-                values = np.where(own, values, _dropped(values * unit))
+                values = np.where(in_seconds, values, _dropped(values * unit))
             low, high = low * unit, high * unit
         columns, values = _merged(row.columns, values)
         if not row.when:
