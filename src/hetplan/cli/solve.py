@@ -256,9 +256,6 @@ def verdict_tables(instance: Instance, verdicts: Sequence[Verdict]) -> Iterator[
         claim, evaluation = verdict.claim, verdict.evaluation
         word = {True: "holds", False: "does not hold", None: "nothing to price"}[verdict.holds]
         title = f"{instance.name}: {claim.source}: {word}"
-        if evaluation is not None and evaluation.objective is None:
-            yield Table(title, (), (), verdict.complaints)
-            continue
         if evaluation is None:
             stated = f"stated {claim.status}" if claim.status else "no status stated"
             bound = "" if claim.bound is None else f", bound {number_text(claim.bound, 10)}"
@@ -266,6 +263,9 @@ def verdict_tables(instance: Instance, verdicts: Sequence[Verdict]) -> Iterator[
             yield Table(title, (), (), (*verdict.complaints, nothing))
             continue
         parts = {**evaluation.parts, "objective": evaluation.objective}
-        rows = tuple((name, number_text(value, 10)) for name, value in parts.items())
-        yield Table(title, ("part", "value"), rows, notes=verdict.complaints, right=(1,))
-        yield from describe(instance, claim.decision, f"decision of {claim.source}")
+        rows = tuple((name, number_text(v, 10)) for name, v in parts.items() if v is not None)
+        yield Table(
+            title, ("part", "value") if rows else (), rows, notes=verdict.complaints, right=(1,)
+        )
+        if evaluation.objective is not None:
+            yield from describe(instance, claim.decision, f"decision of {claim.source}")

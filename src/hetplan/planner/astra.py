@@ -180,8 +180,7 @@ class PoolProblem(Problem):
                 zip(best.stages, best.stage_bytes, self.placed(best), strict=True)
             )
         )
-        header = ("stage", "blocks", "devices", "memory")
-        return Table(summary(best), header, rows, right=(0, 1))
+        return Table(summary(best), ("stage", "blocks", "devices", "memory"), rows, right=(0, 1))
 
 
 def degree(best: AstraCandidate, name: str) -> int:

@@ -48,7 +48,7 @@ from hetplan.profiling.workload import Workload
 from hetplan.runtime.plan import MicroBatches, Plan, Replica, new_plan
 from hetplan.solvers.result import Result
 from hetplan.solvers.run import Run
-from hetplan.text import Table, devices_text, names_text, seconds_text, share_text
+from hetplan.text import Table, counted, devices_text, names_text, seconds_text, share_text
 
 AUTO = StrategyMethod("auto", exact=True)
 Groups = list[list[int]]
@@ -160,7 +160,7 @@ class PlacedTemplate:
         """A note where stages cannot have all devices of a node; else empty."""
         size = group_size(self.workload)
         narrow = size < max(node.devices for node in self.workload.cluster.nodes)
-        return f"stages take at most {size} device{'s' if size > 1 else ''}" if narrow else ""
+        return f"stages take at most {counted(size, 'device')}" if narrow else ""
 
     def send_seconds(self) -> float:
         """Seconds of one micro-batch from stage to stage over the slowest links in use."""

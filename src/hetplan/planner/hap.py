@@ -176,8 +176,7 @@ class SpmdProblem(Problem):
 
     def in_runs(self) -> str:
         """`8 runs of 64 samples`."""
-        steps = self.posed.steps
-        return f"{steps} run{'s' if steps > 1 else ''} of {self.posed.samples} samples"
+        return f"{counted(self.posed.steps, 'run')} of {self.posed.samples} samples"
 
     def tables(self, decision: HapDecision) -> tuple[Table, ...]:
         """The ratios, and how the program's time divides."""

@@ -17,7 +17,7 @@ from hetplan.profiling.workload import Workload
 from hetplan.runtime.plan import Plan, parse_plan
 from hetplan.runtime.replay import Replay
 from hetplan.schema import NonNegative, parse
-from hetplan.text import devices_text, names_text
+from hetplan.text import counted, devices_text, names_text
 
 COMMUNICATES = (LABELS[Kind.TRANSFER], LABELS[Kind.COLLECTIVE])
 ROWS = 96  # of a timeline; more cannot be read
@@ -126,8 +126,7 @@ def scene(
     """The picture's content; run: the plan replayed on the workload."""
     replicas, stages = len(plan.replicas), len(plan.replicas[0].stages)
     subtitle = (
-        f"{replicas} replica{'s' if replicas > 1 else ''} of "
-        f"{stages} stage{'s' if stages > 1 else ''}, "
+        f"{counted(replicas, 'replica')} of {counted(stages, 'stage')}, "
         f"micro-batches of {plan.replicas[0].micro_batches[0].samples}, {plan.schedule}, "
         f"ZeRO {plan.zero}, recomputation {plan.recomputation}; {plan.origin or 'by hand'}"
     )
