@@ -100,7 +100,7 @@ class Member:
         self.barrier.wait()
         return brought
 
-    def total_of(self, x: Tensor) -> Tensor:
+    def reduced(self, x: Tensor) -> Tensor:
         """The sum."""
         return torch.stack(self.everyones(x.detach().clone())).sum(0)
 

@@ -124,8 +124,6 @@ def test_programs_that_are_none_are_refused() -> None:
 @pytest.mark.parametrize(("how", "count"), [("layer", 1), ("layer", 4), ("metis", 2)])
 def test_segments_cover_the_program(how: Literal["layer", "metis"], count: int) -> None:
     """Numbered as they appear, with equal work and little that is read across; layers whole."""
-    if how == "metis":
-        pytest.importorskip("pymetis", reason="METIS is an extra of hetplan")
     program = model("vit", 64, 8)
     found = segmented(program, count, how)
     gradients, work, crossing = found.needs_gradient(), [0.0] * count, 0
