@@ -89,8 +89,8 @@ class _Partial:
     """A partial program."""
 
     program: tuple[int, ...]  # triple numbers
-    known: frozenset[int]  # properties, without redundant ones
-    ever: frozenset[int]  # all properties
+    known: frozenset[int]  # of these the ones that are still of use
+    ever: frozenset[int]  # all properties that it has given
     communicated: frozenset[str]  # tensors
     cost: float  # seconds up to the last synchronisation
     busy: Floats  # [K] seconds since then

@@ -1,9 +1,9 @@
 """HAP's baselines DP-EV and DP-CP: data parallelism with even ratios, or ratios in proportion to
 speed.
 
-A theory does not say which of its triples are data parallelism, so it is told from names and work:
-of the forms that HAP's property names spell out, data parallelism shards dimension 0 only, and
-communicates by all-reduce; among such programs it replicates no work that can be shared. Where the
+A theory does not say which of its triples are data parallelism, so that is read from names and
+work. HAP's property names spell out forms: data parallelism shards dimension 0 only, and
+communicates by all-reduce. Among such programs it replicates no work that can be shared. Where the
 names spell no forms, or no such program exists, the forms do not restrict it. Source: HAP, Section
 7.1.
 """

@@ -240,7 +240,7 @@ class Cell:
     """A node of the search."""
 
     simplices: Floats  # [g, K, K]
-    point: Floats | None = None  # [g, K] where good ratios are expected
+    point: Floats | None = None  # [g, K] reference point of the cell before, or first good ratios
     # The arcs that are still worth it in this cell: programs at or above the threshold of the time
     # when it was made are left out. None: the whole graph.
     graph: Graph | None = None

@@ -114,8 +114,8 @@ def game(P: Floats) -> tuple[float, Floats, Floats]:
 
 
 def game_value(P: Floats) -> float:
-    """A lower bound of min over mu in the simplex of max_c P[c] mu [C, V], and mostly that; rows
-    may be infinite."""
+    """A lower bound of min over mu in the simplex of max_c P[c] mu [C, V], mostly the value itself;
+    rows may be infinite."""
     return max(float(P.min(axis=1).max()), game(P)[0])
 
 
@@ -172,7 +172,7 @@ class Means:
 
     def __init__(self, problem: HapProblem, cell: Floats, hint: Floats | None) -> None:
         """hint: a point [g, K] of the cell."""
-        self.problem, self.x = problem, vertices(cell)
+        self.problem, self.x = problem, vertices(cell)  # x [V, g, K]
         self._slow = problem.speeds[-1] / problem.speeds
         V, _, K = self.x.shape
         self.mu = np.full(V, 1.0 / V)  # the reference point, barycentric

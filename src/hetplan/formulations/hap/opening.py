@@ -31,7 +31,7 @@ SAME = 1 - 1e-15
 
 
 class Opener:
-    """Finds what is left open of a theory."""
+    """Finds the states of a theory that sums leave open in a cell."""
 
     def __init__(self, theory: ReducedTheory) -> None:
         self.theory = theory

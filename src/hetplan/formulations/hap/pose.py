@@ -1,11 +1,13 @@
-"""A workload as HAP's problem: the theory of its model's operators, priced by its profile and its
-links.
+"""A workload as HAP's problem: the theory of its model's operators, with the seconds of its profile
+and its links.
 
 HAP has one speed per device. It is set so that the whole model takes on each type what the profile
-says, at the largest micro-batch within a device's even share; a layer's FLOP are weighted so that
-its seconds are the profile's, in the mean over devices. Within a layer, moved entries weigh against
-products as on the first type's roofline. Collectives are rings over the slowest link, as AMP prices
-them, with a launch per hop.
+says, at the largest micro-batch within a device's even share. A layer's FLOP are weighted so that
+its seconds are the profile's, in the mean over devices. Within a layer, operators that mostly move
+entries would seem too quick by their FLOP alone: an entry moved counts as many FLOP as the first
+device type computes in the time of moving it. Collectives are rings over the slowest link, as AMP
+counts them, with a launch per hop.
+
 One program takes the whole global batch. Where that does not fit in memory it is run `steps` times
 on equal parts, with gradients synchronised once. Memory is a constraint of the problem, with the
 profile's saved activations.
@@ -165,8 +167,9 @@ def tables(workload: Workload) -> dict[str, ProfileTable]:
 def priced(workload: Workload, program: SingleProgram) -> tuple[list[Device], dict[str, float]]:
     """Devices with speeds, and the weight of every operator.
 
-    An entry moved costs more than operators count for it, as on the first type's roofline. A
-    layer's FLOP are its seconds times speed, in the mean over devices; they add up to the model's.
+    An entry moved counts more FLOP than operators count for it: as many as the first type computes
+    in the time of moving it. A layer's FLOP are its seconds times speed, in the mean over devices;
+    they add up to the model's.
     """
     cluster, gradients = workload.cluster, program.needs_gradient()
     rates = Rates.of(cluster.specs[cluster.types[0]], workload.precision, DEFAULT_EFFICIENCY)

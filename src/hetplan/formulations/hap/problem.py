@@ -193,7 +193,8 @@ def compile_problem(data: HapData) -> HapProblem:
 
 
 def infeasible_because(data: HapData, problem: HapProblem) -> str | None:
-    """Why no program exists, complete: the goal cannot be derived, or the given program is none."""
+    """Why there is no program, None where there is one: the goal cannot be derived, or the given
+    program is no program. Memory is not looked at."""
     if problem.program is not None:
         return _wrong_program_because(data, problem)
     known, _ = derivable(problem.steps)

@@ -3,8 +3,9 @@ rows for ratios.
 
 The ratio problem is a linear programme through HiGHS,
 
-    min constant + sum_k comm_k M_k + sum_s T_s   s.t.   T_s >= (F_s + S_s . B_d) / v_d,   M_k >=
-    B_kd,  sum_d n_d B_kd = 1,  B >= 0,  and with memory  sum_k A_k B_kd <= W_d - P  for each type d
+    min  constant + sum_k comm_k M_k + sum_s T_s
+    s.t. T_s >= (F_s + S_s . B_d) / v_d,   M_k >= B_kd,   sum_d n_d B_kd = 1,   B >= 0,
+         and with memory  sum_k A_k B_kd <= W_d - P  for each type d
 
 (A, P: the program's shared and fixed bytes).
 
