@@ -189,12 +189,12 @@ def test_haps_evaluator_simulator_and_model_agree(name: str) -> None:
     objective = present(evaluate(family("hap"), free.data, decision).objective)
     if found.fits_memory:
         assert evaluate(family("hap"), whole.theory.data, decision).violations == ()
-    seconds = whole.steps * Decided(whole.theory, decision).seconds()
+    seconds = whole.runs * Decided(whole.theory, decision).seconds()
     assert seconds == pytest.approx(found.closed_form_seconds, rel=1e-9)
-    assert whole.steps * objective == pytest.approx(
+    assert whole.runs * objective == pytest.approx(
         seconds, rel=0.2
     )  # whole samples and heads, or parts of them
-    assert found.bound is None or found.bound <= whole.steps * objective * (1 + 1e-6)
+    assert found.bound is None or found.bound <= whole.runs * objective * (1 + 1e-6)
     if method == "auto":
         assert found.status == "optimal"
 

@@ -13,7 +13,7 @@ from fakes.workloads import cluster, small, small_model
 from hetplan.errors import InputError, UnsupportedError
 from hetplan.formulations import family
 from hetplan.formulations.hap.data import Communication, Compute, HapDecision
-from hetplan.formulations.hap.pose import pose, priced, steps_that_fit, tables
+from hetplan.formulations.hap.pose import pose, priced, runs_that_fit, tables
 from hetplan.formulations.hap.spmd.forms import WHOLE
 from hetplan.formulations.hap.spmd.forms import Run as Operation
 from hetplan.formulations.hap.spmd.networks import program_of
@@ -251,17 +251,17 @@ def test_data_parallelism_by_hand(workload: Workload) -> None:
 def test_runs_are_as_few_as_memory_allows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Activations of 64 samples in a device that holds the states and a little more."""
     workload = make_workload(small_model(layers=3), on(V100, T4), 64)
-    assert steps_that_fit(workload) == 1
+    assert runs_that_fit(workload) == 1
     saved = sum(layer.saved_bytes for layer in workload.profile.layers)
     # a V100 takes about 30 % of each run's samples
-    for samples, steps in ((24.0, 1), (12.0, 2), (5.0, 4), (0.0, 16)):
+    for samples, runs in ((24.0, 1), (12.0, 2), (5.0, 4), (0.0, 16)):
         limit = workload.state_bytes + samples * saved
         monkeypatch.setattr(
             Workload,
             "device_bytes",
             lambda self, limit=limit: dict.fromkeys(self.cluster.types, limit),
         )
-        assert steps_that_fit(workload) == steps
+        assert runs_that_fit(workload) == runs
     posed = pose(workload, 16)
     plain = pose(workload, 1)
     assert posed.samples == 4

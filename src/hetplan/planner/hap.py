@@ -84,13 +84,13 @@ class Hap(Strategy):
         return [SpmdProblem(posed, self.settings.seconds, time.perf_counter() - begun)]
 
 
-def reported_per_iteration(run: Run, steps: int, time_limit: float) -> Run:
-    """A run of its own time limit for a program that an iteration takes `steps` times: what it
-    reports is passed on times `steps`."""
+def reported_per_iteration(run: Run, runs: int, time_limit: float) -> Run:
+    """A run of its own time limit for a program that runs `runs` times per iteration: what it
+    reports is passed on times `runs`."""
 
     def watch(progress: Progress) -> None:
         incumbent, bound = (
-            None if seconds is None else steps * seconds
+            None if seconds is None else runs * seconds
             for seconds in (progress.incumbent, progress.bound)
         )
         run.report(incumbent=incumbent, bound=bound, note=progress.note)
@@ -115,7 +115,7 @@ class SpmdProblem(Problem):
         )
         limit = run.options.time_limit
         left = seconds if limit is None else max(limit - self.posing_seconds, 1e-3)
-        timed = reported_per_iteration(run, posed.steps, min(seconds, left))
+        timed = reported_per_iteration(run, posed.runs, min(seconds, left))
         result = solve(family("hap"), posed.theory.data, method.name, timed)
         spent = result.seconds + self.posing_seconds
         if not isinstance(result.decision, HapDecision) or result.objective is None:
@@ -134,9 +134,9 @@ class SpmdProblem(Problem):
         return replace(
             Candidate.of_result("hap", method, result),
             status=result.status if objective == result.objective else "feasible",
-            closed_form_seconds=posed.steps * Decided(posed.theory, decision).seconds(),
-            objective=posed.steps * objective,
-            bound=None if result.bound is None else posed.steps * result.bound,
+            closed_form_seconds=posed.runs * Decided(posed.theory, decision).seconds(),
+            objective=posed.runs * objective,
+            bound=None if result.bound is None else posed.runs * result.bound,
             fits_memory=not over,
             peak_bytes=peak,
             solve_seconds=spent,
@@ -176,14 +176,14 @@ class SpmdProblem(Problem):
 
     def in_runs(self) -> str:
         """`8 runs of 64 samples`."""
-        return f"{counted(self.posed.steps, 'run')} of {self.posed.samples} samples"
+        return f"{counted(self.posed.runs, 'run')} of {self.posed.samples} samples"
 
     def tables(self, decision: HapDecision) -> tuple[Table, ...]:
         """The ratios, and how the program's time divides."""
         posed, shown = self.posed, self.posed.workload.cluster.shown
         ratios, *_ = describe(posed.theory.data, decision, shown)
         stages = stages_of(posed.theory.data, decision)
-        waiting = seconds_text(posed.steps * sum(stage.comm_seconds for stage in stages))
+        waiting = seconds_text(posed.runs * sum(stage.comm_seconds for stage in stages))
         program, cut = counted(len(decision.program), "instruction"), counted(len(stages), "stage")
         notes = (*ratios.notes, f"{program} in {cut}; {waiting} in collectives")
         title = f"one SPMD program, {self.in_runs()}: {ratios.title}"
@@ -193,7 +193,7 @@ class SpmdProblem(Problem):
         """One replica of one stage on all devices, with the program that they run."""
         posed, workload = self.posed, self.posed.workload
         layers, devices = len(workload.profile.layers), range(len(workload.cluster.devices))
-        batches = [MicroBatches(count=posed.steps, samples=posed.samples)]
+        batches = [MicroBatches(count=posed.runs, samples=posed.samples)]
         replica = Replica(stages=[tensor_stage([(0, layers)], devices)], micro_batches=batches)
         program = write_program(posed.theory, decision)
         return new_plan(workload, [replica], schedule="spmd", program=program)

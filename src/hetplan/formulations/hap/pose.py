@@ -8,7 +8,7 @@ entries would seem too quick by their FLOP alone: an entry moved counts as many 
 device type computes in the time of moving it. Collectives are rings over the slowest link, as AMP
 counts them, with a launch per hop.
 
-One program takes the whole global batch. Where that does not fit in memory it is run `steps` times
+One program takes the whole global batch. Where that does not fit in memory it is run `runs` times
 on equal parts, with gradients synchronised once. Memory is a constraint of the problem, with the
 profile's saved activations.
 """
@@ -43,16 +43,16 @@ from hetplan.solvers.run import Run
 
 @dataclass(frozen=True)
 class Posed:
-    """theory: of one run on `samples` samples; an iteration is `steps` runs."""
+    """theory: of one run on `samples` samples; runs: of its program, per iteration."""
 
     workload: Workload
     theory: Theory
-    steps: int
+    runs: int
 
     @property
     def samples(self) -> int:
         """Samples of one run."""
-        return self.workload.global_batch // self.steps
+        return self.workload.global_batch // self.runs
 
     def device_bytes(self, decision: HapDecision) -> tuple[float, ...]:
         """[m] predicted bytes in whole units: states of the parameters held, and the tensors
@@ -70,20 +70,20 @@ class Posed:
         )
 
 
-def pose(workload: Workload, steps: int | None = None, run: Run | None = None) -> Posed:
-    """The `hap` problem of `workload`, in `steps` runs (None: the fewest in which data parallelism
+def pose(workload: Workload, runs: int | None = None, run: Run | None = None) -> Posed:
+    """The `hap` problem of `workload`, in `runs` runs (None: the fewest in which data parallelism
     fits in memory).
 
     Raises UnsupportedError where the model has no program, or the profile no times of single
-    devices; InputError for steps that do not divide the global batch; `Stopped` where `run` should
+    devices; InputError for runs that do not divide the global batch; `Stopped` where `run` should
     stop.
     """
-    if steps is None:
-        steps = steps_that_fit(workload)
-    elif workload.global_batch % steps:
+    if runs is None:
+        runs = runs_that_fit(workload)
+    elif workload.global_batch % runs:
         expected = f"a divisor of the global batch ({workload.global_batch})"
-        raise InputError("runs per iteration", where="hap.steps", got=steps, expected=expected)
-    program = program_of(workload.model, workload.global_batch // steps)
+        raise InputError("runs per iteration", where="hap.steps", got=runs, expected=expected)
+    program = program_of(workload.model, workload.global_batch // runs)
     devices, weights = priced(workload, program)
     precision = workload.precision
     usable = workload.device_bytes()
@@ -98,11 +98,11 @@ def pose(workload: Workload, steps: int | None = None, run: Run | None = None) -
         ring_links(workload),
         element_bytes=ELEMENT_BYTES[precision],
         weights=weights,
-        steps=steps,
+        steps=runs,
         holding=holding,
         run=run,
     )
-    return Posed(workload, theory, steps)
+    return Posed(workload, theory, runs)
 
 
 def saved_bytes(workload: Workload, program: SingleProgram) -> dict[str, float]:
@@ -124,7 +124,7 @@ def ring_links(workload: Workload) -> Links:
     return replace(links_of(workload.cluster), latency=latency)
 
 
-def steps_that_fit(workload: Workload) -> int:
+def runs_that_fit(workload: Workload) -> int:
     """The fewest equal parts of the global batch that leave a sample for each device and with which
     data parallelism by speed fits; the most parts where none fits."""
     devices, batch = workload.cluster.devices, workload.global_batch
