@@ -90,29 +90,29 @@ class _Programs:
 
     def __init__(self, reduced: Reduced, run: Run, parameters: Parameters) -> None:
         self.theory, self.run, self.parameters = reduced.theory, run, parameters
-        # the searches by A* that are still to be tried: with the second pruning, and without
-        self._second_pruning: tuple[bool, ...] = (True, False)
+        # of the searches by A* that are still to be tried: whether they have the second pruning
+        self._searches_left: tuple[bool, ...] = (True, False)
 
     @property
     def note(self) -> str:
         """What was left out of HAP's procedure."""
-        return (TOO_LARGE, REPEATED, "")[len(self._second_pruning)]
+        return (TOO_LARGE, REPEATED, "")[len(self._searches_left)]
 
     def at(self, ratios: Floats) -> Sequence[int]:
         """A program (triple numbers) for ratios [g, K]."""
-        while self._second_pruning:
+        while self._searches_left:
             share = self.parameters.share * self.run.remaining
             part = self.run.part(time_limit=min(self.parameters.seconds, share))
             program, finished = astar.search(
                 self.theory,
                 ratios,
                 part,
-                once=self._second_pruning[0],
+                once=self._searches_left[0],
                 most=self.parameters.extensions,
             )
             if program is not None:
                 return program
-            self._second_pruning = self._second_pruning[1:] if finished else ()
+            self._searches_left = self._searches_left[1:] if finished else ()
         return self._without_a_star(ratios)
 
     def _without_a_star(self, ratios: Floats) -> Sequence[int]:
