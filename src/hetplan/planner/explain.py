@@ -1,8 +1,9 @@
 """Why the winner takes as long as it does, and what else there was: read off its replay and the
 ranking.
 
-The chain that decides the iteration's length (`path_to_end`: tasks without waiting between them) is
-divided by what its tasks are. Speeding up anything that is not on it gains nothing.
+An iteration lasts as long as one chain of tasks that follow each other without waiting
+(`path_to_end`). The seconds of this chain are divided by what its tasks are. Speeding up anything
+that is not on it gains nothing.
 """
 
 from __future__ import annotations

@@ -106,7 +106,7 @@ class Replanning:
 
     workload: Workload
     lost: tuple[int, ...]  # numbers of nodes
-    before: float  # seconds per iteration of the old plan, whole
+    before: float  # seconds per iteration of the old plan on the whole cluster
     choices: tuple[Choice, ...]  # that fit, fastest first
     # Index of the one that moves least among those within `within` percent of the fastest; None
     # where nothing fits.

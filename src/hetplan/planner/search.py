@@ -101,13 +101,13 @@ class StrategySearch:
             tried = repeating.exact_candidates(time_share(budget, left))
             fitting = [c for c in tried if c.fits_memory]
             gains = [c for c in fitting if (c.predicted_seconds or 0.0) < limit]
-            other = shortest(fitting)
+            fastest = shortest(fitting)
             if gains:
                 candidates += gains
             elif best is None and not refused_alike(plain, tried):
                 notes.append(f"nothing is found with {mode} recomputation either")
-            elif other is not None:
-                took = f"{other.name}: {seconds_text(other.predicted_seconds)}"
+            elif fastest is not None:
+                took = f"{fastest.name}: {seconds_text(fastest.predicted_seconds)}"
                 notes.append(f"{mode} recomputation gains nothing ({took})")
         return candidates, notes
 
@@ -219,13 +219,15 @@ def time_share(budget: Run, count: int) -> Run:
 
 
 def refused_alike(plain: Sequence[Candidate], tried: Sequence[Candidate]) -> bool:
-    """Whether recomputation changes nothing in why nothing is solved: it is not memory, then."""
+    """Whether the strategy refuses the workload with recomputation for the reasons that it gives
+    without: memory is then not what is lacking."""
     reasons = {candidate.message for candidate in plain}
     return all(c.solve_seconds == 0 and c.message in reasons for c in tried)
 
 
 def shortest(candidates: Iterable[Candidate]) -> Candidate | None:
-    """The one with the shortest predicted iteration, the first of equals."""
+    """The candidate with the shortest predicted iteration, the first of equals; None where no
+    iteration is predicted."""
     timed = [c for c in candidates if c.predicted_seconds is not None]
     return min(timed, key=lambda c: c.predicted_seconds or 0.0, default=None)
 

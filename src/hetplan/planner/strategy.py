@@ -179,8 +179,8 @@ class Strategy(Protocol):
     name: ClassVar[str]
     methods: ClassVar[tuple[StrategyMethod, ...]]  # the best first
     Settings: ClassVar[type[StrictModel]] = StrictModel  # what only its user can set
-    recomputes: ClassVar[bool] = False  # whether recomputation is chosen around it
-    slow: ClassVar[bool] = False  # goes behind the others: it takes the time that it is given
+    recomputes: ClassVar[bool] = False  # whether it is searched with recomputation, too
+    slow: ClassVar[bool] = False  # searched after the others, for it may take all its time
 
     def pose(self, workload: Workload, run: Run) -> Sequence[Problem]:
         """The problems of the workload; raises NoPlan where there are none, and InputError only for
@@ -202,7 +202,8 @@ class Strategy(Protocol):
 
 
 class NoPlan(Exception):
-    """There is no plan. status: `infeasible` where that is proven, else `unknown`."""
+    """There is no plan. status: `infeasible` where that is proven, else `unknown`. seconds: what it
+    took to find that out."""
 
     def __init__(self, status: str, reason: str, seconds: float = 0.0) -> None:
         super().__init__(reason)

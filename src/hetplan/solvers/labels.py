@@ -1,4 +1,4 @@
-"""Label setting: parts of decisions side by side, without those that others make superfluous.
+"""Label setting: parts of decisions are extended step by step, and the superfluous ones left out.
 
 A label stands for a part of a decision. Labels are rows of a structured array with two fields of
 the engine's own, and the family's:
@@ -32,15 +32,16 @@ Numbers = NDArray[np.int64]
 
 
 class LabelRules(Protocol):
-    """What a family's labels are extended by, and which of them it needs. Labels come as arrays."""
+    """How a family extends its labels, and which of them it can do without. Both methods are given
+    many labels at once, as an array."""
 
     def extend(self, bucket: int, labels: Labels, limit: float) -> Iterable[Extensions]:
         """Every label extended in every way; bounds that reach `limit` may be left out."""
         ...
 
     def undominated(self, bucket: int, labels: Labels) -> Numbers:
-        """Numbers of the labels to keep: for each of the others, one of these costs no more,
-        however the two are completed."""
+        """Numbers of the labels to keep. The others are superfluous: however one of them is
+        completed, a label that is kept can be completed to a decision that costs no more."""
         ...
 
 
