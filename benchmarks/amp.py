@@ -261,7 +261,7 @@ def cuts(most_layers: int) -> tuple[str, list[dict[str, Any]]]:
         "exact, ms",
         "evaluations of f",
         "target",
-        "paper's programme (compiled), ms",
+        "paper's programme, ms",
         "ratio",
     )
     return markdown("The cut alone, placement fixed", header, table), rows
