@@ -53,7 +53,7 @@ def graph_of(theory: ReducedTheory, *, wide: bool = False) -> Graph:
 
 
 def searched(
-    theory: ReducedTheory, graph: Graph, above: float, most: int | None = None
+    theory: ReducedTheory, graph: Graph, above: float, most: int = 20_000
 ) -> tuple[Incumbent, Proof]:
     """The search on a graph for programs that cost less than `above`, knowing none."""
     run = Run(Options(threads=1))
