@@ -174,6 +174,6 @@ def expectation(problem: Mapping[str, Any]) -> str:
         key, words = BOUNDS[problem["type"]]
         bound = problem["ctx"][key]
         return f"{words} {bound:g}" if isinstance(bound, float) else f"{words} {bound:.12g}"
-    told = str(problem["msg"]).partition(" after validation")[0]
-    message = told.removeprefix("Input should ").removeprefix("be ")
+    complaint = str(problem["msg"]).partition(" after validation")[0]
+    message = complaint.removeprefix("Input should ").removeprefix("be ")
     return message[:1].lower() + message[1:]

@@ -75,7 +75,7 @@ def check(theory: ReducedTheory, best: float, *, wide: bool) -> None:
 
 
 CASES = [(seed, 1) for seed in range(80)] + list(itertools.product(range(30), (2, 3)))
-# Cells alone need 67,471 cuts here; the method `exact` leaves such a small graph to HiGHS.
+# The search alone needs 67,471 cells here; the method `exact` leaves such a small graph to HiGHS.
 CASES.remove((20, 2))
 
 

@@ -247,7 +247,7 @@ def replay_candidate(candidate: Candidate, workload: Workload) -> Candidate:
                 got=passes,
                 expected=f"{MOST_PASSES} passes",
             )
-        found = replay(plan, workload)
+        replayed = replay(plan, workload)
     except UnsupportedError as error:
         text = f"not replayed, the iteration is that of the closed form: {error}"
         candidate = replace(
@@ -257,13 +257,10 @@ def replay_candidate(candidate: Candidate, workload: Workload) -> Candidate:
             message=joined(candidate.message, text),
         )
     else:
-        excess = excess_text(candidate, found, workload)
+        excess = excess_text(candidate, replayed, workload)
         candidate = replace(
-            candidate,
-            predicted_seconds=found.seconds,
+            with_replay(candidate, replayed),
             fits_memory=candidate.fits_memory is True and not excess,
-            peak_bytes=found.peak_bytes,
-            replay=found,
             message=joined(candidate.message, excess),
         )
     prediction = Prediction(
@@ -277,7 +274,17 @@ def replay_candidate(candidate: Candidate, workload: Workload) -> Candidate:
     return replace(candidate, plan=plan.model_copy(update={"prediction": prediction}))
 
 
-def excess_text(candidate: Candidate, found: Replay, workload: Workload) -> str:
+def with_replay(candidate: Candidate, replayed: Replay) -> Candidate:
+    """The candidate with the seconds and the memory of a replay of its plan."""
+    return replace(
+        candidate,
+        predicted_seconds=replayed.seconds,
+        peak_bytes=replayed.peak_bytes,
+        replay=replayed,
+    )
+
+
+def excess_text(candidate: Candidate, replayed: Replay, workload: Workload) -> str:
     """Which device lacks memory in the replay where the strategy says that its plan fits; empty
     where none does.
 
@@ -286,14 +293,14 @@ def excess_text(candidate: Candidate, found: Replay, workload: Workload) -> str:
     """
     if candidate.fits_memory is not True or candidate.peak_bytes is None:
         return ""
-    sizes = zip(found.peak_bytes, found.limit_bytes, candidate.peak_bytes, strict=True)
+    sizes = zip(replayed.peak_bytes, replayed.limit_bytes, candidate.peak_bytes, strict=True)
     excess = [held - limit if held > limit >= claimed else 0.0 for held, limit, claimed in sizes]
     if not any(excess):
         return ""
     device = excess.index(max(excess))
     return (
         f"does not fit when replayed: device {device} ({workload.cluster.devices[device].type}) "
-        f"holds {share_text(found.peak_bytes[device], found.limit_bytes[device])}"
+        f"holds {share_text(replayed.peak_bytes[device], replayed.limit_bytes[device])}"
     )
 
 
@@ -307,11 +314,4 @@ def on_devices(candidate: Candidate, workload: Workload, numbers: Sequence[int])
     plan = renumbered(candidate.plan, workload, numbers)
     if candidate.replay is None:
         return replace(candidate, plan=plan, peak_bytes=None)
-    found = replay(plan, workload)
-    return replace(
-        candidate,
-        plan=plan,
-        predicted_seconds=found.seconds,
-        peak_bytes=found.peak_bytes,
-        replay=found,
-    )
+    return with_replay(replace(candidate, plan=plan), replay(plan, workload))

@@ -230,14 +230,14 @@ class Model:
         count = int(np.prod(dimensions, dtype=np.int64))
 
         self.column_blocks.append(Block(name, self.size, count, dimensions))
-        given = {
+        properties = {
             "lower": -np.inf if lower is None else lower,
             "upper": np.inf if upper is None else upper,
             "integer": integer,
             "seconds": seconds,
             "grid": grid,
         }
-        for what, values in given.items():
+        for what, values in properties.items():
             spread = np.broadcast_to(np.asarray(values, dtype=float), dimensions)
             self._of_columns[what].append(spread.reshape(count).astype(float))
         numbers = np.arange(self.size, self.size + count, dtype=np.int64).reshape(dimensions)
