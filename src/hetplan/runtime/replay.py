@@ -21,9 +21,17 @@ from hetplan.profiling.simulator.pipeline import Replica as Pipeline
 from hetplan.profiling.simulator.tasks import LABELS, Ints, Kind, Timeline
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.costs import Costs, Floats, Traffic
+from hetplan.runtime.memory import (
+    Owner,
+    copied_bytes,
+    memory,
+    owners_of,
+    saved_bytes,
+    single_stage,
+    stage_params,
+    updated_part,
+)
 from hetplan.runtime.plan import Plan, Replica, Stage
-
-Owner = tuple[int, int]  # replica, stage
 
 
 @dataclass(frozen=True)
@@ -83,7 +91,7 @@ def replay(plan: Plan, workload: Workload, settings: Settings | None = None) -> 
         timeline,
         tuple(owners),
         tuple(tuple(plan.replicas[i].stages[j].all_devices) for i, j in owners),
-        memory(plan, costs, zero, owners, timeline),
+        memory(plan, costs, zero.divided, owners, timeline),
         tuple(workload.device_bytes()[device.type] for device in workload.cluster.devices),
     )
 
@@ -168,13 +176,6 @@ def pipeline(
     )
 
 
-def saved_bytes(stage: Stage, chunk: int, sizes: Ints, costs: Costs) -> list[float]:
-    """[sizes] bytes that the fullest device of the stage keeps of one micro-batch."""
-    largest_share = max(stage.row_shares) / sum(stage.row_shares)
-    each = costs.saved_bytes(stage.layers[chunk], len(stage.tensor_shares))
-    return [float(np.ceil(n * largest_share)) * each for n in sizes]
-
-
 def hops(replica: Replica, sizes: Ints, which: Ints, costs: Costs) -> Hops:
     """Transfers between the replica's virtual stages."""
     S, C = len(replica.stages), len(replica.stages[0].layers)
@@ -241,25 +242,6 @@ def shared_parts(plan: Plan, costs: Costs) -> Iterator[tuple[tuple[Owner, ...], 
             yield tuple(sorted({*first, *owners})), copied
 
 
-def owners_of(plan: Plan, layer: int) -> list[Owner]:
-    """The stage of every replica that holds the layer."""
-    return [
-        (i, j)
-        for i, replica in enumerate(plan.replicas)
-        for j, stage in enumerate(replica.stages)
-        if any(first <= layer < last for first, last in stage.layers)
-    ]
-
-
-def copied_bytes(plan: Plan, layer: int, costs: Costs) -> float:
-    """Tied weights that the layer's stage holds as a copy: those of a layer elsewhere (the first
-    one's)."""
-    tied = costs.workload.profile.layers[layer].tied_param_bytes
-    if not tied:  # of most layers; looking for owners takes a look at every stage of every replica
-        return 0.0
-    return 0.0 if owners_of(plan, layer) == owners_of(plan, 0) else tied
-
-
 def ring_of(plan: Plan, owners: Sequence[Owner], size: float, costs: Costs) -> Traffic:
     """Rings over the owners' row groups, one per tensor rank, each with its part of `size`
     bytes."""
@@ -267,14 +249,6 @@ def ring_of(plan: Plan, owners: Sequence[Owner], size: float, costs: Costs) -> T
     ranks = max(map(len, groups))
     rings = [[group[r * len(group) // ranks] for group in groups] for r in range(ranks)]
     return costs.ring(rings, size / ranks)
-
-
-def single_stage(plan: Plan) -> bool:
-    """Whether every replica is one stage on one device: data parallelism."""
-    return all(
-        len(replica.stages) == 1 and len(replica.stages[0].all_devices) == 1
-        for replica in plan.replicas
-    )
 
 
 @dataclass(frozen=True)
@@ -314,6 +288,11 @@ class ZeroCosts:
         )
         return cls(shares, spent.per_step, spent.per_iteration, True)
 
+    @property
+    def divided(self) -> Floats | None:
+        """[D] each device's share of the states that the collectives divide; None without them."""
+        return self.shares if self.sharded else None
+
     def collectives(self, plan: Plan) -> list[Collective]:
         """Of every step, and once after the update."""
         if not self.sharded or plan.world_size == 1:
@@ -333,65 +312,9 @@ class ZeroCosts:
         """The optimizer's step on the slowest device of a stage."""
         held = stage_params(plan, stage, costs)
         return max(
-            costs.update_seconds(d, held * self._part(plan, stage, d)) for d in stage.all_devices
+            costs.update_seconds(d, held * updated_part(plan, stage, d, self.divided))
+            for d in stage.all_devices
         )
-
-    def _part(self, plan: Plan, stage: Stage, device: int) -> float:
-        """The share of the stage's states that the device updates."""
-        if self.sharded:
-            return float(self.shares[device])
-        tensor = tensor_part(stage, device)
-        if plan.zero == 0:
-            return tensor
-        return tensor / sum(len(counterpart(r, stage).devices) for r in plan.replicas)
-
-    def state_bytes(self, plan: Plan, stage: Stage, device: int, costs: Costs) -> float:
-        """Weights, gradients and optimizer states on a device."""
-        workload = costs.workload
-        if self.sharded:
-            return States.of(workload).resident(plan.zero, float(self.shares[device]))
-        held = stage_params(plan, stage, costs)
-        optimizer = (
-            (workload.state_bytes_per_param_byte - 2) * held * self._part(plan, stage, device)
-        )
-        return 2 * held * tensor_part(stage, device) + optimizer
-
-
-def counterpart(replica: Replica, stage: Stage) -> Stage:
-    """The replica's stage that begins where `stage` does, or the nearest before."""
-    first = stage.layers[0][0]
-    return [other for other in replica.stages if other.layers[0][0] <= first][-1]
-
-
-def tensor_part(stage: Stage, device: int) -> float:
-    """The share of every weight that a device of the stage holds."""
-    rank = next(group.index(device) for group in stage.devices if device in group)
-    return stage.tensor_shares[rank] / sum(stage.tensor_shares)
-
-
-def stage_params(plan: Plan, stage: Stage, costs: Costs) -> float:
-    """Bytes of weights of a stage, copies of tied ones included."""
-    layers = costs.workload.profile.layers
-    inside = [l for first, last in stage.layers for l in range(first, last)]
-    return sum(layers[l].param_bytes + copied_bytes(plan, l, costs) for l in inside)
-
-
-def memory(
-    plan: Plan, costs: Costs, zero: ZeroCosts, owners: Sequence[Owner], timeline: Timeline
-) -> tuple[float, ...]:
-    """[D] peak bytes: states, the activations kept at once, and what recomputation needs beside."""
-    peak = [0.0] * len(plan.devices)
-    for unit, (i, j) in enumerate(owners):
-        stage, batches = plan.replicas[i].stages[j], plan.replicas[i].micro_batches
-        samples = max(batch.samples for batch in batches)
-        largest = samples * max(stage.row_shares) / sum(stage.row_shares)
-        working = max(
-            costs.working_bytes(layers, len(stage.tensor_shares)) for layers in stage.layers
-        )
-        kept = float(timeline.peak_bytes[unit]) + largest * working
-        for device in stage.all_devices:
-            peak[device] = zero.state_bytes(plan, stage, device, costs) + kept
-    return tuple(peak)
 
 
 COMMUNICATES = (LABELS[Kind.TRANSFER], LABELS[Kind.COLLECTIVE])
