@@ -18,11 +18,12 @@ from hetplan.formulations.amp.pose import pose
 from hetplan.formulations.amp.problem import compile_problem
 from hetplan.profiling.catalogue import GIB
 from hetplan.profiling.cluster import Cluster, example_cluster
+from hetplan.profiling.frameworks import RESERVED_BYTES
 from hetplan.profiling.models import load_model
 from hetplan.profiling.predict import default_micro_batches, default_tensor_degrees, predict
 from hetplan.profiling.profile import Profile, load_profile
 from hetplan.profiling.times import layer_time
-from hetplan.profiling.workload import RESERVED_BYTES, Workload, make_workload
+from hetplan.profiling.workload import Workload, make_workload
 from hetplan.profiling.zoo import BUILT_IN
 
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from hetplan.errors import InputError
-from hetplan.profiling.catalogue import GIB
 from hetplan.profiling.cluster import Cluster, load_cluster
+from hetplan.profiling.frameworks import HETPLAN, RESERVED_BYTES, Framework, load_framework
 from hetplan.profiling.models import Model, check_made_for, load_model
 from hetplan.profiling.operators import Precision
 from hetplan.profiling.predict import check_global_batch, default_micro_batches, predict
@@ -25,9 +25,6 @@ if TYPE_CHECKING:
 STATE_BYTES_PER_PARAM = 16
 PARAM_BYTES: dict[Precision, int] = {"fp16": 2, "bf16": 2, "fp32": 4}
 
-# CUDA context, libraries' workspaces and NCCL's buffers: one to two GiB before the first tensor.
-RESERVED_BYTES = 1.5 * GIB
-
 
 @dataclass(frozen=True)
 class Workload:
@@ -37,7 +34,7 @@ class Workload:
     reserved_bytes: memory of each device that training cannot use. working_bytes: what each device
     of a tensor group of that degree needs per sample beside what its layers keep, while one of them
     is computed again. links: learned efficiency of messages and collectives, None: links reach the
-    cluster file's bandwidths.
+    cluster file's bandwidths. framework: what trains, and what it holds on every device.
     """
 
     model: Model
@@ -47,6 +44,7 @@ class Workload:
     reserved_bytes: float = RESERVED_BYTES
     working_bytes: Mapping[int, float] = field(default_factory=dict)
     links: LearnedLinks | None = None
+    framework: Framework = HETPLAN
 
     def __post_init__(self) -> None:
         check_global_batch(self.global_batch)
@@ -71,7 +69,8 @@ class Workload:
     def state_bytes_per_param_byte(self) -> float:
         """Weights, gradients and optimizer states per byte of weights: 8 in 16 bit, 4 in fp32
         (Adam)."""
-        return STATE_BYTES_PER_PARAM / PARAM_BYTES[self.precision]
+        each = PARAM_BYTES[self.precision]
+        return sum(self.framework.state_bytes(each)) / each
 
     @property
     def state_bytes(self) -> float:
@@ -96,12 +95,14 @@ def make_workload(
     sequence: int | None = None,
     precision: str = "fp16",
     profile: str | os.PathLike[str] | Profile | None = None,
+    framework: str | Framework = HETPLAN,
 ) -> Workload:
     """Join a model (name, config.json or Model), a cluster (file or Cluster) and a profile (file or
     Profile).
 
-    Without a profile one is predicted. A Model brings its own sequence and precision. Raises
-    InputError where a part cannot be read or the parts do not fit together.
+    Without a profile one is predicted. A Model brings its own sequence and precision. framework:
+    what trains, or its name. Raises InputError where a part cannot be read or the parts do not fit
+    together.
     """
     if not isinstance(model, Model):
         model = load_model(model, sequence=sequence, precision=precision)
@@ -113,7 +114,10 @@ def make_workload(
         where = os.fspath(profile)
         profile = load_profile(profile)
         check_profile(profile, model, cluster, where=where)
-    return Workload(model, cluster, profile, global_batch)
+    if isinstance(framework, str):
+        framework = load_framework(framework)
+    reserved = framework.reserved_bytes
+    return Workload(model, cluster, profile, global_batch, reserved, framework=framework)
 
 
 def check_profile(

@@ -227,6 +227,8 @@ class Costs:
         """Bytes per sample that each device of a stage keeps from forward to backward."""
         first, last = layers
         profile, model = self.workload.profile.layers, self.workload.model.layers
+        if self.workload.framework.sequence_parallel and tensor > 1:
+            return self.saved_bytes(layers, 1) / tensor
         if self.mode == "none":
             return sum(
                 layer.replicated_saved_bytes
@@ -240,6 +242,8 @@ class Costs:
 
     def working_bytes(self, layers: Range, tensor: int) -> float:
         """Bytes per sample that one layer needs beside while it is computed again."""
+        if self.workload.framework.sequence_parallel and tensor > 1:
+            return self.working_bytes(layers, 1) / tensor
         if self.mode == "none":
             return 0.0
         first, last = layers

@@ -4,49 +4,150 @@ recomputation needs beside."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, fields
 
 import numpy as np
 
-from hetplan.formulations.poplar.zero import States
+from hetplan.profiling.operators import ELEMENT_BYTES
 from hetplan.profiling.simulator.tasks import Ints, Timeline
+from hetplan.profiling.workload import Workload
 from hetplan.runtime.costs import Costs, Floats
 from hetplan.runtime.plan import Plan, Replica, Stage
+from hetplan.schema import Range
 
 Owner = tuple[int, int]  # replica, stage
+LOGITS = "logits"  # the saved tensor of a described head
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Bytes on one device at its peak, by component; all 0 on one that is not used.
+
+    optimizer: with the fp32 weights of mixed precision. activations: kept from forward to backward
+    passes. working: of the layer that is computed again. logits: of the micro-batch at the loss,
+    with their copies and gradient. collectives: gathered layers, gradients at work, buckets.
+    transfers: buffers of activations and gradients between stages. workspace: of the framework's
+    libraries. reserved: CUDA context and NCCL, which no allocator counts.
+    """
+
+    weights: float = 0.0
+    gradients: float = 0.0
+    optimizer: float = 0.0
+    activations: float = 0.0
+    working: float = 0.0
+    logits: float = 0.0
+    collectives: float = 0.0
+    transfers: float = 0.0
+    workspace: float = 0.0
+    reserved: float = 0.0
+
+    @property
+    def allocated(self) -> float:
+        """What `torch.cuda.max_memory_allocated` counts."""
+        states = self.weights + self.gradients + self.optimizer
+        passes = self.activations + self.working + self.logits
+        return states + passes + self.collectives + self.transfers + self.workspace
+
+
+COMPONENTS = tuple(field.name for field in fields(Held))
 
 
 def memory(
     plan: Plan, costs: Costs, divided: Floats | None, owners: Sequence[Owner], timeline: Timeline
-) -> tuple[float, ...]:
-    """[D] peak bytes: states, the activations kept at once, and what recomputation needs beside.
+) -> tuple[Held, ...]:
+    """[D] what devices hold at their peak.
 
     divided [D]: each device's share of the states under ZeRO without pipelines, else None.
     """
-    peak = [0.0] * len(plan.devices)
+    held = [Held()] * len(plan.devices)
     for unit, (i, j) in enumerate(owners):
         stage, batches = plan.replicas[i].stages[j], plan.replicas[i].micro_batches
         samples = max(batch.samples for batch in batches)
-        largest = samples * max(stage.row_shares) / sum(stage.row_shares)
-        working = max(
-            costs.working_bytes(layers, len(stage.tensor_shares)) for layers in stage.layers
-        )
-        kept = float(timeline.peak_bytes[unit]) + largest * working
+        rows = samples * max(stage.row_shares) / sum(stage.row_shares)
+        passes = Passes.of(costs, stage.layers, len(stage.tensor_shares))
+        weights, largest = stage_params(plan, stage, costs)
+        whole = len(plan.replicas[i].stages) == 1
         for device in stage.all_devices:
-            peak[device] = state_bytes(plan, stage, device, costs, divided) + kept
-    return tuple(peak)
+            part, level, share = tensor_part(stage, device), plan.zero, 1.0
+            if divided is not None:
+                share = float(divided[device])
+            elif plan.zero:
+                level = min(plan.zero, max(costs.workload.framework.pipeline_levels))
+                share = 1 / data_ranks(plan, stage)
+            states = part * weights, part * largest, level, share
+            kept = float(timeline.peak_bytes[unit])
+            held[device] = held_on(costs.workload, states, passes, kept, rows, whole=whole)
+    return tuple(held)
 
 
-def state_bytes(
-    plan: Plan, stage: Stage, device: int, costs: Costs, divided: Floats | None
-) -> float:
-    """Weights, gradients and optimizer states on a device."""
-    workload = costs.workload
-    if divided is not None:
-        return States.of(workload).resident(plan.zero, float(divided[device]))
-    held = stage_params(plan, stage, costs)
-    updated = updated_part(plan, stage, device, divided)
-    optimizer = (workload.state_bytes_per_param_byte - 2) * held * updated
-    return 2 * held * tensor_part(stage, device) + optimizer
+@dataclass(frozen=True)
+class Passes:
+    """Bytes per sample on each device of a stage. saved: kept from forward to backward. working:
+    of the layer that is computed again. logits: those that are kept, 0 without the head. loss:
+    logits, their copies and gradient at the loss. boundary: of the larger of what the stage takes
+    and sends."""
+
+    saved: float
+    working: float
+    logits: float
+    loss: float
+    boundary: float
+
+    @classmethod
+    def of(cls, costs: Costs, layers: Sequence[Range], tensor: int) -> Passes:
+        """Of a stage on a tensor group. layers: one range per model chunk."""
+        workload, last = costs.workload, layers[-1][1]
+        framework, model = workload.framework, workload.model.layers
+        kept = [t for t in model[-1].saved if t.name == LOGITS] if last == len(model) else []
+        logits = sum(tensor_.size(workload.precision) for tensor_ in kept) / tensor
+        entries = sum(tensor_.elements for tensor_ in kept) / tensor
+        loss = logits if framework.logit_bytes is None else entries * framework.logit_bytes
+        boundary = max(
+            max(costs.inputs[first], workload.profile.layers[end - 1].activation_bytes)
+            for first, end in layers
+        )
+        return cls(
+            saved=sum(costs.saved_bytes(chunk, tensor) for chunk in layers),
+            working=max(costs.working_bytes(chunk, tensor) for chunk in layers),
+            logits=logits,
+            loss=loss,
+            boundary=boundary / (tensor if framework.sequence_parallel else 1),
+        )
+
+
+def held_on(
+    workload: Workload,
+    states: tuple[float, float, int, float],
+    passes: Passes,
+    kept: float,
+    rows: float,
+    *,
+    whole: bool,
+) -> Held:
+    """What a device holds at its peak: at the loss, or where a layer is computed again; both at
+    once where the framework says nothing of its logits, which is a safe bound.
+
+    states: bytes of its part of the stage's weights and of the largest layer's, ZeRO level, its
+    share of the shards. kept: bytes of all micro-batches that it keeps at once. rows: its samples
+    of the largest micro-batch. whole: the stage is the whole model, and sends nothing.
+    """
+    framework, (weights, largest, level, share) = workload.framework, states
+    width = ELEMENT_BYTES[workload.precision]
+    own, gradients, optimizer, buffers = framework.held_bytes(weights, largest, width, level, share)
+    apart = framework.logit_bytes is not None
+    logits, loss, working = rows * passes.logits, rows * passes.loss, rows * passes.working
+    return Held(
+        own,
+        gradients,
+        optimizer,
+        activations=max(kept - logits, 0.0),
+        working=0.0 if apart and working <= loss else working,
+        logits=0.0 if apart and working > loss else loss,
+        collectives=buffers,
+        transfers=0.0 if whole else framework.transfer_buffers * rows * passes.boundary,
+        workspace=framework.workspace_bytes,
+        reserved=workload.reserved_bytes,
+    )
 
 
 def saved_bytes(stage: Stage, chunk: int, sizes: Ints, costs: Costs) -> list[float]:
@@ -61,9 +162,12 @@ def updated_part(plan: Plan, stage: Stage, device: int, divided: Floats | None) 
     if divided is not None:
         return float(divided[device])
     tensor = tensor_part(stage, device)
-    if plan.zero == 0:
-        return tensor
-    return tensor / sum(len(counterpart(r, stage).devices) for r in plan.replicas)
+    return tensor / data_ranks(plan, stage) if plan.zero else tensor
+
+
+def data_ranks(plan: Plan, stage: Stage) -> int:
+    """How many row groups of all replicas hold the stage's layers."""
+    return sum(len(counterpart(replica, stage).devices) for replica in plan.replicas)
 
 
 def counterpart(replica: Replica, stage: Stage) -> Stage:
@@ -78,11 +182,15 @@ def tensor_part(stage: Stage, device: int) -> float:
     return stage.tensor_shares[rank] / sum(stage.tensor_shares)
 
 
-def stage_params(plan: Plan, stage: Stage, costs: Costs) -> float:
-    """Bytes of weights of a stage, copies of tied ones included."""
+def stage_params(plan: Plan, stage: Stage, costs: Costs) -> tuple[float, float]:
+    """Bytes of a stage's weights, copies of tied ones included, and of its largest layer."""
     layers = costs.workload.profile.layers
-    inside = [l for first, last in stage.layers for l in range(first, last)]
-    return sum(layers[l].param_bytes + copied_bytes(plan, l, costs) for l in inside)
+    each = [
+        layers[l].param_bytes + copied_bytes(plan, l, costs)
+        for first, last in stage.layers
+        for l in range(first, last)
+    ]
+    return sum(each), max(each)
 
 
 def owners_of(plan: Plan, layer: int) -> list[Owner]:

@@ -22,6 +22,7 @@ from hetplan.profiling.simulator.tasks import LABELS, Ints, Kind, Timeline
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.costs import Costs, Floats, Traffic
 from hetplan.runtime.memory import (
+    Held,
     Owner,
     copied_bytes,
     memory,
@@ -49,8 +50,8 @@ class Replay:
     which. devices [U].
     Of an SPMD program the units are the devices of its only stage.
 
-    peak_bytes [D]: model states and activations, 0 on unused devices. limit_bytes [D]: what they
-    may hold.
+    peak_bytes [D]: what the allocator counts, 0 on unused devices. limit_bytes [D]: what they may
+    hold. held [D]: the peak by component; empty for SPMD programs.
     """
 
     timeline: Timeline
@@ -58,6 +59,7 @@ class Replay:
     devices: tuple[tuple[int, ...], ...]
     peak_bytes: tuple[float, ...]
     limit_bytes: tuple[float, ...]
+    held: tuple[Held, ...] = ()
 
     @property
     def seconds(self) -> float:
@@ -87,12 +89,14 @@ def replay(plan: Plan, workload: Workload, settings: Settings | None = None) -> 
     costs, zero = Costs(workload, plan.recomputation), ZeroCosts.of(plan, workload)
     timeline = simulate_replicas(*simulated(plan, costs, zero, settings))
     owners = [(i, j) for i, replica in enumerate(plan.replicas) for j in range(len(replica.stages))]
+    held = memory(plan, costs, zero.divided, owners, timeline)
     return Replay(
         timeline,
         tuple(owners),
         tuple(tuple(plan.replicas[i].stages[j].all_devices) for i, j in owners),
-        memory(plan, costs, zero.divided, owners, timeline),
+        tuple(device.allocated for device in held),
         tuple(workload.device_bytes()[device.type] for device in workload.cluster.devices),
+        held,
     )
 
 
@@ -310,7 +314,7 @@ class ZeroCosts:
 
     def update_seconds(self, plan: Plan, stage: Stage, costs: Costs) -> float:
         """The optimizer's step on the slowest device of a stage."""
-        held = stage_params(plan, stage, costs)
+        held, _ = stage_params(plan, stage, costs)
         return max(
             costs.update_seconds(d, held * updated_part(plan, stage, d, self.divided))
             for d in stage.all_devices

@@ -30,9 +30,10 @@ import numpy as np
 from hetplan.errors import InputError
 from hetplan.formulations.poplar.problem import Floats
 from hetplan.profiling.cluster import Cluster
+from hetplan.profiling.frameworks import HETPLAN, Framework
 from hetplan.profiling.measured import Collectives
 from hetplan.profiling.operators import Precision
-from hetplan.profiling.workload import PARAM_BYTES, STATE_BYTES_PER_PARAM, Workload
+from hetplan.profiling.workload import PARAM_BYTES, Workload
 
 Shards = Literal["equal", "memory"]
 STAGES = (0, 1, 2, 3)
@@ -42,7 +43,7 @@ STAGES = (0, 1, 2, 3)
 class States:
     """Bytes of one model. weights, gradients, optimizer: whole model; layer: weights of its largest
     layer; per_sample: activations kept for the backward pass of one sample, and those of the layer
-    that is computed again; layers: how many."""
+    that is computed again; layers: how many; framework: what shards and layers at work take."""
 
     weights: float
     gradients: float
@@ -50,6 +51,8 @@ class States:
     layer: float
     per_sample: float
     layers: int
+    element_bytes: int = 2
+    framework: Framework = HETPLAN
 
     @classmethod
     def of(cls, workload: Workload) -> States:
@@ -57,32 +60,36 @@ class States:
         model."""
         layers = workload.profile.layers
         saved = sum(layer.saved_bytes for layer in layers) + workload.working_bytes.get(1, 0.0)
-        return cls.of_weights([layer.param_bytes for layer in layers], workload.precision, saved)
+        weights = [layer.param_bytes for layer in layers]
+        return cls.of_weights(weights, workload.precision, saved, workload.framework)
 
     @classmethod
     def of_weights(
-        cls, layers: Sequence[float], precision: Precision, per_sample: float = 0.0
+        cls,
+        layers: Sequence[float],
+        precision: Precision,
+        per_sample: float = 0.0,
+        framework: Framework = HETPLAN,
     ) -> States:
         """From the bytes of weights that each layer owns, with Adam's states."""
         each, weights = PARAM_BYTES[precision], float(sum(layers))
+        _, gradients, optimizer = framework.state_bytes(each)
         return cls(
             weights=weights,
-            gradients=weights,
-            optimizer=weights / each * (STATE_BYTES_PER_PARAM - 2 * each),
+            gradients=weights / each * gradients,
+            optimizer=weights / each * optimizer,
             layer=float(max(layers)),
             per_sample=per_sample,
             layers=len(layers),
+            element_bytes=each,
+            framework=framework,
         )
 
     def resident(self, stage: int, part: float) -> float:
         """Bytes on a device that holds `part` of the shards, without activations."""
         check_stage(stage)
-        held = [self.weights, self.gradients, self.optimizer]
-        # stage 1: the optimizer; 2: gradients too; 3: weights too
-        for sharded in range(3 - stage, 3):
-            held[sharded] *= part
-        at_work = {2: self.layer, 3: 3.0 * self.layer}.get(stage, 0.0)
-        return sum(held) + at_work
+        held = self.framework.held_bytes(self.weights, self.layer, self.element_bytes, stage, part)
+        return sum(held)
 
     def largest_batch(self, stage: int, part: float, memory: float) -> int:
         """The largest micro-batch beside the states in `memory` bytes; 0 when none fits."""

@@ -37,6 +37,7 @@ from functools import cache
 
 import numpy as np
 
+from hetplan.profiling.frameworks import RESERVED_BYTES
 from hetplan.profiling.sailor.data import (
     Floats,
     Group,
@@ -48,7 +49,6 @@ from hetplan.profiling.sailor.data import (
 )
 from hetplan.profiling.simulator.pipeline import Hops, Replica, simulate_replicas
 from hetplan.profiling.simulator.tasks import NO_PORT, Ints, Kind, TaskList, simulate
-from hetplan.profiling.workload import RESERVED_BYTES
 
 # A larger time at a smaller micro-batch: up to this ratio it is noise, beyond it a fault.
 NOISE = 1.1

@@ -45,10 +45,10 @@ from hetplan.formulations.astra.problem import Floats, Ints
 from hetplan.formulations.astra.search.facts import ModelFacts
 from hetplan.formulations.astra.search.pool import Offer
 from hetplan.formulations.astra.search.space import GRANULARITIES, METHODS, NONE, Strategies
+from hetplan.profiling.frameworks import RESERVED_BYTES
 from hetplan.profiling.operators import Elementwise, Layer, Matmul, Precision, launches
 from hetplan.profiling.profile import Profile
 from hetplan.profiling.times import CORE, DEFAULT_EFFICIENCY, Rates, operator_time
-from hetplan.profiling.workload import RESERVED_BYTES
 
 SELECTIVE, FULL, HYBRID = range(len(GRANULARITIES))
 # Bytes per parameter of weight, gradient and optimizer state (fp32 master weight and Adam's two

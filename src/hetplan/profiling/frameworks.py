@@ -1,0 +1,141 @@
+"""What training frameworks hold on every device beside what a model needs by itself.
+
+Nothing here is fitted to anybody's totals: every figure is the framework's documented default or
+stands in its source code, as `origin` says. What PyTorch's allocator counts
+(`torch.cuda.max_memory_allocated`) is all but `context_bytes` and the communicators.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hetplan.names import unknown_name
+from hetplan.profiling.catalogue import GIB
+
+# CUDA context, libraries' workspaces and NCCL's buffers: one to two GiB before the first tensor.
+RESERVED_BYTES = 1.5 * GIB
+
+
+@dataclass(frozen=True, kw_only=True)
+class Framework:
+    """A framework's memory. Bytes per parameter are those of training in 16 bit with Adam; in fp32
+    every framework holds 4 + 4 + 8.
+
+    Beside weights of 2 bytes it holds gradient_bytes, and optimizer_bytes with the fp32 weights.
+    ZeRO divides the latter from level 1 on, gradients from level 2, weights at level 3, where
+    their shards take shard_bytes: 0 if the fp32 weights serve. gathered_layers: of how many of the
+    largest layers the weights are whole at once under level 3, in the training precision.
+    reduced_bytes: per parameter of the largest layer, whose whole gradient is at work under levels
+    2 and 3. bucket_bytes: at most, of the gradients' collectives under levels 1 and 2.
+    sequence_parallel: tensor ranks divide what lies between their matrix products, too.
+    logit_bytes: per logit of a micro-batch at the loss; None: of the fp32 logits that the model's
+    layers keep. transfer_buffers: activations that a stage holds for what it sends
+    and receives. workspace_bytes: of matrix products, counted by the allocator.
+    context_bytes, communicators, communicator_bytes: CUDA's context, and NCCL's process groups of a
+    usual run. levels, pipeline_levels: ZeRO levels of data parallelism alone, and beside tensor and
+    pipeline parallelism.
+    """
+
+    name: str
+    gradient_bytes: float = 2
+    optimizer_bytes: float = 12
+    shard_bytes: float = 2
+    gathered_layers: float = 2
+    reduced_bytes: float = 2
+    bucket_bytes: float = 0.0
+    sequence_parallel: bool = False
+    logit_bytes: float | None = None
+    transfer_buffers: int = 0
+    workspace_bytes: float = 0.0
+    context_bytes: float = 0.5e9
+    communicators: int = 2
+    communicator_bytes: float = 0.688e9
+    levels: tuple[int, ...] = (0, 1, 2, 3)
+    pipeline_levels: tuple[int, ...] = (0, 1)
+    origin: str
+
+    @property
+    def reserved_bytes(self) -> float:
+        """Memory of a device that the allocator does not count."""
+        return self.context_bytes + self.communicators * self.communicator_bytes
+
+    def state_bytes(self, element_bytes: int) -> tuple[float, float, float]:
+        """Of weights, gradients and optimizer states per parameter of `element_bytes`."""
+        if element_bytes == 4:
+            return 4.0, 4.0, 8.0
+        return 2.0, self.gradient_bytes, self.optimizer_bytes
+
+    def held_bytes(
+        self, weights: float, largest: float, element_bytes: int, level: int, share: float
+    ) -> tuple[float, float, float, float]:
+        """Bytes of weights, gradients, optimizer states, and of what collectives need, on a device
+        with `share` of the shards. weights: bytes of all, largest: of the largest layer."""
+        params, fp32 = weights / element_bytes, element_bytes == 4
+        held = [params * each for each in self.state_bytes(element_bytes)]
+        for sharded in range(3 - level, 3):  # 1: the optimizer; 2: gradients too; 3: weights too
+            held[sharded] *= share
+        if level == 3 and not fp32:
+            held[0] *= self.shard_bytes / 2
+        buffers = min(self.bucket_bytes, weights) if level in (1, 2) else 0.0
+        if level >= 2:
+            gathered = self.gathered_layers if level == 3 else 0.0
+            buffers += largest * (gathered + (1.0 if fp32 else self.reduced_bytes / 2))
+        return held[0], held[1], held[2], buffers
+
+
+# Of all of them. Context: some 300 MB and the kernels loaded (pytorch#107667). Communicators:
+# 688 MB each on four A100 with NVLink (NVIDIA/nccl#964).
+HETPLAN = Framework(
+    name="hetplan",
+    context_bytes=RESERVED_BYTES,
+    communicators=0,
+    origin="hetplan's own runtime: Rajbhandari et al. 2020 (ZeRO), Section 3.1; context and NCCL "
+    "1.5 GiB together",
+)
+MEGATRON = Framework(
+    name="megatron",
+    gradient_bytes=4,
+    logit_bytes=6,
+    transfer_buffers=2,
+    workspace_bytes=64e6,
+    communicators=3,
+    levels=(0, 1),
+    origin="Megatron-LM: 18 bytes a parameter, 6 + 12 / d with the distributed optimizer "
+    "(theoretical_memory_usage.py; fp32 main gradients); 16-bit logits beside their fp32 copy, "
+    "which becomes softmax and gradient in place (tensor_parallel/cross_entropy.py); cuBLAS "
+    "workspace 32 MiB, Transformer Engine's as much; one process group each for data, tensor and "
+    "pipeline",
+)
+FSDP = Framework(
+    name="fsdp",
+    gradient_bytes=4,
+    shard_bytes=0,
+    reduced_bytes=6,
+    sequence_parallel=True,
+    logit_bytes=12,
+    transfer_buffers=2,
+    workspace_bytes=64e6,
+    levels=(2, 3),
+    pipeline_levels=(2, 3),
+    origin="PyTorch FSDP2 as torchtitan uses it: fp32 shards, cast when gathered, the layer at "
+    "work and the next one; a layer's gradient in 16 bit and its fp32 copy to be reduced; eager "
+    "cross-entropy of logits.float(): log-softmax, its gradient and the loss's, fp32 each "
+    "(components/loss.py); tensor ranks are sequence parallel",
+)
+DEEPSPEED = Framework(
+    name="deepspeed",
+    bucket_bytes=1e9,
+    logit_bytes=12,
+    transfer_buffers=2,
+    workspace_bytes=64e6,
+    origin="DeepSpeed: reduce_bucket_size of 5e8 elements in 16 bit, its default; states as in "
+    "Rajbhandari et al. 2020, Section 3.1; eager cross-entropy of fp32 logits as in transformers",
+)
+FRAMEWORKS = {one.name: one for one in (HETPLAN, MEGATRON, FSDP, DEEPSPEED)}
+
+
+def load_framework(name: str) -> Framework:
+    """The framework of that name; raises InputError that suggests the nearest."""
+    if name not in FRAMEWORKS:
+        raise unknown_name("unknown framework", name, FRAMEWORKS)
+    return FRAMEWORKS[name]
