@@ -16,7 +16,7 @@ from hetplan.errors import InputError
 from hetplan.files import read_yaml
 from hetplan.names import suggestion, unknown_name
 from hetplan.profiling.operators import Precision
-from hetplan.schema import Name, Rate, StrictModel, parse
+from hetplan.schema import Name, PositiveCount, Rate, StrictModel, parse
 
 GIB = 2**30
 
@@ -28,12 +28,15 @@ class DeviceSpec(StrictModel):
     """One device type. Keys carry the datasheet's units; the properties are SI.
 
     peak_tflops: dense peak by precision of the operands. price_per_hour: US dollars per device,
-    None: unknown.
+    None: unknown. tdp_w: watts that the board may draw, None: not known. multiprocessors: how many
+    tiles of a product are computed at once, None: not known.
     """
 
     memory_gib: Rate
     peak_tflops: Peaks
     memory_gb_per_s: Rate
+    tdp_w: Rate | None = None
+    multiprocessors: PositiveCount | None = None
     price_per_hour: Price | None = None
     source: Name
     price_source: Name | None = None
@@ -65,6 +68,8 @@ class DeviceOverride(StrictModel):
     memory_gib: Rate | None = None
     peak_tflops: Peaks | None = None
     memory_gb_per_s: Rate | None = None
+    tdp_w: Rate | None = None
+    multiprocessors: PositiveCount | None = None
     price_per_hour: Price | None = None
     source: Name | None = None
     price_source: Name | None = None

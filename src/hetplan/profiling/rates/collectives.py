@@ -1,0 +1,165 @@
+"""Seconds of collectives and messages: measured curves per fabric, latency and bandwidth elsewhere.
+
+An all-reduce among the GPUs of one node follows the curve that was measured on its fabric (vTrain's
+nccl-tests tables from 1 MiB on, vidur's below and of messages); all-gather and reduce-scatter are
+its halves. Other links take a latency for each step of a ring and the bytes that pass the slowest
+link over what collectives reach of its bandwidth (Patarasuk and Yuan 2009).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+
+from hetplan.errors import InputError
+from hetplan.profiling.cluster import Node
+from hetplan.profiling.rates.estimate import Estimate
+from hetplan.profiling.rates.shipped import Curve, shipped
+
+# Bytes that pass a rank's slowest link, in parts of (n - 1) / n times the size, and steps of a ring
+# in parts of n - 1. The size is that of the whole tensor on every rank.
+PARTS = {"all-reduce": 2.0, "all-gather": 1.0, "reduce-scatter": 1.0, "all-to-all": 1.0}
+
+
+@dataclass(frozen=True)
+class Chips:
+    """Which nodes a measured fabric stands for: device types whose names begin so, in nodes whose
+    cluster file states at least `Wires.least` of `bandwidth` (bytes/s per direction).
+
+    Where a file states more or less than `bandwidth`, the part of the curve that grows with the
+    bytes is stretched in proportion. curves: the fabric whose curves are taken. reached: (ranks,
+    bytes/s of bus bandwidth of large all-reduces) where that is known of this fabric, but not its
+    curve; source: from where.
+    """
+
+    fabric: str
+    names: tuple[str, ...]
+    bandwidth: float
+    curves: str
+    reached: tuple[tuple[int, float], ...] = ()
+    source: str = ""
+
+
+@dataclass(frozen=True)
+class Wires:
+    """The measured fabrics, and what collectives reach of other links.
+
+    Datasheets: NVLink 2 (V100, six links) 150 GB/s per direction, NVLink 3 (A100) 300, NVLink 4
+    (H100) 450. inside: share of a PCIe link (NVLink's, which protocols leave: 370 of 450 GB/s,
+    NVIDIA/nccl-tests#212). between: of network cards (192 of 200 GB/s on DGX A100,
+    NVIDIA/nccl#1576; 46 to 48 of 50 GB/s at NDR, NVIDIA/nccl-tests#290; 12.2 of 12.5 GB/s at EDR,
+    NVIDIA/nccl-tests#29). low, high: of what no curve was measured for, a guess. least: share of a
+    fabric's bandwidth that a cluster file must state to be taken for it (an H800 has 200 of an
+    H100's 450 GB/s).
+    """
+
+    inside: float = 0.8
+    between: float = 0.95
+    low: float = 0.7
+    high: float = 1.6
+    least: float = 0.4
+    chips: tuple[Chips, ...] = (
+        Chips("a100-nvswitch", ("A100-SXM", "A800-SXM"), 300e9, "a100-nvswitch"),
+        Chips("v100-nvlink", ("V100-SXM",), 150e9, "v100-nvlink"),
+        Chips("a100-pairs", ("A100-PCIE", "A800-PCIE"), 300e9, "a100-pairs"),
+        Chips(
+            "h100-nvswitch",
+            ("H100-SXM", "H800-SXM", "H200-SXM", "GH200"),
+            450e9,
+            "a100-nvswitch",
+            ((2, 368e9), (4, 368e9), (5, 420e9), (6, 440e9), (7, 460e9), (8, 480e9)),
+            "NVIDIA/nccl#1455",
+        ),
+    )
+
+
+WIRES = Wires()
+
+
+@dataclass(frozen=True)
+class Fabric:
+    """What connects a group: bytes/s per direction, seconds per step, share of the bandwidth that
+    collectives reach, and the measured fabric that it is, if any."""
+
+    bandwidth: float
+    latency: float
+    share: float
+    chips: Chips | None = None
+
+
+def node_fabric(node: Node, wires: Wires = WIRES) -> Fabric:
+    """The fabric inside a node, by its device type and `intra_node_gbit_per_s`."""
+    for chips in wires.chips:
+        known = node.device.startswith(chips.names)
+        if known and node.intra_bandwidth >= wires.least * chips.bandwidth:
+            return Fabric(node.intra_bandwidth, node.intra_latency, wires.inside, chips)
+    return Fabric(node.intra_bandwidth, node.intra_latency, wires.inside)
+
+
+def network_fabric(bandwidth: float, latency: float, wires: Wires = WIRES) -> Fabric:
+    """The fabric between nodes: bytes/s of the slowest card (a rank's share of it where ranks of a
+    node share it), seconds per step."""
+    return Fabric(bandwidth, latency, wires.between)
+
+
+def collective_seconds(
+    operation: str, size: float, ranks: int, fabric: Fabric, wires: Wires = WIRES
+) -> Estimate:
+    """Seconds of one collective, or of a message.
+
+    operation: all-reduce, all-gather, reduce-scatter, all-to-all or send. size: bytes of the whole
+    tensor: what is reduced, gathered or exchanged, all parts together; of a message its own. ranks:
+    n >= 1 (1 gives 0). Raises InputError for another operation.
+    """
+    if operation != "send" and operation not in PARTS:
+        raise InputError("unknown collective", got=operation, expected=", ".join(["send", *PARTS]))
+    if ranks < 2 or size <= 0:
+        return Estimate(0.0, 0.0, 0.0, "nothing to send")
+    curve = curve_of(fabric.chips.curves, operation, ranks) if fabric.chips else None
+    if curve is None or fabric.chips is None:
+        steps = 1.0 if operation == "send" else PARTS[operation] * (ranks - 1)
+        moved = size if operation == "send" else size * steps / ranks
+        seconds = steps * fabric.latency + moved / (fabric.share * fabric.bandwidth)
+        source = "latency and bandwidth"
+        return Estimate(seconds, wires.low * seconds, wires.high * seconds, source)
+    seconds = on_curve(curve, operation, size, ranks, fabric, fabric.chips)
+    source = f"{curve.origin} on {curve.fabric}"
+    low, high = curve.errors.low, curve.errors.high
+    if fabric.chips.reached:
+        source, low, high = f"{source}, scaled by {fabric.chips.source}", wires.low, wires.high
+    return Estimate(seconds, low * seconds, high * seconds, source)
+
+
+@cache
+def curve_of(fabric: str, operation: str, ranks: int) -> Curve | None:
+    """The measured curve that serves an operation of so many ranks; None where there is none."""
+    kind = operation if operation == "send" else "all-reduce"
+    curves = [c for c in shipped().collectives if (c.fabric, c.operation) == (fabric, kind)]
+    if operation == "send":
+        return curves[0] if curves else None
+    return next((c for c in curves if c.ranks == ranks), None)
+
+
+def on_curve(
+    curve: Curve, operation: str, size: float, ranks: int, fabric: Fabric, chips: Chips
+) -> float:
+    """Seconds by a curve: its start, and what grows with the bytes stretched to this fabric.
+
+    Beyond its ends the curve goes on at the rate of the last knots, and below at its start. The
+    start of a half of an all-reduce is half of its start.
+    """
+    start = curve.seconds[0]
+    stretch = chips.bandwidth / fabric.bandwidth
+    if chips.reached and operation != "send":
+        largest = PARTS["all-reduce"] * (ranks - 1) / ranks * 2 ** curve.log2_bytes[-1]
+        known = dict(chips.reached) if operation == "all-reduce" else {}
+        best = known.get(ranks, chips.reached[0][1])
+        stretch *= largest / curve.seconds[-1] / best
+    end = 2 ** curve.log2_bytes[-1]
+    logs = np.interp(math.log2(size), curve.log2_bytes, np.log2(curve.seconds))
+    seconds = float(2**logs) * max(size / end, 1.0)
+    seconds = start + (seconds - start) * stretch
+    return seconds if operation == "send" else seconds * PARTS[operation] / PARTS["all-reduce"]

@@ -1,0 +1,213 @@
+"""Measured rates: seconds by hand where physics alone speaks, single published measurements, and
+intervals."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hetplan.errors import InputError
+from hetplan.profiling.catalogue import DeviceSpec, catalogue, device
+from hetplan.profiling.cluster import example_cluster
+from hetplan.profiling.operators import Precision, Shape
+from hetplan.profiling.rates.collectives import (
+    WIRES,
+    Fabric,
+    collective_seconds,
+    curve_of,
+    network_fabric,
+    node_fabric,
+)
+from hetplan.profiling.rates.moves import MoveKind, move_seconds
+from hetplan.profiling.rates.products import product_seconds, products_seconds
+from hetplan.profiling.rates.shipped import MoveRate, ProductTrees, shipped
+
+MADE_UP = DeviceSpec(
+    memory_gib=16,
+    peak_tflops={"fp16": 100, "fp32": 10},
+    memory_gb_per_s=1000,
+    multiprocessors=10,
+    source="made up",
+)
+sizes, widths = (st.integers(least, 2**15).map(float) for least in (1, 256))
+
+
+def test_what_is_shipped_names_its_origins_and_devices() -> None:
+    rates = shipped()
+    known = {origin.name for origin in rates.origins}
+    assert known == {"neusight", "vidur", "vtrain"}
+    assert all("MIT" in origin.licence and "@" in origin.source for origin in rates.origins)
+    tables: list[ProductTrees | MoveRate] = [*rates.products, *rates.moves]
+    for table in tables:
+        assert table.origin in known and set(table.devices) <= set(catalogue())
+        assert table.errors.low <= 1 <= table.errors.high
+    for curve in rates.collectives:
+        assert set(curve.origin.split(", ")) <= known
+        assert curve.seconds == sorted(curve.seconds)
+
+
+class TestProducts:
+    @pytest.mark.parametrize(
+        ("shape", "seconds"),
+        [
+            # 80 tiles of 256 x 128, 8 waves of 10 on 80 TFLOP/s
+            (Shape(1, 2560, 4096, 1024), 3e-6 + 2 * 2560 * 4096 * 1024 / 80e12),
+            # one row more takes 88 tiles of 256 x 128, or 88 of 128 x 256: 9 waves
+            (Shape(1, 2561, 4096, 1024), 3e-6 + 9 / 8 * 2 * 2560 * 4096 * 1024 / 80e12),
+            # the bytes of the weights
+            (Shape(1, 1, 8192, 8192), 3e-6 + 2 * (8192 * 8192 + 2 * 8192) / 0.8e12),
+        ],
+    )
+    def test_physics_by_hand(self, shape: Shape, seconds: float) -> None:
+        told = product_seconds("never measured", MADE_UP, "fp16", shape)
+        assert told.seconds == pytest.approx(seconds, rel=1e-9)
+        assert told.source == "roofline over tiles, never measured"
+
+    def test_watts_bound_sustained_products(self) -> None:
+        """30 W at 19 pJ an operation are 1.58 TFLOP/s, less than 0.9 of 10."""
+        shape = Shape(1, 2560, 4096, 1024)
+        small = MADE_UP.model_copy(update={"tdp_w": 30.0})
+        told = product_seconds("never measured", small, "fp32", shape)
+        assert told.seconds == pytest.approx(3e-6 + shape.flops * 19e-12 / 30, rel=1e-9)
+
+    @pytest.mark.parametrize(
+        ("name", "precision", "shape", "seconds", "within"),
+        [
+            # vidur (microsoft/vidur@7d47513): Llama-2-7b, the MLP's first product
+            ("A100-SXM4-80GB", "fp16", Shape(1, 4000, 4096, 22016), 3.3655e-3, 0.05),
+            ("A100-SXM4-80GB", "fp16", Shape(1, 1, 4096, 22016), 116e-6, 0.10),
+            ("H100-SXM5-80GB", "fp16", Shape(1, 4000, 4096, 22016), 987e-6, 0.05),
+            ("A40", "fp16", Shape(1, 4000, 2048, 8192), 1336e-6, 0.12),
+            # NeuSight (sitar-lab/NeuSight@6945927): a language model.s head
+            ("L4", "fp32", Shape(1, 2048, 65536, 50272), 1.6794, 0.10),
+        ],
+    )
+    def test_published_measurements(
+        self, name: str, precision: Precision, shape: Shape, seconds: float, within: float
+    ) -> None:
+        told = product_seconds(name, device(name), precision, shape)
+        assert told.seconds == pytest.approx(seconds, rel=within)
+
+    @given(m=sizes, k=widths, n=widths, name=st.sampled_from(sorted(catalogue())))
+    def test_interval_and_growth(self, m: float, k: float, n: float, name: str) -> None:
+        """Sixteen times the rows take longer, whatever the tiles make of them."""
+        shapes = (Shape(1, m, k, n), Shape(1, 16 * m + 4096, k, n))
+        one, more = products_seconds(name, device(name), "fp16", shapes)
+        assert 0 < one.low <= one.seconds <= one.high
+        assert one.seconds < more.seconds
+        assert one == product_seconds(name, device(name), "fp16", shapes[0])
+
+    def test_precisions(self) -> None:
+        shape, spec = Shape(1, 4096, 4096, 4096), device("A100-SXM4-80GB")
+        both = [product_seconds("A100-SXM4-80GB", spec, p, shape) for p in ("fp16", "bf16")]
+        assert both[0] == both[1]
+        with pytest.raises(InputError, match="peak_tflops"):
+            product_seconds("T4", device("T4"), "bf16", shape)
+
+
+class TestMoves:
+    @pytest.mark.parametrize(
+        ("kind", "rows", "row", "name", "seconds"),
+        [
+            # NeuSight: binary moves three numbers of 4 bytes, the others two
+            ("binary", 13021, 984, "P100-PCIE-16GB", 298.2e-6),
+            ("binary", 12166, 728, "P100-PCIE-16GB", 212.8e-6),
+        ],
+    )
+    def test_published_measurements(
+        self, kind: MoveKind, rows: int, row: int, name: str, seconds: float
+    ) -> None:
+        moved = 4.0 * rows * row * (3 if kind == "binary" else 2)
+        told = move_seconds(kind, moved, name, device(name), row=row)
+        assert told.seconds == pytest.approx(seconds, rel=0.03)
+
+    @given(
+        moved=st.floats(1, 1e11),
+        kind=st.sampled_from(["binary", "pointwise", "norm", "softmax"]),
+        row=st.sampled_from([None, 64.0, 1000.0, 50000.0]),
+        name=st.sampled_from(sorted(catalogue())),
+    )
+    def test_interval_and_growth(
+        self, moved: float, kind: MoveKind, row: float | None, name: str
+    ) -> None:
+        spec = device(name)
+        one, more = (move_seconds(kind, b, name, spec, row=row) for b in (moved, 1.1 * moved))
+        assert one.low <= one.seconds <= one.high and one.seconds <= more.seconds
+        assert one.seconds >= moved / spec.memory_bytes_per_s
+
+    def test_a_device_that_was_not_measured_borrows_from_the_nearest(self) -> None:
+        told = move_seconds("norm", 1e8, "H100-SXM5-80GB", device("H100-SXM5-80GB"))
+        assert told.source == "neusight on A100-PCIE-40GB"
+        assert told.high / told.seconds > 1.2
+
+
+class TestCollectives:
+    a100 = node_fabric(example_cluster("company").nodes[-1])
+    h100 = node_fabric(example_cluster("company").nodes[0])
+
+    @pytest.mark.parametrize(
+        ("size", "ranks", "seconds"),
+        # vTrain (VIA-Research/vTrain@f8dda84), its A100 tables
+        [(2**30, 8, 8193e-6), (2**26, 8, 579.9e-6), (2**24, 4, 179.6e-6), (2**20, 2, 44.21e-6)],
+    )
+    def test_published_measurements(self, size: float, ranks: int, seconds: float) -> None:
+        told = collective_seconds("all-reduce", size, ranks, self.a100)
+        assert told.seconds == pytest.approx(seconds, rel=0.12)
+        assert "vtrain" in told.source
+
+    def test_halves(self) -> None:
+        whole = collective_seconds("all-reduce", 1e8, 8, self.a100).seconds
+        for operation in ("all-gather", "reduce-scatter"):
+            assert collective_seconds(operation, 1e8, 8, self.a100).seconds == whole / 2
+
+    def test_a_scaled_curve_ends_at_the_known_rate(self) -> None:
+        """8 H100: 480 GB/s of bus bandwidth with all-reduces, 368 with gathers."""
+        whole = collective_seconds("all-reduce", 2**30, 8, self.h100)
+        assert 1.75 * 2**30 / whole.seconds == pytest.approx(480e9, rel=0.02)
+        half = collective_seconds("all-gather", 2**30, 8, self.h100)
+        assert 0.875 * 2**30 / half.seconds == pytest.approx(368e9, rel=0.02)
+        assert "nccl#1455" in whole.source
+
+    def test_other_links_by_hand(self) -> None:
+        link = network_fabric(25e9, 1e-5)
+        told = collective_seconds("all-reduce", 1e9, 4, link)
+        assert told.seconds == pytest.approx(6e-5 + 1.5 * 1e9 / (0.95 * 25e9))
+        assert collective_seconds("send", 1e9, 2, link).seconds == pytest.approx(
+            1e-5 + 1e9 / (0.95 * 25e9)
+        )
+        assert collective_seconds("all-reduce", 1e9, 1, link).seconds == 0
+        with pytest.raises(InputError, match="unknown collective"):
+            collective_seconds("gossip", 1.0, 2, link)
+
+    def test_the_fabric_follows_from_the_cluster_file(self) -> None:
+        """amp-mixed states 170 Gbit/s between V100s: no NVLink of six."""
+        (slow, *_), fast = example_cluster("amp-mixed").nodes, example_cluster("hap-64").nodes[0]
+        assert node_fabric(slow).chips is None
+        assert node_fabric(slow).share == WIRES.inside
+        chips = node_fabric(fast).chips
+        assert chips is not None and chips.fabric == "v100-nvlink"
+        assert curve_of("v100-nvlink", "all-reduce", 16) is None
+
+    @given(
+        exponent=st.floats(3, 34),
+        ranks=st.integers(2, 16),
+        operation=st.sampled_from(["all-reduce", "all-gather", "send"]),
+        half=st.booleans(),
+    )
+    def test_interval_and_growth(
+        self, exponent: float, ranks: int, operation: str, half: bool
+    ) -> None:
+        fabrics: list[Fabric] = [self.a100, self.h100]
+        if half:
+            fabrics = [dataclasses.replace(f, bandwidth=f.bandwidth / 2) for f in fabrics]
+        for fabric in fabrics:
+            one, more = (
+                collective_seconds(operation, math.exp2(e), ranks, fabric)
+                for e in (exponent, exponent + 0.1)
+            )
+            assert 0 < one.low <= one.seconds <= one.high
+            assert one.seconds <= more.seconds * (1 + 1e-12)
