@@ -209,10 +209,10 @@ class Group(TyperGroup):
 
 
 VALIDATE = (
-    "Hold predictions against plans that were really run.",
-    None,
+    "Hold predictions against runs that others measured.",
+    "set",
     {
-        "sailor": ("truth:sailor", "Predict the plans that Sailor measured."),
+        "set": ("truth:validate", ""),
         "rehearsal": ("truth:rehearsal", "Predict uneven plans, run them on virtual devices."),
     },
 )
@@ -310,6 +310,7 @@ TREE: Mapping[str, Any] = {
         None,
         {
             "validate": VALIDATE,
+            "table": ("truth:table", "Every published set at once, beside an earlier predictor."),
             "calibrate": (
                 "truth:calibrate",
                 "Estimate constants from your own measured runs.",

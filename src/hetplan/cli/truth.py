@@ -7,10 +7,10 @@ runs, `sensitivity` says how plans fare when the profile is wrong.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 
@@ -33,13 +33,9 @@ from hetplan.planner.ranking import make_plans
 from hetplan.planner.strategy import make_strategies
 from hetplan.profiling.models import load_model
 from hetplan.profiling.profile import load_profile
-from hetplan.profiling.sailor.validation import (
-    Compared,
-    mean_error,
-    rank_correlation,
-    spearman,
-    validate,
-)
+from hetplan.profiling.sailor.validation import Compared as ComparedPlan
+from hetplan.profiling.sailor.validation import spearman
+from hetplan.profiling.sailor.validation import validate as run_plans
 from hetplan.profiling.workload import Workload
 from hetplan.runtime import rehearsals
 from hetplan.runtime.calibration import Estimate, MeasuredRun, load_measured_run
@@ -47,6 +43,10 @@ from hetplan.runtime.calibration import calibrate as estimate
 from hetplan.runtime.plan import Plan, parse_plan
 from hetplan.runtime.sensitivity import Sensitivity, perturbed, scenarios
 from hetplan.runtime.sensitivity import sensitivity as analyse
+from hetplan.runtime.truth.compare import SETS, compare, reasons, sailor_rows
+from hetplan.runtime.truth.scores import summary
+from hetplan.runtime.truth.standing import Standing, standings
+from hetplan.runtime.truth.tables import GIB, Compared
 from hetplan.schema import parse
 from hetplan.solvers.options import Options
 from hetplan.solvers.run import Run
@@ -55,12 +55,14 @@ from hetplan.text import Table, bytes_text, number_text, percent_text, seconds_t
 WITHIN, RANKED = 0.1, 0.97  # of a rehearsal that confirms the simulator
 
 
-def sailor(
+def validate(
+    name: Annotated[str, typer.Argument(metavar="SET", help=f"One of {', '.join(SETS)}.")],
     folder: Annotated[
         Path,
         typer.Argument(
             metavar="DIR",
-            help="With profiles/, llm_info.json, network_coeffs*, validation/**.json.",
+            help="With the set's CSV files; of sailor: profiles/, llm_info.json, network_coeffs*, "
+            "validation/**.json.",
         ),
     ],
     framework_gib: Annotated[
@@ -70,20 +72,146 @@ def sailor(
             least=0,
             most=1e6,
             metavar="GIB",
-            help="What framework and driver take of each GPU, where known.",
+            help="sailor: what framework and driver take of each GPU, where known.",
         ),
     ] = None,
     json: JsonOption = False,
 ) -> int:
-    """Predict every plan in DIR/validation from Sailor's profiles and link fits; nothing is fitted
-    to the totals.
+    """Predict every run of a published set and compare; nothing is fitted to its totals.
 
-    Exit code 0, or 1 where a plan has no prediction.
+    A run that cannot be said has its reason. Exit code 0; of sailor 1 where a plan has no
+    prediction.
     """
-    plans = validate(folder, None if framework_gib is None else framework_gib * 2**30)
-    document = {"plans": [compared_document(plan) for plan in plans]}
-    emit(document, [compared_table(plans)], json=json)
-    return 0 if all(plan.prediction for plan in plans) else 1
+    plans = []
+    if name == "sailor":
+        plans = run_plans(folder, None if framework_gib is None else framework_gib * GIB)
+    rows = sailor_rows(plans) if plans else compare(name, folder)
+    document: dict[str, Any] = {
+        "set": name,
+        "rows": [row.document() for row in rows],
+        "summary": summary(rows),
+    }
+    if plans:
+        document["plans"] = [compared_document(plan) for plan in plans]
+    tables = list(figures_tables(name, rows))
+    if name != "operators":  # they are a hundred thousand: the JSON lists them
+        tables.insert(0, rows_table(name, rows))
+    emit(document, tables, json=json)
+    return 1 if any(plan.prediction is None for plan in plans) else 0
+
+
+def rows_table(name: str, rows: Sequence[Compared]) -> Table:
+    """One line per row of a set, with its prediction or the reason."""
+    told = (row.document() | {"error": row.error, "memory_error": row.memory_error} for row in rows)
+    return Table.of(
+        f"{name}, row by row",
+        cast(Iterator[dict[str, Any]], told),
+        {
+            "row": lambda row: f"{row['file']} {row['row']}",
+            "workload": lambda row: row["workload"] or "-",
+            "measured": lambda row: seconds_text(row["measured_seconds"]),
+            "predicted": lambda row: seconds_text(row["predicted_seconds"]),
+            "error": lambda row: signed(row["error"]),
+            "memory": lambda row: bytes_text(row["measured_bytes"]),
+            "memory predicted": lambda row: bytes_text(row["predicted_bytes"]),
+            "memory error": lambda row: signed(row["memory_error"]),
+            "why not": lambda row: row["reason"] or "",
+        },
+        right=(2, 3, 4, 5, 6, 7),
+    )
+
+
+def figures_tables(name: str, rows: Sequence[Compared]) -> Iterator[Table]:
+    """The figures of a set: by file, and by GPU type or operator where there are several."""
+    whole = summary(rows)
+    parts = {"all": whole} | ({} if name == "sailor" else whole["files"]) | whole["kinds"]
+    notes = [f"{count} x {reason}" for reason, count in reasons(rows)]
+    notes += [
+        f"{kind}: Spearman of model FLOPs utilisation {number_text(rank, 3)}"
+        for kind, rank in whole["utilisation"].items()
+    ]
+    notes.append("predicted, not calibrated: nothing is fitted to these measurements")
+    yield Table.of(
+        f"{name}: seconds",
+        parts.items(),
+        {
+            "part": lambda part: part[0],
+            "rows": lambda part: str(part[1]["rows"]),
+            "predicted": lambda part: str(part[1]["predicted"]),
+            "mean error of seconds": lambda part: percent_text(part[1]["error"]),
+            "bias": lambda part: signed(part[1]["bias"]),
+            "Spearman": lambda part: number_text(part[1]["spearman"], 3),
+            "of all": lambda part: number_text(part[1]["order"], 3),
+            "regret": lambda part: percent_text(part[1]["regret"]),
+            "worst": lambda part: percent_text(part[1]["worst_regret"]),
+            "said not to fit": lambda part: str(part[1]["unfit"]),
+        },
+        notes,
+        right=range(1, 10),
+    )
+    if whole["memory_rows"]:
+        yield Table.of(
+            f"{name}: memory",
+            parts.items(),
+            {
+                "part": lambda part: part[0],
+                "rows": lambda part: str(part[1]["memory_rows"]),
+                "mean error of memory": lambda part: percent_text(part[1]["memory_error"]),
+                "bias": lambda part: signed(part[1]["memory_bias"]),
+                "rows from 5 GB on": lambda part: str(part[1]["memory_large_rows"]),
+                "their error": lambda part: percent_text(part[1]["memory_large_error"]),
+                "more than 5 % below": lambda part: str(part[1]["memory_below"]),
+            },
+            right=range(1, 7),
+        )
+
+
+def table(
+    folder: Annotated[
+        Path,
+        typer.Argument(metavar="DIR", help="With truth, operators and sailor in it, or some."),
+    ],
+    json: JsonOption = False,
+) -> int:
+    """Every set at once, today's figures beside those of an earlier predictor."""
+    rows = list(standings(folder))
+    document = {"parts": [vars(row) for row in rows]}
+    emit(document, [standings_table(rows)], json=json)
+    return 0
+
+
+def standings_table(rows: Sequence[Standing]) -> Table:
+    """One line per part of a set; each figure as it was and as it is."""
+
+    def both(key: str, text: Callable[[Any], str]) -> Callable[[Standing], str]:
+        def cell(row: Standing) -> str:
+            old, new = row.before.get(key), row.now.get(key)
+            return "-" if old is None and new is None else f"{text(old)} -> {text(new)}"
+
+        return cell
+
+    def short(value: float | None) -> str:
+        return number_text(value, 3)
+
+    return Table.of(
+        "predictions beside published measurements: before -> now",
+        rows,
+        {
+            "set": lambda row: row.name,
+            "part": lambda row: row.part,
+            "predicted": lambda row: f"{row.now['predicted']} of {row.now['rows']}",
+            "error of seconds": both("error", percent_text),
+            "bias": both("bias", signed),
+            "Spearman": both("spearman", short),
+            "of all": both("order", short),
+            "of MFU": both("utilisation", short),
+            "regret": both("regret", percent_text),
+            "worst": both("worst_regret", percent_text),
+            "memory from 5 GB on": both("memory_large_error", percent_text),
+        },
+        ("predicted, not calibrated: nothing is fitted to these measurements",),
+        right=range(2, 11),
+    )
 
 
 def rehearsal(
@@ -185,7 +313,7 @@ def rehearsed_table(plans: list[rehearsals.Rehearsed], rank: float | None) -> Ta
     )
 
 
-def compared_document(plan: Compared) -> dict[str, Any]:
+def compared_document(plan: ComparedPlan) -> dict[str, Any]:
     """One plan as JSON types. overlapped_seconds: transfers that occupy nobody; predicted ones
     occupy both ends."""
     run, prediction = plan.run, plan.prediction
@@ -199,39 +327,6 @@ def compared_document(plan: Compared) -> dict[str, Any]:
         "calibrated": False,
         **({} if plan.reason is None else {"reason": plan.reason}),
     }
-
-
-def compared_table(plans: list[Compared]) -> Table:
-    """One row per plan; summary by first folder."""
-    notes = [f"{plan.run.file}: {plan.reason}" for plan in plans if plan.reason is not None]
-    folders = (plan.run.file.split("/")[0] for plan in plans if "/" in plan.run.file)
-    for folder in dict.fromkeys(folders):
-        chosen = [plan for plan in plans if plan.run.file.startswith(f"{folder}/")]
-        rank = rank_correlation(chosen)
-        spearman = "" if rank is None else f", Spearman {rank:.3g}"
-        notes.append(
-            f"{folder}: mean error of seconds {percent_text(mean_error(chosen))}{spearman}"
-        )
-    notes.append("predicted, not calibrated: nothing is fitted to these measurements")
-    return Table.of(
-        "Sailor's plans",
-        plans,
-        {
-            "plan": lambda plan: plan.run.file,
-            "measured": lambda plan: seconds_text(plan.run.seconds),
-            "predicted": lambda plan: seconds_text(
-                plan.prediction.seconds if plan.prediction else None
-            ),
-            "error": lambda plan: signed(plan.error),
-            "memory": lambda plan: bytes_text(plan.run.max_bytes),
-            "memory predicted": lambda plan: bytes_text(
-                plan.prediction.peak_bytes if plan.prediction else None
-            ),
-            "memory error": lambda plan: signed(plan.memory_error),
-        },
-        notes,
-        right=(1, 2, 3, 4, 5, 6),
-    )
 
 
 def signed(value: float | None) -> str:

@@ -1,0 +1,152 @@
+"""A published training run as a model, a cluster and a plan, and what the replay says of it.
+
+Devices stand in Megatron's order (Narayanan et al. 2021, Section 5): tensor ranks next to each
+other, then data ranks, then stages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import accumulate, pairwise
+
+from hetplan.profiling.models import load_model
+from hetplan.profiling.operators import Precision
+from hetplan.profiling.predict import predict
+from hetplan.profiling.transformer import Transformer
+from hetplan.profiling.workload import Workload, make_workload
+from hetplan.profiling.zoo import text_model
+from hetplan.runtime.plan import MicroBatches, Plan, Recomputation, Replica, Stage, new_plan, split
+from hetplan.runtime.replay import replay
+from hetplan.runtime.truth.machines import Machine, cluster
+from hetplan.runtime.truth.tables import NotPosedError, Predicted
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run on like GPUs in like replicas. chunks: model chunks of each stage, interleaved if
+    several. blocks: of each stage, None: evenly divided. zero: ZeRO level; FSDP's full shards are
+    level 3."""
+
+    shape: Transformer
+    sequence: int
+    precision: Precision
+    machine: Machine
+    gpus: int
+    global_batch: int
+    micro_batch: int
+    tensor: int = 1
+    pipeline: int = 1
+    chunks: int = 1
+    blocks: tuple[int, ...] | None = None
+    zero: int = 0
+    recomputation: Recomputation = "none"
+
+    @property
+    def replicas(self) -> int:
+        """Data-parallel replicas; raises NotPosedError where the degrees do not divide the GPUs."""
+        replicas, rest = divmod(self.gpus, self.tensor * self.pipeline)
+        if rest or not replicas:
+            degrees = f"tensor {self.tensor} and pipeline {self.pipeline}"
+            raise NotPosedError(f"{degrees} do not divide {self.gpus} GPUs")
+        return replicas
+
+
+@cache
+def predicted(job: Job) -> Predicted:
+    """The job replayed; raises NotPosedError or InputError where it cannot be said."""
+    workload = posed_workload(job)
+    outcome = replay(posed_plan(job, workload), workload)
+    return Predicted(outcome.seconds, max(outcome.peak_bytes), outcome.fits)
+
+
+def posed_workload(job: Job) -> Workload:
+    """The model with a predicted profile of what the plan needs, on the machine's nodes."""
+    return workload_of(
+        job.shape,
+        job.sequence,
+        job.precision,
+        job.machine,
+        job.gpus,
+        job.tensor,
+        tuple(sorted({batch.samples for batch in micro_batches(job)})),
+        job.global_batch,
+    )
+
+
+@cache
+def workload_of(
+    shape: Transformer,
+    sequence: int,
+    precision: Precision,
+    machine: Machine,
+    gpus: int,
+    tensor: int,
+    samples: tuple[int, ...],
+    global_batch: int,
+) -> Workload:
+    """A workload whose profile has one tensor degree and these micro-batches."""
+    model = load_model(
+        text_model("published", "a published run", sequence, shape),
+        sequence=sequence,
+        precision=precision,
+    )
+    nodes = cluster(machine, gpus)
+    profile = predict(
+        model, nodes, micro_batches=samples, tensor_degrees=[tensor], date="2026-01-01"
+    )
+    return make_workload(model, nodes, global_batch, profile=profile)
+
+
+def micro_batches(job: Job) -> list[MicroBatches]:
+    """Those of each replica; the last one may be smaller."""
+    own, rest = divmod(job.global_batch, job.replicas)
+    if rest:
+        batch = f"a batch of {job.global_batch}"
+        raise NotPosedError(f"{batch} does not divide over {job.replicas} replicas")
+    full, last = divmod(own, job.micro_batch)
+    sizes = ((full, job.micro_batch), (1, last))
+    return [MicroBatches(count=n, samples=size) for n, size in sizes if n and size]
+
+
+def posed_plan(job: Job, workload: Workload) -> Plan:
+    """Like replicas of like stages."""
+    if job.shape.layers < job.pipeline * job.chunks:
+        raise NotPosedError(f"{job.shape.layers} blocks are too few for the stages")
+    if not job.shape.tensor_degree_fits(job.tensor):
+        raise NotPosedError(f"tensor degree {job.tensor} does not divide heads and columns")
+    ranges = layer_ranges(job)
+    replicas = [
+        Replica(
+            stages=[
+                Stage(
+                    layers=ranges[stage :: job.pipeline],
+                    devices=[
+                        [(stage * job.replicas + i) * job.tensor + t for t in range(job.tensor)]
+                    ],
+                    tensor_shares=[1.0] * job.tensor,
+                )
+                for stage in range(job.pipeline)
+            ],
+            micro_batches=micro_batches(job),
+        )
+        for i in range(job.replicas)
+    ]
+    return new_plan(
+        workload,
+        replicas,
+        schedule="interleaved-1f1b" if job.chunks > 1 else "1f1b",
+        zero=job.zero,
+        recomputation=job.recomputation,
+    )
+
+
+def layer_ranges(job: Job) -> list[tuple[int, int]]:
+    """[virtual stages] [first, last) of the chain; the embedding goes with the first block, the
+    head with the last."""
+    blocks: Sequence[int] = job.blocks or [
+        last - first for first, last in split(job.shape.layers, [1.0] * (job.pipeline * job.chunks))
+    ]
+    ends = [end + 1 for end in accumulate(blocks)]
+    return list(pairwise([0, *ends[:-1], ends[-1] + 1]))

@@ -1,0 +1,335 @@
+"""The published training runs, set by set: what a row says was measured, and the job that it was.
+
+A row that hetplan cannot say raises NotPosedError with the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from hetplan.profiling.operators import Precision
+from hetplan.profiling.transformer import Transformer, transformer
+from hetplan.profiling.zoo import LLAMA_3_SHAPE, bert, built_in, gpt2, llama
+from hetplan.runtime.plan import Recomputation
+from hetplan.runtime.truth.job import Job, predicted
+from hetplan.runtime.truth.machines import VTRAIN, machine
+from hetplan.runtime.truth.tables import GIB, Cells, NotPosedError, Published, Source, require
+
+
+def over(amount: float, rate: float | None) -> float | None:
+    """Seconds of an amount at a published rate; None where none is published."""
+    return amount / rate if rate else None
+
+
+def vtrain_published(row: Cells) -> Published:
+    """vTrain (Bang et al., MICRO 2024): milliseconds of an iteration."""
+    shape = f"GPT {row.text('# layers')} x {row.text('hidden size')}"
+    batch = f"{row.text('sequence length')} tokens, batch {row.text('global batch')}"
+    workload = f"{shape}, {batch}, {row.text('# GPUs')} A100"
+    return Published(workload, over(row.number("iteration time (ms)") or 0.0, 1e3), kind="A100")
+
+
+def vtrain_job(row: Cells) -> Job:
+    """Megatron-LM's GPT in fp16 with full recomputation under 1F1B; the vocabulary is padded to
+    51200 tokens (Narayanan et al. 2021, SC)."""
+    tokens, gpus = row.whole("sequence length"), row.whole("# GPUs")
+    tensor, pipeline = row.whole("tensor parallelism"), row.whole("pipeline parallelism")
+    require(tensor * pipeline * row.whole("data parallelism") == gpus, "degrees are not the GPUs")
+    return Job(
+        gpt2(
+            row.whole("# layers"),
+            row.whole("hidden size"),
+            row.whole("attention heads"),
+            vocabulary=51200,
+            positions=tokens,
+        ),
+        tokens,
+        "fp16",
+        VTRAIN,
+        gpus,
+        row.whole("global batch"),
+        row.whole("micro batch"),
+        tensor=tensor,
+        pipeline=pipeline,
+        recomputation="full",
+    )
+
+
+# MosaicML llm-foundry, scripts/train/yamls/pretrain/mpt-*.yaml: layers, width, heads. Learned
+# positions, biases, tied head, no dropout, 50368 tokens; these give the published NumParams.
+MPT = {
+    "125m": (12, 768, 12),
+    "350m": (24, 1024, 16),
+    "760m": (24, 1536, 12),
+    "1b": (24, 2048, 16),
+    "3b": (32, 2560, 20),
+    "7b": (32, 4096, 32),
+    "13b": (40, 5120, 40),
+    "30b": (48, 7168, 56),
+    "70b": (80, 8192, 64),
+}
+SHARDING = {"FULL_SHARD": 3, "SHARD_GRAD_OP": 2, "NO_SHARD": 0}
+
+
+def mosaic_published(row: Cells) -> Published:
+    """MosaicML llm-foundry's benchmarks: tokens per second, and MFU in percent."""
+    tokens, batch, gpu = row.whole("SeqLen (T)"), row.whole("GlobalBatchSize"), row.text("GPU")
+    workload = (
+        f"MPT-{row.text('Model')}, {tokens} tokens, batch {batch}, {row.text('# GPUs')} {gpu}"
+    )
+    seconds = over(batch * tokens, row.number("Throughput (T/s)"))
+    return Published(workload, seconds, None, over(row.number("MFU") or 0.0, 100), gpu)
+
+
+def mosaic_job(row: Cells) -> Job:
+    """MPT under FSDP with fused attention."""
+    model, precision = row.text("Model"), row.text("Precision")
+    sharding, tokens = row.text("Sharding Strategy"), row.whole("SeqLen (T)")
+    require(model in MPT, f"unknown model {model}")
+    require("fp8" not in precision, "FP8 products are not modelled")
+    require(sharding in SHARDING, f"sharding {sharding} is not modelled")
+    require(not row.flag("Activation CPUOffload"), "offloaded activations are not modelled")
+    return Job(
+        gpt2(*MPT[model], vocabulary=50368, positions=tokens, dropout=False, attention="fused"),
+        tokens,
+        "bf16" if "bf16" in precision else "fp16",
+        machine(row.text("GPU")),
+        row.whole("# GPUs"),
+        row.whole("GlobalBatchSize"),
+        row.whole("MicroBatchSize"),
+        zero=SHARDING[sharding],
+        recomputation="full" if row.flag("Activation Checkpointing") else "none",
+    )
+
+
+LLAMA_405B = llama(126, 16384, 128, 53248, **LLAMA_3_SHAPE)  # Llama 3 (2024), Table 3
+GPT3_175B = gpt2(96, 12288, 96, vocabulary=51200, positions=2048, attention="fused")
+# Names as the sources write them, in capitals and with hyphens, and as the zoo has them.
+NAMES = {
+    "LLAMA3-8B": "llama3-8b",
+    "LLAMA3-70B": "llama3-70b",
+    "LLAMA3.1-8B": "llama3-8b",
+    "LLAMA3.1-70B": "llama3-70b",
+    "LLAMA2-7B": "llama2-7b",
+    "LLAMA2-13B": "llama2-13b",
+    "LLAMA2-70B": "llama2-70b",
+}
+SHAPES: dict[str, Transformer | None] = {
+    **{name: built_in(model).shape for name, model in NAMES.items()},
+    "LLAMA3.1-405B": LLAMA_405B,
+    "GPT3-175B": GPT3_175B,
+}
+CHECKPOINTING: dict[str, Recomputation] = {"": "none", "none": "none", "full": "full"}
+
+
+def shape_of(model: str) -> Transformer:
+    """The dense model of that name; raises NotPosedError."""
+    shape = SHAPES.get(model.upper().replace("_", "-"))
+    if shape is None:
+        raise NotPosedError(f"unknown model {model}")
+    return shape
+
+
+def by_rate(row: Cells, gpu: str, *more: str) -> Published:
+    """Tokens per second and GPU; a workload is told by model, `more`, tokens, batch and GPUs."""
+    named = [row.text("model"), *more, f"{row.text('sequence')} tokens"]
+    workload = f"{', '.join(named)}, batch {row.text('global_batch')}, {row.text('gpus')} {gpu}"
+    tokens = (row.number("global_batch") or 0.0) * (row.number("sequence") or 0.0)
+    rate = (row.number("tokens_per_second_per_gpu") or 0.0) * (row.number("gpus") or 0.0)
+    return Published(workload, over(tokens, rate) or None, kind=gpu)
+
+
+def titan_published(row: Cells) -> Published:
+    """torchtitan's reports: tokens per second and GPU, peak GiB."""
+    told, memory = by_rate(row, row.text("gpu")), row.number("memory_gib")
+    return Published(
+        told.workload, told.seconds, None if memory is None else memory * GIB, kind=told.kind
+    )
+
+
+def titan_job(row: Cells) -> Job:
+    """Llama 3 under FSDP2 over what tensor ranks leave, compiled."""
+    techniques = row.text("techniques").lower()
+    require("float8" not in techniques, "FP8 products are not modelled")
+    require("async" not in techniques, "asynchronous tensor parallelism is not modelled")
+    require(row.whole("cp", 1) == 1, "context parallelism is not modelled")
+    require(row.whole("pp", 1) == 1, "pipelines of FSDP groups are not modelled")
+    mode = row.text("activation_checkpointing").lower()
+    require(mode in CHECKPOINTING, f"activation checkpointing {mode!r} is not modelled")
+    return Job(
+        shape_of(row.text("model")),
+        row.whole("sequence"),
+        "bf16",
+        machine(row.text("gpu")),
+        row.whole("gpus"),
+        row.whole("global_batch"),
+        row.whole("local_batch"),
+        tensor=row.whole("tp", 1),
+        zero=3,
+        recomputation=CHECKPOINTING[mode],
+    )
+
+
+def megatron_published(row: Cells) -> Published:
+    """Megatron-LM's functional tests: median seconds, and the most that torch's allocator gave.
+    Tiny models and deterministic kernels: best as a truth of memory."""
+    family, gpu = row.text("case").partition("/")[0], row.text("gpu") or row.text("platform")
+    shape = (
+        f"{family} {row.text('layers')} x {row.text('hidden')}, {row.text('experts') or 0} experts"
+    )
+    batch = f"{row.text('sequence')} tokens, batch {row.text('global_batch')}"
+    workload = f"{shape}, {batch}, {row.text('nodes')} x {row.text('gpus_per_node')} {gpu}"
+    seconds = row.number("seconds_per_iteration_median") or None
+    return Published(workload, seconds, row.number("max_allocated_bytes") or None, kind=gpu)
+
+
+def megatron_job(row: Cells) -> Job:
+    """GPT or BERT with Transformer Engine's fused attention."""
+    require(row.flag("training_complete"), "the row is no complete training run")
+    family, _, name = row.text("case").partition("/")
+    require(family in ("gpt", "bert"), f"models of {family} are not modelled")
+    require("mla" not in name.split("_"), "latent attention is not modelled")
+    require(row.whole("experts", 0) == 0, "experts of Megatron are not modelled")
+    require(row.whole("cp", 1) == 1, "context parallelism is not modelled")
+    require(not row.flag("sequence_parallel"), "sequence parallelism is not modelled")
+    require(not row.text("fp8"), "FP8 products are not modelled")
+    require(not row.flag("fsdp"), "Megatron's FSDP is not modelled")
+    require(not row.text("layout"), f"layout {row.text('layout')} is not modelled")
+    recompute = row.text("recompute")
+    require(recompute in ("", "selective", "full"), f"recomputation {recompute} is not modelled")
+    require(not row.text("recompute_layers"), "recomputation of some layers is not modelled")
+    shape = megatron_shape(row, family)
+    precision: Precision = "bf16" if row.flag("bf16") else "fp16" if row.flag("fp16") else "fp32"
+    mode: Recomputation = "full" if recompute == "full" else "selective" if recompute else "none"
+    return Job(
+        shape,
+        row.whole("sequence"),
+        precision,
+        machine(row.text("gpu")),
+        row.whole("nodes", 1) * row.whole("gpus_per_node", 8),
+        row.whole("global_batch"),
+        row.whole("micro_batch"),
+        tensor=row.whole("tp", 1),
+        pipeline=row.whole("pp", 1),
+        **megatron_stages(row, shape.layers),
+        zero=int(row.flag("distributed_optimizer")),
+        recomputation=mode,
+    )
+
+
+def megatron_shape(row: Cells, family: str) -> Transformer:
+    """The model; without a stated vocabulary GPT-2's or BERT's tokens, padded to a multiple of 128
+    per tensor rank (make_vocab_size_divisible_by)."""
+    hidden, heads, multiple = row.whole("hidden"), row.whole("heads"), 128 * row.whole("tp", 1)
+    tokens = row.whole("vocab", 50257 if family == "gpt" else 30522)
+    changes: dict[str, Any] = {
+        "vocabulary": -(-tokens // multiple) * multiple,
+        "positions": row.whole("sequence"),
+        "tied": not row.flag("untie"),
+        "gated": row.flag("swiglu"),
+        "kv_heads": row.whole("kv_groups", heads),
+        "attention": "fused",
+    }
+    build = bert if family == "bert" else transformer
+    return build(row.whole("layers"), hidden, heads, row.whole("ffn", 4 * hidden), **changes)
+
+
+def megatron_stages(row: Cells, layers: int) -> dict[str, Any]:
+    """`chunks` of each stage, or `blocks` of each where the first or last differ."""
+    pipeline, each = row.whole("pp", 1), row.whole("vp_layers", 0) * row.whole("pp", 1)
+    first, last = row.whole("first_pp_layers", 0), row.whole("last_pp_layers", 0)
+    if each:
+        require(layers % each == 0, "uneven chunks are not modelled")
+        return {"chunks": layers // each}
+    if not first and not last:
+        return {"chunks": row.whole("vp_stages", 1)}
+    inner = pipeline - bool(first) - bool(last)
+    middle, rest = divmod(layers - first - last, max(1, inner))
+    require(not rest and middle > 0, "uneven stages do not add up")
+    return {"blocks": (*[first] * bool(first), *[middle] * inner, *[last] * bool(last))}
+
+
+def bridge_published(row: Cells) -> Published:
+    """Megatron Bridge's tables of performance."""
+    return by_rate(row, row.text("system"), row.text("task"), row.text("precision"))
+
+
+def bridge_job(row: Cells) -> Job:
+    """Dense models in bf16; the distributed optimizer is ZeRO 1, FSDP ZeRO 3."""
+    require(row.text("precision") == "BF16", f"precision {row.text('precision') or 'not stated'}")
+    require(row.whole("ep", 1) == 1, "expert parallelism is not modelled")
+    sharded = row.whole("fsdp", 0)
+    require(not sharded or row.whole("pp", 1) == 1, "pipelines of FSDP groups are not modelled")
+    return nemo_dense(row, row.text("system"), zero=3 if sharded else 1)
+
+
+def nemo_published(row: Cells) -> Published:
+    """NeMo 24.07's table: DGX-H100, FP8."""
+    return by_rate(row, "DGX-H100", row.text("task"))
+
+
+def nemo_job(row: Cells) -> Job:
+    """Its precision is the table's title."""
+    raise NotPosedError("FP8 products are not modelled")
+
+
+def nemo_dense(row: Cells, gpu: str, zero: int) -> Job:
+    """A dense model that is trained from scratch in bf16."""
+    shape, task = shape_of(row.text("model")), row.text("task").lower()
+    require("lora" not in task, "adapters (LoRA) are not modelled")
+    require("sft" not in task, "fine-tuning on packed samples is not modelled")
+    require(row.whole("cp", 1) == 1, "context parallelism is not modelled")
+    return Job(
+        shape,
+        row.whole("sequence"),
+        "bf16",
+        machine(gpu),
+        row.whole("gpus"),
+        row.whole("global_batch"),
+        row.whole("micro_batch"),
+        tensor=row.whole("tp", 1),
+        pipeline=row.whole("pp", 1),
+        chunks=row.whole("vp", 1),
+        zero=zero,
+    )
+
+
+def mlperf_published(row: Cells) -> Published:
+    """MLPerf training v5.0: the median of the steps, else by the rate."""
+    seconds = row.number("step_seconds_median") or row.number("seconds_per_step_from_throughput")
+    gpus = row.whole("nodes", 0) * row.whole("accelerators_per_node", 0)
+    gpu, batch = row.text("accelerator"), f"batch {row.text('global_batch')}"
+    return Published(f"{row.text('benchmark')}, {batch}, {gpus} {gpu}", seconds or None, kind=gpu)
+
+
+def mlperf_job(row: Cells) -> Job:
+    """All train in FP8 so far, the 405B models with context parallelism."""
+    require("lora" not in row.text("benchmark"), "adapters (LoRA) are not modelled")
+    require(row.whole("cp", 1) == 1, "context parallelism is not modelled")
+    raise NotPosedError("FP8 products are not modelled")
+
+
+def runs(
+    published: Callable[[Cells], Published], job: Callable[[Cells], Job], *, by_hand: bool = False
+) -> Source:
+    """A file of training runs, which are replayed."""
+    return Source(published, lambda row: predicted(job(row)), by_hand)
+
+
+# Files of each set of training runs.
+SOURCES = {
+    "vtrain": {
+        "vtrain_single_node_a100.csv": runs(vtrain_published, vtrain_job),
+        "vtrain_multi_node_a100.csv": runs(vtrain_published, vtrain_job),
+    },
+    "mosaicml": {"mosaicml_llm_foundry.csv": runs(mosaic_published, mosaic_job)},
+    "torchtitan": {"torchtitan.csv": runs(titan_published, titan_job, by_hand=True)},
+    "megatron": {"megatron_golden.csv": runs(megatron_published, megatron_job, by_hand=True)},
+    "nemo": {
+        "nemo_megatron_bridge.csv": runs(bridge_published, bridge_job, by_hand=True),
+        "nemo_24.07_h100_fp8.csv": runs(nemo_published, nemo_job, by_hand=True),
+    },
+    "mlperf": {"mlperf_v5.0_llm.csv": runs(mlperf_published, mlperf_job, by_hand=True)},
+}
+PARTIAL = ("vtrain",)  # sets of which a file may be absent

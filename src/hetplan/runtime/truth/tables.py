@@ -1,0 +1,164 @@
+"""CSV files of published measurements: their cells, and what is said about a row."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from hetplan.errors import HetplanError, InputError
+from hetplan.files import read_bytes
+
+GIB = 2**30
+
+
+class NotPosedError(HetplanError):
+    """A published run that hetplan cannot say; the text is the reason."""
+
+
+class DamagedError(InputError):
+    """A table that cannot be read; says file, row and column."""
+
+
+def require(holds: bool, otherwise: str) -> None:
+    """Raise NotPosedError unless a row is of the kind that can be said."""
+    if not holds:
+        raise NotPosedError(otherwise)
+
+
+@dataclass(frozen=True)
+class Cells:
+    """A row's texts by column. where: file and row, for messages. by_hand: what should be a whole
+    number may be another text, and is then the row's reason, not the file's fault."""
+
+    where: str
+    texts: Mapping[str, str]
+    by_hand: bool = False
+
+    def text(self, column: str) -> str:
+        """As it stands; raises DamagedError without such a column."""
+        if column not in self.texts:
+            raise DamagedError("column is missing", where=self.where, expected=column)
+        return self.texts[column].strip()
+
+    def number(self, column: str) -> float | None:
+        """A finite number >= 0, None for an empty cell; raises DamagedError."""
+        text = self.text(column)
+        try:
+            value = float(text or "0")
+        except ValueError:
+            value = math.nan
+        if not 0 <= value < math.inf:
+            where = f"{self.where}: {column}"
+            raise DamagedError("is no number", where=where, got=text, expected="a number >= 0")
+        return value if text else None
+
+    def whole(self, column: str, default: int | None = None) -> int:
+        """A whole number >= 0, or the default for an empty cell; raises DamagedError, or where
+        people wrote the table NotPosedError."""
+        text = self.text(column)
+        if not text and default is not None:
+            return default
+        if self.by_hand and not text.replace(".0", "").isdecimal():
+            raise NotPosedError(f"{column} is {text!r}" if text else f"{column} is not stated")
+        value = self.number(column)
+        if value is None or not value.is_integer() or value > 1e9:
+            raise DamagedError("is no whole number", where=f"{self.where}: {column}", got=text)
+        return int(value)
+
+    def flag(self, column: str) -> bool:
+        """`True`; an empty cell and anything else are not."""
+        return self.text(column).lower() == "true"
+
+
+def read_table(path: Path, *, by_hand: bool = False) -> Iterator[Cells]:
+    """The rows of a CSV file (`.gz`: unpacked); raises InputError naming file, row, column."""
+    where = str(path)
+    try:
+        lines = csv.reader(io.StringIO(read_bytes(path).decode("utf-8"), newline=""), strict=True)
+        header, *rows = [line for line in lines if line]
+    except (UnicodeDecodeError, csv.Error, ValueError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise DamagedError(f"is no table: {error}", where=where) from None
+    for i, row in enumerate(rows):
+        place = f"{where}: row {i}"
+        if len(row) != len(header):
+            expected = f"{len(header)}"
+            raise DamagedError("number of cells", where=place, got=len(row), expected=expected)
+        yield Cells(place, dict(zip(header, row, strict=True)), by_hand)
+
+
+@dataclass(frozen=True)
+class Published:
+    """What a source says of a row; None where it is silent.
+
+    workload: equal for rows that compare plans of one model, batch and GPUs. seconds: of an
+    iteration or operator. held_bytes: on the fullest GPU. utilisation: of the peak by the model's
+    FLOPs. kind: GPU type, or operator and device.
+    """
+
+    workload: str | None
+    seconds: float | None
+    held_bytes: float | None = None
+    utilisation: float | None = None
+    kind: str = ""
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """seconds of an iteration or operator, bytes on the fullest device, whether they fit."""
+
+    seconds: float
+    peak_bytes: float | None = None
+    fits: bool = True
+
+
+@dataclass(frozen=True)
+class Source:
+    """How the rows of a file are read: what was published, and what hetplan predicts (raises
+    NotPosedError, or InputError as `replay` does). by_hand: see `Cells`."""
+
+    published: Callable[[Cells], Published]
+    predicted: Callable[[Cells], Predicted]
+    by_hand: bool = False
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One published row beside its prediction, or beside the reason why there is none."""
+
+    file: str
+    row: int
+    published: Published
+    predicted: Predicted | None
+    reason: str | None = None
+
+    @property
+    def error(self) -> float | None:
+        """(predicted - measured) / measured seconds; None where one is unknown."""
+        seconds = self.published.seconds
+        return self.predicted.seconds / seconds - 1 if self.predicted and seconds else None
+
+    @property
+    def memory_error(self) -> float | None:
+        """(predicted - measured) / measured bytes; None where one is unknown."""
+        held = self.published.held_bytes
+        peak = self.predicted.peak_bytes if self.predicted else None
+        return peak / held - 1 if peak is not None and held else None
+
+    def document(self) -> dict[str, str | int | float | None]:
+        """As JSON types."""
+        return {
+            "file": self.file,
+            "row": self.row,
+            "workload": self.published.workload,
+            "measured_seconds": self.published.seconds,
+            "predicted_seconds": self.predicted.seconds if self.predicted else None,
+            "measured_bytes": self.published.held_bytes,
+            "predicted_bytes": self.predicted.peak_bytes if self.predicted else None,
+            "reason": self.reason,
+        }

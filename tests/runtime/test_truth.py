@@ -1,0 +1,326 @@
+"""Published measurements: read, posed, compared and summed up. The rows are single facts, each
+with its source; nothing else of the published tables is needed."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hetplan.cli.main import main
+from hetplan.errors import InputError
+from hetplan.profiling.models import load_model
+from hetplan.profiling.zoo import text_model
+from hetplan.runtime.truth.compare import compare
+from hetplan.runtime.truth.job import layer_ranges, posed_plan, posed_workload
+from hetplan.runtime.truth.runs import megatron_job, mosaic_job, vtrain_job
+from hetplan.runtime.truth.scores import Scoring, order, regret, summarised, tied
+from hetplan.runtime.truth.tables import Cells, Compared, Predicted, Published
+
+Row = Mapping[str, Any]
+# VIA-Research/vTrain@f8dda84, data/ground_truth_single.csv (MIT).
+VTRAIN_COLUMNS = (
+    "# GPUs", "global batch", "micro batch", "hidden size", "attention heads", "# layers",
+    "sequence length", "tensor parallelism", "data parallelism", "pipeline parallelism",
+    "iteration time (ms)",
+)  # fmt: skip
+VTRAIN = [
+    dict(zip(VTRAIN_COLUMNS, row, strict=True))
+    for row in (
+        (2, 16, 8, 1024, 16, 24, 1024, 1, 1, 2, 372.160408),
+        (8, 8, 2, 2048, 16, 20, 1024, 4, 1, 2, 160.6027),
+        (8, 4, 1, 1024, 16, 16, 1024, 1, 2, 4, 77.216619),
+    )
+]
+# mosaicml/llm-foundry@8c8dd48, scripts/train/benchmarking/README.md (Apache-2.0).
+MOSAIC_COLUMNS = (
+    "Model", "SeqLen (T)", "# GPUs", "GPU", "MFU", "MicroBatchSize", "GlobalBatchSize",
+    "Throughput (T/s)", "Precision", "Sharding Strategy", "Activation Checkpointing",
+    "Activation CPUOffload", "NumParams",
+)  # fmt: skip
+MOSAIC = [
+    dict(zip(MOSAIC_COLUMNS, row, strict=True))
+    for row in (
+        ("70b", 2048, 64, "h100_80gb", 42.57, 8, 2048, 66523, "amp_bf16", "FULL_SHARD", True,
+         False, 64862437376),
+        ("13b", 2048, 8, "h100_80gb", 39.79, 2, 16, 38336, "amp_bf16", "FULL_SHARD", False, False,
+         12853954560),
+        ("1b", 4096, 8, "h100_80gb", 40.26, 7, 224, 308282, "amp_bf16", "FULL_SHARD", False,
+         False, 1320144896),
+        ("1b", 512, 8, "h100_80gb", 29.06, 56, 1792, 562523, "amp_fp8", "FULL_SHARD", False,
+         False, 1312804864),
+    )
+]  # fmt: skip
+# pytorch/torchtitan@b5bcd76, benchmarks/llama3_h100_202412_torchtitan.md (BSD-3).
+TITAN = {
+    "model": "llama3.1-70b", "gpus": 256,
+    "gpu": "H100 96GB HBM2e 500W 400Gb/s per GPU", "techniques": "compile+float8",
+    "sequence": 8192, "local_batch": 16, "global_batch": 512, "activation_checkpointing": "full",
+    "fsdp": 32, "tp": 8, "pp": 1, "cp": 1, "tokens_per_second_per_gpu": 829, "memory_gib": 71.9,
+}  # fmt: skip
+# NVIDIA/Megatron-LM@d98e8a6, tests/functional_tests/test_cases/gpt (BSD-3).
+EMPTY = (
+    "ffn", "kv_groups", "vocab", "vp_layers", "vp_stages", "cp", "experts", "sequence_parallel",
+    "distributed_optimizer", "recompute", "recompute_layers", "first_pp_layers", "last_pp_layers",
+    "layout", "swiglu", "untie", "fp16", "fp8", "fsdp",
+)  # fmt: skip
+MEGATRON: dict[str, Any] = dict.fromkeys(EMPTY, "") | {
+    "case": "gpt/gpt3_mcore_te_tp1_pp4_vp1_uneven_pipeline", "platform": "dev_dgx_a100",
+    "seconds_per_iteration_median": 0.19532, "max_allocated_bytes": 2386205184.0, "layers": 12,
+    "hidden": 512, "heads": 8, "sequence": 1024, "micro_batch": 4, "global_batch": 32, "tp": 1,
+    "pp": 4, "first_pp_layers": 2, "last_pp_layers": 2, "untie": True, "bf16": True, "nodes": 1,
+    "gpus_per_node": 8, "gpu": "A100-SXM4-80GB", "training_complete": True,
+}  # fmt: skip
+# NVIDIA-NeMo/Megatron-Bridge@067f987, docs/performance-summary-archive.md (Apache-2.0).
+BRIDGE = {
+    "task": "Pre-Training Performance", "system": "DGX-B200", "model": "LLAMA3.1_405B",
+    "gpus": 128, "precision": "BF16", "global_batch": 64, "micro_batch": 1, "sequence": 8192,
+    "fsdp": 0, "tp": 4, "pp": 8, "cp": 2, "vp": 8, "ep": 1, "tokens_per_second_per_gpu": 700.0,
+}  # fmt: skip
+# sitar-lab/NeuSight@6945927 and microsoft/vidur@7d47513 (MIT).
+OPERATORS: dict[str, list[Row]] = {
+    "neusight_gemm_fp32.csv.gz": [
+        {"OPName": "linear", "Device": "NVIDIA L4", "B": 1, "M": 1024, "N": 2560, "K": 2560,
+         "seconds": 0.0011338346401850382},
+        {"OPName": "linear", "Device": "a potato", "B": 1, "M": 1, "N": 1, "K": 1, "seconds": 1},
+    ],
+    "neusight_elementwise_fp32.csv.gz": [
+        {"OPName": "add", "Device": "Tesla P100-PCIE-16GB", "B": 13021, "H": 984,
+         "seconds": 0.0002981696009635925},
+    ],
+    "vidur_gemm_fp16.csv.gz": [
+        {"device": "a100", "op": "attn_pre_proj", "m": 32768, "k": 8192.0, "n": 10240.0,
+         "seconds": 0.0202825},
+    ],
+    "vidur_collectives.csv.gz": [
+        {"system": "a100_dgx", "op": "all_reduce", "num_workers": 2, "devices_per_node": 1,
+         "size": 2048, "seconds": 4.3e-05},
+    ],
+}  # fmt: skip
+
+
+def write(path: Path, rows: Sequence[Row]) -> Path:
+    """The rows as a CSV file."""
+    text = io.StringIO()
+    table = csv.DictWriter(text, list(rows[0]))
+    table.writeheader()
+    table.writerows(rows)
+    opener = gzip.open if path.suffix == ".gz" else open
+    with opener(path, "wb") as stream:
+        stream.write(text.getvalue().encode())
+    return path
+
+
+def cells(row: Row) -> Cells:
+    return Cells("here", {key: str(value) for key, value in row.items()}, by_hand=True)
+
+
+def test_vtrain(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path / "vtrain_single_node_a100.csv", [*VTRAIN, {**VTRAIN[0], "data parallelism": 2}])
+    assert main(["truth", "validate", "vtrain", str(tmp_path), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    rows = document["rows"]
+    assert document["set"] == "vtrain" and [row["row"] for row in rows] == [0, 1, 2, 3]
+    assert set(rows[0]) == {
+        "file", "row", "workload", "measured_seconds", "predicted_seconds", "measured_bytes",
+        "predicted_bytes", "reason",
+    }  # fmt: skip
+    assert rows[0]["measured_seconds"] == pytest.approx(0.372160408)
+    assert rows[0]["measured_bytes"] is None and rows[0]["reason"] is None
+    for row in rows[:3]:  # within a factor of ten: posed as what it is
+        assert 0.1 < row["predicted_seconds"] / row["measured_seconds"] < 10
+    assert rows[0]["workload"] == rows[3]["workload"] != rows[1]["workload"]
+    assert rows[3]["predicted_seconds"] is None and rows[3]["reason"]
+    assert document["summary"]["rows"] == 4 and document["summary"]["predicted"] == 3
+
+
+def test_degrees_and_places_of_a_plan() -> None:
+    """Tensor ranks stand next to each other, then data ranks, then stages; 20 blocks in two
+    stages."""
+    job = vtrain_job(cells({**VTRAIN[1], "tensor parallelism": 2, "data parallelism": 2}))
+    plan = posed_plan(job, posed_workload(job))
+    places = [[stage.devices[0] for stage in replica.stages] for replica in plan.replicas]
+    assert places == [[[0, 1], [4, 5]], [[2, 3], [6, 7]]]
+    assert layer_ranges(job) == [(0, 11), (11, 22)]
+    assert plan.recomputation == "full" and plan.replicas[0].micro_batches[0].count == 2
+
+
+@pytest.mark.parametrize("row", MOSAIC[:3])
+def test_mpt_has_the_published_parameters(row: Row) -> None:
+    job = mosaic_job(cells(row))
+    spec = text_model("mpt", "here", job.sequence, job.shape)
+    assert load_model(spec, sequence=job.sequence).params == row["NumParams"]
+
+
+def test_mosaicml(tmp_path: Path) -> None:
+    write(tmp_path / "mosaicml_llm_foundry.csv", MOSAIC)
+    *bf16, fp8 = compare("mosaicml", tmp_path)
+    assert [row.published.seconds for row in bf16] == pytest.approx(
+        [2048 * 2048 / 66523, 16 * 2048 / 38336, 224 * 4096 / 308282]
+    )
+    assert all(row.error is not None and abs(row.error) < 0.5 for row in bf16)
+    assert fp8.predicted is None and fp8.reason == "FP8 products are not modelled"
+    assert mosaic_job(cells(MOSAIC[0])).zero == 3
+
+
+def test_torchtitan(tmp_path: Path) -> None:
+    plain = {**TITAN, "techniques": "compile", "tp": 1, "local_batch": 2}
+    write(tmp_path / "torchtitan.csv", [TITAN, plain, {**plain, "gpu": "abacus"}])
+    told, predicted, unknown = compare("torchtitan", tmp_path)
+    assert told.published.seconds == pytest.approx(512 * 8192 / 829 / 256)
+    assert told.published.held_bytes == 71.9 * 2**30 and told.reason is not None
+    assert predicted.predicted is not None and predicted.predicted.peak_bytes is not None
+    assert unknown.reason == "unknown GPU 'abacus'"
+
+
+def test_megatron(tmp_path: Path) -> None:
+    changes: list[Row] = [
+        {},
+        {"training_complete": False, "hidden": "?"},
+        {"case": "moe/x"},
+        {"cp": 2},
+        {"gpus_per_node": "8 (4)"},
+    ]
+    rows = [{**MEGATRON, **change} for change in changes]
+    write(tmp_path / "megatron_golden.csv", rows)
+    found = compare("megatron", tmp_path)
+    assert [row.predicted is not None for row in found] == [True, False, False, False, False]
+    assert found[0].published.held_bytes == 2386205184
+    assert found[0].memory_error is not None and -0.9 < found[0].memory_error < 1
+    reasons = " ".join(row.reason or "" for row in found)
+    assert "complete" in reasons and "moe" in reasons and "context" in reasons and "(4)" in reasons
+
+
+def test_uneven_and_interleaved_stages_of_megatron() -> None:
+    uneven = megatron_job(cells(MEGATRON))
+    assert layer_ranges(uneven) == [(0, 3), (3, 7), (7, 11), (11, 14)]
+    chunks = {"first_pp_layers": "", "last_pp_layers": "", "vp_layers": 1}
+    job = megatron_job(cells({**MEGATRON, **chunks}))
+    plan = posed_plan(job, posed_workload(job))
+    assert plan.schedule == "interleaved-1f1b" and job.chunks == 3
+    assert [list(one) for one in plan.replicas[0].stages[3].layers] == [[4, 5], [8, 9], [12, 14]]
+    assert job.shape.vocabulary == 50304  # 50257 tokens, to a multiple of 128
+
+
+def test_nemo_and_mlperf(tmp_path: Path) -> None:
+    dense = {**BRIDGE, "cp": 1, "model": "LLAMA3_8B", "gpus": 64, "pp": 2, "vp": 1}
+    bridge = [BRIDGE, dense, {**dense, "precision": "FP8"}, {**dense, "tp": "2 (4)"}]
+    write(tmp_path / "nemo_megatron_bridge.csv", bridge)
+    write(tmp_path / "nemo_24.07_h100_fp8.csv", [BRIDGE])
+    *found, old = compare("nemo", tmp_path)
+    assert [row.predicted is not None for row in found] == [False, True, False, False]
+    assert found[3].reason == "tp is '2 (4)'" and old.reason == "FP8 products are not modelled"
+    system = {
+        "benchmark": "llama2_70b_lora", "nodes": 2, "accelerators_per_node": 8, "cp": "",
+        "accelerator": "NVIDIA H200-SXM5-141GB", "global_batch": 8, "step_seconds_median": "",
+        "seconds_per_step_from_throughput": 1.7477,
+    }  # fmt: skip
+    write(tmp_path / "mlperf_v5.0_llm.csv", [system])
+    (row,) = compare("mlperf", tmp_path)
+    assert row.published.seconds == 1.7477 and row.reason == "adapters (LoRA) are not modelled"
+
+
+def test_operators(tmp_path: Path) -> None:
+    for name, rows in OPERATORS.items():
+        write(tmp_path / name, rows)
+    found = compare("operators", tmp_path)
+    assert [row.reason for row in found if row.reason] == ["unknown device a potato"]
+    assert all(abs(row.error) < 0.9 for row in found if row.error is not None)
+    assert len(found) == 5 and found[0].published.workload is None
+
+
+BROKEN = [
+    (b"", "is no table"),
+    (b"\xff\xfe", "is no table"),
+    (b"a,b\n1,2\n", "column is missing.*# layers"),
+    (None, "row 0.*number of cells.*got 3, expected 11"),
+    ({"# GPUs": "many"}, r"row 1: # GPUs: is no (whole )?number.*'many'"),
+    ({"# GPUs": "2.5"}, "row 1: # GPUs: is no whole number"),
+    ({"iteration time (ms)": "nan"}, "row 1: iteration time"),
+]
+
+
+@pytest.mark.parametrize(("content", "message"), BROKEN)
+def test_a_damaged_table_is_one_line(
+    tmp_path: Path, content: Any, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "vtrain_multi_node_a100.csv"
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    elif content is None:
+        path.write_text(f"{','.join(VTRAIN_COLUMNS)}\n1,2,3\n")
+    else:
+        write(path, [VTRAIN[0], {**VTRAIN[0], **content}])
+    assert main(["truth", "validate", "vtrain", str(tmp_path)]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    with pytest.raises(InputError, match=message):
+        compare("vtrain", tmp_path)
+
+
+@pytest.mark.parametrize("name", ["vtrain", "nemo", "operators", "vtrian"])
+def test_missing_files_and_sets(name: str, tmp_path: Path) -> None:
+    write(tmp_path / "nemo_24.07_h100_fp8.csv", [BRIDGE])  # one of the two is not enough
+    with pytest.raises(InputError, match=r"no such file|unknown set"):
+        compare(name, tmp_path)
+
+
+def test_seconds_within_two_percent_are_equal() -> None:
+    assert tied([10.1, 10.0, 10.25, 12.0], 0.02) == [10.0, 10.0, 10.25, 12.0]
+    rules = Scoring()
+    # measured ranks 1.5 1.5 3 4, predicted 2 1 3 4: covariance 4.5, variances 4.5 and 5
+    assert order([10.1, 10.0, 11, 12], [2, 1, 3, 4], rules) == pytest.approx(4.5 / (4.5 * 5) ** 0.5)
+    assert order([10.0, 10.1, 10.15], [1, 2, 3], rules) is None
+    assert order([1, 2], [1, 2], rules) is None
+    assert order([1, 2, 3], [3, 2, 1], rules) == pytest.approx(-1)
+
+
+def test_regret_is_what_the_pick_costs() -> None:
+    assert regret([10, 12, 15], [3, 1, 2]) == pytest.approx(0.2)
+    assert regret([10, 12], [1, 2]) == 0
+
+
+def row(workload: str, measured: float, predicted: float | None, **more: Any) -> Compared:
+    published = Published(workload, measured, more.get("held"), more.get("share"), "A100")
+    found = None if predicted is None else Predicted(predicted, more.get("peak"))
+    return Compared("f", 0, published, found, None if found else "because")
+
+
+def test_figures_of_a_set() -> None:
+    rows = [
+        row("a", 1.0, 0.9, held=6e9, peak=5.4e9, share=0.5),
+        row("a", 2.0, 0.8, held=1e9, peak=2e9, share=0.4),
+        row("a", 3.0, 3.3, share=0.3),
+        row("b", 1.0, 1.0, share=0.2),
+        row("b", 5.0, None),
+    ]
+    figures = summarised(rows)
+    assert (figures["rows"], figures["predicted"], figures["workloads"]) == (5, 4, 1)
+    assert figures["error"] == pytest.approx((0.1 + 0.6 + 0.1 + 0) / 4)
+    assert figures["bias"] == pytest.approx((-0.1 - 0.6 + 0.1) / 4)
+    assert figures["spearman"] == pytest.approx(0.5)  # 1 2 3 beside 2 1 3
+    assert figures["regret"] == figures["worst_regret"] == pytest.approx(1.0)
+    assert figures["memory_error"] == pytest.approx((0.1 + 1.0) / 2)
+    assert figures["memory_large_error"] == pytest.approx(0.1) and figures["memory_below"] == 1
+    # 0.5 / 0.9, 0.4 / 0.4, 0.3 / 1.1, 0.2: the first two change places
+    assert figures["utilisation"] == {"A100": pytest.approx(0.8)}
+
+
+def test_tables_for_people(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "truth"
+    folder.mkdir()
+    for name in ("vtrain_single_node_a100.csv", "vtrain_multi_node_a100.csv"):
+        write(folder / name, VTRAIN)
+    assert main(["truth", "validate", "vtrain", str(folder)]) == 0
+    assert "row by row" in capsys.readouterr().out
+    assert main(["truth", "table", str(tmp_path)]) == 0  # only of the set that is there
+    assert "before -> now" in (text := capsys.readouterr().out) and "mosaicml" not in text
+    assert "44.5 % -> " in text
+    assert main(["truth", "table", str(tmp_path / "nothing")]) == 2
+    assert "no set" in capsys.readouterr().err
