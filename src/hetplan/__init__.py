@@ -4,8 +4,8 @@
     planning = hp.plan("gpt2-medium", "amp-mixed", global_batch=32)
     planning.best.plan, planning.best.predicted_seconds, planning.best.bound
 
-What stands here is loaded when it is used: `plan` and the types that it returns, `load_plan`,
-`save_plan`, `export` and `replay`.
+What stands here is loaded when it is used: `plan`, `fits` and the types that they return,
+`load_plan`, `save_plan`, `export` and `replay`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from hetplan.planner.fits import Fit, fits
     from hetplan.planner.library import plan
     from hetplan.planner.ranking import Planning
     from hetplan.planner.strategy import Candidate
@@ -27,11 +28,13 @@ __version__ = "0.1.0"
 _HOMES = {
     "Candidate": "hetplan.planner.strategy",
     "Cluster": "hetplan.profiling.cluster",
+    "Fit": "hetplan.planner.fits",
     "Model": "hetplan.profiling.models",
     "Plan": "hetplan.runtime.plan",
     "Planning": "hetplan.planner.ranking",
     "Replay": "hetplan.runtime.replay",
     "export": "hetplan.runtime.export",
+    "fits": "hetplan.planner.fits",
     "load_cluster": "hetplan.profiling.cluster",
     "load_model": "hetplan.profiling.models",
     "load_plan": "hetplan.runtime.plan",
@@ -43,12 +46,14 @@ _HOMES = {
 __all__ = [
     "Candidate",
     "Cluster",
+    "Fit",
     "Model",
     "Plan",
     "Planning",
     "Replay",
     "__version__",
     "export",
+    "fits",
     "load_cluster",
     "load_model",
     "load_plan",

@@ -50,6 +50,7 @@ devices = offering("hetplan.profiling.catalogue:catalogue", ending=":", many=Tru
 precisions = offering("hetplan.profiling.operators:PRECISIONS", many=True)
 strategies = offering("hetplan.planner:STRATEGIES", many=True)
 frameworks = offering("hetplan.runtime.export:EXPORTERS")
+trainers = offering("hetplan.profiling.frameworks:FRAMEWORKS")
 clusters = offering("hetplan.profiling.cluster:example_clusters")
 parameters = offering("hetplan.formulations.astra.search.space:PARAMETERS", ending="=")
 

@@ -237,6 +237,7 @@ TREE: Mapping[str, Any] = {
             ),
         },
     ),
+    "fits": ("fits:fits", "Say whether a model fits a cluster's memory, and how."),
     "solve": ("solve:solve", "Solve an instance; every result has its proven bound."),
     "check": ("solve:check", "Verify decisions against an instance, price them again."),
     "run": ("run:run", "Execute a plan; measured times beside predicted ones."),

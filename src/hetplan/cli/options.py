@@ -129,6 +129,15 @@ SequenceOption = Annotated[
     typer.Option("--sequence", metavar="N", help="Tokens per sample; default the model's."),
 ]
 PrecisionOption = Annotated[Precision, typer.Option("--precision", help="In which it is trained.")]
+FrameworkOption = Annotated[
+    str,
+    typer.Option(
+        "--framework",
+        metavar="NAME",
+        help="What trains, whose memory counts: hetplan, megatron, fsdp or deepspeed.",
+        autocompletion=completion.trainers,
+    ),
+]
 ProfileOption = Annotated[
     Path | None,
     typer.Option("--profile", metavar="FILE", help="Measured profile; default a prediction."),

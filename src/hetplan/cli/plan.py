@@ -14,6 +14,7 @@ from hetplan.cli import completion
 from hetplan.cli.options import (
     BatchOption,
     ClusterOption,
+    FrameworkOption,
     GapOption,
     JsonOption,
     LimitOption,
@@ -75,6 +76,7 @@ class Choice:
     parts: Annotated[
         bool, typer.Option("--parts", help="Plan on every part of the cluster by device type, too.")
     ] = False
+    framework: FrameworkOption = "hetplan"
     settings: Annotated[
         list[str] | None,
         typer.Option(
@@ -130,6 +132,7 @@ def plan(
         sequence=sequence,
         precision=precision,
         profile=profile,
+        framework=choice.framework,
     )
     workloads = [with_links(one, links) for one in posed]
     workload = workloads[0]

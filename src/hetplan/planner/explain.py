@@ -9,7 +9,7 @@ that is not on it gains nothing.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -51,7 +51,8 @@ class Explanation:
     busiest: Bottleneck | None
     # The network card in use longest: link, held_share of the iteration.
     fullest_link: Bottleneck | None
-    # The device with the largest share of its memory in use: device, bytes, limit_bytes.
+    # The device with the largest share of its memory in use: device, bytes, limit_bytes,
+    # components of the bytes.
     tightest: Bottleneck | None
     winner: Candidate
     runner_up: Candidate | None  # the next best candidate of another plan
@@ -185,14 +186,17 @@ def fullest_link(run: Replay, workload: Workload) -> Bottleneck | None:
 
 
 def tightest(run: Replay, workload: Workload) -> Bottleneck:
-    """The device with the largest share of its memory in use."""
+    """The device with the largest share of its memory in use, and what it holds."""
     sizes = list(zip(run.peak_bytes, run.limit_bytes, strict=True))
     device = max(range(len(sizes)), key=lambda d: sizes[d][0] / max(sizes[d][1], 1.0))
     held, limit = sizes[device]
     verdict = "binds" if held > TIGHT * limit else f"{bytes_text(limit - held)} left"
     of = f"device {device} ({workload.cluster.devices[device].type})"
-    facts = {"device": device, "bytes": held, "limit_bytes": limit}
-    return Bottleneck(f"{of}: {share_text(held, limit)}; {verdict}", facts)
+    parts = run.held[device] if run.held else None  # of programs no components are known
+    components = parts and asdict(parts)
+    facts = {"device": device, "bytes": held, "limit_bytes": limit, "components": components}
+    text = f"{of}: {share_text(held, limit)}; {verdict}"
+    return Bottleneck(f"{text}: {parts.text}" if parts else text, facts)
 
 
 def cost_text(candidate: Candidate, best: Candidate, workload: Workload) -> str:

@@ -18,6 +18,7 @@ from hetplan.planner.ranking import Criteria, Planning, make_plans
 from hetplan.planner.search import OnCandidate
 from hetplan.planner.strategy import Settings, make_strategies
 from hetplan.profiling.cluster import Cluster, open_cluster
+from hetplan.profiling.frameworks import HETPLAN, Framework
 from hetplan.profiling.models import Model
 from hetplan.profiling.operators import PRECISIONS, Precision
 from hetplan.profiling.profile import Profile
@@ -44,6 +45,7 @@ def plan(
     money_limit: float | None = None,
     cheapest_within: float | None = None,
     parts: bool = False,
+    framework: str | Framework = HETPLAN,
     time_limit: float | None = TIME_LIMIT,
     threads: int | None = None,
     on_candidate: OnCandidate | None = None,
@@ -54,7 +56,8 @@ def plan(
     cluster: a file, the name of an example, or a Cluster. global_batch: samples per iteration.
     precision: one, several, or "auto" for all that every device has. profile: measured; None:
     predicted. settings: strategy -> name -> value, what a strategy has to set of its own.
-    time_limit: seconds for each method. money_limit, cheapest_within, parts: see `Criteria`.
+    framework: what trains, whose memory counts. time_limit: seconds for each method. money_limit,
+    cheapest_within, parts: see `Criteria`.
     on_candidate: called with every candidate as it is found.
     Returns the candidates, best first: `planning.best` is the winner or None; a candidate's
     `predicted_seconds` are replayed, `bound` is proven for its `objective`, `plan` is what a plan
@@ -67,6 +70,7 @@ def plan(
         sequence=sequence,
         precision=precision,
         profile=profile,
+        framework=framework,
     )
     options = Options(time_limit=time_limit)
     options = options if threads is None else replace(options, threads=threads)
@@ -104,6 +108,7 @@ def make_workloads(
     sequence: int | None = None,
     precision: str | Sequence[str] = "fp16",
     profile: str | os.PathLike[str] | Profile | None = None,
+    framework: str | Framework = HETPLAN,
 ) -> tuple[list[Workload], list[str]]:
     """One workload per precision worth planning, the preferred first; why others are left out.
 
@@ -121,6 +126,7 @@ def make_workloads(
             sequence=sequence,
             precision=precisions[0],
             profile=profile,
+            framework=framework,
         )
         return [only], []
     if profile is not None:
@@ -137,7 +143,9 @@ def make_workloads(
         if kinds:
             notes.append(f"{name} is left out: no units for it in {', '.join(kinds)}")
             continue
-        made = make_workload(model, cluster, global_batch, sequence=sequence, precision=name)
+        made = make_workload(
+            model, cluster, global_batch, sequence=sequence, precision=name, framework=framework
+        )
         twin = next((other for other in workloads if same_problem(made, other)), None)
         if twin is None:
             workloads.append(made)

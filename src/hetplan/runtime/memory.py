@@ -4,18 +4,23 @@ recomputation needs beside."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from hetplan.profiling.operators import ELEMENT_BYTES
-from hetplan.profiling.simulator.tasks import Ints, Timeline
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.costs import Costs, Floats
 from hetplan.runtime.plan import Plan, Replica, Stage
 from hetplan.schema import Range
+from hetplan.text import bytes_text
+
+if TYPE_CHECKING:  # compiled kernels, which `hetplan fits` does not need
+    from hetplan.profiling.simulator.tasks import Ints, Timeline
 
 Owner = tuple[int, int]  # replica, stage
+SMALL = 0.005  # of what is allocated: not worth a word
 LOGITS = "logits"  # the saved tensor of a described head
 
 
@@ -48,8 +53,13 @@ class Held:
         passes = self.activations + self.working + self.logits
         return states + passes + self.collectives + self.transfers + self.workspace
 
-
-COMPONENTS = tuple(field.name for field in fields(Held))
+    @property
+    def text(self) -> str:
+        """What matters of `allocated`, the largest first: `weights 1.2 GiB, …`."""
+        parts = sorted(asdict(self).items(), key=lambda part: -part[1])
+        least = SMALL * self.allocated
+        shown = [part for part in parts if part[0] != "reserved" and part[1] > least]
+        return ", ".join(f"{name} {bytes_text(size)}" for name, size in shown)
 
 
 def memory(

@@ -1,0 +1,123 @@
+"""`hetplan fits`: whether a model can be trained on a cluster, by memory alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hetplan.cli.options import (
+    ClusterOption,
+    FrameworkOption,
+    JsonOption,
+    ModelOption,
+    PrecisionOption,
+    SequenceOption,
+    number,
+    open_cluster,
+)
+from hetplan.cli.output import emit
+from hetplan.text import Table, bytes_text, devices_counted
+
+if TYPE_CHECKING:
+    from hetplan.planner.fits import Fit, Layout
+
+
+def fits(
+    model: ModelOption,
+    cluster: ClusterOption,
+    global_batch: Annotated[
+        int | None,
+        number(
+            "--global-batch",
+            least=1,
+            most=10**9,
+            help="Samples per iteration; default enough for every device.",
+        ),
+    ] = None,
+    sequence: SequenceOption = None,
+    precision: PrecisionOption = "fp16",
+    framework: FrameworkOption = "hetplan",
+    memory_margin: Annotated[
+        float,
+        number(
+            "--memory-margin",
+            least=0,
+            most=0.9,
+            metavar="SHARE",
+            help="Of each device's memory, kept free for what an allocator cannot use.",
+        ),
+    ] = 0.05,
+    zero: Annotated[
+        int | None, number("--zero", least=0, most=3, help="ZeRO level; default any.")
+    ] = None,
+    recomputation: Annotated[
+        str | None,
+        typer.Option(
+            "--recomputation", metavar="none|selective|full", help="Of layers; default any."
+        ),
+    ] = None,
+    micro_batch: Annotated[
+        int | None,
+        number("--micro-batch", least=1, most=10**9, help="Samples; default the most that fit."),
+    ] = None,
+    json: JsonOption = False,
+) -> int:
+    """Say whether a model can be trained on a cluster, how, and what would make it fit.
+
+    Memory alone: weights, gradients, Adam's states, activations. Exit code 0 when it fits, 1 when
+    it does not.
+    """
+    from hetplan.planner import fits as memory
+
+    fit = memory.fits(
+        model,
+        open_cluster(cluster),
+        global_batch=global_batch,
+        sequence=sequence,
+        precision=precision,
+        framework=framework,
+        memory_margin=memory_margin,
+        zero=zero,
+        recomputation=recomputation,
+        micro_batch=micro_batch,
+    )
+    emit(fit.document(), fit_tables(fit), json=json)
+    return 0 if fit.fits else 1
+
+
+def fit_tables(fit: Fit) -> Iterator[Table]:
+    """One line, the layouts, what the first one's fullest device holds, and what would help."""
+    workload = fit.workload
+    cluster = devices_counted(workload.cluster.counts())
+    job = f"{workload.model.name} in {workload.precision} on {cluster}"
+    rows = fit.layouts or (() if fit.nearest is None else (fit.nearest,))
+    limits = (f"{bytes_text(limit)} of {kind}" for kind, limit in fit.limit_bytes.items())
+    fullest = [max(row.held, key=lambda held: held.allocated).text for row in rows[:1]]
+    notes = [*(f"fullest device: {text}" for text in fullest), f"usable: {', '.join(limits)}"]
+    if fit.fits:
+        title = f"fits: {job}: {rows[0].text}"
+    else:
+        title = f"does not fit: {job}" + (f"; nearest is {rows[0].text}" if rows else "")
+        notes += [f"would fit: {line}" for line in fit.advice] or ["no number of devices would do"]
+    yield Table.of(
+        title,
+        rows,
+        {
+            "ZeRO": lambda row: str(row.zero),
+            "tensor": lambda row: str(row.shape.tensor),
+            "pipeline": lambda row: str(row.shape.pipeline),
+            "data": lambda row: str(row.shape.data),
+            "recomputation": lambda row: row.recomputation,
+            "micro-batch": lambda row: str(row.micro_batch),
+            "free" if fit.fits else "lacking": free_text,
+        },
+        notes=notes,
+        right=(0, 1, 2, 3, 5),
+    )
+
+
+def free_text(layout: Layout) -> str:
+    """What is free, or lacking, on each device type: `6.7 GiB A100`."""
+    return ", ".join(f"{bytes_text(abs(free))} {kind}" for kind, free in layout.free.items())

@@ -1,0 +1,421 @@
+"""Whether a model can be trained on a cluster: memory alone, over regular layouts.
+
+A layout has D replicas of P stages on T tensor ranks of one node each, a ZeRO level, recomputation
+and a micro-batch. All replicas are alike: every stage runs on one device type, those with the most
+memory first, since early stages keep the most micro-batches (1F1B: min(P - s, M) on stage s).
+Without stages, replicas may be of several types, and the one with the least memory decides. Layers
+are cut to memory: each stage takes as many as fit, and of all shares of the limits the least at
+which they do is taken, so that devices are equally full.
+
+What a device holds is `runtime.memory`'s, as the replay counts it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from itertools import pairwise
+from math import inf
+from typing import Any, get_args
+
+import numpy as np
+
+from hetplan.errors import InputError
+from hetplan.names import unknown_name
+from hetplan.profiling.cluster import MAX_DEVICES, Cluster, Node, open_cluster
+from hetplan.profiling.frameworks import HETPLAN, Framework
+from hetplan.profiling.models import Model
+from hetplan.profiling.operators import ELEMENT_BYTES
+from hetplan.profiling.predict import (
+    LARGEST_MICRO_BATCH,
+    default_micro_batches,
+    default_tensor_degrees,
+)
+from hetplan.profiling.times import Recomputation
+from hetplan.profiling.workload import Workload, make_workload
+from hetplan.runtime.costs import Costs, Floats
+from hetplan.runtime.memory import Held, Passes, held_on
+from hetplan.text import counted
+
+# PyTorch's allocator keeps blocks that nothing fits in: 15 % on average over eight language models
+# on A100 (Guo et al. 2024, GMLake), few percent with expandable segments.
+MEMORY_MARGIN = 0.05
+MODES: tuple[Recomputation, ...] = get_args(Recomputation)
+HALVINGS = 12  # of the interval in which a share of the limits is searched
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What layouts must have; None: whatever fits."""
+
+    zero: int | None = None
+    recomputation: Recomputation | None = None
+    micro_batch: int | None = None
+
+
+@dataclass(frozen=True)
+class Shape:
+    """tensor ranks, and replicas of stages on these device types."""
+
+    tensor: int
+    data: int
+    kinds: tuple[tuple[str, ...], ...]  # [P]
+
+    @property
+    def pipeline(self) -> int:
+        """Stages of each replica."""
+        return len(self.kinds)
+
+
+Choice = tuple[Shape, int, Recomputation]  # with the ZeRO level
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A shape with the rest. ends [P]: first layer behind each stage. held [P]: on each of its
+    devices. free: bytes by device type, below 0 where they lack."""
+
+    shape: Shape
+    zero: int
+    recomputation: Recomputation
+    micro_batch: int
+    ends: tuple[int, ...]
+    held: tuple[Held, ...]
+    free: dict[str, float]
+
+    @property
+    def text(self) -> str:
+        """The layout in words."""
+        again = "no" if self.recomputation == "none" else self.recomputation
+        shape, zero = self.shape, f"ZeRO {self.zero}, " if self.zero else ""
+        degrees = f"tensor {shape.tensor}, pipeline {shape.pipeline}, data {shape.data}"
+        return f"{degrees}, {zero}{again} recomputation, micro-batch {self.micro_batch}"
+
+    def document(self) -> dict[str, Any]:
+        """As JSON types."""
+        return {
+            "tensor": self.shape.tensor,
+            "pipeline": self.shape.pipeline,
+            "data": self.shape.data,
+            "zero": self.zero,
+            "recomputation": self.recomputation,
+            "micro_batch": self.micro_batch,
+            "free_bytes": self.free,
+            "stages": [
+                {"types": list(kinds), "last_layer": end - 1, "bytes": asdict(held)}
+                for kinds, end, held in zip(self.shape.kinds, self.ends, self.held, strict=True)
+            ],
+        }
+
+
+@dataclass(frozen=True)
+class Fit:
+    """layouts: that fit, of each ZeRO level the simplest, simplest first. nearest: where none does,
+    the one that lacks least. advice: what would make it fit. limit_bytes: by device type."""
+
+    workload: Workload
+    layouts: tuple[Layout, ...]
+    nearest: Layout | None
+    advice: tuple[str, ...]
+    limit_bytes: dict[str, float]
+
+    @property
+    def fits(self) -> bool:
+        """Whether some layout does."""
+        return bool(self.layouts)
+
+    def document(self) -> dict[str, Any]:
+        """As JSON types."""
+        return {
+            "fits": self.fits,
+            "model": self.workload.model.name,
+            "cluster": self.workload.cluster.name,
+            "framework": self.workload.framework.name,
+            "precision": self.workload.precision,
+            "limit_bytes": self.limit_bytes,
+            "layouts": [layout.document() for layout in self.layouts],
+            "nearest": self.nearest and self.nearest.document(),
+            "advice": list(self.advice),
+        }
+
+
+def fits(
+    model: str | os.PathLike[str] | Model,
+    cluster: str | os.PathLike[str] | Cluster,
+    *,
+    global_batch: int | None = None,
+    sequence: int | None = None,
+    precision: str = "fp16",
+    framework: str | Framework = HETPLAN,
+    memory_margin: float = MEMORY_MARGIN,
+    zero: int | None = None,
+    recomputation: str | None = None,
+    micro_batch: int | None = None,
+) -> Fit:
+    """Whether the model can be trained with Adam on the cluster, as `hetplan fits` says.
+
+    global_batch: samples per iteration, None: enough for every device. memory_margin: share of each
+    device's memory that stays free. zero, recomputation, micro_batch: where only one will do.
+    Raises InputError.
+    """
+    if not 0 <= memory_margin < 1:
+        raise InputError(
+            "memory margin is not usable", got=memory_margin, expected="a share from 0 to below 1"
+        )
+    if recomputation is not None and recomputation not in MODES:
+        raise unknown_name("unknown recomputation", recomputation, MODES)
+    if micro_batch is not None and micro_batch < 1:
+        raise InputError("micro-batch is not usable", got=micro_batch, expected="at least 1")
+    workload = make_workload(
+        model,
+        cluster if isinstance(cluster, Cluster) else open_cluster(cluster),
+        global_batch or 1,
+        sequence=sequence,
+        precision=precision,
+        framework=framework,
+    )
+    levels = workload.framework.levels
+    if zero is not None and zero not in levels:
+        expected = " or ".join(map(str, levels))
+        raise InputError(f"ZeRO of {workload.framework.name}", got=zero, expected=expected)
+    mode = next((known for known in MODES if known == recomputation), None)
+    return Question(workload, global_batch, memory_margin).answer(Wanted(zero, mode, micro_batch))
+
+
+class Question:
+    """One model on one cluster; what layers hold is asked once per tensor degree."""
+
+    def __init__(self, workload: Workload, batch: int | None, margin: float) -> None:
+        self.workload, self.batch = workload, batch
+        specs, usable = workload.cluster.specs, workload.device_bytes()
+        self.limits = {k: usable[k] - margin * specs[k].memory_bytes for k in usable}
+        alone = replace(workload, cluster=workload.cluster.part([0]))  # costs are priced by pairs
+        self.costs = {mode: Costs(alone, mode) for mode in MODES}
+        self.layers = workload.profile.layers
+        self.weights = np.cumsum([0.0, *(layer.param_bytes for layer in self.layers)])
+        self.saved = cache(self._saved)
+        self.degrees = default_tensor_degrees(workload.model, workload.cluster)
+
+    def answer(self, wanted: Wanted) -> Fit:
+        """The simplest layouts that fit, or what is lacking and what would help."""
+        simplest: dict[int, Layout] = {}
+        for layout in self.fitting(wanted):
+            simplest.setdefault(layout.zero, layout)
+        if simplest:
+            return Fit(self.workload, tuple(simplest.values()), None, (), self.limits)
+        batch = wanted.micro_batch or 1
+        choices = self.frugal(self.workload.cluster.nodes, wanted)
+        shares = [(self.least_share(*choice, batch), choice) for choice in choices]
+        share, choice = min(shares, key=lambda pair: pair[0], default=(inf, None))
+        nearest = self.layout(*choice, batch) if choice is not None and share < inf else None
+        return Fit(self.workload, (), nearest, tuple(self.advice(wanted)), self.limits)
+
+    def fitting(self, wanted: Wanted) -> Iterator[Layout]:
+        """Layouts that fit, simplest first, of each ZeRO level one."""
+        seen: set[int] = set()
+        for shape, level, mode in self.choices(wanted):
+            if level not in seen and (batch := self.largest(shape, level, mode, wanted)):
+                seen.add(level)
+                yield self.layout(shape, level, mode, batch)
+
+    def advice(self, wanted: Wanted) -> Iterator[str]:
+        """What would make it fit: something else than what is wanted, or more devices."""
+        for name in ("recomputation", "zero", "micro_batch"):
+            if getattr(wanted, name) is not None:
+                other = next(self.fitting(replace(wanted, **{name: None})), None)
+                if other is not None:
+                    yield f"another {name.replace('_', '-')}: {other.text}"
+        for kind in self.limits:
+            alike = [node for node in self.workload.cluster.nodes if node.device == kind]
+            largest = max(alike, key=lambda node: node.devices)
+            more = self.nodes_needed(largest, wanted)
+            if more is not None:
+                added = f"{more * largest.devices} more {kind}"
+                yield f"{added} ({counted(more, 'node')} of {largest.devices})"
+
+    def nodes_needed(self, like: Node, wanted: Wanted) -> int | None:
+        """How many further nodes of a kind make it fit; None where no number does."""
+        there = self.workload.cluster.nodes
+        most = (MAX_DEVICES - sum(node.devices for node in there)) // like.devices
+
+        def enough(count: int) -> bool:
+            choices = self.frugal([*there, *[like] * count], wanted)
+            return any(self.cut(*choice, wanted.micro_batch or 1) for choice in choices)
+
+        low, high = 0, 1
+        while high <= most and not enough(high):
+            low, high = high, 2 * high
+        while high <= most and high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if enough(middle) else (middle, high)
+        return high if high <= most else None
+
+    def choices(self, wanted: Wanted) -> Iterator[Choice]:
+        """All, simplest first: little recomputation, few ranks per replica, low levels."""
+        shapes = sorted(
+            self.shapes(self.workload.cluster.nodes),
+            key=lambda one: (one.tensor * one.pipeline, one.pipeline, -one.data),
+        )
+        for mode in MODES if wanted.recomputation is None else (wanted.recomputation,):
+            for shape in shapes:
+                for level in self.levels(shape, wanted):
+                    yield shape, level, mode
+
+    def frugal(self, nodes: Sequence[Node], wanted: Wanted) -> Iterator[Choice]:
+        """Of every shape the choice that holds least."""
+        mode = wanted.recomputation or MODES[-1]
+        for shape in self.shapes(nodes):
+            levels = self.levels(shape, wanted)
+            if levels:
+                yield shape, levels[-1], mode
+
+    def levels(self, shape: Shape, wanted: Wanted) -> tuple[int, ...]:
+        """The framework's ZeRO levels; of a single replica the lowest, which has nothing to
+        divide."""
+        framework = self.workload.framework
+        plain = shape.tensor * shape.pipeline == 1
+        levels = framework.levels if plain else framework.pipeline_levels
+        levels = tuple(level for level in levels if level in framework.levels)
+        if shape.data == 1:
+            levels = levels[:1]
+        return levels if wanted.zero is None else tuple(n for n in levels if n == wanted.zero)
+
+    def shapes(self, nodes: Sequence[Node]) -> Iterator[Shape]:
+        """Replicas without stages on the types with the most memory, and as many stages as a power
+        of two, or as there are groups of devices."""
+        for tensor in self.degrees:
+            groups = dict.fromkeys(sorted(self.limits, key=self.limits.__getitem__)[::-1], 0)
+            for node in nodes:
+                groups[node.device] += node.devices // tensor
+            kinds = tuple(kind for kind in groups if groups[kind])
+            total = sum(groups.values())
+            for few in range(1, len(kinds) + 1):
+                replicas = self.divided(sum(groups[kind] for kind in kinds[:few]))
+                yield Shape(tensor, replicas, (kinds[:few],))
+            most = min(total, len(self.layers))
+            for stages in sorted({*(2**i for i in range(1, most.bit_length())), most} - {1, 0}):
+                replicas = total // stages
+                while sum(count // replicas for count in groups.values()) < stages:
+                    replicas -= 1
+                replicas = self.divided(replicas)
+                places = [(kind,) for kind in kinds for _ in range(groups[kind] // replicas)]
+                yield Shape(tensor, replicas, tuple(places[:stages]))
+
+    def divided(self, replicas: int) -> int:
+        """The most replicas that share the batch evenly."""
+        if self.batch is None:
+            return replicas
+        return next(n for n in range(min(replicas, self.batch), 0, -1) if self.batch % n == 0)
+
+    def largest(self, shape: Shape, level: int, mode: Recomputation, wanted: Wanted) -> int | None:
+        """The largest micro-batch that fits; None where none does."""
+        own = LARGEST_MICRO_BATCH if self.batch is None else self.batch // shape.data
+        sizes = default_micro_batches(own) if wanted.micro_batch is None else (wanted.micro_batch,)
+        best = None
+        for size in sizes:
+            if size > own or self.cut(shape, level, mode, size) is None:
+                break
+            best = size
+        return best
+
+    def _saved(self, mode: Recomputation, tensor: int) -> tuple[Floats, Passes]:
+        """[L + 1] bytes per sample that the layers up to each keep; and those of the whole
+        model."""
+        costs, count = self.costs[mode], len(self.layers)
+        each = [costs.saved_bytes((l, l + 1), tensor) for l in range(count)]
+        whole = Passes.of(costs, [(0, count)], tensor)
+        sent = max(layer.activation_bytes for layer in self.layers)
+        if self.workload.framework.sequence_parallel:
+            sent /= tensor
+        return np.cumsum([0.0, *each]), replace(whole, boundary=sent)
+
+    def alive(self, shape: Shape, stage: int, batch: int) -> float:
+        """Micro-batches that a stage keeps at once."""
+        steps = inf if self.batch is None else max(1, self.batch // shape.data // batch)
+        return min(shape.pipeline - stage, steps)
+
+    def cut(
+        self, shape: Shape, level: int, mode: Recomputation, batch: int, share: float = 1.0
+    ) -> tuple[int, ...] | None:
+        """[P] first layer behind each stage, each as full as a share of the limits allows; None
+        where layers are left over."""
+        kept, passes = self.saved(mode, shape.tensor)
+        stages, last = shape.pipeline, len(self.layers)
+        per_byte, fixed, head = self.linear(shape, level, passes, batch)
+        ends, first = [], 0
+        for stage, kinds in enumerate(shape.kinds):
+            bytes_to = per_byte * self.weights + batch * self.alive(shape, stage, batch) * kept
+            room = share * min(self.limits[kind] for kind in kinds) - fixed + bytes_to[first]
+            if stage < stages - 1:  # at least one layer for each stage behind it
+                fitting = int(np.searchsorted(bytes_to, room, side="right")) - 1
+                end = min(fitting, last - (stages - 1 - stage))
+            else:
+                end = last if bytes_to[last] + head <= room else first
+            if end <= first:
+                return None
+            ends.append(end)
+            first = end
+        return tuple(ends)
+
+    def linear(
+        self, shape: Shape, level: int, passes: Passes, batch: int
+    ) -> tuple[float, float, float]:
+        """What a device holds, as bytes per byte of its layers' weights, beside its layers, and
+        beside them on the last stage."""
+        framework, tensor = self.workload.framework, shape.tensor
+        width, part = ELEMENT_BYTES[self.workload.precision], 1 / shape.data if level else 1.0
+        largest = max(layer.param_bytes for layer in self.layers) / tensor
+        states = sum(framework.held_bytes(1.0, 0.0, width, level, part)[:3]) / tensor
+        whole = float(self.weights[-1]) / tensor
+        fixed = framework.held_bytes(whole, largest, width, level, part)[3]
+        fixed += framework.workspace_bytes + batch * passes.working
+        head = 0.0
+        if framework.logit_bytes is not None:
+            head = batch * (max(passes.loss, passes.working) - passes.working - passes.logits)
+        if shape.pipeline > 1:
+            fixed += framework.transfer_buffers * batch * passes.boundary
+            head += states * self.layers[-1].tied_param_bytes
+        return states, fixed, head
+
+    def least_share(self, shape: Shape, level: int, mode: Recomputation, batch: int) -> float:
+        """The least share of the limits, above 1 where they lack, at which all layers fit; inf
+        where no thousandfold memory would do."""
+        low, high = 0.0, 1.0
+        while self.cut(shape, level, mode, batch, high) is None:
+            low, high = high, 2 * high
+            if high > 1000:
+                return inf
+        for _ in range(HALVINGS):
+            middle = (low + high) / 2
+            if self.cut(shape, level, mode, batch, middle) is None:
+                low = middle
+            else:
+                high = middle
+        return high
+
+    def layout(self, shape: Shape, level: int, mode: Recomputation, batch: int) -> Layout:
+        """With its layers cut so that devices are equally full."""
+        ends: tuple[int, ...] | None = (len(self.layers),)
+        if shape.pipeline > 1:
+            share = self.least_share(shape, level, mode, batch)
+            ends = self.cut(shape, level, mode, batch, share)
+        assert ends is not None, "only asked of choices whose layers fit somewhere"
+        costs, tensor = self.costs[mode], shape.tensor
+        held, free = [], dict[str, float]()
+        for stage, (first, end) in enumerate(pairwise((0, *ends))):
+            here = self.layers[first:end]
+            weights = [layer.param_bytes for layer in here]
+            if first and end == len(self.layers):
+                weights[-1] += here[-1].tied_param_bytes
+            passes = Passes.of(costs, [(first, end)], tensor)
+            states = sum(weights) / tensor, max(weights) / tensor
+            kept = batch * self.alive(shape, stage, batch) * passes.saved
+            divided = (*states, level, 1 / shape.data if level else 1.0)
+            whole = shape.pipeline == 1
+            held.append(held_on(self.workload, divided, passes, kept, batch, whole=whole))
+            for kind in shape.kinds[stage]:
+                left = self.limits[kind] - held[-1].allocated
+                free[kind] = min(free.get(kind, left), left)
+        return Layout(shape, level, mode, batch, ends, tuple(held), free)

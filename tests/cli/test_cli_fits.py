@@ -1,0 +1,22 @@
+"""`hetplan fits`: its line, its table, its document and its exit codes."""
+
+from __future__ import annotations
+
+import pytest
+
+from fakes.cli import Call
+from hetplan.profiling.models import load_model
+
+
+def test_the_command(hetplan: Call) -> None:
+    """Exit codes, the line and the document."""
+    yes = hetplan("fits", "--model", "gpt2", "--cluster", "amp-mixed", "--json")
+    assert yes.code == 0 and yes.json["fits"] and yes.json["layouts"][0]["pipeline"] == 1
+    held = yes.json["layouts"][0]["stages"][0]["bytes"]
+    assert held["weights"] == pytest.approx(2 * load_model("gpt2").params)
+    no = hetplan("fits", "--model", "llama2-70b", "--cluster", "amp-mixed", "--global-batch", 32)
+    assert no.code == 1 and no.out.startswith("does not fit: llama2-70b in fp16 on ")
+    assert "would fit: 104 more V100-SXM2-16GB (26 nodes of 4)" in no.out
+    assert "lacking" in no.out and "fullest device: optimizer" in no.out
+    wrong = hetplan("fits", "--model", "gpt2", "--cluster", "amp-mixed", "--memory-margin", 2)
+    assert wrong.code == 2 and "--memory-margin" in wrong.err

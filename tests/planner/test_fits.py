@@ -1,0 +1,173 @@
+"""`hetplan fits`: published cases, cases by hand, and that what fits replays as fitting."""
+
+from __future__ import annotations
+
+import pytest
+
+import hetplan as hp
+from hetplan.errors import InputError
+from hetplan.planner.fits import Fit, Layout
+from hetplan.profiling.cluster import Cluster, ClusterFile, build_cluster
+from hetplan.profiling.workload import Workload, make_workload
+from hetplan.runtime.plan import Plan, new_plan
+from hetplan.runtime.replay import replay
+from present import present
+
+A100, V100, T4 = "A100-SXM4-80GB", "V100-SXM2-16GB", "T4"
+
+
+def cluster_of(*nodes: tuple[int, int, str]) -> Cluster:
+    """Nodes of (how many, devices in each, device)."""
+    entries = [
+        {
+            "count": count,
+            "devices": devices,
+            "device": device,
+            "intra_node_gbit_per_s": 600.0,
+            "network_gbit_per_s": 100.0,
+        }
+        for count, devices, device in nodes
+    ]
+    document = {"format": "hetplan-cluster", "version": 1, "name": "made", "nodes": entries}
+    return build_cluster(ClusterFile.model_validate(document))
+
+
+@pytest.mark.parametrize("framework", ["hetplan", "fsdp", "deepspeed"])
+def test_llama_2_7b_needs_two_80_gb_devices(framework: str) -> None:
+    """Full fine-tuning with Adam: 16 bytes for each of 6.74 B parameters are 108 GB (Rajbhandari
+    et al. 2020, Section 3.1). One device cannot hold that, two with sharded states can."""
+    alone = hp.fits("llama2-7b", cluster_of((1, 1, A100)), framework=framework)
+    states = present(alone.nearest).held[0]
+    assert not alone.fits
+    assert states.weights + states.gradients + states.optimizer >= 16 * 6.738e9
+    assert alone.advice == (f"1 more {A100} (1 node of 1)",)
+    pair = hp.fits("llama2-7b", cluster_of((1, 2, A100)), framework=framework, zero=3)
+    assert [layout.zero for layout in pair.layouts] == [3]
+    assert pair.layouts[0].shape.data == 2
+
+
+def test_states_by_hand() -> None:
+    """gpt2's 124.4 M parameters in 16 bit, two replicas: Megatron's 18 bytes, with the distributed
+    optimizer 6 + 12 / 2 (its theoretical_memory_usage.py)."""
+    fit = hp.fits("gpt2", cluster_of((1, 2, A100)), framework="megatron", micro_batch=1)
+    params = hp.load_model("gpt2").params
+    plain, sharded = fit.layouts
+    for layout, each in ((plain, 18), (sharded, 12)):
+        held = layout.held[0]
+        assert held.weights + held.gradients + held.optimizer == pytest.approx(each * params)
+        # 16-bit logits and their fp32 copy, of 1024 tokens
+        assert held.logits == pytest.approx(6 * 1024 * 50257)
+        limit = fit.limit_bytes[A100]
+        assert layout.free == {A100: pytest.approx(limit - held.allocated)}
+    reserved = 0.5e9 + 3 * 0.688e9
+    assert fit.limit_bytes[A100] == pytest.approx(0.95 * 80 * 2**30 - reserved)
+
+
+CASES: list[tuple[str, Cluster, str]] = [
+    ("gpt2-xl", cluster_of((1, 4, T4), (1, 4, V100)), "hetplan"),
+    ("llama2-7b", cluster_of((2, 4, V100), (2, 4, T4)), "hetplan"),
+    ("llama2-13b", cluster_of((4, 4, V100), (1, 3, A100)), "megatron"),
+    ("bert-large", cluster_of((1, 1, T4), (1, 2, V100)), "hetplan"),
+    ("gpt2-xl", cluster_of((3, 1, T4)), "deepspeed"),
+]
+
+
+@pytest.mark.parametrize(("model", "cluster", "framework"), CASES)
+def test_what_fits_replays_as_fitting(model: str, cluster: Cluster, framework: str) -> None:
+    """Each layout as a plan: the replay holds what `fits` says, within the same limits."""
+    fit = hp.fits(model, cluster, framework=framework)
+    assert fit.layouts
+    for layout in fit.layouts:
+        samples = layout.shape.data * layout.micro_batch * 2 * layout.shape.pipeline
+        workload = make_workload(model, cluster, samples, framework=framework)
+        plan = plan_of(layout, workload)
+        outcome = replay(plan, workload)
+        assert outcome.fits
+        stages = [stage for replica in plan.replicas for stage in replica.stages]
+        for stage, held in zip(stages, layout.held * layout.shape.data, strict=True):
+            for device in stage.all_devices:
+                assert outcome.peak_bytes[device] == pytest.approx(held.allocated, rel=1e-9)
+
+
+def plan_of(layout: Layout, workload: Workload) -> Plan:
+    """The layout on the cluster's devices, groups of one node for each stage of its types."""
+    free: dict[str, list[list[int]]] = {}
+    first = 0
+    for node in workload.cluster.nodes:
+        numbers = list(range(first, first + node.devices))
+        first += node.devices
+        width = layout.shape.tensor
+        groups = [numbers[i : i + width] for i in range(0, len(numbers) - width + 1, width)]
+        free.setdefault(node.device, []).extend(groups)
+    taken: list[list[list[int]]] = []
+    for kinds in layout.shape.kinds:
+        pool = [(kind, group) for kind in kinds for group in free[kind]][: layout.shape.data]
+        for kind, group in pool:
+            free[kind].remove(group)
+        taken.append([group for _, group in pool])
+    begins = (0, *layout.ends[:-1])
+    replicas = [
+        {
+            "stages": [
+                {
+                    "layers": [(begin, end)],
+                    "devices": [groups[i]],
+                    "tensor_shares": [1.0] * layout.shape.tensor,
+                }
+                for begin, end, groups in zip(begins, layout.ends, taken, strict=True)
+            ],
+            "micro_batches": [{"count": 2 * layout.shape.pipeline, "samples": layout.micro_batch}],
+        }
+        for i in range(layout.shape.data)
+    ]
+    more = {"zero": layout.zero, "recomputation": layout.recomputation}
+    return new_plan(workload, replicas, **more)
+
+
+def test_simplest_first_and_tightest_last() -> None:
+    """Less memory wants sharding, then stages and recomputation, and more devices in the end."""
+
+    def ask(*nodes: tuple[int, int, str]) -> Fit:
+        return hp.fits("gpt2-xl", cluster_of(*nodes), global_batch=32)
+
+    roomy, tight, small, least = (
+        ask((1, 4, A100)), ask((1, 4, V100)), ask((1, 2, V100)), ask((1, 1, V100))
+    )  # fmt: skip
+    assert (roomy.layouts[0].zero, roomy.layouts[0].shape.pipeline) == (0, 1)
+    assert tight.fits and tight.layouts[0].shape.pipeline * tight.layouts[0].shape.tensor > 1
+    assert small.fits and small.layouts[0].recomputation != "none"
+    assert not least.fits and least.advice == (f"1 more {V100} (1 node of 1)",)
+    for fit in (roomy, tight, small):
+        for layout in fit.layouts:
+            assert min(layout.free.values()) >= 0
+            assert 32 % (layout.shape.data * layout.micro_batch) == 0
+
+
+def test_what_is_wanted_is_kept_and_what_else_would_fit_is_said() -> None:
+    fit = hp.fits("gpt2-xl", cluster_of((1, 4, V100)), recomputation="none", micro_batch=8)
+    assert not fit.fits
+    assert [line.split(":")[0] for line in fit.advice[:2]] == [
+        "another recomputation", "another micro-batch",
+    ]  # fmt: skip
+    assert present(fit.nearest).micro_batch == 8
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"memory_margin": 1.0}, "memory margin"),
+        ({"recomputation": "some"}, "unknown recomputation"),
+        ({"framework": "megatro"}, "did you mean megatron"),
+        ({"framework": "megatron", "zero": 3}, "ZeRO of megatron"),
+        ({"micro_batch": 0}, "micro-batch"),
+    ],
+)
+def test_refusals(options: dict[str, object], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        hp.fits("gpt2", cluster_of((1, 1, T4)), **options)  # type: ignore[arg-type]
+
+
+def test_a_shorter_sequence_leaves_more() -> None:
+    made = cluster_of((1, 4, A100))
+    long, short = (hp.fits("gpt2", made, sequence=n, micro_batch=1) for n in (1024, 256))
+    assert short.layouts[0].free[A100] > long.layouts[0].free[A100]
