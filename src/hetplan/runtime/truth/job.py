@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate, pairwise
 
+from hetplan.profiling.frameworks import MEGATRON, Framework
 from hetplan.profiling.models import load_model
 from hetplan.profiling.operators import Precision
 from hetplan.profiling.predict import predict
@@ -27,7 +28,8 @@ from hetplan.runtime.truth.tables import NotPosedError, Predicted
 class Job:
     """A run on like GPUs in like replicas. chunks: model chunks of each stage, interleaved if
     several. blocks: of each stage, None: evenly divided. zero: ZeRO level; FSDP's full shards are
-    level 3."""
+    level 3. framework: what trained, for
+    its memory."""
 
     shape: Transformer
     sequence: int
@@ -42,6 +44,7 @@ class Job:
     blocks: tuple[int, ...] | None = None
     zero: int = 0
     recomputation: Recomputation = "none"
+    framework: Framework = MEGATRON
 
     @property
     def replicas(self) -> int:
@@ -72,6 +75,7 @@ def posed_workload(job: Job) -> Workload:
         job.tensor,
         tuple(sorted({batch.samples for batch in micro_batches(job)})),
         job.global_batch,
+        job.framework,
     )
 
 
@@ -85,6 +89,7 @@ def workload_of(
     tensor: int,
     samples: tuple[int, ...],
     global_batch: int,
+    framework: Framework,
 ) -> Workload:
     """A workload whose profile has one tensor degree and these micro-batches."""
     model = load_model(
@@ -96,7 +101,7 @@ def workload_of(
     profile = predict(
         model, nodes, micro_batches=samples, tensor_degrees=[tensor], date="2026-01-01"
     )
-    return make_workload(model, nodes, global_batch, profile=profile)
+    return make_workload(model, nodes, global_batch, profile=profile, framework=framework)
 
 
 def micro_batches(job: Job) -> list[MicroBatches]:

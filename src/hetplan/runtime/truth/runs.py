@@ -6,8 +6,10 @@ A row that hetplan cannot say raises NotPosedError with the reason.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
+from hetplan.profiling.frameworks import FSDP, MEGATRON
 from hetplan.profiling.operators import Precision
 from hetplan.profiling.transformer import Transformer, transformer
 from hetplan.profiling.zoo import LLAMA_3_SHAPE, bert, built_in, gpt2, llama
@@ -69,6 +71,13 @@ MPT = {
     "30b": (48, 7168, 56),
     "70b": (80, 8192, 64),
 }
+LLM_FOUNDRY = replace(
+    FSDP,
+    name="llm-foundry",
+    logit_bytes=4,
+    sequence_parallel=False,
+    origin="as FSDP, but the fused cross-entropy of flash-attn on 16-bit logits (MPT's loss_fn)",
+)
 SHARDING = {"FULL_SHARD": 3, "SHARD_GRAD_OP": 2, "NO_SHARD": 0}
 
 
@@ -100,6 +109,7 @@ def mosaic_job(row: Cells) -> Job:
         row.whole("MicroBatchSize"),
         zero=SHARDING[sharding],
         recomputation="full" if row.flag("Activation Checkpointing") else "none",
+        framework=LLM_FOUNDRY,
     )
 
 
@@ -168,6 +178,7 @@ def titan_job(row: Cells) -> Job:
         tensor=row.whole("tp", 1),
         zero=3,
         recomputation=CHECKPOINTING[mode],
+        framework=FSDP,
     )
 
 
@@ -292,6 +303,7 @@ def nemo_dense(row: Cells, gpu: str, zero: int) -> Job:
         pipeline=row.whole("pp", 1),
         chunks=row.whole("vp", 1),
         zero=zero,
+        framework=FSDP if zero == 3 else MEGATRON,
     )
 
 
