@@ -12,6 +12,7 @@ def test_the_command(hetplan: Call) -> None:
     """Exit codes, the line and the document."""
     yes = hetplan("fits", "--model", "gpt2", "--cluster", "amp-mixed", "--json")
     assert yes.code == 0 and yes.json["fits"] and yes.json["layouts"][0]["pipeline"] == 1
+    assert yes.json["layouts"][0]["data"] == 16  # all devices
     held = yes.json["layouts"][0]["stages"][0]["bytes"]
     assert held["weights"] == pytest.approx(2 * load_model("gpt2").params)
     no = hetplan("fits", "--model", "llama2-70b", "--cluster", "amp-mixed", "--global-batch", 32)

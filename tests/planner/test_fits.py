@@ -124,6 +124,25 @@ def plan_of(layout: Layout, workload: Workload) -> Plan:
     return new_plan(workload, replicas, **more)
 
 
+@pytest.mark.parametrize("micro_batch", [1, 16, 64])
+def test_what_fits_lacks_nothing(micro_batch: int) -> None:
+    """Whatever the limit: the cut counts no less than the stages hold."""
+    pipelines = 0
+    for margin in range(0, 90, 2):
+        fit = hp.fits(
+            "gpt2-large", cluster_of((1, 3, V100), (1, 2, T4)), framework="deepspeed",
+            memory_margin=margin / 100, micro_batch=micro_batch, sequence=512,
+        )  # fmt: skip
+        pipelines += sum(layout.shape.pipeline > 1 for layout in fit.layouts)
+        assert all(min(layout.free.values()) >= 0 for layout in fit.layouts)
+    assert pipelines
+
+
+def test_one_device_has_nothing_to_shard() -> None:
+    fit = hp.fits("gpt2", cluster_of((1, 1, A100)))
+    assert [layout.zero for layout in fit.layouts] == [0]
+
+
 def test_simplest_first_and_tightest_last() -> None:
     """Less memory wants sharding, then stages and recomputation, and more devices in the end."""
 

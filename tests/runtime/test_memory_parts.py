@@ -18,7 +18,8 @@ from hetplan.profiling.times import Recomputation
 from hetplan.profiling.transformer import Transformer
 from hetplan.profiling.workload import Workload, make_workload
 from hetplan.profiling.zoo import gpt2, text_model
-from hetplan.runtime.memory import Held
+from hetplan.runtime.costs import Costs
+from hetplan.runtime.memory import Held, Passes
 from hetplan.runtime.plan import Plan, new_plan
 from hetplan.runtime.replay import replay
 
@@ -122,6 +123,11 @@ def test_the_components_are_the_peak_and_the_shapes_say_them() -> None:
     assert held.reserved == MEGATRON.reserved_bytes == workload.reserved_bytes
 
 
+def test_stages_hold_two_buffers_of_what_they_exchange() -> None:
+    run, _ = RUNS["interleaved"]
+    assert run.last_rank().transfers == 2 * 4 * 1024 * 512 * 2
+
+
 def test_sequence_parallel_ranks_divide_everything_that_is_kept() -> None:
     """Korthikanti et al. 2022, Table 2: without, 10 s b h of a block are on every rank."""
     run, _ = RUNS["7b"]
@@ -132,6 +138,25 @@ def test_sequence_parallel_ranks_divide_everything_that_is_kept() -> None:
     parallel = replay(plan, replace(workload, framework=divided)).held[0].activations
     replicated = 32 * 10 * 8192 * 2 * 4096
     assert whole - parallel == pytest.approx(replicated * 3 / 4, rel=0.02)
+
+
+def test_ranks_that_keep_what_they_gather_hold_it_whole() -> None:
+    """FSDP2 with tensor ranks, of 7B: a block keeps its 16-bit inputs of qkv and up, s b h each, on
+    all four; with full recomputation only while it is computed again."""
+    run, _ = RUNS["7b"]
+    size = 2 * 8192 * 4096
+    plain, whole = (
+        replace(run.workload, framework=replace(MEGATRON, sequence_parallel=True, whole_inputs=on))
+        for on in (False, True)
+    )
+    blocks, head = (1, 33), (33, 34)
+    for mode, kept, again in (("none", 32 * 2 * size, 0), ("full", 0, 2 * size)):
+        less, more = Costs(plain, mode), Costs(whole, mode)  # type: ignore[arg-type]
+        assert more.saved_bytes(blocks, 4) - less.saved_bytes(blocks, 4) == 0.75 * kept
+        assert more.working_bytes(blocks, 4) - less.working_bytes(blocks, 4) == 0.75 * again
+        assert more.saved_bytes(head, 4) - less.saved_bytes(head, 4) == 0.75 * size
+    divided = Passes.of(Costs(replace(run.workload, framework=FSDP)), [head], 4)
+    assert divided.loss == 16 * 8192 * 131584 / 4
 
 
 def test_logits_and_the_layer_computed_again_do_not_meet() -> None:

@@ -413,8 +413,7 @@ class Question:
             states = sum(weights) / tensor, max(weights) / tensor
             kept = batch * self.alive(shape, stage, batch) * passes.saved
             divided = (*states, level, 1 / shape.data if level else 1.0)
-            whole = shape.pipeline == 1
-            held.append(held_on(self.workload, divided, passes, kept, batch, whole=whole))
+            held.append(held_on(self.workload, divided, passes, kept, batch))
             for kind in shape.kinds[stage]:
                 left = self.limits[kind] - held[-1].allocated
                 free[kind] = min(free.get(kind, left), left)

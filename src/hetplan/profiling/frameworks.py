@@ -27,10 +27,12 @@ class Framework:
     largest layers the weights are whole at once under level 3, in the training precision.
     reduced_bytes: per parameter of the largest layer, whose whole gradient is at work under levels
     2 and 3. bucket_bytes: at most, of the gradients' collectives under levels 1 and 2.
-    sequence_parallel: tensor ranks divide what lies between their matrix products, too.
+    sequence_parallel: tensor ranks divide what lies between their matrix products, too;
+    whole_inputs: but keep what they gather for a product.
     logit_bytes: per logit of a micro-batch at the loss; None: of the fp32 logits that the model's
-    layers keep. transfer_buffers: activations that a stage holds for what it sends
-    and receives. workspace_bytes: of matrix products, counted by the allocator.
+    layers keep. divided_logit_bytes: where tensor ranks divide them; None: as many.
+    transfer_buffers: activations that a stage holds for what it sends and receives.
+    workspace_bytes: of matrix products, counted by the allocator.
     context_bytes, communicators, communicator_bytes: CUDA's context, and NCCL's process groups of a
     usual run. levels, pipeline_levels: ZeRO levels of data parallelism alone, and beside tensor and
     pipeline parallelism.
@@ -44,7 +46,9 @@ class Framework:
     reduced_bytes: float = 2
     bucket_bytes: float = 0.0
     sequence_parallel: bool = False
+    whole_inputs: bool = False
     logit_bytes: float | None = None
+    divided_logit_bytes: float | None = None
     transfer_buffers: int = 0
     workspace_bytes: float = 0.0
     context_bytes: float = 0.5e9
@@ -112,7 +116,9 @@ FSDP = Framework(
     shard_bytes=0,
     reduced_bytes=6,
     sequence_parallel=True,
+    whole_inputs=True,
     logit_bytes=12,
+    divided_logit_bytes=16,
     transfer_buffers=2,
     workspace_bytes=64e6,
     levels=(2, 3),
@@ -120,16 +126,19 @@ FSDP = Framework(
     origin="PyTorch FSDP2 as torchtitan uses it: fp32 shards, cast when gathered, the layer at "
     "work and the next one; a layer's gradient in 16 bit and its fp32 copy to be reduced; eager "
     "cross-entropy of logits.float(): log-softmax, its gradient and the loss's, fp32 each "
-    "(components/loss.py); tensor ranks are sequence parallel",
+    "(torchtitan components/loss.py), one more where tensor ranks compute the loss "
+    "(torch/distributed/tensor/parallel/loss.py); ranks are sequence parallel and autograd keeps "
+    "what they gather",
 )
 DEEPSPEED = Framework(
     name="deepspeed",
     bucket_bytes=1e9,
-    logit_bytes=12,
+    logit_bytes=14,
     transfer_buffers=2,
     workspace_bytes=64e6,
     origin="DeepSpeed: reduce_bucket_size of 5e8 elements in 16 bit, its default; states as in "
-    "Rajbhandari et al. 2020, Section 3.1; eager cross-entropy of fp32 logits as in transformers",
+    "Rajbhandari et al. 2020, Section 3.1; the loss of transformers (loss_utils.py): 16-bit "
+    "logits, their fp32 copy, that shifted by a token, and log-softmax; backward as many",
 )
 FRAMEWORKS = {one.name: one for one in (HETPLAN, MEGATRON, FSDP, DEEPSPEED)}
 

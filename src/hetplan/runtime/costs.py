@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetplan.errors import InputError
-from hetplan.profiling.operators import ELEMENT_BYTES, REPEATED
+from hetplan.profiling.operators import ELEMENT_BYTES, REPEATED, Layer
 from hetplan.profiling.times import (
     DEFAULT_EFFICIENCY,
     Recomputation,
@@ -29,6 +29,9 @@ from hetplan.runtime.plan import Stage, split
 from hetplan.schema import Range
 
 Floats = NDArray[np.float64]
+
+# Inputs of the products that tensor ranks divide by columns, as described transformers name them.
+GATHERED = frozenset(("qkv input", "up input", "head input"))
 
 # Adam in mixed precision reads gradient, fp32 weight and two moments and writes weight, fp32 weight
 # and moments: 2 + 12 and 2 + 12 bytes; in fp32 16 and 12. Per parameter.
@@ -228,7 +231,9 @@ class Costs:
         first, last = layers
         profile, model = self.workload.profile.layers, self.workload.model.layers
         if self.workload.framework.sequence_parallel and tensor > 1:
-            return self.saved_bytes(layers, 1) / tensor
+            kept = [l for l in model[first:last] if self.mode != "full" or l.kind not in REPEATED]
+            whole = sum(self.gathered_bytes(layer, tensor) for layer in kept)
+            return self.saved_bytes(layers, 1) / tensor + whole
         if self.mode == "none":
             return sum(
                 layer.replicated_saved_bytes
@@ -240,13 +245,24 @@ class Costs:
             for l in range(first, last)
         )
 
+    def gathered_bytes(self, layer: Layer, tensor: int) -> float:
+        """Bytes per sample of the inputs of products that sequence-parallel ranks gather and keep
+        whole, beyond their own part."""
+        if not self.workload.framework.whole_inputs:
+            return 0.0
+        precision = self.workload.precision
+        sizes = sum(t.size(precision) for t in layer.saved if t.name in GATHERED)
+        return sizes * (1 - 1 / tensor)
+
     def working_bytes(self, layers: Range, tensor: int) -> float:
         """Bytes per sample that one layer needs beside while it is computed again."""
+        first, last = layers
         if self.workload.framework.sequence_parallel and tensor > 1:
-            return self.working_bytes(layers, 1) / tensor
+            again = [l for l in self.workload.model.layers[first:last] if l.kind in REPEATED]
+            whole = max((self.gathered_bytes(layer, tensor) for layer in again), default=0.0)
+            return self.working_bytes(layers, 1) / tensor + whole * (self.mode == "full")
         if self.mode == "none":
             return 0.0
-        first, last = layers
         precision = self.workload.precision
         return max(
             sum(

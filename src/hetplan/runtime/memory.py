@@ -76,7 +76,6 @@ def memory(
         rows = samples * max(stage.row_shares) / sum(stage.row_shares)
         passes = Passes.of(costs, stage.layers, len(stage.tensor_shares))
         weights, largest = stage_params(plan, stage, costs)
-        whole = len(plan.replicas[i].stages) == 1
         for device in stage.all_devices:
             part, level, share = tensor_part(stage, device), plan.zero, 1.0
             if divided is not None:
@@ -86,7 +85,7 @@ def memory(
                 share = 1 / data_ranks(plan, stage)
             states = part * weights, part * largest, level, share
             kept = float(timeline.peak_bytes[unit])
-            held[device] = held_on(costs.workload, states, passes, kept, rows, whole=whole)
+            held[device] = held_on(costs.workload, states, passes, kept, rows)
     return tuple(held)
 
 
@@ -95,7 +94,7 @@ class Passes:
     """Bytes per sample on each device of a stage. saved: kept from forward to backward. working:
     of the layer that is computed again. logits: those that are kept, 0 without the head. loss:
     logits, their copies and gradient at the loss. boundary: of the larger of what the stage takes
-    and sends."""
+    and sends, 0 for the whole model."""
 
     saved: float
     working: float
@@ -111,7 +110,10 @@ class Passes:
         kept = [t for t in model[-1].saved if t.name == LOGITS] if last == len(model) else []
         logits = sum(tensor_.size(workload.precision) for tensor_ in kept) / tensor
         entries = sum(tensor_.elements for tensor_ in kept) / tensor
-        loss = logits if framework.logit_bytes is None else entries * framework.logit_bytes
+        each = framework.logit_bytes
+        if tensor > 1 and framework.divided_logit_bytes is not None:
+            each = framework.divided_logit_bytes
+        loss = logits if each is None else entries * each
         boundary = max(
             max(costs.inputs[first], workload.profile.layers[end - 1].activation_bytes)
             for first, end in layers
@@ -131,15 +133,13 @@ def held_on(
     passes: Passes,
     kept: float,
     rows: float,
-    *,
-    whole: bool,
 ) -> Held:
     """What a device holds at its peak: at the loss, or where a layer is computed again; both at
     once where the framework says nothing of its logits, which is a safe bound.
 
     states: bytes of its part of the stage's weights and of the largest layer's, ZeRO level, its
     share of the shards. kept: bytes of all micro-batches that it keeps at once. rows: its samples
-    of the largest micro-batch. whole: the stage is the whole model, and sends nothing.
+    of the largest micro-batch.
     """
     framework, (weights, largest, level, share) = workload.framework, states
     width = ELEMENT_BYTES[workload.precision]
@@ -154,7 +154,7 @@ def held_on(
         working=0.0 if apart and working <= loss else working,
         logits=0.0 if apart and working > loss else loss,
         collectives=buffers,
-        transfers=0.0 if whole else framework.transfer_buffers * rows * passes.boundary,
+        transfers=framework.transfer_buffers * rows * passes.boundary,
         workspace=framework.workspace_bytes,
         reserved=workload.reserved_bytes,
     )
