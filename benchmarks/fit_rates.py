@@ -5,8 +5,8 @@ wrong it is on what is left out.
 
 OPERATORS holds NeuSight's and vidur's measurements as `neusight_gemm_fp32.csv.gz`,
 `neusight_elementwise_fp32.csv.gz`, `vidur_gemm_fp16.csv.gz` and `vidur_collectives.csv.gz`;
-ALL_REDUCES vTrain's tables `a100_AR_GPU8_1M_1024M_LUT` and so on. Needs xgboost, which predictions
-do not.
+ALL_REDUCES vTrain's tables `a100_AR_GPU8_1M_1024M_LUT` and so on. Needs xgboost and torch, which
+predictions do not.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from random import Random
 from typing import Any
 
 import numpy as np
+import torch
 import xgboost
 from numpy.typing import NDArray
 
@@ -30,8 +31,8 @@ from hetplan.files import to_json, write_text
 from hetplan.profiling.catalogue import device
 from hetplan.profiling.operators import Precision
 from hetplan.profiling.rates.moves import MOVING
-from hetplan.profiling.rates.products import Machine, Trees, physical
-from hetplan.profiling.rates.shipped import ProductTrees
+from hetplan.profiling.rates.products import PHYSICS, Machine, Tiles, Trees, mean_of, physical
+from hetplan.profiling.rates.shipped import ProductTrees, Tiling
 
 Floats = NDArray[np.float64]
 OUTPUT = Path(__file__).parents[1] / "src/hetplan/profiling/rates/measured.json.gz"
@@ -80,6 +81,7 @@ PRODUCTS: dict[tuple[str, Precision], tuple[str, ...]] = {
     ),
 }  # fmt: skip
 FOLDS = 5
+SAMPLE, STEPS = 4000, 250  # of a fit of tiles
 
 
 def rows(path: Path) -> Iterator[dict[str, str]]:
@@ -180,36 +182,80 @@ def errors(ratio: Floats, weights: Floats) -> dict[str, float]:
     }  # fmt: skip
 
 
+def fit_tiling(machine: Machine, sizes: Floats, seconds: Floats) -> Tiling:
+    """Least mean error of the logarithms of `physical`, by Adam on at most so many products."""
+    chosen = np.random.default_rng(0).permutation(len(sizes))[:SAMPLE]
+    cut = Tiles.of(machine, np.maximum(sizes[chosen], 1.0))
+    busy, waves, moved = (torch.tensor(x) for x in (cut.busy, cut.waves, cut.moved[:, 0]))
+    wanted, (sharp, blunt) = torch.tensor(np.log(seconds[chosen])), PHYSICS.sharpness
+    area = torch.tensor([r * c for r, c in zip(PHYSICS.rows, PHYSICS.columns, strict=True)])
+    slow = (0.15 * torch.log(32768.0 / area)).double().requires_grad_()
+    wave = torch.full((len(area),), np.log(2e-6)).double().requires_grad_()
+    rest = torch.tensor(np.log([0.8, 3e-6])).requires_grad_()
+    optimizer = torch.optim.Adam([slow, wave, rest], lr=0.03)
+    for _ in range(STEPS):
+        each = torch.log(torch.exp(slow) * busy + torch.exp(wave) * waves)
+        computed = -torch.logsumexp(-sharp * each, 1) / sharp
+        both = torch.stack([computed, torch.log(moved) - rest[0]])
+        told = torch.logaddexp(torch.logsumexp(blunt * both, 0) / blunt, rest[1])
+        error = (told - wanted).abs().mean()
+        optimizer.zero_grad()
+        error.backward()
+        optimizer.step()
+    figures = [[float(f"{x:.3g}") for x in torch.exp(part).tolist()] for part in (slow, wave, rest)]
+    return Tiling(
+        slowness=figures[0], wave_seconds=figures[1], memory=figures[2][0],
+        start_seconds=figures[2][1],
+    )  # fmt: skip
+
+
 def fit_products(name: str, precision: Precision, of: Measured, origin: str) -> dict[str, Any]:
-    """Trees of all rows, and the errors of those that were grown without each group."""
+    """Tiling and trees of all rows, and the errors of those that were fitted without each group."""
     devices = PRODUCTS[name, precision]
     machine = Machine.of(device(devices[0]), precision)
-    base, features = physical(machine, of.sizes)
-    logs = np.log(of.seconds / base)
     ratios, weights = [], []
-    for group in sorted(set().union(*of.groups)):
+    for group in [*sorted(set().union(*of.groups)), ""]:  # at last nothing is left out
         left = np.array([group in groups for groups in of.groups])
+        tiling = fit_tiling(machine, of.sizes[~left], of.seconds[~left])
+        base, features = physical(machine, tiling, of.sizes)
+        logs = np.log(of.seconds / base)
         booster = grown(features[~left], logs[~left], of.weights[~left])
-        told = booster.predict(xgboost.DMatrix(features[left]))
-        ratio = np.exp(logs[left] - told)
-        mean = errors(ratio, of.weights[left])["mean"]
-        print(f"{devices[0]:16} {precision} without {group:28} {mean:.2%} of {left.sum()}")
-        ratios.append(ratio)
-        weights.append(of.weights[left])
-    booster = grown(features, logs, of.weights)
+        if left.any():
+            ratio = np.exp(logs[left] - booster.predict(xgboost.DMatrix(features[left])))
+            mean = errors(ratio, of.weights[left])["mean"]
+            physics = errors(np.exp(logs[left]), of.weights[left])["mean"]
+            print(
+                f"{devices[0]:16} {precision} without {group:28} {mean:.2%} of {left.sum()}, "
+                f"without trees {physics:.2%}"
+            )
+            ratios.append(ratio)
+            weights.append(of.weights[left])
     table = {
         "devices": list(devices),
         "precision": precision,
         "origin": origin,
+        "tiling": tiling.model_dump(),
         **complete(booster),
         "errors": errors(np.concatenate(ratios), np.concatenate(weights)),
     }
     trees = Trees.of(ProductTrees.model_validate(table))
     sums = trees.sums(features) - booster.predict(xgboost.DMatrix(features))
     assert np.abs(sums).max() < 0.01, np.abs(sums).max()
-    raw = errors(np.exp(logs), of.weights)
-    print(f"{devices[0]:16} {precision} {table['errors']}, physics alone {raw['mean']:.2%}")
+    print(f"{devices[0]:16} {precision} {table['errors']}")
     return table
+
+
+def print_physics(tables: list[dict[str, Any]], of: dict[str, Measured]) -> None:
+    """Errors of physics alone on each device, by the mean tiling of the others."""
+    ratios = []
+    for table in tables:
+        name = next(n for (n, p), types in PRODUCTS.items() if list(types) == table["devices"])
+        others = [Tiling(**t["tiling"]) for t in tables if t is not table]
+        machine = Machine.of(device(table["devices"][0]), table["precision"])
+        ratio = of[name].seconds / physical(machine, mean_of(others), of[name].sizes)[0]
+        print(f"{name} {table['precision']} by the others: {errors(ratio, of[name].weights)}")
+        ratios.append(np.random.default_rng(0).choice(ratio, 1000))
+    print(f"physics alone: {errors(np.concatenate(ratios), np.ones(1000 * len(ratios)))}")
 
 
 KINDS = {
@@ -360,6 +406,8 @@ def main() -> None:
     of_16, of_32 = products_16(options.operators), products_32(options.operators)
     products = [fit_products(name, "fp16", of_16[name], "vidur") for name in sorted(of_16)]
     products += [fit_products(name, "fp32", of_32[name], "neusight") for name in sorted(of_32)]
+    print_physics([t for t in products if t["precision"] == "fp16"], of_16)
+    print_physics([t for t in products if t["precision"] == "fp32"], of_32)
     document = {
         "format": "hetplan-rates",
         "version": 1,

@@ -1,10 +1,12 @@
 """Seconds of matrix products: learned where a device type was measured, scaled physics elsewhere.
 
-The physics of a product is a roofline over tiles. A library cuts the result into tiles, the
-multiprocessors compute them in waves, and the last wave takes as long as a full one (NVIDIA,
-"Matrix Multiplication Background", tile and wave quantisation). Of the tile sizes that libraries
-use the fastest counts; a product takes no less than its bytes need. Learned trees give the
-logarithm of measured / physical seconds from the sizes and from how each tile fits them.
+The physics of a product is a roofline over tiles. A library cuts the result into tiles, and the
+inner dimension too where tiles are few; the multiprocessors compute them in waves, and the last
+wave takes as long as a full one (NVIDIA, "Matrix Multiplication Background", tile and wave
+quantisation). Of the tiles that libraries use the fastest counts; a product takes no less than its
+bytes need. How fast a device computes each tile is fitted to its measured products, and trees learn
+the logarithm of measured / physical seconds from the sizes and from how each tile fits them. A
+device that was not measured has the mean of the fits, and no trees.
 
 What is not smooth in truth is not smooth here: seconds jump where another wave begins, and fall a
 little where a larger product fits its tiles better.
@@ -12,6 +14,7 @@ little where a larger product fits its tiles better.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 
@@ -21,7 +24,7 @@ from numpy.typing import NDArray
 from hetplan.profiling.catalogue import DeviceSpec
 from hetplan.profiling.operators import ELEMENT_BYTES, Precision, Shape
 from hetplan.profiling.rates.estimate import Estimate
-from hetplan.profiling.rates.shipped import ProductTrees, shipped
+from hetplan.profiling.rates.shipped import ProductTrees, Tiling, shipped
 
 Floats = NDArray[np.float64]
 
@@ -30,34 +33,32 @@ Floats = NDArray[np.float64]
 class Physics:
     """Constants of the roofline over tiles.
 
-    tile_rows, tile_columns: tiles of cuBLAS and CUTLASS (CUTLASS documentation, "Efficient GEMM in
-    CUDA"). tile_share: of the rate of the largest tile, which loads each operand least often; read
-    off the medians of vidur's A100 products by result size. share_16, share_32: of the peak, of a
-    well-filled product (vidur's A100, A40 and H100: 0.69 to 0.78; NeuSight's V100, A100: 0.8 to
-    0.97). memory: share of the bandwidth that products reach. start_seconds: a kernel's own.
-
+    rows, columns, split: tiles of cuBLAS and CUTLASS, and into how many parts they cut the inner
+    dimension (CUTLASS documentation, "Efficient GEMM in CUDA"). share_16, share_32: of the peak, of
+    large products (vidur's A100, A40 and H100: 0.69 to 0.78; NeuSight's V100, A100: 0.8 to 0.97).
     joules_32, joules_32_new: of an fp32 operation on devices up to Turing (NeuSight's T4: 70 W at
     3.7 TFLOP/s) and from Ampere on (its L4: 72 W at 7.7 TFLOP/s); no device computes more than its
     board's watts pay for. joules_16, joules_16_new: of one of tensor cores, likewise (a T4 at 70 W
     computes 24 TFLOP/s, NVIDIA developer forum 264462; vidur's H100 at 700 W 720).
-    multiprocessors: of a device whose own are not known, a V100's. low, high: around physics alone,
-    of measured products (10 % and 90 % over all devices of `benchmarks/fit_rates.py`).
+    multiprocessors: of a device whose own are not known, a V100's. sharpness: of the minimum over
+    tiles, of the maximum with the bytes' seconds; libraries do not always choose the fastest. low,
+    high: around physics alone, of measured products (10 % and 90 % over all devices with the fits
+    of the others; `benchmarks/fit_rates.py`).
     """
 
-    tile_rows: tuple[int, ...] = (256, 128, 128, 256, 64, 128, 64, 64)
-    tile_columns: tuple[int, ...] = (128, 256, 128, 64, 256, 64, 128, 64)
-    tile_share: tuple[float, ...] = (1.0, 1.0, 0.9, 0.9, 0.9, 0.75, 0.75, 0.6)
+    rows: tuple[int, ...] = (256, 128, 128, 256, 64, 128, 64, 64, 128, 64, 128, 64)
+    columns: tuple[int, ...] = (128, 256, 128, 64, 256, 64, 128, 64, 128, 64, 128, 64)
+    split: tuple[int, ...] = (1, 1, 1, 1, 1, 1, 1, 1, 2, 2, 4, 4)
     share_16: float = 0.8
     share_32: float = 0.9
-    memory: float = 0.8
-    start_seconds: float = 3e-6
     joules_32: float = 19e-12
     joules_32_new: float = 9.3e-12
     joules_16: float = 2.9e-12
     joules_16_new: float = 0.97e-12
     multiprocessors: int = 80
-    low: float = 0.75
-    high: float = 1.6
+    sharpness: tuple[float, float] = (20.0, 10.0)
+    low: float = 0.77
+    high: float = 1.3
 
 
 PHYSICS = Physics()
@@ -93,35 +94,65 @@ class Machine:
         return cls(
             peak=peak,
             reached=reached,
-            bandwidth=spec.memory_bytes_per_s * physics.memory,
+            bandwidth=spec.memory_bytes_per_s,
             multiprocessors=spec.multiprocessors or physics.multiprocessors,
             element_bytes=ELEMENT_BYTES[precision],
         )
 
 
-def physical(machine: Machine, sizes: Floats, physics: Physics = PHYSICS) -> tuple[Floats, Floats]:
+@dataclass(frozen=True)
+class Tiles:
+    """Products cut into each kind of tile on a device.
+
+    busy [N, T]: seconds of all waves at the reached rate, filled or not. waves [N, T]. lost [N, T]:
+    busy over the seconds of the product alone. alone, moved [N, 1]: seconds of the product alone at
+    the reached rate, and of its bytes at the datasheet's.
+    """
+
+    busy: Floats
+    waves: Floats
+    lost: Floats
+    alone: Floats
+    moved: Floats
+
+    @classmethod
+    def of(cls, machine: Machine, sizes: Floats, physics: Physics = PHYSICS) -> Tiles:
+        """Of products `sizes` [N, 4]: count, m, k, n, each at least 1."""
+        count, m, k, n = sizes.T[:, :, None]
+        rows, columns, split = map(np.array, (physics.rows, physics.columns, physics.split))
+        tiles = count * np.ceil(m / rows) * np.ceil(n / columns) * split
+        waves = np.ceil(tiles / machine.multiprocessors)
+        inner = np.ceil(k / split / 32) * 32
+        busy = 2.0 * waves * machine.multiprocessors * rows * columns * inner / machine.reached
+        alone = 2.0 * count * m * k * n / machine.reached
+        moved = count * (m * k + k * n + m * n) * machine.element_bytes / machine.bandwidth
+        return cls(busy, waves, busy / alone, alone, moved)
+
+
+def physical(
+    machine: Machine, tiling: Tiling, sizes: Floats, physics: Physics = PHYSICS
+) -> tuple[Floats, Floats]:
     """Physical seconds [N] of products `sizes` [N, 4] (count, m, k, n), and what trees ask [N, F].
 
-    Features are logarithms (base 2, in thousandths): of count, m, k, n, of the seconds at the peak,
-    of those over the seconds of its bytes, of the seconds lost to the edges of each tile size
-    and to its last wave, of waves of the middle one, and of physical over ideal seconds.
+    Features are logarithms (base 2, in thousandths): of count, m, k, n; of the product's own
+    microseconds and their ratio to those of its bytes; of waves of the middle tile; of the best
+    tile's seconds over those of the bytes; for each tile of what it loses and of its seconds over
+    the best one's.
     """
-    count, m, k, n = np.maximum(sizes.T, 1.0)[:, :, None]
-    rows, columns = np.array(physics.tile_rows), np.array(physics.tile_columns)
-    tiles = count * np.ceil(m / rows) * np.ceil(n / columns)
-    waves = np.ceil(tiles / machine.multiprocessors)
-    lost = waves * machine.multiprocessors * rows * columns / (count * m * n)
-    at_peak = 2.0 * count * m * k * n / machine.peak
-    moved = count * (m * k + k * n + m * n) * machine.element_bytes / machine.bandwidth
-    slowest = machine.peak / machine.reached * at_peak
-    computed = np.min(slowest * lost / np.array(physics.tile_share), axis=1, keepdims=True)
-    seconds = np.maximum(computed, moved) + physics.start_seconds
-    ideal = np.maximum(slowest, moved)
+    sizes = np.maximum(sizes, 1.0)
+    cut, (sharp, blunt) = Tiles.of(machine, sizes, physics), physics.sharpness
+    each = cut.busy * np.array(tiling.slowness) + cut.waves * np.array(tiling.wave_seconds)
+    best = each.min(axis=1, keepdims=True)
+    computed = best * ((each / best) ** -sharp).sum(axis=1, keepdims=True) ** (-1 / sharp)
+    moved = cut.moved / tiling.memory
+    most = np.maximum(computed, moved)
+    least = np.minimum(computed, moved)
+    seconds = most * (1.0 + (least / most) ** blunt) ** (1 / blunt) + tiling.start_seconds
     asked = (
-        count, m, k, n, at_peak * 1e6, at_peak / moved, lost, waves[:, 2:3], seconds / ideal
+        sizes, cut.alone * 1e6, cut.alone / cut.moved, cut.waves[:, 2:3], best / moved,
+        cut.lost, each / best,
     )  # fmt: skip
-    features = np.round(1e3 * np.log2(np.concatenate(asked, axis=1)))
-    return seconds[:, 0], features
+    return seconds[:, 0], np.round(1e3 * np.log2(np.concatenate(asked, axis=1)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,13 +187,30 @@ class Trees:
 
 @cache
 def measured_products(device: str, precision: Precision) -> tuple[ProductTrees, Trees] | None:
-    """The trees that serve a device type; None where it was not measured. bf16 counts as fp16:
-    tensor cores compute both at one rate."""
+    """What serves a device type; None where it was not measured. bf16 counts as fp16: tensor cores
+    compute both at one rate."""
     asked = "fp16" if precision == "bf16" else precision
     for table in shipped().products:
         if device in table.devices and table.precision == asked:
             return table, Trees.of(table)
     return None
+
+
+@cache
+def mean_tiling(precision: Precision) -> Tiling:
+    """The geometric mean of the measured devices' in a precision."""
+    asked = "fp16" if precision == "bf16" else precision
+    return mean_of([t.tiling for t in shipped().products if t.precision == asked])
+
+
+def mean_of(tilings: Sequence[Tiling]) -> Tiling:
+    """The geometric mean of each figure."""
+    logs = [[*t.slowness, *t.wave_seconds, t.memory, t.start_seconds] for t in tilings]
+    mean = np.exp(np.log(logs).mean(axis=0)).tolist()
+    half = len(tilings[0].slowness)
+    return Tiling(
+        slowness=mean[:half], wave_seconds=mean[half:-2], memory=mean[-2], start_seconds=mean[-1]
+    )
 
 
 def products_seconds(
@@ -180,6 +228,14 @@ def products_seconds(
     return _estimates(device, Machine.of(spec, precision, physics), precision, shapes, physics)
 
 
+def product_seconds(
+    device: str, spec: DeviceSpec, precision: Precision, shape: Shape, physics: Physics = PHYSICS
+) -> Estimate:
+    """Seconds of one shape; each is computed once. As `products_seconds`, which is quicker for
+    many."""
+    return products_seconds(device, spec, precision, (shape,), physics)[0]
+
+
 @lru_cache(maxsize=2**16)
 def _estimates(
     device: str,
@@ -189,22 +245,13 @@ def _estimates(
     physics: Physics,
 ) -> tuple[Estimate, ...]:
     """One for each shape."""
-    sizes = np.array([(s.count, s.m, s.k, s.n) for s in shapes], float).reshape(-1, 4)
-    seconds, features = physical(machine, sizes, physics)
     known = measured_products(device, precision)
-    if known is None:
-        low, high, source = physics.low, physics.high, "roofline over tiles, never measured"
-    else:
+    sizes = np.array([(s.count, s.m, s.k, s.n) for s in shapes], float).reshape(-1, 4)
+    tiling = mean_tiling(precision) if known is None else known[0].tiling
+    seconds, features = physical(machine, tiling, sizes, physics)
+    low, high, source = physics.low, physics.high, "roofline over tiles, never measured"
+    if known is not None:
         table, trees = known
         seconds = seconds * np.exp(trees.sums(features))
         low, high, source = table.errors.low, table.errors.high, table.origin
     return tuple(Estimate(s, s * low, s * high, source) for s in seconds.tolist())
-
-
-def product_seconds(
-    device: str, spec: DeviceSpec, precision: Precision, shape: Shape, physics: Physics = PHYSICS
-) -> Estimate:
-    """Seconds of one shape; each is computed once. As `products_seconds`, which is quicker for
-    many."""
-    machine = Machine.of(spec, precision, physics)
-    return _estimates(device, machine, precision, (shape,), physics)[0]

@@ -40,17 +40,33 @@ class Errors(StrictModel):
     rows: PositiveCount
 
 
+class Tiling(StrictModel):
+    """How a device computes each kind of tile (`products.Tiles`).
+
+    slowness [T]: seconds over those at the rate that large products reach. wave_seconds [T]: of a
+    wave, whatever its size. memory: share of the bandwidth. start_seconds: no product takes less.
+    """
+
+    slowness: list[Positive]
+    wave_seconds: list[Positive]
+    memory: Positive
+    start_seconds: Positive
+
+
 class ProductTrees(StrictModel):
-    """Gradient-boosted trees of one kind of device and precision, each a complete binary tree.
+    """Products on one kind of device in one precision: how it computes tiles, and gradient-boosted
+    trees of what that leaves, each a complete binary tree.
 
     devices: catalogue names that it serves. feature [T, 2^depth - 1]: index of what is asked;
     threshold [T, 2^depth - 1]: in thousandths, at least it goes right; leaf [T, 2^depth]: in
-    ten-thousandths of the logarithm of measured / physical seconds; the trees' sum is the answer.
+    ten-thousandths of the logarithm of measured / physical seconds; start and the trees' leaves sum
+    to the answer.
     """
 
     devices: list[Name]
     precision: Precision
     origin: Name
+    tiling: Tiling
     start: float
     feature: Whole
     threshold: Whole
