@@ -59,7 +59,7 @@ def oracle(data: AstraData) -> float | None:
 
 
 COLUMNS = rule_columns(("A800-SXM4-80GB",))
-GPT = model_facts(load_model("gpt2", precision="bf16"))
+GPT = model_facts(load_model("gpt2", precision="bf16", attention="standard"))
 LLAMA = model_facts(load_model("llama2-7b", precision="bf16"))
 SMALL = Space(pipeline=(1, 2, 3, 4), tensor=(1, 2, 4), micro_batch=(1, 2, 3))
 

@@ -22,7 +22,7 @@ from hetplan.formulations.astra.search.pricing import (
     stage_peaks,
 )
 from hetplan.formulations.astra.search.space import NONE
-from hetplan.profiling.times import all_reduce_seconds, layer_time
+from hetplan.profiling.times import Rates, all_reduce_seconds, layer_time
 
 
 def plain_seconds(facts: ModelFacts, row: dict[str, Any], offer: Offer, share: float) -> float:
@@ -38,11 +38,10 @@ def plain_seconds(facts: ModelFacts, row: dict[str, Any], offer: Offer, share: f
             return offer.intra, offer.intra_latency
         return min(offer.intra, offer.network / min(stride, node)), offer.network_latency
 
-    block = layer_time(facts.blocks[0], offer.spec, facts.precision, micro_batch=mbs, tensor=tp)
-    ends = [
-        sum(vars(layer_time(x, offer.spec, facts.precision, micro_batch=mbs, tensor=tp)).values())
-        for x in (facts.first, facts.last)
-    ]
+    rates = Rates(offer.name, offer.spec, facts.precision)
+    block = layer_time(facts.blocks[0], rates, micro_batch=mbs, tensor=tp)
+    ends = [layer_time(x, rates, micro_batch=mbs, tensor=tp) for x in (facts.first, facts.last)]
+    end_seconds = [end.forward + end.backward for end in ends]
     assert not sp  # the plain reading is for rows without sequence parallelism
     reduce = 2 * all_reduce_seconds(facts.boundary_bytes * mbs, tp, *ring(1, tp)) if tp > 1 else 0.0
     forward, backward = block.forward + reduce, block.backward + reduce
@@ -59,8 +58,8 @@ def plain_seconds(facts: ModelFacts, row: dict[str, Any], offer: Offer, share: f
         if row["overlap_p2p_communication"]:
             crossing = max(0.0, crossing - work / v)
     stages = [work + v * crossing] * pp
-    stages[0] += ends[0]
-    stages[-1] += ends[1]
+    stages[0] += end_seconds[0]
+    stages[-1] += end_seconds[1]
     pipeline = (sum(stages) - max(stages)) / v + K * max(stages)
     params = [n * facts.blocks[0].params / tp] * pp
     params[0] += facts.first.params / tp

@@ -63,7 +63,7 @@ def test_cost_mode_finds_the_curve_and_keeps_the_limit() -> None:
     assert found.best is not None and len(found.pareto) >= 2
     by_money = [c.money for c in found.pareto if c.money is not None]
     assert by_money == sorted(by_money, reverse=True)
-    limit = by_money[-1] * 1.0001
+    limit = by_money[-1] * (1 + 1e-9)
     cheap = search(replace(JOB, money_limit=limit), pool)
     assert cheap.best is not None and cheap.best.money is not None and cheap.best.money <= limit
     assert cheap.best.seconds == max(c.seconds for c in found.pareto)

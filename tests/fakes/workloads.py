@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from random import Random
 from typing import Any
@@ -9,12 +10,18 @@ from typing import Any
 from hetplan.profiling.cluster import Cluster, ClusterFile, build_cluster
 from hetplan.profiling.models import Model, load_model
 from hetplan.profiling.predict import predict
+from hetplan.profiling.stack import DEFAULT_STACK, Attention
 from hetplan.profiling.transformer import Experts, Transformer
 from hetplan.profiling.workload import Workload, make_workload
 from hetplan.profiling.zoo import text_model
 from hetplan.runtime.plan import Plan, new_plan
 from hetplan.solvers.options import Options
 from hetplan.solvers.run import Run
+
+# No host time, attention with scores that can be computed again, gradients as precise as weights.
+BARE = replace(
+    DEFAULT_STACK, name="bare", attention="standard", host_seconds=0.0, gradient_bytes=None
+)
 
 
 def cluster_document(**changes: Any) -> dict[str, Any]:
@@ -47,11 +54,14 @@ def cluster(**changes: Any) -> Cluster:
     return build_cluster(ClusterFile.model_validate(cluster_document(**changes)))
 
 
-def small(global_batch: int = 8, model: str = "gpt2", **changes: Any) -> Workload:
+def small(
+    global_batch: int = 8, model: str = "gpt2", attention: Attention = "standard", **changes: Any
+) -> Workload:
     """A small model on `cluster(**changes)` with a profile of micro-batches of 1 and 2."""
     on = cluster(**changes)
-    profile = predict(load_model(model), on, micro_batches=[1, 2], date="2026-01-01")
-    return make_workload(model, on, global_batch, profile=profile)
+    described = load_model(model, attention=attention)
+    profile = predict(described, on, micro_batches=[1, 2], stack=BARE, date="2026-01-01")
+    return make_workload(described, on, global_batch, profile=profile, stack=BARE)
 
 
 def pipeline(workload: Workload, *cuts: int, name: str = "pipeline") -> Plan:

@@ -16,6 +16,7 @@ from hetplan.formulations.hap.spmd.program import SingleProgram
 from hetplan.formulations.hap.spmd.rules import Theory, theory_of
 from hetplan.planner.hap import Hap, HapSettings
 from hetplan.planner.strategy import propose
+from hetplan.profiling.models import load_model
 from hetplan.profiling.workload import Workload, make_workload
 from hetplan.solvers.options import Options
 from hetplan.solvers.run import Run as SolverRun
@@ -59,7 +60,7 @@ def test_plans_fit_where_data_parallelism_does_not(monkeypatch: pytest.MonkeyPat
     """
     links = {"intra_node_gbit_per_s": 80.0, "network_gbit_per_s": 10.0, "devices": 2}
     nodes = [{"device": name, **links} for name in ("V100-SXM2-16GB", "T4")]
-    given = make_workload("gpt2", cluster(nodes=nodes), 8)
+    given = make_workload(load_model("gpt2", attention="standard"), cluster(nodes=nodes), 8)
     limit = 1.2 * given.state_bytes
     monkeypatch.setattr(
         Workload, "device_bytes", lambda self: dict.fromkeys(self.cluster.types, limit)

@@ -42,7 +42,7 @@ def test_models_see_what_the_replay_prices(mode: Recomputation, tensor: int) -> 
     for kind in workload.cluster.types:
         for size in (1, 2):
             table = present(seen.profile.table(kind, tensor, size))
-            forward, backward = priced.layer_seconds(kind, tensor, size)
+            forward, backward = priced.layer_seconds(kind, tensor, size)[:2]
             assert np.allclose(table.forward_seconds, forward, rtol=1e-12)
             assert np.allclose(table.backward_seconds, backward, rtol=1e-12)
     for l, layer in enumerate(seen.profile.layers):
@@ -57,7 +57,9 @@ def test_less_is_kept_the_more_is_repeated() -> None:
     held = [sum(layer.saved_bytes for layer in layers) for layers in every]
     assert held == sorted(held, reverse=True) and len(set(held)) == 3
     assert useful_modes(workload) == ("selective", "full")
-    assert useful_modes(small(model="llama3-8b")) == ("full",)  # fused attention has no core
+    assert useful_modes(small(model="llama3-8b", attention="fused")) == (
+        "full",
+    )  # fused attention has no core
 
 
 def test_recomputation_is_chosen_where_nothing_else_fits() -> None:
@@ -82,9 +84,9 @@ def test_where_memory_is_free_it_is_not_tried() -> None:
 
 
 def test_where_the_model_lacks_memory_of_the_replay_it_is_posed_within_that() -> None:
-    """2.6 GiB: with full recomputation the model's best plan lacks the working memory of the layer
+    """2.3 GiB: with full recomputation the model's best plan lacks the working memory of the layer
     at work."""
-    workload = with_memory(2.6)
+    workload = with_memory(2.3)
     search = StrategySearch(Amp(), workload, one_thread())
     plain = search.exact_candidates()
     candidates = [*plain, *search.recomputing_candidates(plain)[0]]

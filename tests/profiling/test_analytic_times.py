@@ -3,6 +3,8 @@ to."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,17 +12,27 @@ from hypothesis import strategies as st
 from hetplan.errors import InputError
 from hetplan.profiling.catalogue import DeviceSpec, catalogue, device
 from hetplan.profiling.models import load_model
-from hetplan.profiling.operators import Elementwise, Layer, Matmul, Precision
+from hetplan.profiling.operators import Elementwise, Layer, Matmul, Precision, Shape
+from hetplan.profiling.rates.moves import move_seconds
+from hetplan.profiling.rates.products import product_seconds
+from hetplan.profiling.stack import DEFAULT_STACK
 from hetplan.profiling.times import (
-    DEFAULT_EFFICIENCY,
-    Efficiency,
+    ATTENTION,
+    Rates,
     all_reduce_seconds,
     layer_time,
 )
 from hetplan.profiling.zoo import gpt2, text_model
 
-sizes = st.integers(1, 4096)
-specs = st.sampled_from(sorted(catalogue())).map(device)
+# whole multiples of 8: products of other sizes are slower than somewhat larger ones
+sizes = st.integers(1, 512).map(lambda size: 8 * size)
+names = st.sampled_from(sorted(catalogue()))
+NEVER_MEASURED = "a device that nobody measured"
+
+
+def bare(name: str, precision: Precision = "fp16", spec: DeviceSpec | None = None) -> Rates:
+    """Rates of the device alone, as if its host cost no time."""
+    return Rates(name, spec or device(name), precision, replace(DEFAULT_STACK, host_seconds=0.0))
 
 
 def matmul_layer(m: int, k: int, n: int) -> Layer:
@@ -28,32 +40,32 @@ def matmul_layer(m: int, k: int, n: int) -> Layer:
 
 
 @settings(deadline=None)
-@given(specs, sizes, sizes, sizes, st.integers(1, 64), st.sampled_from("mkn"), sizes)
-def test_more_work_is_never_faster(
-    spec: DeviceSpec, m: int, k: int, n: int, batch: int, side: str, extra: int
+@given(names, sizes, sizes, sizes, st.integers(1, 64), st.sampled_from("mkn"))
+def test_twice_the_work_is_never_faster(
+    name: str, m: int, k: int, n: int, batch: int, side: str
 ) -> None:
+    """But for the jumps of measured products by a twentieth."""
     size = {"m": m, "k": k, "n": n}
-    wider = size | {side: size[side] + extra}
-    small = layer_time(matmul_layer(**size), spec, "fp16", micro_batch=batch)
-    large = layer_time(matmul_layer(**wider), spec, "fp16", micro_batch=batch)
-    more = layer_time(matmul_layer(**size), spec, "fp16", micro_batch=batch + 1)
+    wider = size | {side: 2 * size[side]}
+    small = layer_time(matmul_layer(**size), bare(name), micro_batch=batch)
+    large = layer_time(matmul_layer(**wider), bare(name), micro_batch=batch)
+    more = layer_time(matmul_layer(**size), bare(name), micro_batch=2 * batch)
     for other in (large, more):
-        assert other.forward >= small.forward and other.backward >= small.backward
+        assert other.forward >= 0.95 * small.forward and other.backward >= 0.95 * small.backward
     assert small.backward >= small.forward > 0
 
 
 @settings(deadline=None)
 @given(
-    specs, st.sampled_from(["gpt2", "llama-1.1b", "vit-base", "transgan-amp"]), st.integers(1, 16)
+    names, st.sampled_from(["gpt2", "llama-1.1b", "vit-base", "transgan-amp"]), st.integers(1, 16)
 )
-def test_faster_devices_and_more_ranks_are_never_slower(
-    spec: DeviceSpec, name: str, batch: int
-) -> None:
-    layer = load_model(name).layers[1]
-    double = replace_spec(spec, 2.0)
-    whole = layer_time(layer, spec, "fp16", micro_batch=batch)
-    faster = layer_time(layer, double, "fp16", micro_batch=batch)
-    split = layer_time(layer, spec, "fp16", micro_batch=batch, tensor=4)
+def test_faster_devices_and_more_ranks_are_never_slower(name: str, model: str, batch: int) -> None:
+    layer, spec = load_model(model).layers[1], device(name)
+    double = bare(NEVER_MEASURED, spec=replace_spec(spec, 2.0))
+    single = bare(NEVER_MEASURED, spec=spec)
+    whole = layer_time(layer, single, micro_batch=batch)
+    faster = layer_time(layer, double, micro_batch=batch)
+    split = layer_time(layer, single, micro_batch=batch, tensor=4)
     for other in (faster, split):
         assert other.forward <= whole.forward and other.backward <= whole.backward
     # Norms and residuals stay whole, so four ranks are less than four times as fast.
@@ -67,37 +79,57 @@ def replace_spec(spec: DeviceSpec, factor: float) -> DeviceSpec:
     )
 
 
-def test_large_product_is_bound_by_flops() -> None:
-    t = layer_time(matmul_layer(8192, 8192, 8192), device("V100-SXM2-16GB"), "fp16")
-    assert t.forward == pytest.approx(2 * 8192**3 / (125e12 * DEFAULT_EFFICIENCY.matmul_16))
-    assert t.backward == pytest.approx(2 * t.forward)
+def test_a_layer_adds_up_its_operators() -> None:
+    """A product has two more of its size in the backward pass; what only moves memory has its
+    own bytes there."""
+    spec, rates = device("V100-SXM2-16GB"), bare("V100-SXM2-16GB")
+    product = product_seconds("V100-SXM2-16GB", spec, "fp16", Shape(1, 512, 1024, 2048)).seconds
+    moved = [
+        move_seconds("norm", 2.0 * n, "V100-SXM2-16GB", spec).seconds for n in (10**8, 3 * 10**8)
+    ]
+    norm = Elementwise("norm", 10**8, 3 * 10**8, kind="norm")
+    layer = Layer("x", "x", 0, (Matmul("x", 512, 1024, 2048), norm), 1, ())
+    t = layer_time(layer, rates)
+    assert t.forward == pytest.approx(product + moved[0])
+    assert t.backward == pytest.approx(2 * product + moved[1])
+    twice = Rates(rates.device, spec, "fp16", replace(rates.stack, kernels=2.0))
+    assert layer_time(layer, twice).forward == pytest.approx(product + 2 * moved[0])
 
 
-def test_thin_product_and_elementwise_are_bound_by_memory() -> None:
-    spec = device("V100-SXM2-16GB")
-    rate = 900e9 * DEFAULT_EFFICIENCY.memory
-    thin = layer_time(matmul_layer(1, 8192, 8192), spec, "fp16")
-    assert thin.forward == pytest.approx(2 * (8192 + 8192 * 8192 + 8192) / rate)
-    layer = Layer("x", "x", 0, (Elementwise("x", 10**8, 3 * 10**8),), 1, ())
-    assert layer_time(layer, spec, "fp32").forward == pytest.approx(4 * 10**8 / rate)
-    assert layer_time(layer, spec, "fp32").backward == pytest.approx(12 * 10**8 / rate)
-
-
-def test_tiny_layer_costs_its_launches() -> None:
+def test_a_layer_takes_no_less_than_its_host() -> None:
     layer = Layer("x", "x", 1, (Matmul("a", 1, 1, 1), Elementwise("b", 1, 1)), 1, ())
-    t = layer_time(
-        layer, device("H100-SXM5-80GB"), "fp16", efficiency=Efficiency(launch_seconds=1e-5)
+    name = "H100-SXM5-80GB"
+    device_alone = layer_time(layer, bare(name))
+    t = layer_time(layer, replace(bare(name), stack=replace(DEFAULT_STACK, host_seconds=1e-3)))
+    assert (t.forward_host, t.backward_host) == pytest.approx((2e-3, 3e-3))
+    assert t.forward == pytest.approx((device_alone.forward**2 + 4e-6) ** 0.5)
+    assert t.backward == pytest.approx((device_alone.backward**2 + 9e-6) ** 0.5)
+
+
+def test_widths_that_are_no_multiple_of_eight_are_slow() -> None:
+    """GPT-2's vocabulary of 50257, against 50304."""
+    odd, whole = (
+        layer_time(matmul_layer(1024, 768, n), bare("A100-SXM4-80GB")) for n in (50257, 50304)
     )
-    assert (t.forward, t.backward) == pytest.approx((2e-5, 3e-5), rel=1e-12)
+    assert odd.forward > 2 * whole.forward
+    both = [layer_time(matmul_layer(1024, 768, n), bare("T4", "fp32")) for n in (50257, 50304)]
+    assert both[0].forward == pytest.approx(both[1].forward, rel=0.05)
 
 
-def test_narrow_products_waste_tiles() -> None:
-    """Sixteen columns cost as many tiles as sixty-four: the effect behind the narrow blocks of
-    AMP's GAN."""
-    spec = replace_spec(device("T4"), 1.0).model_copy(update={"memory_gb_per_s": 1e6})
-    narrow = layer_time(matmul_layer(65536, 512, 16), spec, "fp16")
-    wide = layer_time(matmul_layer(65536, 512, 64), spec, "fp16")
-    assert narrow.forward == pytest.approx(wide.forward)
+def test_fused_attention_skips_what_the_mask_hides_and_computes_scores_again() -> None:
+    """Dao 2023, Section 4.1: five products backward for two forward, half of each if causal."""
+    rates, peak = bare("A100-SXM4-80GB"), 312e12
+    full, causal = (
+        Layer("x", "x", 0, (Matmul("s", 2048, 64, 2048, 16, weight=False, attention=kind),), 1, ())
+        for kind in ("fused", "fused-causal")
+    )
+    whole, half = layer_time(full, rates), layer_time(causal, rates)
+    share = 2048 / (2048 + ATTENTION.half_sequence)
+    flops = 2 * 16 * 2048 * 64 * 2048
+    assert whole.forward == pytest.approx(flops / (peak * share * ATTENTION.shares[0]))
+    assert whole.backward == pytest.approx(2.5 * flops / (peak * share * ATTENTION.shares[1]))
+    assert half.forward == pytest.approx(whole.forward / 2)
+    assert half.backward == pytest.approx(whole.backward / 2)
 
 
 def test_published_layer_time_of_a_22b_model() -> None:
@@ -105,10 +137,15 @@ def test_published_layer_time_of_a_22b_model() -> None:
     on A100s:
     7.7 ms forward and 19.6 ms in all, without recomputation. Nothing here was fitted to it."""
     model = load_model(
-        text_model("22b", "", 2048, gpt2(48, 6144, 64, vocabulary=51200, positions=2048))
+        text_model(
+            "22b",
+            "",
+            2048,
+            gpt2(48, 6144, 64, vocabulary=51200, positions=2048, attention="standard"),
+        )
     )
     layer = model.layers[1]
-    t = layer_time(layer, device("A100-SXM4-80GB"), "fp16", micro_batch=4, tensor=8)
+    t = layer_time(layer, bare("A100-SXM4-80GB"), micro_batch=4, tensor=8)
     reduce = sum(all_reduce_seconds(4 * r.size("fp16"), 8, 250e9, 6e-6) for r in layer.reduces)
     assert t.forward + reduce / 2 == pytest.approx(7.7e-3, rel=0.1)
     assert t.forward + t.backward + reduce == pytest.approx(19.6e-3, rel=0.1)
@@ -134,4 +171,4 @@ def test_layer_time_refuses_nonsense(
 ) -> None:
     layer = load_model("gpt2").layers[1]
     with pytest.raises(InputError, match=message):
-        layer_time(layer, device("T4"), precision, micro_batch=micro_batch, tensor=tensor)
+        layer_time(layer, bare("T4", precision), micro_batch=micro_batch, tensor=tensor)

@@ -156,7 +156,9 @@ def korthikanti(a: int, h: int, tensor: int, *, sequence_parallel: bool, selecti
 @pytest.mark.parametrize(("a", "h", "saves"), [(96, 12288, 0.70), (128, 20480, 0.65)])
 @pytest.mark.parametrize("tensor", [1, 8])
 def test_published_sizes(a: int, h: int, saves: float, tensor: int) -> None:
-    model = load_model(text_model("x", "x", 2048, gpt2(2, h, a, positions=2048)), precision="fp16")
+    model = load_model(
+        text_model("x", "x", 2048, gpt2(2, h, a, positions=2048)), attention="standard"
+    )
     layer, unit = model.layers[1], 2048 * h
     for selective, mode in ((False, "none"), (True, "selective")):
         expected = korthikanti(a, h, tensor, sequence_parallel=False, selective=selective)

@@ -54,7 +54,7 @@ def test_chains_are_well_formed(name: str) -> None:
 )
 def test_block_follows_the_published_formulas(hidden: int, heads: int, sequence: int) -> None:
     spec = text_model("x", "x", sequence, gpt2(2, hidden, heads))
-    block = load_model(spec).layers[1]
+    block = load_model(spec, attention="standard").layers[1]
     s, h, a = sequence, hidden, heads
     # Narayanan et al. 2021, Appendix: 24 s h^2 + 4 s^2 h forward.
     assert block.forward_flops() == 24 * s * h * h + 4 * s * s * h

@@ -22,7 +22,7 @@ from hetplan.profiling.frameworks import RESERVED_BYTES
 from hetplan.profiling.models import load_model
 from hetplan.profiling.predict import default_micro_batches, default_tensor_degrees, predict
 from hetplan.profiling.profile import Profile, load_profile
-from hetplan.profiling.times import layer_time
+from hetplan.profiling.times import Rates, layer_time
 from hetplan.profiling.workload import Workload, make_workload
 from hetplan.profiling.zoo import BUILT_IN
 
@@ -58,7 +58,7 @@ def test_prediction_is_the_analytical_time_layer_by_layer(profile: Profile, mixe
     table = profile.table("T4", 2, 4)
     assert table is not None and profile.table("T4", 2, 3) is None
     for i, layer in enumerate(model.layers):
-        t = layer_time(layer, mixed.specs["T4"], "fp16", micro_batch=4, tensor=2)
+        t = layer_time(layer, Rates("T4", mixed.specs["T4"], "fp16"), micro_batch=4, tensor=2)
         assert (table.forward_seconds[i], table.backward_seconds[i]) == (t.forward, t.backward)
         assert table.seconds()[i] == t.forward + t.backward
     assert [x.name for x in profile.layers] == [x.name for x in model.layers]
@@ -252,5 +252,5 @@ def test_amp_problem_carries_the_workload(workload: Workload, mixed: Cluster) ->
     assert data.layers[0].param_bytes == 2 * (52256 + 1024) * 1024
     assert data.layers[1].tensor_bytes == 8 * 1024 * 1024
     assert data.memory is not None and data.memory.state_bytes_per_param_byte == 8
-    assert data.memory.layer_bytes_per_sample[1] == 1024 * 1024 * (34 + 5 * 16)
+    assert data.memory.layer_bytes_per_sample[1] == 1024 * 1024 * 34 + 4 * 1024 * 16
     assert pose(workload, memory=False).memory is None

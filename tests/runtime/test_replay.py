@@ -18,7 +18,7 @@ from hetplan.planner.amp import AmpProblem
 from hetplan.planner.poplar import Poplar
 from hetplan.planner.strategy import propose
 from hetplan.profiling.simulator.tasks import Kind
-from hetplan.profiling.times import kept_bytes, repeated_share
+from hetplan.profiling.times import Rates, kept_bytes, repeated_share
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.costs import Costs
 from hetplan.runtime.plan import Plan, new_plan
@@ -181,10 +181,10 @@ def test_recomputation_trades_time_for_memory() -> None:
     peaks = [max(runs[mode].peak_bytes) for mode in ("none", "selective", "full")]
     assert times == sorted(times) and times[0] < times[2]
     assert peaks == sorted(peaks, reverse=True) and peaks[0] > peaks[1] > peaks[2]
-    block, spec = w.model.layers[1], w.cluster.specs["T4"]
-    assert repeated_share(block, "full", spec, "fp16", 1, 1) == 1.0
-    assert 0 < repeated_share(block, "selective", spec, "fp16", 1, 1) < 1
-    assert repeated_share(w.model.layers[0], "full", spec, "fp16", 1, 1) == 0.0
+    block, rates = w.model.layers[1], Rates("T4", w.cluster.specs["T4"], "fp16")
+    assert repeated_share(block, "full", rates, 1, 1) == 1.0
+    assert 0 < repeated_share(block, "selective", rates, 1, 1) < 1
+    assert repeated_share(w.model.layers[0], "full", rates, 1, 1) == 0.0
     assert kept_bytes(block, "full", "fp16", 1, 77.0) == 77.0
 
 
@@ -239,7 +239,8 @@ def test_sharded_pipelines_join_once_per_iteration() -> None:
         assert (other.seconds, other.peak_bytes) == (one.seconds, one.peak_bytes)
     # ZeRO 1 moves as much as an all-reduce, and each updates its part
     for kind, share in ((Kind.COLLECTIVE, 1), (Kind.OPTIMIZER, 2)):
-        assert one.timeline.spent(kind) == pytest.approx(whole.timeline.spent(kind) / share)
+        spent = whole.timeline.spent(kind) / share
+        assert one.timeline.spent(kind) == pytest.approx(spent, abs=5e-6)  # a kernel's start
     groups = [
         {
             "stages": [{"layers": [(0, 14)], "devices": [pair], "tensor_shares": [1, 1]}],
@@ -271,7 +272,7 @@ def test_tensor_groups_pay_for_their_all_reduces() -> None:
           "micro_batches": [{"count": 8, "samples": 1}]}]
     ).replicas[0].stages[0]  # fmt: skip
     costs = Costs(w)
-    forward, backward = costs.layer_seconds("V100-SXM2-16GB", 2, 1)
+    forward, backward = costs.layer_seconds("V100-SXM2-16GB", 2, 1)[:2]
     size = sum(layer.tensor_bytes for layer in w.profile.layers)
     ring = 2 * (size / 2 / (170 * GBIT) + w.cluster.latency()[0, 1])
     assert sum(costs.passes(stage, (0, 14), 1)) == pytest.approx(

@@ -17,7 +17,7 @@ from itertools import combinations
 
 from hetplan.profiling.operators import Layer, Precision
 from hetplan.profiling.profile import Profile, ProfileLayer, ProfileTable
-from hetplan.profiling.times import Recomputation, kept_bytes, repeated_share
+from hetplan.profiling.times import Rates, Recomputation, kept_bytes, repeated_share
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.costs import Costs
 from hetplan.runtime.plan import Plan, PlanDevice
@@ -155,12 +155,11 @@ def kept_layer(workload: Workload, at: int, mode: Recomputation) -> ProfileLayer
 def repeated_table(workload: Workload, table: ProfileTable, mode: Recomputation) -> ProfileTable:
     """The table with what is repeated in the backward passes."""
     spec = workload.cluster.specs[table.device]
+    rates = Rates(table.device, spec, workload.precision, workload.stack)
 
     @cache
     def share(layer: Layer) -> float:
-        return repeated_share(
-            layer, mode, spec, workload.precision, table.micro_batch, table.tensor
-        )
+        return repeated_share(layer, mode, rates, table.micro_batch, table.tensor)
 
     backward = [
         back + forward * share(layer)

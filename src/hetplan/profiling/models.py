@@ -10,6 +10,7 @@ from pathlib import Path
 from hetplan.errors import InputError
 from hetplan.names import unknown_name
 from hetplan.profiling.operators import PRECISIONS, Layer, Precision
+from hetplan.profiling.stack import Attention
 from hetplan.profiling.zoo import ModelSpec, built_in
 
 
@@ -79,18 +80,20 @@ def load_model(
     *,
     sequence: int | None = None,
     precision: str = "fp16",
+    attention: Attention | None = None,
 ) -> Model:
     """A model by built-in name, by path to a Hugging Face config.json (or its folder), or from a
     ModelSpec.
 
     sequence: tokens per sample, None for the model's default. precision: fp16, bf16 or fp32.
+    attention: standard or fused, None for the shape's own (fused).
     Raises InputError for an unknown name (with suggestions), an unusable file, sequence or
     precision.
     """
     if precision not in PRECISIONS:
         raise unknown_name("unknown precision", precision, PRECISIONS)
     spec = name if isinstance(name, ModelSpec) else find_model(name)
-    chosen, layers = spec.chain(sequence)
+    chosen, layers = spec.chain(sequence, attention)
     return Model(spec, chosen, precision, layers)
 
 

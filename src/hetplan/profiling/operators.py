@@ -27,6 +27,7 @@ PRECISIONS: tuple[Precision, ...] = ("fp16", "bf16", "fp32")
 ELEMENT_BYTES: dict[Precision, int] = {"fp16": 2, "bf16": 2, "fp32": 4}
 
 Split = Literal["none", "k", "n", "count"]
+Kind = Literal["add", "activation", "norm", "softmax", "copy", "lookup", "loss"]
 # (a, b): a + b * samples
 Line = Annotated[tuple[NonNegative, NonNegative], Strict(False)]
 # count, m, k, n
@@ -87,7 +88,8 @@ class Matmul:
     dimension that tensor parallelism divides. left, out: elements per sample that really move to
     and from memory where that is not m k and m n: an implicit convolution reads each pixel once,
     fused attention keeps the scores on the chip. input_gradient: False for a first layer, which has
-    no dA.
+    no dA. attention: of an attention core, how it is computed; fused kernels skip what a causal
+    mask hides, and compute the scores again in the backward pass (Dao et al. 2022).
     """
 
     name: str
@@ -100,6 +102,7 @@ class Matmul:
     left: int | None = None
     out: int | None = None
     input_gradient: bool = True
+    attention: Literal["none", "standard", "fused", "fused-causal"] = "none"
 
     def shape(self, micro_batch: int = 1, tensor: int = 1) -> Shape:
         """What one device of the group computes; dimensions that do not divide are padded up."""
@@ -131,7 +134,8 @@ class Matmul:
 class Elementwise:
     """A memory-bound operator: elements that it moves per sample, forward and backward.
 
-    split: whether tensor parallelism divides it; without sequence parallelism, norms, residuals and
+    kind: what it computes, which says the share of the memory bandwidth that it reaches. split:
+    whether tensor parallelism divides it; without sequence parallelism, norms, residuals and
     dropouts on the full hidden size stay whole on every rank (Shoeybi et al. 2019, Section 3).
     """
 
@@ -139,6 +143,7 @@ class Elementwise:
     forward: int
     backward: int
     split: bool = False
+    kind: Kind = "add"
 
     def shape(self, micro_batch: int = 1, tensor: int = 1) -> None:
         """It is no product."""

@@ -11,7 +11,8 @@ from hetplan.profiling.cluster import Cluster
 from hetplan.profiling.models import Model
 from hetplan.profiling.operators import ELEMENT_BYTES
 from hetplan.profiling.profile import Profile, ProfileLayer, ProfileTable, Provenance
-from hetplan.profiling.times import DEFAULT_EFFICIENCY, Efficiency, layer_time
+from hetplan.profiling.stack import DEFAULT_STACK, Stack
+from hetplan.profiling.times import Rates, layer_time
 from hetplan.schema import derived
 
 if TYPE_CHECKING:
@@ -27,15 +28,15 @@ def predict(
     *,
     micro_batches: Sequence[int],
     tensor_degrees: Sequence[int] | None = None,
-    efficiency: Efficiency = DEFAULT_EFFICIENCY,
+    stack: Stack = DEFAULT_STACK,
     learned: Mapping[str, Learned] | None = None,
     date: str | None = None,
 ) -> Profile:
     """A predicted profile of `model` for every device type, tensor degree and micro-batch size.
 
-    tensor_degrees: default those of `default_tensor_degrees`. learned: by device type, what
-    replaces the plain roofline there. date: ISO day of the prediction,
-    default today. Raises InputError where a device type has no matrix units for the model's
+    tensor_degrees: default those of `default_tensor_degrees`. stack: the software. learned: by
+    device type, what replaces the plain roofline there. date: ISO day of the prediction, default
+    today. Raises InputError where a device type has no matrix units for the model's
     precision.
     """
     degrees = (
@@ -61,8 +62,7 @@ def predict(
             ),
             layers=profile_layers(model),
             tables=[
-                _table(model, cluster, *size, efficiency, (learned or {}).get(size[0]))
-                for size in sizes
+                _table(model, cluster, *size, stack, (learned or {}).get(size[0])) for size in sizes
             ],
         )
 
@@ -90,29 +90,29 @@ def _table(
     device: str,
     tensor: int,
     micro_batch: int,
-    efficiency: Efficiency,
+    stack: Stack,
     learned: Learned | None,
 ) -> ProfileTable:
     """One table; equal layers are computed once."""
-    spec = cluster.specs[device]
+    rates = Rates(device, cluster.specs[device], model.precision, stack)
     times = {}
     for layer in model.layers:
         if layer.operators not in times:
             times[layer.operators] = layer_time(
-                layer,
-                spec,
-                model.precision,
-                micro_batch=micro_batch,
-                tensor=tensor,
-                efficiency=efficiency,
-                learned=learned,
+                layer, rates, micro_batch=micro_batch, tensor=tensor, learned=learned
             )
+    host = [
+        [getattr(times[layer.operators], key) for layer in model.layers]
+        for key in ("forward_host", "backward_host")
+    ]
     return ProfileTable(
         device=device,
         tensor=tensor,
         micro_batch=micro_batch,
         forward_seconds=[times[layer.operators].forward for layer in model.layers],
         backward_seconds=[times[layer.operators].backward for layer in model.layers],
+        forward_host_seconds=host[0] if any(host[0]) else [],
+        backward_host_seconds=host[1] if any(host[1]) else [],
     )
 
 

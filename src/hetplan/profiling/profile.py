@@ -99,15 +99,21 @@ class Readings(StrictModel):
     peak_bytes: list[Bytes] | None = None
 
 
+HOST = ("forward_host_seconds", "backward_host_seconds")
+
+
 class ProfileTable(WithoutEmpty):
     """Seconds per layer [L] of one micro-batch on `tensor` devices of one type. readings: of
-    measured tables."""
+    measured tables. *_host_seconds: what the host takes to launch a pass's kernels, part of its
+    seconds as `hetplan.profiling.times.together` says; none of measured tables."""
 
     device: Name
     tensor: PositiveCount
     micro_batch: PositiveCount
     forward_seconds: SecondsRow
     backward_seconds: SecondsRow
+    forward_host_seconds: SecondsRow = Field(default_factory=list)
+    backward_host_seconds: SecondsRow = Field(default_factory=list)
     readings: Readings | None = None
 
     def spread(self) -> list[float] | None:
@@ -139,8 +145,8 @@ class Profile(Document):
     def _consistent(self) -> Self:
         seen: dict[tuple[str, int, int], int] = {}
         for i, table in enumerate(self.tables):
-            for key in ("forward_seconds", "backward_seconds"):
-                length = len(getattr(table, key))
+            for key in ("forward_seconds", "backward_seconds", *HOST):
+                length = len(getattr(table, key) or (self.layers if key in HOST else ()))
                 if length != len(self.layers):
                     raise ValueError(
                         f"tables[{i}].{key} has {length} entries, expected one per layer "

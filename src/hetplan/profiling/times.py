@@ -13,8 +13,13 @@ repeated (Chen et al. 2016).
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+from numpy.typing import NDArray
 
 from hetplan.errors import InputError
 from hetplan.profiling.catalogue import DeviceSpec
@@ -22,6 +27,8 @@ from hetplan.profiling.operators import (
     ELEMENT_BYTES,
     REPEATED,
     Counted,
+    Elementwise,
+    Kind,
     Layer,
     Matmul,
     Operator,
@@ -29,114 +36,164 @@ from hetplan.profiling.operators import (
     Shape,
     launches,
 )
+from hetplan.profiling.rates.moves import MoveKind, move_seconds
+from hetplan.profiling.rates.products import product_seconds
+from hetplan.profiling.stack import DEFAULT_STACK, Stack
 
 if TYPE_CHECKING:
     from hetplan.profiling.efficiency import Learned
 
+Floats = NDArray[np.float64]
+
 
 @dataclass(frozen=True)
-class Efficiency:
-    """The shares of the datasheet's peaks that kernels reach, and the cost of a launch.
+class Attention:
+    """What fused attention reaches, and what misaligned products keep.
 
-    matmul_16, matmul_32: of peak_tflops, large matrix products. Tensor-core libraries reach 60 to
-    80 % on square products of some thousands (the rest is clocks under load, epilogues and the last
-    wave), plain fp32 more. memory: of the memory bandwidth; copies reach 80 to 90 % on HBM and GDDR
-    (STREAM-like benchmarks). launch_seconds: one kernel from an eager framework, host side; several
-    microseconds to ten. tile: products are computed in tiles, so m and n round up to a multiple of
-    it (NVIDIA, "Matrix Multiplication Background", tile quantisation); 64 is the smallest tile that
-    libraries use for 16-bit products.
+    shares: of the 16-bit peak, forward and backward on long sequences, of devices with bf16 units
+    and of older ones. half_sequence: tokens at which fused attention reaches half of that.
     """
 
-    matmul_16: float = 0.7
-    matmul_32: float = 0.85
-    memory: float = 0.8
-    launch_seconds: float = 8e-6
-    tile: int = 64
-
-    def matmul(self, precision: Precision) -> float:
-        """The share of the peak for matrix products in `precision`."""
-        return self.matmul_32 if precision == "fp32" else self.matmul_16
+    shares: tuple[float, float] = (0.5, 0.4)
+    older: tuple[float, float] = (0.35, 0.25)
+    half_sequence: float = 256.0
 
 
-DEFAULT_EFFICIENCY = Efficiency()
+ATTENTION = Attention()
+# The share of its speed that a 16-bit product keeps where k or n is no multiple of 8, by the
+# largest power of two that divides both (NVIDIA, "Matrix Multiplication Background", tensor core
+# requirements: operands of whole 16 bytes).
+MISALIGNED = {1: 0.35, 2: 0.4, 4: 0.65}
+# How measured memory-bound operators stand for the described ones.
+MOVES: dict[Kind, MoveKind] = {
+    "add": "binary",
+    "activation": "pointwise",
+    "copy": "pointwise",
+    "lookup": "pointwise",
+    "loss": "softmax",
+    "norm": "norm",
+    "softmax": "softmax",
+}
 
 
 @dataclass(frozen=True)
 class LayerTime:
     """Seconds of one layer and one micro-batch on one device of a tensor group, without its
-    all-reduces."""
+    all-reduces.
+
+    forward_host, backward_host: what the host takes to launch the kernels; see `together`.
+    """
 
     forward: float
     backward: float
+    forward_host: float = 0.0
+    backward_host: float = 0.0
 
 
 def layer_time(
     layer: Layer,
-    spec: DeviceSpec,
-    precision: Precision,
+    rates: Rates,
     *,
     micro_batch: int = 1,
     tensor: int = 1,
-    efficiency: Efficiency = DEFAULT_EFFICIENCY,
     learned: Learned | None = None,
 ) -> LayerTime:
-    """Seconds of `layer` for `micro_batch` samples, split over `tensor` devices such as `spec`.
+    """Seconds of `layer` for `micro_batch` samples, split over `tensor` devices of such rates.
 
     Matrix products shrink with `tensor`; norms, residuals and dropouts do not; all-reduces are not
-    included. learned: what was learned of this device's operators, in place of the roofline.
-    Raises InputError where the device lacks `precision`, or sizes are below 1.
+    included. What the host takes to launch the kernels counts, too (`together`). learned:
+    what was learned of this device's operators, in place of the roofline. Raises InputError where
+    sizes are below 1.
     """
     for name, value in (("micro_batch", micro_batch), ("tensor", tensor)):
         if value < 1:
             raise InputError(f"{name} is not usable", got=value, expected="at least 1")
-    rates = Rates.of(spec, precision, efficiency)
     times = [operator_time(op, rates, micro_batch, tensor) for op in layer.operators]
     if learned is not None:
+        width = ELEMENT_BYTES[rates.precision]
         times = [
-            learned_time(learned, op, plain, micro_batch, tensor, ELEMENT_BYTES[precision])
+            learned_time(learned, op, plain, micro_batch, tensor, width)
             for op, plain in zip(layer.operators, times, strict=True)
         ]
-    kernels = [launches(op) for op in layer.operators]
-    return LayerTime(
-        forward=max(
-            sum(t.forward for t in times), sum(k[0] for k in kernels) * efficiency.launch_seconds
-        ),
-        backward=max(
-            sum(t.backward for t in times), sum(k[1] for k in kernels) * efficiency.launch_seconds
-        ),
-    )
+    casts = 0.0
+    if rates.stack.casts and rates.precision != "fp32":
+        casts = rates.moved_seconds(3 * (layer.params + layer.tied_params) / tensor, "copy")
+    device = np.sum([(t.forward, t.backward) for t in times], axis=0) + casts
+    launched = np.sum([launches(op) for op in layer.operators], axis=0)
+    if tensor > 1:
+        launched = launched + [sum(r.backward == back for r in layer.reduces) for back in (0, 1)]
+    host = launched * rates.stack.host_seconds
+    return LayerTime(*map(float, (*together(device, host), *host)))
+
+
+def together(device: Floats, host: Floats) -> Floats:
+    """Seconds of passes whose kernels take `device` and whose launches take `host` seconds.
+
+    The host runs ahead of the device where it is faster, and the device waits where it is not;
+    where both are alike, delays of either cost time. The root of the sum of squares says all three.
+    It was chosen over the larger of both on layers of vTrain's single nodes.
+    """
+    return np.asarray(np.hypot(device, host))
 
 
 @dataclass(frozen=True)
 class Rates:
-    """What one device reaches: FLOP/s of matrix products, seconds per element moved, tile size."""
+    """What one device type reaches in one precision under one software stack.
 
-    flops_per_s: float
-    element_seconds: float
-    tile: int
+    device: its catalogue name, by which measurements are looked up.
+    """
 
-    @classmethod
-    def of(cls, spec: DeviceSpec, precision: Precision, efficiency: Efficiency) -> Rates:
-        """The datasheet's peaks times the efficiencies."""
-        return cls(
-            flops_per_s=spec.peak_flops(precision) * efficiency.matmul(precision),
-            element_seconds=ELEMENT_BYTES[precision]
-            / (spec.memory_bytes_per_s * efficiency.memory),
-            tile=efficiency.tile,
-        )
+    device: str
+    spec: DeviceSpec
+    precision: Precision
+    stack: Stack = DEFAULT_STACK
+
+    @cached_property
+    def flops_per_s(self) -> float:
+        """FLOP/s of a large matrix product; raises InputError where the device lacks the
+        precision."""
+        large = Shape(1, 4096, 4096, 4096)
+        return large.flops / self.product_seconds(large)
+
+    def moved_seconds(self, elements: float, kind: Kind) -> float:
+        """Seconds of moving so many elements of the precision."""
+        moved = elements * ELEMENT_BYTES[self.precision]
+        return move_seconds(MOVES[kind], moved, self.device, self.spec).seconds
+
+    def product_seconds(self, shape: Shape) -> float:
+        """Seconds of matrix products."""
+        share = 1.0
+        if self.precision != "fp32":
+            share = MISALIGNED.get(math.gcd(int(shape.k), int(shape.n), 8), 1.0)
+        return product_seconds(self.device, self.spec, self.precision, shape).seconds / share
+
+    def attention_seconds(self, op: Matmul, shape: Shape) -> tuple[float, float]:
+        """Seconds of one of the two products of fused attention, forward and backward: five
+        products backward for two forward; a causal mask halves both (Dao 2023, Section 4.1)."""
+        length = max(shape.k, shape.n)
+        peak = self.spec.peak_flops(self.precision)
+        reached = peak * length / (length + ATTENTION.half_sequence)
+        flops = shape.flops * (0.5 if op.attention == "fused-causal" else 1.0)
+        forward, backward = ATTENTION.shares if "bf16" in self.spec.peak_tflops else ATTENTION.older
+        return flops / (reached * forward), 2.5 * flops / (reached * backward)
 
 
 def operator_time(op: Operator, rates: Rates, micro_batch: int, tensor: int) -> LayerTime:
-    """The roofline of one operator, forward and backward."""
-    seconds = op.moved(micro_batch, tensor) * rates.element_seconds
-    shape = op.shape(micro_batch, tensor)
-    if shape is not None:
-        seconds = max(tiled_flops(shape, rates.tile) / rates.flops_per_s, seconds)
-    if isinstance(op, Counted):
-        return LayerTime(0.0, seconds) if op.backward else LayerTime(seconds, 0.0)
+    """Seconds of one operator, forward and backward."""
+    moved, shape = op.moved(micro_batch, tensor), op.shape(micro_batch, tensor)
+    if isinstance(op, Matmul) and op.attention.startswith("fused"):
+        return LayerTime(*rates.attention_seconds(op, op.shape(micro_batch, tensor)))
+    if shape is not None and shape.count:
+        seconds = rates.product_seconds(shape)
+    else:
+        kind = op.kind if isinstance(op, Elementwise) else "add"
+        seconds = rates.moved_seconds(moved, kind)
     if isinstance(op, Matmul):
         return LayerTime(seconds, seconds * op.backward_products)
-    return LayerTime(seconds, op.moved_back(micro_batch, tensor) * rates.element_seconds)
+    if isinstance(op, Counted):
+        return LayerTime(0.0, seconds) if op.backward else LayerTime(seconds, 0.0)
+    back = rates.moved_seconds(op.moved_back(micro_batch, tensor), op.kind)
+    return LayerTime(rates.stack.kernels * seconds, rates.stack.kernels * back)
 
 
 def learned_time(
@@ -157,12 +214,6 @@ def learned_time(
     return LayerTime(seconds, seconds * plain.backward / plain.forward)
 
 
-def tiled_flops(shape: Shape, tile: int) -> float:
-    """FLOPs with m and n rounded up to whole tiles."""
-    m, n = (-(-size // tile) * tile for size in (shape.m, shape.n))
-    return 2.0 * shape.count * m * n * shape.k
-
-
 def all_reduce_seconds(size: float, ranks: int, bandwidth: float, latency: float = 0.0) -> float:
     """Time of a ring all-reduce: 2 (n-1) (size / (n b) + a), no overlap.
 
@@ -180,20 +231,13 @@ CORE_SAVED = ("softmax output", "scores after dropout", "scores dropout mask")
 
 
 def repeated_share(
-    layer: Layer,
-    mode: Recomputation,
-    spec: DeviceSpec,
-    precision: Precision,
-    micro_batch: int,
-    tensor: int,
-    efficiency: Efficiency = DEFAULT_EFFICIENCY,
+    layer: Layer, mode: Recomputation, rates: Rates, micro_batch: int, tensor: int
 ) -> float:
     """The share of the layer's forward seconds that its backward pass spends again."""
     if mode == "none" or layer.kind not in REPEATED:
         return 0.0
     if mode == "full":
         return 1.0
-    rates = Rates.of(spec, precision, efficiency)
     seconds = [operator_time(op, rates, micro_batch, tensor).forward for op in layer.operators]
     core = sum(s for op, s in zip(layer.operators, seconds, strict=True) if op.name in CORE)
     return core / sum(seconds) if sum(seconds) > 0 else 0.0

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from hetplan.profiling.operators import Elementwise, Layer, Matmul, Operator, Reduce, Saved
+from hetplan.profiling.stack import Attention
 
-Attention = Literal["standard", "fused"]
 Norm = Literal["layer", "rms", "pixel"]
 
 
@@ -66,7 +66,7 @@ class Transformer:
     feed_forward_bias: bool = True
     tied: bool = True
     dropout: bool = True
-    attention: Attention = "standard"
+    attention: Attention = "fused"
     window: int | None = None
     rotary: bool = False
     embedding_norm: bool = False
@@ -74,6 +74,11 @@ class Transformer:
     final_norm: bool = True
     head: Literal["lm", "bert"] = "lm"
     experts: Experts | None = None
+
+    @property
+    def causal(self) -> bool:
+        """Whether a token sees only what is before it: language models that write text."""
+        return self.head == "lm" and self.vocabulary > 0
 
     @property
     def query_width(self) -> int:
@@ -134,10 +139,11 @@ def attention_operators(t: Transformer, s: int) -> tuple[Operator, ...]:
     keys = min(s, t.window) if t.window else s
     scores, rotated = s * keys * t.heads, 2 * s * (t.query_width + t.kv_width)
     fused = t.attention == "fused"
+    core: Any = t.attention if not (fused and t.causal) else "fused-causal"
     rotary = (Elementwise("rotary", rotated, rotated, split=True),) if t.rotary else ()
     # scale, mask and softmax in one kernel; dropout in a second
     moved = (4 * scores, 6 * scores) if t.dropout else (2 * scores, 3 * scores)
-    softmax = () if fused else (Elementwise("softmax", *moved, split=True),)
+    softmax = () if fused else (Elementwise("softmax", *moved, split=True, kind="softmax"),)
     return (
         Matmul("qkv", s, t.hidden, t.query_width + 2 * t.kv_width, split="n"),
         *rotary,
@@ -150,6 +156,7 @@ def attention_operators(t: Transformer, s: int) -> tuple[Operator, ...]:
             weight=False,
             split="count",
             out=0 if fused else None,
+            attention=core,
         ),
         *softmax,
         Matmul(
@@ -161,6 +168,7 @@ def attention_operators(t: Transformer, s: int) -> tuple[Operator, ...]:
             weight=False,
             split="count",
             left=0 if fused else None,
+            attention=core,
         ),
         Matmul("attention-output", s, t.query_width, t.hidden, split="k"),
     )
@@ -172,7 +180,7 @@ def feed_forward_operators(t: Transformer, s: int) -> tuple[Operator, ...]:
     inner = s * t.feed_forward
     return (
         Matmul("up", s, t.hidden, up * t.feed_forward, split="n"),
-        Elementwise("activation", (up + 1) * inner, (2 * up + 1) * inner, split=True),
+        Elementwise("activation", (up + 1) * inner, (2 * up + 1) * inner, True, "activation"),
         Matmul("down", s, t.feed_forward, t.hidden, split="k"),
     )
 
@@ -186,18 +194,18 @@ def expert_operators(t: Transformer, s: int, mixture: Experts) -> tuple[Operator
     spread = (1 + mixture.active) * s * t.hidden
     return (
         Matmul("router", s, t.hidden, mixture.count),
-        Elementwise("dispatch", spread, spread),
+        Elementwise("dispatch", spread, spread, kind="copy"),
         Matmul("experts-up", rows, t.hidden, up * t.feed_forward, mixture.count, split="n"),
-        Elementwise("activation", (up + 1) * inner, (2 * up + 1) * inner, split=True),
+        Elementwise("activation", (up + 1) * inner, (2 * up + 1) * inner, True, "activation"),
         Matmul("experts-down", rows, t.feed_forward, t.hidden, mixture.count, split="k"),
-        Elementwise("combine", spread, 2 * spread),
+        Elementwise("combine", spread, 2 * spread, kind="copy"),
     )
 
 
 def norm(name: str, size: int) -> Elementwise:
     """A norm: reads and writes its input; backward reads input and gradient and writes a
     gradient."""
-    return Elementwise(name, 2 * size, 3 * size)
+    return Elementwise(name, 2 * size, 3 * size, kind="norm")
 
 
 def residual(name: str, size: int, dropout: bool) -> Elementwise:
@@ -268,7 +276,7 @@ def embedding(t: Transformer, s: int) -> Layer:
     params = t.vocabulary * width + (t.positions + t.position_offset + t.types) * t.hidden
     tables = 1 + bool(t.positions) + bool(t.types)
     operators: list[Operator] = [
-        Elementwise("lookup", (1 + tables) * s * width, (1 + tables) * s * width)
+        Elementwise("lookup", (1 + tables) * s * width, (1 + tables) * s * width, kind="lookup")
     ]
     saved: list[Saved] = []
     if width != t.hidden:
@@ -346,7 +354,7 @@ def head(t: Transformer, s: int) -> Layer:
         ]
     operators.append(Matmul("lm-head", s, width, v, split="n"))
     # The loss reads 16-bit logits, writes fp32 ones, and reads those for maximum, sum and gradient.
-    operators.append(Elementwise("cross-entropy", 6 * s * v, 3 * s * v, split=True))
+    operators.append(Elementwise("cross-entropy", 6 * s * v, 3 * s * v, True, "loss"))
     saved.append(Saved("logits", s * v, split=True, element_bytes=4))
     # Backward: the input's gradient. Forward: maximum, target logit and sum of exponentials, fp32.
     reduces = (Reduce(s * width, backward=True), Reduce(3 * s, backward=False, element_bytes=4))

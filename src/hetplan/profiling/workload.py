@@ -15,6 +15,7 @@ from hetplan.profiling.models import Model, check_made_for, load_model
 from hetplan.profiling.operators import Precision
 from hetplan.profiling.predict import check_global_batch, default_micro_batches, predict
 from hetplan.profiling.profile import Profile, load_profile
+from hetplan.profiling.stack import DEFAULT_STACK, Stack, load_stack
 
 if TYPE_CHECKING:
     from hetplan.profiling.efficiency import LearnedLinks
@@ -34,7 +35,8 @@ class Workload:
     reserved_bytes: memory of each device that training cannot use. working_bytes: what each device
     of a tensor group of that degree needs per sample beside what its layers keep, while one of them
     is computed again. links: learned efficiency of messages and collectives, None: links reach the
-    cluster file's bandwidths. framework: what trains, and what it holds on every device.
+    cluster file's bandwidths. framework: what trains, and what it holds on every device. stack: the
+    software that computes and communicates.
     """
 
     model: Model
@@ -45,6 +47,7 @@ class Workload:
     working_bytes: Mapping[int, float] = field(default_factory=dict)
     links: LearnedLinks | None = None
     framework: Framework = HETPLAN
+    stack: Stack = DEFAULT_STACK
 
     def __post_init__(self) -> None:
         check_global_batch(self.global_batch)
@@ -96,20 +99,24 @@ def make_workload(
     precision: str = "fp16",
     profile: str | os.PathLike[str] | Profile | None = None,
     framework: str | Framework = HETPLAN,
+    stack: str | Stack = DEFAULT_STACK,
 ) -> Workload:
     """Join a model (name, config.json or Model), a cluster (file or Cluster) and a profile (file or
     Profile).
 
-    Without a profile one is predicted. A Model brings its own sequence and precision. framework:
-    what trains, or its name. Raises InputError where a part cannot be read or the parts do not fit
-    together.
+    Without a profile one is predicted. A Model brings its own sequence, precision and attention.
+    framework: what trains, or its name. stack: the software that computes, or its name. Raises
+    InputError where a part cannot be read or the parts do not fit together.
     """
+    if isinstance(stack, str):
+        stack = load_stack(stack)
     if not isinstance(model, Model):
-        model = load_model(model, sequence=sequence, precision=precision)
+        model = load_model(model, sequence=sequence, precision=precision, attention=stack.attention)
     if not isinstance(cluster, Cluster):
         cluster = load_cluster(cluster)
     if profile is None:
-        profile = predict(model, cluster, micro_batches=default_micro_batches(global_batch))
+        batches = default_micro_batches(global_batch)
+        profile = predict(model, cluster, micro_batches=batches, stack=stack)
     elif not isinstance(profile, Profile):
         where = os.fspath(profile)
         profile = load_profile(profile)
@@ -117,7 +124,9 @@ def make_workload(
     if isinstance(framework, str):
         framework = load_framework(framework)
     reserved = framework.reserved_bytes
-    return Workload(model, cluster, profile, global_batch, reserved, framework=framework)
+    return Workload(
+        model, cluster, profile, global_batch, reserved, framework=framework, stack=stack
+    )
 
 
 def check_profile(

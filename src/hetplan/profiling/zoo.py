@@ -7,12 +7,13 @@ A `ModelSpec` is a model without a sequence length; `chain` gives its layers for
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hetplan.errors import InputError
 from hetplan.names import unknown_name
 from hetplan.profiling.operators import Layer
+from hetplan.profiling.stack import Attention
 from hetplan.profiling.transformer import Experts, Transformer, transformer, transformer_layers
 from hetplan.profiling.vision import encoder, transgan_layers, vgg_layers, vit_layers
 
@@ -49,9 +50,11 @@ class ModelSpec:
     shape: Transformer | None = None
     encoder: Transformer | None = None
 
-    def chain(self, sequence: int | None = None) -> tuple[int | None, tuple[Layer, ...]]:
+    def chain(
+        self, sequence: int | None = None, attention: Attention | None = None
+    ) -> tuple[int | None, tuple[Layer, ...]]:
         """The sequence length in force and the layers; raises InputError for a sequence on an image
-        model."""
+        model. attention: how text models compute it, None: as their shape says."""
         if self.sequence is None:
             if sequence is not None:
                 raise InputError(
@@ -75,6 +78,8 @@ class ModelSpec:
                 got=chosen,
                 expected=expected,
             )
+        if attention is not None and self.shape is not None:
+            return chosen, transformer_layers(replace(self.shape, attention=attention), chosen)
         return chosen, self.build(chosen)
 
 
@@ -109,7 +114,6 @@ LLAMA: dict[str, Any] = {
     "gated": True,
     "norm": "rms",
     "dropout": False,
-    "attention": "fused",
     "attention_bias": False,
     "output_bias": False,
     "feed_forward_bias": False,
@@ -122,7 +126,6 @@ GLM: dict[str, Any] = {
     "rotary": True,
     "gated": True,
     "dropout": False,
-    "attention": "fused",
 }
 
 

@@ -18,12 +18,8 @@ from numpy.typing import NDArray
 
 from hetplan.errors import InputError
 from hetplan.profiling.operators import ELEMENT_BYTES, REPEATED, Layer
-from hetplan.profiling.times import (
-    DEFAULT_EFFICIENCY,
-    Recomputation,
-    kept_bytes,
-    repeated_share,
-)
+from hetplan.profiling.rates.moves import move_seconds
+from hetplan.profiling.times import Rates, Recomputation, kept_bytes, repeated_share, together
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.plan import Stage, split
 from hetplan.schema import Range
@@ -56,8 +52,8 @@ class Costs:
         self.mode = recomputation
         self.bandwidth = workload.cluster.bandwidth()
         self.delay = workload.cluster.latency()
-        self._layers: dict[tuple[str, int, int], tuple[Floats, Floats]] = {}
-        self._points: dict[tuple[str, int], tuple[Floats, Floats, Floats]] = {}
+        self._layers: dict[tuple[str, int, int], Floats] = {}
+        self._points: dict[tuple[str, int], tuple[Floats, Floats]] = {}
 
     def node(self, device: int) -> int:
         """The node of a device."""
@@ -67,8 +63,9 @@ class Costs:
         """The type of a device."""
         return self.workload.cluster.devices[device].type
 
-    def layer_seconds(self, kind: str, tensor: int, rows: int) -> tuple[Floats, Floats]:
-        """(forward, backward) [L] of `rows` samples on one device of a tensor group of that type.
+    def layer_seconds(self, kind: str, tensor: int, rows: int) -> Floats:
+        """[4, L] forward and backward seconds of `rows` samples on one device of a tensor group of
+        that type, and what the host takes of them.
 
         Straight lines between the profile's micro-batches; below the first its time, beyond the
         last the last piece's slope.
@@ -77,27 +74,26 @@ class Costs:
         """
         key = (kind, tensor, rows)
         if key not in self._layers:
-            forward, backward = self._interpolated(kind, tensor, rows)
-            again = forward * self._again(kind, tensor, max(rows, 1))
-            self._layers[key] = forward, backward + again
+            seconds = self._interpolated(kind, tensor, rows)
+            again = self._again(kind, tensor, max(rows, 1))
+            self._layers[key] = seconds + np.outer((0, 1, 0, 1), again) * seconds[[0, 0, 2, 2]]
         return self._layers[key]
 
-    def _interpolated(self, kind: str, tensor: int, rows: int) -> tuple[Floats, Floats]:
-        count = len(self.workload.profile.layers)
+    def _interpolated(self, kind: str, tensor: int, rows: int) -> Floats:
         if rows == 0:
-            return np.zeros(count), np.zeros(count)
-        sizes, forward, backward = self._table(kind, tensor)
+            return np.zeros((4, len(self.workload.profile.layers)))
+        sizes, seconds = self._table(kind, tensor)
         after = int(np.searchsorted(sizes, rows))
         if after == len(sizes):
-            tables = (forward, backward)
-            return tuple(t[-1] + (rows - sizes[-1]) * slope(sizes, t) for t in tables)
+            beyond = (rows - sizes[-1]) * slope(sizes, seconds[:, :2])
+            return np.asarray(seconds[-1] + np.concatenate([beyond, np.zeros_like(beyond)]))
         if sizes[after] == rows or after == 0:
-            return forward[after], backward[after]
+            return np.asarray(seconds[after])
         share = (rows - sizes[after - 1]) / (sizes[after] - sizes[after - 1])
-        return tuple(t[after - 1] + share * (t[after] - t[after - 1]) for t in (forward, backward))
+        return np.asarray(seconds[after - 1] + share * (seconds[after] - seconds[after - 1]))
 
-    def _table(self, kind: str, tensor: int) -> tuple[Floats, Floats, Floats]:
-        """(micro-batches [B], forward, backward [B, L])."""
+    def _table(self, kind: str, tensor: int) -> tuple[Floats, Floats]:
+        """(micro-batches [B], seconds [B, 4, L] as in `layer_seconds`)."""
         profile = self.workload.profile
         if (kind, tensor) not in self._points:
             degree = tensor if profile.micro_batches(kind, tensor) else 1
@@ -108,18 +104,25 @@ class Costs:
                     f"no times of {kind} at tensor degree 1", where=f"profile of {profile.model}"
                 )
             parts = tensor / degree
-            self._points[kind, tensor] = (
-                np.array(sizes, float),
-                np.array([table.forward_seconds for table in tables]) / parts,
-                np.array([table.backward_seconds for table in tables]) / parts,
-            )
+            none = [0.0] * len(profile.layers)
+            rows = [
+                (
+                    table.forward_seconds,
+                    table.backward_seconds,
+                    table.forward_host_seconds or none,
+                    table.backward_host_seconds or none,
+                )
+                for table in tables
+            ]
+            self._points[kind, tensor] = (np.array(sizes, float), np.array(rows) / parts)
         return self._points[kind, tensor]
 
     def _again(self, kind: str, tensor: int, rows: int) -> Floats:
         """[L] share of the forward pass that the backward pass repeats."""
-        model, spec = self.workload.model, self.workload.cluster.specs[kind]
+        model = self.workload.model
+        rates = Rates(kind, self.workload.cluster.specs[kind], model.precision, self.workload.stack)
         shares = {
-            layer.operators: repeated_share(layer, self.mode, spec, model.precision, rows, tensor)
+            layer.operators: repeated_share(layer, self.mode, rates, rows, tensor)
             for layer in model.layers
         }
         return np.array([shares[layer.operators] for layer in model.layers])
@@ -134,16 +137,17 @@ class Costs:
         parts = split(samples, stage.row_shares)
         for group, (begin, end) in zip(stage.devices, parts, strict=True):
             rows = end - begin
-            both = [0.0, 0.0]
+            both = np.zeros(4)
             for rank, share in zip(group, stage.tensor_shares, strict=True):
                 tables = self.layer_seconds(self.kind(rank), len(group) if even else 1, rows)
                 scale = 1.0 if even else share / sum(stage.tensor_shares)
-                both = [
-                    max(b, scale * float(t[first:last].sum()))
-                    for b, t in zip(both, tables, strict=True)
-                ]
+                both = np.maximum(both, scale * tables[:, first:last].sum(axis=1))
             reduce = self.ring([group], per_sample * rows).seconds / 2
-            slowest = max(slowest, (both[0] + reduce, both[1] + reduce), key=sum)
+            # a full recomputation repeats the forward pass's all-reduces, too
+            times = np.array([1, 2 if self.mode == "full" else 1])
+            device = np.sqrt(np.maximum(both[:2] ** 2 - both[2:] ** 2, 0.0)) + reduce * times
+            forward, backward = together(device, both[2:])
+            slowest = max(slowest, (float(forward), float(backward)), key=sum)
         return slowest
 
     def transfer(self, here: Stage, there: Stage, layer: int, samples: int) -> Traffic:
@@ -217,9 +221,10 @@ class Costs:
 
     def update_seconds(self, device: int, param_bytes: float) -> float:
         """The optimizer's step on `param_bytes` of weights: memory-bound."""
-        spec = self.workload.cluster.specs[self.kind(device)]
-        params = param_bytes / ELEMENT_BYTES[self.workload.precision]
-        return params * UPDATE_BYTES / (spec.memory_bytes_per_s * DEFAULT_EFFICIENCY.memory)
+        kind, workload = self.kind(device), self.workload
+        params = param_bytes / ELEMENT_BYTES[workload.precision]
+        spec = workload.cluster.specs[kind]
+        return move_seconds("binary", params * UPDATE_BYTES, kind, spec).seconds
 
     @cached_property
     def inputs(self) -> tuple[float, ...]:
@@ -277,8 +282,8 @@ class Costs:
 
 
 def slope(sizes: Floats, seconds: Floats) -> Floats:
-    """[L] seconds per further sample beyond the last of `sizes` [B]; the last one's speed where
-    times do not grow."""
+    """[2, L] seconds per further sample beyond the last of `sizes` [B], `seconds` [B, 2, L]; the
+    last one's speed where times do not grow."""
     speed: Floats = seconds[-1] / sizes[-1]
     if len(sizes) == 1:
         return speed

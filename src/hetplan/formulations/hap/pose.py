@@ -36,7 +36,7 @@ from hetplan.formulations.hap.spmd.rules import Theory, theory_of
 from hetplan.formulations.hap.spmd.whole import Decided
 from hetplan.profiling.operators import ELEMENT_BYTES
 from hetplan.profiling.profile import ProfileTable
-from hetplan.profiling.times import DEFAULT_EFFICIENCY, Rates
+from hetplan.profiling.times import Rates
 from hetplan.profiling.workload import Workload
 from hetplan.solvers.run import Run
 
@@ -164,6 +164,9 @@ def tables(workload: Workload) -> dict[str, ProfileTable]:
     return chosen
 
 
+LARGE_MOVE = 2.0**27  # elements: enough that a kernel's start does not count
+
+
 def priced(workload: Workload, program: SingleProgram) -> tuple[list[Device], dict[str, float]]:
     """Devices with speeds, and the weight of every operator.
 
@@ -172,8 +175,11 @@ def priced(workload: Workload, program: SingleProgram) -> tuple[list[Device], di
     they add up to the model's.
     """
     cluster, gradients = workload.cluster, program.needs_gradient()
-    rates = Rates.of(cluster.specs[cluster.types[0]], workload.precision, DEFAULT_EFFICIENCY)
-    element = rates.flops_per_s * rates.element_seconds / ELEMENT_FLOPS
+    kind = cluster.types[0]
+    rates = Rates(kind, cluster.specs[kind], workload.precision, workload.stack)
+    element = (
+        rates.flops_per_s * rates.moved_seconds(LARGE_MOVE, "add") / LARGE_MOVE / ELEMENT_FLOPS
+    )
     plain, weighted, layers = dict[str, float](), dict[str, float](), dict[str, float]()
     for node in program.computations:
         products = products_of(program, node, gradients).total

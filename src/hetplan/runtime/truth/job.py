@@ -15,6 +15,7 @@ from hetplan.profiling.frameworks import MEGATRON, Framework
 from hetplan.profiling.models import load_model
 from hetplan.profiling.operators import Precision
 from hetplan.profiling.predict import predict
+from hetplan.profiling.stack import STACKS, Stack
 from hetplan.profiling.transformer import Transformer
 from hetplan.profiling.workload import Workload, make_workload
 from hetplan.profiling.zoo import text_model
@@ -28,8 +29,7 @@ from hetplan.runtime.truth.tables import NotPosedError, Predicted
 class Job:
     """A run on like GPUs in like replicas. chunks: model chunks of each stage, interleaved if
     several. blocks: of each stage, None: evenly divided. zero: ZeRO level; FSDP's full shards are
-    level 3. framework: what trained, for
-    its memory."""
+    level 3. framework: what trained, for its memory; stack: for its time."""
 
     shape: Transformer
     sequence: int
@@ -45,6 +45,7 @@ class Job:
     zero: int = 0
     recomputation: Recomputation = "none"
     framework: Framework = MEGATRON
+    stack: Stack = STACKS["fused"]
 
     @property
     def replicas(self) -> int:
@@ -76,6 +77,7 @@ def posed_workload(job: Job) -> Workload:
         tuple(sorted({batch.samples for batch in micro_batches(job)})),
         job.global_batch,
         job.framework,
+        job.stack,
     )
 
 
@@ -90,6 +92,7 @@ def workload_of(
     samples: tuple[int, ...],
     global_batch: int,
     framework: Framework,
+    stack: Stack,
 ) -> Workload:
     """A workload whose profile has one tensor degree and these micro-batches."""
     model = load_model(
@@ -99,9 +102,16 @@ def workload_of(
     )
     nodes = cluster(machine, gpus)
     profile = predict(
-        model, nodes, micro_batches=samples, tensor_degrees=[tensor], date="2026-01-01"
+        model,
+        nodes,
+        micro_batches=samples,
+        tensor_degrees=[tensor],
+        stack=stack,
+        date="2026-01-01",
     )
-    return make_workload(model, nodes, global_batch, profile=profile, framework=framework)
+    return make_workload(
+        model, nodes, global_batch, profile=profile, framework=framework, stack=stack
+    )
 
 
 def micro_batches(job: Job) -> list[MicroBatches]:

@@ -48,7 +48,7 @@ from hetplan.formulations.astra.search.space import GRANULARITIES, METHODS, NONE
 from hetplan.profiling.frameworks import RESERVED_BYTES
 from hetplan.profiling.operators import Elementwise, Layer, Matmul, Precision, launches
 from hetplan.profiling.profile import Profile
-from hetplan.profiling.times import CORE, DEFAULT_EFFICIENCY, Rates, operator_time
+from hetplan.profiling.times import CORE, Rates, operator_time
 
 SELECTIVE, FULL, HYBRID = range(len(GRANULARITIES))
 # Bytes per parameter of weight, gradient and optimizer state (fp32 master weight and Adam's two
@@ -146,7 +146,7 @@ def block_seconds(
 def _layer(layer: Layer, facts: ModelFacts, offer: Offer, key: tuple[int, int, bool]) -> Floats:
     """[5] forward, backward, core forward, products forward, products backward of one layer."""
     tensor, micro_batch, sequence_parallel = key
-    rates = Rates.of(offer.spec, facts.precision, DEFAULT_EFFICIENCY)
+    rates = Rates(offer.name, offer.spec, facts.precision)
     seconds = np.zeros(5)
     for op in layer.operators:
         if sequence_parallel and isinstance(op, Elementwise):
@@ -157,7 +157,7 @@ def _layer(layer: Layer, facts: ModelFacts, offer: Offer, key: tuple[int, int, b
         if isinstance(op, Matmul):
             seconds[3:] += time.forward, time.backward
     forward, backward = np.sum([launches(op) for op in layer.operators], axis=0)
-    floors = np.array([forward, backward]) * DEFAULT_EFFICIENCY.launch_seconds
+    floors = np.array([forward, backward]) * rates.stack.host_seconds
     seconds[:2] = np.maximum(seconds[:2], floors)
     return seconds
 
