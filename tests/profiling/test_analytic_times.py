@@ -15,9 +15,8 @@ from hetplan.profiling.models import load_model
 from hetplan.profiling.operators import Elementwise, Layer, Matmul, Precision, Shape
 from hetplan.profiling.rates.moves import move_seconds
 from hetplan.profiling.rates.products import product_seconds
-from hetplan.profiling.stack import DEFAULT_STACK
+from hetplan.profiling.stack import DEFAULT_STACK, flash_shares
 from hetplan.profiling.times import (
-    ATTENTION,
     Rates,
     all_reduce_seconds,
     layer_time,
@@ -124,12 +123,12 @@ def test_fused_attention_skips_what_the_mask_hides_and_computes_scores_again() -
         for kind in ("fused", "fused-causal")
     )
     whole, half = layer_time(full, rates), layer_time(causal, rates)
-    share = 2048 / (2048 + ATTENTION.half_sequence)
+    (forward, backward), half_sequence = flash_shares(rates.stack.flash, peak, bf16=True)
     flops = 2 * 16 * 2048 * 64 * 2048
-    assert whole.forward == pytest.approx(flops / (peak * share * ATTENTION.shares[0]))
-    assert whole.backward == pytest.approx(2.5 * flops / (peak * share * ATTENTION.shares[1]))
-    assert half.forward == pytest.approx(whole.forward / 2)
-    assert half.backward == pytest.approx(whole.backward / 2)
+    for time, keys, part in ((whole, 2048, 1.0), (half, 1024, 0.5)):
+        reached = peak * keys / (keys + half_sequence)
+        assert time.forward == pytest.approx(part * flops / (reached * forward))
+        assert time.backward == pytest.approx(2.5 * part * flops / (reached * backward))
 
 
 def test_published_layer_time_of_a_22b_model() -> None:

@@ -24,9 +24,8 @@ class Stack:
     attention: "standard" writes the scores to memory and keeps them; "fused" (FlashAttention) does
     neither. host_seconds: of the host per described operator and pass, the backward pass of a
     matrix product counting twice. kernels: device kernels per described memory-bound operator;
-    each further one moves the operator's bytes again. attention_shares: of the device's peak,
-    by generation, that fused attention reaches forward and backward on long sequences.
-    gradient_bytes: per parameter, of the gradients that replicas exchange; None: the training
+    each further one moves the operator's bytes again. flash: which FlashAttention fused attention
+    is. gradient_bytes: per parameter, of the gradients that replicas exchange; None: the training
     precision's. casts: whether fp32 weights are cast to the training precision in every pass.
     origin: where the figures come from.
     """
@@ -38,6 +37,7 @@ class Stack:
     gradient_bytes: int | None
     casts: bool
     origin: str
+    flash: int = 2
 
 
 STACKS = {
@@ -45,14 +45,34 @@ STACKS = {
     for stack in (
         Stack(
             "eager-2021", "standard", 90e-6, 1.0, None, False,
-            "Megatron-LM of 2021 with its fused kernels",
+            "Megatron-LM of 2021 with its fused kernels", 1,
         ),
         Stack("eager", "fused", 40e-6, 2.0, 4, True, "PyTorch eager with autocast"),
         Stack("fused", "fused", 40e-6, 1.0, 4, False, "fused kernels under eager PyTorch"),
-        Stack("compiled", "fused", 15e-6, 0.7, 4, False, "torch.compile by block"),
-        Stack("graphs", "fused", 2e-6, 0.7, 4, False, "CUDA graphs"),
+        Stack("compiled", "fused", 15e-6, 0.7, 4, False, "torch.compile by block", 3),
+        Stack("graphs", "fused", 2e-6, 0.7, 4, False, "CUDA graphs", 3),
     )
 }  # fmt: skip
+# Shares of the 16-bit peak that fused attention reaches forward and backward on long sequences, by
+# version: on devices before bf16, on Ampere and Ada, and on those whose tensor cores outrun
+# everything else. Dao 2023, Section 1 (version 1: 30 to 50 % forward, 25 to 35 % backward on A100)
+# and Section 4.1 (version 2: up to 73 and 63 %); Shah et al. 2024, abstract (version 2 35 % on H100;
+# version 3 1.5 to 2.0 times that forward, 1.5 to 1.75 times backward). Version 1 on H100 by what
+# version 2 loses there.
+FLASH: dict[int, tuple[tuple[float, float], ...]] = {
+    1: ((0.3, 0.25), (0.4, 0.3), (0.23, 0.17)),
+    2: ((0.3, 0.25), (0.6, 0.5), (0.35, 0.28)),
+    3: ((0.3, 0.25), (0.6, 0.5), (0.6, 0.45)),
+}
+OUTRUN = 500e12  # FLOP/s: A100 312, H100 989
+HALF_SEQUENCE = 256.0  # keys at which fused attention reaches half of these
+
+
+def flash_shares(version: int, peak: float, bf16: bool) -> tuple[tuple[float, float], float]:
+    """(forward, backward) shares of `peak` FLOP/s, and the keys that reach half of them."""
+    return FLASH[version][0 if not bf16 else 1 + (peak > OUTRUN)], HALF_SEQUENCE
+
+
 DEFAULT_STACK = STACKS["fused"]
 
 

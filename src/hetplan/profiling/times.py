@@ -38,7 +38,7 @@ from hetplan.profiling.operators import (
 )
 from hetplan.profiling.rates.moves import MoveKind, move_seconds
 from hetplan.profiling.rates.products import product_seconds
-from hetplan.profiling.stack import DEFAULT_STACK, Stack
+from hetplan.profiling.stack import DEFAULT_STACK, Stack, flash_shares
 
 if TYPE_CHECKING:
     from hetplan.profiling.efficiency import Learned
@@ -46,20 +46,6 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float64]
 
 
-@dataclass(frozen=True)
-class Attention:
-    """What fused attention reaches, and what misaligned products keep.
-
-    shares: of the 16-bit peak, forward and backward on long sequences, of devices with bf16 units
-    and of older ones. half_sequence: tokens at which fused attention reaches half of that.
-    """
-
-    shares: tuple[float, float] = (0.5, 0.4)
-    older: tuple[float, float] = (0.35, 0.25)
-    half_sequence: float = 256.0
-
-
-ATTENTION = Attention()
 # The share of its speed that a 16-bit product keeps where k or n is no multiple of 8, by the
 # largest power of two that divides both (NVIDIA, "Matrix Multiplication Background", tensor core
 # requirements: operands of whole 16 bytes).
@@ -169,13 +155,14 @@ class Rates:
 
     def attention_seconds(self, op: Matmul, shape: Shape) -> tuple[float, float]:
         """Seconds of one of the two products of fused attention, forward and backward: five
-        products backward for two forward; a causal mask halves both (Dao 2023, Section 4.1)."""
-        length = max(shape.k, shape.n)
-        peak = self.spec.peak_flops(self.precision)
-        reached = peak * length / (length + ATTENTION.half_sequence)
-        flops = shape.flops * (0.5 if op.attention == "fused-causal" else 1.0)
-        forward, backward = ATTENTION.shares if "bf16" in self.spec.peak_tflops else ATTENTION.older
-        return flops / (reached * forward), 2.5 * flops / (reached * backward)
+        products backward for two forward. A causal mask halves both (Dao 2023, Section 4.1), and
+        the keys that a query sees on the average."""
+        peak, part = self.spec.peak_flops(self.precision), op.attention == "fused-causal"
+        length = max(shape.k, shape.n) * (0.5 if part else 1.0)
+        flops = shape.flops * (0.5 if part else 1.0)
+        shares, half = flash_shares(self.stack.flash, peak, "bf16" in self.spec.peak_tflops)
+        reached = peak * length / (length + half)
+        return flops / (reached * shares[0]), 2.5 * flops / (reached * shares[1])
 
 
 def operator_time(op: Operator, rates: Rates, micro_batch: int, tensor: int) -> LayerTime:

@@ -119,6 +119,7 @@ def mosaic_job(row: Cells) -> Job:
         zero=SHARDING[sharding],
         recomputation="full" if row.flag("Activation Checkpointing") else "none",
         framework=LLM_FOUNDRY,
+        stack=replace(STACKS["eager" if "amp" in precision else "fused"], flash=1, casts=False),
     )
 
 
