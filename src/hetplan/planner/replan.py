@@ -26,6 +26,7 @@ from hetplan.planner.ranking import make_plans
 from hetplan.planner.search import OnCandidate, on_devices
 from hetplan.planner.strategy import Candidate, Strategy
 from hetplan.planner.what_if import node_number
+from hetplan.profiling.operators import ELEMENT_BYTES
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.plan import Plan
 from hetplan.runtime.replay import check_same, replay
@@ -215,11 +216,12 @@ def nearest(
 
 def state_sizes(workload: Workload) -> dict[Key, float]:
     """Bytes of each layer's weights and optimizer states."""
-    beyond = workload.state_bytes_per_param_byte - 2  # without weights and gradients
+    width = ELEMENT_BYTES[workload.precision]
+    *_, optimizer = workload.framework.state_bytes(width)
     return {
         (l, kind): layer.param_bytes * factor
         for l, layer in enumerate(workload.profile.layers)
-        for kind, factor in zip(KINDS, (1.0, beyond), strict=True)
+        for kind, factor in zip(KINDS, (1.0, optimizer / width), strict=True)
     }
 
 

@@ -281,7 +281,7 @@ def changed_workload(workload: Workload, cluster: Cluster) -> Workload:
             expected="one with it",
         )
     made = make_workload(workload.model, cluster, workload.global_batch)
-    return replace(made, reserved_bytes=workload.reserved_bytes)
+    return replace(made, reserved_bytes=workload.reserved_bytes, framework=workload.framework)
 
 
 def plan_as_it_is(
