@@ -70,12 +70,17 @@ def memory(
     divided [D]: each device's share of the states under ZeRO without pipelines, else None.
     """
     held = [Held()] * len(plan.devices)
+    alike: dict[tuple[object, ...], tuple[Passes, tuple[float, float]]] = {}
     for unit, (i, j) in enumerate(owners):
         stage, batches = plan.replicas[i].stages[j], plan.replicas[i].micro_batches
         samples = max(batch.samples for batch in batches)
         rows = samples * max(stage.row_shares) / sum(stage.row_shares)
-        passes = Passes.of(costs, stage.layers, len(stage.tensor_shares))
-        weights, largest = stage_params(plan, stage, costs)
+        tensor = len(stage.tensor_shares)
+        key = (tensor, *stage.layers)
+        if key not in alike:
+            passes = Passes.of(costs, stage.layers, tensor)
+            alike[key] = passes, stage_params(plan, stage, costs)
+        passes, (weights, largest) = alike[key]
         for device in stage.all_devices:
             part, level, share = tensor_part(stage, device), plan.zero, 1.0
             if divided is not None:
