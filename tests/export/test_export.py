@@ -44,6 +44,7 @@ def in_fp32(plan: Plan) -> Plan:
 
 TITAN = [
     plan_of(UNEVEN, data=2, tensor=2, recomputation="full", zero=3),
+    plan_of(UNEVEN, data=2, tensor=2, recomputation="operators", zero=3),
     in_fp32(plan_of([[(0, 4), (7, 9)], [(4, 7), (9, 14)]], schedule="interleaved-1f1b")),
     in_fp32(plan_of(UNEVEN, schedule="gpipe", tensor=2)),
     plan_of([[(0, 14)]], data=4, zero=3),
@@ -79,7 +80,11 @@ def test_torchtitan_parsed_back(plan: Plan) -> None:
         assert flat == ["tok_embeddings", *(f"layers.{i}" for i in range(BLOCKS)), "norm", "output"]
     else:
         assert training["local_batch_size"] == batches.samples
-    assert config["activation_checkpoint"]["mode"] == plan.recomputation
+    kept = config["activation_checkpoint"]
+    if plan.recomputation == "operators":
+        assert kept == {"mode": "selective", "selective_ac_option": "op"}
+    else:
+        assert kept == {"mode": plan.recomputation}
 
 
 def test_flagscale_parsed_back() -> None:
@@ -194,6 +199,7 @@ FLAT = plan_of([[(0, 14)]], data=2)
             "the samples that each device takes by its speed",
         ),
         ("torchtitan", plan_of(UNEVEN, recomputation="selective"), "recomputation selective"),
+        ("megatron", plan_of(UNEVEN, recomputation="operators"), "recomputation operators"),
         ("torchtitan", plan_of([[(0, 14)]], data=2, zero=1), "zero 1 (only 0, 3)"),
         (
             "torchtitan",

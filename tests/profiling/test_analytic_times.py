@@ -17,9 +17,14 @@ from hetplan.profiling.rates.moves import move_seconds
 from hetplan.profiling.rates.products import product_seconds
 from hetplan.profiling.stack import DEFAULT_STACK, flash_shares
 from hetplan.profiling.times import (
+    FP8_CASTS,
+    FP8_SPEED,
     Rates,
     all_reduce_seconds,
+    kept_bytes,
     layer_time,
+    operator_time,
+    repeated_share,
 )
 from hetplan.profiling.zoo import gpt2, text_model
 
@@ -171,3 +176,28 @@ def test_layer_time_refuses_nonsense(
     layer = load_model("gpt2").layers[1]
     with pytest.raises(InputError, match=message):
         layer_time(layer, bare("T4", precision), micro_batch=micro_batch, tensor=tensor)
+
+
+def test_checkpointing_by_operator_keeps_attention_and_every_second_product() -> None:
+    rates, layer = bare("A100-SXM4-80GB"), load_model("llama3-8b", precision="bf16").layers[1]
+    rates = replace(rates, precision="bf16")
+    times = {op.name: operator_time(op, rates, 1, 1).forward for op in layer.operators}
+    products = sum(times[name] for name in ("qkv", "attention-output", "up", "down"))
+    moves = sum(times.values()) - products - times["scores"] - times["context"]
+    share = repeated_share(layer, "operators", rates, 1, 1)
+    assert share == pytest.approx((moves + products / 2) / sum(times.values()))
+    # input, attention's output and log-sum-exp, half of what the products write
+    s, h, kv, f = 8192, 4096, 1024, 14336
+    written = (h + 2 * kv) + h + 2 * f + h
+    kept = kept_bytes(layer, "operators", "bf16", 1, 2.0 * s * h)
+    assert kept == pytest.approx(2 * s * h + 2 * s * h + 4 * s * 32 + s * written)
+
+
+def test_products_of_eight_bits_take_half_the_time_and_their_casts() -> None:
+    plain, layer = bare("H100-SXM5-80GB", "bf16"), matmul_layer(8192, 4096, 4096)
+    eight = replace(plain, stack=replace(plain.stack, fp8=True))
+    casts = plain.moved_seconds(FP8_CASTS * 4096 * (8192 + 4096), "copy")
+    half = layer_time(layer, plain).forward / FP8_SPEED
+    assert layer_time(layer, eight).forward == pytest.approx(half + casts)
+    scores = Layer("x", "x", 0, (Matmul("s", 512, 64, 512, 16, weight=False),), 1, ())
+    assert layer_time(scores, eight) == layer_time(scores, plain)

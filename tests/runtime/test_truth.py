@@ -22,6 +22,7 @@ from hetplan.runtime.truth.job import layer_ranges, posed_plan, posed_workload
 from hetplan.runtime.truth.runs import megatron_job, mosaic_job, vtrain_job
 from hetplan.runtime.truth.scores import Scoring, order, regret, summarised, tied
 from hetplan.runtime.truth.tables import Cells, Compared, Predicted, Published
+from present import present
 
 Row = Mapping[str, Any]
 # VIA-Research/vTrain@f8dda84, data/ground_truth_single.csv (MIT).
@@ -167,7 +168,7 @@ def test_mosaicml(tmp_path: Path) -> None:
         [2048 * 2048 / 66523, 16 * 2048 / 38336, 224 * 4096 / 308282]
     )
     assert all(row.error is not None and abs(row.error) < 0.5 for row in bf16)
-    assert fp8.predicted is None and fp8.reason == "FP8 products are not modelled"
+    assert present(fp8.error) == pytest.approx(0.0, abs=0.3)
     assert all(row.predicted is not None and row.predicted.fits for row in bf16)
     assert mosaic_job(cells(MOSAIC[0])).zero == 3
 
@@ -213,12 +214,16 @@ def test_uneven_and_interleaved_stages_of_megatron() -> None:
 
 def test_nemo_and_mlperf(tmp_path: Path) -> None:
     dense = {**BRIDGE, "cp": 1, "model": "LLAMA3_8B", "gpus": 64, "pp": 2, "vp": 1}
-    bridge = [BRIDGE, dense, {**dense, "precision": "FP8"}, {**dense, "tp": "2 (4)"}]
+    changes = ({"precision": "FP8"}, {"tp": "2 (4)"}, {"precision": "FP8-CS (FP8-MX)"})
+    bridge = [BRIDGE, dense, *({**dense, **change} for change in changes)]
     write(tmp_path / "nemo_megatron_bridge.csv", bridge)
     write(tmp_path / "nemo_24.07_h100_fp8.csv", [BRIDGE])
     *found, old = compare("nemo", tmp_path)
-    assert [row.predicted is not None for row in found] == [False, True, False, False]
-    assert found[3].reason == "tp is '2 (4)'" and old.reason == "FP8 products are not modelled"
+    assert [row.predicted is not None for row in found] == [False, True, True, False, False]
+    assert found[3].reason == "tp is '2 (4)'" and old.reason is not None
+    assert found[4].reason == "two precisions in one row: FP8-CS (FP8-MX)"
+    whole, eight = (present(row.predicted).seconds for row in found[1:3])
+    assert 0.5 * whole < eight < whole
     system = {
         "benchmark": "llama2_70b_lora", "nodes": 2, "accelerators_per_node": 8, "cp": "",
         "accelerator": "NVIDIA H200-SXM5-141GB", "global_batch": 8, "step_seconds_median": "",

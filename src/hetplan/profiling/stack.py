@@ -24,10 +24,12 @@ class Stack:
     attention: "standard" writes the scores to memory and keeps them; "fused" (FlashAttention) does
     neither. host_seconds: of the host per described operator and pass, the backward pass of a
     matrix product counting twice. kernels: device kernels per described memory-bound operator;
-    each further one moves the operator's bytes again. flash: which FlashAttention fused attention
-    is. gradient_bytes: per parameter, of the gradients that replicas exchange; None: the training
-    precision's. casts: whether fp32 weights are cast to the training precision in every pass.
-    origin: where the figures come from.
+    each further one moves the operator's bytes again. gradient_bytes: per parameter, of the
+    gradients that replicas exchange; None: the training precision's. casts: whether fp32 weights
+    are cast to the training precision in every pass. origin: where the figures come from. flash:
+    which version of FlashAttention fused attention is. fp8: whether products with weights are
+    computed on 8-bit numbers. hidden_reduces: whether the collectives of tensor ranks hide behind
+    products (asynchronous tensor parallelism).
     """
 
     name: str
@@ -38,6 +40,8 @@ class Stack:
     casts: bool
     origin: str
     flash: int = 2
+    fp8: bool = False
+    hidden_reduces: bool = False
 
 
 STACKS = {
@@ -56,9 +60,9 @@ STACKS = {
 # Shares of the 16-bit peak that fused attention reaches forward and backward on long sequences, by
 # version: on devices before bf16, on Ampere and Ada, and on those whose tensor cores outrun
 # everything else. Dao 2023, Section 1 (version 1: 30 to 50 % forward, 25 to 35 % backward on A100)
-# and Section 4.1 (version 2: up to 73 and 63 %); Shah et al. 2024, abstract (version 2 35 % on H100;
-# version 3 1.5 to 2.0 times that forward, 1.5 to 1.75 times backward). Version 1 on H100 by what
-# version 2 loses there.
+# and Section 4.1 (version 2: up to 73 and 63 %); Shah et al. 2024, abstract (version 2: 35 % on
+# H100; version 3: 1.5 to 2.0 times that forward, 1.5 to 1.75 times backward). Version 1 on H100 by
+# what version 2 loses there.
 FLASH: dict[int, tuple[tuple[float, float], ...]] = {
     1: ((0.3, 0.25), (0.4, 0.3), (0.23, 0.17)),
     2: ((0.3, 0.25), (0.6, 0.5), (0.35, 0.28)),

@@ -7,7 +7,9 @@ system's totals.
 
 Recomputation says what a layer keeps for its backward pass, and what it computes again. none:
 everything is kept. selective: the attention core (scores, softmax, context) is computed again
-(Korthikanti et al. 2022, Section 5). full: only the layer's input is kept, and its forward pass
+(Korthikanti et al. 2022, Section 5). operators: the outputs of fused attention and of every second
+product are kept, and the rest is computed again (torchtitan's selective checkpointing per
+operator). full: only the layer's input is kept, and its forward pass
 repeated (Chen et al. 2016).
 """
 
@@ -50,6 +52,10 @@ Floats = NDArray[np.float64]
 # largest power of two that divides both (NVIDIA, "Matrix Multiplication Background", tensor core
 # requirements: operands of whole 16 bytes).
 MISALIGNED = {1: 0.35, 2: 0.4, 4: 0.65}
+# How much faster products of 8-bit numbers are than of 16-bit ones (the datasheets of H100 to B200
+# say twice). Their operands are read in 16 bits, and written in 8 bits as they are and transposed
+# (NVIDIA Transformer Engine, "FP8 primer"): moves of 16-bit elements for each.
+FP8_SPEED, FP8_CASTS = 1.9, 2.0
 # How measured memory-bound operators stand for the described ones.
 MOVES: dict[Kind, MoveKind] = {
     "add": "binary",
@@ -176,6 +182,10 @@ def operator_time(op: Operator, rates: Rates, micro_batch: int, tensor: int) -> 
         kind = op.kind if isinstance(op, Elementwise) else "add"
         seconds = rates.moved_seconds(moved, kind)
     if isinstance(op, Matmul):
+        if rates.stack.fp8 and op.weight:
+            operands = op.shape(micro_batch, tensor)
+            elements = operands.count * operands.k * (operands.m + operands.n)
+            seconds = seconds / FP8_SPEED + rates.moved_seconds(FP8_CASTS * elements, "copy")
         return LayerTime(seconds, seconds * op.backward_products)
     if isinstance(op, Counted):
         return LayerTime(0.0, seconds) if op.backward else LayerTime(seconds, 0.0)
@@ -211,10 +221,11 @@ def all_reduce_seconds(size: float, ranks: int, bandwidth: float, latency: float
     return 2.0 * (ranks - 1) * (size / (ranks * bandwidth) + latency)
 
 
-Recomputation = Literal["none", "selective", "full"]
+Recomputation = Literal["none", "selective", "operators", "full"]
 
 CORE = ("scores", "softmax", "context")
 CORE_SAVED = ("softmax output", "scores after dropout", "scores dropout mask")
+FUSED_SAVED = ("attention output", "log-sum-exp")
 
 
 def repeated_share(
@@ -226,8 +237,17 @@ def repeated_share(
     if mode == "full":
         return 1.0
     seconds = [operator_time(op, rates, micro_batch, tensor).forward for op in layer.operators]
-    core = sum(s for op, s in zip(layer.operators, seconds, strict=True) if op.name in CORE)
-    return core / sum(seconds) if sum(seconds) > 0 else 0.0
+    parts = [s * repeated_part(op, mode) for op, s in zip(layer.operators, seconds, strict=True)]
+    return sum(parts) / sum(seconds) if sum(seconds) > 0 else 0.0
+
+
+def repeated_part(op: Operator, mode: Recomputation) -> float:
+    """How much of an operator is computed again, neither under `none` nor under `full`."""
+    if mode == "selective":
+        return float(op.name in CORE)
+    if isinstance(op, Matmul):
+        return 0.5 if op.weight else float(not op.attention.startswith("fused"))
+    return 1.0
 
 
 def kept_bytes(
@@ -237,5 +257,12 @@ def kept_bytes(
     layer's input."""
     if mode == "full" and layer.kind in REPEATED:
         return before
+    if mode == "operators" and layer.kind in REPEATED:
+        products = [op for op in layer.operators if isinstance(op, Matmul) and op.weight]
+        outputs = sum(
+            op.m * op.n * op.count / (tensor if op.split == "n" else 1) for op in products
+        )
+        core = sum(t.size(precision) for t in layer.saved if t.name in FUSED_SAVED) / tensor
+        return before + core + outputs / 2 * ELEMENT_BYTES[precision]
     kept = [t for t in layer.saved if not (mode == "selective" and t.name in CORE_SAVED)]
     return sum(t.size(precision) / (tensor if t.split else 1) for t in kept)

@@ -145,7 +145,9 @@ class Costs:
             reduce = self.ring([group], per_sample * rows).seconds / 2
             # a full recomputation repeats the forward pass's all-reduces, too
             times = np.array([1, 2 if self.mode == "full" else 1])
-            device = np.sqrt(np.maximum(both[:2] ** 2 - both[2:] ** 2, 0.0)) + reduce * times
+            device = np.sqrt(np.maximum(both[:2] ** 2 - both[2:] ** 2, 0.0))
+            hidden = self.workload.stack.hidden_reduces
+            device = np.maximum(device, reduce * times) if hidden else device + reduce * times
             forward, backward = together(device, both[2:])
             slowest = max(slowest, (float(forward), float(backward)), key=sum)
         return slowest

@@ -52,7 +52,7 @@ from hetplan.schema import (
 MAX_RANKS = 4096
 
 Schedule = Literal["gpipe", "1f1b", "interleaved-1f1b", "spmd"]
-Recomputation = Literal["none", "selective", "full"]
+Recomputation = Literal["none", "selective", "operators", "full"]
 Shares = Annotated[list[Positive], Field(min_length=1, max_length=MAX_RANKS)]
 
 

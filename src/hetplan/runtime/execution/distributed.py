@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from hetplan.errors import HetplanError, InputError, kind_and_text
+from hetplan.errors import HetplanError, InputError, UnsupportedError, kind_and_text
 from hetplan.runtime.devices import local_device
 from hetplan.runtime.execution.chain import Chain, TensorGroup, default_count, describe
 from hetplan.runtime.execution.pipeline import Mail, Pipeline, Rows, streams
@@ -64,6 +64,11 @@ class Distributed:
             raise InputError(
                 "SPMD plans run single-device programs", where=plan.name, got=type(module).__name__,
                 expected="a SingleProgram or a ProgramModel",
+            )  # fmt: skip
+        if plan.recomputation == "operators":
+            raise UnsupportedError(
+                "the runtime computes whole layers or attention cores again, not single operators",
+                where=plan.name, got="recomputation operators", expected="none, selective or full",
             )  # fmt: skip
         self.module, self.plan, self.seed, self.step = module, plan, seed, 0
         self.device = local_device(device)

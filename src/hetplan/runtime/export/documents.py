@@ -67,7 +67,7 @@ def torchtitan(plan: Plan) -> str:
     grid.only("precision", tuple(DTYPES), "the precision of training")
     grid.only("zero", (0, 3), "which states are sharded (FSDP shards all of them)")
     lost = "which activations are kept (torchtitan's selective mode keeps others)"
-    grid.only("recomputation", ("none", "full"), lost)
+    grid.only("recomputation", tuple(CHECKPOINTING), lost)
     grid.check()
     tensor = grid.equal_width()
     if grid.pipeline * tensor > 1:
@@ -143,8 +143,15 @@ def titan_sections(grid: Grid, tensor: int) -> dict[str, dict[str, Any]]:
     return {
         "training": training,
         "parallelism": parallelism,
-        "activation_checkpoint": {"mode": plan.recomputation},
+        "activation_checkpoint": CHECKPOINTING[plan.recomputation],
     }
+
+
+CHECKPOINTING: dict[str, dict[str, str]] = {
+    "none": {"mode": "none"},
+    "operators": {"mode": "selective", "selective_ac_option": "op"},
+    "full": {"mode": "full"},
+}
 
 
 def flagscale(plan: Plan) -> str:
@@ -157,6 +164,7 @@ def flagscale(plan: Plan) -> str:
     grid = Grid(plan, "FlagScale")
     grid.only("schedule", ("1f1b",), "the model chunks of each stage, or the order of passes")
     grid.only("zero", (0, 1), "sharded gradients and weights")
+    grid.only("recomputation", tuple(RECOMPUTATION), "which activations are kept")
     grid.check()
     document = flagscale_document(grid, stage_types(grid))
     types = {device.node: device.type for device in plan.devices}

@@ -40,6 +40,7 @@ def megatron(plan: Plan) -> str:
     grid.only("schedule", ("1f1b", "interleaved-1f1b"), "the order of passes")
     lost = "sharded gradients and weights; --to deepspeed or torchtitan may take them"
     grid.only("zero", (0, 1), lost)
+    grid.only("recomputation", tuple(RECOMPUTATION), "which activations are kept")
     grid.check()
     ranked, places = grid.ranked, dict[int, list[tuple[int, int]]]()
     for rank, device in enumerate(ranked):

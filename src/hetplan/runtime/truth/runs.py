@@ -105,13 +105,12 @@ def mosaic_job(row: Cells) -> Job:
     model, precision = row.text("Model"), row.text("Precision")
     sharding, tokens = row.text("Sharding Strategy"), row.whole("SeqLen (T)")
     require(model in MPT, f"unknown model {model}")
-    require("fp8" not in precision, "FP8 products are not modelled")
     require(sharding in SHARDING, f"sharding {sharding} is not modelled")
     require(not row.flag("Activation CPUOffload"), "offloaded activations are not modelled")
     return Job(
         gpt2(*MPT[model], vocabulary=50368, positions=tokens, dropout=False, attention="fused"),
         tokens,
-        "bf16" if "bf16" in precision else "fp16",
+        "fp16" if "fp16" in precision else "bf16",
         machine(row.text("GPU")),
         row.whole("# GPUs"),
         row.whole("GlobalBatchSize"),
@@ -119,7 +118,12 @@ def mosaic_job(row: Cells) -> Job:
         zero=SHARDING[sharding],
         recomputation="full" if row.flag("Activation Checkpointing") else "none",
         framework=LLM_FOUNDRY,
-        stack=replace(STACKS["eager" if "amp" in precision else "fused"], flash=1, casts=False),
+        stack=replace(
+            STACKS["eager" if "amp" in precision else "fused"],
+            flash=1,
+            casts=False,
+            fp8="fp8" in precision,
+        ),
     )
 
 
@@ -140,7 +144,9 @@ SHAPES: dict[str, Transformer | None] = {
     "LLAMA3.1-405B": LLAMA_405B,
     "GPT3-175B": GPT3_175B,
 }
-CHECKPOINTING: dict[str, Recomputation] = {"": "none", "none": "none", "full": "full"}
+CHECKPOINTING: dict[str, Recomputation] = {
+    "": "none", "none": "none", "full": "full", "selective per op": "operators",
+}  # fmt: skip
 
 
 def shape_of(model: str) -> Transformer:
@@ -171,8 +177,6 @@ def titan_published(row: Cells) -> Published:
 def titan_job(row: Cells) -> Job:
     """Llama 3 under FSDP2 over what tensor ranks leave, compiled."""
     techniques = row.text("techniques").lower()
-    require("float8" not in techniques, "FP8 products are not modelled")
-    require("async" not in techniques, "asynchronous tensor parallelism is not modelled")
     require(row.whole("cp", 1) == 1, "context parallelism is not modelled")
     require(row.whole("pp", 1) == 1, "pipelines of FSDP groups are not modelled")
     mode = row.text("activation_checkpointing").lower()
@@ -189,7 +193,9 @@ def titan_job(row: Cells) -> Job:
         zero=3,
         recomputation=CHECKPOINTING[mode],
         framework=FSDP,
-        stack=STACKS["compiled"],
+        stack=replace(
+            STACKS["compiled"], fp8="float8" in techniques, hidden_reduces="async" in techniques
+        ),
     )
 
 
@@ -278,12 +284,15 @@ def bridge_published(row: Cells) -> Published:
 
 
 def bridge_job(row: Cells) -> Job:
-    """Dense models in bf16; the distributed optimizer is ZeRO 1, FSDP ZeRO 3."""
-    require(row.text("precision") == "BF16", f"precision {row.text('precision') or 'not stated'}")
+    """Dense models; the distributed optimizer is ZeRO 1, FSDP ZeRO 3."""
+    precision = row.text("precision")
+    require("(" not in precision, f"two precisions in one row: {precision}")
+    eight = precision.startswith(("FP8", "MXFP8"))
+    require(eight or precision == "BF16", f"precision {precision or 'not stated'}")
     require(row.whole("ep", 1) == 1, "expert parallelism is not modelled")
     sharded = row.whole("fsdp", 0)
     require(not sharded or row.whole("pp", 1) == 1, "pipelines of FSDP groups are not modelled")
-    return nemo_dense(row, row.text("system"), zero=3 if sharded else 1)
+    return nemo_dense(row, row.text("system"), zero=3 if sharded else 1, eight=eight)
 
 
 def nemo_published(row: Cells) -> Published:
@@ -292,12 +301,12 @@ def nemo_published(row: Cells) -> Published:
 
 
 def nemo_job(row: Cells) -> Job:
-    """Its precision is the table's title."""
-    raise NotPosedError("FP8 products are not modelled")
+    """Its precision, FP8, is the table's title."""
+    return nemo_dense(row, "DGX-H100", zero=1, eight=True)
 
 
-def nemo_dense(row: Cells, gpu: str, zero: int) -> Job:
-    """A dense model that is trained from scratch in bf16."""
+def nemo_dense(row: Cells, gpu: str, zero: int, *, eight: bool) -> Job:
+    """A dense model that is trained from scratch in bf16, its products in 8 bits where `eight`."""
     shape, task = shape_of(row.text("model")), row.text("task").lower()
     require("lora" not in task, "adapters (LoRA) are not modelled")
     require("sft" not in task, "fine-tuning on packed samples is not modelled")
@@ -315,6 +324,7 @@ def nemo_dense(row: Cells, gpu: str, zero: int) -> Job:
         chunks=row.whole("vp", 1),
         zero=zero,
         framework=FSDP if zero == 3 else MEGATRON,
+        stack=replace(STACKS["fused"], flash=3, fp8=eight),
     )
 
 
