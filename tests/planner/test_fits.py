@@ -6,7 +6,7 @@ import pytest
 
 import hetplan as hp
 from hetplan.errors import InputError
-from hetplan.planner.fits import Fit, Layout
+from hetplan.planner.fits import Fit, Layout, smallest
 from hetplan.profiling.cluster import Cluster, ClusterFile, build_cluster
 from hetplan.profiling.workload import Workload, make_workload
 from hetplan.runtime.plan import Plan, new_plan
@@ -138,6 +138,20 @@ def test_what_fits_lacks_nothing(micro_batch: int) -> None:
     assert pipelines
 
 
+@pytest.mark.parametrize("least", range(1, 13))
+@pytest.mark.parametrize("most", [0, 1, 2, 5, 12])
+def test_smallest_number_that_is_enough(least: int, most: int) -> None:
+    assert smallest(lambda n: n >= least, most) == (least if least <= most else None)
+
+
+def test_a_wanted_micro_batch_takes_as_many_replicas_as_have_one() -> None:
+    made = cluster_of((1, 4, A100))
+    for batch, data in ((8, 2), (4, 1), (None, 4)):
+        fit = hp.fits("gpt2", made, global_batch=batch, micro_batch=4)
+        assert fit.layouts[0].shape.data == data
+    assert hp.fits("gpt2", made, sequence=64, micro_batch=100).layouts[0].micro_batch == 100
+
+
 def test_one_device_has_nothing_to_shard() -> None:
     fit = hp.fits("gpt2", cluster_of((1, 1, A100)))
     assert [layout.zero for layout in fit.layouts] == [0]
@@ -179,6 +193,7 @@ def test_what_is_wanted_is_kept_and_what_else_would_fit_is_said() -> None:
         ({"framework": "megatro"}, "did you mean megatron"),
         ({"framework": "megatron", "zero": 3}, "ZeRO of megatron"),
         ({"micro_batch": 0}, "micro-batch"),
+        ({"micro_batch": 9, "global_batch": 8}, "at most the batch of 8"),
     ],
 )
 def test_refusals(options: dict[str, object], message: str) -> None:

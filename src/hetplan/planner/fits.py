@@ -13,7 +13,7 @@ What a device holds is `runtime.memory`'s, as the replay counts it.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from itertools import pairwise
@@ -43,7 +43,7 @@ from hetplan.text import counted
 # on A100 (Guo et al. 2024, GMLake), few percent with expandable segments.
 MEMORY_MARGIN = 0.05
 MODES: tuple[Recomputation, ...] = get_args(Recomputation)
-HALVINGS = 12  # of the interval in which a share of the limits is searched
+FINE = 1000  # parts of the limits: shares of them are searched in so small steps
 
 
 @dataclass(frozen=True)
@@ -166,8 +166,9 @@ def fits(
         )
     if recomputation is not None and recomputation not in MODES:
         raise unknown_name("unknown recomputation", recomputation, MODES)
-    if micro_batch is not None and micro_batch < 1:
-        raise InputError("micro-batch is not usable", got=micro_batch, expected="at least 1")
+    if micro_batch is not None and not 1 <= micro_batch <= (global_batch or micro_batch):
+        expected = "at least 1" + (f", at most the batch of {global_batch}" if global_batch else "")
+        raise InputError("micro-batch is not usable", got=micro_batch, expected=expected)
     workload = make_workload(
         model,
         cluster if isinstance(cluster, Cluster) else open_cluster(cluster),
@@ -200,14 +201,11 @@ class Question:
 
     def answer(self, wanted: Wanted) -> Fit:
         """The simplest layouts that fit, or what is lacking and what would help."""
-        simplest: dict[int, Layout] = {}
-        for layout in self.fitting(wanted):
-            simplest.setdefault(layout.zero, layout)
-        if simplest:
-            return Fit(self.workload, tuple(simplest.values()), None, (), self.limits)
-        batch = wanted.micro_batch or 1
-        choices = self.frugal(self.workload.cluster.nodes, wanted)
-        shares = [(self.least_share(*choice, batch), choice) for choice in choices]
+        layouts = tuple(self.fitting(wanted))
+        if layouts:
+            return Fit(self.workload, layouts, None, (), self.limits)
+        batch, nodes = wanted.micro_batch or 1, self.workload.cluster.nodes
+        shares = [(self.least_share(*one, batch), one) for one in self.frugal(nodes, wanted)]
         share, choice = min(shares, key=lambda pair: pair[0], default=(inf, None))
         nearest = self.layout(*choice, batch) if choice is not None and share < inf else None
         return Fit(self.workload, (), nearest, tuple(self.advice(wanted)), self.limits)
@@ -238,24 +236,17 @@ class Question:
     def nodes_needed(self, like: Node, wanted: Wanted) -> int | None:
         """How many further nodes of a kind make it fit; None where no number does."""
         there = self.workload.cluster.nodes
-        most = (MAX_DEVICES - sum(node.devices for node in there)) // like.devices
 
         def enough(count: int) -> bool:
             choices = self.frugal([*there, *[like] * count], wanted)
             return any(self.cut(*choice, wanted.micro_batch or 1) for choice in choices)
 
-        low, high = 0, 1
-        while high <= most and not enough(high):
-            low, high = high, 2 * high
-        while high <= most and high - low > 1:
-            middle = (low + high) // 2
-            low, high = (low, middle) if enough(middle) else (middle, high)
-        return high if high <= most else None
+        return smallest(enough, (MAX_DEVICES - len(self.workload.cluster.devices)) // like.devices)
 
     def choices(self, wanted: Wanted) -> Iterator[Choice]:
         """All, simplest first: little recomputation, few ranks per replica, low levels."""
         shapes = sorted(
-            self.shapes(self.workload.cluster.nodes),
+            self.shapes(self.workload.cluster.nodes, wanted),
             key=lambda one: (one.tensor * one.pipeline, one.pipeline, -one.data),
         )
         for mode in MODES if wanted.recomputation is None else (wanted.recomputation,):
@@ -266,7 +257,7 @@ class Question:
     def frugal(self, nodes: Sequence[Node], wanted: Wanted) -> Iterator[Choice]:
         """Of every shape the choice that holds least."""
         mode = wanted.recomputation or MODES[-1]
-        for shape in self.shapes(nodes):
+        for shape in self.shapes(nodes, wanted):
             levels = self.levels(shape, wanted)
             if levels:
                 yield shape, levels[-1], mode
@@ -277,12 +268,11 @@ class Question:
         framework = self.workload.framework
         plain = shape.tensor * shape.pipeline == 1
         levels = framework.levels if plain else framework.pipeline_levels
-        levels = tuple(level for level in levels if level in framework.levels)
         if shape.data == 1:
             levels = levels[:1]
         return levels if wanted.zero is None else tuple(n for n in levels if n == wanted.zero)
 
-    def shapes(self, nodes: Sequence[Node]) -> Iterator[Shape]:
+    def shapes(self, nodes: Sequence[Node], wanted: Wanted) -> Iterator[Shape]:
         """Replicas without stages on the types with the most memory, and as many stages as a power
         of two, or as there are groups of devices."""
         for tensor in self.degrees:
@@ -292,30 +282,31 @@ class Question:
             kinds = tuple(kind for kind in groups if groups[kind])
             total = sum(groups.values())
             for few in range(1, len(kinds) + 1):
-                replicas = self.divided(sum(groups[kind] for kind in kinds[:few]))
+                replicas = self.divided(sum(groups[kind] for kind in kinds[:few]), wanted)
                 yield Shape(tensor, replicas, (kinds[:few],))
             most = min(total, len(self.layers))
             for stages in sorted({*(2**i for i in range(1, most.bit_length())), most} - {1, 0}):
                 replicas = total // stages
                 while sum(count // replicas for count in groups.values()) < stages:
                     replicas -= 1
-                replicas = self.divided(replicas)
+                replicas = self.divided(replicas, wanted)
                 places = [(kind,) for kind in kinds for _ in range(groups[kind] // replicas)]
                 yield Shape(tensor, replicas, tuple(places[:stages]))
 
-    def divided(self, replicas: int) -> int:
-        """The most replicas that share the batch evenly."""
+    def divided(self, replicas: int, wanted: Wanted) -> int:
+        """The most replicas that share the batch evenly, a micro-batch each at least."""
         if self.batch is None:
             return replicas
-        return next(n for n in range(min(replicas, self.batch), 0, -1) if self.batch % n == 0)
+        most = min(replicas, self.batch // (wanted.micro_batch or 1))
+        return next(n for n in range(most, 0, -1) if self.batch % n == 0)
 
     def largest(self, shape: Shape, level: int, mode: Recomputation, wanted: Wanted) -> int | None:
         """The largest micro-batch that fits; None where none does."""
         own = LARGEST_MICRO_BATCH if self.batch is None else self.batch // shape.data
-        sizes = default_micro_batches(own) if wanted.micro_batch is None else (wanted.micro_batch,)
         best = None
+        sizes = (wanted.micro_batch,) if wanted.micro_batch else default_micro_batches(own)
         for size in sizes:
-            if size > own or self.cut(shape, level, mode, size) is None:
+            if self.cut(shape, level, mode, size) is None:
                 break
             best = size
         return best
@@ -325,11 +316,7 @@ class Question:
         model."""
         costs, count = self.costs[mode], len(self.layers)
         each = [costs.saved_bytes((l, l + 1), tensor) for l in range(count)]
-        whole = Passes.of(costs, [(0, count)], tensor)
-        sent = max(layer.activation_bytes for layer in self.layers)
-        if self.workload.framework.sequence_parallel:
-            sent /= tensor
-        return np.cumsum([0.0, *each]), replace(whole, boundary=sent)
+        return np.cumsum([0.0, *each]), Passes.of(costs, [(0, count)], tensor)
 
     def alive(self, shape: Shape, stage: int, batch: int) -> float:
         """Micro-batches that a stage keeps at once."""
@@ -362,38 +349,33 @@ class Question:
     def linear(
         self, shape: Shape, level: int, passes: Passes, batch: int
     ) -> tuple[float, float, float]:
-        """What a device holds, as bytes per byte of its layers' weights, beside its layers, and
-        beside them on the last stage."""
+        """What a device holds at most, as bytes per byte of its layers' weights, beside its layers,
+        and beside them on the last stage."""
         framework, tensor = self.workload.framework, shape.tensor
-        width, part = ELEMENT_BYTES[self.workload.precision], 1 / shape.data if level else 1.0
-        largest = max(layer.param_bytes for layer in self.layers) / tensor
-        states = sum(framework.held_bytes(1.0, 0.0, width, level, part)[:3]) / tensor
-        whole = float(self.weights[-1]) / tensor
-        fixed = framework.held_bytes(whole, largest, width, level, part)[3]
-        fixed += framework.workspace_bytes + batch * passes.working
-        head = 0.0
-        if framework.logit_bytes is not None:
-            head = batch * (max(passes.loss, passes.working) - passes.working - passes.logits)
+        part, width = 1 / shape.data if level else 1.0, ELEMENT_BYTES[self.workload.precision]
+        per_byte = sum(framework.held_bytes(1.0, 0.0, width, level, part)[:3]) / tensor
+        sizes = [layer.param_bytes / tensor for layer in self.layers]
+        states, logits, tied = (sum(sizes), max(sizes), level, part), batch * passes.logits, 0.0
         if shape.pipeline > 1:
-            fixed += framework.transfer_buffers * batch * passes.boundary
-            head += states * self.layers[-1].tied_param_bytes
-        return states, fixed, head
+            divided = tensor if framework.sequence_parallel else 1
+            sent = max(layer.activation_bytes for layer in self.layers) / divided
+            passes, tied = replace(passes, boundary=sent), self.layers[-1].tied_param_bytes
+        headless = replace(passes, logits=0.0, loss=0.0)
+        fixed, last = (
+            held_on(self.workload, states, one, logits, batch).allocated
+            - logits
+            - per_byte * tensor * states[0]
+            for one in (headless, passes)
+        )
+        return per_byte, fixed, last - fixed + per_byte * tied
 
     def least_share(self, shape: Shape, level: int, mode: Recomputation, batch: int) -> float:
         """The least share of the limits, above 1 where they lack, at which all layers fit; inf
         where no thousandfold memory would do."""
-        low, high = 0.0, 1.0
-        while self.cut(shape, level, mode, batch, high) is None:
-            low, high = high, 2 * high
-            if high > 1000:
-                return inf
-        for _ in range(HALVINGS):
-            middle = (low + high) / 2
-            if self.cut(shape, level, mode, batch, middle) is None:
-                low = middle
-            else:
-                high = middle
-        return high
+        least = smallest(
+            lambda n: self.cut(shape, level, mode, batch, n / FINE) is not None, 1000 * FINE
+        )
+        return inf if least is None else least / FINE
 
     def layout(self, shape: Shape, level: int, mode: Recomputation, batch: int) -> Layout:
         """With its layers cut so that devices are equally full."""
@@ -418,3 +400,17 @@ class Question:
                 left = self.limits[kind] - held[-1].allocated
                 free[kind] = min(free.get(kind, left), left)
         return Layout(shape, level, mode, batch, ends, tuple(held), free)
+
+
+def smallest(enough: Callable[[int], bool], most: int) -> int | None:
+    """The smallest number from 1 to `most` that is enough, as all after it are; None where none
+    is."""
+    low, high = 0, 1
+    while high > most or not enough(high):
+        if high >= most:
+            return None
+        low, high = high, min(2 * high, most)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if enough(middle) else (middle, high)
+    return high
