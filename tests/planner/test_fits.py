@@ -189,7 +189,8 @@ def test_what_is_wanted_is_kept_and_what_else_would_fit_is_said() -> None:
     ("options", "message"),
     [
         ({"memory_margin": 1.0}, "memory margin"),
-        ({"recomputation": "some"}, "unknown recomputation"),
+        ({"recomputation": "some"}, "recomputation of hetplan"),
+        ({"recomputation": "operators", "framework": "megatron"}, "recomputation of megatron"),
         ({"framework": "megatro"}, "did you mean megatron"),
         ({"framework": "megatron", "zero": 3}, "ZeRO of megatron"),
         ({"micro_batch": 0}, "micro-batch"),

@@ -18,7 +18,8 @@ def test_the_table_says_what_the_constants_are(framework: Framework) -> None:
     assert cells[1] == f"{weights:g} + {gradients:g} + {optimizer:g}"
     assert cells[2] == (f"{framework.shard_bytes:g}" if 3 in framework.levels else "–")
     assert cells[4].startswith(f"{framework.logit_bytes or 4:g}")
-    assert cells[6] == f"{framework.reserved_bytes / 1e9:.2f} GB"
+    assert cells[6] == ", ".join(framework.recomputation)
+    assert cells[7] == f"{framework.reserved_bytes / 1e9:.2f} GB"
     assert framework.origin
 
 

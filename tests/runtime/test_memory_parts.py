@@ -150,7 +150,9 @@ def test_ranks_that_keep_what_they_gather_hold_it_whole() -> None:
         for on in (False, True)
     )
     blocks, head = (1, 33), (33, 34)
-    for mode, kept, again in (("none", 32 * 2 * size, 0), ("full", 0, 2 * size)):
+    for mode, kept, again in (
+        ("none", 32 * 2 * size, 0), ("operators", 0, 2 * size), ("full", 0, 2 * size)
+    ):  # fmt: skip
         less, more = Costs(plain, mode), Costs(whole, mode)  # type: ignore[arg-type]
         assert more.saved_bytes(blocks, 4) - less.saved_bytes(blocks, 4) == 0.75 * kept
         assert more.working_bytes(blocks, 4) - less.working_bytes(blocks, 4) == 0.75 * again

@@ -55,7 +55,9 @@ def fits(
     recomputation: Annotated[
         str | None,
         typer.Option(
-            "--recomputation", metavar="none|selective|full", help="Of layers; default any."
+            "--recomputation",
+            metavar="none|selective|operators|full",
+            help="Of layers; default any.",
         ),
     ] = None,
     micro_batch: Annotated[

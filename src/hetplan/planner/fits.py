@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import cache
 from itertools import pairwise
 from math import inf
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 
@@ -42,7 +42,6 @@ from hetplan.text import counted
 # PyTorch's allocator keeps blocks that nothing fits in: 15 % on average over eight language models
 # on A100 (Guo et al. 2024, GMLake), few percent with expandable segments.
 MEMORY_MARGIN = 0.05
-MODES: tuple[Recomputation, ...] = get_args(Recomputation)
 FINE = 1000  # parts of the limits: shares of them are searched in so small steps
 
 
@@ -164,8 +163,6 @@ def fits(
         raise InputError(
             "memory margin is not usable", got=memory_margin, expected="a share from 0 to below 1"
         )
-    if recomputation is not None and recomputation not in MODES:
-        raise unknown_name("unknown recomputation", recomputation, MODES)
     if micro_batch is not None and not 1 <= micro_batch <= (global_batch or micro_batch):
         expected = "at least 1" + (f", at most the batch of {global_batch}" if global_batch else "")
         raise InputError("micro-batch is not usable", got=micro_batch, expected=expected)
@@ -177,11 +174,13 @@ def fits(
         precision=precision,
         framework=framework,
     )
-    levels = workload.framework.levels
+    levels, modes = workload.framework.levels, workload.framework.recomputation
+    mode = next((known for known in modes if known == recomputation), None)
+    if recomputation is not None and mode is None:
+        raise unknown_name(f"recomputation of {workload.framework.name}", recomputation, modes)
     if zero is not None and zero not in levels:
         expected = " or ".join(map(str, levels))
         raise InputError(f"ZeRO of {workload.framework.name}", got=zero, expected=expected)
-    mode = next((known for known in MODES if known == recomputation), None)
     return Question(workload, global_batch, memory_margin).answer(Wanted(zero, mode, micro_batch))
 
 
@@ -193,7 +192,8 @@ class Question:
         specs, usable = workload.cluster.specs, workload.device_bytes()
         self.limits = {k: usable[k] - margin * specs[k].memory_bytes for k in usable}
         alone = replace(workload, cluster=workload.cluster.part([0]))  # costs are priced by pairs
-        self.costs = {mode: Costs(alone, mode) for mode in MODES}
+        self.modes = workload.framework.recomputation
+        self.costs = {mode: Costs(alone, mode) for mode in self.modes}
         self.layers = workload.profile.layers
         self.weights = np.cumsum([0.0, *(layer.param_bytes for layer in self.layers)])
         self.saved = cache(self._saved)
@@ -249,14 +249,14 @@ class Question:
             self.shapes(self.workload.cluster.nodes, wanted),
             key=lambda one: (one.tensor * one.pipeline, one.pipeline, -one.data),
         )
-        for mode in MODES if wanted.recomputation is None else (wanted.recomputation,):
+        for mode in self.modes if wanted.recomputation is None else (wanted.recomputation,):
             for shape in shapes:
                 for level in self.levels(shape, wanted):
                     yield shape, level, mode
 
     def frugal(self, nodes: Sequence[Node], wanted: Wanted) -> Iterator[Choice]:
         """Of every shape the choice that holds least."""
-        mode = wanted.recomputation or MODES[-1]
+        mode = wanted.recomputation or self.modes[-1]
         for shape in self.shapes(nodes, wanted):
             levels = self.levels(shape, wanted)
             if levels:

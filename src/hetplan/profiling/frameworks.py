@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from hetplan.names import unknown_name
 from hetplan.profiling.catalogue import GIB
+from hetplan.profiling.times import Recomputation
 
 # CUDA context, libraries' workspaces and NCCL's buffers: one to two GiB before the first tensor.
 RESERVED_BYTES = 1.5 * GIB
@@ -35,7 +36,7 @@ class Framework:
     workspace_bytes: of matrix products, counted by the allocator.
     context_bytes, communicators, communicator_bytes: CUDA's context, and NCCL's process groups of a
     usual run. levels, pipeline_levels: ZeRO levels of data parallelism alone, and beside tensor and
-    pipeline parallelism.
+    pipeline parallelism. recomputation: what it offers, ever less being kept.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Framework:
     communicator_bytes: float = 0.688e9
     levels: tuple[int, ...] = (0, 1, 2, 3)
     pipeline_levels: tuple[int, ...] = (0, 1)
+    recomputation: tuple[Recomputation, ...] = ("none", "selective", "full")
     origin: str
 
     @property
@@ -123,6 +125,7 @@ FSDP = Framework(
     workspace_bytes=64e6,
     levels=(2, 3),
     pipeline_levels=(2, 3),
+    recomputation=("none", "operators", "full"),
     origin="PyTorch FSDP2 as torchtitan uses it: fp32 shards, cast when gathered, the layer at "
     "work and the next one; a layer's gradient in 16 bit and its fp32 copy to be reduced; eager "
     "cross-entropy of logits.float(): log-softmax, its gradient and the loss's, fp32 each "

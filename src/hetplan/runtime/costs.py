@@ -28,6 +28,7 @@ Floats = NDArray[np.float64]
 
 # Inputs of the products that tensor ranks divide by columns, as described transformers name them.
 GATHERED = frozenset(("qkv input", "up input", "head input"))
+GATHERED_AGAIN = ("operators", "full")  # recomputation that does not keep them in blocks
 
 # Adam in mixed precision reads gradient, fp32 weight and two moments and writes weight, fp32 weight
 # and moments: 2 + 12 and 2 + 12 bytes; in fp32 16 and 12. Per parameter.
@@ -238,7 +239,8 @@ class Costs:
         first, last = layers
         profile, model = self.workload.profile.layers, self.workload.model.layers
         if self.workload.framework.sequence_parallel and tensor > 1:
-            kept = [l for l in model[first:last] if self.mode != "full" or l.kind not in REPEATED]
+            again = self.mode in GATHERED_AGAIN
+            kept = [l for l in model[first:last] if not (again and l.kind in REPEATED)]
             whole = sum(self.gathered_bytes(layer, tensor) for layer in kept)
             return self.saved_bytes(layers, 1) / tensor + whole
         if self.mode == "none":
@@ -267,7 +269,7 @@ class Costs:
         if self.workload.framework.sequence_parallel and tensor > 1:
             again = [l for l in self.workload.model.layers[first:last] if l.kind in REPEATED]
             whole = max((self.gathered_bytes(layer, tensor) for layer in again), default=0.0)
-            return self.working_bytes(layers, 1) / tensor + whole * (self.mode == "full")
+            return self.working_bytes(layers, 1) / tensor + whole * (self.mode in GATHERED_AGAIN)
         if self.mode == "none":
             return 0.0
         precision = self.workload.precision
