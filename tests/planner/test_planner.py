@@ -23,6 +23,7 @@ from hetplan.planner.search import StrategySearch, replay_candidate
 from hetplan.planner.strategy import Candidate, Strategy, StrategyMethod, make_strategies, propose
 from hetplan.planner.variant import Part, Variant
 from hetplan.profiling.cluster import example_cluster
+from hetplan.profiling.frameworks import RESERVED_BYTES
 from hetplan.profiling.workload import Workload, make_workload
 from hetplan.runtime.plan import Plan
 from hetplan.runtime.replay import replay
@@ -362,6 +363,9 @@ def test_the_deciding_chain_is_the_whole_iteration(planning: Planning, workload:
     assert run.timeline.busy[unit] == max(run.timeline.busy)
     shares = [p / q for p, q in zip(run.peak_bytes, run.limit_bytes, strict=True)]
     assert tightest["bytes"] / tightest["limit_bytes"] == max(shares) == shares[tightest["device"]]
+    parts = dict(tightest["components"])
+    assert parts.pop("reserved") == RESERVED_BYTES
+    assert sum(parts.values()) == pytest.approx(tightest["bytes"])
     assert explained.runner_up in planning.candidates[1:]
     assert [c.name for c in explained.paper_candidates] == ["amp/paper"]
     lines = {"decides the iteration", "closed form", "busiest", "tightest memory", "papers' own"}
