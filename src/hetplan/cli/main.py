@@ -260,6 +260,10 @@ TREE: Mapping[str, Any] = {
                 "profile:collectives",
                 "Measure what ranks do together, under torchrun.",
             ),
+            "quick": (
+                "profile:quick",
+                "Measure ten operators on a device in a minute, to rescale by.",
+            ),
             "operators": (
                 "profile:operators",
                 "Measure operators of many sizes on a device.",

@@ -1,10 +1,9 @@
 """`hetplan profile`: what a model costs, by datasheets (`predict`), as others wrote it down
-(`import`) or measured on this machine (`measure`, `batch-curve`, `collectives`, `operators`; they
-need torch), and efficiency learned from measurements (`train`)."""
+(`import`) or measured on this machine (`measure`, `batch-curve`, `collectives`, `operators`,
+`quick`; they need torch), and what measurements tell of a device and of links (`train`)."""
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -33,10 +32,9 @@ from hetplan.errors import InputError, UnsupportedError
 from hetplan.files import read_json, to_json, to_yaml, write_text
 from hetplan.profiling.cluster import Cluster
 from hetplan.profiling.efficiency import (
-    EfficiencyFile,
     Learned,
     LinkEfficiencyFile,
-    load_efficiency,
+    OperatorData,
     load_operators,
     packaged,
     train_links,
@@ -50,6 +48,7 @@ from hetplan.profiling.operators import Precision
 from hetplan.profiling.predict import LARGEST_MICRO_BATCH, default_micro_batches
 from hetplan.profiling.predict import predict as predicted
 from hetplan.profiling.profile import Profile
+from hetplan.profiling.rates.products import measured_products
 from hetplan.text import (
     Table,
     bytes_text,
@@ -99,7 +98,7 @@ def predict(
     efficiency: Annotated[
         list[Path] | None,
         typer.Option(
-            "--efficiency", metavar="FILE", help="Predict with what `train` wrote, by device type."
+            "--efficiency", metavar="FILE", help="Operators measured by `quick` or `operators`."
         ),
     ] = None,
     global_batch: Annotated[
@@ -181,9 +180,9 @@ def traced_model(
 def learned_of(files: Sequence[Path], cluster: Cluster, precision: str) -> dict[str, Learned]:
     """By device type of the cluster, what files hold of it, or else what comes with hetplan."""
 
-    learned: dict[str, Learned] = {}
+    learned: dict[str, OperatorData] = {}
     for path in files:
-        file = load_efficiency(path)
+        file = load_operators(path)
         if file.precision != precision:
             raise InputError(
                 "is of another precision",
@@ -193,14 +192,9 @@ def learned_of(files: Sequence[Path], cluster: Cluster, precision: str) -> dict[
             )
         if file.device in learned:
             raise InputError("device type is in two files", where=str(path), got=file.device)
-        learned[file.device] = Learned(file)
-    for name in cluster.types:
-        own = packaged(name, precision) if name not in learned else None
-        if own is not None and importlib.util.find_spec("xgboost") is None:
-            note(f"{name}: learned efficiency needs xgboost: pip install 'hetplan[learn]'")
-        elif own is not None:
-            learned[name] = Learned(own)
-    return {name: learned[name] for name in cluster.types if name in learned}
+        learned[file.device] = file
+    own = {name: learned.get(name) or packaged(name, precision) for name in cluster.types}
+    return {name: Learned(file, cluster.specs[name]) for name, file in own.items() if file}
 
 
 def tensor_degrees(texts: Sequence[str], model: Model) -> tuple[int, ...]:
@@ -220,10 +214,13 @@ def profile_table(profile: Profile, model: Model) -> Table:
     notes = ["whole model on one tensor group, without all-reduces between its devices"]
     plain = [name for name in profile.devices() if name not in learned]
     if profile.provenance.kind == "predicted":
-        if learned:
-            notes.append(f"learned efficiency: {', '.join(learned)}")
-        if plain:
-            notes.append(f"never measured, plain roofline: {', '.join(plain)}")
+        known = [name for name in plain if measured_products(name, profile.precision)]
+        told = {
+            "rescaled by its own operators": learned,
+            "as others measured its operators": known,
+            "never measured, physics alone": [name for name in plain if name not in known],
+        }
+        notes += [f"{how}: {', '.join(names)}" for how, names in told.items() if names]
     return Table.of(
         f"{profile.provenance.kind} profile of {profile.model} ({count_text(model.params)} "
         f"parameters, {len(profile.layers)} layers{tokens}, {profile.precision})",
@@ -507,6 +504,28 @@ def operators(
     return 0
 
 
+def quick(
+    device: DeviceOption = "cuda",
+    precision: PrecisionOption = "fp16",
+    device_type: DeviceTypeOption = None,
+    json: JsonOption = False,
+    output: WrittenOption = None,
+) -> int:
+    """Measure ten operators, and on several GPUs an all-reduce, in a minute (needs torch).
+
+    The result is for `profile predict --efficiency FILE`: seconds expected of the device type are
+    rescaled to it.
+    """
+    from hetplan.runtime.measuring.layers import measure_quickly
+
+    learned = train_operators(measure_quickly(device, precision, name=device_type))
+    if learned.bus_bytes_per_second is not None:
+        rate = learned.bus_bytes_per_second * 8e-9
+        note(f"a large all-reduce reaches {rate:.4g} Gbit/s of each GPU's links")
+    emit(learned.model_dump(mode="json"), [operators_table(learned)], json=json, output=output)
+    return 0
+
+
 def train(
     files: Annotated[
         list[Path],
@@ -518,13 +537,13 @@ def train(
     json: JsonOption = False,
     output: WrittenOption = None,
 ) -> int:
-    """Learn a device's efficiency from measured operators, or that of links from collectives.
+    """Learn from measured operators how much longer a device takes, or links from collectives.
 
-    Prints the error on what was kept apart. The result is for `profile predict --efficiency FILE`,
+    Prints the error of what was left out. The result is for `profile predict --efficiency FILE`,
     that of links for `plan --links FILE`.
     """
     value = read_json(files[0])
-    learned: EfficiencyFile | LinkEfficiencyFile
+    learned: OperatorData | LinkEfficiencyFile
     if isinstance(value, dict) and value.get("format") == "hetplan-collectives":
         learned = train_links([load_collectives(path) for path in files])
         table = links_table(learned)
@@ -554,21 +573,17 @@ def links_table(learned: LinkEfficiencyFile) -> Table:
     return Table(title, ("prediction", "error"), rows, notes, right=(1,))
 
 
-def operators_table(learned: EfficiencyFile) -> Table:
-    """Errors on operators kept apart, beside the plain roofline's."""
+def operators_table(learned: OperatorData) -> Table:
+    """Errors of operators, each predicted from the others, beside those without any of them."""
     return Table.of(
-        f"learned efficiency of {learned.device} in {learned.precision}",
-        learned.kinds,
+        f"operators of {learned.device} in {learned.precision}",
+        learned.errors,
         {
             "operators": lambda kind: kind.kind,
-            "trained on": lambda kind: str(kind.trained_on),
-            "kept apart": lambda kind: str(kind.kept_apart),
+            "measured": lambda kind: str(kind.operators),
             "error": lambda kind: percent_text(kind.error),
-            "plain roofline's": lambda kind: percent_text(kind.roofline_error),
+            "without them": lambda kind: percent_text(kind.expected_error),
         },
-        [
-            "mean error of the seconds of operators kept apart; the plain roofline at its median "
-            "efficiency"
-        ],
-        right=(1, 2, 3, 4),
+        ["mean error of the seconds of each, predicted from the others"],
+        right=(1, 2, 3),
     )

@@ -1,38 +1,42 @@
-"""Learned efficiency: which share of its peak an operator or a collective reaches, from measured
-ones.
+"""Measured efficiency: how much longer than expected a device's operators and links take.
 
-An operator's ideal seconds are the roofline's, max(FLOPs / peak, bytes / bandwidth), with nothing
-lost; those of a collective are a ring's (or one message's) on a link that loses nothing, whose
-bandwidth is the most that any of them reached in its kind of group. The efficiency is ideal /
-measured, in (0, 1]. Gradient-boosted trees (XGBoost) learn its logarithm: of operators from their
-sizes, products and elementwise operators apart; of collectives from operation, kind of group, ranks
-and bytes, never falling as bytes grow, so that latency is part of it. Source: Astra, Section 3.5.
-What was never measured keeps the plain roofline.
+An operator's expected seconds are those of measured rates and physics (`hetplan.profiling.rates`).
+Operators that a user measured on the device itself, ten or some hundreds, say how much longer it
+takes: the logarithm of measured / expected seconds is smoothed over the logarithms of the sizes,
+products and memory-bound operators apart, by a Gaussian process with a general factor (Rasmussen
+and Williams 2006, chapter 2). What was measured nearby counts there, and elsewhere the general
+factor.
 
-Files: `hetplan-operators` (measured operators of one device), `hetplan-efficiency` and
-`hetplan-link-efficiency` (trees, with what they were trained from and how wrong they are on samples
-kept apart).
+A collective's efficiency is the share that it reaches of the bandwidth that its kind of group
+reaches at best, by operation, ranks and bytes; it never falls as bytes grow, so that latency is
+part of it.
+
+Files: `hetplan-operators` (measured operators of one device, with how wrong each is predicted from
+the others once it was trained) and `hetplan-link-efficiency`.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import product
 from pathlib import Path
 from random import Random
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from hetplan.errors import InputError, UnsupportedError
-from hetplan.profiling.measured import OPERATIONS, Collectives
+from hetplan.errors import InputError
+from hetplan.profiling.catalogue import DeviceSpec, catalogue
+from hetplan.profiling.measured import Collectives
 from hetplan.profiling.operators import Operator, Precision, Shape
 from hetplan.profiling.profile import Provenance
+from hetplan.profiling.rates.moves import move_seconds
+from hetplan.profiling.rates.products import products_seconds
 from hetplan.schema import (
     Document,
     Name,
@@ -48,100 +52,33 @@ Kind = Literal["product", "elementwise"]
 KINDS: tuple[Kind, ...] = ("product", "elementwise")
 Group = Literal["node", "between", "all"]
 # A kind of group, and where its efficiency is looked up, the nearest first.
+LEAST_MESSAGES = 20
 NEAREST: dict[Group, tuple[Group, ...]] = {
     "node": ("node", "all", "between"),
     "between": ("between", "all", "node"),
     "all": ("all", "between", "node"),
 }
-SETTINGS = {"max_depth": 3, "eta": 0.1, "objective": "reg:squarederror", "nthread": 1, "seed": 0}
 
 
 @dataclass(frozen=True)
-class Training:
-    """How trees are fitted to logarithms of efficiencies."""
+class Smoothing:
+    """Of logarithms of measured / expected seconds over logarithms (base 2) of sizes.
 
-    rounds: int
-    """Trees; more fit finer and take longer to ask."""
-    floor: float
-    """No efficiency is less: what is slower was disturbed."""
-    rising: bool = False
-    """Whether the efficiency may not fall as the first feature grows."""
-    apart: float = 0.2
-    """Share of the samples that is kept apart from training."""
-    least: int = 20
-    """Samples; trees from fewer say nothing."""
+    length: over how many doublings two sizes still tell of each other. spread: standard deviation
+    of what depends on sizes. general: of the device's general factor. noise: of one measurement.
+    Chosen on vidur's A100, A40 and H100 and on the packaged processor, each predicted from 5 to 100
+    operators of its own. largest: operators that are taken into account, because seconds grow with
+    their cube.
+    """
 
-
-OF_OPERATORS = Training(rounds=100, floor=1e-3)
-OF_LINKS = Training(rounds=120, floor=1e-6, rising=True)
+    length: float = 4.0
+    spread: float = 0.5
+    general: float = 1.0
+    noise: float = 0.2
+    largest: int = 2000
 
 
-@dataclass(frozen=True)
-class Fit:
-    """Trees as XGBoost's JSON, and seconds that were predicted of the samples kept apart."""
-
-    trees: str
-    used: list[int]
-    apart: list[int]
-    predicted: Floats
-    """[apart] with the trees."""
-    plain: Floats
-    """[apart] at the median efficiency of the others."""
-
-
-def fit(how: Training, rows: Floats, ideal: Floats, seconds: Floats, seed: int) -> Fit:
-    """Trees of ideal / seconds [N] from features `rows` [N, F]; `seed` says what is kept apart."""
-    xgboost = xgboost_library()
-    efficiency = np.clip(ideal / seconds, how.floor, 1.0)
-    order = list(range(len(rows)))
-    Random(seed).shuffle(order)
-    cut = max(round(how.apart * len(order)), 1)
-    apart, used = order[:cut], order[cut:]
-    settings: dict[str, Any] = dict(SETTINGS)
-    if how.rising:
-        settings["monotone_constraints"] = "(1" + ",0" * (rows.shape[1] - 1) + ")"
-    data = xgboost.DMatrix(rows[used], np.log(efficiency[used]))
-    booster = xgboost.train(settings, data, how.rounds)
-    return Fit(
-        trees=bytes(booster.save_raw("json")).decode(),
-        used=used,
-        apart=apart,
-        predicted=ideal[apart] / shares(how, booster, rows[apart]),
-        plain=ideal[apart] / np.median(efficiency[used]),
-    )
-
-
-def shares(how: Training, booster: Any, rows: Floats) -> Floats:
-    """Efficiencies [N] that trees tell of features [N, F]."""
-    logs = booster.predict(xgboost_library().DMatrix(rows))
-    return np.asarray(np.exp(np.clip(logs, np.log(how.floor), 0.0)), float)
-
-
-def mean_error(predicted: Floats, seconds: Floats) -> float:
-    """Mean |predicted / measured - 1|."""
-    return float(np.mean(np.abs(predicted / seconds - 1)))
-
-
-def booster_of(trees: str, what: str, where: str) -> Any:
-    """Trees ready to ask; raises InputError where the text is none."""
-    xgboost = xgboost_library()
-    try:
-        json.loads(trees)
-        return xgboost.Booster(model_file=bytearray(trees, "utf-8"))
-    except (ValueError, xgboost.core.XGBoostError):
-        raise InputError(f"{what} cannot be read", where=where) from None
-
-
-def xgboost_library() -> Any:
-    """The library; raises UnsupportedError where it is not installed."""
-    try:
-        import xgboost
-    except ImportError:
-        raise UnsupportedError(
-            "learned efficiency needs xgboost; install hetplan with its extra: "
-            "pip install 'hetplan[learn]'"
-        ) from None
-    return xgboost
+SMOOTHING = Smoothing()
 
 
 class MeasuredOperator(StrictModel):
@@ -163,8 +100,22 @@ class MeasuredOperator(StrictModel):
         return Shape(self.count, self.m, self.k, self.n)
 
 
+class KindError(StrictModel):
+    """Of one kind of operator: mean |predicted / measured - 1| of the seconds of each, predicted
+    from the others (error) and as expected without any (expected_error)."""
+
+    kind: Kind
+    operators: PositiveCount
+    error: NonNegative
+    expected_error: NonNegative
+
+
 class OperatorData(Document):
-    """Operators measured on one device. peaks: FLOP/s and bytes/s that nothing on it exceeds."""
+    """Operators measured on one device. peaks: FLOP/s and bytes/s that nothing on it exceeds.
+
+    bus_bytes_per_second: what a large all-reduce over this machine's devices reached, as bus
+    bandwidth (bytes that pass each link). errors: what `hetplan profile train` found.
+    """
 
     format: Literal["hetplan-operators"] = "hetplan-operators"
     version: Literal[1] = 1
@@ -175,130 +126,160 @@ class OperatorData(Document):
     bytes_per_second: Positive
     provenance: Provenance
     operators: list[MeasuredOperator] = Field(min_length=1)
+    bus_bytes_per_second: Positive | None = None
+    errors: list[KindError] = Field(default_factory=list)
+
+    def spec(self) -> DeviceSpec:
+        """The catalogue's entry, or else one of the peaks."""
+        return catalogue().get(self.device) or DeviceSpec(
+            memory_gib=1.0,
+            peak_tflops={self.precision: self.flops_per_second / 1e12},
+            memory_gb_per_s=self.bytes_per_second / 1e9,
+            source="measured operators",
+        )
 
 
-class TrainedKind(StrictModel):
-    """Trees of one kind of operator, as XGBoost's JSON.
-
-    error, roofline_error: mean |predicted / measured - 1| of the seconds of operators kept apart,
-    with the trees and with the plain roofline at its median efficiency.
-    """
-
-    kind: Kind
-    trained_on: PositiveCount
-    kept_apart: PositiveCount
-    error: NonNegative
-    roofline_error: NonNegative
-    trees: str
-
-
-class EfficiencyFile(Document):
-    """What was learned on one device."""
-
-    format: Literal["hetplan-efficiency"] = "hetplan-efficiency"
-    version: Literal[1] = 1
-    device: Name
-    precision: Precision
-    flops_per_second: Positive
-    bytes_per_second: Positive
-    provenance: Provenance
-    kinds: list[TrainedKind] = Field(min_length=1)
-
-
-load_operators, load_efficiency = OperatorData.load, EfficiencyFile.load
+load_operators = OperatorData.load
 
 
 @cache
-def packaged(device: str, precision: str) -> EfficiencyFile | None:
+def packaged(device: str, precision: str) -> OperatorData | None:
     """What comes with hetplan of a device type, by the name that it was measured under; None of
     most."""
-    for path in sorted(Path(__file__).with_name("learned").glob("*.efficiency.json.gz")):
-        file = load_efficiency(path)
+    for path in sorted(Path(__file__).with_name("learned").glob("*.operators.json.gz")):
+        file = load_operators(path)
         if (file.device, file.precision) == (device, precision):
             return file
     return None
 
 
-def features(shape: Shape, elements: float) -> list[float]:
-    """What trees see of an operator: logarithms of its sizes, FLOPs, elements and of FLOPs per
-    element."""
-    sizes = (shape.count, shape.m, shape.k, shape.n, elements)
-    return [float(np.log2(1 + v)) for v in (*sizes, shape.flops, shape.flops / elements)]
+def sizes_of(shape: Shape, elements: float) -> list[float]:
+    """Logarithms (base 2): of count, m, k, n and of all results; or of elements moved."""
+    if not shape.count:
+        return [math.log2(elements)]
+    results = shape.count * shape.m * shape.n
+    return [math.log2(max(size, 1.0)) for size in (shape.count, shape.m, shape.k, shape.n, results)]
 
 
-def train(data: OperatorData, seed: int = 0) -> EfficiencyFile:
-    """Trees from measured operators; a fifth is kept apart, by `seed`. Raises InputError for too
-    few operators."""
-    kinds = []
-    for kind in KINDS:
-        chosen = [op for op in data.operators if op.kind == kind]
-        if len(chosen) < OF_OPERATORS.least:
-            continue
-        rows = np.array([features(op.shape, op.elements) for op in chosen])
-        flops = np.array([op.shape.flops for op in chosen])
-        moved = np.array([op.elements for op in chosen]) * data.element_bytes
-        ideal = np.maximum(flops / data.flops_per_second, moved / data.bytes_per_second)
-        seconds = np.array([op.seconds for op in chosen])
-        made = fit(OF_OPERATORS, rows, ideal, seconds, seed)
-        kinds.append(
-            TrainedKind(
-                kind=kind,
-                trained_on=len(made.used),
-                kept_apart=len(made.apart),
-                error=mean_error(made.predicted, seconds[made.apart]),
-                roofline_error=mean_error(made.plain, seconds[made.apart]),
-                trees=made.trees,
-            )
-        )
-    if not kinds:
-        expected = f"at least {OF_OPERATORS.least}"
-        raise InputError("too few operators of a kind", got=len(data.operators), expected=expected)
-    return EfficiencyFile(
-        device=data.device, precision=data.precision, flops_per_second=data.flops_per_second,
-        bytes_per_second=data.bytes_per_second, provenance=data.provenance, kinds=kinds,
-    )  # fmt: skip
+@dataclass(frozen=True, eq=False)
+class Correction:
+    """A Gaussian process of logarithms at sizes [N, F]."""
+
+    rows: Floats
+    logs: Floats
+    smoothing: Smoothing = SMOOTHING
+
+    def covariance(self, one: Floats, other: Floats) -> Floats:
+        """[N, M] between rows."""
+        far = ((one[:, None] - other[None]) ** 2).sum(axis=2)
+        near = np.exp(-far / (2 * self.smoothing.length**2))
+        return np.asarray(self.smoothing.general**2 + self.smoothing.spread**2 * near)
+
+    @cached_property
+    def inverse(self) -> Floats:
+        """[N, N] of the covariance with noise."""
+        noise = self.smoothing.noise**2 * np.eye(len(self.rows))
+        return np.asarray(np.linalg.inv(self.covariance(self.rows, self.rows) + noise))
+
+    @cached_property
+    def weights(self) -> Floats:
+        """[N] of each row's covariance."""
+        return self.inverse @ self.logs
+
+    def at(self, row: Sequence[float]) -> float:
+        """The logarithm expected at a row."""
+        return float(self.covariance(np.array([row]), self.rows)[0] @ self.weights)
+
+    def residuals(self) -> Floats:
+        """[N] logarithms of measured / predicted where each row is predicted from the others
+        (Rasmussen and Williams, equation 5.12)."""
+        return np.asarray(self.weights / np.diag(self.inverse))
 
 
 @dataclass(frozen=True)
 class Learned:
-    """Trees of one device, ready to ask; kinds that were not trained have none."""
+    """What a device's own operators tell; `spec` is what its expected seconds follow from."""
 
-    file: EfficiencyFile
+    data: OperatorData
+    spec: DeviceSpec
 
     @cached_property
-    def _boosters(self) -> dict[str, Any]:
-        return {
-            trained.kind: booster_of(trained.trees, f"trees of {trained.kind}", self.file.device)
-            for trained in self.file.kinds
-        }
+    def corrections(self) -> dict[Kind, Correction]:
+        """Of the kinds that were measured."""
+        found: dict[Kind, Correction] = {}
+        for kind in KINDS:
+            chosen = [op for op in self.data.operators if op.kind == kind][: SMOOTHING.largest]
+            if chosen:
+                rows = np.array([sizes_of(op.shape, op.elements) for op in chosen])
+                seconds = np.array([op.seconds for op in chosen])
+                found[kind] = Correction(rows, np.log(seconds / self.expected(chosen)))
+        return found
 
-    def seconds(
-        self, op: Operator, micro_batch: int, tensor: int, element_bytes: int
-    ) -> float | None:
-        """Forward seconds of an operator, None where its kind was not trained."""
+    def expected(self, operators: Iterable[MeasuredOperator]) -> Floats:
+        """Seconds of operators of one kind, before any of them was measured."""
+        data, chosen = self.data, list(operators)
+        if chosen[0].kind == "product":
+            shapes = tuple(op.shape for op in chosen)
+            told = products_seconds(data.device, self.spec, data.precision, shapes)
+        else:
+            moved = [op.elements * data.element_bytes for op in chosen]
+            told = tuple(move_seconds("pointwise", b, data.device, self.spec) for b in moved)
+        return np.array([estimate.seconds for estimate in told])
+
+    def factor(self, op: Operator, micro_batch: int, tensor: int) -> float:
+        """Measured over expected seconds of an operator; 1 where its kind was not measured."""
         shape = op.shape(micro_batch, tensor) or Shape(0, 0, 0, 0)
-        moved = max(op.moved(micro_batch, tensor), 1.0)
-        booster = self._boosters.get("product" if shape.count else "elementwise")
-        if booster is None:
-            return None
-        rows = np.array([features(shape, moved)])
-        ideal = max(
-            shape.flops / self.file.flops_per_second,
-            moved * element_bytes / self.file.bytes_per_second,
+        correction = self.corrections.get("product" if shape.count else "elementwise")
+        if correction is None:
+            return 1.0
+        return math.exp(correction.at(sizes_of(shape, max(op.moved(micro_batch, tensor), 1.0))))
+
+
+def train(data: OperatorData) -> OperatorData:
+    """The same with its errors; raises InputError where no kind has two operators."""
+    learned = Learned(data, data.spec())
+    errors = [
+        KindError(
+            kind=kind,
+            operators=len(correction.logs),
+            error=mean_error(np.exp(-correction.residuals())),
+            expected_error=mean_error(np.exp(-correction.logs)),
         )
-        return ideal / float(shares(OF_OPERATORS, booster, rows)[0])
+        for kind, correction in learned.corrections.items()
+        if len(correction.logs) > 1
+    ]
+    if not errors:
+        expected = "at least 2 of a kind"
+        raise InputError("too few operators", got=len(data.operators), expected=expected)
+    return data.model_copy(update={"errors": errors})
+
+
+def mean_error(shares: Floats) -> float:
+    """Mean |predicted / measured - 1| of predicted / measured."""
+    return float(np.mean(np.abs(shares - 1)))
+
+
+class LinkCurve(StrictModel):
+    """Shares of the best bandwidth that one operation of so many ranks reaches, by bytes: straight
+    lines between logarithms."""
+
+    operation: Name
+    group: Group
+    ranks: PositiveCount
+    bytes: list[Positive]
+    share: list[Positive]
 
 
 class LinkEfficiencyFile(Document):
     """What was learned of one device's links. bytes_per_second: the most reached, by kind of group.
 
-    error: mean |predicted / measured - 1| of the seconds of messages kept apart; plain_error: of
-    the same at the median efficiency; line_error: of each operation's latency and bandwidth, which
-    were fitted with those messages among them.
+    error: mean |predicted / measured - 1| of the seconds of messages kept apart from the curves;
+    plain_error: of the same at the median efficiency; line_error: of each operation's latency and
+    bandwidth, which were fitted with those messages among them.
     """
 
     format: Literal["hetplan-link-efficiency"] = "hetplan-link-efficiency"
-    version: Literal[1] = 1
+    version: Literal[2] = 2
     device: Name
     backend: Name
     provenance: Provenance
@@ -308,7 +289,7 @@ class LinkEfficiencyFile(Document):
     error: NonNegative
     plain_error: NonNegative
     line_error: NonNegative
-    trees: str
+    curves: list[LinkCurve] = Field(min_length=1)
 
 
 load_link_efficiency = LinkEfficiencyFile.load
@@ -326,18 +307,47 @@ def moved_share(operation: str, ranks: int) -> float:
     return at_best.get(operation, rest / ranks)
 
 
-def link_features(operation: str, group: str, ranks: int, size: float) -> list[float]:
-    """What trees see: bytes and ranks as logarithms, then which operation and group."""
+Message = tuple[str, Group, int, float, float]  # operation, group, ranks, bytes, share
+
+
+def link_curves(messages: Iterable[Message]) -> list[LinkCurve]:
+    """One curve for each operation, group and number of ranks; shares never fall."""
+    points: dict[tuple[str, Group, int], list[tuple[float, float]]] = {}
+    for operation, group, ranks, size, share in sorted(messages):
+        points.setdefault((operation, group, ranks), []).append((size, share))
     return [
-        float(np.log2(size)),
-        float(np.log2(ranks)),
-        *(float(operation == known) for known in OPERATIONS),
-        *(float(group == known) for known in NEAREST),
+        LinkCurve(
+            operation=operation,
+            group=group,
+            ranks=ranks,
+            bytes=[size for size, _ in of],
+            share=np.maximum.accumulate([share for _, share in of]).tolist(),
+        )
+        for (operation, group, ranks), of in points.items()
     ]
 
 
+def share_of(
+    curves: Sequence[LinkCurve], operation: str, group: Group, ranks: int, size: float
+) -> float:
+    """By the curve of the operation (else of another), the nearest group and number of ranks.
+
+    Messages smaller than the smallest take as long as it.
+    """
+    curve = min(
+        curves,
+        key=lambda c: (
+            c.operation != operation,
+            NEAREST[group].index(c.group),
+            abs(math.log(c.ranks / ranks)),
+        ),
+    )
+    known = math.log(max(size, 1.0)), np.log(curve.bytes), np.log(curve.share)
+    return math.exp(np.interp(*known)) * min(max(size, 1.0) / curve.bytes[0], 1.0)
+
+
 def train_links(files: Sequence[Collectives], seed: int = 0) -> LinkEfficiencyFile:
-    """Trees from measured collectives; a fifth is kept apart, by `seed`.
+    """Curves from measured collectives; for the errors a fifth is kept apart, by `seed`.
 
     Raises InputError for too few, and where files are of different devices or back ends.
     """
@@ -346,51 +356,48 @@ def train_links(files: Sequence[Collectives], seed: int = 0) -> LinkEfficiencyFi
         if got != expected:
             raise InputError(f"collectives of another {key}", got=got, expected=repr(expected))
     measured = [(of, p) for file in files for of in file.fits for p in of.points]
-    if len(measured) < OF_LINKS.least:
-        expected = f"at least {OF_LINKS.least}"
-        raise InputError("too few measured messages", got=len(measured), expected=expected)
+    if len(measured) < LEAST_MESSAGES:
+        raise InputError(
+            "too few measured messages", got=len(measured), expected=f"at least {LEAST_MESSAGES}"
+        )
     moved = np.array([moved_share(of.operation, of.ranks) * p.bytes for of, p in measured])
     seconds = np.array([p.seconds for _, p in measured])
     groups = np.array([of.group for of, _ in measured])
     best = {g: float((moved / seconds)[groups == g].max()) for g in NEAREST if g in groups}
-    rows = np.array(
-        [link_features(of.operation, of.group, of.ranks, p.bytes) for of, p in measured]
-    )
     ideal = moved / np.array([best[of.group] for of, _ in measured])
+    messages: list[Message] = [
+        (of.operation, of.group, of.ranks, p.bytes, share)
+        for (of, p), share in zip(measured, (ideal / seconds).tolist(), strict=True)
+    ]
+    order = list(range(len(measured)))
+    Random(seed).shuffle(order)
+    cut = round(len(order) / 5)
+    apart, used = order[:cut], order[cut:]
+    curves = link_curves(messages[i] for i in used)
+    told = np.array([share_of(curves, *messages[i][:4]) for i in apart])
     lines = np.array([of.seconds(p.bytes) for of, p in measured])
-    made = fit(OF_LINKS, rows, ideal, seconds, seed)
+    ratio = ideal[apart] / seconds[apart]
     return LinkEfficiencyFile(
         device=files[0].device,
         backend=files[0].backend,
         provenance=files[0].provenance,
         bytes_per_second=best,
-        trained_on=len(made.used),
-        kept_apart=len(made.apart),
-        error=mean_error(made.predicted, seconds[made.apart]),
-        plain_error=mean_error(made.plain, seconds[made.apart]),
-        line_error=mean_error(lines[made.apart], seconds[made.apart]),
-        trees=made.trees,
+        trained_on=len(used),
+        kept_apart=len(apart),
+        error=mean_error(ratio / told),
+        plain_error=mean_error(ratio / np.median((ideal / seconds)[used])),
+        line_error=mean_error((lines / seconds)[apart]),
+        curves=link_curves(messages),
     )
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class LearnedLinks:
-    """Trees ready to ask. Efficiencies are asked for at powers of two, once, with straight lines
-    between."""
+    """Curves ready to ask."""
 
     file: LinkEfficiencyFile
-    _known: dict[tuple[str, str, int], Floats] = field(default_factory=dict, repr=False)
-
-    @cached_property
-    def _booster(self) -> Any:
-        return booster_of(self.file.trees, "trees", f"links of {self.file.device}")
 
     def share(self, operation: str, group: Group, ranks: int, size: float) -> float:
         """The share of the link's bandwidth, in (0, 1]; of a group that was not measured that of
         the next wider."""
-        near = next(g for g in NEAREST[group] if g in self.file.bytes_per_second)
-        key, powers = (operation, near, ranks), np.arange(8.0, 33.0)
-        if key not in self._known:
-            rows = np.array([link_features(operation, near, ranks, 2.0**p) for p in powers])
-            self._known[key] = np.log(shares(OF_LINKS, self._booster, rows))
-        return float(np.exp(np.interp(np.log2(max(size, 1.0)), powers, self._known[key])))
+        return share_of(self.file.curves, operation, group, ranks, size)

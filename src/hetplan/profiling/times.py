@@ -94,18 +94,18 @@ def layer_time(
 
     Matrix products shrink with `tensor`; norms, residuals and dropouts do not; all-reduces are not
     included. What the host takes to launch the kernels counts, too (`together`). learned:
-    what was learned of this device's operators, in place of the roofline. Raises InputError where
-    sizes are below 1.
+    what was measured of this device's operators, as factors. Raises InputError where sizes are
+    below 1.
     """
     for name, value in (("micro_batch", micro_batch), ("tensor", tensor)):
         if value < 1:
             raise InputError(f"{name} is not usable", got=value, expected="at least 1")
     times = [operator_time(op, rates, micro_batch, tensor) for op in layer.operators]
     if learned is not None:
-        width = ELEMENT_BYTES[rates.precision]
+        factors = [learned.factor(op, micro_batch, tensor) for op in layer.operators]
         times = [
-            learned_time(learned, op, plain, micro_batch, tensor, width)
-            for op, plain in zip(layer.operators, times, strict=True)
+            LayerTime(t.forward * factor, t.backward * factor)
+            for t, factor in zip(times, factors, strict=True)
         ]
     casts = 0.0
     if rates.stack.casts and rates.precision != "fp32":
@@ -191,24 +191,6 @@ def operator_time(op: Operator, rates: Rates, micro_batch: int, tensor: int) -> 
         return LayerTime(0.0, seconds) if op.backward else LayerTime(seconds, 0.0)
     back = rates.moved_seconds(op.moved_back(micro_batch, tensor), op.kind)
     return LayerTime(rates.stack.kernels * seconds, rates.stack.kernels * back)
-
-
-def learned_time(
-    learned: Learned,
-    op: Operator,
-    plain: LayerTime,
-    micro_batch: int,
-    tensor: int,
-    element_bytes: int,
-) -> LayerTime:
-    """What was learned of an operator's forward pass, and the plain roofline's ratio of its
-    passes; of a traced operator the seconds of its only pass."""
-    seconds = learned.seconds(op, micro_batch, tensor, element_bytes)
-    if seconds is None:
-        return plain
-    if plain.forward == 0:
-        return LayerTime(0.0, seconds if plain.backward > 0 else 0.0)
-    return LayerTime(seconds, seconds * plain.backward / plain.forward)
 
 
 def all_reduce_seconds(size: float, ranks: int, bandwidth: float, latency: float = 0.0) -> float:

@@ -30,7 +30,13 @@ from hetplan.profiling.models import Model
 from hetplan.profiling.operators import ELEMENT_BYTES, Precision
 from hetplan.profiling.predict import profile_layers
 from hetplan.profiling.profile import Profile, ProfileTable, Readings, load_profile
-from hetplan.runtime.devices import check_device, device_name, measured_here, now
+from hetplan.runtime.devices import (
+    check_device,
+    device_name,
+    measured_here,
+    now,
+    usable_gpus,
+)
 from hetplan.runtime.measuring.networks import (
     KINDS,
     network,
@@ -210,6 +216,17 @@ def _optimizer_seconds(own: Sequence[Any], device: str, repeats: int) -> float:
 
 LARGEST_FLOPS = {"cpu": 4e9, "cuda": 2e13}
 LARGEST_ELEMENTS = {"cpu": 2e7, "cuda": 1e9}
+Drawn = tuple[tuple[int, int, int, int], int, bool]  # of a product; elements, whether x + y
+# Many rows and few, narrow and wide, the scores of attention; from cached tensors to large ones.
+QUICK: tuple[Drawn, ...] = (
+    ((1, 4096, 4096, 4096), 2**16, True),
+    ((1, 8192, 1024, 4096), 2**20, False),
+    ((1, 512, 4096, 11008), 2**23, True),
+    ((1, 2048, 8192, 2048), 2**25, False),
+    ((64, 1024, 64, 1024), 2**27, True),
+)
+QUICK_BYTES = 2**28
+LAUNCHES = {"cpu": 1, "cuda": 10}  # of an operator between two looks at the clock
 
 
 def measure_operators(
@@ -222,19 +239,40 @@ def measure_operators(
     name: str | None = None,
     tell: Callable[[str], None] | None = None,
 ) -> OperatorData:
-    """`count` products and `count` elementwise operators; peaks from the catalogue where it knows
-    `name`, else the most that was reached. Raises InputError for numbers that are not usable."""
+    """`count` products and `count` elementwise operators of sizes that `seed` draws; see
+    `operators_of`. Raises InputError for numbers that are not usable."""
     check_device(device)
     if count < 1 or repeats < 1:
         raise InputError("operators and repeats", got=min(count, repeats), expected="at least 1")
-    dtype = DTYPES[precision]
     random, kind = Random(seed), device.partition(":")[0]
+    drawn: list[Drawn] = []
+    for _ in range(count):
+        sizes = _sizes(random, LARGEST_FLOPS[kind])
+        elements = int(2 ** random.uniform(12, math.log2(LARGEST_ELEMENTS[kind])))
+        drawn.append((sizes, elements, random.random() < 0.5))
+    data = operators_of(drawn, device, precision, repeats, name=name, tell=tell)
+    provenance = measured_here("hetplan profile operators", device)
+    return data.model_copy(update={"provenance": provenance})
+
+
+def operators_of(
+    drawn: Sequence[Drawn],
+    device: str,
+    precision: Precision,
+    repeats: int,
+    *,
+    name: str | None = None,
+    tell: Callable[[str], None] | None = None,
+) -> OperatorData:
+    """A product and an elementwise operator of each size; peaks from the catalogue where it knows
+    `name`, else the most that was reached."""
+    dtype = DTYPES[precision]
     measured = []
-    for i in range(count):
-        measured.append(_product(_sizes(random, LARGEST_FLOPS[kind]), device, dtype, repeats))
-        measured.append(_elementwise(random, LARGEST_ELEMENTS[kind], device, dtype, repeats))
-        if (i + 1) % 10 == 0:
-            (tell or silent)(f"{2 * (i + 1)} of {2 * count} operators")
+    for i, (sizes, elements, both) in enumerate(drawn, 1):
+        measured.append(_product(sizes, device, dtype, repeats))
+        measured.append(_elementwise(elements, both, device, dtype, repeats))
+        if i % 10 == 0:
+            (tell or silent)(f"{2 * i} of {2 * len(drawn)} operators")
     width = ELEMENT_BYTES[precision]
     called = name or (cpu_name(torch.get_num_threads()) if device == "cpu" else device_name(device))
     spec = catalogue().get(called)
@@ -248,9 +286,33 @@ def measure_operators(
         element_bytes=width,
         flops_per_second=peak,
         bytes_per_second=bandwidth,
-        provenance=measured_here("hetplan profile operators", device),
+        provenance=measured_here("hetplan profile", device),
         operators=measured,
     )
+
+
+def measure_quickly(device: str, precision: Precision, *, name: str | None = None) -> OperatorData:
+    """Ten operators that transformers have (of an eighth of the rows on a CPU, and a
+    sixty-fourth of the elements), and on a GPU that
+    has others beside it, an all-reduce over all of them. Raises InputError for another device."""
+    check_device(device)
+    part = 8 if device == "cpu" else 1
+    drawn = [((c, m // part, k, n), size // part**2, both) for (c, m, k, n), size, both in QUICK]
+    data = operators_of(drawn, device, precision, 10, name=name)
+    provenance = measured_here("hetplan profile quick", device)
+    data = data.model_copy(update={"provenance": provenance})
+    count = 0 if device == "cpu" else usable_gpus()
+    if count < 2:
+        return data
+    parts = [torch.ones(QUICK_BYTES // 4, device=f"cuda:{i}") for i in range(count)]
+
+    def all_reduce() -> None:
+        torch.cuda.nccl.all_reduce(parts)
+        for i in range(count):
+            torch.cuda.synchronize(i)
+
+    rate = 2 * (count - 1) / count * QUICK_BYTES / min(_timed(all_reduce, device, 10))
+    return data.model_copy(update={"bus_bytes_per_second": rate})
 
 
 def cpu_name(threads: int) -> str:
@@ -296,13 +358,9 @@ def _product(
     )  # fmt: skip
 
 
-def _elementwise(
-    random: Random, largest: float, device: str, dtype: Any, repeats: int
-) -> MeasuredOperator:
+def _elementwise(size: int, both: bool, device: str, dtype: Any, repeats: int) -> MeasuredOperator:
     """x + y, or x * x: three and two numbers moved per element."""
-    size = int(2 ** random.uniform(12, math.log2(largest)))
     x, y = torch.randn(2, size, device=device, dtype=dtype)
-    both = random.random() < 0.5
     times = _timed((lambda: x + y) if both else (lambda: x * x), device, repeats)
     return MeasuredOperator(
         kind="elementwise",
@@ -314,11 +372,14 @@ def _elementwise(
 
 def _timed(run: Callable[[], Any], device: str, repeats: int) -> list[float]:
     """Seconds of each repeat behind the warm-up; a single thread's own time, on a CPU. Of operators
-    the fastest counts: what is slower was disturbed."""
+    the fastest counts: what is slower was disturbed. On a GPU several launches share a repeat, so
+    that they hide behind each other."""
     alone = device == "cpu" and torch.get_num_threads() == 1
-    times = []
+    times, count = [], LAUNCHES[device.partition(":")[0]]
     for _ in range(WARM_UP + repeats):
         begun = time.thread_time() if alone else now(device)
-        run()
-        times.append(max((time.thread_time() if alone else now(device)) - begun, 1e-9))
+        for _ in range(count):
+            run()
+        spent = (time.thread_time() if alone else now(device)) - begun
+        times.append(max(spent / count, 1e-9))
     return times[WARM_UP:]
