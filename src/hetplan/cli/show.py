@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -34,7 +33,7 @@ from hetplan.planner.pictures.html import page
 from hetplan.planner.pictures.scene import read, scene
 from hetplan.planner.pictures.terminal import tables
 from hetplan.profiling.workload import Workload
-from hetplan.runtime.calibration import load_calibration, scaled, slots
+from hetplan.runtime.calibration import load_calibration, slots
 from hetplan.runtime.export import export as written
 from hetplan.runtime.plan import Plan, load_plan
 from hetplan.runtime.replay import Replay, Settings, replay
@@ -272,20 +271,15 @@ def simulate(
 
 
 def calibrated(plan: Plan, workload: Workload, path: Path) -> tuple[Workload, float]:
-    """The workload with a calibration's links and memory, and the seconds that its passes take
-    beside their layers."""
+    """The workload with a calibration's times, links and memory, and the seconds that its passes
+    take beside their layers."""
     constants = load_calibration(path)
     if constants.cluster != workload.cluster.name:
         expected = repr(workload.cluster.name)
         raise InputError(
             "is of another cluster", where=str(path), got=constants.cluster, expected=expected
         )
-    links = scaled(workload.cluster, constants.within, constants.between)
-    reserved = constants.framework_bytes
-    reserved = workload.reserved_bytes if reserved is None else reserved
-    return replace(
-        workload, cluster=links, reserved_bytes=reserved
-    ), constants.slot_seconds * slots(plan)
+    return constants.adjusted(workload), constants.slot_seconds * slots(plan)
 
 
 def table(plan: Plan, run: Replay, workload: Workload, took: str) -> Table:

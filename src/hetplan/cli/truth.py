@@ -361,7 +361,7 @@ def calibrate(
     """
     measured = [load_measured_run(path) for path in runs]
     setting = Setting(cluster=cluster, model=model, profile=profile)
-    estimated = estimate(measured, setting.workload(measured[0].plan))
+    estimated = estimate(measured, [setting.workload(measured[0].plan)] * len(measured))
     constants = estimated.calibration
     if constants is not None and output is not None:
         constants.save(output)

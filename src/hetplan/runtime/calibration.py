@@ -1,24 +1,26 @@
-"""A few physical constants estimated from a user's own measured runs, and whether that can be
-trusted.
+"""A few physical constants estimated from measured runs, and whether that can be trusted.
 
-- within, between: effective bandwidth of links within and between nodes, as a share of the cluster
-  file's. slot_seconds: what every forward or backward pass of a stage takes beside its layers.
+- compute: factors on the device seconds of each device type's layers; host: on what the host takes
+  to launch them, where the profile says that; within, between: effective bandwidth of links within
+  and between nodes, as a share of the cluster's. slot_seconds: what every forward or backward pass
+  of a stage takes beside its layers; only where the profile does not know the host.
   framework_bytes: what framework and driver hold on every device.
-- Model: T = replay with both bandwidths scaled + slot_seconds * slots, slots = 2 (M + S - 1) of the
-  longest replica. Runs are replayed on a grid of bandwidths, with straight lines over 1/bandwidth
-  between.
-- Fit: least squares of predicted / measured - 1 over a grid of both bandwidths that is refined
-  around its best point, each point with the overhead of a slot that is best there (which has a
-  closed form). A bandwidth that moves no run's prediction by a percent when halved keeps its value.
-- Trust: leave one run out, fit the others, predict it. The constants are kept when there are at
-  least two runs for each of them and one more, and the error of the runs left out is a tenth lower
-  than without calibration.
+- Model: T = replay with these constants + slot_seconds * slots, slots = 2 (M + S - 1) of the
+  longest replica.
+- Fit: the constants' logarithms by Gauss-Newton steps on ln(measured / predicted), with a normal
+  prior around no change, so that what the runs hardly tell stays near it (ridge regression; Hoerl
+  and Kennard 1970).
+- Trust: a constant is refused that moves too few runs, or that the runs leave uncertain (posterior
+  deviation); the runs must be twice the constants and one more. Each run is left out once and
+  predicted from the others by the linearised fit; the constants are kept where that error is lower
+  than without calibration by more than its standard error.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -28,42 +30,79 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from hetplan.errors import InputError
-from hetplan.profiling.cluster import Cluster
 from hetplan.profiling.foreign import Foreign, read_foreign
+from hetplan.profiling.profile import Profile, ProfileTable
+from hetplan.profiling.times import together
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.plan import Plan, load_plan, parse_plan
 from hetplan.runtime.replay import replay
 from hetplan.schema import Bytes, Document, Name, NonNegative
 
 Floats = NDArray[np.float64]
-MATTERS = 0.01
-# error of runs left out, of what it is without calibration: less is no accident of the noise
-BETTER = 0.9
-# Shares of a bandwidth at which runs are replayed. A bandwidth is between a twentieth and a bit
-# more than the figure given.
-GRID = np.array([0.05, 0.1, 0.2, 0.35, 0.6, 1.0, 1.5])
-POINTS, REFINED = 33, 3  # bandwidths tried of each kind, and how often around the best one
-Share = Annotated[float, Field(gt=0, le=10)]
+Share = Annotated[float, Field(gt=0, le=100)]
+COMPUTE, HOST, WITHIN, BETWEEN, SLOT = "compute ", "host", "within", "between", "slot_seconds"
+
+
+@dataclass(frozen=True)
+class Rules:
+    """How constants are fitted and when they are refused; none comes from a published set.
+
+    noise: of repeated runs, as a logarithm; what the fit leaves, where that is more. prior:
+    deviation of a constant's logarithm before any run is seen: a factor of 1.6. moves: change of
+    ln(seconds) per change of ln(constant) from which on a run tells it; runs: that must. certain:
+    largest posterior deviation of a kept constant's logarithm. surely: standard errors by which
+    runs left out must be better with constants than without. steps, largest: of Gauss-Newton, and
+    the longest in logarithms. difference: of a constant's logarithm in the finite differences.
+    """
+
+    noise: float = 0.02
+    prior: float = 0.5
+    moves: float = 0.03
+    runs: int = 3
+    certain: float = 0.25
+    surely: float = 1.0
+    steps: int = 6
+    largest: float = 0.7
+    difference: float = 0.1
+
+
+RULES = Rules()
 
 
 class Calibration(Document):
     """Constants, and the mean absolute error of seconds without them and, for runs left out, with
     them.
 
-    framework_bytes: null where no run tells its memory.
+    compute: by device type. framework_bytes: null where no run tells its memory. refused: constants
+    that the runs do not tell, with the reason.
     """
 
     format: Literal["hetplan-calibration"] = "hetplan-calibration"
     version: Literal[1] = 1
     cluster: Name
     runs: Annotated[int, Field(ge=1)]
+    compute: dict[Name, Share] = Field(default_factory=dict)
+    host: Share = 1.0
     within: Share = 1.0
     between: Share = 1.0
     slot_seconds: NonNegative = 0.0
     framework_bytes: NonNegative | None = None
     fitted: list[Name]
+    refused: dict[Name, Name] = Field(default_factory=dict)
     error_before: NonNegative
     error_left_out: NonNegative | None
+
+    def values(self) -> dict[str, float]:
+        """Constants by name, as `predicted_seconds` takes them."""
+        factors = {HOST: self.host, WITHIN: self.within, BETWEEN: self.between}
+        kinds = {COMPUTE + kind: factor for kind, factor in self.compute.items()}
+        return factors | kinds | {SLOT: self.slot_seconds}
+
+    def adjusted(self, workload: Workload) -> Workload:
+        """The workload with these times, links and memory; what passes take beside is not in it."""
+        held = self.framework_bytes
+        reserved = workload.reserved_bytes if held is None else held
+        return replace(adjusted(workload, self.values()), reserved_bytes=reserved)
 
 
 @dataclass(frozen=True)
@@ -87,15 +126,6 @@ class Estimate:
     left_out: tuple[float, ...]
 
 
-@dataclass(frozen=True)
-class Constants:
-    """What is fitted; the defaults are no calibration."""
-
-    within: float = 1.0
-    between: float = 1.0
-    slot_seconds: float = 0.0
-
-
 class MeasuredFile(Foreign):
     """plan: a plan, or its file's name beside this file."""
 
@@ -117,17 +147,36 @@ def load_measured_run(path: str | os.PathLike[str]) -> MeasuredRun:
 load_calibration = Calibration.load
 
 
-def scaled(cluster: Cluster, within: float, between: float) -> Cluster:
-    """The cluster with its links' bandwidths scaled."""
+def adjusted(workload: Workload, values: Mapping[str, float]) -> Workload:
+    """The workload with layer times and bandwidths scaled; a constant that is not named is 1."""
+    within, between = values.get(WITHIN, 1.0), values.get(BETWEEN, 1.0)
     nodes = tuple(
         replace(
             node,
             intra_bandwidth=node.intra_bandwidth * within,
             network_bandwidth=node.network_bandwidth * between,
         )
-        for node in cluster.nodes
+        for node in workload.cluster.nodes
     )
-    return replace(cluster, nodes=nodes)
+    tables = [
+        scaled(table, values.get(COMPUTE + table.device, 1.0), values.get(HOST, 1.0))
+        for table in workload.profile.tables
+    ]
+    profile = Profile(**{**dict(workload.profile), "tables": tables})
+    return replace(workload, cluster=replace(workload.cluster, nodes=nodes), profile=profile)
+
+
+def scaled(table: ProfileTable, compute: float, host: float) -> ProfileTable:
+    """The table with the device's and the host's part of its seconds scaled."""
+    changes: dict[str, list[float]] = {}
+    for way in ("forward", "backward"):
+        seconds = np.array(getattr(table, f"{way}_seconds"))
+        launching = np.array(getattr(table, f"{way}_host_seconds") or np.zeros_like(seconds))
+        device = np.sqrt(np.maximum(seconds**2 - launching**2, 0.0))
+        if launching.any():
+            changes[f"{way}_host_seconds"] = (host * launching).tolist()
+        changes[f"{way}_seconds"] = together(compute * device, host * launching).tolist()
+    return table.model_copy(update=changes)
 
 
 def slots(plan: Plan) -> int:
@@ -138,144 +187,178 @@ def slots(plan: Plan) -> int:
     )
 
 
-def predicted_seconds(plan: Plan, workload: Workload, constants: Constants) -> float:
+def predicted_seconds(plan: Plan, workload: Workload, values: Mapping[str, float]) -> float:
     """Seconds per iteration with these constants."""
-    cluster = scaled(workload.cluster, constants.within, constants.between)
-    bare = replay(plan, replace(workload, cluster=cluster)).seconds
-    return bare + constants.slot_seconds * slots(plan)
+    bare = replay(plan, adjusted(workload, values)).seconds
+    return bare + values.get(SLOT, 0.0) * slots(plan)
 
 
-def calibrate(runs: Sequence[MeasuredRun], workload: Workload) -> Estimate:
-    """Estimate the constants, and judge them by runs left out; raises InputError as `replay`
-    does."""
+def candidates(workloads: Sequence[Workload]) -> list[str]:
+    """The constants that runs on these workloads could tell."""
+    kinds = {kind: None for workload in workloads for kind in workload.cluster.types}
+    tables = [table for workload in workloads for table in workload.profile.tables]
+    host = HOST if any(table.forward_host_seconds for table in tables) else SLOT
+    return [*(COMPUTE + kind for kind in kinds), host, WITHIN, BETWEEN]
+
+
+@dataclass
+class Fit:
+    """Constants of R runs. names [K]; x [K]: their logarithms, of slot_seconds its value in parts
+    of `slot` seconds; found [R]: ln(predicted); slopes [R, K]: its change per change of x."""
+
+    runs: Sequence[MeasuredRun]
+    workloads: Sequence[Workload]
+    names: list[str]
+    rules: Rules
+
+    def __post_init__(self) -> None:
+        self.measured = np.log([run.seconds for run in self.runs])
+        counts = np.array([slots(run.plan) for run in self.runs])
+        self.slot = float(np.median(np.exp(self.measured) / counts))
+        self.x = np.zeros(len(self.names))
+        self.known: dict[tuple[int, tuple[tuple[str, float], ...]], float] = {}
+        self.look()
+
+    def values(self, x: Floats) -> dict[str, float]:
+        """Constants by name."""
+        return {
+            name: float(part * self.slot if name == SLOT else np.exp(part))
+            for name, part in zip(self.names, x, strict=True)
+        }
+
+    def predicted(self, x: Floats) -> Floats:
+        """[R] ln(seconds); each run is replayed once for the same values of what it depends on."""
+        values, found = self.values(x), []
+        for i, (run, workload) in enumerate(zip(self.runs, self.workloads, strict=True)):
+            others = {COMPUTE + kind for kind in workload.cluster.types}
+            own = {k: v for k, v in values.items() if k in others or not k.startswith(COMPUTE)}
+            key = i, tuple(own.items())
+            if key not in self.known:
+                self.known[key] = float(np.log(predicted_seconds(run.plan, workload, own)))
+            found.append(self.known[key])
+        return np.array(found)
+
+    def look(self, *, slopes: bool = True) -> None:
+        """Predictions and slopes at x."""
+        self.found, step = self.predicted(self.x), self.rules.difference
+        self.noise = max(self.rules.noise, float(np.std(self.measured - self.found)))
+        if slopes:
+            moved = [self.predicted(self.x + step * unit) for unit in np.eye(len(self.names))]
+            apart = [seconds - self.found for seconds in moved]
+            self.slopes = np.array(apart).reshape(len(self.names), len(self.runs)).T / step
+
+    def step(self, chosen: Floats) -> tuple[Floats, Floats]:
+        """The Gauss-Newton step for the runs that are chosen [R] (1 or 0), and the posterior's
+        covariance."""
+        weighted = self.slopes * chosen[:, None] / self.noise**2
+        precision = weighted.T @ self.slopes + np.eye(len(self.names)) / self.rules.prior**2
+        gradient = weighted.T @ (self.measured - self.found) - self.x / self.rules.prior**2
+        covariance = np.asarray(np.linalg.inv(precision), dtype=np.float64)
+        return covariance @ gradient, covariance
+
+    def solve(self) -> None:
+        """Steps until they are small; slopes are taken anew where constants have moved far."""
+        everything = np.ones(len(self.runs))
+        for _ in range(self.rules.steps):
+            step = np.clip(self.step(everything)[0], -self.rules.largest, self.rules.largest)
+            before, self.x = self.x, self.x + step
+            if SLOT in self.names:
+                at = self.names.index(SLOT)
+                self.x[at] = max(self.x[at], 0.0)
+            moved = np.abs(self.x - before).max(initial=0.0)
+            self.look(slopes=moved > self.rules.difference)
+            if moved < self.rules.difference / 10:
+                break
+
+    def left_out(self) -> Floats:
+        """[R] seconds of each run by the fit of the others, linearised around the fit of all."""
+        steps = [self.step(chosen)[0] for chosen in 1 - np.eye(len(self.runs))]
+        return np.asarray(np.exp(self.found + (self.slopes * np.array(steps)).sum(axis=1)))
+
+    def without(self, name: str) -> Fit:
+        """The same with a constant less; the others keep their values and slopes."""
+        fit, at = copy(self), self.names.index(name)
+        fit.names = [one for one in self.names if one != name]
+        fit.x, fit.slopes = np.delete(self.x, at), np.delete(self.slopes, at, axis=1)
+        fit.known = {}
+        fit.look(slopes=False)
+        return fit
+
+
+def fitted(fit: Fit) -> tuple[Fit, dict[str, str]]:
+    """The fit of the constants that the runs tell, and the others with the reason."""
+    rules, refused = fit.rules, dict[str, str]()
+    tells = (np.abs(fit.slopes) >= rules.moves).sum(axis=0)
+    for name, count in zip(fit.names, tells, strict=True):
+        if count < rules.runs:
+            refused[name] = f"{count} runs depend on it, expected {rules.runs}"
+    for name in refused:
+        fit = fit.without(name)
+    while len(fit.runs) < 2 * len(fit.names) + 1:
+        least = fit.names[int(np.argmin((fit.slopes**2).sum(axis=0)))]
+        needed = 2 * len(fit.names) + 1
+        refused[least] = f"{len(fit.runs)} runs are too few: at least {needed} are needed"
+        fit = fit.without(least)
+    fit.solve()
+    while fit.names:
+        deviation = np.sqrt(np.diag(fit.step(np.ones(len(fit.runs)))[1]))
+        worst = int(np.argmax(deviation))
+        if deviation[worst] <= rules.certain:
+            break
+        refused[fit.names[worst]] = f"uncertain by a factor of {np.exp(deviation[worst]):.3g}"
+        fit = fit.without(fit.names[worst])
+        fit.solve()
+    return fit, refused
+
+
+def calibrate(
+    runs: Sequence[MeasuredRun], workloads: Sequence[Workload], rules: Rules = RULES
+) -> Estimate:
+    """Estimate the constants, and judge them by runs left out. workloads: of each run. Raises
+    InputError as `replay` does."""
     if not runs:
         raise InputError("no run", expected="at least one measured run")
     measured = np.array([run.seconds for run in runs])
-    before = np.array([predicted_seconds(run.plan, workload, Constants()) for run in runs])
-    free = ["slot_seconds"]
-    for name, halved in (("between", Constants(between=0.5)), ("within", Constants(within=0.5))):
-        slower = np.array([predicted_seconds(run.plan, workload, halved) for run in runs])
-        if (slower > (1 + MATTERS) * before).any():
-            free.insert(0, name)
-    needed = 2 * len(free) + 1
-    if len(runs) < needed:
-        what = ", ".join(free)
-        reason = f"{len(runs)} runs are too few to tell {what}: at least {needed} are needed"
-        return Estimate(None, reason, tuple(before), ())
-    surface = Surface.of(runs, workload, free)
-    everything = np.arange(len(runs))
-    constants = surface.fit(everything)
-    left_out = np.array(
-        [surface.seconds(surface.fit(everything[everything != i]))[i] for i in everything]
-    )
-    error_before, error_left_out = (
-        float(np.mean(np.abs(seconds / measured - 1))) for seconds in (before, left_out)
-    )
-    if error_left_out > BETTER * error_before:
+    start = Fit(runs, workloads, candidates(workloads), rules)
+    before = np.exp(start.found)
+    fit, refused = fitted(start)
+    if not fit.names:
+        what = f"{len(runs)} runs are too few" if len(runs) < rules.runs else "runs do not tell"
+        whys = "; ".join(f"{name}: {why}" for name, why in refused.items())
+        return Estimate(None, f"{what}: {whys}", tuple(before), ())
+    left_out = fit.left_out()
+    off, off_left_out = (np.abs(seconds / measured - 1) for seconds in (before, left_out))
+    error_before, error_left_out = float(off.mean()), float(off_left_out.mean())
+    gain = off - off_left_out
+    if gain.mean() <= rules.surely * gain.std(ddof=1) / np.sqrt(len(runs)):
         reason = (
             "runs left out are predicted hardly better with constants "
             f"({100 * error_left_out:.3g} % off) than without ({100 * error_before:.3g} %)"
         )
         return Estimate(None, reason, tuple(before), tuple(left_out))
+    values = fit.values(fit.x)
     calibration = Calibration(
-        cluster=workload.cluster.name,
+        cluster=workloads[0].cluster.name,
         runs=len(runs),
-        within=constants.within,
-        between=constants.between,
-        slot_seconds=constants.slot_seconds,
-        framework_bytes=framework_bytes(runs, workload),
-        fitted=free,
+        compute={n.removeprefix(COMPUTE): v for n, v in values.items() if n.startswith(COMPUTE)},
+        host=values.get(HOST, 1.0),
+        within=values.get(WITHIN, 1.0),
+        between=values.get(BETWEEN, 1.0),
+        slot_seconds=values.get(SLOT, 0.0),
+        framework_bytes=framework_bytes(runs, workloads),
+        fitted=fit.names,
+        refused=refused,
         error_before=error_before,
         error_left_out=error_left_out,
     )
-    return Estimate(calibration, "", tuple(surface.seconds(constants)), tuple(left_out))
+    return Estimate(calibration, "", tuple(np.exp(fit.found)), tuple(left_out))
 
 
-@dataclass(frozen=True)
-class Surface:
-    """Runs replayed over both bandwidths, without overhead. R runs.
-
-    within [W], between [B]: shares, GRID or 1 alone. bare [R, W, B]: seconds. slots, measured [R].
-    """
-
-    within: Floats
-    between: Floats
-    bare: Floats
-    slots: Floats
-    measured: Floats
-
-    @classmethod
-    def of(cls, runs: Sequence[MeasuredRun], workload: Workload, free: Sequence[str]) -> Surface:
-        """Replay every run at every point of the free bandwidths."""
-        within, between = (GRID if name in free else np.ones(1) for name in ("within", "between"))
-        bare = [
-            [
-                [predicted_seconds(run.plan, workload, Constants(w, b)) for b in between]
-                for w in within
-            ]
-            for run in runs
-        ]
-        return cls(
-            within,
-            between,
-            np.array(bare),
-            np.array([slots(run.plan) for run in runs], float),
-            np.array([run.seconds for run in runs]),
-        )
-
-    def bare_seconds(self, within: Floats, between: Floats) -> Floats:
-        """[R, len(within), len(between)] seconds: straight lines over 1/bandwidth."""
-        seconds: Floats = np.einsum(
-            "xw,rwb,yb->rxy",
-            _weights(self.within, within),
-            self.bare,
-            _weights(self.between, between),
-        )
-        return seconds
-
-    def seconds(self, constants: Constants) -> Floats:
-        """[R] with these constants."""
-        bare = self.bare_seconds(np.array([constants.within]), np.array([constants.between]))[
-            :, 0, 0
-        ]
-        return np.asarray(bare + constants.slot_seconds * self.slots)
-
-    def fit(self, chosen: NDArray[np.intp]) -> Constants:
-        """The constants with the least squared relative error over the chosen runs."""
-        within, between = (
-            np.geomspace(axis[0], axis[-1], POINTS if len(axis) > 1 else 1)
-            for axis in (self.within, self.between)
-        )
-        best = Constants()
-        for _ in range(REFINED):
-            relative = (
-                self.bare_seconds(within, between)[chosen] / self.measured[chosen, None, None]
-            )
-            each = (self.slots / self.measured)[chosen, None, None]
-            overhead = np.maximum((each * (1 - relative)).sum(0) / (each**2).sum(), 0.0)
-            error = ((relative + overhead * each - 1) ** 2).sum(0)
-            i, j = np.unravel_index(np.argmin(error), error.shape)
-            best = Constants(float(within[i]), float(between[j]), float(overhead[i, j]))
-            within, between = _around(within, int(i)), _around(between, int(j))
-        return best
-
-
-def _weights(axis: Floats, values: Floats) -> Floats:
-    """[values, axis] shares of the axis's points in each value, linear in 1/value."""
-    return np.stack([np.interp(-1 / values, -1 / axis, unit) for unit in np.eye(len(axis))], axis=1)
-
-
-def _around(values: Floats, place: int) -> Floats:
-    """As many values between the neighbours of one of them."""
-    low, high = values[max(place - 1, 0)], values[min(place + 1, len(values) - 1)]
-    return np.geomspace(low, high, len(values))
-
-
-def framework_bytes(runs: Sequence[MeasuredRun], workload: Workload) -> float | None:
+def framework_bytes(runs: Sequence[MeasuredRun], workloads: Sequence[Workload]) -> float | None:
     """The median of what runs held beside what is predicted; None where no run tells."""
     beside = sorted(
         run.peak_bytes - max(replay(run.plan, workload).peak_bytes)
-        for run in runs
+        for run, workload in zip(runs, workloads, strict=True)
         if run.peak_bytes is not None
     )
     return max(beside[len(beside) // 2], 0.0) if beside else None

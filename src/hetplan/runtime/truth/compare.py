@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from hetplan.errors import HetplanError, InputError
@@ -31,20 +31,23 @@ def compare(name: str, folder: Path) -> list[Compared]:
     folder: with the set's files. Raises InputError for an unknown set, or a file that is missing or
     damaged.
     """
-    if name not in SETS:
-        raise unknown_name("unknown set", name, SETS)
     if name == "sailor":
         return sailor_rows(validate(folder))
+    return [compared(*row) for row in rows_of(name, folder)]
+
+
+def rows_of(name: str, folder: Path) -> Iterator[tuple[str, int, Source, Cells]]:
+    """(file, number, source, row) of a set of tables; raises InputError as `compare` does."""
+    if name not in SOURCES:
+        raise unknown_name("unknown set", name, SETS)
     files = SOURCES[name]
     absent = [file for file in files if not (folder / file).exists()]
     if absent and (name not in runs.PARTIAL or len(absent) == len(files)):
         raise InputError("no such file", where=str(folder / absent[0]), expected=f"set {name}")
-    return [
-        compared(file, i, source, row)
-        for file, source in files.items()
-        if file not in absent
-        for i, row in enumerate(read_table(folder / file, by_hand=source.by_hand))
-    ]
+    for file, source in files.items():
+        if file not in absent:
+            for i, row in enumerate(read_table(folder / file, by_hand=source.by_hand)):
+                yield file, i, source, row
 
 
 def compared(file: str, number: int, source: Source, row: Cells) -> Compared:

@@ -60,9 +60,14 @@ class Job:
 @cache
 def predicted(job: Job) -> Predicted:
     """The job replayed; raises NotPosedError or InputError where it cannot be said."""
-    workload = posed_workload(job)
-    outcome = replay(posed_plan(job, workload), workload)
+    outcome = replay(*posed(job))
     return Predicted(outcome.seconds, max(outcome.peak_bytes), outcome.fits)
+
+
+def posed(job: Job) -> tuple[Plan, Workload]:
+    """The plan and its workload; raises as `predicted` does."""
+    workload = posed_workload(job)
+    return posed_plan(job, workload), workload
 
 
 def posed_workload(job: Job) -> Workload:

@@ -16,7 +16,7 @@ from hetplan.profiling.stack import STACKS
 from hetplan.profiling.transformer import Transformer, transformer
 from hetplan.profiling.zoo import LLAMA_3_SHAPE, bert, built_in, gpt2, llama
 from hetplan.runtime.plan import Recomputation
-from hetplan.runtime.truth.job import Job, predicted
+from hetplan.runtime.truth.job import Job, posed, predicted
 from hetplan.runtime.truth.machines import VTRAIN, machine
 from hetplan.runtime.truth.tables import GIB, Cells, NotPosedError, Published, Source, require
 
@@ -347,7 +347,7 @@ def runs(
     published: Callable[[Cells], Published], job: Callable[[Cells], Job], *, by_hand: bool = False
 ) -> Source:
     """A file of training runs, which are replayed."""
-    return Source(published, lambda row: predicted(job(row)), by_hand)
+    return Source(published, lambda row: predicted(job(row)), lambda row: posed(job(row)), by_hand)
 
 
 # Files of each set of training runs.

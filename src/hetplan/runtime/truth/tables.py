@@ -11,6 +11,8 @@ from pathlib import Path
 
 from hetplan.errors import HetplanError, InputError
 from hetplan.files import read_bytes
+from hetplan.profiling.workload import Workload
+from hetplan.runtime.plan import Plan
 
 GIB = 2**30
 
@@ -120,10 +122,12 @@ class Predicted:
 @dataclass(frozen=True)
 class Source:
     """How the rows of a file are read: what was published, and what hetplan predicts (raises
-    NotPosedError, or InputError as `replay` does). by_hand: see `Cells`."""
+    NotPosedError, or InputError as `replay` does). posed: of runs, the plan and its workload.
+    by_hand: see `Cells`."""
 
     published: Callable[[Cells], Published]
     predicted: Callable[[Cells], Predicted]
+    posed: Callable[[Cells], tuple[Plan, Workload]] | None = None
     by_hand: bool = False
 
 
