@@ -17,8 +17,10 @@ from hetplan.cli.main import main
 from hetplan.errors import InputError
 from hetplan.profiling.models import load_model
 from hetplan.profiling.zoo import text_model
+from hetplan.runtime.calibration import predicted_seconds
 from hetplan.runtime.truth.compare import compare
 from hetplan.runtime.truth.job import layer_ranges, posed_plan, posed_workload
+from hetplan.runtime.truth.rest import calibrate_set
 from hetplan.runtime.truth.runs import megatron_job, mosaic_job, vtrain_job
 from hetplan.runtime.truth.scores import Scoring, order, regret, summarised, tied
 from hetplan.runtime.truth.tables import Cells, Compared, Predicted, Published
@@ -333,3 +335,48 @@ def test_tables_for_people(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert "44.5 % -> " in text
     assert main(["truth", "table", str(tmp_path / "nothing")]) == 2
     assert "no set" in capsys.readouterr().err
+
+
+def made_rows(count: int, **constants: float) -> list[Row]:
+    """Rows of vTrain's columns whose seconds are hetplan's own with these constants."""
+    rows: list[Row] = []
+    for i in range(count):
+        tensor, pipeline = [(1, 1), (2, 1), (1, 2), (4, 1), (2, 2)][i % 5]
+        layers, batch = [4, 8, 12][i % 3], [1, 2, 4][i // 5 % 3]
+        values = (
+            4, 32, batch, 1024, 16, layers, 512, tensor, 4 // tensor // pipeline, pipeline, 0
+        )  # fmt: skip
+        row = dict(zip(VTRAIN_COLUMNS, values, strict=True))
+        job = vtrain_job(cells(row))
+        seconds = predicted_seconds(
+            posed_plan(job, posed_workload(job)), posed_workload(job), constants
+        )
+        rows.append({**row, "iteration time (ms)": 1000 * seconds})
+    return rows
+
+
+def test_a_set_is_calibrated_on_some_of_its_rows(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = made_rows(20, **{"compute A100-SXM4-80GB": 1.4, "host": 0.6})
+    write(tmp_path / "vtrain_multi_node_a100.csv", made)
+    arguments = ["truth", "calibrate", "vtrain", str(tmp_path), "--rows", "12"]
+    assert main([*arguments, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    constants, rest = document["calibration"], document["rest"]
+    assert constants["compute"]["A100-SXM4-80GB"] == pytest.approx(1.4, rel=0.05)
+    assert constants["host"] == pytest.approx(0.6, rel=0.1)
+    assert "0 runs depend on it" in constants["refused"]["between"]  # it is one node
+    assert len(document["runs"]) == 12 and rest["before"]["rows"] == rest["after"]["rows"] == 8
+    assert rest["before"]["error"] > 0.1 and rest["after"]["error"] < 0.02
+    assert main([*arguments, "--seed", "1"]) == 0
+    assert "the other rows: before -> calibrated" in capsys.readouterr().out
+    assert main([*arguments[:-1], "21"]) == 2
+    assert "got 20, expected at least 21" in capsys.readouterr().err
+
+
+def test_a_set_that_hetplan_predicts_is_left_alone(tmp_path: Path) -> None:
+    write(tmp_path / "vtrain_multi_node_a100.csv", made_rows(10))
+    rest = calibrate_set("vtrain", tmp_path, 8, seed=0)
+    assert rest.estimate.calibration is None and "hardly better" in rest.estimate.reason
+    assert rest.before == rest.after and len(rest.after) == 2

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -44,6 +45,7 @@ from hetplan.runtime.plan import Plan, parse_plan
 from hetplan.runtime.sensitivity import Sensitivity, perturbed, scenarios
 from hetplan.runtime.sensitivity import sensitivity as analyse
 from hetplan.runtime.truth.compare import SETS, compare, reasons, sailor_rows
+from hetplan.runtime.truth.rest import Rest, calibrate_set
 from hetplan.runtime.truth.scores import summary
 from hetplan.runtime.truth.standing import Standing, standings
 from hetplan.runtime.truth.tables import GIB, Compared
@@ -180,18 +182,24 @@ def table(
     return 0
 
 
+def arrow_text(old: Any, new: Any, text: Callable[[Any], str]) -> str:
+    """A figure as it was and as it is."""
+    return "-" if old is None and new is None else f"{text(old)} -> {text(new)}"
+
+
+def short(value: float | None) -> str:
+    """Three digits."""
+    return number_text(value, 3)
+
+
 def standings_table(rows: Sequence[Standing]) -> Table:
     """One line per part of a set; each figure as it was and as it is."""
 
     def both(key: str, text: Callable[[Any], str]) -> Callable[[Standing], str]:
         def cell(row: Standing) -> str:
-            old, new = row.before.get(key), row.now.get(key)
-            return "-" if old is None and new is None else f"{text(old)} -> {text(new)}"
+            return arrow_text(row.before.get(key), row.now.get(key), text)
 
         return cell
-
-    def short(value: float | None) -> str:
-        return number_text(value, 3)
 
     return Table.of(
         "predictions beside published measurements: before -> now",
@@ -336,32 +344,54 @@ def signed(value: float | None) -> str:
 
 def calibrate(
     profile: Annotated[
-        Path, typer.Argument(metavar="PROFILE", help="The profile that the plans ran with.")
+        Path,
+        typer.Argument(
+            metavar="PROFILE|SET", help="The profile that the plans ran with, or a published set."
+        ),
     ],
     runs: Annotated[
         list[Path],
         typer.Argument(
-            metavar="RUNS…",
-            help='JSON files: {"plan": plan or its file, "seconds": …, "peak_bytes": …}.',
+            metavar="RUNS…|DIR",
+            help='JSON files: {"plan": plan or its file, "seconds": …, "peak_bytes": …}; of a set '
+            "its folder.",
         ),
     ],
     cluster: OwnClusterOption = None,
     model: OwnModelOption = None,
+    rows: Annotated[
+        int,
+        typer.Option("--rows", metavar="N", help="Of a set: rows to estimate from.", min=1),
+    ] = 20,
+    seed: SeedOption = None,
     output: Annotated[
         Path | None,
         target("--output", "-o", help="Write the constants to a file."),
     ] = None,
     json: JsonOption = False,
 ) -> int:
-    """Estimate effective bandwidths, a pass's overhead and the framework's memory from your own
-    measured runs.
+    """Estimate factors of compute, host time and bandwidths, a pass's overhead and the framework's
+    memory from your own measured runs.
 
-    `hetplan plan simulate --calibration FILE` predicts with them. Exit code 1, and no file, where
-    the runs do not tell.
+    `hetplan plan simulate --calibration FILE` predicts with them. Of a set some rows are drawn, and
+    the others predicted without and with the constants. Exit code 1, and no file, where the runs do
+    not tell.
     """
-    measured = [load_measured_run(path) for path in runs]
-    setting = Setting(cluster=cluster, model=model, profile=profile)
-    estimated = estimate(measured, [setting.workload(measured[0].plan)] * len(measured))
+    tables: list[Table]
+    if profile.name in SETS and not profile.exists():
+        rest = calibrate_set(profile.name, runs[0], rows, seed or 0)
+        estimated, measured = rest.estimate, rest.runs
+        more: dict[str, Any] = {
+            "set": profile.name,
+            "rest": {"before": summary(rest.before), "after": summary(rest.after)},
+        }
+        tables = [calibration_table(measured, estimated), rest_table(rest)]
+    else:
+        measured, more = tuple(load_measured_run(path) for path in runs), {}
+        setting = Setting(cluster=cluster, model=model, profile=profile)
+        workload = setting.workload(measured[0].plan)
+        estimated = estimate(measured, [workload] * len(measured))
+        tables = [calibration_table(measured, estimated)]
     constants = estimated.calibration
     if constants is not None and output is not None:
         constants.save(output)
@@ -373,23 +403,23 @@ def calibrate(
             for run, seconds in zip(measured, estimated.predictions, strict=True)
         ],
     }
-    emit(document, [calibration_table(measured, estimated)], json=json)
+    emit(document | more, tables, json=json)
     return 0 if constants is not None else 1
 
 
-def calibration_table(runs: list[MeasuredRun], estimated: Estimate) -> Table:
+def calibration_table(runs: Sequence[MeasuredRun], estimated: Estimate) -> Table:
     """Runs beside their predictions, and the constants."""
     constants = estimated.calibration
     left_out = estimated.left_out or (None,) * len(runs)
     notes = [f"not calibrated: {estimated.reason}"]
     if constants is not None:
-        notes = [
-            f"links within nodes reach {number_text(constants.within, 3)}, between nodes "
-            f"{number_text(constants.between, 3)} of the cluster file's bandwidth",
-            f"a pass takes {seconds_text(constants.slot_seconds)} beside its layers",
+        values = constants.values()
+        notes = [f"{name}: {number_text(values[name], 3)}" for name in constants.fitted]
+        notes += [f"{name} keeps its value: {why}" for name, why in constants.refused.items()]
+        notes.append(
             f"mean error {percent_text(constants.error_before)} before, "
-            f"{percent_text(constants.error_left_out)} of runs left out",
-        ]
+            f"{percent_text(constants.error_left_out)} of runs left out"
+        )
         if constants.framework_bytes is not None:
             held = bytes_text(constants.framework_bytes)
             notes.append(f"framework and driver hold {held} of each device")
@@ -405,6 +435,39 @@ def calibration_table(runs: list[MeasuredRun], estimated: Estimate) -> Table:
         },
         notes,
         right=(1, 2, 3),
+    )
+
+
+def change(
+    before: dict[str, Any], after: dict[str, Any], key: str, text: Callable[[Any], str], part: str
+) -> str:
+    """A part's figure without and with the constants."""
+    return arrow_text(before[part][key], after[part][key], text)
+
+
+def rest_table(rest: Rest) -> Table:
+    """The rows that were not drawn, by file and GPU type, without and with the constants."""
+    before, after = (
+        {"all": whole} | whole["files"] | whole["kinds"]
+        for whole in (summary(rest.before), summary(rest.after))
+    )
+    return Table.of(
+        "the other rows: before -> calibrated",
+        before,
+        {
+            "part": lambda part: part,
+            "rows": lambda part: str(before[part]["rows"]),
+            **{
+                title: partial(change, before, after, key, text)
+                for title, key, text in (
+                    ("mean error of seconds", "error", percent_text),
+                    ("bias", "bias", signed),
+                    ("Spearman", "spearman", short),
+                    ("regret", "regret", percent_text),
+                )
+            },
+        },
+        right=range(1, 6),
     )
 
 

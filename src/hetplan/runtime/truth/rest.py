@@ -22,11 +22,11 @@ from hetplan.runtime.truth.tables import Compared
 
 @dataclass(frozen=True)
 class Rest:
-    """drawn: the rows that constants were estimated from. before, after: all others, predicted
+    """runs: the rows that constants were estimated from. before, after: all others, predicted
     without and with the constants; alike where there are none."""
 
     estimate: Estimate
-    drawn: tuple[Compared, ...]
+    runs: tuple[MeasuredRun, ...]
     before: tuple[Compared, ...]
     after: tuple[Compared, ...]
 
@@ -47,17 +47,16 @@ def calibrate_set(name: str, folder: Path, count: int, seed: int) -> Rest:
     chosen = set(Random(seed).sample(range(len(posed)), count))
     drawn = [one for i, one in enumerate(posed) if i in chosen]
     others = [one for i, one in enumerate(posed) if i not in chosen]
-    runs = [
+    runs = tuple(
         MeasuredRun(plan, one.published.seconds or 0.0, None, f"{one.file} {one.row}")
         for one, plan, _ in drawn
-    ]
+    )
     estimate = calibrate(runs, [workload for *_, workload in drawn])
     after = [one for one, *_ in others]
     if estimate.calibration is not None:
         values = estimate.calibration.values()
         after = [with_constants(*one, values) for one in others]
-    kept = tuple(one for one, *_ in drawn), tuple(one for one, *_ in others)
-    return Rest(estimate, *kept, tuple(after))
+    return Rest(estimate, runs, tuple(one for one, *_ in others), tuple(after))
 
 
 def with_constants(
