@@ -285,7 +285,7 @@ class TestLinks:
         bare = before.ring([[0, 1, 2, 3]], 1e8).seconds - before.ring([[0, 1, 2, 3]], 0.0).seconds
         share = learned.links.share("all-reduce", "between", 4, 1e8)  # type: ignore[union-attr]
         assert after.ring([[0, 1, 2, 3]], 1e8).seconds == pytest.approx(bare / share)
-        assert after.ring([[0, 1]], 1e3).seconds > 5 * 1e3 / before.bandwidth[0, 1]
+        assert after.ring([[0, 1]], 1e3).seconds > 5 * 1e3 / before.link(0, 1)[0]
 
     def test_command_line(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         files = [tmp_path / f"{ranks}.json" for ranks in (2, 4)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise, product
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -13,20 +14,20 @@ from hypothesis import strategies as st
 
 from hetplan.profiling.simulator.pipeline import (
     Collective,
-    Hops,
     Replica,
     Schedule,
+    Sends,
     order,
     simulate_replicas,
     simulate_stages,
     warm_up,
 )
 from hetplan.profiling.simulator.tasks import (
-    NO_PORT,
     Kind,
     TaskList,
     Tasks,
     Timeline,
+    Traffic,
     path_to_end,
     simulate,
 )
@@ -42,24 +43,26 @@ def random_tasks(draw: st.DrawFn) -> Tasks:
     seed = draw(st.integers(0, 2**32 - 1))
     rng = np.random.default_rng(seed)
     tasks = TaskList()
-    ports = np.where(rng.random((count, 2)) < 0.6, rng.integers(0, 3, (count, 2)), NO_PORT)
-    ports[ports[:, 0] == ports[:, 1], 1] = NO_PORT
+    uses = [
+        tasks.use(
+            tuple(
+                (int(p), float(rng.choice([0.5, 1.0])))
+                for p in rng.choice(3, rng.integers(0, 3), replace=False)
+            )
+        )
+        for _ in range(count)
+    ]
     tasks.add(
         (count,),
         kind=Kind.FORWARD,
         unit=0,
         seconds=rng.integers(0, 4, count),
         delay=rng.integers(0, 2, count),
-        ports=ports,
+        use=uses,
     )
     before = [(a, b) for b in range(count) for a in range(b) if rng.random() < 0.2]
     tasks.order([a for a, _ in before], [b for _, b in before])
     return tasks.build(1)
-
-
-def ports_of(tasks: Tasks, task: int) -> set[int]:
-    """The ports that a task holds."""
-    return {int(p) for p in tasks.port[tasks.port_begin[task] : tasks.port_begin[task + 1]]}
 
 
 @given(random_tasks())
@@ -68,33 +71,45 @@ def test_rules_hold_for_random_tasks(tasks: Tasks) -> None:
     start, end = timeline.start, timeline.end
     assert np.array_equal(end, start + tasks.seconds)
     ready = np.zeros(len(tasks))
-    before = np.repeat(np.arange(len(tasks)), np.diff(tasks.begin))
-    np.maximum.at(ready, tasks.after, (end + tasks.delay)[before])
+    np.maximum.at(ready, tasks.after, (end + tasks.delay)[tasks.before])
     assert (start >= ready).all()
-    for port in range(3):
-        users = [
-            t for t in range(len(tasks)) if port in ports_of(tasks, t) and tasks.seconds[t] > 0
-        ]
-        users.sort(key=lambda t: start[t])
-        assert all(end[a] <= start[b] for a, b in pairwise(users))
-    for t in range(len(tasks)):  # nobody waits while its ports are free
-        if start[t] > ready[t]:
-            held = ports_of(tasks, t)
-            assert any(
-                end[u] == start[t] and held & ports_of(tasks, u)
-                for u in range(len(tasks))
-                if u != t
-            )
+    task, port, seconds = tasks.holds
+    held = sorted(
+        (p, start[t], start[t] + s) for t, p, s in zip(task, port, seconds, strict=True) if s > 0
+    )
+    assert all(a[2] <= b[1] for a, b in pairwise(held) if a[0] == b[0])
+    let_go = {(p, end) for p, _, end in held}
+    for t in np.flatnonzero(start > ready):  # nobody waits while its ports are free
+        assert any((p, start[t]) in let_go for p in port[task == t])
 
 
 def test_a_port_serves_in_the_order_of_asking() -> None:
     tasks = TaskList()
-    tasks.add(
-        (3,), kind=Kind.TRANSFER, unit=0, seconds=2.0, ports=[[0, NO_PORT], [0, 1], [1, NO_PORT]]
-    )
+    uses = [tasks.use(((0, 1.0),)), tasks.use(((0, 1.0), (1, 1.0))), tasks.use(((1, 1.0),))]
+    tasks.add((3,), kind=Kind.TRANSFER, unit=0, seconds=2.0, use=uses)
     timeline = simulate(tasks.build(1))
     # The second asks for a port held by the first; the third takes the other port meanwhile.
     assert timeline.start.tolist() == [0.0, 2.0, 0.0]
+
+
+def test_a_port_is_held_for_its_share() -> None:
+    tasks = TaskList()
+    fast, slow = (tasks.use(((0, 0.25), (port, 1.0))) for port in (1, 2))
+    tasks.add((2,), kind=Kind.TRANSFER, unit=0, seconds=8.0, use=[fast, slow])
+    timeline = simulate(tasks.build(1))
+    assert timeline.start.tolist() == [0.0, 2.0]
+    assert timeline.port_seconds.tolist() == [4.0, 8.0, 8.0]
+    assert path_to_end(timeline).tolist() == [0, 1]
+
+
+def test_who_asks_at_one_moment_is_served_by_micro_batch() -> None:
+    tasks = TaskList()
+    use, late = tasks.use(((0, 1.0),)), 5.0 * (1 + 1e-9)
+    work = tasks.add((3,), kind=Kind.FORWARD, unit=0, seconds=[5.0, late, 5.001])
+    moves = tasks.add((3,), kind=Kind.TRANSFER, unit=0, seconds=1.0, use=use, micro_batch=[2, 1, 0])
+    tasks.order(work, moves)
+    # 5 and a little more are one moment, 5.001 is another.
+    assert simulate(tasks.build(1)).start[3:].tolist() == [late + 1, late, pytest.approx(late + 2)]
 
 
 def test_a_circle_is_refused() -> None:
@@ -153,45 +168,98 @@ def test_interleaving_divides_the_bubble_by_the_chunks(
     assert simulate_replicas([replica]).seconds == pytest.approx(expected)
 
 
+def random_replica(
+    rng: np.random.Generator,
+    stages: int,
+    batches: int,
+    chunks: int = 1,
+    *,
+    schedule: Schedule = "1f1b",
+    sends: Sends = "asynchronous",
+    ports: bool = True,
+) -> Replica:
+    """Times between 0 and 1; neighbours' messages hold the sides of their cards."""
+    grid = (stages, chunks, batches)
+
+    def message(source: int, target: int) -> Traffic:
+        sides = ((2 * source, 1.0), (2 * target + 1, float(rng.choice([0.5, 1.0]))))
+        return Traffic(rng.random(), rng.random(), sides if ports else ())
+
+    hops = [(h % stages, (h + 1) % stages) for h in range(stages * chunks - 1)]
+    return Replica(
+        stages=stages,
+        micro_batches=batches,
+        chunks=chunks,
+        schedule=schedule,
+        sends=sends,
+        forward=rng.random(grid),
+        backward=rng.random(grid),
+        hops=[
+            [[message(*(hop if way else hop[::-1])) for _ in range(batches)] for hop in hops]
+            for way in (1, 0)
+        ],
+    )
+
+
 @given(
     SHAPES,
     st.integers(0, 2**32 - 1),
     st.sampled_from(["gpipe", "1f1b"]),
     st.booleans(),
 )
-def test_no_timeline_beats_its_work_and_blocking_never_helps(
+def test_no_timeline_beats_its_work_and_waiting_never_helps(
     shape: tuple[int, int], seed: int, schedule: Schedule, ports: bool
 ) -> None:
-    stages, batches = shape
-    grid, hops = (stages, 1, batches), (stages - 1, batches)
-    cards = np.stack([2 * np.arange(stages - 1), 2 * np.arange(stages - 1) + 3], axis=1)
-
-    def replica(blocking: bool) -> Replica:
-        local = np.random.default_rng(seed)
-        return Replica(
-            stages=stages,
-            micro_batches=batches,
-            schedule=schedule,
-            forward=local.random(grid),
-            backward=local.random(grid),
-            hops=Hops(
-                forward=local.random(hops),
-                backward=local.random(hops),
-                latency=local.random(stages - 1),
-                forward_ports=cards if ports else [NO_PORT],
-                backward_ports=cards[:, ::-1] if ports else [NO_PORT],
-            ),
-            blocking=blocking,
-        )
-
-    free, blocking = (simulate_replicas([replica(b)]) for b in (False, True))
+    replica = random_replica(np.random.default_rng(seed), *shape, schedule=schedule, ports=ports)
+    free, late, blocking, both = (
+        simulate_replicas([replace(replica, sends=sends)]) for sends in get_args(Sends)
+    )
     assert free.seconds >= free.busy.max() - 1e-9
     assert blocking.busy == pytest.approx(free.busy)
     if not ports:
-        assert blocking.seconds >= free.seconds - 1e-9
-    chain = path_to_end(free)
-    assert free.start[chain[0]] == 0.0
-    assert free.end[chain[-1]] + free.tasks.delay[chain[-1]] == free.seconds
+        assert both.seconds >= max(late.seconds, blocking.seconds) - 1e-9
+        assert min(late.seconds, blocking.seconds) >= free.seconds - 1e-9
+    for timeline in (free, late, blocking, both):
+        chain = path_to_end(timeline)
+        assert timeline.start[chain[0]] == 0.0
+        assert timeline.end[chain[-1]] + timeline.tasks.delay[chain[-1]] == timeline.seconds
+
+
+def test_what_a_send_means() -> None:
+    """Two stages, two micro-batches, messages of 1 s between passes of 1 and 4 s; by hand."""
+    replica = Replica(
+        stages=2,
+        micro_batches=2,
+        schedule="gpipe",
+        forward=[[[1.0]], [[4.0]]],
+        backward=0.0,
+        hops=[[[Traffic(1.0)] * 2], [[Traffic(0.0)] * 2]],
+    )
+    begins = {
+        sends: simulate_replicas([replace(replica, sends=sends)]).start[[1, 5]].tolist()
+        for sends in get_args(Sends)
+    }
+    # the second forward pass of the first stage, and that of the second
+    assert begins == {
+        "asynchronous": [1.0, 6.0],
+        "waiting": [1.0, 7.0],
+        "blocking": [2.0, 6.0],
+        "rendezvous": [2.0, 7.0],
+    }
+    host = simulate_replicas([replace(replica, exchange_seconds=0.5)])
+    assert host.start[[1, 5]].tolist() == [1.5, 2.5 + 4.5]
+
+
+def test_tensor_ranks_meet_behind_their_pass() -> None:
+    met = [[[[Traffic(3.0, 0.0, ((0, 1.0),))]]]] * 2
+    alone = Replica(stages=1, micro_batches=1, forward=1.0, backward=2.0, reduces=met)
+    timeline = simulate_replicas([alone])
+    assert timeline.seconds == 1 + 3 + 2 + 3
+    assert timeline.busy.tolist() == [9.0]
+    # two replicas share a card: their passes meet one after the other
+    assert simulate_replicas([alone, alone]).seconds == 1 + 4 * 3
+    split = Collective(members=[(0, 0), (1, 0)], seconds=0.0, buckets=2)
+    assert simulate_replicas([alone, alone], [split]).seconds == 1 + 4 * 3
 
 
 @pytest.mark.parametrize(("stages", "batches"), [(4, 9), (4, 2), (1, 3)])
@@ -231,20 +299,20 @@ def test_overlap_hides_all_but_the_last_bucket() -> None:
 
 def test_collectives_that_share_a_card_go_one_after_the_other() -> None:
     replica = Replica(stages=2, micro_batches=1, forward=0.0, backward=0.0)
-    groups = [Collective(members=[(0, s), (1, s)], seconds=3.0, ports=(0,)) for s in range(2)]
+    groups = [
+        Collective(members=[(0, s), (1, s)], seconds=3.0, ports=((0, 1.0),)) for s in range(2)
+    ]
     assert simulate_replicas([replica, replica], groups).seconds == pytest.approx(6.0)
     apart = [Collective(members=group.members, seconds=3.0) for group in groups]
     assert simulate_replicas([replica, replica], apart).seconds == pytest.approx(3.0)
 
 
-def test_every_step_waits_for_the_slowest_and_overlap_hides_the_shorter() -> None:
+def test_every_step_waits_for_the_slowest() -> None:
     work = np.array([[1.0, 5.0, 2.0], [4.0, 1.0, 2.0]])
     replicas = [Replica(stages=1, micro_batches=3, forward=row, backward=0.0) for row in work]
     every = Collective(members=[(0, 0), (1, 0)], seconds=1.5, when="step")
     plain = simulate_replicas(replicas, [every]).seconds
     assert plain == pytest.approx((4 + 5 + 2) + 3 * 1.5)
-    hidden = simulate_replicas(replicas, [replace(every, overlap=True)]).seconds
-    assert 1.5 + work.sum(axis=1).max() <= hidden < plain
 
 
 def test_a_collective_of_every_step_needs_equal_steps() -> None:
@@ -265,7 +333,7 @@ def test_spmd_stages_add_up(devices: int, stages: int, seed: int) -> None:
 
 def test_events_are_sorted_and_named() -> None:
     replica = Replica(
-        stages=2, micro_batches=1, forward=1.0, backward=1.0, hops=Hops(forward=0.5, backward=0.5)
+        stages=2, micro_batches=1, forward=1.0, backward=1.0, hops=[[[Traffic(0.5)]]] * 2
     )
     timeline: Timeline = simulate_replicas([replica])
     assert [event["kind"] for event in timeline.events()] == [

@@ -88,8 +88,8 @@ def test_collectives_wait_for_all_members_and_for_cards() -> None:
         for n in (2, 1)
     )
     joined = (
-        Collective(members=[(0, 0), (1, 0)], seconds=3.0, ports=(0,)),
-        Collective(members=[(0, 1), (1, 0)], seconds=2.0, ports=(0,)),
+        Collective(members=[(0, 0), (1, 0)], seconds=3.0, ports=((0, 1.0),)),
+        Collective(members=[(0, 1), (1, 0)], seconds=2.0, ports=((0, 1.0),)),
         Collective(members=[(0, 0), (0, 1)], seconds=1.0, when="parameters"),
     )
     rehearsal = Rehearsal(plan("tensor groups", small()), (two, one), joined, 10.0)
@@ -97,7 +97,7 @@ def test_collectives_wait_for_all_members_and_for_cards() -> None:
     # the second is ready first, at 95, and holds the card until 115; the first follows until 145
     assert done == {(0, 0): 160.0, (0, 1): 160.0, (1, 0): 150.0}
     free = [5.0, 1.0]
-    assert take(free, (0, -1), 2.0, 3.0) == 8.0 and free == [8.0, 1.0]
+    assert take(free, ((0, 0.5),), 2.0, 3.0) == 8.0 and free == [6.5, 1.0]
 
 
 def test_the_command_prints_a_document_and_a_trace(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fakes.workloads import cluster_document, small
-from hetplan.errors import InputError, UnsupportedError
+from hetplan.errors import InputError
 from hetplan.formulations.amp.data import AmpDecision
 from hetplan.formulations.amp.evaluate import peak_bytes
 from hetplan.formulations.amp.pose import pose
@@ -23,6 +23,7 @@ from hetplan.profiling.workload import Workload
 from hetplan.runtime.costs import Costs
 from hetplan.runtime.plan import Plan, new_plan
 from hetplan.runtime.replay import Settings, replay
+from hetplan.runtime.sharding import hidden
 from hetplan.solvers.run import Run
 
 GBIT = 1e9 / 8
@@ -61,6 +62,11 @@ def two_pipelines(
         }
         for cut, own in zip((cuts[0], cuts[-1]), devices, strict=True)
     ]
+
+
+def tensor_pair(*devices: list[int], first: int = 0, last: int = 14) -> dict[str, Any]:
+    """A stage of tensor groups."""
+    return {"layers": [(first, last)], "devices": list(devices), "tensor_shares": [1, 1]}
 
 
 HALVES = [(0, 7), (7, 14)]
@@ -105,12 +111,14 @@ def test_a_node_shares_its_network_card() -> None:
     card = 10 * GBIT
     one = costs.messages([(0, 2, 1e6)])
     assert one.seconds == pytest.approx(1e6 / card)
-    assert one.cards == (0, 3)
+    assert one.ports == ((0, 1.0), (3, 0.2))  # the T4s' card takes 50 Gbit/s
     both = costs.messages([(0, 2, 1e6), (1, 3, 1e6)])
     assert both.seconds == pytest.approx(2e6 / card)
     inside = costs.messages([(0, 1, 1e6), (2, 3, 1e6)])
     assert inside.seconds == pytest.approx(1e6 / (50 * GBIT))
-    assert inside.cards == ()
+    # a V100 sends 1e6 bytes in less time than a T4; devices' ports stand behind two nodes' cards
+    assert [port for port, _ in inside.ports] == [4, 7, 8, 11]
+    assert [share for _, share in inside.ports] == pytest.approx([50 / 170] * 2 + [1.0] * 2)
 
 
 def test_rings_enter_a_node_once_and_share_it() -> None:
@@ -164,11 +172,13 @@ def test_gradients_join_layer_by_layer_where_replicas_are_cut_differently() -> N
     assert np.isfinite(replayed.seconds)
 
 
-def test_overlapping_and_not_blocking_never_take_longer() -> None:
+def test_overlapping_and_not_waiting_never_take_longer() -> None:
     plan, w = made(two_pipelines(HALVES, devices=ACROSS)), workload()
     plain = replay(plan, w).seconds
     assert replay(plan, w, Settings(buckets=8)).seconds < plain
-    assert replay(plan, w, Settings(blocking=True)).seconds > plain
+    for sends in ("waiting", "blocking", "rendezvous"):
+        assert replay(plan, w, Settings(sends=sends)).seconds > plain
+    assert replay(plan, w, Settings(exchange_seconds=1e-3)).seconds > plain
 
 
 def test_recomputation_trades_time_for_memory() -> None:
@@ -241,15 +251,44 @@ def test_sharded_pipelines_join_once_per_iteration() -> None:
     for kind, share in ((Kind.COLLECTIVE, 1), (Kind.OPTIMIZER, 2)):
         spent = whole.timeline.spent(kind) / share
         assert one.timeline.spent(kind) == pytest.approx(spent, abs=5e-6)  # a kernel's start
-    groups = [
-        {
-            "stages": [{"layers": [(0, 14)], "devices": [pair], "tensor_shares": [1, 1]}],
-            "micro_batches": [{"count": 4, "samples": 1}],
-        }
-        for pair in ([0, 1], [2, 3])
-    ]
-    with pytest.raises(UnsupportedError, match="ZeRO 2 and 3"):
-        replay(made(groups, zero=2), workload())
+
+
+def test_gathers_hide_behind_layers() -> None:
+    """By hand: three layers, weights before each, gradients behind each."""
+    compute, gather, scatter = [4.0, 1.0, 4.0], [1.0, 3.0, 2.0], [1.0, 1.0, 2.0]
+    # nothing ahead: all one after the other, but the last layer's gradients
+    assert hidden(compute, gather, scatter, 0) == (9 + 6 + 2, 2.0)
+    # weights there at 1 and 4; computed at 5, gradients until 6, weights until 8; computed at 6,
+    # gradients until 9; computed at 12, gradients until 14
+    assert hidden(compute, gather, scatter, 1) == (12.0, 2.0)
+    # weights there at 1, 4 and 6
+    assert hidden(compute, gather, scatter, 2) == (10.0, 2.0)
+    assert hidden(compute, gather, [0.0] * 3, 2) == (10.0, 0.0)
+
+
+@pytest.mark.parametrize("zero", [2, 3])
+def test_sharded_tensor_groups_gather_their_parts(zero: int) -> None:
+    w = workload()
+    plan = made(
+        [
+            {"stages": [tensor_pair(pair)], "micro_batches": [{"count": 4, "samples": 1}]}
+            for pair in ([0, 1], [2, 3])
+        ],
+        zero=zero,
+    )
+    layers, latency = w.profile.layers, float(w.cluster.latency()[0, 2])
+    # each of two rings moves half of everything once, and both share the cards
+    moved = sum(layer.param_bytes for layer in layers) / 2 / (10 * GBIT)
+    once = moved + len(layers) * latency
+    serial = replay(plan, w)
+    joined = serial.timeline.spent(Kind.COLLECTIVE)[0]
+    expected = 4 * (3 * once if zero == 3 else once) + (moved + latency if zero == 2 else 0)
+    assert joined == pytest.approx(expected)
+    ahead = replay(plan, w, Settings(prefetch=1))
+    assert ahead.seconds < serial.seconds
+    assert ahead.seconds > max(4 * (zero * 2 - 3) * moved, serial.seconds - joined)
+    # sharded over two replicas, cut over two tensor ranks
+    assert max(ahead.peak_bytes) < max(replay(plan.model_copy(update={"zero": 1}), w).peak_bytes)
 
 
 def test_interleaved_chunks_visit_every_stage_again() -> None:
@@ -266,15 +305,37 @@ def test_interleaved_chunks_visit_every_stage_again() -> None:
 
 
 def test_tensor_groups_pay_for_their_all_reduces() -> None:
-    w = workload()
-    stage = made(
-        [{"stages": [{"layers": [(0, 14)], "devices": [[0, 1]], "tensor_shares": [1, 1]}],
-          "micro_batches": [{"count": 8, "samples": 1}]}]
-    ).replicas[0].stages[0]  # fmt: skip
-    costs = Costs(w)
-    forward, backward = costs.layer_seconds("V100-SXM2-16GB", 2, 1)[:2]
+    w, count = workload(), {"count": 8, "samples": 1}
+    plan = made([{"stages": [tensor_pair([0, 1])], "micro_batches": [count]}])
+    costs, stage = Costs(w), plan.replicas[0].stages[0]
+    passes = costs.layer_seconds("V100-SXM2-16GB", 2, 1).sum(axis=1)
+    assert costs.passes(stage, (0, 14), 1) == pytest.approx(passes[:2])
     size = sum(layer.tensor_bytes for layer in w.profile.layers)
     ring = 2 * (size / 2 / (170 * GBIT) + w.cluster.latency()[0, 1])
-    assert sum(costs.passes(stage, (0, 14), 1)) == pytest.approx(
-        forward.sum() + backward.sum() + ring
-    )
+    # the device is busy for longer, the host is not
+    seconds, host = passes[:2], passes[2:]
+    longer = np.hypot(np.sqrt(seconds**2 - host**2) + ring / 2, host)
+    assert (longer > seconds).all()
+    reduces = [traffic.seconds for traffic in costs.reduces(stage, (0, 14), 1)]
+    assert reduces == pytest.approx(longer - seconds)
+    again = Costs(w, "full").reduces(stage, (0, 14), 1)
+    assert again[1].seconds > 1.5 * reduces[1]
+    busy = replay(plan, w).timeline.spent(Kind.FORWARD, Kind.BACKWARD)
+    assert busy.tolist() == pytest.approx([8 * longer.sum()])
+
+
+def test_tensor_groups_across_nodes_share_the_cards() -> None:
+    """Two replicas whose tensor groups both span the nodes: their all-reduces take turns."""
+    w = workload()
+    pairs = [
+        {"stages": [tensor_pair(pair)], "micro_batches": [{"count": 4, "samples": 1}]}
+        for pair in ([0, 2], [1, 3])
+    ]
+    plan = made(pairs)
+    both = Costs(w).reduces(plan.replicas[0].stages[0], (0, 14), 1)
+    assert [port for port, _ in both[0].ports] == [0, 1, 2, 3]
+    busy = replay(plan, w).timeline.port_seconds
+    once = 8 * sum(reduce.seconds * reduce.ports[0][1] for reduce in both)
+    assert busy[0] == pytest.approx(once)
+    # 16 all-reduces in a row, whoever makes them
+    assert replay(plan, w).seconds > once

@@ -32,6 +32,7 @@ from hetplan.planner.pictures.figure import figure
 from hetplan.planner.pictures.html import page
 from hetplan.planner.pictures.scene import read, scene
 from hetplan.planner.pictures.terminal import tables
+from hetplan.profiling.simulator.pipeline import Sends
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.calibration import load_calibration, slots
 from hetplan.runtime.export import export as written
@@ -211,9 +212,15 @@ def simulate(
             min=1,
         ),
     ] = 1,
-    blocking: Annotated[
-        bool, typer.Option("--blocking", help="Senders wait for their transfers to the next stage.")
-    ] = False,
+    sends: Annotated[
+        Sends,
+        typer.Option(
+            "--sends",
+            help="Who waits for a message between stages: nobody before it is needed "
+            "(asynchronous), it for its receiver (waiting), its sender (blocking), both "
+            "(rendezvous).",
+        ),
+    ] = "asynchronous",
     calibration: Annotated[
         Path | None,
         typer.Option(
@@ -242,7 +249,7 @@ def simulate(
     beside = 0.0
     if calibration is not None:
         workload, beside = calibrated(loaded, workload, calibration)
-    run = replay(loaded, workload, Settings(buckets=overlap, blocking=blocking))
+    run = replay(loaded, workload, Settings(buckets=overlap, sends=sends))
     if trace is not None:
         write_document(trace, traced(run))
     word = "predicted" if calibration is None else "predicted, calibrated"

@@ -49,7 +49,7 @@ class Explanation:
     # Who computes longest: replica, stage, busy_share of the iteration; device of a program that
     # all devices run together, else None.
     busiest: Bottleneck | None
-    # The network card in use longest: link, held_share of the iteration.
+    # The link in use longest, a card or a device's port: link, held_share of the iteration.
     fullest_link: Bottleneck | None
     # The device with the largest share of its memory in use: device, bytes, limit_bytes,
     # components of the bytes.
@@ -173,13 +173,19 @@ def busiest(run: Replay) -> Bottleneck:
 
 
 def fullest_link(run: Replay, workload: Workload) -> Bottleneck | None:
-    """The side of a node's network card that is held longest."""
-    held = run.timeline.port_seconds
+    """The side of a node's network card, or of a device's port in its node, that is held
+    longest."""
+    held, nodes = run.timeline.port_seconds, workload.cluster.nodes
     if not len(held) or held.max() <= 0:
         return None
-    node, receives = divmod(int(np.argmax(held)), 2)
-    rate = workload.cluster.nodes[node].network_bandwidth * 8 / 1e9
-    link = f"node {node} {'receives' if receives else 'sends'} at {rate:.4g} Gbit/s"
+    end, receives = divmod(int(np.argmax(held)), 2)
+    who, bandwidth = f"node {end}", nodes[min(end, len(nodes) - 1)].network_bandwidth
+    if end >= len(nodes):
+        device = end - len(nodes)
+        who = f"device {device} within its node"
+        bandwidth = nodes[workload.cluster.devices[device].node].intra_bandwidth
+    rate = bandwidth * 8 / 1e9
+    link = f"{who} {'receives' if receives else 'sends'} at {rate:.4g} Gbit/s"
     used = float(held.max()) / run.seconds
     text = f"{link}: in use {percent_text(used)} of the time"
     return Bottleneck(text, {"link": link, "held_share": used})

@@ -1,17 +1,20 @@
 """What the parts of a plan cost on a workload's cluster: passes, transfers, rings, updates; seconds
 and bytes.
 
-All ranks of a node share its network card: what crosses nodes is charged at the card's bandwidth
-for all of them together. A stage with tensor ranks sends each activation once over the network
-(scatter-gather, Narayanan et al. 2021
-(SC), Section 4.1), in parts.
+Every node has a network card and every device a port to the others of its node (NVLink, PCIe), each
+with a sending and a receiving side. What crosses nodes goes through the cards, which all ranks of a
+node share; what stays within a node goes through the devices' ports. Each side is held for the
+seconds that it needs for what passes it. A bridge that PCIe devices of a node share is not
+modelled. A stage with tensor ranks sends each activation once over the network (scatter-gather,
+Narayanan et al. 2021 (SC), Section 4.1), in parts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Hashable, Iterable, Sequence
 from functools import cached_property
+from itertools import accumulate, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +22,7 @@ from numpy.typing import NDArray
 from hetplan.errors import InputError
 from hetplan.profiling.operators import ELEMENT_BYTES, REPEATED, Layer
 from hetplan.profiling.rates.moves import move_seconds
+from hetplan.profiling.simulator.tasks import Traffic
 from hetplan.profiling.times import Rates, Recomputation, kept_bytes, repeated_share, together
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.plan import Stage, split
@@ -33,36 +37,53 @@ GATHERED_AGAIN = ("operators", "full")  # recomputation that does not keep them 
 # Adam in mixed precision reads gradient, fp32 weight and two moments and writes weight, fp32 weight
 # and moments: 2 + 12 and 2 + 12 bytes; in fp32 16 and 12. Per parameter.
 UPDATE_BYTES = 28
-
-
-@dataclass(frozen=True)
-class Traffic:
-    """seconds of one message set, and the network cards' sides (2 n sends, 2 n + 1 receives of node
-    n) it holds."""
-
-    seconds: float
-    latency: float
-    cards: tuple[int, ...]
+MOST_KEPT = 20_000  # of answers to one kind of question; then memory begins anew
 
 
 class Costs:
-    """Costs on one workload's cluster and profile; repeated questions are answered from memory."""
+    """Costs on one workload's cluster and profile; repeated questions are answered from memory.
+
+    Ports are numbered: 2 n and 2 n + 1, the card of node n sends and receives; 2 (N + d) and
+    2 (N + d) + 1, device d sends to and receives from its node; N nodes.
+    """
 
     def __init__(self, workload: Workload, recomputation: Recomputation = "none") -> None:
         self.workload = workload
         self.mode = recomputation
-        self.bandwidth = workload.cluster.bandwidth()
-        self.delay = workload.cluster.latency()
+        self._node = [device.node for device in workload.cluster.devices]
+        self._kind = [device.type for device in workload.cluster.devices]
         self._layers: dict[tuple[str, int, int], Floats] = {}
+        self._sums: dict[tuple[str, int, int], list[list[float]]] = {}
         self._points: dict[tuple[str, int], tuple[Floats, Floats]] = {}
+        self._single: dict[tuple[int, int], Traffic] = {}  # messages of one byte
+        self._rings: dict[Hashable, Traffic] = {}  # rounds of one byte
+        layers = workload.profile.layers
+        self._tensor_bytes = summed(layer.tensor_bytes for layer in layers)
+        self.param_sums = summed(layer.param_bytes for layer in layers)
+        self.tied = [l for l, layer in enumerate(layers) if layer.tied_param_bytes]
+        self._saved: dict[tuple[int, int, int], float] = {}
 
     def node(self, device: int) -> int:
         """The node of a device."""
-        return self.workload.cluster.devices[device].node
+        return self._node[device]
 
     def kind(self, device: int) -> str:
         """The type of a device."""
-        return self.workload.cluster.devices[device].type
+        return self._kind[device]
+
+    def link(self, here: int, there: int) -> tuple[float, float]:
+        """(bytes/s, seconds per message) between two devices."""
+        nodes, a, b = self.workload.cluster.nodes, self._node[here], self._node[there]
+        if a == b:
+            return nodes[a].intra_bandwidth, nodes[a].intra_latency
+        return (
+            min(nodes[a].network_bandwidth, nodes[b].network_bandwidth),
+            max(nodes[a].network_latency, nodes[b].network_latency),
+        )
+
+    def gradient_bytes(self, param_bytes: float) -> float:
+        """What is sent of the gradients of so many bytes of weights: as much."""
+        return param_bytes
 
     def layer_seconds(self, kind: str, tensor: int, rows: int) -> Floats:
         """[4, L] forward and backward seconds of `rows` samples on one device of a tensor group of
@@ -129,33 +150,60 @@ class Costs:
         return np.array([shares[layer.operators] for layer in model.layers])
 
     def passes(self, stage: Stage, layers: Range, samples: int) -> tuple[float, float]:
-        """(forward, backward) seconds of one micro-batch on a stage: its slowest device, and tensor
-        all-reduces."""
-        first, last = layers
-        slowest, even = (0.0, 0.0), len(set(stage.tensor_shares)) == 1
-        layers_here = self.workload.profile.layers[first:last]
-        per_sample = sum(layer.tensor_bytes for layer in layers_here)
-        parts = split(samples, stage.row_shares)
-        for group, (begin, end) in zip(stage.devices, parts, strict=True):
-            rows = end - begin
-            both = np.zeros(4)
+        """(forward, backward) seconds of one micro-batch on a stage: its slowest device's, without
+        what tensor ranks do together."""
+        forward, backward, _, _ = self._slowest(stage, layers, samples)
+        return forward, backward
+
+    def _slowest(self, stage: Stage, layers: Range, samples: int) -> list[float]:
+        """Seconds as in `layer_seconds` of the row group that takes longest."""
+        (first, last), even = layers, len(set(stage.tensor_shares)) == 1
+        slowest = [0.0] * 4
+        for group, rows in zip(stage.devices, rows_of(stage, samples), strict=True):
+            of_group = [0.0] * 4
             for rank, share in zip(group, stage.tensor_shares, strict=True):
-                tables = self.layer_seconds(self.kind(rank), len(group) if even else 1, rows)
+                sums = self._summed(self._kind[rank], len(group) if even else 1, rows)
                 scale = 1.0 if even else share / sum(stage.tensor_shares)
-                both = np.maximum(both, scale * tables[:, first:last].sum(axis=1))
-            reduce = self.ring([group], per_sample * rows).seconds / 2
-            # a full recomputation repeats the forward pass's all-reduces, too
-            times = np.array([1, 2 if self.mode == "full" else 1])
-            device = np.sqrt(np.maximum(both[:2] ** 2 - both[2:] ** 2, 0.0))
-            hidden = self.workload.stack.hidden_reduces
-            device = np.maximum(device, reduce * times) if hidden else device + reduce * times
-            forward, backward = together(device, both[2:])
-            slowest = max(slowest, (float(forward), float(backward)), key=sum)
+                of_group = [
+                    max(most, scale * (column[last] - column[first]))
+                    for most, column in zip(of_group, sums, strict=True)
+                ]
+            slowest = max(slowest, of_group, key=lambda seconds: seconds[0] + seconds[1])
         return slowest
+
+    def _summed(self, kind: str, tensor: int, rows: int) -> list[list[float]]:
+        """`layer_seconds`, added up from the first layer on: [4][L + 1]."""
+        key = (kind, tensor, rows)
+        if key not in self._sums:
+            self._sums[key] = [summed(row) for row in self.layer_seconds(*key).tolist()]
+        return self._sums[key]
+
+    def reduces(self, stage: Stage, layers: Range, samples: int) -> tuple[Traffic, Traffic]:
+        """What the all-reduces of the stage's tensor groups add to the forward and the backward
+        pass of a micro-batch; a full recomputation repeats the forward pass's. They keep the
+        device busy, not the host."""
+        size = self._tensor_bytes[layers[1]] - self._tensor_bytes[layers[0]]
+        if len(stage.tensor_shares) == 1 or size == 0:
+            return Traffic(), Traffic()
+        ring = self.ring(stage.devices, [size * rows for rows in rows_of(stage, samples)])
+        spent = self._slowest(stage, layers, samples)
+        made = []
+        for seconds, host, times in zip(
+            spent[:2], spent[2:], (1, 2 if self.mode == "full" else 1), strict=True
+        ):
+            device = math.sqrt(max(seconds * seconds - host * host, 0.0))
+            reduce = ring.seconds / 2 * times
+            hidden = self.workload.stack.hidden_reduces
+            device = max(device, reduce) if hidden else device + reduce
+            whole = float(together(np.array(device), np.array(host)))
+            made.append(ring._replace(seconds=max(whole - seconds, 0.0)))
+        return made[0], made[1]
 
     def transfer(self, here: Stage, there: Stage, layer: int, samples: int) -> Traffic:
         """One micro-batch's activation after `layer` (or its gradient), in the order of rows."""
         size = self.workload.profile.layers[layer].activation_bytes
+        if len(here.all_devices) == len(there.all_devices) == 1:
+            return self._message(here.devices[0][0], there.devices[0][0], samples * size)
         sends, takes = split(samples, here.row_shares), split(samples, there.row_shares)
         pairs = []
         for g, (a, b) in zip(here.devices, sends, strict=True):
@@ -168,6 +216,15 @@ class Costs:
                     ]
         return self.messages(pairs)
 
+    def _message(self, a: int, b: int, size: float) -> Traffic:
+        """A single message."""
+        if self.workload.links is not None:
+            return self.messages([(a, b, size)])
+        if (a, b) not in self._single:
+            self._single[a, b] = self.messages([(a, b, 1.0)])
+        once = self._single[a, b]
+        return Traffic(size * once.seconds, once.latency, once.ports)
+
     def _reached(self, operation: str, ranks: Sequence[int], size: float) -> float:
         """The share of its links' bandwidth that a message or collective reaches; latency is part
         of a learned one."""
@@ -178,49 +235,68 @@ class Costs:
         return links.share(operation, "node" if inside else "between", len(ranks), size)
 
     def messages(self, pairs: Iterable[tuple[int, int, float]], *, ring: bool = False) -> Traffic:
-        """Messages (from, to, bytes) at once: the slowest pair or the fullest card, whichever takes
+        """Messages (from, to, bytes) at once: the slowest pair or the fullest port, whichever takes
         longer.
 
         ring: they are a collective's round, whose efficiency is not theirs.
         """
-        loads: dict[int, float] = {}
+        nodes, learned = self.workload.cluster.nodes, self.workload.links is not None
+        loads: dict[int, float] = {}  # seconds of each port
         seconds = latency = 0.0
         for a, b, size in pairs:
             if a == b:
                 continue
-            share = 1.0 if ring else self._reached("send", (a, b), size)
-            seconds = max(seconds, size / (self.bandwidth[a, b] * share))
-            latency = max(latency, 0.0 if self.workload.links else float(self.delay[a, b]))
-            if self.node(a) != self.node(b):
-                for card in (2 * self.node(a), 2 * self.node(b) + 1):
-                    loads[card] = loads.get(card, 0.0) + size
-        nodes = self.workload.cluster.nodes
-        for card, load in loads.items():
-            seconds = max(seconds, load / nodes[card // 2].network_bandwidth)
-        return Traffic(float(seconds), latency, tuple(sorted(loads)))
+            speed, delay = self.link(a, b)
+            reached = size if ring or not learned else size / self._reached("send", (a, b), size)
+            seconds = max(seconds, reached / speed)
+            latency = max(latency, 0.0 if learned else delay)
+            m, n = self._node[a], self._node[b]
+            if m == n:
+                sides = ((2 * (len(nodes) + a), speed), (2 * (len(nodes) + b) + 1, speed))
+            else:
+                cards = nodes[m].network_bandwidth, nodes[n].network_bandwidth
+                sides = ((2 * m, cards[0]), (2 * n + 1, cards[1]))
+            for port, rate in sides:
+                loads[port] = loads.get(port, 0.0) + reached / rate
+        seconds = max([seconds, *loads.values()])
+        if seconds == 0:
+            return Traffic(0.0, latency)
+        ports = tuple((port, min(load / seconds, 1.0)) for port, load in sorted(loads.items()))
+        return Traffic(seconds, latency, ports)
 
-    def ring(self, groups: Sequence[Sequence[int]], size: float) -> Traffic:
-        """Ring all-reduces of `size` bytes side by side, one per group: 2 (n - 1) rounds of size /
-        n and a latency.
+    def ring(self, groups: Sequence[Sequence[int]], sizes: float | Sequence[float]) -> Traffic:
+        """Ring all-reduces side by side, one per group, of so many bytes each: 2 (n - 1) rounds of
+        size / n and a latency.
 
         Devices stand in the ring in their own order, so that a ring enters and leaves each node
-        once.
+        once. Several ranks of a node that each have a ring, and one ring that NCCL divides over all
+        cards of the node, both send a node's bytes through its cards once.
         """
         rounds = 2 * (max(len(group) for group in groups) - 1)
         if rounds == 0:
-            return Traffic(0.0, 0.0, ())
-        pairs = []
-        for group in groups:
-            order = sorted(group)
-            pairs += [
-                (a, b, size / len(group))
-                for a, b in zip(order, [*order[1:], order[0]], strict=True)
-            ]
-        once = self.messages(pairs, ring=True)
+            return Traffic()
+        each = sizes if isinstance(sizes, Sequence) else [sizes] * len(groups)
+        largest = max(each)
+        parts = [size / largest if largest else 1.0 for size in each]
+        key = (*map(tuple, groups), *parts)
+        if key not in self._rings:
+            if len(self._rings) > MOST_KEPT:
+                self._rings.clear()
+            pairs = []
+            for group, part in zip(groups, parts, strict=True):
+                order = sorted(group)
+                pairs += [(a, b, part / len(group)) for a, b in pairwise([*order, order[0]])]
+            self._rings[key] = self.messages(pairs, ring=True)
+        once = self._rings[key]
+        once = once._replace(seconds=largest * once.seconds)
         reached = min(
-            self._reached("all-reduce", group, size) for group in groups if len(group) > 1
+            self._reached("all-reduce", group, size)
+            for group, size in zip(groups, each, strict=True)
+            if len(group) > 1
         )
-        return Traffic(rounds * (once.seconds / reached + once.latency), 0.0, once.cards)
+        seconds = rounds * (once.seconds / reached + once.latency)
+        busy = rounds * once.seconds / reached / seconds if seconds > 0 else 0.0
+        return Traffic(seconds, 0.0, tuple((port, busy * share) for port, share in once.ports))
 
     def update_seconds(self, device: int, param_bytes: float) -> float:
         """The optimizer's step on `param_bytes` of weights: memory-bound."""
@@ -236,6 +312,12 @@ class Costs:
 
     def saved_bytes(self, layers: Range, tensor: int) -> float:
         """Bytes per sample that each device of a stage keeps from forward to backward."""
+        key = (layers[0], layers[1], tensor)
+        if key not in self._saved:
+            self._saved[key] = self._kept(layers, tensor)
+        return self._saved[key]
+
+    def _kept(self, layers: Range, tensor: int) -> float:
         first, last = layers
         profile, model = self.workload.profile.layers, self.workload.model.layers
         if self.workload.framework.sequence_parallel and tensor > 1:
@@ -283,6 +365,26 @@ class Costs:
             else 0.0
             for i, layer in enumerate(self.workload.model.layers[first:last])
         )
+
+
+def summed(values: Iterable[float]) -> list[float]:
+    """Added up from the first on, beginning with 0."""
+    return list(accumulate(values, initial=0.0))
+
+
+def rows_of(stage: Stage, samples: int) -> list[int]:
+    """Samples of a micro-batch on each row group of a stage."""
+    if len(stage.devices) == 1:
+        return [samples]
+    return [end - begin for begin, end in split(samples, stage.row_shares)]
+
+
+def costs_of(workload: Workload, mode: Recomputation = "none") -> Costs:
+    """The workload's costs under a mode of recomputation: made once, kept with the workload."""
+    kept: dict[Recomputation, Costs] = vars(workload).setdefault("_costs", {})
+    if mode not in kept:
+        kept[mode] = Costs(workload, mode)
+    return kept[mode]
 
 
 def slope(sizes: Floats, seconds: Floats) -> Floats:

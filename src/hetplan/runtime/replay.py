@@ -10,17 +10,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from hetplan.errors import InputError, UnsupportedError
-from hetplan.formulations.poplar.zero import States, communication
-from hetplan.profiling.simulator.pipeline import Collective, Hops, simulate_replicas
+from hetplan.profiling.simulator.pipeline import (
+    Collective,
+    Sends,
+    simulate_replicas,
+    tasks_of,
+)
 from hetplan.profiling.simulator.pipeline import Replica as Pipeline
-from hetplan.profiling.simulator.tasks import LABELS, Ints, Kind, Timeline
+from hetplan.profiling.simulator.tasks import LABELS, Kind, Tasks, Timeline, Traffic, simulate
 from hetplan.profiling.workload import Workload
-from hetplan.runtime.costs import Costs, Floats, Traffic
+from hetplan.runtime.costs import Costs, costs_of
 from hetplan.runtime.memory import (
     Held,
     Owner,
@@ -28,20 +33,36 @@ from hetplan.runtime.memory import (
     memory,
     owners_of,
     saved_bytes,
-    single_stage,
-    stage_params,
-    updated_part,
 )
-from hetplan.runtime.plan import Plan, Replica, Stage
+from hetplan.runtime.plan import Plan, Replica
+from hetplan.runtime.sharding import ZeroCosts
 
 
 @dataclass(frozen=True)
 class Settings:
-    """buckets: parts of the last backward pass that gradients leave in (1: no overlap). blocking:
-    senders wait for their transfers."""
+    """How a plan is run, where the plan does not say it. The defaults are what our runtime does.
+
+    buckets: parts of the last backward pass that gradients leave in (1: no overlap). sends: see
+    `Replica`. exchange_seconds: of the host, for each message at each of its ends, beside the
+    link's latency. prefetch: layers that ZeRO 2 and 3 gather ahead while others compute, 0: nothing
+    overlaps (see `hetplan.runtime.sharding`; FSDP's default is 1).
+    """
 
     buckets: int = 1
-    blocking: bool = False
+    sends: Sends = "asynchronous"
+    exchange_seconds: float = 0.0
+    prefetch: int = 0
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Of a robust replay: every duration is multiplied by a number of its own between 1 - share and
+    1 + share (uniform), `draws` times. 2 % is how far repeated passes of one plan spread on a quiet
+    machine."""
+
+    share: float = 0.02
+    draws: int = 9
+    seed: int = 0
 
 
 @dataclass(frozen=True)
@@ -79,25 +100,78 @@ class Replay:
         )
 
 
+class Replayer:
+    """Replays plans of one workload, one after the other; what they have in common is kept."""
+
+    def __init__(self, workload: Workload, settings: Settings | None = None) -> None:
+        self.workload = workload
+        self.settings = settings or Settings()
+        self._same = identity(
+            workload.model.name, workload.global_batch, workload.sequence, workload.precision,
+            workload.profile.layers, workload.cluster.devices,
+        )  # fmt: skip
+
+    def seconds(self, plan: Plan) -> float:
+        """Seconds per iteration of a plan. Raises what `replay` does."""
+        if plan.program is not None:
+            return self.replay(plan).seconds
+        return simulate(self.tasks(plan)).seconds
+
+    def robust_seconds(self, plan: Plan, noise: Noise | None = None) -> float:
+        """The median of replays whose durations are noisy; of an SPMD program its seconds."""
+        if plan.program is not None:
+            return self.replay(plan).seconds
+        noise, tasks = noise or Noise(), self.tasks(plan)
+        draw = np.random.default_rng(noise.seed).uniform
+        low, high = 1 - noise.share, 1 + noise.share
+        noisy = [
+            simulate(
+                replace(
+                    tasks,
+                    seconds=tasks.seconds * draw(low, high, len(tasks)),
+                    delay=tasks.delay * draw(low, high, len(tasks)),
+                )
+            ).seconds
+            for _ in range(noise.draws)
+        ]
+        return float(np.median(noisy))
+
+    def tasks(self, plan: Plan) -> Tasks:
+        """One iteration of a plan without a program as tasks."""
+        check_same(plan, self.workload, self._same)
+        return tasks_of(*simulated(plan, self.zero(plan), self.settings))
+
+    def zero(self, plan: Plan) -> ZeroCosts:
+        """The plan's costs, with those of its sharded states."""
+        costs = costs_of(self.workload, plan.recomputation)
+        return ZeroCosts.of(plan, costs, self.settings.prefetch)
+
+    def replay(self, plan: Plan) -> Replay:
+        """One iteration of a plan, with its timeline and memory."""
+        workload = self.workload
+        check_same(plan, workload, self._same)
+        if plan.program is not None:
+            return replay_program(plan, workload, self.settings)
+        zero = self.zero(plan)
+        timeline = simulate_replicas(*simulated(plan, zero, self.settings))
+        owners = [
+            (i, j) for i, replica in enumerate(plan.replicas) for j in range(len(replica.stages))
+        ]
+        held = memory(plan, zero.costs, zero.divided, owners, timeline)
+        return Replay(
+            timeline,
+            tuple(owners),
+            tuple(tuple(plan.replicas[i].stages[j].all_devices) for i, j in owners),
+            tuple(device.allocated for device in held),
+            tuple(workload.device_bytes()[device.type] for device in workload.cluster.devices),
+            held,
+        )
+
+
 def replay(plan: Plan, workload: Workload, settings: Settings | None = None) -> Replay:
     """One iteration of the plan. Raises InputError unless plan and workload belong together,
     UnsupportedError for what is not modelled."""
-    settings = settings or Settings()
-    check_same(plan, workload)
-    if plan.program is not None:
-        return replay_program(plan, workload, settings)
-    costs, zero = Costs(workload, plan.recomputation), ZeroCosts.of(plan, workload)
-    timeline = simulate_replicas(*simulated(plan, costs, zero, settings))
-    owners = [(i, j) for i, replica in enumerate(plan.replicas) for j in range(len(replica.stages))]
-    held = memory(plan, costs, zero.divided, owners, timeline)
-    return Replay(
-        timeline,
-        tuple(owners),
-        tuple(tuple(plan.replicas[i].stages[j].all_devices) for i, j in owners),
-        tuple(device.allocated for device in held),
-        tuple(workload.device_bytes()[device.type] for device in workload.cluster.devices),
-        held,
-    )
+    return Replayer(workload, settings).replay(plan)
 
 
 def replay_program(plan: Plan, workload: Workload, settings: Settings) -> Replay:
@@ -107,7 +181,7 @@ def replay_program(plan: Plan, workload: Workload, settings: Settings) -> Replay
     if settings != Settings():
         raise UnsupportedError(
             "collectives of SPMD programs stand where the program has them", where=plan.name,
-            got="overlapped gradients or blocking senders", expected="neither",
+            got="other settings than the default", expected="the default",
         )  # fmt: skip
     costs, usable = SpmdCosts.of(plan, workload), workload.device_bytes()
     return Replay(
@@ -119,19 +193,41 @@ def replay_program(plan: Plan, workload: Workload, settings: Settings) -> Replay
     )
 
 
-def check_same(plan: Plan, workload: Workload) -> None:
-    """Raise InputError unless the plan was made for such a model, cluster and batch."""
-    layers = [layer.name for layer in workload.profile.layers]
-    checks = (
-        ("model", plan.workload.model, workload.model.name),
-        ("global_batch", plan.workload.global_batch, workload.global_batch),
-        ("sequence", plan.workload.sequence, workload.sequence),
-        ("precision", plan.workload.precision, workload.precision),
-        ("number of layers", len(plan.workload.layers), len(layers)),
-        ("devices", [d.type for d in plan.devices], [d.type for d in workload.cluster.devices]),
-        ("nodes", [d.node for d in plan.devices], [d.node for d in workload.cluster.devices]),
+def identity(
+    model: str,
+    global_batch: int,
+    sequence: int | None,
+    precision: str,
+    layers: Sequence[Any],
+    devices: Sequence[Any],
+) -> tuple[tuple[str, Any], ...]:
+    """What plan and workload have to agree on, by name."""
+    return (
+        ("model", model),
+        ("global_batch", global_batch),
+        ("sequence", sequence),
+        ("precision", precision),
+        ("number of layers", len(layers)),
+        ("devices", [device.type for device in devices]),
+        ("nodes", [device.node for device in devices]),
     )
-    for name, of_plan, of_workload in checks:
+
+
+def check_same(
+    plan: Plan, workload: Workload, expected: tuple[tuple[str, Any], ...] | None = None
+) -> None:
+    """Raise InputError unless the plan was made for such a model, cluster and batch. expected: the
+    workload's identity, where it is known."""
+    made, w = plan.workload, workload
+    own = identity(
+        made.model, made.global_batch, made.sequence, made.precision, made.layers, plan.devices
+    )
+    if expected is None:
+        expected = identity(
+            w.model.name, w.global_batch, w.sequence, w.precision, w.profile.layers,
+            w.cluster.devices,
+        )  # fmt: skip
+    for (name, of_plan), (_, of_workload) in zip(own, expected, strict=True):
         if of_plan != of_workload:
             raise InputError(
                 f"{name} of the plan is not the workload's",
@@ -142,68 +238,69 @@ def check_same(plan: Plan, workload: Workload) -> None:
 
 
 def simulated(
-    plan: Plan, costs: Costs, zero: ZeroCosts, settings: Settings
+    plan: Plan, zero: ZeroCosts, settings: Settings
 ) -> tuple[list[Pipeline], list[Collective]]:
     """What the simulator takes: every replica, and what they do together."""
-    pipelines = [pipeline(plan, replica, costs, zero, settings) for replica in plan.replicas]
-    return pipelines, [*gradient_collectives(plan, costs, settings), *zero.collectives(plan)]
+    pipelines = [pipeline(plan, replica, zero, settings) for replica in plan.replicas]
+    joined = zero.collectives() if zero.rings else gradient_collectives(plan, zero.costs, settings)
+    return pipelines, joined
 
 
-def pipeline(
-    plan: Plan, replica: Replica, costs: Costs, zero: ZeroCosts, settings: Settings
-) -> Pipeline:
+def pipeline(plan: Plan, replica: Replica, zero: ZeroCosts, settings: Settings) -> Pipeline:
     """The replica's passes, transfers and updates as the simulator takes them."""
+    costs = zero.costs
     S, C = len(replica.stages), len(replica.stages[0].layers)
     assert plan.schedule != "spmd", "programs are replayed apart"
-    sizes = np.array([b.samples for b in replica.micro_batches])
-    which = np.repeat(np.arange(len(sizes)), [b.count for b in replica.micro_batches])
+    sizes = [b.samples for b in replica.micro_batches]
+    kinds = np.repeat(np.arange(len(sizes)), [b.count for b in replica.micro_batches])
     passes = np.array(
         [
-            [[costs.passes(stage, stage.layers[c], int(n)) for n in sizes] for c in range(C)]
+            [
+                [zero.passes(stage, n) or costs.passes(stage, layers, n) for n in sizes]
+                for layers in stage.layers
+            ]
             for stage in replica.stages
         ]
     )
-    saved = np.array(
-        [[saved_bytes(stage, c, sizes, costs) for c in range(C)] for stage in replica.stages]
-    )
+    reduces: list[Any] = []
+    if any(len(stage.tensor_shares) > 1 for stage in replica.stages):
+        both = [
+            [[costs.reduces(stage, layers, n) for n in sizes] for layers in stage.layers]
+            for stage in replica.stages
+        ]
+        reduces = [
+            [[[pair[side] for pair in row] for row in rows] for rows in both] for side in (0, 1)
+        ]
     return Pipeline(
         stages=S,
-        micro_batches=len(which),
+        micro_batches=len(kinds),
         chunks=C,
         schedule=plan.schedule,
-        forward=passes[:, :, which, 0],
-        backward=passes[:, :, which, 1],
-        optimizer=[zero.update_seconds(plan, stage, costs) for stage in replica.stages],
-        saved_bytes=saved[:, :, which],
-        hops=hops(replica, sizes, which, costs),
-        blocking=settings.blocking,
+        sends=settings.sends,
+        exchange_seconds=settings.exchange_seconds,
+        forward=passes[..., 0],
+        backward=passes[..., 1],
+        kinds=kinds,
+        optimizer=[zero.update_seconds(stage) for stage in replica.stages],
+        saved_bytes=[
+            [saved_bytes(stage, c, np.array(sizes), costs) for c in range(C)]
+            for stage in replica.stages
+        ],
+        hops=hops(replica, sizes, costs),
+        reduces=reduces,
     )
 
 
-def hops(replica: Replica, sizes: Ints, which: Ints, costs: Costs) -> Hops:
-    """Transfers between the replica's virtual stages."""
+def hops(replica: Replica, sizes: Sequence[int], costs: Costs) -> list[list[list[Traffic]]]:
+    """Transfers between the replica's virtual stages: [2][hop][size], there and back."""
     S, C = len(replica.stages), len(replica.stages[0].layers)
-    there, back = [], []  # [virtual stage][size]
+    there, back = [], []
     for v in range(S * C - 1):
         here, after = replica.stages[v % S], replica.stages[(v + 1) % S]
         layer = here.layers[v // S][1] - 1
-        there.append([costs.transfer(here, after, layer, int(n)) for n in sizes])
-        back.append([costs.transfer(after, here, layer, int(n)) for n in sizes])
-    if not there:
-        return Hops()
-    return Hops(
-        forward=np.array([[t.seconds for t in row] for row in there])[:, which],
-        backward=np.array([[t.seconds for t in row] for row in back])[:, which],
-        latency=[max(t.latency for t in row) for row in there],
-        forward_ports=padded([max((t.cards for t in row), key=len) for row in there]),
-        backward_ports=padded([max((t.cards for t in row), key=len) for row in back]),
-    )
-
-
-def padded(cards: Sequence[tuple[int, ...]]) -> list[list[int]]:
-    """Rows of equal length, -1 where there is none."""
-    width = max(map(len, cards))
-    return [[*row, *[-1] * (width - len(row))] for row in cards]
+        there.append([costs.transfer(here, after, layer, n) for n in sizes])
+        back.append([costs.transfer(after, here, layer, n) for n in sizes])
+    return [there, back]
 
 
 def gradient_collectives(plan: Plan, costs: Costs, settings: Settings) -> list[Collective]:
@@ -213,8 +310,6 @@ def gradient_collectives(plan: Plan, costs: Costs, settings: Settings) -> list[C
     Layers with the same owners go together. ZeRO reduces and scatters first, and gathers after the
     update.
     """
-    if plan.zero and single_stage(plan):
-        return []
     by_owners: dict[tuple[Owner, ...], float] = {}
     for owners, size in shared_parts(plan, costs):
         by_owners[owners] = by_owners.get(owners, 0.0) + size
@@ -226,7 +321,7 @@ def gradient_collectives(plan: Plan, costs: Costs, settings: Settings) -> list[C
         seconds = traffic.seconds / (2 if plan.zero else 1)
         joined.append(
             Collective(
-                members=owners, seconds=seconds, ports=traffic.cards, buckets=settings.buckets
+                members=owners, seconds=seconds, ports=traffic.ports, buckets=settings.buckets
             )
         )
         if plan.zero:
@@ -235,90 +330,31 @@ def gradient_collectives(plan: Plan, costs: Costs, settings: Settings) -> list[C
 
 
 def shared_parts(plan: Plan, costs: Costs) -> Iterator[tuple[tuple[Owner, ...], float]]:
-    """(who holds them, bytes) of all weights; tied weights in two stages have the holders of
-    both."""
-    for layer, described in enumerate(costs.workload.profile.layers):
-        owners, copied = owners_of(plan, layer), copied_bytes(plan, layer, costs)
-        yield tuple(owners), described.param_bytes
+    """(who holds them, bytes) of all gradients; those of tied weights in two stages have the
+    holders of both."""
+    count = len(costs.param_sums) - 1
+    cuts = {first for r in plan.replicas for stage in r.stages for first, _ in stage.layers}
+    for first, last in pairwise([*sorted(cuts), count]):
+        own = costs.param_sums[last] - costs.param_sums[first]
+        yield tuple(owners_of(plan, first)), costs.gradient_bytes(own)
+    for layer in costs.tied:
+        copied = copied_bytes(plan, layer, costs)
         if copied:
-            first = owners_of(plan, 0)
-            yield tuple(first), -copied  # the first layer's own, joined with the copies instead
-            yield tuple(sorted({*first, *owners})), copied
+            size = costs.gradient_bytes(copied)
+            holders = tuple(owners_of(plan, 0))
+            yield holders, -size  # the first layer's own, joined with the copies instead
+            yield tuple(sorted({*holders, *owners_of(plan, layer)})), size
 
 
 def ring_of(plan: Plan, owners: Sequence[Owner], size: float, costs: Costs) -> Traffic:
     """Rings over the owners' row groups, one per tensor rank, each with its part of `size`
     bytes."""
     groups = [group for i, j in owners for group in plan.replicas[i].stages[j].devices]
+    if len(groups) == 1:
+        return Traffic()
     ranks = max(map(len, groups))
     rings = [[group[r * len(group) // ranks] for group in groups] for r in range(ranks)]
     return costs.ring(rings, size / ranks)
-
-
-@dataclass(frozen=True)
-class ZeroCosts:
-    """Sharded states: shares [D] of each device, seconds of the collectives of a step and of an
-    iteration."""
-
-    shares: Floats
-    per_step: float
-    per_iteration: float
-    sharded: bool
-
-    @classmethod
-    def of(cls, plan: Plan, workload: Workload) -> ZeroCosts:
-        """Poplar's collectives over all devices in use, for replicas of one device each.
-
-        In pipelines ZeRO 2 and 3 join gradients and gather weights once per iteration, as the
-        runtime does (their ranks take no steps together): time and peak are those of ZeRO 1. Raises
-        UnsupportedError for ZeRO 2 and 3 on replicas of one stage on several devices.
-        """
-        used = sorted(plan.ranks)
-        shares = np.zeros(len(plan.devices))
-        parts = plan.zero_shares or [1.0] * len(plan.devices)
-        for device in used:
-            shares[device] = parts[device] / sum(parts[d] for d in used)
-        if plan.zero == 0 or not single_stage(plan):
-            if plan.zero >= 2 and plan.in_step:
-                raise UnsupportedError(
-                    "ZeRO 2 and 3 are replayed for pipelines, and for replicas of one device each",
-                    where=plan.name,
-                    got=f"ZeRO {plan.zero} on replicas of one stage on several devices",
-                    expected="ZeRO 0 or 1",
-                )
-            return cls(shares, 0.0, 0.0, False)
-        spent = communication(
-            States.of(workload), plan.zero, workload.cluster, shares[used], used, used
-        )
-        return cls(shares, spent.per_step, spent.per_iteration, True)
-
-    @property
-    def divided(self) -> Floats | None:
-        """[D] each device's share of the states that the collectives divide; None without them."""
-        return self.shares if self.sharded else None
-
-    def collectives(self, plan: Plan) -> list[Collective]:
-        """Of every step, and once after the update."""
-        if not self.sharded or plan.world_size == 1:
-            return []
-        members = [(i, 0) for i in range(len(plan.replicas))]
-        if plan.zero == 1:
-            half = Collective(members=members, seconds=self.per_iteration / 2)
-            return [half, replace(half, when="parameters")]
-        joined = [Collective(members=members, seconds=self.per_step, when="step")]
-        if self.per_iteration:
-            joined.append(
-                Collective(members=members, seconds=self.per_iteration, when="parameters")
-            )
-        return joined
-
-    def update_seconds(self, plan: Plan, stage: Stage, costs: Costs) -> float:
-        """The optimizer's step on the slowest device of a stage."""
-        held, _ = stage_params(plan, stage, costs)
-        return max(
-            costs.update_seconds(d, held * updated_part(plan, stage, d, self.divided))
-            for d in stage.all_devices
-        )
 
 
 COMMUNICATES = (LABELS[Kind.TRANSFER], LABELS[Kind.COLLECTIVE])

@@ -24,10 +24,12 @@ import numpy as np
 
 from hetplan.profiling.simulator.pipeline import Collective, simulate_replicas
 from hetplan.profiling.simulator.pipeline import Replica as Pipeline
+from hetplan.profiling.simulator.tasks import Ports, Traffic
 from hetplan.profiling.workload import Workload
-from hetplan.runtime.costs import Costs
+from hetplan.runtime.costs import costs_of
 from hetplan.runtime.plan import Plan, Replica, Stage
-from hetplan.runtime.replay import Settings, ZeroCosts, check_same, simulated
+from hetplan.runtime.replay import Settings, check_same, simulated
+from hetplan.runtime.sharding import ZeroCosts
 from hetplan.runtime.watch import Watch
 
 POLL = 2e-4  # seconds between looks at shared memory
@@ -52,8 +54,8 @@ class Rehearsal:
         scale: default such that an iteration takes a second, or as long as its messages need here.
         """
         check_same(plan, workload)
-        costs, zero = Costs(workload, plan.recomputation), ZeroCosts.of(plan, workload)
-        pipelines, together = simulated(plan, costs, zero, Settings())
+        zero = ZeroCosts.of(plan, costs_of(workload, plan.recomputation))
+        pipelines, together = simulated(plan, zero, Settings())
         made = cls(plan, tuple(pipelines), tuple(together), 1.0)
         return replace(made, scale=scale or made.comfortable_scale(cores))
 
@@ -84,7 +86,10 @@ class Rehearsal:
 
     def _passes(self, replica: int, stage: int) -> float:
         """Seconds of a stage's passes there."""
-        return float(self.pipelines[replica].pass_seconds[stage].sum())
+        pipe = self.pipelines[replica]
+        each = np.ndindex(2, pipe.chunks, pipe.micro_batches)
+        reduces = (pipe.reduce(side, stage, c, m) for side, c, m in each)
+        return float(pipe.pass_seconds[stage].sum()) + sum(t.seconds for t in reduces)
 
     @property
     def meetings(self) -> int:
@@ -115,12 +120,25 @@ class Shared:
         chunks = max((p.stages * p.chunks for p in pipelines), default=1)
         # [rank, meeting]: (iteration, time)
         self.posts = _array((self.ranks, self.rehearsal.meetings + 2, 2))
-        # likewise, of each message set
+        # likewise, when each message set and what tensor ranks do in each pass are done
         self.hops = _array((len(plan.replicas), 2, chunks, self.rehearsal.meetings, 2))
-        ports = [np.ravel(table) for p in pipelines for table in p.hop_ports]
-        ports += [np.array(c.ports, int) for c in self.rehearsal.collectives]
-        self.free = _array((1 + int(np.concatenate([[-1], *ports]).max()),))
+        self.joint = _array((len(plan.replicas), 2, chunks, self.rehearsal.meetings, 2))
+        sets = [t for p in pipelines for side in p.hops for row in side for t in row]
+        sets += [t for p in pipelines for side in p.reduces for c in side for row in c for t in row]
+        ports = [ports for _, _, ports in sets] + [c.ports for c in self.rehearsal.collectives]
+        self.free = _array((1 + max((port for held in ports for port, _ in held), default=-1),))
         self.lock = multiprocessing.get_context("fork").Lock()
+
+    def first(self, entry: Any, iteration: int, traffic: Traffic, ready: float) -> float:
+        """When something is done that several ranks do together: the first to come takes the
+        ports. entry: theirs, (iteration, time)."""
+        scale = self.rehearsal.scale
+        with self.lock:
+            if entry[0] != iteration:
+                end = take(self.free, traffic.ports, ready, traffic.seconds * scale)
+                entry[1] = end + traffic.latency * scale
+                entry[0] = iteration
+            return float(entry[1])
 
     def post(self, rank: int, slot: int, iteration: int, moment: float) -> None:
         """Tell the others when a rank came to a meeting."""
@@ -163,9 +181,16 @@ class Virtual(Watch):
         would be."""
         rehearsal, everyone = self.shared.rehearsal, range(self.shared.ranks)
         if what in ("forward", "backward"):
-            seconds = rehearsal.pipelines[self.replica].pass_seconds
-            passed = seconds[self.stage, int(what == "backward"), chunk, batch]
-            self._sleep(self.clock + rehearsal.scale * float(passed))
+            pipe, side = rehearsal.pipelines[self.replica], int(what == "backward")
+            end = self.clock + rehearsal.scale * float(
+                pipe.pass_seconds[self.stage, side, chunk, batch]
+            )
+            met = pipe.reduce(side, self.stage, chunk, batch)
+            if met.seconds:
+                virtual_stage = chunk * pipe.stages + self.stage
+                entry = self.shared.joint[self.replica, side, virtual_stage, batch]
+                end = self.shared.first(entry, self.iteration, met, end)
+            self._sleep(end)
         elif what == "prepare":
             self.iteration += 1
             self.clock = max(self._meet(0, time.monotonic(), everyone))
@@ -179,15 +204,9 @@ class Virtual(Watch):
     def departs(self, hop: int, batch: int, *, forward: bool) -> None:
         """The first of a stage's ranks to send takes the cards; all of its messages arrive
         together."""
-        shared, pipe = self.shared, self.shared.rehearsal.pipelines[self.replica]
-        side, scale = int(not forward), shared.rehearsal.scale
-        seconds, latency = pipe.hop_seconds[side, hop, batch], pipe.hop_latency[hop]
-        with shared.lock:
-            entry = shared.hops[self.replica, int(forward), hop, batch]
-            if entry[0] != self.iteration:
-                end = take(shared.free, pipe.hop_ports[side][hop], self.clock, seconds * scale)
-                entry[1] = end + latency * scale
-                entry[0] = self.iteration
+        sent = self.shared.rehearsal.pipelines[self.replica].hop(int(not forward), hop, batch)
+        entry = self.shared.hops[self.replica, int(forward), hop, batch]
+        self.shared.first(entry, self.iteration, sent, self.clock)
 
     def arrives(self, hop: int, batch: int, *, forward: bool) -> None:
         """The input is there when its transfer ends."""
@@ -242,13 +261,12 @@ def _joint(
             done[member] = max(done[member], end)
 
 
-def take(free: Any, ports: Iterable[int], ready: float, seconds: float) -> float:
-    """Hold all ports for `seconds` as soon as all are free; returns the end."""
-    used = [port for port in ports if port >= 0]
-    end = max([ready, *(float(free[port]) for port in used)]) + seconds
-    for port in used:
-        free[port] = end
-    return end
+def take(free: Any, ports: Ports, ready: float, seconds: float) -> float:
+    """Hold each port for its share of `seconds` as soon as all are free; returns the end."""
+    begin = max([ready, *(float(free[port]) for port, _ in ports)])
+    for port, share in ports:
+        free[port] = begin + share * seconds
+    return begin + seconds
 
 
 def sleep_until(moment: float) -> None:

@@ -9,13 +9,10 @@ bytes/bandwidth grow with the micro-batch, and a fixed part (launches, the all-r
 their waiting for the slowest rank) does not. Forward and backward pay it once each. A profile of
 many equal micro-batches in a row hides it behind queued work, a training step does not.
 
-The order of work is that of DeepSpeed's pipeline engine: 1F1B in which transfers occupy both ends.
-Stage s of S does forward passes at every other slot from s on, and the backward pass of micro-batch
-m at slot 2 S - 1 - s + 2 m, so that forward and backward slots of neighbours meet. Before a forward
-slot a stage sends the gradient that it made last and takes the next activation; before a backward
-slot it takes a gradient and sends its last activation. Sending and taking is a rendezvous in the
-stream of the computation: nothing else runs meanwhile. Source: DeepSpeed, runtime/pipe/schedule.py,
-TrainSchedule, and the blocking p2p of its pipeline engine.
+The order of work is 1F1B. Two groups exchange by NCCL in one queue per pair: activations and
+gradients go one after the other, each when both ends have come to it. The sender posts its message
+and computes on; the receiver has nothing to compute before it has it (`waiting` in the simulator's
+terms). The host posts each exchange at both ends.
 
 All ranks of a node share its network cards, for transfers and reductions alike. Gradients are
 reduced after the flush, fp32, 2 (D - 1) / D of a stage's parameters through every card, when all
@@ -31,8 +28,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
@@ -47,8 +44,8 @@ from hetplan.profiling.sailor.data import (
     PlanRun,
     RunPipeline,
 )
-from hetplan.profiling.simulator.pipeline import Hops, Replica, simulate_replicas
-from hetplan.profiling.simulator.tasks import NO_PORT, Ints, Kind, TaskList, simulate
+from hetplan.profiling.simulator.pipeline import Replica, Sends, simulate_replicas
+from hetplan.profiling.simulator.tasks import Traffic
 
 # A larger time at a smaller micro-batch: up to this ratio it is noise, beyond it a fault.
 NOISE = 1.1
@@ -59,6 +56,17 @@ ELEMENT = 4  # all of it is fp32
 # NCCL. Sailor's own simulator gives the figure for Alps, whose devices are GH200; others: CUDA and
 # NCCL alone.
 FRAMEWORK_BYTES = {"GH-96": 4.76e9}
+
+
+@dataclass(frozen=True)
+class Exchanges:
+    """How DeepSpeed's pipeline engine exchanges activations and gradients. sends: as torch's p2p
+    over NCCL does. host_seconds: at each end; some ten calls of torch (buffers, detaching, the send
+    or receive itself) of about 30 us each, as eager kernel launches take on the host."""
+
+    sends: Sends = "waiting"
+    host_seconds: float = 3e-4
+
 
 # Attention heads; the data do not tell them. By the models' own configurations.
 HEADS = {"OPT-350": 16, "GPT-Neo-2.7": 20, "OPT-30": 56, "LLAMA-3-8": 32}
@@ -125,61 +133,10 @@ def clean(raw: Floats, sizes: Floats, floor: Floats, per_sample: Floats) -> Floa
     return np.asarray(np.where(raw > NOISE * above, np.minimum(above, below), above))
 
 
-def rendezvous_seconds(pipelines: Sequence[Replica]) -> float:
-    """Seconds of one iteration of DeepSpeed's engine until the last backward pass, pipelines of one
-    chunk side by side."""
-    tasks = TaskList()
-    unit = 0
-    for pipeline in pipelines:
-        S, M = pipeline.stages, pipeline.micro_batches
-        units = unit + np.arange(S)[:, None, None]
-        work = tasks.add(
-            (S, 2, M),
-            kind=np.array([Kind.FORWARD, Kind.BACKWARD])[:, None],
-            unit=units,
-            seconds=pipeline.pass_seconds[:, :, 0],
-            micro_batch=np.arange(M),
-        )
-        # moves[h, way, m]: between stages h and h + 1; way 0: the activation, 1: the gradient
-        moves = tasks.add(
-            (S - 1, 2, M),
-            kind=Kind.TRANSFER,
-            unit=units[:-1],
-            seconds=pipeline.hop_seconds.swapaxes(0, 1),
-            ports=np.stack(pipeline.hop_ports, axis=1)[:, :, None, :],
-            micro_batch=np.arange(M),
-        )
-        for s in range(S):
-            sequence = stage_order(work[s], moves, s, S)
-            tasks.order(sequence[:-1], sequence[1:])
-        unit += S
-    return simulate(tasks.build(unit)).seconds
-
-
-def stage_order(work: Ints, moves: Ints, stage: int, stages: int) -> Ints:
-    """Passes [2, M] and transfers [S - 1, 2, M] of a stage in the engine's order."""
-    batches = work.shape[1]
-    # by slot: (0, m) the forward, (1, m) the backward pass of micro-batch m
-    slots = {stage + 2 * m: (0, m) for m in range(batches)}
-    slots |= {2 * stages - 1 - stage + 2 * m: (1, m) for m in range(batches)}
-    sequence: list[int] = []
-    for t in range(2 * (batches + stages - 1)):
-        # the hop to the stage before at a forward slot, to the one behind at a backward slot
-        hop = stage - 1 if (t - stage) % 2 == 0 else stage
-        if 0 <= hop < stages - 1:
-            # what the pass of the slot before made is sent, what this one needs is taken; the
-            # gradient goes first
-            both = [slots[u] for u in (t - 1, t) if u in slots]
-            sequence += [int(moves[hop, way, m]) for way, m in sorted(both, reverse=True)]
-        if t in slots:
-            sequence.append(int(work[slots[t]]))
-    return np.array(sequence, np.int64)
-
-
 @dataclass(frozen=True)
 class Prediction:
-    """seconds: transfers occupy both ends; overlapped: they only hold the cards; the truth lies
-    between. peak_bytes: None where sizes are not told."""
+    """seconds: as the engine exchanges; overlapped: were messages sent at once and received when
+    they are needed. peak_bytes: None where sizes are not told."""
 
     seconds: float
     overlapped: float
@@ -189,7 +146,14 @@ class Prediction:
 class Predictor:
     """Predictions of one model's plans. framework: bytes that the framework takes, if known."""
 
-    def __init__(self, model: ModelData, links: Links, framework: float | None = None) -> None:
+    def __init__(
+        self,
+        model: ModelData,
+        links: Links,
+        framework: float | None = None,
+        exchanges: Exchanges = Exchanges(),
+    ) -> None:
+        self.exchanges = exchanges
         self.model = model
         self.links = links
         self.framework = framework
@@ -204,8 +168,9 @@ class Predictor:
             share = run.global_batch / len(run.pipelines)
             batches = max(1, math.ceil(share / (run.micro_batch * len(pipeline.groups[0]))))
             replicas = self.replicas(pipeline, run.micro_batch, batches)
-            flush.append(rendezvous_seconds(replicas))
-            overlapped.append(simulate_replicas(replicas).seconds)
+            flush.append(simulate_replicas(replicas).seconds)
+            free = [replace(replica, sends="asynchronous") for replica in replicas]
+            overlapped.append(simulate_replicas(free).seconds)
             after.append((self.reduction(pipeline, len(run.pipelines)), self.update(pipeline)))
             peaks.append(self.peak_bytes(pipeline, run.micro_batch, batches))
         ending = float(np.max(after, axis=0).sum())
@@ -235,20 +200,16 @@ class Predictor:
                 self.transfer(pipeline, s, choice[s : s + 2], cards, micro_batch)
                 for s in range(stages - 1)
             ]
-            seconds = np.array([move[0] for move in moves])[:, None]
-            ports = np.array([move[1] for move in moves], np.int64).reshape(-1, 2, 2)
             replicas.append(
                 Replica(
                     stages=stages,
                     micro_batches=batches,
+                    sends=self.exchanges.sends,
+                    exchange_seconds=self.exchanges.host_seconds,
                     forward=passes[:, 0, None, None],
                     backward=passes[:, 1, None, None],
-                    hops=Hops(
-                        forward=seconds,
-                        backward=seconds,
-                        forward_ports=ports[:, 0],
-                        backward_ports=ports[:, 1],
-                    ),
+                    kinds=np.zeros(batches, np.int64),
+                    hops=[[[move[way]] for move in moves] for way in (0, 1)],
                 )
             )
         return replicas
@@ -273,24 +234,31 @@ class Predictor:
         replicas: list[int],
         cards: list[list[int]],
         micro_batch: int,
-    ) -> tuple[float, list[list[int]]]:
-        """Seconds of one micro-batch to the next stage, each tensor rank sending its part; and the
-        ports that an activation and a gradient hold, two for each card."""
+    ) -> tuple[Traffic, Traffic]:
+        """One micro-batch's activation to the next stage, each tensor rank sending its part, and
+        its gradient. Ports: two for each card, and one for the two groups, whose messages go one
+        after the other."""
         groups = [pipeline.groups[stage + i][r] for i, r in enumerate(replicas)]
         a, b = (cards[stage + i][r] for i, r in enumerate(replicas))
+        queue = 2 * (max(map(max, cards)) + 1) + stage * len(pipeline.groups[0]) + replicas[0]
+        between = ((queue, 1.0),)
         rows = micro_batch * len(pipeline.groups[0]) / len(pipeline.groups[stage])
         size = float(self.output[pipeline.layers[stage][-1]]) * rows
         if a == b:
             pair = max(2, groups[0].tensor + groups[1].tensor)
-            seconds = size / self.links.local(groups[0].kinds[0], pair, size)
-            return seconds, [[NO_PORT, NO_PORT], [NO_PORT, NO_PORT]]
+            here = Traffic(size / self.links.local(groups[0].kinds[0], pair, size), 0.0, between)
+            return here, here
         pairs = min(group.tensor for group in groups)
         bandwidth = min(
             self.links.network(node.kind, min(pairs, node.gpus), size)
             for group in groups
             for node in group.nodes
         )
-        return size / bandwidth, [[2 * a, 2 * b + 1], [2 * b, 2 * a + 1]]
+        there, back = (
+            Traffic(size / bandwidth, 0.0, ((2 * x, 1.0), (2 * y + 1, 1.0), *between))
+            for x, y in ((a, b), (b, a))
+        )
+        return there, back
 
     def reduction(self, pipeline: RunPipeline, pipelines: int) -> float:
         """Gradients over replicas: what passes each node's cards, at their speed; within nodes at

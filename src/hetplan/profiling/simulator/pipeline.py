@@ -13,20 +13,23 @@ Collectives join stages of several replicas.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from itertools import pairwise
 from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from hetplan.profiling.simulator.tasks import (
-    NO_PORT,
     Floats,
     Ints,
     Kind,
+    Ports,
     TaskList,
+    Tasks,
     Timeline,
+    Traffic,
     simulate,
 )
 
@@ -74,73 +77,84 @@ def order(
 
 
 When = Literal["step", "gradients", "parameters"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Hops:
-    """Transfers between virtual stages v and v + 1, H = S C - 1 of them.
-
-    forward, backward [H, M]: seconds that one holds its ports. latency [H]: seconds until the
-    receiver has it, beside. forward_ports, backward_ports [H, W]: such as the network cards'
-    sending and receiving sides; NO_PORT for none.
-    All are broadcast to these shapes.
-    """
-
-    forward: ArrayLike = 0.0
-    backward: ArrayLike = 0.0
-    latency: ArrayLike = 0.0
-    forward_ports: ArrayLike = (NO_PORT,)
-    backward_ports: ArrayLike = (NO_PORT,)
+Sends = Literal["asynchronous", "waiting", "blocking", "rendezvous"]
+LATE: tuple[Sends, ...] = ("waiting", "rendezvous")  # a message waits for its receiver
+HELD: tuple[Sends, ...] = ("blocking", "rendezvous")  # a sender waits for its message
+NOTHING = Traffic()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Replica:
-    """One pipeline. forward, backward [S, C, M]: seconds; optimizer [S]: seconds of the update.
+    """One pipeline. forward, backward, saved_bytes [S, C, B]: seconds of a pass, and bytes kept
+    from a forward pass until the end of its backward pass, of each kind of micro-batch. kinds [M]:
+    which of them every micro-batch is; None: B = M, all different. optimizer [S]: seconds of the
+    update. These are broadcast to their shapes.
 
-    saved_bytes [S, C, M]: held from a forward pass until the end of its backward pass. blocking: a
-    sender waits for its transfer before it goes on. All are broadcast to these shapes.
+    hops [2][H][B]: activations from virtual stage h to h + 1, and gradients back; H = S C - 1, ():
+    they take no time. reduces [2][S][C][B]: what the tensor ranks of a stage do together in forward
+    and backward passes, behind their computation; (): nothing.
+
+    sends: `asynchronous`: a message leaves when it is made, and its sender goes on. `waiting`: it
+    leaves when its receiver has also finished the pass before the one that needs it. `blocking`:
+    as asynchronous, but the sender goes on when the message is sent. `rendezvous`: both wait.
+    exchange_seconds: of the host, for each message that a pass needs or makes, at both ends.
     """
 
     stages: int
     micro_batches: int
     chunks: int = 1
     schedule: Schedule = "1f1b"
+    sends: Sends = "asynchronous"
+    exchange_seconds: float = 0.0
     forward: ArrayLike
     backward: ArrayLike
+    kinds: Ints | None = None
     optimizer: ArrayLike = 0.0
     saved_bytes: ArrayLike = 0.0
-    hops: Hops = field(default_factory=Hops)
-    blocking: bool = False
+    hops: Sequence[Sequence[Sequence[Traffic]]] = ()
+    reduces: Sequence[Sequence[Sequence[Sequence[Traffic]]]] = ()
+
+    @cached_property
+    def kind(self) -> Ints:
+        """[M] which kind every micro-batch is."""
+        return np.arange(self.micro_batches) if self.kinds is None else self.kinds
+
+    def _by_micro_batch(self, values: ArrayLike) -> Floats:
+        """[S, C, M] of values by kind."""
+        shape = (self.stages, self.chunks, int(self.kind.max()) + 1)
+        table: Floats = np.broadcast_to(np.asarray(values, float), shape)
+        return np.asarray(table.take(self.kind, axis=-1))
 
     @cached_property
     def pass_seconds(self) -> Floats:
-        """[S, 2, C, M] of forward and backward passes."""
-        grid = (self.stages, self.chunks, self.micro_batches)
+        """[S, 2, C, M] of forward and backward passes with the host's part of their exchanges,
+        without what tensor ranks do together."""
         both = (self.forward, self.backward)
-        return np.stack([np.broadcast_to(np.asarray(a, float), grid) for a in both], axis=1)
+        place = np.arange(self.stages * self.chunks).reshape(self.chunks, self.stages).T
+        exchanges = 2 - (place == 0) - (place == self.stages * self.chunks - 1).astype(int)
+        host: Floats = self.exchange_seconds * exchanges[:, None, :, None]
+        seconds: Floats = np.stack([self._by_micro_batch(values) for values in both], axis=1)
+        return np.asarray(seconds + host)
 
-    @cached_property
-    def hop_seconds(self) -> Floats:
-        """[2, H, M] of transfers of activations and of gradients, without their latency."""
-        grid = (max(self.stages * self.chunks - 1, 0), self.micro_batches)
-        both = (self.hops.forward, self.hops.backward)
-        return np.stack([np.broadcast_to(np.asarray(a, float), grid) for a in both])
+    def hop(self, side: int, hop: int, batch: int) -> Traffic:
+        """The message of a micro-batch; side 0: its activation, 1: its gradient."""
+        return self.hops[side][hop][self.kind[batch]] if self.hops else NOTHING
 
-    @cached_property
-    def hop_latency(self) -> Floats:
-        """[H] seconds until a receiver has what was sent."""
-        return np.broadcast_to(np.asarray(self.hops.latency, float), self.hop_seconds.shape[1:2])
+    def reduce(self, side: int, stage: int, chunk: int, batch: int) -> Traffic:
+        """What tensor ranks do together in a pass."""
+        return self.reduces[side][stage][chunk][self.kind[batch]] if self.reduces else NOTHING
 
-    @cached_property
-    def hop_ports(self) -> tuple[Ints, Ints]:
-        """[H, W] ports that transfers of activations hold, and of gradients; NO_PORT for none."""
-        there, back = (
-            np.broadcast_to(
-                np.asarray(ports, np.int64), (len(self.hop_latency), np.shape(ports)[-1])
-            )
-            for ports in (self.hops.forward_ports, self.hops.backward_ports)
-        )
-        return there, back
+    @property
+    def peak_bytes(self) -> Floats:
+        """[S] the most that a stage keeps at once; what ends as something begins ends first."""
+        saved, peaks = self._by_micro_batch(self.saved_bytes), np.zeros(self.stages)
+        for s in range(self.stages):
+            shape = (self.schedule, self.stages, s, self.micro_batches, self.chunks)
+            backward, chunk, batch = order(*shape)
+            each = saved[s, chunk, batch]
+            held = np.cumsum(np.where(backward, -each, each))
+            peaks[s] = held[backward == 0].max(initial=0.0)
+        return peaks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,10 +162,9 @@ class Collective:
     """What `members` (replica, stage) do together, `seconds` long.
 
     when: "gradients" after the members' last backward passes; "parameters" after their updates;
-    "step" after every backward pass, before the next forward pass (ZeRO 2 and 3, replicas of one
-    stage). buckets: of "gradients", else 1: the last backward pass gives its gradients in that many
-    equal parts, and a part is on its way while the next is computed; 1: no overlap. overlap: of
-    "step": the next step's passes begin meanwhile, and only the one after waits. ports: held
+    "step" after every backward pass, before the next pass (ZeRO 2 and 3, replicas of one stage).
+    buckets: of "gradients", else 1: the last backward pass gives its gradients in that many equal
+    parts, and a part is on its way while the next is computed; 1: no overlap. ports: held
     meanwhile, such as the network card that several collectives share.
     """
 
@@ -159,141 +172,232 @@ class Collective:
     seconds: float
     when: When = "gradients"
     buckets: int = 1
-    overlap: bool = False
-    ports: Sequence[int] = ()
+    ports: Ports = ()
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """The tasks of replicas of one shape, numbered from 0: passes [S, 2, C, M], what tensor ranks
+    do together [the same, or none], transfers [2, H, M], the further parts of last backward passes,
+    updates [S].
+
+    ends [S, 2, C, M]: the last task of each pass. parts: the last backward pass of every stage, in
+    parts. owner: (kind, unit, chunk, micro_batch) [T]. order: (before, after) [E].
+    """
+
+    ends: Ints
+    parts: tuple[Ints, ...]
+    updates: Ints
+    owner: tuple[Ints, ...]
+    order: tuple[Ints, Ints]
+
+
+def _shape(replica: Replica, buckets: tuple[int, ...]) -> _Shape:
+    """Large ones are not kept in memory."""
+    S, C, M = replica.stages, replica.chunks, replica.micro_batches
+    make = _kept_shape if S * C * M <= 4096 else _new_shape
+    return make(replica.schedule, S, C, M, replica.sends, bool(replica.reduces), buckets)
+
+
+def _new_shape(
+    schedule: Schedule, S: int, C: int, M: int, sends: Sends, reduces: bool, buckets: Sequence[int]
+) -> _Shape:
+    tasks, grid = TaskList(), (S, 2, C, M)
+    unit, chunk, batch = np.ogrid[:S, :C, :M]
+    kind = np.array([Kind.FORWARD, Kind.BACKWARD])[:, None, None]
+    owner = {"unit": unit[:, None], "chunk": chunk, "micro_batch": batch[0]}
+    passes = tasks.add(grid, kind=kind, seconds=0.0, **owner)
+    ends = tasks.add(grid, kind=kind, seconds=0.0, **owner) if reduces else passes.copy()
+    stage, chunk_of = np.arange(S * C) % S, np.arange(S * C) // S
+    ways = ((0, slice(None, -1), slice(1, None)), (1, slice(1, None), slice(None, -1)))
+    transfers = [
+        tasks.add(
+            (S * C - 1, M),
+            kind=Kind.TRANSFER,
+            unit=stage[source][:, None],
+            seconds=0.0,
+            chunk=chunk_of[source][:, None],
+            micro_batch=np.arange(M),
+        )
+        for _, source, _ in ways
+    ]
+    previous, following = (np.full(grid, -1) for _ in range(2))
+    parts = []
+    for s in range(S):
+        backward, chunk_at, batch_at = order(schedule, S, s, M, C)
+        sequence = s, backward, chunk_at, batch_at
+        last = passes[s, 1, 0, -1:]
+        if buckets[s] > 1:
+            rest = (buckets[s] - 1,)
+            more = tasks.add(
+                rest, kind=Kind.BACKWARD, unit=s, seconds=0.0, chunk=0, micro_batch=M - 1
+            )
+            last = np.append(last, more)
+            tasks.order(last[:-1], more)
+            if not reduces:
+                ends[s, 1, 0, -1] = last[-1]
+        parts.append(np.append(last[:-1], ends[s, 1, 0, -1]))
+        if reduces:
+            into = passes[s].copy()
+            into[1, 0, -1] = last[-1]
+            tasks.order(into, ends[s])
+        tasks.order(ends[sequence][:-1], passes[sequence][1:])
+        at = [np.stack(sequence[1:])[:, part] for part in (slice(None, -1), slice(1, None))]
+        following[s, at[0][0], at[0][1], at[0][2]] = passes[sequence][1:]
+        previous[s, at[1][0], at[1][1], at[1][2]] = ends[sequence][:-1]
+    for (side, source, target), numbers in zip(ways, transfers, strict=True):
+        made = stage[source], side, chunk_of[source]
+        needed = stage[target], side, chunk_of[target]
+        tasks.order(ends[made], numbers)
+        tasks.order(numbers, passes[needed])
+        if sends in LATE:
+            before = previous[needed]
+            tasks.order(before[before >= 0], numbers[before >= 0])
+        if sends in HELD:
+            behind = following[made]
+            tasks.order(numbers[behind >= 0], behind[behind >= 0])
+    updates = tasks.add((S,), kind=Kind.OPTIMIZER, unit=np.arange(S), seconds=0.0)
+    tasks.order(ends[:, 1, 0, -1], updates)
+    built = tasks.build(S)
+    columns = (built.kind, built.unit, built.chunk, built.micro_batch)
+    return _Shape(ends, tuple(parts), updates, columns, (built.before, built.after))
+
+
+_kept_shape = lru_cache(maxsize=128)(_new_shape)
 
 
 @dataclass(frozen=True)
 class _Placed:
-    """Numbers of a replica's tasks: passes [S, 2, C, M]; of every stage the parts of its last
-    backward pass; updates [S]. units [S]: of the stages."""
+    """Numbers of a replica's first and last tasks of passes [S, 2, C, M], of the parts of its last
+    backward passes and of its updates. unit: of its first stage. next_side: of the pass that
+    follows a backward pass on a single stage."""
 
-    units: Ints
-    passes: Ints
-    last_parts: list[Ints]
+    unit: int
+    next_side: int
+    begins: Ints
+    ends: Ints
+    parts: list[Ints]
     updates: Ints
+
+
+def tasks_of(replicas: Sequence[Replica], collectives: Sequence[Collective] = ()) -> Tasks:
+    """One iteration as tasks. Units: the stages of the first replica, then those of the second, …
+
+    Tasks are numbered replica by replica: passes, what tensor ranks do together, transfers of
+    activations hop by hop, those of gradients, updates; then the collectives.
+    """
+    tasks = TaskList()
+    placed: list[_Placed] = []
+    unit = 0
+    parts: dict[tuple[int, int], int] = {}
+    for collective in collectives:
+        for member in collective.members if collective.buckets > 1 else ():
+            parts[member] = max(parts.get(member, 1), collective.buckets)
+    for i, replica in enumerate(replicas):
+        buckets = tuple(parts.get((i, s), 1) for s in range(replica.stages))
+        placed.append(_place(tasks, replica, unit, buckets))
+        unit += replica.stages
+    _join(tasks, placed, collectives)
+    return tasks.build(unit)
 
 
 def simulate_replicas(
     replicas: Sequence[Replica], collectives: Sequence[Collective] = ()
 ) -> Timeline:
-    """One iteration. Units: the stages of the first replica, then those of the second, …"""
-    tasks = TaskList()
-    placed: list[_Placed] = []
-    unit = 0
-    for i, replica in enumerate(replicas):
-        buckets = [
-            max((c.buckets for c in collectives if (i, s) in c.members), default=1)
-            for s in range(replica.stages)
+    """One iteration, as `tasks_of` has it."""
+    kept = np.concatenate([replica.peak_bytes for replica in replicas])
+    return simulate(tasks_of(replicas, collectives), kept)
+
+
+def _place(tasks: TaskList, replica: Replica, unit: int, buckets: tuple[int, ...]) -> _Placed:
+    """All tasks of one replica."""
+    shape, first = _shape(replica, buckets), tasks.count
+    parts, S, M = np.array(buckets), replica.stages, replica.micro_batches
+    passes = replica.pass_seconds.copy()
+    passes[:, 1, 0, -1] /= parts
+    rest = np.repeat(passes[:, 1, 0, -1], parts - 1)
+    count = passes.size
+    sent = _columns(tasks, replica.hops, (2, S * replica.chunks - 1, M), replica.kind)
+    met = [np.empty(0)] * 3
+    if replica.reduces:
+        sides = [
+            _columns(tasks, side, (S, replica.chunks, M), replica.kind) for side in replica.reduces
         ]
-        placed.append(_place(tasks, replica, unit, buckets))
-        unit += replica.stages
+        met = [np.stack(columns, axis=1) for columns in zip(*sides, strict=True)]
+    none, no_use = np.zeros(len(rest) + S), np.full(len(rest) + S, -1)
+    ending = np.broadcast_to(np.asarray(replica.optimizer, float), (S,))
+    tasks.block(
+        seconds=(passes.ravel(), met[0].ravel(), sent[0].ravel(), rest, ending),
+        delay=(np.zeros(count), met[1].ravel(), sent[1].ravel(), none),
+        use=(np.full(count, -1), met[2].ravel(), sent[2].ravel(), no_use),
+        owner=shape.owner,
+        unit=unit,
+        order=shape.order,
+    )
+    moved = [first + part for part in shape.parts]
+    begins = first + np.arange(count).reshape(passes.shape)
+    next_side = int(replica.schedule == "gpipe")
+    return _Placed(unit, next_side, begins, first + shape.ends, moved, first + shape.updates)
+
+
+def _columns(
+    tasks: TaskList,
+    table: Sequence[Sequence[Sequence[Traffic]]],
+    shape: tuple[int, int, int],
+    kind: Ints,
+) -> list[Floats]:
+    """(seconds, delay, use) in `shape` [.., .., M] of a table by kind; nothing without a table."""
+    if not table or 0 in shape:
+        return [np.full(shape, value) for value in (0.0, 0.0, -1.0)]
+    values = np.array(
+        [
+            [[t.seconds, t.latency, tasks.use(t.ports)] for t in row]
+            for rows in table
+            for row in rows
+        ]
+    )
+    return [values.reshape(*shape[:2], -1, 3)[:, :, kind, column] for column in range(3)]
+
+
+def _join(tasks: TaskList, placed: list[_Placed], collectives: Sequence[Collective]) -> None:
+    """Collectives, each between what its members do before and after it."""
+    number, order = tasks.count, list[tuple[int, int]]()
+    columns: list[tuple[float, int, int, int]] = []  # seconds, use, unit, micro-batch
     for collective in collectives:
-        _join(tasks, collective, [(placed[i], s) for i, s in collective.members])
-    return simulate(tasks.build(unit))
-
-
-def _place(tasks: TaskList, replica: Replica, unit: int, buckets: Sequence[int]) -> _Placed:
-    """Passes, transfers and updates of one replica, in order."""
-    S, C, M = replica.stages, replica.chunks, replica.micro_batches
-    units = unit + np.arange(S)
-    seconds = replica.pass_seconds.copy()
-    seconds[:, 1, 0, -1] *= 1 / np.asarray(buckets)  # its other parts are tasks of their own
-    takes, gives = np.zeros((2, *seconds.shape))
-    takes[:, 0] = gives[:, 1] = replica.saved_bytes
-    passes = tasks.add(
-        seconds.shape,
-        kind=np.array([Kind.FORWARD, Kind.BACKWARD])[:, None, None],
-        unit=units[:, None, None, None],
-        seconds=seconds,
-        chunk=np.arange(C)[:, None],
-        micro_batch=np.arange(M),
-        takes=takes,
-        gives=gives,
-    )
-    following = np.full(passes.shape, -1)  # the pass that the stage does next
-    done = passes.copy()  # what a task behind a pass waits for: the pass, or its last part
-    last_parts = []
-    for s in range(S):
-        backward, chunk, batch = order(replica.schedule, S, s, M, C)
-        sequence = passes[s, backward, chunk, batch]
-        tasks.order(sequence[:-1], sequence[1:])
-        following[s, backward[:-1], chunk[:-1], batch[:-1]] = sequence[1:]
-        last_parts.append(sequence[-1:])
-        if buckets[s] > 1:
-            rest = tasks.add(
-                (buckets[s] - 1,),
-                kind=Kind.BACKWARD,
-                unit=units[s],
-                seconds=replica.pass_seconds[s, 1, 0, -1] / buckets[s],
-                chunk=0,
-                micro_batch=M - 1,
+        members = [(placed[i], s) for i, s in collective.members]
+        (first, stage), step = members[0], collective.when == "step"
+        steps = first.ends.shape[-1]
+        if step and {r.ends.shape for r, _ in members} != {(1, 2, 1, steps)}:
+            raise ValueError(
+                "a collective of every step joins replicas of one stage with equally many "
+                "micro-batches"
             )
-            last_parts[s] = np.append(sequence[-1], rest)
-            tasks.order(last_parts[s][:-1], rest)
-            done[s, 1, 0, -1] = rest[-1]
-    _transfer(tasks, replica, units, passes, done, following)
-    updates = tasks.add((S,), kind=Kind.OPTIMIZER, unit=units, seconds=replica.optimizer)
-    tasks.order(done[:, 1, 0, -1], updates)
-    return _Placed(units, passes, last_parts, updates)
-
-
-def _transfer(
-    tasks: TaskList, replica: Replica, units: Ints, passes: Ints, done: Ints, following: Ints
-) -> None:
-    """Activations forward and gradients backward between virtual stages."""
-    S, M = replica.stages, replica.micro_batches
-    chunk, stage = np.divmod(np.arange(S * replica.chunks), S)
-    here, behind = slice(None, -1), slice(1, None)
-    for side, source, target in ((0, here, behind), (1, behind, here)):
-        numbers = tasks.add(
-            (len(stage) - 1, M),
-            kind=Kind.TRANSFER,
-            unit=units[stage[source]][:, None],
-            seconds=replica.hop_seconds[side],
-            delay=replica.hop_latency[:, None],
-            ports=replica.hop_ports[side][:, None, :],
-            chunk=chunk[source][:, None],
-            micro_batch=np.arange(M),
-        )
-        tasks.order(done[stage[source], side, chunk[source]], numbers)
-        tasks.order(numbers, passes[stage[target], side, chunk[target]])
-        if replica.blocking:
-            waiting = following[stage[source], side, chunk[source]]
-            tasks.order(numbers[waiting >= 0], waiting[waiting >= 0])
-
-
-def _join(tasks: TaskList, collective: Collective, members: Sequence[tuple[_Placed, int]]) -> None:
-    """One collective: between what its members do before and after it."""
-    first, stage = members[0]
-    when, steps = collective.when, first.passes.shape[-1]
-    if when == "step" and {r.passes.shape for r, _ in members} != {(1, 2, 1, steps)}:
-        raise ValueError(
-            "a collective of every step joins replicas of one stage with equally many micro-batches"
-        )
-    numbers = tasks.add(
-        (steps if when == "step" else collective.buckets,),
-        kind=Kind.COLLECTIVE,
-        unit=first.units[stage],
-        seconds=collective.seconds / collective.buckets,
-        ports=collective.ports,
-        micro_batch=np.arange(steps) if when == "step" else -1,
-    )
-    tasks.order(numbers[:-1], numbers[1:])
-    for replica, s in members:
-        if when == "parameters":
-            tasks.order(replica.updates[s], numbers)
-            continue
-        if when == "step":
-            ahead = 2 if collective.overlap else 1
-            tasks.order(replica.passes[s, 1, 0], numbers)
-            tasks.order(numbers[:-ahead], replica.passes[s, 0, 0, ahead:])
-        else:
-            # Part p of this collective needs the share (p + 1) / parts of the last backward pass.
-            own, parts = replica.last_parts[s], len(numbers)
-            needed = np.ceil(np.arange(1, parts + 1) * len(own) / parts).astype(int) - 1
-            tasks.order(own[needed], numbers)
-        tasks.order(numbers[-1], replica.updates[s])
+        count = steps if step else collective.buckets
+        each, use = collective.seconds / collective.buckets, tasks.use(collective.ports)
+        columns += [(each, use, first.unit + stage, m if step else -1) for m in range(count)]
+        numbers = range(number, number + count)
+        number += count
+        order += pairwise(numbers)
+        for replica, s in members:
+            if collective.when == "parameters":
+                order.append((int(replica.updates[s]), numbers[0]))
+                continue
+            if step:
+                tasks.order(replica.ends[s, 1, 0], numbers)
+                tasks.order(numbers[:-1], replica.begins[s, replica.next_side, 0, 1:])
+            else:
+                # Part p needs the share (p + 1) / count of the last backward pass.
+                own = replica.parts[s]
+                needed = (-(-(p + 1) * len(own) // count) - 1 for p in range(count))
+                order += [(int(own[part]), n) for part, n in zip(needed, numbers, strict=True)]
+            order.append((numbers[-1], int(replica.updates[s])))
+    if columns:
+        seconds, use_of, unit, batch = zip(*columns, strict=True)
+        tasks.add(
+            (len(columns),), kind=Kind.COLLECTIVE, unit=unit, seconds=seconds, use=use_of,
+            micro_batch=batch,
+        )  # fmt: skip
+        tasks.order(*np.array(order, np.int64).T)
 
 
 def simulate_stages(

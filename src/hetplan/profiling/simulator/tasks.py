@@ -1,22 +1,28 @@
 """Tasks as arrays, the compiled event loop that runs them, and the timeline that comes of it.
 
-A task starts when all tasks before it are done and its ports are free, occupies them for `seconds`,
-and is done `delay` after that (a message's latency occupies nobody). A port serves one task at a
-time, in the order of asking.
+Rules. A task asks when all tasks before it are done. It starts as soon as all its ports are free,
+holds each of them for its own share of its seconds, ends when its seconds have passed, and is done
+`delay` after that (a message's latency occupies nobody). A task without ports starts when it asks.
 What a device does in a fixed order needs no port: each task is before the next.
 
-An event is the moment when a task may start, or when it lets go of its ports. At equal moments
-ports are freed first, then lower task numbers go first, so that every run of the same tasks is the
-same.
+Who is served first where several ask. Moments (when a task with ports asks, or when a port that
+somebody waits for becomes free) are taken in their order; those that are at most `TIE` of the first
+of them later are one moment, so that noise does not decide. In one moment the ports become free
+first. Then those who wait try again in the order in which they have asked, and then those who ask
+now: lower micro-batches first (what has none before all), then lower task numbers. Who finds a port
+held waits for the first such port, in the order of its ports. What a start brings about belongs to
+a later moment. Start times are exact: the latest of the asking and of the moments in which the
+ports become free.
 """
 
 from __future__ import annotations
 
 import heapq
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -25,8 +31,11 @@ from hetplan.compiled import kernel
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+Ports = tuple[tuple[int, float], ...]  # (port, share of a task's seconds that it holds it)
 
-NO_PORT = -1
+# Relative: a thousand times the noise of 1e-9 that must not decide, and far below any duration that
+# is known.
+TIE = 1e-6
 
 
 class Kind(IntEnum):
@@ -42,30 +51,37 @@ class Kind(IntEnum):
 COMPUTES = (Kind.FORWARD, Kind.BACKWARD, Kind.OPTIMIZER)
 
 
+class Traffic(NamedTuple):
+    """What is sent at once, to another stage or within a group: seconds, then `latency` seconds
+    that occupy nobody."""
+
+    seconds: float = 0.0
+    latency: float = 0.0
+    ports: Ports = ()
+
+
 @dataclass(frozen=True)
 class Tasks:
     """T tasks of U units (a unit: what computes as one, such as the devices of a stage).
 
-    seconds, delay [T]. port[port_begin[i] : port_begin[i + 1]]: the ports that task i holds. kind,
-    unit, chunk, micro_batch [T]: for people (of a collective: its first unit; -1 where it does not
-    apply). takes, gives [T]: bytes that the unit holds from the task's start on, and no longer from
-    its end on. waits [T]: how many tasks are before it. after[begin[i] : begin[i + 1]]: the tasks
-    that task i is before.
+    seconds, delay [T]. use [T]: which ports the task holds, -1 for none. Use u: the ports
+    port[use_begin[u] : use_begin[u + 1]], each for its `share` of the task's seconds. kind, unit,
+    chunk, micro_batch [T] (of a collective: its first unit; -1 where it does not apply). before,
+    after [E]: each of the first is before its counterpart.
     """
 
     seconds: Floats
     delay: Floats
-    port_begin: Ints
+    use: Ints
+    use_begin: Ints
     port: Ints
+    share: Floats
     kind: Ints
     unit: Ints
     chunk: Ints
     micro_batch: Ints
-    takes: Floats
-    gives: Floats
-    begin: Ints
+    before: Ints
     after: Ints
-    waits: Ints
     units: int
 
     def __len__(self) -> int:
@@ -77,17 +93,23 @@ class Tasks:
         """Ports are numbered 0 .. ports - 1."""
         return int(self.port.max(initial=-1)) + 1
 
-    @property
-    def holders(self) -> Ints:
-        """The task of each entry of `port`."""
-        return np.repeat(np.arange(len(self)), np.diff(self.port_begin))
+    @cached_property
+    def holds(self) -> tuple[Ints, Ints, Floats]:
+        """(task, port, seconds) of everything that is held."""
+        holders = np.flatnonzero(self.use >= 0)
+        begin = self.use_begin[self.use[holders]]
+        width = self.use_begin[self.use[holders] + 1] - begin
+        task = np.repeat(holders, width)
+        entry = np.arange(len(task)) + np.repeat(begin - np.cumsum(width) + width, width)
+        return task, self.port[entry], self.share[entry] * self.seconds[task]
 
 
-# What is kept of one task while tasks are collected.
-TASK = np.dtype(
-    [(name, np.float64) for name in ("seconds", "delay", "takes", "gives")]
-    + [(name, np.int64) for name in ("kind", "unit", "chunk", "micro_batch")]
-)
+COLUMNS = ("seconds", "delay", "use", "kind", "unit", "chunk", "micro_batch")
+
+
+def type_of(column: str) -> type:
+    """What a column of tasks holds."""
+    return np.float64 if column in ("seconds", "delay") else np.int64
 
 
 class TaskList:
@@ -96,11 +118,13 @@ class TaskList:
 
     def __init__(self) -> None:
         self.count = 0
-        self._tasks = [np.empty(0, TASK)]
-        self._ports = [np.empty(0, np.int64)]
-        self._port_counts = [np.zeros(1, np.int64)]
-        self._before = [np.empty(0, np.int64)]
-        self._after = [np.empty(0, np.int64)]
+        self._columns: dict[str, list[NDArray[Any]]] = {name: [] for name in COLUMNS}
+        self._uses: dict[Ports, int] = {}
+        self._order: list[tuple[Ints, Ints]] = []
+
+    def use(self, ports: Ports) -> int:
+        """The number of a use of ports, -1 for none."""
+        return self._uses.setdefault(ports, len(self._uses)) if ports else -1
 
     def add(
         self,
@@ -110,57 +134,67 @@ class TaskList:
         unit: ArrayLike,
         seconds: ArrayLike,
         delay: ArrayLike = 0.0,
-        ports: ArrayLike = (),
+        use: ArrayLike = -1,
         chunk: ArrayLike = -1,
         micro_batch: ArrayLike = -1,
-        takes: ArrayLike = 0.0,
-        gives: ArrayLike = 0.0,
     ) -> Ints:
-        """Numbers of new tasks, in the given shape; every column is broadcast to it.
-
-        ports: broadcast to shape + [ports of one task]; NO_PORT stands for none.
-        """
-        tasks = np.empty(shape, TASK)
-        columns = (seconds, delay, takes, gives, kind, unit, chunk, micro_batch)
-        for name, column in zip(TASK.fields or (), columns, strict=True):
-            tasks[name] = column
-        self._tasks.append(tasks.ravel())
-        width = np.shape(ports)[-1]
-        held = np.broadcast_to(np.asarray(ports, np.int64), (*shape, width))
-        held = held.reshape(tasks.size, width)
-        self._ports.append(held[held != NO_PORT])
-        self._port_counts.append((held != NO_PORT).sum(axis=1))
-        first, self.count = self.count, self.count + tasks.size
+        """Numbers of new tasks, in the given shape; every column is broadcast to it."""
+        values = (seconds, delay, use, kind, unit, chunk, micro_batch)
+        for name, value in zip(COLUMNS, values, strict=True):
+            column: NDArray[Any] = np.empty(shape, type_of(name))
+            column[...] = value
+            self._columns[name].append(column.ravel())
+        first, self.count = self.count, self.count + int(np.prod(shape))
         return np.arange(first, self.count, dtype=np.int64).reshape(shape)
+
+    def block(
+        self,
+        *,
+        seconds: Sequence[Floats],
+        delay: Sequence[Floats],
+        use: Sequence[NDArray[Any]],
+        owner: Sequence[Ints],
+        unit: int,
+        order: tuple[Ints, Ints],
+    ) -> None:
+        """Many tasks whose shape is known, columns in pieces: owner is their (kind, unit, chunk,
+        micro_batch) with units from `unit` on, order their (before, after) among themselves."""
+        columns = (*(np.concatenate(pieces) for pieces in (seconds, delay, use)), *owner)
+        assert {len(column) for column in columns} == {len(owner[0])}, "columns of unlike length"
+        for name, column in zip(COLUMNS, columns, strict=True):
+            self._columns[name].append(column + unit if name == "unit" else column)
+        self._order.append((order[0] + self.count, order[1] + self.count))
+        self.count += len(owner[0])
 
     def order(self, before: ArrayLike, after: ArrayLike) -> None:
         """Each of `before` is before its counterpart in `after` (broadcast against each other)."""
-        first, second = np.broadcast_arrays(
-            np.asarray(before, np.int64), np.asarray(after, np.int64)
-        )
-        self._before.append(first.ravel())
-        self._after.append(second.ravel())
+        pairs = np.broadcast_arrays(np.asarray(before, np.int64), np.asarray(after, np.int64))
+        self._order.append((pairs[0].ravel(), pairs[1].ravel()))
 
     def build(self, units: int) -> Tasks:
         """The arrays."""
-        tasks = np.concatenate(self._tasks)
-        before, after = np.concatenate(self._before), np.concatenate(self._after)
+        none = [np.empty(0, np.int64)]
+        held = [pair for ports in self._uses for pair in ports]
         return Tasks(
-            **{name: tasks[name].copy() for name in TASK.fields or ()},
-            port_begin=np.cumsum(np.concatenate(self._port_counts)),
-            port=np.concatenate(self._ports),
-            begin=np.concatenate([[0], np.cumsum(np.bincount(before, minlength=self.count))]),
-            after=after[np.argsort(before, kind="stable")],
-            waits=np.bincount(after, minlength=self.count).astype(np.int64),
+            **{
+                name: np.concatenate(parts).astype(type_of(name), copy=False)
+                for name, parts in self._columns.items()
+            },
+            use_begin=np.cumsum([0, *map(len, self._uses)]),
+            port=np.array([port for port, _ in held], np.int64),
+            share=np.array([share for _, share in held], np.float64),
+            before=np.concatenate(none + [before for before, _ in self._order]),
+            after=np.concatenate(none + [after for _, after in self._order]),
             units=units,
         )
 
 
-def simulate(tasks: Tasks) -> Timeline:
-    """Run the tasks. Raises ValueError where they wait for each other in a circle."""
-    start, end = run_events(
-        tasks.seconds, tasks.delay, tasks.port_begin, tasks.port, tasks.begin, tasks.after,
-        tasks.waits, tasks.ports,
+def simulate(tasks: Tasks, kept_bytes: Floats | None = None) -> Timeline:
+    """Run the tasks. kept_bytes [U]: what the units keep at once, default nothing. Raises
+    ValueError where tasks wait for each other in a circle."""
+    start = run_events(
+        tasks.seconds, tasks.delay, tasks.use, tasks.use_begin, tasks.port, tasks.share,
+        tasks.micro_batch, (tasks.before, tasks.after), tasks.ports,
     )  # fmt: skip
     stuck = np.flatnonzero(np.isnan(start))
     if stuck.size:
@@ -169,69 +203,127 @@ def simulate(tasks: Tasks) -> Timeline:
             f"{stuck.size} of {len(tasks)} tasks wait for each other; the first is task {first} "
             f"(unit {tasks.unit[first]}, micro-batch {tasks.micro_batch[first]})"
         )
-    return Timeline(tasks, start, end)
+    kept = np.zeros(tasks.units) if kept_bytes is None else kept_bytes
+    return Timeline(tasks, start, start + tasks.seconds, kept)
+
+
+@kernel
+def grouped(before: Ints, after: Ints, count: int) -> tuple[Ints, Ints, Ints]:
+    """(begin [T + 1], targets [E], unmet [T]): targets[begin[i] : begin[i + 1]] are the tasks that
+    task i is before, unmet how many are before a task."""
+    begin, targets = np.zeros(count + 1, np.int64), np.empty(len(after), np.int64)
+    unmet = np.zeros(count, np.int64)
+    for e in range(len(before)):
+        begin[before[e] + 1] += 1
+        unmet[after[e]] += 1
+    for i in range(count):
+        begin[i + 1] += begin[i]
+    filled = begin[:-1].copy()
+    for e in range(len(before)):
+        targets[filled[before[e]]] = after[e]
+        filled[before[e]] += 1
+    return begin, targets, unmet
+
+
+@kernel
+def stand(task: int, first: Ints, last: Ints, behind: Ints, asked: Ints, port: int) -> None:
+    """In the line at a port: `first` and `last` by port, who stands `behind` by task, in the order
+    of `asked`."""
+    here, ahead = first[port], -1
+    if here >= 0 and asked[last[port]] < asked[task]:
+        here, ahead = -1, last[port]
+    while here >= 0 and asked[here] < asked[task]:
+        here, ahead = behind[here], here
+    behind[task] = here
+    if ahead < 0:
+        first[port] = task
+    else:
+        behind[ahead] = task
+    if here < 0:
+        last[port] = task
 
 
 @kernel
 def run_events(
     seconds: Floats,
     delay: Floats,
-    port_begin: Ints,
+    use: Ints,
+    use_begin: Ints,
     port: Ints,
-    begin: Ints,
-    after: Ints,
-    waits: Ints,
+    share: Floats,
+    micro_batch: Ints,
+    order: tuple[Ints, Ints],
     ports: int,
-) -> tuple[Floats, Floats]:
-    """Start and end [T] of every task, NaN of those that never may start; arrays as in `Tasks`.
-
-    An event i < T: task i lets go of its ports; T + i: task i may start. Those who wait for a port
-    stand in a line: `first` and `last` by port, and who stands `behind` each task.
-    """
+) -> Floats:
+    """Start [T] of tasks, NaN: never. Event p < ports: port p is free; ports + i: task i asks."""
     count = len(seconds)
-    start, end = np.full(count, np.nan), np.full(count, np.nan)
-    ready, waiting_for = np.zeros(count), waits.copy()
-    busy = np.zeros(ports, np.bool_)
+    begin, targets, unmet = grouped(order[0], order[1], count)
+    start, ready, asked = np.full(count, np.nan), np.zeros(count), np.full(count, -1)
+    free, expected = np.zeros(ports), np.zeros(ports, np.bool_)
     first, last, behind = np.full(ports, -1), np.full(ports, -1), np.full(count, -1)
-    events = [(0.0, count + task) for task in range(count) if waits[task] == 0]
+    stack, events, asking = np.empty(count, np.int64), [(0.0, 0) for _ in range(0)], 0
 
-    def start_or_stand_in_line(task: int, moment: float) -> None:
-        held = range(port_begin[task], port_begin[task + 1])
+    def begins(task: int, moment: float) -> None:
+        start[task], stack[0], depth = moment, task, 1
+        while depth > 0:
+            depth -= 1
+            i = stack[depth]
+            done = start[i] + seconds[i] + delay[i]
+            for j in targets[begin[i] : begin[i + 1]]:
+                ready[j] = max(ready[j], done)
+                unmet[j] -= 1
+                if unmet[j] == 0 and use[j] < 0:
+                    start[j], stack[depth] = ready[j], j
+                    depth += 1
+                elif unmet[j] == 0:
+                    heapq.heappush(events, (ready[j], ports + j))
+
+    def tries(task: int, limit: float) -> None:
+        moment, held = ready[task], range(use_begin[use[task]], use_begin[use[task] + 1])
         for h in held:
             p = port[h]
-            if busy[p]:
-                if first[p] < 0:
-                    first[p] = task
-                else:
-                    behind[last[p]] = task
-                last[p], behind[task] = task, -1
+            moment = max(moment, free[p])
+            if free[p] > limit:
+                stand(task, first, last, behind, asked, p)
+                if not expected[p]:
+                    expected[p] = True
+                    heapq.heappush(events, (free[p], p))
                 return
-        start[task], end[task] = moment, moment + seconds[task]
         for h in held:
-            busy[port[h]] = True
-        if len(held) > 0:
-            heapq.heappush(events, (end[task], task))
-        for a in range(begin[task], begin[task + 1]):
-            successor = after[a]
-            ready[successor] = max(ready[successor], end[task] + delay[task])
-            waiting_for[successor] -= 1
-            if waiting_for[successor] == 0:
-                heapq.heappush(events, (ready[successor], count + successor))
+            p = port[h]
+            free[p] = moment + share[h] * seconds[task]
+            if first[p] >= 0 and not expected[p] and free[p] > limit:
+                expected[p] = True
+                heapq.heappush(events, (free[p], p))
+        begins(task, moment)
 
+    for i in [task for task in range(count) if unmet[task] == 0]:
+        if use[i] >= 0:
+            heapq.heappush(events, (0.0, ports + i))
+        else:
+            begins(i, 0.0)
+    askers, freed = [(0, 0) for _ in range(0)], [(0, 0) for _ in range(0)]
     while events:
-        moment, event = heapq.heappop(events)
-        if event >= count:
-            start_or_stand_in_line(event - count, moment)
-            continue
-        held = range(port_begin[event], port_begin[event + 1])
-        for h in held:
-            busy[port[h]] = False
-        for h in held:
-            while first[port[h]] >= 0 and not busy[port[h]]:
-                task = first[port[h]]
-                first[port[h]] = behind[task]
-                start_or_stand_in_line(task, moment)
-    return start, end
+        limit = events[0][0] * (1 + TIE)
+        while events and events[0][0] <= limit:
+            event = heapq.heappop(events)[1]
+            if event >= ports:
+                heapq.heappush(askers, (micro_batch[event - ports], event - ports))
+            else:
+                expected[event] = False
+                heapq.heappush(freed, (asked[first[event]], event))
+        while freed:  # whoever waits longest at a port that is free now
+            p = heapq.heappop(freed)[1]
+            if free[p] <= limit:
+                task, first[p] = first[p], behind[first[p]]
+                tries(task, limit)
+                if first[p] >= 0:
+                    heapq.heappush(freed, (asked[first[p]], p))
+        while askers:
+            task = heapq.heappop(askers)[1]
+            asked[task], asking = asking, asking + 1
+            tries(task, limit)
+    return start
 
 
 LABELS = {
@@ -245,11 +337,13 @@ LABELS = {
 
 @dataclass(frozen=True)
 class Timeline:
-    """Tasks with their start and end [T], seconds from the iteration's beginning; U units."""
+    """Tasks with their start and end [T], seconds from the iteration's beginning; U units.
+    peak_bytes [U]: the most that each unit keeps at once, beside what it always holds."""
 
     tasks: Tasks
     start: Floats
     end: Floats
+    peak_bytes: Floats
 
     @property
     def seconds(self) -> float:
@@ -281,24 +375,8 @@ class Timeline:
     @cached_property
     def port_seconds(self) -> Floats:
         """[ports] seconds in which each port is held."""
-        tasks = self.tasks
-        held = np.bincount(tasks.port, tasks.seconds[tasks.holders], minlength=tasks.ports)
-        return held.astype(float)
-
-    @cached_property
-    def peak_bytes(self) -> Floats:
-        """[U] the most that each unit's tasks hold at once, beside what it always holds.
-
-        Where something ends as something begins, the end comes first.
-        """
-        peaks = np.zeros(self.tasks.units)
-        for unit in range(self.tasks.units):
-            of = self.tasks.unit == unit
-            moments = np.concatenate([self.end[of], self.start[of]])
-            change = np.concatenate([-self.tasks.gives[of], self.tasks.takes[of]])
-            held = np.cumsum(change[np.argsort(moments, kind="stable")])
-            peaks[unit] = max(0.0, held.max(initial=0.0))
-        return peaks
+        _, port, seconds = self.tasks.holds
+        return np.bincount(port, seconds, minlength=self.tasks.ports).astype(float)
 
     def events(self) -> list[dict[str, Any]]:
         """One entry per task that takes time, by start: kind, unit, chunk, micro_batch, start,
@@ -325,18 +403,17 @@ def path_to_end(timeline: Timeline) -> Ints:
     """
     tasks, start, end = timeline.tasks, timeline.start, timeline.end
     done = end + tasks.delay
-    before = np.repeat(np.arange(len(tasks)), np.diff(tasks.begin))
-    tight = done[before] == start[tasks.after]
+    tight = done[tasks.before] == start[tasks.after]
     cause = np.full(len(tasks), -1, np.int64)
-    cause[tasks.after[tight]] = before[tight]
-    holders = tasks.holders
-    for port in range(tasks.ports):
-        users = holders[tasks.port == port]
-        users = users[np.argsort(start[users], kind="stable")]
-        released = users[:-1][end[users[:-1]] == start[users[1:]]]
-        followers = users[1:][end[users[:-1]] == start[users[1:]]]
-        free = cause[followers] < 0
-        cause[followers[free]] = released[free]
+    cause[tasks.after[tight]] = tasks.before[tight]
+    holder, port, seconds = (column[tasks.holds[2] > 0] for column in tasks.holds)
+    free = start[holder] + seconds
+    for p in np.unique(port):
+        users = np.flatnonzero(port == p)
+        users = users[np.argsort(free[users], kind="stable")]
+        place = np.searchsorted(free[users], start[holder[users]]).clip(max=len(users) - 1)
+        follows = (free[users[place]] == start[holder[users]]) & (cause[holder[users]] < 0)
+        cause[holder[users[follows]]] = holder[users[place[follows]]]
     chain = [int(np.argmax(done))]
     while cause[chain[-1]] >= 0:
         chain.append(int(cause[chain[-1]]))

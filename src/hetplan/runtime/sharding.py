@@ -1,0 +1,182 @@
+"""What ZeRO's sharded states cost replicas that take every step together (data parallelism, tensor
+ranks too): collectives of a step and of an iteration, and how they hide behind computation.
+
+Levels as in Rajbhandari et al. 2020 (ZeRO), Section 5: 1 reduces and scatters gradients and gathers
+weights once per iteration; 2 reduces and scatters in every step; 3 also gathers each layer's
+weights before each of its passes. Without prefetch a step's collectives stand behind its passes,
+priced by Poplar's formula for replicas of one device each. With prefetch (FSDP: Zhao et al. 2023,
+Section 3.3) a step has one link beside its computation, layer by layer in the order of the pass:
+
+    the weights of layer l are asked for when the computation of layer l - 1 - prefetch is done
+    layer l computes when layer l - 1 has and its weights are there
+    its gradients are scattered when it has computed; the link serves in the order of asking, and
+    what is asked at one moment: gradients first
+
+The forward pass ends with its last layer. What the link still does when the backward pass has
+computed stands behind it as the step's collective. Between stages of pipelines nothing is taken in
+steps: there ZeRO 2 and 3 join gradients and gather weights once per iteration, as our runtime does,
+and take the time of ZeRO 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from hetplan.formulations.poplar.zero import States, communication
+from hetplan.profiling.simulator.pipeline import Collective
+from hetplan.profiling.simulator.tasks import Ports
+from hetplan.runtime.costs import Costs, Floats
+from hetplan.runtime.memory import copied_bytes, data_ranks, single_stage, tensor_part
+from hetplan.runtime.plan import Plan, Stage
+
+
+def hidden(
+    compute: Sequence[float], gather: Sequence[float], scatter: Sequence[float], ahead: int
+) -> tuple[float, float]:
+    """(seconds until the last layer has computed, seconds that the link goes on after it) of layers
+    in the order of a pass; `ahead` of them are gathered early."""
+    link = now = 0.0
+    there = []
+    for seconds in gather[: ahead + 1]:
+        link += seconds
+        there.append(link)
+    for l, seconds in enumerate(compute):
+        now = max(now, there[l]) + seconds
+        link = max(link, now) + scatter[l]
+        if l + ahead + 1 < len(compute):
+            link += gather[l + ahead + 1]
+            there.append(link)
+    return now, link - now
+
+
+@dataclass(frozen=True)
+class ZeroCosts:
+    """ZeRO's collectives in a plan. rings: over all row groups, one per tensor rank; () where
+    `gradient_collectives` joins gradients (ZeRO 0, pipelines, ZeRO 1 with tensor ranks).
+    divided [D]: each device's share of the states that it holds with its ring; None: undivided."""
+
+    plan: Plan
+    costs: Costs
+    prefetch: int
+    rings: tuple[tuple[int, ...], ...]
+    divided: Floats | None
+
+    @classmethod
+    def of(cls, plan: Plan, costs: Costs, prefetch: int = 0) -> ZeroCosts:
+        """prefetch: layers whose weights are gathered ahead; 0: nothing overlaps."""
+        if plan.zero == 0 or not (plan.in_step and (plan.zero > 1 or single_stage(plan))):
+            return cls(plan, costs, prefetch, (), None)
+        groups = [g for replica in plan.replicas for g in replica.stages[0].devices]
+        ranks = max(map(len, groups))
+        rings = tuple(tuple(g[r * len(g) // ranks] for g in groups) for r in range(ranks))
+        parts = plan.zero_shares or [1.0] * len(plan.devices)
+        divided = np.zeros(len(plan.devices))
+        for ring in rings:
+            whole = sum(parts[device] for device in ring)
+            divided[list(ring)] = [parts[device] / whole for device in ring]
+        return cls(plan, costs, prefetch, rings, divided)
+
+    @cached_property
+    def half_rings(self) -> dict[float, tuple[float, Ports]]:
+        """Answers of `half_ring`."""
+        return {}
+
+    def half_ring(self, size: float) -> tuple[float, Ports]:
+        """(seconds, ports) of gathering, or reducing and scattering, `size` bytes of every model
+        replica: rounds of the largest shard."""
+        if size not in self.half_rings:
+            assert self.divided is not None
+            largest = max(float(self.divided[d]) for ring in self.rings for d in ring)
+            padded = size / len(self.rings) * largest * len(self.rings[0])
+            both = self.costs.ring(self.rings, padded)
+            self.half_rings[size] = both.seconds / 2, both.ports
+        return self.half_rings[size]
+
+    def layers(self, *, weights: bool) -> list[float]:
+        """[L] seconds of gathering weights, or of reducing and scattering gradients."""
+        sizes = [layer.param_bytes for layer in self.costs.workload.profile.layers]
+        if not weights:
+            sizes = [self.costs.gradient_bytes(size) for size in sizes]
+        return [self.half_ring(size)[0] if size else 0.0 for size in sizes]
+
+    def step(self, stage: Stage, samples: int) -> tuple[float, float, float]:
+        """(forward, backward) seconds of a micro-batch with what they wait for, and the link's
+        seconds after it."""
+        layers = range(len(self.costs.workload.profile.layers))
+        each = np.array([self.costs.passes(stage, (l, l + 1), samples) for l in layers]).T.tolist()
+        none = [0.0] * len(layers)
+        gather = self.layers(weights=True) if self.plan.zero == 3 else none
+        forward, _ = hidden(each[0], gather, none, self.prefetch)
+        scatter = self.layers(weights=False)
+        backward, left = hidden(each[1][::-1], gather[::-1], scatter[::-1], self.prefetch)
+        return forward, backward, left
+
+    def passes(self, stage: Stage, samples: int) -> tuple[float, float] | None:
+        """(forward, backward) seconds of a micro-batch where collectives hide in them, else
+        None."""
+        if not self.overlaps:
+            return None
+        return self.step(stage, samples)[:2]
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether anything hides in passes."""
+        return bool(self.rings) and self.plan.zero > 1 and self.prefetch > 0
+
+    def seconds(self) -> tuple[float, float]:
+        """Of the collectives behind a step's passes, and of those of an iteration."""
+        plan, workload = self.plan, self.costs.workload
+        if self.divided is not None and single_stage(plan) and not self.overlaps:
+            used = sorted(plan.ranks)
+            spent = communication(
+                States.of(workload), plan.zero, workload.cluster, self.divided[used], used, used
+            )
+            return spent.per_step, spent.per_iteration
+        once = self.half_ring(self.costs.param_sums[-1])[0]
+        scattered, gathered = (sum(self.layers(weights=weights)) for weights in (False, True))
+        step = scattered + 2 * gathered if plan.zero == 3 else scattered
+        if self.overlaps:
+            step = max(
+                self.step(replica.stages[0], batch.samples)[2]
+                for replica in plan.replicas
+                for batch in replica.micro_batches
+            )
+        return step, once if plan.zero == 2 else 0.0
+
+    def collectives(self) -> list[Collective]:
+        """Of every step, and once after the update."""
+        if not self.rings or self.plan.world_size == 1:
+            return []
+        members = [(i, 0) for i in range(len(self.plan.replicas))]
+        per_step, per_iteration = self.seconds()
+        ports = self.half_ring(self.costs.param_sums[-1])[1]
+        if self.plan.zero == 1:
+            half = Collective(members=members, seconds=per_iteration / 2, ports=ports)
+            return [half, replace(half, when="parameters")]
+        joined = [Collective(members=members, seconds=per_step, when="step", ports=ports)]
+        if per_iteration:
+            joined.append(replace(joined[0], seconds=per_iteration, when="parameters"))
+        return joined
+
+    def update_seconds(self, stage: Stage) -> float:
+        """The optimizer's step on the slowest device of a stage."""
+        plan, sums = self.plan, self.costs.param_sums
+        held = sum(sums[last] - sums[first] for first, last in stage.layers)
+        for layer in self.costs.tied:
+            if any(first <= layer < last for first, last in stage.layers):
+                held += copied_bytes(plan, layer, self.costs)
+        if plan.zero and self.divided is None:
+            held /= data_ranks(plan, stage)
+        return max(
+            self.costs.update_seconds(
+                device,
+                held
+                * tensor_part(stage, device)
+                * (1.0 if self.divided is None else float(self.divided[device])),
+            )
+            for device in stage.all_devices
+        )

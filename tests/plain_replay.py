@@ -1,0 +1,487 @@
+"""A second replay, written from `docs/simulator.md` alone: slow, plain, no code shared.
+
+Without recomputation and learned links. Everything is a dictionary or a list; a task's number is
+its place in the list. Seconds of layers are looked up in the profile, those of updates in the
+measured rates.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from itertools import pairwise
+from typing import Any
+
+from hetplan.profiling.rates.moves import move_seconds
+
+TIE = 1e-6
+
+
+class Task(dict[str, Any]):
+    """seconds, delay, ports {port: share}, batch, before (tasks)."""
+
+
+def run(tasks: list[Task]) -> float:
+    """Seconds until the last task is done."""
+    number = {id(task): i for i, task in enumerate(tasks)}
+    started: dict[int, float] = {}
+    free: dict[int, float] = defaultdict(float)
+    asks: dict[int, float] = {}
+    line: list[Any] = []  # (task, the port that it waits for) in the order of asking
+
+    def done(task: Task) -> float | None:
+        begin = started.get(number[id(task)])
+        return None if begin is None else begin + task["seconds"] + task["delay"]
+
+    def ready() -> None:
+        changed = True
+        while changed:
+            changed = False
+            for i, task in enumerate(tasks):
+                if i in started or i in asks:
+                    continue
+                ends = [done(before) for before in task["before"]]
+                if None in ends:
+                    continue
+                moment = max([0.0, *(end for end in ends if end is not None)])
+                changed = True
+                if task["ports"]:
+                    asks[i] = moment
+                else:
+                    started[i] = moment
+
+    ready()
+    while len(started) < len(tasks):
+        waiting = {i for i, _ in line}
+        moments = [asks[i] for i in asks if i not in waiting and i not in started]
+        moments += [free[port] for _, port in line]
+        limit = min(moments) * (1 + TIE)
+        first = [(i, port) for i, port in line if free[port] <= limit]
+        now = [i for i in asks if i not in waiting and i not in started and asks[i] <= limit]
+        now.sort(key=lambda i: (tasks[i]["batch"], i))
+        for i, port in [*first, *((i, None) for i in now)]:
+            task = tasks[i]
+            if port is not None and free[port] > limit:
+                continue  # somebody before it has taken its port
+            held = [p for p in sorted(task["ports"]) if free[p] > limit]
+            if port is None and held:
+                line.append((i, held[0]))
+            elif held:
+                line[line.index((i, port))] = (i, held[0])
+            else:
+                if port is not None:
+                    line.remove((i, port))
+                started[i] = max([asks[i], *(free[p] for p in task["ports"])])
+                for p, share in task["ports"].items():
+                    free[p] = started[i] + share * task["seconds"]
+        ready()
+    return max(end for task in tasks if (end := done(task)) is not None)
+
+
+class Cluster:
+    """Links of a workload's cluster."""
+
+    def __init__(self, workload: Any) -> None:
+        self.nodes = workload.cluster.nodes
+        self.place = [n for n, node in enumerate(self.nodes) for _ in range(node.devices)]
+
+    def link(self, a: int, b: int) -> tuple[float, float]:
+        m, n = self.nodes[self.place[a]], self.nodes[self.place[b]]
+        if self.place[a] == self.place[b]:
+            return m.intra_bandwidth, m.intra_latency
+        slower = min(m.network_bandwidth, n.network_bandwidth)
+        return slower, max(m.network_latency, n.network_latency)
+
+    def together(self, messages: list[tuple[int, int, float]]) -> tuple[float, float, Any]:
+        """(seconds, latency, seconds by port) of messages at once."""
+        messages = [(a, b, size) for a, b, size in messages if a != b]
+        ports: dict[int, float] = defaultdict(float)
+        for a, b, size in messages:
+            m, n = self.place[a], self.place[b]
+            if m == n:
+                ports[2 * (len(self.nodes) + a)] += size / self.nodes[m].intra_bandwidth
+                ports[2 * (len(self.nodes) + b) + 1] += size / self.nodes[m].intra_bandwidth
+            else:
+                ports[2 * m] += size / self.nodes[m].network_bandwidth
+                ports[2 * n + 1] += size / self.nodes[n].network_bandwidth
+        slowest = max((size / self.link(a, b)[0] for a, b, size in messages), default=0.0)
+        latency = max((self.link(a, b)[1] for a, b, _ in messages), default=0.0)
+        return max([slowest, *ports.values()]), latency, ports
+
+    def all_reduce(self, groups: list[list[int]], sizes: list[float]) -> tuple[float, Any]:
+        """(seconds, share by port) of rings side by side."""
+        rounds = 2 * (max(map(len, groups)) - 1)
+        if rounds == 0:
+            return 0.0, {}
+        messages = []
+        for group, size in zip(groups, sizes, strict=True):
+            ring = sorted(group)
+            messages += [(a, b, size / len(ring)) for a, b in pairwise([*ring, ring[0]])]
+        seconds, latency, ports = self.together(messages)
+        whole = rounds * (seconds + latency)
+        return whole, {p: rounds * held / whole for p, held in ports.items() if held}
+
+
+def whole_parts(length: int, shares: list[float]) -> list[int]:
+    """Integer parts nearest to the shares; what is missing goes to those rounded down most."""
+    exact = [length * share / sum(shares) for share in shares]
+    parts = [round(part) for part in exact]
+    while sum(parts) < length:
+        parts[min(range(len(parts)), key=lambda i: (parts[i] - exact[i], i))] += 1
+    while sum(parts) > length:
+        parts[min(range(len(parts)), key=lambda i: (exact[i] - parts[i], i))] -= 1
+    return parts
+
+
+def layer_seconds(workload: Any, kind: str, tensor: int, rows: int) -> list[list[float]]:
+    """Of every layer: forward, backward, and what the host takes of both."""
+    profile = workload.profile
+    if rows == 0:
+        return [[0.0] * 4] * len(profile.layers)
+    degree = tensor if profile.micro_batches(kind, tensor) else 1
+    points = []
+    for size in profile.micro_batches(kind, degree):
+        table = profile.table(kind, degree, size)
+        host = [table.forward_host_seconds, table.backward_host_seconds]
+        host = [seconds or [0.0] * len(profile.layers) for seconds in host]
+        points.append((size, [table.forward_seconds, table.backward_seconds, *host]))
+
+    def at(side: int, layer: int) -> float:
+        known: list[tuple[float, float]] = [(size, times[side][layer]) for size, times in points]
+        for (x, y), (u, v) in pairwise(known):
+            if x <= rows <= u:
+                return y + (rows - x) / (u - x) * (v - y)
+        if rows < known[0][0]:
+            return known[0][1]
+        if side > 1:
+            return known[-1][1]
+        last, slope = known[-1], known[-1][1] / known[-1][0]
+        if len(known) > 1:
+            rise = (last[1] - known[-2][1]) / (last[0] - known[-2][0])
+            slope = rise if rise > 0 else slope
+        return last[1] + (rows - last[0]) * slope
+
+    count = range(len(profile.layers))
+    return [[at(side, l) * degree / tensor for side in range(4)] for l in count]
+
+
+def passes(workload: Any, stage: Any, layers: range, samples: int) -> list[float]:
+    """Forward, backward, and the host's part of both, of the stage's slowest row group."""
+    best = [0.0] * 4
+    shares = stage.tensor_shares
+    even = len(set(shares)) == 1
+    for group, rows in zip(stage.devices, whole_parts(samples, stage.row_shares), strict=True):
+        both = []
+        for side in range(4):
+            ranks = []
+            for device, share in zip(group, shares, strict=True):
+                kind = workload.cluster.devices[device].type
+                times = layer_seconds(workload, kind, len(group) if even else 1, rows)
+                scale = 1.0 if even else share / sum(shares)
+                ranks.append(scale * sum(times[l][side] for l in layers))
+            both.append(max(ranks))
+        if sum(both[:2]) > sum(best[:2]):
+            best = both
+    return best
+
+
+def schedule_of(schedule: str, S: int, s: int, M: int, C: int) -> list[tuple[int, int, int]]:
+    """(backward, chunk, micro-batch) in the order of a stage."""
+    if schedule == "interleaved-1f1b":
+        forwards = [
+            (c, m) for start in range(0, M, S) for c in range(C) for m in range(start, start + S)
+        ]
+        warm = 2 * (S - 1 - s) + (C - 1) * S
+    else:
+        forwards = [(c, m) for c in range(C) for m in range(M)]
+        warm = len(forwards) if schedule == "gpipe" else S - 1 - s
+    warm = min(warm, len(forwards))
+    backwards = [(C - 1 - c, m) for c, m in forwards]
+    made = [(0, c, m) for c, m in forwards[:warm]]
+    for ahead, back in zip(forwards[warm:], backwards, strict=False):
+        made += [(0, *ahead), (1, *back)]
+    return made + [(1, c, m) for c, m in backwards[len(forwards) - warm :]]
+
+
+def seconds_of(
+    plan: Any,
+    workload: Any,
+    sends: str = "asynchronous",
+    exchange: float = 0.0,
+    buckets: int = 1,
+    prefetch: int = 0,
+) -> float:
+    """Seconds of one iteration."""
+    cluster, L = Cluster(workload), len(workload.profile.layers)
+    layers = workload.profile.layers
+    tasks: list[Task] = []
+
+    def add(seconds: float, ports: Any = None, batch: int = -1, delay: float = 0.0) -> Task:
+        task = Task(seconds=seconds, ports=ports or {}, batch=batch, delay=delay, before=[])
+        tasks.append(task)
+        return task
+
+    def alike() -> bool:
+        return all(
+            len(r.stages) == 1 and sum(map(len, r.stages[0].devices)) == 1 for r in plan.replicas
+        )
+
+    in_step = all(len(r.stages) == 1 and len(r.stages[0].layers) == 1 for r in plan.replicas)
+    sharded = plan.zero > 0 and in_step and (plan.zero > 1 or alike())
+    groups = [g for r in plan.replicas for g in r.stages[0].devices]
+    width = max(map(len, groups))
+    rings = [[g[r * len(g) // width] for g in groups] for r in range(width)]
+    given = plan.zero_shares or [1.0] * len(plan.devices)
+    share = {d: given[d] / sum(given[e] for e in ring) for ring in rings for d in ring}
+
+    def half(size: float) -> tuple[float, Any]:
+        if size == 0:
+            return 0.0, {}
+        padded = size / width * max(share.values()) * len(groups)
+        both, ports = cluster.all_reduce(rings, [padded] * width)
+        return both / 2, ports
+
+    def walk(times: list[float], gather: list[float], scatter: list[float]) -> tuple[float, float]:
+        """The link and the computation of a pass with prefetch, by asking times."""
+        computed: list[float] = []
+        link, there = 0.0, {}
+        for l, seconds in enumerate(times):
+            for j in range(l + prefetch + 1):
+                if j < len(times) and j not in there:
+                    asked = computed[j - 1 - prefetch] if j > prefetch else 0.0
+                    link = max(link, asked) + gather[j]
+                    there[j] = link
+            computed.append(max(computed[-1] if computed else 0.0, there[l]) + seconds)
+            link = max(link, computed[-1]) + scatter[l]
+        return computed[-1], max(0.0, link - computed[-1])
+
+    gathers = [half(layer.param_bytes)[0] if plan.zero == 3 else 0.0 for layer in layers]
+    scatters = [half(layer.param_bytes)[0] for layer in layers]
+    left, overlaps = 0.0, sharded and plan.zero > 1 and prefetch > 0
+
+    placed: list[Any] = []
+    for replica in plan.replicas:
+        S, C = len(replica.stages), len(replica.stages[0].layers)
+        sizes = [b.samples for b in replica.micro_batches for _ in range(b.count)]
+        M, V = len(sizes), S * C
+        first: dict[Any, Task] = {}
+        last: dict[Any, Task] = {}
+        parts: dict[int, list[Task]] = {}
+        reduced: dict[Any, tuple[float, Any]] = {}
+        for s, stage in enumerate(replica.stages):
+            for side in (0, 1):
+                for c in range(C):
+                    begin, end = stage.layers[c]
+                    for m in range(M):
+                        v = c * S + s
+                        one = [passes(workload, stage, range(begin, end), sizes[m])[side]]
+                        if overlaps:
+                            each = [
+                                passes(workload, stage, range(l, l + 1), sizes[m])[side]
+                                for l in range(L)
+                            ]
+                            if side:
+                                one = list(walk(each[::-1], gathers[::-1], scatters[::-1]))
+                                left = max(left, one[1])
+                            else:
+                                one = list(walk(each, gathers, [0.0] * L))
+                        exchanges = (v > 0) + (v < V - 1)
+                        first[s, side, c, m] = add(one[0] + exchange * exchanges, batch=m)
+        for s, stage in enumerate(replica.stages):
+            for side in (0, 1):
+                for c in range(C):
+                    begin, end = stage.layers[c]
+                    for m in range(M):
+                        key = s, side, c, m
+                        size = sum(layer.tensor_bytes for layer in layers[begin:end])
+                        rows = whole_parts(sizes[m], stage.row_shares)
+                        both, ports = cluster.all_reduce(stage.devices, [size * r for r in rows])
+                        if size == 0:
+                            both, ports = 0.0, {}
+                        spent = passes(workload, stage, range(begin, end), sizes[m])
+                        seconds, host = spent[side], spent[side + 2]
+                        device = (seconds**2 - host**2) ** 0.5 + both / 2
+                        reduced[key] = (device**2 + host**2) ** 0.5 - seconds, ports
+                        last[key] = first[key]
+        with_reduces = any(len(stage.tensor_shares) > 1 for stage in replica.stages)
+        if with_reduces:
+            for key, (seconds, ports) in reduced.items():
+                last[key] = add(seconds, ports, key[3])
+        for s in range(S):  # the last backward pass, in parts
+            key = s, 1, 0, M - 1
+            whole = first[key]["seconds"]
+            first[key]["seconds"] = whole / buckets
+            parts[s] = [first[key]]
+            for _ in range(buckets - 1):
+                parts[s].append(add(whole / buckets))
+                parts[s][-1]["before"].append(parts[s][-2])
+            if with_reduces:
+                last[key]["before"].append(parts[s][-1])
+                parts[s][-1] = last[key]
+            else:
+                last[key] = parts[s][-1]
+        for key, begins in first.items():
+            if with_reduces and key[1:] != (1, 0, M - 1):
+                last[key]["before"].append(begins)
+        previous, following = {}, {}
+        for s in range(S):
+            for a, b in pairwise(schedule_of(plan.schedule, S, s, M, C)):
+                first[s, *b]["before"].append(last[s, *a])
+                previous[s, *b], following[s, *a] = last[s, *a], first[s, *b]
+        for side in (0, 1):
+            for h in range(V - 1):
+                v, w = (h, h + 1) if side == 0 else (h + 1, h)
+                layer = replica.stages[h % S].layers[h // S][1] - 1
+                for m in range(M):
+                    here, after = replica.stages[v % S], replica.stages[w % S]
+                    sent: list[tuple[int, int, float]] = []
+                    row = [0, 0]
+                    ends = [
+                        whole_parts(sizes[m], here.row_shares),
+                        whole_parts(sizes[m], after.row_shares),
+                    ]
+                    for g, count in zip(here.devices, ends[0], strict=True):
+                        row[1] = 0
+                        for k, other in zip(after.devices, ends[1], strict=True):
+                            both_rows = min(row[0] + count, row[1] + other) - max(row)
+                            row[1] += other
+                            wide = max(len(g), len(k))
+                            for r in range(wide if both_rows > 0 else 0):
+                                size = both_rows * layers[layer].activation_bytes / wide
+                                sent.append((g[r * len(g) // wide], k[r * len(k) // wide], size))
+                        row[0] += count
+                    seconds, latency, held = cluster.together(sent)
+                    ports = {p: x / seconds for p, x in held.items()} if seconds else {}
+                    move = add(seconds, ports, m, latency)
+                    made, needed = (v % S, side, v // S, m), (w % S, side, w // S, m)
+                    move["before"].append(last[made])
+                    first[needed]["before"].append(move)
+                    if sends in ("waiting", "rendezvous") and needed in previous:
+                        move["before"].append(previous[needed])
+                    if sends in ("blocking", "rendezvous") and made in following:
+                        following[made]["before"].append(move)
+        updates = []
+        for s, stage in enumerate(replica.stages):
+            own = {l for begin, end in stage.layers for l in range(begin, end)}
+            held_bytes = sum(layers[l].param_bytes for l in own)
+            if layers[-1].tied_param_bytes and L - 1 in own and tied_apart(plan, L):
+                held_bytes += layers[-1].tied_param_bytes
+            slowest = 0.0
+            for group in stage.devices:
+                for device, portion in zip(group, stage.tensor_shares, strict=True):
+                    part = portion / sum(stage.tensor_shares)
+                    if sharded:
+                        part *= share[device]
+                    elif plan.zero:
+                        part /= sum(
+                            len(
+                                [
+                                    other
+                                    for other in r.stages
+                                    if other.layers[0][0] <= stage.layers[0][0]
+                                ][-1].devices
+                            )
+                            for r in plan.replicas
+                        )
+                    kind = workload.cluster.devices[device].type
+                    params = held_bytes * part / {"fp32": 4}.get(workload.precision, 2)
+                    spec = workload.cluster.specs[kind]
+                    slowest = max(slowest, move_seconds("binary", params * 28, kind, spec).seconds)
+            update = add(slowest)
+            update["before"].append(last[s, 1, 0, M - 1])
+            updates.append(update)
+        placed.append((first, last, parts, updates, M))
+
+    if sharded and len(plan.ranks) > 1:
+        members = [(i, 0) for i in range(len(plan.replicas))]
+        weights = sum(layer.param_bytes for layer in layers)
+        step, once, ports = left, half(weights)[0], half(weights)[1]
+        if alike() and not overlaps:
+            step, once = poplar(plan, workload, cluster, share)
+        elif not overlaps:
+            step = sum(scatters) + 2 * sum(gathers)
+        if plan.zero == 1:
+            reduce_and_gather(add, placed, members, once, ports, 1, True)
+        else:
+            before: list[Task] = []
+            for m in range(placed[0][4]):
+                task = add(step, ports, m)
+                task["before"] += before
+                before = [task]
+                for first, last, _, updates, M in placed:
+                    task["before"].append(last[0, 1, 0, m])
+                    side = int(plan.schedule == "gpipe")
+                    (first[0, side, 0, m + 1] if m + 1 < M else updates[0])["before"].append(task)
+            if plan.zero == 2:
+                task = add(once, ports)
+                task["before"] += [updates[0] for *_, updates, _ in placed]
+    elif not sharded:
+        for owners, size in joined_layers(plan, layers):
+            owned = [g for i, s in owners for g in plan.replicas[i].stages[s].devices]
+            if len(owned) == 1:
+                continue
+            wide = max(map(len, owned))
+            across = [[g[r * len(g) // wide] for g in owned] for r in range(wide)]
+            seconds, ports = cluster.all_reduce(across, [size / wide] * wide)
+            if seconds:
+                reduce_and_gather(add, placed, owners, seconds, ports, buckets, plan.zero > 0)
+    return run(tasks)
+
+
+def reduce_and_gather(
+    add: Any, placed: Any, owners: Any, seconds: float, ports: Any, buckets: int, sharded: bool
+) -> None:
+    """Gradients joined behind the last backward passes, in parts; with shards half of it behind
+    the updates."""
+    before: list[Task] = []
+    for part in range(buckets):
+        task = add(seconds / (2 if sharded else 1) / buckets, ports)
+        task["before"] += before
+        before = [task]
+        for i, s in owners:
+            own = placed[i][2][s]
+            task["before"].append(own[-(-(part + 1) * len(own) // buckets) - 1])
+    for i, s in owners:
+        placed[i][3][s]["before"].append(before[0])
+    if sharded:
+        task = add(seconds / 2, ports)
+        task["before"] += [placed[i][3][s] for i, s in owners]
+
+
+def holders(plan: Any, layer: int) -> tuple[tuple[int, int], ...]:
+    """(replica, stage) of everybody with the layer."""
+    return tuple(
+        (i, s)
+        for i, replica in enumerate(plan.replicas)
+        for s, stage in enumerate(replica.stages)
+        if any(begin <= layer < end for begin, end in stage.layers)
+    )
+
+
+def tied_apart(plan: Any, count: int) -> bool:
+    """Whether first and last layer have different holders."""
+    return holders(plan, 0) != holders(plan, count - 1)
+
+
+def joined_layers(plan: Any, layers: Any) -> list[tuple[Any, float]]:
+    """(holders, bytes), in the order of their first layers; what is tied, last."""
+    sizes: dict[Any, float] = {}
+    for l, layer in enumerate(layers):
+        sizes[holders(plan, l)] = sizes.get(holders(plan, l), 0.0) + layer.param_bytes
+    tied = layers[-1].tied_param_bytes
+    if tied and tied_apart(plan, len(layers)):
+        sizes[holders(plan, 0)] -= tied
+        both = tuple(sorted({*holders(plan, 0), *holders(plan, len(layers) - 1)}))
+        sizes[both] = sizes.get(both, 0.0) + tied
+    return list(sizes.items())
+
+
+def poplar(plan: Any, workload: Any, cluster: Cluster, share: Any) -> tuple[float, float]:
+    """(of a step, of an iteration): Poplar's formula over the ring of all devices in use."""
+    used = sorted(share)
+    links = [cluster.link(a, b) for a, b in pairwise([*used, used[0]])]
+    speed, latency = min(s for s, _ in links), max(l for _, l in links)
+    size, n = sum(layer.param_bytes for layer in workload.profile.layers), len(used)
+    messages = len(workload.profile.layers) if plan.zero == 3 else 1
+    padded = (n - 1) * (size * max(share.values()) / speed + messages * latency)
+    once = min(padded, size / speed + n * (n - 1) * messages * latency)
+    return {1: (0.0, 2 * once), 2: (once, once), 3: (3 * once, 0.0)}[plan.zero]
