@@ -51,6 +51,7 @@ precisions = offering("hetplan.profiling.operators:PRECISIONS", many=True)
 strategies = offering("hetplan.planner:STRATEGIES", many=True)
 frameworks = offering("hetplan.runtime.export:EXPORTERS")
 trainers = offering("hetplan.profiling.frameworks:FRAMEWORKS")
+stacks = offering("hetplan.profiling.stack:STACKS")
 clusters = offering("hetplan.profiling.cluster:example_clusters")
 parameters = offering("hetplan.formulations.astra.search.space:PARAMETERS", ending="=")
 

@@ -138,6 +138,15 @@ FrameworkOption = Annotated[
         autocompletion=completion.trainers,
     ),
 ]
+StackOption = Annotated[
+    str,
+    typer.Option(
+        "--stack",
+        metavar="NAME",
+        help="The software that computes: eager-2021, eager, fused, compiled or graphs.",
+        autocompletion=completion.stacks,
+    ),
+]
 ProfileOption = Annotated[
     Path | None,
     typer.Option("--profile", metavar="FILE", help="Measured profile; default a prediction."),
@@ -307,6 +316,8 @@ class Setting:
             sequence=plan.workload.sequence,
             precision=plan.workload.precision,
             profile=self.profile,
+            framework=plan.workload.framework,
+            stack=plan.workload.stack,
         )
 
 

@@ -24,6 +24,7 @@ from hetplan.cli.options import (
     QuietOption,
     SeedOption,
     SequenceOption,
+    StackOption,
     StrategiesOption,
     ThreadsOption,
     make_options,
@@ -77,6 +78,7 @@ class Choice:
         bool, typer.Option("--parts", help="Plan on every part of the cluster by device type, too.")
     ] = False
     framework: FrameworkOption = "hetplan"
+    stack: StackOption = "fused"
     settings: Annotated[
         list[str] | None,
         typer.Option(
@@ -133,6 +135,7 @@ def plan(
         precision=precision,
         profile=profile,
         framework=choice.framework,
+        stack=choice.stack,
     )
     workloads = [with_links(one, links) for one in posed]
     workload = workloads[0]
@@ -215,6 +218,7 @@ def ranking_table(planning: Planning) -> Table:
         "gap": lambda c: percent_text(c.gap),
         "fullest device": lambda c: memory_text(c, workload),
         "tokens/s": lambda c: count_text(c.tokens_per_second(workload)),
+        "MFU": lambda c: percent_text(c.utilisation(workload)),
         "$/1M tok": lambda c: number_text(c.money_per_million_tokens(workload), 4),
         "solve": lambda c: seconds_text(c.solve_seconds),
     }
@@ -359,4 +363,14 @@ def verdict(best: Candidate, workload: Workload) -> str:
         proven = "proven optimal for its formula"
     else:
         proven = f"proven within {percent_text(best.gap)} of the optimum of its formula"
-    return f"uses {devices} in {workload.precision}; {proven}"
+    return f"uses {devices} in {workload.precision}{reached(best, workload)}; {proven}"
+
+
+def reached(best: Candidate, workload: Workload) -> str:
+    """What each device computes, and between which seconds the iteration lies."""
+    flops, ends = best.flops_per_device(workload), best.interval_seconds(workload)
+    text = "" if flops is None else f" at {flops / 1e12:.3g} TFLOP/s each"
+    if ends is None:
+        return text
+    low, high = map(seconds_text, ends)
+    return f"{text}, {low} to {high} an iteration as far as single operators tell"

@@ -19,6 +19,7 @@ from hetplan.cli.options import (
     PrecisionOption,
     QuietOption,
     SequenceOption,
+    StackOption,
     TensorOption,
     WrittenOption,
     number,
@@ -49,6 +50,7 @@ from hetplan.profiling.predict import LARGEST_MICRO_BATCH, default_micro_batches
 from hetplan.profiling.predict import predict as predicted
 from hetplan.profiling.profile import Profile
 from hetplan.profiling.rates.products import measured_products
+from hetplan.profiling.stack import load_stack
 from hetplan.text import (
     Table,
     bytes_text,
@@ -111,11 +113,13 @@ def predict(
     tensor: TensorOption = None,
     sequence: SequenceOption = None,
     precision: PrecisionOption = "fp16",
+    stack: StackOption = "fused",
     json: JsonOption = False,
     output: WrittenOption = None,
     quiet: QuietOption = False,
 ) -> int:
-    """Predict every layer's times from datasheets (roofline) for each device type of a cluster.
+    """Predict every layer's times, from published measurements of operators where there are some,
+    for each device type of a cluster.
 
     With --factory the operators of any PyTorch module are counted without running them. Micro-
     batches default to 1, 2, 4, … 64, tensor degrees to the powers of two within a node.
@@ -127,7 +131,8 @@ def predict(
     if factory is not None:
         chosen = traced_model(factory, model, precision, model_output, quiet=quiet)
     elif model is not None:
-        chosen = load_model(model, sequence=sequence, precision=precision)
+        attention = load_stack(stack).attention
+        chosen = load_model(model, sequence=sequence, precision=precision, attention=attention)
     else:
         raise InputError("missing", where="--model", expected="a name or a file")
     # All powers of two up to the largest divide it, so they are its own default sizes.
@@ -141,6 +146,7 @@ def predict(
         micro_batches=sizes,
         tensor_degrees=None if tensor is None else tensor_degrees(tensor, chosen),
         learned=learned_of(efficiency or [], on, chosen.precision),
+        stack=load_stack(stack),
     )
     for line in chosen.notes:
         note(line)

@@ -22,6 +22,7 @@ from hetplan.profiling.frameworks import HETPLAN, Framework
 from hetplan.profiling.models import Model
 from hetplan.profiling.operators import PRECISIONS, Precision
 from hetplan.profiling.profile import Profile
+from hetplan.profiling.stack import DEFAULT_STACK, Stack
 from hetplan.profiling.workload import Workload, make_workload
 from hetplan.solvers.options import Options
 from hetplan.solvers.run import Run
@@ -46,6 +47,7 @@ def plan(
     cheapest_within: float | None = None,
     parts: bool = False,
     framework: str | Framework = HETPLAN,
+    stack: str | Stack = DEFAULT_STACK,
     time_limit: float | None = TIME_LIMIT,
     threads: int | None = None,
     on_candidate: OnCandidate | None = None,
@@ -56,8 +58,8 @@ def plan(
     cluster: a file, the name of an example, or a Cluster. global_batch: samples per iteration.
     precision: one, several, or "auto" for all that every device has. profile: measured; None:
     predicted. settings: strategy -> name -> value, what a strategy has to set of its own.
-    framework: what trains, whose memory counts. time_limit: seconds for each method. money_limit,
-    cheapest_within, parts: see `Criteria`.
+    framework: what trains, whose memory counts. stack: the software that computes. time_limit:
+    seconds for each method. money_limit, cheapest_within, parts: see `Criteria`.
     on_candidate: called with every candidate as it is found.
     Returns the candidates, best first: `planning.best` is the winner or None; a candidate's
     `predicted_seconds` are replayed, `bound` is proven for its `objective`, `plan` is what a plan
@@ -71,6 +73,7 @@ def plan(
         precision=precision,
         profile=profile,
         framework=framework,
+        stack=stack,
     )
     options = Options(time_limit=time_limit)
     options = options if threads is None else replace(options, threads=threads)
@@ -109,6 +112,7 @@ def make_workloads(
     precision: str | Sequence[str] = "fp16",
     profile: str | os.PathLike[str] | Profile | None = None,
     framework: str | Framework = HETPLAN,
+    stack: str | Stack = DEFAULT_STACK,
 ) -> tuple[list[Workload], list[str]]:
     """One workload per precision worth planning, the preferred first; why others are left out.
 
@@ -127,6 +131,7 @@ def make_workloads(
             precision=precisions[0],
             profile=profile,
             framework=framework,
+            stack=stack,
         )
         return [only], []
     if profile is not None:
@@ -144,7 +149,13 @@ def make_workloads(
             notes.append(f"{name} is left out: no units for it in {', '.join(kinds)}")
             continue
         made = make_workload(
-            model, cluster, global_batch, sequence=sequence, precision=name, framework=framework
+            model,
+            cluster,
+            global_batch,
+            sequence=sequence,
+            precision=name,
+            framework=framework,
+            stack=stack,
         )
         twin = next((other for other in workloads if same_problem(made, other)), None)
         if twin is None:

@@ -111,6 +111,29 @@ class Candidate:
             return None
         return workload.tokens_per_iteration / self.predicted_seconds
 
+    def flops_per_device(self, workload: Workload) -> float | None:
+        """FLOP/s of matrix products on each device in use, nothing computed again."""
+        if self.plan is None or not self.predicted_seconds:
+            return None
+        return workload.flops_per_iteration / self.predicted_seconds / len(self.plan.ranks)
+
+    def utilisation(self, workload: Workload) -> float | None:
+        """Model FLOPs utilisation: `flops_per_device` over the mean peak of the devices in use."""
+        flops = self.flops_per_device(workload)
+        if self.plan is None or flops is None:
+            return None
+        specs = [workload.cluster.specs[self.plan.devices[rank].type] for rank in self.plan.ranks]
+        peaks = [spec.peak_flops(workload.precision) for spec in specs]
+        return flops * len(peaks) / sum(peaks)
+
+    def interval_seconds(self, workload: Workload) -> list[float] | None:
+        """[low, high] of an iteration, by the interval of the predicted operators; None of measured
+        profiles."""
+        if self.plan is None or self.predicted_seconds is None:
+            return None
+        ends = workload.interval(self.plan.devices[device].type for device in self.plan.ranks)
+        return None if ends is None else [end * self.predicted_seconds for end in ends]
+
     def money_per_million_tokens(self, workload: Workload) -> float | None:
         """US dollars per million tokens for the devices that the plan uses; None where a price is
         unknown."""
@@ -135,7 +158,10 @@ class Candidate:
             "gap": self.gap,
             "fits_memory": self.fits_memory,
             "peak_bytes": None if self.peak_bytes is None else list(self.peak_bytes),
+            "interval_seconds": self.interval_seconds(workload),
             "tokens_per_second": self.tokens_per_second(workload),
+            "flops_per_device": self.flops_per_device(workload),
+            "mfu": self.utilisation(workload),
             "money_per_million_tokens": self.money_per_million_tokens(workload),
             "solve_seconds": self.solve_seconds,
             "plan": None if self.plan is None else self.plan.model_dump(mode="json"),

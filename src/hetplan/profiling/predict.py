@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hetplan.errors import InputError
@@ -11,6 +12,7 @@ from hetplan.profiling.cluster import Cluster
 from hetplan.profiling.models import Model
 from hetplan.profiling.operators import ELEMENT_BYTES
 from hetplan.profiling.profile import Profile, ProfileLayer, ProfileTable, Provenance
+from hetplan.profiling.rates.shipped import shipped
 from hetplan.profiling.stack import DEFAULT_STACK, Stack
 from hetplan.profiling.times import Rates, layer_time
 from hetplan.schema import derived
@@ -18,6 +20,8 @@ from hetplan.schema import derived
 if TYPE_CHECKING:
     from hetplan.profiling.efficiency import Learned
 
+# 1: a roofline of shares of the datasheets (2025). 2: measured rates, fused attention, the host.
+PREDICTOR = 2
 LARGEST_MICRO_BATCH = 64
 LARGEST_GLOBAL_BATCH = 10**9
 
@@ -56,7 +60,9 @@ def predict(
             precision=model.precision,
             provenance=Provenance(
                 kind="predicted",
-                source="hetplan roofline from datasheets",
+                source="hetplan's predictor: measured rates, physics elsewhere",
+                predictor=PREDICTOR,
+                sources=[origin.name for origin in shipped().origins],
                 date=date or datetime.datetime.now(datetime.UTC).date().isoformat(),
                 learned=list(learned or ()),
             ),
@@ -94,13 +100,20 @@ def _table(
     learned: Learned | None,
 ) -> ProfileTable:
     """One table; equal layers are computed once."""
-    rates = Rates(device, cluster.specs[device], model.precision, stack)
-    times = {}
-    for layer in model.layers:
-        if layer.operators not in times:
-            times[layer.operators] = layer_time(
+    middle = Rates(device, cluster.specs[device], model.precision, stack)
+    ends: dict[str, float] = {}
+    for edge in ("low", "high", "seconds"):
+        rates = replace(middle, edge=edge)
+        times = {
+            layer.operators: layer_time(
                 layer, rates, micro_batch=micro_batch, tensor=tensor, learned=learned
             )
+            for layer in {one.operators: one for one in model.layers}.values()
+        }
+        ends[edge] = sum(
+            times[layer.operators].forward + times[layer.operators].backward
+            for layer in model.layers
+        )
     host = [
         [getattr(times[layer.operators], key) for layer in model.layers]
         for key in ("forward_host", "backward_host")
@@ -113,6 +126,7 @@ def _table(
         backward_seconds=[times[layer.operators].backward for layer in model.layers],
         forward_host_seconds=host[0] if any(host[0]) else [],
         backward_host_seconds=host[1] if any(host[1]) else [],
+        interval=(ends["low"] / ends["seconds"], ends["high"] / ends["seconds"]),
     )
 
 

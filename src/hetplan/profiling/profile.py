@@ -21,6 +21,7 @@ from hetplan.schema import (
     Bytes,
     Document,
     Name,
+    Positive,
     PositiveCount,
     SecondsRow,
     StrictModel,
@@ -41,7 +42,8 @@ class Provenance(WithoutEmpty):
     """Where the numbers come from. calibrated: whether measurements corrected a prediction.
 
     learned: device types predicted with an efficiency learned from measured operators; others have
-    the plain roofline.
+    the plain roofline. predictor: the version of what predicted them; None of files before 2.
+    sources: whose measurements the predictor learned from.
     """
 
     kind: Literal["predicted", "measured"]
@@ -49,6 +51,8 @@ class Provenance(WithoutEmpty):
     date: Date
     calibrated: bool = False
     learned: list[Name] = Field(default_factory=list)
+    predictor: PositiveCount | None = None
+    sources: list[Name] = Field(default_factory=list)
 
 
 class ProfileLayer(StrictModel):
@@ -105,7 +109,9 @@ HOST = ("forward_host_seconds", "backward_host_seconds")
 class ProfileTable(WithoutEmpty):
     """Seconds per layer [L] of one micro-batch on `tensor` devices of one type. readings: of
     measured tables. *_host_seconds: what the host takes to launch a pass's kernels, part of its
-    seconds as `hetplan.profiling.times.together` says; none of measured tables."""
+    seconds as `hetplan.profiling.times.together` says; none of measured tables. interval: factors
+    of all seconds of a predicted table, low and high, by what the predictor's operators were off on
+    models left out."""
 
     device: Name
     tensor: PositiveCount
@@ -114,6 +120,7 @@ class ProfileTable(WithoutEmpty):
     backward_seconds: SecondsRow
     forward_host_seconds: SecondsRow = Field(default_factory=list)
     backward_host_seconds: SecondsRow = Field(default_factory=list)
+    interval: tuple[Positive, Positive] | None = None
     readings: Readings | None = None
 
     def spread(self) -> list[float] | None:

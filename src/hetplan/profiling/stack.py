@@ -68,6 +68,8 @@ FLASH: dict[int, tuple[tuple[float, float], ...]] = {
     2: ((0.3, 0.25), (0.6, 0.5), (0.35, 0.28)),
     3: ((0.3, 0.25), (0.6, 0.5), (0.6, 0.45)),
 }
+# The ranges that the papers state, around their middle.
+FLASH_SPREAD = {"low": 0.8, "seconds": 1.0, "high": 1.25}
 OUTRUN = 500e12  # FLOP/s: A100 312, H100 989
 HALF_SEQUENCE = 256.0  # keys at which fused attention reaches half of these
 

@@ -38,9 +38,10 @@ from hetplan.profiling.operators import (
     Shape,
     launches,
 )
+from hetplan.profiling.rates.estimate import Estimate
 from hetplan.profiling.rates.moves import MoveKind, move_seconds
 from hetplan.profiling.rates.products import product_seconds
-from hetplan.profiling.stack import DEFAULT_STACK, Stack, flash_shares
+from hetplan.profiling.stack import DEFAULT_STACK, FLASH_SPREAD, Stack, flash_shares
 
 if TYPE_CHECKING:
     from hetplan.profiling.efficiency import Learned
@@ -132,13 +133,15 @@ def together(device: Floats, host: Floats) -> Floats:
 class Rates:
     """What one device type reaches in one precision under one software stack.
 
-    device: its catalogue name, by which measurements are looked up.
+    device: its catalogue name, by which measurements are looked up. edge: of every estimate, its
+    middle or an end of the interval in which eight in ten measurements lay.
     """
 
     device: str
     spec: DeviceSpec
     precision: Precision
     stack: Stack = DEFAULT_STACK
+    edge: Literal["low", "seconds", "high"] = "seconds"
 
     @cached_property
     def flops_per_s(self) -> float:
@@ -150,14 +153,19 @@ class Rates:
     def moved_seconds(self, elements: float, kind: Kind) -> float:
         """Seconds of moving so many elements of the precision."""
         moved = elements * ELEMENT_BYTES[self.precision]
-        return move_seconds(MOVES[kind], moved, self.device, self.spec).seconds
+        return self.end_of(move_seconds(MOVES[kind], moved, self.device, self.spec))
+
+    def end_of(self, estimate: Estimate) -> float:
+        """The end of an estimate that is asked for."""
+        return float(getattr(estimate, self.edge))
 
     def product_seconds(self, shape: Shape) -> float:
         """Seconds of matrix products."""
         share = 1.0
         if self.precision != "fp32":
             share = MISALIGNED.get(math.gcd(int(shape.k), int(shape.n), 8), 1.0)
-        return product_seconds(self.device, self.spec, self.precision, shape).seconds / share
+        seconds = product_seconds(self.device, self.spec, self.precision, shape)
+        return self.end_of(seconds) / share
 
     def attention_seconds(self, op: Matmul, shape: Shape) -> tuple[float, float]:
         """Seconds of one of the two products of fused attention, forward and backward: five
@@ -167,7 +175,7 @@ class Rates:
         length = max(shape.k, shape.n) * (0.5 if part else 1.0)
         flops = shape.flops * (0.5 if part else 1.0)
         shares, half = flash_shares(self.stack.flash, peak, "bf16" in self.spec.peak_tflops)
-        reached = peak * length / (length + half)
+        reached = peak * length / (length + half) / FLASH_SPREAD[self.edge]
         return flops / (reached * shares[0]), 2.5 * flops / (reached * shares[1])
 
 

@@ -4,7 +4,7 @@ posed."""
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -67,6 +67,25 @@ class Workload:
     def tokens_per_iteration(self) -> int:
         """Tokens (images) of one optimizer step."""
         return self.global_batch * self.model.tokens_per_sample
+
+    @property
+    def flops_per_iteration(self) -> float:
+        """Of the matrix products of one optimizer step, attention in full and nothing computed
+        again (the FLOPs of MFU, Chowdhery et al. 2022, Appendix B)."""
+        model = self.model
+        return self.global_batch * (model.forward_flops() + model.backward_flops())
+
+    def interval(self, types: Iterable[str]) -> tuple[float, float] | None:
+        """Factors of predicted seconds on these device types, low and high: eight in ten operators
+        that were left out lay between. None where no table tells."""
+        known = [
+            table.interval
+            for table in self.profile.tables
+            if table.interval is not None and table.device in set(types)
+        ]
+        if not known:
+            return None
+        return min(low for low, _ in known), max(high for _, high in known)
 
     @property
     def state_bytes_per_param_byte(self) -> float:

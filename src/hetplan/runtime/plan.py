@@ -70,13 +70,16 @@ class PlanDevice(StrictModel):
 
 
 class PlanWorkload(StrictModel):
-    """What is trained. layers: names in order. sequence: tokens per sample, null for images."""
+    """What is trained. layers: names in order. sequence: tokens per sample, null for images.
+    framework, stack: whose memory and whose seconds were counted."""
 
     model: Name
     cluster: Name
     global_batch: PositiveCount
     sequence: PositiveCount | None = None
     precision: Literal["fp16", "bf16", "fp32"]
+    framework: Name = "hetplan"
+    stack: Name = "fused"
     layers: list[Name] = Field(min_length=1, max_length=4096)
 
 
@@ -460,6 +463,8 @@ def new_plan(workload: Workload, replicas: Sequence[Any], **more: Any) -> Plan:
             "global_batch": workload.global_batch,
             "sequence": workload.sequence,
             "precision": workload.precision,
+            "framework": workload.framework.name,
+            "stack": workload.stack.name,
             "layers": [layer.name for layer in workload.profile.layers],
         },
         "devices": [{"type": d.type, "node": d.node} for d in workload.cluster.devices],
