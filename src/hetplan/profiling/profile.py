@@ -14,7 +14,7 @@ from __future__ import annotations
 from functools import cached_property
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, Strict, model_serializer, model_validator
 
 from hetplan.profiling.operators import Precision
 from hetplan.schema import (
@@ -120,7 +120,7 @@ class ProfileTable(WithoutEmpty):
     backward_seconds: SecondsRow
     forward_host_seconds: SecondsRow = Field(default_factory=list)
     backward_host_seconds: SecondsRow = Field(default_factory=list)
-    interval: tuple[Positive, Positive] | None = None
+    interval: Annotated[tuple[Positive, Positive], Strict(False)] | None = None
     readings: Readings | None = None
 
     def spread(self) -> list[float] | None:
