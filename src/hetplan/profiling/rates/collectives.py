@@ -13,11 +13,14 @@ from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hetplan.errors import InputError
 from hetplan.profiling.cluster import Node
 from hetplan.profiling.rates.estimate import Estimate
 from hetplan.profiling.rates.shipped import Curve, shipped
+
+Floats = NDArray[np.float64]
 
 # Bytes that pass a rank's slowest link, in parts of (n - 1) / n times the size, and steps of a ring
 # in parts of n - 1. The size is that of the whole tensor on every rank.
@@ -118,14 +121,14 @@ def collective_seconds(
         raise InputError("unknown collective", got=operation, expected=", ".join(["send", *PARTS]))
     if ranks < 2 or size <= 0:
         return Estimate(0.0, 0.0, 0.0, "nothing to send")
-    curve = curve_of(fabric.chips.curves, operation, ranks) if fabric.chips else None
-    if curve is None or fabric.chips is None:
+    drawn = curve_of(fabric.chips.curves, operation, ranks) if fabric.chips else None
+    if drawn is None or fabric.chips is None:
         steps = 1.0 if operation == "send" else PARTS[operation] * (ranks - 1)
         moved = size if operation == "send" else size * steps / ranks
         seconds = steps * fabric.latency + moved / (fabric.share * fabric.bandwidth)
         source = "latency and bandwidth"
         return Estimate(seconds, wires.low * seconds, wires.high * seconds, source)
-    seconds = on_curve(curve, operation, size, ranks, fabric, fabric.chips)
+    seconds, curve = on_curve(drawn, operation, size, ranks, fabric, fabric.chips), drawn.curve
     source = f"{curve.origin} on {curve.fabric}"
     low, high = curve.errors.low, curve.errors.high
     if fabric.chips.reached:
@@ -133,25 +136,35 @@ def collective_seconds(
     return Estimate(seconds, low * seconds, high * seconds, source)
 
 
+@dataclass(frozen=True, eq=False)
+class Drawn:
+    """A curve ready to ask: logarithms (base 2) of its bytes and seconds."""
+
+    curve: Curve
+    sizes: Floats
+    seconds: Floats
+
+
 @cache
-def curve_of(fabric: str, operation: str, ranks: int) -> Curve | None:
+def curve_of(fabric: str, operation: str, ranks: int) -> Drawn | None:
     """The measured curve that serves an operation of so many ranks; None where there is none."""
     kind = operation if operation == "send" else "all-reduce"
-    curves = [c for c in shipped().collectives if (c.fabric, c.operation) == (fabric, kind)]
-    if operation == "send":
-        return curves[0] if curves else None
-    return next((c for c in curves if c.ranks == ranks), None)
+    for curve in shipped().collectives:
+        asked = (fabric, kind, 2 if kind == "send" else ranks)
+        if (curve.fabric, curve.operation, curve.ranks) == asked:
+            return Drawn(curve, np.array(curve.log2_bytes), np.log2(curve.seconds))
+    return None
 
 
 def on_curve(
-    curve: Curve, operation: str, size: float, ranks: int, fabric: Fabric, chips: Chips
+    drawn: Drawn, operation: str, size: float, ranks: int, fabric: Fabric, chips: Chips
 ) -> float:
     """Seconds by a curve: its start, and what grows with the bytes stretched to this fabric.
 
     Beyond its ends the curve goes on at the rate of the last knots, and below at its start. The
     start of a half of an all-reduce is half of its start.
     """
-    start = curve.seconds[0]
+    curve, start = drawn.curve, drawn.curve.seconds[0]
     stretch = chips.bandwidth / fabric.bandwidth
     if chips.reached and operation != "send":
         largest = PARTS["all-reduce"] * (ranks - 1) / ranks * 2 ** curve.log2_bytes[-1]
@@ -159,7 +172,8 @@ def on_curve(
         best = known.get(ranks, chips.reached[0][1])
         stretch *= largest / curve.seconds[-1] / best
     end = 2 ** curve.log2_bytes[-1]
-    logs = np.interp(math.log2(size), curve.log2_bytes, np.log2(curve.seconds))
-    seconds = float(2**logs) * max(size / end, 1.0)
+    seconds = 2 ** float(np.interp(math.log2(size), drawn.sizes, drawn.seconds)) * max(
+        size / end, 1.0
+    )
     seconds = start + (seconds - start) * stretch
     return seconds if operation == "send" else seconds * PARTS[operation] / PARTS["all-reduce"]

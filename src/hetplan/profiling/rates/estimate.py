@@ -17,7 +17,3 @@ class Estimate:
     low: float
     high: float
     source: str
-
-    def scaled(self, factor: float) -> Estimate:
-        """`factor` times as long, with its interval."""
-        return Estimate(self.seconds * factor, self.low * factor, self.high * factor, self.source)
