@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate, pairwise
 
+from pydantic import ValidationError
+
 from hetplan.profiling.frameworks import MEGATRON, Framework
 from hetplan.profiling.models import load_model
 from hetplan.profiling.operators import Precision
@@ -22,7 +24,11 @@ from hetplan.profiling.zoo import text_model
 from hetplan.runtime.plan import MicroBatches, Plan, Recomputation, Replica, Stage, new_plan, split
 from hetplan.runtime.replay import replay
 from hetplan.runtime.truth.machines import Machine, cluster
-from hetplan.runtime.truth.tables import NotPosedError, Predicted
+from hetplan.runtime.truth.tables import NotPosedError, Predicted, require
+from hetplan.schema import input_error
+
+# GPUs x samples x blocks, beyond any published run: thousands of GPUs, thousands of samples.
+LARGEST = 10**10
 
 
 @dataclass(frozen=True)
@@ -49,7 +55,10 @@ class Job:
 
     @property
     def replicas(self) -> int:
-        """Data-parallel replicas; raises NotPosedError where the degrees do not divide the GPUs."""
+        """Data-parallel replicas; raises NotPosedError where the degrees do not divide the GPUs, or
+        the job is larger than anybody replays."""
+        passes = self.gpus * self.global_batch * self.shape.layers
+        require(0 < passes <= LARGEST, f"{passes:.1g} GPUs x samples x blocks to replay")
         replicas, rest = divmod(self.gpus, self.tensor * self.pipeline)
         if rest or not replicas:
             degrees = f"tensor {self.tensor} and pipeline {self.pipeline}"
@@ -153,13 +162,16 @@ def posed_plan(job: Job, workload: Workload) -> Plan:
         )
         for i in range(job.replicas)
     ]
-    return new_plan(
-        workload,
-        replicas,
-        schedule="interleaved-1f1b" if job.chunks > 1 else "1f1b",
-        zero=job.zero,
-        recomputation=job.recomputation,
-    )
+    try:
+        return new_plan(
+            workload,
+            replicas,
+            schedule="interleaved-1f1b" if job.chunks > 1 else "1f1b",
+            zero=job.zero,
+            recomputation=job.recomputation,
+        )
+    except ValidationError as error:
+        raise input_error(error, where="plan") from None
 
 
 def layer_ranges(job: Job) -> list[tuple[int, int]]:

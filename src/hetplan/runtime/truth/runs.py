@@ -92,11 +92,12 @@ SHARDING = {"FULL_SHARD": 3, "SHARD_GRAD_OP": 2, "NO_SHARD": 0}
 
 def mosaic_published(row: Cells) -> Published:
     """MosaicML llm-foundry's benchmarks: tokens per second, and MFU in percent."""
-    tokens, batch, gpu = row.whole("SeqLen (T)"), row.whole("GlobalBatchSize"), row.text("GPU")
+    tokens, batch, gpu = row.text("SeqLen (T)"), row.text("GlobalBatchSize"), row.text("GPU")
     workload = (
         f"MPT-{row.text('Model')}, {tokens} tokens, batch {batch}, {row.text('# GPUs')} {gpu}"
     )
-    seconds = over(batch * tokens, row.number("Throughput (T/s)"))
+    amount = (row.number("SeqLen (T)") or 0.0) * (row.number("GlobalBatchSize") or 0.0)
+    seconds = over(amount, row.number("Throughput (T/s)")) or None
     return Published(workload, seconds, None, over(row.number("MFU") or 0.0, 100), gpu)
 
 
@@ -331,9 +332,9 @@ def nemo_dense(row: Cells, gpu: str, zero: int, *, eight: bool) -> Job:
 def mlperf_published(row: Cells) -> Published:
     """MLPerf training v5.0: the median of the steps, else by the rate."""
     seconds = row.number("step_seconds_median") or row.number("seconds_per_step_from_throughput")
-    gpus = row.whole("nodes", 0) * row.whole("accelerators_per_node", 0)
     gpu, batch = row.text("accelerator"), f"batch {row.text('global_batch')}"
-    return Published(f"{row.text('benchmark')}, {batch}, {gpus} {gpu}", seconds or None, kind=gpu)
+    nodes = f"{row.text('nodes')} x {row.text('accelerators_per_node')} {gpu}"
+    return Published(f"{row.text('benchmark')}, {batch}, {nodes}", seconds or None, kind=gpu)
 
 
 def mlperf_job(row: Cells) -> Job:

@@ -59,8 +59,8 @@ class Cells:
         return value if text else None
 
     def whole(self, column: str, default: int | None = None) -> int:
-        """A whole number >= 0, or the default for an empty cell; raises DamagedError, or where
-        people wrote the table NotPosedError."""
+        """A whole number from 1 on (from 0 where 0 is the default), or the default for an empty
+        cell; raises DamagedError, or where people wrote the table NotPosedError."""
         text = self.text(column)
         if not text and default is not None:
             return default
@@ -69,6 +69,7 @@ class Cells:
         value = self.number(column)
         if value is None or not value.is_integer() or value > 1e9:
             raise DamagedError("is no whole number", where=f"{self.where}: {column}", got=text)
+        require(value > 0 or default == 0, f"{column} is 0")
         return int(value)
 
     def flag(self, column: str) -> bool:
