@@ -15,6 +15,7 @@ import yaml
 
 from fakes.workloads import cluster_document, pipeline, small
 from hetplan.cli.main import main
+from hetplan.profiling.stack import STACKS
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.calibration import (
     Estimate,
@@ -31,7 +32,7 @@ CUTS = [(7,), (5,), (4, 8), (3, 9), (4, 8, 12), (3, 6, 10), (5, 7, 9), (2, 6, 11
 
 @cache
 def workload() -> Workload:
-    return small()
+    return replace(small(), stack=STACKS["eager-2021"])  # a name that files know
 
 
 def plans(count: int) -> list[Plan]:

@@ -17,13 +17,14 @@ from hetplan.runtime.truth.tables import NotPosedError
 @dataclass(frozen=True)
 class Machine:
     """A kind of node. device: of the catalogue, or a new type with `figures`: GiB, TFLOP/s in fp32
-    and in 16 bit, GB/s. within, between: Gbit/s. per_node: GPUs that share the fast links."""
+    and in 16 bit, GB/s, multiprocessors, watts where they bind. within, between: Gbit/s. per_node:
+    GPUs that share the fast links."""
 
     device: str
     within: float
     between: float
     per_node: int = 8
-    figures: tuple[float, float, float, float] | None = None
+    figures: tuple[float, float, float, float, int, float | None] | None = None
     source: str = ""
 
 
@@ -40,7 +41,7 @@ H100_96 = Machine(
     "H100-96GB-HBM2e",
     3600,
     3200,
-    figures=(96.0, 67.0, 989.5, 2457.0),
+    figures=(96.0, 67.0, 989.5, 2457.0, 132, 500.0),
     source="torchtitan's reports: 96 GB HBM2e, 500 W, 400 Gbit/s per GPU",
 )
 
@@ -50,7 +51,8 @@ def blackwell(
 ) -> Machine:
     """A Blackwell system; dense bf16 peak, 8 TB/s of HBM3e, NVLink 5."""
     source = f"NVIDIA {name} datasheet, dense peaks"
-    return Machine(name, 7200, between, per_node, (memory_gib, 80.0, tflops, 8000.0), source)
+    figures = (memory_gib, 80.0, tflops, 8000.0, 148, None)
+    return Machine(name, 7200, between, per_node, figures, source)
 
 
 # What texts of the sets begin with, the longer ones first. Racks of 72 GPUs on one NVLink hold 64
@@ -97,11 +99,13 @@ def cluster(kind: Machine, gpus: int) -> Cluster:
     ]
     devices: dict[str, Any] = {}
     if kind.figures:
-        memory, single, half, speed = kind.figures
+        memory, single, half, speed, multiprocessors, watts = kind.figures
         devices[kind.device] = {
             "memory_gib": memory,
             "peak_tflops": {"fp32": single, "fp16": half, "bf16": half},
             "memory_gb_per_s": speed,
+            "multiprocessors": multiprocessors,
+            "tdp_w": watts,
             "source": kind.source,
         }
     document = {
