@@ -112,12 +112,16 @@ class Cluster:
         rounds = 2 * (max(map(len, groups)) - 1)
         if rounds == 0:
             return 0.0, {}
-        messages = []
+        messages, latency = [], 0.0
         for group, size in zip(groups, sizes, strict=True):
             ring = sorted(group)
-            messages += [(a, b, size / len(ring)) for a, b in pairwise([*ring, ring[0]])]
-        seconds, latency, ports = self.together(messages)
-        whole = rounds * (seconds + latency)
+            hops = list(pairwise([*ring, ring[0]]))
+            messages += [(a, b, size / len(ring)) for a, b in hops]
+            if len(ring) > 1:
+                delays = sorted(self.link(a, b)[1] for a, b in hops)
+                latency = max(latency, 2 * sum(delays[:-1]))
+        seconds, _, ports = self.together(messages)
+        whole = rounds * seconds + latency
         return whole, {p: rounds * held / whole for p, held in ports.items() if held}
 
 
@@ -205,7 +209,7 @@ def schedule_of(schedule: str, S: int, s: int, M: int, C: int) -> list[tuple[int
 def seconds_of(
     plan: Any,
     workload: Any,
-    sends: str = "asynchronous",
+    sends: str = "waiting",
     exchange: float = 0.0,
     buckets: int = 1,
     prefetch: int = 0,
@@ -255,7 +259,10 @@ def seconds_of(
         return computed[-1], max(0.0, link - computed[-1])
 
     gathers = [half(layer.param_bytes)[0] if plan.zero == 3 else 0.0 for layer in layers]
-    scatters = [half(layer.param_bytes)[0] for layer in layers]
+    width_of = {"fp32": 4}.get(workload.precision, 2)
+    each = workload.stack.gradient_bytes
+    wider = 1.0 if each is None else each / width_of  # gradients than weights
+    scatters = [half(wider * layer.param_bytes)[0] for layer in layers]
     left, overlaps = 0.0, sharded and plan.zero > 1 and prefetch > 0
 
     placed: list[Any] = []
@@ -400,7 +407,8 @@ def seconds_of(
         elif not overlaps:
             step = sum(scatters) + 2 * sum(gathers)
         if plan.zero == 1:
-            reduce_and_gather(add, placed, members, once, ports, 1, True)
+            half_of_it = once / 2, ports
+            reduce_and_gather(add, placed, members, half_of_it, half_of_it, 1)
         else:
             before: list[Task] = []
             for m in range(placed[0][4]):
@@ -421,20 +429,24 @@ def seconds_of(
                 continue
             wide = max(map(len, owned))
             across = [[g[r * len(g) // wide] for g in owned] for r in range(wide)]
-            seconds, ports = cluster.all_reduce(across, [size / wide] * wide)
-            if seconds:
-                reduce_and_gather(add, placed, owners, seconds, ports, buckets, plan.zero > 0)
+            reduce = cluster.all_reduce(across, [wider * size / wide] * wide)
+            gather = cluster.all_reduce(across, [size / wide] * wide)
+            if reduce[0] and plan.zero:
+                reduce, gather = (reduce[0] / 2, reduce[1]), (gather[0] / 2, gather[1])
+                reduce_and_gather(add, placed, owners, reduce, gather, buckets)
+            elif reduce[0]:
+                reduce_and_gather(add, placed, owners, reduce, None, buckets)
     return run(tasks)
 
 
 def reduce_and_gather(
-    add: Any, placed: Any, owners: Any, seconds: float, ports: Any, buckets: int, sharded: bool
+    add: Any, placed: Any, owners: Any, reduce: Any, gather: Any, buckets: int
 ) -> None:
-    """Gradients joined behind the last backward passes, in parts; with shards half of it behind
-    the updates."""
+    """Gradients joined behind the last backward passes, in parts; weights gathered behind the
+    updates. Both are (seconds, ports)."""
     before: list[Task] = []
     for part in range(buckets):
-        task = add(seconds / (2 if sharded else 1) / buckets, ports)
+        task = add(reduce[0] / buckets, reduce[1])
         task["before"] += before
         before = [task]
         for i, s in owners:
@@ -442,8 +454,8 @@ def reduce_and_gather(
             task["before"].append(own[-(-(part + 1) * len(own) // buckets) - 1])
     for i, s in owners:
         placed[i][3][s]["before"].append(before[0])
-    if sharded:
-        task = add(seconds / 2, ports)
+    if gather:
+        task = add(*gather)
         task["before"] += [placed[i][3][s] for i, s in owners]
 
 

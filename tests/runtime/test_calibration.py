@@ -54,7 +54,7 @@ def calibrated(runs: list[MeasuredRun]) -> Estimate:
 def test_constants_are_found_again() -> None:
     estimate = calibrated(made_with(9, between=0.3, slot_seconds=0.002))
     assert estimate.calibration is not None, estimate.reason
-    assert estimate.calibration.between == pytest.approx(0.3, rel=0.2)  # the T4s explain a part
+    assert estimate.calibration.between == pytest.approx(0.3, rel=0.3)  # the T4s explain a part
     assert estimate.calibration.fitted == ["compute T4", "slot_seconds", "between"]
     assert "0 runs depend on it" in estimate.calibration.refused["within"]
     assert "2 runs depend on it" in estimate.calibration.refused["compute V100-SXM2-16GB"]

@@ -3,6 +3,7 @@ not."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -10,13 +11,14 @@ import numpy as np
 import pytest
 
 from fakes.workloads import cluster_document, small
-from hetplan.errors import InputError
+from hetplan.errors import InputError, UnsupportedError
 from hetplan.formulations.amp.data import AmpDecision
 from hetplan.formulations.amp.evaluate import peak_bytes
 from hetplan.formulations.amp.pose import pose
 from hetplan.planner.amp import AmpProblem
 from hetplan.planner.poplar import Poplar
 from hetplan.planner.strategy import propose
+from hetplan.profiling.rates.collectives import collective_seconds, node_fabric
 from hetplan.profiling.simulator.tasks import Kind
 from hetplan.profiling.times import Rates, kept_bytes, repeated_share
 from hetplan.profiling.workload import Workload
@@ -125,7 +127,9 @@ def test_rings_enter_a_node_once_and_share_it() -> None:
     costs = Costs(workload())
     latency = float(workload().cluster.latency()[0, 2])
     alone = costs.ring([[0, 1, 2, 3]], 4e6)
-    assert alone.seconds == pytest.approx(6 * (1e6 / (10 * GBIT) + latency))
+    inside = float(workload().cluster.latency()[0, 1])
+    # two hops inside nodes and one of the two between them, there and back
+    assert alone.seconds == pytest.approx(6 * 1e6 / (10 * GBIT) + 4 * inside + 2 * latency)
     pairs = costs.ring([[0, 2], [1, 3]], 4e6)  # two rings through the same cards
     assert pairs.seconds == pytest.approx(2 * (2 * 2e6 / (10 * GBIT) + latency))
     assert costs.ring([[3]], 4e6).seconds == 0
@@ -176,8 +180,11 @@ def test_overlapping_and_not_waiting_never_take_longer() -> None:
     plan, w = made(two_pipelines(HALVES, devices=ACROSS)), workload()
     plain = replay(plan, w).seconds
     assert replay(plan, w, Settings(buckets=8)).seconds < plain
-    for sends in ("waiting", "blocking", "rendezvous"):
-        assert replay(plan, w, Settings(sends=sends)).seconds > plain
+    assert replay(plan, w, Settings(sends="asynchronous")).seconds < plain
+    assert replay(plan, w, Settings(sends="rendezvous")).seconds >= plain
+    chunks = plan.model_copy(update={"schedule": "interleaved-1f1b"})
+    with pytest.raises(UnsupportedError, match="cannot all wait for both ends"):
+        replay(chunks, w, Settings(sends="rendezvous"))
     assert replay(plan, w, Settings(exchange_seconds=1e-3)).seconds > plain
 
 
@@ -339,3 +346,26 @@ def test_tensor_groups_across_nodes_share_the_cards() -> None:
     assert busy[0] == pytest.approx(once)
     # 16 all-reduces in a row, whoever makes them
     assert replay(plan, w).seconds > once
+
+
+def test_gradients_are_as_wide_as_the_stack_has_them() -> None:
+    """fp32 gradients of an fp16 model: twice the bytes before the update, as many behind it."""
+    w = workload()
+    wide = replace(w, stack=replace(w.stack, gradient_bytes=4))
+    narrow = replace(w, stack=replace(w.stack, gradient_bytes=None))
+    for zero, ratio in ((0, 2.0), (1, 1.5)):
+        plan = made(two_pipelines(HALVES, devices=ACROSS), zero=zero)
+        spent = [replay(plan, x).timeline.spent(Kind.COLLECTIVE).sum() for x in (narrow, wide)]
+        assert spent[1] / spent[0] == pytest.approx(ratio, rel=1e-3)
+
+
+def test_measured_fabrics_say_what_an_all_reduce_takes() -> None:
+    nodes = [{"devices": 8, "device": "A100-SXM4-80GB", "intra_node_gbit_per_s": 2400,
+              "network_gbit_per_s": 200}]  # fmt: skip
+    costs = Costs(small(nodes=nodes))
+    node = costs.workload.cluster.nodes[0]
+    eight = costs.ring([list(range(8))], 1e8)
+    known = collective_seconds("all-reduce", 1e8, 8, node_fabric(node)).seconds
+    assert eight.seconds == known
+    assert len(eight.ports) == 16 and all(0 < share < 1 for _, share in eight.ports)
+    assert eight.seconds > 14 * 1e8 / 8 / 300e9  # the ring by the datasheet

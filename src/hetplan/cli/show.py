@@ -216,11 +216,10 @@ def simulate(
         Sends,
         typer.Option(
             "--sends",
-            help="Who waits for a message between stages: nobody before it is needed "
-            "(asynchronous), it for its receiver (waiting), its sender (blocking), both "
-            "(rendezvous).",
+            help="A message between stages leaves at once (asynchronous), or when its receiver "
+            "waits for it (waiting); its sender waits as well (blocking, rendezvous).",
         ),
-    ] = "asynchronous",
+    ] = "waiting",
     calibration: Annotated[
         Path | None,
         typer.Option(

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from hetplan.errors import InputError
 from hetplan.profiling.operators import ELEMENT_BYTES, REPEATED, Layer
+from hetplan.profiling.rates.collectives import collective_seconds, node_fabric
 from hetplan.profiling.rates.moves import move_seconds
 from hetplan.profiling.simulator.tasks import Traffic
 from hetplan.profiling.times import Rates, Recomputation, kept_bytes, repeated_share, together
@@ -55,6 +56,7 @@ class Costs:
         self._layers: dict[tuple[str, int, int], Floats] = {}
         self._sums: dict[tuple[str, int, int], list[list[float]]] = {}
         self._points: dict[tuple[str, int], tuple[Floats, Floats]] = {}
+        self._updates: dict[tuple[str, float], float] = {}
         self._single: dict[tuple[int, int], Traffic] = {}  # messages of one byte
         self._rings: dict[Hashable, Traffic] = {}  # rounds of one byte
         layers = workload.profile.layers
@@ -82,8 +84,11 @@ class Costs:
         )
 
     def gradient_bytes(self, param_bytes: float) -> float:
-        """What is sent of the gradients of so many bytes of weights: as much."""
-        return param_bytes
+        """What replicas exchange of the gradients of so many bytes of weights, as the stack has
+        them; our runtime reduces those of 16 bits in fp32, too."""
+        each = self.workload.stack.gradient_bytes
+        width = ELEMENT_BYTES[self.workload.precision]
+        return param_bytes if each is None else param_bytes / width * each
 
     def layer_seconds(self, kind: str, tensor: int, rows: int) -> Floats:
         """[4, L] forward and backward seconds of `rows` samples on one device of a tensor group of
@@ -158,6 +163,11 @@ class Costs:
     def _slowest(self, stage: Stage, layers: Range, samples: int) -> list[float]:
         """Seconds as in `layer_seconds` of the row group that takes longest."""
         (first, last), even = layers, len(set(stage.tensor_shares)) == 1
+        if len(stage.devices) == 1 and even:
+            kinds = {self._kind[rank] for rank in stage.devices[0]}
+            if len(kinds) == 1:
+                of_kind = self._summed(kinds.pop(), len(stage.devices[0]), samples)
+                return [column[last] - column[first] for column in of_kind]
         slowest = [0.0] * 4
         for group, rows in zip(stage.devices, rows_of(stage, samples), strict=True):
             of_group = [0.0] * 4
@@ -266,11 +276,12 @@ class Costs:
 
     def ring(self, groups: Sequence[Sequence[int]], sizes: float | Sequence[float]) -> Traffic:
         """Ring all-reduces side by side, one per group, of so many bytes each: 2 (n - 1) rounds of
-        size / n and a latency.
+        size / n, and twice the latencies of all hops of the ring but the longest.
 
         Devices stand in the ring in their own order, so that a ring enters and leaves each node
         once. Several ranks of a node that each have a ring, and one ring that NCCL divides over all
-        cards of the node, both send a node's bytes through its cards once.
+        cards of the node, both send a node's bytes through its cards once. Within a node whose
+        fabric was measured, its curve says the seconds.
         """
         rounds = 2 * (max(len(group) for group in groups) - 1)
         if rounds == 0:
@@ -282,28 +293,46 @@ class Costs:
         if key not in self._rings:
             if len(self._rings) > MOST_KEPT:
                 self._rings.clear()
-            pairs = []
+            pairs, latency = [], 0.0
             for group, part in zip(groups, parts, strict=True):
                 order = sorted(group)
-                pairs += [(a, b, part / len(group)) for a, b in pairwise([*order, order[0]])]
-            self._rings[key] = self.messages(pairs, ring=True)
+                hops = list(pairwise([*order, order[0]]))
+                pairs += [(a, b, part / len(group)) for a, b in hops]
+                if len(group) > 1 and self.workload.links is None:
+                    delays = [self.link(a, b)[1] for a, b in hops]
+                    latency = max(latency, 2 * (sum(delays) - max(delays)))
+            self._rings[key] = self.messages(pairs, ring=True)._replace(latency=latency)
         once = self._rings[key]
-        once = once._replace(seconds=largest * once.seconds)
         reached = min(
             self._reached("all-reduce", group, size)
             for group, size in zip(groups, each, strict=True)
             if len(group) > 1
         )
-        seconds = rounds * (once.seconds / reached + once.latency)
-        busy = rounds * once.seconds / reached / seconds if seconds > 0 else 0.0
+        moving = rounds * largest * once.seconds / reached
+        seconds = self._measured(groups, largest) or moving + once.latency
+        busy = min(moving / seconds, 1.0) if seconds > 0 else 0.0
         return Traffic(seconds, 0.0, tuple((port, busy * share) for port, share in once.ports))
+
+    def _measured(self, groups: Sequence[Sequence[int]], size: float) -> float:
+        """Seconds of an all-reduce within nodes of one measured fabric, 0 where there is none."""
+        nodes = {self._node[device] for group in groups for device in group}
+        ranks, fabric = max(map(len, groups)), node_fabric(self.workload.cluster.nodes[min(nodes)])
+        inside = all(len({self._node[device] for device in group}) == 1 for group in groups)
+        alike = len({self.workload.cluster.nodes[node] for node in nodes}) == 1
+        if self.workload.links or not (inside and alike and fabric.chips):
+            return 0.0
+        return collective_seconds("all-reduce", size, ranks, fabric).seconds
 
     def update_seconds(self, device: int, param_bytes: float) -> float:
         """The optimizer's step on `param_bytes` of weights: memory-bound."""
-        kind, workload = self.kind(device), self.workload
-        params = param_bytes / ELEMENT_BYTES[workload.precision]
-        spec = workload.cluster.specs[kind]
-        return move_seconds("binary", params * UPDATE_BYTES, kind, spec).seconds
+        key = (self._kind[device], param_bytes)
+        if key not in self._updates:
+            if len(self._updates) > MOST_KEPT:
+                self._updates.clear()
+            spec = self.workload.cluster.specs[key[0]]
+            params = param_bytes / ELEMENT_BYTES[self.workload.precision]
+            self._updates[key] = move_seconds("binary", params * UPDATE_BYTES, key[0], spec).seconds
+        return self._updates[key]
 
     @cached_property
     def inputs(self) -> tuple[float, ...]:

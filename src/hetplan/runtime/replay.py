@@ -43,13 +43,14 @@ class Settings:
     """How a plan is run, where the plan does not say it. The defaults are what our runtime does.
 
     buckets: parts of the last backward pass that gradients leave in (1: no overlap). sends: see
-    `Replica`. exchange_seconds: of the host, for each message at each of its ends, beside the
-    link's latency. prefetch: layers that ZeRO 2 and 3 gather ahead while others compute, 0: nothing
-    overlaps (see `hetplan.runtime.sharding`; FSDP's default is 1).
+    `Replica`; our runtime sends by isend and receives when it needs to, and both gloo and NCCL move
+    a message when its receiver has asked for it. exchange_seconds: of the host, for each message at
+    each of its ends, beside the link's latency. prefetch: layers that ZeRO 2 and 3 gather ahead
+    while others compute, 0: nothing overlaps (see `hetplan.runtime.sharding`; FSDP's default is 1).
     """
 
     buckets: int = 1
-    sends: Sends = "asynchronous"
+    sends: Sends = "waiting"
     exchange_seconds: float = 0.0
     prefetch: int = 0
 
@@ -139,7 +140,16 @@ class Replayer:
     def tasks(self, plan: Plan) -> Tasks:
         """One iteration of a plan without a program as tasks."""
         check_same(plan, self.workload, self._same)
+        self._check_sends(plan)
         return tasks_of(*simulated(plan, self.zero(plan), self.settings))
+
+    def _check_sends(self, plan: Plan) -> None:
+        """Stages that visit each other in a ring would wait for each other for ever."""
+        if self.settings.sends == "rendezvous" and plan.schedule == "interleaved-1f1b":
+            raise UnsupportedError(
+                "stages of several chunks cannot all wait for both ends of their messages",
+                where=plan.name, got="sends rendezvous", expected="another way of sending",
+            )  # fmt: skip
 
     def zero(self, plan: Plan) -> ZeroCosts:
         """The plan's costs, with those of its sharded states."""
@@ -152,6 +162,7 @@ class Replayer:
         check_same(plan, workload, self._same)
         if plan.program is not None:
             return replay_program(plan, workload, self.settings)
+        self._check_sends(plan)
         zero = self.zero(plan)
         timeline = simulate_replicas(*simulated(plan, zero, self.settings))
         owners = [
@@ -315,35 +326,36 @@ def gradient_collectives(plan: Plan, costs: Costs, settings: Settings) -> list[C
         by_owners[owners] = by_owners.get(owners, 0.0) + size
     joined = []
     for owners, size in by_owners.items():
-        traffic = ring_of(plan, owners, size, costs)
+        traffic = ring_of(plan, owners, costs.gradient_bytes(size), costs)
         if traffic.seconds == 0:
             continue
-        seconds = traffic.seconds / (2 if plan.zero else 1)
-        joined.append(
-            Collective(
-                members=owners, seconds=seconds, ports=traffic.ports, buckets=settings.buckets
-            )
+        reduced = Collective(
+            members=owners,
+            seconds=traffic.seconds / (2 if plan.zero else 1),
+            ports=traffic.ports,
+            buckets=settings.buckets,
         )
+        joined.append(reduced)
         if plan.zero:
-            joined.append(replace(joined[-1], when="parameters", buckets=1))
+            weights = ring_of(plan, owners, size, costs)
+            half, ports = weights.seconds / 2, weights.ports
+            joined.append(Collective(members=owners, seconds=half, ports=ports, when="parameters"))
     return joined
 
 
 def shared_parts(plan: Plan, costs: Costs) -> Iterator[tuple[tuple[Owner, ...], float]]:
-    """(who holds them, bytes) of all gradients; those of tied weights in two stages have the
-    holders of both."""
+    """(who holds them, bytes) of all weights; tied ones in two stages have the holders of both."""
     count = len(costs.param_sums) - 1
     cuts = {first for r in plan.replicas for stage in r.stages for first, _ in stage.layers}
     for first, last in pairwise([*sorted(cuts), count]):
         own = costs.param_sums[last] - costs.param_sums[first]
-        yield tuple(owners_of(plan, first)), costs.gradient_bytes(own)
+        yield tuple(owners_of(plan, first)), own
     for layer in costs.tied:
         copied = copied_bytes(plan, layer, costs)
         if copied:
-            size = costs.gradient_bytes(copied)
             holders = tuple(owners_of(plan, 0))
-            yield holders, -size  # the first layer's own, joined with the copies instead
-            yield tuple(sorted({*holders, *owners_of(plan, layer)})), size
+            yield holders, -copied  # the first layer's own, joined with the copies instead
+            yield tuple(sorted({*holders, *owners_of(plan, layer)})), copied
 
 
 def ring_of(plan: Plan, owners: Sequence[Owner], size: float, costs: Costs) -> Traffic:

@@ -120,9 +120,10 @@ class Shared:
         chunks = max((p.stages * p.chunks for p in pipelines), default=1)
         # [rank, meeting]: (iteration, time)
         self.posts = _array((self.ranks, self.rehearsal.meetings + 2, 2))
-        # likewise, when each message set and what tensor ranks do in each pass are done
-        self.hops = _array((len(plan.replicas), 2, chunks, self.rehearsal.meetings, 2))
-        self.joint = _array((len(plan.replicas), 2, chunks, self.rehearsal.meetings, 2))
+        # likewise, when each message set may leave and is there, and what tensor ranks do together
+        # in each pass is done
+        shape = (len(plan.replicas), 2, chunks, self.rehearsal.meetings, 2)
+        self.sent, self.hops, self.joint = (_array(shape) for _ in range(3))
         sets = [t for p in pipelines for side in p.hops for row in side for t in row]
         sets += [t for p in pipelines for side in p.reduces for c in side for row in c for t in row]
         ports = [ports for _, _, ports in sets] + [c.ports for c in self.rehearsal.collectives]
@@ -202,15 +203,18 @@ class Virtual(Watch):
         super().ends(what, chunk, batch)
 
     def departs(self, hop: int, batch: int, *, forward: bool) -> None:
-        """The first of a stage's ranks to send takes the cards; all of its messages arrive
-        together."""
-        sent = self.shared.rehearsal.pipelines[self.replica].hop(int(not forward), hop, batch)
-        entry = self.shared.hops[self.replica, int(forward), hop, batch]
-        self.shared.first(entry, self.iteration, sent, self.clock)
+        """The message is ready to leave."""
+        entry = self.shared.sent[self.replica, int(forward), hop, batch]
+        entry[1] = self.clock
+        entry[0] = self.iteration
 
     def arrives(self, hop: int, batch: int, *, forward: bool) -> None:
-        """The input is there when its transfer ends."""
-        there = float(self.shared.hops[self.replica, int(forward), hop, batch, 1])
+        """The transfer begins when its receiver waits for it: the first of a stage's ranks to come
+        takes the ports, and all of its messages arrive together."""
+        place = self.replica, int(forward), hop, batch
+        sent = self.shared.rehearsal.pipelines[self.replica].hop(int(not forward), hop, batch)
+        ready = max(self.clock, float(self.shared.sent[(*place, 1)]))
+        there = self.shared.first(self.shared.hops[place], self.iteration, sent, ready)
         self.clock = max(self.clock, there)
 
     def stepped(self, batch: int) -> None:
