@@ -205,7 +205,8 @@ class Question:
         if layouts:
             return Fit(self.workload, layouts, None, (), self.limits)
         batch, nodes = wanted.micro_batch or 1, self.workload.cluster.nodes
-        shares = [(self.least_share(*one, batch), one) for one in self.frugal(nodes, wanted)]
+        choices = self.choices(nodes, wanted, frugal=True)
+        shares = [(self.least_share(*one, batch), one) for one in choices]
         share, choice = min(shares, key=lambda pair: pair[0], default=(inf, None))
         nearest = self.layout(*choice, batch) if choice is not None and share < inf else None
         return Fit(self.workload, (), nearest, tuple(self.advice(wanted)), self.limits)
@@ -213,7 +214,7 @@ class Question:
     def fitting(self, wanted: Wanted) -> Iterator[Layout]:
         """Layouts that fit, simplest first, of each ZeRO level one."""
         seen: set[int] = set()
-        for shape, level, mode in self.choices(wanted):
+        for shape, level, mode in self.choices(self.workload.cluster.nodes, wanted):
             if level not in seen and (batch := self.largest(shape, level, mode, wanted)):
                 seen.add(level)
                 yield self.layout(shape, level, mode, batch)
@@ -238,29 +239,25 @@ class Question:
         there = self.workload.cluster.nodes
 
         def enough(count: int) -> bool:
-            choices = self.frugal([*there, *[like] * count], wanted)
+            choices = self.choices([*there, *[like] * count], wanted, frugal=True)
             return any(self.cut(*choice, wanted.micro_batch or 1) for choice in choices)
 
         return smallest(enough, (MAX_DEVICES - len(self.workload.cluster.devices)) // like.devices)
 
-    def choices(self, wanted: Wanted) -> Iterator[Choice]:
-        """All, simplest first: little recomputation, few ranks per replica, low levels."""
+    def choices(
+        self, nodes: Sequence[Node], wanted: Wanted, *, frugal: bool = False
+    ) -> Iterator[Choice]:
+        """All, simplest first: little recomputation, few ranks per replica, low levels. frugal: of
+        every shape what holds least."""
+        modes = self.modes if wanted.recomputation is None else (wanted.recomputation,)
         shapes = sorted(
-            self.shapes(self.workload.cluster.nodes, wanted),
+            self.shapes(nodes, wanted),
             key=lambda one: (one.tensor * one.pipeline, one.pipeline, -one.data),
         )
-        for mode in self.modes if wanted.recomputation is None else (wanted.recomputation,):
+        for mode in modes[-1:] if frugal else modes:
             for shape in shapes:
-                for level in self.levels(shape, wanted):
-                    yield shape, level, mode
-
-    def frugal(self, nodes: Sequence[Node], wanted: Wanted) -> Iterator[Choice]:
-        """Of every shape the choice that holds least."""
-        mode = wanted.recomputation or self.modes[-1]
-        for shape in self.shapes(nodes, wanted):
-            levels = self.levels(shape, wanted)
-            if levels:
-                yield shape, levels[-1], mode
+                levels = self.levels(shape, wanted)
+                yield from ((shape, level, mode) for level in levels[-1 if frugal else 0 :])
 
     def levels(self, shape: Shape, wanted: Wanted) -> tuple[int, ...]:
         """The framework's ZeRO levels; of a single replica the lowest, which has nothing to
