@@ -25,9 +25,11 @@ from hetplan.profiling.efficiency import (
     MeasuredOperator,
     OperatorData,
     Smoothing,
+    link_curves,
     load_link_efficiency,
     load_operators,
     moved_share,
+    share_of,
     train,
     train_links,
 )
@@ -255,6 +257,18 @@ def test_bytes_that_pass_a_link(operation: str, share: float) -> None:
 
 
 class TestLinks:
+    def test_curves_by_hand(self) -> None:
+        """A disturbed message does not let the share fall; the smallest one's seconds are the
+        least; what was not measured takes the nearest ranks, then another operation."""
+        shares = ((1e3, 0.1), (1e4, 0.05), (1e5, 0.4))
+        curves = link_curves([("send", "node", 2, *share) for share in shares])
+        curves += link_curves([("all-reduce", "node", ranks, 1e3, ranks / 10) for ranks in (2, 8)])
+        assert curves[0].share == [0.1, 0.1, 0.4]
+        told = [share_of(curves, "send", "between", 2, size) for size in (500, 1e3, 10**4.5, 1e9)]
+        assert told == pytest.approx([0.05, 0.1, 0.2, 0.4])
+        assert share_of(curves, "all-reduce", "node", 6, 1e4) == pytest.approx(0.8)
+        assert share_of(curves, "all-gather", "all", 2, 1e4) == pytest.approx(0.1)
+
     def test_a_rule_is_found_again(self) -> None:
         found = train_links([measured(2), measured(4)])
         assert found.bytes_per_second["node"] == pytest.approx(BANDWIDTH, rel=0.01)
