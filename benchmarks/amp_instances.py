@@ -17,6 +17,7 @@ from hetplan.formulations.amp.pose import pose
 from hetplan.instances.library import Instance, add_to_library
 from hetplan.profiling.cluster import example_cluster
 from hetplan.profiling.models import load_model
+from hetplan.profiling.predict import PREDICTOR
 from hetplan.profiling.workload import make_workload
 from hetplan.solvers.registry import solve
 
@@ -38,7 +39,7 @@ def main(folder: Path) -> None:
                 problem="amp",
                 name=f"{name}-memory" if memory else name,
                 origin=f"AMP (NeurIPS 2022) §4.3, {title}: {model} on {cluster}, hetplan's "
-                "predicted profile",
+                f"predicted profile (predictor {PREDICTOR})",
                 data=pose(workload, memory=memory),
             )
             result = solve(family("amp"), instance.data, "exact")

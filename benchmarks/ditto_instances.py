@@ -24,7 +24,8 @@ from hetplan.formulations.ditto.data import DeviceType, DittoData, Memory, group
 from hetplan.instances.library import Instance, add_to_library
 from hetplan.profiling.catalogue import GIB, device
 from hetplan.profiling.models import Model, load_model
-from hetplan.profiling.times import all_reduce_seconds, layer_time
+from hetplan.profiling.predict import PREDICTOR
+from hetplan.profiling.times import Rates, all_reduce_seconds, layer_time
 from hetplan.profiling.workload import RESERVED_BYTES, STATE_BYTES_PER_PARAM
 from hetplan.solvers.registry import solve
 
@@ -64,9 +65,8 @@ def posed(
     model = load_model("gpt2-xl")
     layers = [model.layers[0], *[model.layers[1]] * blocks, model.layers[-1]]
     spec = device(CATALOGUE_NAME)
-    profiled = [
-        layer_time(layer, spec, model.precision, micro_batch=MICRO_BATCH) for layer in layers
-    ]
+    rates = Rates(CATALOGUE_NAME, spec, model.precision)
+    profiled = [layer_time(layer, rates, micro_batch=MICRO_BATCH) for layer in layers]
     if flat:
         profiled[-1] = profiled[-2]
     size, nodes = cluster
@@ -129,7 +129,8 @@ def tiny() -> DittoData:
 def instances() -> Iterator[Instance]:
     """All of them."""
     profile = (
-        "hetplan's predicted profile (RTX 4090, fp16, micro-batch 4, sequence 1024), "
+        f"hetplan's predicted profile (predictor {PREDICTOR}; RTX 4090, fp16, micro-batch 4, sequence "
+        "1024), "
         "scaled by Figure 8"
     )
     for name, cluster in {**CLUSTERS, "ex3-a100": FIVE_TYPES}.items():

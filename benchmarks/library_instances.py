@@ -23,6 +23,7 @@ from hetplan.instances.generate import draw
 from hetplan.instances.library import Instance, add_to_library
 from hetplan.profiling.cluster import Cluster, ClusterFile, build_cluster
 from hetplan.profiling.models import load_model
+from hetplan.profiling.predict import PREDICTOR
 from hetplan.profiling.workload import Workload, make_workload
 from hetplan.solvers.options import Options
 from hetplan.solvers.registry import solve
@@ -168,9 +169,10 @@ def instances() -> Iterator[Instance]:
     """Both sets."""
     for problem, maker in (("amp", amp), ("astra", astra), ("ditto", ditto), ("poplar", poplar)):
         for name, data in maker():
-            origin = (
-                f"hetplan: {name.replace('-', ' ')}, all else fixed; hetplan's predicted profile"
-            )
+            times = f"hetplan's predicted profile (predictor {PREDICTOR})"
+            if problem == "astra":
+                times = "made-up times"
+            origin = f"hetplan: {name.replace('-', ' ')}, all else fixed; {times}"
             yield Instance(
                 problem=problem, name=f"scaling-{problem}-{name}", origin=origin, data=data
             )

@@ -9,11 +9,13 @@ import pytest
 import yaml
 
 from fakes.cli import Call, Ran, Write
-from fakes.workloads import cluster_document, small
+from fakes.workloads import cluster_document
+from fakes.workloads import cluster as two_by_two
 from hetplan.cli.main import main
 from hetplan.formulations import FAMILIES
 from hetplan.planner.amp import DataParallel
 from hetplan.planner.strategy import propose
+from hetplan.profiling.workload import make_workload
 from hetplan.runtime.plan import save_plan
 from hetplan.solvers.run import Run
 from present import present
@@ -58,6 +60,6 @@ def cluster(tmp_path: Path) -> Path:
 @pytest.fixture
 def plan_files(cluster: Path) -> tuple[Path, Path]:
     """A data-parallel plan of gpt2 in fp16 on that cluster, and the cluster's file."""
-    plan = cluster.with_name("plan.json")
-    save_plan(present(propose(DataParallel(), small(), Run())[0].plan), plan)
+    plan, workload = cluster.with_name("plan.json"), make_workload("gpt2", two_by_two(), 8)
+    save_plan(present(propose(DataParallel(), workload, Run())[0].plan), plan)
     return plan, cluster

@@ -1,15 +1,20 @@
-"""Random instances: the same today and tomorrow, valid, of the size asked for, and solvable."""
+"""Random instances: the same under one predictor, valid, of the size asked for, and solvable."""
 
 from __future__ import annotations
+
+import re
+from dataclasses import replace
 
 import pytest
 
 from hetplan.errors import InputError
 from hetplan.instances.generate import MAKERS, SIZES, draw
-from hetplan.instances.library import SETS, in_set, library, parse_instance
+from hetplan.instances.library import SETS, Instance, in_set, library, parse_instance
+from hetplan.profiling.predict import PREDICTOR
 from hetplan.solvers.options import Options
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Run
+from present import present
 
 
 @pytest.mark.parametrize("problem", MAKERS)
@@ -18,6 +23,30 @@ def test_the_same_seed_is_the_same_instance(problem: str, seed: int) -> None:
     one, other = draw(problem, 100 + seed), draw(problem, 100 + seed)
     assert one == other and one != draw(problem, 200 + seed)
     assert parse_instance(one.document(), where="again").data == one.data
+
+
+def check_drawn(instance: Instance) -> int:
+    """The predictor that a random instance names; what the current one made is drawn again."""
+    named = present(re.search(r"predicted profile \(predictor (\d+)\)", instance.origin))
+    if int(named[1]) == PREDICTOR:
+        problem, size, seed = instance.name.split("-")[1:]
+        again = draw(problem, int(seed), size)
+        assert (again.origin, again.data) == (instance.origin, instance.data)
+    return int(named[1])
+
+
+def test_packaged_draws_name_their_predictor() -> None:
+    packaged = [entry.load() for entry in library(name="random-*")]
+    assert packaged and {check_drawn(one) for one in packaged} <= set(range(1, PREDICTOR + 1))
+
+
+@pytest.mark.parametrize("problem", MAKERS)
+@pytest.mark.parametrize("seed", range(2))
+def test_what_the_current_predictor_made_is_drawn_again(problem: str, seed: int) -> None:
+    drawn = draw(problem, seed)
+    assert check_drawn(parse_instance(drawn.document(), where="again")) == PREDICTOR
+    with pytest.raises(AssertionError):
+        check_drawn(replace(drawn, data=draw(problem, seed + 10).data))
 
 
 @pytest.mark.parametrize("problem", MAKERS)

@@ -1,8 +1,8 @@
 """Random instances from what can be: catalogued devices, published models, networks as they are
 sold.
 
-`draw(problem, seed)` is the same instance today and in a year, up to changes of the predicted
-profile. A cluster has 1 to 4 device types, 1 to 3 nodes of each with the same power of two of
+`draw(problem, seed)` is the same instance as long as the predictor is: `origin` names its version,
+and a packaged instance of an earlier one stays what it was. A cluster has 1 to 4 device types, 1 to 3 nodes of each with the same power of two of
 devices, and one network; a model is one of the zoo's; everything else is the family's. `small`: at
 most 8 devices, for general solvers; `medium`: at most 32.
 """
@@ -20,6 +20,7 @@ from hetplan.names import unknown_name
 from hetplan.profiling.catalogue import catalogue
 from hetplan.profiling.cluster import Cluster, ClusterFile, build_cluster
 from hetplan.profiling.models import load_model
+from hetplan.profiling.predict import PREDICTOR
 from hetplan.profiling.workload import Workload, make_workload
 
 SIZES: Mapping[str, int] = {"small": 8, "medium": 32}
@@ -94,7 +95,7 @@ def draw(problem: str, seed: int, size: str = "small") -> Instance:
             return Instance(
                 problem=problem,
                 name=f"random-{problem}-{size}-{seed}",
-                origin=f"{command}: {what}, predicted profile",
+                origin=f"{command}: {what}, predicted profile (predictor {PREDICTOR})",
                 data=data,
             )
     raise InputError(f"no instance in {TRIES} tries", where=f"{problem}, seed {seed}, size {size}")

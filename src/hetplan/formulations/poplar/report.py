@@ -25,7 +25,7 @@ from hetplan.formulations.poplar.pose import Posed, pose
 from hetplan.formulations.poplar.zero import STAGES
 from hetplan.profiling.cluster import Cluster, example_cluster
 from hetplan.profiling.models import load_model
-from hetplan.profiling.predict import predict
+from hetplan.profiling.predict import PREDICTOR, predict
 from hetplan.profiling.workload import Workload
 from hetplan.solvers.registry import evaluate, solve
 from hetplan.solvers.run import Run
@@ -91,7 +91,7 @@ def _origin(workload: Workload, figure: str, once_seconds: float) -> str:
     return (
         f"Poplar (AAAI 2025), {figure}: {model.name} on {counts}, 2^21 tokens per "
         "iteration. Times are "
-        "hetplan's roofline prediction from datasheets, not the paper's measurements; the "
+        f"hetplan's prediction (predictor {PREDICTOR}), not the paper's measurements; the "
         "sequence length "
         f"({model.sequence}) and the network between the nodes (cluster {cluster.name}) "
         "are assumed."
