@@ -129,9 +129,8 @@ def tiny() -> DittoData:
 def instances() -> Iterator[Instance]:
     """All of them."""
     profile = (
-        f"hetplan's predicted profile (predictor {PREDICTOR}; RTX 4090, fp16, micro-batch 4, sequence "
-        "1024), "
-        "scaled by Figure 8"
+        f"hetplan's predicted profile (predictor {PREDICTOR}; RTX 4090, fp16, micro-batch 4, "
+        "sequence 1024), scaled by Figure 8"
     )
     for name, cluster in {**CLUSTERS, "ex3-a100": FIVE_TYPES}.items():
         for micro_batches in (32, 128):

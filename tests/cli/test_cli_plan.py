@@ -26,7 +26,10 @@ CANDIDATE_KEYS = (
     "gap",
     "fits_memory",
     "peak_bytes",
+    "interval_seconds",
     "tokens_per_second",
+    "flops_per_device",
+    "mfu",
     "money_per_million_tokens",
     "solve_seconds",
     "plan",
@@ -66,6 +69,10 @@ def test_document(plan: Callable[..., Ran], tmp_path: Path) -> None:
         assert candidate["tokens_per_second"] == pytest.approx(
             8 * 1024 / candidate["predicted_seconds"]
         )
+        low, high = candidate["interval_seconds"]
+        assert low < candidate["predicted_seconds"] < high
+        assert 0 < candidate["mfu"] < 1
+        assert 0 < candidate["flops_per_device"] < 125e12  # V100's datasheet
     assert ran.json["winner"] == 0
     best = ran.json["candidates"][0]
     assert best["replayed"] is True and best["closed_form_seconds"] != best["predicted_seconds"]
@@ -84,8 +91,9 @@ def test_table(plan: Callable[..., Ran]) -> None:
         "gpt2 (124.4 M parameters) on two-by-two (2 V100-SXM2-16GB + 2 T4), batch 8 x 1024 "
         "tokens, fp16",
         "winner amp/auto: pipeline ",
-        "node 0: 1 V100-SXM2-16GB (",
+        "node 0: 2 V100-SXM2-16GB (",
         "/ 14.5 GiB",
+        " TFLOP/s each, ",
         "proven optimal for its formula",
         "megatron",
         "+",

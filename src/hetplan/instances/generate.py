@@ -2,9 +2,10 @@
 sold.
 
 `draw(problem, seed)` is the same instance as long as the predictor is: `origin` names its version,
-and a packaged instance of an earlier one stays what it was. A cluster has 1 to 4 device types, 1 to 3 nodes of each with the same power of two of
-devices, and one network; a model is one of the zoo's; everything else is the family's. `small`: at
-most 8 devices, for general solvers; `medium`: at most 32.
+and a packaged instance of an earlier one stays what it was. A cluster has 1 to 4 device types, 1 to
+3 nodes of each with the same power of two of devices, and one network; a model is one of the zoo's;
+everything else is the family's. `small`: at most 8 devices, for general solvers; `medium`: at most
+32.
 """
 
 from __future__ import annotations
