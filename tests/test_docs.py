@@ -140,10 +140,11 @@ def test_every_key_of_a_profile_and_of_a_cluster_is_documented() -> None:
     text = FILES.read_text(encoding="utf-8")
     from hetplan.profiling.catalogue import DeviceOverride
     from hetplan.profiling.cluster import NodeEntry
-    from hetplan.profiling.profile import ProfileLayer, ProfileTable
-    from hetplan.runtime.plan import Plan, Replica, Stage
+    from hetplan.profiling.profile import ProfileLayer, ProfileTable, Provenance
+    from hetplan.runtime.plan import Plan, PlanWorkload, Replica, Stage
 
-    models = (DeviceOverride, NodeEntry, ProfileLayer, ProfileTable, Plan, Replica, Stage)
+    profile, plan = (Provenance, ProfileLayer, ProfileTable), (Plan, PlanWorkload, Replica, Stage)
+    models = (DeviceOverride, NodeEntry, *profile, *plan)
     keys = {key for model in models for key in model.model_fields}
     assert sorted(key for key in keys if not re.search(rf"\b{key}\b", text)) == []
 

@@ -32,6 +32,13 @@ ON_PARTS = Criteria(on_parts=True)
 
 
 @pytest.fixture(scope="module")
+def workload() -> Workload:
+    """gpt2 on two V100 and two T4, which are slow, and so cheap that plans on them alone are the
+    cheapest."""
+    return small(devices={"T4": {"price_per_hour": 0.1}})
+
+
+@pytest.fixture(scope="module")
 def by_parts(workload: Workload) -> Planning:
     """Everything on parts, too."""
     strategies = make_strategies(["amp", "dp", "poplar"])

@@ -114,12 +114,15 @@ def one_change(workload: Workload, change: Change) -> ChangeResult:
     return changed
 
 
-def test_gains(workload: Workload) -> None:
+def test_gains() -> None:
     """A network that is faster, and devices that need not be used, can only help; a loss of half
-    cannot."""
+    cannot. Nodes are about equally fast, so that the best plan uses both."""
+    nodes = [NODES[0], NODES[1] | {"device": "V100-PCIE-16GB"}]
+    workload = small(global_batch=32, nodes=nodes)
     asked = [*marginal(workload.cluster), addition("1xT4", workload.cluster)]
     answer = what_if(workload, asked, one_thread(), strategies=make_strategies(["amp", "dp"]))
     before = present(present(answer.base.best).predicted_seconds)
+    assert present(present(answer.base.best).plan).world_size == 4
     for variant in answer.variants:
         gain = present(variant.gain)
         assert gain == before - present(present(variant.best).predicted_seconds)

@@ -249,7 +249,7 @@ TREE: Mapping[str, Any] = {
         {
             "predict": (
                 "profile:predict",
-                "Predict every layer's times from datasheets (roofline).",
+                "Predict every layer's times from published measurements.",
             ),
             "measure": ("profile:measure", "Measure what each layer takes on a device."),
             "batch-curve": (

@@ -280,8 +280,14 @@ def changed_workload(workload: Workload, cluster: Cluster) -> Workload:
             where=profile.model,
             expected="one with it",
         )
-    made = make_workload(workload.model, cluster, workload.global_batch)
-    return replace(made, reserved_bytes=workload.reserved_bytes, framework=workload.framework)
+    made = make_workload(
+        workload.model,
+        cluster,
+        workload.global_batch,
+        framework=workload.framework,
+        stack=workload.stack,
+    )
+    return replace(made, reserved_bytes=workload.reserved_bytes)
 
 
 def plan_as_it_is(

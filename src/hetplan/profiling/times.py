@@ -1,9 +1,8 @@
-"""Analytical times: a roofline per operator, a floor per layer, ring collectives, recomputation.
+"""Predicted times: measured rates per operator, the host per layer, collectives, recomputation.
 
-Every operator takes max(FLOPs / (peak e_m), bytes / (bandwidth e_b)) (Williams et al. 2009, the
-roofline); a layer takes the sum, but never less than launching its kernels. These are first guesses
-that rank devices and layers; a measured profile replaces them. Nothing here is fitted to any
-system's totals.
+Every operator takes what measurements of its kind and size say (`profiling/rates`), and the physics
+fitted to them elsewhere; a layer takes the sum, together with its host's launches. Nothing here is
+fitted to any system's totals.
 
 Recomputation says what a layer keeps for its backward pass, and what it computes again. none:
 everything is kept. selective: the attention core (scores, softmax, context) is computed again
