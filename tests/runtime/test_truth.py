@@ -148,7 +148,9 @@ def test_vtrain(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_degrees_and_places_of_a_plan() -> None:
     """Tensor ranks stand next to each other, then data ranks, then stages; 20 blocks in two
     stages."""
-    job = vtrain_job(cells({**VTRAIN[1], "tensor parallelism": 2, "data parallelism": 2}))
+    job = vtrain_job(
+        cells({**VTRAIN[1], "tensor parallelism": 2, "data parallelism": 2}), single=False
+    )
     plan = posed_plan(job, posed_workload(job))
     places = [[stage.devices[0] for stage in replica.stages] for replica in plan.replicas]
     assert places == [[[0, 1], [4, 5]], [[2, 3], [6, 7]]]
@@ -353,7 +355,7 @@ def made_rows(count: int, **constants: float) -> list[Row]:
             4, 32, batch, 1024, 16, layers, 512, tensor, 4 // tensor // pipeline, pipeline, 0
         )  # fmt: skip
         row = dict(zip(VTRAIN_COLUMNS, values, strict=True))
-        job = vtrain_job(cells(row))
+        job = vtrain_job(cells(row), single=True)
         seconds = predicted_seconds(
             posed_plan(job, posed_workload(job)), posed_workload(job), constants
         )

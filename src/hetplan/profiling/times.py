@@ -49,9 +49,10 @@ Floats = NDArray[np.float64]
 
 
 # The share of its speed that a 16-bit product keeps where k or n is no multiple of 8, by the
-# largest power of two that divides both (NVIDIA, "Matrix Multiplication Background", tensor core
-# requirements: operands of whole 16 bytes).
-MISALIGNED = {1: 0.35, 2: 0.4, 4: 0.65}
+# largest power of two that divides both (NVIDIA, "Matrix Multiplication Background": operands of
+# whole 16 bytes). Asynchronous copies take 4, 8 or 16 bytes (CUDA, cp.async), so that only odd
+# sizes lose them; what those lose was seen on the heads of vTrain's single GPUs (50257 columns).
+MISALIGNED = {1: 0.35, 2: 0.7, 4: 0.85}
 # How much faster products of 8-bit numbers are than of 16-bit ones (the datasheets of H100 to B200
 # say twice). Their operands are read in 16 bits, and written in 8 bits as they are and transposed
 # (NVIDIA Transformer Engine, "FP8 primer"): moves of 16-bit elements for each.

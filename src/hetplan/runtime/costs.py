@@ -24,6 +24,7 @@ from hetplan.profiling.operators import ELEMENT_BYTES, REPEATED, Layer
 from hetplan.profiling.rates.collectives import collective_seconds, node_fabric
 from hetplan.profiling.rates.moves import move_seconds
 from hetplan.profiling.simulator.tasks import Traffic
+from hetplan.profiling.stack import CONTENTION
 from hetplan.profiling.times import Rates, Recomputation, kept_bytes, repeated_share, together
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.plan import Stage, split
@@ -34,6 +35,9 @@ Floats = NDArray[np.float64]
 # Inputs of the products that tensor ranks divide by columns, as described transformers name them.
 GATHERED = frozenset(("qkv input", "up input", "head input"))
 GATHERED_AGAIN = ("operators", "full")  # recomputation that does not keep them in blocks
+
+# The forward pass's all-reduces in the backward pass: their scattered halves are kept by operator.
+REPEATED_REDUCES = {"full": 2.0, "operators": 1.5}
 
 # Adam in mixed precision reads gradient, fp32 weight and two moments and writes weight, fp32 weight
 # and moments: 2 + 12 and 2 + 12 bytes; in fp32 16 and 12. Per parameter.
@@ -190,8 +194,8 @@ class Costs:
 
     def reduces(self, stage: Stage, layers: Range, samples: int) -> tuple[Traffic, Traffic]:
         """What the all-reduces of the stage's tensor groups add to the forward and the backward
-        pass of a micro-batch; a full recomputation repeats the forward pass's. They keep the
-        device busy, not the host."""
+        pass of a micro-batch; a full recomputation repeats the forward pass's, and one by operator
+        its gathers. They keep the device busy, not the host."""
         size = self._tensor_bytes[layers[1]] - self._tensor_bytes[layers[0]]
         if len(stage.tensor_shares) == 1 or size == 0:
             return Traffic(), Traffic()
@@ -199,12 +203,12 @@ class Costs:
         spent = self._slowest(stage, layers, samples)
         made = []
         for seconds, host, times in zip(
-            spent[:2], spent[2:], (1, 2 if self.mode == "full" else 1), strict=True
+            spent[:2], spent[2:], (1, REPEATED_REDUCES.get(self.mode, 1.0)), strict=True
         ):
             device = math.sqrt(max(seconds * seconds - host * host, 0.0))
             reduce = ring.seconds / 2 * times
             hidden = self.workload.stack.hidden_reduces
-            device = max(device, reduce) if hidden else device + reduce
+            device += reduce - hidden * (1 - CONTENTION) * min(device, reduce)
             whole = float(together(np.array(device), np.array(host)))
             made.append(ring._replace(seconds=max(whole - seconds, 0.0)))
         return made[0], made[1]

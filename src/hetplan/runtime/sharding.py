@@ -12,10 +12,10 @@ Section 3.3) a step has one link beside its computation, layer by layer in the o
     its gradients are scattered when it has computed; the link serves in the order of asking, and
     what is asked at one moment: gradients first
 
-The forward pass ends with its last layer. What the link still does when the backward pass has
-computed stands behind it as the step's collective. Between stages of pipelines nothing is taken in
-steps: there ZeRO 2 and 3 join gradients and gather weights once per iteration, as our runtime does,
-and take the time of ZeRO 1.
+What is hidden so costs `CONTENTION` of its seconds. The forward pass ends with its last layer. What
+the link still does when the backward pass has computed stands behind it as the step's collective.
+Between stages of pipelines nothing is taken in steps: there ZeRO 2 and 3 join gradients and gather
+weights once per iteration, as our runtime does, and take the time of ZeRO 1.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ import numpy as np
 from hetplan.formulations.poplar.zero import States, communication
 from hetplan.profiling.simulator.pipeline import Collective
 from hetplan.profiling.simulator.tasks import Ports
+from hetplan.profiling.stack import CONTENTION
 from hetplan.runtime.costs import Costs, Floats
 from hetplan.runtime.memory import copied_bytes, data_ranks, single_stage, tensor_part
 from hetplan.runtime.plan import Plan, Stage
@@ -113,6 +114,14 @@ class ZeroCosts:
         forward, _ = hidden(each[0], gather, none, self.prefetch)
         scatter = self.layers(weights=False)
         backward, left = hidden(each[1][::-1], gather[::-1], scatter[::-1], self.prefetch)
+        saved = [
+            sum(each[0]) + sum(gather) - forward,
+            sum(each[1]) + sum(gather) + sum(scatter) - backward - left,
+        ]
+        forward, backward = (
+            seconds + CONTENTION * max(less, 0.0)
+            for seconds, less in zip((forward, backward), saved, strict=True)
+        )
         return forward, backward, left
 
     def passes(self, stage: Stage, samples: int) -> tuple[float, float] | None:

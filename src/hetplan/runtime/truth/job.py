@@ -22,7 +22,7 @@ from hetplan.profiling.transformer import Transformer
 from hetplan.profiling.workload import Workload, make_workload
 from hetplan.profiling.zoo import text_model
 from hetplan.runtime.plan import MicroBatches, Plan, Recomputation, Replica, Stage, new_plan, split
-from hetplan.runtime.replay import replay
+from hetplan.runtime.replay import Settings, replay
 from hetplan.runtime.truth.machines import Machine, cluster
 from hetplan.runtime.truth.tables import NotPosedError, Predicted, require
 from hetplan.schema import input_error
@@ -35,7 +35,8 @@ LARGEST = 10**10
 class Job:
     """A run on like GPUs in like replicas. chunks: model chunks of each stage, interleaved if
     several. blocks: of each stage, None: evenly divided. zero: ZeRO level; FSDP's full shards are
-    level 3. framework: what trained, for its memory; stack: for its time."""
+    level 3. framework: what trained, for its memory; stack: for its time.
+    buckets: parts in which gradients leave while the last backward pass goes on."""
 
     shape: Transformer
     sequence: int
@@ -52,6 +53,7 @@ class Job:
     recomputation: Recomputation = "none"
     framework: Framework = MEGATRON
     stack: Stack = STACKS["fused"]
+    buckets: int = 1
 
     @property
     def replicas(self) -> int:
@@ -69,7 +71,8 @@ class Job:
 @cache
 def predicted(job: Job) -> Predicted:
     """The job replayed; raises NotPosedError or InputError where it cannot be said."""
-    outcome = replay(*posed(job))
+    ahead = int(job.zero >= 2)  # FSDP gathers one layer ahead
+    outcome = replay(*posed(job), Settings(buckets=job.buckets, prefetch=ahead))
     return Predicted(outcome.seconds, max(outcome.peak_bytes), outcome.fits)
 
 

@@ -34,13 +34,15 @@ def vtrain_published(row: Cells) -> Published:
     return Published(workload, over(row.number("iteration time (ms)") or 0.0, 1e3), kind="A100")
 
 
-def vtrain_job(row: Cells, recomputation: Recomputation = "full") -> Job:
-    """Megatron-LM's GPT in fp16 under 1F1B; tensor ranks share GPT-2's 50257 tokens evenly, without
-    the rest, and nothing is padded (vTrain, src/model/gpt_modeling.py and src/config.py).
+def vtrain_job(row: Cells, *, single: bool) -> Job:
+    """Megatron-LM's GPT in fp16 under 1F1B, with full recomputation and GPT-2's 50257 tokens padded
+    to a multiple of 128 per tensor rank, Megatron's default.
 
-    The set says full recomputation of all rows. On single nodes that cannot be: a further sample
-    of a layer 2048 wide takes 1.86 ms on one A100, which are 240 of its 312 TFLOP/s with
-    recomputation, norms and unfused attention among them, and 180 without.
+    Single nodes ran vTrain's own model, whose tensor ranks share the tokens evenly, without the
+    rest and without padding (vTrain, src/model/gpt_modeling.py). The set says full recomputation of
+    them, too, but that cannot be: a further sample of a layer 2048 wide takes 1.86 ms on one A100,
+    which are 240 of its 312 TFLOP/s with recomputation, norms and unfused attention among them, and
+    180 without.
     """
     tokens, gpus = row.whole("sequence length"), row.whole("# GPUs")
     tensor, pipeline = row.whole("tensor parallelism"), row.whole("pipeline parallelism")
@@ -50,7 +52,7 @@ def vtrain_job(row: Cells, recomputation: Recomputation = "full") -> Job:
             row.whole("# layers"),
             row.whole("hidden size"),
             row.whole("attention heads"),
-            vocabulary=50257 // tensor * tensor,
+            vocabulary=50257 // tensor * tensor if single else padded(50257, tensor),
             positions=tokens,
             attention="standard",
         ),
@@ -62,7 +64,7 @@ def vtrain_job(row: Cells, recomputation: Recomputation = "full") -> Job:
         row.whole("micro batch"),
         tensor=tensor,
         pipeline=pipeline,
-        recomputation=recomputation,
+        recomputation="none" if single else "full",
         stack=STACKS["eager-2021"],
     )
 
@@ -248,13 +250,17 @@ def megatron_job(row: Cells) -> Job:
     )
 
 
+def padded(tokens: int, tensor: int) -> int:
+    """Megatron's vocabulary: a multiple of 128 per tensor rank (make_vocab_size_divisible_by)."""
+    return -(-tokens // (128 * tensor)) * 128 * tensor
+
+
 def megatron_shape(row: Cells, family: str) -> Transformer:
-    """The model; without a stated vocabulary GPT-2's or BERT's tokens, padded to a multiple of 128
-    per tensor rank (make_vocab_size_divisible_by)."""
-    hidden, heads, multiple = row.whole("hidden"), row.whole("heads"), 128 * row.whole("tp", 1)
+    """The model; without a stated vocabulary GPT-2's or BERT's tokens."""
+    hidden, heads = row.whole("hidden"), row.whole("heads")
     tokens = row.whole("vocab", 50257 if family == "gpt" else 30522)
     changes: dict[str, Any] = {
-        "vocabulary": -(-tokens // multiple) * multiple,
+        "vocabulary": padded(tokens, row.whole("tp", 1)),
         "positions": row.whole("sequence"),
         "tied": not row.flag("untie"),
         "gated": row.flag("swiglu"),
@@ -327,6 +333,7 @@ def nemo_dense(row: Cells, gpu: str, zero: int, *, eight: bool) -> Job:
         zero=zero,
         framework=FSDP if zero == 3 else MEGATRON,
         stack=replace(STACKS["fused"], flash=3, fp8=eight),
+        buckets=8,  # NeMo overlaps reductions with the backward pass
     )
 
 
@@ -355,10 +362,8 @@ def runs(
 # Files of each set of training runs.
 SOURCES = {
     "vtrain": {
-        "vtrain_single_node_a100.csv": runs(
-            vtrain_published, partial(vtrain_job, recomputation="none")
-        ),
-        "vtrain_multi_node_a100.csv": runs(vtrain_published, vtrain_job),
+        "vtrain_single_node_a100.csv": runs(vtrain_published, partial(vtrain_job, single=True)),
+        "vtrain_multi_node_a100.csv": runs(vtrain_published, partial(vtrain_job, single=False)),
     },
     "mosaicml": {"mosaicml_llm_foundry.csv": runs(mosaic_published, mosaic_job)},
     "torchtitan": {"torchtitan.csv": runs(titan_published, titan_job, by_hand=True)},
