@@ -19,9 +19,7 @@ from hetplan.solvers.options import Options
 from hetplan.solvers.run import Run
 
 # No host time, attention with scores that can be computed again, gradients as precise as weights.
-BARE = replace(
-    DEFAULT_STACK, name="bare", attention="standard", host_seconds=0.0, gradient_bytes=None
-)
+BARE = replace(DEFAULT_STACK, attention="standard", host_seconds=0.0, gradient_bytes=None)
 
 
 def cluster_document(**changes: Any) -> dict[str, Any]:
