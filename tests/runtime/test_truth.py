@@ -355,7 +355,7 @@ def made_rows(count: int, **constants: float) -> list[Row]:
             4, 32, batch, 1024, 16, layers, 512, tensor, 4 // tensor // pipeline, pipeline, 0
         )  # fmt: skip
         row = dict(zip(VTRAIN_COLUMNS, values, strict=True))
-        job = vtrain_job(cells(row), single=True)
+        job = vtrain_job(cells(row), single=False)
         seconds = predicted_seconds(
             posed_plan(job, posed_workload(job)), posed_workload(job), constants
         )
