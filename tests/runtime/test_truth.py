@@ -328,7 +328,7 @@ def test_figures_of_a_set() -> None:
     assert figures["memory_error"] == pytest.approx((0.1 + 1.0) / 2)
     assert figures["memory_large_error"] == pytest.approx(0.1) and figures["memory_below"] == 1
     # 0.5 / 0.9, 0.4 / 0.4, 0.3 / 1.1, 0.2: the first two change places
-    assert figures["utilisation"] == {"A100": pytest.approx(0.8)}
+    assert figures["utilisation"] == pytest.approx(0.8)
 
 
 def test_tables_for_people(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,7 @@ runs, `sensitivity` says how plans fare when the profile is wrong.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -45,9 +45,9 @@ from hetplan.runtime.plan import Plan, parse_plan
 from hetplan.runtime.sensitivity import Sensitivity, perturbed, scenarios
 from hetplan.runtime.sensitivity import sensitivity as analyse
 from hetplan.runtime.truth.compare import SETS, compare, reasons, sailor_rows
-from hetplan.runtime.truth.rest import Rest, calibrate_set
+from hetplan.runtime.truth.rest import calibrate_set
 from hetplan.runtime.truth.scores import summary
-from hetplan.runtime.truth.standing import Standing, standings
+from hetplan.runtime.truth.standing import standings
 from hetplan.runtime.truth.tables import GIB, Compared
 from hetplan.schema import parse
 from hetplan.solvers.options import Options
@@ -55,6 +55,11 @@ from hetplan.solvers.run import Run
 from hetplan.text import Table, bytes_text, number_text, percent_text, seconds_text
 
 WITHIN, RANKED = 0.1, 0.97  # of a rehearsal that confirms the simulator
+
+
+def signed(value: float | None) -> str:
+    """A relative error with its sign: `+3.2 %`."""
+    return "-" if value is None else f"{100 * value:+.1f} %"
 
 
 def validate(
@@ -95,7 +100,9 @@ def validate(
     }
     if plans:
         document["plans"] = [compared_document(plan) for plan in plans]
-    tables = list(figures_tables(name, rows))
+    parts = {part: (None, figures) for part, figures in parts_of(document["summary"]).items()}
+    whys = [f"{count} x {reason}" for reason, count in reasons(rows)]
+    tables = [figures_table(f"{name}, predicted", parts, whys)]
     if name != "operators":  # they are a hundred thousand: the JSON lists them
         tables.insert(0, rows_table(name, rows))
     emit(document, tables, json=json)
@@ -123,49 +130,54 @@ def rows_table(name: str, rows: Sequence[Compared]) -> Table:
     )
 
 
-def figures_tables(name: str, rows: Sequence[Compared]) -> Iterator[Table]:
-    """The figures of a set: by file, and by GPU type or operator where there are several."""
-    whole = summary(rows)
-    parts = {"all": whole} | ({} if name == "sailor" else whole["files"]) | whole["kinds"]
-    notes = [f"{count} x {reason}" for reason, count in reasons(rows)]
-    notes += [
-        f"{kind}: Spearman of model FLOPs utilisation {number_text(rank, 3)}"
-        for kind, rank in whole["utilisation"].items()
-    ]
-    notes.append("predicted, not calibrated: nothing is fitted to these measurements")
-    yield Table.of(
-        f"{name}: seconds",
-        parts.items(),
+Figures = Mapping[str, Any]
+# Columns of figures: title, key in a summary, how it reads.
+COLUMNS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
+    ("rows", "rows", number_text),
+    ("predicted", "predicted", number_text),
+    ("mean error of seconds", "error", percent_text),
+    ("bias", "bias", signed),
+    ("Spearman", "spearman", partial(number_text, digits=3)),
+    ("of all", "order", partial(number_text, digits=3)),
+    ("of MFU", "utilisation", partial(number_text, digits=3)),
+    ("regret", "regret", percent_text),
+    ("worst", "worst_regret", percent_text),
+    ("mean error of memory", "memory_error", percent_text),
+    ("from 5 GB on", "memory_large_error", percent_text),
+    ("more than 5 % below", "memory_below", number_text),
+    ("said not to fit", "unfit", number_text),
+)
+
+
+def parts_of(whole: Figures) -> dict[str, Figures]:
+    """A set's figures as a whole, by file, and by GPU type or operator; a plan that is a file of
+    its own stands in its folder."""
+    files = {name: part for name, part in whole["files"].items() if not name.endswith(".json")}
+    return {"all": whole, **files, **whole["kinds"]}
+
+
+def figures_table(
+    title: str, parts: Mapping[str, tuple[Figures | None, Figures]], notes: Sequence[str] = ()
+) -> Table:
+    """One line per part: each figure, or as it was and as it is; columns that nobody knows are left
+    out."""
+
+    def cell(part: str, key: str, text: Callable[[Any], str]) -> str:
+        before, now = parts[part]
+        old, new = None if before is None else before.get(key), now[key]
+        return text(new) if before is None or old == new else f"{text(old)} -> {text(new)}"
+
+    told = [column for column in COLUMNS if any(now[column[1]] for _, now in parts.values())]
+    return Table.of(
+        title,
+        parts,
         {
-            "part": lambda part: part[0],
-            "rows": lambda part: str(part[1]["rows"]),
-            "predicted": lambda part: str(part[1]["predicted"]),
-            "mean error of seconds": lambda part: percent_text(part[1]["error"]),
-            "bias": lambda part: signed(part[1]["bias"]),
-            "Spearman": lambda part: number_text(part[1]["spearman"], 3),
-            "of all": lambda part: number_text(part[1]["order"], 3),
-            "regret": lambda part: percent_text(part[1]["regret"]),
-            "worst": lambda part: percent_text(part[1]["worst_regret"]),
-            "said not to fit": lambda part: str(part[1]["unfit"]),
+            "part": str,
+            **{name: partial(cell, key=key, text=text) for name, key, text in told},
         },
-        notes,
-        right=range(1, 10),
+        (*notes, "nothing is fitted to the totals of these measurements"),
+        right=range(1, len(told) + 1),
     )
-    if whole["memory_rows"]:
-        yield Table.of(
-            f"{name}: memory",
-            parts.items(),
-            {
-                "part": lambda part: part[0],
-                "rows": lambda part: str(part[1]["memory_rows"]),
-                "mean error of memory": lambda part: percent_text(part[1]["memory_error"]),
-                "bias": lambda part: signed(part[1]["memory_bias"]),
-                "rows from 5 GB on": lambda part: str(part[1]["memory_large_rows"]),
-                "their error": lambda part: percent_text(part[1]["memory_large_error"]),
-                "more than 5 % below": lambda part: str(part[1]["memory_below"]),
-            },
-            right=range(1, 7),
-        )
 
 
 def table(
@@ -177,49 +189,10 @@ def table(
 ) -> int:
     """Every set at once, today's figures beside those of an earlier predictor."""
     rows = list(standings(folder))
-    document = {"parts": [vars(row) for row in rows]}
-    emit(document, [standings_table(rows)], json=json)
+    parts = {f"{row.name} {row.part}": (row.before, row.now) for row in rows}
+    title = "predictions beside published measurements: before -> now"
+    emit({"parts": [vars(row) for row in rows]}, [figures_table(title, parts)], json=json)
     return 0
-
-
-def arrow_text(old: Any, new: Any, text: Callable[[Any], str]) -> str:
-    """A figure as it was and as it is."""
-    return "-" if old is None and new is None else f"{text(old)} -> {text(new)}"
-
-
-def short(value: float | None) -> str:
-    """Three digits."""
-    return number_text(value, 3)
-
-
-def standings_table(rows: Sequence[Standing]) -> Table:
-    """One line per part of a set; each figure as it was and as it is."""
-
-    def both(key: str, text: Callable[[Any], str]) -> Callable[[Standing], str]:
-        def cell(row: Standing) -> str:
-            return arrow_text(row.before.get(key), row.now.get(key), text)
-
-        return cell
-
-    return Table.of(
-        "predictions beside published measurements: before -> now",
-        rows,
-        {
-            "set": lambda row: row.name,
-            "part": lambda row: row.part,
-            "predicted": lambda row: f"{row.now['predicted']} of {row.now['rows']}",
-            "error of seconds": both("error", percent_text),
-            "bias": both("bias", signed),
-            "Spearman": both("spearman", short),
-            "of all": both("order", short),
-            "of MFU": both("utilisation", short),
-            "regret": both("regret", percent_text),
-            "worst": both("worst_regret", percent_text),
-            "memory from 5 GB on": both("memory_large_error", percent_text),
-        },
-        ("predicted, not calibrated: nothing is fitted to these measurements",),
-        right=range(2, 11),
-    )
 
 
 def rehearsal(
@@ -337,11 +310,6 @@ def compared_document(plan: ComparedPlan) -> dict[str, Any]:
     }
 
 
-def signed(value: float | None) -> str:
-    """A relative error with its sign: `+3.2 %`."""
-    return "-" if value is None else f"{100 * value:+.1f} %"
-
-
 def calibrate(
     profile: Annotated[
         Path,
@@ -385,7 +353,13 @@ def calibrate(
             "set": profile.name,
             "rest": {"before": summary(rest.before), "after": summary(rest.after)},
         }
-        tables = [calibration_table(measured, estimated), rest_table(rest)]
+        before = parts_of(more["rest"]["before"])
+        parts = {
+            part: (before[part], figures)
+            for part, figures in parts_of(more["rest"]["after"]).items()
+        }
+        title = "the other rows: before -> calibrated"
+        tables = [calibration_table(measured, estimated), figures_table(title, parts)]
     else:
         measured, more = tuple(load_measured_run(path) for path in runs), {}
         setting = Setting(cluster=cluster, model=model, profile=profile)
@@ -435,39 +409,6 @@ def calibration_table(runs: Sequence[MeasuredRun], estimated: Estimate) -> Table
         },
         notes,
         right=(1, 2, 3),
-    )
-
-
-def change(
-    before: dict[str, Any], after: dict[str, Any], key: str, text: Callable[[Any], str], part: str
-) -> str:
-    """A part's figure without and with the constants."""
-    return arrow_text(before[part][key], after[part][key], text)
-
-
-def rest_table(rest: Rest) -> Table:
-    """The rows that were not drawn, by file and GPU type, without and with the constants."""
-    before, after = (
-        {"all": whole} | whole["files"] | whole["kinds"]
-        for whole in (summary(rest.before), summary(rest.after))
-    )
-    return Table.of(
-        "the other rows: before -> calibrated",
-        before,
-        {
-            "part": lambda part: part,
-            "rows": lambda part: str(before[part]["rows"]),
-            **{
-                title: partial(change, before, after, key, text)
-                for title, key, text in (
-                    ("mean error of seconds", "error", percent_text),
-                    ("bias", "bias", signed),
-                    ("Spearman", "spearman", short),
-                    ("regret", "regret", percent_text),
-                )
-            },
-        },
-        right=range(1, 6),
     )
 
 

@@ -84,14 +84,15 @@ def summarised(rows: Sequence[Compared], rules: Scoring = SCORING) -> dict[str, 
     spearman: mean over workloads; order: Spearman's of all rows. regret, worst_regret: over
     workloads of several plans. memory_…: the same of bytes; memory_below: rows whose memory is
     predicted too low by more than 5 %. unfit: rows that ran and are said not to fit. utilisation:
-    by GPU type, Spearman's of model FLOPs utilisation; the prediction's is the published one times
-    measured / predicted seconds.
+    of rows of one GPU type, Spearman's of model FLOPs utilisation; the prediction's is the
+    published one times measured / predicted seconds.
     """
     timed = [row for row in rows if row.error is not None]
     pairs = [seconds(part) for name, part in groups(timed, workload) if name and len(part) > 1]
     costs = [regret(*pair) for pair in pairs]
     held = [row for row in rows if row.memory_error is not None]
     large = [row for row in held if (row.published.held_bytes or 0) >= rules.large]
+    one_type = len(set(map(kind, timed))) == 1 and all(row.published.utilisation for row in timed)
     return {
         "rows": len(rows),
         "predicted": sum(row.predicted is not None for row in rows),
@@ -109,11 +110,7 @@ def summarised(rows: Sequence[Compared], rules: Scoring = SCORING) -> dict[str, 
         "memory_large_error": mean(size(row.memory_error) for row in large),
         "memory_below": sum((row.memory_error or 0) < -rules.below for row in held),
         "unfit": sum(row.predicted is not None and not row.predicted.fits for row in rows),
-        "utilisation": {
-            name: order(*shares(part), rules)
-            for name, part in groups(timed, kind)
-            if all(row.published.utilisation for row in part)
-        },
+        "utilisation": order(*shares(timed), rules) if one_type else None,
     }
 
 

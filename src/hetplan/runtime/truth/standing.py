@@ -56,5 +56,4 @@ def standings(folder: Path) -> Iterator[Standing]:
         whole = summary(compare(name, place))
         parts = whole.get(PARTS.get(name, "files")) or {"": whole}
         for part, figures in parts.items():
-            now = {**figures, "utilisation": figures["utilisation"].get(part)}
-            yield Standing(name, part, now, earlier().get(f"{name}/{part}", {}))
+            yield Standing(name, part, figures, earlier().get(f"{name}/{part}", {}))
