@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from hetplan.errors import InputError
 from hetplan.profiling.operators import ELEMENT_BYTES, REPEATED, Layer
-from hetplan.profiling.rates.collectives import collective_seconds, node_fabric
+from hetplan.profiling.rates.collectives import Fabric, collective_seconds, node_fabric
 from hetplan.profiling.rates.moves import move_seconds
 from hetplan.profiling.simulator.tasks import Traffic
 from hetplan.profiling.stack import CONTENTION
@@ -62,7 +62,7 @@ class Costs:
         self._points: dict[tuple[str, int], tuple[Floats, Floats]] = {}
         self._updates: dict[tuple[str, float], float] = {}
         self._single: dict[tuple[int, int], Traffic] = {}  # messages of one byte
-        self._rings: dict[Hashable, Traffic] = {}  # rounds of one byte
+        self._rings: dict[Hashable, tuple[Traffic, Fabric | None]] = {}  # rounds of one byte
         layers = workload.profile.layers
         self._tensor_bytes = summed(layer.tensor_bytes for layer in layers)
         self.param_sums = summed(layer.param_bytes for layer in layers)
@@ -305,27 +305,31 @@ class Costs:
                 if len(group) > 1 and self.workload.links is None:
                     delays = [self.link(a, b)[1] for a, b in hops]
                     latency = max(latency, 2 * (sum(delays) - max(delays)))
-            self._rings[key] = self.messages(pairs, ring=True)._replace(latency=latency)
-        once = self._rings[key]
+            once = self.messages(pairs, ring=True)._replace(latency=latency)
+            self._rings[key] = once, self._measured(groups)
+        once, fabric = self._rings[key]
         reached = min(
             self._reached("all-reduce", group, size)
             for group, size in zip(groups, each, strict=True)
             if len(group) > 1
         )
         moving = rounds * largest * once.seconds / reached
-        seconds = self._measured(groups, largest) or moving + once.latency
+        seconds = moving + once.latency
+        if fabric is not None and largest > 0:
+            ranks = max(map(len, groups))
+            seconds = collective_seconds("all-reduce", largest, ranks, fabric).seconds
         busy = min(moving / seconds, 1.0) if seconds > 0 else 0.0
         return Traffic(seconds, 0.0, tuple((port, busy * share) for port, share in once.ports))
 
-    def _measured(self, groups: Sequence[Sequence[int]], size: float) -> float:
-        """Seconds of an all-reduce within nodes of one measured fabric, 0 where there is none."""
-        nodes = {self._node[device] for group in groups for device in group}
-        ranks, fabric = max(map(len, groups)), node_fabric(self.workload.cluster.nodes[min(nodes)])
-        inside = all(len({self._node[device] for device in group}) == 1 for group in groups)
-        alike = len({self.workload.cluster.nodes[node] for node in nodes}) == 1
-        if self.workload.links or not (inside and alike and fabric.chips):
-            return 0.0
-        return collective_seconds("all-reduce", size, ranks, fabric).seconds
+    def _measured(self, groups: Sequence[Sequence[int]]) -> Fabric | None:
+        """The measured fabric that connects each group, if there is one."""
+        nodes = self.workload.cluster.nodes
+        places = [{self._node[device] for device in group} for group in groups]
+        alike = len({nodes[node] for place in places for node in place}) == 1
+        if self.workload.links or not alike or max(map(len, places)) > 1:
+            return None
+        fabric = node_fabric(nodes[min(places[0])])
+        return fabric if fabric.chips else None
 
     def update_seconds(self, device: int, param_bytes: float) -> float:
         """The optimizer's step on `param_bytes` of weights: memory-bound."""

@@ -29,7 +29,6 @@ from hetplan.runtime.costs import Costs, costs_of
 from hetplan.runtime.memory import (
     Held,
     Owner,
-    copied_bytes,
     memory,
     owners_of,
     saved_bytes,
@@ -253,7 +252,7 @@ def simulated(
 ) -> tuple[list[Pipeline], list[Collective]]:
     """What the simulator takes: every replica, and what they do together."""
     pipelines = [pipeline(plan, replica, zero, settings) for replica in plan.replicas]
-    joined = zero.collectives() if zero.rings else gradient_collectives(plan, zero.costs, settings)
+    joined = zero.collectives() if zero.rings else gradient_collectives(zero, settings)
     return pipelines, joined
 
 
@@ -314,15 +313,16 @@ def hops(replica: Replica, sizes: Sequence[int], costs: Costs) -> list[list[list
     return [there, back]
 
 
-def gradient_collectives(plan: Plan, costs: Costs, settings: Settings) -> list[Collective]:
+def gradient_collectives(zero: ZeroCosts, settings: Settings) -> list[Collective]:
     """All-reduces of the gradients of layers that several devices hold: ZeRO 0, and ZeRO 1 to 3 on
     pipelines.
 
     Layers with the same owners go together. ZeRO reduces and scatters first, and gathers after the
     update.
     """
+    plan, costs = zero.plan, zero.costs
     by_owners: dict[tuple[Owner, ...], float] = {}
-    for owners, size in shared_parts(plan, costs):
+    for owners, size in shared_parts(zero):
         by_owners[owners] = by_owners.get(owners, 0.0) + size
     joined = []
     for owners, size in by_owners.items():
@@ -343,15 +343,13 @@ def gradient_collectives(plan: Plan, costs: Costs, settings: Settings) -> list[C
     return joined
 
 
-def shared_parts(plan: Plan, costs: Costs) -> Iterator[tuple[tuple[Owner, ...], float]]:
+def shared_parts(zero: ZeroCosts) -> Iterator[tuple[tuple[Owner, ...], float]]:
     """(who holds them, bytes) of all weights; tied ones in two stages have the holders of both."""
-    count = len(costs.param_sums) - 1
+    plan, sums = zero.plan, zero.costs.param_sums
     cuts = {first for r in plan.replicas for stage in r.stages for first, _ in stage.layers}
-    for first, last in pairwise([*sorted(cuts), count]):
-        own = costs.param_sums[last] - costs.param_sums[first]
-        yield tuple(owners_of(plan, first)), own
-    for layer in costs.tied:
-        copied = copied_bytes(plan, layer, costs)
+    for first, last in pairwise([*sorted(cuts), len(sums) - 1]):
+        yield tuple(owners_of(plan, first)), sums[last] - sums[first]
+    for layer, copied in zero.copies.items():
         if copied:
             holders = tuple(owners_of(plan, 0))
             yield holders, -copied  # the first layer's own, joined with the copies instead

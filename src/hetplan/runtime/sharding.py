@@ -82,6 +82,11 @@ class ZeroCosts:
         return cls(plan, costs, prefetch, rings, divided)
 
     @cached_property
+    def copies(self) -> dict[int, float]:
+        """Bytes of tied weights that the holders of a layer keep as a copy."""
+        return {layer: copied_bytes(self.plan, layer, self.costs) for layer in self.costs.tied}
+
+    @cached_property
     def half_rings(self) -> dict[float, tuple[float, Ports]]:
         """Answers of `half_ring`."""
         return {}
@@ -175,9 +180,11 @@ class ZeroCosts:
         """The optimizer's step on the slowest device of a stage."""
         plan, sums = self.plan, self.costs.param_sums
         held = sum(sums[last] - sums[first] for first, last in stage.layers)
-        for layer in self.costs.tied:
-            if any(first <= layer < last for first, last in stage.layers):
-                held += copied_bytes(plan, layer, self.costs)
+        held += sum(
+            copied
+            for layer, copied in self.copies.items()
+            if any(first <= layer < last for first, last in stage.layers)
+        )
         if plan.zero and self.divided is None:
             held /= data_ranks(plan, stage)
         return max(

@@ -122,7 +122,9 @@ class Replica:
     def _by_micro_batch(self, values: ArrayLike) -> Floats:
         """[S, C, M] of values by kind."""
         shape = (self.stages, self.chunks, int(self.kind.max()) + 1)
-        table: Floats = np.broadcast_to(np.asarray(values, float), shape)
+        table: Floats = np.asarray(values, float)
+        if table.shape != shape:
+            table = np.broadcast_to(table, shape)
         return np.asarray(table.take(self.kind, axis=-1))
 
     @cached_property
