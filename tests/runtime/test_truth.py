@@ -78,7 +78,7 @@ MEGATRON: dict[str, Any] = dict.fromkeys(EMPTY, "") | {
     "seconds_per_iteration_median": 0.19532, "max_allocated_bytes": 2386205184.0, "layers": 12,
     "hidden": 512, "heads": 8, "sequence": 1024, "micro_batch": 4, "global_batch": 32, "tp": 1,
     "pp": 4, "first_pp_layers": 2, "last_pp_layers": 2, "untie": True, "bf16": True, "nodes": 1,
-    "gpus_per_node": 8, "gpu": "A100-SXM4-80GB", "training_complete": True,
+    "deterministic": True, "gpus_per_node": 8, "gpu": "A100-SXM4-80GB", "training_complete": True,
 }  # fmt: skip
 # NVIDIA-NeMo/Megatron-Bridge@067f987, docs/performance-summary-archive.md (Apache-2.0).
 BRIDGE = {
@@ -185,6 +185,7 @@ def test_torchtitan(tmp_path: Path) -> None:
     told, predicted, *others = compare("torchtitan", tmp_path)
     assert told.published.seconds == pytest.approx(512 * 8192 / 829 / 256)
     assert told.published.held_bytes == 71.9 * 2**30 and abs(present(told.error)) < 0.3
+    assert abs(present(told.memory_error)) < 0.05  # of the allocator's whole pool
     assert predicted.predicted is not None and predicted.predicted.peak_bytes is not None
     assert [row.reason for row in others] == [
         "unknown GPU 'abacus'",
@@ -206,7 +207,8 @@ def test_megatron(tmp_path: Path) -> None:
     found = compare("megatron", tmp_path)
     assert [row.predicted is not None for row in found] == [True, False, False, False, False]
     assert found[0].published.held_bytes == 2386205184
-    assert found[0].memory_error is not None and -0.9 < found[0].memory_error < 1
+    # the last rank's, unfused attention
+    assert found[0].memory_error is not None and abs(found[0].memory_error) < 0.02
     reasons = " ".join(row.reason or "" for row in found)
     assert "complete" in reasons and "moe" in reasons and "context" in reasons and "(4)" in reasons
 

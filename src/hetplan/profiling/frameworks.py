@@ -36,7 +36,9 @@ class Framework:
     workspace_bytes: of matrix products, counted by the allocator.
     context_bytes, communicators, communicator_bytes: CUDA's context, and NCCL's process groups of a
     usual run. levels, pipeline_levels: ZeRO levels of data parallelism alone, and beside tensor and
-    pipeline parallelism. recomputation: what it offers, ever less being kept.
+    pipeline parallelism. fragmentation: of the allocator's pool (max_memory_reserved) that no
+    tensor uses where there is room; at the limit blocks go back. recomputation: what it offers,
+    ever less being kept.
     """
 
     name: str
@@ -55,6 +57,7 @@ class Framework:
     context_bytes: float = 0.5e9
     communicators: int = 2
     communicator_bytes: float = 0.688e9
+    fragmentation: float = 0.15  # on average, eight models: Guo et al. 2024 (GMLake), abstract
     levels: tuple[int, ...] = (0, 1, 2, 3)
     pipeline_levels: tuple[int, ...] = (0, 1)
     recomputation: tuple[Recomputation, ...] = ("none", "selective", "full")

@@ -35,8 +35,10 @@ LARGEST = 10**10
 class Job:
     """A run on like GPUs in like replicas. chunks: model chunks of each stage, interleaved if
     several. blocks: of each stage, None: evenly divided. zero: ZeRO level; FSDP's full shards are
-    level 3. framework: what trained, for its memory; stack: for its time.
-    buckets: parts in which gradients leave while the last backward pass goes on."""
+    level 3. framework: what trained, for its memory; stack: for its time. buckets: parts in which
+    gradients leave while the last backward pass goes on. pooled: the published bytes are those of
+    the allocator's whole pool. last_stage: they are of the last stage's ranks, where frameworks
+    keep their log."""
 
     shape: Transformer
     sequence: int
@@ -54,6 +56,8 @@ class Job:
     framework: Framework = MEGATRON
     stack: Stack = STACKS["fused"]
     buckets: int = 1
+    pooled: bool = False
+    last_stage: bool = False
 
     @property
     def replicas(self) -> int:
@@ -71,9 +75,13 @@ class Job:
 @cache
 def predicted(job: Job) -> Predicted:
     """The job replayed; raises NotPosedError or InputError where it cannot be said."""
+    plan, workload = posed(job)
     ahead = int(job.zero >= 2)  # FSDP gathers one layer ahead
-    outcome = replay(*posed(job), Settings(buckets=job.buckets, prefetch=ahead))
-    return Predicted(outcome.seconds, max(outcome.peak_bytes), outcome.fits)
+    outcome = replay(plan, workload, Settings(buckets=job.buckets, prefetch=ahead))
+    ranks = plan.replicas[-1].stages[-1].all_devices if job.last_stage else list(plan.ranks)
+    held = max(outcome.peak_bytes[rank] for rank in ranks)
+    share = 1 - job.framework.fragmentation if job.pooled else 1.0
+    return Predicted(outcome.seconds, held / share, outcome.fits)
 
 
 def posed(job: Job) -> tuple[Plan, Workload]:

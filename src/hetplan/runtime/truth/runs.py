@@ -200,6 +200,7 @@ def titan_job(row: Cells) -> Job:
         stack=replace(
             STACKS["compiled"], fp8="float8" in techniques, hidden_reduces="async" in techniques
         ),
+        pooled=True,  # components/metrics.py: reserved_bytes.all.peak
     )
 
 
@@ -217,14 +218,13 @@ def megatron_published(row: Cells) -> Published:
 
 
 def megatron_job(row: Cells) -> Job:
-    """GPT or BERT with Transformer Engine's fused attention."""
+    """GPT or BERT. The log is the last rank's (megatron/training/global_vars.py)."""
     require(row.flag("training_complete"), "the row is no complete training run")
     family, _, name = row.text("case").partition("/")
     require(family in ("gpt", "bert"), f"models of {family} are not modelled")
     require("mla" not in name.split("_"), "latent attention is not modelled")
     require(row.whole("experts", 0) == 0, "experts of Megatron are not modelled")
     require(row.whole("cp", 1) == 1, "context parallelism is not modelled")
-    require(not row.flag("sequence_parallel"), "sequence parallelism is not modelled")
     require(not row.text("fp8"), "FP8 products are not modelled")
     require(not row.flag("fsdp"), "Megatron's FSDP is not modelled")
     require(not row.text("layout"), f"layout {row.text('layout')} is not modelled")
@@ -247,6 +247,8 @@ def megatron_job(row: Cells) -> Job:
         **megatron_stages(row, shape.layers),
         zero=int(row.flag("distributed_optimizer")),
         recomputation=mode,
+        framework=replace(MEGATRON, sequence_parallel=row.flag("sequence_parallel")),
+        last_stage=True,
     )
 
 
@@ -256,7 +258,9 @@ def padded(tokens: int, tensor: int) -> int:
 
 
 def megatron_shape(row: Cells, family: str) -> Transformer:
-    """The model; without a stated vocabulary GPT-2's or BERT's tokens."""
+    """The model; without a stated vocabulary GPT-2's or BERT's tokens. Deterministic tests state
+    the attention backend `unfused` in their configuration, those of speed and memory none."""
+    unfused = row.flag("deterministic") and not row.text("case").endswith("memory_speed")
     hidden, heads = row.whole("hidden"), row.whole("heads")
     tokens = row.whole("vocab", 50257 if family == "gpt" else 30522)
     changes: dict[str, Any] = {
@@ -265,7 +269,7 @@ def megatron_shape(row: Cells, family: str) -> Transformer:
         "tied": not row.flag("untie"),
         "gated": row.flag("swiglu"),
         "kv_heads": row.whole("kv_groups", heads),
-        "attention": "fused",
+        "attention": "standard" if unfused else "fused",
     }
     build = bert if family == "bert" else transformer
     return build(row.whole("layers"), hidden, heads, row.whole("ffn", 4 * hidden), **changes)
