@@ -237,6 +237,8 @@ def fit_products(name: str, precision: Precision, of: Measured, origin: str) -> 
         "precision": precision,
         "origin": origin,
         "tiling": tiling.model_dump(),
+        "least": of.sizes.min(axis=0).tolist(),
+        "most": of.sizes.max(axis=0).tolist(),
         **complete(booster),
         "errors": errors(np.concatenate(ratios), np.concatenate(weights)),
     }

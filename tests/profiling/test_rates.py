@@ -119,6 +119,14 @@ class TestProducts:
         assert one.seconds < more.seconds
         assert one == product_seconds(name, device(name), "fp16", shapes[0])
 
+    def test_what_is_far_from_measurements_has_the_wider_interval(self) -> None:
+        """vidur measured single fp16 products: batches are further, more rows are not."""
+        spec = device("A100-SXM4-80GB")
+        for shape, far in ((Shape(32, 4096, 4096, 4096), True), (Shape(1, 2e5, 4096, 4096), False)):
+            told = product_seconds("A100-SXM4-80GB", spec, "fp16", shape)
+            assert (told.high == pytest.approx(told.seconds * PHYSICS.high)) == far
+            assert told.source == ("vidur, beyond its sizes" if far else "vidur")
+
     def test_precisions(self) -> None:
         shape, spec = Shape(1, 4096, 4096, 4096), device("A100-SXM4-80GB")
         both = [product_seconds("A100-SXM4-80GB", spec, p, shape) for p in ("fp16", "bf16")]

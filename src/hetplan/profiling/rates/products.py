@@ -250,8 +250,23 @@ def _estimates(
     tiling = mean_tiling(precision) if known is None else known[0].tiling
     seconds, features = physical(machine, tiling, sizes, physics)
     low, high, source = physics.low, physics.high, "roofline over tiles, never measured"
-    if known is not None:
-        table, trees = known
-        seconds = seconds * np.exp(trees.sums(features))
-        low, high, source = table.errors.low, table.errors.high, table.origin
-    return tuple(Estimate(s, s * low, s * high, source) for s in seconds.tolist())
+    if known is None:
+        return tuple(Estimate(s, s * low, s * high, source) for s in seconds.tolist())
+    table, trees = known
+    made, told = table.errors, (seconds * np.exp(trees.sums(features))).tolist()
+    return tuple(
+        Estimate(
+            s, s * min(low, made.low), s * max(high, made.high), f"{table.origin}, beyond its sizes"
+        )
+        if far
+        else Estimate(s, s * made.low, s * made.high, table.origin)
+        for s, far in zip(told, beyond(table, sizes), strict=True)
+    )
+
+
+def beyond(table: ProductTrees, sizes: Floats) -> list[bool]:
+    """[N] whether sizes [N, 4] are further than a factor of two from all that was measured; more
+    rows or columns are more of the same tiles, and never are."""
+    most = np.array([table.most[0], np.inf, table.most[2], np.inf])
+    far = (sizes < np.array(table.least) / 2) | (sizes > 2 * most)
+    return [bool(row.any()) for row in far]

@@ -57,7 +57,8 @@ class ProductTrees(StrictModel):
     """Products on one kind of device in one precision: how it computes tiles, and gradient-boosted
     trees of what that leaves, each a complete binary tree.
 
-    devices: catalogue names that it serves. feature [T, 2^depth - 1]: index of what is asked;
+    devices: catalogue names that it serves. least, most [4]: measured counts, m, k and n. feature
+    [T, 2^depth - 1]: index of what is asked;
     threshold [T, 2^depth - 1]: in thousandths, at least it goes right; leaf [T, 2^depth]: in
     ten-thousandths of the logarithm of measured / physical seconds; start and the trees' leaves sum
     to the answer.
@@ -67,6 +68,8 @@ class ProductTrees(StrictModel):
     precision: Precision
     origin: Name
     tiling: Tiling
+    least: list[Positive]
+    most: list[Positive]
     start: float
     feature: Whole
     threshold: Whole
