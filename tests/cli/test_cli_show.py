@@ -99,6 +99,8 @@ def test_a_replay_for_people_and_for_programs(hetplan: Call, plan_files: tuple[P
         assert stage["busy_seconds"] + stage["idle_seconds"] == pytest.approx(
             document["predicted_seconds"]
         )
+    assert document["robust_seconds"] == pytest.approx(document["predicted_seconds"], rel=0.02)
+    assert hetplan(*command, "--sends", "never").code == 2
     overlapped = hetplan(*command, "--json", "--overlap", 8).json
     assert overlapped["predicted_seconds"] < document["predicted_seconds"]
 
