@@ -10,7 +10,7 @@ from typing import Any
 from hetplan.profiling.cluster import Cluster, ClusterFile, build_cluster
 from hetplan.profiling.models import Model, load_model
 from hetplan.profiling.predict import predict
-from hetplan.profiling.stack import DEFAULT_STACK, Attention
+from hetplan.profiling.stack import DEFAULT_STACK, Attention, Stack
 from hetplan.profiling.transformer import Experts, Transformer
 from hetplan.profiling.workload import Workload, make_workload
 from hetplan.profiling.zoo import text_model
@@ -53,13 +53,18 @@ def cluster(**changes: Any) -> Cluster:
 
 
 def small(
-    global_batch: int = 8, model: str = "gpt2", attention: Attention = "standard", **changes: Any
+    global_batch: int = 8,
+    model: str = "gpt2",
+    attention: Attention | None = None,
+    stack: Stack = BARE,
+    **changes: Any,
 ) -> Workload:
-    """A small model on `cluster(**changes)` with a profile of micro-batches of 1 and 2."""
+    """A small model on `cluster(**changes)` with a profile of micro-batches of 1 and 2. stack: one
+    with a name where commands read the plan; attention: None: the stack's."""
     on = cluster(**changes)
-    described = load_model(model, attention=attention)
-    profile = predict(described, on, micro_batches=[1, 2], stack=BARE, date="2026-01-01")
-    return make_workload(described, on, global_batch, profile=profile, stack=BARE)
+    described = load_model(model, attention=attention or stack.attention)
+    profile = predict(described, on, micro_batches=[1, 2], stack=stack, date="2026-01-01")
+    return make_workload(described, on, global_batch, profile=profile, stack=stack)
 
 
 def pipeline(workload: Workload, *cuts: int, name: str = "pipeline") -> Plan:

@@ -320,7 +320,7 @@ def test_memory_agrees_with_what_torch_keeps_on_the_meta_device(
         lambda x, p, *_: torch.native_dropout(x, p, True)[0],
         raising=True,
     )
-    model = load_model(name, sequence=sequence, precision="bf16")
+    model = load_model(name, sequence=sequence, precision="bf16", attention="standard")
     made = network(model, "meta", tensor=tensor, blocks=1)
     tokens = torch.zeros(1, sequence, device="meta", dtype=torch.int64)
     with torch.no_grad():

@@ -68,6 +68,8 @@ def random_plan(rng: Random) -> Document:
             "global_batch": total,
             "sequence": rng.choice((None, 1024)),
             "precision": "bf16",
+            "framework": rng.choice(("hetplan", "megatron")),
+            "stack": rng.choice(("fused", "graphs")),
             "layers": [f"layer{k}" for k in range(layers)],
         },
         "devices": [{"type": "A", "node": d // 4} for d in range(used + rng.randint(0, 2))],

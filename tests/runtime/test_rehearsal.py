@@ -19,6 +19,7 @@ from hetplan.profiling.predict import predict
 from hetplan.profiling.profile import Profile
 from hetplan.profiling.simulator.pipeline import Collective
 from hetplan.profiling.simulator.pipeline import Replica as Pipeline
+from hetplan.profiling.stack import DEFAULT_STACK
 from hetplan.runtime import rehearsals
 from hetplan.runtime.job import Job, Measured, StepReport
 from hetplan.runtime.plan import save_plan
@@ -43,7 +44,7 @@ def rehearsed(folder: Path, *names: str) -> dict[str, Any]:
     options = ("--cluster", cluster, "--virtual", "--time-scale", 8, "--steps", 4, "--json")
     asked = []
     for name in names:
-        save_plan(plan(name, small()), folder / f"{name}.json")
+        save_plan(plan(name, small(stack=DEFAULT_STACK)), folder / f"{name}.json")
         asked.append(request(name, "run", folder / f"{name}.json", *options, "--quiet"))
     answers = served(asked, folder, 1)
     assert {answer["code"] for answer in answers.values()} == {0}, answers

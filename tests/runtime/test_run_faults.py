@@ -20,6 +20,7 @@ import yaml
 torch: Any = pytest.importorskip("torch", reason="torch is an extra of hetplan")
 
 from fakes.workloads import cluster_document, small  # noqa: E402
+from hetplan.profiling.stack import DEFAULT_STACK  # noqa: E402
 from hetplan.runtime.plan import load_plan, save_plan  # noqa: E402
 from hetplan.runtime.rehearsals import plan as rehearsal_plan  # noqa: E402
 from parity.asking import ENVIRONMENT, Answers, latest, losses, request, served  # noqa: E402
@@ -40,7 +41,7 @@ BAD = {
 def elastic(folder: Path, cluster: Path) -> list[dict[str, Any]]:
     """Two nodes, of which one is lost at the third step; and the same run without a loss."""
     file = folder / "four.json"
-    save_plan(rehearsal_plan("four stages, even", small()), file)
+    save_plan(rehearsal_plan("four stages, even", small(stack=DEFAULT_STACK)), file)
     (folder / "killed already").touch()
     common = ("run", file, "--factory", "parity.faulty:unlucky", "--steps", 5, "--cluster", cluster)
     kept = ("--elastic", "--strategies", "dp", "--every", 2, "--json", "--checkpoint")
@@ -58,7 +59,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> Answers:
     names = ("plan.json", "two.json", "single.json", "cluster.yaml", "old")
     file, two, single, cluster, old = (folder / name for name in names)
     save_plan(PLAN, file)
-    save_plan(rehearsal_plan("data parallel, shares by speed", small()), two)
+    save_plan(rehearsal_plan("data parallel, shares by speed", small(stack=DEFAULT_STACK)), two)
     save_plan(Case("single", "two", [R([S((0, 2))], [(1, 2)])]).plan, single)
     cluster.write_text(yaml.safe_dump(cluster_document()))
     (old / "step-4").mkdir(parents=True)

@@ -17,6 +17,7 @@ from hetplan.errors import InputError
 from hetplan.planner.amp import DataParallel
 from hetplan.planner.strategy import propose
 from hetplan.profiling.profile import Profile, Readings
+from hetplan.profiling.stack import DEFAULT_STACK
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.plan import save_plan
 from hetplan.runtime.replay import replay
@@ -28,7 +29,7 @@ FAST, SLOW = "V100-SXM2-16GB", "T4"
 
 @cache
 def workload() -> Workload:
-    return small()
+    return small(stack=DEFAULT_STACK)
 
 
 def with_spread(profile: Profile, share: float) -> Profile:
@@ -95,7 +96,7 @@ def test_a_pipeline_of_one_type_follows_that_type() -> None:
 def test_ranks_change_where_the_profile_decides() -> None:
     w = workload()
     # the second plan leaves more to the slow devices, which pays where they are faster than thought
-    plans = [pipeline(w, 4, 8, 12), pipeline(w, 3, 6, 10)]
+    plans = [pipeline(w, 6, 12, 13), pipeline(w, 5, 11, 13)]
     result = sensitivity(plans, w, draws=30, unmeasured=0.8)
     assert {o.winner for o in result.outcomes} == {0, 1}
     assert result.wins(0) + result.wins(1) == len(result.outcomes)

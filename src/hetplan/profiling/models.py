@@ -93,7 +93,9 @@ def load_model(
     if precision not in PRECISIONS:
         raise unknown_name("unknown precision", precision, PRECISIONS)
     spec = name if isinstance(name, ModelSpec) else find_model(name)
-    chosen, layers = spec.chain(sequence, attention)
+    if attention is not None:
+        spec = spec.with_attention(attention)
+    chosen, layers = spec.chain(sequence)
     return Model(spec, chosen, precision, layers)
 
 

@@ -50,11 +50,16 @@ class ModelSpec:
     shape: Transformer | None = None
     encoder: Transformer | None = None
 
-    def chain(
-        self, sequence: int | None = None, attention: Attention | None = None
-    ) -> tuple[int | None, tuple[Layer, ...]]:
+    def with_attention(self, attention: Attention) -> ModelSpec:
+        """The same with another attention, which only text models have."""
+        if self.shape is None:
+            return self
+        shape = replace(self.shape, attention=attention)
+        return replace(self, shape=shape, build=lambda s: transformer_layers(shape, s))
+
+    def chain(self, sequence: int | None = None) -> tuple[int | None, tuple[Layer, ...]]:
         """The sequence length in force and the layers; raises InputError for a sequence on an image
-        model. attention: how text models compute it, None: as their shape says."""
+        model."""
         if self.sequence is None:
             if sequence is not None:
                 raise InputError(
@@ -78,8 +83,6 @@ class ModelSpec:
                 got=chosen,
                 expected=expected,
             )
-        if attention is not None and self.shape is not None:
-            return chosen, transformer_layers(replace(self.shape, attention=attention), chosen)
         return chosen, self.build(chosen)
 
 

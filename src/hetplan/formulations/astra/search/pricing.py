@@ -18,9 +18,9 @@ smallest share that makes the stage fit.
 
 Seconds of an operator = theta / (phi eta) (Astra, eq. 25-26): theta FLOPs of a matrix product or
 bytes of anything else, phi the datasheet's peak or bandwidth, eta in (0, 1] the share of it that
-the operator reaches. The shares are those of `hetplan.profiling.times` (tile quantisation, the
-roofline, a floor for launches), so that the search prices an operator exactly as predicted profiles
-do. Links reach all of what cluster files state.
+the operator reaches. Operators and the host's launches take what `hetplan.profiling.times` says, so
+that the search prices a layer exactly as predicted profiles do. Links reach all of what cluster
+files state.
 
 Ranks are numbered tensor first, then expert and data, pipeline last, as Megatron-LM does; a node
 holds consecutive ranks. A group with stride s and size n stays inside a node when s n <= devices
@@ -48,7 +48,7 @@ from hetplan.formulations.astra.search.space import GRANULARITIES, METHODS, NONE
 from hetplan.profiling.frameworks import RESERVED_BYTES
 from hetplan.profiling.operators import Elementwise, Layer, Matmul, Precision, launches
 from hetplan.profiling.profile import Profile
-from hetplan.profiling.times import CORE, Rates, operator_time
+from hetplan.profiling.times import CORE, Rates, operator_time, together
 
 SELECTIVE, FULL, HYBRID = range(len(GRANULARITIES))
 # Bytes per parameter of weight, gradient and optimizer state (fp32 master weight and Adam's two
@@ -156,9 +156,10 @@ def _layer(layer: Layer, facts: ModelFacts, offer: Offer, key: tuple[int, int, b
         seconds[2] += time.forward * (op.name in CORE)
         if isinstance(op, Matmul):
             seconds[3:] += time.forward, time.backward
-    forward, backward = np.sum([launches(op) for op in layer.operators], axis=0)
-    floors = np.array([forward, backward]) * rates.stack.host_seconds
-    seconds[:2] = np.maximum(seconds[:2], floors)
+    launched = np.sum([launches(op) for op in layer.operators], axis=0)
+    if tensor > 1:
+        launched = launched + [sum(r.backward == back for r in layer.reduces) for back in (0, 1)]
+    seconds[:2] = together(seconds[:2], launched * rates.stack.host_seconds)
     return seconds
 
 
