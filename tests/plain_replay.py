@@ -12,6 +12,7 @@ from itertools import pairwise
 from typing import Any
 
 from hetplan.profiling.rates.moves import move_seconds
+from hetplan.profiling.stack import CONTENTION
 
 TIE = 1e-6
 
@@ -289,8 +290,11 @@ def seconds_of(
                             if side:
                                 one = list(walk(each[::-1], gathers[::-1], scatters[::-1]))
                                 left = max(left, one[1])
+                                serial = sum(each) + sum(gathers) + sum(scatters)
                             else:
                                 one = list(walk(each, gathers, [0.0] * L))
+                                serial = sum(each) + sum(gathers)
+                            one[0] += CONTENTION * max(0.0, serial - sum(one))
                         exchanges = (v > 0) + (v < V - 1)
                         first[s, side, c, m] = add(one[0] + exchange * exchanges, batch=m)
         for s, stage in enumerate(replica.stages):

@@ -172,14 +172,6 @@ def saved_bytes(stage: Stage, chunk: int, sizes: Ints, costs: Costs) -> list[flo
     return [float(np.ceil(n * largest_share)) * each for n in sizes]
 
 
-def updated_part(plan: Plan, stage: Stage, device: int, divided: Floats | None) -> float:
-    """The share of the stage's states that the device updates."""
-    if divided is not None:
-        return float(divided[device])
-    tensor = tensor_part(stage, device)
-    return tensor / data_ranks(plan, stage) if plan.zero else tensor
-
-
 def data_ranks(plan: Plan, stage: Stage) -> int:
     """How many row groups of all replicas hold the stage's layers."""
     return sum(len(counterpart(replica, stage).devices) for replica in plan.replicas)

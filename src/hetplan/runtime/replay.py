@@ -106,10 +106,6 @@ class Replayer:
     def __init__(self, workload: Workload, settings: Settings | None = None) -> None:
         self.workload = workload
         self.settings = settings or Settings()
-        self._same = identity(
-            workload.model.name, workload.global_batch, workload.sequence, workload.precision,
-            workload.profile.layers, workload.cluster.devices,
-        )  # fmt: skip
 
     def seconds(self, plan: Plan) -> float:
         """Seconds per iteration of a plan. Raises what `replay` does."""
@@ -138,7 +134,7 @@ class Replayer:
 
     def tasks(self, plan: Plan) -> Tasks:
         """One iteration of a plan without a program as tasks."""
-        check_same(plan, self.workload, self._same)
+        check_same(plan, self.workload)
         self._check_sends(plan)
         return tasks_of(*simulated(plan, self.zero(plan), self.settings))
 
@@ -158,7 +154,7 @@ class Replayer:
     def replay(self, plan: Plan) -> Replay:
         """One iteration of a plan, with its timeline and memory."""
         workload = self.workload
-        check_same(plan, workload, self._same)
+        check_same(plan, workload)
         if plan.program is not None:
             return replay_program(plan, workload, self.settings)
         self._check_sends(plan)
@@ -203,41 +199,19 @@ def replay_program(plan: Plan, workload: Workload, settings: Settings) -> Replay
     )
 
 
-def identity(
-    model: str,
-    global_batch: int,
-    sequence: int | None,
-    precision: str,
-    layers: Sequence[Any],
-    devices: Sequence[Any],
-) -> tuple[tuple[str, Any], ...]:
-    """What plan and workload have to agree on, by name."""
-    return (
-        ("model", model),
-        ("global_batch", global_batch),
-        ("sequence", sequence),
-        ("precision", precision),
-        ("number of layers", len(layers)),
-        ("devices", [device.type for device in devices]),
-        ("nodes", [device.node for device in devices]),
+def check_same(plan: Plan, workload: Workload) -> None:
+    """Raise InputError unless the plan was made for such a model, cluster and batch."""
+    made, devices = plan.workload, workload.cluster.devices
+    checks = (
+        ("model", made.model, workload.model.name),
+        ("global_batch", made.global_batch, workload.global_batch),
+        ("sequence", made.sequence, workload.sequence),
+        ("precision", made.precision, workload.precision),
+        ("number of layers", len(made.layers), len(workload.profile.layers)),
+        ("devices", [d.type for d in plan.devices], [d.type for d in devices]),
+        ("nodes", [d.node for d in plan.devices], [d.node for d in devices]),
     )
-
-
-def check_same(
-    plan: Plan, workload: Workload, expected: tuple[tuple[str, Any], ...] | None = None
-) -> None:
-    """Raise InputError unless the plan was made for such a model, cluster and batch. expected: the
-    workload's identity, where it is known."""
-    made, w = plan.workload, workload
-    own = identity(
-        made.model, made.global_batch, made.sequence, made.precision, made.layers, plan.devices
-    )
-    if expected is None:
-        expected = identity(
-            w.model.name, w.global_batch, w.sequence, w.precision, w.profile.layers,
-            w.cluster.devices,
-        )  # fmt: skip
-    for (name, of_plan), (_, of_workload) in zip(own, expected, strict=True):
+    for name, of_plan, of_workload in checks:
         if of_plan != of_workload:
             raise InputError(
                 f"{name} of the plan is not the workload's",
