@@ -44,20 +44,18 @@ VTRAIN = [
 # mosaicml/llm-foundry@8c8dd48, scripts/train/benchmarking/README.md (Apache-2.0).
 MOSAIC_COLUMNS = (
     "Model", "SeqLen (T)", "# GPUs", "GPU", "MFU", "MicroBatchSize", "GlobalBatchSize",
-    "Throughput (T/s)", "Precision", "Sharding Strategy", "Activation Checkpointing",
+    "Throughput (T/s)", "Precision", "MP Mode", "Sharding Strategy", "Activation Checkpointing",
     "Activation CPUOffload", "NumParams",
 )  # fmt: skip
+AMP = ("amp_bf16", "DEFAULT", "FULL_SHARD")
 MOSAIC = [
     dict(zip(MOSAIC_COLUMNS, row, strict=True))
     for row in (
-        ("70b", 2048, 64, "h100_80gb", 42.57, 8, 2048, 66523, "amp_bf16", "FULL_SHARD", True,
-         False, 64862437376),
-        ("13b", 2048, 8, "h100_80gb", 39.79, 2, 16, 38336, "amp_bf16", "FULL_SHARD", False, False,
-         12853954560),
-        ("1b", 4096, 8, "h100_80gb", 40.26, 7, 224, 308282, "amp_bf16", "FULL_SHARD", False,
-         False, 1320144896),
-        ("1b", 512, 8, "h100_80gb", 29.06, 56, 1792, 562523, "amp_fp8", "FULL_SHARD", False,
-         False, 1312804864),
+        ("70b", 2048, 64, "h100_80gb", 42.57, 8, 2048, 66523, *AMP, True, False, 64862437376),
+        ("13b", 2048, 8, "h100_80gb", 39.79, 2, 16, 38336, *AMP, False, False, 12853954560),
+        ("1b", 4096, 8, "h100_80gb", 40.26, 7, 224, 308282, *AMP, False, False, 1320144896),
+        ("1b", 512, 8, "h100_80gb", 29.06, 56, 1792, 562523, "amp_fp8", *AMP[1:], False, False,
+         1312804864),
     )
 ]  # fmt: skip
 # pytorch/torchtitan@b5bcd76, benchmarks/llama3_h100_202412_torchtitan.md (BSD-3).
@@ -175,6 +173,8 @@ def test_mosaicml(tmp_path: Path) -> None:
     assert present(fp8.error) == pytest.approx(0.0, abs=0.3)
     assert all(row.predicted is not None and row.predicted.fits for row in bf16)
     assert mosaic_job(cells(MOSAIC[0])).zero == 3
+    assert mosaic_job(cells(MOSAIC[0])).stack.gradient_bytes == 4
+    assert mosaic_job(cells({**MOSAIC[0], "MP Mode": "PURE"})).stack.gradient_bytes is None
 
 
 def test_torchtitan(tmp_path: Path) -> None:

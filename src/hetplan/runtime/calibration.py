@@ -10,8 +10,9 @@
 - Fit: the constants' logarithms by Gauss-Newton steps on ln(measured / predicted), with a normal
   prior around no change, so that what the runs hardly tell stays near it (ridge regression; Hoerl
   and Kennard 1970).
-- Trust: a constant is refused that moves too few runs, or that the runs leave uncertain (posterior
-  deviation); the runs must be twice the constants and one more. Each run is left out once and
+- Trust: a constant is refused that moves too few runs, that does not help runs left out, or that
+  the runs leave uncertain (posterior deviation); the runs must be twice the constants and one more.
+  Each run is left out once and
   predicted from the others by the linearised fit; the constants are kept where that error is lower
   than without calibration by more than its standard error.
 """
@@ -50,7 +51,8 @@ class Rules:
     noise: of repeated runs, as a logarithm; what the fit leaves, where that is more. prior:
     deviation of a constant's logarithm before any run is seen: a factor of 1.6. moves: change of
     ln(seconds) per change of ln(constant) from which on a run tells it; runs: that must. certain:
-    largest posterior deviation of a kept constant's logarithm. surely: standard errors by which
+    largest posterior deviation of a kept constant's logarithm. helps: error of runs left out with
+    one constant more, of what it is without. surely: standard errors by which
     runs left out must be better with constants than without. steps, largest: of Gauss-Newton, and
     the longest in logarithms. difference: of a constant's logarithm in the finite differences.
     """
@@ -60,6 +62,7 @@ class Rules:
     moves: float = 0.03
     runs: int = 3
     certain: float = 0.25
+    helps: float = 0.97
     surely: float = 1.0
     steps: int = 6
     largest: float = 0.7
@@ -241,11 +244,17 @@ class Fit:
     def look(self, *, slopes: bool = True) -> None:
         """Predictions and slopes at x."""
         self.found, step = self.predicted(self.x), self.rules.difference
-        self.noise = max(self.rules.noise, float(np.std(self.measured - self.found)))
         if slopes:
             moved = [self.predicted(self.x + step * unit) for unit in np.eye(len(self.names))]
-            apart = [seconds - self.found for seconds in moved]
-            self.slopes = np.array(apart).reshape(len(self.names), len(self.runs)).T / step
+            changes = [seconds - self.found for seconds in moved]
+            self.slopes = np.array(changes).reshape(len(self.names), len(self.runs)).T / step
+        self.settle()
+
+    def settle(self) -> None:
+        """The noise is what a linear step leaves of the residuals."""
+        self.noise, everything = self.rules.noise, np.ones(len(self.runs))
+        left = self.measured - self.found - self.slopes @ self.step(everything)[0]
+        self.noise = max(self.rules.noise, float(np.std(left)))
 
     def step(self, chosen: Floats) -> tuple[Floats, Floats]:
         """The Gauss-Newton step for the runs that are chosen [R] (1 or 0), and the posterior's
@@ -275,13 +284,19 @@ class Fit:
         steps = [self.step(chosen)[0] for chosen in 1 - np.eye(len(self.runs))]
         return np.asarray(np.exp(self.found + (self.slopes * np.array(steps)).sum(axis=1)))
 
-    def without(self, name: str) -> Fit:
-        """The same with a constant less; the others keep their values and slopes."""
-        fit, at = copy(self), self.names.index(name)
-        fit.names = [one for one in self.names if one != name]
-        fit.x, fit.slopes = np.delete(self.x, at), np.delete(self.slopes, at, axis=1)
-        fit.known = {}
-        fit.look(slopes=False)
+    def deviation(self) -> Floats:
+        """[K] posterior deviation of each constant's logarithm."""
+        return np.asarray(np.sqrt(np.diag(self.step(np.ones(len(self.runs)))[1])))
+
+    def off(self) -> float:
+        """Mean absolute error of the runs left out."""
+        return float(np.mean(np.abs(self.left_out() / np.exp(self.measured) - 1)))
+
+    def only(self, names: Sequence[str]) -> Fit:
+        """The same with some of the constants, before any step."""
+        fit, at = copy(self), [self.names.index(name) for name in names]
+        fit.names, fit.x, fit.slopes = list(names), self.x[at], self.slopes[:, at]
+        fit.settle()
         return fit
 
 
@@ -292,23 +307,29 @@ def fitted(fit: Fit) -> tuple[Fit, dict[str, str]]:
     for name, count in zip(fit.names, tells, strict=True):
         if count < rules.runs:
             refused[name] = f"{count} runs depend on it, expected {rules.runs}"
-    for name in refused:
-        fit = fit.without(name)
-    while len(fit.runs) < 2 * len(fit.names) + 1:
-        least = fit.names[int(np.argmin((fit.slopes**2).sum(axis=0)))]
-        needed = 2 * len(fit.names) + 1
-        refused[least] = f"{len(fit.runs)} runs are too few: at least {needed} are needed"
-        fit = fit.without(least)
-    fit.solve()
-    while fit.names:
-        deviation = np.sqrt(np.diag(fit.step(np.ones(len(fit.runs)))[1]))
-        worst = int(np.argmax(deviation))
-        if deviation[worst] <= rules.certain:
+    while True:
+        best = selected(fit, [name for name in fit.names if name not in refused])
+        best.solve()
+        deviation = best.deviation()
+        if deviation.max(initial=0.0) <= rules.certain:
             break
-        refused[fit.names[worst]] = f"uncertain by a factor of {np.exp(deviation[worst]):.3g}"
-        fit = fit.without(fit.names[worst])
-        fit.solve()
-    return fit, refused
+        worst = int(np.argmax(deviation))
+        refused[best.names[worst]] = f"uncertain by a factor of {np.exp(deviation[worst]):.3g}"
+    for name in fit.names:
+        if name not in best.names:
+            refused.setdefault(name, "runs left out are no better with it, or too few")
+    return best, refused
+
+
+def selected(fit: Fit, free: Sequence[str]) -> Fit:
+    """One after the other the constant that helps runs left out most, while it helps."""
+    best = fit.only([])
+    while 2 * len(best.names) + 3 <= len(fit.runs):
+        tried = [fit.only([*best.names, name]) for name in free if name not in best.names]
+        if not tried or (next_one := min(tried, key=Fit.off)).off() > fit.rules.helps * best.off():
+            break
+        best = next_one
+    return best
 
 
 def calibrate(

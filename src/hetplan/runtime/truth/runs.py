@@ -104,7 +104,8 @@ def mosaic_published(row: Cells) -> Published:
 
 
 def mosaic_job(row: Cells) -> Job:
-    """MPT under FSDP with fused attention."""
+    """MPT under FSDP with fused attention. The mode PURE reduces gradients in the training
+    precision, others in fp32 (Composer, get_mixed_precision)."""
     model, precision = row.text("Model"), row.text("Precision")
     sharding, tokens = row.text("Sharding Strategy"), row.whole("SeqLen (T)")
     require(model in MPT, f"unknown model {model}")
@@ -125,6 +126,7 @@ def mosaic_job(row: Cells) -> Job:
             STACKS["eager" if "amp" in precision else "fused"],
             flash=1,
             casts=False,
+            gradient_bytes=None if row.text("MP Mode") == "PURE" else 4,
             fp8="fp8" in precision,
         ),
     )
