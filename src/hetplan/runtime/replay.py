@@ -57,8 +57,8 @@ class Settings:
 @dataclass(frozen=True)
 class Noise:
     """Of a robust replay: every duration is multiplied by a number of its own between 1 - share and
-    1 + share (uniform), `draws` times. 2 % is how far repeated passes of one plan spread on a quiet
-    machine."""
+    1 + share (uniform), `draws` times. An assumption, not a measurement: enough that no plan owes
+    its place to moments that only just meet."""
 
     share: float = 0.02
     draws: int = 9

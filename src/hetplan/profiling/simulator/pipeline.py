@@ -265,7 +265,7 @@ def _new_shape(
     return _Shape(ends, tuple(parts), updates, columns, (built.before, built.after))
 
 
-_kept_shape = lru_cache(maxsize=128)(_new_shape)
+_kept_shape = lru_cache(maxsize=64)(_new_shape)
 
 
 @dataclass(frozen=True)
