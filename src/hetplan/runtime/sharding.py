@@ -145,9 +145,10 @@ class ZeroCosts:
         """Of the collectives behind a step's passes, and of those of an iteration."""
         plan, workload = self.plan, self.costs.workload
         if self.divided is not None and single_stage(plan) and not self.overlaps:
-            used = sorted(plan.ranks)
+            used, states = sorted(plan.ranks), States.of(workload)
+            states = replace(states, gradients=self.costs.gradient_bytes(states.weights))
             spent = communication(
-                States.of(workload), plan.zero, workload.cluster, self.divided[used], used, used
+                states, plan.zero, workload.cluster, self.divided[used], used, used
             )
             return spent.per_step, spent.per_iteration
         once = self.half_ring(self.costs.param_sums[-1])[0]
