@@ -18,11 +18,14 @@ from hetplan.cli.main import main
 from hetplan.profiling.stack import STACKS
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.calibration import (
+    RULES,
     Estimate,
+    Fit,
     MeasuredRun,
     calibrate,
     load_calibration,
     predicted_seconds,
+    selected,
     slots,
 )
 from hetplan.runtime.plan import Plan
@@ -77,6 +80,15 @@ def test_noise_is_not_calibrated_away(seed: int) -> None:
 def test_too_few_runs_are_said_to_be() -> None:
     estimate = calibrated(made_with(2, slot_seconds=0.01))
     assert estimate.calibration is None and "2 runs are too few" in estimate.reason
+
+
+def test_there_are_two_runs_for_each_constant_and_one_more() -> None:
+    runs = made_with(6, between=0.3, slot_seconds=0.002)[2:]  # four that depend on both
+    fit = Fit(runs, [workload()] * 4, ["slot_seconds", "between"], RULES)
+    assert len(selected(fit, fit.names).names) == 1
+    both = made_with(9, between=0.3, slot_seconds=0.002)[2:]
+    fit = Fit(both, [workload()] * 7, ["slot_seconds", "between"], RULES)
+    assert len(selected(fit, fit.names).names) == 2
 
 
 def test_slots_are_the_passes_of_the_longest_replica() -> None:

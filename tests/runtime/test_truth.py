@@ -307,6 +307,24 @@ def test_regret_is_what_the_pick_costs() -> None:
     assert regret([10, 12], [1, 2]) == 0
 
 
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"global_batch": 48, "pp": 4, "vp": 2}, "expected a multiple of the stages"),
+        ({"tp": 0}, "tp is 0"),
+        ({"tp": 3}, "do not divide 64 GPUs"),
+        ({"global_batch": 100}, "does not divide over 32 replicas"),
+        ({"gpus": 10**6, "global_batch": 10**6}, "to replay"),
+        ({"pp": 32, "tp": 1, "vp": 2}, "too few for the stages"),
+    ],
+)
+def test_plans_that_nobody_can_run_are_reasons(changes: Row, reason: str, tmp_path: Path) -> None:
+    dense = {**BRIDGE, "cp": 1, "model": "LLAMA3_8B", "gpus": 64, "tp": 1, "pp": 2, "vp": 1}
+    write(tmp_path / "nemo_megatron_bridge.csv", [{**dense, **changes}])
+    write(tmp_path / "nemo_24.07_h100_fp8.csv", [BRIDGE])
+    assert reason in (compare("nemo", tmp_path)[0].reason or "")
+
+
 def row(workload: str, measured: float, predicted: float | None, **more: Any) -> Compared:
     published = Published(workload, measured, more.get("held"), more.get("share"), "A100")
     found = None if predicted is None else Predicted(predicted, more.get("peak"))
