@@ -116,6 +116,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "gpt": {
         "kv_heads": 8,
         "norm": "layer",
+        "attention": "standard",
         "gated": False,
         "rotary": False,
         "tied": True,
@@ -127,6 +128,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "bert": {
         "kv_heads": 8,
         "norm": "layer",
+        "attention": "standard",
         "gated": False,
         "head": "bert",
         "embedding_norm": True,

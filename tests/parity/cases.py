@@ -49,7 +49,8 @@ def squared(y: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
-    "gpt": lambda: build(gpt2(3, 16, 4, **SMALL, positions=12), 6),
+    # these two write their scores, with dropout; the others have fused attention
+    "gpt": lambda: build(gpt2(3, 16, 4, **SMALL, positions=12, attention="standard"), 6),
     "gpt-no-dropout": lambda: build(
         replace(gpt2(3, 16, 4, **SMALL, positions=12), dropout=False), 6
     ),
@@ -59,7 +60,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     ),
     "llama": lambda: build(llama(3, 16, 4, 20, **SMALL, kv_heads=2), 6),
     "window": lambda: build(llama(2, 16, 4, 20, **SMALL, window=3), 6),
-    "bert": lambda: build(bert(2, 16, 4, 24, **SMALL), 6),
+    "bert": lambda: build(bert(2, 16, 4, 24, **SMALL, attention="standard"), 6),
     "moe": lambda: build(
         replace(gpt2(2, 16, 4, **SMALL, positions=12, experts=MIXED), dropout=False), 6
     ),
