@@ -71,7 +71,7 @@ def test_picture_is_of_the_plan_that_the_first_command_writes(tmp_path: Path) ->
     )
     for plan in (written, shown):  # figures differ in their last digits from machine to machine
         told = plan.pop("prediction")
-        assert 1.5 < told["predicted_seconds"] / told["closed_form_seconds"] < 2.5
+        assert 1.2 < told["predicted_seconds"] / told["closed_form_seconds"] < 1.7
     assert written == shown
 
 
