@@ -316,6 +316,7 @@ TREE: Mapping[str, Any] = {
         {
             "validate": VALIDATE,
             "table": ("truth:table", "Every published set at once, beside an earlier predictor."),
+            "known": ("truth:known", "Utilisation of well-known runs, published and predicted."),
             "calibrate": (
                 "truth:calibrate",
                 "Estimate constants from your own measured runs.",

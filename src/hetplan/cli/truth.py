@@ -45,6 +45,7 @@ from hetplan.runtime.plan import Plan, parse_plan
 from hetplan.runtime.sensitivity import Sensitivity, perturbed, scenarios
 from hetplan.runtime.sensitivity import sensitivity as analyse
 from hetplan.runtime.truth.compare import SETS, compare, reasons, sailor_rows
+from hetplan.runtime.truth.known import known_rows
 from hetplan.runtime.truth.rest import calibrate_set
 from hetplan.runtime.truth.scores import summary
 from hetplan.runtime.truth.standing import standings
@@ -192,6 +193,27 @@ def table(
     parts = {f"{row.name} {row.part}": (row.before, row.now) for row in rows}
     title = "predictions beside published measurements: before -> now"
     emit({"parts": [vars(row) for row in rows]}, [figures_table(title, parts)], json=json)
+    return 0
+
+
+def known(json: JsonOption = False) -> int:
+    """Model FLOPs utilisation of well-known runs, published and predicted; needs no files."""
+    rows = list(known_rows())
+    table = Table.of(
+        "model FLOPs utilisation of well-known runs",
+        rows,
+        {
+            "run": lambda row: row.name,
+            "GPUs": lambda row: str(row.gpus),
+            "published": lambda row: percent_text(row.published),
+            "predicted": lambda row: percent_text(row.predicted),
+            "points": lambda row: f"{100 * (row.predicted - row.published):+.1f}",
+            "source": lambda row: row.source,
+        },
+        ("nothing is fitted to these runs",),
+        right=(1, 2, 3, 4),
+    )
+    emit({"runs": [vars(row) for row in rows]}, [table], json=json)
     return 0
 
 

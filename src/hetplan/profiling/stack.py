@@ -29,7 +29,9 @@ class Stack:
     are cast to the training precision in every pass. origin: where the figures come from. flash:
     which version of FlashAttention fused attention is. fp8: whether products with weights are
     computed on 8-bit numbers. hidden_reduces: whether the collectives of tensor ranks hide behind
-    products (asynchronous tensor parallelism).
+    products (asynchronous tensor parallelism). sequence_parallel: whether tensor ranks divide
+    norms, dropouts and residuals, too (Korthikanti et al. 2022, Section 4.2.2). gather_copies:
+    whether what they gather and scatter is copied, since the sequence is not its first dimension.
     """
 
     name: str
@@ -42,6 +44,8 @@ class Stack:
     flash: int = 2
     fp8: bool = False
     hidden_reduces: bool = False
+    sequence_parallel: bool = False
+    gather_copies: bool = False
 
 
 STACKS = {

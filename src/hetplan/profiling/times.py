@@ -15,7 +15,7 @@ repeated (Chen et al. 2016).
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
@@ -93,10 +93,10 @@ def layer_time(
 ) -> LayerTime:
     """Seconds of `layer` for `micro_batch` samples, split over `tensor` devices of such rates.
 
-    Matrix products shrink with `tensor`; norms, residuals and dropouts do not; all-reduces are not
-    included. What the host takes to launch the kernels counts, too (`together`). learned:
-    what was measured of this device's operators, as factors. Raises InputError where sizes are
-    below 1.
+    Matrix products shrink with `tensor`; norms, residuals and dropouts only do where the stack is
+    sequence parallel; all-reduces are not included. What the host takes to launch the kernels
+    counts, too (`together`). learned: what was measured of this device's operators, as factors.
+    Raises InputError where sizes are below 1.
     """
     for name, value in (("micro_batch", micro_batch), ("tensor", tensor)):
         if value < 1:
@@ -112,6 +112,10 @@ def layer_time(
     if rates.stack.casts and rates.precision != "fp32":
         casts = rates.moved_seconds(3 * (layer.params + layer.tied_params) / tensor, "copy")
     device = np.sum([(t.forward, t.backward) for t in times], axis=0) + casts
+    if rates.stack.gather_copies and tensor > 1 and micro_batch > 1:  # read and written, twice
+        for reduce in layer.reduces:
+            copied = 4 * micro_batch * reduce.elements
+            device[int(reduce.backward)] += rates.moved_seconds(copied, "copy")
     launched = np.sum([launches(op) for op in layer.operators], axis=0)
     if tensor > 1:
         launched = launched + [sum(r.backward == back for r in layer.reduces) for back in (0, 1)]
@@ -181,6 +185,8 @@ class Rates:
 
 def operator_time(op: Operator, rates: Rates, micro_batch: int, tensor: int) -> LayerTime:
     """Seconds of one operator, forward and backward."""
+    if rates.stack.sequence_parallel and isinstance(op, Elementwise) and op.kind != "lookup":
+        op = replace(op, split=True)  # a lookup takes all tokens to each rank's part of the table
     moved, shape = op.moved(micro_batch, tensor), op.shape(micro_batch, tensor)
     if isinstance(op, Matmul) and op.attention.startswith("fused"):
         return LayerTime(*rates.attention_seconds(op, op.shape(micro_batch, tensor)))

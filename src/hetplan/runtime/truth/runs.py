@@ -200,7 +200,15 @@ def titan_job(row: Cells) -> Job:
         recomputation=CHECKPOINTING[mode],
         framework=FSDP,
         stack=replace(
-            STACKS["compiled"], fp8="float8" in techniques, hidden_reduces="async" in techniques
+            STACKS["compiled"],
+            flash=2,  # of scaled_dot_product_attention (PyTorch's documentation)
+            fp8="float8" in techniques,
+            hidden_reduces="async" in techniques,
+            sequence_parallel=True,
+            # DTensor cuts [batch, sequence, width] along the sequence: copies behind each gather
+            # and before each scatter (torch/distributed/_functional_collectives.py), but for those
+            # of asynchronous tensor parallelism (_symmetric_memory restrides).
+            gather_copies="async" not in techniques,
         ),
         pooled=True,  # components/metrics.py: reserved_bytes.all.peak
     )
@@ -250,6 +258,7 @@ def megatron_job(row: Cells) -> Job:
         zero=int(row.flag("distributed_optimizer")),
         recomputation=mode,
         framework=replace(MEGATRON, sequence_parallel=row.flag("sequence_parallel")),
+        stack=replace(STACKS["fused"], sequence_parallel=row.flag("sequence_parallel")),
         last_stage=True,
     )
 
@@ -338,7 +347,7 @@ def nemo_dense(row: Cells, gpu: str, zero: int, *, eight: bool) -> Job:
         chunks=row.whole("vp", 1),
         zero=zero,
         framework=FSDP if zero == 3 else MEGATRON,
-        stack=replace(STACKS["fused"], flash=3, fp8=eight),
+        stack=replace(STACKS["fused"], flash=3, fp8=eight, sequence_parallel=True),
         buckets=8,  # NeMo overlaps reductions with the backward pass
     )
 
