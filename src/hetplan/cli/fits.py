@@ -98,6 +98,9 @@ def fit_tables(fit: Fit) -> Iterator[Table]:
     limits = (f"{bytes_text(limit)} of {kind}" for kind, limit in fit.limit_bytes.items())
     fullest = [max(row.held, key=lambda held: held.allocated).text for row in rows[:1]]
     notes = [*(f"fullest device: {text}" for text in fullest), f"usable: {', '.join(limits)}"]
+    total = len(workload.cluster.devices)
+    if rows and rows[0].shape.devices < total:
+        notes.append(f"unused: {total - rows[0].shape.devices} of {total} devices")
     if fit.fits:
         title = f"fits: {job}: {rows[0].text}"
     else:

@@ -373,4 +373,4 @@ def reached(best: Candidate, workload: Workload) -> str:
     if ends is None:
         return text
     low, high = map(seconds_text, ends)
-    return f"{text}, {low} to {high} an iteration as far as single operators tell"
+    return f"{text}, iteration predicted within {low} to {high} by the error of operators"

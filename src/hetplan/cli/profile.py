@@ -524,6 +524,13 @@ def quick(
     """
     from hetplan.runtime.measuring.layers import measure_quickly
 
+    if device.startswith("cpu") and precision == "fp16":
+        raise InputError(
+            "takes many minutes on a CPU",
+            where="--precision",
+            got=precision,
+            expected="fp32 or bf16 with --device cpu",
+        )
     learned = train_operators(measure_quickly(device, precision, name=device_type))
     if learned.bus_bytes_per_second is not None:
         rate = learned.bus_bytes_per_second * 8e-9

@@ -125,7 +125,7 @@ def rows_table(name: str, rows: Sequence[Compared]) -> Table:
             "memory": lambda row: bytes_text(row["measured_bytes"]),
             "memory predicted": lambda row: bytes_text(row["predicted_bytes"]),
             "memory error": lambda row: signed(row["memory_error"]),
-            "why not": lambda row: row["reason"] or "",
+            "reason": lambda row: row["reason"] or "",
         },
         right=(2, 3, 4, 5, 6, 7),
     )

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from itertools import pairwise
 from math import inf
@@ -67,6 +67,11 @@ class Shape:
         """Stages of each replica."""
         return len(self.kinds)
 
+    @property
+    def devices(self) -> int:
+        """How many it takes; the cluster may have more."""
+        return self.tensor * self.pipeline * self.data
+
 
 Choice = tuple[Shape, int, Recomputation]  # with the ZeRO level
 
@@ -114,7 +119,7 @@ class Fit:
     """layouts: that fit, of each ZeRO level the simplest, simplest first. nearest: where none does,
     the one that lacks least. advice: what would make it fit. limit_bytes: by device type."""
 
-    workload: Workload
+    workload: Workload = field(repr=False)
     layouts: tuple[Layout, ...]
     nearest: Layout | None
     advice: tuple[str, ...]

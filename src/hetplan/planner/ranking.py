@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from hetplan.errors import InputError
@@ -93,7 +93,7 @@ class Relaxation:
 class Planning:
     """What came of planning a workload."""
 
-    workload: Workload  # in the winner's precision
+    workload: Workload = field(repr=False)  # in the winner's precision
     candidates: tuple[Candidate, ...]  # best first
     winner: int | None  # index of the best one that fits and meets the criteria
     notes: tuple[str, ...] = ()  # what was tried in vain
