@@ -124,7 +124,8 @@ def test_what_wins_and_what_it_takes(name: str) -> None:
     assert found["predicted_seconds"] == pytest.approx(kept["predicted_seconds"], rel=0.02)
     assert found["winner"] == kept["winner"]
     assert found["closed_form_seconds"] == pytest.approx(kept["closed_form_seconds"], rel=1e-6)
-    assert found["bound"] == pytest.approx(kept["bound"], rel=1e-6)
+    bound = kept["bound"]  # None of a heuristic's plan
+    assert found["bound"] == (None if bound is None else pytest.approx(bound, rel=1e-6))
 
 
 def slowest_stage_seconds(plan: Plan, workload: Workload) -> float:
