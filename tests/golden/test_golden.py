@@ -160,7 +160,10 @@ def test_evaluator_simulator_and_models_agree(name: str) -> None:
         least = present(candidate.closed_form_seconds)
         if candidate.strategy == "ditto":
             least = max(least, slowest_stage_seconds(plan, answer.workload))
-        assert 0.5 < again.seconds / least < 3.0
+        # Closed forms have gradients as wide as weights, the stack reduces them in fp32.
+        stack = replace(answer.workload.stack, gradient_bytes=None)
+        narrow = replay(plan, replace(answer.workload, stack=stack)).seconds
+        assert 0.5 < narrow / least < 3.0
         if candidate.bound is not None:
             assert candidate.bound <= present(candidate.objective) * (1 + 1e-6)
         if is_decision_of_amp(plan):
