@@ -58,7 +58,7 @@ def run(tasks: list[Task]) -> float:
         limit = min(moments) * (1 + TIE)
         first = [(i, port) for i, port in line if free[port] <= limit]
         now = [i for i in asks if i not in waiting and i not in started and asks[i] <= limit]
-        now.sort(key=lambda i: (tasks[i]["batch"], i))
+        now.sort(key=lambda i: (tasks[i]["batch"] < 0, tasks[i]["batch"], i))
         for i, port in [*first, *((i, None) for i in now)]:
             task = tasks[i]
             if port is not None and free[port] > limit:

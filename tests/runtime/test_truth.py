@@ -33,7 +33,7 @@ from present import present
 
 Row = Mapping[str, Any]
 # DeepSpeed's pipelines, which are slower than predicted; see docs/truth.md.
-MISSED = {"BLOOM 176B", "GPT-NeoX 20B", "GPT 530B, 8 replicas"}
+MISSED = {"BLOOM 176B", "GPT-NeoX 20B", "MT-NLG 530B"}
 # VIA-Research/vTrain@f8dda84, data/ground_truth_single.csv (MIT).
 VTRAIN_COLUMNS = (
     "# GPUs", "global batch", "micro batch", "hidden size", "attention heads", "# layers",

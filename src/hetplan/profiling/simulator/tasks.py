@@ -9,10 +9,11 @@ Who is served first where several ask. Moments (when a task with ports asks, or 
 somebody waits for becomes free) are taken in their order; those that are at most `TIE` of the first
 of them later are one moment, so that noise does not decide. In one moment the ports become free
 first. Then those who wait try again in the order in which they have asked, and then those who ask
-now: lower micro-batches first (what has none before all), then lower task numbers. Who finds a port
-held waits for the first such port, in the order of its ports. What a start brings about belongs to
-a later moment. Start times are exact: the latest of the asking and of the moments in which the
-ports become free.
+now: lower micro-batches first (what has none behind all: a stage sends its last gradient before it
+joins gradients with other replicas, as Megatron and DeepSpeed do), then lower task numbers. Who
+finds a port held waits for the first such port, in the order of its ports. What a start brings
+about belongs to a later moment. Start times are exact: the latest of the asking and of the moments
+in which the ports become free.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ Ports = tuple[tuple[int, float], ...]  # (port, share of a task's seconds that i
 # Relative: a thousand times the noise of 1e-9 that must not decide, and far below any duration that
 # is known.
 TIE = 1e-6
+LAST = 2**62  # behind all micro-batches
 
 
 class Kind(IntEnum):
@@ -308,7 +310,8 @@ def run_events(
         while events and events[0][0] <= limit:
             event = heapq.heappop(events)[1]
             if event >= ports:
-                heapq.heappush(askers, (micro_batch[event - ports], event - ports))
+                batch = micro_batch[event - ports]
+                heapq.heappush(askers, (batch if batch >= 0 else LAST, event - ports))
             else:
                 expected[event] = False
                 heapq.heappush(freed, (asked[first[event]], event))
