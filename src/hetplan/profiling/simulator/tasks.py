@@ -194,9 +194,10 @@ class TaskList:
 def simulate(tasks: Tasks, kept_bytes: Floats | None = None) -> Timeline:
     """Run the tasks. kept_bytes [U]: what the units keep at once, default nothing. Raises
     ValueError where tasks wait for each other in a circle."""
+    batch = np.where(tasks.micro_batch < 0, LAST, tasks.micro_batch)  # lower ones first at a tie
     start = run_events(
         tasks.seconds, tasks.delay, tasks.use, tasks.use_begin, tasks.port, tasks.share,
-        tasks.micro_batch, (tasks.before, tasks.after), tasks.ports,
+        batch, (tasks.before, tasks.after), tasks.ports,
     )  # fmt: skip
     stuck = np.flatnonzero(np.isnan(start))
     if stuck.size:
@@ -253,7 +254,7 @@ def run_events(
     use_begin: Ints,
     port: Ints,
     share: Floats,
-    micro_batch: Ints,
+    batch: Ints,
     order: tuple[Ints, Ints],
     ports: int,
 ) -> Floats:
@@ -310,8 +311,7 @@ def run_events(
         while events and events[0][0] <= limit:
             event = heapq.heappop(events)[1]
             if event >= ports:
-                batch = micro_batch[event - ports]
-                heapq.heappush(askers, (batch if batch >= 0 else LAST, event - ports))
+                heapq.heappush(askers, (batch[event - ports], event - ports))
             else:
                 expected[event] = False
                 heapq.heappush(freed, (asked[first[event]], event))
