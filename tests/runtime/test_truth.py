@@ -185,7 +185,7 @@ def test_mosaicml(tmp_path: Path) -> None:
 
 
 def test_torchtitan(tmp_path: Path) -> None:
-    plain = {**TITAN, "techniques": "compile", "tp": 1, "local_batch": 2}
+    plain = {**TITAN, "techniques": "compile", "tp": 1, "fsdp": 256, "local_batch": 2}
     changed: list[Row] = [{"gpu": "abacus"}, {"techniques": "compile float8 rowwise"}, {"cp": 2}]
     rows = [TITAN, plain, *({**plain, **change} for change in changed)]
     write(tmp_path / "torchtitan.csv", rows)

@@ -150,8 +150,14 @@ SHAPES: dict[str, Transformer | None] = {
     "GPT3-175B": GPT3_175B,
 }
 CHECKPOINTING: dict[str, Recomputation] = {
-    "": "none", "none": "none", "full": "full", "selective per op": "operators",
+    "none": "none", "full": "full", "selective per op": "operators",
 }  # fmt: skip
+
+
+def titan_default(model: str) -> str:
+    """The checkpointing of torchtitan's own configuration of a model, where a row states none
+    (models/llama3/train_configs)."""
+    return "selective per op" if model.lower().endswith("8b") else "full"
 
 
 def shape_of(model: str) -> Transformer:
@@ -180,27 +186,30 @@ def titan_published(row: Cells) -> Published:
 
 
 def titan_job(row: Cells) -> Job:
-    """Llama 3 under FSDP2 over what tensor ranks leave, compiled."""
+    """Llama 3 under FSDP2 over what tensor ranks leave."""
     techniques = row.text("techniques").lower()
     require("rowwise" not in techniques, "float8 with a scale for each row is not modelled")
     require(row.whole("cp", 1) == 1, "context parallelism is not modelled")
     require(row.whole("pp", 1) == 1, "pipelines of FSDP groups are not modelled")
-    mode = row.text("activation_checkpointing").lower()
+    model, tensor = row.text("model"), row.whole("tp", 1)
+    mode = row.text("activation_checkpointing").lower() or titan_default(model)
+    shards = row.whole("fsdp", row.whole("gpus") // tensor)
+    require(shards * tensor == row.whole("gpus"), f"{shards} shards of {tensor} ranks each")
     require(mode in CHECKPOINTING, f"activation checkpointing {mode!r} is not modelled")
     return Job(
-        shape_of(row.text("model")),
+        shape_of(model),
         row.whole("sequence"),
         "bf16",
         machine(row.text("gpu")),
         row.whole("gpus"),
         row.whole("global_batch"),
         row.whole("local_batch"),
-        tensor=row.whole("tp", 1),
+        tensor=tensor,
         zero=3,
         recomputation=CHECKPOINTING[mode],
         framework=FSDP,
         stack=replace(
-            STACKS["compiled"],
+            STACKS["compiled" if "compile" in techniques else "fused"],
             flash=2,  # of scaled_dot_product_attention (PyTorch's documentation)
             fp8="float8" in techniques,
             hidden_reduces="async" in techniques,
