@@ -25,6 +25,7 @@ from hetplan.profiling.profile import Profile, load_profile
 from hetplan.profiling.times import Rates, layer_time
 from hetplan.profiling.workload import Workload, make_workload
 from hetplan.profiling.zoo import BUILT_IN
+from present import present
 
 
 @pytest.fixture(scope="module")
@@ -254,3 +255,13 @@ def test_amp_problem_carries_the_workload(workload: Workload, mixed: Cluster) ->
     assert data.memory is not None and data.memory.state_bytes_per_param_byte == 8
     assert data.memory.layer_bytes_per_sample[1] == 1024 * 1024 * 34 + 4 * 1024 * 16
     assert pose(workload, memory=False).memory is None
+
+
+def test_an_interval_is_of_all_types_in_use(workload: Workload, mixed: Cluster) -> None:
+    """The widest of their tables, whatever the types are handed over as."""
+    ends = [present(table.interval) for table in workload.profile.tables]
+    widest = min(low for low, _ in ends), max(high for _, high in ends)
+    assert workload.interval(kind for kind in mixed.types) == widest
+    alone = present(workload.interval(["V100-SXM2-16GB"]))
+    assert alone != widest and widest[0] <= alone[0] < 1 < alone[1] <= widest[1]
+    assert workload.interval([]) is None

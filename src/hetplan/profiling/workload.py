@@ -4,7 +4,7 @@ posed."""
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -75,13 +75,23 @@ class Workload:
         model = self.model
         return self.global_batch * (model.forward_flops() + model.backward_flops())
 
+    def utilisation(self, seconds: float, types: Sequence[str]) -> float | None:
+        """Model FLOPs utilisation of an iteration on devices of these types, one name for each;
+        None where a device has no peak in the precision."""
+        peaks = [self.cluster.specs[kind].peak_tflops.get(self.precision) for kind in types]
+        known = [peak * 1e12 for peak in peaks if peak is not None]
+        if len(known) < len(peaks):
+            return None
+        return self.flops_per_iteration / (seconds * sum(known))
+
     def interval(self, types: Iterable[str]) -> tuple[float, float] | None:
         """Factors of predicted seconds on these device types, low and high: eight in ten operators
         that were left out lay between. None where no table tells."""
+        used = set(types)
         known = [
             table.interval
             for table in self.profile.tables
-            if table.interval is not None and table.device in set(types)
+            if table.interval is not None and table.device in used
         ]
         if not known:
             return None
