@@ -15,7 +15,7 @@ from hetplan.profiling.models import load_model
 from hetplan.profiling.operators import Elementwise, Layer, Matmul, Precision, Shape
 from hetplan.profiling.rates.moves import move_seconds
 from hetplan.profiling.rates.products import product_seconds
-from hetplan.profiling.stack import DEFAULT_STACK, flash_shares
+from hetplan.profiling.stack import DEFAULT_STACK, HALF_SEQUENCE, flash_shares
 from hetplan.profiling.times import (
     FP8_CASTS,
     FP8_SPEED,
@@ -128,10 +128,10 @@ def test_fused_attention_skips_what_the_mask_hides_and_computes_scores_again() -
         for kind in ("fused", "fused-causal")
     )
     whole, half = layer_time(full, rates), layer_time(causal, rates)
-    (forward, backward), half_sequence = flash_shares(rates.stack.flash, peak, bf16=True)
+    forward, backward = flash_shares(rates.stack.flash, peak, bf16=True)
     flops = 2 * 16 * 2048 * 64 * 2048
     for time, keys, part in ((whole, 2048, 1.0), (half, 1024, 0.5)):
-        reached = peak * keys / (keys + half_sequence)
+        reached = peak * keys / (keys + HALF_SEQUENCE)
         assert time.forward == pytest.approx(part * flops / (reached * forward))
         assert time.backward == pytest.approx(2.5 * part * flops / (reached * backward))
 

@@ -112,10 +112,12 @@ def validate(
 
 def rows_table(name: str, rows: Sequence[Compared]) -> Table:
     """One line per row of a set, with its prediction or the reason."""
-    told = (row.document() | {"error": row.error, "memory_error": row.memory_error} for row in rows)
+    documents = (
+        row.document() | {"error": row.error, "memory_error": row.memory_error} for row in rows
+    )
     return Table.of(
         f"{name}, row by row",
-        cast(Iterator[dict[str, Any]], told),
+        cast(Iterator[dict[str, Any]], documents),
         {
             "row": lambda row: f"{row['file']} {row['row']}",
             "workload": lambda row: row["workload"] or "-",
@@ -168,16 +170,16 @@ def figures_table(
         old, new = None if before is None else before.get(key), now[key]
         return text(new) if before is None or old == new else f"{text(old)} -> {text(new)}"
 
-    told = [column for column in COLUMNS if any(now[column[1]] for _, now in parts.values())]
+    columns = [column for column in COLUMNS if any(now[column[1]] for _, now in parts.values())]
     return Table.of(
         title,
         parts,
         {
             "part": str,
-            **{name: partial(cell, key=key, text=text) for name, key, text in told},
+            **{name: partial(cell, key=key, text=text) for name, key, text in columns},
         },
         (*notes, "nothing is fitted to the totals of these measurements"),
-        right=range(1, len(told) + 1),
+        right=range(1, len(columns) + 1),
     )
 
 

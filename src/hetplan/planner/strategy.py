@@ -118,16 +118,11 @@ class Candidate:
         return workload.flops_per_iteration / self.predicted_seconds / len(self.plan.ranks)
 
     def utilisation(self, workload: Workload) -> float | None:
-        """Model FLOPs utilisation: `flops_per_device` over the mean peak of the devices in use;
-        None where one's is unknown."""
-        flops = self.flops_per_device(workload)
-        if self.plan is None or flops is None:
+        """Model FLOPs utilisation of the devices in use; None where a peak is unknown."""
+        if self.plan is None or not self.predicted_seconds:
             return None
-        specs = [workload.cluster.specs[self.plan.devices[one].type] for one in self.plan.ranks]
-        if any(workload.precision not in spec.peak_tflops for spec in specs):
-            return None
-        peaks = [spec.peak_flops(workload.precision) for spec in specs]
-        return flops * len(peaks) / sum(peaks)
+        types = [self.plan.devices[one].type for one in self.plan.ranks]
+        return workload.utilisation(self.predicted_seconds, types)
 
     def interval_seconds(self, workload: Workload) -> list[float] | None:
         """[low, high] of an iteration, by the interval of the predicted operators; None of measured

@@ -40,7 +40,7 @@ from hetplan.profiling.operators import (
 from hetplan.profiling.rates.estimate import Estimate
 from hetplan.profiling.rates.moves import MoveKind, move_seconds
 from hetplan.profiling.rates.products import product_seconds
-from hetplan.profiling.stack import DEFAULT_STACK, FLASH_SPREAD, Stack, flash_shares
+from hetplan.profiling.stack import DEFAULT_STACK, FLASH_SPREAD, HALF_SEQUENCE, Stack, flash_shares
 
 if TYPE_CHECKING:
     from hetplan.profiling.efficiency import Learned
@@ -178,8 +178,8 @@ class Rates:
         peak, part = self.spec.peak_flops(self.precision), op.attention == "fused-causal"
         length = max(shape.k, shape.n) * (0.5 if part else 1.0)
         flops = shape.flops * (0.5 if part else 1.0)
-        shares, half = flash_shares(self.stack.flash, peak, "bf16" in self.spec.peak_tflops)
-        reached = peak * length / (length + half) / FLASH_SPREAD[self.edge]
+        shares = flash_shares(self.stack.flash, peak, "bf16" in self.spec.peak_tflops)
+        reached = peak * length / (length + HALF_SEQUENCE) / FLASH_SPREAD[self.edge]
         return flops / (reached * shares[0]), 2.5 * flops / (reached * shares[1])
 
 

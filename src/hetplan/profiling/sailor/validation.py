@@ -133,8 +133,11 @@ def spearman(a: Sequence[float], b: Sequence[float]) -> float | None:
     """The correlation of ranks, ties at their mean rank; None where all of one are equal."""
     if len(set(a)) < 2 or len(set(b)) < 2:
         return None
-    ranks = [
-        [((column < v).sum() + (column <= v).sum() + 1) / 2 for v in column]
-        for column in (np.array(a), np.array(b))
-    ]
-    return float(np.corrcoef(ranks)[0, 1])
+    return float(np.corrcoef([ranks(column) for column in (a, b)])[0, 1])
+
+
+def ranks(values: Sequence[float]) -> list[float]:
+    """Places in ascending order from 1 on, equal values at their mean."""
+    _, place, counts = np.unique(np.array(values), return_inverse=True, return_counts=True)
+    means = np.cumsum(counts) - (counts - 1) / 2
+    return [float(means[i]) for i in place]

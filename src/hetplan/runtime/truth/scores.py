@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from hetplan.profiling.sailor.validation import spearman
 from hetplan.runtime.truth.tables import Compared
 
 
@@ -46,17 +47,7 @@ def order(measured: Sequence[float], predicted: Sequence[float], rules: Scoring)
     equal."""
     if len(measured) < rules.least:
         return None
-    both = [ranks(values) for values in (tied(measured, rules.tie), predicted)]
-    if any(len(set(values)) < 2 for values in both):
-        return None
-    return float(np.asarray(np.corrcoef(both))[0, 1])
-
-
-def ranks(values: Sequence[float]) -> list[float]:
-    """Places in ascending order from 1 on, equal values at their mean."""
-    _, place, counts = np.unique(np.array(values), return_inverse=True, return_counts=True)
-    means = np.cumsum(counts) - (counts - 1) / 2
-    return [float(means[i]) for i in place]
+    return spearman(tied(measured, rules.tie), predicted)
 
 
 def regret(measured: Sequence[float], predicted: Sequence[float]) -> float:
