@@ -128,4 +128,9 @@ def serve(job: Job) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if code:
+        # a peer's death aborts the process where gloo's threads outlive the interpreter
+        os._exit(code)
