@@ -12,8 +12,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from hetplan.formulations.joint.plan import Plan, new_plan
 from hetplan.profiling.workload import Workload, make_workload
-from hetplan.runtime.plan import Plan, new_plan
 from hetplan.runtime.replay import Replayer
 
 CLUSTER = Path(__file__).parents[1] / "examples" / "amp-mixed.yaml"

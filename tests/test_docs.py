@@ -18,11 +18,11 @@ from packaging.utils import canonicalize_name
 
 from hetplan import __version__
 from hetplan.formulations import FAMILIES, family
+from hetplan.formulations.joint.plan import load_plan
 from hetplan.instances.answers import judge, read_claims
 from hetplan.instances.library import parse_instance
 from hetplan.profiling.cluster import load_cluster
 from hetplan.profiling.profile import load_profile
-from hetplan.runtime.plan import load_plan
 from markdown_pages import PAGES, ROOT, blocks, links
 
 DOCS = ROOT / "docs"
@@ -138,10 +138,10 @@ def test_example_claims_hold(kind: str) -> None:
 
 def test_every_key_of_a_profile_and_of_a_cluster_is_documented() -> None:
     text = FILES.read_text(encoding="utf-8")
+    from hetplan.formulations.joint.plan import Plan, PlanWorkload, Replica, Stage
     from hetplan.profiling.catalogue import DeviceOverride
     from hetplan.profiling.cluster import NodeEntry
     from hetplan.profiling.profile import ProfileLayer, ProfileTable, Provenance
-    from hetplan.runtime.plan import Plan, PlanWorkload, Replica, Stage
 
     profile, plan = (Provenance, ProfileLayer, ProfileTable), (Plan, PlanWorkload, Replica, Stage)
     models = (DeviceOverride, NodeEntry, *profile, *plan)

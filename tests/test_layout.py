@@ -128,7 +128,7 @@ Rule = Callable[[ast.Module, Path], list[str]]
     [
         (upward_imports, "solvers/x.py", "from hetplan.formulations.amp.data import AmpData"),
         (upward_imports, "solvers/x.py", "def f():\n    import hetplan.cli.main"),
-        (upward_imports, "instances/x.py", "from hetplan.runtime.plan import Plan"),
+        (upward_imports, "instances/x.py", "from hetplan.runtime.replay import Replay"),
         (upward_imports, "errors.py", "from hetplan import profiling"),
         (upward_imports, "cli/x.py", "from . import main"),
         (upward_imports, "cli/x.py", "from hetplan.elsewhere import main"),

@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from hetplan.formulations.joint.plan import Plan, load_plan, save_plan
     from hetplan.planner.fits import Fit, fits
     from hetplan.planner.library import plan
     from hetplan.planner.ranking import Planning
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from hetplan.profiling.cluster import Cluster, load_cluster
     from hetplan.profiling.models import Model, load_model
     from hetplan.runtime.export import export
-    from hetplan.runtime.plan import Plan, load_plan, save_plan
     from hetplan.runtime.replay import Replay, replay
 
 __version__ = "0.1.0"
@@ -30,17 +30,17 @@ _HOMES = {
     "Cluster": "hetplan.profiling.cluster",
     "Fit": "hetplan.planner.fits",
     "Model": "hetplan.profiling.models",
-    "Plan": "hetplan.runtime.plan",
+    "Plan": "hetplan.formulations.joint.plan",
     "Planning": "hetplan.planner.ranking",
     "Replay": "hetplan.runtime.replay",
     "export": "hetplan.runtime.export",
     "fits": "hetplan.planner.fits",
     "load_cluster": "hetplan.profiling.cluster",
     "load_model": "hetplan.profiling.models",
-    "load_plan": "hetplan.runtime.plan",
+    "load_plan": "hetplan.formulations.joint.plan",
     "plan": "hetplan.planner.library",
     "replay": "hetplan.runtime.replay",
-    "save_plan": "hetplan.runtime.plan",
+    "save_plan": "hetplan.formulations.joint.plan",
 }
 
 __all__ = [

@@ -11,11 +11,11 @@ from hetplan.formulations.astra.search.engine import search
 from hetplan.formulations.astra.search.pool import homogeneous, offers_of_cluster
 from hetplan.formulations.astra.search.pricing import Assumptions
 from hetplan.formulations.astra.search.result import Job, summary
+from hetplan.formulations.joint.plan import Plan
 from hetplan.planner.astra import Astra, PoolProblem
 from hetplan.planner.strategy import propose
 from hetplan.profiling.cluster import example_cluster
 from hetplan.profiling.workload import make_workload
-from hetplan.runtime.plan import Plan
 from hetplan.solvers.run import Run
 
 

@@ -13,10 +13,10 @@ from fakes.workloads import cluster as two_by_two
 from fakes.workloads import cluster_document
 from hetplan.cli.main import main
 from hetplan.formulations import FAMILIES
+from hetplan.formulations.joint.plan import save_plan
 from hetplan.planner.amp import DataParallel
 from hetplan.planner.strategy import propose
 from hetplan.profiling.workload import make_workload
-from hetplan.runtime.plan import save_plan
 from hetplan.solvers.run import Run
 from present import present
 

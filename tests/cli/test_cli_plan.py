@@ -13,8 +13,8 @@ import yaml
 
 from fakes.cli import Call, Ran
 from fakes.workloads import cluster_document, profile_document
+from hetplan.formulations.joint.plan import load_plan
 from hetplan.planner import STRATEGIES
-from hetplan.runtime.plan import load_plan
 
 CANDIDATE_KEYS = (
     "strategy",

@@ -12,12 +12,12 @@ from ditto.ditto_cases import workload_on
 from hetplan.formulations import family
 from hetplan.formulations.ditto.data import DittoDecision, DittoStage
 from hetplan.formulations.ditto.pose import group_size, pose
+from hetplan.formulations.joint.plan import Plan
 from hetplan.planner.ditto import Ditto, place
 from hetplan.planner.strategy import Candidate, propose
 from hetplan.profiling.cluster import example_cluster
 from hetplan.profiling.profile import Profile
 from hetplan.profiling.workload import Workload, make_workload
-from hetplan.runtime.plan import Plan
 from hetplan.solvers.options import Options
 from hetplan.solvers.registry import evaluate
 from hetplan.solvers.run import Run

@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from hetplan.runtime.plan import Plan
+from hetplan.formulations.joint.plan import Plan
 
 BLOCKS = 12
 

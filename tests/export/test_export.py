@@ -17,10 +17,10 @@ import yaml
 
 from export.by_hand import BLOCKS, UNEVEN, cut, kinds_of, plan_of, run_script
 from hetplan.errors import UnsupportedError
+from hetplan.formulations.joint.plan import Plan
 from hetplan.runtime.export import EXPORTERS, export
 from hetplan.runtime.export.grid import Grid
 from hetplan.runtime.export.scripts import stage_flags
-from hetplan.runtime.plan import Plan
 
 
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])

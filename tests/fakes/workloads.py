@@ -7,6 +7,7 @@ from itertools import pairwise
 from random import Random
 from typing import Any
 
+from hetplan.formulations.joint.plan import Plan, new_plan
 from hetplan.profiling.cluster import Cluster, ClusterFile, build_cluster
 from hetplan.profiling.models import Model, load_model
 from hetplan.profiling.predict import predict
@@ -14,7 +15,6 @@ from hetplan.profiling.stack import DEFAULT_STACK, Attention, Stack
 from hetplan.profiling.transformer import Experts, Transformer
 from hetplan.profiling.workload import Workload, make_workload
 from hetplan.profiling.zoo import text_model
-from hetplan.runtime.plan import Plan, new_plan
 from hetplan.solvers.options import Options
 from hetplan.solvers.run import Run
 

@@ -21,6 +21,7 @@ from hetplan.formulations import family
 from hetplan.formulations.amp.pose import pose
 from hetplan.formulations.hap.pose import pose as posed_for_hap
 from hetplan.formulations.hap.spmd.whole import Decided
+from hetplan.formulations.joint.plan import Plan
 from hetplan.planner.amp import decision_of
 from hetplan.planner.hap import Hap, HapSettings
 from hetplan.planner.library import plan as planned
@@ -30,7 +31,6 @@ from hetplan.planner.strategy import propose
 from hetplan.planner.variant import recomputed
 from hetplan.profiling.cluster import Cluster, example_cluster
 from hetplan.profiling.workload import Workload, make_workload
-from hetplan.runtime.plan import Plan
 from hetplan.runtime.replay import replay
 from hetplan.runtime.spmd_decision import decision_of as program_decision
 from hetplan.solvers.options import Options

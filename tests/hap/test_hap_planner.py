@@ -19,6 +19,8 @@ from hetplan.formulations.hap.spmd.forms import Run as Operation
 from hetplan.formulations.hap.spmd.networks import program_of
 from hetplan.formulations.hap.spmd.prices import products_of
 from hetplan.formulations.hap.spmd.whole import Decided
+from hetplan.formulations.joint.costs import Costs
+from hetplan.formulations.joint.plan import Plan
 from hetplan.planner.explain import same_plan
 from hetplan.planner.hap import Hap, HapSettings
 from hetplan.planner.pictures.scene import scene
@@ -28,9 +30,7 @@ from hetplan.planner.strategy import make_strategies, propose
 from hetplan.profiling.cluster import Cluster
 from hetplan.profiling.models import load_model
 from hetplan.profiling.workload import Workload, make_workload
-from hetplan.runtime.costs import Costs
 from hetplan.runtime.export import EXPORTERS, export
-from hetplan.runtime.plan import Plan
 from hetplan.runtime.replay import Settings, replay
 from hetplan.solvers.options import Options
 from hetplan.solvers.registry import solve

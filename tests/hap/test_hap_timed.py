@@ -15,7 +15,7 @@ from hetplan.formulations.hap.evaluate import evaluate
 from hetplan.formulations.hap.spmd.prices import Links
 from hetplan.formulations.hap.spmd.rules import theory_of
 from hetplan.formulations.hap.spmd.whole import Decided, Prices, Stage, Timed
-from hetplan.runtime.plan import Plan
+from hetplan.formulations.joint.plan import Plan
 from hetplan.runtime.spmd_decision import decision_of, read_program, write_program
 
 M = 3

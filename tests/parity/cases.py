@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from hetplan.formulations.joint.plan import Plan, parse_plan
 from hetplan.profiling.transformer import Experts
 from hetplan.profiling.vision import encoder
 from hetplan.profiling.zoo import bert, gpt2, llama
-from hetplan.runtime.plan import Plan, parse_plan
 from hetplan.runtime.references.build import build, build_vgg, build_vit, stand_in
 
 SMALL: dict[str, Any] = {"vocabulary": 23}

@@ -10,9 +10,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from hetplan.formulations.joint.plan import Plan
 from hetplan.runtime import distribute
 from hetplan.runtime.execution import checkpoint
-from hetplan.runtime.plan import Plan
 from parity.cases import MODELS, Case, R, S, even, zero
 from parity.device import DEVICE
 

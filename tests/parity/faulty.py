@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from hetplan.runtime.plan import Plan
+from hetplan.formulations.joint.plan import Plan
 from hetplan.runtime.references.build import stand_in
 from parity.cases import Case, R, S, even
 

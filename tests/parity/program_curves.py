@@ -14,10 +14,10 @@ from fakes.programs import IDLE, UNEVEN, drawn_program, every_rule, plan_of
 from hetplan.formulations.hap.data import HapDecision
 from hetplan.formulations.hap.spmd import networks as n
 from hetplan.formulations.hap.spmd.program import SingleProgram
+from hetplan.formulations.joint.plan import Plan
 from hetplan.profiling.transformer import transformer
 from hetplan.runtime.execution.checkpoint import load, save
 from hetplan.runtime.execution.spmd.distributed import DistributedProgram
-from hetplan.runtime.plan import Plan
 from parity.device import DEVICE
 
 WORLDS = [2, 3]

@@ -20,8 +20,8 @@ from fakes.simulated import Outcome, Values, random_values, reference
 from hetplan.formulations.hap.data import HapDecision
 from hetplan.formulations.hap.spmd.program import SingleProgram
 from hetplan.formulations.hap.spmd.rules import Theory
+from hetplan.formulations.joint.plan import Plan
 from hetplan.runtime.execution.spmd.distributed import DistributedProgram, ProgramModel
-from hetplan.runtime.plan import Plan
 from hetplan.runtime.spmd_decision import read_program
 from parity import program_curves
 from parity.device import DEVICE, exact

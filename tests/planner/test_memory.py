@@ -15,6 +15,7 @@ from fakes.workloads import one_thread, small, with_memory
 from hetplan.formulations import family
 from hetplan.formulations.amp.data import AmpData, AmpDecision
 from hetplan.formulations.amp.evaluate import peak_bytes
+from hetplan.formulations.joint.costs import Costs
 from hetplan.formulations.poplar.pose import pose as pose_poplar
 from hetplan.planner.amp import Amp, DataParallel, problems_within_replay
 from hetplan.planner.ditto import Ditto
@@ -24,7 +25,6 @@ from hetplan.planner.search import WITHIN_NOTE, StrategySearch
 from hetplan.planner.strategy import Strategy, make_strategies, propose
 from hetplan.planner.variant import Variant, recomputed, useful_modes
 from hetplan.profiling.times import Recomputation
-from hetplan.runtime.costs import Costs
 from hetplan.runtime.replay import replay
 from hetplan.solvers.registry import evaluate
 from present import present

@@ -15,6 +15,7 @@ from hetplan.errors import InputError
 from hetplan.formulations import family
 from hetplan.formulations.amp.data import AmpDecision
 from hetplan.formulations.amp.pose import pose
+from hetplan.formulations.joint.plan import Plan
 from hetplan.planner import STRATEGIES
 from hetplan.planner.amp import AUTO, Amp, AmpProblem, DataParallel, decision_of, placements
 from hetplan.planner.explain import explain
@@ -25,7 +26,6 @@ from hetplan.planner.variant import Part, Variant
 from hetplan.profiling.cluster import example_cluster
 from hetplan.profiling.frameworks import RESERVED_BYTES
 from hetplan.profiling.workload import Workload, make_workload
-from hetplan.runtime.plan import Plan
 from hetplan.runtime.replay import replay
 from hetplan.solvers.registry import evaluate
 from hetplan.solvers.run import Run

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from fakes.workloads import one_thread, small
 from hetplan.errors import InputError
+from hetplan.formulations.joint.plan import Plan
 from hetplan.planner.amp import Amp, DataParallel
 from hetplan.planner.ranking import make_plans
 from hetplan.planner.replan import (
@@ -28,7 +29,6 @@ from hetplan.planner.replan import (
 from hetplan.planner.strategy import make_strategies, propose
 from hetplan.profiling.cluster import example_cluster
 from hetplan.profiling.workload import Workload, make_workload
-from hetplan.runtime.plan import Plan
 from hetplan.runtime.replay import replay
 from present import present
 

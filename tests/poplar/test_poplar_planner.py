@@ -9,6 +9,7 @@ import pytest
 
 from hetplan.errors import InputError
 from hetplan.formulations import family
+from hetplan.formulations.joint.plan import Plan
 from hetplan.formulations.poplar.data import Device, PoplarData, PoplarDecision, Share, Step
 from hetplan.formulations.poplar.describe import describe, pieces_of
 from hetplan.formulations.poplar.pose import Assumptions, pose
@@ -18,7 +19,6 @@ from hetplan.planner.strategy import Candidate, propose
 from hetplan.profiling.cluster import example_cluster
 from hetplan.profiling.measured import BatchCurve
 from hetplan.profiling.workload import Workload
-from hetplan.runtime.plan import Plan
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Run
 from present import present

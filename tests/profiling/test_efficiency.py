@@ -16,6 +16,7 @@ import pytest
 from fakes.workloads import cluster, cluster_document, small
 from hetplan.cli.main import main
 from hetplan.errors import InputError
+from hetplan.formulations.joint.costs import Costs
 from hetplan.profiling import efficiency
 from hetplan.profiling.catalogue import device
 from hetplan.profiling.efficiency import (
@@ -46,7 +47,6 @@ from hetplan.profiling.predict import predict
 from hetplan.profiling.profile import Provenance
 from hetplan.profiling.rates.moves import move_seconds
 from hetplan.profiling.rates.products import products_seconds
-from hetplan.runtime.costs import Costs
 
 PEAK, BANDWIDTH = 1e12, 1e11
 PREDICT = ["profile", "predict", "--model", "gpt2", "--cluster"]

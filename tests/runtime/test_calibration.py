@@ -15,6 +15,7 @@ import yaml
 
 from fakes.workloads import cluster_document, pipeline, small
 from hetplan.cli.main import main
+from hetplan.formulations.joint.plan import Plan
 from hetplan.profiling.stack import STACKS
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.calibration import (
@@ -28,7 +29,6 @@ from hetplan.runtime.calibration import (
     selected,
     slots,
 )
-from hetplan.runtime.plan import Plan
 
 CUTS = [(7,), (5,), (4, 8), (3, 9), (4, 8, 12), (3, 6, 10), (5, 7, 9), (2, 6, 11), (1, 7, 13), (6,)]
 

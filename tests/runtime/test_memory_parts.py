@@ -11,6 +11,9 @@ from itertools import accumulate, pairwise
 import pytest
 
 from fakes.workloads import cluster
+from hetplan.formulations.joint.costs import Costs
+from hetplan.formulations.joint.memory import Held, Passes
+from hetplan.formulations.joint.plan import Plan, new_plan
 from hetplan.profiling.frameworks import FSDP, MEGATRON
 from hetplan.profiling.models import load_model
 from hetplan.profiling.predict import predict
@@ -18,9 +21,6 @@ from hetplan.profiling.times import Recomputation
 from hetplan.profiling.transformer import Transformer
 from hetplan.profiling.workload import Workload, make_workload
 from hetplan.profiling.zoo import gpt2, text_model
-from hetplan.runtime.costs import Costs
-from hetplan.runtime.memory import Held, Passes
-from hetplan.runtime.plan import Plan, new_plan
 from hetplan.runtime.replay import replay
 
 

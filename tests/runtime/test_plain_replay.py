@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from fakes.workloads import small
+from hetplan.formulations.joint.plan import Plan, new_plan
 from hetplan.profiling.simulator.pipeline import Sends
 from hetplan.profiling.simulator.tasks import simulate
 from hetplan.profiling.workload import Workload
-from hetplan.runtime.plan import Plan, new_plan
 from hetplan.runtime.replay import Noise, Replayer, Settings, replay
 from plain_replay import seconds_of
 

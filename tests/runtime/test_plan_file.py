@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from fuzzing.mutations import as_json, check_one_line, damage, mutate
 from hetplan.errors import InputError
 from hetplan.files import parse_json, to_json
-from hetplan.runtime.plan import check_world, load_plan, parse_plan, save_plan, split
+from hetplan.formulations.joint.plan import check_world, load_plan, parse_plan, save_plan, split
 
 Document = dict[str, Any]
 

@@ -14,6 +14,7 @@ import yaml
 from fakes.workloads import cluster, cluster_document, small
 from hetplan.cli.main import main
 from hetplan.files import read_json
+from hetplan.formulations.joint.plan import save_plan
 from hetplan.profiling.models import load_model
 from hetplan.profiling.predict import predict
 from hetplan.profiling.profile import Profile
@@ -22,7 +23,6 @@ from hetplan.profiling.simulator.pipeline import Replica as Pipeline
 from hetplan.profiling.stack import DEFAULT_STACK
 from hetplan.runtime import rehearsals
 from hetplan.runtime.job import Job, Measured, StepReport
-from hetplan.runtime.plan import save_plan
 from hetplan.runtime.rehearsals import PLANS, Rehearsed
 from hetplan.runtime.replay import replay
 from hetplan.runtime.virtual import Rehearsal, finish, take
@@ -30,7 +30,7 @@ from hetplan.runtime.virtual import Rehearsal, finish, take
 torch: Any = pytest.importorskip("torch", reason="torch is an extra of hetplan")
 
 from hetplan.formulations import FAMILIES  # noqa: E402
-from hetplan.runtime.plan import load_plan  # noqa: E402
+from hetplan.formulations.joint.plan import load_plan  # noqa: E402
 from hetplan.runtime.rehearsals import plan  # noqa: E402
 from markdown_pages import ROOT, blocks  # noqa: E402
 from parity.asking import request, served  # noqa: E402

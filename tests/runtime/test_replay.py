@@ -15,6 +15,9 @@ from hetplan.errors import InputError, UnsupportedError
 from hetplan.formulations.amp.data import AmpDecision
 from hetplan.formulations.amp.evaluate import peak_bytes
 from hetplan.formulations.amp.pose import pose
+from hetplan.formulations.joint.costs import Costs
+from hetplan.formulations.joint.plan import Plan, new_plan
+from hetplan.formulations.joint.sharding import hidden
 from hetplan.planner.amp import AmpProblem
 from hetplan.planner.poplar import Poplar
 from hetplan.planner.strategy import propose
@@ -22,10 +25,7 @@ from hetplan.profiling.rates.collectives import collective_seconds, node_fabric
 from hetplan.profiling.simulator.tasks import Kind
 from hetplan.profiling.times import Rates, kept_bytes, repeated_share
 from hetplan.profiling.workload import Workload
-from hetplan.runtime.costs import Costs
-from hetplan.runtime.plan import Plan, new_plan
 from hetplan.runtime.replay import Settings, replay
-from hetplan.runtime.sharding import hidden
 from hetplan.solvers.run import Run
 
 GBIT = 1e9 / 8

@@ -24,10 +24,10 @@ from torch.distributed.checkpoint.api import CheckpointException  # noqa: E402
 from hetplan.cli.main import main  # noqa: E402
 from hetplan.errors import InputError  # noqa: E402
 from hetplan.files import read_json, to_json  # noqa: E402
+from hetplan.formulations.joint.plan import save_plan  # noqa: E402
 from hetplan.runtime.__main__ import main as rank  # noqa: E402
 from hetplan.runtime.execution.checkpoint import cause_of  # noqa: E402
 from hetplan.runtime.job import Job  # noqa: E402
-from hetplan.runtime.plan import save_plan  # noqa: E402
 from hetplan.text import Table  # noqa: E402
 from parity.asking import ENVIRONMENT, refused  # noqa: E402
 from parity.cases import Case, R, even  # noqa: E402

@@ -14,12 +14,12 @@ import yaml
 from fakes.workloads import cluster_document, pipeline, small
 from hetplan.cli.main import main
 from hetplan.errors import InputError
+from hetplan.formulations.joint.plan import save_plan
 from hetplan.planner.amp import DataParallel
 from hetplan.planner.strategy import propose
 from hetplan.profiling.profile import Profile, Readings
 from hetplan.profiling.stack import DEFAULT_STACK
 from hetplan.profiling.workload import Workload
-from hetplan.runtime.plan import save_plan
 from hetplan.runtime.replay import replay
 from hetplan.runtime.sensitivity import perturbed, relative_spread, scenarios, sensitivity
 from hetplan.solvers.run import Run

@@ -285,7 +285,7 @@ def export_model(
 Kind = Literal["instance", "decision", "plan", "cluster", "profile", "model"]
 # Kind -> the pydantic model of its file.
 MODELS = {
-    "plan": "hetplan.runtime.plan:Plan",
+    "plan": "hetplan.formulations.joint.plan:Plan",
     "cluster": "hetplan.profiling.cluster:ClusterFile",
     "profile": "hetplan.profiling.profile:Profile",
     "model": "hetplan.profiling.model_files:ModelFile",

@@ -16,13 +16,13 @@ import typer
 from hetplan.cli import completion
 from hetplan.errors import InputError
 from hetplan.files import MAX_BYTES, check_target, parse_json, read_json
+from hetplan.formulations.joint.plan import Plan
 from hetplan.instances.library import Instance, load_from_library, parse_instance
 from hetplan.profiling import cluster as clusters
 from hetplan.profiling.cluster import Cluster
 from hetplan.profiling.efficiency import LearnedLinks, load_link_efficiency
 from hetplan.profiling.operators import Precision
 from hetplan.profiling.workload import Workload, make_workload
-from hetplan.runtime.plan import Plan
 from hetplan.solvers.options import NativeValue, Options
 
 LARGEST = 10_000  # of micro-batches and degrees: beyond any device and any node

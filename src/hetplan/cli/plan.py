@@ -35,7 +35,7 @@ from hetplan.cli.options import (
     with_links,
 )
 from hetplan.cli.output import Display, emit, note, watched
-from hetplan.runtime.plan import save_plan
+from hetplan.formulations.joint.plan import save_plan
 from hetplan.solvers.run import Run
 from hetplan.text import (
     Table,

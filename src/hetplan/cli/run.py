@@ -25,11 +25,11 @@ from hetplan.cli.options import (
 )
 from hetplan.cli.output import emit, note, write_document
 from hetplan.errors import InputError
+from hetplan.formulations.joint.plan import Plan, load_plan
 from hetplan.profiling.cluster import example_clusters
 from hetplan.runtime.devices import on_devices
 from hetplan.runtime.job import Job, Loss, Measured, StepReport, check_options
 from hetplan.runtime.launch import launch, launch_elastic
-from hetplan.runtime.plan import Plan, load_plan
 from hetplan.runtime.spmd_virtual import rehearsal_of
 from hetplan.runtime.virtual import Rehearsal
 from hetplan.text import number_text

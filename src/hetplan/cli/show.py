@@ -26,6 +26,7 @@ from hetplan.cli.output import emit, note, write_document
 from hetplan.cli.solve import describe, titled
 from hetplan.errors import InputError
 from hetplan.files import write_bytes, write_text
+from hetplan.formulations.joint.plan import Plan, load_plan
 from hetplan.instances.answers import Claim, parse_decision, read_claims
 from hetplan.instances.library import Instance, find, plain
 from hetplan.planner.pictures.figure import figure
@@ -36,7 +37,6 @@ from hetplan.profiling.simulator.pipeline import Sends
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.calibration import load_calibration, slots
 from hetplan.runtime.export import export as written
-from hetplan.runtime.plan import Plan, load_plan
 from hetplan.runtime.replay import Replay, Replayer, Settings, replay
 from hetplan.runtime.replay import trace as traced
 from hetplan.solvers.registry import evaluate, load

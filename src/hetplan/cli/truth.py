@@ -29,6 +29,7 @@ from hetplan.cli.options import (
 from hetplan.cli.output import emit, note
 from hetplan.errors import InputError
 from hetplan.files import read_json
+from hetplan.formulations.joint.plan import Plan, parse_plan
 from hetplan.planner.pictures.scene import PlanningDocument
 from hetplan.planner.ranking import make_plans
 from hetplan.planner.strategy import make_strategies
@@ -41,7 +42,6 @@ from hetplan.profiling.workload import Workload
 from hetplan.runtime import rehearsals
 from hetplan.runtime.calibration import Estimate, MeasuredRun, load_measured_run
 from hetplan.runtime.calibration import calibrate as estimate
-from hetplan.runtime.plan import Plan, parse_plan
 from hetplan.runtime.sensitivity import Sensitivity, perturbed, scenarios
 from hetplan.runtime.sensitivity import sensitivity as analyse
 from hetplan.runtime.truth.compare import SETS, compare, reasons, sailor_rows

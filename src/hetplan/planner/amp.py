@@ -32,6 +32,7 @@ from hetplan.formulations.amp.data import AmpData, AmpDecision
 from hetplan.formulations.amp.describe import describe
 from hetplan.formulations.amp.evaluate import peak_bytes
 from hetplan.formulations.amp.pose import pose
+from hetplan.formulations.joint.plan import MicroBatches, Plan, Replica, new_plan
 from hetplan.planner.known import solve_unless_known
 from hetplan.planner.strategy import (
     Candidate,
@@ -42,7 +43,6 @@ from hetplan.planner.strategy import (
     tensor_stage,
 )
 from hetplan.profiling.workload import Workload
-from hetplan.runtime.plan import MicroBatches, Plan, Replica, new_plan
 from hetplan.solvers.registry import evaluate, solve
 from hetplan.solvers.result import Result
 from hetplan.solvers.run import Run

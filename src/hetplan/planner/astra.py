@@ -24,6 +24,7 @@ from hetplan.formulations.astra.search.pricing import Assumptions
 from hetplan.formulations.astra.search.result import Candidate as AstraCandidate
 from hetplan.formulations.astra.search.result import Job, summary
 from hetplan.formulations.astra.search.space import Space
+from hetplan.formulations.joint.plan import MicroBatches, Plan, Replica, new_plan
 from hetplan.planner.known import answer_unless_known
 from hetplan.planner.strategy import (
     Candidate,
@@ -34,7 +35,6 @@ from hetplan.planner.strategy import (
     tensor_stage,
 )
 from hetplan.profiling.workload import Workload
-from hetplan.runtime.plan import MicroBatches, Plan, Replica, new_plan
 from hetplan.solvers.run import Run
 from hetplan.text import Table, devices_text, share_text
 

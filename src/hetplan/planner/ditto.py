@@ -33,6 +33,7 @@ from hetplan.formulations.ditto.pose import (
     micro_batch_sizes,
     pose,
 )
+from hetplan.formulations.joint.plan import MicroBatches, Plan, Replica, new_plan
 from hetplan.planner.amp import EQUAL_WITHIN, room
 from hetplan.planner.known import solve_unless_known
 from hetplan.planner.strategy import (
@@ -45,7 +46,6 @@ from hetplan.planner.strategy import (
     tensor_stage,
 )
 from hetplan.profiling.workload import Workload
-from hetplan.runtime.plan import MicroBatches, Plan, Replica, new_plan
 from hetplan.solvers.result import Result
 from hetplan.solvers.run import Run
 from hetplan.text import Table, counted, devices_text, names_text, seconds_text, share_text

@@ -23,6 +23,8 @@ from typing import Any
 import numpy as np
 
 from hetplan.errors import InputError
+from hetplan.formulations.joint.costs import Costs, Floats
+from hetplan.formulations.joint.memory import Held, Passes, held_on
 from hetplan.names import unknown_name
 from hetplan.profiling.cluster import MAX_DEVICES, Cluster, Node, open_cluster
 from hetplan.profiling.frameworks import HETPLAN, Framework
@@ -35,8 +37,6 @@ from hetplan.profiling.predict import (
 )
 from hetplan.profiling.times import Recomputation
 from hetplan.profiling.workload import Workload, make_workload
-from hetplan.runtime.costs import Costs, Floats
-from hetplan.runtime.memory import Held, Passes, held_on
 from hetplan.text import counted
 
 # PyTorch's allocator keeps blocks that nothing fits in: 15 % on average over eight language models

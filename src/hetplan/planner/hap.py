@@ -21,6 +21,7 @@ from hetplan.formulations.hap.pose import Posed, pose
 from hetplan.formulations.hap.ratios import shard_lengths
 from hetplan.formulations.hap.spmd.one_way import in_one_way
 from hetplan.formulations.hap.spmd.whole import Decided
+from hetplan.formulations.joint.plan import MicroBatches, Plan, Replica, new_plan
 from hetplan.planner.strategy import (
     Candidate,
     NoPlan,
@@ -32,7 +33,6 @@ from hetplan.planner.strategy import (
     tensor_stage,
 )
 from hetplan.profiling.workload import Workload
-from hetplan.runtime.plan import MicroBatches, Plan, Replica, new_plan
 from hetplan.runtime.spmd_decision import write_program
 from hetplan.schema import PositiveCount, StrictModel
 from hetplan.solvers.options import Options

@@ -15,6 +15,7 @@ from pydantic import Field
 
 from hetplan.errors import InputError
 from hetplan.formulations import family
+from hetplan.formulations.joint.plan import MicroBatches, Plan, Replica, Stage, new_plan
 from hetplan.formulations.poplar.data import PoplarDecision
 from hetplan.formulations.poplar.describe import describe, pieces_of
 from hetplan.formulations.poplar.pose import (
@@ -36,7 +37,6 @@ from hetplan.planner.strategy import (
 )
 from hetplan.profiling.measured import BatchCurve, load_batch_curve, load_collectives
 from hetplan.profiling.workload import Workload
-from hetplan.runtime.plan import MicroBatches, Plan, Replica, Stage, new_plan
 from hetplan.schema import StrictModel
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Run

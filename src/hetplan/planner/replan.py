@@ -22,13 +22,13 @@ from itertools import accumulate, pairwise
 from typing import Any
 
 from hetplan.errors import InputError
+from hetplan.formulations.joint.plan import Plan
 from hetplan.planner.ranking import make_plans
 from hetplan.planner.search import OnCandidate, on_devices
 from hetplan.planner.strategy import Candidate, Strategy
 from hetplan.planner.what_if import node_number
 from hetplan.profiling.operators import ELEMENT_BYTES
 from hetplan.profiling.workload import Workload
-from hetplan.runtime.plan import Plan
 from hetplan.runtime.replay import check_same, replay
 from hetplan.runtime.spmd_replay import SpmdCosts
 from hetplan.solvers.run import Run

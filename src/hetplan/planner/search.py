@@ -20,10 +20,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from hetplan.errors import UnsupportedError
+from hetplan.formulations.joint.plan import Prediction
 from hetplan.planner.strategy import Candidate, Strategy, StrategyMethod, joined, propose
 from hetplan.planner.variant import PLAIN, Variant, on_part, recomputed, renumbered, useful_modes
 from hetplan.profiling.workload import Workload
-from hetplan.runtime.plan import Prediction
 from hetplan.runtime.replay import Replay, replay
 from hetplan.schema import derived
 from hetplan.solvers.run import Run

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Protocol
 
 from hetplan.errors import InputError, UnsupportedError
+from hetplan.formulations.joint.plan import Plan, Stage
 from hetplan.names import unknown_name
 from hetplan.planner import ALL, STRATEGIES
 from hetplan.planner.variant import PLAIN, Variant
 from hetplan.profiling.workload import Workload
-from hetplan.runtime.plan import Plan, Stage
 from hetplan.runtime.replay import Replay
 from hetplan.schema import StrictModel, derived, parse
 from hetplan.solvers.registry import load

@@ -15,12 +15,12 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import combinations
 
+from hetplan.formulations.joint.costs import Costs
+from hetplan.formulations.joint.plan import Plan, PlanDevice
 from hetplan.profiling.operators import Layer, Precision
 from hetplan.profiling.profile import Profile, ProfileLayer, ProfileTable
 from hetplan.profiling.times import Rates, Recomputation, kept_bytes, repeated_share
 from hetplan.profiling.workload import Workload
-from hetplan.runtime.costs import Costs
-from hetplan.runtime.plan import Plan, PlanDevice
 
 MODES: tuple[Recomputation, ...] = ("selective", "full")
 # Of more device types the parts are too many to solve each.

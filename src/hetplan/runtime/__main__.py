@@ -15,10 +15,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from hetplan.errors import HetplanError, InputError, one_line
+from hetplan.formulations.joint.plan import check_world, load_plan
 from hetplan.runtime.devices import on_devices, required_torch
 from hetplan.runtime.job import Job, Measured, StepReport, check_options
 from hetplan.runtime.launch import RankError
-from hetplan.runtime.plan import check_world, load_plan
 from hetplan.runtime.watch import Watch
 
 OPTIONS: dict[str, dict[str, Any]] = {

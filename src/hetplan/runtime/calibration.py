@@ -31,11 +31,11 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from hetplan.errors import InputError
+from hetplan.formulations.joint.plan import Plan, load_plan, parse_plan
 from hetplan.profiling.foreign import Foreign, read_foreign
 from hetplan.profiling.profile import Profile, ProfileTable
 from hetplan.profiling.times import together
 from hetplan.profiling.workload import Workload
-from hetplan.runtime.plan import Plan, load_plan, parse_plan
 from hetplan.runtime.replay import replay
 from hetplan.schema import Bytes, Document, Name, NonNegative
 

@@ -10,7 +10,7 @@ from statistics import median
 from typing import Any, Literal
 
 from hetplan.errors import InputError
-from hetplan.runtime.plan import Plan
+from hetplan.formulations.joint.plan import Plan
 from hetplan.runtime.replay import trace_document
 from hetplan.runtime.virtual import Rehearsal
 from hetplan.runtime.watch import Event

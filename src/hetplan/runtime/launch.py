@@ -30,9 +30,9 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from hetplan.errors import HetplanError, InputError
+from hetplan.formulations.joint.plan import Plan
 from hetplan.runtime.devices import on_devices, required_torch
 from hetplan.runtime.job import Job, Loss, Measured, StepReport
-from hetplan.runtime.plan import Plan
 from hetplan.runtime.virtual import Shared
 from hetplan.runtime.watch import PASSES, PATIENCE, WAITS, Activity, at_work, starved
 

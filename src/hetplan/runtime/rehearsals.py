@@ -12,13 +12,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from hetplan.formulations.joint.plan import Plan, new_plan
 from hetplan.profiling.cluster import Cluster, ClusterFile, build_cluster
 from hetplan.profiling.models import Model
 from hetplan.profiling.profile import Profile
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.job import Job, Measured
 from hetplan.runtime.launch import launch
-from hetplan.runtime.plan import Plan, new_plan
 from hetplan.runtime.spmd_virtual import rehearsal_of
 
 Document = dict[str, Any]

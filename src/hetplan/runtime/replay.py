@@ -16,6 +16,16 @@ from typing import Any
 import numpy as np
 
 from hetplan.errors import InputError, UnsupportedError
+from hetplan.formulations.joint.costs import Costs, costs_of
+from hetplan.formulations.joint.memory import (
+    Held,
+    Owner,
+    memory,
+    owners_of,
+    saved_bytes,
+)
+from hetplan.formulations.joint.plan import Plan, Replica
+from hetplan.formulations.joint.sharding import ZeroCosts
 from hetplan.profiling.simulator.pipeline import (
     Collective,
     Sends,
@@ -25,16 +35,6 @@ from hetplan.profiling.simulator.pipeline import (
 from hetplan.profiling.simulator.pipeline import Replica as Pipeline
 from hetplan.profiling.simulator.tasks import LABELS, Kind, Tasks, Timeline, Traffic, simulate
 from hetplan.profiling.workload import Workload
-from hetplan.runtime.costs import Costs, costs_of
-from hetplan.runtime.memory import (
-    Held,
-    Owner,
-    memory,
-    owners_of,
-    saved_bytes,
-)
-from hetplan.runtime.plan import Plan, Replica
-from hetplan.runtime.sharding import ZeroCosts
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Settings:
     `Replica`; our runtime sends by isend and receives when it needs to, and both gloo and NCCL move
     a message when its receiver has asked for it. exchange_seconds: of the host, for each message at
     each of its ends, beside the link's latency. prefetch: layers that ZeRO 2 and 3 gather ahead
-    while others compute, 0: nothing overlaps (see `hetplan.runtime.sharding`; FSDP's default is 1).
+    while others compute, 0: nothing overlaps (see `sharding`; FSDP's default is 1).
     """
 
     buckets: int = 1

@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetplan.errors import InputError
+from hetplan.formulations.joint.plan import Plan
 from hetplan.profiling.profile import Profile
 from hetplan.profiling.workload import Workload
-from hetplan.runtime.plan import Plan
 from hetplan.runtime.replay import Settings, replay
 
 Floats = NDArray[np.float64]

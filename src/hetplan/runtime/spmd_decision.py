@@ -22,7 +22,7 @@ from hetplan.formulations.hap.spmd.prices import ring
 from hetplan.formulations.hap.spmd.program import SingleProgram
 from hetplan.formulations.hap.spmd.rules import Theory, theory_of
 from hetplan.formulations.hap.spmd.whole import Decided
-from hetplan.runtime.plan import Plan, SpmdInstruction, SpmdProgram
+from hetplan.formulations.joint.plan import Plan, SpmdInstruction, SpmdProgram
 from hetplan.solvers.registry import evaluate
 
 NO_MATCH = "program does not match the model"

@@ -17,12 +17,12 @@ from hetplan.formulations.hap.pose import priced, ring_links, saved_bytes
 from hetplan.formulations.hap.spmd.networks import program_of
 from hetplan.formulations.hap.spmd.prices import Holding
 from hetplan.formulations.hap.spmd.whole import Decided, Prices, Stage, Timed
+from hetplan.formulations.joint.costs import Costs
+from hetplan.formulations.joint.plan import Plan
 from hetplan.profiling.operators import ELEMENT_BYTES
 from hetplan.profiling.simulator.pipeline import simulate_stages
 from hetplan.profiling.simulator.tasks import Timeline
 from hetplan.profiling.workload import Workload
-from hetplan.runtime.costs import Costs
-from hetplan.runtime.plan import Plan
 from hetplan.runtime.spmd_decision import read_program
 
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
+from hetplan.formulations.joint.plan import Plan
 from hetplan.profiling.workload import Workload
-from hetplan.runtime.plan import Plan
 from hetplan.runtime.replay import check_same
 from hetplan.runtime.spmd_replay import SpmdCosts
 from hetplan.runtime.virtual import Rehearsal, Shared, sleep_until

@@ -12,9 +12,9 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from hetplan.errors import InputError
+from hetplan.formulations.joint.plan import Plan, parse_plan
 from hetplan.profiling.simulator.tasks import LABELS, Kind
 from hetplan.profiling.workload import Workload
-from hetplan.runtime.plan import Plan, parse_plan
 from hetplan.runtime.replay import Replay
 from hetplan.schema import NonNegative, parse
 from hetplan.text import counted, devices_text, names_text

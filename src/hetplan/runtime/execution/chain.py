@@ -40,8 +40,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from hetplan.errors import InputError, one_line
+from hetplan.formulations.joint.plan import split
 from hetplan.runtime.execution.transport import Group, mirrored
-from hetplan.runtime.plan import split
 from hetplan.schema import Range
 
 

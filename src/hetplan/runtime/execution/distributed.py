@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from hetplan.errors import HetplanError, InputError, UnsupportedError, kind_and_text
+from hetplan.formulations.joint.plan import Plan, check_world
 from hetplan.runtime.devices import local_device
 from hetplan.runtime.execution.chain import Chain, TensorGroup, default_count, describe
 from hetplan.runtime.execution.pipeline import Mail, Pipeline, Rows, streams
@@ -28,7 +29,6 @@ from hetplan.runtime.execution.places import Held, Layout, bucket_plans, held_by
 from hetplan.runtime.execution.position import Position
 from hetplan.runtime.execution.states import Fragment, States
 from hetplan.runtime.execution.transport import Group, Staging, Transport, host_total
-from hetplan.runtime.plan import Plan, check_world
 from hetplan.runtime.watch import Watch
 
 # fp32: in the parameters' own type

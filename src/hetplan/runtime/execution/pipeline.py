@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 
 from hetplan.errors import InputError
+from hetplan.formulations.joint.plan import Place
 from hetplan.runtime.execution.chain import Chain, called
 from hetplan.runtime.execution.places import Layout
 from hetplan.runtime.execution.position import Position, at
 from hetplan.runtime.execution.states import States
 from hetplan.runtime.execution.transport import Message, Stream, Transport
-from hetplan.runtime.plan import Place
 from hetplan.schema import Range
 
 Rows = Callable[[int, int], tuple[Tensor, Tensor]]  # global rows [first, last) -> inputs, targets

@@ -17,9 +17,9 @@ from math import prod
 from typing import Any
 
 from hetplan.errors import InputError
+from hetplan.formulations.joint.plan import Place, Plan, Stage, split
 from hetplan.profiling.simulator.pipeline import order
 from hetplan.runtime.execution.chain import Chain, Cut, Parameter, Part
-from hetplan.runtime.plan import Place, Plan, Stage, split
 from hetplan.schema import Range
 
 

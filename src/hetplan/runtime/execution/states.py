@@ -19,9 +19,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from hetplan.formulations.joint.plan import split
 from hetplan.runtime.execution.places import BucketPlan, Held, Piece
 from hetplan.runtime.execution.transport import Group
-from hetplan.runtime.plan import split
 from hetplan.schema import Range
 
 

@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch import nn
 
 from hetplan.errors import HetplanError, InputError, UnsupportedError, kind_and_text, one_line
+from hetplan.formulations.joint.plan import Plan
 from hetplan.profiling.models import load_model
 from hetplan.runtime.devices import local_device, peak_bytes, settle
 from hetplan.runtime.execution.chain import describe
@@ -36,7 +37,6 @@ from hetplan.runtime.execution.spmd.distributed import (
 )
 from hetplan.runtime.execution.transport import host_total
 from hetplan.runtime.job import Job, Report, StepReport
-from hetplan.runtime.plan import Plan
 from hetplan.runtime.references.build import reference, stand_in
 from hetplan.runtime.spmd_decision import read_program
 from hetplan.runtime.spmd_virtual import SpmdRehearsal, SpmdWatch

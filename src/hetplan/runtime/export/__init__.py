@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from hetplan.formulations.joint.plan import Plan
 from hetplan.names import unknown_name
 from hetplan.runtime.export import documents, scripts
 from hetplan.runtime.export.grid import refuse
-from hetplan.runtime.plan import Plan
 
 EXPORTERS: dict[str, Callable[[Plan], str]] = {
     "megatron": scripts.megatron,

@@ -10,8 +10,8 @@ from typing import Any
 import yaml
 
 from hetplan.files import to_json
+from hetplan.formulations.joint.plan import Plan
 from hetplan.runtime.export.grid import RECOMPUTATION, Grid, heading
-from hetplan.runtime.plan import Plan
 
 TORCHTITAN = (
     "torchtitan's TOML job config: torchtitan/config/job_config.py at 6404b93 (September 2025)"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from hetplan.errors import UnsupportedError
-from hetplan.runtime.plan import Plan, Replica
+from hetplan.formulations.joint.plan import Plan, Replica
 from hetplan.schema import Range
 from hetplan.text import ranges_text
 

@@ -19,8 +19,8 @@ from __future__ import annotations
 import shlex
 from itertools import groupby
 
+from hetplan.formulations.joint.plan import Plan
 from hetplan.runtime.export.grid import RECOMPUTATION, Grid, heading
-from hetplan.runtime.plan import Plan
 from hetplan.schema import Range
 
 MEGATRON = (

@@ -13,6 +13,15 @@ from itertools import accumulate, pairwise
 
 from pydantic import ValidationError
 
+from hetplan.formulations.joint.plan import (
+    MicroBatches,
+    Plan,
+    Recomputation,
+    Replica,
+    Stage,
+    new_plan,
+    split,
+)
 from hetplan.profiling.frameworks import MEGATRON, Framework
 from hetplan.profiling.models import load_model
 from hetplan.profiling.operators import Precision
@@ -21,7 +30,6 @@ from hetplan.profiling.stack import STACKS, Stack
 from hetplan.profiling.transformer import Transformer
 from hetplan.profiling.workload import Workload, make_workload
 from hetplan.profiling.zoo import text_model
-from hetplan.runtime.plan import MicroBatches, Plan, Recomputation, Replica, Stage, new_plan, split
 from hetplan.runtime.replay import Settings, replay
 from hetplan.runtime.truth.machines import Machine, cluster
 from hetplan.runtime.truth.tables import NotPosedError, Predicted, require

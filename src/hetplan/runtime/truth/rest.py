@@ -8,6 +8,7 @@ from pathlib import Path
 from random import Random
 
 from hetplan.errors import InputError
+from hetplan.formulations.joint.plan import Plan
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.calibration import (
     Estimate,
@@ -15,7 +16,6 @@ from hetplan.runtime.calibration import (
     calibrate,
     predicted_seconds,
 )
-from hetplan.runtime.plan import Plan
 from hetplan.runtime.truth.compare import compared, rows_of
 from hetplan.runtime.truth.tables import Compared
 

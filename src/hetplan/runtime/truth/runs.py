@@ -10,12 +10,12 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from hetplan.formulations.joint.plan import Recomputation
 from hetplan.profiling.frameworks import FSDP, MEGATRON
 from hetplan.profiling.operators import Precision
 from hetplan.profiling.stack import STACKS
 from hetplan.profiling.transformer import Transformer, transformer
 from hetplan.profiling.zoo import LLAMA_3_SHAPE, bert, built_in, gpt2, llama
-from hetplan.runtime.plan import Recomputation
 from hetplan.runtime.truth.job import Job, posed, predicted
 from hetplan.runtime.truth.machines import VTRAIN, machine
 from hetplan.runtime.truth.tables import GIB, Cells, NotPosedError, Published, Source, require

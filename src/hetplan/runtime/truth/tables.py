@@ -11,8 +11,8 @@ from pathlib import Path
 
 from hetplan.errors import HetplanError, InputError
 from hetplan.files import read_bytes
+from hetplan.formulations.joint.plan import Plan
 from hetplan.profiling.workload import Workload
-from hetplan.runtime.plan import Plan
 
 GIB = 2**30
 

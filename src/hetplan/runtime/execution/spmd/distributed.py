@@ -32,10 +32,10 @@ from hetplan.errors import InputError
 from hetplan.formulations.hap.spmd.networks import program_of
 from hetplan.formulations.hap.spmd.program import PLACEHOLDER, Node, SingleProgram
 from hetplan.formulations.hap.spmd.whole import Shard
+from hetplan.formulations.joint.plan import Plan, check_world
 from hetplan.profiling.models import load_model
 from hetplan.runtime.execution.spmd.machine import Machine, copied, piece
 from hetplan.runtime.execution.transport import Staging, Transport, host_group, host_total
-from hetplan.runtime.plan import Plan, check_world
 from hetplan.runtime.spmd_decision import read_program
 from hetplan.runtime.spmd_virtual import SpmdWatch
 from hetplan.runtime.watch import Watch

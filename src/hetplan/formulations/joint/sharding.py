@@ -26,13 +26,13 @@ from functools import cached_property
 
 import numpy as np
 
+from hetplan.formulations.joint.costs import Costs, Floats
+from hetplan.formulations.joint.memory import copied_bytes, data_ranks, single_stage, tensor_part
+from hetplan.formulations.joint.plan import Plan, Stage
 from hetplan.formulations.poplar.zero import States, communication
 from hetplan.profiling.simulator.pipeline import Collective
 from hetplan.profiling.simulator.tasks import Ports
 from hetplan.profiling.stack import CONTENTION
-from hetplan.runtime.costs import Costs, Floats
-from hetplan.runtime.memory import copied_bytes, data_ranks, single_stage, tensor_part
-from hetplan.runtime.plan import Plan, Stage
 
 
 def hidden(

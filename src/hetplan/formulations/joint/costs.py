@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetplan.errors import InputError
+from hetplan.formulations.joint.plan import Stage, split
 from hetplan.profiling.operators import ELEMENT_BYTES, REPEATED, Layer
 from hetplan.profiling.rates.collectives import Fabric, collective_seconds, node_fabric
 from hetplan.profiling.rates.moves import move_seconds
@@ -27,7 +28,6 @@ from hetplan.profiling.simulator.tasks import Traffic
 from hetplan.profiling.stack import CONTENTION
 from hetplan.profiling.times import Rates, Recomputation, kept_bytes, repeated_share, together
 from hetplan.profiling.workload import Workload
-from hetplan.runtime.plan import Stage, split
 from hetplan.schema import Range
 
 Floats = NDArray[np.float64]

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hetplan.formulations.joint.costs import Costs, Floats
+from hetplan.formulations.joint.plan import Plan, Replica, Stage
 from hetplan.profiling.operators import ELEMENT_BYTES
 from hetplan.profiling.workload import Workload
-from hetplan.runtime.costs import Costs, Floats
-from hetplan.runtime.plan import Plan, Replica, Stage
 from hetplan.schema import Range
 from hetplan.text import bytes_text
 
