@@ -16,6 +16,7 @@ from hetplan.formulations.amp.paper import rank
 from hetplan.formulations.amp.problem import compile_problem
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Run
+from present import present
 
 
 def two_nodes(seed: int) -> AmpData:
@@ -150,7 +151,7 @@ def test_the_paper_is_algorithm_1(seed: int) -> None:
     candidates = rank(data).candidates
     assert [c.estimate for c in candidates] == pytest.approx([e.cost for e in record], rel=1e-9)
     result = solve(FAMILY, data, "paper")
-    decision, first = result.decision, record[0]
+    decision, first = present(result.decision), record[0]
     assert first.cost < record[1].cost * (1 - 1e-9) < record[-1].cost, "the instance says nothing"
     assert (decision.pipeline, decision.data, decision.tensor, decision.micro_batch) == (
         first.degrees

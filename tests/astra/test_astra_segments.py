@@ -124,7 +124,7 @@ def test_the_enumeration_of_two_types_by_hand() -> None:
     )  # fmt: skip
     result = run_one(data, "paper")
     assert (result.objective, result.details["candidates"]) == (20.0, 5)
-    stages = [(stage.type, stage.layers) for stage in result.decision.stages]
+    stages = [(stage.type, stage.layers) for stage in present(result.decision).stages]
     assert stages == [("a", 4), ("b", 1), ("b", 1)]
 
 

@@ -9,12 +9,13 @@ from collections import Counter
 from random import Random
 
 import pytest
-from scipy.interpolate import CubicSpline
+from scipy.interpolate import CubicSpline  # type: ignore[import-untyped]
 
 from hetplan.formulations import family
 from hetplan.formulations.poplar.awareness import CurveDevice, explore
 from hetplan.formulations.poplar.data import Device, PoplarData
 from hetplan.solvers.registry import solve
+from present import present
 
 
 @pytest.mark.parametrize(
@@ -102,7 +103,7 @@ def test_lines_1_to_16(seed: int) -> None:
         (device.name, g, share_seconds(curve, g)[1] if g else 0)
         for device, g, curve in zip(data.devices, loads, curves, strict=True)
     )
-    decision = solve(family("poplar"), data, "paper").decision
+    decision = present(solve(family("poplar"), data, "paper").decision)
     shares = zip(data.devices, decision.devices, strict=True)
     assert expected == Counter(
         (device.name, share.samples, share.micro_batch if share.samples else 0)
@@ -127,7 +128,7 @@ def test_lines_17_to_29(seed: int) -> None:
     while sum(last) > rest:
         for i, b in enumerate(last):
             last[i] -= b > 0 and sum(last) > rest
-    decision = solve(family("poplar"), data, "paper").decision
+    decision = present(solve(family("poplar"), data, "paper").decision)
     steps = [(step.count, step.micro_batches) for step in decision.steps]
     printed = [(1, last)] if gas == 1 else [(gas - 1, batches), (1, last)]
     if len(printed) > len(steps):  # an equal last step is grouped with the others
