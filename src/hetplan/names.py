@@ -14,8 +14,8 @@ WHOLE, BEGINNING = 0.6, 0.75
 
 
 def nearest(name: str, known: Iterable[str], most: int = 4) -> list[str]:
-    """Known names like `name`, those most like it first, of equals the shortest: what has most of
-    its letters, begins so, or has it inside."""
+    """Known names like `name`, those most like it first, of equals the shortest: what has it
+    inside, all its letters in order, most of them, or begins so."""
     wanted = name.lower()
 
     def likeness(other: str) -> float:
@@ -23,6 +23,9 @@ def nearest(name: str, known: Iterable[str], most: int = 4) -> list[str]:
         lower = other.lower()
         if wanted and wanted in lower:
             return 2.0
+        left = iter(lower)
+        if len(wanted) >= 4 and all(letter in left for letter in wanted):
+            return 1.9
         whole = difflib.SequenceMatcher(None, lower, wanted).ratio() / WHOLE
         beginning = difflib.SequenceMatcher(None, lower[: len(wanted)], wanted).ratio() / BEGINNING
         return max(whole, beginning if len(wanted) >= 3 else 0.0)

@@ -121,7 +121,7 @@ def test_validate(hetplan: Call, numbers: Write, tmp_path: Path) -> None:
     good, wrong = numbers(1, 2), tmp_path / "wrong.json"
     wrong.write_text("{}")
     ran = hetplan("instances", "validate", good)
-    assert (ran.code, ran.out) == (0, f"{good}: fake instance 'numbers', valid\n\n")
+    assert (ran.code, ran.out) == (0, f"{good}: fake instance 'numbers', valid\n")
     ran = hetplan("instances", "validate", good, wrong, "--json")
     assert ran.code == 2
     assert [row["valid"] for row in ran.json["files"]] == [True, False]

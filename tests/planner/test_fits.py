@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 import hetplan as hp
@@ -206,3 +208,43 @@ def test_a_shorter_sequence_leaves_more() -> None:
     made = cluster_of((1, 4, A100))
     long, short = (hp.fits("gpt2", made, sequence=n, micro_batch=1) for n in (1024, 256))
     assert short.layouts[0].free[A100] > long.layouts[0].free[A100]
+
+
+def test_memory_is_answered_where_the_speed_is_not_known() -> None:
+    """T4 has no peak in bf16: what it holds is what it holds in fp16."""
+    made = cluster_of((1, 2, T4), (1, 2, A100))
+    half, brain = (hp.fits("gpt2", made, precision=p, micro_batch=2) for p in ("fp16", "bf16"))
+    assert brain.layouts == half.layouts
+    assert (half.without_peak, brain.without_peak) == ((), (T4,))
+    assert brain.document()["without_peak"] == [T4]
+
+
+def test_advice_names_the_smallest_change_first() -> None:
+    """One wish less, where that is not enough two; then what else; devices at the end."""
+    pair = cluster_of((1, 2, V100))
+
+    def heads(**options: Any) -> list[str]:
+        return [line.split(":")[0] for line in hp.fits("gpt2-xl", pair, **options).advice]
+
+    more = f"2 more {V100} (1 node of 2)"
+    assert heads(zero=0, micro_batch=8) == [
+        "another micro-batch", "without a memory margin", "with 512 tokens per sample", more,
+    ]  # fmt: skip
+    wishes = heads(recomputation="none", micro_batch=4, precision="fp32")
+    assert wishes[0] == "another recomputation and micro-batch"
+
+
+@pytest.mark.parametrize(
+    ("options", "change"),
+    [
+        ({"memory_margin": 0.6, "micro_batch": 24}, {"memory_margin": 0.0}),
+        ({"micro_batch": 6, "precision": "fp32", "recomputation": "none"}, {"precision": "fp16"}),
+        ({"micro_batch": 64}, {"sequence": 512}),
+        ({"global_batch": 1, "zero": 3}, {"global_batch": None}),
+    ],
+)
+def test_what_is_advised_fits(options: dict[str, Any], change: dict[str, Any]) -> None:
+    pair = cluster_of((1, 2, V100))
+    fit, changed = (hp.fits("gpt2-large", pair, **one) for one in (options, options | change))
+    assert not fit.fits and changed.fits
+    assert any(line.endswith(f": {changed.layouts[0].text}") for line in fit.advice)

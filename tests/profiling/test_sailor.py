@@ -22,7 +22,9 @@ from hetplan.profiling.sailor.predict import (
     Prediction,
     clean,
 )
-from hetplan.profiling.sailor.validation import mean_error, rank_correlation, spearman, validate
+from hetplan.profiling.sailor.validation import spearman, validate
+from hetplan.runtime.truth.compare import compare
+from hetplan.runtime.truth.scores import summary
 
 SHARED = Path(__file__).parents[3] / "shared" / "data" / "sailor"
 WHOLE = list(range(LAYERS))
@@ -55,7 +57,6 @@ def test_receivers_wait_and_pairs_exchange_in_turn(folder: Path) -> None:
     # for each of 16 micro-batches the slow stage computes, and waits for the next activation, which
     # waits for its gradient
     assert found.seconds == pytest.approx(16 * (last + 2 * move) + first + 0.0005, rel=2e-3)
-    assert found.overlapped < found.seconds
     # the slow stage first: it waits for gradients only, its activations leave while it computes
     document = plan([[0, 1], [2, 3]], [[("slow", 1)], [("fast", 1)]], 1, 16)
     other = predicted(folder, document).seconds
@@ -154,7 +155,9 @@ def test_a_plan_without_prices_keeps_its_reason(
     add_plan(folder, "a.json", plan([WHOLE], [[("fast", 1)]], 1, 8, real=0.1, max_mem=10**9))
     add_plan(folder, "b.json", plan([WHOLE], [[("other", 1)]], 1, 8))
     assert main(["truth", "validate", "sailor", str(folder), "--json"]) == 1
-    plans = json.loads(capsys.readouterr().out)["plans"]
+    document = json.loads(capsys.readouterr().out)
+    plans = document["rows"]
+    assert set(document) == {"set", "rows", "summary"}
     assert [p["file"] for p in plans] == ["a.json", "b.json"]
     assert plans[0]["measured_seconds"] == 0.1 and plans[0]["measured_bytes"] == 10**9
     assert plans[0]["predicted_seconds"] == pytest.approx(8 * 4 * 0.003 + 0.001)
@@ -191,10 +194,8 @@ def test_a_table_for_people(folder: Path, capsys: pytest.CaptureFixture[str]) ->
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason=f"needs Sailor's published data in {SHARED}")
 def test_published_plans() -> None:
-    found = validate(SHARED)
-    clariden, mit = (
-        [one for one in found if one.run.file.startswith(group)] for group in ("clariden", "mit")
-    )
-    assert (mean_error(clariden) or 1) < 0.09 and (rank_correlation(clariden) or 0) >= 0.95
-    assert (mean_error(mit) or 1) < 0.08
-    assert max(abs(one.memory_error or 1) for one in clariden) < 0.05
+    kinds = summary(compare("sailor", SHARED))["kinds"]
+    clariden, mit = kinds["clariden"], kinds["mit"]
+    assert clariden["error"] < 0.09 and clariden["order"] >= 0.95
+    assert mit["error"] < 0.08
+    assert clariden["memory_error"] < 0.05

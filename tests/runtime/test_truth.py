@@ -264,9 +264,10 @@ def test_operators(tmp_path: Path) -> None:
 
 
 BROKEN = [
-    (b"", "is no table"),
+    (b"", "a100.csv: has no rows"),
+    (",".join(VTRAIN_COLUMNS).encode() + b"\n", "a100.csv: has no rows"),
     (b"\xff\xfe", "is no table"),
-    (b"a,b\n1,2\n", "column is missing.*# layers"),
+    (b"a,b\n1,2\n", "a100.csv: column is missing .got 'a, b', expected # layers"),
     (None, "row 0.*number of cells.*got 3, expected 11"),
     ({"# GPUs": "many"}, r"row 1: # GPUs: is no (whole )?number.*'many'"),
     ({"# GPUs": "2.5"}, "row 1: # GPUs: is no whole number"),

@@ -23,6 +23,11 @@ from hetplan.text import Table, bytes_text, devices_counted
 if TYPE_CHECKING:
     from hetplan.planner.fits import Fit, Layout
 
+ORDER = (
+    "one row for each ZeRO level, simplest first: least recomputation, then fewest devices in a "
+    "replica, then the lowest level"
+)
+
 
 def fits(
     model: ModelOption,
@@ -99,12 +104,17 @@ def fit_tables(fit: Fit) -> Iterator[Table]:
     fullest = [max(row.held, key=lambda held: held.allocated).text for row in rows[:1]]
     notes = [*(f"fullest device: {text}" for text in fullest), f"usable: {', '.join(limits)}"]
     total = len(workload.cluster.devices)
+    for kind in fit.without_peak:
+        speed = f"{kind} has no peak in {workload.precision} in the catalogue or the cluster file"
+        notes.append(f"{speed}: memory is answered, no plan can be timed")
     if rows and rows[0].shape.devices < total:
         notes.append(f"unused: {total - rows[0].shape.devices} of {total} devices")
     if fit.fits:
         title = f"fits: {job}: {rows[0].text}"
+        notes.append(ORDER)
     else:
         title = f"does not fit: {job}" + (f"; nearest is {rows[0].text}" if rows else "")
+        notes.append("tried: all ZeRO levels, degrees, recomputations and micro-batches allowed")
         notes += [f"would fit: {line}" for line in fit.advice] or ["no number of devices would do"]
     yield Table.of(
         title,

@@ -131,7 +131,9 @@ def print_tables(tables: Iterable[Table], console: Console | None = None) -> Non
     if console is None:
         width = None if sys.stdout.isatty() else PLAIN_WIDTH
         console = Console(file=sys.stdout, width=width, highlight=False)
-    for table in tables:
+    for i, table in enumerate(tables):
+        if i:
+            console.print()
         if table.title:
             console.print(Text(visible(table.title), style="bold"), soft_wrap=True)
         for columns in pieces(table, console.width) if table.header else ():
@@ -147,7 +149,6 @@ def print_tables(tables: Iterable[Table], console: Console | None = None) -> Non
             console.print(grid)
         for line in table.notes:
             console.print(Text(visible(line)), soft_wrap=True)
-        console.print()
 
 
 def pieces(table: Table, width: int) -> list[list[int]]:

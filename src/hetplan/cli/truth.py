@@ -35,16 +35,14 @@ from hetplan.planner.ranking import make_plans
 from hetplan.planner.strategy import make_strategies
 from hetplan.profiling.models import load_model
 from hetplan.profiling.profile import load_profile
-from hetplan.profiling.sailor.validation import Compared as ComparedPlan
 from hetplan.profiling.sailor.validation import spearman
-from hetplan.profiling.sailor.validation import validate as run_plans
 from hetplan.profiling.workload import Workload
 from hetplan.runtime import rehearsals
 from hetplan.runtime.calibration import Estimate, MeasuredRun, load_measured_run
 from hetplan.runtime.calibration import calibrate as estimate
 from hetplan.runtime.sensitivity import Sensitivity, perturbed, scenarios
 from hetplan.runtime.sensitivity import sensitivity as analyse
-from hetplan.runtime.truth.compare import SETS, compare, reasons, sailor_rows
+from hetplan.runtime.truth.compare import SETS, compare, reasons
 from hetplan.runtime.truth.known import known_rows
 from hetplan.runtime.truth.rest import calibrate_set
 from hetplan.runtime.truth.scores import summary
@@ -90,24 +88,16 @@ def validate(
     A run that cannot be said has its reason. Exit code 0; of sailor 1 where a plan has no
     prediction.
     """
-    plans = []
-    if name == "sailor":
-        plans = run_plans(folder, None if framework_gib is None else framework_gib * GIB)
-    rows = sailor_rows(plans) if plans else compare(name, folder)
-    document: dict[str, Any] = {
-        "set": name,
-        "rows": [row.document() for row in rows],
-        "summary": summary(rows),
-    }
-    if plans:
-        document["plans"] = [compared_document(plan) for plan in plans]
-    parts = {part: (None, figures) for part, figures in parts_of(document["summary"]).items()}
+    rows = compare(name, folder, None if framework_gib is None else framework_gib * GIB)
+    figures = summary(rows)
+    document = {"set": name, "rows": [row.document() for row in rows], "summary": figures}
+    parts = {part: (None, own) for part, own in parts_of(figures).items()}
     whys = [f"{count} x {reason}" for reason, count in reasons(rows)]
     tables = [figures_table(f"{name}, predicted", parts, whys)]
     if name != "operators":  # they are a hundred thousand: the JSON lists them
         tables.insert(0, rows_table(name, rows))
     emit(document, tables, json=json)
-    return 1 if any(plan.prediction is None for plan in plans) else 0
+    return int(name == "sailor" and any(row.predicted is None for row in rows))
 
 
 def rows_table(name: str, rows: Sequence[Compared]) -> Table:
@@ -316,22 +306,6 @@ def rehearsed_table(plans: list[rehearsals.Rehearsed], rank: float | None) -> Ta
         ),
         right=(1, 2, 3),
     )
-
-
-def compared_document(plan: ComparedPlan) -> dict[str, Any]:
-    """One plan as JSON types. overlapped_seconds: transfers that occupy nobody; predicted ones
-    occupy both ends."""
-    run, prediction = plan.run, plan.prediction
-    return {
-        "file": run.file,
-        "measured_seconds": run.seconds,
-        "predicted_seconds": None if prediction is None else prediction.seconds,
-        "overlapped_seconds": None if prediction is None else prediction.overlapped,
-        "measured_bytes": run.max_bytes,
-        "predicted_bytes": None if prediction is None else prediction.peak_bytes,
-        "calibrated": False,
-        **({} if plan.reason is None else {"reason": plan.reason}),
-    }
 
 
 def calibrate(

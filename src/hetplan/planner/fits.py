@@ -16,7 +16,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
-from itertools import pairwise
+from itertools import combinations, islice, pairwise
 from math import inf
 from typing import Any
 
@@ -28,13 +28,15 @@ from hetplan.formulations.joint.memory import Held, Passes, held_on
 from hetplan.names import unknown_name
 from hetplan.profiling.cluster import MAX_DEVICES, Cluster, Node, open_cluster
 from hetplan.profiling.frameworks import HETPLAN, Framework
-from hetplan.profiling.models import Model
+from hetplan.profiling.models import Model, load_model
 from hetplan.profiling.operators import ELEMENT_BYTES
 from hetplan.profiling.predict import (
     LARGEST_MICRO_BATCH,
     default_micro_batches,
     default_tensor_degrees,
+    predict,
 )
+from hetplan.profiling.stack import DEFAULT_STACK
 from hetplan.profiling.times import Recomputation
 from hetplan.profiling.workload import Workload, make_workload
 from hetplan.text import counted
@@ -42,6 +44,7 @@ from hetplan.text import counted
 # PyTorch's allocator keeps blocks that nothing fits in: 15 % on average over eight language models
 # on A100 (Guo et al. 2024, GMLake), few percent with expandable segments.
 MEMORY_MARGIN = 0.05
+SHORTER = 3  # how often a sequence is halved in search of one that fits
 FINE = 1000  # parts of the limits: shares of them are searched in so small steps
 
 
@@ -117,7 +120,8 @@ class Layout:
 @dataclass(frozen=True)
 class Fit:
     """layouts: that fit, of each ZeRO level the simplest, simplest first. nearest: where none does,
-    the one that lacks least. advice: what would make it fit. limit_bytes: by device type."""
+    the one that lacks least. advice: what would make it fit, the smallest change first.
+    limit_bytes: by device type."""
 
     workload: Workload = field(repr=False)
     layouts: tuple[Layout, ...]
@@ -130,6 +134,12 @@ class Fit:
         """Whether some layout does."""
         return bool(self.layouts)
 
+    @property
+    def without_peak(self) -> tuple[str, ...]:
+        """Device types whose speed in the precision is not known, so that no plan can be timed."""
+        specs = self.workload.cluster.specs
+        return tuple(k for k in specs if self.workload.precision not in specs[k].peak_tflops)
+
     def document(self) -> dict[str, Any]:
         """As JSON types."""
         return {
@@ -138,6 +148,7 @@ class Fit:
             "cluster": self.workload.cluster.name,
             "framework": self.workload.framework.name,
             "precision": self.workload.precision,
+            "without_peak": list(self.without_peak),
             "limit_bytes": self.limit_bytes,
             "layouts": [layout.document() for layout in self.layouts],
             "nearest": self.nearest and self.nearest.document(),
@@ -171,14 +182,14 @@ def fits(
     if micro_batch is not None and not 1 <= micro_batch <= (global_batch or micro_batch):
         expected = "at least 1" + (f", at most the batch of {global_batch}" if global_batch else "")
         raise InputError("micro-batch is not usable", got=micro_batch, expected=expected)
-    workload = make_workload(
-        model,
-        cluster if isinstance(cluster, Cluster) else open_cluster(cluster),
-        global_batch or 1,
-        sequence=sequence,
-        precision=precision,
-        framework=framework,
-    )
+    on = cluster if isinstance(cluster, Cluster) else open_cluster(cluster)
+
+    def posed(**changes: Any) -> Workload:
+        """The workload, with another sequence or precision."""
+        held = {"sequence": sequence, "precision": precision} | changes
+        return memory_workload(model, on, global_batch or 1, framework, **held)
+
+    workload = posed()
     levels, modes = workload.framework.levels, workload.framework.recomputation
     mode = next((known for known in modes if known == recomputation), None)
     if recomputation is not None and mode is None:
@@ -186,7 +197,50 @@ def fits(
     if zero is not None and zero not in levels:
         expected = " or ".join(map(str, levels))
         raise InputError(f"ZeRO of {workload.framework.name}", got=zero, expected=expected)
-    return Question(workload, global_batch, memory_margin).answer(Wanted(zero, mode, micro_batch))
+    wanted = Wanted(zero, mode, micro_batch)
+    question = Question(workload, global_batch, memory_margin)
+    fit = question.answer(wanted)
+    if fit.fits:
+        return fit
+
+    def other(
+        name: str, margin: float, batch: int | None = global_batch, **held: Any
+    ) -> str | None:
+        """What would fit under a change that has this name."""
+        layouts = Question(posed(**held), batch, margin).fitting(wanted)
+        return next((f"{name}: {layout.text}" for layout in layouts), None)
+
+    lines = [*question.wishes(wanted), other("without a memory margin", 0.0)]
+    if global_batch is not None:
+        lines.append(other("with a larger global batch", memory_margin, None))
+    if workload.precision == "fp32" and not isinstance(model, Model):
+        lines.append(other("in fp16", memory_margin, precision="fp16"))
+    if workload.sequence is not None and not isinstance(model, Model):
+        lengths = (workload.sequence >> halved for halved in range(1, SHORTER + 1))
+        shorter = (
+            other(f"with {n} tokens per sample", memory_margin, sequence=n) for n in lengths if n
+        )
+        lines.append(next(filter(None, shorter), None))
+    return replace(fit, advice=(*filter(None, lines), *question.devices(wanted)))
+
+
+def memory_workload(
+    model: str | os.PathLike[str] | Model,
+    cluster: Cluster,
+    batch: int,
+    framework: str | Framework,
+    **held: Any,
+) -> Workload:
+    """A workload whose bytes count and not its seconds: a device type without a peak in the
+    precision borrows the largest that it has."""
+    if not isinstance(model, Model):
+        model = load_model(model, attention=DEFAULT_STACK.attention, **held)
+    specs = {}
+    for kind, spec in cluster.specs.items():
+        peaks = {model.precision: max(spec.peak_tflops.values())} | spec.peak_tflops
+        specs[kind] = spec.model_copy(update={"peak_tflops": peaks})
+    profile = predict(model, replace(cluster, specs=specs), micro_batches=[1])
+    return make_workload(model, cluster, batch, profile=profile, framework=framework)
 
 
 class Question:
@@ -214,7 +268,7 @@ class Question:
         shares = [(self.least_share(*one, batch), one) for one in choices]
         share, choice = min(shares, key=lambda pair: pair[0], default=(inf, None))
         nearest = self.layout(*choice, batch) if choice is not None and share < inf else None
-        return Fit(self.workload, (), nearest, tuple(self.advice(wanted)), self.limits)
+        return Fit(self.workload, (), nearest, (), self.limits)
 
     def fitting(self, wanted: Wanted) -> Iterator[Layout]:
         """Layouts that fit, simplest first, of each ZeRO level one."""
@@ -224,13 +278,21 @@ class Question:
                 seen.add(level)
                 yield self.layout(shape, level, mode, batch)
 
-    def advice(self, wanted: Wanted) -> Iterator[str]:
-        """What would make it fit: something else than what is wanted, or more devices."""
-        for name in ("recomputation", "zero", "micro_batch"):
-            if getattr(wanted, name) is not None:
-                other = next(self.fitting(replace(wanted, **{name: None})), None)
-                if other is not None:
-                    yield f"another {name.replace('_', '-')}: {other.text}"
+    def wishes(self, wanted: Wanted) -> list[str]:
+        """What would fit if as few as possible of the wishes were others."""
+        made = [name for name, value in vars(wanted).items() if value is not None]
+        for count in range(1, len(made) + 1):
+            lines = [
+                f"another {' and '.join(names).replace('_', '-')}: {layout.text}"
+                for names in combinations(made, count)
+                for layout in islice(self.fitting(replace(wanted, **dict.fromkeys(names))), 1)
+            ]
+            if lines:
+                return lines
+        return []
+
+    def devices(self, wanted: Wanted) -> Iterator[str]:
+        """How many more devices of each type would do."""
         for kind in self.limits:
             alike = [node for node in self.workload.cluster.nodes if node.device == kind]
             largest = max(alike, key=lambda node: node.devices)

@@ -29,7 +29,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
@@ -135,11 +135,9 @@ def clean(raw: Floats, sizes: Floats, floor: Floats, per_sample: Floats) -> Floa
 
 @dataclass(frozen=True)
 class Prediction:
-    """seconds: as the engine exchanges; overlapped: were messages sent at once and received when
-    they are needed. peak_bytes: None where sizes are not told."""
+    """seconds: as the engine exchanges. peak_bytes: None where sizes are not stated."""
 
     seconds: float
-    overlapped: float
     peak_bytes: float | None
 
 
@@ -162,22 +160,19 @@ class Predictor:
 
     def predict(self, run: PlanRun) -> Prediction:
         """One plan; raises InputError where the data lack a GPU type or a degree's sizes."""
-        flush, overlapped, after = [], [], []
+        flush, after = [], []
         peaks: list[float | None] = []
         for pipeline in run.pipelines:
             share = run.global_batch / len(run.pipelines)
             batches = max(1, math.ceil(share / (run.micro_batch * len(pipeline.groups[0]))))
             replicas = self.replicas(pipeline, run.micro_batch, batches)
             flush.append(simulate_replicas(replicas).seconds)
-            free = [replace(replica, sends="asynchronous") for replica in replicas]
-            overlapped.append(simulate_replicas(free).seconds)
             after.append((self.reduction(pipeline, len(run.pipelines)), self.update(pipeline)))
             peaks.append(self.peak_bytes(pipeline, run.micro_batch, batches))
         ending = float(np.max(after, axis=0).sum())
         known = [peak for peak in peaks if peak is not None]
         return Prediction(
             max(flush) + ending,
-            max(overlapped) + ending,
             max(known) if len(known) == len(peaks) else None,
         )
 

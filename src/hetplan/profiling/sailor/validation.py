@@ -31,21 +31,6 @@ class Compared:
     prediction: Prediction | None
     reason: str | None = None
 
-    @property
-    def error(self) -> float | None:
-        """(predicted - measured) / measured seconds."""
-        if self.prediction is None or self.run.seconds is None:
-            return None
-        return self.prediction.seconds / self.run.seconds - 1.0
-
-    @property
-    def memory_error(self) -> float | None:
-        """(predicted - measured) / measured bytes."""
-        peak = None if self.prediction is None else self.prediction.peak_bytes
-        if peak is None or self.run.max_bytes is None:
-            return None
-        return peak / self.run.max_bytes - 1.0
-
 
 def validate(folder: Path, framework: float | None = None) -> list[Compared]:
     """Every plan in `folder`/validation, in order of its name. framework: bytes that the framework
@@ -111,22 +96,6 @@ def model_of(run: PlanRun, names: Sequence[str], load: Callable[[str], ModelData
             expected=f"{model.layers} ({model.name})",
         )
     return model
-
-
-def mean_error(compared: list[Compared]) -> float | None:
-    """Mean absolute error of the seconds; None without any."""
-    errors = [abs(c.error) for c in compared if c.error is not None]
-    return float(np.mean(errors)) if errors else None
-
-
-def rank_correlation(compared: list[Compared]) -> float | None:
-    """Spearman's, of measured and predicted seconds; None below three plans."""
-    pairs = [
-        (c.run.seconds, c.prediction.seconds)
-        for c in compared
-        if c.prediction and c.run.seconds is not None
-    ]
-    return spearman(*zip(*pairs, strict=True)) if len(pairs) > 2 else None
 
 
 def spearman(a: Sequence[float], b: Sequence[float]) -> float | None:

@@ -25,14 +25,14 @@ SOURCES = {**runs.SOURCES, "operators": operators.FILES}
 SETS = (*SOURCES, "sailor")
 
 
-def compare(name: str, folder: Path) -> list[Compared]:
+def compare(name: str, folder: Path, framework: float | None = None) -> list[Compared]:
     """Every row of a set beside its prediction or its reason, in the order of files and rows.
 
-    folder: with the set's files. Raises InputError for an unknown set, or a file that is missing or
-    damaged.
+    folder: with the set's files. framework: of sailor, bytes that it takes of each GPU, if known.
+    Raises InputError for an unknown set, or a file that is missing or damaged.
     """
     if name == "sailor":
-        return sailor_rows(validate(folder))
+        return sailor_rows(validate(folder, framework))
     return [compared(*row) for row in rows_of(name, folder)]
 
 
@@ -73,9 +73,9 @@ def sailor_rows(plans: Sequence[ComparedPlan]) -> list[Compared]:
         folder, gpus = run.file.rpartition("/")[0], ", ".join(f"{n} {k}" for k, n in used.items())
         workload = f"{folder}, batch {run.global_batch}, {gpus}"
         kind = run.file.partition("/")[0] if "/" in run.file else ""
-        told = Published(workload, run.seconds, run.max_bytes, kind=kind)
-        found = Predicted(outcome.seconds, outcome.peak_bytes) if outcome else None
-        rows.append(Compared(run.file, 0, told, found, plan.reason))
+        published = Published(workload, run.seconds, run.max_bytes, kind=kind)
+        prediction = Predicted(outcome.seconds, outcome.peak_bytes) if outcome else None
+        rows.append(Compared(run.file, 0, published, prediction, plan.reason))
     return rows
 
 

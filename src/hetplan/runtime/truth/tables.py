@@ -43,7 +43,8 @@ class Cells:
     def text(self, column: str) -> str:
         """As it stands; raises DamagedError without such a column."""
         if column not in self.texts:
-            raise DamagedError("column is missing", where=self.where, expected=column)
+            file, columns = self.where.rpartition(": row ")[0], ", ".join(self.texts)
+            raise DamagedError("column is missing", where=file, got=columns, expected=column)
         return self.texts[column].strip()
 
     def number(self, column: str) -> float | None:
@@ -82,11 +83,12 @@ def read_table(path: Path, *, by_hand: bool = False) -> Iterator[Cells]:
     where = str(path)
     try:
         lines = csv.reader(io.StringIO(read_bytes(path).decode("utf-8"), newline=""), strict=True)
-        header, *rows = [line for line in lines if line]
-    except (UnicodeDecodeError, csv.Error, ValueError) as error:
-        if isinstance(error, InputError):
-            raise
+        table = [line for line in lines if line]
+    except (UnicodeDecodeError, csv.Error) as error:
         raise DamagedError(f"is no table: {error}", where=where) from None
+    if len(table) < 2:
+        raise DamagedError("has no rows", where=where, expected="a header and at least one row")
+    header, *rows = table
     for i, row in enumerate(rows):
         place = f"{where}: row {i}"
         if len(row) != len(header):
