@@ -19,8 +19,8 @@ from hetplan.formulations.hap.spmd.forms import Run as Operation
 from hetplan.formulations.hap.spmd.networks import program_of
 from hetplan.formulations.hap.spmd.prices import products_of
 from hetplan.formulations.hap.spmd.whole import Decided
-from hetplan.formulations.joint.costs import Costs
 from hetplan.formulations.joint.plan import Plan
+from hetplan.formulations.joint.pose import costs_of
 from hetplan.planner.explain import same_plan
 from hetplan.planner.hap import Hap, HapSettings
 from hetplan.planner.pictures.scene import scene
@@ -145,7 +145,7 @@ def test_candidates_hold_and_are_replayed(workload: Workload) -> None:
     assert even.replay is not None and even.closed_form_seconds is not None
     # equal work on each type: every stage waits for the T4, which also update more slowly
     params = sum(layer.param_bytes for layer in workload.profile.layers)
-    update = max(Costs(workload, "none").update_seconds(d, params) for d in range(4))
+    update = max(costs_of(workload, "none").update_seconds(d, params) for d in range(4))
     assert even.predicted_seconds == pytest.approx(even.closed_form_seconds + update, rel=1e-9)
     busy = even.replay.timeline.busy
     assert busy[0] == busy[1] < busy[2] == busy[3]

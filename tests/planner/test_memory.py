@@ -15,7 +15,7 @@ from fakes.workloads import one_thread, small, with_memory
 from hetplan.formulations import family
 from hetplan.formulations.amp.data import AmpData, AmpDecision
 from hetplan.formulations.amp.evaluate import peak_bytes
-from hetplan.formulations.joint.costs import Costs
+from hetplan.formulations.joint.pose import costs_of
 from hetplan.formulations.poplar.pose import pose as pose_poplar
 from hetplan.planner.amp import Amp, DataParallel, problems_within_replay
 from hetplan.planner.ditto import Ditto
@@ -38,7 +38,7 @@ AMP = family("amp")
 @pytest.mark.parametrize("tensor", [1, 2])
 def test_models_see_what_the_replay_prices(mode: Recomputation, tensor: int) -> None:
     workload = small()
-    seen, priced = recomputed(workload, mode), Costs(workload, mode)
+    seen, priced = recomputed(workload, mode), costs_of(workload, mode)
     for kind in workload.cluster.types:
         for size in (1, 2):
             table = present(seen.profile.table(kind, tensor, size))

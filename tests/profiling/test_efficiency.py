@@ -16,7 +16,7 @@ import pytest
 from fakes.workloads import cluster, cluster_document, small
 from hetplan.cli.main import main
 from hetplan.errors import InputError
-from hetplan.formulations.joint.costs import Costs
+from hetplan.formulations.joint.pose import costs_of
 from hetplan.profiling import efficiency
 from hetplan.profiling.catalogue import device
 from hetplan.profiling.efficiency import (
@@ -291,9 +291,9 @@ class TestLinks:
     def test_costs_follow_what_was_measured(self) -> None:
         plain = small()
         learned = replace(plain, links=LearnedLinks(train_links([measured(2), measured(4)])))
-        before, after = Costs(plain), Costs(learned)
+        before, after = costs_of(plain), costs_of(learned)
         for size in (1e4, 1e8):
-            share = after.workload.links.share("send", "node", 2, size)  # type: ignore[union-attr]
+            share = after.links.share("send", "node", 2, size)  # type: ignore[union-attr]
             one, other = (c.messages([(0, 1, size)]) for c in (before, after))
             assert other.seconds == pytest.approx(one.seconds / share) and other.latency == 0
         bare = before.ring([[0, 1, 2, 3]], 1e8).seconds - before.ring([[0, 1, 2, 3]], 0.0).seconds

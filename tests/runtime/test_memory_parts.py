@@ -11,9 +11,9 @@ from itertools import accumulate, pairwise
 import pytest
 
 from fakes.workloads import cluster
-from hetplan.formulations.joint.costs import Costs
 from hetplan.formulations.joint.memory import Held, Passes
 from hetplan.formulations.joint.plan import Plan, new_plan
+from hetplan.formulations.joint.pose import costs_of
 from hetplan.profiling.frameworks import FSDP, MEGATRON
 from hetplan.profiling.models import load_model
 from hetplan.profiling.predict import predict
@@ -134,7 +134,7 @@ def test_sequence_parallel_ranks_divide_everything_that_is_kept() -> None:
     workload = run.workload
     plan = run.plan(workload)
     whole = replay(plan, workload).held[0].activations
-    divided = replace(MEGATRON, sequence_parallel=True)
+    divided = MEGATRON.model_copy(update={"sequence_parallel": True})
     parallel = replay(plan, replace(workload, framework=divided)).held[0].activations
     replicated = 32 * 10 * 8192 * 2 * 4096
     assert whole - parallel == pytest.approx(replicated * 3 / 4, rel=0.02)
@@ -145,19 +145,20 @@ def test_ranks_that_keep_what_they_gather_hold_it_whole() -> None:
     all four; with full recomputation only while it is computed again."""
     run, _ = RUNS["7b"]
     size = 2 * 8192 * 4096
+    sequence = MEGATRON.model_copy(update={"sequence_parallel": True})
     plain, whole = (
-        replace(run.workload, framework=replace(MEGATRON, sequence_parallel=True, whole_inputs=on))
+        replace(run.workload, framework=sequence.model_copy(update={"whole_inputs": on}))
         for on in (False, True)
     )
     blocks, head = (1, 33), (33, 34)
     for mode, kept, again in (
         ("none", 32 * 2 * size, 0), ("operators", 0, 2 * size), ("full", 0, 2 * size)
     ):  # fmt: skip
-        less, more = Costs(plain, mode), Costs(whole, mode)  # type: ignore[arg-type]
+        less, more = costs_of(plain, mode), costs_of(whole, mode)  # type: ignore[arg-type]
         assert more.saved_bytes(blocks, 4) - less.saved_bytes(blocks, 4) == 0.75 * kept
         assert more.working_bytes(blocks, 4) - less.working_bytes(blocks, 4) == 0.75 * again
         assert more.saved_bytes(head, 4) - less.saved_bytes(head, 4) == 0.75 * size
-    divided = Passes.of(Costs(replace(run.workload, framework=FSDP)), [head], 4)
+    divided = Passes.of(costs_of(replace(run.workload, framework=FSDP)), [head], 4)
     assert divided.loss == 16 * 8192 * 131584 / 4
 
 
@@ -168,7 +169,7 @@ def test_logits_and_the_layer_computed_again_do_not_meet() -> None:
     plan = run.plan(workload, "full")
     held = replay(plan, workload).held[0]
     assert held.logits > 0 and held.working == 0
-    short = replace(workload, framework=replace(MEGATRON, logit_bytes=0.1))
+    short = replace(workload, framework=MEGATRON.model_copy(update={"logit_bytes": 0.1}))
     again = replay(plan, short).held[0]
     assert again.logits == 0 and again.working > 0
     assert again.activations == held.activations

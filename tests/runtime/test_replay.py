@@ -15,8 +15,8 @@ from hetplan.errors import InputError, UnsupportedError
 from hetplan.formulations.amp.data import AmpDecision
 from hetplan.formulations.amp.evaluate import peak_bytes
 from hetplan.formulations.amp.pose import pose
-from hetplan.formulations.joint.costs import Costs
 from hetplan.formulations.joint.plan import Plan, new_plan
+from hetplan.formulations.joint.pose import costs_of
 from hetplan.formulations.joint.sharding import hidden
 from hetplan.planner.amp import AmpProblem
 from hetplan.planner.poplar import Poplar
@@ -80,7 +80,7 @@ def test_one_stage_takes_its_passes_and_the_update() -> None:
     replayed = replay(plan_of((0, 14)), w)
     table = w.profile.table("V100-SXM2-16GB", 1, 1)
     assert table is not None
-    update = Costs(w).update_seconds(0, sum(layer.param_bytes for layer in w.profile.layers))
+    update = costs_of(w).update_seconds(0, sum(layer.param_bytes for layer in w.profile.layers))
     assert replayed.seconds == pytest.approx(8 * sum(table.seconds()) + update)
     assert update > 0
     assert replayed.timeline.spent(Kind.TRANSFER).sum() == 0
@@ -109,7 +109,7 @@ def test_two_stages_send_activations_there_and_gradients_back() -> None:
 
 
 def test_a_node_shares_its_network_card() -> None:
-    costs = Costs(workload())
+    costs = costs_of(workload())
     card = 10 * GBIT
     one = costs.messages([(0, 2, 1e6)])
     assert one.seconds == pytest.approx(1e6 / card)
@@ -124,7 +124,7 @@ def test_a_node_shares_its_network_card() -> None:
 
 
 def test_rings_enter_a_node_once_and_share_it() -> None:
-    costs = Costs(workload())
+    costs = costs_of(workload())
     latency = float(workload().cluster.latency()[0, 2])
     alone = costs.ring([[0, 1, 2, 3]], 4e6)
     inside = float(workload().cluster.latency()[0, 1])
@@ -209,7 +209,7 @@ def test_uneven_rows_and_widths_are_sent_where_they_belong() -> None:
     wide = {"layers": [(0, 7)], "devices": [[0], [1]], "row_shares": [3.0, 1.0]}
     narrow = {"layers": [(7, 14)], "devices": [[2, 3]], "tensor_shares": [1.0, 1.0]}
     plan = made([{"stages": [wide, narrow], "micro_batches": [{"count": 1, "samples": 8}]}])
-    costs = Costs(workload())
+    costs = costs_of(workload())
     here, there = plan.replicas[0].stages
     sent = costs.transfer(here, there, 6, 8)
     size = 8 * workload().profile.layers[6].activation_bytes
@@ -225,7 +225,7 @@ def test_unequal_micro_batches_keep_their_own_times() -> None:
     even = replay(plan_of((0, 7), (7, 14), batches=[(4, 2)]), workload())
     assert mixed.seconds != even.seconds
     work = mixed.timeline.spent(Kind.FORWARD)
-    costs = Costs(workload())
+    costs = costs_of(workload())
     stage = plan_of((0, 7), (7, 14)).replicas[0].stages[0]
     expected = 2 * costs.passes(stage, (0, 7), 1)[0] + 3 * costs.passes(stage, (0, 7), 2)[0]
     assert work[0] == pytest.approx(expected)
@@ -314,7 +314,7 @@ def test_interleaved_chunks_visit_every_stage_again() -> None:
 def test_tensor_groups_pay_for_their_all_reduces() -> None:
     w, count = workload(), {"count": 8, "samples": 1}
     plan = made([{"stages": [tensor_pair([0, 1])], "micro_batches": [count]}])
-    costs, stage = Costs(w), plan.replicas[0].stages[0]
+    costs, stage = costs_of(w), plan.replicas[0].stages[0]
     passes = costs.layer_seconds("V100-SXM2-16GB", 2, 1).sum(axis=1)
     assert costs.passes(stage, (0, 14), 1) == pytest.approx(passes[:2])
     size = sum(layer.tensor_bytes for layer in w.profile.layers)
@@ -325,7 +325,7 @@ def test_tensor_groups_pay_for_their_all_reduces() -> None:
     assert (longer > seconds).all()
     reduces = [traffic.seconds for traffic in costs.reduces(stage, (0, 14), 1)]
     assert reduces == pytest.approx(longer - seconds)
-    again = Costs(w, "full").reduces(stage, (0, 14), 1)
+    again = costs_of(w, "full").reduces(stage, (0, 14), 1)
     assert again[1].seconds > 1.5 * reduces[1]
     busy = replay(plan, w).timeline.spent(Kind.FORWARD, Kind.BACKWARD)
     assert busy.tolist() == pytest.approx([8 * longer.sum()])
@@ -339,7 +339,7 @@ def test_tensor_groups_across_nodes_share_the_cards() -> None:
         for pair in ([0, 2], [1, 3])
     ]
     plan = made(pairs)
-    both = Costs(w).reduces(plan.replicas[0].stages[0], (0, 14), 1)
+    both = costs_of(w).reduces(plan.replicas[0].stages[0], (0, 14), 1)
     assert [port for port, _ in both[0].ports] == [0, 1, 2, 3]
     busy = replay(plan, w).timeline.port_seconds
     once = 8 * sum(reduce.seconds * reduce.ports[0][1] for reduce in both)
@@ -362,8 +362,9 @@ def test_gradients_are_as_wide_as_the_stack_has_them() -> None:
 def test_measured_fabrics_say_what_an_all_reduce_takes() -> None:
     nodes = [{"devices": 8, "device": "A100-SXM4-80GB", "intra_node_gbit_per_s": 2400,
               "network_gbit_per_s": 200}]  # fmt: skip
-    costs = Costs(small(nodes=nodes))
-    node = costs.workload.cluster.nodes[0]
+    w = small(nodes=nodes)
+    costs = costs_of(w)
+    node = w.cluster.nodes[0]
     eight = costs.ring([list(range(8))], 1e8)
     known = collective_seconds("all-reduce", 1e8, 8, node_fabric(node)).seconds
     assert eight.seconds == known

@@ -23,8 +23,9 @@ from typing import Any
 import numpy as np
 
 from hetplan.errors import InputError
-from hetplan.formulations.joint.costs import Costs, Floats
+from hetplan.formulations.joint.costs import Floats
 from hetplan.formulations.joint.memory import Held, Passes, held_on
+from hetplan.formulations.joint.pose import costs_of
 from hetplan.names import unknown_name
 from hetplan.profiling.cluster import MAX_DEVICES, Cluster, Node, open_cluster
 from hetplan.profiling.frameworks import HETPLAN, Framework
@@ -252,7 +253,7 @@ class Question:
         self.limits = {k: usable[k] - margin * specs[k].memory_bytes for k in usable}
         alone = replace(workload, cluster=workload.cluster.part([0]))  # costs are priced by pairs
         self.modes = workload.framework.recomputation
-        self.costs = {mode: Costs(alone, mode) for mode in self.modes}
+        self.costs = {mode: costs_of(alone, mode) for mode in self.modes}
         self.layers = workload.profile.layers
         self.weights = np.cumsum([0.0, *(layer.param_bytes for layer in self.layers)])
         self.saved = cache(self._saved)
@@ -426,7 +427,7 @@ class Question:
             passes, tied = replace(passes, boundary=sent), self.layers[-1].tied_param_bytes
         headless = replace(passes, logits=0.0, loss=0.0)
         fixed, last = (
-            held_on(self.workload, states, one, logits, batch).allocated
+            held_on(self.costs["none"].data, states, one, logits, batch).allocated
             - logits
             - per_byte * tensor * states[0]
             for one in (headless, passes)
@@ -459,7 +460,7 @@ class Question:
             states = sum(weights) / tensor, max(weights) / tensor
             kept = batch * self.alive(shape, stage, batch) * passes.saved
             divided = (*states, level, 1 / shape.data if level else 1.0)
-            held.append(held_on(self.workload, divided, passes, kept, batch))
+            held.append(held_on(costs.data, divided, passes, kept, batch))
             for kind in shape.kinds[stage]:
                 left = self.limits[kind] - held[-1].allocated
                 free[kind] = min(free.get(kind, left), left)

@@ -12,14 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from itertools import combinations
 
 from hetplan.formulations.joint.costs import Costs
-from hetplan.formulations.joint.plan import Plan, PlanDevice
-from hetplan.profiling.operators import Layer, Precision
-from hetplan.profiling.profile import Profile, ProfileLayer, ProfileTable
-from hetplan.profiling.times import Rates, Recomputation, kept_bytes, repeated_share
+from hetplan.formulations.joint.plan import Plan, PlanDevice, Recomputation
+from hetplan.formulations.joint.pose import kept_of, pose
+from hetplan.profiling.operators import Precision
+from hetplan.profiling.profile import Profile
 from hetplan.profiling.workload import Workload
 
 MODES: tuple[Recomputation, ...] = ("selective", "full")
@@ -125,49 +124,27 @@ def recomputed(workload: Workload, mode: Recomputation) -> Workload:
     the layer at work."""
     if mode == "none":
         return workload
-    profile = workload.profile
-    layers = [kept_layer(workload, l, mode) for l in range(len(profile.layers))]
-    tables = [
-        repeated_table(workload, table, mode)
-        for table in profile.tables
-        if table.device in workload.cluster.specs
-    ]
-    changed = {**dict(profile), "layers": layers, "tables": tables}
-    costs, every = Costs(workload, mode), (0, len(layers))
-    degrees = {1, *(table.tensor for table in tables)}
-    working = {degree: costs.working_bytes(every, degree) for degree in degrees}
-    return replace(workload, profile=Profile(**changed), working_bytes=working)
-
-
-def kept_layer(workload: Workload, at: int, mode: Recomputation) -> ProfileLayer:
-    """What the layer keeps; the part that every tensor rank keeps whole follows from what two ranks
-    keep each."""
-    layer = workload.model.layers[at]
-    before = workload.profile.layers[at - 1].activation_bytes if at else 0.0
-    alone, halved = (
-        kept_bytes(layer, mode, workload.precision, tensor, before) for tensor in (1, 2)
-    )
-    whole = min(max(2 * halved - alone, 0.0), alone)
-    changes = {"saved_bytes": alone, "replicated_saved_bytes": whole}
-    return workload.profile.layers[at].model_copy(update=changes)
-
-
-def repeated_table(workload: Workload, table: ProfileTable, mode: Recomputation) -> ProfileTable:
-    """The table with what is repeated in the backward passes."""
-    spec = workload.cluster.specs[table.device]
-    rates = Rates(table.device, spec, workload.precision, workload.stack)
-
-    @cache
-    def share(layer: Layer) -> float:
-        return repeated_share(layer, mode, rates, table.micro_batch, table.tensor)
-
-    backward = [
-        back + forward * share(layer)
-        for back, forward, layer in zip(
-            table.backward_seconds, table.forward_seconds, workload.model.layers, strict=True
+    profile, data = workload.profile, pose(workload, ("none", mode))
+    layers = [
+        layer.model_copy(
+            update={
+                "saved_bytes": posed.kept[mode].saved_bytes,
+                "replicated_saved_bytes": posed.kept[mode].replicated_saved_bytes,
+            }
         )
+        for layer, posed in zip(profile.layers, data.layers, strict=True)
     ]
-    return table.model_copy(update={"backward_seconds": backward})
+    tables = []
+    for at in data.tables:
+        table = profile.table(at.type, at.tensor, at.micro_batch)
+        assert table is not None
+        passes = zip(at.backward_seconds, at.repeated[mode], at.forward_seconds, strict=True)
+        backward = [back + share * forward for back, share, forward in passes]
+        tables.append(table.model_copy(update={"backward_seconds": backward}))
+    costs, every = Costs(data, mode), (0, len(layers))
+    working = {t: costs.working_bytes(every, t) for t in {1, *(table.tensor for table in tables)}}
+    changed = {**dict(profile), "layers": layers, "tables": tables}
+    return replace(workload, profile=Profile(**changed), working_bytes=working)
 
 
 def useful_modes(workload: Workload) -> tuple[Recomputation, ...]:
@@ -177,7 +154,7 @@ def useful_modes(workload: Workload) -> tuple[Recomputation, ...]:
     useful: list[Recomputation] = []
     for mode in MODES:
         layers = range(len(workload.profile.layers))
-        kept = sum(kept_layer(workload, l, mode).saved_bytes for l in layers)
+        kept = sum(kept_of(workload, l, mode).saved_bytes for l in layers)
         if kept < least * (1 - 1e-9):
             useful.append(mode)
             least = kept

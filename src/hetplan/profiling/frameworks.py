@@ -7,18 +7,24 @@ stands in its source code, as `origin` says. What PyTorch's allocator counts
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import Strict
 
 from hetplan.names import unknown_name
 from hetplan.profiling.catalogue import GIB
 from hetplan.profiling.times import Recomputation
+from hetplan.schema import Count, Name, NonNegative, StrictModel
 
 # CUDA context, libraries' workspaces and NCCL's buffers: one to two GiB before the first tensor.
 RESERVED_BYTES = 1.5 * GIB
 
+# JSON has no tuples
+Levels = Annotated[tuple[Count, ...], Strict(False)]
+Modes = Annotated[tuple[Recomputation, ...], Strict(False)]
 
-@dataclass(frozen=True, kw_only=True)
-class Framework:
+
+class Framework(StrictModel):
     """A framework's memory. Bytes per parameter are those of training in 16 bit with Adam; in fp32
     every framework holds 4 + 4 + 8.
 
@@ -41,26 +47,27 @@ class Framework:
     ever less being kept.
     """
 
-    name: str
-    gradient_bytes: float = 2
-    optimizer_bytes: float = 12
-    shard_bytes: float = 2
-    gathered_layers: float = 2
-    reduced_bytes: float = 2
-    bucket_bytes: float = 0.0
+    name: Name
+    gradient_bytes: NonNegative = 2
+    optimizer_bytes: NonNegative = 12
+    shard_bytes: NonNegative = 2
+    gathered_layers: NonNegative = 2
+    reduced_bytes: NonNegative = 2
+    bucket_bytes: NonNegative = 0.0
     sequence_parallel: bool = False
     whole_inputs: bool = False
-    logit_bytes: float | None = None
-    divided_logit_bytes: float | None = None
+    logit_bytes: NonNegative | None = None
+    divided_logit_bytes: NonNegative | None = None
     transfer_buffers: int = 0
-    workspace_bytes: float = 0.0
-    context_bytes: float = 0.5e9
+    workspace_bytes: NonNegative = 0.0
+    context_bytes: NonNegative = 0.5e9
     communicators: int = 2
-    communicator_bytes: float = 0.688e9
-    fragmentation: float = 0.15  # on average, eight models: Guo et al. 2024 (GMLake), abstract
-    levels: tuple[int, ...] = (0, 1, 2, 3)
-    pipeline_levels: tuple[int, ...] = (0, 1)
-    recomputation: tuple[Recomputation, ...] = ("none", "selective", "full")
+    communicator_bytes: NonNegative = 0.688e9
+    # of the pool, on average over eight models: Guo et al. 2024 (GMLake), abstract
+    fragmentation: NonNegative = 0.15
+    levels: Levels = (0, 1, 2, 3)
+    pipeline_levels: Levels = (0, 1)
+    recomputation: Modes = ("none", "selective", "full")
     origin: str
 
     @property

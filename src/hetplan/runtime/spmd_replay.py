@@ -17,8 +17,8 @@ from hetplan.formulations.hap.pose import priced, ring_links, saved_bytes
 from hetplan.formulations.hap.spmd.networks import program_of
 from hetplan.formulations.hap.spmd.prices import Holding
 from hetplan.formulations.hap.spmd.whole import Decided, Prices, Stage, Timed
-from hetplan.formulations.joint.costs import Costs
 from hetplan.formulations.joint.plan import Plan
+from hetplan.formulations.joint.pose import costs_of
 from hetplan.profiling.operators import ELEMENT_BYTES
 from hetplan.profiling.simulator.pipeline import simulate_stages
 from hetplan.profiling.simulator.tasks import Timeline
@@ -74,7 +74,7 @@ class SpmdCosts:
 
     def updates(self) -> list[float]:
         """[m] seconds of the optimizer's step."""
-        costs, size = Costs(self.workload, "none"), self.prices.element_bytes
+        costs, size = costs_of(self.workload), self.prices.element_bytes
         return [
             costs.update_seconds(d, size * float(entries))
             for d, entries in zip(self.devices, self.decided.entries(), strict=True)

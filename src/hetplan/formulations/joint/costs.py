@@ -1,5 +1,5 @@
-"""What the parts of a plan cost on a workload's cluster: passes, transfers, rings, updates; seconds
-and bytes.
+"""What the parts of a plan cost on the devices of `JointData`: passes, transfers, rings, updates;
+seconds and bytes.
 
 Every node has a network card and every device a port to the others of its node (NVLink, PCIe), each
 with a sending and a receiving side. What crosses nodes goes through the cards, which all ranks of a
@@ -15,26 +15,24 @@ import math
 from collections.abc import Hashable, Iterable, Sequence
 from functools import cached_property
 from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hetplan.errors import InputError
-from hetplan.formulations.joint.plan import Stage, split
-from hetplan.profiling.operators import ELEMENT_BYTES, REPEATED, Layer
-from hetplan.profiling.rates.collectives import Fabric, collective_seconds, node_fabric
-from hetplan.profiling.rates.moves import move_seconds
+from hetplan.formulations.joint.data import JointData
+from hetplan.formulations.joint.plan import Recomputation, Stage, split
+from hetplan.profiling.rates.collectives import CollectiveCurve
 from hetplan.profiling.simulator.tasks import Traffic
 from hetplan.profiling.stack import CONTENTION
-from hetplan.profiling.times import Rates, Recomputation, kept_bytes, repeated_share, together
-from hetplan.profiling.workload import Workload
+from hetplan.profiling.times import together
 from hetplan.schema import Range
 
-Floats = NDArray[np.float64]
+if TYPE_CHECKING:
+    from hetplan.profiling.efficiency import LearnedLinks
 
-# Inputs of the products that tensor ranks divide by columns, as described transformers name them.
-GATHERED = frozenset(("qkv input", "up input", "head input"))
-GATHERED_AGAIN = ("operators", "full")  # recomputation that does not keep them in blocks
+Floats = NDArray[np.float64]
 
 # The forward pass's all-reduces in the backward pass: their scattered halves are kept by operator.
 REPEATED_REDUCES = {"full": 2.0, "operators": 1.5}
@@ -46,27 +44,33 @@ MOST_KEPT = 20_000  # of answers to one kind of question; then memory begins ane
 
 
 class Costs:
-    """Costs on one workload's cluster and profile; repeated questions are answered from memory.
+    """Costs on the devices of one instance under one mode of recomputation; repeated questions are
+    answered from memory. links: learned efficiency of messages and collectives; None: they reach
+    the links' bandwidths.
 
     Ports are numbered: 2 n and 2 n + 1, the card of node n sends and receives; 2 (N + d) and
     2 (N + d) + 1, device d sends to and receives from its node; N nodes.
     """
 
-    def __init__(self, workload: Workload, recomputation: Recomputation = "none") -> None:
-        self.workload = workload
-        self.mode = recomputation
-        self._node = [device.node for device in workload.cluster.devices]
-        self._kind = [device.type for device in workload.cluster.devices]
+    def __init__(
+        self,
+        data: JointData,
+        recomputation: Recomputation = "none",
+        links: LearnedLinks | None = None,
+    ) -> None:
+        self.data, self.mode, self.links = data, recomputation, links
+        self._kind = [kind for kind, _ in data.devices]
+        self._node = [node for _, node in data.devices]
         self._layers: dict[tuple[str, int, int], Floats] = {}
         self._sums: dict[tuple[str, int, int], list[list[float]]] = {}
         self._points: dict[tuple[str, int], tuple[Floats, Floats]] = {}
         self._updates: dict[tuple[str, float], float] = {}
         self._single: dict[tuple[int, int], Traffic] = {}  # messages of one byte
-        self._rings: dict[Hashable, tuple[Traffic, Fabric | None]] = {}  # rounds of one byte
-        layers = workload.profile.layers
-        self._tensor_bytes = summed(layer.tensor_bytes for layer in layers)
-        self.param_sums = summed(layer.param_bytes for layer in layers)
-        self.tied = [l for l, layer in enumerate(layers) if layer.tied_param_bytes]
+        self._rings: dict[Hashable, tuple[Traffic, CollectiveCurve | None]] = {}  # of one byte
+        self._tensor_bytes = summed(layer.tensor_bytes for layer in data.layers)
+        self.param_sums = summed(layer.param_bytes for layer in data.layers)
+        self.tied = [l for l, layer in enumerate(data.layers) if layer.tied_param_bytes]
+        self._kept = [layer.kept[recomputation] for layer in data.layers]
         self._saved: dict[tuple[int, int, int], float] = {}
 
     def node(self, device: int) -> int:
@@ -79,7 +83,7 @@ class Costs:
 
     def link(self, here: int, there: int) -> tuple[float, float]:
         """(bytes/s, seconds per message) between two devices."""
-        nodes, a, b = self.workload.cluster.nodes, self._node[here], self._node[there]
+        nodes, a, b = self.data.nodes, self._node[here], self._node[there]
         if a == b:
             return nodes[a].intra_bandwidth, nodes[a].intra_latency
         return (
@@ -88,11 +92,8 @@ class Costs:
         )
 
     def gradient_bytes(self, param_bytes: float) -> float:
-        """What replicas exchange of the gradients of so many bytes of weights, as the stack has
-        them; our runtime reduces those of 16 bits in fp32, too."""
-        each = self.workload.stack.gradient_bytes
-        width = ELEMENT_BYTES[self.workload.precision]
-        return param_bytes if each is None else param_bytes / width * each
+        """What replicas exchange of the gradients of so many bytes of weights."""
+        return param_bytes / self.data.element_bytes * self.data.gradient_bytes
 
     def layer_seconds(self, kind: str, tensor: int, rows: int) -> Floats:
         """[4, L] forward and backward seconds of `rows` samples on one device of a tensor group of
@@ -105,14 +106,12 @@ class Costs:
         """
         key = (kind, tensor, rows)
         if key not in self._layers:
-            seconds = self._interpolated(kind, tensor, rows)
-            again = self._again(kind, tensor, max(rows, 1))
-            self._layers[key] = seconds + np.outer((0, 1, 0, 1), again) * seconds[[0, 0, 2, 2]]
+            self._layers[key] = self._interpolated(kind, tensor, rows)
         return self._layers[key]
 
     def _interpolated(self, kind: str, tensor: int, rows: int) -> Floats:
         if rows == 0:
-            return np.zeros((4, len(self.workload.profile.layers)))
+            return np.zeros((4, len(self.data.layers)))
         sizes, seconds = self._table(kind, tensor)
         after = int(np.searchsorted(sizes, rows))
         if after == len(sizes):
@@ -125,38 +124,34 @@ class Costs:
 
     def _table(self, kind: str, tensor: int) -> tuple[Floats, Floats]:
         """(micro-batches [B], seconds [B, 4, L] as in `layer_seconds`)."""
-        profile = self.workload.profile
         if (kind, tensor) not in self._points:
-            degree = tensor if profile.micro_batches(kind, tensor) else 1
-            sizes = profile.micro_batches(kind, degree)
-            tables = [table for b in sizes if (table := profile.table(kind, degree, b)) is not None]
+            of_kind = [table for table in self.data.tables if table.type == kind]
+            degree = tensor if any(table.tensor == tensor for table in of_kind) else 1
+            tables = sorted(
+                (table for table in of_kind if table.tensor == degree), key=lambda t: t.micro_batch
+            )
             if not tables:
                 raise InputError(
-                    f"no times of {kind} at tensor degree 1", where=f"profile of {profile.model}"
+                    f"no times of {kind} at tensor degree 1", where=f"tables of {self.data.model}"
                 )
-            parts = tensor / degree
-            none = [0.0] * len(profile.layers)
-            rows = [
-                (
-                    table.forward_seconds,
-                    table.backward_seconds,
-                    table.forward_host_seconds or none,
-                    table.backward_host_seconds or none,
-                )
-                for table in tables
-            ]
-            self._points[kind, tensor] = (np.array(sizes, float), np.array(rows) / parts)
+            rows = np.array(
+                [
+                    (
+                        t.forward_seconds,
+                        t.backward_seconds,
+                        t.forward_host_seconds,
+                        t.backward_host_seconds,
+                    )
+                    for t in tables
+                ]
+            )
+            if self.mode != "none":
+                again = np.array([table.repeated[self.mode] for table in tables])
+                rows[:, 1] += again * rows[:, 0]
+                rows[:, 3] += again * rows[:, 2]
+            sizes = np.array([table.micro_batch for table in tables], float)
+            self._points[kind, tensor] = sizes, rows / (tensor / degree)
         return self._points[kind, tensor]
-
-    def _again(self, kind: str, tensor: int, rows: int) -> Floats:
-        """[L] share of the forward pass that the backward pass repeats."""
-        model = self.workload.model
-        rates = Rates(kind, self.workload.cluster.specs[kind], model.precision, self.workload.stack)
-        shares = {
-            layer.operators: repeated_share(layer, self.mode, rates, rows, tensor)
-            for layer in model.layers
-        }
-        return np.array([shares[layer.operators] for layer in model.layers])
 
     def passes(self, stage: Stage, layers: Range, samples: int) -> tuple[float, float]:
         """(forward, backward) seconds of one micro-batch on a stage: its slowest device's, without
@@ -207,7 +202,7 @@ class Costs:
         ):
             device = math.sqrt(max(seconds * seconds - host * host, 0.0))
             reduce = ring.seconds / 2 * times
-            hidden = self.workload.stack.hidden_reduces
+            hidden = self.data.hidden_reduces
             device += reduce - hidden * (1 - CONTENTION) * min(device, reduce)
             whole = float(together(np.array(device), np.array(host)))
             made.append(ring._replace(seconds=max(whole - seconds, 0.0)))
@@ -215,7 +210,7 @@ class Costs:
 
     def transfer(self, here: Stage, there: Stage, layer: int, samples: int) -> Traffic:
         """One micro-batch's activation after `layer` (or its gradient), in the order of rows."""
-        size = self.workload.profile.layers[layer].activation_bytes
+        size = self.data.layers[layer].activation_bytes
         if len(here.all_devices) == len(there.all_devices) == 1:
             return self._message(here.devices[0][0], there.devices[0][0], samples * size)
         sends, takes = split(samples, here.row_shares), split(samples, there.row_shares)
@@ -232,7 +227,7 @@ class Costs:
 
     def _message(self, a: int, b: int, size: float) -> Traffic:
         """A single message."""
-        if self.workload.links is not None:
+        if self.links is not None:
             return self.messages([(a, b, size)])
         if (a, b) not in self._single:
             self._single[a, b] = self.messages([(a, b, 1.0)])
@@ -242,11 +237,10 @@ class Costs:
     def _reached(self, operation: str, ranks: Sequence[int], size: float) -> float:
         """The share of its links' bandwidth that a message or collective reaches; latency is part
         of a learned one."""
-        links = self.workload.links
-        if links is None or size == 0:
+        if self.links is None or size == 0:
             return 1.0
         inside = len({self.node(rank) for rank in ranks}) == 1
-        return links.share(operation, "node" if inside else "between", len(ranks), size)
+        return self.links.share(operation, "node" if inside else "between", len(ranks), size)
 
     def messages(self, pairs: Iterable[tuple[int, int, float]], *, ring: bool = False) -> Traffic:
         """Messages (from, to, bytes) at once: the slowest pair or the fullest port, whichever takes
@@ -254,7 +248,7 @@ class Costs:
 
         ring: they are a collective's round, whose efficiency is not theirs.
         """
-        nodes, learned = self.workload.cluster.nodes, self.workload.links is not None
+        nodes, learned = self.data.nodes, self.links is not None
         loads: dict[int, float] = {}  # seconds of each port
         seconds = latency = 0.0
         for a, b, size in pairs:
@@ -302,12 +296,12 @@ class Costs:
                 order = sorted(group)
                 hops = list(pairwise([*order, order[0]]))
                 pairs += [(a, b, part / len(group)) for a, b in hops]
-                if len(group) > 1 and self.workload.links is None:
+                if len(group) > 1 and self.links is None:
                     delays = [self.link(a, b)[1] for a, b in hops]
                     latency = max(latency, 2 * (sum(delays) - max(delays)))
             once = self.messages(pairs, ring=True)._replace(latency=latency)
             self._rings[key] = once, self._measured(groups)
-        once, fabric = self._rings[key]
+        once, curve = self._rings[key]
         reached = min(
             self._reached("all-reduce", group, size)
             for group, size in zip(groups, each, strict=True)
@@ -315,21 +309,26 @@ class Costs:
         )
         moving = rounds * largest * once.seconds / reached
         seconds = moving + once.latency
-        if fabric is not None and largest > 0:
-            ranks = max(map(len, groups))
-            seconds = collective_seconds("all-reduce", largest, ranks, fabric).seconds
+        if curve is not None and largest > 0:
+            seconds = curve.at(largest)
         busy = min(moving / seconds, 1.0) if seconds > 0 else 0.0
         return Traffic(seconds, 0.0, tuple((port, busy * share) for port, share in once.ports))
 
-    def _measured(self, groups: Sequence[Sequence[int]]) -> Fabric | None:
-        """The measured fabric that connects each group, if there is one."""
-        nodes = self.workload.cluster.nodes
+    def _measured(self, groups: Sequence[Sequence[int]]) -> CollectiveCurve | None:
+        """The measured curve of all-reduces of the largest group, where each is in one node and
+        all nodes are alike."""
+        nodes = self.data.nodes
         places = [{self._node[device] for device in group} for group in groups]
-        alike = len({nodes[node] for place in places for node in place}) == 1
-        if self.workload.links or not alike or max(map(len, places)) > 1:
+        first = nodes[min(places[0])]
+        alike = all(
+            nodes[node].device == first.device
+            and nodes[node].intra_bandwidth == first.intra_bandwidth
+            for place in places
+            for node in place
+        )
+        if self.links or not alike or max(map(len, places)) > 1:
             return None
-        fabric = node_fabric(nodes[min(places[0])])
-        return fabric if fabric.chips else None
+        return first.all_reduce.get(max(map(len, groups)))
 
     def update_seconds(self, device: int, param_bytes: float) -> float:
         """The optimizer's step on `param_bytes` of weights: memory-bound."""
@@ -337,70 +336,41 @@ class Costs:
         if key not in self._updates:
             if len(self._updates) > MOST_KEPT:
                 self._updates.clear()
-            spec = self.workload.cluster.specs[key[0]]
-            params = param_bytes / ELEMENT_BYTES[self.workload.precision]
-            self._updates[key] = move_seconds("binary", params * UPDATE_BYTES, key[0], spec).seconds
+            moved = param_bytes / self.data.element_bytes * UPDATE_BYTES
+            self._updates[key] = self.data.types[key[0]].update.seconds(moved)
         return self._updates[key]
 
     @cached_property
     def inputs(self) -> tuple[float, ...]:
         """[L] bytes per sample of each layer's input (of the first: nothing that needs keeping)."""
-        return (0.0, *(layer.activation_bytes for layer in self.workload.profile.layers[:-1]))
+        return (0.0, *(layer.activation_bytes for layer in self.data.layers[:-1]))
 
     def saved_bytes(self, layers: Range, tensor: int) -> float:
         """Bytes per sample that each device of a stage keeps from forward to backward."""
         key = (layers[0], layers[1], tensor)
         if key not in self._saved:
-            self._saved[key] = self._kept(layers, tensor)
+            kept = self._kept[layers[0] : layers[1]]
+            if self.data.framework.sequence_parallel and tensor > 1:
+                gathered = sum(layer.gathered_bytes for layer in kept) * (1 - 1 / tensor)
+                self._saved[key] = sum(layer.saved_bytes for layer in kept) / tensor + gathered
+            else:
+                self._saved[key] = sum(
+                    layer.replicated_saved_bytes
+                    + (layer.saved_bytes - layer.replicated_saved_bytes) / tensor
+                    for layer in kept
+                )
         return self._saved[key]
-
-    def _kept(self, layers: Range, tensor: int) -> float:
-        first, last = layers
-        profile, model = self.workload.profile.layers, self.workload.model.layers
-        if self.workload.framework.sequence_parallel and tensor > 1:
-            again = self.mode in GATHERED_AGAIN
-            kept = [l for l in model[first:last] if not (again and l.kind in REPEATED)]
-            whole = sum(self.gathered_bytes(layer, tensor) for layer in kept)
-            return self.saved_bytes(layers, 1) / tensor + whole
-        if self.mode == "none":
-            return sum(
-                layer.replicated_saved_bytes
-                + (layer.saved_bytes - layer.replicated_saved_bytes) / tensor
-                for layer in profile[first:last]
-            )
-        return sum(
-            kept_bytes(model[l], self.mode, self.workload.precision, tensor, self.inputs[l])
-            for l in range(first, last)
-        )
-
-    def gathered_bytes(self, layer: Layer, tensor: int) -> float:
-        """Bytes per sample of the inputs of products that sequence-parallel ranks gather and keep
-        whole, beyond their own part."""
-        if not self.workload.framework.whole_inputs:
-            return 0.0
-        precision = self.workload.precision
-        sizes = sum(t.size(precision) for t in layer.saved if t.name in GATHERED)
-        return sizes * (1 - 1 / tensor)
 
     def working_bytes(self, layers: Range, tensor: int) -> float:
         """Bytes per sample that one layer needs beside while it is computed again."""
-        first, last = layers
-        if self.workload.framework.sequence_parallel and tensor > 1:
-            again = [l for l in self.workload.model.layers[first:last] if l.kind in REPEATED]
-            whole = max((self.gathered_bytes(layer, tensor) for layer in again), default=0.0)
-            return self.working_bytes(layers, 1) / tensor + whole * (self.mode in GATHERED_AGAIN)
-        if self.mode == "none":
-            return 0.0
-        precision = self.workload.precision
+        kept = self._kept[layers[0] : layers[1]]
+        if self.data.framework.sequence_parallel and tensor > 1:
+            gathered = max(layer.gathered_working_bytes for layer in kept) * (1 - 1 / tensor)
+            return max(layer.working_bytes for layer in kept) / tensor + gathered
         return max(
-            sum(
-                tensor_.size(precision) / (tensor if tensor_.split else 1)
-                for tensor_ in layer.saved
-            )
-            - kept_bytes(layer, self.mode, precision, tensor, self.inputs[first + i])
-            if layer.kind in REPEATED
-            else 0.0
-            for i, layer in enumerate(self.workload.model.layers[first:last])
+            layer.replicated_working_bytes
+            + (layer.working_bytes - layer.replicated_working_bytes) / tensor
+            for layer in kept
         )
 
 
@@ -414,14 +384,6 @@ def rows_of(stage: Stage, samples: int) -> list[int]:
     if len(stage.devices) == 1:
         return [samples]
     return [end - begin for begin, end in split(samples, stage.row_shares)]
-
-
-def costs_of(workload: Workload, mode: Recomputation = "none") -> Costs:
-    """The workload's costs under a mode of recomputation: made once, kept with the workload."""
-    kept: dict[Recomputation, Costs] = vars(workload).setdefault("_costs", {})
-    if mode not in kept:
-        kept[mode] = Costs(workload, mode)
-    return kept[mode]
 
 
 def slope(sizes: Floats, seconds: Floats) -> Floats:

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hetplan.formulations.joint.costs import Costs, Floats
+from hetplan.formulations.joint.data import JointData
 from hetplan.formulations.joint.plan import Plan, Replica, Stage
-from hetplan.profiling.operators import ELEMENT_BYTES
-from hetplan.profiling.workload import Workload
 from hetplan.schema import Range
 from hetplan.text import bytes_text
 
@@ -21,7 +20,6 @@ if TYPE_CHECKING:  # compiled kernels, which `hetplan fits` does not need
 
 Owner = tuple[int, int]  # replica, stage
 SMALL = 0.005  # of what is allocated: not worth a word
-LOGITS = "logits"  # the saved tensor of a described head
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +84,11 @@ def memory(
             if divided is not None:
                 share = float(divided[device])
             elif plan.zero:
-                level = min(plan.zero, max(costs.workload.framework.pipeline_levels))
+                level = min(plan.zero, max(costs.data.framework.pipeline_levels))
                 share = 1 / data_ranks(plan, stage)
             states = part * weights, part * largest, level, share
             kept = float(timeline.peak_bytes[unit])
-            held[device] = held_on(costs.workload, states, passes, kept, rows)
+            held[device] = held_on(costs.data, states, passes, kept, rows)
     return tuple(held)
 
 
@@ -110,18 +108,14 @@ class Passes:
     @classmethod
     def of(cls, costs: Costs, layers: Sequence[Range], tensor: int) -> Passes:
         """Of a stage on a tensor group. layers: one range per model chunk."""
-        workload, last = costs.workload, layers[-1][1]
-        framework, model = workload.framework, workload.model.layers
-        kept = [t for t in model[-1].saved if t.name == LOGITS] if last == len(model) else []
-        logits = sum(tensor_.size(workload.precision) for tensor_ in kept) / tensor
-        entries = sum(tensor_.elements for tensor_ in kept) / tensor
-        each = framework.logit_bytes
+        data, framework = costs.data, costs.data.framework
+        part = (layers[-1][1] == len(data.layers)) / tensor  # of the logits
+        logits, each = part * data.logit_bytes, framework.logit_bytes
         if tensor > 1 and framework.divided_logit_bytes is not None:
             each = framework.divided_logit_bytes
-        loss = logits if each is None else entries * each
+        loss = logits if each is None else part * data.logit_elements * each
         boundary = max(
-            max(costs.inputs[first], workload.profile.layers[end - 1].activation_bytes)
-            for first, end in layers
+            max(costs.inputs[first], data.layers[end - 1].activation_bytes) for first, end in layers
         )
         return cls(
             saved=sum(costs.saved_bytes(chunk, tensor) for chunk in layers),
@@ -133,7 +127,7 @@ class Passes:
 
 
 def held_on(
-    workload: Workload,
+    data: JointData,
     states: tuple[float, float, int, float],
     passes: Passes,
     kept: float,
@@ -146,8 +140,8 @@ def held_on(
     share of the shards. kept: bytes of all micro-batches that it keeps at once. rows: its samples
     of the largest micro-batch.
     """
-    framework, (weights, largest, level, share) = workload.framework, states
-    width = ELEMENT_BYTES[workload.precision]
+    framework, (weights, largest, level, share) = data.framework, states
+    width = data.element_bytes
     own, gradients, optimizer, buffers = framework.held_bytes(weights, largest, width, level, share)
     apart = framework.logit_bytes is not None
     logits, loss, working = rows * passes.logits, rows * passes.loss, rows * passes.working
@@ -161,7 +155,7 @@ def held_on(
         collectives=buffers,
         transfers=framework.transfer_buffers * rows * passes.boundary,
         workspace=framework.workspace_bytes,
-        reserved=workload.reserved_bytes,
+        reserved=data.reserved_bytes,
     )
 
 
@@ -191,7 +185,7 @@ def tensor_part(stage: Stage, device: int) -> float:
 
 def stage_params(plan: Plan, stage: Stage, costs: Costs) -> tuple[float, float]:
     """Bytes of a stage's weights, copies of tied ones included, and of its largest layer."""
-    layers = costs.workload.profile.layers
+    layers = costs.data.layers
     each = [
         layers[l].param_bytes + copied_bytes(plan, l, costs)
         for first, last in stage.layers
@@ -213,7 +207,7 @@ def owners_of(plan: Plan, layer: int) -> list[Owner]:
 def copied_bytes(plan: Plan, layer: int, costs: Costs) -> float:
     """Tied weights that the layer's stage holds as a copy: those of a layer elsewhere (the first
     one's)."""
-    tied = costs.workload.profile.layers[layer].tied_param_bytes
+    tied = costs.data.layers[layer].tied_param_bytes
     if not tied:  # of most layers; looking for owners takes a look at every stage of every replica
         return 0.0
     return 0.0 if owners_of(plan, layer) == owners_of(plan, 0) else tied

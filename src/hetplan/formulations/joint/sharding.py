@@ -23,13 +23,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 
 from hetplan.formulations.joint.costs import Costs, Floats
 from hetplan.formulations.joint.memory import copied_bytes, data_ranks, single_stage, tensor_part
 from hetplan.formulations.joint.plan import Plan, Stage
-from hetplan.formulations.poplar.zero import States, communication
+from hetplan.formulations.poplar.zero import collective_seconds
 from hetplan.profiling.simulator.pipeline import Collective
 from hetplan.profiling.simulator.tasks import Ports
 from hetplan.profiling.stack import CONTENTION
@@ -104,7 +105,7 @@ class ZeroCosts:
 
     def layers(self, *, weights: bool) -> list[float]:
         """[L] seconds of gathering weights, or of reducing and scattering gradients."""
-        sizes = [layer.param_bytes for layer in self.costs.workload.profile.layers]
+        sizes = [layer.param_bytes for layer in self.costs.data.layers]
         if not weights:
             sizes = [self.costs.gradient_bytes(size) for size in sizes]
         return [self.half_ring(size)[0] if size else 0.0 for size in sizes]
@@ -112,7 +113,7 @@ class ZeroCosts:
     def step(self, stage: Stage, samples: int) -> tuple[float, float, float]:
         """(forward, backward) seconds of a micro-batch with what they wait for, and the link's
         seconds after it."""
-        layers = range(len(self.costs.workload.profile.layers))
+        layers = range(len(self.costs.data.layers))
         each = np.array([self.costs.passes(stage, (l, l + 1), samples) for l in layers]).T.tolist()
         none = [0.0] * len(layers)
         gather = self.layers(weights=True) if self.plan.zero == 3 else none
@@ -143,14 +144,19 @@ class ZeroCosts:
 
     def seconds(self) -> tuple[float, float]:
         """Of the collectives behind a step's passes, and of those of an iteration."""
-        plan, workload = self.plan, self.costs.workload
+        plan, costs = self.plan, self.costs
         if self.divided is not None and single_stage(plan) and not self.overlaps:
-            used, states = sorted(plan.ranks), States.of(workload)
-            states = replace(states, gradients=self.costs.gradient_bytes(states.weights))
-            spent = communication(
-                states, plan.zero, workload.cluster, self.divided[used], used, used
+            used, weights = sorted(plan.ranks), costs.param_sums[-1]
+            links = [costs.link(a, b) for a, b in pairwise([*used, used[0]])]
+            ring = min(speed for speed, _ in links), max(delay for _, delay in links)
+            calls = len(costs.data.layers) if plan.zero == 3 else 1
+            reduce, gather = (
+                collective_seconds(size, self.divided[used], *ring, messages=calls)
+                for size in (costs.gradient_bytes(weights), weights)
             )
-            return spent.per_step, spent.per_iteration
+            if plan.zero == 3:
+                return 2 * gather + reduce, 0.0
+            return (0.0, reduce + gather) if plan.zero == 1 else (reduce, gather)
         once = self.half_ring(self.costs.param_sums[-1])[0]
         scattered, gathered = (sum(self.layers(weights=weights)) for weights in (False, True))
         step = scattered + 2 * gathered if plan.zero == 3 else scattered

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ from hetplan.errors import InputError
 from hetplan.profiling.cluster import Node
 from hetplan.profiling.rates.estimate import Estimate
 from hetplan.profiling.rates.shipped import Curve, shipped
+from hetplan.schema import NonNegative, Positive, StrictModel
 
 Floats = NDArray[np.float64]
 
@@ -121,59 +122,67 @@ def collective_seconds(
         raise InputError("unknown collective", got=operation, expected=", ".join(["send", *PARTS]))
     if ranks < 2 or size <= 0:
         return Estimate(0.0, 0.0, 0.0, "nothing to send")
-    drawn = curve_of(fabric.chips.curves, operation, ranks) if fabric.chips else None
-    if drawn is None or fabric.chips is None:
+    drawn, chips = stretched(fabric, operation, ranks), fabric.chips
+    if drawn is None or chips is None:
         steps = 1.0 if operation == "send" else PARTS[operation] * (ranks - 1)
         moved = size if operation == "send" else size * steps / ranks
         seconds = steps * fabric.latency + moved / (fabric.share * fabric.bandwidth)
         source = "latency and bandwidth"
         return Estimate(seconds, wires.low * seconds, wires.high * seconds, source)
-    seconds, curve = on_curve(drawn, operation, size, ranks, fabric, fabric.chips), drawn.curve
+    curve = curve_of(chips.curves, operation, ranks)
+    assert curve is not None
+    seconds = drawn.at(size)
+    if operation != "send":  # the start of a half of an all-reduce is half of its start
+        seconds *= PARTS[operation] / PARTS["all-reduce"]
     source = f"{curve.origin} on {curve.fabric}"
     low, high = curve.errors.low, curve.errors.high
-    if fabric.chips.reached:
-        source, low, high = f"{source}, scaled by {fabric.chips.source}", wires.low, wires.high
+    if chips.reached:
+        source, low, high = f"{source}, scaled by {chips.source}", wires.low, wires.high
     return Estimate(seconds, low * seconds, high * seconds, source)
 
 
-@dataclass(frozen=True, eq=False)
-class Drawn:
-    """A curve ready to ask: logarithms (base 2) of its bytes and seconds."""
+class CollectiveCurve(StrictModel):
+    """Seconds of a collective by the bytes of each rank: a start, and what grows with the bytes,
+    `stretch` times. log2_bytes, seconds [B]: straight lines in logarithms between; beyond its ends
+    the curve goes on at the rate of the last knots, and below at its start."""
 
-    curve: Curve
-    sizes: Floats
-    seconds: Floats
+    log2_bytes: list[NonNegative]
+    seconds: list[Positive]
+    stretch: Positive = 1.0
+
+    @cached_property
+    def _log2_seconds(self) -> Floats:
+        return np.log2(self.seconds)
+
+    def at(self, size: float) -> float:
+        """Seconds of `size` > 0 bytes."""
+        start, end = self.seconds[0], 2 ** self.log2_bytes[-1]
+        drawn = 2 ** float(np.interp(math.log2(size), self.log2_bytes, self._log2_seconds))
+        return start + (drawn * max(size / end, 1.0) - start) * self.stretch
 
 
 @cache
-def curve_of(fabric: str, operation: str, ranks: int) -> Drawn | None:
+def curve_of(fabric: str, operation: str, ranks: int) -> Curve | None:
     """The measured curve that serves an operation of so many ranks; None where there is none."""
     kind = operation if operation == "send" else "all-reduce"
     for curve in shipped().collectives:
         asked = (fabric, kind, 2 if kind == "send" else ranks)
         if (curve.fabric, curve.operation, curve.ranks) == asked:
-            return Drawn(curve, np.array(curve.log2_bytes), np.log2(curve.seconds))
+            return curve
     return None
 
 
-def on_curve(
-    drawn: Drawn, operation: str, size: float, ranks: int, fabric: Fabric, chips: Chips
-) -> float:
-    """Seconds by a curve: its start, and what grows with the bytes stretched to this fabric.
-
-    Beyond its ends the curve goes on at the rate of the last knots, and below at its start. The
-    start of a half of an all-reduce is half of its start.
-    """
-    curve, start = drawn.curve, drawn.curve.seconds[0]
+@cache
+def stretched(fabric: Fabric, operation: str, ranks: int) -> CollectiveCurve | None:
+    """The measured curve that serves an operation of so many ranks, stretched to this fabric: of a
+    message its own, of any collective the all-reduce's. None where none was measured."""
+    chips = fabric.chips
+    curve = curve_of(chips.curves, operation, ranks) if chips else None
+    if chips is None or curve is None:
+        return None
     stretch = chips.bandwidth / fabric.bandwidth
     if chips.reached and operation != "send":
         largest = PARTS["all-reduce"] * (ranks - 1) / ranks * 2 ** curve.log2_bytes[-1]
         known = dict(chips.reached) if operation == "all-reduce" else {}
-        best = known.get(ranks, chips.reached[0][1])
-        stretch *= largest / curve.seconds[-1] / best
-    end = 2 ** curve.log2_bytes[-1]
-    seconds = 2 ** float(np.interp(math.log2(size), drawn.sizes, drawn.seconds)) * max(
-        size / end, 1.0
-    )
-    seconds = start + (seconds - start) * stretch
-    return seconds if operation == "send" else seconds * PARTS[operation] / PARTS["all-reduce"]
+        stretch *= largest / curve.seconds[-1] / known.get(ranks, chips.reached[0][1])
+    return CollectiveCurve(log2_bytes=curve.log2_bytes, seconds=curve.seconds, stretch=stretch)

@@ -18,6 +18,7 @@ import numpy as np
 from hetplan.profiling.catalogue import DeviceSpec, catalogue
 from hetplan.profiling.rates.estimate import Estimate
 from hetplan.profiling.rates.shipped import MoveRate, shipped
+from hetplan.schema import NonNegative, Positive, StrictModel
 
 # binary: two tensors in, one out. pointwise: one in, one out (activations, casts, copies, scaling).
 MoveKind = Literal["binary", "pointwise", "norm", "softmax"]
@@ -53,6 +54,40 @@ def rate_of(device: str, bandwidth: float, kind: MoveKind) -> tuple[MoveRate, bo
     return min(rates, key=apart), False
 
 
+class MoveCurve(StrictModel):
+    """Seconds by bytes moved: a start, and the bytes over the share of the bandwidth that so many
+    reach (log2_bytes, share [B]: straight lines between, constant beyond)."""
+
+    start_seconds: NonNegative
+    bytes_per_second: Positive
+    log2_bytes: list[NonNegative]
+    share: list[Positive]
+
+    def seconds(self, moved: float) -> float:
+        """Never less for more bytes."""
+        share = float(np.interp(math.log2(max(moved, 1.0)), self.log2_bytes, self.share))
+        return self.start_seconds + moved / (self.bytes_per_second * share)
+
+
+def move_curve(
+    kind: MoveKind,
+    device: str,
+    spec: DeviceSpec,
+    *,
+    row: float | None = None,
+    moving: Moving = MOVING,
+) -> MoveCurve:
+    """Of one kind of operator on a device type; see `move_seconds`."""
+    rate, _ = rate_of(device, spec.memory_bytes_per_s, kind)
+    length = math.log2(row or moving.row)
+    return MoveCurve(
+        start_seconds=moving.start_seconds,
+        bytes_per_second=spec.memory_bytes_per_s,
+        log2_bytes=rate.log2_bytes,
+        share=[float(np.interp(length, rate.log2_row, column)) for column in rate.share],
+    )
+
+
 def move_seconds(
     kind: MoveKind,
     moved: float,
@@ -67,12 +102,8 @@ def move_seconds(
     device: its catalogue name, by which measurements are looked up. row: numbers in a row of a norm
     or softmax. Never less for more bytes, row for row.
     """
-    bandwidth = spec.memory_bytes_per_s
-    rate, measured = rate_of(device, bandwidth, kind)
-    length = math.log2(row or moving.row)
-    shares = [np.interp(length, rate.log2_row, column) for column in rate.share]
-    share = float(np.interp(math.log2(max(moved, 1.0)), rate.log2_bytes, shares))
-    seconds = moving.start_seconds + moved / (bandwidth * share)
+    rate, measured = rate_of(device, spec.memory_bytes_per_s, kind)
+    seconds = move_curve(kind, device, spec, row=row, moving=moving).seconds(moved)
     if measured:
         return Estimate(seconds, seconds * rate.errors.low, seconds * rate.errors.high, rate.origin)
     source = f"{rate.origin} on {rate.devices[0]}"

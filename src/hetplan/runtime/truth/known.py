@@ -76,7 +76,7 @@ def megatron(size: int, gpus: int, batch: int, micro_batch: int, pipeline: int, 
         pipeline=pipeline,
         chunks=chunks,
         recomputation="selective",
-        framework=replace(MEGATRON, sequence_parallel=True),
+        framework=MEGATRON.model_copy(update={"sequence_parallel": True}),
         stack=PARALLEL,
     )
 

@@ -82,12 +82,14 @@ MPT = {
     "30b": (48, 7168, 56),
     "70b": (80, 8192, 64),
 }
-LLM_FOUNDRY = replace(
-    FSDP,
-    name="llm-foundry",
-    logit_bytes=4,
-    sequence_parallel=False,
-    origin="as FSDP, but the fused cross-entropy of flash-attn on 16-bit logits (MPT's loss_fn)",
+LLM_FOUNDRY = FSDP.model_copy(
+    update={
+        "name": "llm-foundry",
+        "logit_bytes": 4,
+        "sequence_parallel": False,
+        "origin": "as FSDP, but the fused cross-entropy of flash-attn on 16-bit logits (MPT's "
+        "loss_fn)",
+    }
 )
 SHARDING = {"FULL_SHARD": 3, "SHARD_GRAD_OP": 2, "NO_SHARD": 0}
 
@@ -266,7 +268,7 @@ def megatron_job(row: Cells) -> Job:
         **megatron_stages(row, shape.layers),
         zero=int(row.flag("distributed_optimizer")),
         recomputation=mode,
-        framework=replace(MEGATRON, sequence_parallel=row.flag("sequence_parallel")),
+        framework=MEGATRON.model_copy(update={"sequence_parallel": row.flag("sequence_parallel")}),
         stack=replace(STACKS["fused"], sequence_parallel=row.flag("sequence_parallel")),
         last_stage=True,
     )

@@ -1,0 +1,196 @@
+"""Data and decision of problem `joint`, as they stand in files.
+
+Sets    l layers in a chain, n nodes, d devices (numbered node by node), G samples of an iteration.
+Data    per device type, tensor degree and micro-batch the seconds of every layer; bytes of weights,
+        of what passes between layers, of what tensor ranks join and of what is kept; links and
+        memory.
+Decide  a plan: replicas, their stages, devices and micro-batches; schedule, ZeRO, recomputation.
+Rules   those of a plan file (`plan`), and: tensor degrees are among `tensor_degrees`; a stage's
+        devices are of one type, those of a tensor group on one node; at most four chunks; only
+        modes of recomputation that the data have; no device holds more than its memory.
+Least   the replayed seconds of one iteration (`replay`).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, Strict, model_validator
+
+from hetplan.formulations.joint.plan import Plan, Recomputation, Replica, require
+from hetplan.profiling.frameworks import Framework
+from hetplan.profiling.rates.collectives import CollectiveCurve
+from hetplan.profiling.rates.moves import MoveCurve
+from hetplan.schema import (
+    Count,
+    Name,
+    NonNegative,
+    Positive,
+    PositiveCount,
+    Row,
+    StrictModel,
+)
+
+
+class Node(StrictModel):
+    """Equal devices behind one network card: bytes/s and seconds per message inside the node and of
+    the card, per direction. all_reduce: by the number of ranks, where such a fabric was
+    measured."""
+
+    device: Name
+    devices: Annotated[int, Field(ge=1, le=4096)]
+    intra_bandwidth: Positive
+    intra_latency: NonNegative
+    network_bandwidth: Positive
+    network_latency: NonNegative
+    all_reduce: dict[Annotated[PositiveCount, Strict(False)], CollectiveCurve] = Field(
+        default_factory=dict
+    )
+
+
+class DeviceType(StrictModel):
+    """memory_bytes: that training can use. update: seconds of an optimizer's step by the bytes that
+    it moves."""
+
+    memory_bytes: NonNegative
+    update: MoveCurve
+
+
+class Kept(StrictModel):
+    """Bytes per sample of one layer under one mode of recomputation.
+
+    saved: from forward to backward pass. working: needed beside while the layer is computed again.
+    Tensor ranks divide both but for the replicated parts. gathered, gathered_working: what sequence
+    parallel ranks, who divide everything else, gather and keep whole.
+    """
+
+    saved_bytes: NonNegative
+    replicated_saved_bytes: NonNegative = 0.0
+    working_bytes: NonNegative = 0.0
+    replicated_working_bytes: NonNegative = 0.0
+    gathered_bytes: NonNegative = 0.0
+    gathered_working_bytes: NonNegative = 0.0
+
+
+class Layer(StrictModel):
+    """One layer. param_bytes: weights; tied_param_bytes: a copy of the first layer's, which a stage
+    without that layer needs. activation_bytes: sent to the next layer, per sample. tensor_bytes:
+    all-reduced in a tensor group, forward and backward, per sample. kept: by mode."""
+
+    name: Name
+    param_bytes: NonNegative
+    tied_param_bytes: NonNegative = 0.0
+    activation_bytes: NonNegative
+    tensor_bytes: NonNegative
+    kept: dict[Recomputation, Kept] = Field(min_length=1)
+
+
+class Table(StrictModel):
+    """Seconds of every layer [L] for one micro-batch on one device of a tensor group, and what the
+    host takes of them (`hetplan.profiling.times.together`). repeated: by mode, the share of the
+    forward pass that the backward pass repeats (1 or more: all of it)."""
+
+    type: Name
+    tensor: PositiveCount
+    micro_batch: PositiveCount
+    forward_seconds: Row
+    backward_seconds: Row
+    forward_host_seconds: Row
+    backward_host_seconds: Row
+    repeated: dict[Recomputation, Row] = Field(default_factory=dict)
+
+
+class JointData(StrictModel):
+    """`data` of a `joint` instance. See the module; element_bytes: of a weight; gradient_bytes: of
+    its gradient where replicas exchange it; logit_elements, logit_bytes: per sample, of what the
+    last layer keeps for the loss; reserved_bytes: of each device, beside its usable memory;
+    hidden_reduces: whether tensor ranks' collectives hide behind products; framework: what it holds
+    beside what the model needs."""
+
+    model: Name = "model"
+    cluster: Name = "cluster"
+    global_batch: PositiveCount
+    sequence: PositiveCount | None = None
+    precision: Literal["fp16", "bf16", "fp32"] = "fp16"
+    stack: Name = "fused"
+    element_bytes: PositiveCount
+    gradient_bytes: Positive
+    logit_elements: NonNegative = 0.0
+    logit_bytes: NonNegative = 0.0
+    reserved_bytes: NonNegative = 0.0
+    hidden_reduces: bool = False
+    framework: Framework
+    tensor_degrees: list[PositiveCount] = Field(min_length=1)
+    nodes: list[Node] = Field(min_length=1, max_length=4096)
+    types: dict[Name, DeviceType] = Field(min_length=1)
+    layers: list[Layer] = Field(min_length=1, max_length=4096)
+    tables: list[Table] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        modes = set(self.layers[0].kept)
+        require("none" in modes, "layers[0].kept lacks the mode 'none'")
+        for l, layer in enumerate(self.layers):
+            require(set(layer.kept) == modes, f"layers[{l}].kept has other modes than layers[0]")
+        for name in {node.device for node in self.nodes}:
+            require(name in self.types, f"types lacks {name!r}, the device of a node")
+            require(any(t.type == name for t in self.tables), f"tables has none of {name!r}")
+        seen: dict[tuple[str, int, int], int] = {}
+        for i, table in enumerate(self.tables):
+            key = table.type, table.tensor, table.micro_batch
+            require(key not in seen, f"tables[{i}] repeats tables[{seen.get(key)}]")
+            seen[key] = i
+            repeating = {mode: table.repeated.get(mode) for mode in modes - {"none"}}
+            rows: dict[str, list[float] | None] = {
+                "forward_seconds": table.forward_seconds,
+                "backward_seconds": table.backward_seconds,
+                "forward_host_seconds": table.forward_host_seconds,
+                "backward_host_seconds": table.backward_host_seconds,
+                **{f"repeated.{mode}": row for mode, row in repeating.items()},
+            }
+            for name, row in rows.items():
+                count = len(row or ())
+                expected = f"expected one per layer ({len(self.layers)})"
+                require(
+                    count == len(self.layers), f"tables[{i}].{name} has {count} entries, {expected}"
+                )
+        return self
+
+    @property
+    def devices(self) -> list[tuple[str, int]]:
+        """[D] type and node of every device."""
+        return [(node.device, n) for n, node in enumerate(self.nodes) for _ in range(node.devices)]
+
+    @property
+    def modes(self) -> tuple[Recomputation, ...]:
+        """Modes of recomputation to choose from."""
+        return tuple(self.layers[0].kept)
+
+    def plan(self, replicas: Any, **more: Any) -> Plan:
+        """A plan file for these data. more: other fields of it. Raises pydantic's ValidationError
+        where the plan breaks a rule of the file."""
+        known = {
+            "name": f"{self.model} on {self.cluster}"[:200],
+            "workload": {
+                "model": self.model,
+                "cluster": self.cluster,
+                "global_batch": self.global_batch,
+                "sequence": self.sequence,
+                "precision": self.precision,
+                "framework": self.framework.name,
+                "stack": self.stack,
+                "layers": [layer.name for layer in self.layers],
+            },
+            "devices": [{"type": kind, "node": node} for kind, node in self.devices],
+            "replicas": replicas,
+        }
+        return Plan.model_validate(known | more)
+
+
+class JointDecision(StrictModel):
+    """`decision`: the fields of a plan file that say what runs where."""
+
+    schedule: Literal["gpipe", "1f1b", "interleaved-1f1b"] = "1f1b"
+    zero: Annotated[Count, Field(le=3)] = 0
+    recomputation: Recomputation = "none"
+    replicas: list[Replica] = Field(min_length=1, max_length=4096)
