@@ -135,6 +135,8 @@ def test_without_torch_one_line_says_what_to_install(
     hetplan: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
+    for name in [name for name in sys.modules if name.startswith("hetplan.runtime.measuring")]:
+        monkeypatch.delitem(sys.modules, name)
     ran = hetplan(*CURVE, "--memory-gib", 1)
     assert ran.code != 0 and ran.out == ""
     assert (
