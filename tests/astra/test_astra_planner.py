@@ -29,7 +29,6 @@ def test_mixed_cluster_uses_every_device_once() -> None:
     )
     assert [c.label for c in alone] == ["only-V100-SXM2-16GB", "only-T4"]
     assert mixed.plan.world_size == 16
-    assert all(" (" in row[2] and row[3].endswith(" GiB") for row in mixed.tables[0].rows)
     for replica in mixed.plan.replicas:
         for stage in replica.stages:
             assert len({mixed.plan.devices[d].type for d in stage.all_devices}) == 1

@@ -29,7 +29,6 @@ from hetplan.profiling.workload import Workload, make_workload
 from hetplan.runtime.replay import replay
 from hetplan.solvers.registry import evaluate
 from hetplan.solvers.run import Run
-from hetplan.text import share_text
 from present import present
 
 
@@ -70,8 +69,6 @@ def test_plain_data_parallelism_by_hand(workload: Workload) -> None:
     states = workload.state_bytes_per_param_byte * (parameters - copied)
     saved = size * sum(layer.saved_bytes for layer in workload.profile.layers)
     assert peaks == pytest.approx([states + saved] * 4, rel=1e-12)
-    usable = min(workload.device_bytes().values())
-    assert candidate.tables[0].rows[0][-1] == share_text(peaks[0], usable)
 
 
 def test_data_parallelism_that_does_not_fit_is_priced_and_never_wins() -> None:
@@ -344,7 +341,7 @@ def test_the_shorter_replay_is_found(large: Workload) -> None:
     search = StrategySearch(Amp(near=1.0), large, run)
     (other,) = search.rearranged(slower, large, run)
     plan = present(other.plan)
-    assert other.name == plan.origin == "amp/rearranged" and other.fits_memory and other.tables
+    assert other.name == plan.origin == "amp/rearranged" and other.fits_memory
     assert present(other.predicted_seconds) <= present(faster.predicted_seconds)
     assert (other.status, other.bound) == ("feasible", slower.bound)
     price = evaluate(family("amp"), data, decision_of(plan)).objective

@@ -175,7 +175,6 @@ def test_devices_without_samples_keep_their_shards(stage: int, ranks: int) -> No
     best = propose(Poplar(PoplarSettings.model_validate({"zero": stage})), workload, Run())[0]
     assert best.plan is not None and best.peak_bytes is not None and best.fits_memory
     assert best.plan.world_size == sum(held > 0 for held in best.peak_bytes) == ranks
-    assert any("nothing" in row for row in best.tables[0].rows) or stage > 1
 
 
 def curve_of(workload: Workload, **changes: object) -> BatchCurve:
@@ -243,7 +242,6 @@ def test_measured_curves_tell_what_they_are(workload: Workload) -> None:
         and "measured batch curves: T4" in found.message
     )
     assert "what a replay does not know of; measured batch curves: T4" in found.plan.origin
-    assert any("measured batch curves" in note for note in found.tables[0].notes)
 
 
 def test_a_measured_refusal_is_not_told_as_a_predicted_one(workload: Workload) -> None:

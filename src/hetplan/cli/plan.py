@@ -191,12 +191,14 @@ def planning_tables(planning: Planning) -> Iterator[Table]:
     if best is None or explained is None:
         yield no_winner(planning)
         return
-    first, *rest = best.tables
-    title = f"winner {best.name}: {first.title}"
-    yield Table(
-        title, first.header, first.rows, (*first.notes, verdict(best, workload)), first.right
-    )
-    yield from rest
+    # loaded with the simulator's kernels, which completion of this command does not need
+    from hetplan.formulations.joint.describe import stage_table, summary
+
+    title, said = f"winner {best.name}", (verdict(best, workload),)
+    if best.plan is None or best.replay is None:
+        yield Table(title, (), (), said)
+    else:
+        yield stage_table(best.plan, best.replay, f"{title}: {summary(best.plan)}", said)
     yield explained.table(workload)
     yield from pareto_tables(planning)
 

@@ -26,6 +26,7 @@ from hetplan.cli.output import emit, note, write_document
 from hetplan.cli.solve import describe, titled
 from hetplan.errors import InputError
 from hetplan.files import write_bytes, write_text
+from hetplan.formulations.joint.describe import stage_table, summary
 from hetplan.formulations.joint.plan import Plan, load_plan
 from hetplan.instances.answers import Claim, parse_decision, read_claims
 from hetplan.instances.library import Instance, find, plain
@@ -40,7 +41,7 @@ from hetplan.runtime.export import export as written
 from hetplan.runtime.replay import Replay, Replayer, Settings, replay
 from hetplan.runtime.replay import trace as traced
 from hetplan.solvers.registry import evaluate, load
-from hetplan.text import Table, devices_text, percent_text, seconds_text, share_text
+from hetplan.text import Table, percent_text, seconds_text
 
 LISTED = 64  # stages
 ROBUST = 0.01  # of an iteration: what noise may change before it is told
@@ -271,7 +272,11 @@ def simulate(
         "robust_seconds": robust + beside,
         "calibrated": calibration is not None,
     }
-    emit(document, [table(loaded, run, workload, took)], json=json)
+    notes = [f"{took}; {percent_text(run.timeline.bubble)} of the devices' time idle"]
+    if not run.fits:
+        notes.append("does not fit in memory")
+    title = f"{loaded.name}, {loaded.origin or 'plan'}: {summary(loaded)}"
+    emit(document, [stage_table(loaded, run, title, notes)], json=json)
     return 0 if run.fits else 1
 
 
@@ -306,40 +311,3 @@ def calibrated(plan: Plan, workload: Workload, path: Path) -> tuple[Workload, fl
             "is of another cluster", where=str(path), got=constants.cluster, expected=expected
         )
     return constants.adjusted(workload), constants.slot_seconds * slots(plan)
-
-
-def table(plan: Plan, run: Replay, workload: Workload, took: str) -> Table:
-    """One line per stage of every replica. took: the seconds, in words."""
-    timeline, peak, limit = run.timeline, run.peak_bytes, run.limit_bytes
-    places = [(device.node, device.type) for device in workload.cluster.devices]
-
-    def layers(unit: int) -> str:
-        replica, stage = run.owners[unit]
-        ranges = plan.replicas[replica].stages[stage].layers
-        return ", ".join(f"{first}-{last - 1}" for first, last in ranges)
-
-    def memory(unit: int) -> str:
-        """Of the stage's device nearest to its limit."""
-        fullest = max(run.devices[unit], key=lambda d: peak[d] / max(limit[d], 1.0))
-        return share_text(peak[fullest], limit[fullest])
-
-    notes = [f"{took}; {percent_text(timeline.bubble)} of the devices' time idle"]
-    if len(run.owners) > LISTED:
-        notes.append(f"{len(run.owners) - LISTED} more stages; --json lists all")
-    if not run.fits:
-        notes.append("does not fit in memory")
-    return Table.of(
-        f"{plan.name}, {plan.origin or 'plan'}: {plan.schedule}, ZeRO {plan.zero}",
-        range(min(LISTED, len(run.owners))),
-        {
-            "replica": lambda unit: str(run.owners[unit][0]),
-            "stage": lambda unit: str(run.owners[unit][1]),
-            "layers": layers,
-            "devices": lambda unit: devices_text(places, run.devices[unit]),
-            "computes": lambda unit: seconds_text(float(timeline.busy[unit])),
-            "idle": lambda unit: percent_text(float(timeline.idle[unit]) / run.seconds),
-            "memory": memory,
-        },
-        notes,
-        right=(0, 1, 2, 4, 5),
-    )

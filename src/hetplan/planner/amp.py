@@ -29,7 +29,6 @@ from typing import Any
 
 from hetplan.formulations import family
 from hetplan.formulations.amp.data import AmpData, AmpDecision
-from hetplan.formulations.amp.describe import describe
 from hetplan.formulations.amp.evaluate import peak_bytes
 from hetplan.formulations.amp.pose import pose
 from hetplan.formulations.joint.plan import MicroBatches, Plan, Replica, new_plan
@@ -124,7 +123,6 @@ class Amp(Strategy):
                 replay=None,
                 plan=problem.to_plan(other),
                 message=f"{candidate.name} on other devices, {dearer} dearer by AMP's price",
-                tables=tuple(describe(problem.data, other, shown=workload.cluster.shown)),
             )
 
 
@@ -146,7 +144,6 @@ class AmpProblem(Problem):
         candidate = Candidate.of_result("amp", method, result)
         if result.decision is None:
             return candidate
-        shown = self.workload.cluster.shown
         return replace(
             candidate,
             closed_form_seconds=result.objective,
@@ -154,7 +151,6 @@ class AmpProblem(Problem):
             fits_memory=True,
             peak_bytes=peak_bytes(self.data, result.decision),
             plan=self.to_plan(result.decision),
-            tables=tuple(describe(self.data, result.decision, shown=shown)),
         )
 
     def to_plan(self, decision: AmpDecision) -> Plan:
@@ -230,7 +226,6 @@ class DataParallelProblem(AmpProblem):
             message=f"does not fit: one device has to hold {bytes_text(max(peak))}"
             if exceeds
             else "",
-            tables=tuple(describe(self.data, best, peak, self.workload.cluster.shown)),
         )
 
     def held(self) -> AmpData:

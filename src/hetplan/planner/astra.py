@@ -22,7 +22,7 @@ from hetplan.formulations.astra.search.pool import (
 )
 from hetplan.formulations.astra.search.pricing import Assumptions
 from hetplan.formulations.astra.search.result import Candidate as AstraCandidate
-from hetplan.formulations.astra.search.result import Job, summary
+from hetplan.formulations.astra.search.result import Job
 from hetplan.formulations.astra.search.space import Space
 from hetplan.formulations.joint.plan import MicroBatches, Plan, Replica, new_plan
 from hetplan.planner.known import answer_unless_known
@@ -36,7 +36,6 @@ from hetplan.planner.strategy import (
 )
 from hetplan.profiling.workload import Workload
 from hetplan.solvers.run import Run
-from hetplan.text import Table, devices_text, share_text
 
 
 class Astra(Strategy):
@@ -102,7 +101,6 @@ class PoolProblem(Problem):
             solve_seconds=seconds,
             plan=self.to_plan(best),
             message=result.proof,
-            tables=(self.table(best),),
         )
 
     def plannable(self) -> Space:
@@ -164,23 +162,6 @@ class PoolProblem(Problem):
             zero=1 if best.strategy["use_distributed_optimizer"] else 0,
             recomputation="none" if repeated is None else repeated,
         )
-
-    def table(self, best: AstraCandidate) -> Table:
-        """The stages for people."""
-        usable, reserve = self.workload.device_bytes(), self.workload.reserved_bytes
-        places = [(device.node, device.type) for device in self.workload.cluster.devices]
-        rows = tuple(
-            (
-                str(j),
-                str(layers),
-                devices_text(places, (device for group in stage for device in group)),
-                share_text(size - reserve, usable[name]),
-            )
-            for j, ((name, layers), size, stage) in enumerate(
-                zip(best.stages, best.stage_bytes, self.placed(best), strict=True)
-            )
-        )
-        return Table(summary(best), ("stage", "blocks", "devices", "memory"), rows, right=(0, 1))
 
 
 def degree(best: AstraCandidate, name: str) -> int:

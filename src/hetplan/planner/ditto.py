@@ -25,7 +25,6 @@ import numpy as np
 
 from hetplan.formulations import family
 from hetplan.formulations.ditto.data import DittoData, DittoStage
-from hetplan.formulations.ditto.evaluate import stage_seconds
 from hetplan.formulations.ditto.pose import (
     group_size,
     kind_names,
@@ -48,7 +47,7 @@ from hetplan.planner.strategy import (
 from hetplan.profiling.workload import Workload
 from hetplan.solvers.result import Result
 from hetplan.solvers.run import Run
-from hetplan.text import Table, counted, devices_text, names_text, seconds_text, share_text
+from hetplan.text import counted
 
 AUTO = StrategyMethod("auto", exact=True)
 Groups = list[list[int]]
@@ -142,7 +141,6 @@ class DittoProblem(Problem):
             solve_seconds=seconds,
             plan=best.to_plan(),
             message=joined(best.result.message, best.narrowness()),
-            tables=(best.table(),),
         )
 
 
@@ -194,30 +192,6 @@ class PlacedTemplate:
         count = self.data.micro_batches
         batches = [MicroBatches(count=count, samples=self.workload.global_batch // count)]
         return new_plan(self.workload, [Replica(stages=stages, micro_batches=batches)])
-
-    def table(self) -> Table:
-        """One line per stage."""
-        peaks, usable = self.peak_bytes(), self.workload.device_bytes()
-        places = [(device.node, device.type) for device in self.workload.cluster.devices]
-        names = [layer.name for layer in self.workload.profile.layers]
-        rows = tuple(
-            (
-                str(k),
-                f"{s.first}-{s.last - 1}" if s.last - s.first > 1 else str(s.first),
-                names_text(names[s.first : s.last]),
-                devices_text(places, group),
-                seconds_text(stage_seconds(self.data, s)),
-                share_text(peaks[group[0]], usable[places[group[0]][1]]),
-            )
-            for k, (s, group) in enumerate(zip(self.stages, self.groups, strict=True))
-        )
-        count = self.data.micro_batches
-        title = (
-            f"one pipeline of {len(self.groups)} stages, {count} micro-batches of "
-            f"{self.workload.global_batch // count}"
-        )
-        header = ("stage", "layers", "", "devices", "micro-batch", "memory")
-        return Table(title, header, rows, right=(0, 1, 4))
 
 
 def instance_within_replay(workload: Workload, micro_batch: int, width: int) -> DittoData:

@@ -30,7 +30,7 @@ from hetplan.names import unknown_name
 from hetplan.profiling.cluster import MAX_DEVICES, Cluster, Node, open_cluster
 from hetplan.profiling.frameworks import HETPLAN, Framework
 from hetplan.profiling.models import Model, load_model
-from hetplan.profiling.operators import ELEMENT_BYTES
+from hetplan.profiling.operators import ELEMENT_BYTES, Precision
 from hetplan.profiling.predict import (
     LARGEST_MICRO_BATCH,
     default_micro_batches,
@@ -232,16 +232,21 @@ def memory_workload(
     framework: str | Framework,
     **held: Any,
 ) -> Workload:
-    """A workload whose bytes count and not its seconds: a device type without a peak in the
-    precision borrows the largest that it has."""
+    """A workload whose bytes count and not its seconds; see `with_peaks`."""
     if not isinstance(model, Model):
         model = load_model(model, attention=DEFAULT_STACK.attention, **held)
+    profile = predict(model, with_peaks(cluster, model.precision), micro_batches=[1])
+    return make_workload(model, cluster, batch, profile=profile, framework=framework)
+
+
+def with_peaks(cluster: Cluster, precision: Precision) -> Cluster:
+    """The cluster where a device type without a peak in the precision borrows the largest that it
+    has."""
     specs = {}
     for kind, spec in cluster.specs.items():
-        peaks = {model.precision: max(spec.peak_tflops.values())} | spec.peak_tflops
+        peaks = {precision: max(spec.peak_tflops.values())} | spec.peak_tflops
         specs[kind] = spec.model_copy(update={"peak_tflops": peaks})
-    profile = predict(model, replace(cluster, specs=specs), micro_batches=[1])
-    return make_workload(model, cluster, batch, profile=profile, framework=framework)
+    return replace(cluster, specs=specs)
 
 
 class Question:
@@ -251,7 +256,8 @@ class Question:
         self.workload, self.batch = workload, batch
         specs, usable = workload.cluster.specs, workload.device_bytes()
         self.limits = {k: usable[k] - margin * specs[k].memory_bytes for k in usable}
-        alone = replace(workload, cluster=workload.cluster.part([0]))  # costs are priced by pairs
+        one = with_peaks(workload.cluster.part([0]), workload.precision)
+        alone = replace(workload, cluster=one)  # costs are priced by pairs
         self.modes = workload.framework.recomputation
         self.costs = {mode: costs_of(alone, mode) for mode in self.modes}
         self.layers = workload.profile.layers

@@ -16,7 +16,6 @@ from pydantic import Field
 
 from hetplan.formulations import family
 from hetplan.formulations.hap.data import HapDecision
-from hetplan.formulations.hap.describe import describe, stages_of
 from hetplan.formulations.hap.pose import Posed, pose
 from hetplan.formulations.hap.ratios import shard_lengths
 from hetplan.formulations.hap.spmd.one_way import in_one_way
@@ -38,7 +37,7 @@ from hetplan.schema import PositiveCount, StrictModel
 from hetplan.solvers.options import Options
 from hetplan.solvers.registry import evaluate, solve
 from hetplan.solvers.run import Progress, Run, Stopped
-from hetplan.text import Table, bytes_text, counted, seconds_text
+from hetplan.text import bytes_text, counted, seconds_text
 
 
 class HapSettings(StrictModel):
@@ -148,7 +147,6 @@ class SpmdProblem(Problem):
                 if method.exact
                 else "",
             ),
-            tables=self.tables(decision),
         )
 
     def in_whole_units(self, decision: HapDecision) -> HapDecision:
@@ -177,17 +175,6 @@ class SpmdProblem(Problem):
     def in_runs(self) -> str:
         """`8 runs of 64 samples`."""
         return f"{counted(self.posed.runs, 'run')} of {self.posed.samples} samples"
-
-    def tables(self, decision: HapDecision) -> tuple[Table, ...]:
-        """The ratios, and how the program's time divides."""
-        posed, shown = self.posed, self.posed.workload.cluster.shown
-        ratios, *_ = describe(posed.theory.data, decision, shown)
-        stages = stages_of(posed.theory.data, decision)
-        waiting = seconds_text(posed.runs * sum(stage.comm_seconds for stage in stages))
-        program, cut = counted(len(decision.program), "instruction"), counted(len(stages), "stage")
-        notes = (*ratios.notes, f"{program} in {cut}; {waiting} in collectives")
-        title = f"one SPMD program, {self.in_runs()}: {ratios.title}"
-        return (replace(ratios, title=title, notes=notes),)
 
     def to_plan(self, decision: HapDecision) -> Plan:
         """One replica of one stage on all devices, with the program that they run."""

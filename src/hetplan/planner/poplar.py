@@ -17,7 +17,7 @@ from hetplan.errors import InputError
 from hetplan.formulations import family
 from hetplan.formulations.joint.plan import MicroBatches, Plan, Replica, Stage, new_plan
 from hetplan.formulations.poplar.data import PoplarDecision
-from hetplan.formulations.poplar.describe import describe, pieces_of
+from hetplan.formulations.poplar.describe import pieces_of
 from hetplan.formulations.poplar.pose import (
     Assumptions,
     NoStageFits,
@@ -126,14 +126,17 @@ class ZeroStageProblem(Problem):
             bound=None if result.bound is None else result.bound + once,
             details=result.details,
             message=joined(
-                result.message, f"{included} iteration" if once else "", *posed.notes, gained
+                result.message,
+                f"{included} iteration" if once else "",
+                *posed.notes,
+                *posed.dips,
+                gained,
             ),
         )
         if result.decision is None or result.objective is None:
             return candidate
         peak = self.peak_bytes(result.decision)
-        seconds, shown = result.objective + once, self.workload.cluster.shown
-        notes = (*posed.dips, *posed.notes)
+        seconds = result.objective + once
         return replace(
             candidate,
             closed_form_seconds=seconds,
@@ -144,11 +147,6 @@ class ZeroStageProblem(Problem):
             ),
             peak_bytes=peak,
             plan=self.to_plan(result.decision),
-            tables=tuple(
-                describe(
-                    posed.data, result.decision, peak, once_seconds=once, notes=notes, shown=shown
-                )
-            ),
         )
 
     def gain_of_shards(self, objective: float | None, run: Run) -> str:

@@ -24,7 +24,7 @@ from hetplan.schema import StrictModel, derived, parse
 from hetplan.solvers.registry import load
 from hetplan.solvers.result import Result, relative_gap
 from hetplan.solvers.run import Progress, Run
-from hetplan.text import Table, seconds_text
+from hetplan.text import seconds_text
 
 # Strategy -> name -> value, as JSON types.
 Settings = Mapping[str, Mapping[str, object]]
@@ -64,7 +64,6 @@ class Candidate:
     details: Mapping[str, object] = field(default_factory=dict)  # the evaluator's, for people
     plan: Plan | None = None
     message: str = ""  # the reason where there is no plan, or anything worth telling
-    tables: tuple[Table, ...] = ()  # the plan, for people
     replay: Replay | None = field(default=None, repr=False, compare=False)
 
     @classmethod

@@ -74,13 +74,11 @@ def parts_of_cluster(workload: Workload) -> Iterator[Part]:
 
 
 def on_part(workload: Workload, part: Part | None) -> Workload:
-    """The workload on a part alone, whose tables have the whole cluster's numbers."""
+    """The workload on a part alone."""
     if part is None:
         return workload
     whole = workload.cluster
-    shown = tuple((whole.devices[d].node, d) for d in whole.devices_of(part.nodes))
-    cluster = replace(whole.part(part.nodes, f"{whole.name}: {part.name}"[:200]), shown=shown)
-    return replace(workload, cluster=cluster)
+    return replace(workload, cluster=whole.part(part.nodes, f"{whole.name}: {part.name}"[:200]))
 
 
 def renumbered(plan: Plan, workload: Workload, numbers: Sequence[int]) -> Plan:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
@@ -86,16 +86,11 @@ class Node:
 
 @dataclass(frozen=True)
 class Cluster:
-    """Nodes in order and the specification of every device type that they use.
-
-    shown [D]: of a part whose plans are shown as the whole cluster's, (node, device) numbers there,
-    for tables; None: its own.
-    """
+    """Nodes in order and the specification of every device type that they use."""
 
     name: str
     nodes: tuple[Node, ...]
     specs: Mapping[str, DeviceSpec]
-    shown: tuple[tuple[int, int], ...] | None = field(default=None, compare=False)
 
     @cached_property
     def devices(self) -> tuple[ClusterDevice, ...]:

@@ -94,19 +94,13 @@ def _seconds(data: HapData, decision: HapDecision, i: int) -> list[float]:
     ]
 
 
-def describe(
-    data: HapData, decision: HapDecision, shown: Sequence[tuple[int, int]] | None = None
-) -> list[Table]:
+def describe(data: HapData, decision: HapDecision) -> list[Table]:
     """Ratios, then stages in order: the collective, how much is computed, which device is the
-    slowest.
-
-    shown [m]: numbers of (node, device) in another cluster.
-    """
-    numbers = range(len(data.devices)) if shown is None else [number for _, number in shown]
-    return [_ratios(data, decision, numbers), _stages(data, decision)]
+    slowest."""
+    return [_ratios(data, decision), _stages(data, decision)]
 
 
-def _ratios(data: HapData, decision: HapDecision, numbers: Sequence[int]) -> Table:
+def _ratios(data: HapData, decision: HapDecision) -> Table:
     """A row for the devices of equal speed, memory and ratios."""
     limits = [] if data.memory is None else data.memory.device_bytes
     alike: dict[tuple[float, ...], list[int]] = {}
@@ -119,7 +113,7 @@ def _ratios(data: HapData, decision: HapDecision, numbers: Sequence[int]) -> Tab
         memory = (f"{bytes_text(held[first])} of {bytes_text(limits[first])}",) if limits else ()
         rows.append(
             (
-                ranges_text(numbers[j] for j in members),
+                ranges_text(members),
                 names_text([data.devices[j].name for j in members]),
                 f"{data.devices[first].flops_per_second / 1e12:.4g}",
                 *(f"{100 * row[first]:.3f}" for row in decision.ratios),

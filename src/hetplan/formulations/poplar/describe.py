@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import groupby
 
 from hetplan.formulations.poplar.data import PoplarData, PoplarDecision
 from hetplan.formulations.poplar.evaluate import evaluate, step_seconds
-from hetplan.text import Table, bytes_text, ranges_text, seconds_text
+from hetplan.text import Table, ranges_text, seconds_text
 
 Pieces = tuple[tuple[int, int], ...]
 
@@ -47,47 +46,31 @@ def busy_seconds(data: PoplarData, pieces: list[Pieces]) -> list[float]:
     ]
 
 
-def describe(
-    data: PoplarData,
-    decision: PoplarDecision,
-    peak_bytes: tuple[float, ...] | None = None,
-    *,
-    once_seconds: float = 0.0,
-    notes: Sequence[str] = (),
-    shown: Sequence[tuple[int, int]] | None = None,
-) -> list[Table]:
-    """The plan of a feasible decision.
-
-    peak_bytes [n]: memory of each device, left out without. once_seconds: communication that is
-    paid once per iteration beside the instance's. notes: further lines under the table. shown [n]:
-    numbers of (node, device) in another cluster.
-    """
+def describe(data: PoplarData, decision: PoplarDecision) -> list[Table]:
+    """The plan of a feasible decision."""
     pieces = pieces_of(data, decision)
     busy = busy_seconds(data, pieces)
     parts = evaluate(data, decision).parts
-    same: dict[tuple[str, Pieces, float | None], list[int]] = {}
+    same: dict[tuple[str, Pieces], list[int]] = {}
     for i, device in enumerate(data.devices):
-        held = None if peak_bytes is None else peak_bytes[i]
-        same.setdefault((device.name, pieces[i], held), []).append(i)
+        same.setdefault((device.name, pieces[i]), []).append(i)
     rows = tuple(
         (
-            f"{len(members)} {name} "
-            f"({ranges_text(members if shown is None else [shown[i][1] for i in members])})",
+            f"{len(members)} {name} ({ranges_text(members)})",
             str(sum(times * batch for times, batch in row)),
             " + ".join(f"{times} x {batch}" for times, batch in row) or "nothing",
             f"{len(data.devices[members[0]].step_seconds)}",
             seconds_text(busy[members[0]]),
-            bytes_text(held),
         )
-        for (name, row, held), members in same.items()
+        for (name, row), members in same.items()
     )
     title = (
         f"ZeRO {data.zero_stage}, {data.global_batch} samples: "
         f"{seconds_text(parts['compute_seconds'])} of "
-        f"computation, {seconds_text(parts['comm_seconds'] + once_seconds)} of communication"
+        f"computation, {seconds_text(parts['comm_seconds'])} of communication"
     )
-    header = ("devices", "samples each", "micro-batches", "largest that fits", "busy", "memory")
+    header = ("devices", "samples each", "micro-batches", "largest that fits", "busy")
     note = (
         f"under-utilisation (Poplar, eq. 4): {parts['under_utilisation']:.4g} samples at peak speed"
     )
-    return [Table(title, header, rows, (note, *notes), right=(1, 3, 4, 5))]
+    return [Table(title, header, rows, (note,), right=(1, 3, 4))]

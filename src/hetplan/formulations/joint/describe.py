@@ -1,0 +1,112 @@
+"""A plan's stages as a table for people, by its replay; like replicas stand in one row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from itertools import chain
+
+from hetplan.formulations.joint.data import JointData, JointDecision
+from hetplan.formulations.joint.evaluate import plan_of
+from hetplan.formulations.joint.plan import Plan
+from hetplan.formulations.joint.replay import ChainReplayer, Replay
+from hetplan.text import (
+    Table,
+    devices_text,
+    percent_text,
+    ranges_text,
+    seconds_text,
+    share_text,
+)
+
+LISTED = 40  # rows
+
+
+def describe(data: JointData, decision: JointDecision) -> list[Table]:
+    """The stages of a feasible decision."""
+    plan = plan_of(data, decision)
+    return [stage_table(plan, ChainReplayer.of(data).replay(plan), summary(plan))]
+
+
+def summary(plan: Plan) -> str:
+    """`2 replicas of 4 stages, 1f1b, ZeRO 1, full recomputation`."""
+    depths = sorted({len(replica.stages) for replica in plan.replicas})
+    chunks = len(plan.replicas[0].stages[0].layers)
+    parts = [
+        f"{len(plan.replicas)} x {' or '.join(map(str, depths))} stages",
+        plan.schedule + (f" in {chunks} chunks" if chunks > 1 else ""),
+        f"ZeRO {plan.zero}",
+        "" if plan.recomputation == "none" else f"{plan.recomputation} recomputation",
+    ]
+    return ", ".join(filter(None, parts))
+
+
+def stage_table(plan: Plan, run: Replay, title: str, notes: Sequence[str] = ()) -> Table:
+    """One row per stage of each kind of replica; of a program that all devices run together, one
+    per device. Times are of the slowest replica, memory of the device nearest to its limit."""
+    places = [(device.node, device.type) for device in plan.devices]
+    rows = [[unit] for unit in range(len(run.owners))] if run.by_device else alike(plan, run)
+
+    def layers(units: list[int]) -> str:
+        replica, stage = run.owners[units[0]]
+        ranges = plan.replicas[replica].stages[stage].layers
+        return ", ".join(f"{first}-{last - 1}" for first, last in ranges)
+
+    def batches(units: list[int]) -> str:
+        replica = plan.replicas[run.owners[units[0]][0]]
+        return " + ".join(f"{b.count} of {b.samples}" for b in replica.micro_batches)
+
+    def tensor(units: list[int]) -> str:
+        replica, stage = run.owners[units[0]]
+        return str(len(plan.replicas[replica].stages[stage].tensor_shares))
+
+    def share(units: list[int]) -> str:
+        """Of the samples or columns that a program's device takes."""
+        assert plan.program is not None
+        return percent_text(plan.program.ratios[0][units[0]])
+
+    def devices(units: list[int]) -> list[int]:
+        return list(chain.from_iterable(run.devices[unit] for unit in units))
+
+    def memory(units: list[int]) -> str:
+        peak, limit = run.peak_bytes, run.limit_bytes
+        fullest = max(devices(units), key=lambda d: peak[d] / max(limit[d], 1.0))
+        return share_text(peak[fullest], limit[fullest])
+
+    if len(rows) > LISTED:
+        notes = [*notes, f"{len(rows) - LISTED} more rows; --json lists all"]
+    columns: dict[str, Callable[[list[int]], str]] = {
+        "replica": lambda units: ranges_text(run.owners[unit][0] for unit in units),
+        "stage": lambda units: str(run.owners[units[0]][1]),
+        "layers": layers,
+        "devices": lambda units: devices_text(places, devices(units)),
+        **({"share": share} if plan.program else {"tensor": tensor}),
+        "micro-batches": batches,
+        "computes": lambda units: seconds_text(max(float(run.timeline.busy[u]) for u in units)),
+        "idle": lambda units: percent_text(
+            min(float(run.timeline.idle[u]) for u in units) / run.seconds
+        ),
+        "memory": memory,
+    }
+    return Table.of(title, rows[:LISTED], columns, notes, right=(0, 1, 2, 4, 5, 6, 7))
+
+
+def alike(plan: Plan, run: Replay) -> list[list[int]]:
+    """Units by rows of the table: the same stage of replicas that differ in their devices' numbers
+    alone."""
+    kinds: dict[Hashable, list[int]] = {}
+    for i, replica in enumerate(plan.replicas):
+        stages = tuple(
+            (
+                *stage.layers,
+                *(tuple(plan.devices[d].type for d in group) for group in stage.devices),
+            )
+            for stage in replica.stages
+        )
+        batches = tuple((b.count, b.samples) for b in replica.micro_batches)
+        kinds.setdefault((stages, batches), []).append(i)
+    unit = {owner: u for u, owner in enumerate(run.owners)}
+    return [
+        [unit[i, j] for i in replicas]
+        for replicas in kinds.values()
+        for j in range(len(plan.replicas[replicas[0]].stages))
+    ]
