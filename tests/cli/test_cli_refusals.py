@@ -205,7 +205,9 @@ REFUSALS: dict[str, dict[str, str]] = {
         "plan.json --to megatorn": "unknown framework 'megatorn'; did you mean megatron",
         "plan.json --to megatron -o no/such/x.sh": "no such folder",
     },
-    "show plan.json": {"": "is for the cluster 'two-by-two': give its file with --cluster"},
+    "show plan.json": {
+        "": "plan.json: the plan is for the cluster 'two-by-two': give its file with --cluster"
+    },
     "show plan.json --cluster cluster.yaml": {
         "--html no/such/x.html": "no such folder",
         "extra": "a plan has no second argument",
@@ -247,3 +249,16 @@ def test_refusals_are_one_line(
     before = sorted(tmp_path.iterdir())
     assert part in hetplan(*shlex.split(line)).error
     assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize("key", ["framework", "stack"])
+@pytest.mark.parametrize("command", ["show", "run --virtual", "plan simulate"])
+def test_an_unknown_name_in_a_plan_is_refused_with_its_file(
+    hetplan: Call, tmp_path: Path, plan_files: object, command: str, key: str
+) -> None:
+    plan = json.loads((tmp_path / "plan.json").read_text())
+    plan["workload"][key] = "nosuch"
+    path = tmp_path / "other.json"
+    path.write_text(json.dumps(plan))
+    line = [*command.split(), path, "--cluster", tmp_path / "cluster.yaml"]
+    assert f"other.json: workload.{key}: unknown" in hetplan(*line).error

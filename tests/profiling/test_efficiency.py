@@ -186,9 +186,18 @@ def test_what_comes_with_hetplan_is_used_where_the_device_is_that(
     assert "as others measured its operators: V100-SXM2-16GB" in out
 
 
-def test_operators_of_this_cpu(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.slow
+def test_the_command_that_measures_quickly(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    pytest.importorskip("torch", reason="measuring needs torch")
+    path, options = tmp_path / "quick.json", ["--device", "cpu", "--precision", "fp32"]
+    assert main(["profile", "quick", *options, "--device-type", "T4", "-o", str(path)]) == 0
+    assert "operators of T4 in fp32" in capsys.readouterr().out
+    assert len(load_operators(path).operators) == 10
+
+
+def test_operators_of_this_cpu(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="measuring needs torch")
     from hetplan.runtime.measuring import layers
 
@@ -200,12 +209,10 @@ def test_operators_of_this_cpu(
     tiny = tuple(
         ((c, max(m // 64, 8), k // 8, n // 8), 4096, b) for (c, m, k, n), _, b in layers.QUICK
     )
-    monkeypatch.setattr(layers, "QUICK", tiny)
-    path, options = tmp_path / "quick.json", ["--device", "cpu", "--precision", "fp32"]
-    assert main(["profile", "quick", *options, "--device-type", "T4", "-o", str(path)]) == 0
-    assert "operators of T4 in fp32" in capsys.readouterr().out
-    quick = load_operators(path)
+    quick = layers.measure_quickly("cpu", "fp32", name="T4", operators=tiny)
     assert len(quick.operators) == 10 and quick.bus_bytes_per_second is None
+    path = tmp_path / "quick.json"
+    train(quick).save(path)
     assert main([*PREDICT, "g4dn-4", "--precision", "fp32", "--efficiency", str(path)]) == 0
 
 

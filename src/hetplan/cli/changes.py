@@ -186,7 +186,7 @@ def replan(
     """
     run = Run(make_options(time_limit=time_limit, threads=threads))
     loaded = load_plan(plan)
-    workload = setting.workload(loaded)
+    workload = setting.workload(loaded, plan)
     nodes = again.parse_lost(split_list(lost), workload)
     display = Display(f"replanning {loaded.name}")
     answer = watched(

@@ -21,7 +21,9 @@ from hetplan.instances.library import Instance, load_from_library, parse_instanc
 from hetplan.profiling import cluster as clusters
 from hetplan.profiling.cluster import Cluster
 from hetplan.profiling.efficiency import LearnedLinks, load_link_efficiency
+from hetplan.profiling.frameworks import load_framework
 from hetplan.profiling.operators import Precision
+from hetplan.profiling.stack import load_stack
 from hetplan.profiling.workload import Workload, make_workload
 from hetplan.solvers.options import NativeValue, Options
 
@@ -302,12 +304,14 @@ class Setting:
     model: OwnModelOption = None
     profile: ProfileOption = None
 
-    def workload(self, plan: Plan) -> Workload:
-        """The workload that a plan was made for, with what is given here; raises InputError."""
+    def workload(self, plan: Plan, where: str | Path) -> Workload:
+        """The workload that a plan was made for, with what stands here instead. where: the plan's
+        file. Raises InputError."""
         if self.cluster is None and plan.workload.cluster not in clusters.example_clusters():
             raise InputError(
                 f"the plan is for the cluster {plan.workload.cluster!r}: give its file with "
-                "--cluster"
+                "--cluster",
+                where=str(where),
             )
         return make_workload(
             self.model or plan.workload.model,
@@ -316,8 +320,8 @@ class Setting:
             sequence=plan.workload.sequence,
             precision=plan.workload.precision,
             profile=self.profile,
-            framework=plan.workload.framework,
-            stack=plan.workload.stack,
+            framework=load_framework(plan.workload.framework, where=f"{where}: workload.framework"),
+            stack=load_stack(plan.workload.stack, where=f"{where}: workload.stack"),
         )
 
 

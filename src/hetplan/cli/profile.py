@@ -131,8 +131,9 @@ def predict(
     if factory is not None:
         chosen = traced_model(factory, model, precision, model_output, quiet=quiet)
     elif model is not None:
-        attention = load_stack(stack).attention
-        chosen = load_model(model, sequence=sequence, precision=precision, attention=attention)
+        chosen = load_model(
+            model, sequence=sequence, precision=precision, attention=load_stack(stack).attention
+        )
     else:
         raise InputError("missing", where="--model", expected="a name or a file")
     # All powers of two up to the largest divide it, so they are its own default sizes.
@@ -150,8 +151,9 @@ def predict(
     )
     for line in chosen.notes:
         note(line)
-    document = profile.model_dump(mode="json")
-    emit(document, [profile_table(profile, chosen)], json=json, output=output)
+    emit(
+        profile.model_dump(mode="json"), [profile_table(profile, chosen)], json=json, output=output
+    )
     return 0
 
 
@@ -213,23 +215,31 @@ def tensor_degrees(texts: Sequence[str], model: Model) -> tuple[int, ...]:
 
 
 def profile_table(profile: Profile, model: Model) -> Table:
-    """One row per table: the whole model's forward and backward of one micro-batch, and the rate
-    that gives."""
+    """The whole model's forward and backward of one micro-batch, and the rate that gives."""
     tokens = "" if profile.sequence is None else f", {profile.sequence} tokens per sample"
-    learned = profile.provenance.learned
+    provenance = profile.provenance
     notes = ["whole model on one tensor group, without all-reduces between its devices"]
-    plain = [name for name in profile.devices() if name not in learned]
-    if profile.provenance.kind == "predicted":
-        known = [name for name in plain if measured_products(name, profile.precision)]
-        told = {
-            "rescaled by its own operators": learned,
-            "as others measured its operators": known,
-            "never measured, physics alone": [name for name in plain if name not in known],
-        }
-        notes += [f"{how}: {', '.join(names)}" for how, names in told.items() if names]
-    return Table.of(
-        f"{profile.provenance.kind} profile of {profile.model} ({count_text(model.params)} "
+    if provenance.kind == "predicted":
+        kinds = {"rescaled by its own operators": list(provenance.learned)}
+        for name in (name for name in profile.devices() if name not in provenance.learned):
+            published = measured_products(name, profile.precision)
+            kind = (
+                "as others measured its operators" if published else "never measured, physics alone"
+            )
+            kinds.setdefault(kind, []).append(name)
+        notes += [f"{kind}: {', '.join(names)}" for kind, names in kinds.items() if names]
+    return passes_table(
+        f"{provenance.kind} profile of {profile.model} ({count_text(model.params)} "
         f"parameters, {len(profile.layers)} layers{tokens}, {profile.precision})",
+        profile,
+        notes,
+    )
+
+
+def passes_table(title: str, profile: Profile, notes: Sequence[str] = ()) -> Table:
+    """One row per table of a profile."""
+    return Table.of(
+        title,
         profile.tables,
         {
             "device": lambda table: table.device,
@@ -267,10 +277,7 @@ def import_(
             "--model", metavar="NAME", help="The model's (of systems: the cluster's) name."
         ),
     ] = None,
-    device_type: Annotated[
-        str | None,
-        typer.Option("--device-type", metavar="NAME", help="The device's name in cluster files."),
-    ] = None,
+    device_type: DeviceTypeOption = None,
     precision: Annotated[
         Precision | None, typer.Option("--precision", help="In which it was measured.")
     ] = None,
@@ -292,12 +299,13 @@ def import_(
 ) -> int:
     """Turn what another planner or profiler wrote into a profile, a model or a cluster file.
 
-    What a file does not tell has options; what is assumed instead is told.
+    What a file does not state has options; what is assumed instead is printed.
     """
     for option, text in (("--model", model), ("--device-type", device_type)):
         require(text is None or 1 <= len(text) <= 200, option, text, "1 to 200 characters")
-    settings = Settings(model, device_type, precision, sequence, micro_batch, nodes)
-    imported = import_file(kind, path, settings)
+    imported = import_file(
+        kind, path, Settings(model, device_type, precision, sequence, micro_batch, nodes)
+    )
     document = imported.document
     if output is not None:
         # JSON is YAML, but people edit cluster files
@@ -316,20 +324,10 @@ def summary(imported: Imported, path: Path | None) -> Table:
     if imported.kind != "profile":
         entries = tuple((key, str(value)) for key, value in document.items())
         return Table(f"{imported.kind}{where}", ("key", "value"), entries)
-    params = bytes_text(sum(layer["param_bytes"] for layer in document["layers"]))
-    return Table.of(
-        f"profile of {document['model']}, {len(document['layers'])} layers, {params} of "
-        f"parameters{where}",
-        document["tables"],
-        {
-            "device": lambda table: table["device"],
-            "tensor": lambda table: str(table["tensor"]),
-            "micro-batch": lambda table: str(table["micro_batch"]),
-            "forward": lambda table: seconds_text(sum(table["forward_seconds"])),
-            "backward": lambda table: seconds_text(sum(table["backward_seconds"])),
-        },
-        right=(1, 2, 3, 4),
-    )
+    profile = Profile.model_validate(document, strict=False)
+    params = bytes_text(sum(layer.param_bytes for layer in profile.layers))
+    title = f"profile of {profile.model}, {len(profile.layers)} layers, {params} of parameters"
+    return passes_table(f"{title}{where}", profile)
 
 
 def measure(
@@ -363,8 +361,9 @@ def measure(
         output=output,
         tell=None if quiet else note,
     )
-    document = profile.model_dump(mode="json")
-    emit(document, [profile_table(profile, chosen)], json=json, output=output)
+    emit(
+        profile.model_dump(mode="json"), [profile_table(profile, chosen)], json=json, output=output
+    )
     return 0
 
 
@@ -403,8 +402,9 @@ def batch_curve(
     from hetplan.runtime.measuring.batches import measure_batch_curve
 
     if memory_gib is None and device == "cpu":
-        expected = "what training may use of a CPU's memory"
-        raise InputError("missing", where="--memory-gib", expected=expected)
+        raise InputError(
+            "missing", where="--memory-gib", expected="what training may use of a CPU's memory"
+        )
     curve = measure_batch_curve(
         load_model(model, sequence=sequence, precision=precision),
         device,
@@ -422,17 +422,13 @@ def batch_curve(
 def curve_table(curve: BatchCurve) -> Table:
     """The points, and what fits at which ZeRO stage."""
     stages = ", ".join(f"ZeRO {stage}: {size}" for stage, size in enumerate(curve.largest))
-    lowest = (
-        "no sample fits"
-        if curve.zero_stage is None
-        else f"a sample fits from ZeRO {curve.zero_stage} on"
-    )
+    first = curve.zero_stage
+    lowest = "no sample fits" if first is None else f"a sample fits from ZeRO {first} on"
     notes = [f"largest micro-batch: {stages}; {lowest}"]
     if curve.tried_up_to is not None and curve.tried_up_to in curve.largest:
         notes.append(f"stopped at --max-micro-batch {curve.tried_up_to}: more may fit")
-    if curve.saved_bytes_per_sample is not None:
-        saved = bytes_text(curve.saved_bytes_per_sample)
-        notes.append(f"activations: {saved} per sample, measured")
+    if (saved := curve.saved_bytes_per_sample) is not None:
+        notes.append(f"activations: {bytes_text(saved)} per sample, measured")
     return Table.of(
         f"{curve.model} x {curve.sequence} tokens in {curve.precision} on {curve.device}, measured "
         f"within {bytes_text(curve.memory_bytes)}, one of {curve.devices}",
@@ -505,8 +501,7 @@ def operators(
         ("GB/s at most", number_text(measured.bytes_per_second / 1e9, 4)),
     )
     title = f"operators of {measured.device} in {measured.precision}, measured"
-    document = measured.model_dump(mode="json")
-    emit(document, [Table(title, ("", ""), rows)], json=json, output=output)
+    emit(measured.model_dump(mode="json"), [Table(title, ("", ""), rows)], json=json, output=output)
     return 0
 
 
@@ -562,8 +557,9 @@ def train(
         table = links_table(learned)
     else:
         if len(files) > 1:
-            expected = "one file of measured operators"
-            raise InputError("hetplan profile train", got=len(files), expected=expected)
+            raise InputError(
+                "hetplan profile train", got=len(files), expected="one file of measured operators"
+            )
         learned = train_operators(load_operators(files[0]))
         table = operators_table(learned)
     emit(learned.model_dump(mode="json"), [table], json=json, output=output)

@@ -34,7 +34,7 @@ from hetplan.runtime.spmd_virtual import rehearsal_of
 from hetplan.runtime.virtual import Rehearsal
 from hetplan.text import number_text
 
-Predict = Callable[[Plan], Rehearsal | None]
+Predict = Callable[[Plan, Path], Rehearsal | None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +73,7 @@ class Training:
 
 def predicted(
     plan: Plan,
+    where: Path,
     setting: Setting,
     *,
     virtual: bool,
@@ -81,12 +82,12 @@ def predicted(
     quiet: bool,
 ) -> Rehearsal | None:
     """The plan's predicted times; None where they are not needed and what the plan names is not
-    known. scale: seconds here per second there."""
+    known. where: the plan's file. scale: seconds here per second there."""
     known = setting.cluster is not None or plan.workload.cluster in example_clusters()
     if not virtual and not known:
         return None
     try:
-        workload = setting.workload(plan)
+        workload = setting.workload(plan, where)
         return rehearsal_of(plan, workload, scale if virtual else 1.0, cores=free_cores())
     except InputError as error:
         if required or setting != Setting():
@@ -128,7 +129,7 @@ class Replanner:
         if done.returncode != 0:
             return None
         self.plan, plan = target, load_plan(target)
-        return replace(job, plan=plan, rehearsal=self.predict(plan))
+        return replace(job, plan=plan, rehearsal=self.predict(plan, target))
 
 
 def note_loss(loss: Loss) -> None:
@@ -250,7 +251,7 @@ def run(
     job = on_devices(
         Job(
             plan=loaded,
-            rehearsal=predict(loaded),
+            rehearsal=predict(loaded, plan),
             checkpoint=survival.checkpoint,
             every=survival.every,
             resume=survival.resume,

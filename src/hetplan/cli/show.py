@@ -97,7 +97,7 @@ def show_plan(
     their bounds. `where` names the parsed JSON `value` in errors; drawings: files by their kind.
     Raises InputError."""
     plan, offers, winner = read(value, where)
-    workload = setting.workload(plan)
+    workload = setting.workload(plan, where)
     drawn = scene(plan, replay(plan, workload), workload, offers, winner)
     for kind, path in drawings.items():
         write_bytes(path, page(drawn).encode() if kind == "html" else figure(drawn, kind))
@@ -252,7 +252,7 @@ def simulate(
     Exit code 0 when the plan fits in memory, 1 when it does not.
     """
     loaded = load_plan(plan)
-    workload = setting.workload(loaded)
+    workload = setting.workload(loaded, plan)
     if links is not None and calibration is not None:
         raise InputError("does not go with --calibration", where="--links")
     workload = with_links(workload, links)

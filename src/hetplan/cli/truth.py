@@ -183,8 +183,8 @@ def table(
     """Every set at once, today's figures beside those of an earlier predictor."""
     rows = list(standings(folder))
     parts = {f"{row.name} {row.part}": (row.before, row.now) for row in rows}
-    title = "predictions beside published measurements: before -> now"
-    emit({"parts": [vars(row) for row in rows]}, [figures_table(title, parts)], json=json)
+    table = figures_table("predictions beside published measurements: before -> now", parts)
+    emit({"parts": [vars(row) for row in rows]}, [table], json=json)
     return 0
 
 
@@ -356,13 +356,14 @@ def calibrate(
             part: (before[part], figures)
             for part, figures in parts_of(more["rest"]["after"]).items()
         }
-        title = "the other rows: before -> calibrated"
-        tables = [calibration_table(measured, estimated), figures_table(title, parts)]
+        rates = figures_table("the other rows: before -> calibrated", parts)
+        tables = [calibration_table(measured, estimated), rates]
     else:
         measured, more = tuple(load_measured_run(path) for path in runs), {}
         setting = Setting(cluster=cluster, model=model, profile=profile)
-        workload = setting.workload(measured[0].plan)
-        estimated = estimate(measured, [workload] * len(measured))
+        estimated = estimate(
+            measured, [setting.workload(measured[0].plan, runs[0])] * len(measured)
+        )
         tables = [calibration_table(measured, estimated)]
     constants = estimated.calibration
     if constants is not None and output is not None:
@@ -451,7 +452,7 @@ def sensitivity(
     """Perturb the profile (by its measured spread, or +- 10 %): how time, ranks and the best
     decision change."""
     named = [pair for path in plans for pair in read_plans(path)]
-    workload = setting.workload(named[0][1])
+    workload = setting.workload(named[0][1], plans[0])
     analysis = analyse(
         [plan for _, plan in named], workload, draws=draws, seed=seed or 0, unmeasured=spread / 100
     )

@@ -205,23 +205,19 @@ def fits(
         return fit
 
     def other(
-        name: str, margin: float, batch: int | None = global_batch, **held: Any
+        name: str, margin: float = memory_margin, batch: int | None = global_batch, **held: Any
     ) -> str | None:
-        """What would fit under a change that has this name."""
+        """What would fit under a change that has this name; None where nothing does, as where
+        nothing is changed."""
         layouts = Question(posed(**held), batch, margin).fitting(wanted)
         return next((f"{name}: {layout.text}" for layout in layouts), None)
 
-    lines = [*question.wishes(wanted), other("without a memory margin", 0.0)]
-    if global_batch is not None:
-        lines.append(other("with a larger global batch", memory_margin, None))
-    if workload.precision == "fp32" and not isinstance(model, Model):
-        lines.append(other("in fp16", memory_margin, precision="fp16"))
-    if workload.sequence is not None and not isinstance(model, Model):
-        lengths = (workload.sequence >> halved for halved in range(1, SHORTER + 1))
-        shorter = (
-            other(f"with {n} tokens per sample", memory_margin, sequence=n) for n in lengths if n
-        )
-        lines.append(next(filter(None, shorter), None))
+    lines = [*question.wishes(wanted), other("without a memory margin", margin=0.0)]
+    lines.append(other("with a larger global batch", batch=None))
+    if not isinstance(model, Model):
+        lengths = ((workload.sequence or 0) >> halved for halved in range(1, SHORTER + 1))
+        shorter = (other(f"with {n} tokens per sample", sequence=n) for n in lengths if n)
+        lines += other("in fp16", precision="fp16"), next(filter(None, shorter), None)
     return replace(fit, advice=(*filter(None, lines), *question.devices(wanted)))
 
 
@@ -355,8 +351,9 @@ class Question:
             for few in range(1, len(kinds) + 1):
                 replicas = self.divided(sum(groups[kind] for kind in kinds[:few]), wanted)
                 yield Shape(tensor, replicas, (kinds[:few],))
-            most = min(total, len(self.layers))
-            for stages in sorted({*(2**i for i in range(1, most.bit_length())), most} - {1, 0}):
+            longest = min(total, len(self.layers))
+            powers = (2**i for i in range(1, longest.bit_length()))
+            for stages in sorted({*powers, longest} - {1, 0}):
                 replicas = total // stages
                 while sum(count // replicas for count in groups.values()) < stages:
                     replicas -= 1
@@ -368,8 +365,8 @@ class Question:
         """The most replicas that share the batch evenly, a micro-batch each at least."""
         if self.batch is None:
             return replicas
-        most = min(replicas, self.batch // (wanted.micro_batch or 1))
-        return next(n for n in range(most, 0, -1) if self.batch % n == 0)
+        largest = min(replicas, self.batch // (wanted.micro_batch or 1))
+        return next(n for n in range(largest, 0, -1) if self.batch % n == 0)
 
     def largest(self, shape: Shape, level: int, mode: Recomputation, wanted: Wanted) -> int | None:
         """The largest micro-batch that fits; None where none does."""
@@ -473,14 +470,14 @@ class Question:
         return Layout(shape, level, mode, batch, ends, tuple(held), free)
 
 
-def smallest(enough: Callable[[int], bool], most: int) -> int | None:
-    """The smallest number from 1 to `most` that is enough, as all after it are; None where none
+def smallest(enough: Callable[[int], bool], limit: int) -> int | None:
+    """The smallest number from 1 to `limit` that is enough, as all after it are; None where none
     is."""
     low, high = 0, 1
-    while high > most or not enough(high):
-        if high >= most:
+    while high > limit or not enough(high):
+        if high >= limit:
             return None
-        low, high = high, min(2 * high, most)
+        low, high = high, min(2 * high, limit)
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if enough(middle) else (middle, high)

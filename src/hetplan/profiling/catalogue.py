@@ -100,14 +100,13 @@ def device(name: str, *, where: str | None = None) -> DeviceSpec:
     return known[name]
 
 
-def overridden(name: str, given: DeviceOverride, *, where: str) -> DeviceSpec:
-    """The catalogue's entry `name` with the given parts replaced (peaks by precision), or a new
-    type.
+def overridden(name: str, override: DeviceOverride, *, where: str) -> DeviceSpec:
+    """The catalogue's entry `name` with parts replaced (peaks by precision), or a new type.
 
     Raises InputError where a new type lacks memory_gib, peak_tflops or memory_gb_per_s.
     """
     base = catalogue().get(name)
-    parts = given.model_dump(exclude_none=True)
+    parts = override.model_dump(exclude_none=True)
     if base is None:
         for key in ("memory_gib", "peak_tflops", "memory_gb_per_s"):
             if key not in parts:
@@ -118,11 +117,11 @@ def overridden(name: str, given: DeviceOverride, *, where: str) -> DeviceSpec:
                 )
         return DeviceSpec(**{"source": "the cluster file", **parts})
     merged = base.model_dump() | parts
-    merged["peak_tflops"] = {**base.peak_tflops, **(given.peak_tflops or {})}
-    if given.source is None and parts:
+    merged["peak_tflops"] = {**base.peak_tflops, **(override.peak_tflops or {})}
+    if override.source is None and parts:
         merged["source"] = (
             f"{base.source}; changed by the cluster file: {', '.join(sorted(parts))}"[:200]
         )
-    if given.price_per_hour is not None and given.price_source is None:
+    if override.price_per_hour is not None and override.price_source is None:
         merged["price_source"] = "the cluster file"
     return DeviceSpec(**merged)

@@ -172,8 +172,8 @@ def build_cluster(file: ClusterFile, *, where: str = "cluster") -> Cluster:
             expected=f"at most {MAX_DEVICES}",
         )
     own = {
-        name: overridden(name, given, where=f"{where}: devices.{name}")
-        for name, given in file.devices.items()
+        name: overridden(name, override, where=f"{where}: devices.{name}")
+        for name, override in file.devices.items()
     }
     specs: dict[str, DeviceSpec] = {}
     for i, entry in enumerate(file.nodes):

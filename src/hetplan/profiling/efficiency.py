@@ -114,7 +114,7 @@ class OperatorData(Document):
     """Operators measured on one device. peaks: FLOP/s and bytes/s that nothing on it exceeds.
 
     bus_bytes_per_second: what a large all-reduce over this machine's devices reached, as bus
-    bandwidth (bytes that pass each link). errors: what `hetplan profile train` found.
+    bandwidth (bytes that pass each link). errors: as `hetplan profile train` measured them.
     """
 
     format: Literal["hetplan-operators"] = "hetplan-operators"
@@ -198,7 +198,7 @@ class Correction:
 
 @dataclass(frozen=True)
 class Learned:
-    """What a device's own operators tell; `spec` is what its expected seconds follow from."""
+    """What a device's own operators say; `spec` is what its expected seconds follow from."""
 
     data: OperatorData
     spec: DeviceSpec
@@ -206,25 +206,25 @@ class Learned:
     @cached_property
     def corrections(self) -> dict[Kind, Correction]:
         """Of the kinds that were measured."""
-        found: dict[Kind, Correction] = {}
+        corrections: dict[Kind, Correction] = {}
         for kind in KINDS:
             chosen = [op for op in self.data.operators if op.kind == kind][: SMOOTHING.largest]
             if chosen:
                 rows = np.array([sizes_of(op.shape, op.elements) for op in chosen])
                 seconds = np.array([op.seconds for op in chosen])
-                found[kind] = Correction(rows, np.log(seconds / self.expected(chosen)))
-        return found
+                corrections[kind] = Correction(rows, np.log(seconds / self.expected(chosen)))
+        return corrections
 
     def expected(self, operators: Iterable[MeasuredOperator]) -> Floats:
         """Seconds of operators of one kind, before any of them was measured."""
         data, chosen = self.data, list(operators)
         if chosen[0].kind == "product":
             shapes = tuple(op.shape for op in chosen)
-            told = products_seconds(data.device, self.spec, data.precision, shapes)
+            estimates = products_seconds(data.device, self.spec, data.precision, shapes)
         else:
             moved = [op.elements * data.element_bytes for op in chosen]
-            told = tuple(move_seconds("pointwise", b, data.device, self.spec) for b in moved)
-        return np.array([estimate.seconds for estimate in told])
+            estimates = tuple(move_seconds("pointwise", b, data.device, self.spec) for b in moved)
+        return np.array([estimate.seconds for estimate in estimates])
 
     def factor(self, op: Operator, micro_batch: int, tensor: int) -> float:
         """Measured over expected seconds of an operator; 1 where its kind was not measured."""
@@ -374,7 +374,7 @@ def train_links(files: Sequence[Collectives], seed: int = 0) -> LinkEfficiencyFi
     cut = round(len(order) / 5)
     apart, used = order[:cut], order[cut:]
     curves = link_curves(messages[i] for i in used)
-    told = np.array([share_of(curves, *messages[i][:4]) for i in apart])
+    predicted = np.array([share_of(curves, *messages[i][:4]) for i in apart])
     lines = np.array([of.seconds(p.bytes) for of, p in measured])
     ratio = ideal[apart] / seconds[apart]
     return LinkEfficiencyFile(
@@ -384,7 +384,7 @@ def train_links(files: Sequence[Collectives], seed: int = 0) -> LinkEfficiencyFi
         bytes_per_second=best,
         trained_on=len(used),
         kept_apart=len(apart),
-        error=mean_error(ratio / told),
+        error=mean_error(ratio / predicted),
         plain_error=mean_error(ratio / np.median((ideal / seconds)[used])),
         line_error=mean_error((lines / seconds)[apart]),
         curves=link_curves(messages),

@@ -156,8 +156,9 @@ DEEPSPEED = Framework(
 FRAMEWORKS = {one.name: one for one in (HETPLAN, MEGATRON, FSDP, DEEPSPEED)}
 
 
-def load_framework(name: str) -> Framework:
-    """The framework of that name; raises InputError that suggests the nearest."""
+def load_framework(name: str, *, where: str | None = None) -> Framework:
+    """The framework of that name, which stands `where`; raises InputError that suggests the
+    nearest."""
     if name not in FRAMEWORKS:
-        raise unknown_name("unknown framework", name, FRAMEWORKS)
+        raise unknown_name("unknown framework", name, FRAMEWORKS, where=where)
     return FRAMEWORKS[name]

@@ -92,8 +92,8 @@ CONTENTION = 0.5
 DEFAULT_STACK = STACKS["fused"]
 
 
-def load_stack(name: str) -> Stack:
-    """The stack of that name; raises InputError that suggests the nearest."""
+def load_stack(name: str, *, where: str | None = None) -> Stack:
+    """The stack of that name, which stands `where`; raises InputError that suggests the nearest."""
     if name not in STACKS:
-        raise unknown_name("unknown software stack", name, STACKS)
+        raise unknown_name("unknown software stack", name, STACKS, where=where)
     return STACKS[name]

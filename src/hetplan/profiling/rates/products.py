@@ -145,9 +145,9 @@ def physical(
     best = each.min(axis=1, keepdims=True)
     computed = best * ((each / best) ** -sharp).sum(axis=1, keepdims=True) ** (-1 / sharp)
     moved = cut.moved / tiling.memory
-    most = np.maximum(computed, moved)
+    longest = np.maximum(computed, moved)
     least = np.minimum(computed, moved)
-    seconds = most * (1.0 + (least / most) ** blunt) ** (1 / blunt) + tiling.start_seconds
+    seconds = longest * (1.0 + (least / longest) ** blunt) ** (1 / blunt) + tiling.start_seconds
     asked = (
         sizes, cut.alone * 1e6, cut.alone / cut.moved, cut.waves[:, 2:3], best / moved,
         cut.lost, each / best,
@@ -253,20 +253,20 @@ def _estimates(
     if known is None:
         return tuple(Estimate(s, s * low, s * high, source) for s in seconds.tolist())
     table, trees = known
-    made, told = table.errors, (seconds * np.exp(trees.sums(features))).tolist()
+    made, expected = table.errors, (seconds * np.exp(trees.sums(features))).tolist()
     return tuple(
         Estimate(
             s, s * min(low, made.low), s * max(high, made.high), f"{table.origin}, beyond its sizes"
         )
         if far
         else Estimate(s, s * made.low, s * made.high, table.origin)
-        for s, far in zip(told, beyond(table, sizes), strict=True)
+        for s, far in zip(expected, beyond(table, sizes), strict=True)
     )
 
 
 def beyond(table: ProductTrees, sizes: Floats) -> list[bool]:
     """[N] whether sizes [N, 4] are further than a factor of two from all that was measured; more
     rows or columns are more of the same tiles, and never are."""
-    most = np.array([table.most[0], np.inf, table.most[2], np.inf])
-    far = (sizes < np.array(table.least) / 2) | (sizes > 2 * most)
+    largest = np.array([table.most[0], np.inf, table.most[2], np.inf])
+    far = (sizes < np.array(table.least) / 2) | (sizes > 2 * largest)
     return [bool(row.any()) for row in far]

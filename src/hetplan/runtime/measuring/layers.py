@@ -291,13 +291,23 @@ def operators_of(
     )
 
 
-def measure_quickly(device: str, precision: Precision, *, name: str | None = None) -> OperatorData:
-    """Ten operators that transformers have (of an eighth of the rows on a CPU, and a
-    sixty-fourth of the elements), and on a GPU that
-    has others beside it, an all-reduce over all of them. Raises InputError for another device."""
+def measure_quickly(
+    device: str,
+    precision: Precision,
+    *,
+    name: str | None = None,
+    operators: Sequence[Drawn] = QUICK,
+) -> OperatorData:
+    """A few operators that transformers have (of an eighth of the rows on a CPU, and a sixty-fourth
+    of the elements), and on a GPU that has others beside it, an all-reduce over all of them.
+
+    operators: products, each with an elementwise operator. Raises InputError for another device.
+    """
     check_device(device)
     part = 8 if device == "cpu" else 1
-    drawn = [((c, m // part, k, n), size // part**2, both) for (c, m, k, n), size, both in QUICK]
+    drawn = [
+        ((c, m // part, k, n), size // part**2, both) for (c, m, k, n), size, both in operators
+    ]
     data = operators_of(drawn, device, precision, 10, name=name)
     provenance = measured_here("hetplan profile quick", device)
     data = data.model_copy(update={"provenance": provenance})

@@ -171,7 +171,7 @@ def shape_of(model: str) -> Transformer:
 
 
 def by_rate(row: Cells, gpu: str, *more: str) -> Published:
-    """Tokens per second and GPU; a workload is told by model, `more`, tokens, batch and GPUs."""
+    """Tokens per second and GPU; a workload is named by model, `more`, tokens, batch and GPUs."""
     named = [row.text("model"), *more, f"{row.text('sequence')} tokens"]
     workload = f"{', '.join(named)}, batch {row.text('global_batch')}, {row.text('gpus')} {gpu}"
     tokens = (row.number("global_batch") or 0.0) * (row.number("sequence") or 0.0)
@@ -181,10 +181,9 @@ def by_rate(row: Cells, gpu: str, *more: str) -> Published:
 
 def titan_published(row: Cells) -> Published:
     """torchtitan's reports: tokens per second and GPU, peak GiB."""
-    told, memory = by_rate(row, row.text("gpu")), row.number("memory_gib")
-    return Published(
-        told.workload, told.seconds, None if memory is None else memory * GIB, kind=told.kind
-    )
+    memory = row.number("memory_gib")
+    held = None if memory is None else memory * GIB
+    return replace(by_rate(row, row.text("gpu")), held_bytes=held)
 
 
 def titan_job(row: Cells) -> Job:
