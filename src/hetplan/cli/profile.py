@@ -131,9 +131,8 @@ def predict(
     if factory is not None:
         chosen = traced_model(factory, model, precision, model_output, quiet=quiet)
     elif model is not None:
-        chosen = load_model(
-            model, sequence=sequence, precision=precision, attention=load_stack(stack).attention
-        )
+        attention = load_stack(stack).attention
+        chosen = load_model(model, sequence=sequence, precision=precision, attention=attention)
     else:
         raise InputError("missing", where="--model", expected="a name or a file")
     # All powers of two up to the largest divide it, so they are its own default sizes.
