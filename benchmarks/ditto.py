@@ -32,8 +32,8 @@ from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Run
 
 GENERAL = ("cp-sat", "milp", "pyomo")
-HEURISTICS = ("oobleck", "greedy", "paper", "paper-communication", "merge")
-GROWTH_METHODS = ("exact", "cp-sat", "milp", "oobleck", "greedy", "paper", "merge")
+HEURISTICS = ("oobleck", "greedy-joined", "paper", "paper-communication", "merge")
+GROWTH_METHODS = ("exact", "cp-sat", "milp", "oobleck", "greedy-joined", "paper", "merge")
 PARTS = ("targets", "gaps", "general", "growth", "templates")
 MIB = 2**20
 Row = dict[str, Any]
@@ -159,8 +159,8 @@ def gap_table(rows: list[Row]) -> tuple[str, str]:
 
 
 def excess(row: Row, optimum: float) -> str:
-    """Percent above the optimum, a star where the method says more (`greedy`: stages without
-    devices)."""
+    """Percent above the optimum, a star where the method says more (`greedy-joined`:
+    stages without devices)."""
     if row["objective"] is None:
         return "none"
     return f"{100 * (row['objective'] / optimum - 1):.2f} %" + ("*" if row["message"] else "")

@@ -11,7 +11,7 @@ import pytest
 from astra.cases import COLUMNS
 from hetplan.formulations import family
 from hetplan.formulations.astra.problem import Floats
-from hetplan.formulations.astra.search.engine import search
+from hetplan.formulations.astra.search.engine import columns_of, search
 from hetplan.formulations.astra.search.facts import model_facts
 from hetplan.formulations.astra.search.pool import (
     cost,
@@ -52,6 +52,12 @@ def test_homogeneous_best_is_the_best_of_all_rows() -> None:
         found.best.seconds * 64 * 3.431 / 3600 * JOB.iterations, rel=1e-12
     )
     assert found.top[0] == found.best and len(found.top) == 10
+    # Figure 2's order: generate, filter by rules, filter by memory, price
+    space, rules = Space(), default_rules(columns_of(homogeneous(offer_of("A800", 64))))
+    passed = strategies(model_facts(JOB.model), space, rules, gpus=64, global_batch=256)
+    counts = [found.counts[name] for name in ("generated", "after_rules", "in_memory")]
+    assert counts[:2] == [passed.generated, passed.rows]
+    assert counts[0] > counts[1] > counts[2] > 0
     assert list(found.top) == sorted(found.top, key=lambda c: (-c.tokens_per_second, c.money or 0))
     assert all(max(c.stage_bytes) <= 80 * 2**30 for c in (*found.top, *found.pareto))
 

@@ -10,7 +10,7 @@ import pytest
 from fakes.cli import Call
 
 pytest.importorskip("pyarrow", reason="pyarrow is not installed (extra `study`)")
-ARGUMENTS = ("study", "run", "tiny-fast-slow", "-m", "exact,greedy", "-t", "20", "-q")
+ARGUMENTS = ("study", "run", "tiny-fast-slow", "-m", "exact,greedy-joined", "-t", "20", "-q")
 
 
 def test_a_study_and_its_report(hetplan: Call, tmp_path: Path) -> None:
@@ -27,12 +27,17 @@ def test_a_study_and_its_report(hetplan: Call, tmp_path: Path) -> None:
     ran = hetplan(
         "study", "report", folder, "-o", page, "--markdown", text, "--png", tmp_path / "png"
     )
-    assert ran.code == 0 and "greedy" in ran.out
-    assert page.read_text().startswith("<!DOCTYPE html>") and "| greedy |" in text.read_text()
+    assert ran.code == 0 and "greedy-joined" in ran.out
+    assert (
+        page.read_text().startswith("<!DOCTYPE html>") and "| greedy-joined |" in text.read_text()
+    )
     assert len(list((tmp_path / "png").glob("ditto-*.png"))) >= 2
     found = hetplan("study", "report", folder, "--json").json
     assert found["conflicts"] == []
-    assert [summary["method"] for summary in found["problems"]["ditto"]] == ["exact", "greedy"]
+    assert [summary["method"] for summary in found["problems"]["ditto"]] == [
+        "exact",
+        "greedy-joined",
+    ]
 
 
 def test_a_study_without_a_folder_has_one_of_its_name(
@@ -40,7 +45,10 @@ def test_a_study_without_a_folder_has_one_of_its_name(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert (
-        hetplan("study", "run", "ditto/tiny-fast-slow", "-m", "greedy", "-t", "20", "-q").code == 0
+        hetplan(
+            "study", "run", "ditto/tiny-fast-slow", "-m", "greedy-joined", "-t", "20", "-q"
+        ).code
+        == 0
     )
     assert len(list((tmp_path / "study-ditto-tiny-fast-slow" / "rows").iterdir())) == 1
 

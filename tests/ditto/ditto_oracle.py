@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from hetplan.formulations.ditto.data import DittoData, DittoDecision, DittoStage
 
-# The contract's tie: of stages this close to the slowest, the first counts.
+# The contract's tie: of stages this close to the slowest, relative to it, the first counts.
 TIE = 1e-9
 # Bytes may exceed a capacity by this relative amount: rounding.
 SLACK = 1e-9
@@ -28,7 +28,7 @@ def total(micro_batches: int, times: list[float]) -> float:
     """T1 + T2 + T3, term by term as Ditto's eq. 1-3 unroll."""
     count, most = len(times), max(times)
     k = 0
-    while times[k] < most - TIE * max(1.0, most):
+    while times[k] < most * (1 - TIE):
         k += 1
     t1 = sum(times)
     t2 = (micro_batches - count + k - 1) * times[k]

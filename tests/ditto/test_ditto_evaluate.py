@@ -9,13 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ditto.ditto_cases import middle_instance
+from ditto.ditto_cases import data_of, middle_instance
 from hetplan.errors import InputError
 from hetplan.formulations.ditto.data import DittoData, DittoDecision
 from hetplan.formulations.ditto.evaluate import evaluate, price
 from hetplan.formulations.ditto.family import FAMILY
 from hetplan.schema import parse
+from hetplan.solvers.options import Options
 from hetplan.solvers.registry import solve
+from hetplan.solvers.run import Run
 
 DOCUMENT: dict[str, Any] = {
     "micro_batches": 4,
@@ -74,6 +76,34 @@ def test_the_first_of_equally_slow_stages_counts() -> None:
     parts = price(8, [1.0, 3.0, 1.0, 3.0 + 1e-10]).parts
     assert parts["slowest stage"] == 1.0
     assert price(8, [1.0, 3.0, 1.0, 3.0 + 1e-6]).parts["slowest stage"] == 3.0
+    # nanoseconds are told apart too: the tie is relative
+    assert price(8, [1e-9, 3e-9, 1e-9, 3.1e-9]).parts["slowest stage"] == 3.0
+
+
+@pytest.mark.parametrize(
+    ("method", "seeds"),
+    [("exact", 30), ("cp-sat", 5), ("milp", 5), ("oobleck", 80), ("greedy-joined", 30)],
+)
+def test_the_unit_of_time_changes_nothing(method: str, seeds: int) -> None:
+    """Layers of nanoseconds, with stages closer to each other than a nanosecond."""
+    for seed in range(20, 20 + seeds):
+        instance = data_of(seed)
+        kinds = [
+            kind.model_copy(
+                update={
+                    "forward_seconds": [1e-9 * t for t in kind.forward_seconds],
+                    "backward_seconds": [1e-9 * t for t in kind.backward_seconds],
+                    "allreduce_seconds": {
+                        x: [1e-9 * t for t in row] for x, row in kind.allreduce_seconds.items()
+                    },
+                }
+            )
+            for kind in instance.device_types
+        ]
+        small = instance.model_copy(update={"device_types": kinds})
+        run = Run(Options(threads=1))
+        seconds, nanoseconds = (solve(FAMILY, d, method, run).objective for d in (instance, small))
+        assert nanoseconds == (seconds and pytest.approx(1e-9 * seconds, rel=1e-6))
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,7 @@ def template_price(workload: Workload, plan: Plan) -> float | None:
 def test_templates_become_plans_that_hold(
     workload: Workload, candidates: dict[str, Candidate]
 ) -> None:
-    assert tuple(candidates) == ("auto", "paper", "oobleck", "greedy")
+    assert tuple(candidates) == ("auto", "paper", "oobleck", "greedy-joined")
     best = candidates["auto"]
     assert best.status == "optimal" and best.bound is not None and best.objective is not None
     assert best.bound <= best.objective * (1 + 1e-9)

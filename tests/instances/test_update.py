@@ -48,17 +48,17 @@ def answer(**edits: Any) -> dict[str, Any]:
 
 
 def worse(folder: Path) -> dict[str, Any]:
-    """A feasible decision above the optimum, with its own objective: the paper's greedy or any
-    single stage."""
+    """A feasible decision above the optimum, with its own objective: the paper's repaired greedy or
+    any single stage."""
     from hetplan.solvers.registry import solve
     from hetplan.solvers.run import Run
 
     [entry] = shelf(folder)
     instance = entry.load()
-    result = solve(instance.family, instance.data, "greedy", Run(Options(threads=1)))
+    result = solve(instance.family, instance.data, "greedy-joined", Run(Options(threads=1)))
     assert result.decision is not None and result.objective is not None
     return answer(
-        method="greedy",
+        method="greedy-joined",
         status="feasible",
         objective=result.objective,
         bound=None,
@@ -86,7 +86,7 @@ def test_a_record_is_made_and_then_only_bettered(folder: Path) -> None:
     heuristic = worse(folder)
     assert update(folder, heuristic).news
     first = record(folder)
-    assert first is not None and first.bound is None and first.found_by == "greedy (hetplan)"
+    assert first is not None and first.bound is None and first.found_by == "greedy-joined (hetplan)"
     assert (folder / "deep" / "other-name.best.json").is_file()
     assert not update(folder, heuristic).news
     best = answer()
@@ -142,7 +142,7 @@ def test_a_lying_answer_is_refused(folder: Path, lie: str) -> None:
 
 def test_bounds_of_heuristics_and_of_nobody_are_not_taken(folder: Path) -> None:
     update(folder, worse(folder))
-    for method in ("greedy", "somebody-elses"):
+    for method in ("greedy-joined", "somebody-elses"):
         change = update(folder, answer(method=method))
         found = record(folder)
         assert (

@@ -50,17 +50,17 @@ def test_a_row_is_written_and_read_back(tmp_path: Path) -> None:
 
 
 def test_many_rows_in_one_file_are_a_study_again(tmp_path: Path) -> None:
-    made = [perform(one()), perform(one("greedy"))]
+    made = [perform(one()), perform(one("greedy-joined"))]
     write_rows(tmp_path / FOLDER / PACKED, made)
     assert keys(tmp_path) == {row["key"] for row in made}
-    assert [row["method"] for row in read_rows(tmp_path)] == ["exact", "greedy"]
+    assert [row["method"] for row in read_rows(tmp_path)] == ["exact", "greedy-joined"]
     write_row(tmp_path, made[0])
     write_row(tmp_path, perform(one("paper")))
     assert len(keys(tmp_path)) == len(read_rows(tmp_path)) == 3
 
 
 def test_a_heuristic_has_no_bound() -> None:
-    row = perform(one("greedy"))
+    row = perform(one("greedy-joined"))
     assert (row["status"], row["bound"], row["exact"]) == ("feasible", None, False)
 
 
@@ -119,6 +119,9 @@ def test_groups_of_methods() -> None:
     def chosen(word: str) -> set[str]:
         return {task.method for task in tasks(["tiny-fast-slow"], [word], [0], Options())}
 
-    assert chosen("heuristics") == {"paper", "paper-communication", "merge", "greedy", "oobleck"}
+    assert chosen("heuristics") == {
+        "paper", "paper-powers", "paper-communication", "merge", "merge-cp-sat", "merge-milp",
+        "greedy", "greedy-joined", "oobleck",
+    }  # fmt: skip
     assert chosen("exact-methods") == {"auto", "exact", "cp-sat", "milp", "pyomo"}
     assert chosen("all") == chosen("heuristics") | chosen("exact-methods")

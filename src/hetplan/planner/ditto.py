@@ -61,7 +61,7 @@ class Ditto(Strategy):
         AUTO,
         StrategyMethod("paper", paper=True),
         StrategyMethod("oobleck"),
-        StrategyMethod("greedy"),
+        StrategyMethod("greedy-joined"),
     )
     recomputes = True
 

@@ -22,9 +22,9 @@ from collections import Counter
 from hetplan.formulations.ditto.data import DittoData, DittoDecision, DittoStage
 from hetplan.solvers.registry import Evaluation
 
-# Of stages this close to the slowest the first counts as slowest: it gives the least T, so a
-# minimum exists.
-TIE_SECONDS = 1e-9
+# Of stages slower than all but this part of the slowest the first counts as slowest: it gives the
+# least T, so a minimum exists.
+TIE = 1e-9
 # A sum of bytes may exceed a capacity by rounding in its last digits, not by more.
 MEMORY_TOLERANCE = 1e-9
 
@@ -55,10 +55,9 @@ def price(micro_batches: int, times: list[float]) -> Evaluation:
 
 
 def slowest_stage(times: list[float]) -> int:
-    """k*: the first stage within TIE_SECONDS of the slowest (from one second on: relative to
-    it)."""
-    most = max(times)
-    return next(k for k, t in enumerate(times) if t >= most - TIE_SECONDS * max(1.0, most))
+    """k*: the first stage within a relative TIE of the slowest."""
+    least = max(times) * (1 - TIE)
+    return next(k for k, t in enumerate(times) if t >= least)
 
 
 def stage_seconds(data: DittoData, stage: DittoStage) -> float:

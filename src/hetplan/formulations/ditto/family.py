@@ -6,6 +6,7 @@ from __future__ import annotations
 from hetplan.solvers.registry import Family, Method
 
 _HERE = "hetplan.formulations.ditto"
+_MERGED = "the paper's virtual stages, merged exactly"
 
 FAMILY = Family(
     name="ditto",
@@ -48,17 +49,26 @@ FAMILY = Family(
             "Ditto, Algorithm 2",
         ),
         Method(
+            "paper-powers",
+            f"{_HERE}.paper:solve_with_powers",
+            False,
+            "the same, its choices only groups of 1, 2, 4, … devices",
+            "hetplan, on Ditto's Algorithm 2",
+        ),
+        Method(
             "paper-communication",
             f"{_HERE}.paper:solve_with_communication",
             False,
             "the same, folding with in-node communication",
             "Ditto, §5.3.2",
         ),
-        Method(
-            "merge",
-            f"{_HERE}.paper:solve_by_merging",
-            False,
-            "the paper's virtual stages, merged exactly",
+        *(
+            Method(f"merge{by}", f"{_HERE}.paper:solve_by", False, f"{_MERGED}{how}", uses=uses)
+            for by, how, uses in (
+                ("", "", ()),
+                ("-cp-sat", " by CP-SAT", ("cp-sat",)),
+                ("-milp", " by HiGHS", ("highs",)),
+            )
         ),
         Method(
             "greedy",
@@ -66,6 +76,14 @@ FAMILY = Family(
             False,
             "greedy recovery",
             "Ditto, Algorithm 1",
+            baseline=True,
+        ),
+        Method(
+            "greedy-joined",
+            f"{_HERE}.paper:greedy_joined",
+            False,
+            "the same from every virtual template; stages without devices join neighbours",
+            "hetplan, on Ditto's Algorithm 1",
             baseline=True,
         ),
         Method(

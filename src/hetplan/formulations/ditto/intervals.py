@@ -25,7 +25,7 @@ import highspy
 import numpy as np
 
 from hetplan.compiled import kernel
-from hetplan.formulations.ditto.problem import DittoProblem, Floats, Ints, Stages, tie
+from hetplan.formulations.ditto.problem import TIE, DittoProblem, Floats, Ints, Stages
 from hetplan.solvers.run import Run
 
 
@@ -116,7 +116,7 @@ class Space:
         Behind k* a stage may tie with it, so its window reaches a tie further than in front.
         """
         seconds = self._by_end
-        behind = seconds.ravel() <= high + tie(high)
+        behind = seconds.ravel() <= high * (1 + TIE)
         ahead = seconds.ravel() <= high
         masks = (behind, ahead & (seconds.ravel() >= low), ahead)
         groups = [np.flatnonzero(mask) for mask in masks]
@@ -152,7 +152,7 @@ class Space:
         p, shape = self.problem, self.devices + 1
         if np.prod(shape.astype(float)) > self.MOST_VECTORS:
             return None
-        allowed = (self.most_behind >= 0) & (p.time <= high + tie(high))
+        allowed = (self.most_behind >= 0) & (p.time <= high * (1 + TIE))
         ends = np.arange(p.layers + 1)
         # the last row: no stage, only fewer devices
         last = np.concatenate([ends + allowed.sum(axis=2), ends[None]])

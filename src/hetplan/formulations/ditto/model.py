@@ -33,13 +33,13 @@ from hetplan.formulations.ditto.data import DittoData, DittoDecision
 from hetplan.formulations.ditto.exact import first_template
 from hetplan.formulations.ditto.problem import (
     MEMORY_TOLERANCE,
+    TIE,
     DittoProblem,
     Floats,
     Ints,
     Stages,
     compile_problem,
     infeasible_because,
-    tie,
 )
 from hetplan.solvers.general import Formulation, Known
 from hetplan.solvers.model import Columns, Model, ModelAnswer, Totals
@@ -79,11 +79,6 @@ class Arcs:
 
     def __len__(self) -> int:
         return len(self.option)
-
-    @property
-    def tie(self) -> float:
-        """How much longer than k* a stage behind it may be, in seconds."""
-        return tie(float(self.seconds.max(initial=0.0)))
 
     def peaks_of(self, arcs: Ints) -> Ints:
         """Peaks whose arc is among `arcs`."""
@@ -126,7 +121,7 @@ def list_arcs(problem: DittoProblem) -> Arcs:
     )
     possible &= (p.layers - last)[:, None] >= behind[None, :]
     slowest = float(seconds[possible.any(axis=1)].max(initial=0.0))
-    kept = (alive >= 1) & (seconds <= slowest + tie(slowest))
+    kept = (alive >= 1) & (seconds <= slowest * (1 + TIE))
     peak_arc, which = np.nonzero(possible[kept])
     variables = 2 * int(kept.sum()) + len(peak_arc)
     if variables > MOST_VARIABLES:
@@ -172,7 +167,7 @@ def least_objective(problem: DittoProblem) -> float:
     layers = problem.weight.min(axis=0)
     work, stages = float(layers.sum()), problem.most_stages
     longest = max(float(layers.max(initial=0.0)), work / stages)
-    theta = max(0.0, longest - tie(longest))
+    theta = longest * (1 - TIE)
     return (work + (problem.micro_batches - stages) * theta) * (1 - ALLOWANCE)
 
 
@@ -216,7 +211,7 @@ def keep_below_the_slowest(model: Model, v: Variables) -> None:  # (2)
     arcs = v.arcs
     slowest = arcs.seconds[arcs.peak_arc]
     model.equal("theta", np.append(v.peak, v.theta), np.append(slowest, -1.0), to=0.0)
-    behind = np.maximum(arcs.seconds - arcs.tie, 0.0)
+    behind = arcs.seconds * (1 - TIE)
     for layer in range(arcs.problem.layers):
         q = np.flatnonzero((arcs.first <= layer) & (layer < arcs.last))
         columns = np.concatenate([v.before[q], v.after[q], [v.theta]])

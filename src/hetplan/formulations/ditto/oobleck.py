@@ -20,7 +20,7 @@ from hetplan.compiled import kernel
 from hetplan.errors import UnsupportedError
 from hetplan.formulations.ditto.data import DittoData, DittoDecision
 from hetplan.formulations.ditto.folding import NoTemplate, Template, conclude
-from hetplan.formulations.ditto.problem import TIE_SECONDS, DittoProblem, Floats, Ints, Stages
+from hetplan.formulations.ditto.problem import TIE, DittoProblem, Floats, Ints, Stages
 from hetplan.solvers.result import Outcome
 from hetplan.solvers.run import Run
 
@@ -53,7 +53,7 @@ def divide(
                     for cut in range(begin + s, end - r + 1):
                         a, b = interval[begin, cut], interval[cut, end]
                         left, right = seconds[y, s, a, SLOWEST], seconds[z, r, b, SLOWEST]
-                        if left >= right - TIE_SECONDS * max(1.0, right):
+                        if left >= right * (1 - TIE):
                             place, slowest = left_part[y, s, a, PLACE], left
                             last = seconds[y, s, a, LAST] + seconds[z, r, b, FIRST]
                         else:

@@ -1,32 +1,38 @@
-"""Methods `paper`, `paper-communication`, `merge` and `greedy`: Ditto itself, its stages merged
-exactly, and its Algorithm 1.
+"""Ditto itself, its stages merged exactly, and its Algorithm 1.
 
-Ditto (Sections 5.3, 6.2 and Algorithm 2) folds the cluster, lets Oobleck make the uniform virtual
-template of n M stages with one weakest device each, and recovers real stages by dynamic
-programming: a choice (i, x, x d_i) lets x devices of type i take x d_i consecutive virtual stages;
-dp[j] keeps one best template of the first j virtual stages, its cost and the devices it uses. One
-entry per j forgets templates that use other devices, so the programme can miss the best merge. The
-text also speaks of merging "up to" x d_i stages; the choices it lists are these, and with fewer
-stages per device the first stages use up devices that the last ones lack: on the paper's clusters
-the programme then recovers nothing.
+Methods `paper`, `paper-powers`, `paper-communication` (Sections 5.3, 6.2 and Algorithm 2): fold the
+cluster, let Oobleck make the uniform virtual template of n M stages with one weakest device each,
+and recover real stages by dynamic programming: a choice (i, x, x d_i), x = 1 to M, lets x devices
+of type i take x d_i consecutive virtual stages; dp[j] keeps one best template of the first j
+virtual stages, its cost and the devices it uses. One entry per j forgets templates that use other
+devices, so the programme can miss the best merge. The text also speaks of merging "up to" x d_i
+stages; the choices it lists are these, and with fewer stages per device the first stages use up
+devices that the last ones lack: on the paper's clusters the programme then recovers nothing.
+`paper-powers` has the choices of 1, 2, 4, ..., M devices alone.
+
+A profile knows all-reduces on powers of two, and a template has no other groups. A group of three
+devices is therefore priced with the all-reduce of four while the algorithm runs; in the end it
+keeps two of its devices, which the message says.
 
 `merge` takes the virtual stages as atoms and lets the exact search choose which consecutive ones
-each real group takes. What separates it from the optimum is lost by folding and template, what
-separates `paper` from it by the recovery programme. Memory counts.
+each real group takes; `merge-cp-sat` and `merge-milp` let general solvers choose. What separates it
+from the optimum is lost by folding and template, what separates `paper` from it by the recovery
+programme. Memory counts.
 
-`greedy` takes Oobleck's virtual templates and gives their stages to real devices (Algorithm 1).
-From the strongest type to the weakest, each step gives ceil(virtual devices / d_i) devices to the
-stage whose change leaves the least T; stages not yet given away run on their virtual devices.
-Groups are rounded up to a power of two, which the paper leaves open. Rounding up wastes devices, so
-that they run out before the stages do (on most of the paper's own clusters); the paper does not say
-what happens then. Here a stage without devices joins the neighbour that makes T least, every
-template of Oobleck's list is tried (Section 6: "may not be the optimal one"), and the best result
-is taken; the message tells how many of its stages had to join.
+`greedy` is Algorithm 1 as printed: from the strongest type to the weakest, while it has devices,
+the stage of Oobleck's best virtual template whose change leaves the least T gets
+ceil(virtual devices / d_i) of them; stages not yet given away run on their virtual devices. Nothing
+keeps the last step to what is left, and stages may go without: it then has no template.
+`greedy-joined` is hetplan's repair. Groups are rounded up to powers of two and must fit, a stage
+without devices joins the neighbour that makes T least, every template of Oobleck's list is tried
+(Section 6: "may not be the optimal one"), and the best result is taken; the message tells how many
+of its stages had to join.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -43,6 +49,7 @@ from hetplan.formulations.ditto.folding import (
     single_devices,
     virtual_cluster,
 )
+from hetplan.formulations.ditto.model import formulate
 from hetplan.formulations.ditto.oobleck import Division
 from hetplan.formulations.ditto.problem import (
     DittoProblem,
@@ -51,15 +58,23 @@ from hetplan.formulations.ditto.problem import (
     compile_problem,
     total_seconds,
 )
+from hetplan.solvers.general import solve_with
 from hetplan.solvers.result import Outcome, Stop
 from hetplan.solvers.run import Run, Stopped
 
 Atoms = list[tuple[int, int]]
+# (First layer, last layer, kind, number of devices) of each stage.
+Groups = list[tuple[int, int, int, int]]
 
 
 def solve(data: DittoData, run: Run) -> Outcome[DittoDecision]:
     """Ditto, folding without communication (as in its evaluation)."""
-    return conclude(data, run, lambda problem: ditto(data, problem, run, communication=False))
+    return conclude(data, run, lambda problem: ditto(data, problem, run))
+
+
+def solve_with_powers(data: DittoData, run: Run) -> Outcome[DittoDecision]:
+    """The same with the choices of 1, 2, 4, ..., M devices alone."""
+    return conclude(data, run, lambda problem: ditto(data, problem, run, powers=True))
 
 
 def solve_with_communication(data: DittoData, run: Run) -> Outcome[DittoDecision]:
@@ -67,18 +82,37 @@ def solve_with_communication(data: DittoData, run: Run) -> Outcome[DittoDecision
     return conclude(data, run, lambda problem: ditto(data, problem, run, communication=True))
 
 
-def solve_by_merging(data: DittoData, run: Run) -> Outcome[DittoDecision]:
-    """The best template that cuts only between virtual stages; proves nothing about others."""
-    return conclude(data, run, lambda problem: merge(data, problem, run))
+def solve_by(method: str, data: DittoData, run: Run) -> Outcome[DittoDecision]:
+    """The best template that cuts only between virtual stages; proves nothing about others.
+
+    method: `merge`, or `merge-` and the name of a general solver.
+    """
+    solver = method.removeprefix("merge").removeprefix("-")
+    return conclude(data, run, lambda problem: merge(data, problem, run, solver))
 
 
-def ditto(data: DittoData, problem: DittoProblem, run: Run, *, communication: bool) -> Template:
+def ditto(
+    data: DittoData,
+    problem: DittoProblem,
+    run: Run,
+    *,
+    communication: bool = False,
+    powers: bool = False,
+) -> Template:
     """Fold, divide the virtual cluster, recover."""
     folding = fold(data, communication=communication)
     atoms = virtual_stages(data, folding, run)
-    stages = recover(problem, folding, atoms)
     details = {"virtual_stages": len(atoms), "factors": dict(folding.factors)}
-    return Template(stages, details=details)
+    return settled(problem, recover(problem, folding, atoms, powers=powers), details)
+
+
+def settled(problem: DittoProblem, groups: Groups, details: Mapping[str, object]) -> Template:
+    """The template of an algorithm's groups, each of which keeps the largest power of two of its
+    devices."""
+    odd = [(k, x) for k, (*_, x) in enumerate(groups) if x & (x - 1)]
+    stages = [(a, b, option(problem, i, x)) for a, b, i, x in groups]
+    message = ", ".join(f"stage {k} keeps {1 << x.bit_length() - 1} of {x} devices" for k, x in odd)
+    return Template(stages, f"only powers of two: {message}" if odd else "", details)
 
 
 def virtual_stages(data: DittoData, folding: Folding, run: Run) -> Atoms:
@@ -100,41 +134,46 @@ class Recovered:
 
     cost: float
     used: Ints  # [K] devices
-    stages: Stages
-    times: list[float]  # of the stages
+    groups: Groups
+    times: list[float]  # of the groups
 
 
-def recover(problem: DittoProblem, folding: Folding, atoms: Atoms) -> Stages:
+def recover(problem: DittoProblem, folding: Folding, atoms: Atoms, *, powers: bool) -> Groups:
     """Algorithm 2; raises NoTemplate where it ends without one."""
-    names = [problem.kinds[kind].names[0] for kind in problem.option_kind]
-    widths = [x * folding.factors[n] for x, n in zip(problem.option_devices, names, strict=True)]
+    choices = [
+        (i, x, x * folding.factors[kind.names[0]])
+        for i, kind in enumerate(problem.kinds)
+        for x in range(1, folding.weakest.devices_per_node + 1)
+        if not powers or not x & (x - 1)
+    ]
     none = np.zeros(len(problem.kinds), dtype=np.int64)
     table: list[Recovered | None] = [Recovered(0.0, none, [], [])]
     for j in range(1, len(atoms) + 1):
         best: Recovered | None = None
-        for r, width in enumerate(widths):
+        for i, x, width in choices:
             before = table[j - width] if width <= j else None
             if before is None:
                 continue
             used = before.used.copy()
-            used[problem.option_kind[r]] += problem.option_devices[r]
+            used[i] += x
             if (used > problem.devices).any():
                 continue
             first, last = atoms[j - width][0], atoms[j - 1][1]
-            times = [*before.times, float(problem.time[r, first, last])]
+            times = [*before.times, seconds_on(problem, i, x, first, last)]
             cost = total_seconds(problem.micro_batches, times)
             if best is None or cost < best.cost:
-                best = Recovered(cost, used, [*before.stages, (first, last, r)], times)
+                best = Recovered(cost, used, [*before.groups, (first, last, i, x)], times)
         table.append(best)
     if table[-1] is None:
         raise NoTemplate("Algorithm 2 recovers no template within the devices")
-    return table[-1].stages
+    return table[-1].groups
 
 
-def merge(data: DittoData, problem: DittoProblem, run: Run) -> Template:
-    """The exact search over the instance whose layers are the virtual stages."""
+def merge(data: DittoData, problem: DittoProblem, run: Run, solver: str) -> Template:
+    """The instance whose layers are the virtual stages, by the exact search or a general solver."""
     atoms = virtual_stages(data, fold(data), run)
-    answer = exact.solve(merged(data, atoms), run)
+    posed = merged(data, atoms)
+    answer = solve_with(solver, formulate, posed, run) if solver else exact.solve(posed, run)
     if answer.decision is None and answer.stop is not Stop.INFEASIBLE:
         raise Stopped
     if answer.decision is None:
@@ -181,6 +220,26 @@ def merged(data: DittoData, atoms: Atoms) -> DittoData:
 
 
 def greedy(data: DittoData, run: Run) -> Outcome[DittoDecision]:
+    """Algorithm 1 as printed, on Oobleck's best virtual template."""
+    return conclude(data, run, lambda problem: printed_greedy(data, problem, run))
+
+
+def printed_greedy(data: DittoData, problem: DittoProblem, run: Run) -> Template:
+    """Raises NoTemplate where stages or devices are left over."""
+    folding, division, ranked = divided(data, run)
+    groups, _ = assign(problem, folding, division, ranked[0][1], powers=False)
+    bare = sum(not x for *_, x in groups)
+    if bare:
+        raise NoTemplate(f"Algorithm 1 leaves {bare} of {len(groups)} stages without devices")
+    for i, kind in enumerate(problem.kinds):
+        used = sum(x for *_, own, x in groups if own == i)
+        if used > kind.devices:
+            names = ", ".join(kind.names)
+            raise NoTemplate(f"Algorithm 1 gives out {used} of {kind.devices} devices of {names}")
+    return settled(problem, groups, {"virtual_stages": len(groups)})
+
+
+def greedy_joined(data: DittoData, run: Run) -> Outcome[DittoDecision]:
     """The recovered template of the best virtual template that can be recovered."""
     return conclude(data, run, lambda problem: recovered(data, problem, run))
 
@@ -194,35 +253,43 @@ def recovered(data: DittoData, problem: DittoProblem, run: Run) -> Template:
 
 def all_recovered(data: DittoData, problem: DittoProblem, run: Run) -> list[Template]:
     """Every template of the virtual cluster, given to real devices."""
-    folding = fold(data)
-    virtual = compile_problem(virtual_cluster(data, folding))
-    division = Division(virtual, run)
+    folding, division, ranked = divided(data, run)
     templates = []
-    for _, count in division.ranked():
-        template = division.template(count)
-        devices = [int(virtual.option_devices[r]) for _, _, r in template]
-        times = [float(virtual.time[r, a, b]) for a, b, r in template]
-        assigned = assign(problem, folding, [(a, b) for a, b, _ in template], devices, times)
+    for _, count in ranked:
+        groups, times = assign(problem, folding, division, count, powers=True)
+        assigned = [(a, b, option(problem, i, x) if x else -1) for a, b, i, x in groups]
         stages = join_left_over(problem, assigned, times)
         joined = sum(r < 0 for _, _, r in assigned)
         message = f"{joined} of {count} virtual stages got no devices and joined a neighbour"
         details = {"virtual_stages": count, "joined": joined}
         templates.append(Template(stages, message if joined else "", details))
-    if not templates:
-        raise NoTemplate("the virtual cluster has no template: too few layers or micro-batches")
     return templates
 
 
+def divided(data: DittoData, run: Run) -> tuple[Folding, Division, list[tuple[float, int]]]:
+    """The folding, Oobleck's table of the virtual cluster, and (T, S) of its templates, best first.
+
+    Raises NoTemplate where there is none.
+    """
+    folding = fold(data)
+    division = Division(compile_problem(virtual_cluster(data, folding)), run)
+    ranked = division.ranked()
+    if not ranked:
+        raise NoTemplate("the virtual cluster has no template: too few layers or micro-batches")
+    return folding, division, ranked
+
+
 def assign(
-    problem: DittoProblem,
-    folding: Folding,
-    layers: list[tuple[int, int]],
-    devices: list[int],
-    times: list[float],
-) -> Stages:
-    """Algorithm 1: virtual stages (layers, devices, seconds) to real groups; option -1: got no
-    devices."""
-    times, chosen = list(times), [-1] * len(layers)
+    problem: DittoProblem, folding: Folding, division: Division, count: int, *, powers: bool
+) -> tuple[Groups, list[float]]:
+    """Algorithm 1 on the virtual template of `count` stages: its groups, those without devices as
+    (first, last, 0, 0), and the seconds of its virtual stages.
+
+    powers: groups are rounded up to powers of two and must fit into what is left.
+    """
+    virtual, template = division.problem, division.template(count)
+    times = [float(virtual.time[r, a, b]) for a, b, r in template]
+    now, groups = list(times), [(a, b, 0, 0) for a, b, _ in template]
     factors = [folding.factors[kind.names[0]] for kind in problem.kinds]
     strength = [
         float(problem.weight[problem.option_kind == i].sum()) for i in range(len(problem.kinds))
@@ -230,21 +297,22 @@ def assign(
     for i in sorted(range(len(problem.kinds)), key=lambda i: strength[i]):
         left = int(problem.devices[i])
         while left > 0:
-            best: tuple[float, int, int] | None = None
-            for j, (a, b) in enumerate(layers):
-                r = option(problem, i, -(-devices[j] // factors[i]))
-                if chosen[j] >= 0 or problem.option_devices[r] > left:
+            best: tuple[float, int, int, float] | None = None
+            for j, (a, b, r) in enumerate(template):
+                x = -(-int(virtual.option_devices[r]) // factors[i])
+                x = 1 << (x - 1).bit_length() if powers else x
+                if groups[j][3] or (powers and x > left):
                     continue
-                trial = [*times[:j], float(problem.time[r, a, b]), *times[j + 1 :]]
-                cost = total_seconds(problem.micro_batches, trial)
+                seconds = seconds_on(problem, i, x, a, b)
+                cost = total_seconds(problem.micro_batches, [*now[:j], seconds, *now[j + 1 :]])
                 if best is None or cost < best[0]:
-                    best = cost, j, r
+                    best = cost, j, x, seconds
             if best is None:
                 break
-            _, j, r = best
-            chosen[j], times[j] = r, float(problem.time[r, layers[j][0], layers[j][1]])
-            left -= int(problem.option_devices[r])
-    return [(a, b, r) for (a, b), r in zip(layers, chosen, strict=True)]
+            _, j, x, now[j] = best
+            groups[j] = (*template[j][:2], i, x)
+            left -= x
+    return groups, times
 
 
 def join_left_over(problem: DittoProblem, stages: Stages, virtual: list[float]) -> Stages:
@@ -275,7 +343,16 @@ def join_left_over(problem: DittoProblem, stages: Stages, virtual: list[float]) 
     return stages
 
 
+def seconds_on(problem: DittoProblem, kind: int, devices: int, first: int, last: int) -> float:
+    """Of layers [first, last) on any number of devices of a kind, with the all-reduces of the next
+    power of two."""
+    size = 1 << (devices - 1).bit_length()
+    one, group = option(problem, kind, 1), option(problem, kind, size)
+    compute, wide = float(problem.time[one, first, last]), float(problem.time[group, first, last])
+    return wide if devices == size else wide + compute / devices - compute / size
+
+
 def option(problem: DittoProblem, kind: int, devices: int) -> int:
-    """The option of a kind with the least group of at least `devices` devices."""
-    fits = (problem.option_kind == kind) & (problem.option_devices >= devices)
-    return int(np.flatnonzero(fits)[0])
+    """The option of a kind with the largest group of at most `devices` devices."""
+    fits = (problem.option_kind == kind) & (problem.option_devices <= devices)
+    return int(np.flatnonzero(fits)[-1])

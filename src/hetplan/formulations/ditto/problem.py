@@ -23,10 +23,10 @@ Stages = list[tuple[int, int, int]]
 # The table of stage times grows with the square of the layers; beyond this nothing here is
 # practical.
 MOST_TABLE_BYTES = 2**30
-# The evaluator's tie, which the model must grant lest it cut off what the evaluator accepts; and
-# half of its tolerance for memory, so that sums in another order cannot make it reject what a
-# solver found.
-TIE_SECONDS = 1e-9
+# The evaluator's tie, relative to the slowest stage, which the model must grant lest it cut off
+# what the evaluator accepts; and half of its tolerance for memory, so that sums in another order
+# cannot make it reject what a solver found.
+TIE = 1e-9
 MEMORY_TOLERANCE = 5e-10
 
 
@@ -131,18 +131,13 @@ class DittoProblem:
 
 def total_seconds(micro_batches: int, times: list[float]) -> float:
     """T1 + T2 + T3 of stage times; of stages within the tie of the slowest, the first."""
-    most = max(times)
-    slowest = next(k for k, t in enumerate(times) if t >= most - tie(most))
+    least = max(times) * (1 - TIE)
+    slowest = next(k for k, t in enumerate(times) if t >= least)
     return (
         sum(times)
         + (micro_batches - len(times) + slowest - 1) * times[slowest]
         + sum(times[slowest:])
     )
-
-
-def tie(seconds: float) -> float:
-    """How much a stage may fall short of `seconds` and still count as slowest."""
-    return TIE_SECONDS * max(1.0, seconds)
 
 
 def infeasible_because(problem: DittoProblem) -> str | None:
