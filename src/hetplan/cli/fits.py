@@ -101,12 +101,14 @@ def fit_tables(fit: Fit) -> Iterator[Table]:
     job = f"{workload.model.name} in {workload.precision} on {cluster}"
     rows = fit.layouts or (() if fit.nearest is None else (fit.nearest,))
     limits = (f"{bytes_text(limit)} of {kind}" for kind, limit in fit.limit_bytes.items())
-    fullest = [max(row.held, key=lambda held: held.allocated).text for row in rows[:1]]
-    notes = [*(f"fullest device: {text}" for text in fullest), f"usable: {', '.join(limits)}"]
+    fullest = (max(row.held, key=lambda held: held.allocated) for row in rows[:1])
+    notes = [*(f"fullest device: {held.text}" for held in fullest), f"usable: {', '.join(limits)}"]
     total = len(workload.cluster.devices)
-    for kind in fit.without_peak:
-        speed = f"{kind} has no peak in {workload.precision} in the catalogue or the cluster file"
-        notes.append(f"{speed}: memory is answered, no plan can be timed")
+    notes += [
+        f"{kind} has no peak in {workload.precision} in the catalogue or the cluster file: "
+        "memory is answered, no plan can be timed"
+        for kind in fit.without_peak
+    ]
     if rows and rows[0].shape.devices < total:
         notes.append(f"unused: {total - rows[0].shape.devices} of {total} devices")
     if fit.fits:

@@ -221,9 +221,10 @@ def profile_table(profile: Profile, model: Model) -> Table:
     if provenance.kind == "predicted":
         kinds = {"rescaled by its own operators": list(provenance.learned)}
         for name in (name for name in profile.devices() if name not in provenance.learned):
-            published = measured_products(name, profile.precision)
             kind = (
-                "as others measured its operators" if published else "never measured, physics alone"
+                "as others measured its operators"
+                if measured_products(name, profile.precision)
+                else "never measured, physics alone"
             )
             kinds.setdefault(kind, []).append(name)
         notes += [f"{kind}: {', '.join(names)}" for kind, names in kinds.items() if names]
@@ -326,7 +327,7 @@ def summary(imported: Imported, path: Path | None) -> Table:
     profile = Profile.model_validate(document, strict=False)
     params = bytes_text(sum(layer.param_bytes for layer in profile.layers))
     title = f"profile of {profile.model}, {len(profile.layers)} layers, {params} of parameters"
-    return passes_table(f"{title}{where}", profile)
+    return passes_table(title + where, profile)
 
 
 def measure(

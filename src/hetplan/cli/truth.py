@@ -191,21 +191,26 @@ def table(
 def known(json: JsonOption = False) -> int:
     """Model FLOPs utilisation of well-known runs, published and predicted; needs no files."""
     rows = list(known_rows())
-    table = Table.of(
-        "model FLOPs utilisation of well-known runs",
-        rows,
-        {
-            "run": lambda row: row.name,
-            "GPUs": lambda row: str(row.gpus),
-            "published": lambda row: percent_text(row.published),
-            "predicted": lambda row: percent_text(row.predicted),
-            "points": lambda row: f"{100 * (row.predicted - row.published):+.1f}",
-            "source": lambda row: row.source,
-        },
-        ("nothing is fitted to these runs",),
-        right=(1, 2, 3, 4),
+    emit(
+        {"runs": [vars(row) for row in rows]},
+        [
+            Table.of(
+                "model FLOPs utilisation of well-known runs",
+                rows,
+                {
+                    "run": lambda row: row.name,
+                    "GPUs": lambda row: str(row.gpus),
+                    "published": lambda row: percent_text(row.published),
+                    "predicted": lambda row: percent_text(row.predicted),
+                    "points": lambda row: f"{100 * (row.predicted - row.published):+.1f}",
+                    "source": lambda row: row.source,
+                },
+                ("nothing is fitted to these runs",),
+                right=(1, 2, 3, 4),
+            )
+        ],
+        json=json,
     )
-    emit({"runs": [vars(row) for row in rows]}, [table], json=json)
     return 0
 
 
@@ -257,16 +262,12 @@ def rehearsal(
         else load_profile(profile)
     )
 
-    def tell(plan: rehearsals.Rehearsed) -> None:
-        if say is not None:
-            say(f"{plan.name}: {signed(plan.error)}")
-
     plans = rehearsals.rehearse_all(
         rehearsals.workload_here(model, measured),
         steps=steps,
         scale=time_scale,
         cores=len(os.sched_getaffinity(0)),
-        tell=tell,
+        tell=lambda plan: None if say is None else say(f"{plan.name}: {signed(plan.error)}"),
     )
     rank = spearman([plan.predicted for plan in plans], [plan.measured for plan in plans])
     document = {
@@ -283,13 +284,12 @@ def rehearsal(
         "profile": measured.provenance.model_dump(mode="json"),
     }
     emit(document, [rehearsed_table(plans, rank)], json=json)
-    close = all(abs(plan.error) <= WITHIN for plan in plans)
-    return 0 if close and rank is not None and rank >= RANKED else 1
+    ranked = rank is not None and rank >= RANKED
+    return 0 if ranked and all(abs(plan.error) <= WITHIN for plan in plans) else 1
 
 
 def rehearsed_table(plans: list[rehearsals.Rehearsed], rank: float | None) -> Table:
     """One row per plan."""
-    worst = percent_text(max(abs(plan.error) for plan in plans))
     return Table.of(
         "uneven plans rehearsed on virtual devices",
         plans,
@@ -300,7 +300,8 @@ def rehearsed_table(plans: list[rehearsals.Rehearsed], rank: float | None) -> Ta
             "error": lambda plan: signed(plan.error),
         },
         (
-            f"{len(plans)} plans: largest error {worst}, Spearman {number_text(rank, 4)}",
+            f"{len(plans)} plans: largest error {percent_text(max(abs(p.error) for p in plans))}, "
+            f"Spearman {number_text(rank, 4)}",
             "predicted by the simulator from a measured profile; measured: real processes and "
             "messages, passes slept",
         ),
@@ -343,7 +344,6 @@ def calibrate(
     the others predicted without and with the constants. Exit code 1, and no file, where the runs do
     not tell.
     """
-    tables: list[Table]
     if profile.name in SETS and not profile.exists():
         rest = calibrate_set(profile.name, runs[0], rows, seed or 0)
         estimated, measured = rest.estimate, rest.runs

@@ -138,8 +138,8 @@ class Fit:
     @property
     def without_peak(self) -> tuple[str, ...]:
         """Device types whose speed in the precision is not known, so that no plan can be timed."""
-        specs = self.workload.cluster.specs
-        return tuple(k for k in specs if self.workload.precision not in specs[k].peak_tflops)
+        specs = self.workload.cluster.specs.items()
+        return tuple(k for k, spec in specs if self.workload.precision not in spec.peak_tflops)
 
     def document(self) -> dict[str, Any]:
         """As JSON types."""
@@ -187,8 +187,13 @@ def fits(
 
     def posed(**changes: Any) -> Workload:
         """The workload, with another sequence or precision."""
-        held = {"sequence": sequence, "precision": precision} | changes
-        return memory_workload(model, on, global_batch or 1, framework, **held)
+        return memory_workload(
+            model,
+            on,
+            global_batch or 1,
+            framework,
+            **{"sequence": sequence, "precision": precision, **changes},
+        )
 
     workload = posed()
     levels, modes = workload.framework.levels, workload.framework.recomputation
@@ -212,8 +217,11 @@ def fits(
         layouts = Question(posed(**held), batch, margin).fitting(wanted)
         return next((f"{name}: {layout.text}" for layout in layouts), None)
 
-    lines = [*question.wishes(wanted), other("without a memory margin", margin=0.0)]
-    lines.append(other("with a larger global batch", batch=None))
+    lines = [
+        *question.wishes(wanted),
+        other("without a memory margin", margin=0.0),
+        other("with a larger global batch", batch=None),
+    ]
     if not isinstance(model, Model):
         lengths = ((workload.sequence or 0) >> halved for halved in range(1, SHORTER + 1))
         shorter = (other(f"with {n} tokens per sample", sequence=n) for n in lengths if n)
@@ -428,12 +436,11 @@ class Question:
             divided = tensor if framework.sequence_parallel else 1
             sent = max(layer.activation_bytes for layer in self.layers) / divided
             passes, tied = replace(passes, boundary=sent), self.layers[-1].tied_param_bytes
-        headless = replace(passes, logits=0.0, loss=0.0)
         fixed, last = (
             held_on(self.costs["none"].data, states, one, logits, batch).allocated
             - logits
             - per_byte * tensor * states[0]
-            for one in (headless, passes)
+            for one in (replace(passes, logits=0.0, loss=0.0), passes)
         )
         return per_byte, fixed, last - fixed + per_byte * tied
 

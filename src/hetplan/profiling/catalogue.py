@@ -55,9 +55,11 @@ class DeviceSpec(StrictModel):
     def peak_flops(self, precision: Precision, *, name: str = "device") -> float:
         """Dense peak in FLOP/s; raises InputError where the device has no units for `precision`."""
         if precision not in self.peak_tflops:
-            known = ", ".join(sorted(self.peak_tflops))
             raise InputError(
-                "has no peak_tflops for this precision", where=name, got=precision, expected=known
+                "has no peak_tflops for this precision",
+                where=name,
+                got=precision,
+                expected=", ".join(sorted(self.peak_tflops)),
             )
         return self.peak_tflops[precision] * 1e12
 

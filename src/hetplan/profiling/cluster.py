@@ -180,8 +180,9 @@ def build_cluster(file: ClusterFile, *, where: str = "cluster") -> Cluster:
         specs[entry.device] = own.get(entry.device) or device(
             entry.device, where=f"{where}: nodes[{i}].device"
         )
-    nodes = tuple(_node(entry) for entry in file.nodes for _ in range(entry.count))
-    return Cluster(file.name, nodes, specs)
+    return Cluster(
+        file.name, tuple(_node(entry) for entry in file.nodes for _ in range(entry.count)), specs
+    )
 
 
 def _node(entry: NodeEntry) -> Node:

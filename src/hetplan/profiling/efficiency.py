@@ -303,8 +303,7 @@ def moved_share(operation: str, ranks: int) -> float:
     """
     rest = ranks - 1
     gathers = {"all-gather": rest, "grouped-broadcast": rest}
-    at_best = {"send": 1.0, "all-reduce": 2 * rest / ranks, **gathers}
-    return at_best.get(operation, rest / ranks)
+    return {"send": 1.0, "all-reduce": 2 * rest / ranks, **gathers}.get(operation, rest / ranks)
 
 
 Message = tuple[str, Group, int, float, float]  # operation, group, ranks, bytes, share

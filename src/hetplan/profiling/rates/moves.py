@@ -106,5 +106,6 @@ def move_seconds(
     seconds = move_curve(kind, device, spec, row=row, moving=moving).seconds(moved)
     if measured:
         return Estimate(seconds, seconds * rate.errors.low, seconds * rate.errors.high, rate.origin)
-    source = f"{rate.origin} on {rate.devices[0]}"
-    return Estimate(seconds, seconds * moving.low, seconds * moving.high, source)
+    return Estimate(
+        seconds, seconds * moving.low, seconds * moving.high, f"{rate.origin} on {rate.devices[0]}"
+    )

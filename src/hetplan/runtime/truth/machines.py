@@ -51,8 +51,9 @@ def blackwell(
 ) -> Machine:
     """A Blackwell system; dense bf16 peak, 8 TB/s of HBM3e, NVLink 5."""
     source = f"NVIDIA {name} datasheet, dense peaks"
-    figures = (memory_gib, 80.0, tflops, 8000.0, 148, None)
-    return Machine(name, 7200, between, per_node, figures, source)
+    return Machine(
+        name, 7200, between, per_node, (memory_gib, 80.0, tflops, 8000.0, 148, None), source
+    )
 
 
 # What texts of the sets begin with, the longer ones first. Racks of 72 GPUs on one NVLink hold 64

@@ -56,8 +56,7 @@ def device_of(name: str) -> tuple[str, DeviceSpec]:
 def product(row: Cells) -> float:
     """NeuSight: B products of M x K by K x N in fp32."""
     count, m, k, n = (row.whole(column) for column in ("B", "M", "K", "N"))
-    device = device_of(row.text("Device"))
-    return product_seconds(*device, "fp32", Shape(count, m, k, n)).seconds
+    return product_seconds(*device_of(row.text("Device")), "fp32", Shape(count, m, k, n)).seconds
 
 
 def elementwise(row: Cells) -> float:
@@ -93,8 +92,9 @@ def measured(seconds: Callable[[Cells], float], *columns: str) -> Source:
     """A file of operators; the columns tell their kind. They are no plans: no workload."""
 
     def published(row: Cells) -> Published:
-        kind = ", ".join(row.text(column) for column in columns)
-        return Published(None, row.number("seconds"), kind=kind)
+        return Published(
+            None, row.number("seconds"), kind=", ".join(row.text(column) for column in columns)
+        )
 
     return Source(published, lambda row: Predicted(seconds(row)))
 

@@ -28,6 +28,7 @@ class Scoring:
 
 
 SCORING = Scoring()
+kind = attrgetter("published.kind")  # of a row: GPU type or operator
 
 
 def tied(values: Sequence[float], share: float) -> list[float]:
@@ -87,7 +88,7 @@ def summarised(rows: Sequence[Compared], rules: Scoring = SCORING) -> dict[str, 
     return {
         "rows": len(rows),
         "predicted": sum(row.predicted is not None for row in rows),
-        "error": mean(size(row.error) for row in timed),
+        "error": mean(abs(row.error or 0.0) for row in timed),
         "bias": mean(row.error for row in timed),
         "workloads": len(pairs),
         "spearman": mean(order(*pair, rules) for pair in pairs),
@@ -95,29 +96,19 @@ def summarised(rows: Sequence[Compared], rules: Scoring = SCORING) -> dict[str, 
         "regret": mean(costs),
         "worst_regret": max(costs, default=None),
         "memory_rows": len(held),
-        "memory_error": mean(size(row.memory_error) for row in held),
+        "memory_error": mean(abs(row.memory_error or 0.0) for row in held),
         "memory_bias": mean(row.memory_error for row in held),
         "memory_large_rows": len(large),
-        "memory_large_error": mean(size(row.memory_error) for row in large),
+        "memory_large_error": mean(abs(row.memory_error or 0.0) for row in large),
         "memory_below": sum((row.memory_error or 0) < -rules.below for row in held),
         "unfit": sum(row.predicted is not None and not row.predicted.fits for row in rows),
         "utilisation": order(*shares(timed), rules) if one_type else None,
     }
 
 
-def kind(row: Compared) -> str:
-    """GPU type or operator."""
-    return row.published.kind
-
-
 def workload(row: Compared) -> str:
     """What is compared with each other; empty for rows that stand alone."""
     return row.published.workload or ""
-
-
-def size(error: float | None) -> float | None:
-    """Its absolute value."""
-    return None if error is None else abs(error)
 
 
 def seconds(rows: Iterable[Compared]) -> tuple[list[float], list[float]]:
