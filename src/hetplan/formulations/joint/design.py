@@ -1,0 +1,230 @@
+"""Plans as a local search writes them: compact, cheap to change and to compare; and their prices.
+
+A `Design` says what a plan file says, within the space of problem `joint`: equal parts for the rows
+and tensor ranks of a stage, equal micro-batches but for the last. `Space` answers what a search
+asks of an instance: which devices there are, how long layers take on them, and what a design costs.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import accumulate, pairwise
+from typing import Any
+
+from hetplan.formulations.joint.data import JointData, JointDecision
+from hetplan.formulations.joint.plan import Plan, Recomputation, Schedule
+from hetplan.formulations.joint.replay import ChainReplayer
+
+Group = tuple[tuple[int, ...], ...]  # devices [rows][tensor ranks] of a stage
+SCHEDULES: tuple[tuple[Schedule, int], ...] = (
+    ("gpipe", 1),
+    ("1f1b", 1),
+    ("interleaved-1f1b", 2),
+    ("interleaved-1f1b", 3),
+    ("interleaved-1f1b", 4),
+)  # with numbers of chunks
+HALVINGS = 20  # of the slowest stage's seconds, in a search for even cuts
+
+
+@dataclass(frozen=True, slots=True)
+class Pipe:
+    """A replica: groups [S] of devices; cuts [S C - 1], the first layers of its virtual stages but
+    the first; samples of a micro-batch, and of the iteration."""
+
+    groups: tuple[Group, ...]
+    cuts: tuple[int, ...]
+    micro: int
+    samples: int
+
+    @property
+    def steps(self) -> int:
+        """Micro-batches."""
+        return -(-self.samples // self.micro)
+
+
+@dataclass(frozen=True, slots=True)
+class Design:
+    """A plan. chunks: of every stage, more than 1 only when interleaved."""
+
+    pipes: tuple[Pipe, ...]
+    schedule: Schedule = "1f1b"
+    chunks: int = 1
+    zero: int = 0
+    mode: Recomputation = "none"
+
+    @property
+    def used(self) -> set[int]:
+        """Devices."""
+        return {e for pipe in self.pipes for group in pipe.groups for row in group for e in row}
+
+
+def design_of(plan: Plan | JointDecision) -> Design:
+    """The design nearest to a plan: its own, or with equal shares and micro-batches."""
+    pipes = []
+    for replica in plan.replicas:
+        ends = sorted(end for stage in replica.stages for _, end in stage.layers)
+        groups = tuple(tuple(map(tuple, stage.devices)) for stage in replica.stages)
+        micro = max(batch.samples for batch in replica.micro_batches)
+        if replica.samples:
+            pipes.append(Pipe(groups, tuple(ends[:-1]), micro, replica.samples))
+    chunks = len(plan.replicas[0].stages[0].layers)
+    return Design(tuple(pipes), plan.schedule, chunks, plan.zero, plan.recomputation)
+
+
+def with_pipes(design: Design, pipes: Sequence[Pipe | None]) -> Design | None:
+    """With other replicas; None where one of them is."""
+    made = tuple(pipe for pipe in pipes if pipe is not None)
+    return replace(design, pipes=made) if len(made) == len(pipes) else None
+
+
+class Space:
+    """An instance, as a search sees it. kind, node [D]: of the devices; layers L; modes of
+    recomputation and tensor degrees to choose from."""
+
+    def __init__(self, data: JointData) -> None:
+        self.data, self.replayer = data, ChainReplayer.of(data)
+        self.kind = [kind for kind, _ in data.devices]
+        self.node = [node for _, node in data.devices]
+        self.layers, self.batch = len(data.layers), data.global_batch
+        self.degrees, self.modes = sorted({1, *data.tensor_degrees}), data.modes
+        self.sums = cache(self._sums)
+        nodes = range(len(data.nodes))
+        self._first = [data.nodes.index(node) for node in data.nodes]  # the first node like each
+        self._twins = {m: [n for n in nodes if self._first[n] == m] for m in self._first}
+        self._on_node = [[e for e, m in enumerate(self.node) if m == n] for n in nodes]
+        self._same: dict[str, Any] = {}  # what all plans have in common
+
+    def _sums(self, kind: str, tensor: int, rows: int, mode: Recomputation) -> list[float]:
+        """[L + 1] forward and backward seconds, added up from the first layer."""
+        forward, backward, *_ = self.replayer.costs(mode).layer_seconds(kind, tensor, rows)
+        return list(accumulate((forward + backward).tolist(), initial=0.0))
+
+    def stage_sums(self, group: Group, micro: int, mode: Recomputation) -> list[float]:
+        """`sums` of the fullest row of a stage."""
+        return self.sums(self.kind[group[0][0]], len(group[0]), -(-micro // len(group)), mode)
+
+    def plan(self, design: Design) -> Plan:
+        """The plan file. Raises pydantic's ValidationError where the design breaks its rules."""
+        replicas = []
+        for pipe in design.pipes:
+            ends, count = (0, *pipe.cuts, self.layers), len(pipe.groups)
+            full, rest = divmod(pipe.samples, pipe.micro)
+            parts = list(pairwise(ends))
+            stages = [
+                {
+                    "layers": parts[s::count],
+                    "devices": [list(row) for row in group],
+                    "row_shares": [1.0] * len(group),
+                    "tensor_shares": [1.0] * len(group[0]),
+                }
+                for s, group in enumerate(pipe.groups)
+            ]
+            batches = [(full, pipe.micro), (1, rest)]
+            sizes = [{"count": n, "samples": size} for n, size in batches if n and size]
+            replicas.append({"stages": stages, "micro_batches": sizes})
+        more = {"schedule": design.schedule, "zero": design.zero, "recomputation": design.mode}
+        plan = self.data.plan(replicas, **self._same, **more)
+        self._same = {"workload": plan.workload, "devices": plan.devices}
+        return plan
+
+    def excess(self, plan: Plan) -> float:
+        """By what share of its memory the fullest device holds too much."""
+        replayed = self.replayer.replay(plan)
+        held = zip(replayed.peak_bytes, replayed.limit_bytes, strict=True)
+        return max(peak / max(limit, 1.0) - 1 if peak > limit else 0.0 for peak, limit in held)
+
+    def least(self, design: Design) -> float:
+        """Seconds that no replay of the design is below: of every stage, the first micro-batch's
+        way to it, all its passes, and the last one's way back; computation alone."""
+        longest = 0.0
+        for pipe in design.pipes:
+            ends, count = (0, *pipe.cuts, self.layers), len(pipe.groups)
+            micro = min(pipe.micro, pipe.samples)
+            times, way = pipe.samples // micro, 0.0
+            for s, group in enumerate(pipe.groups):
+                both = self.stage_sums(group, micro, design.mode)
+                own = sum(both[ends[v + 1]] - both[ends[v]] for v in range(s, len(ends) - 1, count))
+                longest = max(longest, way + times * own)
+                way += both[ends[s + 1]] - both[ends[s]]
+        return longest
+
+    def fitted(self, pipe: Pipe, chunks: int, mode: Recomputation) -> Pipe | None:
+        """With cuts that make the slowest virtual stage as fast as can be, to a millionth; None
+        where there are too few layers."""
+        virtual = len(pipe.groups) * chunks
+        if virtual > self.layers:
+            return None
+        sums = [self.stage_sums(group, pipe.micro, mode) for group in pipe.groups] * chunks
+        low, high, cuts = 0.0, max(each[-1] for each in sums), None
+        for _ in range(HALVINGS):
+            limit = (low + high) / 2
+            ends = self._within(sums, limit)
+            low, high, cuts = (low, limit, ends) if ends else (limit, high, cuts)
+        return replace(pipe, cuts=tuple(cuts or self._within(sums, math.inf) or ()))
+
+    def _within(self, sums: Sequence[Sequence[float]], limit: float) -> list[int] | None:
+        """Cuts where every virtual stage takes at most `limit` seconds; None if there are none."""
+        begin, cuts = 0, []
+        for after, each in zip(range(len(sums) - 1, -1, -1), sums, strict=True):
+            end = bisect_right(each, each[begin] + limit) - 1
+            begin = min(end, self.layers - after) if end > begin else 0
+            if not begin:
+                return None
+            cuts.append(begin)
+        return cuts[:-1] if begin == self.layers else None
+
+    def scheduled(self, design: Design, schedule: Schedule, chunks: int) -> Design | None:
+        """Under another schedule with so many chunks; new cuts where their number changes."""
+        pipes: list[Pipe | None] = list(design.pipes)
+        if chunks != design.chunks:
+            pipes = [self.fitted(pipe, chunks, design.mode) for pipe in design.pipes]
+        return with_pipes(replace(design, schedule=schedule, chunks=chunks), pipes)
+
+    def canonical(self, design: Design) -> Design:
+        """The same design on devices and nodes that are numbered anew: of those that are alike, the
+        first in use is the first. Replicas and rows stand in an order of their own."""
+        twins = {m: iter(nodes) for m, nodes in self._twins.items()}
+        left = [iter(devices) for devices in self._on_node]
+        renamed: dict[int, int] = {}
+        pipes = []
+        for pipe in sorted(design.pipes, key=lambda p: (len(p.groups), p.cuts, p.micro, p.samples)):
+            groups: list[Group] = []
+            for group in pipe.groups:
+                for row in group:
+                    node = self.node[row[0]]
+                    if node not in renamed:
+                        renamed[node] = next(twins[self._first[node]])
+                rows = sorted(group, key=lambda row: renamed[self.node[row[0]]])
+                groups.append(
+                    tuple(tuple(next(left[renamed[self.node[e]]]) for e in row) for row in rows)
+                )
+            pipes.append(replace(pipe, groups=tuple(groups)))
+        return replace(design, pipes=tuple(pipes))
+
+    def repaired(self, design: Design) -> Design | None:
+        """With micro-batches that suit the schedule (whole rounds of the stages) and ZeRO (equally
+        many on all replicas from level 2 on); None where none do."""
+        pipes, steps = [], design.pipes[0].steps if design.zero > 1 else 0
+        for pipe in design.pipes:
+            rounds = len(pipe.groups) if design.chunks > 1 else 1
+            if pipe.samples < 1 or len(pipe.cuts) + 1 > self.layers:
+                return None
+            if (steps and pipe.steps != steps) or pipe.steps % rounds or pipe.micro > pipe.samples:
+                sizes = range(1, pipe.samples + 1)
+                suit = [
+                    m
+                    for m in sizes
+                    if (n := -(-pipe.samples // m)) % rounds == 0 and (not steps or n == steps)
+                ]
+                if not suit:
+                    return None
+                micro = pipe.micro
+                pipe = replace(pipe, micro=min(suit, key=lambda m: abs(math.log(m / micro))))
+            pipes.append(pipe)
+        if len(design.pipes[0].groups) > 1 and design.zero > 1:  # as ZeRO 1, between stages
+            design = replace(design, zero=1)
+        return self.canonical(replace(design, pipes=tuple(pipes)))

@@ -1,0 +1,257 @@
+"""Local search over plans by their replays: simulated annealing from many starts, again and again.
+
+Starts are given plans, constructions (`starts`), and variations of the best of both. Then
+generations of annealing: the best starts of unlike shapes are annealed briefly, the better half of
+them twice as long, until one is left; the next generation begins with what the last one found, and
+takes twice as many steps. A time limit cuts this sequence of steps and changes nothing else, so
+that a seed and a number of steps have one result.
+
+The fastest plan that fits is the result. Where its robust seconds (`ChainReplayer.robust_seconds`)
+differ by more than a hundredth, the best few are compared by those. On the way, too much memory
+costs seconds.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+from pydantic import ValidationError
+
+from hetplan.formulations.joint.data import JointData, JointDecision
+from hetplan.formulations.joint.design import Design, Space, design_of
+from hetplan.formulations.joint.moves import Moves
+from hetplan.formulations.joint.plan import Plan
+from hetplan.formulations.joint.starts import constructions, variations
+from hetplan.solvers.native import stop_reason
+from hetplan.solvers.result import Outcome, Stop
+from hetplan.solvers.run import Run
+
+CUTS = ("cut", "shift")
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """What steers the search. Chosen on the four workloads of `benchmarks/joint.py`."""
+
+    steps: int = 1_000_000  # moves in all
+    # How often each move is drawn, relative to the others.
+    shares: Mapping[str, float] = field(
+        default_factory=lambda: {
+            "cut": 4, "shift": 2, "order": 1.5, "rotate": 0.5, "swap": 1.5, "exchange": 1,
+            "merge": 1, "split": 1, "pair": 1, "row": 0.5, "unite": 0.5, "divide": 0.5,
+            "samples": 1, "micro": 1.5, "schedule": 1, "zero": 0.5, "mode": 0.2,
+        }
+    )  # fmt: skip
+    # Temperatures as shares of the present seconds: of the first step of an annealing, drawn
+    # between two, and of the last.
+    hot: float = 0.06
+    warm: float = 0.015
+    cold: float = 0.0005
+    # Of a generation: annealings that begin it, and the first generation's steps for each. No
+    # annealing begins with a design that takes `far` times as long as the best.
+    width: int = 4
+    first_steps: int = 400
+    far: float = 2.0
+    # A move other than of cuts whose seconds are so many times what is accepted, or fewer, is
+    # mended before it is refused: cuts move so often.
+    near: float = 1.1
+    mends: int = 8
+    # Constructions that are replayed, the best by computation alone, in turns by their number of
+    # replicas; and starts that are tried under all rotations, schedules, ZeRO levels …
+    replayed: int = 96
+    varied: int = 6
+    few: int = 8  # plans that are compared by robust seconds
+    robust_from: float = 0.01  # where the best one's differ by more than this share
+    # An excess of memory by a share x costs (flat + steep x) of the seconds.
+    flat: float = 0.02
+    steep: float = 3.0
+    kept: int = 100_000  # prices remembered; then memory begins anew
+
+
+class Search:
+    """One run on one instance; `best` is its result."""
+
+    def __init__(self, space: Space, run: Run, parameters: Parameters) -> None:
+        self.space, self.run, self.parameters = space, run, parameters
+        self.rng = random.Random(run.options.seed)
+        self.moves = Moves(space, self.rng)
+        self.names = list(parameters.shares)
+        self.weights = list(accumulate(parameters.shares.values()))
+        # Replayed seconds, and `value` where it was asked for.
+        self.prices: dict[Design, tuple[float, float | None]] = {}
+        self.pool: dict[tuple[object, ...], tuple[float, Design]] = {}  # the best of each shape
+        self.few: dict[tuple[object, ...], tuple[float, Plan]] = {}  # that fit, by shape
+        self.steps = self.replays = 0
+
+    @property
+    def done(self) -> bool:
+        """Whether to return."""
+        return self.run.should_stop or self.steps >= self.parameters.steps
+
+    def value(self, design: Design, limit: float = math.inf) -> float:
+        """Replayed seconds, and more where memory is too small; inf where the design breaks a rule.
+        Above `limit`, any number that is not above them: its memory, or all of it, goes unasked."""
+        seconds, value = self.prices.get(design, (None, None))
+        if value is not None:
+            return value
+        if seconds is not None and seconds > limit:
+            return seconds
+        if seconds is None and (least := self.space.least(design)) > limit:
+            return least
+        p = self.parameters
+        if len(self.prices) > p.kept:
+            self.prices.clear()
+        try:
+            plan = self.space.plan(design)
+        except ValidationError:
+            self.prices[design] = math.inf, math.inf
+            return math.inf
+        if seconds is None:
+            seconds = self.space.replayer.seconds(plan)
+            self.replays += 1
+        if seconds <= limit:
+            excess = self.space.excess(plan)
+            value = seconds * (1 + (p.flat + p.steep * excess if excess else 0.0))
+            shape = (len(design.pipes), design.chunks > 1)
+            if shape not in self.pool or value < self.pool[shape][0]:
+                self.pool[shape] = value, design
+        self.prices[design] = seconds, value
+        return seconds if value is None else value
+
+    def offer(self, plan: Plan) -> None:
+        """A candidate, kept where it fits and is the fastest of its schedule and numbers of
+        stages."""
+        seconds = self.space.replayer.seconds(plan)
+        shape = (plan.schedule, *(len(replica.stages) for replica in plan.replicas))
+        if (shape in self.few and seconds >= self.few[shape][0]) or self.space.excess(plan):
+            return
+        self.few[shape] = seconds, plan
+        self.run.report(incumbent=seconds)
+
+    def chosen(self) -> Plan | None:
+        """The fastest of all; that of least robust seconds of the best few where the fastest's
+        differ from its seconds."""
+        robust = self.space.replayer.robust_seconds
+        ranked = sorted(self.few.values(), key=lambda pair: pair[0])[: self.parameters.few]
+        if not ranked:
+            return None
+        seconds, fastest = ranked[0]
+        if abs(robust(fastest) - seconds) <= self.parameters.robust_from * seconds:
+            return fastest
+        return min((plan for _, plan in ranked), key=robust)
+
+    def begin(self, starts: Sequence[JointDecision]) -> None:
+        """Given plans, constructions, and variations of the best of both."""
+        for start in starts:
+            self.offer(self.space.data.plan(**dict(start)))
+            self.value(design_of(start))
+        best: dict[int, list[tuple[float, Design]]] = {}
+        for design in constructions(self.space):
+            best.setdefault(len(design.pipes), []).append((self.space.least(design), design))
+            if self.run.should_stop:
+                break
+        ranked = [sorted(each, key=lambda pair: pair[0]) for each in best.values()]
+        turns = sorted(
+            (k, least, i) for i, each in enumerate(ranked) for k, (least, _) in enumerate(each)
+        )
+        for k, _, i in turns[: self.parameters.replayed]:
+            if not self.run.should_stop:
+                self.value(ranked[i][k][1])
+        for value, design in self.front(self.parameters.varied):
+            self.vary(design, value)
+
+    def front(self, count: int) -> list[tuple[float, Design]]:
+        """The best designs of unlike shapes, but none far from the best of all."""
+        ranked = sorted(self.pool.values(), key=lambda pair: pair[0])
+        return [pair for pair in ranked[:count] if pair[0] <= self.parameters.far * ranked[0][0]]
+
+    def vary(self, design: Design, value: float) -> None:
+        """One thing after the other, keeping what is best."""
+        for change in variations(self.space, design):
+            if self.run.should_stop:
+                break
+            changed = change(design)
+            changed = changed and self.space.repaired(changed)
+            if changed and (there := self.value(changed, value)) < value:
+                design, value = changed, there
+        self.offer(self.space.plan(design))
+
+    def anneal(self, design: Design, steps: int) -> Design:
+        """The best design of a walk of so many steps."""
+        p, rng = self.parameters, self.rng
+        hot = p.warm * (p.hot / p.warm) ** rng.random()
+        value = record = self.value(design)
+        best = design
+        for step in range(steps):
+            if self.done:
+                break
+            self.steps += 1
+            warmth = hot * (p.cold / hot) ** (step / steps)
+            limit = value * (1 - warmth * math.log(1 - rng.random()))
+            name = rng.choices(self.names, cum_weights=self.weights)[0]
+            changed = self.moves.draw(name, design)
+            if changed is None:
+                continue
+            there = self.value(changed, limit)
+            if limit < there <= limit * p.near and name not in CUTS:
+                changed, there = self.mended(changed, there, limit)
+            if there <= limit:
+                design, value = changed, there
+                if value < record:
+                    best, record = design, value
+                    self.offer(self.space.plan(best))
+        return best
+
+    def mended(self, design: Design, value: float, limit: float) -> tuple[Design, float]:
+        """Cuts moved a few times, where that helps, until the value is at most `limit`."""
+        for _ in range(self.parameters.mends):
+            self.steps += 1
+            changed = self.moves.draw(self.rng.choice(CUTS), design)
+            if changed is not None and (v := self.value(changed, value)) < value:
+                design, value = changed, v
+                if value <= limit:
+                    break
+        return design, value
+
+    def generations(self) -> None:
+        """Until time or steps are spent."""
+        p, steps = self.parameters, self.parameters.first_steps
+        while not self.done and self.pool:
+            designs = [design for _, design in self.front(p.width)]
+            length = steps
+            while designs and not self.done:
+                designs = [self.anneal(design, length) for design in designs]
+                designs = sorted(designs, key=self.value)[: len(designs) // 2]
+                length *= 2
+            steps *= 2
+
+
+def search(
+    data: JointData,
+    run: Run,
+    starts: Sequence[JointDecision] = (),
+    parameters: Parameters | None = None,
+) -> Outcome[JointDecision]:
+    """The fastest plan that fits, of all tried. starts: where to begin, beside constructions; those
+    that fit are among what is tried. Proves no bound."""
+    own = Search(Space(data), run, parameters or Parameters())
+    own.begin(starts)
+    own.generations()
+    plan = own.chosen()
+    return Outcome(
+        stop=stop_reason(run) if run.should_stop else Stop.DONE,
+        decision=decision_of(plan) if plan else None,
+        message="" if plan else f"none of {own.replays} plans fits in memory",
+        details={"steps": own.steps, "replays": own.replays},
+    )
+
+
+def decision_of(plan: Plan) -> JointDecision:
+    """What a plan decides."""
+    return JointDecision.model_validate(
+        {name: getattr(plan, name) for name in JointDecision.model_fields}
+    )

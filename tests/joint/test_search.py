@@ -1,0 +1,159 @@
+"""The local search: against enumeration on tiny instances, its moves, memory, and repeatability."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import combinations, product
+from random import Random
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from hetplan.formulations.joint.data import JointData, JointDecision
+from hetplan.formulations.joint.design import SCHEDULES, Design, Pipe, Space, design_of
+from hetplan.formulations.joint.evaluate import evaluate, plan_of
+from hetplan.formulations.joint.moves import Moves
+from hetplan.formulations.joint.search import Parameters, Search, decision_of, search
+from hetplan.formulations.joint.starts import constructions
+from hetplan.solvers.options import Options
+from hetplan.solvers.result import Stop
+from hetplan.solvers.run import Run
+from joint.enumeration import random_data, random_plan
+
+
+def run(seed: int = 0) -> Run:
+    return Run(Options(seed=seed, time_limit=None))
+
+
+def with_memory(data: JointData, share: float) -> JointData:
+    """Devices of another size."""
+    types = {
+        name: kind.model_copy(update={"memory_bytes": share * kind.memory_bytes})
+        for name, kind in data.types.items()
+    }
+    return data.model_copy(update={"types": types})
+
+
+def arrangements(space: Space) -> Iterator[list[Any]]:
+    """Groups of stages of all replicas, of one or two devices."""
+    one = [(((e,),),) for e in range(len(space.kind))]
+    yield from ([each] for each in one)
+    if len(one) < 2:
+        return
+    yield list(one)
+    yield from ([one[a] + one[b]] for a, b in ((0, 1), (1, 0)))
+    if space.kind[0] == space.kind[1]:
+        yield [(((0,), (1,)),)]
+        if space.node[0] == space.node[1] and 2 in space.degrees:
+            yield [(((0, 1),),)]
+
+
+def all_seconds(data: JointData) -> Iterator[float]:
+    """Of every plan with equal shares that fits on one or two devices."""
+    space, L, G = Space(data), len(data.layers), data.global_batch
+    for groups, (schedule, chunks) in product(arrangements(space), SCHEDULES):
+        splits = [(G,)] if len(groups) == 1 else [(g, G - g) for g in range(1, G)]
+        cuts = [list(combinations(range(1, L), len(each) * chunks - 1)) for each in groups]
+        micros = product(range(1, G + 1), repeat=len(groups))
+        for samples, size, ends in product(splits, micros, product(*cuts)):
+            pipes = tuple(map(Pipe, groups, ends, size, samples))
+            if any(pipe.micro > pipe.samples for pipe in pipes):
+                continue
+            for zero, mode in product(range(4), space.modes):
+                try:
+                    plan = space.plan(Design(pipes, schedule, chunks, zero, mode))
+                except ValidationError:
+                    continue
+                if not space.excess(plan):
+                    yield space.replayer.seconds(plan)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_search_equals_enumeration(seed: int) -> None:
+    data = random_data(Random(seed), devices=2, layers=4, batch=4)
+    best = min(all_seconds(data), default=None)
+    outcome = search(data, run(), parameters=Parameters(steps=1500, robust_from=math.inf))
+    if best is None:
+        assert outcome.decision is None
+    else:
+        assert outcome.decision is not None
+        assert evaluate(data, outcome.decision).objective == pytest.approx(best, rel=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(20, 30))
+def test_moves_keep_the_rules_and_nothing_replays_faster_than_computation(seed: int) -> None:
+    rng = Random(seed)
+    data = random_data(rng, devices=8, layers=9, batch=16)
+    roomy = with_memory(data, 1e6)
+    space, names = Space(data), list(Parameters().shares)
+    moves, design = Moves(space, rng), next(iter(constructions(space)))
+    drawn: set[str] = set()
+    for _ in range(400):
+        name = rng.choice(names)
+        changed = moves.draw(name, design)
+        if changed is None:
+            continue
+        drawn.add(name)
+        design, plan = changed, space.plan(changed)
+        assert sum(pipe.samples for pipe in design.pipes) == data.global_batch
+        assert design_of(plan) == design
+        evaluation = evaluate(roomy, decision_of(plan))
+        assert evaluation.objective is not None, evaluation.violations
+        assert space.least(design) <= evaluation.objective * (1 + 1e-9)
+        same = space.canonical(design)
+        assert space.replayer.seconds(space.plan(same)) == pytest.approx(evaluation.objective)
+    assert drawn
+
+
+def test_a_seed_and_a_number_of_steps_have_one_result() -> None:
+    data = random_data(Random(31), devices=6, layers=7, batch=12)
+    parameters = Parameters(steps=400)
+    first, again, other = (search(data, run(seed), parameters=parameters) for seed in (1, 1, 2))
+    assert first.decision == again.decision
+    assert first.details == again.details != other.details
+    assert first.stop is Stop.DONE
+
+
+def starts(data: JointData, rng: Random, count: int) -> list[JointDecision]:
+    plans = (random_plan(rng, data) for _ in range(count))
+    return [decision_of(plan) for plan in plans if plan is not None]
+
+
+@pytest.mark.parametrize("seed", range(40, 46))
+def test_the_result_is_no_slower_than_any_start_that_fits(seed: int) -> None:
+    rng = Random(seed)
+    data = with_memory(random_data(rng), 100.0)
+    given = starts(data, rng, 60)
+    values = [v for start in given if (v := evaluate(data, start).objective) is not None]
+    outcome = search(data, run(), given, Parameters(steps=0, robust_from=math.inf))
+    assert values and outcome.decision is not None
+    reached = evaluate(data, outcome.decision).objective
+    assert reached is not None and reached <= min(values)
+
+
+def test_fragile_plans_are_compared_by_robust_seconds() -> None:
+    data = with_memory(random_data(Random(53), devices=8), 100.0)
+    own = Search(Space(data), run(), Parameters(steps=300, robust_from=0.0))
+    own.begin(())
+    own.generations()
+    chosen, robust = own.chosen(), own.space.replayer.robust_seconds
+    ranked = sorted(own.few.values(), key=lambda pair: pair[0])[: own.parameters.few]
+    assert chosen is not None and len(ranked) > 1
+    assert robust(chosen) == min(robust(plan) for _, plan in ranked)
+    own.parameters = replace(own.parameters, robust_from=math.inf)
+    assert own.chosen() is ranked[0][1]
+
+
+def test_tight_memory_is_respected_and_too_little_is_said() -> None:
+    data = random_data(Random(62), devices=6, layers=7, batch=12)
+    free = search(data, run(), parameters=Parameters(steps=600))
+    assert free.decision is not None
+    held = Space(data).replayer.replay(plan_of(data, free.decision)).peak_bytes
+    room = max(kind.memory_bytes for kind in data.types.values())
+    tight = with_memory(data, 0.999 * max(held) / room)
+    assert evaluate(tight, free.decision).objective is None
+    outcome = search(tight, run(), parameters=Parameters(steps=600))
+    assert outcome.decision is not None and evaluate(tight, outcome.decision).objective is not None
+    none = search(with_memory(data, 1e-9), run(), parameters=Parameters(steps=50))
+    assert none.decision is None and none.message.endswith("plans fits in memory")
