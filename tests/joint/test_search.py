@@ -138,7 +138,7 @@ def test_fragile_plans_are_compared_by_robust_seconds() -> None:
     own.begin(())
     own.generations()
     chosen, robust = own.chosen(), own.space.replayer.robust_seconds
-    ranked = sorted(own.few.values(), key=lambda pair: pair[0])[: own.parameters.few]
+    ranked = sorted(own.fitting.values(), key=lambda pair: pair[0])[: own.parameters.few]
     assert chosen is not None and len(ranked) > 1
     assert robust(chosen) == min(robust(plan) for _, plan in ranked)
     own.parameters = replace(own.parameters, robust_from=math.inf)

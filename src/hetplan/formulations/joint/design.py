@@ -131,6 +131,16 @@ class Space:
         self._same = {"workload": plan.workload, "devices": plan.devices}
         return plan
 
+    def form(self, groups: Sequence[Group]) -> list[tuple[str, int, int]]:
+        """Type, rows and tensor ranks of every stage."""
+        return [(self.kind[g[0][0]], len(g), len(g[0])) for g in groups]
+
+    def legal(self, group: Group) -> bool:
+        """Whether rows are alike, of one type, each in one node and of a usable tensor degree."""
+        kinds, widths = {self.kind[e] for row in group for e in row}, {len(row) for row in group}
+        in_nodes = all(len({self.node[e] for e in row}) == 1 for row in group)
+        return in_nodes and len(kinds) == len(widths) == 1 and widths <= {*self.degrees}
+
     def excess(self, plan: Plan) -> float:
         """By what share of its memory the fullest device holds too much."""
         replayed = self.replayer.replay(plan)
@@ -208,23 +218,25 @@ class Space:
     def repaired(self, design: Design) -> Design | None:
         """With micro-batches that suit the schedule (whole rounds of the stages) and ZeRO (equally
         many on all replicas from level 2 on); None where none do."""
+        if design.zero > 1 and any(len(pipe.groups) > 1 for pipe in design.pipes):
+            design = replace(design, zero=1)  # between stages the higher levels do as it does
         pipes, steps = [], design.pipes[0].steps if design.zero > 1 else 0
         for pipe in design.pipes:
             rounds = len(pipe.groups) if design.chunks > 1 else 1
-            if pipe.samples < 1 or len(pipe.cuts) + 1 > self.layers:
+            micro = suitable(pipe, rounds, steps)
+            if micro is None:
                 return None
-            if (steps and pipe.steps != steps) or pipe.steps % rounds or pipe.micro > pipe.samples:
-                sizes = range(1, pipe.samples + 1)
-                suit = [
-                    m
-                    for m in sizes
-                    if (n := -(-pipe.samples // m)) % rounds == 0 and (not steps or n == steps)
-                ]
-                if not suit:
-                    return None
-                micro = pipe.micro
-                pipe = replace(pipe, micro=min(suit, key=lambda m: abs(math.log(m / micro))))
-            pipes.append(pipe)
-        if len(design.pipes[0].groups) > 1 and design.zero > 1:  # as ZeRO 1, between stages
-            design = replace(design, zero=1)
+            pipes.append(replace(pipe, micro=micro))
         return self.canonical(replace(design, pipes=tuple(pipes)))
+
+
+def suitable(pipe: Pipe, rounds: int, steps: int) -> int | None:
+    """The micro-batch size nearest to the replica's that makes whole rounds, and so many steps
+    where they are not 0; None where none does."""
+    sizes = [pipe.micro] if pipe.micro <= pipe.samples else []
+    for more in ((), range(1, pipe.samples + 1)):
+        numbers = {size: -(-pipe.samples // size) for size in (*sizes, *more)}
+        suit = [m for m, n in numbers.items() if n % rounds == 0 and n == (steps or n)]
+        if suit:
+            return int(min(suit, key=lambda size: abs(size - pipe.micro)))
+    return None

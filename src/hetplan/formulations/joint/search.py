@@ -30,8 +30,6 @@ from hetplan.solvers.native import stop_reason
 from hetplan.solvers.result import Outcome, Stop
 from hetplan.solvers.run import Run
 
-CUTS = ("cut", "shift")
-
 
 @dataclass(frozen=True)
 class Parameters:
@@ -41,28 +39,24 @@ class Parameters:
     # How often each move is drawn, relative to the others.
     shares: Mapping[str, float] = field(
         default_factory=lambda: {
-            "cut": 4, "shift": 2, "order": 1.5, "rotate": 0.5, "swap": 1.5, "exchange": 1,
-            "merge": 1, "split": 1, "pair": 1, "row": 0.5, "unite": 0.5, "divide": 0.5,
+            "cut": 4, "shift": 2, "order": 2, "swap": 1.5, "exchange": 1, "merge": 1,
+            "split": 1, "pair": 1, "unite": 0.5, "divide": 0.5,
             "samples": 1, "micro": 1.5, "schedule": 1, "zero": 0.5, "mode": 0.2,
         }
     )  # fmt: skip
     # Temperatures as shares of the present seconds: of the first step of an annealing, drawn
     # between two, and of the last.
-    hot: float = 0.06
-    warm: float = 0.015
+    hot: float = 0.03
+    warm: float = 0.01
     cold: float = 0.0005
     # Of a generation: annealings that begin it, and the first generation's steps for each. No
     # annealing begins with a design that takes `far` times as long as the best.
     width: int = 4
     first_steps: int = 400
     far: float = 2.0
-    # A move other than of cuts whose seconds are so many times what is accepted, or fewer, is
-    # mended before it is refused: cuts move so often.
-    near: float = 1.1
-    mends: int = 8
-    # Constructions that are replayed, the best by computation alone, in turns by their number of
-    # replicas; and starts that are tried under all rotations, schedules, ZeRO levels …
-    replayed: int = 96
+    # Constructions that are replayed, the best by computation alone, of each number of replicas;
+    # and starts that are tried under all rotations, schedules, ZeRO levels …
+    replayed: int = 8
     varied: int = 6
     few: int = 8  # plans that are compared by robust seconds
     robust_from: float = 0.01  # where the best one's differ by more than this share
@@ -73,7 +67,7 @@ class Parameters:
 
 
 class Search:
-    """One run on one instance; `best` is its result."""
+    """One run on one instance; `chosen` is its result."""
 
     def __init__(self, space: Space, run: Run, parameters: Parameters) -> None:
         self.space, self.run, self.parameters = space, run, parameters
@@ -84,7 +78,7 @@ class Search:
         # Replayed seconds, and `value` where it was asked for.
         self.prices: dict[Design, tuple[float, float | None]] = {}
         self.pool: dict[tuple[object, ...], tuple[float, Design]] = {}  # the best of each shape
-        self.few: dict[tuple[object, ...], tuple[float, Plan]] = {}  # that fit, by shape
+        self.fitting: dict[tuple[object, ...], tuple[float, Plan]] = {}  # results, by shape
         self.steps = self.replays = 0
 
     @property
@@ -96,47 +90,42 @@ class Search:
         """Replayed seconds, and more where memory is too small; inf where the design breaks a rule.
         Above `limit`, any number that is not above them: its memory, or all of it, goes unasked."""
         seconds, value = self.prices.get(design, (None, None))
-        if value is not None:
-            return value
-        if seconds is not None and seconds > limit:
-            return seconds
-        if seconds is None and (least := self.space.least(design)) > limit:
-            return least
-        p = self.parameters
-        if len(self.prices) > p.kept:
+        known = value or seconds or self.space.least(design)
+        if value is not None or known > limit:
+            return known
+        if len(self.prices) > self.parameters.kept:
             self.prices.clear()
         try:
             plan = self.space.plan(design)
+            seconds = seconds or self.space.replayer.seconds(plan)
         except ValidationError:
-            self.prices[design] = math.inf, math.inf
-            return math.inf
-        if seconds is None:
-            seconds = self.space.replayer.seconds(plan)
-            self.replays += 1
-        if seconds <= limit:
-            excess = self.space.excess(plan)
-            value = seconds * (1 + (p.flat + p.steep * excess if excess else 0.0))
+            seconds = value = math.inf
+        if seconds <= limit and value is None:
+            value = self.judged(plan, seconds)
             shape = (len(design.pipes), design.chunks > 1)
             if shape not in self.pool or value < self.pool[shape][0]:
                 self.pool[shape] = value, design
+        self.replays += 1
         self.prices[design] = seconds, value
         return seconds if value is None else value
 
-    def offer(self, plan: Plan) -> None:
-        """A candidate, kept where it fits and is the fastest of its schedule and numbers of
-        stages."""
-        seconds = self.space.replayer.seconds(plan)
+    def judged(self, plan: Plan, seconds: float) -> float:
+        """Seconds, and more where memory is too small. What fits is a result where it is the
+        fastest of its schedule and numbers of stages."""
+        excess = self.space.excess(plan)
+        if excess:
+            return seconds * (1 + self.parameters.flat + self.parameters.steep * excess)
         shape = (plan.schedule, *(len(replica.stages) for replica in plan.replicas))
-        if (shape in self.few and seconds >= self.few[shape][0]) or self.space.excess(plan):
-            return
-        self.few[shape] = seconds, plan
-        self.run.report(incumbent=seconds)
+        if shape not in self.fitting or seconds < self.fitting[shape][0]:
+            self.fitting[shape] = seconds, plan
+            self.run.report(incumbent=seconds)
+        return seconds
 
     def chosen(self) -> Plan | None:
         """The fastest of all; that of least robust seconds of the best few where the fastest's
         differ from its seconds."""
         robust = self.space.replayer.robust_seconds
-        ranked = sorted(self.few.values(), key=lambda pair: pair[0])[: self.parameters.few]
+        ranked = sorted(self.fitting.values(), key=lambda pair: pair[0])[: self.parameters.few]
         if not ranked:
             return None
         seconds, fastest = ranked[0]
@@ -147,38 +136,28 @@ class Search:
     def begin(self, starts: Sequence[JointDecision]) -> None:
         """Given plans, constructions, and variations of the best of both."""
         for start in starts:
-            self.offer(self.space.data.plan(**dict(start)))
+            plan = self.space.data.plan(**dict(start))
+            self.judged(plan, self.space.replayer.seconds(plan))
             self.value(design_of(start))
-        best: dict[int, list[tuple[float, Design]]] = {}
+        by_count: dict[int, list[Design]] = {}
         for design in constructions(self.space):
-            best.setdefault(len(design.pipes), []).append((self.space.least(design), design))
-            if self.run.should_stop:
-                break
-        ranked = [sorted(each, key=lambda pair: pair[0]) for each in best.values()]
-        turns = sorted(
-            (k, least, i) for i, each in enumerate(ranked) for k, (least, _) in enumerate(each)
-        )
-        for k, _, i in turns[: self.parameters.replayed]:
-            if not self.run.should_stop:
-                self.value(ranked[i][k][1])
+            by_count.setdefault(len(design.pipes), []).append(design)
+        for designs in by_count.values():
+            for design in sorted(designs, key=self.space.least)[: self.parameters.replayed]:
+                if not self.run.should_stop:
+                    self.value(design)
         for value, design in self.front(self.parameters.varied):
-            self.vary(design, value)
+            for change in variations(self.space, design):
+                changed = change(design)
+                changed = changed and self.space.repaired(changed)
+                if changed and not self.run.should_stop:
+                    there = self.value(changed, value)
+                    design, value = (changed, there) if there < value else (design, value)
 
     def front(self, count: int) -> list[tuple[float, Design]]:
         """The best designs of unlike shapes, but none far from the best of all."""
         ranked = sorted(self.pool.values(), key=lambda pair: pair[0])
         return [pair for pair in ranked[:count] if pair[0] <= self.parameters.far * ranked[0][0]]
-
-    def vary(self, design: Design, value: float) -> None:
-        """One thing after the other, keeping what is best."""
-        for change in variations(self.space, design):
-            if self.run.should_stop:
-                break
-            changed = change(design)
-            changed = changed and self.space.repaired(changed)
-            if changed and (there := self.value(changed, value)) < value:
-                design, value = changed, there
-        self.offer(self.space.plan(design))
 
     def anneal(self, design: Design, steps: int) -> Design:
         """The best design of a walk of so many steps."""
@@ -197,25 +176,11 @@ class Search:
             if changed is None:
                 continue
             there = self.value(changed, limit)
-            if limit < there <= limit * p.near and name not in CUTS:
-                changed, there = self.mended(changed, there, limit)
             if there <= limit:
                 design, value = changed, there
                 if value < record:
                     best, record = design, value
-                    self.offer(self.space.plan(best))
         return best
-
-    def mended(self, design: Design, value: float, limit: float) -> tuple[Design, float]:
-        """Cuts moved a few times, where that helps, until the value is at most `limit`."""
-        for _ in range(self.parameters.mends):
-            self.steps += 1
-            changed = self.moves.draw(self.rng.choice(CUTS), design)
-            if changed is not None and (v := self.value(changed, value)) < value:
-                design, value = changed, v
-                if value <= limit:
-                    break
-        return design, value
 
     def generations(self) -> None:
         """Until time or steps are spent."""

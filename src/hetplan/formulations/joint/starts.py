@@ -1,8 +1,8 @@
 """Where a local search begins: designs that need no paper, and variations of any design.
 
-Devices in the order of their nodes, the fastest or the slowest first, are cut into groups of so
-many rows of so many tensor ranks; these are dealt to equal replicas, so that each has every type or
-every node, or a part of the cluster to itself. Cuts make the slowest stage as fast as can be.
+Devices in the order of their nodes, the fastest or the slowest first, are cut into tensor groups;
+these are dealt to replicas one after the other, or in blocks. Cuts make the slowest stage as fast
+as can be, and replicas take samples in proportion to their speed.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from itertools import groupby, pairwise, product
+from itertools import groupby, product
 
 from hetplan.formulations.joint.design import SCHEDULES, Design, Group, Pipe, Space
 
@@ -19,73 +19,51 @@ MICRO = (1, 2, 4, 8, 16)
 
 
 def constructions(space: Space) -> Iterator[Design]:
-    """GPipe designs of all shapes, each in all micro-batch sizes of `MICRO`."""
-    numbers = range(len(space.kind))
-    speed = {k: space.sums(k, 1, 1, "none")[-1] for k in set(space.kind)}
-    orders = {
-        tuple(sorted(numbers, key=lambda e: (sign * speed[space.kind[e]], space.node[e])))
-        for sign in (-1, 0, 1)
-    }
-    shapes = product(sorted(orders), space.degrees, (1, 2, 4, 8), (False, True))
-    for order, width, rows, whole in shapes:
-        groups = grouped(space, order, width, rows)
-        if rows > 1 and all(len(group) < rows for group in groups):
-            continue
-        of_kind = Counter(space.kind[group[0][0]] for group in groups).values()
+    """GPipe designs of many shapes, each in all micro-batch sizes of `MICRO`. Numbers of replicas
+    divide the number of some type's tensor groups."""
+    speed = {kind: space.sums(kind, 1, 1, "none")[-1] for kind in space.kind}
+    for sign, width in product((-1, 0, 1), space.degrees):
+        order = sorted(
+            range(len(space.kind)), key=lambda e: (sign * speed[space.kind[e]], space.node[e])
+        )
+        groups = list(tensor_groups(space, order, width))
+        kinds = Counter(space.kind[group[0][0]] for group in groups).values()
         for count in range(1, min(len(groups), space.batch) + 1):
-            if all(number % count for number in of_kind):
-                continue
-            dealt = deal(groups, count, whole)
-            for micro in MICRO:
-                design = equal_replicas(space, dealt, micro)
-                if design is not None:
-                    yield design
+            if any(number % count == 0 for number in kinds):
+                ends = [len(groups) * k // count for k in range(count + 1)]
+                blocks = [groups[ends[k] : ends[k + 1]] for k in range(count)]
+                for dealt, micro in product(
+                    (blocks, [groups[k::count] for k in range(count)]), MICRO
+                ):
+                    design = replicas_of(space, dealt, micro)
+                    if design is not None:
+                        yield design
 
 
-def grouped(space: Space, order: tuple[int, ...], width: int, rows: int) -> list[Group]:
-    """Neighbours of one node as tensor groups, those of one type as rows; what is left over makes
-    smaller ones."""
-    made: list[Group] = []
-    for _, of_kind in groupby(order, key=lambda e: space.kind[e]):
-        pieces: list[tuple[int, ...]] = []
-        for _, of_node in groupby(of_kind, key=lambda e: space.node[e]):
-            left = list(of_node)
-            while left:
-                size = max(t for t in space.degrees if t <= min(width, len(left)))
-                pieces.append(tuple(left[:size]))
-                left = left[size:]
-        for _, alike in groupby(pieces, key=len):
-            same = list(alike)
-            made += [tuple(same[k : k + rows]) for k in range(0, len(same), rows)]
-    return made
+def tensor_groups(space: Space, order: list[int], width: int) -> Iterator[Group]:
+    """Neighbours of one node; what is left over makes smaller groups."""
+    for _, on_node in groupby(order, key=lambda e: space.node[e]):
+        left = list(on_node)
+        while left:
+            size = max(t for t in space.degrees if t <= min(width, len(left)))
+            yield (tuple(left[:size]),)
+            left = left[size:]
 
 
-def deal(groups: list[Group], count: int, whole: bool) -> list[list[Group]]:
-    """To so many replicas: in blocks (whole), or one after the other."""
-    if whole:
-        ends = [len(groups) * k // count for k in range(count + 1)]
-        return [groups[a:b] for a, b in pairwise(ends)]
-    return [groups[k::count] for k in range(count)]
-
-
-def equal_replicas(space: Space, dealt: list[list[Group]], micro: int) -> Design | None:
-    """Each replica with samples in proportion to its speed; None where some would have none or too
-    few layers."""
-    pipes: list[Pipe] = []
-    for groups in dealt:
-        pipe = space.fitted(Pipe(tuple(groups), (), micro, micro), 1, "none")
-        if pipe is None:
-            return None
-        pipes.append(pipe)
-    speeds = [1 / space.least(Design((replace(pipe, samples=64 * micro),))) for pipe in pipes]
+def replicas_of(space: Space, dealt: list[list[Group]], micro: int) -> Design | None:
+    """None where a replica would have no sample or too few layers."""
+    fitted = [space.fitted(Pipe(tuple(g), (), micro, 64 * micro), 1, "none") for g in dealt]
+    pipes = [pipe for pipe in fitted if pipe is not None]
+    if len(pipes) < len(fitted):
+        return None
+    speeds = [1 / space.least(Design((pipe,))) for pipe in pipes]
     shares = [max(round(space.batch * speed / sum(speeds)), 1) for speed in speeds]
     shares[0] += space.batch - sum(shares)
-    if min(shares) < 1:
-        return None
     pipes = [
-        replace(pipe, samples=n, micro=min(micro, n)) for pipe, n in zip(pipes, shares, strict=True)
+        replace(pipe, samples=share, micro=min(micro, share))
+        for pipe, share in zip(pipes, shares, strict=True)
     ]
-    return Design(tuple(pipes), "gpipe")
+    return Design(tuple(pipes), "gpipe") if min(shares) > 0 else None
 
 
 def variations(space: Space, design: Design) -> Iterator[Callable[[Design], Design | None]]:
@@ -102,11 +80,11 @@ def variations(space: Space, design: Design) -> Iterator[Callable[[Design], Desi
 
 def rotated(by: int, design: Design) -> Design:
     """Every replica's first stages come last."""
-    pipes = []
-    for pipe in design.pipes:
-        turn = by % len(pipe.groups)
-        pipes.append(replace(pipe, groups=pipe.groups[turn:] + pipe.groups[:turn]))
-    return replace(design, pipes=tuple(pipes))
+    turned = [
+        replace(pipe, groups=pipe.groups[by:] + pipe.groups[:by]) if by < len(pipe.groups) else pipe
+        for pipe in design.pipes
+    ]
+    return replace(design, pipes=tuple(turned))
 
 
 def resized(micro: int, design: Design) -> Design:
