@@ -1,5 +1,7 @@
 """Random tiny instances of `joint`, random plans, and all plans of an instance."""
 
+from collections.abc import Iterator, Sequence
+from itertools import combinations, product
 from random import Random
 from typing import Any
 
@@ -11,6 +13,7 @@ from hetplan.profiling.frameworks import HETPLAN
 from hetplan.profiling.rates.collectives import CollectiveCurve
 from hetplan.profiling.rates.moves import MoveCurve
 
+Pipeline = list[list[list[int]]]  # [stage][row group][tensor rank]
 SCHEDULES = ("gpipe", "1f1b", "interleaved-1f1b")
 
 
@@ -164,3 +167,98 @@ def home_nodes(plan: Plan) -> set[int]:
         if len(nodes) == 1:
             homes |= nodes
     return homes
+
+
+def all_plans(data: JointData) -> Iterator[Plan]:
+    """Every plan of the space, devices told apart; see docs/method-joint.md."""
+    for pools in set_partitions(range(len(data.devices))):
+        for chosen in subsets(pools):
+            for layout in product(*(list(pipelines(data, pool)) for pool in chosen)):
+                if layout and len(layout) <= data.global_batch:
+                    yield from plans_of(data, layout)
+
+
+def plans_of(data: JointData, layout: Sequence[Pipeline]) -> Iterator[Plan]:
+    """All plans with such replicas [replica][stage][row group][tensor rank]."""
+    L, G = len(data.layers), data.global_batch
+    schedules = [("gpipe", 1), ("1f1b", 1), *(("interleaved-1f1b", C) for C in range(1, 5))]
+    for (schedule, C), zero, mode in product(schedules, range(4), data.modes):
+        if any(len(pipe) * C > L for pipe in layout):
+            continue
+        for samples in compositions(G, len(layout)):
+            each = [
+                list(replicas_of(pipe, g, L, C)) for pipe, g in zip(layout, samples, strict=True)
+            ]
+            for made in product(*each):
+                try:
+                    yield data.plan(list(made), schedule=schedule, zero=zero, recomputation=mode)
+                except ValidationError:  # unlike numbers of steps, or no whole rounds
+                    continue
+
+
+def replicas_of(pipe: Pipeline, g: int, L: int, C: int) -> Iterator[dict[str, Any]]:
+    """A replica that takes g samples: every micro-batch, all cuts."""
+    S = len(pipe)
+    for b, inner in product(range(1, g + 1), combinations(range(1, L), S * C - 1)):
+        at, (full, last) = [0, *inner, L], divmod(g, b)
+        yield {
+            "stages": [
+                {
+                    "layers": [(at[v], at[v + 1]) for v in range(s, S * C, S)],
+                    "devices": stage,
+                    "row_shares": [1.0] * len(stage),
+                    "tensor_shares": [1.0] * len(stage[0]),
+                }
+                for s, stage in enumerate(pipe)
+            ],
+            "micro_batches": [
+                {"count": n, "samples": size} for n, size in ((full, b), (1, last)) if n and size
+            ],
+        }
+
+
+def pipelines(data: JointData, devices: Sequence[int]) -> Iterator[Pipeline]:
+    """All ways to make stages in order of all these devices."""
+    if not devices:
+        yield []
+    for size in range(1, len(devices) + 1):
+        for chosen in combinations(devices, size):
+            left = [d for d in devices if d not in chosen]
+            for stage in stages(data, chosen):
+                for rest in pipelines(data, left):
+                    yield [stage, *rest]
+
+
+def stages(data: JointData, devices: Sequence[int]) -> Iterator[list[list[int]]]:
+    """Row groups of these devices, in their order: of one type, tensor ranks of one node."""
+    for t in data.tensor_degrees:
+        rows = [list(devices[i : i + t]) for i in range(0, len(devices), t)]
+        kinds = {data.devices[d][0] for d in devices}
+        whole = all(len(row) == t and len({data.devices[d][1] for d in row}) == 1 for row in rows)
+        if len(kinds) == 1 and whole:
+            yield rows
+
+
+def set_partitions(items: Sequence[int]) -> Iterator[list[list[int]]]:
+    """All ways to divide items into sets."""
+    if not items:
+        yield []
+        return
+    first, rest = items[0], items[1:]
+    for size in range(len(rest) + 1):
+        for others in combinations(rest, size):
+            left = [item for item in rest if item not in others]
+            for more in set_partitions(left):
+                yield [[first, *others], *more]
+
+
+def subsets(pools: list[list[int]]) -> Iterator[tuple[list[int], ...]]:
+    """All choices of some of them, at least one."""
+    for size in range(1, len(pools) + 1):
+        yield from combinations(pools, size)
+
+
+def compositions(total: int, count: int) -> Iterator[tuple[int, ...]]:
+    """Ways to add up positive whole numbers to a total."""
+    for cuts in combinations(range(1, total), count - 1):
+        yield tuple(b - a for a, b in zip([0, *cuts], [*cuts, total], strict=True))

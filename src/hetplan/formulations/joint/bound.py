@@ -92,7 +92,9 @@ class Relaxation:
         sizes = np.array([layer.activation_bytes for layer in data.layers[:-1]])
         self.least_sent = float(sizes.min(initial=math.inf))
         grown = data.gradient_bytes / data.element_bytes
-        grown = min(grown, (grown + 1) / 2)  # ZeRO: half of the gradients, half of the weights
+        self.grown = grown = min(
+            grown, (grown + 1) / 2
+        )  # ZeRO: half of the gradients, half of the weights
         joined = grown * np.array([layer.param_bytes for layer in data.layers])
         self.sent = np.array([[0.0, *sizes, 0.0], [0.0, *joined.cumsum()]])
         self.joined = float(joined[0])
