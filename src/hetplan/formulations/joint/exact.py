@@ -28,6 +28,8 @@ from hetplan.formulations.joint.costs import UPDATE_BYTES
 from hetplan.formulations.joint.data import JointData, JointDecision
 from hetplan.formulations.joint.plan import Recomputation, Stage
 from hetplan.formulations.joint.replay import ChainReplayer
+from hetplan.formulations.joint.search import search as local_search
+from hetplan.profiling.rates.moves import MoveCurve
 from hetplan.profiling.simulator.pipeline import Schedule, order
 from hetplan.solvers import branch_and_bound
 from hetplan.solvers.branch_and_bound import Expansion, Incumbent
@@ -45,10 +47,13 @@ Taken = tuple[tuple[int, ...], int]  # devices of a stage by node, and its tenso
 @dataclass(frozen=True)
 class Parameters:
     """What is enumerated. devices: of more, only a bound is given. cuts: of one layout; layouts
-    with more stay open. rounding: of what must be better, relative."""
+    with more stay open. share: of the time limit, of at most `longest` seconds, for the local
+    search, where not all is enumerated at once. rounding: of what must be better, relative."""
 
     devices: int = 6
     cuts: int = 50_000
+    share: float = 0.3
+    longest: float = 200.0
     rounding: float = 1e-9
 
 
@@ -145,6 +150,17 @@ def sequence(schedule: Schedule, S: int, C: int, M: int) -> Ints:
     return np.array(made)
 
 
+@lru_cache(maxsize=10_000)
+def in_flight(schedule: Schedule, S: int, s: int, M: int, C: int, rows: int, last: int) -> Floats:
+    """[moments, C] samples of each chunk that a stage keeps after its forward passes, with so many
+    rows of a micro-batch and of the last one."""
+    backward, chunk, batch = order(schedule, S, s, M, C)
+    change = np.zeros((len(chunk), C))
+    size = np.where(batch == M - 1, last, rows)
+    change[np.arange(len(chunk)), chunk] = np.where(backward, -size, size)
+    return np.unique(change.cumsum(axis=0)[backward == 0], axis=0)
+
+
 @kernel
 def longest(
     passes: Ints, seconds: Floats, hops: Floats, sent: Floats, cuts: Ints, shape: Ints
@@ -186,6 +202,15 @@ class Search:
     replays: int = 0
     tables: dict[Any, Any] = field(default_factory=dict)
 
+    def begin(self) -> None:
+        """A plan from the local search, in a part of the time."""
+        limit = self.parameters.share * min(self.run.remaining, self.parameters.longest)
+        outcome = local_search(self.data, self.run.part(time_limit=limit))
+        if outcome.decision is not None:
+            fields = outcome.decision.model_dump()
+            plan = self.data.plan(fields.pop("replicas"), **fields)
+            self.incumbent.offer(self.replayer.seconds(plan), outcome.decision)
+
     def stage(self, rows: Rows, layers: Sequence[tuple[int, int]] = ((0, 1),)) -> Stage:
         """As in a plan file."""
         return Stage(
@@ -217,14 +242,18 @@ class Search:
         sent = costs.transfer(self.stage(here), self.stage(there), largest, samples)
         return (sent.seconds / size if size else 0.0), sent.latency
 
+    def update(self, rows: Rows) -> MoveCurve:
+        """Seconds of the optimizer's step on a stage's devices."""
+        return self.data.types[self.replayer.costs("none").kind(rows[0][0])].update
+
     def behind(self, node: Node, i: int) -> Floats:
         """[S] seconds per byte of weights behind the last passes of a replica's stages."""
-        costs, own = self.replayer.costs(node.mode), node.pipes[i]
+        own = node.pipes[i]
         others = [pipe for k, pipe in enumerate(node.pipes) if k != i]
         ranks = sum(len(rows) for pipe in node.pipes for rows in pipe)
         rates = []
         for rows in own:
-            curve = self.data.types[costs.kind(rows[0][0])].update
+            curve = self.update(rows)
             moved = UPDATE_BYTES / self.data.element_bytes / len(rows[0])
             update = moved / (curve.bytes_per_second * max(curve.share))
             if len(rows) == 1 and not others:
@@ -261,10 +290,37 @@ class Search:
         cuts = all_cuts(L, S * C)
         passes = sequence(node.schedule, S, C, M)
         ends = longest(passes, seconds, hops, self.relaxation.sent[0], cuts, np.array([S, M]))
-        rates = self.behind(node, i)
         params = np.array(self.replayer.costs("none").param_sums)[cuts]
         held = np.diff(params, axis=1).reshape(len(cuts), C, S).sum(axis=1)
-        return cuts, np.asarray((ends + held * rates).max(axis=1))
+        starts = [self.update(rows).start_seconds for rows in pipe]
+        bounds = (ends + held * self.behind(node, i) + starts).max(axis=1)
+        bounds[self.crowded(node, i, g, b, cuts, held)] = np.inf
+        return cuts, np.asarray(bounds)
+
+    def crowded(
+        self, node: Node, i: int, g: int, b: int, cuts: Ints, held: Floats
+    ) -> NDArray[np.bool_]:
+        """[N] whether some stage's states and what it keeps from forward to backward passes are
+        more than its memory under every ZeRO level."""
+        M = -(-g // b)
+        data, pipe, costs = self.data, node.pipes[i], self.replayer.costs(node.mode)
+        share = 1 / sum(len(rows) for pipe in node.pipes for rows in pipe)
+        deepest = 3 if max(map(len, node.pipes)) == 1 else max(data.framework.pipeline_levels)
+        states = min(
+            sum(data.framework.held_bytes(1.0, 0.0, data.element_bytes, level, share)[:3])
+            for level in range(deepest + 1)
+        )
+        full = np.zeros(len(cuts), bool)
+        for s, rows in enumerate(pipe):
+            width, sizes = len(rows[0]), [-(-n // len(rows)) for n in (b, g - (M - 1) * b)]
+            flying = in_flight(node.schedule, len(pipe), s, M, node.chunks, *sizes)
+            sums = [costs.saved_bytes((0, l), width) for l in range(len(data.layers) + 1)]
+            kept = (np.diff(np.array(sums)[cuts], axis=1)[:, s :: len(pipe)] @ flying.T).max(axis=1)
+            if s == len(pipe) - 1:
+                kept = kept - b / len(rows) * data.logit_bytes / width
+            room = data.types[costs.kind(rows[0][0])].memory_bytes * (1 + 1e-9)
+            full |= held[:, s] * states / width + np.maximum(kept, 0.0) > room
+        return full
 
     def quick(self, node: Node) -> float:
         """No plan of the layout is faster: stages share the layers at their best speeds."""
@@ -301,7 +357,7 @@ class Search:
             return
         for g in range(1, left - more + 1) if more else (left,):
             for bound, b in self.options(node, i, g):
-                if bound >= limit:
+                if not bound < limit:
                     break
                 longer = node._replace(batches=(*node.batches, (g, b)))
                 for other, rest in self.batches(longer, left - g, limit):
@@ -322,11 +378,15 @@ class Search:
             cuts, bounds = self.paths(node, i, g, b)
             less = np.flatnonzero(bounds < threshold)
             sets.append([(float(bounds[n]), tuple(cuts[n].tolist())) for n in less])
-        children = (
-            (max(bound for bound, _ in each), node._replace(cuts=tuple(cut for _, cut in each)))
-            for each in itertools.product(*sets)
-        )
-        return Expansion(children, progress=True)
+        return Expansion(self.products(node, sets), progress=True)
+
+    def products(
+        self, node: Node, sets: list[list[tuple[float, tuple[int, ...]]]]
+    ) -> Iterator[tuple[float, Node]]:
+        """(bound, plan) of every choice of cuts, one of each set."""
+        for each in itertools.product(*sets):
+            self.run.check()
+            yield max(bound for bound, _ in each), node._replace(cuts=tuple(c for _, c in each))
 
     def replay(self, node: Node) -> Expansion[Node]:
         """Offers the plan under every ZeRO level."""
@@ -376,12 +436,13 @@ def solve(
     from hetplan import __version__
 
     incumbent = Incumbent[JointDecision](run, parameters.rounding)
-    if sum(node.devices for node in data.nodes) > parameters.devices:
-        bound = lower_bound(data, run)
-        return Outcome(stop=stop_reason(run), bound=bound, solver=f"hetplan {__version__}")
     search = Search(data, run, parameters, incumbent, ChainReplayer.of(data), Relaxation(data))
+    devices, inner = sum(node.devices for node in data.nodes), len(data.layers) - 1
+    few = devices <= parameters.devices
+    if not few or math.comb(inner, min(4 * devices - 1, inner // 2)) > parameters.cuts:
+        search.begin()
     roots = []
-    for pipes in layouts(data):
+    for pipes in layouts(data) if few else ():
         deepest = max(map(len, pipes))
         if deepest > len(data.layers) or len(pipes) > data.global_batch:
             continue
@@ -394,15 +455,16 @@ def solve(
                 roots.append((search.quick(node), node))
     proof = branch_and_bound.search(roots, search.expand, incumbent, run)
     stop, bound = stop_reason(run), proof.bound
-    if proof.proven:
+    if few and proof.proven:
         stop = Stop.INFEASIBLE if proof.empty else Stop.OPTIMAL
     else:
-        bound = max(bound or 0.0, lower_bound(data, run, incumbent.objective))
+        general = lower_bound(data, run, incumbent.objective)
+        bound = max(general, bound or 0.0) if few else general
     return Outcome(
         stop=stop,
         decision=incumbent.decision,
         bound=bound,
         solver=f"hetplan {__version__}",
-        message="no plan fits into memory" if proof.empty else "",
+        message="no plan fits into memory" if few and proof.empty else "",
         details={"layouts": len(roots), "nodes": proof.expanded, "replays": search.replays},
     )
