@@ -242,7 +242,7 @@ class Micro:
             (side, q, t, r)
             for side, counts in enumerate((homes.home, homes.other))
             for q, t in of.seconds
-            for r in ends(b, counts[q] // t)
+            for r in ends(b, of.counts[q] // t * (counts[q] > 0))  # rows on both kinds of nodes
         ]
         self.price = np.array([both[side][q] * t * r for side, q, t, r in ways])
         self.least = min(p for side in both for p in side if p > 0)
@@ -388,7 +388,7 @@ class Pricing:
         for g in {least, self.batch} if self.homes.replicas > 1 else {self.batch}:
             M = -(-g // b)
             for steps in {-(-M // S) * S, -(-(M + 1) // S) * S}:
-                made.add(max(g, b * (steps - 1) + 1))
+                made.add(max(g, b, b * (steps - 1) + 1))
         return {g for g in made if b <= g <= self.batch and -(-g // b) % S == 0}
 
     def expand(self, part: Part) -> Iterator[tuple[float, Part]]:
