@@ -1,10 +1,12 @@
 """Memory as a choice and as a limit: recomputation is chosen where it pays, problems within the
 replay's memory are never looser than the replay (and for AMP exactly as tight), and where nothing
-fits, what would is told."""
+fits, what would is said."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 from typing import get_args
 
@@ -19,8 +21,8 @@ from hetplan.formulations.joint.pose import costs_of
 from hetplan.formulations.poplar.pose import pose as pose_poplar
 from hetplan.planner.amp import Amp, DataParallel, problems_within_replay
 from hetplan.planner.ditto import Ditto
-from hetplan.planner.ranking import Relaxation, make_plans, relaxations
-from hetplan.planner.ranking import with_memory as with_more
+from hetplan.planner.fits import advice
+from hetplan.planner.ranking import make_plans
 from hetplan.planner.search import WITHIN_NOTE, StrategySearch
 from hetplan.planner.strategy import Strategy, make_strategies, propose
 from hetplan.planner.variant import Variant, recomputed, useful_modes
@@ -197,35 +199,27 @@ def test_data_parallelism_keeps_to_what_the_replay_holds(mode: Recomputation) ->
     assert candidate.peak_bytes == pytest.approx(held, rel=1e-9)
 
 
-@pytest.fixture(scope="module")
-def quick() -> list[Strategy]:
-    """Those that plan a small model at once."""
-    return make_strategies(["amp", "astra", "poplar"])
+@pytest.mark.parametrize(("share", "enough"), [(1.05, True), (0.95, False)])
+def test_what_would_fit_is_enough_and_less_is_not(share: float, enough: bool) -> None:
+    """Where nothing fits, the planning ends with the layout that lacks least. It fits with a
+    twentieth more than the memory said (layers are cut to an upper bound of what a device holds),
+    and does not with a twentieth less."""
+    workload, strategies = with_memory(2.0, "gpt2-medium"), make_strategies(["amp", "dp"])
+    planning = make_plans(workload, strategies, one_thread())
+    first, *others = planning.document()["advice"]
+    assert planning.winner is None and others[0].startswith("30 more V100-SXM2-16GB (15 nodes")
+    amounts = re.findall(r"(\S+) GiB more on each ([^ :]+)", first)
+    gib = {kind: float(size) for size, kind in amounts}
+    specs = workload.cluster.specs
+    more = {
+        kind: specs[kind].model_copy(update={"memory_gib": 2.0 + share * gib[kind]})
+        for kind in specs
+    }
+    roomier = replace(workload, cluster=replace(workload.cluster, specs=more))
+    assert (advice(roomier)[0].removeprefix("as ") == first.split(": ")[1]) is enough
 
 
-@pytest.fixture(scope="module")
-def relaxed(quick: list[Strategy]) -> list[Relaxation]:
-    """Of gpt2-medium on four devices of 2 GiB."""
-    return relaxations(with_memory(2.0, "gpt2-medium"), one_thread(), quick)
-
-
-@pytest.mark.parametrize(("share", "enough"), [(1.0, True), (0.95, False)])
-@pytest.mark.parametrize("which", [0, -1])
-def test_more_memory_is_enough_and_less_is_not(
-    which: int, share: float, enough: bool, relaxed: list[Relaxation], quick: list[Strategy]
-) -> None:
-    """A plan of the whole planner fits as replayed, and none with a twentieth less."""
-    (extra,) = set(relaxed[which].extra_bytes.values())
-    types = tuple(relaxed[which].extra_bytes)
-    bigger = with_more(with_memory(2.0, "gpt2-medium"), types, share * extra)
-    assert (make_plans(bigger, quick, one_thread()).winner is not None) is enough
-
-
-@pytest.mark.parametrize("names", [["amp", "dp"], ["dp"]])
-def test_what_would_fit_is_told_where_nothing_does(names: list[str]) -> None:
-    planning = make_plans(with_memory(2.0, "gpt2-medium"), make_strategies(names), one_thread())
-    assert planning.winner is None and planning.relaxations
-    for relaxation in planning.document()["relaxations"]:
-        assert relaxation["extra_bytes"] and "more on each of 2" in relaxation["what"]
-        assert "by dp/" in relaxation["what"]  # the quick one of those asked for
-    assert make_plans(small(), make_strategies(names), one_thread()).relaxations == ()
+def test_a_layout_that_no_strategy_proposes_is_advised() -> None:
+    assert make_plans(small(), make_strategies(["dp"]), one_thread()).advice == ()
+    (line,) = advice(with_memory(16))
+    assert line == "as tensor 1, pipeline 1, data 4, no recomputation, micro-batch 2"

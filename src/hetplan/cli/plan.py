@@ -239,8 +239,8 @@ def no_winner(planning: Planning) -> Table:
     money = [(c.money_per_million_tokens(planning.workload), c.name) for c in fitting]
     prices = [(price, name) for price, name in money if price is not None]
     if not prices:
-        relaxed = (f"would fit: {relaxation.what}" for relaxation in planning.relaxations)
-        notes = (needs(planning.workload), *relaxed)
+        lines = [f"would fit: {line}" for line in planning.advice]
+        notes = (needs(planning.workload), *(lines or ["no number of devices would do"]))
         return Table("no winner: nothing found fits in memory", (), (), notes)
     least, name = min(prices)
     limit = number_text(planning.criteria.money_limit, 4)

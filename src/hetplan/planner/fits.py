@@ -40,7 +40,7 @@ from hetplan.profiling.predict import (
 from hetplan.profiling.stack import DEFAULT_STACK
 from hetplan.profiling.times import Recomputation
 from hetplan.profiling.workload import Workload, make_workload
-from hetplan.text import counted
+from hetplan.text import bytes_text, counted
 
 # PyTorch's allocator keeps blocks that nothing fits in: 15 % on average over eight language models
 # on A100 (Guo et al. 2024, GMLake), few percent with expandable segments.
@@ -227,6 +227,27 @@ def fits(
         shorter = (other(f"with {n} tokens per sample", sequence=n) for n in lengths if n)
         lines += other("in fp16", precision="fp16"), next(filter(None, shorter), None)
     return replace(fit, advice=(*filter(None, lines), *question.devices(wanted)))
+
+
+def advice(workload: Workload) -> tuple[str, ...]:
+    """What would make a workload fit of which no plan at hand fits, the smallest change first; or
+    the simplest regular layout, where one fits as it is."""
+    wanted = Wanted()
+    question = Question(workload, workload.global_batch, 0.0)
+    fit = question.answer(wanted)
+    if fit.fits:
+        return (f"as {fit.layouts[0].text}",)
+    lines = []
+    if fit.nearest is not None:
+        more = " and ".join(
+            f"{bytes_text(-free)} more on each {kind}"
+            for kind, free in fit.nearest.free.items()
+            if free < 0
+        )
+        lines.append(f"{more}: {fit.nearest.text}")
+    larger = Question(workload, None, 0.0).fitting(wanted)
+    lines += (f"with a larger global batch: {layout.text}" for layout in islice(larger, 1))
+    return (*lines, *question.devices(wanted))
 
 
 def memory_workload(

@@ -3,28 +3,25 @@ first.
 
 Each strategy is searched on its own, in every precision and, where that is asked for, on every part
 of the cluster. Plans are compared by their replays; what a strategy proves is of its own problem.
-Where nothing fits, more memory is what is left to try: recomputation and every micro-batch size of
-the profile have been tried by then.
+Where nothing fits, `planner.fits` says what would.
 """
 
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hetplan.errors import InputError
 from hetplan.planner.explain import Explanation, explain
+from hetplan.planner.fits import advice
 from hetplan.planner.search import OnCandidate, StrategySearch
 from hetplan.planner.strategy import Candidate, Strategy, joined, make_strategies
 from hetplan.planner.variant import MOST_TYPES, Variant, parts_of_cluster
-from hetplan.profiling.catalogue import GIB
 from hetplan.profiling.workload import Workload
-from hetplan.schema import derived
 from hetplan.solvers.run import Run
-from hetplan.text import bytes_text, number_text
+from hetplan.text import number_text
 
 
 @dataclass(frozen=True)
@@ -72,24 +69,6 @@ class Criteria:
 
 
 @dataclass(frozen=True)
-class Bisection:
-    """Limits of the bisection for the least memory with which something fits."""
-
-    close: float = 0.01  # it ends that near to the least, as a share of all the memory
-    factor: float = 64  # at most so many times the largest device's memory is tried
-    seconds: float = 5.0  # for each method
-    all_seconds: float = 30.0  # after which it ends with the answer that it has
-
-
-@dataclass(frozen=True)
-class Relaxation:
-    """More memory with which something fits."""
-
-    what: str  # for people
-    extra_bytes: Mapping[str, float]  # per device, by type
-
-
-@dataclass(frozen=True)
 class Planning:
     """What came of planning a workload."""
 
@@ -97,7 +76,7 @@ class Planning:
     candidates: tuple[Candidate, ...]  # best first
     winner: int | None  # index of the best one that fits and meets the criteria
     notes: tuple[str, ...] = ()  # what was tried in vain
-    relaxations: tuple[Relaxation, ...] = ()  # what would make one fit, where nothing fits
+    advice: tuple[str, ...] = ()  # what would make one fit, where nothing fits
     precisions: tuple[str, ...] = ()  # all that were planned
     criteria: Criteria = Criteria()
 
@@ -123,7 +102,7 @@ class Planning:
             "winner": self.winner,
             "pareto": pareto(self.candidates, self.workload),
             "notes": list(self.notes),
-            "relaxations": [asdict(relaxation) for relaxation in self.relaxations],
+            "advice": list(self.advice),
             "explanation": None if explained is None else explained.document(),
         }
 
@@ -172,20 +151,15 @@ def make_plans(
     ranked = tuple(candidate for candidate, _ in judged)
     allowed = [candidate for candidate, may_win in judged if may_win]
     winner = winner_of(allowed, first, criteria.cheapest_within)
-    relaxed: list[Relaxation] = []
-    if not any(candidate.fits_memory for candidate in ranked) and not run.cancelled:
-        least = min(
-            in_precisions, key=lambda w: sum(layer.saved_bytes for layer in w.profile.layers)
-        )
-        with derived(f"{least.model.name} on {least.cluster.name} with more memory"):
-            relaxed = relaxations(least, run, picked)
+    nothing_fits = not any(candidate.fits_memory for candidate in ranked)
+    smallest = min(in_precisions, key=lambda w: sum(l.saved_bytes for l in w.profile.layers))
     precision = None if winner is None else ranked[winner].variant.precision
     return Planning(
         next((w for w in in_precisions if w.precision == precision), first),
         ranked,
         winner,
         tuple(all_notes),
-        tuple(relaxed),
+        advice(smallest) if nothing_fits else (),
         tuple(w.precision for w in in_precisions),
         criteria,
     )
@@ -291,68 +265,3 @@ def workload_document(workload: Workload) -> dict[str, Any]:
         "price_per_hour": workload.cluster.price_per_hour(),
         "profile": workload.profile.provenance.model_dump(mode="json"),
     }
-
-
-def relaxations(workload: Workload, run: Run, strategies: Sequence[Strategy]) -> list[Relaxation]:
-    """What would make the workload fit, the least memory in all first; empty where none of it does.
-
-    Each amount is tried by planning: exact methods with full recomputation, replayed. So something
-    does fit with the amounts returned. That nothing fits with less is what these methods found; it
-    is not proven for all plans. strategies: to plan with; those whose exact methods take long are
-    left out where there are others.
-    """
-    quick = [strategy for strategy in strategies if not strategy.slow] or strategies
-    types, counts = workload.cluster.types, workload.cluster.counts()
-    sets = dict.fromkeys([types, *((name,) for name in types)])
-    answers = [more_memory(workload, kinds, quick, run) for kinds in sets]
-    return sorted(
-        (answer for answer in answers if answer is not None),
-        key=lambda r: sum(counts[name] * extra for name, extra in r.extra_bytes.items()),
-    )
-
-
-def more_memory(
-    workload: Workload,
-    types: tuple[str, ...],
-    strategies: Sequence[Strategy],
-    run: Run,
-    tuning: Bisection = Bisection(),
-) -> Relaxation | None:
-    """The least extra bytes on each device of these types that a plan fits with, by bisection; None
-    where no amount tried does."""
-
-    def fitting_plan(extra: float) -> str | None:
-        """The name of a plan that fits when replayed."""
-        larger = with_memory(workload, types, extra)
-        for strategy in strategies:
-            variant = Variant("full" if strategy.recomputes else "none")
-            search = StrategySearch(strategy, larger, run.part(time_limit=tuning.seconds), variant)
-            for candidate in [] if run.cancelled else search.exact_candidates():
-                if candidate.fits_memory and candidate.plan is not None:
-                    return candidate.name
-        return None
-
-    room = max(workload.cluster.specs[name].memory_bytes for name in workload.cluster.types)
-    low, high, until = 0.0, room / 4, time.monotonic() + tuning.all_seconds
-    while (plan := fitting_plan(high)) is None:
-        low, high = high, 2 * high
-        if high > tuning.factor * room or run.cancelled:
-            return None
-    while high - low > tuning.close * (room + high) and time.monotonic() < until:
-        middle = (low + high) / 2
-        better = fitting_plan(middle)
-        if run.cancelled:
-            break
-        low, high, plan = (middle, high, plan) if better is None else (low, middle, better)
-    counts = workload.cluster.counts()
-    on = " and ".join(f"each of {counts[name]} {name}" for name in types)
-    return Relaxation(f"{bytes_text(high)} more on {on}, by {plan}", dict.fromkeys(types, high))
-
-
-def with_memory(workload: Workload, types: Sequence[str], extra: float) -> Workload:
-    """The workload with so many more bytes on each device of these types."""
-    specs = dict(workload.cluster.specs)
-    for name in types:
-        size = specs[name].memory_gib + extra / GIB
-        specs[name] = specs[name].model_copy(update={"memory_gib": size})
-    return replace(workload, cluster=replace(workload.cluster, specs=specs))
