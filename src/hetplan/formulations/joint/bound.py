@@ -198,18 +198,22 @@ def shortest(
     joins: Floats,
     sent: Floats,
     stage: float,
+    chosen: Ints,
     best: Floats,
 ) -> None:
     """(4) into best [runs + 1, L + 1]: row n, layers from l on in n runs. price [J]; seconds
     [4, J, L + 1]: forward passes of a micro-batch and of the last one, backward passes of both,
     added up over layers; waits [4, J]: the same of a message, per byte. own, others [runs, 4]: how
     often they count with the stage's own price, and with which other price. joins [J]: price and
-    seconds per byte of weights. sent [2, L + 1]: bytes that pass a cut, and weights, added up."""
+    seconds per byte of weights. sent [2, L + 1]: bytes that pass a cut, and weights, added up.
+    chosen [runs]: the only way to hold a run, -1: any."""
     last = len(best[0]) - 1
     best[:] = np.inf
     best[0, last] = 0.0
     for n in range(1, len(best)):
         for j in range(len(price)):
+            if chosen[n - 1] >= 0 and chosen[n - 1] != j:
+                continue
             weight = own[n - 1] * price[j] + others[n - 1]
             into = weight[0] * waits[0, j] + weight[1] * waits[1, j]
             back = weight[2] * waits[2, j] + weight[3] * waits[3, j]
@@ -314,7 +318,9 @@ class Micro:
         best = np.empty((S * C + 1, len(of.sent[0])))
         own, others = self.weights(low, out, S, C, schedule)
         joins = (1 - out) * self.price * self.join
-        shortest(self.price, self.table, self.waits, own, others, joins, of.sent, stage, best)
+        shortest(
+            self.price, self.table, self.waits, own, others, joins, of.sent, stage, 0 * w - 1, best
+        )
         total = best[1:, 0] + self.crossing(w, low, out, C)
         seconds = np.where(total > 0, total / high, total / low) - C * stage
         held = of.joined if self.g < of.data.global_batch else 0.0
