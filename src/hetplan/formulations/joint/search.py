@@ -1,10 +1,9 @@
 """Local search over plans by their replays: simulated annealing from many starts, again and again.
 
 Starts are given plans, constructions (`starts`), and variations of the best of both. Then
-generations of annealing: the best starts of unlike shapes are annealed briefly, the better half of
-them twice as long, until one is left; the next generation begins with what the last one found, and
-takes twice as many steps. A time limit cuts this sequence of steps and changes nothing else, so
-that a seed and a number of steps have one result.
+generations of annealing: the best designs of unlike shapes, as they are known by then, are annealed
+one after the other; each generation takes twice as many steps. A time limit cuts this sequence of
+steps and changes nothing else, so that a seed and a number of steps have one result.
 
 The fastest plan that fits is the result. Where its robust seconds (`ChainReplayer.robust_seconds`)
 differ by more than a hundredth, the best few are compared by those. On the way, too much memory
@@ -44,16 +43,19 @@ class Parameters:
             "samples": 1, "micro": 1.5, "schedule": 1, "zero": 0.5, "mode": 0.2,
         }
     )  # fmt: skip
+    # Annealings that draw only from `focus`, as a share of all: those keep the shapes of stages.
+    focused: float = 0.5
+    focus: tuple[str, ...] = ("cut", "shift", "order", "swap", "exchange")
     # Temperatures as shares of the present seconds: of the first step of an annealing, drawn
     # between two, and of the last.
-    hot: float = 0.03
+    hot: float = 0.04
     warm: float = 0.01
     cold: float = 0.0005
-    # Of a generation: annealings that begin it, and the first generation's steps for each. No
-    # annealing begins with a design that takes `far` times as long as the best.
-    width: int = 4
+    # Of a generation: annealings, and the first generation's steps for each. None begins with a
+    # design that takes more than `far` times as long as the best.
+    width: int = 3
     first_steps: int = 400
-    far: float = 2.0
+    far: float = 1.25
     # Constructions that are replayed, the best by computation alone, of each number of replicas;
     # and starts that are tried under all rotations, schedules, ZeRO levels …
     replayed: int = 8
@@ -73,8 +75,6 @@ class Search:
         self.space, self.run, self.parameters = space, run, parameters
         self.rng = random.Random(run.options.seed)
         self.moves = Moves(space, self.rng)
-        self.names = list(parameters.shares)
-        self.weights = list(accumulate(parameters.shares.values()))
         # Replayed seconds, and `value` where it was asked for.
         self.prices: dict[Design, tuple[float, float | None]] = {}
         self.pool: dict[tuple[object, ...], tuple[float, Design]] = {}  # the best of each shape
@@ -159,39 +159,33 @@ class Search:
         ranked = sorted(self.pool.values(), key=lambda pair: pair[0])
         return [pair for pair in ranked[:count] if pair[0] <= self.parameters.far * ranked[0][0]]
 
-    def anneal(self, design: Design, steps: int) -> Design:
-        """The best design of a walk of so many steps."""
+    def anneal(self, design: Design, steps: int) -> None:
+        """A walk of so many steps."""
         p, rng = self.parameters, self.rng
         hot = p.warm * (p.hot / p.warm) ** rng.random()
-        value = record = self.value(design)
-        best = design
+        names = list(p.shares if rng.random() >= p.focused else p.focus)
+        weights = list(accumulate(p.shares[name] for name in names))
+        value = self.value(design)
         for step in range(steps):
             if self.done:
                 break
             self.steps += 1
             warmth = hot * (p.cold / hot) ** (step / steps)
             limit = value * (1 - warmth * math.log(1 - rng.random()))
-            name = rng.choices(self.names, cum_weights=self.weights)[0]
+            name = rng.choices(names, cum_weights=weights)[0]
             changed = self.moves.draw(name, design)
             if changed is None:
                 continue
             there = self.value(changed, limit)
             if there <= limit:
                 design, value = changed, there
-                if value < record:
-                    best, record = design, value
-        return best
 
     def generations(self) -> None:
         """Until time or steps are spent."""
-        p, steps = self.parameters, self.parameters.first_steps
+        steps = self.parameters.first_steps
         while not self.done and self.pool:
-            designs = [design for _, design in self.front(p.width)]
-            length = steps
-            while designs and not self.done:
-                designs = [self.anneal(design, length) for design in designs]
-                designs = sorted(designs, key=self.value)[: len(designs) // 2]
-                length *= 2
+            for _, design in self.front(self.parameters.width):
+                self.anneal(design, steps)
             steps *= 2
 
 
