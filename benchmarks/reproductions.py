@@ -175,7 +175,7 @@ TABLES = {
         'constant in the number of devices (§7.8). '
         "`paper`: the alternation of A* (here in Python; the authors' is compiled) and ratios, as "
         "printed "
-        "while A* stays small, then with shortest paths in its place. `exact` optimises programs "
+        "while A* stays small, else cut off and completed. `exact` optimises programs "
         "and ratios together and proves it.",
     ),
     "ditto": Table(

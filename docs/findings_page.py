@@ -210,6 +210,12 @@ def solved(kept: Kept, problem: str, method: str, sets: str = "*") -> str:
     )
 
 
+def labelled(kept: Kept, problem: str, method: str, word: str) -> str:
+    """Of how many rows of a method the message has a word."""
+    found = [row for row in kept.rows(problem) if row["method"] == method]
+    return f"{sum(word in row['message'] for row in found)} of {len(found)}"
+
+
 def where_most(kept: Kept, problem: str, method: str, sets: str = "*") -> str:
     """The instance on which a method is furthest from a proven optimum."""
     found = kept.excesses(problem, method, sets)
@@ -382,7 +388,7 @@ def parts(kept: Kept) -> str:
 FIGURES: dict[str, Callable[..., str]] = {
     function.__name__.replace("_", "-"): function
     for function in (
-        ratio, compared, faster, reached, excess, within, missed, plans, proven, solved,
+        ratio, compared, faster, reached, labelled, excess, within, missed, plans, proven, solved,
         where_most, claim, rows,
         covered, same, limit, conditions, overview, methods, provers, parts,
     )

@@ -162,7 +162,7 @@ def test_the_search_is_figure_10(seed: int, once: bool) -> None:
     reduced = reduced_or_answered(data, Run())
     assert isinstance(reduced, Reduced)
     ratios = np.array([[1 / 3, 2 / 3]])
-    program, finished = astar.search(reduced.theory, ratios, Run(), once=once)
+    program, finished, _ = astar.search(reduced.theory, ratios, Run(), once=once)
     printed = Figure10(data, (1 / 3, 2 / 3), once=once).search()
     assert finished
     assert program == (None if printed is None else list(printed))

@@ -12,7 +12,7 @@ import pytest
 from fakes.theories import chain, theory_named
 from hap.hap_cases import instance, known, least_at, programs
 from hetplan.formulations import family
-from hetplan.formulations.hap import alternation, astar
+from hetplan.formulations.hap import alternation, astar, ordered
 from hetplan.formulations.hap.alternation import shortest_paths
 from hetplan.formulations.hap.common import reduced_or_answered
 from hetplan.formulations.hap.data import HapData, HapDecision
@@ -109,9 +109,9 @@ def test_the_search_stops_at_any_moment(
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_shortest_paths_take_the_place_of_a_star(seed: int) -> None:
+def test_what_takes_the_place_of_a_star(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """At its limit at once: never below the best by enumeration, neither at fixed ratios nor at
-    all, and on chains as good as A*."""
+    all, and on chains as good as A*, which the message says."""
     data, optimum = known(seed, 1)
     run = Run(Options(threads=1))
     if optimum is not None:
@@ -127,7 +127,17 @@ def test_shortest_paths_take_the_place_of_a_star(seed: int) -> None:
         assert least >= least_at(theory.problem, programs(seed, 1), row) * (1 - 1e-9) - 1e-12
     data = chain(1 + seed % 3, 2, seed)
     given = alternation.solve(data, run, alternation.Parameters(extensions=0))
-    assert given.decision is not None and given.message == alternation.TOO_LARGE
+    instead = "; the same search in the program's order ended"
+    assert given.decision is not None
+    assert given.message == f"HAP's A*, cut off at 0 states{instead}"
+    objective = evaluate(FAMILY, data, given.decision).objective
+    assert objective == pytest.approx(solve(FAMILY, data, "paper").objective, rel=1e-6)
+    # where that search does not end
+    monkeypatch.setattr(ordered, "search", lambda *_: None)
+    given = alternation.solve(data, run, alternation.Parameters(extensions=0))
+    assert given.decision is not None
+    completed = "and completed by shortest paths and cheapest derivations"
+    assert given.message == f"HAP's A*, cut off at 0 states {completed}"
     objective = evaluate(FAMILY, data, given.decision).objective
     assert objective == pytest.approx(solve(FAMILY, data, "paper").objective, rel=1e-6)
 
@@ -143,7 +153,7 @@ def test_a_stars_estimate_is_a_lower_bound(seed: int) -> None:
     look = astar.Search(reduced.theory, astar.fuse(reduced.theory, once=False), row[None])
     least = least_at(problem, programs(seed, 1), row)
     assert look.estimate(look.nothing) <= least * (1 + 1e-9) + 1e-12
-    program, finished = astar.search(reduced.theory, row[None], Run(), once=False)
+    program, finished, _ = astar.search(reduced.theory, row[None], Run(), once=False)
     assert finished and program is not None
     assert problem.seconds(problem.cost_of(program), row[None]) >= least * (1 - 1e-9) - 1e-12
 

@@ -7,7 +7,8 @@ ratios is that of A* (Fig. 10, module `astar`) with the prunings of Section 4.5.
 HAP does not limit, partial programs that do not fit at the fixed ratios are pruned, and the linear
 programme has memory.
 
-Where A* grows too large, shortest paths take its place. At ratios B a stage lasts
+Where A* grows too large, it is cut off, which the message says; the search of module `ordered`
+takes its place, and where that does not end either, shortest paths. At ratios B a stage lasts
 max_d (F + S B_d) / v_d. Any mean over types bounds that from below, and sums of it over a program
 are the length of a path in the canonical graph. Each path is a program, whose own seconds count.
 """
@@ -20,7 +21,7 @@ from functools import cached_property
 
 import numpy as np
 
-from hetplan.formulations.hap import astar
+from hetplan.formulations.hap import astar, ordered
 from hetplan.formulations.hap.common import (
     Reduced,
     fitting_program,
@@ -41,7 +42,9 @@ from hetplan.solvers.run import Run, Stopped
 
 DOES_NOT_FIT = "no program was found that fits in memory at the ratios tried"
 REPEATED = "no program communicates each tensor at most once; that pruning was left out"
-TOO_LARGE = "the search as printed grows too large; shortest paths took its place"
+CUT_OFF = "HAP's A*, cut off at {states} states{instead}"
+IN_ORDER = "; the same search in the program's order ended"
+COMPLETED = " and completed by shortest paths and cheapest derivations"
 
 
 @dataclass(frozen=True)
@@ -50,8 +53,11 @@ class Parameters:
 
     # Partial programs that A* may extend, its seconds, and its share of the time left.
     extensions: int = 1_000
-    seconds: float = 4.0
+    seconds: float = 2.0
     share: float = 0.25
+    # Seconds of A* in the order of the single-device program, and its share of the time left.
+    ordered_seconds: float = 10.0
+    ordered_share: float = 0.75
     # Nodes of the canonical graph, beyond which only the cheapest derivations are left.
     states: int = 300_000
     # Means over types between each type alone and all alike.
@@ -92,18 +98,20 @@ class _Programs:
         self.theory, self.run, self.parameters = reduced.theory, run, parameters
         # of the searches by A* that are still to be tried: whether they have the second pruning
         self._searches_left: tuple[bool, ...] = (True, False)
+        self._states, self._instead = 0, IN_ORDER
 
     @property
     def note(self) -> str:
         """What was left out of HAP's procedure."""
-        return (TOO_LARGE, REPEATED, "")[len(self._searches_left)]
+        cut_off = CUT_OFF.format(states=self._states, instead=self._instead)
+        return (cut_off, REPEATED, "")[len(self._searches_left)]
 
     def at(self, ratios: Floats) -> Sequence[int]:
         """A program (triple numbers) for ratios [g, K]."""
         while self._searches_left:
             share = self.parameters.share * self.run.remaining
             part = self.run.part(time_limit=min(self.parameters.seconds, share))
-            program, finished = astar.search(
+            program, finished, self._states = astar.search(
                 self.theory,
                 ratios,
                 part,
@@ -116,9 +124,17 @@ class _Programs:
         return self._without_a_star(ratios)
 
     def _without_a_star(self, ratios: Floats) -> Sequence[int]:
-        """The cheapest at these ratios of the shortest paths and the cheapest derivations; where
-        none fits at them, the cheapest at any."""
-        problem, graph = self.theory.problem, self._graph
+        """The program of A* in the order of the single-device program. Where that does not end, or
+        memory is limited, the cheapest at these ratios of the shortest paths and the cheapest
+        derivations; where none fits at them, the cheapest at any."""
+        problem = self.theory.problem
+        if self._instead == IN_ORDER and problem.capacity is None:
+            share = self.parameters.ordered_share * self.run.remaining
+            part = self.run.part(time_limit=min(self.parameters.ordered_seconds, share))
+            program = ordered.search(self.theory, ratios, part)
+            if program is not None:
+                return program
+        self._instead, graph = COMPLETED, self._graph
         programs = [greedy_program(self.theory, seconds_at(self.theory, ratios))]
         if graph is not None:
             programs += shortest_paths(self.theory, graph, ratios, self.parameters.means)

@@ -190,9 +190,9 @@ class Search:
 
 def search(
     theory: ReducedTheory, ratios: Floats, run: Run, *, once: bool, most: int | None = None
-) -> tuple[list[int] | None, bool]:
+) -> tuple[list[int] | None, bool, int]:
     """(The program that Fig. 10 finds at ratios [g, K], None where there is none; whether the
-    search ended). It extends at most `most` partial programs.
+    search ended; how many partial programs it extended, `most` at most).
 
     once: with the second pruning. Lines 9-14 compare costs up to the last synchronisation, as
     Section 4.3 defines the cost of a partial program; what differs since then is not seen. With
@@ -208,7 +208,7 @@ def search(
     extensions = 0
     while queue:
         if run.should_stop or extensions == most:
-            return None, False
+            return None, False, extensions
         score, _, partial = heapq.heappop(queue)
         if score >= least:
             break
@@ -227,7 +227,7 @@ def search(
             elif not _beaten(after, by_known):
                 by_known.setdefault(after.known, []).append(after)
                 heapq.heappush(queue, (after.cost + look.estimate(after), next(order), after))
-    return (theory.program(best.program) if np.isfinite(least) else None), True
+    return theory.program(best.program) if np.isfinite(least) else None, True, extensions
 
 
 def _beaten(after: _Partial, by_known: dict[frozenset[int], list[_Partial]]) -> bool:
