@@ -26,6 +26,15 @@ FIRST = (
 HERE = Path(__file__).parent
 
 
+@pytest.fixture(autouse=True)
+def short_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sixth problem's search takes all the time that it may: here, little."""
+    from hetplan.planner import joint
+
+    brief = joint.JointSettings(seconds=0.5)
+    monkeypatch.setattr(joint, "JointSettings", lambda: brief)
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """pytest-xdist would begin with the files of most tests."""
     if hasattr(config.option, "loadscopereorder"):

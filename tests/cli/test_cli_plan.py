@@ -94,7 +94,7 @@ def test_table(plan: Callable[..., Ran]) -> None:
         "node 0: 2 V100-SXM2-16GB (",
         "/ 14.5 GiB",
         " TFLOP/s each, ",
-        "proven optimal for its formula",
+        "optimal for amp's own formula",
         "megatron",
         "+",
     ):

@@ -17,12 +17,12 @@ from typing import Any
 
 import pytest
 
+from fakes.amp_plans import decision_of
 from hetplan.formulations import family
 from hetplan.formulations.amp.pose import pose
 from hetplan.formulations.hap.pose import pose as posed_for_hap
 from hetplan.formulations.hap.spmd.whole import Decided
 from hetplan.formulations.joint.plan import Plan
-from hetplan.planner.amp import decision_of
 from hetplan.planner.hap import Hap, HapSettings
 from hetplan.planner.library import plan as planned
 from hetplan.planner.ranking import Planning

@@ -10,22 +10,21 @@ from typing import Any
 
 import pytest
 
+from fakes.amp_plans import decision_of
 from fakes.workloads import one_thread, small
 from hetplan.errors import InputError
 from hetplan.formulations import family
-from hetplan.formulations.amp.data import AmpDecision
 from hetplan.formulations.amp.pose import pose
 from hetplan.formulations.joint.plan import Plan
 from hetplan.planner import STRATEGIES
-from hetplan.planner.amp import AUTO, Amp, AmpProblem, DataParallel, decision_of, placements
+from hetplan.planner.amp import DataParallel
 from hetplan.planner.explain import explain
 from hetplan.planner.ranking import Criteria, Planning, make_plans
-from hetplan.planner.search import StrategySearch, replay_candidate
+from hetplan.planner.search import replay_candidate
 from hetplan.planner.strategy import Candidate, Strategy, StrategyMethod, make_strategies, propose
 from hetplan.planner.variant import Part, Variant
-from hetplan.profiling.cluster import example_cluster
 from hetplan.profiling.frameworks import RESERVED_BYTES
-from hetplan.profiling.workload import Workload, make_workload
+from hetplan.profiling.workload import Workload
 from hetplan.runtime.replay import replay
 from hetplan.solvers.registry import evaluate
 from hetplan.solvers.run import Run
@@ -184,7 +183,7 @@ def test_nonsense_criteria(workload: Workload, limit: float) -> None:
 @pytest.mark.parametrize(
     ("names", "settings", "message"),
     [
-        (["foo"], {}, "unknown strategy 'foo' (expected one of amp, "),
+        (["foo"], {}, "unknown strategy 'foo' (expected one of joint, "),
         ([], {}, "no strategy named"),
         (["dp"], {"poplar": {"zero": 1}}, "no such setting (got 'poplar.zero', expected none: "),
         (["dp", "hap"], {"dp": {"a": 1}}, "no such setting (got 'dp.a', expected one of hap.s"),
@@ -220,7 +219,7 @@ def test_an_interrupted_planning_tells_what_was_not_begun_in_its_order(workload:
         assert candidate.message.startswith(("not begun: stopped", "no time to write its theory"))
     assert [c.name for c in seen[:2]] == ["amp/megatron", "hap/dp-proportional"]
     exact = dict.fromkeys(c.strategy for c in seen if c.method.exact)
-    assert list(exact) == ["poplar", "astra", "ditto", "dp", "amp", "hap"]
+    assert list(exact) == ["poplar", "astra", "ditto", "dp", "amp", "hap", "joint"]
     assert len({c.name for c in seen}) == len(seen)
 
 
@@ -272,83 +271,6 @@ def test_what_cannot_be_replayed_keeps_its_closed_form() -> None:
     assert (judged.closed_form_seconds, judged.replay) == (None, None)
     assert judged.predicted_seconds == huge.closed_form_seconds != huge.predicted_seconds
     assert "not replayed" in judged.message and "too many micro-batches" in judged.message
-
-
-# Groups of two: eight on two nodes of A100, of two stages, and four on a node of H100.
-A100 = [[d, d + 1] for d in range(8, 24, 2)]
-H100 = [[d, d + 1] for d in range(0, 8, 2)]
-
-
-def decision(first: list[list[int]], second: list[list[int]]) -> AmpDecision:
-    """Three stages of four data ranks of two tensor ranks."""
-    return AmpDecision(
-        pipeline=3,
-        data=4,
-        tensor=2,
-        micro_batch=1,
-        placement=[first, second, H100],
-        stages=[(0, 6), (6, 12), (12, 26)],
-    )
-
-
-APART, MIXED = decision(A100[:4], A100[4:]), decision(A100[::2], A100[1::2])
-
-
-@pytest.fixture(scope="module")
-def large() -> Workload:
-    """gpt2-medium on a node of eight H100 and two of eight A100."""
-    return make_workload("gpt2-medium", example_cluster("company").part((0, 4, 5)), 32)
-
-
-@pytest.mark.parametrize("chosen_one", [APART, MIXED])
-def test_devices_are_handed_out_in_order_and_groups_keep_their_types(
-    chosen_one: AmpDecision, large: Workload
-) -> None:
-    def types(placement: list[list[list[int]]]) -> list[list[list[str]]]:
-        return [[[devices[d].type for d in group] for group in row] for row in placement]
-
-    devices, others = large.cluster.devices, list(placements(large, chosen_one))
-    assert others and chosen_one.placement not in others
-    assert APART.placement in others or chosen_one is APART
-    for placement in others:
-        assert sorted(d for row in placement for group in row for d in group) == list(range(24))
-        assert types(placement) == types(chosen_one.placement)
-
-
-def test_the_shorter_replay_is_found(large: Workload) -> None:
-    """With its price by AMP's evaluator, and the optimum's bound; not beyond what it may be
-    dearer."""
-    data, run = pose(large, memory=False), Run()
-
-    def optimum(decision: AmpDecision) -> Candidate:
-        """As if AMP's exact method had found it."""
-        price = evaluate(family("amp"), data, decision).objective
-        candidate = Candidate(
-            strategy="amp",
-            method=AUTO,
-            status="optimal",
-            objective=price,
-            bound=price,
-            fits_memory=True,
-            closed_form_seconds=price,
-            plan=AmpProblem(large, data).to_plan(decision),
-        )
-        return replay_candidate(candidate, large)
-
-    both = [optimum(APART), optimum(MIXED)]
-    faster, slower = sorted(both, key=lambda c: present(c.predicted_seconds))
-    assert present(faster.predicted_seconds) < present(slower.predicted_seconds) * 0.999
-    search = StrategySearch(Amp(near=1.0), large, run)
-    (other,) = search.rearranged(slower, large, run)
-    plan = present(other.plan)
-    assert other.name == plan.origin == "amp/rearranged" and other.fits_memory
-    assert present(other.predicted_seconds) <= present(faster.predicted_seconds)
-    assert (other.status, other.bound) == ("feasible", slower.bound)
-    price = evaluate(family("amp"), data, decision_of(plan)).objective
-    assert other.closed_form_seconds == other.objective == price
-    for candidate in (replace(other, method=AUTO), other):
-        assert search.rearranged(candidate, large, run) == []
-    assert StrategySearch(Amp(near=-1.0), large, run).rearranged(slower, large, run) == []
 
 
 def test_the_deciding_chain_is_the_whole_iteration(planning: Planning, workload: Workload) -> None:

@@ -36,6 +36,7 @@ from hetplan.cli.options import (
 )
 from hetplan.cli.output import Display, emit, note, watched
 from hetplan.formulations.joint.plan import save_plan
+from hetplan.solvers.result import OPTIMAL_GAP, relative_gap
 from hetplan.solvers.run import Run
 from hetplan.text import (
     Table,
@@ -194,7 +195,7 @@ def planning_tables(planning: Planning) -> Iterator[Table]:
     # loaded with the simulator's kernels, which completion of this command does not need
     from hetplan.formulations.joint.describe import stage_table, summary
 
-    title, said = f"winner {best.name}", (verdict(best, workload),)
+    title, said = f"winner {best.name}", (verdict(best, planning),)
     if best.plan is None or best.replay is None:
         yield Table(title, (), (), said)
     else:
@@ -356,16 +357,21 @@ def needs(workload: Workload) -> str:
     )
 
 
-def verdict(best: Candidate, workload: Workload) -> str:
-    """What is proven, and what it would run."""
-    devices = devices_used(best)
-    if best.gap is None:
-        proven = "no bound is proven"
-    elif best.status == "optimal":
-        proven = "proven optimal for its formula"
+def verdict(best: Candidate, planning: Planning) -> str:
+    """What the best plan takes, what is proven of all plans, and what it would run."""
+    workload, seconds, bound = planning.workload, best.predicted_seconds, planning.bound
+    text = f"uses {devices_used(best)} in {workload.precision}{reached(best, workload)}"
+    gap = relative_gap(seconds, bound)
+    if gap is None:
+        proven = "how much faster another plan could be is not known"
+    elif gap <= OPTIMAL_GAP:
+        proven = "proven: no plan of stages is faster when replayed"
     else:
-        proven = f"proven within {percent_text(best.gap)} of the optimum of its formula"
-    return f"uses {devices} in {workload.precision}{reached(best, workload)}; {proven}"
+        faster = f"no plan of stages is faster than {seconds_text(bound)}"
+        proven = f"replayed {seconds_text(seconds)}; {faster} (gap {percent_text(gap)})"
+    if best.closed_form_seconds is not None and best.status == "optimal":
+        proven += f"; optimal for {best.strategy}'s own formula"
+    return f"{text}; {proven}"
 
 
 def reached(best: Candidate, workload: Workload) -> str:

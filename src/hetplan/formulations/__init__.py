@@ -10,6 +10,7 @@ FAMILIES: dict[str, str] = {
     "astra": "hetplan.formulations.astra.family:FAMILY",
     "ditto": "hetplan.formulations.ditto.family:FAMILY",
     "hap": "hetplan.formulations.hap.family:FAMILY",
+    "joint": "hetplan.formulations.joint.family:FAMILY",
     "poplar": "hetplan.formulations.poplar.family:FAMILY",
 }
 

@@ -204,9 +204,19 @@ def astra(source: Draw) -> Made | None:
     return data, f"blocks of {described(workload)}, {stages} stages, micro-batches of {micro_batch}"
 
 
+def joint(source: Draw) -> Made | None:
+    """A workload, every second one with recomputation to choose from."""
+    from hetplan.formulations.joint.pose import PLAIN, pose
+
+    workload, again = source.workload(), source.rng.random() < 0.5
+    what = described(workload) + (", with recomputation" if again else "")
+    return pose(workload, (*PLAIN, "full") if again else PLAIN), what
+
+
 MAKERS: Mapping[str, Callable[[Draw], Made | None]] = {
     "amp": amp,
     "astra": astra,
     "ditto": ditto,
+    "joint": joint,
     "poplar": poplar,
 }

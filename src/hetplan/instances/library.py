@@ -55,6 +55,7 @@ SETS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     ),
     "random": ("drawn from catalogued devices, published models, usual networks", ("*/random-*",)),
     "scaling": ("one axis at a time: layers, devices, types, batch", ("*/scaling-*",)),
+    "joint": ("least replayed seconds: tiny, documented and large workloads", ("joint/*",)),
     "papers": (
         "the experiments of the five papers that can be posed",
         (

@@ -11,12 +11,6 @@ An instance with the tables of a single degree (and of a single micro-batch, whe
 memory) can say this: its layers keep split + t whole, its devices have capacity - b working(t).
 Every decision of the whole problem belongs to one of these instances. The best of their optima is
 therefore the optimum, and the least of their bounds is a bound of the whole problem.
-
-Rearranged. AMP prices a group by its slowest link, so that many placements cost the same or nearly
-so. Their replays differ: in how many data ranks share a node's network card, and in which
-neighbours of a pipeline meet over it. So the optimum's degrees, stages and micro-batches are also
-put on other devices of the same types, and priced by AMP's evaluator. The optimum's bound holds for
-these decisions, too.
 """
 
 from __future__ import annotations
@@ -45,7 +39,7 @@ from hetplan.profiling.workload import Workload
 from hetplan.solvers.registry import evaluate, solve
 from hetplan.solvers.result import Result
 from hetplan.solvers.run import Run
-from hetplan.text import bytes_text, percent_text
+from hetplan.text import bytes_text
 
 Placement = list[list[list[int]]]
 AUTO = StrategyMethod("auto", exact=True)
@@ -62,8 +56,6 @@ class Amp(Strategy):
     methods = (AUTO, StrategyMethod("paper", paper=True), StrategyMethod("megatron", quick=True))
     recomputes = True
     slow = True
-
-    near: float = 0.01  # by what share of AMP's price a rearranged plan may be dearer
 
     def pose(self, workload: Workload, run: Run) -> list[AmpProblem]:
         """One problem."""
@@ -100,30 +92,6 @@ class Amp(Strategy):
         lower = min(max(min(bounds), bound or 0.0), best.objective)
         status = "optimal" if lower >= best.objective * (1 - EQUAL_WITHIN) else "feasible"
         return replace(best, bound=lower, status=status, solve_seconds=seconds)
-
-    def rearrangements(self, workload: Workload, candidate: Candidate) -> Iterator[Candidate]:
-        """The optimum on other devices, where that is hardly dearer."""
-        assert candidate.plan is not None and candidate.objective is not None
-        problem = AmpProblem(workload, pose(workload))
-        free = problem.data.model_copy(update={"memory": None})  # memory is the replay's to judge
-        decision = decision_of(candidate.plan)
-        for placement in placements(workload, decision):
-            other = decision.model_copy(update={"placement": placement})
-            objective = evaluate(family("amp"), free, other).objective
-            if objective is None or objective > candidate.objective * (1 + self.near):
-                continue
-            dearer = percent_text(objective / candidate.objective - 1)
-            yield replace(
-                candidate,
-                method=StrategyMethod("rearranged"),
-                status="feasible",
-                objective=objective,
-                closed_form_seconds=objective,
-                predicted_seconds=None,
-                replay=None,
-                plan=problem.to_plan(other),
-                message=f"{candidate.name} on other devices, {dearer} dearer by AMP's price",
-            )
 
 
 @dataclass(frozen=True)
@@ -296,35 +264,3 @@ def problems_within_replay(workload: Workload) -> Iterator[AmpProblem]:
 def room(capacity: float, beside: float) -> float:
     """What is left of a device's bytes."""
     return max(0.0, capacity * (1 - EQUAL_WITHIN) - beside)
-
-
-def decision_of(plan: Plan) -> AmpDecision:
-    """The decision that a plan of this strategy stands for."""
-    first = plan.replicas[0]
-    stages = range(len(first.stages))
-    return AmpDecision(
-        pipeline=len(first.stages),
-        data=len(plan.replicas),
-        tensor=len(first.stages[0].devices[0]),
-        micro_batch=first.micro_batches[0].samples,
-        placement=[[r.stages[j].devices[0] for r in plan.replicas] for j in stages],
-        stages=[stage.layers[0] for stage in first.stages],
-    )
-
-
-def placements(workload: Workload, decision: AmpDecision) -> Iterator[Placement]:
-    """The devices of every type handed out in order: stage after stage, so that few stages share a
-    node, or data rank after data rank, so that a pipeline's neighbours do. Every group keeps its
-    types."""
-    devices = workload.cluster.devices
-    ranks = [(j, i) for j in range(decision.pipeline) for i in range(decision.data)]
-    for order in (ranks, sorted(ranks, key=lambda rank: rank[::-1])):
-        left = {
-            name: iter([d for d, device in enumerate(devices) if device.type == name])
-            for name in workload.cluster.types
-        }
-        placement: Placement = [[[] for _ in row] for row in decision.placement]
-        for j, i in order:
-            placement[j][i] = [next(left[devices[d].type]) for d in decision.placement[j][i]]
-        if placement != decision.placement:
-            yield placement

@@ -57,6 +57,8 @@ class Explanation:
     winner: Candidate
     runner_up: Candidate | None  # the next best candidate of another plan
     paper_candidates: tuple[Candidate, ...]  # the best of each paper's own procedure
+    # By strategy, how much longer its best plan takes than the best of all, as a ratio from 0 on.
+    prices: Mapping[str, float]
     why_chosen: str = ""  # where the winner is not the fastest plan
 
     def document(self) -> Mapping[str, Any]:
@@ -70,6 +72,7 @@ class Explanation:
             "runner_up": self.runner_up and self.runner_up.name,
             "runner_up_longer": self.runner_up and longer(self.runner_up, self.winner),
             "papers": {c.name: c.predicted_seconds for c in self.paper_candidates},
+            "prices": self.prices,
             "chosen": self.why_chosen or None,
         }
 
@@ -91,6 +94,9 @@ class Explanation:
             "chosen": self.why_chosen,
             "runner-up": self.runner_up and cost_text(self.runner_up, winner, workload),
             "papers' own": "; ".join(costs),
+            "price of paradigms": ", ".join(
+                f"{s} {more_text(price)}" for s, price in self.prices.items() if price > 0
+            ),
         }
         lines = tuple((what, text) for what, text in rows.items() if text)
         return Table(f"why {winner.name}", ("", ""), lines)
@@ -105,6 +111,9 @@ def explain(
     others = [c for c in candidates if c is not best and c.plan is not None and c.fits_memory]
     by_papers = [c for c in candidates if c.method.paper and c.plan is not None]
     best_of = {c.strategy: c for c in reversed(by_papers)}
+    timed = [c for c in candidates if c.fits_memory and c.predicted_seconds]
+    quickest = {c.strategy: c for c in sorted(timed, key=seconds_of, reverse=True)}
+    least = min(map(seconds_of, timed), default=0.0)
     within = f"{number_text(percent)} % slower than {fastest.name}"
     took = seconds_text(fastest.predicted_seconds)
     slower = winner > 0 and percent is not None
@@ -117,8 +126,14 @@ def explain(
         winner=best,
         runner_up=next((c for c in others if not same_plan(c, best)), None),
         paper_candidates=tuple(c for c in by_papers if c is best_of[c.strategy]),
+        prices={s: seconds_of(c) / least - 1 for s, c in reversed(quickest.items())},
         why_chosen=f"the cheapest of what is at most {within} ({took})" if slower else "",
     )
+
+
+def seconds_of(candidate: Candidate) -> float:
+    """Predicted seconds, 0 where there are none."""
+    return candidate.predicted_seconds or 0.0
 
 
 def same_plan(one: Candidate, other: Candidate) -> bool:

@@ -16,6 +16,7 @@ from typing import Any
 from hetplan.errors import InputError
 from hetplan.planner.explain import Explanation, explain
 from hetplan.planner.fits import advice
+from hetplan.planner.joint import Joint
 from hetplan.planner.search import OnCandidate, StrategySearch
 from hetplan.planner.strategy import Candidate, Strategy, joined, make_strategies
 from hetplan.planner.variant import MOST_TYPES, Variant, parts_of_cluster
@@ -86,6 +87,16 @@ class Planning:
         return None if self.winner is None else self.candidates[self.winner]
 
     @property
+    def bound(self) -> float | None:
+        """Seconds that no chain of stages replays below, in any of the precisions; None where the
+        sixth problem was not posed of each."""
+        bounds = [
+            c.bound for c in self.candidates if c.strategy == Joint.name and not c.variant.part
+        ]
+        known = [bound for bound in bounds if bound is not None]
+        return min(known) if len(known) == max(len(self.precisions), 1) else None
+
+    @property
     def explanation(self) -> Explanation | None:
         """Why the winner takes as long as it does; None without one."""
         if self.winner is None:
@@ -100,6 +111,7 @@ class Planning:
             "workload": {**workload_document(self.workload), "precisions": list(self.precisions)},
             "candidates": [candidate.document(self.workload) for candidate in self.candidates],
             "winner": self.winner,
+            "bound": self.bound,
             "pareto": pareto(self.candidates, self.workload),
             "notes": list(self.notes),
             "advice": list(self.advice),
@@ -172,7 +184,8 @@ def search_all(searches: Sequence[StrategySearch]) -> tuple[list[Candidate], lis
     follow, then the other heuristics, which are for comparison. Strategies that end soon go before
     those that may take all their time.
     """
-    order = sorted(range(len(searches)), key=lambda i: searches[i].strategy.slow)
+    own = [i for i, search in enumerate(searches) if not isinstance(search.strategy, Joint)]
+    order = sorted(own, key=lambda i: searches[i].strategy.slow)
     quick = {i: searches[i].quick_candidates() for i in order}
     candidates = {i: searches[i].exact_candidates() for i in order}
     tried: dict[str, list[str]] = {}
@@ -183,6 +196,12 @@ def search_all(searches: Sequence[StrategySearch]) -> tuple[list[Candidate], lis
             tried.setdefault(text, []).append(searches[i].name)
     for i in order:
         candidates[i] += [*searches[i].other_candidates(), *quick[i]]
+    for i, search in enumerate(searches):
+        if isinstance(search.strategy, Joint):
+            others = [c for each in candidates.values() for c in each if c.variant.part is None]
+            same = [c for c in others if c.variant.precision == search.variant.precision]
+            begun = replace(search, strategy=search.strategy.beginning_with(same))
+            candidates[i] = begun.exact_candidates()
     notes = [f"{', '.join(names)}: {text}" for text, names in tried.items()]
     return [candidate for i in range(len(searches)) for candidate in candidates[i]], notes
 

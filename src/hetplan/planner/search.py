@@ -50,7 +50,6 @@ class StrategySearch:
     variant: Variant = PLAIN
     on_candidate: OnCandidate | None = None  # called with every candidate, replayed
     same_price: float = 1e-6  # closed forms that differ by less, as a share, count as equal
-    least_gain: float = 1e-3  # share by which the replay of a rearranged plan must be shorter
 
     @property
     def name(self) -> str:
@@ -136,10 +135,10 @@ class StrategySearch:
         self, methods: Sequence[StrategyMethod], budget: Run | None = None
     ) -> list[Candidate]:
         """The candidates of the methods, replayed; those of exact methods within the replay's
-        memory, with rearranged ones behind them.
+        memory.
 
-        budget: for each method, and for tightening and rearranging; None: each of these has the
-        time limit of `run`.
+        budget: for each method, and for tightening; None: each of these has the time limit of
+        `run`.
         """
         if not methods:
             return []
@@ -151,7 +150,7 @@ class StrategySearch:
             candidate, rest = self.mark_and_replay(proposed), budget or self.new_budget()
             if proposed.method.exact:
                 candidate = self.within_memory(proposed, candidate, posed, rest)
-            candidates += [candidate, *self.rearranged(candidate, posed, rest)]
+            candidates.append(candidate)
         if part is not None:
             numbers = self.workload.cluster.devices_of(part.nodes)
             fitting = [c for c in candidates if c.plan is not None and c.fits_memory]
@@ -196,20 +195,6 @@ class StrategySearch:
             solve_seconds=first.solve_seconds + again.solve_seconds,
             message=joined(again.message, WITHIN_NOTE),
         )
-
-    def rearranged(self, candidate: Candidate, posed: Workload, run: Run) -> list[Candidate]:
-        """Of the plans with nearly the price of an exact method's, the one that is shortest when
-        replayed, if it is shorter than the exact method's; else nothing."""
-        if not candidate.method.exact or not candidate.fits_memory or candidate.plan is None:
-            return []
-        limit = (candidate.predicted_seconds or 0.0) * (1 - self.least_gain)
-        others = []
-        for other in self.strategy.rearrangements(posed, candidate):
-            if run.should_stop:
-                break
-            others.append(self.mark_and_replay(other))
-        best = shortest(c for c in others if c.fits_memory)
-        return [best] if best is not None and (best.predicted_seconds or 0.0) < limit else []
 
 
 def time_share(budget: Run, count: int) -> Run:

@@ -9,7 +9,7 @@ To add a strategy, write a class in a file of its own and add a line to
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Protocol
 
@@ -217,11 +217,6 @@ class Strategy(Protocol):
         found, a candidate `infeasible` where it is proven that there is none.
         """
         return None
-
-    def rearrangements(self, workload: Workload, candidate: Candidate) -> Iterable[Candidate]:
-        """Candidates of nearly the price of the given one, which an exact method found: their
-        replays may be shorter."""
-        return ()
 
 
 class NoPlan(Exception):

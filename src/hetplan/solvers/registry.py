@@ -131,8 +131,11 @@ def evaluate(family: Family, data: Any, decision: Any) -> Evaluation:
     return evaluation
 
 
-def solve(family: Family, data: Any, method: str, run: Run | None = None) -> Result[Any]:
-    """Run `method` on `data` and have the outcome judged by the family's evaluator.
+def solve(
+    family: Family, data: Any, method: str, run: Run | None = None, **more: Any
+) -> Result[Any]:
+    """Run `method` on `data` and have the outcome judged by the family's evaluator. more: what the
+    method takes beside.
 
     Raises InputError for an unknown method, UnsupportedError where the method cannot take this
     instance, DisagreementError where the evaluator rejects the decision or finds it below the
@@ -146,7 +149,7 @@ def solve(family: Family, data: Any, method: str, run: Run | None = None) -> Res
     function = chosen.load()
     begun = time.perf_counter()
     try:
-        outcome = function(data, run)
+        outcome = function(data, run, **more)
     except (HetplanError, KeyboardInterrupt):
         raise
     except Stopped:

@@ -56,7 +56,7 @@ class Parameters:
     at_once: int = 5_000
     cuts: int = 500_000
     sweeps: int = 4
-    share: float = 0.3
+    share: float = 0.5
     longest: float = 200.0
     rounding: float = 1e-9
 
@@ -224,10 +224,10 @@ class Search:
     replays: int = 0
     tables: dict[Any, Any] = field(default_factory=dict)
 
-    def begin(self) -> None:
+    def begin(self, starts: Sequence[JointDecision]) -> None:
         """A plan from the local search, in a part of the time."""
         limit = self.parameters.share * min(self.run.remaining, self.parameters.longest)
-        outcome = local_search(self.data, self.run.part(time_limit=limit))
+        outcome = local_search(self.data, self.run.part(time_limit=limit), starts)
         if outcome.decision is not None:
             fields = outcome.decision.model_dump()
             plan = self.data.plan(fields.pop("replicas"), **fields)
@@ -499,17 +499,22 @@ def all_cuts(layers: int, runs: int) -> Ints:
 
 
 def solve(
-    data: JointData, run: Run, parameters: Parameters = Parameters()
+    data: JointData,
+    run: Run,
+    parameters: Parameters = Parameters(),
+    starts: Sequence[JointDecision] = (),
 ) -> Outcome[JointDecision]:
-    """The fastest plan with its proof, or the best one so far and a bound when time runs out."""
+    """The fastest plan with its proof, or the best one so far and a bound when time runs out.
+    starts: plans that the result is never slower than, where they fit."""
     from hetplan import __version__
 
     incumbent = Incumbent[JointDecision](run, parameters.rounding)
     search = Search(data, run, parameters, incumbent, ChainReplayer.of(data), Relaxation(data))
     devices, inner = sum(node.devices for node in data.nodes), len(data.layers) - 1
     few = devices <= parameters.devices
-    if not few or math.comb(inner, min(4 * devices - 1, inner // 2)) > parameters.cuts:
-        search.begin()
+    large = math.comb(inner, min(4 * devices - 1, inner // 2)) > parameters.cuts
+    if starts or large or not few:
+        search.begin(starts)
     roots = []
     for pipes in layouts(data) if few else ():
         deepest = max(map(len, pipes))

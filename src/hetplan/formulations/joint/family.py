@@ -1,0 +1,30 @@
+"""The joint family: names of its schemas, its evaluator and its methods (nothing is imported until
+used)."""
+
+from __future__ import annotations
+
+from hetplan.solvers.registry import Family, Method
+
+_HERE = "hetplan.formulations.joint"
+
+FAMILY = Family(
+    name="joint",
+    title="the plan whose replayed iteration is shortest",
+    paper="hetplan",
+    data=f"{_HERE}.data:JointData",
+    decision=f"{_HERE}.data:JointDecision",
+    evaluate=f"{_HERE}.evaluate:evaluate",
+    describe=f"{_HERE}.describe:describe",
+    methods=(
+        Method(
+            "auto", f"{_HERE}.exact:solve", True, "the fastest way to a proven optimum: `exact`"
+        ),
+        Method(
+            "exact",
+            f"{_HERE}.exact:solve",
+            True,
+            "local search, then branch and bound (up to 6 devices) or a bound of all plans",
+        ),
+        Method("search", f"{_HERE}.search:search", False, "local search over plans by replay"),
+    ),
+)

@@ -1,0 +1,81 @@
+"""The sixth problem as a strategy: of all plans that a plan file can express, the one whose replay
+is shortest.
+
+It is asked last and begins with the plans of the others, so that it is never slower than any of
+them that is a chain of stages. Its bound holds for all chains of stages; programs that all devices
+run together (HAP's) are no chains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from hetplan.errors import UnsupportedError
+from hetplan.formulations import family
+from hetplan.formulations.joint.data import JointData, JointDecision
+from hetplan.formulations.joint.evaluate import broken, plan_of
+from hetplan.formulations.joint.plan import Plan
+from hetplan.formulations.joint.pose import pose
+from hetplan.planner.strategy import Candidate, NoPlan, Problem, Strategy, StrategyMethod
+from hetplan.planner.variant import useful_modes
+from hetplan.profiling.workload import Workload
+from hetplan.schema import Positive, StrictModel
+from hetplan.solvers.registry import solve
+from hetplan.solvers.run import Run
+
+
+class JointSettings(StrictModel):
+    """seconds: of search and proof together, at most; no more than the time limit."""
+
+    seconds: Positive = 20.0
+
+
+class Joint(Strategy):
+    """See the module. starts: plans of the same workload to begin with."""
+
+    name = "joint"
+    methods = (StrategyMethod("auto", exact=True),)
+    Settings = JointSettings
+    slow = True
+
+    def __init__(self, settings: JointSettings | None = None, starts: Sequence[Plan] = ()) -> None:
+        self.settings, self.starts = settings or JointSettings(), starts
+
+    def beginning_with(self, candidates: Iterable[Candidate]) -> Joint:
+        """The strategy with the plans of others to begin with."""
+        return Joint(self.settings, [c.plan for c in candidates if c.plan is not None])
+
+    def pose(self, workload: Workload, run: Run) -> list[JointProblem]:
+        """One problem."""
+        if workload.links is not None:
+            raise UnsupportedError("learned links are no part of the problem", where="joint")
+        data = pose(workload, ("none", *useful_modes(workload)))
+        return [JointProblem(data, self.starts, self.settings.seconds)]
+
+
+@dataclass(frozen=True)
+class JointProblem(Problem):
+    """An instance with plans to begin with."""
+
+    data: JointData
+    starts: Sequence[Plan]
+    seconds: float
+
+    def solve(self, method: StrategyMethod, run: Run) -> Candidate:
+        """The best of search and proof."""
+        part = run.part(time_limit=self.seconds, quiet=False)
+        starts = [
+            JointDecision.model_validate({f: getattr(plan, f) for f in JointDecision.model_fields})
+            for plan in self.starts
+            if plan.program is None and not any(broken(self.data, plan))
+        ]
+        result = solve(family("joint"), self.data, method.name, part, starts=starts)
+        if result.decision is None:
+            raise NoPlan(result.status, result.message or "no plan fits in memory", result.seconds)
+        return replace(
+            Candidate.of_result("joint", method, result),
+            objective=result.objective,
+            fits_memory=True,
+            plan=plan_of(self.data, result.decision),
+        )
