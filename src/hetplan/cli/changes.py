@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
@@ -126,10 +125,6 @@ def what_if_table(answer: WhatIf) -> Table:
         "iterations are replayed; added nodes are linked as the cluster's of that device, else as "
         "its best"
     ]
-    if answer.decided:
-        counts = Counter(answer.decided)
-        reasons = (f"{count} x {text}" if count > 1 else text for text, count in counts.items())
-        notes.append(f"decided without solving: {'; '.join(reasons)}")
     notes += [f"{v.change.name}: {reason}" for v in answer.variants for reason in v.reasons]
     return Table.of(
         f"{answer.base.workload.model.name} on {answer.base.workload.cluster.name}",

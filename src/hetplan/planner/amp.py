@@ -26,7 +26,6 @@ from hetplan.formulations.amp.data import AmpData, AmpDecision
 from hetplan.formulations.amp.evaluate import peak_bytes
 from hetplan.formulations.amp.pose import pose
 from hetplan.formulations.joint.plan import MicroBatches, Plan, Replica, new_plan
-from hetplan.planner.known import solve_unless_known
 from hetplan.planner.strategy import (
     Candidate,
     NoPlan,
@@ -103,9 +102,7 @@ class AmpProblem(Problem):
 
     def solve(self, method: StrategyMethod, run: Run) -> Candidate:
         """A method's result as a candidate."""
-        return self.candidate(
-            method, solve_unless_known(family("amp"), self.data, method.name, run)
-        )
+        return self.candidate(method, solve(family("amp"), self.data, method.name, run))
 
     def candidate(self, method: StrategyMethod, result: Result[Any]) -> Candidate:
         """A result as a candidate; the evaluator has checked that its decision fits in memory."""

@@ -25,7 +25,6 @@ from hetplan.formulations.astra.search.result import Candidate as AstraCandidate
 from hetplan.formulations.astra.search.result import Job
 from hetplan.formulations.astra.search.space import Space
 from hetplan.formulations.joint.plan import MicroBatches, Plan, Replica, new_plan
-from hetplan.planner.known import answer_unless_known
 from hetplan.planner.strategy import (
     Candidate,
     NoPlan,
@@ -70,18 +69,11 @@ class PoolProblem(Problem):
 
     def solve(self, method: StrategyMethod, run: Run) -> Candidate:
         """The best of the pool."""
-        begun, profile = time.perf_counter(), self.workload.profile
+        begun = time.perf_counter()
         reserve = self.workload.reserved_bytes
         job, space = Job(self.workload.model, self.workload.global_batch), self.plannable()
-        names = {offer.name for offer in self.pool.offers}
-        times = profile.layers, [table for table in profile.tables if table.device in names]
-        assumptions = Assumptions(reserved_bytes=reserve, profile=profile)
-        result = answer_unless_known(
-            f"astra/{self.name}",
-            (job, self.pool, space, reserve, times),
-            lambda result: result.proven,
-            lambda: search(job, self.pool, space=space, assumed=assumptions, run=run, top=1),
-        )
+        assumptions = Assumptions(reserved_bytes=reserve, profile=self.workload.profile)
+        result = search(job, self.pool, space=space, assumed=assumptions, run=run, top=1)
         seconds, best = time.perf_counter() - begun, result.best
         if best is None:
             raise NoPlan("infeasible" if result.proven else "unknown", result.reason, seconds)

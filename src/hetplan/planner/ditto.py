@@ -34,7 +34,6 @@ from hetplan.formulations.ditto.pose import (
 )
 from hetplan.formulations.joint.plan import MicroBatches, Plan, Replica, new_plan
 from hetplan.planner.amp import EQUAL_WITHIN, room
-from hetplan.planner.known import solve_unless_known
 from hetplan.planner.strategy import (
     Candidate,
     NoPlan,
@@ -45,6 +44,7 @@ from hetplan.planner.strategy import (
     tensor_stage,
 )
 from hetplan.profiling.workload import Workload
+from hetplan.solvers.registry import solve
 from hetplan.solvers.result import Result
 from hetplan.solvers.run import Run
 from hetplan.text import counted
@@ -88,7 +88,7 @@ class Ditto(Strategy):
             return None
         assert best.plan is not None and best.objective is not None
         size = best.plan.replicas[0].micro_batches[0].samples
-        loose = solve_unless_known(family("ditto"), pose(workload, size), "auto", run.part())
+        loose = solve(family("ditto"), pose(workload, size), "auto", run.part())
         reached = loose.bound is not None and best.objective <= loose.bound * (1 + EQUAL_WITHIN)
         return replace(best, bound=loose.bound, status="optimal" if reached else "feasible")
 
@@ -119,7 +119,7 @@ class DittoProblem(Problem):
                 break
             run.report(note=f"{data.micro_batches} micro-batches")
             part = run.part(time_limit=run.remaining / left)
-            result = solve_unless_known(family("ditto"), data, method.name, part)
+            result = solve(family("ditto"), data, method.name, part)
             results.append(result)
             if result.decision is not None:
                 stages = result.decision.stages

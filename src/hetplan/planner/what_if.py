@@ -3,8 +3,7 @@
 The best plan of the cluster as it is also runs on a larger or faster cluster, and on one that lacks
 only devices that it leaves idle. It is replayed there, so that a change that only adds never costs.
 The other way round, a plan for the cluster without some nodes also runs where these nodes are idle,
-so that losing nodes never gains. A problem that a change leaves as it is keeps its proven answer
-(`planner.known`).
+so that losing nodes never gains.
 Where no changes are given, the marginal ones are asked: one more node of each kind, one less, each
 kind of link twice as fast.
 """
@@ -17,7 +16,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hetplan.errors import InputError
-from hetplan.planner.known import Known, remembering
 from hetplan.planner.ranking import Planning, make_plans
 from hetplan.planner.search import OnCandidate, on_devices, shortest
 from hetplan.planner.strategy import Candidate, Strategy
@@ -73,14 +71,12 @@ class WhatIf:
 
     base: ChangeResult
     variants: tuple[ChangeResult, ...]
-    decided: tuple[str, ...] = ()  # problems that were decided without solving, and why
 
     def document(self) -> dict[str, Any]:
         """As JSON types."""
         return {
             "base": self.base.document(),
             "variants": [v.document() for v in self.variants],
-            "decided_without_solving": list(self.decided),
         }
 
 
@@ -227,18 +223,16 @@ def what_if(
 ) -> WhatIf:
     """Plan as it is and after each change. The workload's profile must be predicted where devices
     are added."""
-    run, known = run or Run(), Known()
+    run = run or Run()
     as_is = Change("as it is", workload.cluster, every_node(workload.cluster))
     planned: list[tuple[Change, Workload, Planning]] = []
-    with remembering(known):
-        best = make_plans(workload, strategies, run, on_candidate=on_candidate).best
-        known.decided.clear()  # of problems as they are: nothing was known before
-        for change in changes:
-            if run.cancelled:
-                break
-            changed = changed_workload(workload, change.cluster)
-            planning = make_plans(changed, strategies, run, on_candidate=on_candidate)
-            planned.append((change, changed, planning))
+    best = make_plans(workload, strategies, run, on_candidate=on_candidate).best
+    for change in changes:
+        if run.cancelled:
+            break
+        changed = changed_workload(workload, change.cluster)
+        planning = make_plans(changed, strategies, run, on_candidate=on_candidate)
+        planned.append((change, changed, planning))
     for change, _, planning in planned:
         # Where nothing but whole nodes goes, the plan runs with these idle, too.
         whole = change.added_devices < 0 and len(change.kept) == len(change.cluster.nodes)
@@ -257,7 +251,7 @@ def what_if(
             gain = (best.predicted_seconds or 0.0) - (after.predicted_seconds or 0.0)
         same = after is not None and after is before
         variants.append(ChangeResult(change, changed, after, gain, same, refusals(planning, after)))
-    return WhatIf(ChangeResult(as_is, workload, best, None), tuple(variants), tuple(known.decided))
+    return WhatIf(ChangeResult(as_is, workload, best, None), tuple(variants))
 
 
 def refusals(planning: Planning, best: Candidate | None) -> tuple[str, ...]:
