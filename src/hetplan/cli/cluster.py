@@ -1,7 +1,5 @@
 """`hetplan cluster detect`: a cluster file from this machine, a hostfile or Slurm."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 from pathlib import Path

@@ -5,8 +5,6 @@ A shell asks at every press of a key, so nothing heavy is read. Completers take 
 the shell falls back on file names.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from importlib import import_module
 

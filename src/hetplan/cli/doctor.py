@@ -1,8 +1,6 @@
 """`hetplan doctor`: what is installed, what was found on this machine, and whether it works
 together. It imports nothing that may be missing."""
 
-from __future__ import annotations
-
 import os
 import platform
 import shutil

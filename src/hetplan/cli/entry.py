@@ -1,8 +1,6 @@
 """The way in: loading the command line counts as running it, so that Ctrl-C is one line from the
 first moment on."""
 
-from __future__ import annotations
-
 import os
 
 ABORTED = 130

@@ -1,7 +1,5 @@
 """`hetplan instances`: the packaged library, instance files, their schemas and models."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from dataclasses import asdict

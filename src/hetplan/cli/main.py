@@ -6,8 +6,6 @@ success; 1 a result is infeasible or unknown, or a check failed; 2 a file, an op
 output cannot be used; 3 a bug in hetplan; 130 aborted from the keyboard; 141 the reader of the
 output went away."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import inspect

@@ -1,8 +1,6 @@
 """Options that several commands share, how their values are read, and what stands behind an
 argument: a file, standard input (`-`), or a name in the packaged library."""
 
-from __future__ import annotations
-
 import math
 import os
 import sys

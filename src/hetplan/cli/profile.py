@@ -2,8 +2,6 @@
 (`import`) or measured on this machine (`measure`, `batch-curve`, `collectives`, `operators`,
 `quick`; they need torch), and what measurements tell of a device and of links (`train`)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated

@@ -1,8 +1,6 @@
 """`hetplan run`: a plan executed with local ranks, on this machine or on the plan's devices
 rehearsed on it."""
 
-from __future__ import annotations
-
 import functools
 import os
 import subprocess

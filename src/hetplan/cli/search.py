@@ -1,7 +1,5 @@
 """`hetplan plan search`: Astra's strategy search on a real model and a pool of GPUs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files

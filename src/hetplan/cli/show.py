@@ -1,8 +1,6 @@
 """`hetplan show` draws a plan or prints a decision in full; `hetplan plan simulate` replays a plan
 event by event; `hetplan export` writes it for a framework."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """`hetplan solve` runs methods on an instance; `hetplan check` prices decisions again."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace

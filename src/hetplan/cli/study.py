@@ -1,8 +1,6 @@
 """`hetplan study run`: many methods on many instances, every run a row that is kept; `study
 report`: its findings, or a paper's experiments and their predictions."""
 
-from __future__ import annotations
-
 import contextlib
 import fnmatch
 import os

@@ -4,8 +4,6 @@
 runs, `sensitivity` says how plans fare when the profile is wrong.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace

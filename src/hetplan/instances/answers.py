@@ -13,8 +13,6 @@ claims; the evaluator prices every decision again, and what is stated beside it 
     found it
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal

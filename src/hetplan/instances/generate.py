@@ -8,8 +8,6 @@ everything else is the family's. `small`: at most 8 devices, for general solvers
 32.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

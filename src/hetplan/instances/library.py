@@ -19,8 +19,6 @@ Adding an instance is adding these two files; nothing else lists them. The tests
 the instance validates, and the independent evaluator prices the stored decision as the record says.
 """
 
-from __future__ import annotations
-
 import fnmatch
 import os
 from collections.abc import Iterator, Mapping

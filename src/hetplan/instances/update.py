@@ -7,8 +7,6 @@ about this very instance (its key says so, or its own decision is worth here wha
 it lies above the record's and no decision known refutes it.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace

@@ -4,8 +4,6 @@ The figures stand in `devices.yaml` beside this module, in the units that datash
 properties of `DeviceSpec` give SI. A cluster file may add types or override figures (`overridden`).
 """
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Literal

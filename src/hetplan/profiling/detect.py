@@ -5,8 +5,6 @@ Whoever lists hosts does not say what is in them: all are taken to be like the l
 options say.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace

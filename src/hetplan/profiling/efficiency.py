@@ -15,8 +15,6 @@ Files: `hetplan-operators` (measured operators of one device, with how wrong eac
 the others once it was trained) and `hetplan-link-efficiency`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

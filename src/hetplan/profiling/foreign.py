@@ -1,7 +1,5 @@
 """What other programs wrote, as pydantic models of the keys that are read."""
 
-from __future__ import annotations
-
 import os
 from typing import Annotated, Any, TypeVar
 

@@ -5,8 +5,6 @@ stands in its source code, as `origin` says. What PyTorch's allocator counts
 (`torch.cuda.max_memory_allocated`) is all but `context_bytes` and the communicators.
 """
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from pydantic import Strict

@@ -10,8 +10,6 @@ seconds per micro-batch of one whole model on one device, and how much fits. The
 strategy reads it in place of the profile's step times and of the memory model.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal, Self

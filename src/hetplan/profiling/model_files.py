@@ -11,8 +11,6 @@ of layers as they were counted. Sizes are in elements of `precision` and grow in
 the samples of a micro-batch; equal layers share one list of operators.
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """A model as a chain of layers at one sequence length and precision: built in, or from a file."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass
 from functools import cached_property

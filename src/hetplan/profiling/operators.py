@@ -11,8 +11,6 @@ samples of a micro-batch, in elements of the training precision (an int64 counts
 them), and tensor parallelism leaves them whole.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated, Literal
 

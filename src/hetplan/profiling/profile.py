@@ -9,8 +9,6 @@ Layer times exclude the tensor-parallel all-reduce, which is priced from `tensor
 profile whose times include it says `tensor_bytes` 0.
 """
 
-from __future__ import annotations
-
 from functools import cached_property
 from typing import Annotated, Any, Literal, Self
 

@@ -7,8 +7,6 @@ in which kernels they have (fused attention, fused norms), in the type of the gr
 and in whether weights are cast before every pass.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

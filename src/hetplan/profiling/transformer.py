@@ -13,8 +13,6 @@ by columns, then rows, so two all-reduces of s h forward and two backward per bl
 split in embedding and head.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, Literal
 

@@ -3,8 +3,6 @@
 Samples are images of the model's own size; these models have no sequence argument.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from hetplan.profiling.operators import Elementwise, Layer, Matmul, Operator, Saved

@@ -1,7 +1,5 @@
 """Plans: the one representation of what to run, for every family. Executing them needs torch."""
 
-from __future__ import annotations
-
 from typing import Any
 
 

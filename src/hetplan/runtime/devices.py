@@ -1,8 +1,6 @@
 """What the ranks of a job compute on: this machine's GPUs, counted without touching them, or its
 CPU."""
 
-from __future__ import annotations
-
 import datetime
 import os
 import socket

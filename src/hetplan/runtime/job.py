@@ -1,8 +1,6 @@
 """A training run: as it is asked for, what its ranks report, and what it measured beside what was
 predicted (a table, a JSON document, a trace for Perfetto)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from math import inf, isfinite

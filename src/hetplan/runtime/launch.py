@@ -15,8 +15,6 @@ does nothing of that hangs. What others delay is no fault of a process: one that
 do nothing, or would if it got a core.
 """
 
-from __future__ import annotations
-
 import contextlib
 import signal
 import tempfile

@@ -6,8 +6,6 @@ replicas cut differently, tensor groups, ZeRO. Each plan is executed by real pro
 messages (`runtime.virtual`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

@@ -5,8 +5,6 @@ A profile is made wrong on purpose: times of a measured layer are off by half of
 way; where none was measured, by a tenth.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from random import Random

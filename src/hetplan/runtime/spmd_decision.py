@@ -5,8 +5,6 @@ A plan's program is taken only as what the model's background theory allows: eve
 be one of its triples, in an order that proves the goal. Whatever passes can be executed and priced.
 """
 
-from __future__ import annotations
-
 from hetplan.errors import InputError
 from hetplan.formulations import family
 from hetplan.formulations.hap.data import Device, HapDecision

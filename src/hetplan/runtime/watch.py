@@ -5,8 +5,6 @@ Linux tells by /proc what a process does. Elsewhere nothing counts as starved, a
 work.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable, Iterator

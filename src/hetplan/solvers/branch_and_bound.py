@@ -18,8 +18,6 @@ Used by a family as
     proof = search([(0.0, root)], expand, incumbent, run)
 """
 
-from __future__ import annotations
-
 import heapq
 import itertools
 import math

@@ -6,8 +6,6 @@ seconds times a power of two (`integer_scale`, from the model's `Totals`), conti
 steps of their grid. How values are rounded, and what that asks of a model, stands in `model`.
 """
 
-from __future__ import annotations
-
 import math
 from importlib.metadata import version
 from typing import Any

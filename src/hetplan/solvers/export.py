@@ -4,8 +4,6 @@ Columns and rows carry the names of the formulation (`x_3_1`, `cover_2`), so tha
 constraints again.
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -6,8 +6,6 @@ the model, has the solver minimise it, reads the decision, and keeps what is kno
 out. `minimise` is one model alone, for methods that ask for several.
 """
 
-from __future__ import annotations
-
 import importlib
 import time
 from collections.abc import Callable

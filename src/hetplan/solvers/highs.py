@@ -5,8 +5,6 @@ the order of 1e3 in the model's unit (`Model.milp_scale`), so that HiGHS's absol
 little. Floating point proves nothing to the last digit: bounds are lowered by BOUND_ALLOWANCE.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 from importlib.metadata import version

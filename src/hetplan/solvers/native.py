@@ -7,8 +7,6 @@ the method's thread, and gives every HiGHS run a scheduler of its own (HiGHS kee
 and refuses another number of workers on it).
 """
 
-from __future__ import annotations
-
 import _thread
 import atexit
 import math

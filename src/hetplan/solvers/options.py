@@ -1,8 +1,6 @@
 """Options that every method takes, typed; a native block passes a back end's own options
 through."""
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Mapping

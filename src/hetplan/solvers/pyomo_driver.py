@@ -5,8 +5,6 @@ Pyomo's own solver names are used: `highs`, `gurobi`, `cplex`, `scip`, `cbc`, `g
 hetplan has no dialect for gets the time limit alone, and a bound only where it states one.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Iterator, Mapping

@@ -5,8 +5,6 @@ Families are described without importing their models: a method is a module and 
 when used.
 """
 
-from __future__ import annotations
-
 import importlib
 import time
 from collections.abc import Callable, Mapping

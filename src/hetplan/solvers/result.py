@@ -1,8 +1,6 @@
 """What a run of a method returns: first the method's own outcome, then the result as judged from
 outside."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum

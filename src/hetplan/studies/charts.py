@@ -1,8 +1,6 @@
 """A study's pictures, by matplotlib: excess of heuristics, proofs against time, performance
 profiles."""
 
-from __future__ import annotations
-
 import io
 import statistics
 from collections.abc import Callable, Mapping, Sequence

@@ -5,8 +5,6 @@ by another, as often as Dask allows (`distributed.scheduler.allowed-failures`); 
 is a row that says so. Each task runs in a process of its own on the worker, as it would here.
 """
 
-from __future__ import annotations
-
 import contextlib
 import multiprocessing
 import shutil

@@ -6,8 +6,6 @@ the best bound meets it. excess: (objective - reference) / reference of a row. A
 predicted iteration times in seconds.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import statistics

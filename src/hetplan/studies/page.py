@@ -1,7 +1,5 @@
 """A study as one self-contained HTML page, and as Markdown."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape

@@ -6,8 +6,6 @@ no repair: whatever kills a study, finished rows stay and unfinished ones were n
 Parquet reader takes the folder as one table.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import itertools

@@ -6,8 +6,6 @@ in time becomes a row that says so, and none takes another or the study down. A 
 and with what its figures were taken.
 """
 
-from __future__ import annotations
-
 import contextlib
 import multiprocessing
 import os

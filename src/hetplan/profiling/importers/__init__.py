@@ -4,8 +4,6 @@ Every kind has a function that reads one format: (path, settings) -> `Imported`.
 and place.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 

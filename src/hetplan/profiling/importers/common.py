@@ -1,7 +1,5 @@
 """What all importers share: their settings, their result, and profiles from chains of layers."""
 
-from __future__ import annotations
-
 import datetime
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

@@ -17,8 +17,6 @@ An operator's output crosses every cut between it and the last operator that nee
   inference have no backward nodes: their backward seconds are 0.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections import defaultdict

@@ -6,8 +6,6 @@ its halves. Other links take a latency for each step of a ring and the bytes tha
 link over what collectives reach of its bandwidth (Patarasuk and Yuan 2009).
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from functools import cache, cached_property

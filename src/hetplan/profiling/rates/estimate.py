@@ -1,7 +1,5 @@
 """What every figure of measured rates carries: seconds, an interval, and where it comes from."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

@@ -6,8 +6,6 @@ bytes than were measured are moved at the share of the fewest, and a kernel take
 microseconds of its own. Numbers of 16 bits count as their bytes.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from functools import cache

@@ -4,8 +4,6 @@
 No measured table of others is shipped itself. Seconds, bytes, and shares of a datasheet's peaks.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Literal

@@ -14,8 +14,6 @@ cards, so more pairs never get less than fewer do.
 Plans: stages of layers, per stage and data replica a GPU group, and what was measured.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from itertools import chain

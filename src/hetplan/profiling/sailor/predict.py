@@ -24,8 +24,6 @@ intermediate (attention scores, or logits where the head is), two of what the st
 what framework and driver take before anything is computed.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """All plans of a folder, measured beside predicted."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache

@@ -10,8 +10,6 @@ pass activations to v + 1 and gradients back; every stage works in the order of 
 Collectives join stages of several replicas.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache

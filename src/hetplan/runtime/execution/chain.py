@@ -29,8 +29,6 @@ goes in are summed) and `leave` (what comes out is summed): Megatron-LM's f and 
 Parameters shared by several layers (tied embeddings) are the same object in each of them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

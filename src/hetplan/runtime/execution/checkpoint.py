@@ -16,8 +16,6 @@ of a checkpoint in a pickle, `.metadata`; only the classes that it consists of a
 tensors' own files torch reads with weights_only.)
 """
 
-from __future__ import annotations
-
 import io
 import os
 import pickle

@@ -10,8 +10,6 @@ of DDP.
         optimizer.zero_grad()
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from math import floor, log2
 from typing import Any, Literal

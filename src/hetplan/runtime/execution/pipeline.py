@@ -6,8 +6,6 @@ without rows of a micro-batch computes nothing and gets no message, but takes pa
 together.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product

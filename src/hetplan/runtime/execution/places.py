@@ -7,8 +7,6 @@ joined piece by piece, whatever the replicas' cuts, widths and shares: pieces wi
 lie behind each other in one flat bucket.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from dataclasses import dataclass
 from functools import cached_property

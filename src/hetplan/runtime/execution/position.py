@@ -5,8 +5,6 @@ Every element's draw is a function of (seed, step, site, global row, place withi
 one process and any plan drop the same ones, also when a pass is computed again.
 """
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

@@ -11,8 +11,6 @@ at each pass: no other stage waits for a collective in the middle of its schedul
 Source: Rajbhandari et al. 2020 (ZeRO), Section 5; shares of any size are the plan's.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 

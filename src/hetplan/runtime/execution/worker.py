@@ -1,8 +1,6 @@
 """What one rank does: it joins the group, makes its part of the model, takes the steps, writes
 checkpoints, reports, and dies with whoever started it."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import pkgutil

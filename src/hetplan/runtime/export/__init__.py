@@ -1,8 +1,6 @@
 """Plans in the words of other frameworks: what each can say is written, what it cannot is refused
 by name."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from hetplan.formulations.joint.plan import Plan

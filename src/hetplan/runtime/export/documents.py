@@ -1,8 +1,6 @@
 """Configurations of other frameworks: DeepSpeed's JSON, torchtitan's TOML, FlagScale's YAML. Each
 refuses by an UnsupportedError what it cannot express."""
 
-from __future__ import annotations
-
 import json
 from itertools import groupby
 from typing import Any

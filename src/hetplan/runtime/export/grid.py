@@ -4,8 +4,6 @@ ranks.
 Every check names what the framework lacks and what an export without it would lose.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 
 from hetplan.errors import UnsupportedError

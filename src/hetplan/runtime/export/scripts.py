@@ -14,8 +14,6 @@ the plan's own, the devices in use, node by node, so that torchrun's numbering i
 may start different numbers of processes.
 """
 
-from __future__ import annotations
-
 import shlex
 from itertools import groupby
 

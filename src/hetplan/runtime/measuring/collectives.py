@@ -5,8 +5,6 @@ Uneven gathers cost what `all-gather` (padded: every rank sends the largest part
 `grouped-broadcast` (exact parts, one launch per rank) do.
 """
 
-from __future__ import annotations
-
 import datetime
 import os
 import statistics

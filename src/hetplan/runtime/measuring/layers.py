@@ -8,8 +8,6 @@ Operators are drawn from sizes that transformers have: rows from a few tokens to
 widths from 64 to 16384, whole attention heads as batches of small products.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import platform

@@ -4,8 +4,6 @@ precision and torch's own dropout, and what autograd keeps of their passes.
 What a step costs and holds does not depend on the weights' values.
 """
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager

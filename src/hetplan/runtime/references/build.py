@@ -5,8 +5,6 @@ alone; transformers' layers are in `transformer`, ViT's and VGG's here.
 anything that does.
 """
 
-from __future__ import annotations
-
 import zlib
 from collections import OrderedDict
 from collections.abc import Sequence

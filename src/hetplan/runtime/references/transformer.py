@@ -7,8 +7,6 @@ All can be split over a tensor group: attention by key-value heads, feed-forward
 whole, embedding and head by the vocabulary.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F

@@ -9,8 +9,6 @@ out in sorts, cumulative sums and comparisons has no rule; `hetplan::route` is o
 the tracer knows: gates [b, s, e] -> weights [b, s, e, c] as the operator `route` has them.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

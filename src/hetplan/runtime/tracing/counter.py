@@ -14,8 +14,6 @@ public names yet, and nothing public numbers autograd's nodes. The test of torch
 one of them changes.
 """
 
-from __future__ import annotations
-
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence, Set

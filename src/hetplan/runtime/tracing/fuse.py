@@ -7,8 +7,6 @@ d, h]), and the product behind attention takes heads as they are ([h, n, d]). FL
 says how values and gradients of parameters go over.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

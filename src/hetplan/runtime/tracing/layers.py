@@ -7,8 +7,6 @@ stands between belongs to the layer that ran last. The module runs twice, on mic
 3 samples; sizes are straight lines through both.
 """
 
-from __future__ import annotations
-
 import datetime
 import inspect
 from collections import defaultdict

@@ -5,8 +5,6 @@ torch.export gives the forward graph in ATen's operators, without changes in pla
 theories price each instruction with its mirror, and gradients are torch's.
 """
 
-from __future__ import annotations
-
 import operator
 import warnings
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """The sets of published measurements, each read, posed and predicted row by row."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path

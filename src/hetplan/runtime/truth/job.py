@@ -4,8 +4,6 @@ Devices stand in Megatron's order (Narayanan et al. 2021, Section 5): tensor ran
 other, then data ranks, then stages.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache

@@ -6,8 +6,6 @@ and nothing computed again (Chowdhery et al. 2022, Appendix B); published rates 
 recomputation of all blocks are converted.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 

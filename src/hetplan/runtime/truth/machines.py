@@ -4,8 +4,6 @@ Bandwidths are those of one direction, as in cluster files; `between` is that of
 cards together.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cache
 from typing import Any

@@ -4,8 +4,6 @@ NeuSight (Lee et al., ASPLOS 2025): matrix products and elementwise operators in
 Vidur (Agrawal et al., MLSys 2024): products of transformer layers in fp16, and collectives.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from hetplan.profiling.catalogue import DeviceSpec, catalogue

@@ -1,7 +1,5 @@
 """A set calibrated on some of its rows, and what that is worth on all others."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path

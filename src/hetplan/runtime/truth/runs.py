@@ -3,8 +3,6 @@
 A row that hetplan cannot say raises NotPosedError with the reason.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial

@@ -1,7 +1,5 @@
 """How well predictions hold: errors, order within a workload, what a wrong pick costs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby

@@ -5,8 +5,6 @@ stacks and overlapped gathers (roofline of datasheets, ring collectives, serial 
 same rows, posed in the same way.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache

@@ -1,7 +1,5 @@
 """CSV files of published measurements: their cells, and what is said about a row."""
 
-from __future__ import annotations
-
 import csv
 import io
 import math

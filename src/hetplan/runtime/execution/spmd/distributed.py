@@ -13,8 +13,6 @@ Checkpoints hold parameters and optimizer states whole, so that what is stored d
 the plan: ranks take turns in writing them, and every rank cuts its part out of what it reads.
 """
 
-from __future__ import annotations
-
 import math
 import zlib
 from collections.abc import Callable, Iterator, Mapping

@@ -5,8 +5,6 @@ on slices of any length, none included: what a device has nothing of still takes
 backward pass, with gradients of zeros, so that all ranks join the same collectives.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -6,8 +6,6 @@ pass of what was done last first, so that every rank mirrors the instructions in
 Slices may be of any length, none included.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
