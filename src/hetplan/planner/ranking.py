@@ -145,10 +145,10 @@ def make_plans(
         (w, Variant(precision=w.precision if len(in_precisions) > 1 else None))
         for w in in_precisions
     ]
-    candidates, tried = search_all(
+    candidates = search_all(
         [StrategySearch(s, w, run, v, on_candidate) for s in picked for w, v in variants]
     )
-    all_notes = [*notes, *tried]
+    all_notes = list(notes)
     if criteria.wants_parts:
         searches = [
             StrategySearch(s, w, run, replace(v, part=part), on_candidate)
@@ -177,8 +177,8 @@ def make_plans(
     )
 
 
-def search_all(searches: Sequence[StrategySearch]) -> tuple[list[Candidate], list[str]]:
-    """All candidates, strategy by strategy, and notes on what was tried in vain.
+def search_all(searches: Sequence[StrategySearch]) -> list[Candidate]:
+    """All candidates, strategy by strategy.
 
     Methods that answer at once come first, so that a complete ranking stands early. Exact methods
     follow, then the other heuristics, which are for comparison. Strategies that end soon go before
@@ -188,12 +188,8 @@ def search_all(searches: Sequence[StrategySearch]) -> tuple[list[Candidate], lis
     order = sorted(own, key=lambda i: searches[i].strategy.slow)
     quick = {i: searches[i].quick_candidates() for i in order}
     candidates = {i: searches[i].exact_candidates() for i in order}
-    tried: dict[str, list[str]] = {}
     for i in order:
-        more, remarks = searches[i].recomputing_candidates(candidates[i])
-        candidates[i] += more
-        for text in remarks:
-            tried.setdefault(text, []).append(searches[i].name)
+        candidates[i] += searches[i].recomputing_candidates(candidates[i])
     for i in order:
         candidates[i] += [*searches[i].other_candidates(), *quick[i]]
     for i, search in enumerate(searches):
@@ -202,8 +198,7 @@ def search_all(searches: Sequence[StrategySearch]) -> tuple[list[Candidate], lis
             same = [c for c in others if c.variant.precision == search.variant.precision]
             begun = replace(search, strategy=search.strategy.beginning_with(same))
             candidates[i] = begun.exact_candidates()
-    notes = [f"{', '.join(names)}: {text}" for text, names in tried.items()]
-    return [candidate for i in range(len(searches)) for candidate in candidates[i]], notes
+    return [candidate for i in range(len(searches)) for candidate in candidates[i]]
 
 
 def with_parts(
@@ -216,7 +211,7 @@ def with_parts(
         if search.run.cancelled:
             break
         exact = search.exact_candidates()
-        more += [*exact, *search.recomputing_candidates(exact)[0]]
+        more += [*exact, *search.recomputing_candidates(exact)]
     together = [*whole, *more]
     front = {id(together[i]) for i in pareto(together, workload)}
     kept = [c for c in more if id(c) in front]

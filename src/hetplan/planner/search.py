@@ -1,7 +1,7 @@
 """The search of one strategy for plans of one workload in one variant.
 
 The strategy proposes candidates, and each is replayed. Where a plan does not fit when replayed, the
-strategy is asked for one that does. Where memory costs time, recomputation is tried as well.
+strategy is asked for one that does, and where it has none, for one with recomputation.
 
 A family may count less memory than the replay does: it may leave out activations that tensor ranks
 keep whole, and the working memory of recomputation. The bounds that it proves hold with the
@@ -14,7 +14,6 @@ recomputation's working memory. It is the figure that plans of different strateg
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -27,14 +26,9 @@ from hetplan.profiling.workload import Workload
 from hetplan.runtime.replay import Replay, replay
 from hetplan.schema import derived
 from hetplan.solvers.run import Run
-from hetplan.text import seconds_text, share_text
+from hetplan.text import share_text
 
-MEMORY_IS_FREE_NOTE = (
-    "recomputation not tried: it only saves memory, and with unlimited memory the plan would be no "
-    "faster"
-)
 WITHIN_NOTE = "solved within the memory that the replay counts"
-UNLIMITED_BYTES = 1e18  # more bytes than any device has
 MOST_PASSES = 1_000_000  # of micro-batches through stages: more take minutes to replay
 
 OnCandidate = Callable[[Candidate], None]
@@ -49,7 +43,6 @@ class StrategySearch:
     run: Run
     variant: Variant = PLAIN
     on_candidate: OnCandidate | None = None  # called with every candidate, replayed
-    same_price: float = 1e-6  # closed forms that differ by less, as a share, count as equal
 
     @property
     def name(self) -> str:
@@ -79,50 +72,18 @@ class StrategySearch:
         """Candidates of the heuristics and baselines that take longer."""
         return self.candidates_of([m for m in self.strategy.methods if not m.quick and not m.exact])
 
-    def recomputing_candidates(
-        self, plain: Sequence[Candidate]
-    ) -> tuple[list[Candidate], list[str]]:
-        """Candidates that recompute and are faster than the plain ones, or fit where none of those
-        does; notes on what was tried in vain."""
-        if not self.strategy.recomputes or self.run.cancelled:
-            return [], []
+    def recomputing_candidates(self, plain: Sequence[Candidate]) -> list[Candidate]:
+        """Candidates that recompute and fit, where none of the plain ones does. Whether it pays
+        where memory suffices is for `joint` to say."""
+        fits = any(candidate.fits_memory for candidate in plain)
+        if fits or not self.strategy.recomputes or self.run.cancelled:
+            return []
         modes, budget = useful_modes(self.workload_on_part), self.new_budget()
-        if modes and self.memory_is_free(plain, time_share(budget, 1 + len(modes))):
-            return [], [MEMORY_IS_FREE_NOTE]
         candidates: list[Candidate] = []
-        notes: list[str] = []
-        best = shortest(c for c in plain if c.fits_memory)
-        limit = math.inf if best is None else best.predicted_seconds or 0.0
         for left, mode in zip(range(len(modes), 0, -1), modes, strict=True):
-            if budget.should_stop:
-                return candidates, [*notes, f"no time was left for {mode} recomputation"]
             repeating = replace(self, variant=replace(self.variant, recomputation=mode))
-            tried = repeating.exact_candidates(time_share(budget, left))
-            fitting = [c for c in tried if c.fits_memory]
-            gains = [c for c in fitting if (c.predicted_seconds or 0.0) < limit]
-            fastest = shortest(fitting)
-            if gains:
-                candidates += gains
-            elif best is None and not refused_alike(plain, tried):
-                notes.append(f"nothing is found with {mode} recomputation either")
-            elif fastest is not None:
-                took = f"{fastest.name}: {seconds_text(fastest.predicted_seconds)}"
-                notes.append(f"{mode} recomputation gains nothing ({took})")
-        return candidates, notes
-
-    def memory_is_free(self, plain: Sequence[Candidate], run: Run) -> bool:
-        """Whether the strategy's best plan would be no faster with unlimited memory. Recomputation
-        then gains nothing."""
-        best = shortest(c for c in plain if c.method.exact and c.fits_memory)
-        if best is None:
-            return False
-        unlimited = replace(self.workload_on_part, reserved_bytes=-UNLIMITED_BYTES)
-        free = propose(self.strategy, unlimited, run, self.exact_methods)
-        prices = [c.closed_form_seconds for c in free if c.closed_form_seconds is not None]
-        if not prices or any(c.status not in ("optimal", "infeasible") for c in free):
-            return False
-        price = best.closed_form_seconds or best.predicted_seconds or 0.0
-        return price <= min(prices) * (1 + self.same_price)
+            candidates += repeating.exact_candidates(time_share(budget, left))
+        return [candidate for candidate in candidates if candidate.fits_memory]
 
     def new_budget(self) -> Run:
         """A run for everything beyond the first candidates: all of it together has the time limit
@@ -201,13 +162,6 @@ def time_share(budget: Run, count: int) -> Run:
     """A run with the time that is left of a budget, divided by `count`; without a limit where the
     budget has none."""
     return budget.part(time_limit=budget.remaining / count, quiet=False)
-
-
-def refused_alike(plain: Sequence[Candidate], tried: Sequence[Candidate]) -> bool:
-    """Whether the strategy refuses the workload with recomputation for the reasons that it gives
-    without: memory is then not what is lacking."""
-    reasons = {candidate.message for candidate in plain}
-    return all(c.solve_seconds == 0 and c.message in reasons for c in tried)
 
 
 def shortest(candidates: Iterable[Candidate]) -> Candidate | None:
