@@ -116,17 +116,23 @@ def test_a_seed_and_a_number_of_steps_have_one_result() -> None:
 
 
 def starts(data: JointData, rng: Random, count: int) -> list[JointDecision]:
+    """Their smaller micro-batch is the first one, which no design says."""
     plans = (random_plan(rng, data) for _ in range(count))
-    return [decision_of(plan) for plan in plans if plan is not None]
+    decisions = [decision_of(plan) for plan in plans if plan is not None]
+    for replica in (replica for decision in decisions for replica in decision.replicas):
+        replica.micro_batches.reverse()
+    return [d for d in decisions if any(len(r.micro_batches) > 1 for r in d.replicas)]
 
 
-@pytest.mark.parametrize("seed", range(40, 46))
+@pytest.mark.parametrize("seed", [42, 51, 63, 64, 68])
 def test_the_result_is_no_slower_than_any_start_that_fits(seed: int) -> None:
     rng = Random(seed)
     data = with_memory(random_data(rng), 100.0)
     given = starts(data, rng, 60)
     values = [v for start in given if (v := evaluate(data, start).objective) is not None]
-    outcome = search(data, run(), given, Parameters(steps=0, robust_from=math.inf))
+    outcome = search(
+        data, run(), given, Parameters(steps=0, replayed=0, varied=0, robust_from=math.inf)
+    )
     assert values and outcome.decision is not None
     reached = evaluate(data, outcome.decision).objective
     assert reached is not None and reached <= min(values)
