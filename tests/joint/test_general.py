@@ -1,0 +1,107 @@
+"""The model for general solvers against all plans of tiny instances, and its parts.
+
+All 200: pytest -m slow tests/joint/test_general.py
+"""
+
+import math
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from hetplan.errors import UnsupportedError
+from hetplan.formulations.joint.data import JointData
+from hetplan.formulations.joint.design import design_of
+from hetplan.formulations.joint.evaluate import evaluate
+from hetplan.formulations.joint.general import Master, Parameters, Way, solve_by
+from hetplan.solvers.options import Options
+from hetplan.solvers.result import Stop
+from hetplan.solvers.run import Run
+from joint.enumeration import all_plans, random_data, random_plan
+from joint.test_exact import tightened
+
+QUICK = [pytest.param(seed, 2, 3, 3) for seed in range(10)]
+SLOW = [pytest.param(seed, 3, 3, 3, marks=pytest.mark.slow) for seed in range(2000, 2200)]
+
+
+def run(limit: float = 120) -> Run:
+    return Run(Options(time_limit=limit))
+
+
+def drawn(seed: int, devices: int, layers: int, batch: int) -> JointData:
+    """Several devices; links a thousand times as fast in half of the instances, where many
+    replicas pay."""
+    rng, data = Random(seed), None
+    while data is None or len(data.devices) == 1:
+        data = tightened(rng, random_data(rng, devices=devices, layers=layers, batch=batch))
+    faster = 1000.0 ** (seed % 2)
+    links = ("intra_bandwidth", "network_bandwidth")
+    nodes = [
+        node.model_copy(update={name: faster * getattr(node, name) for name in links})
+        for node in data.nodes
+    ]
+    return data.model_copy(update={"nodes": nodes})
+
+
+@pytest.mark.parametrize(("seed", "devices", "layers", "batch"), [*QUICK, *SLOW])
+def test_equal_to_full_enumeration(seed: int, devices: int, layers: int, batch: int) -> None:
+    data = drawn(seed, devices, layers, batch)
+    replayer = Master(data, run()).space(data.global_batch).replayer
+    replays = (replayer.replay(plan) for plan in all_plans(data))
+    best = min((replay.seconds for replay in replays if replay.fits), default=None)
+    for method in ("cp-sat", "milp"):
+        outcome = solve_by(method, data, run())
+        assert outcome.stop is (Stop.INFEASIBLE if best is None else Stop.OPTIMAL)
+        if outcome.decision is not None:
+            assert best == pytest.approx(evaluate(data, outcome.decision).objective, rel=1e-9)
+            assert best == pytest.approx(outcome.bound, rel=1e-6)
+
+
+@pytest.mark.parametrize("seed", range(300, 315))
+def test_no_plan_is_faster_than_any_of_its_replicas(seed: int) -> None:
+    rng = Random(seed)
+    data = random_data(rng, devices=4, layers=5, batch=6)
+    master, checked = Master(data, run()), 0
+    for plan in filter(None, (random_plan(rng, data) for _ in range(30))):
+        design = design_of(plan)
+        if len(design.pipes) == 1:
+            continue
+        replay = master.replay(design)
+        rounds = design.schedule == "interleaved-1f1b"
+        steps = design.pipes[0].steps if design.zero > 1 else 0
+        layout = replace(
+            design,
+            pipes=tuple(
+                replace(p, cuts=(), micro=1, samples=steps or (len(p.groups) if rounds else 1))
+                for p in design.pipes
+            ),
+        )
+        for i, pipe in enumerate(design.pipes):
+            least = master.least(Way(layout, i, pipe, 0.0))
+            assert least <= replay.seconds * (1 + 1e-9) or not replay.fits, plan.model_dump_json()
+            checked += least < math.inf
+    assert checked or len(data.devices) == 1 or data.global_batch == 1
+
+
+def test_a_time_limit_leaves_the_best_plan_and_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = random_data(Random(19), devices=3, layers=4, batch=3)
+    least, whole = Master.least, solve_by("cp-sat", data, run())
+    assert whole.bound is not None
+
+    def stops(self: Master, way: Way) -> float:
+        if self.best is not None:
+            self.run.cancel.set()
+        return least(self, way)
+
+    monkeypatch.setattr(Master, "least", stops)
+    outcome = solve_by("cp-sat", data, run())
+    assert outcome.stop is Stop.INTERRUPTED and outcome.decision is not None
+    assert outcome.bound is not None and 0 < outcome.bound <= whole.bound
+    assert evaluate(data, outcome.decision).objective is not None
+
+
+@pytest.mark.parametrize("parameters", [Parameters(devices=2), Parameters(ways=100)])
+def test_what_is_not_small_is_refused(parameters: Parameters) -> None:
+    data = random_data(Random(19), devices=3, layers=4, batch=3)
+    with pytest.raises(UnsupportedError, match="too many ways to run replicas"):
+        solve_by("milp", data, run(), parameters)
