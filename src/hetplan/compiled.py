@@ -6,8 +6,6 @@ A kernel is an ordinary function of numbers and arrays. Keep kernels few and sho
 first run from a tenth of a second to a second.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 

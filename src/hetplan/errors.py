@@ -1,8 +1,6 @@
 """The errors that a user sees: one line each, saying what, where, what was got and what was
 expected."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 LONGEST_KEY = 200

@@ -5,8 +5,6 @@ aliases. Of JSON the standard library lets pass NaN and infinities, a key twice 
 any depth; here they are refused with their place.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gzip
 import json
@@ -131,9 +129,10 @@ def check_depth(text: str, where: str) -> None:
     for match in STRING_OR_BRACKET.finditer(text):
         depth += {"[": 1, "{": 1, "]": -1, "}": -1}.get(match.group(), 0)
         if depth > MAX_DEPTH:
-            place = f"{where}: line {text.count(chr(10), 0, match.start()) + 1}"
             raise InputError(
-                "nested too deeply", where=place, expected=f"at most {MAX_DEPTH} levels"
+                "nested too deeply",
+                where=f"{where}: line {text.count(chr(10), 0, match.start()) + 1}",
+                expected=f"at most {MAX_DEPTH} levels",
             )
 
 
@@ -181,8 +180,10 @@ def read_yaml(path: str | os.PathLike[str]) -> Any:
         return yaml.load(content, Loader=Loader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        place = f"{name}: line {mark.line + 1} column {mark.column + 1}" if mark else name
-        raise InputError(f"not valid YAML: {error.problem or error.context}", where=place) from None
+        raise InputError(
+            f"not valid YAML: {error.problem or error.context}",
+            where=f"{name}: line {mark.line + 1} column {mark.column + 1}" if mark else name,
+        ) from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise InputError(f"not valid YAML: {one_line(str(error))[:160]}", where=name) from None
 

@@ -1,7 +1,5 @@
 """Names that a user gets wrong: one error for all of them, with the nearest known names."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable
 

@@ -4,8 +4,6 @@ All numbers are SI: seconds, bytes, bytes per second, FLOP, FLOP per second (suf
 say which).
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -123,8 +121,9 @@ def check_header(value: Any, kind: str, version: int, *, where: str) -> None:
     """Refuse what is no file of this kind and version, before any other complaint; raises
     InputError."""
     if not isinstance(value, dict):
-        expected = f'an object with "format": "{kind}"'
-        raise InputError("not an object", where=where, got=value, expected=expected)
+        raise InputError(
+            "not an object", where=where, got=value, expected=f'an object with "format": "{kind}"'
+        )
     for key, what, known in (
         ("format", f"not a {kind} file", kind),
         ("version", "version not readable here", version),

@@ -273,8 +273,9 @@ def templates(
     run = Run(make_options(time_limit=time_limit, gap=gap))
     posed = open_instance(instance)
     if posed.problem != "ditto":
-        problem = f"problem {posed.problem}"
-        raise InputError("has no templates", where=instance, got=problem, expected="ditto")
+        raise InputError(
+            "has no templates", where=instance, got=f"problem {posed.problem}", expected="ditto"
+        )
     ready = watched(
         run,
         lambda: readiness(

@@ -150,9 +150,10 @@ def claims_of(instance: Instance, argument: str, decision: str | None) -> list[C
     entry = find(argument)
     best = entry.best_known() if entry is not None and entry.load() == instance else None
     if best is None:
-        expected = "a decision as second argument, or an instance of the library"
         raise InputError(
-            "no best-known decision of this instance", where=argument, expected=expected
+            "no best-known decision of this instance",
+            where=argument,
+            expected="a decision as second argument, or an instance of the library",
         )
     return [Claim(source=best.found_by, decision=parse_decision(best.decision, instance, argument))]
 
@@ -304,8 +305,10 @@ def calibrated(plan: Plan, workload: Workload, path: Path) -> tuple[Workload, fl
     take beside their layers."""
     constants = load_calibration(path)
     if constants.cluster != workload.cluster.name:
-        expected = repr(workload.cluster.name)
         raise InputError(
-            "is of another cluster", where=str(path), got=constants.cluster, expected=expected
+            "is of another cluster",
+            where=str(path),
+            got=constants.cluster,
+            expected=repr(workload.cluster.name),
         )
     return constants.adjusted(workload), constants.slot_seconds * slots(plan)

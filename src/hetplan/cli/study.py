@@ -163,8 +163,9 @@ def run(
     stopped before.
     """
     if not sets and not smoke:
-        expected = "a set such as papers, a problem, instances, files"
-        raise InputError("no instances named", expected=expected)
+        raise InputError(
+            "no instances named", expected="a set such as papers, a problem, instances, files"
+        )
     folder = output or Path(folder_name(sets or ["smoke"]))
     if folder.exists() and not folder.is_dir():
         raise InputError("is a file, expected a folder", where=str(folder))

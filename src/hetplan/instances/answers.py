@@ -179,9 +179,11 @@ def parse_decision(value: Any, instance: Instance, where: str, *place: int | str
 def check_problem(problem: str, instance: Instance, where: str) -> None:
     """Refuse the answer to another problem."""
     if problem != instance.problem:
-        expected = f"{instance.problem}, the problem of {instance.name}"
         raise InputError(
-            "answers another problem", where=f"{where}: problem", got=problem, expected=expected
+            "answers another problem",
+            where=f"{where}: problem",
+            got=problem,
+            expected=f"{instance.problem}, the problem of {instance.name}",
         )
 
 

@@ -256,8 +256,12 @@ def load_from_library(name: str, unknown: str = "no such instance in the library
     `unknown`, where there is none."""
     entry = find(name)
     if entry is None:
-        names = [entry.name for entry in library()]
-        raise unknown_name(unknown, name, names, see="a name from `hetplan instances list`")
+        raise unknown_name(
+            unknown,
+            name,
+            [entry.name for entry in library()],
+            see="a name from `hetplan instances list`",
+        )
     return entry.load()
 
 

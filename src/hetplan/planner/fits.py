@@ -10,8 +10,6 @@ which they do is taken, so that devices are equally full.
 What a device holds is `runtime.memory`'s, as the replay counts it.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace

@@ -6,8 +6,6 @@ own; their plans are ranked together. Whether training converges in a precision 
 say: only what is named is tried.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from dataclasses import replace
@@ -98,8 +96,9 @@ def precisions_of(names: str | Sequence[str]) -> tuple[Precision, ...]:
         if text not in known:
             raise unknown_name("unknown precision", text, (*PRECISIONS, AUTO))
     if not texts:
-        expected = f"some of {', '.join(PRECISIONS)}, or {AUTO}"
-        raise InputError("no precision named", expected=expected)
+        raise InputError(
+            "no precision named", expected=f"some of {', '.join(PRECISIONS)}, or {AUTO}"
+        )
     return tuple(known[text] for text in dict.fromkeys(texts))
 
 

@@ -13,8 +13,6 @@ An SPMD plan's parameters are held as its program reads them. Gradients are comp
 tied weights are left out. Shards are cut layer by layer.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -135,8 +133,12 @@ def parse_lost(texts: Sequence[str], workload: Workload) -> tuple[int, ...]:
     cluster."""
     lost = {node_number(text, workload.cluster, "--lost") for text in texts}
     if len(lost) in (0, len(workload.cluster.nodes)):
-        what = "nothing is left" if lost else "no lost node named"
-        raise InputError(what, where="--lost", got=", ".join(texts), expected="node1, say")
+        raise InputError(
+            "nothing is left" if lost else "no lost node named",
+            where="--lost",
+            got=", ".join(texts),
+            expected="node1, say",
+        )
     return tuple(sorted(lost))
 
 

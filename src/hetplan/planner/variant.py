@@ -8,8 +8,6 @@ that part as a cluster. Its plans then leave the other devices idle, and only de
 paid for.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations

@@ -8,8 +8,6 @@ Where no changes are given, the marginal ones are asked: one more node of each k
 kind of link twice as fast.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -120,8 +118,9 @@ def removal(text: str, cluster: Cluster) -> Change:
         count, kind = amount(text, "--remove")
         have = cluster.counts().get(kind, 0)
         if count > have:
-            expected = f"at most {have}"
-            raise InputError("more than there are", where="--remove", got=text, expected=expected)
+            raise InputError(
+                "more than there are", where="--remove", got=text, expected=f"at most {have}"
+            )
         for n in reversed(every_node(cluster)):
             if cluster.nodes[n].device == kind:
                 taken = min(count, left[n])
@@ -141,8 +140,9 @@ def amount(text: str, option: str) -> tuple[int, str]:
     """`2xT4` as (2, "T4"); raises InputError."""
     match = re.fullmatch(r"(\d{1,4})x(.+)", text.strip())
     if match is None or int(match[1]) < 1:
-        expected = "COUNTxDEVICE, as 2xA100-SXM4-80GB"
-        raise InputError("not usable", where=option, got=text, expected=expected)
+        raise InputError(
+            "not usable", where=option, got=text, expected="COUNTxDEVICE, as 2xA100-SXM4-80GB"
+        )
     return int(match[1]), match[2]
 
 
@@ -151,8 +151,9 @@ def node_number(text: str, cluster: Cluster, option: str) -> int:
     names = [f"node{n}" for n in every_node(cluster)]
     name = text.replace(" ", "")
     if name not in names:
-        expected = f"{names[0]} to {names[-1]}"
-        raise InputError("no such node", where=option, got=text, expected=expected)
+        raise InputError(
+            "no such node", where=option, got=text, expected=f"{names[0]} to {names[-1]}"
+        )
     return names.index(name)
 
 

@@ -247,8 +247,9 @@ def train(data: OperatorData) -> OperatorData:
         if len(correction.logs) > 1
     ]
     if not errors:
-        expected = "at least 2 of a kind"
-        raise InputError("too few operators", got=len(data.operators), expected=expected)
+        raise InputError(
+            "too few operators", got=len(data.operators), expected="at least 2 of a kind"
+        )
     return data.model_copy(update={"errors": errors})
 
 

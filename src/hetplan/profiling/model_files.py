@@ -212,8 +212,11 @@ def parse_config(value: dict[str, Any], kind: str, where: str) -> dict[str, Any]
         first, *others = missing
         also = f"; {', '.join(others)} missing too" if others else ""
         meaning = schema.model_fields[first].description
-        expected = f"the {meaning}, which every {kind} configuration gives{also}"
-        raise InputError("key is missing", where=f"{where}: {first}", expected=expected)
+        raise InputError(
+            "key is missing",
+            where=f"{where}: {first}",
+            expected=f"the {meaning}, which every {kind} configuration gives{also}",
+        )
     return parse(schema, value, where=where).model_dump()
 
 

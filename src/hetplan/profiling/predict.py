@@ -133,8 +133,9 @@ def _table(
 def check_global_batch(global_batch: int) -> None:
     """Raise InputError unless the global batch is between 1 and 10^9 samples."""
     if not 1 <= global_batch <= LARGEST_GLOBAL_BATCH:
-        expected = f"1 to {LARGEST_GLOBAL_BATCH}"
-        raise InputError("global batch is not usable", got=global_batch, expected=expected)
+        raise InputError(
+            "global batch is not usable", got=global_batch, expected=f"1 to {LARGEST_GLOBAL_BATCH}"
+        )
 
 
 def default_micro_batches(global_batch: int, largest: int = LARGEST_MICRO_BATCH) -> tuple[int, ...]:

@@ -170,9 +170,11 @@ def check_profile(
     check_made_for(model, profile.model, profile.sequence, profile.precision, where=where)
     if len(profile.layers) != len(model.layers):
         count = len(profile.layers)
-        expected = f"{len(model.layers)}, as {model.name} has"
         raise InputError(
-            "number of layers differs", where=f"{where}: layers", got=count, expected=expected
+            "number of layers differs",
+            where=f"{where}: layers",
+            got=count,
+            expected=f"{len(model.layers)}, as {model.name} has",
         )
     missing = [name for name in cluster.types if name not in profile.devices()]
     if missing:

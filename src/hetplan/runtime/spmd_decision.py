@@ -64,8 +64,9 @@ def read_program(plan: Plan, program: SingleProgram) -> Decided:
     assert listed is not None, "plans with the schedule spmd have a program"
     if program.segments != len(listed.ratios):
         got, expected = f"{len(listed.ratios)} segments", f"{program.segments}"
-        what = "program.ratios are not for this model"
-        raise InputError(what, where=plan.name, got=got, expected=expected)
+        raise InputError(
+            "program.ratios are not for this model", where=plan.name, got=got, expected=expected
+        )
     m = len(listed.ratios[0])
     devices = [Device(name="any", flops_per_second=1.0)] * m
     theory = theory_of(program, devices, ring(m, 1e9), all_dimensions=True)

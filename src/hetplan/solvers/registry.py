@@ -104,8 +104,12 @@ class Family:
         for method in self.methods:
             if method.name == name:
                 return method
-        known = [method.name for method in self.methods]
-        raise unknown_name("unknown method", name, known, where=f"problem {self.name}")
+        raise unknown_name(
+            "unknown method",
+            name,
+            [method.name for method in self.methods],
+            where=f"problem {self.name}",
+        )
 
     def load_data(self) -> Any:
         """The pydantic model of the instance's `data`."""

@@ -96,8 +96,9 @@ def entries_named(name: str) -> list[Entry]:
         return [entry_of(Path(name))]
     entries = [e for e in library() if in_set(e.problem, e.name, name)]
     if not entries:
-        what = "neither a set, a problem, an instance, a pattern nor a file:"
-        raise unknown_name(what, name, [*SETS, *FAMILIES])
+        raise unknown_name(
+            "neither a set, a problem, an instance, a pattern nor a file:", name, [*SETS, *FAMILIES]
+        )
     return entries
 
 

@@ -1,7 +1,5 @@
 """The same picture as a PNG or SVG file, by matplotlib (extra `plots`)."""
 
-from __future__ import annotations
-
 import io
 from typing import Any
 

@@ -5,8 +5,6 @@ Colours follow the reader's light or dark setting. Every drawing scales with the
 the same figures stand below for those who cannot see colours.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 

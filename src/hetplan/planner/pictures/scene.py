@@ -1,8 +1,6 @@
 """What a picture of a plan shows, without saying how: rows of a timeline, memory, placement,
 candidates."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise

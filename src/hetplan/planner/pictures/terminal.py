@@ -1,7 +1,5 @@
 """A plan on the terminal: stages, a timeline of letters, and the candidates as bars."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 
 from hetplan.planner.pictures.scene import Held, Row, Scene

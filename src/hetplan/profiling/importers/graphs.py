@@ -171,8 +171,9 @@ def pipedream_graph(path: str) -> tuple[dict[int, Operator], list[tuple[int, int
 def _node(text: str, where: str) -> int:
     match = NUMBER.match(text)
     if match is None:
-        expected = "a node's name, such as node12"
-        raise InputError("not usable", where=where, got=text, expected=expected)
+        raise InputError(
+            "not usable", where=where, got=text, expected="a node's name, such as node12"
+        )
     return int(match[1])
 
 
@@ -181,8 +182,9 @@ def _operator(description: str, fields: str, where: str) -> Operator:
     for name in FIELDS:
         match = re.search(rf"{name}=(\[[^\]]*\]|[^,\s]+)", fields)
         if match is None:
-            expected = f"{name}=NUMBER"
-            raise InputError(f"{name} is missing", where=where, got=fields, expected=expected)
+            raise InputError(
+                f"{name} is missing", where=where, got=fields, expected=f"{name}=NUMBER"
+            )
         most = MOST_SECONDS if name.endswith("time") else MOST_BYTES
         values.append(_sum(match[1], name, most, where))
     forward, backward, activation, params = values
@@ -198,8 +200,12 @@ def _sum(text: str, name: str, most: float, where: str) -> float:
         except ValueError:
             value = math.nan
         if not 0 <= value <= most:
-            expected = f"a number from 0 to {most:g}"
-            raise InputError(f"{name} is not usable", where=where, got=text, expected=expected)
+            raise InputError(
+                f"{name} is not usable",
+                where=where,
+                got=text,
+                expected=f"a number from 0 to {most:g}",
+            )
         total += value
     return total
 

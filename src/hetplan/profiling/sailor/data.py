@@ -177,9 +177,11 @@ class Links(Foreign):
         """Bytes/s of `pairs` GPUs of one node together, `size` bytes in all, to another node."""
         fits = self.inter.get(kind)
         if fits is None:
-            known = ", ".join(sorted(self.inter))
             raise NotPricedError(
-                "no bandwidth between nodes", where="network_coeffs", got=kind, expected=known
+                "no bandwidth between nodes",
+                where="network_coeffs",
+                got=kind,
+                expected=", ".join(sorted(self.inter)),
             )
         usable = [count for count in fits if count <= pairs] or [min(fits)]
         return max(fits[count].bandwidth(size / count) for count in usable)

@@ -103,9 +103,11 @@ def curve(model: ModelData, kind: str, tensor: int) -> Curve:
     that has some."""
     tables = model.tables.get(kind)
     if tables is None:
-        known = ", ".join(model.tables)
         raise NotPricedError(
-            f"no profile of {model.name}", where="profiles", got=kind, expected=known
+            f"no profile of {model.name}",
+            where="profiles",
+            got=kind,
+            expected=", ".join(model.tables),
         )
     nearest = nearest_degree((degree for degree, _ in sorted(tables)), tensor)
     sizes = np.array(sorted(batch for degree, batch in tables if degree == nearest), float)

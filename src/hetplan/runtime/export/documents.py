@@ -182,8 +182,10 @@ def stage_types(grid: Grid) -> list[str]:
         types = sorted({grid.plan.devices[d].type for group in groups for d in group})
         stages += types
         if len(types) > 1:
-            lacks = f"a stage over several device types (stage {j}: {', '.join(types)})"
-            raise grid.refuse(lacks, "which replica runs on which type")
+            raise grid.refuse(
+                f"a stage over several device types (stage {j}: {', '.join(types)})",
+                "which replica runs on which type",
+            )
     return stages
 
 
@@ -191,8 +193,10 @@ def flagscale_document(grid: Grid, types: list[str]) -> dict[str, Any]:
     """As YAML types; refuses an embedding or a head on a stage of its own."""
     plan, blocks = grid.plan, grid.blocks_by_stage()
     if not all(blocks):
-        lacks = f"a stage without blocks (stage {blocks.index(0)})"
-        raise grid.refuse(lacks, "a stage of embedding or head alone")
+        raise grid.refuse(
+            f"a stage without blocks (stage {blocks.index(0)})",
+            "a stage of embedding or head alone",
+        )
     kinds = groupby(zip(grid.widths, types, strict=True))
     meshes = [(width, name, len(list(run))) for (width, name), run in kinds]
     system: dict[str, Any] = {

@@ -68,8 +68,9 @@ def measure_batch_curve(
     if limit is None and device != "cpu":
         limit = float(torch.cuda.mem_get_info(device)[0])
     if limit is None or not 0 < limit < 1e30:
-        expected = "more than 0 bytes; a CPU needs --memory-gib"
-        raise InputError("memory limit", got=memory, expected=expected)
+        raise InputError(
+            "memory limit", got=memory, expected="more than 0 bytes; a CPU needs --memory-gib"
+        )
     trial = Trial(model, device, limit, devices, largest, repeats, tell or silent)
     sizes = [stage.largest for stage in explore_stages(trial)]
     sample = max(trial.passes, default=None)

@@ -72,8 +72,11 @@ def trace(module: nn.Module, *, name: str, precision: Precision) -> ModelFile:
     few, more = (run(module, samples, precision, name) for samples in SAMPLES)
     one, other = ([(c.name, c.layer, c.backward) for c in p.calls] for p in (few, more))
     if one != other:
-        what = "runs other operators for another number of samples"
-        raise InputError(what, where=name, expected="the same for 2 and 3")
+        raise InputError(
+            "runs other operators for another number of samples",
+            where=name,
+            expected="the same for 2 and 3",
+        )
     lists: dict[tuple[Counted, ...], int] = {}
     layers, width = [], ELEMENT_BYTES[precision]
     pairs = list(zip(few.calls, more.calls, strict=True))

@@ -139,8 +139,9 @@ def walk(
     loss = results[0] if len(results) == 1 else None
     if not isinstance(loss, Tensor) or loss.shape != ():
         got = loss.shape if isinstance(loss, Tensor) else f"{len(results)} values"
-        what = "forward must return one scalar, the loss"
-        raise InputError(what, where=name, got=got, expected="shape ()")
+        raise InputError(
+            "forward must return one scalar, the loss", where=name, got=got, expected="shape ()"
+        )
     written, packed = fused(pruned(walker.writer.finish(), loss.name))
     return Traced(written, inputs, walker.data, walker.notes, packed)
 
@@ -262,8 +263,9 @@ def called(walker: Walker, node: Any, known: Mapping[Any, Any]) -> Any:
     except TypeError as error:
         return walker.stand_in(kind, f"arguments that its rule does not take ({error})", shape)
     if isinstance(made, Tensor) and list(made.shape) != shape:
-        expected = str(tuple(shape))
-        raise InputError(f"shape of {kind}", where=walker.where, got=made.shape, expected=expected)
+        raise InputError(
+            f"shape of {kind}", where=walker.where, got=made.shape, expected=str(tuple(shape))
+        )
     return made
 
 

@@ -40,8 +40,12 @@ def calibrate_set(name: str, folder: Path, count: int, seed: int) -> Rest:
         if one.error is not None and source.posed is not None:
             posed.append((one, *source.posed(row)))
     if len(posed) < count:
-        expected = f"at least {count} training runs that can be said"
-        raise InputError("rows of the set", where=name, got=len(posed), expected=expected)
+        raise InputError(
+            "rows of the set",
+            where=name,
+            got=len(posed),
+            expected=f"at least {count} training runs that can be said",
+        )
     chosen = set(Random(seed).sample(range(len(posed)), count))
     drawn = [one for i, one in enumerate(posed) if i in chosen]
     others = [one for i, one in enumerate(posed) if i not in chosen]

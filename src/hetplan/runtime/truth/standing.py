@@ -48,8 +48,9 @@ def standings(folder: Path) -> Iterator[Standing]:
         if any((place / file).exists() for file in SOURCES.get(name, ("validation",)))
     }
     if not present:
-        expected = "a folder with truth, operators or sailor in it"
-        raise InputError("no set", where=str(folder), expected=expected)
+        raise InputError(
+            "no set", where=str(folder), expected="a folder with truth, operators or sailor in it"
+        )
     for name, place in present.items():
         whole = summary(compare(name, place))
         parts = whole.get(PARTS.get(name, "files")) or {"": whole}

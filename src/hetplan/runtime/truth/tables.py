@@ -53,8 +53,9 @@ class Cells:
         except ValueError:
             value = math.nan
         if not 0 <= value < math.inf:
-            where = f"{self.where}: {column}"
-            raise DamagedError("is no number", where=where, got=text, expected="a number >= 0")
+            raise DamagedError(
+                "is no number", where=f"{self.where}: {column}", got=text, expected="a number >= 0"
+            )
         return value if text else None
 
     def whole(self, column: str, default: int | None = None) -> int:
@@ -90,8 +91,9 @@ def read_table(path: Path, *, by_hand: bool = False) -> Iterator[Cells]:
     for i, row in enumerate(rows):
         place = f"{where}: row {i}"
         if len(row) != len(header):
-            expected = f"{len(header)}"
-            raise DamagedError("number of cells", where=place, got=len(row), expected=expected)
+            raise DamagedError(
+                "number of cells", where=place, got=len(row), expected=f"{len(header)}"
+            )
         yield Cells(place, dict(zip(header, row, strict=True)), by_hand)
 
 

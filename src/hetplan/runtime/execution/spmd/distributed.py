@@ -77,8 +77,12 @@ def planned_program(plan: Plan, model: str | None) -> SingleProgram:
     names = [layer.name for layer in made.layers]
     for k, (name, expected) in enumerate(zip_longest(names, workload.layers)):
         if name != expected:
-            what = f"model does not match the plan: layer {k}"
-            raise InputError(what, where=plan.name, got=name, expected=str(expected))
+            raise InputError(
+                f"model does not match the plan: layer {k}",
+                where=plan.name,
+                got=name,
+                expected=str(expected),
+            )
     return program_of(made, samples_of(plan))
 
 
@@ -181,8 +185,9 @@ class DistributedProgram:
             whole = self.tensor(first(name, shard.shape))
             if tuple(whole.shape) != shard.shape:
                 got, expected = tuple(whole.shape), f"{shard.shape}"
-                what = "first values of a parameter"
-                raise InputError(what, where=name, got=got, expected=expected)
+                raise InputError(
+                    "first values of a parameter", where=name, got=got, expected=expected
+                )
             self.parameters[name] = nn.Parameter(held_by(dist.get_rank(), shard, whole))
         self.runs = plan.replicas[0].steps
         self.machine = Machine(
