@@ -251,15 +251,10 @@ def what_if(
         if best is not None and after is not None:
             gain = (best.predicted_seconds or 0.0) - (after.predicted_seconds or 0.0)
         same = after is not None and after is before
-        variants.append(ChangeResult(change, changed, after, gain, same, refusals(planning, after)))
+        reasons = (f"{c.name}: {c.message}" for c in planning.candidates if c.message)
+        why = tuple(reasons) if after is None else ()
+        variants.append(ChangeResult(change, changed, after, gain, same, why))
     return WhatIf(ChangeResult(as_is, workload, best, None), tuple(variants))
-
-
-def refusals(planning: Planning, best: Candidate | None) -> tuple[str, ...]:
-    """Why a changed cluster has no plan, candidate by candidate; nothing where it has one."""
-    if best is not None:
-        return ()
-    return tuple(f"{c.name}: {c.message}" for c in planning.candidates if c.message)
 
 
 def changed_workload(workload: Workload, cluster: Cluster) -> Workload:

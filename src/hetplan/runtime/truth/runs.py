@@ -154,12 +154,6 @@ CHECKPOINTING: dict[str, Recomputation] = {
 }  # fmt: skip
 
 
-def titan_default(model: str) -> str:
-    """The checkpointing of torchtitan's own configuration of a model, where a row states none
-    (models/llama3/train_configs)."""
-    return "selective per op" if model.lower().endswith("8b") else "full"
-
-
 def shape_of(model: str) -> Transformer:
     """The dense model of that name; raises NotPosedError."""
     shape = SHAPES.get(model.upper().replace("_", "-"))
@@ -191,7 +185,9 @@ def titan_job(row: Cells) -> Job:
     require(row.whole("cp", 1) == 1, "context parallelism is not modelled")
     require(row.whole("pp", 1) == 1, "pipelines of FSDP groups are not modelled")
     model, tensor = row.text("model"), row.whole("tp", 1)
-    mode = row.text("activation_checkpointing").lower() or titan_default(model)
+    # where a row states none, that of torchtitan's own configuration (models/llama3/train_configs)
+    usual = "selective per op" if model.lower().endswith("8b") else "full"
+    mode = row.text("activation_checkpointing").lower() or usual
     shards = row.whole("fsdp", row.whole("gpus") // tensor)
     require(shards * tensor == row.whole("gpus"), f"{shards} shards of {tensor} ranks each")
     require(mode in CHECKPOINTING, f"activation checkpointing {mode!r} is not modelled")
@@ -309,13 +305,8 @@ def megatron_stages(row: Cells, layers: int) -> dict[str, Any]:
     return {"blocks": (*[first] * bool(first), *[middle] * inner, *[last] * bool(last))}
 
 
-def bridge_published(row: Cells) -> Published:
-    """Megatron Bridge's tables of performance."""
-    return by_rate(row, row.text("system"), row.text("task"), row.text("precision"))
-
-
 def bridge_job(row: Cells) -> Job:
-    """Dense models; the distributed optimizer is ZeRO 1, FSDP ZeRO 3."""
+    """Megatron Bridge's tables: dense models; the distributed optimizer is ZeRO 1, FSDP ZeRO 3."""
     precision = row.text("precision")
     require("(" not in precision, f"two precisions in one row: {precision}")
     eight = precision.startswith(("FP8", "MXFP8"))
@@ -324,16 +315,6 @@ def bridge_job(row: Cells) -> Job:
     sharded = row.whole("fsdp", 0)
     require(not sharded or row.whole("pp", 1) == 1, "pipelines of FSDP groups are not modelled")
     return nemo_dense(row, row.text("system"), zero=3 if sharded else 1, eight=eight)
-
-
-def nemo_published(row: Cells) -> Published:
-    """NeMo 24.07's table: DGX-H100, FP8."""
-    return by_rate(row, "DGX-H100", row.text("task"))
-
-
-def nemo_job(row: Cells) -> Job:
-    """Its precision, FP8, is the table's title."""
-    return nemo_dense(row, "DGX-H100", zero=1, eight=True)
 
 
 def nemo_dense(row: Cells, gpu: str, zero: int, *, eight: bool) -> Job:
@@ -392,8 +373,16 @@ SOURCES = {
     "torchtitan": {"torchtitan.csv": runs(titan_published, titan_job, by_hand=True)},
     "megatron": {"megatron_golden.csv": runs(megatron_published, megatron_job, by_hand=True)},
     "nemo": {
-        "nemo_megatron_bridge.csv": runs(bridge_published, bridge_job, by_hand=True),
-        "nemo_24.07_h100_fp8.csv": runs(nemo_published, nemo_job, by_hand=True),
+        "nemo_megatron_bridge.csv": runs(
+            lambda row: by_rate(row, row.text("system"), row.text("task"), row.text("precision")),
+            bridge_job,
+            by_hand=True,
+        ),
+        "nemo_24.07_h100_fp8.csv": runs(  # system and precision are the table's title
+            lambda row: by_rate(row, "DGX-H100", row.text("task")),
+            partial(nemo_dense, gpu="DGX-H100", zero=1, eight=True),
+            by_hand=True,
+        ),
     },
     "mlperf": {"mlperf_v5.0_llm.csv": runs(mlperf_published, mlperf_job, by_hand=True)},
 }
