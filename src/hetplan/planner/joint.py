@@ -1,8 +1,9 @@
 """The sixth problem as a strategy: of all plans that a plan file can express, the one whose replay
 is shortest.
 
-It is asked last and begins with the plans of the others, so that it is never slower than any of
-them that is a chain of stages. Its bound holds for all chains of stages; programs that all devices
+It is asked last and begins with the plans of the others, so that it is no slower than any of
+them that is a chain of stages, but where noise would make a faster one slower
+(`formulations.joint.search`). Its bound holds for all chains of stages; programs that all devices
 run together (HAP's) are no chains.
 """
 

@@ -505,7 +505,7 @@ def solve(
     starts: Sequence[JointDecision] = (),
 ) -> Outcome[JointDecision]:
     """The fastest plan with its proof, or the best one so far and a bound when time runs out.
-    starts: plans that the result is never slower than, where they fit."""
+    starts: plans that the local search begins with."""
     from hetplan import __version__
 
     incumbent = Incumbent[JointDecision](run, parameters.rounding)
@@ -515,6 +515,9 @@ def solve(
     large = math.comb(inner, min(4 * devices - 1, inner // 2)) > parameters.cuts
     if starts or large or not few:
         search.begin(starts)
+    general, part = 0.0, run.part(time_limit=parameters.share * run.remaining) if few else run
+    if large or not few:
+        general = lower_bound(data, part, incumbent.objective)
     roots = []
     for pipes in layouts(data) if few else ():
         deepest = max(map(len, pipes))
@@ -528,12 +531,9 @@ def solve(
                 node = Node(pipes, schedule, C, mode)
                 roots.append((search.quick(node), node))
     proof = branch_and_bound.search(roots, search.expand, incumbent, run)
-    stop, bound = stop_reason(run), proof.bound
+    stop, bound = stop_reason(run), max(general, proof.bound or 0.0 if few else 0.0) or None
     if few and proof.proven:
-        stop = Stop.INFEASIBLE if proof.empty else Stop.OPTIMAL
-    else:
-        general = lower_bound(data, run, incumbent.objective)
-        bound = max(general, bound or 0.0) if few else general
+        stop, bound = Stop.INFEASIBLE if proof.empty else Stop.OPTIMAL, proof.bound
     return Outcome(
         stop=stop,
         decision=incumbent.decision,
