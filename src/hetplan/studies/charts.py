@@ -63,9 +63,8 @@ def excesses(study: Study, problem: str) -> Any | None:
         axes.scatter(sorted(shown), spread, s=12, alpha=0.55, color=COLOURS[0], linewidths=0)
         middle = statistics.median(shown)
         axes.plot([middle, middle], [at - 0.36, at + 0.36], color=COLOURS[1], linewidth=2.2)
-    axes.set_xscale("log")
-    axes.set_xlim(left=LEAST_EXCESS * 0.8)
-    axes.set_xlabel("% above the best known (left edge: the optimum; bar: median)")
+    label = "% above the best known (left edge: the optimum; bar: median)"
+    axes.set(xscale="log", xlim=(LEAST_EXCESS * 0.8, None), xlabel=label)
     return made
 
 
@@ -82,10 +81,7 @@ def stairs(lines: Mapping[str, tuple[Sequence[float], int]], across: str, upward
         ends = [min(every) / 1.5, *values, max(every) * 1.5]
         heights = [*shares, shares[-1]]
         axes.step(ends, heights, where="post", label=method, color=colour, linewidth=1.8)
-    axes.set_xscale("log")
-    axes.set_ylim(0, 103)
-    axes.set_xlabel(across)
-    axes.set_ylabel(upwards)
+    axes.set(xscale="log", ylim=(0, 103), xlabel=across, ylabel=upwards)
     axes.legend(frameon=False, fontsize=8)
     return made
 
@@ -149,9 +145,7 @@ def scaling(study: Study, problem: str) -> Any | None:
     sizes = [size for own in points.values() for size, _, _ in own]
     if max(sizes) > WIDE_RANGE * min(sizes):
         axes.set_xscale("log")
-    axes.set_yscale("log")
-    axes.set_xlabel(SIZES[problem][0])
-    axes.set_ylabel("seconds")
+    axes.set(yscale="log", xlabel=SIZES[problem][0], ylabel="seconds")
     axes.legend(frameon=False, fontsize=8)
     return made
 

@@ -52,9 +52,7 @@ def timeline(axes: Any, scene: Scene) -> None:
                 bars = [(s.start, s.end - s.start) for s in lane if s.kind == kind]
                 axes.broken_barh(bars, (i + low, thick), facecolors=colour, linewidth=0)
     axes.set_yticks(range(len(scene.rows)), [row.title for row in scene.rows], fontsize=8)
-    axes.set_ylim(len(scene.rows) - 0.5, -0.5)
-    axes.set_xlim(0, scene.seconds)
-    axes.set_xlabel("seconds")
+    axes.set(ylim=(len(scene.rows) - 0.5, -0.5), xlim=(0, scene.seconds), xlabel="seconds")
     axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), fontsize=8, ncols=5)
 
 
@@ -66,5 +64,4 @@ def memory(axes: Any, scene: Scene) -> None:
     axes.bar(at, [d.held / GIB for d in scene.used], color=colours, width=0.85)
     if len(scene.used) <= 48:
         axes.set_xticks(at, [str(d.device) for d in scene.used], fontsize=8)
-    axes.set_xlabel("device")
-    axes.set_ylabel("GiB held, of what there is")
+    axes.set(xlabel="device", ylabel="GiB held, of what there is")
