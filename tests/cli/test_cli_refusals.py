@@ -66,7 +66,7 @@ REFUSALS: dict[str, dict[str, str]] = {
         "--gpus V100-SXM2-16GB:8 --precision bf16": "--precision fp16 or fp32",
     },
     "plan --model gpt2 --cluster g4dn-4 --global-batch 8 --threads 1": {
-        "--strategies foo": "unknown strategy 'foo' (expected one of amp",
+        "--strategies foo": "unknown strategy 'foo' (expected one of joint, amp",
         "--strategies popler": "unknown strategy 'popler'; did you mean poplar?",
         "--strategies ,": "no strategy named",
         "--precision fp8": "unknown precision 'fp8' (expected one of fp16, bf16, fp32, auto)",

@@ -14,14 +14,19 @@ import torch
 from torch import Tensor, nn
 
 from hetplan.formulations.hap.data import HapDecision
-from hetplan.formulations.hap.spmd.program import PARAMETER, PLACEHOLDER, SingleProgram
+from hetplan.formulations.hap.spmd.program import PARAMETER, PLACEHOLDER, Node, SingleProgram
 from hetplan.formulations.hap.spmd.rules import Theory
 from hetplan.formulations.hap.spmd.whole import Decided
 from hetplan.runtime.execution.spmd.distributed import held_by
-from hetplan.runtime.execution.spmd.kernels import compute, whole_place
+from hetplan.runtime.execution.spmd.kernels import Place, compute
 from hetplan.runtime.execution.spmd.machine import Machine
 
 Values = Mapping[str, Tensor]
+
+
+def whole_place(node: Node) -> Place:
+    """Where one device runs a node of the whole program."""
+    return Place(node.shape, (0,) * len(node.inputs))
 
 
 @dataclass(frozen=True)

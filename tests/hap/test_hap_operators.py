@@ -9,6 +9,7 @@ import pytest
 
 torch: Any = pytest.importorskip("torch", reason="programs run on torch tensors")
 
+from fakes.simulated import whole_place  # noqa: E402
 from hap.spmd_cases import CASES, draw_inputs, dual, hold, lengths, shapes, whole  # noqa: E402
 from hetplan.errors import InputError  # noqa: E402
 from hetplan.formulations.hap.spmd.forms import PARTIAL, WHOLE, Way, whole_way  # noqa: E402
@@ -18,7 +19,6 @@ from hetplan.runtime.execution.spmd.kernels import (  # noqa: E402
     KERNELS,
     Place,
     compute,
-    whole_place,
 )
 
 Case = tuple[str, list[Any], dict[str, Any]]

@@ -20,7 +20,6 @@ from hetplan.profiling.rates.collectives import (
     Fabric,
     collective_seconds,
     curve_of,
-    network_fabric,
     node_fabric,
 )
 from hetplan.profiling.rates.moves import MoveKind, move_seconds
@@ -199,7 +198,7 @@ class TestCollectives:
         assert "nccl#1455" in whole.source
 
     def test_other_links_by_hand(self) -> None:
-        link = network_fabric(25e9, 1e-5)
+        link = Fabric(25e9, 1e-5, 0.95)
         told = collective_seconds("all-reduce", 1e9, 4, link)
         assert told.seconds == pytest.approx(6e-5 + 1.5 * 1e9 / (0.95 * 25e9))
         assert collective_seconds("send", 1e9, 2, link).seconds == pytest.approx(

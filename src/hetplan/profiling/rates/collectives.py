@@ -51,15 +51,12 @@ class Wires:
 
     Datasheets: NVLink 2 (V100, six links) 150 GB/s per direction, NVLink 3 (A100) 300, NVLink 4
     (H100) 450. inside: share of a PCIe link (NVLink's, which protocols leave: 370 of 450 GB/s,
-    NVIDIA/nccl-tests#212). between: of network cards (192 of 200 GB/s on DGX A100,
-    NVIDIA/nccl#1576; 46 to 48 of 50 GB/s at NDR, NVIDIA/nccl-tests#290; 12.2 of 12.5 GB/s at EDR,
-    NVIDIA/nccl-tests#29). low, high: of what no curve was measured for, a guess. least: share of a
+    NVIDIA/nccl-tests#212). low, high: of what no curve was measured for, a guess. least: share of a
     fabric's bandwidth that a cluster file must state to be taken for it (an H800 has 200 of an
     H100's 450 GB/s).
     """
 
     inside: float = 0.8
-    between: float = 0.95
     low: float = 0.7
     high: float = 1.6
     least: float = 0.4
@@ -99,12 +96,6 @@ def node_fabric(node: Node, wires: Wires = WIRES) -> Fabric:
         if known and node.intra_bandwidth >= wires.least * chips.bandwidth:
             return Fabric(node.intra_bandwidth, node.intra_latency, wires.inside, chips)
     return Fabric(node.intra_bandwidth, node.intra_latency, wires.inside)
-
-
-def network_fabric(bandwidth: float, latency: float, wires: Wires = WIRES) -> Fabric:
-    """The fabric between nodes: bytes/s of the slowest card (a rank's share of it where ranks of a
-    node share it), seconds per step."""
-    return Fabric(bandwidth, latency, wires.between)
 
 
 def collective_seconds(

@@ -45,11 +45,6 @@ class Place:
 Kernel = Callable[[Inputs, Attributes, Place], Tensor]
 
 
-def whole_place(node: Node) -> Place:
-    """Where one device runs a node of the whole program."""
-    return Place(node.shape, (0,) * len(node.inputs))
-
-
 def compute(node: Node, inputs: Inputs, place: Place) -> Tensor:
     """A node's output on one device."""
     if 0 in place.shape:
