@@ -1,7 +1,5 @@
 """How numbers, sets and tables read for people; plain text, no terminal library."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,7 +30,7 @@ class Table:
         columns: Mapping[str, Callable[[T], str]],
         notes: Iterable[str] = (),
         right: Iterable[int] = (),
-    ) -> Table:
+    ) -> "Table":
         """One row per item; `columns` gives each column's name and the cell that it has of an
         item."""
         rows = tuple(tuple(cell(item) for cell in columns.values()) for item in items)

@@ -1,7 +1,5 @@
 """The decision problems, one folder each; this module names them without importing their models."""
 
-from __future__ import annotations
-
 from hetplan.names import unknown_name
 from hetplan.solvers.registry import Family, load
 

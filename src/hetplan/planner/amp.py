@@ -13,8 +13,6 @@ Every decision of the whole problem belongs to one of these instances. The best 
 therefore the optimum, and the least of their bounds is a bound of the whole problem.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -56,7 +54,7 @@ class Amp(Strategy):
     recomputes = True
     slow = True
 
-    def pose(self, workload: Workload, run: Run) -> list[AmpProblem]:
+    def pose(self, workload: Workload, run: Run) -> "list[AmpProblem]":
         """One problem."""
         return [AmpProblem(workload, pose(workload))]
 
@@ -148,7 +146,7 @@ class DataParallel(Strategy):
     methods = (StrategyMethod("enumeration", exact=True),)
     recomputes = True
 
-    def pose(self, workload: Workload, run: Run) -> list[DataParallelProblem]:
+    def pose(self, workload: Workload, run: Run) -> "list[DataParallelProblem]":
         """One problem."""
         return [DataParallelProblem(workload, pose(workload))]
 

@@ -7,8 +7,6 @@ parallelism, offloading or overlap. On several types the stages become segments 
 device used); beside it stands the best on one type alone.
 """
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass, replace
 
@@ -43,7 +41,7 @@ class Astra(Strategy):
     name = "astra"
     methods = (StrategyMethod("search", exact=True),)
 
-    def pose(self, workload: Workload, run: Run) -> list[PoolProblem]:
+    def pose(self, workload: Workload, run: Run) -> "list[PoolProblem]":
         """A search per pool of devices."""
         offers = offers_of_cluster(workload.cluster)
         if len(offers) == 1:

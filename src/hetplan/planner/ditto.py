@@ -13,8 +13,6 @@ M = 1. The best over M = 1, 2, 4, … is taken; its bound is that of its micro-b
 first posed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -65,7 +63,7 @@ class Ditto(Strategy):
     )
     recomputes = True
 
-    def pose(self, workload: Workload, run: Run) -> list[DittoProblem]:
+    def pose(self, workload: Workload, run: Run) -> "list[DittoProblem]":
         """One problem, with an instance for each micro-batch size."""
         sizes = micro_batch_sizes(workload)
         if not sizes:

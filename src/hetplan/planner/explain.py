@@ -6,8 +6,6 @@ An iteration lasts as long as one chain of tasks that follow each other without 
 that is not on it gains nothing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any

@@ -6,8 +6,6 @@ runs of an iteration). The closed form's seconds are of whole units, for samples
 do not divide.
 """
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass, field, replace
 from typing import Annotated
@@ -67,7 +65,7 @@ class Hap(Strategy):
 
     settings: HapSettings = field(default_factory=HapSettings)
 
-    def pose(self, workload: Workload, run: Run) -> list[SpmdProblem]:
+    def pose(self, workload: Workload, run: Run) -> "list[SpmdProblem]":
         """One problem: writing its theory down counts to the time limit."""
         begun, usable = time.perf_counter(), workload.device_bytes()
         room = sum(usable[device.type] for device in workload.cluster.devices)

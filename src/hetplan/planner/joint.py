@@ -7,8 +7,6 @@ them that is a chain of stages, but where noise would make a faster one slower
 run together (HAP's) are no chains.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -43,11 +41,11 @@ class Joint(Strategy):
     def __init__(self, settings: JointSettings | None = None, starts: Sequence[Plan] = ()) -> None:
         self.settings, self.starts = settings or JointSettings(), starts
 
-    def beginning_with(self, candidates: Iterable[Candidate]) -> Joint:
+    def beginning_with(self, candidates: Iterable[Candidate]) -> "Joint":
         """The strategy with the plans of others to begin with."""
         return Joint(self.settings, [c.plan for c in candidates if c.plan is not None])
 
-    def pose(self, workload: Workload, run: Run) -> list[JointProblem]:
+    def pose(self, workload: Workload, run: Run) -> "list[JointProblem]":
         """One problem."""
         if workload.links is not None:
             raise UnsupportedError("learned links are no part of the problem", where="joint")

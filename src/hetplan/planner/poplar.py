@@ -6,8 +6,6 @@ place for that, so objective and bound of a candidate are those of its instance 
 both are seconds per iteration.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 
@@ -82,7 +80,7 @@ class Poplar(Strategy):
 
     settings: PoplarSettings = field(default_factory=PoplarSettings)
 
-    def pose(self, workload: Workload, run: Run) -> list[ZeroStageProblem]:
+    def pose(self, workload: Workload, run: Run) -> "list[ZeroStageProblem]":
         """One problem per ZeRO stage."""
         zero, assumed = self.settings.zero, self.settings.assumptions()
         if zero == "lowest":

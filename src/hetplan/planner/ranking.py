@@ -6,8 +6,6 @@ of the cluster. Plans are compared by their replays; what a strategy proves is o
 Where nothing fits, `planner.fits` says what would.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace

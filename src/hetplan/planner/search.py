@@ -12,8 +12,6 @@ that the ranks of a node share, gradients sent back, tied weights, the optimizer
 recomputation's working memory. It is the figure that plans of different strategies compare by.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property

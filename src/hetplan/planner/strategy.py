@@ -7,8 +7,6 @@ To add a strategy, write a class in a file of its own and add a line to
 `hetplan.planner.STRATEGIES`. `DataParallel` in `planner/amp.py` is the shortest example.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Protocol
@@ -67,7 +65,7 @@ class Candidate:
     replay: Replay | None = field(default=None, repr=False, compare=False)
 
     @classmethod
-    def of_result(cls, strategy: str, method: StrategyMethod, result: Result[Any]) -> Candidate:
+    def of_result(cls, strategy: str, method: StrategyMethod, result: Result[Any]) -> "Candidate":
         """What a result says beside its decision."""
         message = result.message
         if method.exact and result.status == "feasible" and not message:

@@ -6,8 +6,6 @@ Devices are numbered node by node in the file's order. Two devices of one node t
 higher counts.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -125,7 +123,7 @@ class Cluster:
         np.fill_diagonal(matrix, 0.0)
         return matrix
 
-    def part(self, nodes: Sequence[int], name: str | None = None) -> Cluster:
+    def part(self, nodes: Sequence[int], name: str | None = None) -> "Cluster":
         """The cluster of some of the nodes, in the given order; specifications of types without
         nodes are left out."""
         kept = tuple(self.nodes[n] for n in nodes)

@@ -4,8 +4,6 @@ name.
 A `ModelSpec` is a model without a sequence length; `chain` gives its layers for one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -50,7 +48,7 @@ class ModelSpec:
     shape: Transformer | None = None
     encoder: Transformer | None = None
 
-    def with_attention(self, attention: Attention) -> ModelSpec:
+    def with_attention(self, attention: Attention) -> "ModelSpec":
         """The same with another attention, which only text models have."""
         if self.shape is None:
             return self

@@ -5,8 +5,6 @@ Ranks follow the order of the plan's devices in use; torchrun numbers its proces
 clusters number their devices. Rank 0 prints the measured times.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import signal

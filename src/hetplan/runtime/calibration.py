@@ -17,8 +17,6 @@
   than without calibration by more than its standard error.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping, Sequence
 from copy import copy
@@ -292,7 +290,7 @@ class Fit:
         """Mean absolute error of the runs left out."""
         return float(np.mean(np.abs(self.left_out() / np.exp(self.measured) - 1)))
 
-    def only(self, names: Sequence[str]) -> Fit:
+    def only(self, names: Sequence[str]) -> "Fit":
         """The same with some of the constants, before any step."""
         fit, at = copy(self), [self.names.index(name) for name in names]
         fit.names, fit.x, fit.slopes = list(names), self.x[at], self.slopes[:, at]

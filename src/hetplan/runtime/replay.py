@@ -1,8 +1,6 @@
 """Plans of every family replayed on a workload: chains of stages by the sixth problem's evaluator,
 SPMD programs by their own; and the replay as a trace."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from functools import partial
 from typing import Any

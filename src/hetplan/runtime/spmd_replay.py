@@ -5,8 +5,6 @@ the slowest at every collective; collectives are rings over the slowest link. Be
 each device updates what it holds.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -38,7 +36,7 @@ class SpmdCosts:
     prices: Prices
 
     @classmethod
-    def of(cls, plan: Plan, workload: Workload) -> SpmdCosts:
+    def of(cls, plan: Plan, workload: Workload) -> "SpmdCosts":
         """Raises InputError where the program is not the model's, UnsupportedError for a model
         without one."""
         runs = plan.replicas[0].steps

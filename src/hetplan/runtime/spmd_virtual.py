@@ -6,8 +6,6 @@ rank. Nothing is trained: no program is narrow enough on every model to stand fo
 rehearsed is the schedule.
 """
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass, field
 
@@ -30,7 +28,7 @@ class SpmdRehearsal(Rehearsal):
     @classmethod
     def of_program(
         cls, plan: Plan, workload: Workload, scale: float | None, cores: float
-    ) -> SpmdRehearsal:
+    ) -> "SpmdRehearsal":
         """scale: default such that an iteration takes a second, or as long as its collectives need
         here."""
         costs = SpmdCosts.of(plan, workload)

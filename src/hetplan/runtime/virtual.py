@@ -10,8 +10,6 @@ messages or this machine's cores hold them up stay late.
 Ranks meet in shared memory: `Shared` is made before they are forked.
 """
 
-from __future__ import annotations
-
 import mmap
 import multiprocessing
 import time
@@ -49,7 +47,7 @@ class Rehearsal:
     @classmethod
     def of(
         cls, plan: Plan, workload: Workload, scale: float | None = None, cores: float = 1
-    ) -> Rehearsal:
+    ) -> "Rehearsal":
         """A pipeline plan's (`spmd_virtual.rehearsal_of`: any plan's).
 
         scale: default such that an iteration takes a second, or as long as its messages need here.

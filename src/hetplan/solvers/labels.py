@@ -13,8 +13,6 @@ the `width` labels of least bound are kept. The least bound of the labels that w
 width is returned. Where none was cut, one of the labels of the last bucket is a best decision.
 """
 
-from __future__ import annotations
-
 import bisect
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -35,7 +33,7 @@ class LabelRules(Protocol):
     """How a family extends its labels, and which of them it can do without. Both methods are given
     many labels at once, as an array."""
 
-    def extend(self, bucket: int, labels: Labels, limit: float) -> Iterable[Extensions]:
+    def extend(self, bucket: int, labels: Labels, limit: float) -> "Iterable[Extensions]":
         """Every label extended in every way; bounds that reach `limit` may be left out."""
         ...
 

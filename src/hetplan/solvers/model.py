@@ -31,8 +31,6 @@ Units and rounding:
   column from below only, as those do that state the time of a slowest stage.
 """
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -350,7 +348,7 @@ class Model:
         """[n] what the columns are multiplied by for double-precision solvers."""
         return np.where(self.is_seconds(), self.milp_scale().per_unit, 1.0)
 
-    def without_costs(self) -> Model:
+    def without_costs(self) -> "Model":
         """The same columns and rows. No model without costs is unbounded, so that a solver's answer
         tells whether the rows have a solution."""
         free = copy(self)

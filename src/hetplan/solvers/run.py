@@ -1,7 +1,5 @@
 """One run in progress: its options, its clock, its progress reports and the wish to stop it."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable
@@ -104,7 +102,7 @@ class Run:
         if self.watch is not None:
             self.watch(Progress(self.elapsed, self.incumbent, self.bound, self.note))
 
-    def part(self, *, time_limit: float | None = None, quiet: bool = True) -> Run:
+    def part(self, *, time_limit: float | None = None, quiet: bool = True) -> "Run":
         """A run inside this one: the same wish to stop, at most `time_limit` seconds and what is
         left here."""
         left = self.remaining

@@ -18,8 +18,6 @@ placement instead.
 Source AMP (NeurIPS 2022), §4.2, §6.3, and the annealing of its published code.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass

@@ -16,8 +16,6 @@ with tensor ranks innermost, or data ranks innermost, or pipelines one after the
 placements on clusters of whole nodes are of this kind.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -8,8 +8,6 @@ Decide degrees (pipeline, data, tensor) with product D, micro_batch, placement, 
 Source AMP (NeurIPS 2022), Section 3, eq. 1-5; the memory constraint is hetplan's (1F1B).
 """
 
-from __future__ import annotations
-
 from typing import Self
 
 from pydantic import Field, model_validator

@@ -1,7 +1,5 @@
 """An `amp` decision as tables for people: the degrees, then one line per stage."""
 
-from __future__ import annotations
-
 from hetplan.formulations.amp.data import AmpData, AmpDecision
 from hetplan.formulations.amp.evaluate import Breakdown, price
 from hetplan.text import Table, devices_text, names_text, seconds_text, share_text

@@ -13,8 +13,6 @@ another one are nodes of their own, which are searched with every way listed.
 Source: the problem is AMP's (NeurIPS 2022, eq. 1-5); the algorithm is hetplan's.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 

@@ -7,8 +7,6 @@ than the incumbent. The whole problem's bound is the least of the configurations
 a model, the cut-off where a model found nothing below it, or still the cheap one.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable

@@ -11,8 +11,6 @@ Letters: x label, j stage, i and k rows, r tensor rank, n and m shapes, c class 
 h burden, q interval of the slowest stage, a and b first and end layer of the stage.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

@@ -7,8 +7,6 @@ leaves its least bound behind, so a search that cuts nothing below the limit has
 decision optimal. docs/method-amp.md has the proofs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise

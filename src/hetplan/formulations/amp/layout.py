@@ -11,8 +11,6 @@ Burden  a weight for each device type, larger for slower types. A group absorbs 
         weight of all devices, and the pipelines have to share that out.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import combinations, product

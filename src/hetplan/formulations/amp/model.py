@@ -29,8 +29,6 @@ synchronisation of every j
     the one before it, and the first letters of the data ranks, and of the tensor ranks, ascend.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import combinations, pairwise, product

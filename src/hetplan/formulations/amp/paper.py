@@ -29,8 +29,6 @@ one micro-batch per pipeline gets equal stages, and a ring is as fast as its clo
 its slowest pair.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -1,8 +1,6 @@
 """A workload as an AMP problem: degrees, placement, micro-batch and stages (AMP, NeurIPS 2022,
 Section 3)."""
 
-from __future__ import annotations
-
 from hetplan.formulations.amp.data import AmpData, Device, Layer, LayerSeconds, Memory
 from hetplan.profiling.workload import Workload
 

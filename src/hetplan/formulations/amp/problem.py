@@ -8,8 +8,6 @@ have one bandwidth and so have all pairs between two cells. A placement therefor
 through the cell of each position. A plain node is one cell, a mixed node several.
 """
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property

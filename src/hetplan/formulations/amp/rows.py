@@ -7,8 +7,6 @@ is an even share of the burden. Intervals of θ and of s are bisected where the 
 docs/method-amp.md has the proofs.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -9,8 +9,6 @@ Tables compute[S][n] + reduce[λ][n] seconds of one micro-batch on a tensor grou
 Levels that cost nothing are left out.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations

@@ -13,8 +13,6 @@ Source Astra, Section 3.4, eq. 22-23; (3) is hetplan's: the memory filter of Sec
 the segments.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Self
 
 from pydantic import Field, model_validator

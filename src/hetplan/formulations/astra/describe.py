@@ -1,7 +1,5 @@
 """An `astra` decision as a table for people: one line per segment of equal stages."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 from hetplan.formulations.astra.data import AstraData, AstraDecision

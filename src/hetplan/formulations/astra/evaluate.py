@@ -1,8 +1,6 @@
 """The independent evaluator of problem `astra`: eq. 22 and the constraints of eq. 23, from the data
 alone."""
 
-from __future__ import annotations
-
 import math
 
 from hetplan.formulations.astra.data import AstraData, AstraDecision

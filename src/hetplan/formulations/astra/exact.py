@@ -8,8 +8,6 @@ all of the M N stage times that theta can be at once. Proof: docs/method-astra.m
 for Astra eq. 22-23.
 """
 
-from __future__ import annotations
-
 import time
 from dataclasses import replace
 

@@ -19,8 +19,6 @@ and max_layers hold by the choice of the kinds.
 Source Astra, eq. 22-23; the counted form is hetplan's.
 """
 
-from __future__ import annotations
-
 from functools import cached_property
 
 import numpy as np

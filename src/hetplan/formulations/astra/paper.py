@@ -7,8 +7,6 @@ type hold n_i layers, so the enumeration is complete (and proves its answer) onl
 asks for equal layers per type.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -79,7 +77,7 @@ class Partial:
     work: Floats
     slowest: Floats
 
-    def part(self, chosen: slice) -> Partial:
+    def part(self, chosen: slice) -> "Partial":
         """Those of the ways."""
         return Partial(
             self.layers[chosen], self.left[chosen], self.work[chosen], self.slowest[chosen]

@@ -1,7 +1,5 @@
 """The instance as arrays, for the solvers (the evaluator does not use this module)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 

@@ -10,8 +10,6 @@ Source Ditto, Section 3; Oobleck (SOSP 2023), Section 4.1.2; the memory constrai
 (1F1B).
 """
 
-from __future__ import annotations
-
 from typing import Self
 
 from pydantic import Field, model_validator

@@ -1,7 +1,5 @@
 """Templates as tables for people: one decision, and what a cluster keeps at hand."""
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any
 

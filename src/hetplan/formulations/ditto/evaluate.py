@@ -14,8 +14,6 @@ M.
 Source Ditto, Section 3, eq. 1-3; Oobleck (SOSP 2023), Section 4.1.2; (5) is hetplan's, for 1F1B.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 

@@ -10,8 +10,6 @@ Source: hetplan; the objective is Oobleck's (SOSP 2023, Section 4.1.2), the prob
 3). docs/method-ditto.md has the proofs.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace

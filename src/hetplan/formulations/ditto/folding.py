@@ -4,8 +4,6 @@ A device is worth some number of devices of the weakest type (Section 5.3). The 
 only such devices; Oobleck's divide and conquer makes templates for it (Sections 4 and 6).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

@@ -16,8 +16,6 @@ template is a path over layers and phases. Its costs from the front also bound w
 paid for a part of a template.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 

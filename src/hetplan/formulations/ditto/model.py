@@ -22,8 +22,6 @@ outside q exceed U, and arcs slower than every peak left.
 Source: hetplan, for Ditto's problem (Section 3) with Oobleck's cost (SOSP 2023, Section 4.1.2).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -9,8 +9,6 @@ a class of intervals, which changes nothing but the time.
 Source: Ditto, Section 3, eq. 1-3, its exhaustive baseline; Oobleck (SOSP 2023), Section 4.1.2.
 """
 
-from __future__ import annotations
-
 import math
 from itertools import product
 

@@ -29,8 +29,6 @@ without devices joins the neighbour that makes T least, every template of Ooblec
 of its stages had to join.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

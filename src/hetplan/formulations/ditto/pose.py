@@ -8,8 +8,6 @@ numbers, or the model divides over fewer devices only, each node is posed as sev
 as `group_size`: no stage is wider than that.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 
 from hetplan.errors import UnsupportedError

@@ -5,8 +5,6 @@ Types whose rows and memory are all equal become one *kind*: their nodes are int
 under option r.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

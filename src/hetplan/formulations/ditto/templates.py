@@ -21,8 +21,6 @@ multisets that use all nodes, gives all pipelines of a template the same number 
 and takes T_i(k) to be proportional to k.
 """
 
-from __future__ import annotations
-
 import bisect
 import math
 from collections import Counter

@@ -13,8 +13,6 @@ max_d (F + S B_d) / v_d. Any mean over types bounds that from below, and sums of
 are the length of a path in the canonical graph. Each path is a program, whose own seconds count.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property

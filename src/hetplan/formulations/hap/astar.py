@@ -10,8 +10,6 @@ A partial program costs its time up to the last synchronisation; the estimate of
 infinite bandwidth.
 """
 
-from __future__ import annotations
-
 import heapq
 import itertools
 from dataclasses import dataclass
@@ -97,7 +95,7 @@ class _Partial:
     held: Floats  # [K] bytes
     queued: bool = True  # still in the queue S of Fig. 10
 
-    def no_dearer(self, other: _Partial) -> bool:
+    def no_dearer(self, other: "_Partial") -> bool:
         """Whether it costs and holds no more than another."""
         return self.cost <= other.cost and bool((self.held <= other.held).all())
 

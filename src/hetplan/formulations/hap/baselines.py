@@ -8,8 +8,6 @@ names spell no forms, or no such program exists, the forms do not restrict it. S
 7.1.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from dataclasses import replace

@@ -6,8 +6,6 @@ any multipliers can prove at every vertex. A linear programme finds those for wh
 these bounds is largest. One mean serves for all stages here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

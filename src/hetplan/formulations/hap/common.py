@@ -9,8 +9,6 @@ residual blocks that grows as 2^depth, until the cost of a late triple is lost i
 do not grow so, but see only the dearest branch. So both are tried.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

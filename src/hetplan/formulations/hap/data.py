@@ -19,8 +19,6 @@ Source HAP, Section 3.2 (cost), 4.2 (background theory as Hoare triples), 5.2 (s
 hetplan's.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Literal, Self
 
 from pydantic import FailFast, Field, model_validator

@@ -4,8 +4,6 @@ HAP's Figure 11.
 `describe` and `show` work from the instance and the decision alone.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

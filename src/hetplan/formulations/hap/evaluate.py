@@ -1,8 +1,6 @@
 """The independent evaluator of problem `hap`: semantics and cost of a program, from the data
 alone."""
 
-from __future__ import annotations
-
 import math
 
 from hetplan.formulations.hap.data import Communication, HapData, HapDecision

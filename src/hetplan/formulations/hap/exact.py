@@ -17,8 +17,6 @@ of paths (module `model`), from the bound and the program found. Source: hetplan
 3.2.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -140,7 +138,7 @@ def solve(data: HapData, run: Run, parameters: Parameters = Parameters()) -> Out
 
 def _searched(
     reduced: Reduced,
-    incumbent: Incumbent,
+    incumbent: "Incumbent",
     graph: Graph | None,
     bound: float,
     run: Run,

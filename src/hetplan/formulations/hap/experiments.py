@@ -10,8 +10,6 @@ Ours are predictions of one cost model, the same for every method. The paper's a
 charts carry no numbers, so that only what its text states is given (Sections 7.2 and 7.6).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase

@@ -14,8 +14,6 @@ whose properties have the same levels, as collectives lead from one form of a te
 back.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -69,7 +67,7 @@ class Work(Rows):
     fixed_bytes: Floats  # [A] held by every device; 0 without memory
     shared_bytes: Floats  # [A, g] per ratio
 
-    def __add__(self, other: Work) -> Work:
+    def __add__(self, other: "Work") -> "Work":
         return Work(*(a + b for a, b in zip(self.columns, other.columns, strict=True)))
 
 
@@ -126,7 +124,7 @@ class Graph:
         return [self.theory.steps[s].index for s in reversed(steps)]
 
     @cached_property
-    def backward(self) -> tuple[Graph, Ints]:
+    def backward(self) -> "tuple[Graph, Ints]":
         """The graph read from its last node to its start, and the number here of each arc."""
         last = self.n - 1
         arcs = np.argsort(last - self.head, kind="stable")
@@ -138,7 +136,7 @@ class Graph:
         )  # fmt: skip
         return turned, arcs
 
-    def without_arcs(self, hopeless: Flags) -> tuple[Graph, Ints]:
+    def without_arcs(self, hopeless: Flags) -> "tuple[Graph, Ints]":
         """The graph without the marked arcs, and the numbers of the nodes left: the ends, and those
         with arcs in and out. Where nothing leads to the last node any more, no arc is left."""
         if hopeless[self.head == self.n - 1].all():

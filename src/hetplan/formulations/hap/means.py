@@ -18,8 +18,6 @@ A cell holds a simplex of ratios for each segment, [g, K, K]: row i of a segment
 vertex i, one ratio for a device of each type. Its V = K^g vertices are those of the product.
 """
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import dataclass
 

@@ -21,8 +21,6 @@ CP-SAT takes ratios on a grid. Every rounding lowers the cost, so that its bound
 of the program found are optimised again, and what rounding hid remains as a small gap.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -12,8 +12,6 @@ also p for nothing. Dropping the step takes work from a stage or joins two stage
 more. So an optimal program with the fewest costly steps never settles a parked property.
 """
 
-from __future__ import annotations
-
 import heapq
 from functools import cached_property
 from itertools import groupby

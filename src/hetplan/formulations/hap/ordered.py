@@ -20,8 +20,6 @@ way to it. Nothing is found where tensors depend on each other in a circle, or o
 computed is not needed for the goal. Memory is not known here.
 """
 
-from __future__ import annotations
-
 import heapq
 import itertools
 from dataclasses import dataclass
@@ -66,7 +64,7 @@ class _Partial:
     known: Known
     cost: float
     busy: Floats
-    before: tuple[_Partial, Step] | None
+    before: "tuple[_Partial, Step] | None"
 
     def program(self) -> list[int]:
         """Triple numbers in order."""

@@ -13,8 +13,6 @@ on equal parts, with gradients synchronised once. Memory is a constraint of the 
 profile's saved activations.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import numpy as np

@@ -6,8 +6,6 @@ have one. With memory, only devices of equal speed and equal memory become one t
 is linear in its ratios.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

@@ -12,8 +12,6 @@ The ratio problem is a linear programme through HiGHS,
 Source: HAP, Section 5.1, eq. 3, and Section 5.2.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 

@@ -13,8 +13,6 @@ the smallest and the largest ratios of the cell, it is no less for all in betwee
 the same holds for bytes. The graph serves for every part of the cell and every lower threshold.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from itertools import product
 

@@ -9,8 +9,6 @@ stages, which costs no more because a stage's time is a sublinear function of it
 bytes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property

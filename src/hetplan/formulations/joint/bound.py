@@ -15,8 +15,6 @@ some layer alone. A replica passes through all homes, and its messages cross bet
 without a home are joined through network cards.
 """
 
-from __future__ import annotations
-
 import heapq
 import itertools
 import math

@@ -11,8 +11,6 @@ Rules   those of a plan file (`plan`), and: tensor degrees are among `tensor_deg
 Least   the replayed seconds of one iteration (`replay`).
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, Strict, model_validator

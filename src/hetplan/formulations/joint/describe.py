@@ -1,7 +1,5 @@
 """A plan's stages as a table for people, by its replay; like replicas stand in one row."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable, Sequence
 from itertools import chain
 

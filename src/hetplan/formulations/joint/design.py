@@ -5,8 +5,6 @@ and tensor ranks of a stage, equal micro-batches but for the last. `Space` answe
 asks of an instance: which devices there are, how long layers take on them, and what a design costs.
 """
 
-from __future__ import annotations
-
 import math
 from bisect import bisect_right
 from collections.abc import Sequence

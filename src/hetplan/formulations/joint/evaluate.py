@@ -1,7 +1,5 @@
 """The evaluator of problem `joint`: a decision's rules, its memory and its replayed seconds."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from pydantic import ValidationError

@@ -10,8 +10,6 @@ Each is bounded by the longest path through its tasks without waiting for ports,
 gradients and updates take behind it. docs/method-joint.md says which plans are left out as alike.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterator, Sequence

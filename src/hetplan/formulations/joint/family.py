@@ -1,8 +1,6 @@
 """The joint family: names of its schemas, its evaluator and its methods (nothing is imported until
 used)."""
 
-from __future__ import annotations
-
 from hetplan.solvers.registry import Family, Method
 
 _HERE = "hetplan.formulations.joint"
@@ -24,6 +22,18 @@ FAMILY = Family(
             f"{_HERE}.exact:solve",
             True,
             "local search, then branch and bound (up to 6 devices) or a bound of all plans",
+        ),
+        Method(
+            "cp-sat",
+            f"{_HERE}.general:solve_by",
+            True,
+            "layouts and ways to run replicas as one model, plans replayed and excluded; CP-SAT",
+        ),
+        Method(
+            "milp",
+            f"{_HERE}.general:solve_by",
+            True,
+            "the same model as a mixed-integer programme, HiGHS",
         ),
         Method("search", f"{_HERE}.search:search", False, "local search over plans by replay"),
     ),

@@ -12,8 +12,6 @@ Least T. Plans that the solver answers with are replayed and stated in (5), unti
 than the fastest of those that fit in memory.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace

@@ -5,8 +5,6 @@ every stage) half of the time, so that equal replicas can stay equal. What chang
 stages gives the replica new cuts half of the time, and what changes their number always does.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace

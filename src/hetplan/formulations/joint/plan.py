@@ -25,8 +25,6 @@ Rules   (1) every replica holds every layer exactly once, in order
             shares
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The sixth problem of a workload: its numbers, gathered into one self-contained instance."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from hetplan.formulations.joint.costs import Costs

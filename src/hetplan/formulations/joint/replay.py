@@ -6,8 +6,6 @@ cards that ranks of a node share, gradients joined where they belong (layer by l
 are cut differently, tied embeddings across stages), and the optimizer's step.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -103,7 +101,7 @@ class ChainReplayer:
         self.settings = settings or Settings()
 
     @classmethod
-    def of(cls, data: JointData, settings: Settings | None = None) -> ChainReplayer:
+    def of(cls, data: JointData, settings: Settings | None = None) -> "ChainReplayer":
         """Of an instance."""
         return cls(lambda mode: Costs(data, mode), settings)
 

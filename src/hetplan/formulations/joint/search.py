@@ -10,8 +10,6 @@ differ by more than a hundredth, the best few are compared by those. On the way,
 costs seconds.
 """
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Mapping, Sequence

@@ -18,8 +18,6 @@ Between stages of pipelines nothing is taken in steps: there ZeRO 2 and 3 join g
 weights once per iteration, as our runtime does, and take the time of ZeRO 1.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -68,7 +66,7 @@ class ZeroCosts:
     divided: Floats | None
 
     @classmethod
-    def of(cls, plan: Plan, costs: Costs, prefetch: int = 0) -> ZeroCosts:
+    def of(cls, plan: Plan, costs: Costs, prefetch: int = 0) -> "ZeroCosts":
         """prefetch: layers whose weights are gathered ahead; 0: nothing overlaps."""
         if plan.zero == 0 or not (plan.in_step and (plan.zero > 1 or single_stage(plan))):
             return cls(plan, costs, prefetch, (), None)

@@ -5,8 +5,6 @@ these are dealt to replicas one after the other, or in blocks. Cuts make the slo
 as can be, and replicas take samples in proportion to their speed.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace

@@ -14,8 +14,6 @@ Source: Poplar (AAAI 2025), Algorithm 1, "Heterogeneity Aware", "Optimal Batch S
 appendix "Cubic Spline Interpolation".
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol

@@ -11,8 +11,6 @@ Source Poplar (AAAI 2025), "Problem Formulation" and Algorithm 2; stages 2 and 3
 every step.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Self
 
 from pydantic import (

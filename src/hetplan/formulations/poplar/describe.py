@@ -1,7 +1,5 @@
 """A `poplar` decision as a table for people: devices that do the same in one line."""
 
-from __future__ import annotations
-
 from itertools import groupby
 
 from hetplan.formulations.poplar.data import PoplarData, PoplarDecision

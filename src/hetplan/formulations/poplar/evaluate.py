@@ -6,8 +6,6 @@ Beside it   U = sum_i idle_i p_i                                                
 with idle_i = time to the slowest (eq. 2) and p_i = max_b b / t_i(b) (eq. 3).
 """
 
-from __future__ import annotations
-
 from hetplan.formulations.poplar.data import Device, PoplarData, PoplarDecision, Share, Step
 from hetplan.solvers.registry import Evaluation
 

@@ -20,8 +20,6 @@ then the one with the fewest steps and the largest micro-batches. `tie_break` in
 Source: hetplan, for Poplar eq. 1 to 4 and Algorithm 2.
 """
 
-from __future__ import annotations
-
 import bisect
 from collections import Counter
 from dataclasses import dataclass

@@ -1,8 +1,6 @@
 """The Poplar family: names of its schemas, its evaluator and its methods (nothing is imported until
 used)."""
 
-from __future__ import annotations
-
 from hetplan.solvers.registry import Family, Method
 
 _HERE = "hetplan.formulations.poplar"

@@ -14,8 +14,6 @@ most D (sort them and deal them out alternately), so doubling looks at D splits 
 all: O(deficit x D) per pool.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -35,7 +33,7 @@ class Pool:
     loss: Floats
 
     @classmethod
-    def of(cls, copies: int, worth: Floats, admissible: NDArray[np.bool_]) -> Pool:
+    def of(cls, copies: int, worth: Floats, admissible: NDArray[np.bool_]) -> "Pool":
         """worth, admissible [loads] of the loads 0, 1, …; load 0 is admissible."""
         end = int(np.flatnonzero(admissible)[-1]) + 1
         loss = np.where(admissible[:end], worth[end - 1] - worth[:end], np.inf)

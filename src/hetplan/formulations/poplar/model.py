@@ -16,8 +16,6 @@ what the devices take in them follows by the tie rule of `plans`.
 Source: hetplan, for Poplar eq. 1 and Algorithm 2.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -20,8 +20,6 @@ proportions.
 Source: Poplar (AAAI 2025), Algorithms 1 and 2, "Models and Baselines".
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Final
 

@@ -13,8 +13,6 @@ Plan    ZeRO 0, 1: shares by peak speed, rounded either way. ZeRO 2, 3: one grou
 Source: hetplan, for Poplar eq. 1 to 4 (AAAI 2025).
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise

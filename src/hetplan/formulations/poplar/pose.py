@@ -8,8 +8,6 @@ A batch curve measured on a live device takes the place of both, the times and t
 fits.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache

@@ -4,8 +4,6 @@ Devices with the same curve are interchangeable, so every search below counts de
 costs the same for 8 devices as for 16 384.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 

@@ -13,8 +13,6 @@ Source: Poplar (AAAI 2025), Table 1, Figures 3 to 5; of the measured figures abs
 models".
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatchcase

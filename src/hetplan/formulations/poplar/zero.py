@@ -19,8 +19,6 @@ Source: Rajbhandari et al. 2020 (ZeRO), Sections 3.1, 5 and 7; Poplar (AAAI 2025
 about ZeRO".
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -55,7 +53,7 @@ class States:
     framework: Framework = HETPLAN
 
     @classmethod
-    def of(cls, workload: Workload) -> States:
+    def of(cls, workload: Workload) -> "States":
         """From the profile's layers; tied parameters count once, as one device holds the whole
         model."""
         layers = workload.profile.layers
@@ -70,7 +68,7 @@ class States:
         precision: Precision,
         per_sample: float = 0.0,
         framework: Framework = HETPLAN,
-    ) -> States:
+    ) -> "States":
         """From the bytes of weights that each layer owns, with Adam's states."""
         each, weights = PARAM_BYTES[precision], float(sum(layers))
         _, gradients, optimizer = framework.state_bytes(each)
@@ -126,7 +124,7 @@ class Communication:
     per_step: float
     per_iteration: float
 
-    def overlapped(self, share: float, hideable: float = float("inf")) -> Communication:
+    def overlapped(self, share: float, hideable: float = float("inf")) -> "Communication":
         """What remains visible when `share` (0 to 1) of it hides behind at most `hideable` seconds
         of computation.
 

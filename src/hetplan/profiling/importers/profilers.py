@@ -33,8 +33,6 @@ modules, a list of repeated blocks unrolled and what stands beside it kept whole
 forward passes; the summary has the backward pass as a whole.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -351,7 +349,7 @@ class Module:
     line: int
     params: float | None = None
     seconds: float | None = None
-    inner: list[Module] = field(default_factory=list)
+    inner: "list[Module]" = field(default_factory=list)
 
 
 def read_deepspeed(path: str, settings: Settings) -> Imported:

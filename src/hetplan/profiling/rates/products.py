@@ -12,8 +12,6 @@ What is not smooth in truth is not smooth here: seconds jump where another wave 
 little where a larger product fits its tiles better.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
@@ -78,7 +76,7 @@ class Machine:
     element_bytes: int
 
     @classmethod
-    def of(cls, spec: DeviceSpec, precision: Precision, physics: Physics = PHYSICS) -> Machine:
+    def of(cls, spec: DeviceSpec, precision: Precision, physics: Physics = PHYSICS) -> "Machine":
         """From a catalogue entry; raises InputError where it lacks `precision`."""
         peak = spec.peak_flops(precision)
         reached = peak * (physics.share_32 if precision == "fp32" else physics.share_16)
@@ -116,7 +114,7 @@ class Tiles:
     moved: Floats
 
     @classmethod
-    def of(cls, machine: Machine, sizes: Floats, physics: Physics = PHYSICS) -> Tiles:
+    def of(cls, machine: Machine, sizes: Floats, physics: Physics = PHYSICS) -> "Tiles":
         """Of products `sizes` [N, 4]: count, m, k, n, each at least 1."""
         count, m, k, n = sizes.T[:, :, None]
         rows, columns, split = map(np.array, (physics.rows, physics.columns, physics.split))
@@ -165,7 +163,7 @@ class Trees:
     leaf: Floats
 
     @classmethod
-    def of(cls, table: ProductTrees) -> Trees:
+    def of(cls, table: ProductTrees) -> "Trees":
         """From the file's whole numbers."""
         return cls(
             table.start,

@@ -16,8 +16,6 @@ about belongs to a later moment. Start times are exact: the latest of the asking
 in which the ports become free.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -191,7 +189,7 @@ class TaskList:
         )
 
 
-def simulate(tasks: Tasks, kept_bytes: Floats | None = None) -> Timeline:
+def simulate(tasks: Tasks, kept_bytes: Floats | None = None) -> "Timeline":
     """Run the tasks. kept_bytes [U]: what the units keep at once, default nothing. Raises
     ValueError where tasks wait for each other in a circle."""
     batch = np.where(tasks.micro_batch < 0, LAST, tasks.micro_batch)  # lower ones first at a tie

@@ -11,8 +11,6 @@ direction only, what one hop carries, in the order of the micro-batches. The fir
 ranks makes them meet; `opened` has them do so in one order everywhere.
 """
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -86,7 +84,9 @@ class Transport:
     lanes: Mapping[int, Any] = field(default_factory=dict)
 
     @classmethod
-    def over(cls, device: str, staging: Staging = "auto", watch: Watch | None = None) -> Transport:
+    def over(
+        cls, device: str, staging: Staging = "auto", watch: Watch | None = None
+    ) -> "Transport":
         """All ranks together. staging: "always" also where NCCL could do."""
         here = torch.device(device)
         direct = staging == "auto" and own_gpus(here)
@@ -98,14 +98,14 @@ class Transport:
         """What exchanges."""
         return "gloo" if self.carrier.type == "cpu" else "nccl"
 
-    def groups(self, members: Iterable[Sequence[int]]) -> dict[tuple[int, ...], Group]:
+    def groups(self, members: Iterable[Sequence[int]]) -> "dict[tuple[int, ...], Group]":
         """A group for each set of two ranks or more; the same call on every rank."""
         everyone = sorted({tuple(sorted(ranks)) for ranks in members})
         several = [ranks for ranks in everyone if len(ranks) > 1]
         return {ranks: Group(self, one_group(ranks, self.backend)) for ranks in several}
 
     @property
-    def everyone(self) -> Group:
+    def everyone(self) -> "Group":
         """All ranks, for tensors in host memory."""
         return Group(replace(self, carrier=torch.device("cpu")), host_group())
 
@@ -139,12 +139,12 @@ class Transport:
         """Those still on their way, as far as NCCL tells; the memory of others is free again."""
         return sent if self.backend == "gloo" else [m for m in sent if not m[0].is_completed()]
 
-    def opened(self, streams: Callable[[], Sequence[Stream]]) -> Transport:
+    def opened(self, streams: Callable[[], Sequence[Stream]]) -> "Transport":
         """With a lane for every tag, on which both ends of each stream have met; all ranks
         together. gloo needs none."""
         return self if self.backend == "gloo" else self.on_lanes(streams(), self.backend)
 
-    def on_lanes(self, streams: Sequence[Stream], backend: str) -> Transport:
+    def on_lanes(self, streams: Sequence[Stream], backend: str) -> "Transport":
         """The same for a given backend. streams: in one order on all ranks."""
         everyone, rank = range(dist.get_world_size()), dist.get_rank()
         tags = sorted({tag for tag, _, _ in streams})

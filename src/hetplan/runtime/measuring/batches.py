@@ -9,8 +9,6 @@ trains models that one device cannot hold, this cannot measure.
 Source: Poplar (AAAI 2025), Algorithm 1.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -130,7 +128,7 @@ class Trial:
         weights = [sum(p.numel() * p.element_size() for p in layer) for layer in self.network.own]
         self.states = States.of_weights(weights, self.model.precision)
 
-    def at(self, stage: int) -> TrialAt:
+    def at(self, stage: int) -> "TrialAt":
         """The device under a ZeRO stage."""
         return TrialAt(self, self.states.resident(stage, 1.0 / self.devices))
 

@@ -7,8 +7,6 @@ type that alone has devices enough, so that a pool is never worse than a part of
 size.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence

@@ -6,8 +6,6 @@ differ
 (experts in every second one) are averaged in time, parameters and activations.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property

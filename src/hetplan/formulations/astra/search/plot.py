@@ -1,8 +1,6 @@
 """The Pareto set as a picture (Astra, Figure 7), by matplotlib (extra `plots`): throughput on the x
 axis, money on the y axis, every priced strategy a dot, the Pareto set a line."""
 
-from __future__ import annotations
-
 import importlib.util
 import io
 from pathlib import Path

@@ -5,8 +5,6 @@ node, shared by all its devices. Where no cluster file gives them, `links_of` kn
 machines.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal

@@ -33,8 +33,6 @@ replaces the totals where it has a table; the part that selective recomputation 
 analytical share.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property

@@ -3,8 +3,6 @@
 Order, Pareto set and choice under a money limit follow Astra, Section 3.6, eq. 29-33.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Mapping

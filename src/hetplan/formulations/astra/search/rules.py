@@ -19,8 +19,6 @@ Values are float64 with NaN for None (an option that is not set). None equals on
 with it gives None, ordering against it is false, and so is dividing by zero, row by row.
 """
 
-from __future__ import annotations
-
 import ast
 import os
 import re

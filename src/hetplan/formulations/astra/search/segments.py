@@ -22,8 +22,6 @@ and the optimizer add max_s r(n_s).
 Interleaving and block-wise recomputation are left out: Megatron-LM has them for equal stages only.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -102,7 +100,7 @@ class SegmentFigures:
     offloaded: Floats
     exposed: Callable[[int], Floats]
 
-    def take(self, rows: Ints) -> SegmentFigures:
+    def take(self, rows: Ints) -> "SegmentFigures":
         """Those strategies."""
         return SegmentFigures(
             c=self.c[:, rows],
@@ -356,7 +354,7 @@ class SegmentSearch:
             for pair in kinds if len(m) else ():
                 self.solve(r, pair, m[pair.possible(m)])
 
-    def solve(self, r: int, kinds: Kinds, m: Ints) -> None:
+    def solve(self, r: int, kinds: "Kinds", m: Ints) -> None:
         """Add the points of strategy r with stage counts m [V, types] and ends as in `kinds`."""
         counts, paid = kinds.counts(m), m @ self.figures.rate[:, r]
         bound, theta, phi, work = kinds.lower_bounds(counts)

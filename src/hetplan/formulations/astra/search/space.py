@@ -7,8 +7,6 @@ bases, rules over the pipeline size and options to the options of each pipeline 
 joined rows: the same rows survive, far fewer are made.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import product
@@ -200,7 +198,7 @@ class Strategies:
         """R."""
         return len(self.columns["num_gpus"])
 
-    def take(self, rows: NDArray[np.generic]) -> Strategies:
+    def take(self, rows: NDArray[np.generic]) -> "Strategies":
         """Those rows (indices or mask)."""
         return Strategies(
             {name: column[rows] for name, column in self.columns.items()}, self.generated

@@ -15,8 +15,6 @@ gradient: wherever a whole tensor is read by a device that computes a slice, its
 as a summand anyway. Instructions say what each device does forward and, mirrored, backward.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal

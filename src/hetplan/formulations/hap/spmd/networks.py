@@ -18,8 +18,6 @@ more patch.
 Nodes are called as `PUBLISHED` or `BY_LAYER` says: instances and plan files have these names.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 

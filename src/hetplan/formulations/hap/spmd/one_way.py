@@ -7,8 +7,6 @@ that does not fit, one way stays, and what the others gave is made of what there
 stays a proof, and the problem's bound holds for it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import islice, product
 

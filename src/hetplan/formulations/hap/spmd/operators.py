@@ -10,8 +10,6 @@ that is summed over is reduction parallelism (HAP's released code lacks it), who
 summands. Operators that are linear in a tensor take its summands as well.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -10,8 +10,6 @@ summands are not kept, views (operators without work) cost nothing. A copy of a 
 counted again.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
@@ -89,10 +87,10 @@ class Price:
     fixed: float
     shared: float = 0.0
 
-    def __add__(self, other: Price) -> Price:
+    def __add__(self, other: "Price") -> "Price":
         return Price(self.fixed + other.fixed, self.shared + other.shared)
 
-    def divided(self, parts: int) -> Price:
+    def divided(self, parts: int) -> "Price":
         """One of so many equal parts."""
         return Price(self.fixed / parts, self.shared / parts)
 

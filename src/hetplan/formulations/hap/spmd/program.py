@@ -11,8 +11,6 @@ units, and devices get whole units, so that the slices of all its dimensions fit
 whatever the ratios.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -107,7 +105,7 @@ class SingleProgram:
                 needed.add(node.name)
         return needed
 
-    def with_segments(self, segment: Mapping[str, int]) -> SingleProgram:
+    def with_segments(self, segment: Mapping[str, int]) -> "SingleProgram":
         """The same with each node in the segment given by its name."""
         nodes = tuple(replace(node, segment=segment[node.name]) for node in self.nodes)
         return SingleProgram(self.name, nodes, self.copies)

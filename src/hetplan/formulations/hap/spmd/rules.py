@@ -21,8 +21,6 @@ of it; a matrix product over slices of the batch may gather its factors instead 
 gradient on every device (Section 2.5.2).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 

@@ -7,8 +7,6 @@ operators read in different ways (a tied embedding, sliced in one place and whol
 held whole.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
