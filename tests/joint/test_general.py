@@ -29,12 +29,14 @@ def run(limit: float = 120) -> Run:
 
 
 def drawn(seed: int, devices: int, layers: int, batch: int) -> JointData:
-    """Several devices; links a thousand times as fast in half of the instances, where many
-    replicas pay."""
-    rng, data = Random(seed), None
-    while data is None or len(data.devices) == 1:
+    """Several devices and samples. In half of the instances several types, and links a thousand
+    times as fast, so that unlike replicas pay."""
+    rng, data, odd = Random(seed), None, seed % 2
+    while data is None or data.global_batch == 1 or len({kind for kind, _ in data.devices}) <= odd:
         data = tightened(rng, random_data(rng, devices=devices, layers=layers, batch=batch))
-    faster = 1000.0 ** (seed % 2)
+        if len(data.devices) == 1:
+            data = None
+    faster = 1000.0**odd
     links = ("intra_bandwidth", "network_bandwidth")
     nodes = [
         node.model_copy(update={name: faster * getattr(node, name) for name in links})
