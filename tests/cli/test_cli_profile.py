@@ -12,7 +12,7 @@ import pytest
 
 from fakes.cli import Call
 from hetplan.profiling.cluster import example_cluster
-from hetplan.profiling.measured import load_batch_curve
+from hetplan.profiling.measured import BatchCurve
 from hetplan.profiling.models import load_model
 from hetplan.profiling.predict import predict
 from hetplan.profiling.profile import load_profile
@@ -152,7 +152,7 @@ def test_a_curve_goes_from_the_device_into_a_plan(hetplan: Call, tmp_path: Path)
     assert ran.code == 0, ran.err
     assert "largest micro-batch: ZeRO 0: 3" in ran.out and "micro-batch 1:" in ran.err
     assert "stopped at --max-micro-batch 3: more may fit" in ran.out
-    curve = load_batch_curve(path)
+    curve = BatchCurve.load(path)
     assert curve.tried_up_to == 3
     assert curve.provenance.kind == "measured" and "torch" in curve.provenance.source
     plan = ("plan", *CURVE[2:], "--cluster", "poplar-b", "--strategies", "poplar", "-q", "--json")

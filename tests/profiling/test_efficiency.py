@@ -23,12 +23,11 @@ from hetplan.profiling.efficiency import (
     Correction,
     Learned,
     LearnedLinks,
+    LinkEfficiencyFile,
     MeasuredOperator,
     OperatorData,
     Smoothing,
     link_curves,
-    load_link_efficiency,
-    load_operators,
     moved_share,
     share_of,
     train,
@@ -127,7 +126,7 @@ def test_twice_as_slow_takes_twice_as_long(tmp_path: Path) -> None:
 def test_predictions_follow_what_was_measured(tmp_path: Path) -> None:
     path = tmp_path / "t4.json"
     data().save(path)
-    learned = {"T4": Learned(load_operators(path), device("T4"))}
+    learned = {"T4": Learned(OperatorData.load(path), device("T4"))}
     model = load_model("gpt2", sequence=128)
     plain = predict(model, cluster(), micro_batches=[1], tensor_degrees=[1])
     found = predict(model, cluster(), micro_batches=[1], tensor_degrees=[1], learned=learned)
@@ -194,7 +193,7 @@ def test_the_command_that_measures_quickly(
     path, options = tmp_path / "quick.json", ["--device", "cpu", "--precision", "fp32"]
     assert main(["profile", "quick", *options, "--device-type", "T4", "-o", str(path)]) == 0
     assert "operators of T4 in fp32" in capsys.readouterr().out
-    assert len(load_operators(path).operators) == 10
+    assert len(OperatorData.load(path).operators) == 10
 
 
 def test_operators_of_this_cpu(tmp_path: Path) -> None:
@@ -315,7 +314,7 @@ class TestLinks:
         trained = tmp_path / "links.json"
         assert main(["profile", "train", *map(str, files), "-o", str(trained)]) == 0
         assert "learned efficiency of links between X, gloo" in capsys.readouterr().out
-        assert load_link_efficiency(trained).kept_apart == 41
+        assert LinkEfficiencyFile.load(trained).kept_apart == 41
         planning = ["plan", "--model", "gpt2", "--cluster", "home", "--global-batch", "12"]
         planning += ["--strategies", "dp", "--json", "-q"]
         seconds = []

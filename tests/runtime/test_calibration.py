@@ -20,11 +20,11 @@ from hetplan.profiling.stack import STACKS
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.calibration import (
     RULES,
+    Calibration,
     Estimate,
     Fit,
     MeasuredRun,
     calibrate,
-    load_calibration,
     predicted_seconds,
     selected,
     slots,
@@ -118,7 +118,7 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     options = ["--cluster", str(cluster), "-o", str(target)]
     assert main(["truth", "calibrate", str(profile), *names, *options]) == 0
     assert "mean error" in capsys.readouterr().out
-    estimate = load_calibration(target)
+    estimate = Calibration.load(target)
     assert estimate.framework_bytes is not None and 0 < estimate.framework_bytes < 15e9
     plan = tmp_path / "plan.json"
     plan.write_text(json.dumps(runs[4].plan.model_dump(mode="json")))

@@ -16,7 +16,7 @@ import pytest
 from hetplan.cli.main import main
 from hetplan.errors import InputError, UnsupportedError
 from hetplan.formulations.poplar.awareness import OutOfMemoryOnDevice, explore
-from hetplan.profiling.measured import OPERATIONS, fit_line, load_collectives
+from hetplan.profiling.measured import OPERATIONS, Collectives, fit_line
 from hetplan.profiling.model_files import from_config
 from hetplan.profiling.models import Model, load_model
 from hetplan.profiling.profile import load_profile
@@ -401,7 +401,7 @@ def test_two_ranks_on_gloo(tmp_path: Path) -> None:
         command, env=environment, capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    measured = load_collectives(target)
+    measured = Collectives.load(target)
     assert measured.backend == "gloo" and measured.ranks == 2
     assert [fit.operation for fit in measured.fits] == list(OPERATIONS)
     for fit in measured.fits:

@@ -18,7 +18,7 @@ from hetplan.formulations.joint.plan import Plan
 from hetplan.instances.library import Instance, load_from_library, parse_instance
 from hetplan.profiling import cluster as clusters
 from hetplan.profiling.cluster import Cluster
-from hetplan.profiling.efficiency import LearnedLinks, load_link_efficiency
+from hetplan.profiling.efficiency import LearnedLinks, LinkEfficiencyFile
 from hetplan.profiling.frameworks import load_framework
 from hetplan.profiling.operators import Precision
 from hetplan.profiling.stack import load_stack
@@ -328,4 +328,4 @@ def with_links(workload: Workload, path: Path | None) -> Workload:
     InputError."""
     if path is None:
         return workload
-    return replace(workload, links=LearnedLinks(load_link_efficiency(path)))
+    return replace(workload, links=LearnedLinks(LinkEfficiencyFile.load(path)))

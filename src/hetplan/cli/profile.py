@@ -34,14 +34,13 @@ from hetplan.profiling.efficiency import (
     Learned,
     LinkEfficiencyFile,
     OperatorData,
-    load_operators,
     packaged,
     train_links,
 )
 from hetplan.profiling.efficiency import train as train_operators
 from hetplan.profiling.importers import import_file
 from hetplan.profiling.importers.common import Imported, Settings
-from hetplan.profiling.measured import BatchCurve, load_collectives
+from hetplan.profiling.measured import BatchCurve, Collectives
 from hetplan.profiling.models import Model, load_model
 from hetplan.profiling.operators import Precision
 from hetplan.profiling.predict import LARGEST_MICRO_BATCH, default_micro_batches
@@ -187,7 +186,7 @@ def learned_of(files: Sequence[Path], cluster: Cluster, precision: str) -> dict[
 
     learned: dict[str, OperatorData] = {}
     for path in files:
-        file = load_operators(path)
+        file = OperatorData.load(path)
         if file.precision != precision:
             raise InputError(
                 "is of another precision",
@@ -551,14 +550,14 @@ def train(
     value = read_json(files[0])
     learned: OperatorData | LinkEfficiencyFile
     if isinstance(value, dict) and value.get("format") == "hetplan-collectives":
-        learned = train_links([load_collectives(path) for path in files])
+        learned = train_links([Collectives.load(path) for path in files])
         table = links_table(learned)
     else:
         if len(files) > 1:
             raise InputError(
                 "hetplan profile train", got=len(files), expected="one file of measured operators"
             )
-        learned = train_operators(load_operators(files[0]))
+        learned = train_operators(OperatorData.load(files[0]))
         table = operators_table(learned)
     emit(learned.model_dump(mode="json"), [table], json=json, output=output)
     return 0

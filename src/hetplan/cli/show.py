@@ -34,7 +34,7 @@ from hetplan.planner.pictures.scene import read, scene
 from hetplan.planner.pictures.terminal import tables
 from hetplan.profiling.simulator.pipeline import Sends
 from hetplan.profiling.workload import Workload
-from hetplan.runtime.calibration import load_calibration, slots
+from hetplan.runtime.calibration import Calibration, slots
 from hetplan.runtime.export import export as written
 from hetplan.runtime.replay import Replay, Replayer, Settings, replay
 from hetplan.runtime.replay import trace as traced
@@ -303,7 +303,7 @@ def replay_document(plan: Plan, run: Replay) -> dict[str, Any]:
 def calibrated(plan: Plan, workload: Workload, path: Path) -> tuple[Workload, float]:
     """The workload with a calibration's times, links and memory, and the seconds that its passes
     take beside their layers."""
-    constants = load_calibration(path)
+    constants = Calibration.load(path)
     if constants.cluster != workload.cluster.name:
         raise InputError(
             "is of another cluster",

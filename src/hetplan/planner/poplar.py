@@ -33,7 +33,7 @@ from hetplan.planner.strategy import (
     begin_run,
     joined,
 )
-from hetplan.profiling.measured import BatchCurve, load_batch_curve, load_collectives
+from hetplan.profiling.measured import BatchCurve, Collectives
 from hetplan.profiling.workload import Workload
 from hetplan.schema import StrictModel
 from hetplan.solvers.registry import solve
@@ -60,12 +60,12 @@ class PoplarSettings(StrictModel):
         """With the files read; raises InputError."""
         curves: dict[str, BatchCurve] = {}
         for path in filter(None, (part.strip() for part in (self.curves or "").split(","))):
-            curve = load_batch_curve(path)
+            curve = BatchCurve.load(path)
             if curves.setdefault(curve.device, curve) is not curve:
                 raise InputError(
                     "second batch curve of a device type", where=path, got=curve.device
                 )
-        measured = None if self.collectives is None else load_collectives(self.collectives.strip())
+        measured = None if self.collectives is None else Collectives.load(self.collectives.strip())
         return Assumptions(self.shards, self.overlap, self.interpolation, curves, measured)
 
 

@@ -137,15 +137,12 @@ class OperatorData(Document):
         )
 
 
-load_operators = OperatorData.load
-
-
 @cache
 def packaged(device: str, precision: str) -> OperatorData | None:
     """What comes with hetplan of a device type, by the name that it was measured under; None of
     most."""
     for path in sorted(Path(__file__).with_name("learned").glob("*.operators.json.gz")):
-        file = load_operators(path)
+        file = OperatorData.load(path)
         if (file.device, file.precision) == (device, precision):
             return file
     return None
@@ -289,9 +286,6 @@ class LinkEfficiencyFile(Document):
     plain_error: NonNegative
     line_error: NonNegative
     curves: list[LinkCurve] = Field(min_length=1)
-
-
-load_link_efficiency = LinkEfficiencyFile.load
 
 
 def moved_share(operation: str, ranks: int) -> float:

@@ -104,9 +104,6 @@ class Collectives(Document):
         return rounds * part * fit.bytes_per_second, fit.latency_seconds / rounds
 
 
-load_collectives = Collectives.load
-
-
 @dataclass(frozen=True)
 class Line:
     """a + n/b: latency in seconds, bandwidth in bytes/s; r_squared as in `FittedCollective`."""
@@ -197,9 +194,6 @@ class BatchCurve(Document):
     def measured(self) -> dict[int, float]:
         """{micro-batch: seconds}."""
         return {point.micro_batch: point.seconds for point in self.points}
-
-
-load_batch_curve = BatchCurve.load
 
 
 def check_curve(curve: BatchCurve, model: Model, devices: int) -> None:

@@ -145,9 +145,6 @@ def load_measured_run(path: str | os.PathLike[str]) -> MeasuredRun:
     return MeasuredRun(plan, file.seconds, file.peak_bytes, where)
 
 
-load_calibration = Calibration.load
-
-
 def adjusted(workload: Workload, values: Mapping[str, float]) -> Workload:
     """The workload with layer times and bandwidths scaled; a constant that is not named is 1."""
     within, between = values.get(WITHIN, 1.0), values.get(BETWEEN, 1.0)
