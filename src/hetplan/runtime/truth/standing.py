@@ -7,7 +7,6 @@ same rows, posed in the same way.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +30,6 @@ class Standing:
     before: dict[str, Any]
 
 
-@cache
-def earlier() -> dict[str, dict[str, Any]]:
-    """Figures of the earlier predictor by `set/part`."""
-    figures: dict[str, dict[str, Any]] = read_json(Path(__file__).with_name("before.json"))
-    return figures
-
-
 def standings(folder: Path) -> Iterator[Standing]:
     """Every set below `folder` (truth, operators, sailor), part by part; raises InputError where
     none is there or a file is damaged."""
@@ -51,8 +43,9 @@ def standings(folder: Path) -> Iterator[Standing]:
         raise InputError(
             "no set", where=str(folder), expected="a folder with truth, operators or sailor in it"
         )
+    earlier = read_json(Path(__file__).with_name("before.json"))  # by `set/part`
     for name, place in present.items():
         whole = summary(compare(name, place))
         parts = whole.get(PARTS.get(name, "files")) or {"": whole}
         for part, figures in parts.items():
-            yield Standing(name, part, figures, earlier().get(f"{name}/{part}", {}))
+            yield Standing(name, part, figures, earlier.get(f"{name}/{part}", {}))
