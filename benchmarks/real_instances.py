@@ -29,10 +29,8 @@ from real_workloads import (
 )
 
 from hetplan.formulations.amp.pose import pose as pose_amp
-from hetplan.formulations.astra.data import AstraData
-from hetplan.formulations.astra.data import DeviceType as AstraType
-from hetplan.formulations.ditto.data import DeviceType as DittoType
-from hetplan.formulations.ditto.data import DittoData, Memory
+from hetplan.formulations.astra.data import AstraData, DeviceType as AstraType
+from hetplan.formulations.ditto.data import DeviceType as DittoType, DittoData, Memory
 from hetplan.formulations.hap.pose import pose as pose_hap
 from hetplan.formulations.poplar.pose import pose as pose_poplar
 from hetplan.instances.library import Instance

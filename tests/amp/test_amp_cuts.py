@@ -7,8 +7,7 @@ from itertools import combinations, pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from amp.cases import SMALL, data_of
 from hetplan.formulations.amp.cuts import envelope_cut, parameter_cut, uniform_cut

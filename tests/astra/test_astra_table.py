@@ -7,8 +7,7 @@ from random import Random
 from typing import Any
 
 import numpy as np
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from astra.cases import COLUMNS, GPT, LLAMA, SMALL, table_of
 from hetplan.formulations.astra.search.facts import model_facts

@@ -9,8 +9,7 @@ import pytest
 import yaml
 
 from fakes.cli import Call, Ran, Write
-from fakes.workloads import cluster as two_by_two
-from fakes.workloads import cluster_document
+from fakes.workloads import cluster as two_by_two, cluster_document
 from hetplan.cli.main import main
 from hetplan.formulations import FAMILIES
 from hetplan.formulations.joint.plan import save_plan

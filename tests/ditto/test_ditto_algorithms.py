@@ -9,8 +9,7 @@ from random import Random
 
 import pytest
 
-from ditto.ditto_oracle import solve as oracle
-from ditto.ditto_oracle import total
+from ditto.ditto_oracle import solve as oracle, total
 from hetplan.formulations.ditto.data import DeviceType, DittoData, DittoDecision
 from hetplan.formulations.ditto.family import FAMILY
 from hetplan.formulations.ditto.folding import fold, single_devices, virtual_cluster

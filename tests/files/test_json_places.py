@@ -9,12 +9,10 @@ from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from fuzzing.mutations import check_one_line
-from hetplan.errors import InputError, one_line
-from hetplan.errors import json_path as path_text
+from hetplan.errors import InputError, json_path as path_text, one_line
 from hetplan.files import parse_json, read_json
 
 

@@ -8,8 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from fakes.theories import chain, residual
 from hap.hap_cases import all_programs, instance, known, known_limited, oracle
@@ -18,8 +17,7 @@ from hetplan.formulations.hap.common import Reduced, chain_bound, reduced_or_ans
 from hetplan.formulations.hap.data import Compute, HapData, HapDecision
 from hetplan.formulations.hap.describe import show
 from hetplan.formulations.hap.evaluate import evaluate
-from hetplan.formulations.hap.exact import Parameters
-from hetplan.formulations.hap.exact import solve as exact
+from hetplan.formulations.hap.exact import Parameters, solve as exact
 from hetplan.formulations.hap.family import FAMILY
 from hetplan.instances.library import Instance
 from hetplan.schema import parse

@@ -14,8 +14,7 @@ from hetplan.errors import InputError, UnsupportedError
 from hetplan.formulations import family
 from hetplan.formulations.hap.data import Communication, Compute, HapDecision
 from hetplan.formulations.hap.pose import pose, priced, runs_that_fit, tables
-from hetplan.formulations.hap.spmd.forms import WHOLE
-from hetplan.formulations.hap.spmd.forms import Run as Operation
+from hetplan.formulations.hap.spmd.forms import WHOLE, Run as Operation
 from hetplan.formulations.hap.spmd.networks import program_of
 from hetplan.formulations.hap.spmd.prices import products_of
 from hetplan.formulations.hap.spmd.whole import Decided

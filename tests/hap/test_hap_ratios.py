@@ -8,8 +8,7 @@ import random
 import pytest
 
 from fakes.theories import stages_only
-from hap.hap_cases import instance as drawn
-from hap.hap_cases import least_cost, programs
+from hap.hap_cases import instance as drawn, least_cost, programs
 from hetplan.errors import InputError
 from hetplan.formulations.hap.data import Device
 from hetplan.formulations.hap.family import FAMILY

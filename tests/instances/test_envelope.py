@@ -10,8 +10,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from amp.generate import instance as amp_data
 from fuzzing.mutations import as_json, check_one_line, damage, mutate

@@ -6,8 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from hetplan.errors import InputError
 from hetplan.profiling.catalogue import DeviceSpec, catalogue, device

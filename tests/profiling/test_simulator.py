@@ -9,8 +9,7 @@ from typing import get_args
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from hetplan.profiling.simulator.pipeline import (
     Collective,

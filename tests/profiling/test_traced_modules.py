@@ -14,8 +14,10 @@ from hetplan.profiling.operators import Layer
 torch: Any = pytest.importorskip("torch", reason="tracing needs torch")
 
 from fakes import networks  # noqa: E402
-from hetplan.runtime.tracing import counter  # noqa: E402
-from hetplan.runtime.tracing import layers as traced  # noqa: E402
+from hetplan.runtime.tracing import (  # noqa: E402
+    counter,
+    layers as traced,
+)
 
 H, S, V, HEADS = networks.WIDTH, networks.TOKENS, networks.VOCABULARY, networks.HEADS
 

@@ -18,8 +18,7 @@ from hetplan.formulations.joint.plan import save_plan
 from hetplan.profiling.models import load_model
 from hetplan.profiling.predict import predict
 from hetplan.profiling.profile import Profile
-from hetplan.profiling.simulator.pipeline import Collective
-from hetplan.profiling.simulator.pipeline import Replica as Pipeline
+from hetplan.profiling.simulator.pipeline import Collective, Replica as Pipeline
 from hetplan.profiling.stack import DEFAULT_STACK
 from hetplan.runtime import rehearsals
 from hetplan.runtime.job import Job, Measured, StepReport

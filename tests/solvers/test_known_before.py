@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from astra.cases import oracle as astra_oracle
-from astra.cases import random_instance
+from astra.cases import oracle as astra_oracle, random_instance
 from ditto import ditto_cases
 from hetplan.formulations import family
 from hetplan.formulations.poplar import plans

@@ -36,8 +36,7 @@ from hetplan.errors import InputError
 from hetplan.formulations.ditto.describe import rows_of, tables_of
 from hetplan.formulations.ditto.templates import readiness
 from hetplan.formulations.joint.plan import load_plan
-from hetplan.planner import replan as again
-from hetplan.planner import what_if as asking
+from hetplan.planner import replan as again, what_if as asking
 from hetplan.planner.replan import Replanning
 from hetplan.planner.what_if import ChangeResult, WhatIf
 from hetplan.profiling.workload import make_workload

@@ -35,16 +35,19 @@ from hetplan.profiling.efficiency import (
     LinkEfficiencyFile,
     OperatorData,
     packaged,
+    train as train_operators,
     train_links,
 )
-from hetplan.profiling.efficiency import train as train_operators
 from hetplan.profiling.importers import import_file
 from hetplan.profiling.importers.common import Imported, Settings
 from hetplan.profiling.measured import BatchCurve, Collectives
 from hetplan.profiling.models import Model, load_model
 from hetplan.profiling.operators import Precision
-from hetplan.profiling.predict import LARGEST_MICRO_BATCH, default_micro_batches
-from hetplan.profiling.predict import predict as predicted
+from hetplan.profiling.predict import (
+    LARGEST_MICRO_BATCH,
+    default_micro_batches,
+    predict as predicted,
+)
 from hetplan.profiling.profile import Profile
 from hetplan.profiling.rates.products import measured_products
 from hetplan.profiling.stack import load_stack

@@ -36,8 +36,7 @@ from hetplan.profiling.simulator.pipeline import Sends
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.calibration import Calibration, slots
 from hetplan.runtime.export import export as written
-from hetplan.runtime.replay import Replay, Replayer, Settings, replay
-from hetplan.runtime.replay import trace as traced
+from hetplan.runtime.replay import Replay, Replayer, Settings, replay, trace as traced
 from hetplan.solvers.registry import evaluate, load
 from hetplan.text import Table, percent_text, seconds_text
 

@@ -36,10 +36,13 @@ from hetplan.profiling.profile import load_profile
 from hetplan.profiling.sailor.validation import spearman
 from hetplan.profiling.workload import Workload
 from hetplan.runtime import rehearsals
-from hetplan.runtime.calibration import Estimate, MeasuredRun, load_measured_run
-from hetplan.runtime.calibration import calibrate as estimate
-from hetplan.runtime.sensitivity import Sensitivity, perturbed, scenarios
-from hetplan.runtime.sensitivity import sensitivity as analyse
+from hetplan.runtime.calibration import (
+    Estimate,
+    MeasuredRun,
+    calibrate as estimate,
+    load_measured_run,
+)
+from hetplan.runtime.sensitivity import Sensitivity, perturbed, scenarios, sensitivity as analyse
 from hetplan.runtime.truth.compare import SETS, compare, reasons
 from hetplan.runtime.truth.known import known_rows
 from hetplan.runtime.truth.rest import calibrate_set

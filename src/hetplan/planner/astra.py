@@ -19,8 +19,7 @@ from hetplan.formulations.astra.search.pool import (
     offers_of_cluster,
 )
 from hetplan.formulations.astra.search.pricing import Assumptions
-from hetplan.formulations.astra.search.result import Candidate as AstraCandidate
-from hetplan.formulations.astra.search.result import Job
+from hetplan.formulations.astra.search.result import Candidate as AstraCandidate, Job
 from hetplan.formulations.astra.search.space import Space
 from hetplan.formulations.joint.plan import MicroBatches, Plan, Replica, new_plan
 from hetplan.planner.strategy import (

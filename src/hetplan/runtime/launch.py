@@ -21,8 +21,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from multiprocessing import connection as pipes
-from multiprocessing import get_context
+from multiprocessing import connection as pipes, get_context
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn

@@ -24,8 +24,7 @@ from hetplan.formulations.joint.plan import Plan, Replica, Stage
 from hetplan.formulations.joint.pose import costs_of
 from hetplan.formulations.joint.replay import simulated
 from hetplan.formulations.joint.sharding import ZeroCosts
-from hetplan.profiling.simulator.pipeline import Collective, simulate_replicas
-from hetplan.profiling.simulator.pipeline import Replica as Pipeline
+from hetplan.profiling.simulator.pipeline import Collective, Replica as Pipeline, simulate_replicas
 from hetplan.profiling.simulator.tasks import Ports, Traffic
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.replay import Settings, check_same

@@ -88,7 +88,7 @@ class Space:
         self.kind = [kind for kind, _ in data.devices]
         self.node = [node for _, node in data.devices]
         self.layers, self.batch = len(data.layers), data.global_batch
-        self.degrees, self.modes = sorted({1, *data.tensor_degrees}), data.modes
+        self.degrees, self.modes = sorted(data.tensor_degrees), data.modes
         self.sums = cache(self._sums)
         nodes = range(len(data.nodes))
         self._first = [data.nodes.index(node) for node in data.nodes]  # the first node like each

@@ -35,6 +35,12 @@ FAMILY = Family(
             True,
             "the same model as a mixed-integer programme, HiGHS",
         ),
+        Method(
+            "pyomo",
+            f"{_HERE}.general:solve_by",
+            True,
+            "the same programme through Pyomo, for any solver it knows",
+        ),
         Method("search", f"{_HERE}.search:search", False, "local search over plans by replay"),
     ),
 )

@@ -110,20 +110,6 @@ class Moves:
         pipes[j] = replace(pipes[j], groups=(*there[:b], here[a], *there[b + 1 :]))
         return replace(design, pipes=tuple(pipes))
 
-    def exchange(self, design: Design) -> Design | None:
-        """Two devices of one type on different nodes change places."""
-        space = self.space
-        x, y = self.rng.choices(range(len(space.kind)), k=2)
-        if space.kind[x] != space.kind[y] or space.node[x] == space.node[y]:
-            return None
-        other, pipes = {x: y, y: x}, []
-        for pipe in design.pipes:
-            groups = [tuple(tuple(other.get(e, e) for e in r) for r in g) for g in pipe.groups]
-            if not all(map(space.legal, groups)):
-                return None
-            pipes.append(replace(pipe, groups=tuple(groups)))
-        return replace(design, pipes=tuple(pipes))
-
     def merge(self, design: Design) -> Design | None:
         """A stage goes; its devices join a neighbour as rows or tensor ranks, or stay idle."""
         (i, a), way = self._any_stage(design), self.rng.randrange(3)

@@ -20,8 +20,13 @@ from hetplan.formulations.joint.data import JointData
 from hetplan.formulations.joint.memory import Held, Owner, memory, owners_of, saved_bytes
 from hetplan.formulations.joint.plan import Plan, Recomputation, Replica
 from hetplan.formulations.joint.sharding import ZeroCosts
-from hetplan.profiling.simulator.pipeline import Collective, Sends, simulate_replicas, tasks_of
-from hetplan.profiling.simulator.pipeline import Replica as Pipeline
+from hetplan.profiling.simulator.pipeline import (
+    Collective,
+    Replica as Pipeline,
+    Sends,
+    simulate_replicas,
+    tasks_of,
+)
 from hetplan.profiling.simulator.tasks import Tasks, Timeline, Traffic, simulate
 
 

@@ -36,17 +36,17 @@ class Parameters:
     # How often each move is drawn, relative to the others.
     shares: Mapping[str, float] = field(
         default_factory=lambda: {
-            "cut": 4, "shift": 2, "order": 2, "swap": 1.5, "exchange": 1, "merge": 1,
+            "cut": 4, "shift": 2, "order": 2, "swap": 2, "merge": 1,
             "split": 1, "pair": 1, "unite": 0.5, "divide": 0.5,
             "samples": 1, "micro": 1.5, "schedule": 1, "zero": 0.5, "mode": 0.2,
         }
     )  # fmt: skip
     # Annealings that draw only from `focus`, as a share of all: those keep the shapes of stages.
-    focused: float = 0.5
-    focus: tuple[str, ...] = ("cut", "shift", "order", "swap", "exchange")
+    focused: float = 0.2
+    focus: tuple[str, ...] = ("cut", "shift", "order", "swap")
     # Temperatures as shares of the present seconds: of the first step of an annealing, drawn
     # between two, and of the last.
-    hot: float = 0.04
+    hot: float = 0.03
     warm: float = 0.01
     cold: float = 0.0005
     # Of a generation: annealings, and the first generation's steps for each. None begins with a

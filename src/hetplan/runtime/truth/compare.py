@@ -6,8 +6,7 @@ from pathlib import Path
 
 from hetplan.errors import HetplanError, InputError
 from hetplan.names import unknown_name
-from hetplan.profiling.sailor.validation import Compared as ComparedPlan
-from hetplan.profiling.sailor.validation import validate
+from hetplan.profiling.sailor.validation import Compared as ComparedPlan, validate
 from hetplan.runtime.truth import operators, runs
 from hetplan.runtime.truth.tables import (
     Cells,
