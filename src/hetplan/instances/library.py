@@ -44,7 +44,12 @@ INSTANCE = (".json.gz", ".json")
 SETS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "smoke": (
         "a tiny instance or two per problem: a study in a minute",
-        ("*/tiny-*", "poplar/poplar-b-llama-0.5b-zero[03]", "hap/hap-chain-2x2"),
+        (
+            "[!j]*/tiny-*",
+            "joint/tiny-joint-gpt2-1",
+            "poplar/poplar-b-llama-0.5b-zero[03]",
+            "hap/hap-chain-2x2",
+        ),
     ),
     "real": ("from measured profiles, others' and hetplan's own", ("*/real-*",)),
     "hard": (

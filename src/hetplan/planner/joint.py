@@ -71,7 +71,9 @@ class JointProblem(Problem):
         ]
         result = solve(family("joint"), self.data, method.name, part, starts=starts)
         if result.decision is None:
-            raise NoPlan(result.status, result.message or "no plan fits in memory", result.seconds)
+            raise NoPlan(
+                result.status, result.message or "no plan was reached in time", result.seconds
+            )
         return replace(
             Candidate.of_result("joint", method, result),
             objective=result.objective,

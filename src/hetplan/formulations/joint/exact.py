@@ -26,7 +26,7 @@ from hetplan.formulations.joint.costs import UPDATE_BYTES
 from hetplan.formulations.joint.data import JointData, JointDecision
 from hetplan.formulations.joint.plan import Recomputation, Stage
 from hetplan.formulations.joint.replay import ChainReplayer
-from hetplan.formulations.joint.search import search as local_search
+from hetplan.formulations.joint.search import Parameters as SearchParameters, search as local_search
 from hetplan.profiling.rates.moves import MoveCurve
 from hetplan.profiling.simulator.pipeline import Schedule, order
 from hetplan.solvers import branch_and_bound
@@ -47,8 +47,8 @@ class Parameters:
     """What is enumerated. devices: of more, only a bound is given. cuts: of one layout; layouts
     with more stay open. Of more than `at_once`, chunks are first bounded by so many sweeps over
     prices of stages. share: of the time limit,
-    of at most `longest` seconds, for the local search, where not all is enumerated at once.
-    rounding: of what must be better, relative."""
+    of at most `longest` seconds, for the local search; `long` steps of it, or `short` where all is
+    enumerated at once. rounding: of what must be better, relative."""
 
     devices: int = 6
     at_once: int = 5_000
@@ -56,6 +56,8 @@ class Parameters:
     sweeps: int = 4
     share: float = 0.5
     longest: float = 200.0
+    short: int = 300
+    long: int = 200_000
     rounding: float = 1e-9
 
 
@@ -222,10 +224,11 @@ class Search:
     replays: int = 0
     tables: dict[Any, Any] = field(default_factory=dict)
 
-    def begin(self, starts: Sequence[JointDecision]) -> None:
-        """A plan from the local search, in a part of the time."""
+    def begin(self, starts: Sequence[JointDecision], steps: int) -> None:
+        """A plan from the local search, in a part of the time and at most so many steps."""
         limit = self.parameters.share * min(self.run.remaining, self.parameters.longest)
-        outcome = local_search(self.data, self.run.part(time_limit=limit), starts)
+        part = self.run.part(time_limit=limit)
+        outcome = local_search(self.data, part, starts, SearchParameters(steps=steps))
         if outcome.decision is not None:
             fields = outcome.decision.model_dump()
             plan = self.data.plan(fields.pop("replicas"), **fields)
@@ -511,8 +514,7 @@ def solve(
     devices, inner = sum(node.devices for node in data.nodes), len(data.layers) - 1
     few = devices <= parameters.devices
     large = math.comb(inner, min(4 * devices - 1, inner // 2)) > parameters.cuts
-    if starts or large or not few:
-        search.begin(starts)
+    search.begin(starts, parameters.long if large or not few else parameters.short)
     general, part = 0.0, run.part(time_limit=parameters.share * run.remaining) if few else run
     if large or not few:
         general = lower_bound(data, part, incumbent.objective)
@@ -537,6 +539,6 @@ def solve(
         decision=incumbent.decision,
         bound=bound,
         solver=f"hetplan {__version__}",
-        message="no plan fits into memory" if few and proof.empty else "",
+        message="no plan fits into memory" if stop is Stop.INFEASIBLE else "",
         details={"layouts": len(roots), "nodes": proof.expanded, "replays": search.replays},
     )

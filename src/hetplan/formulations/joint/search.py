@@ -32,7 +32,7 @@ from hetplan.solvers.run import Run
 class Parameters:
     """What steers the search. Chosen on the four workloads of `benchmarks/joint.py`."""
 
-    steps: int = 1_000_000  # moves in all
+    steps: int = 200_000  # moves in all
     # How often each move is drawn, relative to the others.
     shares: Mapping[str, float] = field(
         default_factory=lambda: {
@@ -142,7 +142,8 @@ class Search:
             by_count.setdefault(len(design.pipes), []).append(design)
         for designs in by_count.values():
             for design in sorted(designs, key=self.space.least)[: self.parameters.replayed]:
-                if not self.run.should_stop:
+                late = self.run.should_stop and (self.fitting or self.run.cancelled)
+                if not late:  # something that fits, if need be after the time limit
                     self.value(design)
         for value, design in self.front(self.parameters.varied):
             for change in variations(self.space, design):
