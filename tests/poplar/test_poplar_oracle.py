@@ -136,7 +136,7 @@ def test_less_effort_loses_ties_alone(effort: Effort, seed: int) -> None:
         assert effort.shares == 0.0 or (effort.losses == 0.0 and data.stepwise)
 
 
-@pytest.mark.parametrize("method", ["paper", "deepspeed", "whale"])
+@pytest.mark.parametrize("method", ["paper", "weak-only", "strong-only", "deepspeed", "whale"])
 @pytest.mark.parametrize("seed", SEEDS)
 def test_heuristics_are_feasible_and_never_better(seed: int, method: str) -> None:
     data, best = known(seed)
@@ -174,6 +174,20 @@ def test_the_baselines_by_hand() -> None:
     assert shares["whale"] == PoplarDecision(
         devices=[Share(samples=14, micro_batch=4), Share(samples=4, micro_batch=1)]
     )
+
+
+def test_baselines_on_one_type_by_hand() -> None:
+    """Type b (2 s a sample) is slower than type a (1 s): all 10 samples on the one b, or on the two
+    a; the others keep out."""
+    a = Device(name="a", step_seconds=[1.0, 2.0, 3.0])
+    devices = [a, Device(name="b", step_seconds=[2.0, 4.0]), a]
+    for stage, weak, strong in ((0, 20.0, 5.0), (3, 25.0, 7.0)):
+        data = PoplarData(zero_stage=stage, global_batch=10, comm_seconds=1.0, devices=devices)
+        found = {method: run(data, method) for method in ("weak-only", "strong-only")}
+        comm = 1.0 if stage == 0 else 0.0
+        assert found["weak-only"].objective == weak + comm
+        assert found["strong-only"].objective == strong + comm
+        assert found["weak-only"].message == "b alone, with the collectives of all devices"
 
 
 def test_whale_reads_the_catalogue() -> None:

@@ -15,6 +15,7 @@ from hetplan.formulations.poplar.describe import describe, pieces_of
 from hetplan.formulations.poplar.pose import Assumptions, pose
 from hetplan.formulations.poplar.report import paper_workload
 from hetplan.planner.poplar import Poplar, PoplarSettings, ZeroStageProblem
+from hetplan.planner.ranking import make_plans
 from hetplan.planner.strategy import Candidate, propose
 from hetplan.profiling.cluster import example_cluster
 from hetplan.profiling.measured import BatchCurve
@@ -242,6 +243,29 @@ def test_measured_curves_tell_what_they_are(workload: Workload) -> None:
         and "measured batch curves: T4" in found.message
     )
     assert "what a replay does not know of; measured batch curves: T4" in found.plan.origin
+
+
+def test_measured_curves_decide(workload: Workload, tmp_path: Path) -> None:
+    """An iteration takes what the curves say: in the ranking, in the plan file and in words, and no
+    interval of a prediction is shown."""
+    paths = []
+    for name in workload.cluster.types:
+        path = tmp_path / f"{name}.json"
+        curve_of(workload, device=name).save(path)
+        paths.append(str(path))
+    settings = PoplarSettings(zero=3, curves=",".join(paths))
+    best = present(make_plans(workload, [Poplar(settings)]).best)
+    posed = pose(workload, 3, settings.assumptions())
+    samples, ranks = workload.global_batch, len(workload.cluster.devices)
+    assert best.predicted_seconds == best.objective
+    assert present(best.objective) > 0.1 * samples / ranks + posed.data.comm_seconds
+    assert best.replay is None and best.interval_seconds(workload) is None
+    assert "the iteration is that of the measured curves, not replayed" in best.message
+    prediction = present(present(best.plan).prediction)
+    assert prediction.predicted_seconds == best.objective
+    replayed = present(make_plans(workload, [Poplar(PoplarSettings(zero=3))]).best)
+    assert replayed.replay is not None and replayed.interval_seconds(workload) is not None
+    assert replayed.predicted_seconds != pytest.approx(best.objective, rel=0.01)
 
 
 def test_a_measured_refusal_is_not_told_as_a_predicted_one(workload: Workload) -> None:

@@ -169,7 +169,14 @@ def test_exact_keeps_the_packaged_optima(entry: Entry) -> None:
 def test_the_report_says_what_it_predicts_and_what_was_measured() -> None:
     """ZeRO 2's all-gather is in every method's seconds, so that it dampens the ratios."""
     tables, found = report("poplar-c-llama-0.5b-zero*")
-    speeds, idle, ranges, measured = tables
+    speeds, useful, idle, ranges, measured = tables
+    workload = paper_workload(example_cluster("poplar-c"), "llama-0.5b")
+    a800, v100s = (
+        present(solve(POPLAR, pose(replace(workload, cluster=part), 0).data, "deepspeed").objective)
+        for part in (replace(workload.cluster, nodes=(node,)) for node in workload.cluster.nodes)
+    )
+    tflops = [workload.flops_per_iteration / s / 1e12 for s in (v100s, a800)]
+    assert useful.rows[0][2:4] == tuple(f"{x:.1f}" for x in tflops) and tflops[0] < tflops[1]
     assert any("predicted by hetplan, not measured" in note for note in speeds.notes)
     assert any("1.02 to 3.92" in cell for row in measured.rows for cell in row)
     assert [row[0] for row in ranges.rows] == ["0", "1", "2", "3"] and len(idle.rows) == 4

@@ -40,6 +40,8 @@ from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Run
 from hetplan.text import seconds_text
 
+ON_CURVES = "the iteration is that of the measured curves, not replayed"
+
 
 class PoplarSettings(StrictModel):
     """`--set poplar.NAME=VALUE`."""
@@ -94,6 +96,21 @@ class Poplar(Strategy):
         ]
 
 
+@dataclass(frozen=True, kw_only=True)
+class OnCurves(Candidate):
+    """A plan whose iteration is that of measured curves and collectives: a replay would take the
+    computation from the profile, so that its seconds are dropped wherever one is added."""
+
+    def __post_init__(self) -> None:
+        if self.replay is not None:
+            known = {"predicted_seconds": self.objective, "closed_form_seconds": None}
+            for name, value in {**known, "replay": None}.items():
+                object.__setattr__(self, name, value)
+
+    def interval_seconds(self, workload: Workload) -> None:
+        """No error of predicted operators."""
+
+
 @dataclass(frozen=True)
 class ZeroStageProblem(Problem):
     """The workload as an instance of Poplar's problem, under one ZeRO stage."""
@@ -119,12 +136,14 @@ class ZeroStageProblem(Problem):
         if method.exact and self.assumed.shards == "memory" and posed.data.zero_stage > 0:
             gained = self.gain_of_shards(result.objective, run)
         included = f"iteration and bound include {seconds_text(once)} of all-gather once per"
+        kind = OnCurves if self.assumed.curves else Candidate
         candidate = replace(
-            Candidate.of_result("poplar", method, result),
+            kind.of_result("poplar", method, result),
             bound=None if result.bound is None else result.bound + once,
             details=result.details,
             message=joined(
                 result.message,
+                ON_CURVES if self.assumed.curves else "",
                 f"{included} iteration" if once else "",
                 *posed.notes,
                 *posed.dips,

@@ -53,6 +53,19 @@ FAMILY = Family(
             "profiling, splines and search",
             "Poplar, Algorithms 1 and 2",
         ),
+        *(
+            Method(
+                f"{kind}-only",
+                f"{_HERE}.paper:{kind}_only",
+                False,
+                f"`deepspeed` on the {which} type alone",
+                f"Poplar, baseline {number}",
+                True,
+            )
+            for number, (kind, which) in enumerate(
+                (("weak", "slowest"), ("strong", "fastest")), start=1
+            )
+        ),
         Method(
             "deepspeed",
             f"{_HERE}.paper:deepspeed",

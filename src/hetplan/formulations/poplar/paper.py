@@ -15,12 +15,14 @@ DeepSpeed (Rasley et al. 2020) gives every device the same micro-batch in every 
 tuned it to the largest that fits everywhere. Whale (Jia et al. 2022) gives each device a part of
 every step in proportion to its peak FLOP/s in single precision, whatever precision is trained in;
 the paper scaled it to the largest that fits everywhere. Neither can use a device on which nothing
-fits. Where the global batch is no multiple of a step, the last step is smaller in the same
-proportions.
+fits. Baselines 1 and 2 are DeepSpeed on the devices of the slowest or of the fastest type alone; an
+instance knows the collectives of all devices only, so these are what they pay. Where the global
+batch is no multiple of a step, the last step is smaller in the same proportions.
 Source: Poplar (AAAI 2025), Algorithms 1 and 2, "Models and Baselines".
 """
 
 from collections import Counter
+from collections.abc import Callable, Iterable
 from typing import Final
 
 import numpy as np
@@ -170,6 +172,29 @@ def whale(data: PoplarData, run: Run) -> Outcome[PoplarDecision]:
     return _in_proportion(data, weights, message)
 
 
+def weak_only(data: PoplarData, run: Run) -> Outcome[PoplarDecision]:
+    """DeepSpeed on the devices of the slowest type."""
+    return _on_one_type(data, min)
+
+
+def strong_only(data: PoplarData, run: Run) -> Outcome[PoplarDecision]:
+    """DeepSpeed on the devices of the fastest type."""
+    return _on_one_type(data, max)
+
+
+def _on_one_type(
+    data: PoplarData, pick: Callable[[Iterable[tuple[float, int, str]]], tuple[float, int, str]]
+) -> Outcome[PoplarDecision]:
+    """By the highest speed of the curves, then by their length."""
+    *_, name = pick(
+        (max((b / t for b, t in enumerate(d.step_seconds, 1)), default=0.0), len(d.step_seconds),
+         d.name)
+        for d in data.devices
+    )  # fmt: skip
+    weights = np.array([float(device.name == name) for device in data.devices])
+    return _in_proportion(data, weights, f"{name} alone, with the collectives of all devices")
+
+
 def peak_flops(data: PoplarData) -> tuple[Floats, str]:
     """[n] peak FLOP/s of the devices, from the instance or else the catalogue (WHALE_PRECISION).
 
@@ -195,11 +220,11 @@ def peak_flops(data: PoplarData) -> tuple[Floats, str]:
 
 
 def _in_proportion(data: PoplarData, weights: Floats, message: str) -> Outcome[PoplarDecision]:
-    """Micro-batches floor(scale x weight), at least 1, for the largest scale at which they fit
-    everywhere."""
-    largest = np.array([len(device.step_seconds) for device in data.devices])
-    empty = np.flatnonzero(largest == 0)
-    if len(empty) == len(largest):  # no method has a plan then
+    """Micro-batches floor(scale x weight), at least 1, for the largest scale at which they fit on
+    all devices of positive weight; the others get nothing."""
+    largest, takes = np.array([len(device.step_seconds) for device in data.devices]), weights > 0
+    empty = np.flatnonzero(takes & (largest == 0))
+    if not largest.any():  # no method has a plan then
         return Outcome(stop=Stop.INFEASIBLE, message=NOTHING_FITS)
     if len(empty):
         name = data.devices[empty[0]].name
@@ -207,9 +232,9 @@ def _in_proportion(data: PoplarData, weights: Floats, message: str) -> Outcome[P
             stop=Stop.DONE,
             message=f"device {empty[0]} ({name}) holds no sample, and all must take part",
         )
-    scale = float(np.min(largest / weights))
+    scale = float(np.min(largest[takes] / weights[takes]))
     batches = np.minimum(
-        np.maximum(1, np.floor(scale * weights * (1 + 1e-12)).astype(np.int64)), largest
+        np.maximum(takes, np.floor(scale * weights * (1 + 1e-12)).astype(np.int64)), largest
     )
     if data.stepwise:
         decision = PoplarDecision(steps=_steps(data.global_batch, batches))

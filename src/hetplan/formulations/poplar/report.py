@@ -40,11 +40,16 @@ LARGEST_PREDICTED = 64
 @dataclass(frozen=True)
 class Experiment:
     """One combination of the paper's evaluation; name as in the library, which holds those that are
-    possible."""
+    possible.
+
+    alone: the same on the devices of each type alone, the stronger first. flops: per iteration.
+    """
 
     name: str
     origin: str
     posed: Posed
+    alone: tuple[Posed, ...]
+    flops: float
 
 
 def experiments() -> Iterator[Experiment]:
@@ -76,11 +81,12 @@ def paper_workload(cluster: Cluster, model_name: str) -> Workload:
 
 def _stages(cluster: Cluster, model: str, figure: str, name: str) -> Iterator[Experiment]:
     workload = paper_workload(cluster, model)
+    parts = [replace(workload, cluster=replace(cluster, nodes=(node,))) for node in cluster.nodes]
     for stage in STAGES:
-        posed = pose(workload, stage)
-        yield Experiment(
-            f"{name}-zero{stage}", _origin(workload, figure, posed.once_seconds), posed
-        )
+        posed, alone = pose(workload, stage), tuple(pose(part, stage) for part in parts)
+        origin = _origin(workload, figure, posed.once_seconds)
+        flops = workload.flops_per_iteration
+        yield Experiment(f"{name}-zero{stage}", origin, posed, alone, flops)
 
 
 def _origin(workload: Workload, figure: str, once_seconds: float) -> str:
@@ -102,8 +108,13 @@ def _origin(workload: Workload, figure: str, once_seconds: float) -> str:
 
 
 METHODS = ("deepspeed", "whale", "paper", "exact")
+# DeepSpeed on the devices of one type, as if the others were not there: baselines 2 and 1.
+ALONE = ("strong-only", "weak-only")
 COMPARED = (("paper", "deepspeed"), ("paper", "whale"), ("exact", "paper"))
-NAMES = {"deepspeed": "DeepSpeed", "whale": "Whale", "paper": "Poplar", "exact": "optimum"}
+NAMES = {
+    "weak-only": "weak only", "strong-only": "strong only", "deepspeed": "DeepSpeed",
+    "whale": "Whale", "paper": "Poplar", "exact": "optimum",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -153,11 +164,12 @@ class SpeedRow:
     """One experiment: predicted seconds per iteration by method (None: no plan), and
     under-utilisation (eq. 4).
 
-    unfit: why there is no plan at all.
+    unfit: why there is no plan at all. flops: per iteration.
     """
 
     name: str
     zero_stage: int
+    flops: float
     seconds: Mapping[str, float | None]
     idle: Mapping[str, float | None]
     unfit: str | None = None
@@ -173,6 +185,9 @@ class SpeedRow:
             "experiment": self.name,
             "zero_stage": self.zero_stage,
             "predicted_seconds": dict(self.seconds),
+            "predicted_flops_per_second": {
+                name: None if s is None else self.flops / s for name, s in self.seconds.items()
+            },
             "predicted_ratios": {
                 f"{fast}_over_{slow}": self.speedup(fast, slow) for fast, slow in COMPARED
             },
@@ -200,7 +215,11 @@ def speeds_by_stage(
                 idle[method] = evaluate(FAMILY, posed.data, result.decision).parts[
                     "under_utilisation"
                 ]
-        rows.append(SpeedRow(case.name, posed.data.zero_stage, seconds, idle, posed.unfit))
+        for name, part in zip(ALONE, case.alone, strict=True):
+            alone = solve(FAMILY, part.data, "deepspeed", Run()).objective
+            seconds[name] = None if alone is None else alone + part.once_seconds
+        stage = posed.data.zero_stage
+        rows.append(SpeedRow(case.name, stage, case.flops, seconds, idle, posed.unfit))
     return sorted(rows, key=lambda row: (row.zero_stage, row.name))
 
 
@@ -251,6 +270,23 @@ def as_tables(rows: Sequence[SpeedRow]) -> list[Table]:
         (PREDICTED, *unfit),
         right=(0, 2, 3, 4, 5, 6),
     )
+    useful = Table(
+        "Predicted TFLOP/s of the whole cluster (Figures 3 to 5)",
+        ("ZeRO", "experiment", *NAMES.values()),
+        tuple(
+            (
+                str(row.zero_stage),
+                row.name,
+                *(
+                    _cell(None if s is None else row.flops / s / 1e12, 1)
+                    for s in map(row.seconds.get, NAMES)
+                ),
+            )
+            for row in rows
+        ),
+        ("predicted; weak only and strong only: DeepSpeed on one type, the other not there",),
+        right=(0, *range(2, 2 + len(NAMES))),
+    )
     stages = sorted({row.zero_stage for row in rows})
     ranges = Table(
         "Ranges of the predicted ratios",
@@ -274,7 +310,7 @@ def as_tables(rows: Sequence[SpeedRow]) -> list[Table]:
     measured = Table(
         "As the paper measured it", ("ratio of speeds", "measured"), lines, (RANGES_ONLY,)
     )
-    return [speeds, idle, ranges, measured]
+    return [speeds, useful, idle, ranges, measured]
 
 
 def span(rows: Sequence[SpeedRow], stage: int, fast: str, slow: str) -> dict[str, Any] | None:
