@@ -17,10 +17,10 @@ from typing import Any
 
 from hetplan.formulations.joint.bound import lower_bound
 from hetplan.formulations.joint.data import JointData, JointDecision
-from hetplan.formulations.joint.evaluate import evaluate, plan_of
+from hetplan.formulations.joint.evaluate import decision_of, evaluate, plan_of
 from hetplan.formulations.joint.pose import pose
 from hetplan.formulations.joint.replay import ChainReplayer, Settings
-from hetplan.formulations.joint.search import decision_of, search
+from hetplan.formulations.joint.search import search
 from hetplan.planner.library import plan
 from hetplan.profiling.cluster import Cluster, ClusterFile, build_cluster, example_cluster
 from hetplan.profiling.workload import make_workload

@@ -8,8 +8,6 @@ What stands here is loaded when it is used: `plan`, `fits` and the types that th
 `load_plan`, `save_plan`, `export` and `replay`.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:

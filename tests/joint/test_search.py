@@ -12,9 +12,9 @@ from pydantic import ValidationError
 
 from hetplan.formulations.joint.data import JointData, JointDecision
 from hetplan.formulations.joint.design import SCHEDULES, Design, Pipe, Space, design_of
-from hetplan.formulations.joint.evaluate import evaluate, plan_of
+from hetplan.formulations.joint.evaluate import decision_of, evaluate, plan_of
 from hetplan.formulations.joint.moves import Moves
-from hetplan.formulations.joint.search import Parameters, Search, decision_of, search
+from hetplan.formulations.joint.search import Parameters, Search, search
 from hetplan.formulations.joint.starts import constructions
 from hetplan.solvers.options import Options
 from hetplan.solvers.result import Stop

@@ -1,7 +1,5 @@
 """`hetplan fits`: whether a model can be trained on a cluster, by memory alone."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
 
@@ -94,7 +92,7 @@ def fits(
     return 0 if fit.fits else 1
 
 
-def fit_tables(fit: Fit) -> Iterator[Table]:
+def fit_tables(fit: "Fit") -> Iterator[Table]:
     """One line, the layouts, what the first one's fullest device holds, and what would help."""
     workload = fit.workload
     cluster = devices_counted(workload.cluster.counts())
@@ -135,6 +133,6 @@ def fit_tables(fit: Fit) -> Iterator[Table]:
     )
 
 
-def free_text(layout: Layout) -> str:
+def free_text(layout: "Layout") -> str:
     """What is free, or lacking, on each device type: `6.7 GiB A100`."""
     return ", ".join(f"{bytes_text(abs(free))} {kind}" for kind, free in layout.free.items())

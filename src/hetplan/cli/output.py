@@ -5,8 +5,6 @@ Compiled kernels and solvers hold the thread that they run on: on the main threa
 for them. The first Ctrl-C sets the run's `cancel`, upon which methods return what they have; the
 second aborts."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json as json_module
@@ -216,7 +214,7 @@ class Display:
         self.live: Live | None = None
         self.candidates: list[Candidate] = []
 
-    def add(self, candidate: Candidate) -> None:
+    def add(self, candidate: "Candidate") -> None:
         """A candidate, replayed; those without a plan are not shown."""
         if candidate.plan is not None and candidate.predicted_seconds is not None:
             self.candidates = sorted(
@@ -248,7 +246,7 @@ class Display:
             self.live.stop()
 
 
-def candidate_line(candidate: Candidate) -> str:
+def candidate_line(candidate: "Candidate") -> str:
     """`amp/auto 347 ms, 0 % from its problem's bound`; whether it fits."""
     text = f"{candidate.name} {seconds_text(candidate.predicted_seconds)}"
     if candidate.gap is not None:

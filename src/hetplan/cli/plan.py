@@ -1,7 +1,5 @@
 """`hetplan plan`: one workload, all strategies; the ranking, what is proven, the winner's plan."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -166,15 +164,15 @@ def plan(
 
 
 def named_strategies(
-    names: Sequence[str] | None, settings: Settings | None = None
-) -> list[Strategy]:
+    names: Sequence[str] | None, settings: "Settings | None" = None
+) -> "list[Strategy]":
     """The strategies of `--strategies`, all without it; raises InputError."""
     from hetplan.planner.strategy import make_strategies
 
     return make_strategies(None if names is None else split_list(names), settings)
 
 
-def write_plan(winner: Candidate | None, path: Path | None) -> None:
+def write_plan(winner: "Candidate | None", path: Path | None) -> None:
     """The winner's plan file, where one is asked for."""
     if path is None:
         return
@@ -184,7 +182,7 @@ def write_plan(winner: Candidate | None, path: Path | None) -> None:
         save_plan(winner.plan, path)
 
 
-def planning_tables(planning: Planning) -> Iterator[Table]:
+def planning_tables(planning: "Planning") -> Iterator[Table]:
     """The ranking, what is proven about the winner, the winner's stages, and why it takes that
     long."""
     workload, best, explained = planning.workload, planning.best, planning.explanation
@@ -204,7 +202,7 @@ def planning_tables(planning: Planning) -> Iterator[Table]:
     yield from pareto_tables(planning)
 
 
-def ranking_table(planning: Planning) -> Table:
+def ranking_table(planning: "Planning") -> Table:
     """One line per candidate; reasons and notes under it."""
     workload = planning.workload
     # A strategy whose own problem leaves something out of its price: its bound would stand beside
@@ -234,7 +232,7 @@ def ranking_table(planning: Planning) -> Table:
     return Table.of(title, planning.candidates, columns, notes, range(2, len(columns)))
 
 
-def no_winner(planning: Planning) -> Table:
+def no_winner(planning: "Planning") -> Table:
     """Why there is none: everything that fits costs too much, or nothing fits in memory."""
     fitting = [c for c in planning.candidates if c.fits_memory and c.plan is not None]
     money = [(c.money_per_million_tokens(planning.workload), c.name) for c in fitting]
@@ -253,7 +251,7 @@ def no_winner(planning: Planning) -> Table:
     )
 
 
-def pareto_tables(planning: Planning) -> Iterator[Table]:
+def pareto_tables(planning: "Planning") -> Iterator[Table]:
     """The candidates that nothing beats in both time and money, where there are several."""
     from hetplan.planner.ranking import pareto
 
@@ -273,14 +271,14 @@ def pareto_tables(planning: Planning) -> Iterator[Table]:
         )
 
 
-def devices_used(candidate: Candidate) -> str:
+def devices_used(candidate: "Candidate") -> str:
     """`12 V100-SXM2-16GB + 4 T4`."""
     plan = candidate.plan
     counts = Counter(plan.devices[device].type for device in plan.ranks) if plan else Counter[str]()
     return devices_counted(counts)
 
 
-def figures_notes(planning: Planning, apart: bool) -> tuple[str, ...]:
+def figures_notes(planning: "Planning", apart: bool) -> tuple[str, ...]:
     """What the columns are of, and how far replay and closed form are from each other."""
     ratios = [c.optimism for c in planning.candidates if c.optimism is not None]
     if not ratios:
@@ -293,7 +291,7 @@ def figures_notes(planning: Planning, apart: bool) -> tuple[str, ...]:
     )
 
 
-def workload_title(workload: Workload, precisions: Sequence[str] = ()) -> str:
+def workload_title(workload: "Workload", precisions: Sequence[str] = ()) -> str:
     """`gpt2-medium (406 M parameters) on amp-mixed (12 V100 + 4 T4), batch 32 x 1024 tokens, fp16
     …`.
 
@@ -310,7 +308,7 @@ def workload_title(workload: Workload, precisions: Sequence[str] = ()) -> str:
     )
 
 
-def priced_apart(candidate: Candidate) -> bool:
+def priced_apart(candidate: "Candidate") -> bool:
     """Whether the strategy's price of the plan is another figure than the objective that the bound
     belongs to."""
     seconds, objective = candidate.closed_form_seconds, candidate.objective
@@ -319,7 +317,7 @@ def priced_apart(candidate: Candidate) -> bool:
     )
 
 
-def relative_text(candidate: Candidate, best: Candidate | None) -> str:
+def relative_text(candidate: "Candidate", best: "Candidate | None") -> str:
     """How much longer an iteration takes than the winner's: `+65.2 %`; nothing for what does not
     fit."""
     if (
@@ -332,7 +330,7 @@ def relative_text(candidate: Candidate, best: Candidate | None) -> str:
     return more_text(candidate.predicted_seconds / best.predicted_seconds - 1)
 
 
-def memory_text(candidate: Candidate, workload: Workload) -> str:
+def memory_text(candidate: "Candidate", workload: "Workload") -> str:
     """What the device with the largest share of its memory in use holds, of what it can use."""
     if candidate.peak_bytes is None:
         return "-"
@@ -346,7 +344,7 @@ def memory_text(candidate: Candidate, workload: Workload) -> str:
     return text if candidate.fits_memory else f"{text} !"
 
 
-def needs(workload: Workload) -> str:
+def needs(workload: "Workload") -> str:
     """What the model's states alone take, beside what there is."""
     usable = workload.device_bytes()
     total = sum(usable[name] * count for name, count in workload.cluster.counts().items())
@@ -357,7 +355,7 @@ def needs(workload: Workload) -> str:
     )
 
 
-def verdict(best: Candidate, planning: Planning) -> str:
+def verdict(best: "Candidate", planning: "Planning") -> str:
     """What the best plan takes, what is proven of all plans, and what it would run."""
     workload, seconds, bound = planning.workload, best.predicted_seconds, planning.bound
     text = f"uses {devices_used(best)} in {workload.precision}{reached(best, workload)}"
@@ -374,7 +372,7 @@ def verdict(best: Candidate, planning: Planning) -> str:
     return f"{text}; {proven}"
 
 
-def reached(best: Candidate, workload: Workload) -> str:
+def reached(best: "Candidate", workload: "Workload") -> str:
     """What each device computes, and between which seconds the iteration lies."""
     flops, ends = best.flops_per_device(workload), best.interval_seconds(workload)
     text = "" if flops is None else f" at {flops / 1e12:.3g} TFLOP/s each"

@@ -110,8 +110,8 @@ def explain(
     by_papers = [c for c in candidates if c.method.paper and c.plan is not None]
     best_of = {c.strategy: c for c in reversed(by_papers)}
     timed = [c for c in candidates if c.fits_memory and c.predicted_seconds]
-    quickest = {c.strategy: c for c in sorted(timed, key=seconds_of, reverse=True)}
-    least = min(map(seconds_of, timed), default=0.0)
+    timed.sort(key=lambda c: -(c.predicted_seconds or 0.0))
+    prices = {c.strategy: longer(c, timed[-1]) or 0.0 for c in timed}
     within = f"{number_text(percent)} % slower than {fastest.name}"
     took = seconds_text(fastest.predicted_seconds)
     slower = winner > 0 and percent is not None
@@ -124,14 +124,9 @@ def explain(
         winner=best,
         runner_up=next((c for c in others if not same_plan(c, best)), None),
         paper_candidates=tuple(c for c in by_papers if c is best_of[c.strategy]),
-        prices={s: seconds_of(c) / least - 1 for s, c in reversed(quickest.items())},
+        prices=dict(reversed(prices.items())),
         why_chosen=f"the cheapest of what is at most {within} ({took})" if slower else "",
     )
-
-
-def seconds_of(candidate: Candidate) -> float:
-    """Predicted seconds, 0 where there are none."""
-    return candidate.predicted_seconds or 0.0
 
 
 def same_plan(one: Candidate, other: Candidate) -> bool:

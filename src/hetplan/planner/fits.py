@@ -265,10 +265,12 @@ def memory_workload(
 def with_peaks(cluster: Cluster, precision: Precision) -> Cluster:
     """The cluster where a device type without a peak in the precision borrows the largest that it
     has."""
-    specs = {}
-    for kind, spec in cluster.specs.items():
-        peaks = {precision: max(spec.peak_tflops.values())} | spec.peak_tflops
-        specs[kind] = spec.model_copy(update={"peak_tflops": peaks})
+    specs = {
+        kind: spec.model_copy(
+            update={"peak_tflops": {precision: max(spec.peak_tflops.values()), **spec.peak_tflops}}
+        )
+        for kind, spec in cluster.specs.items()
+    }
     return replace(cluster, specs=specs)
 
 

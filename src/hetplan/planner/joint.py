@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 
 from hetplan.errors import UnsupportedError
 from hetplan.formulations import family
-from hetplan.formulations.joint.data import JointData, JointDecision
-from hetplan.formulations.joint.evaluate import broken, plan_of
+from hetplan.formulations.joint.data import JointData
+from hetplan.formulations.joint.evaluate import broken, decision_of, plan_of
 from hetplan.formulations.joint.plan import Plan
 from hetplan.formulations.joint.pose import pose
 from hetplan.planner.strategy import Candidate, NoPlan, Problem, Strategy, StrategyMethod
@@ -65,7 +65,7 @@ class JointProblem(Problem):
         """The best of search and proof."""
         part = run.part(time_limit=self.seconds, quiet=False)
         starts = [
-            JointDecision.model_validate({f: getattr(plan, f) for f in JointDecision.model_fields})
+            decision_of(plan)
             for plan in self.starts
             if plan.program is None and not any(broken(self.data, plan))
         ]

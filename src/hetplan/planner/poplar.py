@@ -96,21 +96,6 @@ class Poplar(Strategy):
         ]
 
 
-@dataclass(frozen=True, kw_only=True)
-class OnCurves(Candidate):
-    """A plan whose iteration is that of measured curves and collectives: a replay would take the
-    computation from the profile, so that its seconds are dropped wherever one is added."""
-
-    def __post_init__(self) -> None:
-        if self.replay is not None:
-            known = {"predicted_seconds": self.objective, "closed_form_seconds": None}
-            for name, value in {**known, "replay": None}.items():
-                object.__setattr__(self, name, value)
-
-    def interval_seconds(self, workload: Workload) -> None:
-        """No error of predicted operators."""
-
-
 @dataclass(frozen=True)
 class ZeroStageProblem(Problem):
     """The workload as an instance of Poplar's problem, under one ZeRO stage."""
@@ -136,9 +121,8 @@ class ZeroStageProblem(Problem):
         if method.exact and self.assumed.shards == "memory" and posed.data.zero_stage > 0:
             gained = self.gain_of_shards(result.objective, run)
         included = f"iteration and bound include {seconds_text(once)} of all-gather once per"
-        kind = OnCurves if self.assumed.curves else Candidate
         candidate = replace(
-            kind.of_result("poplar", method, result),
+            Candidate.of_result("poplar", method, result),
             bound=None if result.bound is None else result.bound + once,
             details=result.details,
             message=joined(
@@ -153,10 +137,12 @@ class ZeroStageProblem(Problem):
         if result.decision is None or result.objective is None:
             return candidate
         peak = self.peak_bytes(result.decision)
-        seconds = result.objective + once
+        seconds, measured = result.objective + once, bool(self.assumed.curves)
         return replace(
             candidate,
-            closed_form_seconds=seconds,
+            closed_form_seconds=None if measured else seconds,
+            predicted_seconds=seconds if measured else None,
+            measured=measured,
             objective=seconds,
             fits_memory=all(
                 p <= usable[d.type] or d.type in self.assumed.curves  # tried there, not predicted

@@ -192,7 +192,7 @@ def search_all(searches: Sequence[StrategySearch]) -> list[Candidate]:
         candidates[i] += [*searches[i].other_candidates(), *quick[i]]
     for i, search in enumerate(searches):
         if isinstance(search.strategy, Joint):
-            others = [c for each in candidates.values() for c in each if c.variant.part is None]
+            others = [c for each in candidates.values() for c in each]
             same = [c for c in others if c.variant.precision == search.variant.precision]
             begun = replace(search, strategy=search.strategy.beginning_with(same))
             candidates[i] = begun.exact_candidates()

@@ -189,7 +189,7 @@ def replay_candidate(candidate: Candidate, workload: Workload) -> Candidate:
         text = f"not replayed, the iteration is that of the closed form: {error}"
         candidate = replace(
             candidate,
-            predicted_seconds=candidate.closed_form_seconds,
+            predicted_seconds=candidate.closed_form_seconds or candidate.predicted_seconds,
             closed_form_seconds=None,
             message=joined(candidate.message, text),
         )
@@ -212,13 +212,12 @@ def replay_candidate(candidate: Candidate, workload: Workload) -> Candidate:
 
 
 def with_replay(candidate: Candidate, replayed: Replay) -> Candidate:
-    """The candidate with the seconds and the memory of a replay of its plan."""
-    return replace(
-        candidate,
-        predicted_seconds=replayed.seconds,
-        peak_bytes=replayed.peak_bytes,
-        replay=replayed,
-    )
+    """The candidate with the memory of a replay of its plan, and with its seconds unless these were
+    measured."""
+    candidate = replace(candidate, peak_bytes=replayed.peak_bytes)
+    if candidate.measured:
+        return candidate
+    return replace(candidate, predicted_seconds=replayed.seconds, replay=replayed)
 
 
 def excess_text(candidate: Candidate, replayed: Replay, workload: Workload) -> str:

@@ -54,6 +54,7 @@ class Candidate:
     variant: Variant = PLAIN
     closed_form_seconds: float | None = None  # of an iteration, by the strategy's own formula
     predicted_seconds: float | None = None  # of an iteration, by the replay
+    measured: bool = False  # whether measurements say the predicted seconds, and no replay does
     objective: float | None = None  # of the strategy's own problem
     bound: float | None = None  # of the same problem; it bounds no other strategy's
     fits_memory: bool | None = None
@@ -123,8 +124,8 @@ class Candidate:
 
     def interval_seconds(self, workload: Workload) -> list[float] | None:
         """[low, high] of an iteration, by the interval of the predicted operators; None of measured
-        profiles."""
-        if self.plan is None or self.predicted_seconds is None:
+        profiles and seconds."""
+        if self.plan is None or self.predicted_seconds is None or self.measured:
             return None
         ends = workload.interval(self.plan.devices[device].type for device in self.plan.ranks)
         return None if ends is None else [end * self.predicted_seconds for end in ends]

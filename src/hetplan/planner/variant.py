@@ -131,9 +131,8 @@ def recomputed(workload: Workload, mode: Recomputation) -> Workload:
         for layer, posed in zip(profile.layers, data.layers, strict=True)
     ]
     tables = []
-    for at in data.tables:
-        table = profile.table(at.type, at.tensor, at.micro_batch)
-        assert table is not None
+    before = (table for table in profile.tables if table.device in data.types)
+    for at, table in zip(data.tables, before, strict=True):
         passes = zip(at.backward_seconds, at.repeated[mode], at.forward_seconds, strict=True)
         backward = [back + share * forward for back, share, forward in passes]
         tables.append(table.model_copy(update={"backward_seconds": backward}))

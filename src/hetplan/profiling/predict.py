@@ -1,7 +1,5 @@
 """A profile from the analytical times, for every device type of a cluster."""
 
-from __future__ import annotations
-
 import datetime
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -33,7 +31,7 @@ def predict(
     micro_batches: Sequence[int],
     tensor_degrees: Sequence[int] | None = None,
     stack: Stack = DEFAULT_STACK,
-    learned: Mapping[str, Learned] | None = None,
+    learned: "Mapping[str, Learned] | None" = None,
     date: str | None = None,
 ) -> Profile:
     """A predicted profile of `model` for every device type, tensor degree and micro-batch size.
@@ -97,7 +95,7 @@ def _table(
     tensor: int,
     micro_batch: int,
     stack: Stack,
-    learned: Learned | None,
+    learned: "Learned | None",
 ) -> ProfileTable:
     """One table; equal layers are computed once."""
     middle = Rates(device, cluster.specs[device], model.precision, stack)

@@ -12,8 +12,6 @@ operator). full: only the layer's input is kept, and its forward pass
 repeated (Chen et al. 2016).
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -85,11 +83,11 @@ class LayerTime:
 
 def layer_time(
     layer: Layer,
-    rates: Rates,
+    rates: "Rates",
     *,
     micro_batch: int = 1,
     tensor: int = 1,
-    learned: Learned | None = None,
+    learned: "Learned | None" = None,
 ) -> LayerTime:
     """Seconds of `layer` for `micro_batch` samples, split over `tensor` devices of such rates.
 

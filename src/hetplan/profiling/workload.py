@@ -1,8 +1,6 @@
 """The workload: one model, cluster, profile and global batch, from which every family's problem is
 posed."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -45,7 +43,7 @@ class Workload:
     global_batch: int
     reserved_bytes: float = RESERVED_BYTES
     working_bytes: Mapping[int, float] = field(default_factory=dict)
-    links: LearnedLinks | None = None
+    links: "LearnedLinks | None" = None
     framework: Framework = HETPLAN
     stack: Stack = DEFAULT_STACK
 

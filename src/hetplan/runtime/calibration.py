@@ -202,7 +202,7 @@ def candidates(workloads: Sequence[Workload]) -> list[str]:
 @dataclass
 class Fit:
     """Constants of R runs. names [K]; x [K]: their logarithms, of slot_seconds its value in parts
-    of `slot` seconds; found [R]: ln(predicted); slopes [R, K]: its change per change of x."""
+    of `slot` seconds; fitted [R]: ln(predicted); slopes [R, K]: its change per change of x."""
 
     runs: Sequence[MeasuredRun]
     workloads: Sequence[Workload]
@@ -226,29 +226,29 @@ class Fit:
 
     def predicted(self, x: Floats) -> Floats:
         """[R] ln(seconds); each run is replayed once for the same values of what it depends on."""
-        values, found = self.values(x), []
+        values, logarithms = self.values(x), []
         for i, (run, workload) in enumerate(zip(self.runs, self.workloads, strict=True)):
             others = {COMPUTE + kind for kind in workload.cluster.types}
             own = {k: v for k, v in values.items() if k in others or not k.startswith(COMPUTE)}
             key = i, tuple(own.items())
             if key not in self.known:
                 self.known[key] = float(np.log(predicted_seconds(run.plan, workload, own)))
-            found.append(self.known[key])
-        return np.array(found)
+            logarithms.append(self.known[key])
+        return np.array(logarithms)
 
     def look(self, *, slopes: bool = True) -> None:
         """Predictions and slopes at x."""
-        self.found, step = self.predicted(self.x), self.rules.difference
+        self.fitted, step = self.predicted(self.x), self.rules.difference
         if slopes:
             moved = [self.predicted(self.x + step * unit) for unit in np.eye(len(self.names))]
-            changes = [seconds - self.found for seconds in moved]
+            changes = [seconds - self.fitted for seconds in moved]
             self.slopes = np.array(changes).reshape(len(self.names), len(self.runs)).T / step
         self.settle()
 
     def settle(self) -> None:
         """The noise is what a linear step leaves of the residuals."""
         self.noise, everything = self.rules.noise, np.ones(len(self.runs))
-        left = self.measured - self.found - self.slopes @ self.step(everything)[0]
+        left = self.measured - self.fitted - self.slopes @ self.step(everything)[0]
         self.noise = max(self.rules.noise, float(np.std(left)))
 
     def step(self, chosen: Floats) -> tuple[Floats, Floats]:
@@ -256,7 +256,7 @@ class Fit:
         covariance."""
         weighted = self.slopes * chosen[:, None] / self.noise**2
         precision = weighted.T @ self.slopes + np.eye(len(self.names)) / self.rules.prior**2
-        gradient = weighted.T @ (self.measured - self.found) - self.x / self.rules.prior**2
+        gradient = weighted.T @ (self.measured - self.fitted) - self.x / self.rules.prior**2
         covariance = np.asarray(np.linalg.inv(precision), dtype=np.float64)
         return covariance @ gradient, covariance
 
@@ -277,7 +277,7 @@ class Fit:
     def left_out(self) -> Floats:
         """[R] seconds of each run by the fit of the others, linearised around the fit of all."""
         steps = [self.step(chosen)[0] for chosen in 1 - np.eye(len(self.runs))]
-        return np.asarray(np.exp(self.found + (self.slopes * np.array(steps)).sum(axis=1)))
+        return np.asarray(np.exp(self.fitted + (self.slopes * np.array(steps)).sum(axis=1)))
 
     def deviation(self) -> Floats:
         """[K] posterior deviation of each constant's logarithm."""
@@ -336,7 +336,7 @@ def calibrate(
         raise InputError("no run", expected="at least one measured run")
     measured = np.array([run.seconds for run in runs])
     start = Fit(runs, workloads, candidates(workloads), rules)
-    before = np.exp(start.found)
+    before = np.exp(start.fitted)
     fit, refused = fitted(start)
     if not fit.names:
         what = f"{len(runs)} runs are too few" if len(runs) < rules.runs else "runs do not tell"
@@ -367,7 +367,7 @@ def calibrate(
         error_before=error_before,
         error_left_out=error_left_out,
     )
-    return Estimate(calibration, "", tuple(np.exp(fit.found)), tuple(left_out))
+    return Estimate(calibration, "", tuple(np.exp(fit.fitted)), tuple(left_out))
 
 
 def framework_bytes(runs: Sequence[MeasuredRun], workloads: Sequence[Workload]) -> float | None:

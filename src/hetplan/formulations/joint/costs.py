@@ -9,8 +9,6 @@ modelled. A stage with tensor ranks sends each activation once over the network 
 Narayanan et al. 2021 (SC), Section 4.1), in parts.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Hashable, Iterable, Sequence
 from functools import cached_property
@@ -56,7 +54,7 @@ class Costs:
         self,
         data: JointData,
         recomputation: Recomputation = "none",
-        links: LearnedLinks | None = None,
+        links: "LearnedLinks | None" = None,
     ) -> None:
         self.data, self.mode, self.links = data, recomputation, links
         self._kind = [kind for kind, _ in data.devices]

@@ -29,6 +29,8 @@ from hetplan.schema import (
     StrictModel,
 )
 
+MOST_CHUNKS = 4  # of a stage
+
 
 class Node(StrictModel):
     """Equal devices behind one network card: bytes/s and seconds per message inside the node and of

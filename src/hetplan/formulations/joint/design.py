@@ -13,7 +13,7 @@ from functools import cache
 from itertools import accumulate, pairwise
 from typing import Any
 
-from hetplan.formulations.joint.data import JointData, JointDecision
+from hetplan.formulations.joint.data import MOST_CHUNKS, JointData, JointDecision
 from hetplan.formulations.joint.plan import Plan, Recomputation, Schedule
 from hetplan.formulations.joint.replay import ChainReplayer
 
@@ -21,9 +21,7 @@ Group = tuple[tuple[int, ...], ...]  # devices [rows][tensor ranks] of a stage
 SCHEDULES: tuple[tuple[Schedule, int], ...] = (
     ("gpipe", 1),
     ("1f1b", 1),
-    ("interleaved-1f1b", 2),
-    ("interleaved-1f1b", 3),
-    ("interleaved-1f1b", 4),
+    *(("interleaved-1f1b", chunks) for chunks in range(2, MOST_CHUNKS + 1)),
 )  # with numbers of chunks
 HALVINGS = 20  # of the slowest stage's seconds, in a search for even cuts
 
@@ -125,9 +123,10 @@ class Space:
             sizes = [{"count": n, "samples": size} for n, size in batches if n and size]
             replicas.append({"stages": stages, "micro_batches": sizes})
         more = {"schedule": design.schedule, "zero": design.zero, "recomputation": design.mode}
-        plan = self.data.plan(replicas, **self._same, **more)
-        self._same = {"workload": plan.workload, "devices": plan.devices}
-        return plan
+        if not self._same:
+            plan = self.data.plan(replicas, **more)
+            self._same = {"name": plan.name, "workload": plan.workload, "devices": plan.devices}
+        return Plan.model_validate({**self._same, "replicas": replicas, **more})
 
     def form(self, groups: Sequence[Group]) -> list[tuple[str, int, int]]:
         """Type, rows and tensor ranks of every stage."""

@@ -4,14 +4,12 @@ from collections.abc import Iterator
 
 from pydantic import ValidationError
 
-from hetplan.formulations.joint.data import JointData, JointDecision
+from hetplan.formulations.joint.data import MOST_CHUNKS, JointData, JointDecision
 from hetplan.formulations.joint.plan import Plan
 from hetplan.formulations.joint.replay import ChainReplayer
 from hetplan.schema import input_error
 from hetplan.solvers.registry import Evaluation
 from hetplan.text import bytes_text
-
-MOST_CHUNKS = 4
 
 
 def plan_of(data: JointData, decision: JointDecision) -> Plan:
@@ -19,6 +17,13 @@ def plan_of(data: JointData, decision: JointDecision) -> Plan:
     file."""
     fields = dict(decision)
     return data.plan(fields.pop("replicas"), **fields)
+
+
+def decision_of(plan: Plan) -> JointDecision:
+    """What a plan decides."""
+    return JointDecision.model_validate(
+        {name: getattr(plan, name) for name in JointDecision.model_fields}
+    )
 
 
 def evaluate(data: JointData, decision: JointDecision) -> Evaluation:

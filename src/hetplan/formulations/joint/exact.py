@@ -23,7 +23,9 @@ from numpy.typing import NDArray
 from hetplan.compiled import kernel
 from hetplan.formulations.joint.bound import Relaxation, lower_bound, shortest
 from hetplan.formulations.joint.costs import UPDATE_BYTES
-from hetplan.formulations.joint.data import JointData, JointDecision
+from hetplan.formulations.joint.data import MOST_CHUNKS, JointData, JointDecision
+from hetplan.formulations.joint.design import Design, Pipe as Replica, Space
+from hetplan.formulations.joint.evaluate import decision_of, plan_of
 from hetplan.formulations.joint.plan import Recomputation, Stage
 from hetplan.formulations.joint.replay import ChainReplayer
 from hetplan.formulations.joint.search import Parameters as SearchParameters, search as local_search
@@ -47,7 +49,7 @@ class Parameters:
     """What is enumerated. devices: of more, only a bound is given. cuts: of one layout; layouts
     with more stay open. Of more than `at_once`, chunks are first bounded by so many sweeps over
     prices of stages. share: of the time limit,
-    of at most `longest` seconds, for the local search; `long` steps of it, or `short` where all is
+    of at most `longest` seconds, for the local search; `short` steps of it where all is
     enumerated at once. rounding: of what must be better, relative."""
 
     devices: int = 6
@@ -57,7 +59,6 @@ class Parameters:
     share: float = 0.5
     longest: float = 200.0
     short: int = 300
-    long: int = 200_000
     rounding: float = 1e-9
 
 
@@ -219,19 +220,25 @@ class Search:
     run: Run
     parameters: Parameters
     incumbent: Incumbent[JointDecision]
-    replayer: ChainReplayer
+    space: Space
     relaxation: Relaxation
     replays: int = 0
     tables: dict[Any, Any] = field(default_factory=dict)
 
-    def begin(self, starts: Sequence[JointDecision], steps: int) -> None:
-        """A plan from the local search, in a part of the time and at most so many steps."""
+    @property
+    def replayer(self) -> ChainReplayer:
+        """Of the instance."""
+        return self.space.replayer
+
+    def begin(self, starts: Sequence[JointDecision], steps: int | None) -> None:
+        """A plan from the local search, in a part of the time and at most so many steps (None: its
+        own number)."""
         limit = self.parameters.share * min(self.run.remaining, self.parameters.longest)
         part = self.run.part(time_limit=limit)
-        outcome = local_search(self.data, part, starts, SearchParameters(steps=steps))
+        parameters = None if steps is None else SearchParameters(steps=steps)
+        outcome = local_search(self.data, part, starts, parameters)
         if outcome.decision is not None:
-            fields = outcome.decision.model_dump()
-            plan = self.data.plan(fields.pop("replicas"), **fields)
+            plan = plan_of(self.data, outcome.decision)
             self.incumbent.offer(self.replayer.seconds(plan), outcome.decision)
 
     def stage(self, rows: Rows, layers: Sequence[tuple[int, int]] = ((0, 1),)) -> Stage:
@@ -439,8 +446,8 @@ class Search:
         if not node.batches:
             if self.many(node, self.parameters.cuts) and node.chunks == 1:
                 return Expansion(dropped_bound=self.quick(node))
-            found = self.batches(node, self.data.global_batch, threshold)
-            return Expansion([(bound, node._replace(batches=batches)) for bound, batches in found])
+            every = self.batches(node, self.data.global_batch, threshold)
+            return Expansion([(bound, node._replace(batches=batches)) for bound, batches in every])
         if self.many(node, self.parameters.cuts):
             return Expansion(dropped_bound=0.0)  # its own
         sets = []
@@ -460,32 +467,20 @@ class Search:
 
     def replay(self, node: Node) -> Expansion[Node]:
         """Offers the plan under every ZeRO level."""
-        made = []
-        for pipe, (g, b), cuts in zip(node.pipes, node.batches, node.cuts, strict=True):
-            runs, S = list(itertools.pairwise(cuts)), len(pipe)
-            stages = [self.stage(rows, runs[s::S]) for s, rows in enumerate(pipe)]
-            full, last = divmod(g, b)
-            sizes = [(full, b), (1, last)] if last else [(full, b)]
-            batches = [{"count": n, "samples": size} for n, size in sizes]
-            made.append({"stages": [s.model_dump() for s in stages], "micro_batches": batches})
+        pipes = tuple(
+            Replica(pipe, cuts[1:-1], b, g)
+            for pipe, (g, b), cuts in zip(node.pipes, node.batches, node.cuts, strict=True)
+        )
         in_step = max(map(len, node.pipes)) == node.chunks == 1
-        steps = {-(-g // b) for g, b in node.batches}
         pipeline = max(self.data.framework.pipeline_levels)
-        levels = range(4 if in_step else min(pipeline, 3) + 1)
-        for zero in levels:
-            if zero > 1 and len(steps) > 1:
+        for zero in range(4 if in_step else min(pipeline, 3) + 1):
+            if zero > 1 and len({pipe.steps for pipe in pipes}) > 1:
                 break
-            fields: dict[str, Any] = {
-                "schedule": node.schedule,
-                "zero": zero,
-                "recomputation": node.mode,
-            }
-            plan = self.data.plan(made, **fields)
+            plan = self.space.plan(Design(pipes, node.schedule, node.chunks, zero, node.mode))
             self.replays += 1
             replayed = self.replayer.replay(plan)
             if replayed.fits and replayed.seconds < self.incumbent.objective:
-                decision = JointDecision(**fields, replicas=plan.replicas)
-                self.incumbent.offer(replayed.seconds, decision)
+                self.incumbent.offer(replayed.seconds, decision_of(plan))
         return Expansion(progress=True)
 
 
@@ -510,11 +505,11 @@ def solve(
     from hetplan import __version__
 
     incumbent = Incumbent[JointDecision](run, parameters.rounding)
-    search = Search(data, run, parameters, incumbent, ChainReplayer.of(data), Relaxation(data))
+    search = Search(data, run, parameters, incumbent, Space(data), Relaxation(data))
     devices, inner = sum(node.devices for node in data.nodes), len(data.layers) - 1
     few = devices <= parameters.devices
-    large = math.comb(inner, min(4 * devices - 1, inner // 2)) > parameters.cuts
-    search.begin(starts, parameters.long if large or not few else parameters.short)
+    large = math.comb(inner, min(MOST_CHUNKS * devices - 1, inner // 2)) > parameters.cuts
+    search.begin(starts, None if large or not few else parameters.short)
     general, part = 0.0, run.part(time_limit=parameters.share * run.remaining) if few else run
     if large or not few:
         general = lower_bound(data, part, incumbent.objective)
@@ -523,9 +518,9 @@ def solve(
         deepest = max(map(len, pipes))
         if deepest > len(data.layers) or len(pipes) > data.global_batch:
             continue
-        chunks = range(1 if deepest > 1 else 2, 5)  # a single stage's of one chunk: as 1F1B
+        least = 1 if deepest > 1 else 2  # a single stage's of one chunk: as 1F1B
         kinds: list[tuple[Schedule, int]] = [("gpipe", 1), ("1f1b", 1)]
-        kinds += [("interleaved-1f1b", C) for C in chunks]
+        kinds += [("interleaved-1f1b", C) for C in range(least, MOST_CHUNKS + 1)]
         for (schedule, C), mode in itertools.product(kinds, data.modes):
             if deepest * C <= len(data.layers):
                 node = Node(pipes, schedule, C, mode)

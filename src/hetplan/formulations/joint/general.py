@@ -25,9 +25,9 @@ from hetplan.errors import UnsupportedError
 from hetplan.formulations.joint.bound import lower_bound
 from hetplan.formulations.joint.data import JointData, JointDecision
 from hetplan.formulations.joint.design import SCHEDULES, Design, Pipe, Space
+from hetplan.formulations.joint.evaluate import decision_of
 from hetplan.formulations.joint.exact import layouts
 from hetplan.formulations.joint.replay import Replay
-from hetplan.formulations.joint.search import decision_of
 from hetplan.profiling.simulator.tasks import Kind, Tasks, simulate
 from hetplan.solvers.general import label, minimise
 from hetplan.solvers.model import Model, Totals

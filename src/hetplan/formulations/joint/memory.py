@@ -1,8 +1,6 @@
 """Peak memory of every device of a plan: model states, activations kept at once, and what
 recomputation needs beside."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
@@ -61,7 +59,7 @@ class Held:
 
 
 def memory(
-    plan: Plan, costs: Costs, divided: Floats | None, owners: Sequence[Owner], timeline: Timeline
+    plan: Plan, costs: Costs, divided: Floats | None, owners: Sequence[Owner], timeline: "Timeline"
 ) -> tuple[Held, ...]:
     """[D] what devices hold at their peak.
 
@@ -106,7 +104,7 @@ class Passes:
     boundary: float
 
     @classmethod
-    def of(cls, costs: Costs, layers: Sequence[Range], tensor: int) -> Passes:
+    def of(cls, costs: Costs, layers: Sequence[Range], tensor: int) -> "Passes":
         """Of a stage on a tensor group. layers: one range per model chunk."""
         data, framework = costs.data, costs.data.framework
         part = (layers[-1][1] == len(data.layers)) / tensor  # of the logits
@@ -159,7 +157,7 @@ def held_on(
     )
 
 
-def saved_bytes(stage: Stage, chunk: int, sizes: Ints, costs: Costs) -> list[float]:
+def saved_bytes(stage: Stage, chunk: int, sizes: "Ints", costs: Costs) -> list[float]:
     """[sizes] bytes that the fullest device of the stage keeps of one micro-batch."""
     largest_share = max(stage.row_shares) / sum(stage.row_shares)
     each = costs.saved_bytes(stage.layers[chunk], len(stage.tensor_shares))

@@ -126,7 +126,7 @@ def kept_of(workload: Workload, at: int, mode: Recomputation) -> Kept:
         saved, whole = posed.saved_bytes, posed.replicated_saved_bytes
         return Kept(saved_bytes=saved, replicated_saved_bytes=whole, gathered_bytes=gathered)
     saved, halved = (kept_bytes(layer, mode, precision, tensor, before) for tensor in (1, 2))
-    whole = replicated(saved, halved)
+    whole = min(max(2 * halved - saved, 0.0), saved)
     all_of_it = sum(t.size(precision) for t in layer.saved)
     undivided = sum(t.size(precision) for t in layer.saved if not t.split)
     return Kept(
@@ -137,11 +137,6 @@ def kept_of(workload: Workload, at: int, mode: Recomputation) -> Kept:
         gathered_bytes=0.0 if again else gathered,
         gathered_working_bytes=gathered if again else 0.0,
     )
-
-
-def replicated(alone: float, halved: float) -> float:
-    """The part of bytes that two tensor ranks each keep whole."""
-    return min(max(2 * halved - alone, 0.0), alone)
 
 
 def gathered_bytes(workload: Workload, layer: operators.Layer) -> float:

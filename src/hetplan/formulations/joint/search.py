@@ -20,6 +20,7 @@ from pydantic import ValidationError
 
 from hetplan.formulations.joint.data import JointData, JointDecision
 from hetplan.formulations.joint.design import Design, Space, design_of
+from hetplan.formulations.joint.evaluate import decision_of, plan_of
 from hetplan.formulations.joint.moves import Moves
 from hetplan.formulations.joint.plan import Plan
 from hetplan.formulations.joint.starts import constructions, variations
@@ -134,7 +135,7 @@ class Search:
     def begin(self, starts: Sequence[JointDecision]) -> None:
         """Given plans, constructions, and variations of the best of both."""
         for start in starts:
-            plan = self.space.data.plan(**dict(start))
+            plan = plan_of(self.space.data, start)
             self.judged(plan, self.space.replayer.seconds(plan))
             self.value(design_of(start))
         by_count: dict[int, list[Design]] = {}
@@ -205,11 +206,4 @@ def search(
         decision=decision_of(plan) if plan else None,
         message="" if plan else f"none of {own.replays} plans fits in memory",
         details={"steps": own.steps, "replays": own.replays},
-    )
-
-
-def decision_of(plan: Plan) -> JointDecision:
-    """What a plan decides."""
-    return JointDecision.model_validate(
-        {name: getattr(plan, name) for name in JointDecision.model_fields}
     )

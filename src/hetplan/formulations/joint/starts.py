@@ -87,5 +87,7 @@ def rotated(by: int, design: Design) -> Design:
 
 def resized(micro: int, design: Design) -> Design:
     """With micro-batches of another size."""
-    pipes = (replace(pipe, micro=min(micro, pipe.samples)) for pipe in design.pipes)
-    return replace(design, pipes=tuple(pipes))
+    return replace(
+        design,
+        pipes=tuple(replace(pipe, micro=min(micro, pipe.samples)) for pipe in design.pipes),
+    )
