@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from typing import Any
 
@@ -10,19 +11,21 @@ import pytest
 
 from astra.cases import GPT, LLAMA, SMALL, table_of
 from hetplan.formulations.astra.search.facts import ModelFacts
+from hetplan.formulations.astra.search.links import Assumptions
 from hetplan.formulations.astra.search.pool import (
     Offer,
     offer_of,
 )
 from hetplan.formulations.astra.search.pricing import (
-    Assumptions,
     Priced,
     iteration_parts,
     offload_share,
     stage_peaks,
 )
 from hetplan.formulations.astra.search.space import NONE
-from hetplan.profiling.times import Rates, all_reduce_seconds, layer_time
+from hetplan.profiling.cluster import Node
+from hetplan.profiling.rates.collectives import collective_seconds, node_fabric
+from hetplan.profiling.times import Rates, layer_time
 
 
 def plain_seconds(facts: ModelFacts, row: dict[str, Any], offer: Offer, share: float) -> float:
@@ -33,17 +36,33 @@ def plain_seconds(facts: ModelFacts, row: dict[str, Any], offer: Offer, share: f
     v, n = row["virtual_pipeline_model_parallel_size"] or 1, facts.layers // pp
     node = offer.node_devices
 
-    def ring(stride: int, ranks: int) -> tuple[float, float]:
+    def reduced(size: float, stride: int, ranks: int) -> float:
+        """An all-reduce: as measured inside a node, between nodes by its ring's hops."""
         if stride * ranks <= node:
-            return offer.intra, offer.intra_latency
-        return min(offer.intra, offer.network / min(stride, node)), offer.network_latency
+            latencies = (offer.intra_latency, offer.network_latency)
+            on = node_fabric(Node(offer.name, node, offer.intra, offer.network, *latencies))
+            return collective_seconds("all-reduce", size, ranks, on).seconds
+        nodes = math.ceil(ranks / max(1, node // stride))
+        bandwidth = min(offer.intra, 0.96 * offer.network / min(stride, node))
+        hops = (ranks - nodes) * offer.intra_latency + (nodes - 1) * offer.network_latency
+        return 2 * ((ranks - 1) / ranks * size / bandwidth + hops)
+
+    def beside(seconds: float, window: float) -> float:
+        """Half of what hides is lost all the same."""
+        return seconds - min(seconds, window) / 2
+
+    def by_bucket(operation: float, params: float, element: int, window: float) -> float:
+        """The last bucket is exposed, the others hide behind the window."""
+        bucket = max(40e6, 1e6 * dp)
+        once = operation * reduced(min(params, bucket) * element, tp, dp)
+        return once + beside(max(params / bucket - 1, 0) * once, window)
 
     rates = Rates(offer.name, offer.spec, facts.precision)
     block = layer_time(facts.blocks[0], rates, micro_batch=mbs, tensor=tp)
     ends = [layer_time(x, rates, micro_batch=mbs, tensor=tp) for x in (facts.first, facts.last)]
     end_seconds = [end.forward + end.backward for end in ends]
     assert not sp  # the plain reading is for rows without sequence parallelism
-    reduce = 2 * all_reduce_seconds(facts.boundary_bytes * mbs, tp, *ring(1, tp)) if tp > 1 else 0.0
+    reduce = 2 * reduced(facts.boundary_bytes * mbs, 1, tp) if tp > 1 else 0.0
     forward, backward = block.forward + reduce, block.backward + reduce
     again = {"full": {"uniform": n, "block": min((row["recompute_num_layers"] or 0) * v, n)}}.get(
         row["recompute_granularity"], {}
@@ -52,11 +71,14 @@ def plain_seconds(facts: ModelFacts, row: dict[str, Any], offer: Offer, share: f
     crossing = 0.0
     if pp > 1:
         inside = tp * dp * pp <= node
-        bandwidth = offer.intra if inside else min(offer.intra, offer.network / node)
-        latency = offer.intra_latency if inside else offer.network_latency
-        crossing = 2 * (facts.boundary_bytes * mbs / bandwidth + latency)
+        size, delay = facts.boundary_bytes * mbs, offer.network_latency
+        one_way = size / min(offer.intra, 0.96 * offer.network / node) + delay
+        if inside:
+            slow = Node(offer.name, node, offer.intra, offer.network, offer.intra_latency, delay)
+            one_way = collective_seconds("send", size, 2, node_fabric(slow)).seconds
+        crossing = 2 * one_way
         if row["overlap_p2p_communication"]:
-            crossing = max(0.0, crossing - work / v)
+            crossing = beside(crossing, work / v)
     stages = [work + v * crossing] * pp
     stages[0] += end_seconds[0]
     stages[-1] += end_seconds[1]
@@ -65,13 +87,13 @@ def plain_seconds(facts: ModelFacts, row: dict[str, Any], offer: Offer, share: f
     params[0] += facts.first.params / tp
     params[-1] += (facts.last.params + (facts.last.tied_params if pp > 1 else 0)) / tp
     most = max(params)
-    gradients = all_reduce_seconds(most * 4, dp, *ring(tp, dp)) if dp > 1 else 0.0
+    sync = 0.0
+    if dp > 1 and row["use_distributed_optimizer"]:
+        sync = by_bucket(0.5, most, 4, n * backward) + by_bucket(0.5, most, 2, n * forward)
+    elif dp > 1:
+        sync = by_bucket(1, most, 4, n * backward)
     if row["use_distributed_optimizer"]:
-        gather = all_reduce_seconds(most * 2, dp, *ring(tp, dp)) / 2 if dp > 1 else 0.0
-        sync = max(0.0, gradients / 2 - n * backward) + max(0.0, gather - n * forward)
         most /= dp
-    else:
-        sync = max(0.0, gradients - n * backward)
     moved = share * most * 6 / 25e9
     if not row["no_overlap_offload_optimizer"]:
         moved = max(0.0, moved - n * backward)

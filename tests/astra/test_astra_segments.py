@@ -92,7 +92,7 @@ def test_the_cases_are_of_every_kind() -> None:
         if d in infeasible and not infeasible_because(p)
     ]
     assert dividing, "no case is infeasible for want of numbers that divide"
-    assert any(p.ordered and not p.equal for p in problems) and any(not p.ordered for p in problems)
+    assert {p.equal for p in problems} == {False, True}
 
 
 @pytest.mark.parametrize("seed", range(CASES))

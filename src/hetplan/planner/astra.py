@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 
 from hetplan.formulations.amp.problem import Configuration, megatron_placement
 from hetplan.formulations.astra.search.engine import search
+from hetplan.formulations.astra.search.links import Assumptions
 from hetplan.formulations.astra.search.pool import (
     Pool,
     heterogeneous,
     homogeneous,
     offers_of_cluster,
 )
-from hetplan.formulations.astra.search.pricing import Assumptions
 from hetplan.formulations.astra.search.result import Candidate as AstraCandidate, Job
 from hetplan.formulations.astra.search.space import Space
 from hetplan.formulations.joint.plan import MicroBatches, Plan, Replica, new_plan

@@ -14,14 +14,9 @@ FAMILY = Family(
     evaluate=f"{_HERE}.evaluate:evaluate",
     methods=(
         Method(
-            "auto", f"{_HERE}.exact:solve", True, "the fastest way to a proven optimum: `exact`"
+            "auto", f"{_HERE}.model:solve", True, "the fastest way to a proven optimum: `exact`"
         ),
-        Method(
-            "exact",
-            f"{_HERE}.exact:solve",
-            True,
-            "a greedy where types are ordered, else the counted model through CP-SAT",
-        ),
+        Method("exact", f"{_HERE}.model:solve", True, "the counted model through CP-SAT"),
         Method(
             "cp-sat", f"{_HERE}.model:formulate", True, "stages counted by type and layers, CP-SAT"
         ),

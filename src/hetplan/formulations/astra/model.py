@@ -19,6 +19,7 @@ and max_layers hold by the choice of the kinds.
 Source Astra, eq. 22-23; the counted form is hetplan's.
 """
 
+from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
@@ -36,7 +37,7 @@ from hetplan.formulations.astra.problem import (
     least_total,
     least_work,
 )
-from hetplan.solvers.general import Formulation, Known
+from hetplan.solvers.general import Formulation, Known, solve_with
 from hetplan.solvers.model import Columns, Model, Totals
 from hetplan.solvers.result import Outcome, Stop
 from hetplan.solvers.run import Run
@@ -164,3 +165,9 @@ def formulate(data: AstraData, run: Run) -> Formulation[AstraDecision] | Outcome
             objective=even_decision(problem),
         ),
     )
+
+
+def solve(data: AstraData, run: Run) -> Outcome[AstraDecision]:
+    """The model through CP-SAT, without the options that are meant for a method of that name."""
+    own = replace(run, options=replace(run.options, native={}))
+    return solve_with("cp-sat", formulate, data, own)

@@ -7,6 +7,7 @@ type hold n_i layers, so the enumeration is complete (and proves its answer) onl
 asks for equal layers per type.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -15,7 +16,6 @@ import numpy as np
 from hetplan.formulations.astra.data import AstraData, AstraDecision
 from hetplan.formulations.astra.problem import (
     AstraProblem,
-    Floats,
     Ints,
     compile_problem,
     decision_of,
@@ -67,23 +67,6 @@ def stage_counts(limit: Ints, total: int) -> Iterator[list[int]]:
             yield [m, *rest]
 
 
-@dataclass(frozen=True)
-class Partial:
-    """The layers [R, types so far] of the first used types in R ways: layers left [R], work [R] and
-    slowest stage [R] in seconds."""
-
-    layers: Ints
-    left: Ints
-    work: Floats
-    slowest: Floats
-
-    def part(self, chosen: slice) -> "Partial":
-        """Those of the ways."""
-        return Partial(
-            self.layers[chosen], self.left[chosen], self.work[chosen], self.slowest[chosen]
-        )
-
-
 @dataclass
 class Enumeration:
     """The best so far: `stages` as (type, layers), `best` seconds, `tried` candidates."""
@@ -96,52 +79,33 @@ class Enumeration:
     stages: list[tuple[int, int]] = field(default_factory=list)
 
     def try_layers(self, counts: list[int]) -> None:
-        """All n for stage counts m. Raises `Stopped` where the run should stop."""
-        used = [i for i, m in enumerate(counts) if m]
-        one = Partial(
-            np.zeros((1, 0), np.int64), np.array([self.problem.N]), np.zeros(1), np.zeros(1)
-        )
-        self._extend(used, counts, one)
+        """All n for stage counts m: of every used type but the last all numbers, `piece`
+        combinations at once; the last takes what is left. Raises `Stopped` where the run should
+        stop."""
+        p, used = self.problem, [i for i, m in enumerate(counts) if m]
+        m = np.array(counts)[used]
+        most = np.minimum(p.most_layers[used], (p.N - p.P) // m + 1)
+        shape = (1, *most[:-1].tolist())
+        for begin in range(0, math.prod(shape), self.piece):
+            self.run.check()
+            numbers = np.arange(begin, min(begin + self.piece, math.prod(shape)))
+            _, *firsts = np.unravel_index(numbers, shape)
+            x = np.stack([numbers, *firsts], axis=1)[:, 1:] + 1
+            left = p.N - x @ m[:-1]
+            last = left // m[-1]
+            able = (left % m[-1] == 0) & (last >= 1) & (last <= most[-1])
+            self.keep_best(used, m, np.column_stack([x, last])[able])
 
-    def _extend(self, used: list[int], counts: list[int], ways: Partial) -> None:
-        """Give the next type its layers, in every way; the last type takes what is left."""
-        self.run.check()
-        p, at = self.problem, ways.layers.shape[1]
-        i, m = used[at], counts[used[at]]
-        if at == len(used) - 1:
-            x = ways.left // m
-            able = np.flatnonzero((ways.left % m == 0) & (x >= 1) & (x <= p.most_layers[i]))
-            self._keep_best(used, counts, ways, able, x)
+    def keep_best(self, used: list[int], m: Ints, x: Ints) -> None:
+        """Compare layers [R, used types] with the best."""
+        self.tried += len(x)
+        if not len(x):
             return
-        following = sum(counts[k] for k in used[at + 1 :])
-        most = min(int(p.most_layers[i]), (p.N - following) // m)
-        x = np.arange(1, most + 1)
-        rows = max(1, self.piece // max(1, len(x)))
-        for first in range(0, len(ways.left), rows):
-            chunk = ways.part(slice(first, first + rows))
-            way, number = np.nonzero(chunk.left[:, None] - m * x >= following)
-            stage = p.stage_seconds[i, x[number]]
-            longer = Partial(
-                np.column_stack([chunk.layers[way], x[number]]),
-                chunk.left[way] - m * x[number],
-                chunk.work[way] + m * stage,
-                np.maximum(chunk.slowest[way], stage),
-            )
-            self._extend(used, counts, longer)
-
-    def _keep_best(
-        self, used: list[int], counts: list[int], ways: Partial, able: Ints, x: Ints
-    ) -> None:
-        self.tried += len(able)
-        if not len(able):
-            return
-        stage = self.problem.stage_seconds[used[-1], x[able]]
-        total = ways.work[able] + counts[used[-1]] * stage
-        total += (self.problem.K - 1) * np.maximum(ways.slowest[able], stage)
+        seconds = self.problem.stage_seconds[used, x]
+        total = seconds @ m + (self.problem.K - 1) * seconds.max(axis=1)
         least = int(np.argmin(total))
         if total[least] < self.best:
             self.best = float(total[least])
-            layers = [*ways.layers[able[least]].tolist(), int(x[able[least]])]
             self.stages = [
-                (i, n) for i, n in zip(used, layers, strict=True) for _ in range(counts[i])
+                (i, int(n)) for i, n, c in zip(used, x[least], m, strict=True) for _ in range(c)
             ]

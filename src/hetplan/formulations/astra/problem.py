@@ -56,15 +56,6 @@ class AstraProblem:
             )
         )
 
-    @cached_property
-    def ordered(self) -> bool:
-        """Whether a faster type never has the slower transfer nor the smaller room.
-
-        Then exchanging a stage for one of a faster type never hurts, and filling the fastest types
-        first is optimal.
-        """
-        return bool((np.diff(self.h) >= 0).all() and (np.diff(self.most_layers) <= 0).all())
-
 
 def compile_problem(data: AstraData) -> AstraProblem:
     """`data` as arrays; types that cannot carry a single stage are left out."""

@@ -19,9 +19,9 @@ from hetplan.errors import InputError
 from hetplan.formulations.astra.data import AstraData
 from hetplan.formulations.astra.problem import Floats
 from hetplan.formulations.astra.search.facts import ModelFacts, model_facts
+from hetplan.formulations.astra.search.links import Assumptions
 from hetplan.formulations.astra.search.pool import Pool
 from hetplan.formulations.astra.search.pricing import (
-    Assumptions,
     Priced,
     iteration_parts,
     offload_share,

@@ -15,28 +15,31 @@ from hetplan.profiling.cluster import GBIT, INTRA_NODE_LATENCY_US, NETWORK_LATEN
 
 Mode = Literal["homogeneous", "heterogeneous", "cost"]
 
-# (devices per node, intra-node Gbit/s of one device in one direction, network Gbit/s of the node),
-# by prefix.
+# (devices per node, intra-node Gbit/s of one device in one direction, network Gbit/s of the node,
+# GB/s of one device to its host and of the host's memory per device), by prefix.
 # NVLink totals of the datasheets (both directions): V100 300, A100 600, A800 and H800 400, H100 and
 # H200 900 GB/s.
 # Networks: one adapter per device, 100 Gbit/s (V100), 200 (A100, A800) and 400 (H100, H800, H200).
-_MACHINES: Mapping[str, tuple[int, float, float]] = {
-    "V100-SXM": (8, 1200, 800),
-    "A100-SXM": (8, 2400, 1600),
-    "A800": (8, 1600, 1600),
-    "H100": (8, 3600, 3200),
-    "H800": (8, 1600, 3200),
-    "H200": (8, 3600, 3200),
-    "GH200": (4, 3600, 800),
+# Hosts: PCIe x16 of generation 3 (V100), 4 (A100, A800) and 5 (H100, H800, H200), 16, 32 and 64
+# GB/s in one direction less a fifth for protocol, NVLink-C2C (GH200) 450 GB/s; an eighth of two
+# sockets' DDR4-2666 (6 channels each), DDR4-3200 (8) and DDR5-4800 (8), GH200's LPDDR5X 500 GB/s.
+_MACHINES: Mapping[str, tuple[int, float, float, float, float]] = {
+    "V100-SXM": (8, 1200, 800, 12.5, 32),
+    "A100-SXM": (8, 2400, 1600, 25, 51),
+    "A800": (8, 1600, 1600, 25, 51),
+    "H100": (8, 3600, 3200, 50, 77),
+    "H800": (8, 1600, 3200, 50, 77),
+    "H200": (8, 3600, 3200, 50, 77),
+    "GH200": (4, 3600, 800, 450, 500),
 }
-# Anything else: PCIe 4.0 x16 (32 GB/s less protocol) and one adapter of 100 Gbit/s.
-_PLAIN = (8, 200.0, 100.0)
+# Anything else: PCIe 4.0 x16 and one adapter of 100 Gbit/s.
+_PLAIN = (8, 200.0, 100.0, 25.0, 51.0)
 
 
 @dataclass(frozen=True)
 class Offer:
-    """One type of device in the pool. most: how many there are; SI units; price_per_hour None if
-    unknown."""
+    """One type of device in the pool. most: how many there are; SI units; host_link, host_memory:
+    bytes/s of one device to its host, and of the host's memory per device."""
 
     name: str
     spec: DeviceSpec
@@ -44,6 +47,8 @@ class Offer:
     node_devices: int
     intra: float
     network: float
+    host_link: float
+    host_memory: float
     intra_latency: float = INTRA_NODE_LATENCY_US * 1e-6
     network_latency: float = NETWORK_LATENCY_US * 1e-6
 
@@ -114,13 +119,13 @@ def find_device(name: str) -> tuple[str, DeviceSpec]:
     return (near[0], known[near[0]]) if near else (name, device(name))
 
 
-def links_of(name: str) -> tuple[int, float, float]:
-    """(devices per node, intra bytes/s, network bytes/s of a node) of the usual machine with that
-    device."""
-    node, intra, network = next(
+def links_of(name: str) -> tuple[int, float, float, float, float]:
+    """(devices per node, bytes/s: intra, network of a node, host_link, host_memory) of the usual
+    machine with that device."""
+    node, intra, network, host_link, host_memory = next(
         (m for prefix, m in _MACHINES.items() if name.startswith(prefix)), _PLAIN
     )
-    return node, intra * GBIT, network * GBIT
+    return node, intra * GBIT, network * GBIT, host_link * 1e9, host_memory * 1e9
 
 
 def offer_of(name: str, most: int) -> Offer:
@@ -135,6 +140,7 @@ def offers_of_cluster(cluster: Cluster) -> tuple[Offer, ...]:
     offers = []
     for name, count in cluster.counts().items():
         nodes = [node for node in cluster.nodes if node.device == name]
+        *_, host_link, host_memory = links_of(name)
         offers.append(
             Offer(
                 name=name,
@@ -143,6 +149,8 @@ def offers_of_cluster(cluster: Cluster) -> tuple[Offer, ...]:
                 node_devices=min(node.devices for node in nodes),
                 intra=min(node.intra_bandwidth for node in nodes),
                 network=min(node.network_bandwidth for node in nodes),
+                host_link=host_link,
+                host_memory=host_memory,
                 intra_latency=max(node.intra_latency for node in nodes),
                 network_latency=max(node.network_latency for node in nodes),
             )

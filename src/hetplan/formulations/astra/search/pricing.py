@@ -34,19 +34,21 @@ analytical share.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
 
 from hetplan.formulations.astra.problem import Floats, Ints
 from hetplan.formulations.astra.search.facts import ModelFacts
+from hetplan.formulations.astra.search.links import Assumptions, group_seconds
 from hetplan.formulations.astra.search.pool import Offer
 from hetplan.formulations.astra.search.space import GRANULARITIES, METHODS, NONE, Strategies
-from hetplan.profiling.frameworks import RESERVED_BYTES
-from hetplan.profiling.operators import Elementwise, Layer, Matmul, Precision, launches
+from hetplan.profiling.efficiency import Learned
+from hetplan.profiling.operators import Layer, Matmul, Precision
 from hetplan.profiling.profile import Profile
-from hetplan.profiling.times import CORE, Rates, operator_time, together
+from hetplan.profiling.stack import CONTENTION, DEFAULT_STACK
+from hetplan.profiling.times import CORE, Rates, layer_time, operator_time
 
 SELECTIVE, FULL, HYBRID = range(len(GRANULARITIES))
 # Bytes per parameter of weight, gradient and optimizer state (fp32 master weight and Adam's two
@@ -63,56 +65,6 @@ STATE_BYTES: dict[Precision, tuple[int, int, int]] = {
 ADAM_BYTES = 30
 
 
-@dataclass(frozen=True)
-class Assumptions:
-    """Everything that pricing and memory assume besides the model and the pool.
-
-    host_pcie, host_memory: bytes/s per device, for offloaded optimizer states: PCIe 4.0 x16 less
-    protocol, one direction; one eighth of two sockets of eight DDR4-3200 channels (8 x 25.6 GB/s
-    each).
-    """
-
-    reserved_bytes: float = RESERVED_BYTES
-    profile: Profile | None = None
-    host_pcie: float = 25e9
-    host_memory: float = 51e9
-
-
-def ring_bandwidth(offer: Offer, stride: Ints, size: Ints) -> Floats:
-    """Bytes/s of a ring over groups of that stride and size."""
-    shared = offer.network / np.minimum(stride, offer.node_devices)
-    return np.where(
-        stride * size <= offer.node_devices, offer.intra, np.minimum(offer.intra, shared)
-    )
-
-
-def sender_bandwidth(offer: Offer, stride: Ints, size: Ints) -> Floats:
-    """Bytes/s when every device of a node sends out of its group's reach at once (all-to-all, stage
-    to stage)."""
-    shared = np.full(np.shape(stride), min(offer.intra, offer.network / offer.node_devices))
-    return np.where(stride * size <= offer.node_devices, offer.intra, shared)
-
-
-def latency(offer: Offer, stride: Ints, size: Ints) -> Floats:
-    """Seconds per message of such a group."""
-    return np.where(stride * size <= offer.node_devices, offer.intra_latency, offer.network_latency)
-
-
-def ring_seconds(offer: Offer, size: Floats, stride: Ints, ranks: Ints, rounds: int) -> Floats:
-    """Ring collective on `size` bytes per rank: rounds (n - 1) (size / (n b) + a); an all-reduce
-    has two rounds."""
-    moved = rounds * (ranks - 1) / ranks * size
-    seconds = moved / ring_bandwidth(offer, stride, ranks)
-    return np.asarray(seconds + rounds * (ranks - 1) * latency(offer, stride, ranks))
-
-
-def message_seconds(offer: Offer, size: Floats, stride: Ints, ranks: Ints) -> Floats:
-    """One message (or an all-to-all's slice) of `size` bytes from every rank at once; 0 for groups
-    of one."""
-    seconds = size / sender_bandwidth(offer, stride, ranks)
-    return np.where(ranks > 1, seconds + latency(offer, stride, ranks), 0.0)
-
-
 # Rows of what `block_seconds` returns: an average block's forward, backward, attention core
 # forward, matrix products forward and backward; embedding and head, forward and backward together.
 FORWARD, BACKWARD, CORE_FORWARD, PRODUCTS_FORWARD, PRODUCTS_BACKWARD, EMBEDDING, HEAD = range(7)
@@ -124,41 +76,43 @@ def block_seconds(
     tensor: Ints,
     micro_batch: Ints,
     sequence_parallel: Ints,
-    profile: Profile | None = None,
+    assumed: Assumptions,
 ) -> Floats:
     """[7, R] seconds of all rows, each distinct combination computed once."""
     combined = (tensor * 2**20 + micro_batch) * 2 + sequence_parallel
     distinct, of = np.unique(combined, return_inverse=True)
     keys = [(int(v) >> 21, (int(v) >> 1) & (2**20 - 1), bool(int(v) & 1)) for v in distinct]
-    table = np.zeros((7, len(keys)))
+    table, learned = np.zeros((7, len(keys))), assumed.learned.get(offer.name)
     for number, key in enumerate(keys):
         for block, weight in facts.different_blocks:
-            table[:5, number] += weight * _layer(block, facts, offer, key)
+            table[:5, number] += weight * _layer(block, facts, offer, key, learned)
         for figure, layer in ((EMBEDDING, facts.first), (HEAD, facts.last)):
-            table[figure, number] = _layer(layer, facts, offer, key)[:2].sum()
-    if profile is not None:
-        _overwrite(table, keys, facts, offer, profile)
+            table[figure, number] = _layer(layer, facts, offer, key, learned)[:2].sum()
+    if assumed.profile is not None:
+        _overwrite(table, keys, facts, offer, assumed.profile)
     return np.asarray(table[:, of])
 
 
-def _layer(layer: Layer, facts: ModelFacts, offer: Offer, key: tuple[int, int, bool]) -> Floats:
+def _layer(
+    layer: Layer,
+    facts: ModelFacts,
+    offer: Offer,
+    key: tuple[int, int, bool],
+    learned: Learned | None,
+) -> Floats:
     """[5] forward, backward, core forward, products forward, products backward of one layer."""
     tensor, micro_batch, sequence_parallel = key
-    rates = Rates(offer.name, offer.spec, facts.precision)
-    seconds = np.zeros(5)
+    stack = replace(DEFAULT_STACK, sequence_parallel=sequence_parallel)
+    rates = Rates(offer.name, offer.spec, facts.precision, stack)
+    whole = layer_time(layer, rates, micro_batch=micro_batch, tensor=tensor, learned=learned)
+    parts = np.zeros(3)
     for op in layer.operators:
-        if sequence_parallel and isinstance(op, Elementwise):
-            op = replace(op, split=True)
-        time = operator_time(op, rates, micro_batch, tensor)
-        seconds[:2] += time.forward, time.backward
-        seconds[2] += time.forward * (op.name in CORE)
-        if isinstance(op, Matmul):
-            seconds[3:] += time.forward, time.backward
-    launched = np.sum([launches(op) for op in layer.operators], axis=0)
-    if tensor > 1:
-        launched = launched + [sum(r.backward == back for r in layer.reduces) for back in (0, 1)]
-    seconds[:2] = together(seconds[:2], launched * rates.stack.host_seconds)
-    return seconds
+        if isinstance(op, Matmul) or op.name in CORE:
+            time = operator_time(op, rates, micro_batch, tensor)
+            factor = learned.factor(op, micro_batch, tensor) if learned else 1.0
+            of = np.array([op.name in CORE, isinstance(op, Matmul), isinstance(op, Matmul)])
+            parts += factor * of * (time.forward, time.forward, time.backward)
+    return np.array([whole.forward, whole.backward, *parts])
 
 
 def _overwrite(
@@ -183,6 +137,12 @@ def _overwrite(
         table[FORWARD, number], table[BACKWARD, number] = forward, backward
         seconds = measured.seconds()
         table[EMBEDDING, number], table[HEAD, number] = seconds[0], seconds[-1]
+
+
+def uncovered(seconds: Floats, window: Floats) -> Floats:
+    """What communication costs beside a window of computation: the part that does not fit, and of
+    the rest what it takes from the computation."""
+    return np.asarray(seconds - (1 - CONTENTION) * np.minimum(seconds, window))
 
 
 class Priced:
@@ -218,31 +178,30 @@ class Priced:
             self.tp,
             self.mbs,
             self.sp,
-            self.assumed.profile,
+            self.assumed,
         )
+
+    def together(self, operation: str, size: Floats, stride: Ints, ranks: Ints) -> Floats:
+        """Seconds of a collective or message in such groups."""
+        return group_seconds(self.offer, self.assumed, operation, size, stride, ranks)
 
     @cached_property
     def tensor_seconds(self) -> Floats:
-        """Tensor-parallel collectives of one block, one pass: two all-reduces of s h, or as many
-        gathers and scatters with sequence parallelism, which move the same (Korthikanti et al.
-        2022, Section 4.2.2)."""
+        """Tensor-parallel collectives of one block, one pass: two all-reduces of s h, or with
+        sequence parallelism as many gathers and scatters (Korthikanti et al. 2022, Section
+        4.2.2)."""
         size = np.asarray(self.facts.boundary_bytes * self.mbs, dtype=np.float64)
         ones = np.ones_like(self.tp)
-        return 2.0 * ring_seconds(self.offer, size, ones, self.tp, 2)
+        reduced = 2.0 * self.together("all-reduce", size, ones, self.tp)
+        return np.where(
+            self.sp == 1, 4.0 * self.together("all-gather", size, ones, self.tp), reduced
+        )
 
     @cached_property
     def expert_seconds(self) -> Floats:
         """Dispatch and combine of one block, one pass (0 without experts)."""
-        if self.facts.dispatched_bytes == 0:
-            return np.zeros(self.table.rows)
-        size = (
-            self.facts.dispatched_bytes
-            * self.mbs
-            / np.where(self.sp == 1, self.tp, 1)
-            * (self.ep - 1)
-            / self.ep
-        )
-        return 2.0 * message_seconds(self.offer, size, self.tp, self.ep)
+        size = self.facts.dispatched_bytes * self.mbs / np.where(self.sp == 1, self.tp, 1)
+        return 2.0 * self.together("all-to-all", size, self.tp, self.ep)
 
     @cached_property
     def forward(self) -> Floats:
@@ -260,8 +219,8 @@ class Priced:
         overlapped = (self.table.columns["tp_comm_overlap"] == 1) & (
             self.tp <= self.offer.node_devices
         )
-        covered = np.where(overlapped, products, 0.0)
-        return compute + np.maximum(0.0, self.tensor_seconds - covered) + self.expert_seconds
+        window = np.where(overlapped, products, 0.0)
+        return compute + self.expert_seconds + uncovered(self.tensor_seconds, window)
 
     def fully_recomputed(self, layers: Ints) -> Floats:
         """How many of a stage's `layers` are computed again in full. The number counts per
@@ -285,8 +244,7 @@ class Priced:
         stage)."""
         size = self.facts.boundary_bytes * self.mbs / np.where(self.sp == 1, self.tp, 1)
         whole = self.tp * self.dp  # stages lie that far apart
-        one_way = message_seconds(self.offer, size, whole, self.pp)
-        return np.where(self.pp > 1, 2.0 * one_way, 0.0)
+        return 2.0 * self.together("send", size, whole, self.pp)
 
     @cached_property
     def stage_params(self) -> Floats:
@@ -315,35 +273,28 @@ class Priced:
         reduce-scatter of gradients and all-gather of weights (Rajbhandari et al. 2020, Section 7).
         """
         weight, gradient, _ = STATE_BYTES[self.facts.precision]
-        rounds = np.where(self.sharded, 1, 2)
-        reduce = self._over_data(dense, experts, gradient) * rounds
-        gather = np.where(self.sharded, self._over_data(dense, experts, weight), 0.0)
-        columns = self.table.columns
-        hidden_reduce = np.where(columns["overlap_grad_reduce"] == 1, backward, 0.0)
-        hidden_gather = np.where(columns["overlap_param_gather"] == 1, forward, 0.0)
-        return np.asarray(
-            np.maximum(0.0, reduce - hidden_reduce) + np.maximum(0.0, gather - hidden_gather)
-        )
+        columns, seconds = self.table.columns, np.zeros_like(dense)
+        after = np.where(columns["overlap_grad_reduce"] == 1, backward, 0.0)
+        before = np.where(columns["overlap_param_gather"] == 1, forward, 0.0)
+        groups = [(dense, self.tp, self.dp), (experts, self.tp * self.ep, self.dp // self.ep)]
+        for params, stride, ranks in groups[: 1 + (self.facts.expert_params > 0)]:
+            part, group = params / (dense + experts), (stride, ranks)
+            reduce = self._exchanged("all-reduce", params, gradient, group, part * after)
+            scatter = self._exchanged("all-gather", params, gradient, group, part * after)
+            gather = self._exchanged("all-gather", params, weight, group, part * before)
+            seconds = seconds + np.where(self.sharded, scatter + gather, reduce)
+        return seconds
 
-    def _over_data(self, dense: Floats, experts: Floats, element: int) -> Floats:
-        """One ring round over the data-parallel group: dense parameters over all of it, experts
-        over its part."""
-        seconds = ring_seconds(
-            self.offer,
-            dense * element,
-            self.tp,
-            self.dp,
-            1,
-        )
-        if self.facts.expert_params == 0:
-            return seconds
-        return seconds + ring_seconds(
-            self.offer,
-            experts * element,
-            self.tp * self.ep,
-            self.dp // self.ep,
-            1,
-        )
+    def _exchanged(
+        self, operation: str, params: Floats, element: int, group: tuple[Ints, Ints], window: Floats
+    ) -> Floats:
+        """Exposed seconds of so many parameters, bucket by bucket where a window hides them: all
+        but the bucket that is ready last (of weights: needed first)."""
+        assumed, (stride, ranks) = self.assumed, group
+        largest = np.maximum(assumed.bucket_params, assumed.bucket_params_per_rank * ranks)
+        bucket = np.where(window > 0, largest, np.inf)
+        once = self.together(operation, np.minimum(params, bucket) * element, stride, ranks)
+        return once + uncovered(once * np.maximum(params / bucket - 1.0, 0.0), window)
 
     def optimizer_params(self, dense: Floats, experts: Floats) -> Floats:
         """Parameters whose states a rank updates: all of its own, or its share with the distributed
@@ -361,8 +312,8 @@ class Priced:
         """
         weight, gradient, _ = STATE_BYTES[self.facts.precision]
         here = (1 - offloaded) * params * ADAM_BYTES / (self.offer.spec.memory_bytes_per_s * 0.8)
-        there = offloaded * params * ADAM_BYTES / self.assumed.host_memory
-        moved = offloaded * params * (weight + gradient) / self.assumed.host_pcie
+        there = offloaded * params * ADAM_BYTES / self.offer.host_memory
+        moved = offloaded * params * (weight + gradient) / self.offer.host_link
         blocking = self.table.columns["no_overlap_offload_optimizer"] == 1
         return np.asarray(
             here + there + np.where(blocking, moved, np.maximum(0.0, moved - covered))
@@ -386,11 +337,8 @@ def iteration_parts(priced: Priced, offloaded: Floats) -> tuple[Floats, Floats, 
     number."""
     layers = priced.facts.layers // priced.pp
     work = priced.layers_seconds(layers)
-    chunk = work / priced.v
     overlapped = priced.table.columns["overlap_p2p_communication"] == 1
-    crossing = np.where(
-        overlapped, np.maximum(0.0, priced.crossing_seconds - chunk), priced.crossing_seconds
-    )
+    crossing = uncovered(priced.crossing_seconds, np.where(overlapped, work / priced.v, 0.0))
     stage = work + priced.v * crossing
     first, last = priced.blocks[EMBEDDING], priced.blocks[HEAD]
     total = priced.pp * stage + first + last

@@ -34,11 +34,11 @@ from numpy.typing import NDArray
 from hetplan.formulations.astra.data import AstraData, DeviceType
 from hetplan.formulations.astra.problem import Floats, Ints
 from hetplan.formulations.astra.search.facts import ModelFacts
+from hetplan.formulations.astra.search.links import Assumptions
 from hetplan.formulations.astra.search.pool import Offer
 from hetplan.formulations.astra.search.pricing import (
     EMBEDDING,
     HEAD,
-    Assumptions,
     Priced,
     after_pipeline,
     share_needed,
