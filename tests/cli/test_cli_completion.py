@@ -13,7 +13,7 @@ import pytest
 
 from fakes.cli import Call
 from hetplan.formulations import FAMILIES, family
-from hetplan.instances.library import library
+from hetplan.instances.library import SETS, library
 from hetplan.planner import STRATEGIES
 from hetplan.profiling.catalogue import catalogue
 from hetplan.profiling.cluster import example_clusters
@@ -87,7 +87,7 @@ def test_everything_is_offered_before_anything_is_typed(asked: Asked) -> None:
     assert set(asked("plan --model ")) == set(BUILT_IN)
     assert set(asked("plan --cluster ")) == set(example_clusters())
     assert set(asked("plan --strategies ")) == set(STRATEGIES)
-    assert set(asked("solve ")) == {entry.name for entry in library()}
+    assert set(asked("solve ")) == {*SETS, *FAMILIES, *(entry.name for entry in library())}
     assert set(asked("plan search --gpus ")) == {f"{name}:" for name in catalogue()}
     assert set(asked("instances list --problem ")) == set(FAMILIES)
     assert set(asked("solve tiny-mixed -m ")) == {m.name for m in family("amp").methods} | {"all"}

@@ -143,7 +143,7 @@ REFUSALS: dict[str, dict[str, str]] = {
     },
     "study run": {
         "-o x": "no instances named",
-        "nothing-such -o x": "neither a set",
+        "nothing-such -o x": "neither a file nor an instance",
         "papers -o x -j 0": "--jobs",
         "papers -o x --seeds 1,b": "--seeds",
         "papers -o file": "is a file",
@@ -186,7 +186,7 @@ REFUSALS: dict[str, dict[str, str]] = {
         "-o .": ".: is a folder, expected a file name",
         "--frobnicate": "no such option",
         "-m picky": "picky takes no numbers (expected method auto)",
-        "extra": "unexpected extra argument",
+        "extra": "neither a file nor an instance of the library: 'extra'",
     },
     "plan replan plan.json --cluster cluster.yaml -q": {
         "--lost node9": "no such node (got 'node9'",

@@ -202,7 +202,6 @@ def test_instance_from_standard_input(
             "an instance of the library: 'qqqq' (expected a name from `hetplan instances list`)",
         ),
         ("qqqq.json", "qqqq.json: no such file"),
-        (".", ".: is a folder, expected a file"),
         ("\x1b[31m", "neither a file nor"),
         ("a\x00b", "neither a file nor"),
     ],
@@ -210,6 +209,72 @@ def test_instance_from_standard_input(
 def test_missing_instances(hetplan: Call, name: str, message: str) -> None:
     assert message in hetplan("solve", name).error
     assert message in hetplan("check", name, name).error
+
+
+def test_folders_hold_instances_for_solve_alone(hetplan: Call, tmp_path: Path) -> None:
+    assert "holds no instance files" in hetplan("solve", tmp_path).error
+    assert "is a folder, expected a file" in hetplan("check", tmp_path, "-").error
+
+
+PLUGIN = """
+from hetplan.solvers.registry import Method
+METHODS = {"fake": [Method("mine", "fakes.family:first", False, "mine")], **MORE}
+"""
+
+
+def plugin(folder: Path, name: str, more: str = "{}") -> Path:
+    """A module with the method `mine`, and more."""
+    path = folder / f"{name}.py"
+    path.write_text(PLUGIN.replace("MORE", more))
+    return path
+
+
+def test_a_method_of_the_users_own(
+    hetplan: Call, numbers: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By an option or by an entry point; two of a name are refused."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("hetplan.formulations.JOINED", [])
+    path = numbers(3, 1)
+    for name, more in (
+        ("own_one", "{}"),
+        ("own_two", "{}"),
+        ("own_lost", '{"nothing": []}'),
+    ):
+        plugin(tmp_path, name, more)
+    assert "unknown method 'mine'" in hetplan("solve", path, "-m", "mine").error
+    assert (
+        "own_lost: METHODS: unknown problem" in hetplan("solve", path, "--plugin", "own_lost").error
+    )
+    assert "no plugin" in hetplan("solve", path, "--plugin", "numbers").error
+    ran = hetplan("solve", path, "-m", "mine,auto", "--plugin", "own_one", "--json", "-q")
+    assert [result["objective"] for result in ran.json["results"]] == [3.0, 1.0]
+    twice = hetplan("solve", path, "-m", "mine", "--plugin", "own_two").error
+    assert twice == "own_two: there is a method of this name (got 'mine')"
+    monkeypatch.setattr("hetplan.formulations.JOINED", [])
+    monkeypatch.setattr("hetplan.formulations.installed_plugins", lambda: ["own_two"])
+    assert hetplan("solve", path, "-m", "mine", "-q").code == 0
+
+
+def test_several_instances_of_several_problems(
+    hetplan: Call, numbers: Write, tmp_path: Path
+) -> None:
+    """A name, a pattern, a set, a folder and the same again: one answer each, with the methods that
+    its problem has."""
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    numbers(3, 1, 2).rename(folder / "numbers.json")
+    given = ["astra/tiny-*", folder, "amp/tiny-mixed", "tiny-mixed"]
+    ran = hetplan("solve", *given, "-m", "first,paper", "--json", "-q")
+    assert ran.code == 0, ran.err
+    answers = {answer["problem"]: answer["results"] for answer in ran.json["answers"]}
+    names = [answer["instance"] for answer in ran.json["answers"]]
+    assert sorted(names) == ["numbers", "tiny-mixed", "tiny-two-types", "tiny-two-types-equal"]
+    ran_methods = {problem: [r["method"] for r in results] for problem, results in answers.items()}
+    assert ran_methods == {"astra": ["paper"], "fake": ["first"], "amp": ["paper"]}
+    text = hetplan("solve", *given, "-m", "first", "-q").out
+    assert "tiny-mixed" in text and "decision of" not in text
+    assert "unknown method 'second'" in hetplan("solve", *given, "-m", "second").error
 
 
 # check

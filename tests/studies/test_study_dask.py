@@ -16,6 +16,7 @@ import pytest
 
 from hetplan.cli.study import slurm_settings
 from hetplan.errors import InputError
+from hetplan.formulations import JOINED, family, join
 from hetplan.solvers.options import Options
 from hetplan.studies import distributed as cluster
 from hetplan.studies.rows import COLUMNS, Tally, Task, carry_out, read_rows, tasks
@@ -34,6 +35,19 @@ VARYING = {
     "details_json",
     "key",
 }
+
+
+@pytest.fixture
+def own_method(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A plugin in the working directory, with hetplan's `random` under another name."""
+    method = 'Method("own", "hetplan.formulations.amp.baselines:random", False, "")'
+    text = f"from hetplan.solvers.registry import Method\nMETHODS = {{'amp': [{method}]}}\n"
+    (tmp_path / "own_plugin.py").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    join(["own_plugin"])
+    yield
+    JOINED.clear()
+    assert "own" not in [method.name for method in family("amp").methods]
 
 
 @pytest.fixture
@@ -70,7 +84,9 @@ def workers(scheduler: str, tmp_path: Path) -> Iterator[list[subprocess.Popen[by
     command = [sys.executable, "-m", "dask", "worker", scheduler, *settings]
     quiet = subprocess.DEVNULL
     found = [
-        subprocess.Popen([*command, nanny], stdout=quiet, stderr=quiet, start_new_session=True)
+        subprocess.Popen(
+            [*command, nanny], stdout=quiet, stderr=quiet, start_new_session=True, cwd=tmp_path
+        )
         for nanny in ("--no-nanny", "--nanny")
     ]
     yield found
@@ -83,10 +99,11 @@ def workers(scheduler: str, tmp_path: Path) -> Iterator[list[subprocess.Popen[by
 def work() -> list[Task]:
     """Ten short tasks."""
     return list(
-        tasks(["tiny-mixed"], ["megatron", "random"], range(5), Options(threads=1, time_limit=60))
+        tasks(["tiny-mixed"], ["megatron", "own"], range(5), Options(threads=1, time_limit=60))
     )
 
 
+@pytest.mark.usefixtures("own_method")
 def test_same_rows_though_a_worker_is_killed(
     scheduler: str, workers: list[subprocess.Popen[bytes]], tmp_path: Path
 ) -> None:
@@ -105,7 +122,7 @@ def test_same_rows_though_a_worker_is_killed(
             lambda left: cluster.run_on(client, left, stop=lambda: False),
             watch,
         )
-    assert killed and there.done == 10
+    assert killed and there.done == 10 and there.counts == {"feasible": 10}
     carry_out(work(), tmp_path / "here", lambda left: run_tasks(left, 2, stop=lambda: False))
     same = sorted(set(COLUMNS) - VARYING)
     ours, theirs = (

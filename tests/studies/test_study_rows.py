@@ -109,7 +109,7 @@ def test_an_instance_named_twice_is_taken_once(tmp_path: Path) -> None:
 
 
 def test_names_that_bring_nothing() -> None:
-    with pytest.raises(InputError, match="neither a set"):
+    with pytest.raises(InputError, match="neither a file nor an instance"):
         list(subjects(["paper"]))
     with pytest.raises(InputError, match="no instance of the study has the method"):
         list(tasks(["tiny-fast-slow"], ["exact", "megatron"], [0], Options()))

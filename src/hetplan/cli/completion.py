@@ -73,7 +73,7 @@ def methods(ctx: typer.Context, incomplete: str) -> list[str]:
     """Methods of the named packaged instance's problem; of every problem for other instances."""
     # An option that still lacks its value keeps the arguments before it from being assigned.
     loose = [word for word in ctx.args if not word.startswith("-")]
-    entry = find(str(ctx.params.get("instance") or next(iter(loose), "")))
+    entry = find(str(next(iter([*(ctx.params.get("instances") or ()), *loose]), "")))
     known = list(FAMILIES) if entry is None else [entry.problem]
     names = dict.fromkeys(method.name for name in known for method in family(name).methods)
     return listed([*names, "all"], incomplete)

@@ -14,6 +14,7 @@ import typer
 from hetplan.cli import completion
 from hetplan.errors import InputError
 from hetplan.files import MAX_BYTES, check_target, parse_json, read_json
+from hetplan.formulations import join
 from hetplan.formulations.joint.plan import Plan
 from hetplan.instances.library import Instance, load_from_library, parse_instance
 from hetplan.profiling import cluster as clusters
@@ -24,6 +25,7 @@ from hetplan.profiling.operators import Precision
 from hetplan.profiling.stack import load_stack
 from hetplan.profiling.workload import Workload, make_workload
 from hetplan.solvers.options import NativeValue, Options
+from hetplan.studies.rows import digest, subjects
 
 LARGEST = 10_000  # of micro-batches and degrees: beyond any device and any node
 
@@ -180,6 +182,15 @@ InstanceArgument = Annotated[
 ]
 
 
+PluginOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--plugin",
+        metavar="MODULE",
+        help="A module with methods of your own, installed or in this folder.",
+        callback=join,
+    ),
+]
 NativeOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -287,6 +298,20 @@ def open_instance(argument: str) -> Instance:
         return load_from_library(argument, "neither a file nor an instance of the library:")
     value, where = read_document(argument)
     return parse_instance(value, where=where)
+
+
+def open_instances(arguments: Sequence[str]) -> list[Instance]:
+    """Each instance once: files, standard input, folders, names, patterns, problems and sets of the
+    library. Raises InputError."""
+    opened: dict[str, Instance] = {}
+    for argument in arguments:
+        file = argument == "-" or Path(argument).suffix in (".json", ".gz")
+        several = os.path.isdir(argument) or not (file or os.path.exists(argument))
+        every = (
+            [one for _, one, _ in subjects([argument])] if several else [open_instance(argument)]
+        )
+        opened.update((digest(one), one) for one in every)
+    return list(opened.values())
 
 
 def open_cluster(argument: str) -> Cluster:

@@ -14,6 +14,7 @@ from hetplan.cli.options import (
     JsonOption,
     NativeOption,
     OutputOption,
+    PluginOption,
     PyomoOption,
     QuietOption,
     SeedOption,
@@ -21,6 +22,7 @@ from hetplan.cli.options import (
     TimeOption,
     make_options,
     open_instance,
+    open_instances,
     read_document,
     split_list,
 )
@@ -40,7 +42,14 @@ BUG = "bug"
 
 
 def solve(
-    instance: InstanceArgument,
+    instances: Annotated[
+        list[str],
+        typer.Argument(
+            help="Instance files, folders, - for standard input; names, patterns, problems or sets "
+            "of the library.",
+            autocompletion=completion.sets,
+        ),
+    ],
     method: Annotated[
         list[str] | None,
         typer.Option(
@@ -48,10 +57,11 @@ def solve(
             "--methods",
             "-m",
             metavar="NAME[,NAME…]|all",
-            help="Methods to run; default auto.",
+            help="Methods to run, of each problem those it has; default auto.",
             autocompletion=completion.methods,
         ),
     ] = None,
+    plugin: PluginOption = None,
     time_limit: TimeOption = None,
     gap: GapOption = None,
     threads: ThreadsOption = None,
@@ -62,9 +72,10 @@ def solve(
     output: OutputOption = None,
     quiet: QuietOption = False,
 ) -> int:
-    """Solve an instance and print each method's result with its proven bound.
+    """Solve instances and print each method's result with its proven bound.
 
-    Exit code 0 when every result is optimal or feasible, 1 when one is infeasible or unknown.
+    The JSON document of several instances has one answer for each. Exit code 0 when every result is
+    optimal or feasible, 1 when one is infeasible or unknown.
     """
     options = make_options(
         time_limit=time_limit,
@@ -74,29 +85,51 @@ def solve(
         native=native,
         pyomo_solver=pyomo_solver,
     )
-    posed = open_instance(instance)
-    methods = chosen_methods(posed.family, method)
-    check_back_ends(posed.family, methods, options, pyomo_solver)
-    results = run_methods(posed, methods, options, quiet=quiet)
-    document = answer_document(posed, results, options.as_dict())
-    emit(document, result_tables(posed, results), json=json, output=output)
-    if any(BUG in result.details for result in results):
+    posed = open_instances(instances)
+    families = {one.problem: one.family for one in posed}
+    methods = chosen_methods(families, method)
+    check_back_ends(families, methods, options, pyomo_solver)
+    answers: list[tuple[Instance, list[Result[Any]]]] = []
+    for one in posed:
+        results = run_methods(one, methods[one.problem], options, quiet=quiet)
+        answers.append((one, results))
+        if results and results[-1].stop is Stop.INTERRUPTED:
+            break
+    documents = [answer_document(*answer, options.as_dict()) for answer in answers]
+    alone = len(posed) == 1
+    whole = documents[0] if alone else {"answers": documents}
+    tables = (table for answer in answers for table in result_tables(*answer, alone=alone))
+    emit(whole, tables, json=json, output=output)
+    every = [result for _, results in answers for result in results]
+    if any(BUG in result.details for result in every):
         return 3
-    return 0 if all(result.status in ("optimal", "feasible") for result in results) else 1
+    solved = all(result.status in ("optimal", "feasible") for result in every)
+    return 0 if solved and len(answers) == len(posed) else 1
 
 
-def chosen_methods(family: Family, wanted: Sequence[str] | None) -> list[str]:
-    """The methods named, each checked and once; `all` stands for every method of the family."""
-    names = split_list(wanted) if wanted is not None else ["auto"]
+def chosen_methods(
+    families: Mapping[str, Family], wanted: Sequence[str] | None
+) -> dict[str, list[str]]:
+    """The methods named, by problem, each once; `all` stands for every method. Raises InputError
+    for one that no problem has."""
+    names = list(dict.fromkeys(split_list(wanted) if wanted is not None else ["auto"]))
     if not names:
         raise InputError("no method named", where="--method", expected="at least one")
-    if "all" in names:
-        names = [method.name for method in family.methods]
-    return [family.method(name).name for name in dict.fromkeys(names)]
+    having = {name: [method.name for method in own.methods] for name, own in families.items()}
+    for name in names:
+        if name != "all" and not any(name in own for own in having.values()):
+            next(iter(families.values())).method(name)
+    return {
+        problem: own if "all" in names else [name for name in names if name in own]
+        for problem, own in having.items()
+    }
 
 
 def check_back_ends(
-    family: Family, methods: Sequence[str], options: Options, pyomo_solver: str | None
+    families: Mapping[str, Family],
+    methods: Mapping[str, Sequence[str]],
+    options: Options,
+    pyomo_solver: str | None,
 ) -> None:
     """Refuse options of a back end that none of the methods runs: they would change nothing,
     silently."""
@@ -104,12 +137,14 @@ def check_back_ends(
     for backend, native in options.native.items():
         wanted.setdefault(backend, f"--native {backend}.{next(iter(native))}")
     for backend, option in wanted.items():
-        users = [method.name for method in family.methods if backend in method.backends]
-        if not set(users) & set(methods):
+        every = [method for family in families.values() for method in family.methods]
+        users = list(dict.fromkeys(one.name for one in every if backend in one.backends))
+        chosen = dict.fromkeys(name for names in methods.values() for name in names)
+        if not set(users) & set(chosen):
             raise InputError(
                 f"no method chosen runs {backend}",
                 where=option,
-                got=", ".join(methods),
+                got=", ".join(chosen),
                 expected=f"--method {' or '.join(users)}" if users else None,
             )
 
@@ -170,8 +205,10 @@ def no_result(
     )
 
 
-def result_tables(instance: Instance, results: Sequence[Result[Any]]) -> Iterator[Table]:
-    """One line per method; then the best decision as its family describes it."""
+def result_tables(
+    instance: Instance, results: Sequence[Result[Any]], *, alone: bool
+) -> Iterator[Table]:
+    """One line per method; where it is alone, then the best decision as its family describes it."""
     best_bound = max((r.bound for r in results if r.bound is not None), default=0.0)
 
     def above(result: Result[Any]) -> float | None:
@@ -193,7 +230,7 @@ def result_tables(instance: Instance, results: Sequence[Result[Any]]) -> Iterato
     title = f"{instance.name} ({instance.problem}: {instance.family.title})"
     yield Table.of(title, results, columns, right=range(2, len(columns) - 1))
     solved = [result for result in results if result.objective is not None]
-    if solved:
+    if solved and alone:
         best = min(solved, key=lambda result: result.objective or 0.0)
         yield from describe(instance, best.decision, f"decision of {best.method}")
 

@@ -20,6 +20,7 @@ from hetplan.cli.options import (
     GapOption,
     JsonOption,
     NativeOption,
+    PluginOption,
     PyomoOption,
     QuietOption,
     make_options,
@@ -85,6 +86,7 @@ class Workers:
             help="Start Slurm jobs with these settings of dask-jobqueue.",
         ),
     ] = None
+    plugin: PluginOption = None
 
     def shares(self) -> tuple[int, int]:
         """Runs at a time, and the threads of each."""

@@ -20,7 +20,7 @@ from typing import Any
 
 from hetplan.errors import InputError
 from hetplan.files import write_bytes
-from hetplan.formulations import FAMILIES
+from hetplan.formulations import FAMILIES, JOINED, family, join
 from hetplan.instances.answers import Answer
 from hetplan.instances.library import (
     SETS,
@@ -35,6 +35,7 @@ from hetplan.instances.library import (
 from hetplan.instances.update import Finding
 from hetplan.names import unknown_name
 from hetplan.solvers.options import Options
+from hetplan.solvers.registry import Family
 
 ALL = "all"
 HEURISTICS, EXACT = "heuristics", "exact-methods"
@@ -56,6 +57,7 @@ class Task:
     options: dict[str, Any]  # as `Options.as_dict`
     best_known: float | None
     bound_known: float | None
+    plugins: tuple[str, ...]  # modules whose methods join
 
     @property
     def name(self) -> str:
@@ -66,6 +68,13 @@ class Task:
     def problem(self) -> str:
         """Of the instance."""
         return str(self.document["problem"])
+
+    @property
+    def family(self) -> Family:
+        """Of the problem, with the methods of the plugins; raises InputError where they cannot be
+        imported."""
+        join(self.plugins)
+        return family(self.problem)
 
 
 def subjects(names: Sequence[str]) -> Iterator[tuple[str, Instance, BestKnown | None]]:
@@ -96,9 +105,11 @@ def entries_named(name: str) -> list[Entry]:
         return [entry_of(Path(name))]
     entries = [e for e in library() if in_set(e.problem, e.name, name)]
     if not entries:
+        known = [*SETS, *FAMILIES, *(entry.name for entry in library())]
         raise unknown_name(
-            "neither a set, a problem, an instance, a pattern nor a file:", name, [*SETS, *FAMILIES]
-        )
+            "neither a file nor an instance of the library:", name, known,
+            see="a name from `hetplan instances list`",
+        )  # fmt: skip
     return entries
 
 
@@ -125,6 +136,7 @@ def tasks(
                 own,
                 record.objective if record else None,
                 record.bound if record else None,
+                tuple(JOINED),
             )
     for word in wanted:
         if word not in used:

@@ -26,7 +26,6 @@ from typing import Any
 
 from hetplan import __version__
 from hetplan.errors import HetplanError, one_line
-from hetplan.formulations import family
 from hetplan.instances.answers import result_document
 from hetplan.instances.library import parse_instance
 from hetplan.solvers.options import Options
@@ -45,7 +44,7 @@ def perform(task: Task, tell: Tell | None = None) -> Row:
     instance = parse_instance(task.document, where=task.name)
     begun, run = now(), Run(Options(**task.options), tell)
     try:
-        answer = result_document(solve(instance.family, instance.data, task.method, run))
+        answer = result_document(solve(task.family, instance.data, task.method, run))
     except HetplanError as error:
         return failed(task, str(error), seconds=run.elapsed, begun=begun, peak=peak_bytes())
     return {
@@ -94,7 +93,7 @@ def outline(task: Task, begun: str) -> Row:
         "instance": task.name,
         "problem": task.problem,
         "method": task.method,
-        "exact": family(task.problem).method(task.method).exact,
+        "exact": task.family.method(task.method).exact,
         "seed": task.options["seed"],
         "best_known": task.best_known,
         "bound_known": task.bound_known,

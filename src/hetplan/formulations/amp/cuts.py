@@ -16,8 +16,6 @@ with tensor ranks innermost, or data ranks innermost, or pipelines one after the
 placements on clusters of whole nodes are of this kind.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from hetplan.compiled import kernel
@@ -38,16 +36,6 @@ from hetplan.solvers.run import Run
 Box = tuple[int, int, int, int]  # first and last candidate θ, first and last candidate s
 
 
-@dataclass(frozen=True)
-class Cut:
-    """seconds: (gas − 1)·θ + Σ t + Σ e + s; ends [k]: the layer behind each stage's last;
-    evaluations of f."""
-
-    seconds: float
-    ends: tuple[int, ...]
-    evaluations: int
-
-
 def uniform_cut(layers: int, stages: int) -> Ints:
     """Stages of equally many layers; the first L mod k hold one more. Source: AMP §4.1, Table 5."""
     size, rest = divmod(layers, stages)
@@ -60,7 +48,7 @@ def parameter_cut(params: Floats, stages: int) -> Ints:
     sizes = np.tile(padded(params), (stages, 1))
     cut = cut_chain(2, sizes, np.zeros_like(sizes))  # all cuts have the same sum of sizes
     assert cut is not None, "without a limit on memory there always is one"
-    return np.array([0, *cut.ends])
+    return np.insert(cut, 0, 0)
 
 
 def envelope_cut(placed: Placed) -> Ints | None:
@@ -83,7 +71,7 @@ def envelope_cut(placed: Placed) -> Ints | None:
         first[j] = np.searchsorted(held, held - room)
     times = padded(placed.layer_seconds.max(axis=0))
     cut = cut_chain(chosen.gas, times, links, sync=placed.sync, params=params, first=first)
-    return None if cut is None else np.array([0, *cut.ends], dtype=np.int64)
+    return None if cut is None else np.insert(cut, 0, 0)
 
 
 def padded(rows: Floats) -> Floats:
@@ -99,8 +87,9 @@ def cut_chain(
     sync: Floats | None = None,
     params: Floats | None = None,
     first: Ints | None = None,
-) -> Cut | None:
-    """The best cut of L layers into k stages, None when memory allows none.
+) -> Ints | None:
+    """The best cut of L layers into k stages, the layer behind each stage's last [k]; None when
+    memory allows none.
 
     gas: micro-batches. times [k, L+1]: prefix sums of the layer times on each stage's devices,
     seconds. links [k, L+1]: seconds of the transfer when stage j ends before layer l (last row
@@ -114,14 +103,12 @@ def cut_chain(
     thetas, syncs = _candidates(gas, times, sync, params)
     table = (stages + 1, width)
     scratch = np.empty(table), np.empty(table, np.int64)
-    waits, evaluations = (gas - 1) * thetas, 0
+    waits = (gas - 1) * thetas
     incumbent = Incumbent[Ints](Run(), gap=0.0)
 
     def expand(box: Box, threshold: float) -> Expansion[Box]:
-        nonlocal evaluations
         t0, t1, s0, s1 = box
         ends = np.empty(stages, dtype=np.int64)
-        evaluations += 1
         f, slowest, synced = cheapest_cut(
             times, links, sync, params, first, thetas[t1], syncs[s1], ends, scratch
         )
@@ -140,9 +127,7 @@ def cut_chain(
         )
 
     search([(0.0, (0, len(thetas) - 1, 0, len(syncs) - 1))], expand, incumbent, incumbent.run)
-    if incumbent.decision is None:
-        return None
-    return Cut(incumbent.objective, tuple(incumbent.decision.tolist()), evaluations)
+    return incumbent.decision
 
 
 def _candidates(gas: int, times: Floats, sync: Floats, params: Floats) -> tuple[Floats, Floats]:

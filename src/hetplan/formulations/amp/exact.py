@@ -5,8 +5,8 @@ divides the decisions:
 
 1. a configuration, bounded in no time, gets the bound of its single pipelines (rows.py);
 2. a configuration with that bound gets a narrow label search (labels.py) for the incumbent's sake,
-   and is divided into boxes of synchronisation time;
-3. a box is searched with a width that grows until nothing below the incumbent is dropped.
+   and its synchronisation time is halved a few times;
+3. a box of it is searched with a width that grows until nothing below the incumbent is dropped.
 
 Where a tensor group can be laid out in very many ways, step 3 lists only some; decisions that use
 another one are nodes of their own, which are searched with every way listed.
@@ -36,8 +36,8 @@ from hetplan.formulations.amp.rows import (
     Bisection,
     RowModel,
     SyncBox,
-    bound_configuration,
     bound_stages,
+    halves,
     quick_seconds,
     root_bound,
     row_model,
@@ -82,8 +82,9 @@ class Node:
     config: Configuration
     model: RowModel | None = None  # None: only `quick_seconds` bounds it
     box: SyncBox | None = None
+    halvings: int = 0  # that made the box
     intervals: Intervals = ()  # of the box, once it was searched
-    width: int = 0
+    width: int = 0  # of its next search
     straddling: bool = False  # only decisions with a group that straddles cells
 
 
@@ -107,8 +108,12 @@ class Search:
             bound = root_bound(model, self.run.check)
             return Expansion([(bound, replace(node, model=model))] if bound < np.inf else ())
         if node.box is None:
-            self.try_for_incumbent(model)
-            return Expansion(self.boxes(node, model))
+            return Expansion(self.whole_boxes(node, model))
+        if node.halvings < self.parameters.bisection.halvings:
+            parts = halves(model, node.box, threshold, self.run.check, self.parameters.bisection)
+            made = node.halvings + 1 if len(parts) > 1 else self.parameters.bisection.halvings
+            children = [(box.bound, replace(node, box=box, halvings=made)) for box in parts]
+            return Expansion(children, dropped_bound=threshold)
         if node.straddling:
             layout = self.lay_out(node.config, self.parameters.most_shapes)
             if not layout.complete:
@@ -125,22 +130,22 @@ class Search:
         width = node.width * self.parameters.widen
         return Expansion([(dropped, replace(node, intervals=intervals, width=width))])
 
-    def try_for_incumbent(self, model: RowModel) -> None:
-        """A narrow label search of one configuration."""
-        every = SyncBox(float(model.sync_values[0]), float(model.sync_values[-1]), 0.0)
-        self.search(model, every, self.intervals(model, every), self.parameters.first_width)
-
-    def boxes(self, node: Node, model: RowModel) -> Iterator[tuple[float, Node]]:
-        """A configuration divided into boxes of synchronisation; those that cannot hold a better
-        decision are left out."""
+    def whole_boxes(self, node: Node, model: RowModel) -> Iterator[tuple[float, Node]]:
+        """Every synchronisation, in a box that has been searched once for the incumbent's sake;
+        decisions that straddle cells apart where not all ways to do so are listed."""
+        parameters = self.parameters
+        low, high = float(model.sync_values[0]), float(model.sync_values[-1])
         models = {False: model}
-        width = self.parameters.first_width * self.parameters.widen  # the first one is done
         if not model.layout.complete:
             models[True] = row_model(model.layout, straddle=True)
         for straddling, one in models.items():
-            limit, bisection = self.incumbent.threshold, self.parameters.bisection
-            for box in bound_configuration(one, limit, self.run.check, bisection):
-                yield box.bound, Node(node.config, one, box, width=width, straddling=straddling)
+            limit = self.incumbent.threshold - low
+            stages = bound_stages(one, high, limit, self.run.check, parameters.bisection)
+            box = SyncBox(low, high, stages.bound)
+            if not straddling:
+                self.search(one, box, stages.intervals, parameters.first_width)
+            width = parameters.first_width * parameters.widen
+            yield box.bound, Node(node.config, one, box, width=width, straddling=straddling)
 
     def intervals(self, model: RowModel, box: SyncBox) -> Intervals:
         """Of the slowest stage's time: those that can hold a better decision in the box."""

@@ -7,10 +7,11 @@ than the incumbent. The whole problem's bound is the least of the configurations
 a model, the cut-off where a model found nothing below it, or still the cheap one.
 """
 
+import contextlib
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from hetplan.formulations.amp.cuts import find_first
@@ -28,7 +29,7 @@ from hetplan.formulations.amp.problem import (
 from hetplan.formulations.amp.rows import quick_seconds, root_bound, row_model
 from hetplan.formulations.amp.tables import Tables
 from hetplan.solvers import general
-from hetplan.solvers.branch_and_bound import Incumbent
+from hetplan.solvers.branch_and_bound import Expansion, Incumbent, Proof, search
 from hetplan.solvers.model import TooLarge
 from hetplan.solvers.native import Sink, stop_reason
 from hetplan.solvers.result import Outcome, Stop
@@ -71,104 +72,79 @@ class Reply:
 Ask = Callable[[Question, Run, Sink], Reply]
 
 
-@dataclass
+@dataclass(frozen=True)
 class Case:
     """One configuration."""
 
     tables: Tables
     bound: float  # proven so far, +inf when it has no decision at all
-    closed: bool = False  # nothing left to find
-    given_up: bool = False  # open, but another try would be in vain
+    given_up: bool = False  # another try would be in vain
 
 
 @dataclass
 class Sweep:
-    """The search over the configurations."""
+    """The search over the configurations, in rounds: each gives every open one a model and twice
+    the time of the round before. Early rounds close the easy ones and find incumbents that prune
+    the hard ones."""
 
     run: Run
     incumbent: Incumbent[Strategy]
-    cases: list[Case]
-    parameters: Parameters
+    ask: Ask
+    seconds: float = math.inf  # of each model in the present round
+    open: list[Case] = field(default_factory=list)  # after the round
     build_seconds: float = 0.0
     models: int = 0
     message: str = ""
     failed: bool = False
 
-    @property
-    def bound(self) -> float:
-        """Every decision of the problem costs at least this."""
-        return min([self.incumbent.objective, *(case.bound for case in self.cases)])
-
-    @property
-    def cutoff(self) -> float | None:
-        """Only decisions that cost at most this are worth having; models for other solvers hold the
-        best known, too."""
-        if self.incumbent.decision is None:
-            return None
-        if self.run.tap is not None:
-            return self.incumbent.objective * (1 + self.parameters.exported)
-        return self.incumbent.threshold
-
-    def waiting(self) -> list[Case]:
-        """The configurations that a model should be asked about, least bound first; what cannot
-        hold a decision worth having is closed."""
-        limit = math.inf if self.cutoff is None else self.cutoff
-        for case in self.cases:
-            case.closed = case.closed or case.bound >= limit
-        left = [case for case in self.cases if not case.closed and not case.given_up]
-        return sorted(left, key=lambda case: case.bound)
-
-    def execute(self, ask: Ask) -> None:
-        """Ask about the open configurations in rounds, each round with twice the time for each.
-
-        Early rounds close the easy ones and find incumbents that prune the hard ones; what stays
-        open is solved anew with more time. The last one open gets all that is left.
-        """
+    def rounds(self, cases: list[Case], parameters: Parameters) -> Proof:
+        """The proof of the last round."""
         share = 0.0
-        while (waiting := self.waiting()) and not self.run.should_stop:
+        while True:
             left = self.run.remaining
-            even = left / (2 * len(waiting))
-            first = even if math.isfinite(left) else self.parameters.first_round_seconds
-            share = max(2 * share, first)
-            whole = len(waiting) == 1 or self.run.tap is not None
-            for case in waiting:
-                if case in self.waiting() and not self.run.should_stop:
-                    self.ask_about(case, ask, math.inf if whole else share)
+            count = sum(not case.given_up for case in cases)
+            first = left / (2 * max(1, count))
+            share = max(2 * share, first if math.isfinite(left) else parameters.first_round_seconds)
+            self.seconds = math.inf if count == 1 or self.run.tap is not None else share
+            self.open = []
+            roots = [(case.bound, case) for case in cases]
+            proof = search(roots, self.expand, self.incumbent, self.run)
+            cases = self.open
+            if self.run.should_stop or all(case.given_up for case in cases):
+                return proof
 
-    def ask_about(self, case: Case, ask: Ask, seconds: float) -> None:
-        """One model, and what follows from its reply."""
-        chosen, cutoff = case.tables.configuration, self.cutoff
-        part = self.run.part(time_limit=None if math.isinf(seconds) else seconds)
+    def expand(self, case: Case, threshold: float) -> Expansion[Case]:
+        """One model, which looks only for decisions below the threshold."""
+        if case.given_up:
+            self.open.append(case)
+            return Expansion(dropped_bound=case.bound)
+        chosen = case.tables.configuration
+        part = self.run.part(time_limit=None if math.isinf(self.seconds) else self.seconds)
         begun = time.perf_counter()
         self.run.report(note=str(chosen))
-
-        def report(incumbent: float | None, bound: float | None) -> None:
-            others = [other.bound for other in self.cases if other is not case]
-            least = min([self.incumbent.objective, *others])
-            raised = None if bound is None else min(least, max(case.bound, bound))
-            self.run.report(incumbent=incumbent, bound=raised)
-
-        reply = ask(Question(case.tables, case.bound, cutoff), part, report)
+        cutoff = None if math.isinf(threshold) else threshold
+        reply = self.ask(
+            Question(case.tables, case.bound, cutoff), part,
+            lambda incumbent, bound: self.run.report(incumbent=incumbent),
+        )  # fmt: skip
         self.models += 1
         self.build_seconds += reply.build_seconds
         strategy = reply.strategy
         if strategy is not None:
             placed = place(case.tables.problem, strategy.configuration, strategy.placement)
             self.incumbent.offer(placed.seconds(strategy.cut), strategy)
-        limit = math.inf if cutoff is None else cutoff
         if reply.stop is Stop.INFEASIBLE:
-            case.bound, case.closed = max(case.bound, limit), True
-        elif reply.bound is not None:
-            case.bound = max(case.bound, min(reply.bound, limit))
-            case.closed = reply.stop is Stop.OPTIMAL
+            return Expansion(dropped_bound=threshold)
+        bound = max(case.bound, min(reply.bound or 0.0, threshold))
         failed = reply.stop is Stop.ERROR
         if failed or reply.hopeless:
             self.failed, self.message = self.failed or failed, f"{chosen}: {reply.message}"
         # Another limit than time (of nodes, say) would end the next try just as early.
-        early = reply.stop is Stop.LIMIT and time.perf_counter() - begun < seconds / 2
-        case.given_up = failed or reply.hopeless or (early and not self.run.should_stop)
-        if math.isfinite(self.bound):
-            self.run.report(bound=self.bound)
+        early = reply.stop is Stop.LIMIT and time.perf_counter() - begun < self.seconds / 2
+        given_up = failed or reply.hopeless or (early and not self.run.should_stop)
+        if reply.stop is not Stop.OPTIMAL:
+            self.open.append(replace(case, bound=bound, given_up=given_up))
+        return Expansion(dropped_bound=bound)
 
 
 def ask_solver(method: str, most_terms: float, question: Question, run: Run, report: Sink) -> Reply:
@@ -206,7 +182,9 @@ def solve_by(
     begun, solver = time.perf_counter(), general.label(method, run.options)
     problem = compile_problem(data)
     cells = find_cells(problem)
-    incumbent = Incumbent[Strategy](run, gap=parameters.worth * run.options.gap)
+    exported = run.tap is not None
+    gap = -parameters.exported if exported else parameters.worth * run.options.gap
+    incumbent = Incumbent[Strategy](run, gap)
     cases = [
         Case(Tables(problem, config, cells), quick_seconds(problem, config))
         for config in problem.configurations()
@@ -214,41 +192,27 @@ def solve_by(
     left = run.remaining
     part = run.part(time_limit=parameters.first_share * left if math.isfinite(left) else None)
     find_first(problem, cells, incumbent, part)
-    try:
-        for case in sorted(cases, key=lambda case: case.bound):
+    cases.sort(key=lambda case: case.bound)
+    with contextlib.suppress(Stopped):  # the bounds that take no time stand
+        for at, case in enumerate(cases):
             model = row_model(lay_out(problem, cells, case.tables.configuration))
-            case.bound = max(case.bound, root_bound(model, part.check))
-    except Stopped:
-        pass  # the bounds that take no time stand
-    sweep = Sweep(run, incumbent, cases, parameters, time.perf_counter() - begun)
-    if cases and math.isfinite(sweep.bound):
-        run.report(bound=sweep.bound)
-    sweep.execute(ask or partial(ask_solver, method, parameters.most_terms))
-    return outcome(sweep, solver)
-
-
-def outcome(sweep: Sweep, solver: str) -> Outcome[AmpDecision]:
-    """What the sweep proved, in the registry's terms."""
-    best, bound = sweep.incumbent.decision, sweep.bound
-    done = all(case.closed for case in sweep.cases)
-    message = sweep.message
-    if done:
+            cases[at] = replace(case, bound=max(case.bound, root_bound(model, part.check)))
+    sweep = Sweep(run, incumbent, ask or partial(ask_solver, method, parameters.most_terms))
+    sweep.build_seconds = time.perf_counter() - begun
+    proof = sweep.rounds(cases, parameters)
+    stop, message = stop_reason(run), sweep.message
+    if proof.proven:
         stop, message = Stop.OPTIMAL, ""
-        if best is None:
-            stop, message = Stop.INFEASIBLE, NO_ROOM if sweep.cases else NO_CONFIGURATION
-    else:
-        failed = sweep.failed and not sweep.run.should_stop
-        stop = Stop.ERROR if failed else stop_reason(sweep.run)
+    elif sweep.failed and not run.should_stop:
+        stop = Stop.ERROR
+    if proof.empty:
+        stop, message = Stop.INFEASIBLE, NO_ROOM if cases else NO_CONFIGURATION
     return Outcome(
         stop=stop,
-        decision=None if best is None else best.decision(),
-        bound=None if stop is Stop.INFEASIBLE or (bound == 0 and not done) else bound,
+        decision=None if incumbent.decision is None else incumbent.decision.decision(),
+        bound=proof.bound,
         build_seconds=sweep.build_seconds,
         solver=solver,
         message=message,
-        details={
-            "configurations": len(sweep.cases),
-            "models": sweep.models,
-            "open": sum(not case.closed for case in sweep.cases),
-        },
+        details={"configurations": len(cases), "models": sweep.models, "open": len(sweep.open)},
     )

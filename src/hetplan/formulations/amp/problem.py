@@ -10,7 +10,6 @@ through the cell of each position. A plain node is one cell, a mixed node severa
 
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import chain, pairwise
 
 import numpy as np
@@ -79,11 +78,6 @@ class AmpProblem:
     def layers(self) -> int:
         """L."""
         return len(self.params)
-
-    @cached_property
-    def has_memory(self) -> bool:
-        """Whether the memory constraint can bind at all."""
-        return bool(np.isfinite(self.capacity).any())
 
     def configurations(self) -> Iterator[Configuration]:
         """All (pp, dp, tp, mbs) with pp dp tp = D, gas whole and >= 1, tables for every type, pp <=
@@ -155,14 +149,6 @@ class Cells:
     def count(self) -> int:
         """K."""
         return len(self.members)
-
-    @cached_property
-    def cell_of(self) -> Ints:
-        """[D] the cell of each device."""
-        result = np.empty(int(self.size.sum()), dtype=np.int64)
-        for cell, members in enumerate(self.members):
-            result[list(members)] = cell
-        return result
 
     def devices(self, cell_of: Ints) -> Ints:
         """Devices by position, those of a cell taken in order; cell_of: the cell of each."""

@@ -9,7 +9,7 @@ docs/method-amp.md has the proofs.
 
 import heapq
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import count
 from typing import NamedTuple
@@ -42,20 +42,24 @@ class Bisection:
     # Bisections of the slowest stage's time, and relative width where they may end.
     most_intervals: int = 40
     interval_width: float = 1e-5
-    # Bisections of the synchronisation's time, and relative width where they may end.
-    most_boxes: int = 20
+    # How often the synchronisation's time is halved, and relative width where that may end.
+    halvings: int = 4
     box_width: float = 1e-4
-    # Boxes of one configuration that are searched one by one; more are joined.
-    searched_boxes: int = 12
 
 
 @dataclass(frozen=True)
 class SyncBox:
-    """Decisions with synchronisation in [low, high] seconds cost at least `bound`."""
+    """Decisions with synchronisation from `low` to `high` seconds, whose pipelines cost at least
+    `rows` seconds."""
 
     low: float
     high: float
-    bound: float
+    rows: float
+
+    @property
+    def bound(self) -> float:
+        """Every decision of the box costs at least this."""
+        return self.low + self.rows
 
 
 class Chain(NamedTuple):
@@ -315,60 +319,25 @@ def bound_stages(
     return StageIntervals(min(limit, model.shared(total)), intervals)
 
 
-def bound_configuration(
+def halves(
     model: RowModel,
+    box: SyncBox,
     limit: float,
     check: Callable[[], None],
     bisection: Bisection = Bisection(),
 ) -> list[SyncBox]:
-    """Boxes of synchronisation time covering every decision cheaper than `limit`, each with its
-    bound.
+    """The box in two, without what is no cheaper than `limit`; in one where it is narrow.
 
-    An empty list proves that the configuration has none. Boxes are bisected while the least one can
-    be told apart. check: raises where it is time to stop.
+    check: raises where it is time to stop.
     """
     values = model.sync_values
-    names = count()
-
-    def box(first: int, last: int, rows: float) -> tuple[float, int, int, int, float]:
-        return float(values[first]) + rows, next(names), first, last, rows
-
-    def rows_of(first: int, last: int) -> float:
-        return bound_stages(
-            model, float(values[last]), limit - float(values[first]), check, bisection
-        ).bound
-
-    last = len(values) - 1
-    heap = [box(0, last, rows_of(0, last))]
-    done: list[SyncBox] = []
-    for _ in range(bisection.most_boxes):
-        if not heap or heap[0][0] >= limit:
-            break
-        bound, _, first, last, rows = heapq.heappop(heap)
-        last = min(last, int(np.searchsorted(values, limit - rows, side="right")) - 1)
-        if last <= first or values[last] - values[first] <= bisection.box_width * bound:
-            done.append(SyncBox(float(values[first]), float(values[max(first, last)]), bound))
-            continue
-        middle = middle_of(values, first, last)
-        heapq.heappush(heap, box(first, middle, rows_of(first, middle)))
-        heapq.heappush(heap, box(middle + 1, last, rows))
-    rest = [SyncBox(float(values[f]), float(values[l]), bound) for bound, _, f, l, _ in heap]
-    boxes = sorted([*done, *rest], key=lambda b: b.low)
-    return _merge([b for b in boxes if b.bound < limit], bisection.searched_boxes)
-
-
-def _merge(boxes: list[SyncBox], most: int) -> list[SyncBox]:
-    """At most `most`: neighbours are joined where the label search loses least by it.
-
-    It knows of a box what its pipelines cost under the greatest synchronisation, and adds the least
-    one; the joint bound is the smaller of the two.
-    """
-
-    def loss(a: SyncBox, b: SyncBox) -> float:
-        return min(a.bound, b.bound) - (a.low + b.bound - b.low)
-
-    while len(boxes) > most:
-        i = min(range(len(boxes) - 1), key=lambda n: loss(boxes[n], boxes[n + 1]))
-        a, b = boxes[i], boxes[i + 1]
-        boxes[i : i + 2] = [SyncBox(a.low, max(a.high, b.high), min(a.bound, b.bound))]
-    return boxes
+    first = int(np.searchsorted(values, box.low))
+    end = int(np.searchsorted(values, min(box.high, limit - box.rows), side="right"))
+    last = max(first, end - 1)
+    if values[last] - values[first] <= bisection.box_width * box.bound:
+        return [replace(box, high=float(values[last]))]
+    middle = middle_of(values, first, last)
+    high = float(values[middle])
+    rows = bound_stages(model, high, limit - box.low, check, bisection).bound
+    beyond = SyncBox(float(values[middle + 1]), float(values[last]), box.rows)
+    return [SyncBox(box.low, high, rows), beyond]

@@ -56,7 +56,7 @@ FAMILY = Family(
         *(
             Method(
                 f"{kind}-only",
-                f"{_HERE}.paper:{kind}_only",
+                f"{_HERE}.paper:solve_by",
                 False,
                 f"`deepspeed` on the {which} type alone",
                 f"Poplar, baseline {number}",

@@ -22,7 +22,6 @@ Source: Poplar (AAAI 2025), Algorithms 1 and 2, "Models and Baselines".
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable
 from typing import Final
 
 import numpy as np
@@ -172,20 +171,10 @@ def whale(data: PoplarData, run: Run) -> Outcome[PoplarDecision]:
     return _in_proportion(data, weights, message)
 
 
-def weak_only(data: PoplarData, run: Run) -> Outcome[PoplarDecision]:
-    """DeepSpeed on the devices of the slowest type."""
-    return _on_one_type(data, min)
-
-
-def strong_only(data: PoplarData, run: Run) -> Outcome[PoplarDecision]:
-    """DeepSpeed on the devices of the fastest type."""
-    return _on_one_type(data, max)
-
-
-def _on_one_type(
-    data: PoplarData, pick: Callable[[Iterable[tuple[float, int, str]]], tuple[float, int, str]]
-) -> Outcome[PoplarDecision]:
-    """By the highest speed of the curves, then by their length."""
+def solve_by(method: str, data: PoplarData, run: Run) -> Outcome[PoplarDecision]:
+    """DeepSpeed on the devices of the slowest type (`weak-only`) or of the fastest: by the highest
+    speed of the curves, then by their length."""
+    pick = min if method == "weak-only" else max
     *_, name = pick(
         (max((b / t for b, t in enumerate(d.step_seconds, 1)), default=0.0), len(d.step_seconds),
          d.name)
