@@ -43,6 +43,15 @@ class Perceptron(nn.Sequential):
         return x, torch.cos(rows[:, None] + torch.arange(3))
 
 
+class Dropping(Perceptron):
+    """The same with torch's own dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self[1].append(nn.Dropout(0.5))
+        self[2] = nn.Sequential(nn.Dropout(0.3), nn.Tanh())
+
+
 def squared(y: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """The sum of squared errors."""
     return ((y - targets) ** 2).sum()
@@ -70,6 +79,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "one": lambda: stand_in(["everything"]),
     "two": lambda: stand_in(["first", "last"]),
     "perceptron": Perceptron,
+    "dropping": Dropping,
 }
 
 
@@ -78,7 +88,7 @@ def two(plan: Plan) -> nn.Module:
     return MODELS["two"]()
 
 
-LOSSES = {"perceptron": squared}
+LOSSES = {"perceptron": squared, "dropping": squared}
 
 
 def names_of(model: str) -> list[str]:

@@ -7,6 +7,7 @@ two runs a step.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -23,7 +24,7 @@ from parity.device import DEVICE
 WORLDS = [2, 3]
 STEPS, BATCH = 6, 12
 SHAPE = transformer(1, 12, 3, 9, vocabulary=0)
-OPTIMIZERS = {
+OPTIMIZERS: dict[str, tuple[Any, dict[str, Any]]] = {
     "sgd": (torch.optim.SGD, {"lr": 0.05, "momentum": 0.9}),
     "adamw": (torch.optim.AdamW, {"lr": 3e-3}),
 }

@@ -25,6 +25,7 @@ from hetplan.runtime.execution.spmd.distributed import DistributedProgram, Progr
 from hetplan.runtime.spmd_decision import read_program
 from parity import program_curves
 from parity.device import DEVICE, exact
+from present import present
 
 
 @dataclass(frozen=True)
@@ -126,7 +127,8 @@ def step_of(case: Case, **options: Any) -> tuple[float, dict[str, Any]]:
     """Loss and parts of gradients of one step."""
     model = DistributedProgram(case.model, case.plan, device=DEVICE, **options)
     loss = model.train_step()
-    return loss, {s.name: (s.dimension, g.cpu().clone()) for s, g in model.gradients()}
+    gradients = {name: present(p.grad).cpu().clone() for name, p in model.updated()}
+    return loss, {n: (model.shards[n].dimension, g) for n, g in gradients.items()}
 
 
 def work(rank: int, world: int, folder: Path) -> None:

@@ -3,8 +3,6 @@ checkpoints that are damaged or somebody else's; and torchrun."""
 
 from __future__ import annotations
 
-import os
-import pickle
 import shutil
 import signal
 import socket
@@ -19,14 +17,10 @@ import pytest
 
 torch: Any = pytest.importorskip("torch", reason="torch is an extra of hetplan")
 
-from torch.distributed.checkpoint.api import CheckpointException  # noqa: E402
-
 from hetplan.cli.main import main  # noqa: E402
-from hetplan.errors import InputError  # noqa: E402
 from hetplan.files import read_json, to_json  # noqa: E402
 from hetplan.formulations.joint.plan import save_plan  # noqa: E402
 from hetplan.runtime.__main__ import main as rank  # noqa: E402
-from hetplan.runtime.execution.checkpoint import cause_of  # noqa: E402
 from hetplan.runtime.job import Job  # noqa: E402
 from hetplan.text import Table  # noqa: E402
 from parity.asking import ENVIRONMENT, refused  # noqa: E402
@@ -215,21 +209,6 @@ def text(name: str, content: str | bytes | None) -> Damage:
     return damage
 
 
-class Harm:
-    """Unpickled as the torch that one knows does it, it makes a folder."""
-
-    def __init__(self, where: str) -> None:
-        self.where = where
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return os.mkdir, (self.where,)
-
-
-def harmful(step: Path) -> None:
-    """Metadata that would make a folder `harm` beside the step."""
-    (step / ".metadata").write_bytes(pickle.dumps(Harm(str(step.parent / "harm"))))
-
-
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
@@ -237,14 +216,10 @@ def harmful(step: Path) -> None:
         (text("hetplan.json", "{}"), "hetplan.json: step"),
         (text("hetplan.json", "{"), "hetplan.json"),
         (record(step=-3), "hetplan.json: step"),
-        (record(step=5), "step (got 5, expected step-1's)"),
-        (record(states={}), "states (got 'none', expected exp_avg, exp_avg_sq, step)"),
+        (record(step=5), "hetplan.json: checkpoint is not what was written"),
+        (record(states={}), "hetplan.json: checkpoint is not what was written"),
         (record(shapes=None), "hetplan.json: shapes"),
         (record(optimizer=None), "hetplan.json: optimizer"),
-        (text(".metadata", None), "checkpoint cannot be read: No such file"),
-        (text(".metadata", b"\x80\x04garbage"), "checkpoint's metadata is damaged"),
-        (text(".metadata", pickle.dumps([1])), "checkpoint's metadata is damaged (got 'list')"),
-        (harmful, "it holds posix.mkdir, which no checkpoint does"),
     ],
 )
 def test_damaged_checkpoints_are_refused(
@@ -256,7 +231,6 @@ def test_damaged_checkpoints_are_refused(
     damage(tmp_path / "kept" / "step-1")
     line = refused(capsys, "run", plan, *RUN, tmp_path / "kept", "--resume")
     assert message in line and str(tmp_path / "kept") in line
-    assert not (tmp_path / "kept" / "harm").exists()
 
 
 def test_another_optimizer_or_seed_does_not_go_on(
@@ -285,13 +259,3 @@ def test_folders_that_cannot_hold_checkpoints(
     ):
         assert message in refused(capsys, "run", written[0], *RUN, folder, *more)
     assert own.read_text() == "mine"
-
-
-def test_the_cause_of_a_failure_of_many_is_told() -> None:
-    full = OSError(28, "No space left on device")
-    failed: Any = CheckpointException("", {3: (full, None), 5: (ValueError("later"), None)})
-    assert str(cause_of(failed, "written")) == (
-        "checkpoint cannot be written: rank 3: OSError: No space left on device"
-    )
-    lacking = InputError("checkpoint lacks a tensor")
-    assert cause_of(CheckpointException("", {0: (lacking, None)}), "read") is lacking

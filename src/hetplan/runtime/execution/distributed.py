@@ -10,9 +10,9 @@ of DDP.
         optimizer.zero_grad()
 """
 
-from collections.abc import Callable, Mapping
-from math import floor, log2
-from typing import Any, Literal
+from collections.abc import Callable, Iterator, Mapping
+from math import floor, log2, prod
+from typing import Literal
 
 import torch
 import torch.distributed as dist
@@ -22,6 +22,7 @@ from hetplan.errors import HetplanError, InputError, UnsupportedError, kind_and_
 from hetplan.formulations.joint.plan import Plan, check_world
 from hetplan.runtime.devices import local_device
 from hetplan.runtime.execution.chain import Chain, TensorGroup, default_count, describe
+from hetplan.runtime.execution.loop import Box, Trained
 from hetplan.runtime.execution.pipeline import Mail, Pipeline, Rows, streams
 from hetplan.runtime.execution.places import Held, Layout, bucket_plans, held_by
 from hetplan.runtime.execution.position import Position
@@ -33,7 +34,7 @@ from hetplan.runtime.watch import Watch
 COMPUTE = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-class Distributed:
+class Distributed(Trained):
     """This rank's part of a model under a plan. seed: of dropout; step: iterations begun.
 
     device: "cpu", "cuda" (this rank's GPU: by LOCAL_RANK, or torch's current one), "cuda:1" or
@@ -75,6 +76,7 @@ class Distributed:
         self.chain = describe(
             module, plan.workload.layers, *(example or example_of(module)), COMPUTE[precision]
         )
+        self.shapes = {name: p.shape for name, p in self.chain.parameters.items()}
         self.scaled = precision == "fp16"
         self.watch = watch or Watch()
         plans = bucket_plans(self.layout, self.chain, by_layer=plan.zero == 3 and plan.in_step)
@@ -119,16 +121,8 @@ class Distributed:
             if self.plan.recomputation == "selective" and hasattr(module, "selective"):
                 module.selective = True
 
-    def train_step(self, rows: Rows | None = None) -> float:
-        """Forward and backward passes of one global batch; gradients are left where `optimizer`
-        finds them.
-
-        rows: (first, last) -> (inputs, targets) of these global rows; default the module's `batch`
-        of this step.
-        Returns the loss of the whole batch, the same on every rank. All ranks call this together.
-        """
-        step = self.step
-        self.step += 1
+    def iteration(self, step: int, rows: Rows | None) -> float:
+        """All passes of the plan; rows: (first, last) -> (inputs, targets)."""
         of_step = exactly(rows or (lambda first, last: self.module.batch(step, first, last)))
         with self.watch.during("prepare", 0, step):
             self.states.begin()
@@ -139,23 +133,30 @@ class Distributed:
             self.pipeline.mail.settle()
             self.states.end()
             if scale != 1.0:
-                for _, parameter in self.states.updated():
+                for _, parameter in self.updated():
                     if parameter.grad is not None:
                         parameter.grad.div_(scale)
             return host_total(summed) / weight
 
-    def optimizer(self, kind: Callable[..., Any], **options: Any) -> Any:
-        """An optimizer of torch over what this rank updates; elementwise ones (SGD, Adam, AdamW)
-        stay exact.
+    def updated(self) -> list[tuple[str, nn.Parameter]]:
+        """Shares of parameters under ZeRO, else what this rank holds."""
+        return self.states.updated()
 
-        Parameters are given by their unsplit names, so that a rank without any has one of size 0.
-        """
-        updated = [parameter for _, parameter in self.states.updated()]
-        return kind(updated or [nn.Parameter(torch.zeros(0))], **options)
+    def boxes(
+        self,
+        values: Mapping[int, Tensor] | None = None,
+        *,
+        mine: bool = False,
+        scalars: bool = False,
+    ) -> Iterator[Box]:
+        """Of flat tensors, the dimension that tensor ranks split in front."""
+        for f in self.states.fragments(values, mine=mine, scalars=scalars):
+            whole = prod(self.shapes[f.name])
+            yield Box(f.name, (f.first,), (f.last - f.first,), (whole,), f.values.detach())
 
     def gradients(self) -> list[Fragment]:
         """The gradients that this rank holds, those that others hold, too, included."""
-        grads = {id(p): p.grad for _, p in self.states.updated() if p.grad is not None}
+        grads = {id(p): p.grad for _, p in self.updated() if p.grad is not None}
         return list(self.states.fragments(grads))
 
 

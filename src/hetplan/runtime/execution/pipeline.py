@@ -18,7 +18,7 @@ from hetplan.errors import InputError
 from hetplan.formulations.joint.plan import Place
 from hetplan.runtime.execution.chain import Chain, called
 from hetplan.runtime.execution.places import Layout
-from hetplan.runtime.execution.position import Position, at
+from hetplan.runtime.execution.position import Position, at, drawing
 from hetplan.runtime.execution.states import States
 from hetplan.runtime.execution.transport import Message, Stream, Transport
 from hetplan.schema import Range
@@ -227,11 +227,11 @@ class Pipeline:
     def _call(self, k: int, x: Tensor, targets: Tensor | None) -> Any:
         """targets: of the last layer's pass, None otherwise."""
         layer, compute = self.chain.layers[k], self.chain.compute
-        if targets is None:
-            return called(layer, compute, x)
-        if self.loss is None:
-            return called(layer, compute, x, targets)
-        y = called(layer, compute, x)
+        more = () if targets is None or self.loss is not None else (targets,)
+        with drawing(k, self.mail.transport.device):
+            y = called(layer, compute, x, *more)
+        if targets is None or self.loss is None:
+            return y
         return self.loss(y if compute is None else y.float(), targets)
 
     def _backward(self, chunk: int, batch: int, rows: Rows, weight: float) -> None:

@@ -3,6 +3,10 @@ position.
 
 Every element's draw is a function of (seed, step, site, global row, place within the row), so that
 one process and any plan drop the same ones, also when a pass is computed again.
+
+torch's own generators, which other layers draw from, are seeded for every pass of a layer by seed,
+step, layer and first row: so that a pass that is computed again, the ranks of a tensor group, and a
+run that goes on from a checkpoint draw the same, under any plan with the same micro-batches.
 """
 
 import zlib
@@ -37,6 +41,16 @@ def at(position: Position) -> Iterator[None]:
         yield
     finally:
         _now = before
+
+
+@contextmanager
+def drawing(layer: int, device: torch.device) -> Iterator[None]:
+    """A layer's pass inside draws from torch's generators by position; behind it they are what they
+    were."""
+    gpus = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(gpus):
+        torch.manual_seed(key_of(_now.seed, _now.step, f"{layer} {_now.first_row}"))
+        yield
 
 
 def signed(value: int) -> int:

@@ -9,8 +9,8 @@ whole parameters are all-reduced in the last one.
 A plan's program comes from `--factory module:function`, which returns a `SingleProgram` or a
 `ProgramModel`; without it, it is the planner's own of the plan's model.
 
-Checkpoints hold parameters and optimizer states whole, so that what is stored does not depend on
-the plan: ranks take turns in writing them, and every rank cuts its part out of what it reads.
+Checkpoints hold parameters and optimizer states under the program's names, every rank's slices as
+boxes of the whole: another program reads its own boxes from them.
 """
 
 import math
@@ -32,6 +32,7 @@ from hetplan.formulations.hap.spmd.program import PLACEHOLDER, Node, SingleProgr
 from hetplan.formulations.hap.spmd.whole import Shard
 from hetplan.formulations.joint.plan import Plan, check_world
 from hetplan.profiling.models import load_model
+from hetplan.runtime.execution.loop import Box, Trained
 from hetplan.runtime.execution.spmd.machine import Machine, copied, piece
 from hetplan.runtime.execution.transport import Staging, Transport, host_group, host_total
 from hetplan.runtime.spmd_decision import read_program
@@ -154,7 +155,7 @@ def synthetic_initial(seed: int) -> Initial:
 Data = Callable[[int, int], Mapping[str, Array]]
 
 
-class DistributedProgram:
+class DistributedProgram(Trained):
     """A rank's part of a program under an SPMD plan. step: iterations begun."""
 
     def __init__(
@@ -179,6 +180,7 @@ class DistributedProgram:
         self.batch = made.batch or synthetic_batch(made.program, seed)
         decided = read_program(plan, made.program)
         self.shards = decided.shards
+        self.shapes = {name: shard.shape for name, shard in self.shards.items()}
         first = made.initial or synthetic_initial(seed)
         self.parameters: dict[str, nn.Parameter] = {}
         for name, shard in self.shards.items():
@@ -204,15 +206,8 @@ class DistributedProgram:
         here = torch.as_tensor(value, device=self.device)
         return here.to(torch.get_default_dtype()) if here.is_floating_point() else here
 
-    def train_step(self, rows: Data | None = None) -> float:
-        """All runs of one global batch; gradients are left where `optimizer` finds them. All ranks
-        together.
-
-        rows: (first, last) -> placeholder -> these global rows; default the model's `batch` of this
-        step. Returns the loss of the whole batch, the same on every rank.
-        """
-        step = self.step
-        self.step += 1
+    def iteration(self, step: int, rows: Data | None) -> float:
+        """All runs of the program; rows: (first, last) -> placeholder -> these global rows."""
         of_step = rows or (lambda first, last: self.batch(step, first, last))
         with self.watch.during("prepare", 0, step):
             dist.barrier(group=host_group())
@@ -230,17 +225,28 @@ class DistributedProgram:
         self.machine.begin(run, {name: self.tensor(value) for name, value in data.items()})
         return self.machine.run()
 
-    def optimizer(self, kind: Callable[..., Any], **options: Any) -> Any:
-        """An optimizer of torch over this rank's shards; elementwise ones (SGD, Adam, AdamW) stay
-        exact."""
-        return kind(list(self.parameters.values()), **options)
+    def updated(self) -> list[tuple[str, nn.Parameter]]:
+        """This rank's shards."""
+        return list(self.parameters.items())
 
-    def gradients(self) -> Iterator[tuple[Shard, Tensor]]:
-        """Of every parameter, this rank's part of the gradient; whole ones are the same on all
-        ranks."""
-        for name, parameter in self.parameters.items():
-            assert parameter.grad is not None, "train_step sets all"
-            yield self.shards[name], parameter.grad
+    def boxes(
+        self,
+        values: Mapping[int, Tensor] | None = None,
+        *,
+        mine: bool = False,
+        scalars: bool = False,
+    ) -> Iterator[Box]:
+        """Slices, and whole parameters, for which ranks answer in turns."""
+        rank, world = dist.get_rank(), dist.get_world_size()
+        for number, (name, parameter) in enumerate(self.parameters.items()):
+            shard, offsets = self.shards[name], [0] * len(self.shapes[name])
+            if shard.dimension is not None:
+                offsets[shard.dimension] = shard.bounds[rank][0]
+            answers = shard.dimension is not None or number % world == rank
+            held = parameter if values is None else values.get(id(parameter))
+            if held is not None and parameter.numel() > 0 and (answers or not mine):
+                sizes = tuple(parameter.shape)
+                yield Box(name, tuple(offsets), sizes, shard.shape, held.detach())
 
 
 def held_by(rank: int, shard: Shard, whole: Tensor) -> Tensor:

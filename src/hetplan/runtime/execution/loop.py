@@ -1,0 +1,137 @@
+"""What a user's loop does beside the passes, the same on every rank: iterations that accumulate,
+optimizers with groups of parameters, clipping by the norm of all gradients.
+
+Ranks hold parts of parameters, flat ones under ZeRO, and several may hold the same. So groups are
+decided on the unsplit parameters, and norms are added up over all ranks, each element once.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hetplan.errors import UnsupportedError
+from hetplan.runtime.execution.transport import gather_objects, host_total
+
+# Of torch.optim: those whose update of an element depends on others.
+WHOLE_PARAMETERS = ("Adafactor", "Muon")
+WHOLE_MODELS = ("LBFGS",)
+
+
+@dataclass(frozen=True)
+class Box:
+    """Part of an unsplit tensor of sizes `whole`. values: a view of what is here, with the elements
+    of a box of `sizes` at `offsets`, in their order."""
+
+    name: str
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+    whole: tuple[int, ...]
+    values: Tensor
+
+
+class Trained(ABC):
+    """A rank's part of a model. step: iterations begun; seed: of dropout and of synthetic data;
+    shapes: of the unsplit parameters."""
+
+    step: int
+    seed: int
+    shapes: Mapping[str, tuple[int, ...]]
+
+    @abstractmethod
+    def updated(self) -> list[tuple[str, nn.Parameter]]:
+        """(unsplit name, parameter) that this rank's optimizer updates; a name may come in several
+        pieces."""
+
+    @abstractmethod
+    def boxes(
+        self,
+        values: Mapping[int, Tensor] | None = None,
+        *,
+        mine: bool = False,
+        scalars: bool = False,
+    ) -> Iterator[Box]:
+        """What this rank holds. values: by id of an updated parameter (gradients, say); default its
+        own.
+
+        mine: only what this rank answers for, so that all ranks' boxes are every element once.
+        scalars: the values are single ones, which go with whole boxes.
+        """
+
+    @abstractmethod
+    def iteration(self, step: int, rows: Any) -> float:
+        """The passes of an iteration, into gradients that are None before."""
+
+    def train_step(self, rows: Any = None) -> float:
+        """Forward and backward passes of one global batch; gradients are added to those that are
+        where `optimizer` finds them.
+
+        rows: (first, last) -> these global rows, as the model's `batch` returns them; default its
+        own of this step. Returns the loss of the whole batch, the same on every rank. All ranks
+        call this together.
+        """
+        step = self.step
+        self.step += 1
+        before = [(parameter, parameter.grad) for _, parameter in self.updated()]
+        for parameter, _ in before:
+            parameter.grad = None
+        loss = self.iteration(step, rows)
+        for parameter, gradient in before:
+            if gradient is not None and parameter.grad is not None:
+                gradient += parameter.grad
+            parameter.grad = parameter.grad if gradient is None else gradient
+        return loss
+
+    def optimizer(
+        self,
+        kind: Callable[..., Any],
+        *,
+        groups: Callable[[str, tuple[int, ...]], Mapping[str, object]] | None = None,
+        **options: Any,
+    ) -> Any:
+        """An optimizer of torch over what this rank updates; elementwise ones (SGD, Adam, AdamW)
+        are exact under every plan. All ranks together.
+
+        groups: (name, shape) of an unsplit parameter -> its options beside the common ones;
+        parameters with equal options are a group, and every rank has the same groups in the same
+        order. Raises UnsupportedError for one of torch's others where it would see parts.
+        """
+        chosen = {n: dict(groups(n, s)) if groups else {} for n, s in self.shapes.items()}
+        made: list[dict[str, Any]] = []
+        for own in chosen.values():
+            if own not in made:
+                made.append(own)
+        for k, own in enumerate(made):
+            made[k] = {"params": [p for n, p in self.updated() if chosen[n] == own], **own}
+        optimizer = kind(made, **options)
+        self._check_elementwise(type(optimizer).__name__)
+        return optimizer
+
+    def _check_elementwise(self, name: str) -> None:
+        held = {n: tuple(p.shape) for n, p in self.updated()}
+        divided = (name in WHOLE_MODELS and held != self.shapes) or (
+            name in WHOLE_PARAMETERS and not held.items() <= self.shapes.items()
+        )
+        if host_total(float(divided)) > 0:
+            raise UnsupportedError(
+                "the plan divides what the optimizer needs whole", got=name,
+                expected="an elementwise one, such as AdamW or SGD",
+            )  # fmt: skip
+
+    def gradient_norm(self, norm_type: float = 2.0) -> Tensor:
+        """Of all gradients of the model, the same on every rank. All ranks together."""
+        gradients = {id(p): p.grad for _, p in self.updated() if p.grad is not None}
+        mine = [box.values for box in self.boxes(gradients, mine=True)]
+        own = nn.utils.get_total_norm(mine, norm_type)
+        everyone = torch.tensor(gather_objects(float(own)), dtype=torch.float64)
+        return torch.linalg.vector_norm(everyone, norm_type)
+
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
+        """In place of `torch.nn.utils.clip_grad_norm_`, which would see this rank's gradients
+        alone: returns the norm before. All ranks together."""
+        total = self.gradient_norm(norm_type)
+        nn.utils.clip_grads_with_norm_([p for _, p in self.updated()], max_norm, total)
+        return total
