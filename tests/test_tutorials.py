@@ -40,6 +40,11 @@ def test_commands_print_what_is_shown(page: Path, whole: bool, tmp_path: Path) -
 
 def test_there_is_a_tutorial_for_each_kind_of_user() -> None:
     names = [page.stem for page in TUTORIALS]
-    assert names == ["tutorial-cluster", "tutorial-or", "tutorial-research"]
+    assert names == [
+        "tutorial-cluster",
+        "tutorial-commands",
+        "tutorial-or",
+        "tutorial-research",
+    ]
     for page in TUTORIALS:
         assert len(blocks(page, "console")) >= 4, page.name

@@ -84,27 +84,36 @@ def test_document(plan: Callable[..., Ran], tmp_path: Path) -> None:
     assert load_plan(tmp_path / "plan.json").model_dump(mode="json") == best["plan"]
 
 
-def test_table(plan: Callable[..., Ran]) -> None:
+def test_answer_fits_a_screen_and_all_is_printed_on_request(plan: Callable[..., Ran]) -> None:
     ran = plan("--strategies", "amp", "--strategies", "dp")
     assert ran.code == 0
+    lines = ran.out.splitlines()
+    assert len(lines) <= 50 and max(map(len, lines)) <= 100
+    answer = " ".join(ran.out.split())
     for expected in (
         "gpt2 (124.4 M parameters) on two-by-two (2 V100-SXM2-16GB + 2 T4), batch 8 x 1024 "
         "tokens, fp16",
-        "winner amp/auto: ",
+        "best plan amp/auto: ",
         "node 0: 2 V100-SXM2-16GB (",
         "/ 14.5 GiB",
-        " TFLOP/s each, ",
+        " TFLOP/s per device, ",
+        "GiB of 14.5 GiB on V100-SXM2-16GB; ",
         "optimal for amp's own formula",
-        "megatron",
-        "+",
+        "the best plan of each paradigm",
+        "dp/enumeration",
+        "2 other plans, notes, and why: --all",
     ):
-        assert expected in ran.out
+        assert expected in answer
+    assert "megatron" not in answer
+    everything = plan("--all", "--strategies", "amp", "--strategies", "dp").out
+    for expected in ("amp/megatron", "why amp/auto", "runner-up", "objective"):
+        assert expected in everything
 
 
 def test_one_ratio_is_one_figure_and_memory_is_not_blamed_for_other_refusals(
     plan: Callable[..., Ran],
 ) -> None:
-    ran = plan("--strategies", "dp")
+    ran = plan("--all", "--strategies", "dp")
     assert re.search(r"replayed event by event, [\d.]+ times the strategies' closed forms", ran.out)
     ran = plan("--strategies", "dp", batch=7)
     assert ran.code == 1 and "divides 7 samples" in ran.out and "either" not in ran.out
@@ -127,11 +136,11 @@ def test_several_precisions(plan: Callable[..., Ran], tmp_path: Path) -> None:
     for expected in (
         "fp16 or fp32",
         "bf16 is left out: no units for it in V100-SXM2-16GB, T4",
-        "winner dp/enumeration+fp16",
-        "dp/enumeration+fp32",
-        "uses 2 V100-SXM2-16GB + 2 T4 in fp16",
+        "best plan dp/enumeration+fp16",
+        "1 other plan, notes, and why: --all",
+        "devices 2 V100-SXM2-16GB + 2 T4 in fp16",
     ):
-        assert expected in ran.out
+        assert expected in " ".join(ran.out.split())
     assert load_plan(tmp_path / "plan.json").workload.precision == "fp16"
 
 
@@ -246,7 +255,7 @@ def test_settings_reach_the_strategy(hetplan: Call, tmp_path: Path) -> None:
     best = next(c for c in ran.json["candidates"] if c["method"] == "auto-zero2")
     assert len(best["plan"]["zero_shares"]) == 8
     assert "times the speed of equal ones" in best["message"]
-    told = hetplan(*BASE, *more)
+    told = hetplan(*BASE, *more, "--all")
     assert "times the speed of equal ones" in told.out and "once per iteration" in told.out
 
 

@@ -3,7 +3,9 @@
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -40,6 +42,7 @@ from hetplan.text import (
     Table,
     bytes_text,
     count_text,
+    counted,
     devices_counted,
     more_text,
     number_text,
@@ -49,9 +52,13 @@ from hetplan.text import (
 )
 
 if TYPE_CHECKING:
+    from hetplan.planner.explain import Explanation
     from hetplan.planner.ranking import Planning
     from hetplan.planner.strategy import Candidate, Settings, Strategy
     from hetplan.profiling.workload import Workload
+
+
+SCREEN_WIDTH, VALUE_WIDTH = 100, 84  # columns of the answer, and of a line beside its key
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,6 +116,10 @@ def plan(
     gap: GapOption = None,
     threads: ThreadsOption = None,
     seed: SeedOption = None,
+    everything: Annotated[
+        bool,
+        typer.Option("--all", help="Print all plans, their notes, and why the best one is best."),
+    ] = False,
     json: JsonOption = False,
     output: Annotated[
         Path | None,
@@ -159,7 +170,7 @@ def plan(
     write_plan(best, output)
     for line in workload.model.notes:
         note(line)
-    emit(planning.document(), planning_tables(planning), json=json)
+    emit(planning.document(), planning_tables(planning, everything), json=json)
     return 0 if best is not None else 1
 
 
@@ -182,39 +193,100 @@ def write_plan(winner: "Candidate | None", path: Path | None) -> None:
         save_plan(winner.plan, path)
 
 
-def planning_tables(planning: "Planning") -> Iterator[Table]:
-    """The ranking, what is proven about the winner, the winner's stages, and why it takes that
-    long."""
+def planning_tables(planning: "Planning", everything: bool) -> Iterator[Table]:
+    """The best plan, its stages, and the best plan of each paradigm; with `everything` all plans
+    instead, and why the best one takes that long."""
     workload, best, explained = planning.workload, planning.best, planning.explanation
-    yield ranking_table(planning)
+    if everything or best is None:
+        yield ranking_table(planning)
     if best is None or explained is None:
         yield no_winner(planning)
         return
     # loaded with the simulator's kernels, which completion of this command does not need
-    from hetplan.formulations.joint.describe import stage_table, summary
+    from hetplan.formulations.joint.describe import stage_table
 
-    title, said = f"winner {best.name}", (verdict(best, planning),)
-    if best.plan is None or best.replay is None:
-        yield Table(title, (), (), said)
+    yield verdict_table(planning, best, explained)
+    if best.plan is not None and best.replay is not None:
+        yield stage_table(best.plan, best.replay, "")
+    if everything:
+        yield explained.table(workload)
+        yield from pareto_tables(planning)
     else:
-        yield stage_table(best.plan, best.replay, f"{title}: {summary(best.plan)}", said)
-    yield explained.table(workload)
-    yield from pareto_tables(planning)
+        yield paradigms_table(planning, explained)
+
+
+def verdict_table(planning: "Planning", best: "Candidate", explained: "Explanation") -> Table:
+    """The best plan in words: what it is, how long an iteration takes, what is proven, what it
+    costs and holds."""
+    from hetplan.formulations.joint.describe import summary
+
+    workload, plan = planning.workload, best.plan
+    money = best.money_per_million_tokens(workload)
+    flops = best.flops_per_device(workload)
+    speed = {
+        f"{count_text(best.tokens_per_second(workload))} tokens/s": True,
+        f"MFU {percent_text(best.utilisation(workload))}": True,
+        f"{(flops or 0.0) / 1e12:.3g} TFLOP/s per device": flops is not None,
+        f"${number_text(money, 4)} per million tokens": money is not None,
+    }
+    idle = len(workload.cluster.devices) - len(plan.ranks if plan else ())
+    critical = islice(explained.critical.items(), 3)
+    lines = {
+        "best plan": best.name + (f": {summary(plan)}" if plan else ""),
+        "iteration": iteration_text(best, workload),
+        "proven": proven_text(best, planning),
+        "speed": ", ".join(text for text, known in speed.items() if known),
+        "devices": f"{devices_used(best)} in {workload.precision}"
+        + (f"; {counted(idle, 'device')} idle" if idle else ""),
+        "free memory": free_text(best, workload),
+        "time goes to": ", ".join(
+            f"{what} {percent_text(spent / (best.predicted_seconds or 1.0))}"
+            for what, spent in critical
+        ),
+        "chosen": explained.why_chosen,
+        "note": "; ".join(planning.notes),
+    }
+    rows = tuple((key, fill(text, VALUE_WIDTH)) for key, text in lines.items() if text)
+    title = fill(workload_title(workload, planning.precisions), SCREEN_WIDTH)
+    return Table(title, ("", ""), rows)
+
+
+def paradigms_table(planning: "Planning", explained: "Explanation") -> Table:
+    """The best plan of each strategy, fastest first."""
+    workload = planning.workload
+    fastest = {
+        name: next(c for c in planning.candidates if c.strategy == name and c.fits_memory)
+        for name in explained.prices
+    }
+    hidden = len(planning.candidates) - len(fastest)
+    return Table.of(
+        "the best plan of each paradigm",
+        sorted(fastest.values(), key=lambda c: c.predicted_seconds or 0.0),
+        {
+            "plan": lambda c: c.name,
+            "iteration": lambda c: seconds_text(c.predicted_seconds),
+            "vs best": lambda c: relative_text(c, planning.best),
+            "tokens/s": lambda c: count_text(c.tokens_per_second(workload)),
+            "MFU": lambda c: percent_text(c.utilisation(workload)),
+            "$/1M tok": lambda c: number_text(c.money_per_million_tokens(workload), 4),
+            "own formula": lambda c: seconds_text(c.closed_form_seconds),
+            "solved": lambda c: c.status if c.closed_form_seconds is not None else "",
+        },
+        [f"{counted(hidden, 'other plan')}, notes, and why: --all"],
+        right=(1, 2, 3, 4, 5, 6),
+    )
 
 
 def ranking_table(planning: "Planning") -> Table:
     """One line per candidate; reasons and notes under it."""
     workload = planning.workload
-    # A strategy whose own problem leaves something out of its price: its bound would stand beside
-    # another sum.
-    apart = any(priced_apart(candidate) for candidate in planning.candidates)
     columns: dict[str, Callable[[Candidate], str]] = {
         "plan": lambda c: c.name,
         "status": lambda c: c.status,
         "iteration": lambda c: seconds_text(c.predicted_seconds),
         "vs best": lambda c: relative_text(c, planning.best),
         "closed form": lambda c: seconds_text(c.closed_form_seconds),
-        **({"objective": lambda c: seconds_text(c.objective)} if apart else {}),
+        "objective": lambda c: seconds_text(c.objective),
         "bound": lambda c: seconds_text(c.bound),
         "gap": lambda c: percent_text(c.gap),
         "fullest device": lambda c: memory_text(c, workload),
@@ -224,7 +296,7 @@ def ranking_table(planning: "Planning") -> Table:
         "solve": lambda c: seconds_text(c.solve_seconds),
     }
     notes = (
-        *figures_notes(planning, apart),
+        *figures_notes(planning),
         *(f"{c.name}: {c.message}" for c in planning.candidates if c.message),
         *planning.notes,
     )
@@ -278,16 +350,15 @@ def devices_used(candidate: "Candidate") -> str:
     return devices_counted(counts)
 
 
-def figures_notes(planning: "Planning", apart: bool) -> tuple[str, ...]:
+def figures_notes(planning: "Planning") -> tuple[str, ...]:
     """What the columns are of, and how far replay and closed form are from each other."""
     ratios = [c.optimism for c in planning.candidates if c.optimism is not None]
     if not ratios:
         return ()
-    own = "status, objective, bound and gap are" if apart else "status, bound and gap are"
     times = " to ".join(dict.fromkeys(f"{end:.3g}" for end in (min(ratios), max(ratios))))
     return (
         f"iteration: replayed event by event, {times} times the strategies' closed forms; "
-        f"{own} of each strategy's own problem",
+        "status, objective, bound and gap are of each strategy's own problem",
     )
 
 
@@ -305,15 +376,6 @@ def workload_title(workload: "Workload", precisions: Sequence[str] = ()) -> str:
         f"{workload.cluster.name} "
         f"({devices}), batch {workload.global_batch}{tokens}, {planned}, "
         f"{workload.profile.provenance.kind} profile"
-    )
-
-
-def priced_apart(candidate: "Candidate") -> bool:
-    """Whether the strategy's price of the plan is another figure than the objective that the bound
-    belongs to."""
-    seconds, objective = candidate.closed_form_seconds, candidate.objective
-    return (
-        seconds is not None and objective is not None and abs(seconds - objective) > 1e-9 * seconds
     )
 
 
@@ -355,28 +417,41 @@ def needs(workload: "Workload") -> str:
     )
 
 
-def verdict(best: "Candidate", planning: "Planning") -> str:
-    """What the best plan takes, what is proven of all plans, and what it would run."""
-    workload, seconds, bound = planning.workload, best.predicted_seconds, planning.bound
-    text = f"uses {devices_used(best)} in {workload.precision}{reached(best, workload)}"
+def iteration_text(best: "Candidate", workload: "Workload") -> str:
+    """What an iteration takes, and between which seconds it lies."""
+    text = f"{seconds_text(best.predicted_seconds)}, {'replayed' if best.replay else 'measured'}"
+    ends = best.interval_seconds(workload)
+    if ends is None:
+        return text
+    low, high = map(seconds_text, ends)
+    return f"{text}; {low} to {high} by the error of predicted operators"
+
+
+def proven_text(best: "Candidate", planning: "Planning") -> str:
+    """What is proven of all plans, and of the best one's own formula."""
+    seconds, bound = best.predicted_seconds, planning.bound
     gap = relative_gap(seconds, bound)
     if gap is None:
         proven = "how much faster another plan could be is not known"
     elif gap <= OPTIMAL_GAP:
-        proven = "proven: no plan of stages is faster when replayed"
+        proven = "no plan of stages is faster when replayed: it is optimal"
     else:
         faster = f"no plan of stages is faster than {seconds_text(bound)}"
-        proven = f"replayed {seconds_text(seconds)}; {faster} (gap {percent_text(gap)})"
+        proven = f"{faster} when replayed (gap {percent_text(gap)})"
     if best.closed_form_seconds is not None and best.status == "optimal":
         proven += f"; optimal for {best.strategy}'s own formula"
-    return f"{text}; {proven}"
+    return proven
 
 
-def reached(best: "Candidate", workload: "Workload") -> str:
-    """What each device computes, and between which seconds the iteration lies."""
-    flops, ends = best.flops_per_device(workload), best.interval_seconds(workload)
-    text = "" if flops is None else f" at {flops / 1e12:.3g} TFLOP/s each"
-    if ends is None:
-        return text
-    low, high = map(seconds_text, ends)
-    return f"{text}, iteration predicted within {low} to {high} by the error of operators"
+def free_text(candidate: "Candidate", workload: "Workload") -> str:
+    """By device type, what the fullest device leaves free of what training can use."""
+    if candidate.peak_bytes is None:
+        return ""
+    usable = workload.device_bytes()
+    held = dict.fromkeys(usable, 0.0)
+    for device, peak in zip(workload.cluster.devices, candidate.peak_bytes, strict=True):
+        held[device.type] = max(held[device.type], peak)
+    return "; ".join(
+        f"{bytes_text(limit - held[kind])} of {bytes_text(limit)} on {kind}"
+        for kind, limit in usable.items()
+    )

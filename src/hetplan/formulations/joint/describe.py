@@ -5,13 +5,13 @@ from itertools import chain
 
 from hetplan.formulations.joint.data import JointData, JointDecision
 from hetplan.formulations.joint.evaluate import plan_of
-from hetplan.formulations.joint.plan import Plan
+from hetplan.formulations.joint.plan import Plan, Replica
 from hetplan.formulations.joint.replay import ChainReplayer, Replay
 from hetplan.text import (
     Table,
+    counted,
     devices_text,
     percent_text,
-    ranges_text,
     seconds_text,
     share_text,
 )
@@ -26,16 +26,24 @@ def describe(data: JointData, decision: JointDecision) -> list[Table]:
 
 
 def summary(plan: Plan) -> str:
-    """`2 replicas of 4 stages, 1f1b, ZeRO 1, full recomputation`."""
+    """`2 pipelines of 4 stages, 16 micro-batches of 2 each, 1f1b, ZeRO 1, full recomputation`."""
     depths = sorted({len(replica.stages) for replica in plan.replicas})
     chunks = len(plan.replicas[0].stages[0].layers)
+    steps = {batches_text(replica) for replica in plan.replicas}
+    stages = f"{' or '.join(map(str, depths))} stages" if depths != [1] else "one stage"
     parts = [
-        f"{len(plan.replicas)} x {' or '.join(map(str, depths))} stages",
+        f"{counted(len(plan.replicas), 'pipeline')} of {stages}",
+        steps.pop().replace(" of ", " micro-batches of ", 1) if len(steps) == 1 else "",
         plan.schedule + (f" in {chunks} chunks" if chunks > 1 else ""),
         f"ZeRO {plan.zero}",
         "" if plan.recomputation == "none" else f"{plan.recomputation} recomputation",
     ]
     return ", ".join(filter(None, parts))
+
+
+def batches_text(replica: Replica) -> str:
+    """`31 of 2 + 1 of 1`."""
+    return " + ".join(f"{batch.count} of {batch.samples}" for batch in replica.micro_batches)
 
 
 def stage_table(plan: Plan, run: Replay, title: str, notes: Sequence[str] = ()) -> Table:
@@ -48,10 +56,6 @@ def stage_table(plan: Plan, run: Replay, title: str, notes: Sequence[str] = ()) 
         replica, stage = run.owners[units[0]]
         ranges = plan.replicas[replica].stages[stage].layers
         return ", ".join(f"{first}-{last - 1}" for first, last in ranges)
-
-    def batches(units: list[int]) -> str:
-        replica = plan.replicas[run.owners[units[0]][0]]
-        return " + ".join(f"{b.count} of {b.samples}" for b in replica.micro_batches)
 
     def tensor(units: list[int]) -> str:
         replica, stage = run.owners[units[0]]
@@ -72,20 +76,31 @@ def stage_table(plan: Plan, run: Replay, title: str, notes: Sequence[str] = ()) 
 
     if len(rows) > LISTED:
         notes = [*notes, f"{len(rows) - LISTED} more rows; --json lists all"]
+    unlike = len({run.owners[units[0]][0] for units in rows}) > 1
     columns: dict[str, Callable[[list[int]], str]] = {
-        "replica": lambda units: ranges_text(run.owners[unit][0] for unit in units),
+        **({"pipelines": lambda units: f"x{len(units)}"} if unlike else {}),
         "stage": lambda units: str(run.owners[units[0]][1]),
         "layers": layers,
         "devices": lambda units: devices_text(places, devices(units)),
         **({"share": share} if plan.program else {"tensor": tensor}),
-        "micro-batches": batches,
+        **(
+            {"batches": lambda u: batches_text(plan.replicas[run.owners[u[0]][0]])}
+            if unlike
+            else {}
+        ),
         "computes": lambda units: seconds_text(max(float(run.timeline.busy[u]) for u in units)),
         "idle": lambda units: percent_text(
             min(float(run.timeline.idle[u]) for u in units) / run.seconds
         ),
         "memory": memory,
     }
-    return Table.of(title, rows[:LISTED], columns, notes, right=(0, 1, 2, 4, 5, 6, 7))
+    return Table.of(
+        title,
+        rows[:LISTED],
+        columns,
+        notes,
+        right=[i for i, name in enumerate(columns) if name != "devices"],
+    )
 
 
 def alike(plan: Plan, run: Replay) -> list[list[int]]:
