@@ -43,11 +43,9 @@ from hetplan.runtime.calibration import (
     load_measured_run,
 )
 from hetplan.runtime.sensitivity import Sensitivity, perturbed, scenarios, sensitivity as analyse
-from hetplan.runtime.truth.compare import SETS, compare, reasons
+from hetplan.runtime.truth.compare import SETS, calibrate_set, compare, reasons, standings
 from hetplan.runtime.truth.known import known_rows
-from hetplan.runtime.truth.rest import calibrate_set
 from hetplan.runtime.truth.scores import summary
-from hetplan.runtime.truth.standing import standings
 from hetplan.runtime.truth.tables import GIB, Compared
 from hetplan.schema import parse
 from hetplan.solvers.options import Options

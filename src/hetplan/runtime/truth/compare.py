@@ -1,13 +1,27 @@
-"""The sets of published measurements, each read, posed and predicted row by row."""
+"""The sets of published measurements, each read, posed and predicted row by row; all sets at once,
+beside what an earlier predictor said of them; and a set calibrated on some of its rows.
+
+`before.json` holds the figures of the predictor of November 2026 before measured rates, software
+stacks and overlapped gathers (roofline of datasheets, ring collectives, serial gathers), of the
+same rows, posed in the same way.
+"""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from random import Random
+from typing import Any
 
 from hetplan.errors import HetplanError, InputError
+from hetplan.files import read_json
+from hetplan.formulations.joint.plan import Plan
 from hetplan.names import unknown_name
 from hetplan.profiling.sailor.validation import Compared as ComparedPlan, validate
+from hetplan.profiling.workload import Workload
+from hetplan.runtime.calibration import Estimate, MeasuredRun, calibrate, predicted_seconds
 from hetplan.runtime.truth import operators, runs
+from hetplan.runtime.truth.scores import summary
 from hetplan.runtime.truth.tables import (
     Cells,
     Compared,
@@ -20,6 +34,9 @@ from hetplan.runtime.truth.tables import (
 
 SOURCES = {**runs.SOURCES, "operators": operators.FILES}
 SETS = (*SOURCES, "sailor")
+# Where the sets stand below one folder, and the parts by which one is told: files or GPU types.
+FOLDERS = {"sailor": "sailor", "operators": "operators"}
+PARTS = {"mosaicml": "kinds", "sailor": "kinds"}
 
 
 def compare(name: str, folder: Path, framework: float | None = None) -> list[Compared]:
@@ -79,3 +96,86 @@ def sailor_rows(plans: Sequence[ComparedPlan]) -> list[Compared]:
 def reasons(rows: Sequence[Compared]) -> list[tuple[str, int]]:
     """Why rows have no prediction, and how many for each reason, the commonest first."""
     return Counter(row.reason for row in rows if row.reason is not None).most_common()
+
+
+@dataclass(frozen=True)
+class Standing:
+    """A part of a set: its figures, and those of the earlier predictor where there are some."""
+
+    name: str
+    part: str
+    now: dict[str, Any]
+    before: dict[str, Any]
+
+
+def standings(folder: Path) -> Iterator[Standing]:
+    """Every set below `folder` (truth, operators, sailor), part by part; raises InputError where
+    none is there or a file is damaged."""
+    places = {name: folder / FOLDERS.get(name, "truth") for name in SETS}
+    present = {
+        name: place
+        for name, place in places.items()
+        if any((place / file).exists() for file in SOURCES.get(name, ("validation",)))
+    }
+    if not present:
+        raise InputError(
+            "no set", where=str(folder), expected="a folder with truth, operators or sailor in it"
+        )
+    earlier = read_json(Path(__file__).with_name("before.json"))  # by `set/part`
+    for name, place in present.items():
+        whole = summary(compare(name, place))
+        parts = whole.get(PARTS.get(name, "files")) or {"": whole}
+        for part, figures in parts.items():
+            yield Standing(name, part, figures, earlier.get(f"{name}/{part}", {}))
+
+
+@dataclass(frozen=True)
+class Rest:
+    """runs: the rows that constants were estimated from. before, after: all others, predicted
+    without and with the constants; alike where there are none."""
+
+    estimate: Estimate
+    runs: tuple[MeasuredRun, ...]
+    before: tuple[Compared, ...]
+    after: tuple[Compared, ...]
+
+
+def calibrate_set(name: str, folder: Path, count: int, seed: int) -> Rest:
+    """Draw `count` rows that can be said and were measured, estimate constants, predict the others.
+
+    Raises InputError as `compare` does, for a set of no training runs, and for too few rows.
+    """
+    posed: list[tuple[Compared, Plan, Workload]] = []
+    for file, number, source, row in rows_of(name, folder):
+        one = compared(file, number, source, row)
+        if one.error is not None and source.posed is not None:
+            posed.append((one, *source.posed(row)))
+    if len(posed) < count:
+        raise InputError(
+            "rows of the set",
+            where=name,
+            got=len(posed),
+            expected=f"at least {count} training runs that can be said",
+        )
+    chosen = set(Random(seed).sample(range(len(posed)), count))
+    drawn = [one for i, one in enumerate(posed) if i in chosen]
+    others = [one for i, one in enumerate(posed) if i not in chosen]
+    runs = tuple(
+        MeasuredRun(plan, one.published.seconds or 0.0, None, f"{one.file} {one.row}")
+        for one, plan, _ in drawn
+    )
+    estimate = calibrate(runs, [workload for *_, workload in drawn])
+    after = [one for one, *_ in others]
+    if estimate.calibration is not None:
+        values = estimate.calibration.values()
+        after = [with_constants(*one, values) for one in others]
+    return Rest(estimate, runs, tuple(one for one, *_ in others), tuple(after))
+
+
+def with_constants(
+    one: Compared, plan: Plan, workload: Workload, values: Mapping[str, float]
+) -> Compared:
+    """The row predicted with constants."""
+    assert one.predicted is not None
+    seconds = predicted_seconds(plan, workload, values)
+    return replace(one, predicted=replace(one.predicted, seconds=seconds))
