@@ -306,9 +306,12 @@ def ranking_table(planning: "Planning") -> Table:
 
 def no_winner(planning: "Planning") -> Table:
     """Why there is none: everything that fits costs too much, or nothing fits in memory."""
-    fitting = [c for c in planning.candidates if c.fits_memory and c.plan is not None]
-    money = [(c.money_per_million_tokens(planning.workload), c.name) for c in fitting]
-    prices = [(price, name) for price, name in money if price is not None]
+    prices = [
+        (price, c.name)
+        for c in planning.candidates
+        if c.fits_memory and c.plan is not None
+        if (price := c.money_per_million_tokens(planning.workload)) is not None
+    ]
     if not prices:
         lines = [f"would fit: {line}" for line in planning.advice]
         notes = (needs(planning.workload), *(lines or ["no number of devices would do"]))
@@ -397,12 +400,9 @@ def memory_text(candidate: "Candidate", workload: "Workload") -> str:
     if candidate.peak_bytes is None:
         return "-"
     usable = workload.device_bytes()
-    limits = [usable[device.type] for device in workload.cluster.devices]
-    shares = [
-        peak / max(limit, 1.0) for peak, limit in zip(candidate.peak_bytes, limits, strict=True)
-    ]
-    fullest = shares.index(max(shares))
-    text = share_text(candidate.peak_bytes[fullest], limits[fullest])
+    pairs = zip(candidate.peak_bytes, workload.cluster.devices, strict=True)
+    shares = [(peak, usable[device.type]) for peak, device in pairs]
+    text = share_text(*max(shares, key=lambda share: share[0] / max(share[1], 1.0)))
     return text if candidate.fits_memory else f"{text} !"
 
 
@@ -447,11 +447,9 @@ def free_text(candidate: "Candidate", workload: "Workload") -> str:
     """By device type, what the fullest device leaves free of what training can use."""
     if candidate.peak_bytes is None:
         return ""
-    usable = workload.device_bytes()
-    held = dict.fromkeys(usable, 0.0)
-    for device, peak in zip(workload.cluster.devices, candidate.peak_bytes, strict=True):
-        held[device.type] = max(held[device.type], peak)
+    pairs = list(zip(workload.cluster.devices, candidate.peak_bytes, strict=True))
     return "; ".join(
-        f"{bytes_text(limit - held[kind])} of {bytes_text(limit)} on {kind}"
-        for kind, limit in usable.items()
+        f"{bytes_text(limit - max(peak for device, peak in pairs if device.type == kind))} of "
+        f"{bytes_text(limit)} on {kind}"
+        for kind, limit in workload.device_bytes().items()
     )

@@ -17,17 +17,21 @@ from hetplan.profiling.operators import Precision
 from hetplan.schema import Name, PositiveCount, Rate, StrictModel, parse
 
 GIB = 2**30
+EXAMPLE = (
+    "`devices: {NAME: {memory_gib: 80, peak_tflops: {fp16: 990, bf16: 990, fp32: 67}, "
+    "memory_gb_per_s: 3350}}`"
+)
 
-Peaks = Annotated[dict[Precision, Rate], Field(min_length=1)]
+Peaks = Annotated[dict[Precision | Literal["fp8", "fp4"], Rate], Field(min_length=1)]
 Price = Annotated[float, Field(ge=0, le=1e6)]
 
 
 class DeviceSpec(StrictModel):
     """One device type. Keys carry the datasheet's units; the properties are SI.
 
-    peak_tflops: dense peak by precision of the operands. price_per_hour: US dollars per device,
-    None: unknown. tdp_w: watts that the board may draw, None: not known. multiprocessors: how many
-    tiles of a product are computed at once, None: not known.
+    peak_tflops: dense peak by precision of the operands, 8 and 4 bit among them. price_per_hour: US
+    dollars per device, None: unknown. tdp_w: watts that the board may draw, None: not known.
+    multiprocessors: how many tiles of a product are computed at once, None: not known.
     """
 
     memory_gib: Rate
@@ -95,7 +99,7 @@ def device(name: str, *, where: str | None = None) -> DeviceSpec:
     """The catalogue's entry `name`; raises InputError that suggests the nearest names."""
     known = catalogue()
     if name not in known:
-        see = f"one of {', '.join(known)}, or its own entry under `devices:` in the cluster file"
+        see = f"one of {', '.join(known)}, or in the cluster file its own entry, {EXAMPLE}"
         raise unknown_name("unknown device", name, known, where=where, see=see)
     return known[name]
 
