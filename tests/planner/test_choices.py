@@ -81,7 +81,7 @@ def test_tables_of_parts_have_the_numbers_of_the_cluster(
         workload, make_strategies([strategy]), one_thread(30), criteria=ON_PARTS
     ).candidates
     shown = {
-        stage_table(present(c.plan), present(c.replay), "").rows[0][3]
+        stage_table(present(c.plan), present(c.replay), "").rows[0][2]
         for c in found
         if c.name.endswith("@T4")
     }
