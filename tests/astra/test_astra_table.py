@@ -15,6 +15,7 @@ from hetplan.formulations.astra.search.result import best_under, pareto, ranking
 from hetplan.formulations.astra.search.rules import default_rules
 from hetplan.formulations.astra.search.space import Space, strategies
 from hetplan.profiling.models import load_model
+from present import present
 
 
 def plain_product(space: Space, gpus: int, global_batch: int, layers: int) -> list[dict[str, Any]]:
@@ -90,7 +91,8 @@ def test_flash_attention_rule_of_the_paper_bites() -> None:
 
 def test_experts_bring_expert_parallelism() -> None:
     facts = model_facts(load_model("bert-moe"))
-    assert (facts.experts, facts.experts_per_token) == (8, 2)
+    experts = present(facts.shape.experts)
+    assert (experts.count, experts.active) == (8, 2)
     table = strategies(facts, Space(), default_rules(COLUMNS), gpus=16, global_batch=256)
     degrees = set(table.columns["expert_model_parallel_size"].tolist())
     assert degrees == {1, 2, 4, 8}

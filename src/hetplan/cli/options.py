@@ -153,6 +153,12 @@ ProfileOption = Annotated[
     Path | None,
     typer.Option("--profile", metavar="FILE", help="Measured profile; default a prediction."),
 ]
+EfficiencyOption = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--efficiency", metavar="FILE", help="Operators measured by `quick` or `operators`."
+    ),
+]
 LinksOption = Annotated[
     Path | None,
     typer.Option(

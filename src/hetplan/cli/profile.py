@@ -11,6 +11,7 @@ import typer
 from hetplan.cli import completion
 from hetplan.cli.options import (
     ClusterOption,
+    EfficiencyOption,
     JsonOption,
     MicroBatchesOption,
     ModelOption,
@@ -97,12 +98,7 @@ def predict(
         Path | None,
         target("--model-output", help="Write the traced model, for --model."),
     ] = None,
-    efficiency: Annotated[
-        list[Path] | None,
-        typer.Option(
-            "--efficiency", metavar="FILE", help="Operators measured by `quick` or `operators`."
-        ),
-    ] = None,
+    efficiency: EfficiencyOption = None,
     global_batch: Annotated[
         int | None,
         typer.Option(

@@ -1,6 +1,6 @@
 """`hetplan plan search`: Astra's strategy search on a real model and a pool of GPUs."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
@@ -10,9 +10,12 @@ import typer
 
 from hetplan.cli import completion
 from hetplan.cli.options import (
+    EfficiencyOption,
     JsonOption,
+    LinksOption,
     OutputOption,
     PrecisionOption,
+    ProfileOption,
     SequenceOption,
     TimeOption,
     make_options,
@@ -28,15 +31,19 @@ from hetplan.cli.output import emit, note
 from hetplan.errors import InputError
 from hetplan.formulations.astra.search import engine, pool
 from hetplan.formulations.astra.search.engine import columns_of
+from hetplan.formulations.astra.search.links import Assumptions
 from hetplan.formulations.astra.search.plot import check_plot_target, write_plot
 from hetplan.formulations.astra.search.pool import Mode, Offer, Pool, offer_of, offers_of_cluster
 from hetplan.formulations.astra.search.result import Candidate, Job, SearchResult, summary
 from hetplan.formulations.astra.search.rules import Rule, default_rules, rules_from_file
-from hetplan.formulations.astra.search.space import PARAMETERS, Space
+from hetplan.formulations.astra.search.space import PARAMETERS, Space, measured_sizes
 from hetplan.instances.library import Instance, save_instance
 from hetplan.names import unknown_name
-from hetplan.profiling.cluster import GBIT, MAX_DEVICES
-from hetplan.profiling.models import load_model
+from hetplan.profiling.cluster import GBIT, MAX_DEVICES, Cluster
+from hetplan.profiling.efficiency import LearnedLinks, LinkEfficiencyFile
+from hetplan.profiling.models import Model, load_model
+from hetplan.profiling.profile import load_profile
+from hetplan.profiling.workload import check_profile
 from hetplan.schema import LEAST_RATE, MOST_RATE, derived
 from hetplan.solvers.run import Run
 from hetplan.text import Table, count_text, number_text, seconds_text
@@ -153,8 +160,9 @@ class Filter:
         shipped = default_rules(columns) if self.default_rules else []
         return [*shipped, *(r for path in self.rules or [] for r in rules_from_file(path, columns))]
 
-    def space(self) -> Space:
-        """The parameter space with the given ranges replaced; raises InputError."""
+    def space(self, measured: Mapping[str, Any]) -> Space:
+        """The parameter space with the given ranges replaced, and else those that were measured;
+        raises InputError."""
         usual, values = Space(), dict[str, Any]()
         for text in self.parameter or []:
             left, equals, right = (part.strip() for part in text.partition("="))
@@ -165,7 +173,30 @@ class Filter:
             if name not in PARAMETERS:
                 raise unknown_name("unknown parameter", name, PARAMETERS, where="--param")
             values[name] = parameter_value(right, getattr(usual, name))
-        return replace(usual, **values)
+        return replace(usual, **(dict(measured) | values))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurements:
+    """What was measured, in place of what is predicted."""
+
+    profile: ProfileOption = None
+    efficiency: EfficiencyOption = None
+    links: LinksOption = None
+
+    def assumptions(self, model: Model, pool: Pool) -> Assumptions:
+        """What prices follow from; raises InputError for what is of another model or type."""
+        from hetplan.cli.profile import learned_of
+
+        offers, profile, links = pool.offers, None, None
+        types = Cluster("the pool", tuple(o.node for o in offers), {o.name: o.spec for o in offers})
+        learned = learned_of(self.efficiency or [], types, model.precision)
+        if self.profile is not None:
+            profile = load_profile(self.profile)
+            check_profile(profile, model, types, where=str(self.profile))
+        if self.links is not None:
+            links = LearnedLinks(LinkEfficiencyFile.load(self.links))
+        return Assumptions(profile=profile, learned=learned, links=links)
 
 
 def show_shipped_rules(wanted: bool) -> None:
@@ -189,6 +220,7 @@ def search(
     ],
     gpus: GpuPool,
     kept: Filter,
+    measurements: Measurements,
     global_batch: Annotated[
         int, typer.Option("--global-batch", "-b", help="Samples per iteration.")
     ] = 1024,
@@ -230,9 +262,12 @@ def search(
     run = Run(make_options(time_limit=time_limit))
     trained = load_model(model, sequence=sequence, precision=precision)
     job, pool = Job(trained, global_batch, tokens, money_limit), gpus.pool()
+    assumed, types = measurements.assumptions(trained, pool), [o.name for o in pool.offers]
+    sizes = {} if assumed.profile is None else measured_sizes(assumed.profile, types)
+    space, rules = kept.space(sizes), kept.rules_for(pool)
     with derived(f"{trained.name} on the pool"):
         result = engine.search(
-            job, pool, space=kept.space(), rules=kept.rules_for(pool), run=run, top=top
+            job, pool, space=space, rules=rules, assumed=assumed, run=run, top=top
         )
     if plot is not None:
         write_plot(result, plot, f"{trained.name}, {pool.mode} pool, {job.tokens:g} tokens")

@@ -20,7 +20,7 @@ from hetplan.formulations.astra.search.pool import (
     offers_of_cluster,
 )
 from hetplan.formulations.astra.search.result import Candidate as AstraCandidate, Job
-from hetplan.formulations.astra.search.space import Space
+from hetplan.formulations.astra.search.space import Space, measured_sizes
 from hetplan.formulations.joint.plan import MicroBatches, Plan, Replica, new_plan
 from hetplan.planner.strategy import (
     Candidate,
@@ -69,7 +69,9 @@ class PoolProblem(Problem):
         begun = time.perf_counter()
         reserve = self.workload.reserved_bytes
         job, space = Job(self.workload.model, self.workload.global_batch), self.plannable()
-        assumptions = Assumptions(reserved_bytes=reserve, profile=self.workload.profile)
+        assumptions = Assumptions(
+            reserved_bytes=reserve, profile=self.workload.profile, links=self.workload.links
+        )
         result = search(job, self.pool, space=space, assumed=assumptions, run=run, top=1)
         seconds, best = time.perf_counter() - begun, result.best
         if best is None:
@@ -95,18 +97,9 @@ class PoolProblem(Problem):
     def plannable(self) -> Space:
         """What a plan can say, for the tensor degrees and micro-batches that the profile has of
         every type."""
-        sizes = [
-            {
-                (t, b)
-                for t in range(1, offer.most + 1)
-                for b in self.workload.profile.micro_batches(offer.name, t)
-            }
-            for offer in self.pool.offers
-        ]
-        common = set.intersection(*sizes) or {(1, 1)}
+        types = [offer.name for offer in self.pool.offers]
         return Space(
-            tensor=tuple(sorted({t for t, _ in common})),
-            micro_batch=tuple(sorted({b for _, b in common})),
+            **measured_sizes(self.workload.profile, types),
             expert=(1,),
             sequence_parallel=(False,),
             recompute=(None, "selective", "full"),

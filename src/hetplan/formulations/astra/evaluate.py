@@ -29,36 +29,39 @@ def evaluate(data: AstraData, decision: AstraDecision) -> Evaluation:
 def _violations(data: AstraData, decision: AstraDecision) -> list[str]:
     """Each broken constraint as one line; empty when the decision is feasible."""
     kinds = {kind.name: kind for kind in data.device_types}
-    problems: list[str] = []
-    if len(decision.stages) != data.stages:
-        problems.append(f"{len(decision.stages)} stages, expected {data.stages}")
     total = sum(stage.layers for stage in decision.stages)
-    if total != data.layers:
-        problems.append(f"the stages hold {total} layers, expected {data.layers}")
-    used: dict[str, list[int]] = {}
-    for s, stage in enumerate(decision.stages):
-        if stage.type not in kinds:
-            problems.append(
-                f"stages[{s}].type is {stage.type!r}, expected one of {', '.join(kinds)}"
-            )
-            continue
-        most = kinds[stage.type].max_layers
-        if most is not None and stage.layers > most:
-            problems.append(
-                f"stages[{s}] holds {stage.layers} layers, {stage.type} takes at most {most}"
-            )
-        used.setdefault(stage.type, []).append(stage.layers)
-    group = data.data_parallel * data.tensor_parallel
-    for name, layers in used.items():
-        if len(layers) * group > kinds[name].max_devices:
-            problems.append(
-                f"{name} has {kinds[name].max_devices} devices, {len(layers)} stages of "
-                f"{group} need "
-                f"{len(layers) * group}"
-            )
-        if data.equal_layers_per_type and len(set(layers)) > 1:
-            problems.append(
-                f"stages of {name} hold {min(layers)} to {max(layers)} layers, expected "
-                "the same number"
-            )
-    return problems
+    group, used = data.data_parallel * data.tensor_parallel, dict[str, list[int]]()
+    checks = [
+        (
+            len(decision.stages) != data.stages,
+            f"{len(decision.stages)} stages, expected {data.stages}",
+        ),
+        (total != data.layers, f"the stages hold {total} layers, expected {data.layers}"),
+    ]
+    for s, (name, layers) in enumerate((stage.type, stage.layers) for stage in decision.stages):
+        most = kinds[name].max_layers if name in kinds else None
+        checks += [
+            (
+                name not in kinds,
+                f"stages[{s}].type is {name!r}, expected one of {', '.join(kinds)}",
+            ),
+            (
+                most is not None and layers > most,
+                f"stages[{s}] holds {layers} layers, {name} takes at most {most}",
+            ),
+        ]
+        used.setdefault(name, []).append(layers)
+    for name, held in ((name, used[name]) for name in used if name in kinds):
+        devices, needed = kinds[name].max_devices, len(held) * group
+        checks += [
+            (
+                needed > devices,
+                f"{name} has {devices} devices, {len(held)} stages of {group} need {needed}",
+            ),
+            (
+                data.equal_layers_per_type and len(set(held)) > 1,
+                f"stages of {name} hold {min(held)} to {max(held)} layers, "
+                "expected the same number",
+            ),
+        ]
+    return [text for broken, text in checks if broken]

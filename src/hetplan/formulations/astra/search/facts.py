@@ -12,19 +12,21 @@ from functools import cached_property
 
 from hetplan.errors import UnsupportedError
 from hetplan.profiling.models import Model
-from hetplan.profiling.operators import BLOCKS, ELEMENT_BYTES, Elementwise, Layer, Matmul, Precision
+from hetplan.profiling.operators import BLOCKS, ELEMENT_BYTES, Layer, Matmul, Precision
 from hetplan.profiling.times import CORE_SAVED
+from hetplan.profiling.transformer import Transformer
 
 
 @dataclass(frozen=True)
 class ModelFacts:
     """Figures of one model at one sequence length and precision.
 
-    blocks: the chain's blocks (N of them); first, last: embedding and head; the rest of the chain
-    has neither.
+    shape: of its blocks. blocks: the chain's blocks (N of them); first, last: embedding and head;
+    the rest of the chain has neither.
     """
 
     model: Model
+    shape: Transformer
     blocks: tuple[Layer, ...]
     first: Layer
     last: Layer
@@ -43,42 +45,6 @@ class ModelFacts:
     def sequence(self) -> int:
         """Tokens per sample."""
         return self.model.tokens_per_sample
-
-    @cached_property
-    def _products(self) -> dict[str, Matmul]:
-        return {
-            op.name: op for block in self.blocks for op in block.operators if isinstance(op, Matmul)
-        }
-
-    @property
-    def heads(self) -> int:
-        """Attention heads."""
-        return self._products["scores"].count
-
-    @property
-    def query_groups(self) -> int:
-        """Key-value heads: what the qkv projection makes beyond the queries."""
-        size = self._products["scores"].k
-        return max(1, (self._products["qkv"].n // size - self.heads) // 2)
-
-    @property
-    def hidden(self) -> int:
-        """Hidden size."""
-        return self._products["qkv"].k
-
-    @property
-    def experts(self) -> int | None:
-        """Experts per mixture layer; None for a dense model."""
-        up = self._products.get("experts-up")
-        return up.count if up else None
-
-    @property
-    def experts_per_token(self) -> int | None:
-        """How many experts each token visits; None for a dense model."""
-        dispatch = [op for block in self.blocks for op in block.operators if op.name == "dispatch"]
-        if not dispatch or not isinstance(dispatch[0], Elementwise):
-            return None
-        return dispatch[0].forward // (self.sequence * self.hidden) - 1
 
     @cached_property
     def different_blocks(self) -> list[tuple[Layer, float]]:
@@ -107,16 +73,11 @@ class ModelFacts:
     @cached_property
     def dispatched_bytes(self) -> float:
         """Bytes per sample of one token dispatch of an average block (0 without experts)."""
-        if self.experts_per_token is None:
+        if self.shape.experts is None:
             return 0.0
         share = sum(block.kind == "moe-block" for block in self.blocks) / self.layers
-        return (
-            share
-            * self.experts_per_token
-            * self.sequence
-            * self.hidden
-            * ELEMENT_BYTES[self.precision]
-        )
+        token = self.shape.hidden * ELEMENT_BYTES[self.precision]
+        return share * self.shape.experts.active * self.sequence * token
 
     @cached_property
     def saved(self) -> tuple[float, float, float]:
@@ -143,14 +104,9 @@ class ModelFacts:
 def model_facts(model: Model) -> ModelFacts:
     """The facts of a transformer; raises UnsupportedError for any other chain (it has no heads to
     split)."""
-    chain = model.layers
+    chain, shape = model.layers, model.spec.shape or model.spec.encoder
     blocks = tuple(layer for layer in chain if layer.kind in BLOCKS)
-    if (
-        not blocks
-        or len(chain) != len(blocks) + 2
-        or chain[0].kind in BLOCKS
-        or chain[-1].kind in BLOCKS
-    ):
+    if shape is None or chain[1:-1] != blocks:
         kinds = ", ".join(dict.fromkeys(layer.kind for layer in chain))
         raise UnsupportedError(
             "the search takes transformers: an embedding, blocks, a head",
@@ -158,4 +114,4 @@ def model_facts(model: Model) -> ModelFacts:
             got=kinds,
             expected="a language model; `hetplan plan` has strategies for other chains",
         )
-    return ModelFacts(model, blocks, chain[0], chain[-1])
+    return ModelFacts(model, shape, blocks, chain[0], chain[-1])

@@ -17,7 +17,6 @@ import numpy as np
 
 from hetplan.formulations.astra.problem import Floats, Ints
 from hetplan.formulations.astra.search.pool import Offer
-from hetplan.profiling.cluster import Node
 from hetplan.profiling.efficiency import Group, Learned, LearnedLinks
 from hetplan.profiling.frameworks import RESERVED_BYTES
 from hetplan.profiling.profile import Profile
@@ -87,8 +86,7 @@ def one_group(
         return np.zeros_like(sizes)
     inside, learned = stride * ranks <= here, assumed.links
     if inside and learned is None:
-        delay, beyond = offer.intra_latency, offer.network_latency
-        fabric = node_fabric(Node(offer.name, here, offer.intra, offer.network, delay, beyond))
+        fabric = node_fabric(offer.node)
         each = [collective_seconds(operation, size, ranks, fabric).seconds for size in sizes]
         return np.array(each)
     parts = PARTS.get(operation, 1.0)

@@ -11,7 +11,13 @@ from typing import Literal
 
 from hetplan.errors import InputError
 from hetplan.profiling.catalogue import DeviceSpec, catalogue, device
-from hetplan.profiling.cluster import GBIT, INTRA_NODE_LATENCY_US, NETWORK_LATENCY_US, Cluster
+from hetplan.profiling.cluster import (
+    GBIT,
+    INTRA_NODE_LATENCY_US,
+    NETWORK_LATENCY_US,
+    Cluster,
+    Node,
+)
 
 Mode = Literal["homogeneous", "heterogeneous", "cost"]
 
@@ -57,6 +63,12 @@ class Offer:
         """Dollars per device and second."""
         price = self.spec.price_per_hour
         return None if price is None else price / 3600.0
+
+    @property
+    def node(self) -> Node:
+        """A full node of it."""
+        links = self.intra, self.network, self.intra_latency, self.network_latency
+        return Node(self.name, self.node_devices, *links)
 
 
 @dataclass(frozen=True)

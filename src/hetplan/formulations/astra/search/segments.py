@@ -44,7 +44,7 @@ from hetplan.formulations.astra.search.pricing import (
     share_needed,
     stage_bytes,
 )
-from hetplan.formulations.astra.search.result import ROUNDING, tied
+from hetplan.formulations.astra.search.result import pareto, tied
 from hetplan.formulations.astra.search.space import Space, Strategies
 from hetplan.solvers.run import Run, Stopped
 
@@ -286,9 +286,7 @@ class Front:
         """Take a point, and drop what is beaten; of equals, up to rounding, the first stays."""
         points = [*self.points, point]
         seconds, money = np.append(self.seconds, point.seconds), np.append(self.money, point.money)
-        order = np.lexsort((tied(money), tied(seconds)))
-        before = np.concatenate([[np.inf], np.minimum.accumulate(money[order])[:-1]])
-        kept = order[money[order] < before * (1 - ROUNDING)]
+        kept = pareto(-seconds, money)
         self.points = [points[i] for i in kept]
         self.seconds, self.money = seconds[kept], money[kept]
 
@@ -311,11 +309,11 @@ class SegmentSearch:
         self.front, self.fastest = Front(), dict[int, Point]()
         self.explored = self.seen = self.solved = 0
         self.finished = True
-        bounds, least = strategy_bounds(figures, self.P, self.K, layers)
+        bounds, paid = strategy_bounds(figures, self.P, self.K, layers)
         try:
             order = np.argsort(tied(bounds), kind="stable")
             for r in order[np.isfinite(bounds[order])].tolist():
-                if bounds[r] < self.limit(r, least[[r]] / bounds[r])[0]:
+                if bounds[r] < self.limit(r, paid[[r]])[0]:
                     run.check()
                     self.explored += 1
                     self.explore(r)
@@ -513,12 +511,10 @@ class Kinds:
 
 
 def strategy_bounds(figures: SegmentFigures, P: Ints, K: Ints, N: int) -> tuple[Floats, Floats]:
-    """Lower bounds on T and on its money [R]; +inf where no segments exist.
+    """Lower bounds on T, +inf where no segments exist, and on money per second [R].
 
-    With W the work in layers and theta the slowest stage's time, theta >= W / sum_i(m_i / c_i), and
-    money per second sum_i(m_i rate_i) >= min_i(rate_i c_i) sum_i(m_i / c_i), so that theta's money
-    is at least W min_i(rate_i c_i), however the stages lie. The ends take their seconds from the
-    layers of some type.
+    With W the work in layers and theta the slowest stage's time, theta >= W / sum_i(m_i / c_i). The
+    ends take their seconds from the layers of some type.
     """
     widest = figures.cap.max(axis=0)
     usable = np.where(widest >= 1, figures.most, 0)
@@ -535,14 +531,11 @@ def strategy_bounds(figures: SegmentFigures, P: Ints, K: Ints, N: int) -> tuple[
         return np.asarray((np.clip(P - before, 0, room) * ordered).sum(axis=0))
 
     possible = (usable.sum(axis=0) >= P) & (least_sum(-widest.astype(float)) <= -N)
-    speed, paid = np.maximum(-least_sum(-1 / figures.c), 1e-300), least_sum(figures.rate)
+    speed = np.maximum(-least_sum(-1 / figures.c), 1e-300)
     ends = least(figures.ends[0]) + least(figures.ends[1])
     work = N + least(figures.ends[0] / figures.c) + least(figures.ends[1] / figures.c)
     h = least(figures.h)
     once = N * least(figures.c) + P * h + N / P * least(figures.g) + ends
     with np.errstate(invalid="ignore"):  # no usable type: inf times 0
         T = once + (K - 1) * (work / speed + h)
-        slowest = np.maximum(work * least(figures.rate * figures.c), work / speed * paid) + h * paid
-        money = once * paid + (K - 1) * slowest
-    T, money = T * (1 - 1e-9), money * (1 - 2e-9)
-    return np.where(possible, T, np.inf), np.where(possible, money, np.inf)
+    return np.where(possible, T * (1 - 1e-9), np.inf), least_sum(figures.rate) * (1 - 1e-9)

@@ -20,6 +20,7 @@ from hetplan.formulations.astra.problem import Ints
 from hetplan.formulations.astra.search.facts import ModelFacts
 from hetplan.formulations.astra.search.rules import Column, Rule, Table, dropped
 from hetplan.names import unknown_name
+from hetplan.profiling.profile import Profile
 
 GRANULARITIES = ("selective", "full", "hybrid")
 METHODS = ("block", "uniform")
@@ -154,6 +155,16 @@ class Space:
 PARAMETERS = tuple(field.name for field in fields(Space))
 
 
+def measured_sizes(profile: Profile, types: Iterable[str]) -> dict[str, Any]:
+    """Values of `Space.tensor` and `Space.micro_batch` that the profile has of every type."""
+    sizes = [
+        {(table.tensor, table.micro_batch) for table in profile.tables if table.device == name}
+        for name in types
+    ]
+    tensors, micro_batches = zip(*(set.intersection(*sizes) or {(1, 1)}), strict=True)
+    return {"tensor": tuple(sorted({*tensors})), "micro_batch": tuple(sorted({*micro_batches}))}
+
+
 def rule_columns(types: tuple[str, ...]) -> dict[str, Column]:
     """Every column that a rule may name. types: the device types of the pool at hand."""
     columns = {name: Column("number") for name in (*BASE, *OPTIONS, *DERIVED, *CONSTANTS)}
@@ -165,16 +176,16 @@ def rule_columns(types: tuple[str, ...]) -> dict[str, Column]:
 
 def constants_of(facts: ModelFacts, global_batch: int) -> dict[str, int]:
     """The columns that are the same in every row (NONE: not set)."""
-    fused = any(tensor.name == "log-sum-exp" for tensor in facts.blocks[0].saved)
+    shape, fused = facts.shape, any(t.name == "log-sum-exp" for t in facts.blocks[0].saved)
     return {
         "num_layers": facts.layers,
-        "num_attention_heads": facts.heads,
-        "num_query_groups": facts.query_groups,
-        "hidden_size": facts.hidden,
+        "num_attention_heads": shape.heads,
+        "num_query_groups": shape.kv_heads,
+        "hidden_size": shape.hidden,
         "seq_length": facts.sequence,
         "global_batch_size": global_batch,
-        "num_experts": NONE if facts.experts is None else facts.experts,
-        "moe_router_topk": NONE if facts.experts_per_token is None else facts.experts_per_token,
+        "num_experts": NONE if shape.experts is None else shape.experts.count,
+        "moe_router_topk": NONE if shape.experts is None else shape.experts.active,
         "use_flash_attn": 1 if fused else NONE,
         "offload_optimizer": 0,
     }
@@ -262,8 +273,9 @@ def _bases(
     """The bases whose derived numbers are whole, and the size of Table 3's whole product."""
     N = facts.layers
     pipelines = [p for p in space.pipeline or range(1, N + 1) if p <= min(gpus, N)]
-    tensors = [t for t in space.tensor or range(1, facts.heads + 1) if t <= gpus]
-    experts = list(space.expert or range(1, (facts.experts or 1) + 1))
+    tensors = [t for t in space.tensor or range(1, facts.shape.heads + 1) if t <= gpus]
+    held = facts.shape.experts.count if facts.shape.experts else 1
+    experts = list(space.expert or range(1, held + 1))
     grid = np.array(list(product(pipelines, tensors, experts, space.micro_batch)), dtype=np.int64)
     p, t, e, b = grid.reshape(-1, 4).T
     d = gpus // (p * t)
