@@ -14,17 +14,19 @@ from fakes.amp_plans import decision_of
 from fakes.workloads import one_thread, small
 from hetplan.errors import InputError
 from hetplan.formulations import family
+from hetplan.formulations.amp.paper import rank
 from hetplan.formulations.amp.pose import pose
 from hetplan.formulations.joint.plan import Plan
 from hetplan.planner import STRATEGIES
-from hetplan.planner.amp import DataParallel
+from hetplan.planner.amp import TRIALS, AmpProblem, DataParallel
 from hetplan.planner.explain import explain
 from hetplan.planner.ranking import Criteria, Planning, make_plans
 from hetplan.planner.search import replay_candidate
 from hetplan.planner.strategy import Candidate, Strategy, StrategyMethod, make_strategies, propose
 from hetplan.planner.variant import Part, Variant
+from hetplan.profiling.cluster import example_cluster
 from hetplan.profiling.frameworks import RESERVED_BYTES
-from hetplan.profiling.workload import Workload
+from hetplan.profiling.workload import Workload, make_workload
 from hetplan.runtime.replay import replay
 from hetplan.solvers.registry import evaluate
 from hetplan.solvers.run import Run
@@ -35,7 +37,7 @@ def test_every_candidate_is_a_plan_worth_its_objective(
     workload: Workload, planning: Planning
 ) -> None:
     """And stands in the ranking by its replay."""
-    names = {"amp/auto", "amp/paper", "amp/megatron", "dp/enumeration"}
+    names = {"amp/auto", "amp/paper", "amp/paper-trials", "amp/megatron", "dp/enumeration"}
     assert {c.name for c in planning.candidates} == names
     data, layers = pose(workload), [layer.name for layer in workload.profile.layers]
     for c in planning.candidates:
@@ -51,6 +53,29 @@ def test_every_candidate_is_a_plan_worth_its_objective(
         assert (prediction.strategy, prediction.method) == (c.strategy, c.label)
         assert prediction.predicted_seconds == c.predicted_seconds
         assert (prediction.objective, prediction.bound) == (c.objective, c.bound)
+
+
+def test_the_trials_of_amp_are_its_ten_least_estimates_replayed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The fastest that fits, of as many as the budget allows; its rank is told. (The paper's own
+    homogeneous setting.)"""
+    workload = make_workload("gpt2-amp", example_cluster("g4dn-4"), 32)
+    data = pose(workload)
+    ranked = rank(data).candidates
+    problem = AmpProblem(workload, data)
+    replays = [replay(problem.to_plan(c.strategy.decision()), workload) for c in ranked]
+    seconds = [one.seconds for one in replays[:10]]
+    assert len(ranked) > 3 and seconds.index(min(seconds)) > 0, "the estimate alone would do"
+
+    def place_and_seconds() -> tuple[int, float]:
+        (answer,) = propose(make_strategies(["amp"])[0], workload, one_thread(), [TRIALS])
+        told = answer.message.removeprefix("AMP's estimate no. ").split(",")[0]
+        return int(told), replay(present(answer.plan), workload).seconds
+
+    assert place_and_seconds() == (seconds.index(min(seconds)) + 1, min(seconds))
+    monkeypatch.setattr("hetplan.planner.amp.BUDGET", 1)
+    assert place_and_seconds() == (1, seconds[0])
 
 
 def test_plain_data_parallelism_by_hand(workload: Workload) -> None:
@@ -227,7 +252,7 @@ def test_progress_of_a_method_shows_under_its_name(workload: Workload) -> None:
     notes, run = set[str](), one_thread()
     run.watch = lambda progress: notes.add(progress.note.split()[0])
     make_plans(workload, make_strategies(["amp"]), run)
-    assert notes == {"amp/auto", "amp/paper", "amp/megatron"}
+    assert notes == {"amp/auto", "amp/paper", "amp/paper-trials", "amp/megatron"}
 
 
 def test_a_variant_names_itself_and_its_plans(workload: Workload) -> None:

@@ -43,10 +43,17 @@ FAMILY = Family(
         ),
         Method(
             "paper",
-            f"{_HERE}.paper:solve",
+            f"{_HERE}.paper:solve_by",
             False,
             "enumeration with the O(k L^4) programme",
             "AMP, Algorithm 1",
+        ),
+        Method(
+            "paper-released",
+            f"{_HERE}.paper:solve_by",
+            False,
+            "the same as the published code has it: stored costs without links, closing edges",
+            "AMP, published code",
         ),
         Method(
             "megatron",

@@ -23,10 +23,10 @@ Table  dp[i][j][m]: least (gas-1) max(0, max stage - m) + sum t + sum e over the
        its data, in which a stage costs the same wherever it runs, pipelines do not differ and
        synchronisation is free.
 
-Source AMP (NeurIPS 2022), §3.3-3.6, as printed. The published code departs from it: its programme
-compares cuts as printed but stores costs without e[j-1, c-1], so that later stages do not see it,
-one micro-batch per pipeline gets equal stages, and a ring is as fast as its closing edge instead of
-its slowest pair.
+Source AMP (NeurIPS 2022), §3.3-3.6, as printed. The published code departs from it, and method
+`paper-released` with it: its programme compares cuts as printed but stores costs without e[j-1,
+c-1], so that later stages do not see it, one micro-batch per pipeline gets equal stages, and a ring
+is as fast as its closing edge instead of its slowest pair.
 """
 
 from collections.abc import Callable
@@ -34,6 +34,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hetplan.formulations.amp.cuts import uniform_cut
 from hetplan.formulations.amp.data import AmpData, AmpDecision
 from hetplan.formulations.amp.problem import (
     NO_CONFIGURATION,
@@ -94,24 +95,33 @@ class Ranking:
     finished: bool
 
 
-def average(problem: AmpProblem, configuration: Configuration, placement: Ints) -> Averages:
+def closing_edge(problem: AmpProblem, groups: Ints) -> Floats:
+    """Bandwidth from the last to the first of each group; groups [..., n] -> [...], +inf for groups
+    of one."""
+    return np.asarray(problem.bandwidth[groups[..., -1], groups[..., 0]])
+
+
+def average(
+    problem: AmpProblem, configuration: Configuration, placement: Ints, *, released: bool = False
+) -> Averages:
     """(1), (2) and the synchronisation of eq. 4 for `placement` [pp, dp, tp]."""
+    ring = closing_edge if released else slowest_pair
     tp, dp, mbs = configuration.tensor, configuration.data, configuration.micro_batch
     share = np.bincount(problem.device_type, minlength=len(problem.types)) / problem.devices
-    reduce_seconds = (ring_factor(tp) * mbs / slowest_pair(problem, placement)).mean()  # per byte
+    reduce_seconds = (ring_factor(tp) * mbs / ring(problem, placement)).mean()  # per byte
     here, after = placement[:-1], placement[1:]
     links = mbs * (1 / problem.bandwidth[here, after].min(axis=2)).mean(axis=1)
     return Averages(
         layer=share @ problem.seconds[tp, mbs] + reduce_seconds * problem.tensor,
         link=links[:, None] * problem.activation,
-        sync=ring_factor(dp) / tp / slowest_pair(problem, placement.transpose(0, 2, 1)).min(axis=1),
+        sync=ring_factor(dp) / tp / ring(problem, placement.transpose(0, 2, 1)).min(axis=1),
         gas=configuration.gas,
     )
 
 
-def rank(data: AmpData, run: Run | None = None) -> Ranking:
+def rank(data: AmpData, run: Run | None = None, *, released: bool = False) -> Ranking:
     """Algorithm 1, lines 1 to 9: a candidate per configuration, sorted by estimate; few stages
-    first."""
+    first. released: as the published code does it."""
     run = run or Run()
     problem = compile_problem(data)
     nodes = [device.node for device in data.devices]
@@ -119,9 +129,12 @@ def rank(data: AmpData, run: Run | None = None) -> Ranking:
     skipped, finished = 0, True
     for chosen in sorted(problem.configurations(), key=lambda each: each.pipeline):
         placement = megatron_placement(nodes, chosen)
-        averages = average(problem, chosen, placement)
+        averages = average(problem, chosen, placement, released=released)
         try:
-            answer = paper_cut(averages.layer, averages.link, chosen.gas, lambda: run.should_stop)
+            answer = paper_cut(
+                averages.layer, averages.link, chosen.gas, lambda: run.should_stop,
+                forgetful=released,
+            )  # fmt: skip
         except TableTooLarge:
             skipped += 1
             continue
@@ -129,6 +142,8 @@ def rank(data: AmpData, run: Run | None = None) -> Ranking:
             finished = False
             break
         cut, _ = answer
+        if released and chosen.gas == 1:
+            cut = uniform_cut(problem.layers, chosen.pipeline)
         placed = place(problem, chosen, placement)
         strategy = Strategy(chosen, placement, cut)
         estimate = averages.estimate(problem, cut)
@@ -137,9 +152,10 @@ def rank(data: AmpData, run: Run | None = None) -> Ranking:
     return Ranking(sorted(candidates, key=lambda each: each.estimate), skipped, finished)
 
 
-def solve(data: AmpData, run: Run) -> Outcome[AmpDecision]:
-    """Algorithm 1 with its own estimate in place of the real trials; proves no bound."""
-    ranking = rank(data, run)
+def solve_by(method: str, data: AmpData, run: Run) -> Outcome[AmpDecision]:
+    """Algorithm 1 (`paper`, `paper-released`) with its own estimate in place of the real trials;
+    proves no bound."""
+    ranking = rank(data, run, released=method == "paper-released")
     fitting = [candidate for candidate in ranking.candidates if candidate.fits]
     stop = Stop.DONE if ranking.finished else stop_reason(run)
     best = fitting[0] if fitting else None
@@ -192,12 +208,14 @@ def paper_cut(
     gas: int,
     stop: Callable[[], bool] = lambda: False,
     most_bytes: int = MAX_TABLE_BYTES,
+    *,
+    forgetful: bool = False,
 ) -> tuple[Ints, float] | None:
     """AMP's cut of L layers into k stages and the value that its table holds for it.
 
     layer_seconds: t [L]. link_seconds: e [k - 1, L], its shape gives k. gas: micro-batches per
-    pipeline. stop: asked several times a second. Returns (cut [k + 1], value); None when
-    stopped.
+    pipeline. stop: asked several times a second. forgetful: costs are stored without links.
+    Returns (cut [k + 1], value); None when stopped.
     Raises TableTooLarge when the table would exceed `most_bytes`.
     """
     layers, stages = layer_seconds.size, link_seconds.shape[0] + 1
@@ -223,7 +241,7 @@ def paper_cut(
             cost = stage_costs(table, values, rank[j:i, i], j, gas) + link[j:i, None]
             c = cost.argmin(axis=0)
             choice[j, i] = j + c
-            following[i] = cost[c, np.arange(values.size)]
+            following[i] = cost[c, np.arange(values.size)] - forgetful * link[j + c]
         table = following
     return trace(choice, rank), float(table[layers, 0])
 

@@ -13,9 +13,10 @@ Source: Poplar (AAAI 2025), Table 1, Figures 3 to 5; of the measured figures abs
 models".
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from operator import itemgetter
 from typing import Any
 
 from hetplan.formulations.poplar.family import FAMILY
@@ -25,10 +26,11 @@ from hetplan.profiling.cluster import Cluster, example_cluster
 from hetplan.profiling.models import load_model
 from hetplan.profiling.predict import PREDICTOR, predict
 from hetplan.profiling.workload import Workload
-from hetplan.solvers.registry import evaluate, solve
+from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Run
 from hetplan.text import Table
 
+Row = dict[str, Any]
 TOKENS = 2**21
 CLUSTERS = ("poplar-a", "poplar-b", "poplar-c")
 MODELS = ("llama-0.5b", "llama-1.1b", "bert-1.1b")
@@ -136,68 +138,39 @@ RANGES_ONLY = (
 )
 
 
-@dataclass(frozen=True)
-class SpeedRow:
-    """One experiment: predicted seconds per iteration by method (None: no plan), and
-    under-utilisation (eq. 4).
-
-    unfit: why there is no plan at all. flops: per iteration.
-    """
-
-    name: str
-    zero_stage: int
-    flops: float
-    seconds: Mapping[str, float | None]
-    idle: Mapping[str, float | None]
-    unfit: str | None = None
-
-    def speedup(self, method: str, over: str) -> float | None:
-        """How many times faster `method` is than `over`; None where either has no plan."""
-        fast, slow = self.seconds[method], self.seconds[over]
-        return None if fast is None or slow is None else slow / fast
-
-    def document(self) -> dict[str, Any]:
-        """As JSON types."""
-        return {
-            "experiment": self.name,
-            "zero_stage": self.zero_stage,
-            "predicted_seconds": dict(self.seconds),
-            "predicted_flops_per_second": {
-                name: None if s is None else self.flops / s for name, s in self.seconds.items()
-            },
-            "predicted_ratios": {
-                f"{fast}_over_{slow}": self.speedup(fast, slow) for fast, slow in COMPARED
-            },
-            "under_utilisation": dict(self.idle),
-            "message": self.unfit or "",
-        }
+def row_of(case: Experiment) -> Row:
+    """Predicted seconds per iteration by method (None: no plan), what follows from them, and
+    under-utilisation (eq. 4). message: why there is no plan at all."""
+    posed = case.posed
+    seconds, idle = dict[str, float | None](), dict[str, float | None]()
+    for method in METHODS:
+        result = solve(FAMILY, posed.data, method, Run())
+        seconds[method] = (
+            None if result.objective is None else result.objective + posed.once_seconds
+        )
+        idle[method] = result.details.get("under_utilisation")  # type: ignore[assignment]
+    for name, part in zip(ALONE, case.alone, strict=True):
+        alone = solve(FAMILY, part.data, "deepspeed", Run()).objective
+        seconds[name] = None if alone is None else alone + part.once_seconds
+    return {
+        "experiment": case.name,
+        "zero_stage": posed.data.zero_stage,
+        "predicted_seconds": seconds,
+        "predicted_flops_per_second": {
+            name: None if s is None else case.flops / s for name, s in seconds.items()
+        },
+        "predicted_ratios": {
+            f"{fast}_over_{slow}": ratio(seconds, fast, slow) for fast, slow in COMPARED
+        },
+        "under_utilisation": idle,
+        "message": posed.unfit or "",
+    }
 
 
-def speeds_by_stage(
-    cases: Iterable[Experiment], tell: Callable[[str], None] | None = None
-) -> list[SpeedRow]:
-    """Every method of METHODS on every experiment, in order of ZeRO stage, then name. tell: a line
-    per experiment."""
-    rows = []
-    for case in cases:
-        if tell is not None:
-            tell(case.name)
-        posed = case.posed
-        seconds: dict[str, float | None] = dict.fromkeys(METHODS)
-        idle: dict[str, float | None] = dict.fromkeys(METHODS)
-        for method in METHODS if posed.unfit is None else ():
-            result = solve(FAMILY, posed.data, method, Run())
-            if result.decision is not None and result.objective is not None:
-                seconds[method] = result.objective + posed.once_seconds
-                idle[method] = evaluate(FAMILY, posed.data, result.decision).parts[
-                    "under_utilisation"
-                ]
-        for name, part in zip(ALONE, case.alone, strict=True):
-            alone = solve(FAMILY, part.data, "deepspeed", Run()).objective
-            seconds[name] = None if alone is None else alone + part.once_seconds
-        stage = posed.data.zero_stage
-        rows.append(SpeedRow(case.name, stage, case.flops, seconds, idle, posed.unfit))
-    return sorted(rows, key=lambda row: (row.zero_stage, row.name))
+def ratio(seconds: Mapping[str, float | None], fast: str, slow: str) -> float | None:
+    """How many times faster `fast` is than `slow`; None where either has no plan."""
+    short, long = seconds[fast], seconds[slow]
+    return None if short is None or long is None else long / short
 
 
 def report(
@@ -209,62 +182,59 @@ def report(
     rows: the experiments. predicted_ranges: of their ratios, by ZeRO stage. measured: the paper's
     ratios.
     """
-    cases = [case for case in experiments() if name is None or fnmatchcase(case.name, name)]
-    rows = speeds_by_stage(cases, tell)
+    rows = list[Row]()
+    for case in experiments():
+        if fnmatchcase(case.name, name or "*"):
+            if tell is not None:
+                tell(case.name)
+            rows.append(row_of(case))
+    rows.sort(key=lambda row: (row["zero_stage"], row["experiment"]))
     ranges = [
         {
             "zero_stage": stage,
             **{f"{fast}_over_{slow}": span(rows, stage, fast, slow) for fast, slow in COMPARED},
         }
-        for stage in sorted({row.zero_stage for row in rows})
+        for stage in sorted({row["zero_stage"] for row in rows})
     ]
     return as_tables(rows), {
-        "rows": [row.document() for row in rows],
+        "rows": rows,
         "predicted_ranges": ranges,
         "measured": [dict(zip(("ratio", "low", "high"), row, strict=True)) for row in MEASURED],
     }
 
 
-def as_tables(rows: Sequence[SpeedRow]) -> list[Table]:
+def as_tables(rows: Sequence[Row]) -> list[Table]:
     """Speeds by experiment, their ranges per ZeRO stage beside the paper's, and what the paper
     measured."""
-    cells = tuple(
-        (
-            str(row.zero_stage),
-            row.name,
-            _cell(row.seconds["deepspeed"], 4),
-            *(_cell(row.speedup(method, "deepspeed"), 2) for method in METHODS[1:]),
-            _cell(row.speedup("exact", "paper"), 4),
-        )
-        for row in rows
-    )
-    unfit = tuple(f"{row.name}: {row.unfit}" for row in rows if row.unfit)
-    header = ("ZeRO", "experiment", "DeepSpeed s", "Whale", "Poplar", "optimum", "optimum / Poplar")
-    speeds = Table(
+
+    def table(title: str, notes: tuple[str, ...], columns: Mapping[str, Any]) -> Table:
+        first: dict[str, Any] = {
+            "ZeRO": lambda row: str(row["zero_stage"]),
+            "experiment": itemgetter("experiment"),
+        }
+        return Table.of(title, rows, first | dict(columns), notes, right=(0, *range(2, 9)))
+
+    def speed(fast: str, slow: str, digits: int) -> Callable[[Row], str]:
+        return lambda row: _cell(ratio(row["predicted_seconds"], fast, slow), digits)
+
+    def part(key: str, method: str, digits: int, unit: float = 1.0) -> Callable[[Row], str]:
+        return lambda row: _cell(row[key][method], digits, unit)
+
+    speeds = table(
         "Predicted speeds on Poplar's experiments",
-        header,
-        cells,
-        (PREDICTED, *unfit),
-        right=(0, 2, 3, 4, 5, 6),
+        (PREDICTED, *(f"{row['experiment']}: {row['message']}" for row in rows if row["message"])),
+        {
+            "DeepSpeed s": part("predicted_seconds", "deepspeed", 4),
+            **{NAMES[method]: speed(method, "deepspeed", 2) for method in METHODS[1:]},
+            "optimum / Poplar": speed("exact", "paper", 4),
+        },
     )
-    useful = Table(
+    useful = table(
         "Predicted TFLOP/s of the whole cluster (Figures 3 to 5)",
-        ("ZeRO", "experiment", *NAMES.values()),
-        tuple(
-            (
-                str(row.zero_stage),
-                row.name,
-                *(
-                    _cell(None if s is None else row.flops / s / 1e12, 1)
-                    for s in map(row.seconds.get, NAMES)
-                ),
-            )
-            for row in rows
-        ),
         ("predicted; weak only and strong only: DeepSpeed on one type, the other not there",),
-        right=(0, *range(2, 2 + len(NAMES))),
+        {NAMES[m]: part("predicted_flops_per_second", m, 1, 1e12) for m in NAMES},
     )
-    stages = sorted({row.zero_stage for row in rows})
+    stages = sorted({row["zero_stage"] for row in rows})
     ranges = Table(
         "Ranges of the predicted ratios",
         ("ZeRO", *(f"{NAMES[fast]} over {NAMES[slow]}" for fast, slow in COMPARED)),
@@ -272,16 +242,11 @@ def as_tables(rows: Sequence[SpeedRow]) -> list[Table]:
         ("predicted",),
         right=(0,),
     )
-    idle = Table(
+    idle = table(
         "Predicted under-utilisation (Poplar, eq. 4): samples that idle devices could "
         "have processed at peak speed",
-        ("ZeRO", "experiment", *(NAMES[method] for method in METHODS)),
-        tuple(
-            (str(row.zero_stage), row.name, *(_cell(row.idle[method], 3) for method in METHODS))
-            for row in rows
-        ),
         ("predicted",),
-        right=(0, 2, 3, 4, 5),
+        {NAMES[method]: part("under_utilisation", method, 3) for method in METHODS},
     )
     lines = tuple(
         (ratio, f"up to {high:.2f}" if low is None else f"{low:.2f} to {high:.2f}")
@@ -293,14 +258,14 @@ def as_tables(rows: Sequence[SpeedRow]) -> list[Table]:
     return [speeds, useful, idle, ranges, measured]
 
 
-def span(rows: Sequence[SpeedRow], stage: int, fast: str, slow: str) -> dict[str, Any] | None:
+def span(rows: Sequence[Row], stage: int, fast: str, slow: str) -> dict[str, Any] | None:
     """Least and greatest predicted ratio of a stage, and of how many experiments; None of none."""
-    ratios = [row.speedup(fast, slow) for row in rows if row.zero_stage == stage]
-    known = [ratio for ratio in ratios if ratio is not None]
+    own = [row["predicted_seconds"] for row in rows if row["zero_stage"] == stage]
+    known = [each for seconds in own if (each := ratio(seconds, fast, slow)) is not None]
     return {"low": min(known), "high": max(known), "experiments": len(known)} if known else None
 
 
-def _range(rows: Sequence[SpeedRow], stage: int, fast: str, slow: str) -> str:
+def _range(rows: Sequence[Row], stage: int, fast: str, slow: str) -> str:
     known = span(rows, stage, fast, slow)
     return (
         "-"
@@ -309,5 +274,5 @@ def _range(rows: Sequence[SpeedRow], stage: int, fast: str, slow: str) -> str:
     )
 
 
-def _cell(value: float | None, digits: int) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"
+def _cell(value: float | None, digits: int, unit: float = 1.0) -> str:
+    return "-" if value is None else f"{value / unit:.{digits}f}"
