@@ -377,7 +377,7 @@ def test_defaults_are_those_of_the_family(config: dict[str, Any], key: str, valu
     assert f"{key} = {value}" in from_config(rest, name="x").notes[0]
 
 
-@pytest.mark.parametrize("kind", KEYS)
+@pytest.mark.parametrize("kind", FILES)
 def test_every_dimension_is_required_and_nothing_else(kind: str) -> None:
     config = FILES[kind]
     for key in config.keys() - {"model_type"}:
@@ -420,6 +420,131 @@ def test_files_and_folders_of_models(tmp_path: Path) -> None:
     assert load_model(str(tmp_path / "small.json")).name == "small"
 
 
+# Configurations as published on the Hugging Face hub (shortened to what is read), with the exact
+# count of the checkpoint's parameters; of llama4 of the text model alone.
+MOE = {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768}
+LATENT = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128}
+SCOUT = {
+    "vocab_size": 202048, "hidden_size": 5120, "intermediate_size": 8192,
+    "intermediate_size_mlp": 16384, "num_hidden_layers": 48, "num_attention_heads": 40,
+    "num_key_value_heads": 8, "head_dim": 128, "num_local_experts": 16, "num_experts_per_tok": 1,
+}  # fmt: skip
+
+
+def configured(kind: str, sizes: tuple[int, ...], **more: Any) -> dict[str, Any]:
+    """sizes: vocabulary, hidden, feed-forward, layers, heads, key-value heads."""
+    keys = (
+        "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
+        "num_attention_heads", "num_key_value_heads",
+    )  # fmt: skip
+    return {"model_type": kind, **dict(zip(keys, sizes, strict=False)), **more}
+
+
+CONFIGURATIONS = {
+    "Qwen2-7B": (7_615_616_512, configured("qwen2", (152064, 3584, 18944, 28, 28, 4))),
+    "Qwen2.5-0.5B": (
+        494_032_768,
+        configured("qwen2", (151936, 896, 4864, 24, 14, 2), tie_word_embeddings=True),
+    ),
+    "Qwen1.5-MoE-A2.7B": (
+        14_315_784_192,
+        configured(
+            "qwen2_moe", (151936, 2048, 5632, 24, 16, 16), num_experts=60, num_experts_per_tok=4,
+            moe_intermediate_size=1408, shared_expert_intermediate_size=5632,
+        ),
+    ),
+    "Qwen3-8B": (
+        8_190_735_360,
+        configured("qwen3", (151936, 4096, 12288, 36, 32, 8), head_dim=128),
+    ),
+    "Qwen3-30B-A3B": (
+        30_532_122_624,
+        configured("qwen3_moe", (151936, 2048, 6144, 48, 32, 4), head_dim=128, **MOE),
+    ),
+    "gemma-2-9b": (
+        9_241_705_984, configured("gemma2", (256000, 3584, 14336, 42, 16, 8), head_dim=256),
+    ),
+    "gemma-3-1b": (
+        999_885_952, configured("gemma3_text", (262144, 1152, 6912, 26, 4, 1), sliding_window=512),
+    ),
+    "Phi-3-mini": (3_821_079_552, configured("phi3", (32064, 3072, 8192, 32, 32, 32))),
+    "DeepSeek-V2-Lite": (
+        15_706_484_224,
+        configured(
+            "deepseek_v2", (102400, 2048, 10944, 27, 16, 16), n_routed_experts=64,
+            n_shared_experts=2, num_experts_per_tok=6, moe_intermediate_size=1408,
+            first_k_dense_replace=1, q_lora_rank=None, **LATENT,
+        ),
+    ),
+    "DeepSeek-V3": (
+        671_026_419_200,
+        configured(
+            "deepseek_v3", (129280, 7168, 18432, 61, 128, 128), n_routed_experts=256,
+            n_shared_experts=1, num_experts_per_tok=8, moe_intermediate_size=2048,
+            first_k_dense_replace=3, q_lora_rank=1536, **LATENT,
+        ),
+    ),
+    "gpt-oss-20b": (
+        20_914_757_184,
+        configured(
+            "gpt_oss", (201088, 2880, 2880, 24, 64, 8), head_dim=64, num_local_experts=32,
+            num_experts_per_tok=4,
+        ),
+    ),
+    "Llama-4-Scout": (107_769_861_120, {"model_type": "llama4", "text_config": SCOUT}),
+    "OLMo-7B": (6_888_095_744, configured("olmo", (50304, 4096, 11008, 32, 32))),
+    "OLMo-2-7B": (7_298_617_344, configured("olmo2", (100352, 4096, 11008, 32, 32))),
+    "starcoder2-3b": (3_030_371_328, configured("starcoder2", (49152, 3072, 12288, 30, 24, 2))),
+    "falcon-7b": (
+        6_921_720_704,
+        {
+            "model_type": "falcon", "vocab_size": 65024, "hidden_size": 4544,
+            "num_hidden_layers": 32, "num_attention_heads": 71,
+        },
+    ),
+    "falcon-40b": (
+        41_303_293_952,
+        {
+            "model_type": "falcon", "vocab_size": 65024, "hidden_size": 8192,
+            "num_hidden_layers": 60, "num_attention_heads": 128, "num_kv_heads": 8,
+            "new_decoder_architecture": True,
+        },
+    ),
+    "Mixtral-8x7B": (
+        46_702_792_704,
+        configured(
+            "mixtral", (32000, 4096, 14336, 32, 32, 8), num_local_experts=8, num_experts_per_tok=2
+        ),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+def test_parameters_of_published_configurations(name: str) -> None:
+    params, config = CONFIGURATIONS[name]
+    _, layers = from_config(config, name=name).chain(2048)
+    assert sum(layer.params for layer in layers) == pytest.approx(params, rel=1e-5)
+
+
+def test_work_per_token_is_of_the_active_parameters() -> None:
+    """Short samples, where attention costs little: 2 FLOPs per active parameter and token; 37 of
+    DeepSeek-V3's 671 billion, 3.3 of Qwen3-30B-A3B's (their model cards), embedding left out."""
+    for name, active, vocabulary in (
+        ("DeepSeek-V3", 37.0e9, 129280 * 7168),
+        ("Qwen3-30B-A3B", 3.3e9, 151936 * 2048),
+    ):
+        _, layers = from_config(CONFIGURATIONS[name][1], name=name).chain(128)
+        flops = sum(layer.forward_flops() for layer in layers)
+        assert flops / 128 / 2 == pytest.approx(active - vocabulary, rel=0.05)
+
+
+def test_windows_reach_back_but_in_full_blocks() -> None:
+    config = CONFIGURATIONS["gemma-3-1b"][1]
+    _, layers = from_config(config, name="gemma").chain(4096)
+    flops = [layer.forward_flops() for layer in layers[1:-1]]
+    assert len(set(flops)) == 2 and flops[5] == flops[11] == max(flops) > flops[0]
+
+
 @pytest.mark.parametrize(
     ("config", "message"),
     [
@@ -433,7 +558,8 @@ def test_files_and_folders_of_models(tmp_path: Path) -> None:
         ({}, r"model_type: model type is not supported \(expected one of gpt2, llama"),
         (
             {"model_type": "t5"},
-            r"not supported \(got 't5', expected one of gpt2, llama, mistral, mixtral, opt, bert",
+            r"not supported \(got 't5', expected one of gpt2, llama, .*, gemma3, llama4; any torch "
+            r"module goes by `hetplan profile predict --factory",
         ),
         ({"model_type": ["gpt2"]}, "model type is not supported"),
         ({**GPT2_XL, "n_layer": "12"}, r"n_layer: not usable \(got '12', expected a valid integer"),

@@ -1,10 +1,9 @@
 """Model files: Hugging Face `config.json` files, and traces of modules.
 
-Nothing is downloaded and no remote code is loaded. Of a configuration (gpt2, llama, mistral,
-mixtral, opt and bert families), keys that the `transformers` classes would fill with the dimensions
-of one certain model are required here; the others keep the defaults of those classes (their
-documentation, "Configuration"), and the model's notes tell which were assumed. All that does not
-change a chain's cost is ignored.
+Nothing is downloaded and no remote code is loaded. Of a configuration (of a type in `KEYS`), keys
+that the `transformers` classes would fill with the dimensions of one certain model are required
+here; the others keep the defaults of those classes (their documentation, "Configuration"), and the
+model's notes tell which were assumed. All that does not change a chain's cost is ignored.
 
 A trace is JSON of format `hetplan-model`, written by `hetplan profile predict --factory`: a chain
 of layers as they were counted. Sizes are in elements of `precision` and grow in straight lines with
@@ -30,7 +29,7 @@ from hetplan.profiling.operators import (
     Saved,
 )
 from hetplan.profiling.profile import Date
-from hetplan.profiling.transformer import Experts, Transformer
+from hetplan.profiling.transformer import Experts, Latent, Transformer
 from hetplan.profiling.zoo import BERT, LLAMA, ModelSpec, text_model
 from hetplan.schema import Count, Document, Name, NonNegative, PositiveCount, StrictModel, parse
 
@@ -42,9 +41,9 @@ Layers = Annotated[int, Field(ge=1, le=4000)]  # a chain has at most 4096 layers
 
 
 class Key(NamedTuple):
-    """A key of a configuration: what it is of the shape (fields of `Transformer`, `context`, or the
-    two numbers of experts), its type, and the default of its class in transformers. Without a
-    default the key is required, and said in words where it is missing."""
+    """A key of a configuration: what it is of the shape (fields of `Transformer`, of its experts
+    and latent vectors as `experts.count`, or `context`), its type, and the default of its class in
+    transformers. Without a default the key is required, and said in words where it is missing."""
 
     fields: tuple[str, ...]
     type: Any
@@ -73,6 +72,44 @@ ROTARY = {
 }
 # Learned positions are the longest sequence, too.
 POSITIONS = ("positions", "context")
+# What Qwen, Gemma, Phi, OLMo and later models share with Llama.
+LATER = {
+    **ROTARY,
+    "num_key_value_heads": Key(("kv_heads",), Size | None, None),
+    "max_position_embeddings": Key(("context",), Size, 32768),
+}
+QKV_BIAS = Key(("attention_bias", "output_bias"), bool, False)
+EXPERTS = required("number of experts in a block", "experts.count")
+VISITED = required("number of experts that a token visits", "experts.active")
+EXPERT_WIDTH = required("inner width of one expert", "experts.width")
+QWEN_EXPERTS = {
+    "num_experts": EXPERTS,
+    "num_experts_per_tok": VISITED,
+    "moe_intermediate_size": EXPERT_WIDTH,
+    "decoder_sparse_step": Key(("experts.every",), Size, 1),
+}
+GEMMA = {
+    **LATER,
+    "head_dim": Key(("head_dim",), Size, 256),
+    "num_key_value_heads": Key(("kv_heads",), Size, 4),
+    "sliding_window": Key(("window",), Size | None, 4096),
+    "attention_bias": QKV_BIAS,
+    "tie_word_embeddings": Key(("tied",), bool, True),
+}
+DEEPSEEK = {
+    **LATER,
+    "n_routed_experts": EXPERTS,
+    "num_experts_per_tok": VISITED,
+    "moe_intermediate_size": EXPERT_WIDTH,
+    "n_shared_experts": Key(("experts.shared",), Size | None, None),
+    "first_k_dense_replace": Key(("experts.dense",), Count, 0),
+    "moe_layer_freq": Key(("experts.every",), Size, 1),
+    "q_lora_rank": Key(("latent.query",), Size | None, None),
+    "kv_lora_rank": required("rank of the latent keys and values", "latent.keys"),
+    "qk_rope_head_dim": required("rotated width of a key", "latent.rope"),
+    "qk_nope_head_dim": required("width of a key that is not rotated", "latent.nope"),
+    "v_head_dim": required("width of a head's values", "latent.value"),
+}
 
 # model type -> keys of its configuration.
 KEYS: dict[str, dict[str, Key]] = {
@@ -101,8 +138,8 @@ KEYS: dict[str, dict[str, Key]] = {
     },
     "mixtral": {
         **ROTARY,
-        "num_local_experts": required("number of experts in a block", "count"),
-        "num_experts_per_tok": required("number of experts that a token visits", "active"),
+        "num_local_experts": EXPERTS,
+        "num_experts_per_tok": VISITED,
         "num_key_value_heads": Key(("kv_heads",), Size | None, 8),
         "max_position_embeddings": Key(("context",), Size, 131072),
         "sliding_window": Key(("window",), Size | None, None),
@@ -130,6 +167,58 @@ KEYS: dict[str, dict[str, Key]] = {
         "type_vocab_size": Key(("types",), Size, 2),
         "tie_word_embeddings": Key(("tied",), bool, True),
     },
+    "qwen2": LATER,
+    "qwen2_moe": {
+        **LATER,
+        **QWEN_EXPERTS,
+        "shared_expert_intermediate_size": Key(("experts.shared",), Count, 5632),
+    },
+    "qwen3": {**LATER, "attention_bias": QKV_BIAS},
+    "qwen3_moe": {**LATER, **QWEN_EXPERTS, "attention_bias": QKV_BIAS},
+    "gemma2": GEMMA,
+    "gemma3_text": {**GEMMA, "sliding_window_pattern": Key(("full_every",), Size, 6)},
+    "phi3": {**LATER, "sliding_window": Key(("window",), Size | None, None)},
+    "deepseek_v2": DEEPSEEK,
+    "deepseek_v3": DEEPSEEK,
+    "gpt_oss": {
+        **LATER,
+        "num_local_experts": EXPERTS,
+        "num_experts_per_tok": VISITED,
+        "sliding_window": Key(("window",), Size | None, 128),
+    },
+    "llama4_text": {
+        **LATER,
+        "intermediate_size": required(
+            "inner width of one expert", "experts.width", "experts.shared"
+        ),
+        "intermediate_size_mlp": required("inner width of a dense network", "feed_forward"),
+        "num_local_experts": EXPERTS,
+        "num_experts_per_tok": VISITED,
+        "interleave_moe_layer_step": Key(("experts.every",), Size, 1),
+        "attention_chunk_size": Key(("window",), Size | None, 8192),
+    },
+    "olmo": {**LATER, "attention_bias": QKV_BIAS},
+    "olmo2": {**LATER, "attention_bias": QKV_BIAS},
+    "starcoder2": {
+        **LATER,
+        "sliding_window": Key(("window",), Size | None, None),
+        "use_bias": Key(("attention_bias", "output_bias", "feed_forward_bias"), bool, True),
+        "tie_word_embeddings": Key(("tied",), bool, True),
+    },
+    "falcon": {
+        "vocab_size": VOCABULARY,
+        "hidden_size": WIDTH,
+        "num_hidden_layers": DEPTH,
+        "num_attention_heads": HEADS,
+        "ffn_hidden_size": Key(("feed_forward",), Size | None, None),
+        "num_kv_heads": Key(("kv_heads",), Size | None, None),
+        "max_position_embeddings": Key(("context",), Size, 2048),
+        "bias": Key(("attention_bias", "output_bias", "feed_forward_bias"), bool, False),
+        "new_decoder_architecture": Key(("grouped",), bool, False),
+        "multi_query": Key(("single",), bool, True),
+        "parallel_attn": Key(("parallel",), bool, True),
+        "tie_word_embeddings": Key(("tied",), bool, True),
+    },
     # calculon's model description (Isaev et al. 2023), with a vocabulary, which it leaves out:
     # GPT blocks whose heads may be wider than hidden / heads
     "calculon": {
@@ -153,7 +242,30 @@ ALWAYS: dict[str, dict[str, Any]] = {
     "mixtral": LLAMA,
     "opt": {"position_offset": 2},
     "bert": BERT,
+    "qwen2": {**LLAMA, "attention_bias": True},
+    "qwen2_moe": {**LLAMA, "attention_bias": True},
+    "qwen3": {**LLAMA, "qk_norm": "head"},
+    "qwen3_moe": {**LLAMA, "qk_norm": "head"},
+    "gemma2": {**LLAMA, "block_norms": 4, "full_every": 2},
+    "gemma3_text": {**LLAMA, "block_norms": 4, "qk_norm": "head"},
+    "phi3": LLAMA,
+    "deepseek_v2": LLAMA,
+    "deepseek_v3": LLAMA,
+    "gpt_oss": {
+        **LLAMA,
+        "attention_bias": True,
+        "output_bias": True,
+        "feed_forward_bias": True,
+        "full_every": 2,
+    },
+    "llama4_text": {**LLAMA, "full_every": 4},
+    "olmo": {**LLAMA, "norm": "pixel"},  # its LayerNorm has no parameters
+    "olmo2": {**LLAMA, "qk_norm": "all"},
+    "starcoder2": {"rotary": True, "dropout": False},
+    "falcon": {"rotary": True, "dropout": False},
 }
+# Wrappers of a text model with encoders of images, which are left out.
+WRAPPERS = {"gemma3": "gemma3_text", "llama4": "llama4_text"}
 
 
 def load_file(path: Path) -> ModelSpec:
@@ -172,13 +284,17 @@ def from_config(value: Any, *, name: str, where: str = "config") -> ModelSpec:
         raise InputError(
             "not an object", where=where, got=value, expected="a Hugging Face configuration"
         )
-    kind = value.get("model_type")
+    kind, notes, inner = value.get("model_type"), [], value.get("text_config")
+    if isinstance(kind, str) and kind in WRAPPERS and isinstance(inner, dict):
+        notes.append(f"{where}: the text model alone; encoders of images are left out")
+        kind, value = WRAPPERS[kind], inner
     if not isinstance(kind, str) or kind not in KEYS:
         raise InputError(
             "model type is not supported",
             where=f"{where}: model_type",
             got=kind,
-            expected=f"one of {', '.join(KEYS)}",
+            expected=f"one of {', '.join((*KEYS, *WRAPPERS))}; any torch module goes by "
+            "`hetplan profile predict --factory MODULE:FUNCTION`",
         )
     config = parse_config(value, kind, where)
     sizes = {field: config[key] for key, entry in KEYS[kind].items() for field in entry.fields}
@@ -189,10 +305,17 @@ def from_config(value: Any, *, name: str, where: str = "config") -> ModelSpec:
         if key not in value:
             known = sizes[entry.fields[0]] if config[key] is None else config[key]
             assumed.append(f"{key} = {json.dumps(known)}")
-    notes = [f"{where}: assumed, as transformers does: {', '.join(assumed)}"] if assumed else []
+    if assumed:
+        notes.append(f"{where}: assumed, as transformers does: {', '.join(assumed)}")
     sequence = min(sizes.pop("context"), LONGEST_DEFAULT_SEQUENCE)
-    if "count" in sizes:
-        sizes["experts"] = Experts(sizes.pop("count"), sizes.pop("active"))
+    parts: dict[str, dict[str, Any]] = {"experts": {}, "latent": {}}
+    for field in [field for field in sizes if "." in field]:
+        part, _, name_in_part = field.partition(".")
+        parts[part][name_in_part] = sizes.pop(field)
+    if parts["experts"]:
+        sizes["experts"] = Experts(**parts["experts"])
+    if parts["latent"]:
+        sizes["latent"] = Latent(**parts["latent"])
     if sizes["embedding_width"] == sizes["hidden"]:
         sizes["embedding_width"] = None
     shape = Transformer(**{**ALWAYS.get(kind, {}), **sizes})
@@ -223,6 +346,13 @@ def parse_config(value: dict[str, Any], kind: str, where: str) -> dict[str, Any]
 def fill_sizes(sizes: dict[str, Any]) -> None:
     """Put in the sizes that follow from others."""
     hidden, heads = sizes["hidden"], sizes["heads"]
+    if "grouped" in sizes:  # Falcon
+        grouped, single, parallel = (sizes.pop(key) for key in ("grouped", "single", "parallel"))
+        sizes["kv_heads"] = sizes["kv_heads"] if grouped else 1 if single else heads
+        sizes["block_norms"] = 1 if parallel and not grouped else 2
+    if "latent.keys" in sizes:  # DeepSeek counts shared experts, and all heads have keys
+        sizes["experts.shared"] = (sizes["experts.shared"] or 0) * sizes["experts.width"]
+        sizes |= {"kv_heads": heads, "head_dim": sizes["latent.rope"] + sizes["latent.nope"]}
     for field, size in {
         "feed_forward": 4 * hidden,
         "kv_heads": heads,
@@ -251,12 +381,12 @@ def check_sizes(sizes: dict[str, Any], config: dict[str, Any], where: str) -> No
             got=heads,
             expected=f"a multiple of {kv_heads}",
         )
-    if sizes.get("active", 0) > sizes.get("count", 0):
+    if sizes.get("experts.active", 0) > sizes.get("experts.count", 0):
         raise InputError(
             "num_experts_per_tok is too large",
             where=where,
-            got=sizes["active"],
-            expected=f"at most num_local_experts ({sizes['count']})",
+            got=sizes["experts.active"],
+            expected=f"at most the number of experts ({sizes['experts.count']})",
         )
 
 

@@ -13,7 +13,7 @@ by columns, then rows, so two all-reduces of s h forward and two backward per bl
 split in embedding and head.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from hetplan.profiling.operators import Elementwise, Layer, Matmul, Operator, Reduce, Saved
@@ -24,12 +24,29 @@ Norm = Literal["layer", "rms", "pixel"]
 
 @dataclass(frozen=True)
 class Experts:
-    """Mixture of experts in every `every`-th block, counted from 1: `active` of `count` per
-    token."""
+    """Mixture of experts in every `every`-th block, counted from 1, behind the first `dense` ones:
+    `active` of `count` per token. width: of one expert, None: the feed-forward size. shared: width
+    of what every token visits as well."""
 
     count: int
     active: int
     every: int = 1
+    dense: int = 0
+    width: int | None = None
+    shared: int = 0
+
+
+@dataclass(frozen=True)
+class Latent:
+    """Latent attention (DeepSeek-V2, Section 2.1): queries (None: of the hidden size), keys and
+    values come from vectors of these ranks; of a key's width `rope` is rotated and shared by all
+    heads, `nope` is not. value: width of one head's values."""
+
+    query: int | None
+    keys: int
+    rope: int
+    nope: int
+    value: int
 
 
 @dataclass(frozen=True)
@@ -42,7 +59,9 @@ class Transformer:
     uses (OPT). rotary: rotary positions. types: token types (BERT). tied: the head shares the
     embedding. head: language model, BERT's pre-training heads, or a classifier. attention:
     "standard" writes the s x s scores to memory and keeps them, "fused" (FlashAttention, Dao et al.
-    2022) does neither. window: attention reaches this many keys back. embedding_norm: LayerNorm
+    2022) does neither. window: attention reaches this many keys back, but in every `full_every`-th
+    block. latent: latent attention, head_dim is then rope + nope. qk_norm: norms of queries and
+    keys, one for all heads or over all. block_norms: norms of a block. embedding_norm: LayerNorm
     behind the embedding (BERT). embedding_width: narrower embedding with projections (OPT-350m).
     final_norm: norm before the head.
     """
@@ -66,6 +85,10 @@ class Transformer:
     dropout: bool = True
     attention: Attention = "fused"
     window: int | None = None
+    full_every: int = 0
+    latent: Latent | None = None
+    qk_norm: Literal["none", "head", "all"] = "none"
+    block_norms: int = 2
     rotary: bool = False
     embedding_norm: bool = False
     embedding_width: int | None = None
@@ -89,6 +112,11 @@ class Transformer:
         return self.kv_heads * self.head_dim
 
     @property
+    def value_dim(self) -> int:
+        """Width of one head's values."""
+        return self.latent.value if self.latent else self.head_dim
+
+    @property
     def norm_params(self) -> int:
         """Parameters of one norm over the hidden size."""
         return {"layer": 2, "rms": 1, "pixel": 0}[self.norm] * self.hidden
@@ -96,7 +124,10 @@ class Transformer:
     def tensor_degree_fits(self, tensor: int) -> bool:
         """Whether Megatron's split works: heads, key-value heads and feed-forward size divide
         evenly."""
-        return all(size % tensor == 0 for size in (self.heads, self.kv_heads, self.feed_forward))
+        sizes = [self.heads, self.kv_heads, self.feed_forward]
+        if self.experts:
+            sizes += (self.experts.width or 0, self.experts.shared)
+        return all(size % tensor == 0 for size in sizes)
 
 
 def transformer(
@@ -117,11 +148,26 @@ def bert_head_params(t: Transformer) -> int:
     return dense + (2 * t.hidden + 2) + (dense + 2 * t.hidden) + t.vocabulary
 
 
+def projections(t: Transformer, s: int) -> list[Matmul]:
+    """From the hidden states to queries, keys and values."""
+    if t.latent is None:
+        return [Matmul("qkv", s, t.hidden, t.query_width + 2 * t.kv_width, split="n")]
+    ranks, rows = t.latent, t.heads * (t.latent.nope + t.latent.value)
+    downs = [Matmul("kv-down", s, t.hidden, ranks.keys + ranks.rope)]
+    ups = [Matmul("kv-up", s, ranks.keys, rows, split="n")]
+    if ranks.query is not None:
+        downs.append(Matmul("q-down", s, t.hidden, ranks.query))
+    return [*downs, *ups, Matmul("q-up", s, ranks.query or t.hidden, t.query_width, split="n")]
+
+
 def attention_params(t: Transformer) -> int:
-    """Query, key, value and output projections."""
-    inner = t.query_width + 2 * t.kv_width
-    biases = inner * t.attention_bias + t.hidden * t.output_bias
-    return t.hidden * inner + t.query_width * t.hidden + biases
+    """Query, key, value and output projections, and norms of queries, keys and latent vectors."""
+    products = sum(int(product.k) * int(product.n) for product in projections(t, 1))
+    biases = (t.query_width + 2 * t.kv_width) * t.attention_bias + t.hidden * t.output_bias
+    norms = {"none": 0, "head": 2 * t.head_dim, "all": t.query_width + t.kv_width}[t.qk_norm]
+    if t.latent:
+        norms += t.latent.keys + (t.latent.query or 0)
+    return products + t.heads * t.value_dim * t.hidden + biases + norms
 
 
 def feed_forward_params(t: Transformer) -> int:
@@ -143,7 +189,7 @@ def attention_operators(t: Transformer, s: int) -> tuple[Operator, ...]:
     moved = (4 * scores, 6 * scores) if t.dropout else (2 * scores, 3 * scores)
     softmax = () if fused else (Elementwise("softmax", *moved, split=True, kind="softmax"),)
     return (
-        Matmul("qkv", s, t.hidden, t.query_width + 2 * t.kv_width, split="n"),
+        *projections(t, s),
         *rotary,
         Matmul(
             "scores",
@@ -161,14 +207,14 @@ def attention_operators(t: Transformer, s: int) -> tuple[Operator, ...]:
             "context",
             s,
             keys,
-            t.head_dim,
+            t.value_dim,
             t.heads,
             weight=False,
             split="count",
             left=0 if fused else None,
             attention=core,
         ),
-        Matmul("attention-output", s, t.query_width, t.hidden, split="k"),
+        Matmul("attention-output", s, t.heads * t.value_dim, t.hidden, split="k"),
     )
 
 
@@ -232,8 +278,9 @@ def attention_saved(t: Transformer, s: int) -> tuple[Saved, ...]:
         Saved("norm-1 input", size, split=False),
         Saved("qkv input", size, split=False),
         Saved("queries", s * t.query_width, split=True),
-        Saved("keys and values", 2 * s * t.kv_width, split=True),
-        Saved("attention output", s * t.query_width, split=True),
+        Saved("keys and values", s * (t.kv_width + t.kv_heads * t.value_dim), split=True),
+        Saved("attention output", s * t.heads * t.value_dim, split=True),
+        *(Saved(f"{p.name} output", s * int(p.n), split=False) for p in projections(t, s)[:-2]),
         *core,
         *dropout_mask(t, "residual-1", size),
     )
@@ -296,21 +343,34 @@ def embedding(t: Transformer, s: int) -> Layer:
 
 def block(t: Transformer, s: int, index: int) -> Layer:
     """Block `index`: attention and (mixture-of-experts) feed-forward with norms and residuals."""
+    if t.full_every and (index + 1) % t.full_every == 0:
+        t = replace(t, window=None)
     mixture = t.experts if t.experts and (index + 1) % t.experts.every == 0 else None
+    if mixture and index < mixture.dense:
+        mixture = None
     size = s * t.hidden
+    inner = replace(t, feed_forward=mixture.width or t.feed_forward) if mixture else t
+    networks = feed_forward_operators(inner, s)
+    saved = (*attention_saved(t, s), *feed_forward_saved(inner, s, mixture))
+    feed_forward = feed_forward_params(inner)
+    if mixture:
+        networks = expert_operators(inner, s, mixture)
+        feed_forward = mixture.count * (feed_forward + t.hidden)
+    if mixture and mixture.shared:
+        shared = replace(t, feed_forward=mixture.shared)
+        networks += feed_forward_operators(shared, s)
+        saved += feed_forward_saved(shared, s, None)[2:4]
+        feed_forward += feed_forward_params(shared)
     operators = (
         norm("norm-1", size),
         *attention_operators(t, s),
         residual("residual-1", size, t.dropout),
         norm("norm-2", size),
-        *(expert_operators(t, s, mixture) if mixture else feed_forward_operators(t, s)),
+        *networks,
         residual("residual-2", size, t.dropout),
+        *(norm(f"norm-{i}", size) for i in range(3, t.block_norms + 1)),
     )
-    saved = (*attention_saved(t, s), *feed_forward_saved(t, s, mixture))
-    feed_forward = feed_forward_params(t)
-    if mixture:
-        feed_forward = mixture.count * feed_forward + t.hidden * mixture.count
-    params = attention_params(t) + feed_forward + 2 * t.norm_params
+    params = attention_params(t) + feed_forward + t.block_norms * t.norm_params
     reduces = tuple(Reduce(size, backward) for backward in (False, False, True, True))
     return Layer(
         f"block-{index}",

@@ -149,7 +149,21 @@ def build(shape: Transformer, sequence: int, *, seed: int = 0) -> Reference:
 
 
 def text_layers(shape: Transformer) -> dict[str, nn.Module]:
-    """Embedding, blocks and head by name, with torch's own first values."""
+    """Embedding, blocks and head by name, with torch's own first values; raises UnsupportedError
+    for what these layers do not compute."""
+    experts = shape.experts or Experts(1, 1)
+    lacking = {
+        "latent attention": shape.latent is not None,
+        "norms of queries and keys": shape.qk_norm != "none",
+        f"{shape.block_norms} norms in a block": shape.block_norms != 2,
+        "windows in some blocks only": bool(shape.full_every),
+        "shared experts, or experts of another width": bool(experts.shared or experts.width),
+    }
+    if any(lacking.values()):
+        names = ", ".join(name for name, lacks in lacking.items() if lacks)
+        raise UnsupportedError(
+            f"hetplan's own layers have no {names}: run the module itself by --factory"
+        )
     embedding = Embedding(shape, "embedding")
     blocks = {f"block-{i}": Block(shape, i, f"block-{i}") for i in range(shape.layers)}
     head = Head(shape, embedding.table if shape.tied else None)
