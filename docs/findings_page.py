@@ -11,16 +11,23 @@ from __future__ import annotations
 
 import fnmatch
 import json
+import math
 import re
 import statistics
 import sys
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from scipy.stats import bootstrap  # type: ignore[import-untyped]
+
 from hetplan.instances.library import in_set, library
-from hetplan.studies.findings import SAME, Reference, Study
+from hetplan.solvers.result import relative_gap
+from hetplan.studies.findings import SAME, Reference, Study, profile, shifted_mean
 from hetplan.studies.page import pipes
 from hetplan.studies.rows import Row, read_rows
 from hetplan.text import percent_text, seconds_text
@@ -28,10 +35,15 @@ from hetplan.text import percent_text, seconds_text
 DOCS = Path(__file__).parent
 PAGE, TEMPLATE, STUDIES = DOCS / "findings.md", DOCS / "findings.template.txt", DOCS / "studies"
 PLACEHOLDER = re.compile(r"\{\{([^{}]+)\}\}")
-SETS = ("papers", "real", "hard")
+# Instances that nobody chose, others' own, and those that were chosen for being hard, told apart.
+SETS, HARD = ("random", "papers", "real"), "hard"
 NONE = "–"
 # All rows, those of ablations among them.
 EVERY = "**"
+# Of the study of paradigms (benchmarks/paradigms.py).
+JOINT, WITHIN, WITHOUT, NOTHING = "joint", "within ", "without ", "without nothing"
+FAMILIES = ("amp", "astra", "poplar", "ditto", "hap")
+RESAMPLES, LEVEL = 9999, 0.95  # of bootstrap intervals
 # A method's name standing for the best objective known of an instance.
 BEST = "best"
 
@@ -62,7 +74,10 @@ class Kept:
         rows: dict[str, Row] = {}
         for rows_folder in sorted(folder.glob("*/rows")):
             rows |= {row["key"]: row for row in read_rows(rows_folder.parent)}
+        for row in rows.values():  # patterns name parts of the set
+            row["set"] = "random" if row["set"].startswith("random-") else row["set"]
         self.study = Study(list(rows.values()))
+        self.rows_of: dict[str, dict[str, Row]] = defaultdict(dict)  # of paradigms, by workload
         self.by_method: dict[tuple[str, str, str], float] = {}
         for row in self.study.rows:
             if row["objective"] is not None:
@@ -70,6 +85,8 @@ class Kept:
                 self.by_method[key] = min(
                     row["objective"], self.by_method.get(key, row["objective"])
                 )
+            if row["set"] == "paradigms":
+                self.rows_of[row["instance"]][row["method"]] = row
 
     def rows(self, problem: str = "*", sets: str = "*", name: str = "*") -> list[Row]:
         """Those of a problem, a set and instances whose name matches; ablations only where `sets`
@@ -77,7 +94,7 @@ class Kept:
         return [
             row
             for row in self.study.rows
-            if (sets == EVERY or row["set"] in SETS)
+            if (sets == EVERY or row["set"] in (*SETS, HARD))
             and fnmatch.fnmatchcase(row["problem"], problem)
             and fnmatch.fnmatchcase(row["set"], sets)
             and fnmatch.fnmatchcase(row["instance"], name)
@@ -111,18 +128,80 @@ class Kept:
         return found
 
     def excesses(self, problem: str, method: str, sets: str = "*") -> dict[str, float]:
-        """Relative distance to proven optima, by instance."""
-        proven = {name for name, best in self.instances(problem, sets).items() if best.proven}
-        found = self.ratios(problem, method, BEST, sets=sets)
-        return {name: max(0.0, ratio - 1) for name, ratio in found.items() if name in proven}
+        """Relative distance to what is best known, by instance."""
+        ratios = self.ratios(problem, method, BEST, sets=sets)
+        return {name: max(0.0, ratio - 1) for name, ratio in ratios.items()}
+
+    def replayed(self, workload: str, method: str) -> float | None:
+        """Replayed seconds of a workload's row of the study of paradigms."""
+        row = self.rows_of[workload].get(method)
+        return None if row is None else row["objective"]
+
+    def best(self, workload: str) -> float:
+        """The least replayed seconds of all that is known of a workload."""
+        return self.study.references[JOINT, workload].objective or math.nan
+
+    def within(self, workload: str, family: str) -> float | None:
+        """The least replayed seconds in a family's own space."""
+        own = [
+            row["objective"]
+            for method, row in self.rows_of[workload].items()
+            if method == WITHIN + family or method.startswith(f"{family}/")
+        ]
+        return min((seconds for seconds in own if seconds is not None), default=None)
+
+    def choice(self, workload: str, family: str, method: str = "") -> Row | None:
+        """The plan that a family's own formula prefers, of its exact methods (or of those that
+        begin so); of plans that fit when replayed."""
+        rows = [
+            (row, json.loads(row["details_json"]))
+            for name, row in self.rows_of[workload].items()
+            if name.startswith(f"{family}/{method}") and row["objective"] is not None
+        ]
+        priced = [
+            (about["closed_form_seconds"], row["method"], row)
+            for row, about in rows
+            if about["closed_form_seconds"] and (method or about["exact"])
+        ]
+        return min(priced, key=itemgetter(0))[2] if priced else None
 
 
 STATISTICS: dict[str, Callable[[list[float]], float]] = {
     "least": min,
     "median": statistics.median,
-    "mean": statistics.fmean,
+    "mean": shifted_mean,
     "most": max,
 }
+
+
+def closed_form(row: Row) -> float:
+    """What the row's family prices its plan at, in seconds."""
+    return float(json.loads(row["details_json"])["closed_form_seconds"])
+
+
+def interval(values: Sequence[float]) -> str:
+    """The bootstrap interval of the shifted mean over instances; empty of few."""
+    if len(values) < 5 or max(values) - min(values) <= SAME:
+        return ""
+
+    def mean(sample: Any, axis: int) -> Any:
+        return np.expm1(np.log1p(sample).mean(axis=axis))
+
+    ends = bootstrap(
+        (np.array(values),), mean, n_resamples=RESAMPLES, confidence_level=LEVEL,
+        method="percentile", rng=np.random.default_rng(0),
+    ).confidence_interval  # fmt: skip
+    return f" [{signed(ends.low)}, {signed(ends.high)}]"
+
+
+def signed(value: float) -> str:
+    """As a percentage, to three digits; below zero as well."""
+    return f"-{percent_text(-value)}" if value < -SAME else percent_text(max(value, 0.0))
+
+
+def estimated(values: Sequence[float]) -> str:
+    """`7.3 % [5.1 %, 9.9 %]`: the shifted mean and its interval."""
+    return signed(shifted_mean(values)) + interval(values) if values else NONE
 
 
 def factor(value: float | None) -> str:
@@ -161,13 +240,13 @@ def reached(
 
 
 def excess(kept: Kept, problem: str, method: str, which: str, sets: str = "*") -> str:
-    """A statistic of the distances to proven optima."""
+    """A statistic of the distances to what is best known."""
     found = list(kept.excesses(problem, method, sets).values())
     return percent_text(STATISTICS[which](found)) if found else NONE
 
 
 def within(kept: Kept, problem: str, method: str, claim: str, sets: str = "*") -> str:
-    """On how many instances a method is within the claimed distance of the proven optimum, of how
+    """On how many instances a method is within the claimed distance of the best known, of how
     many."""
     found = kept.excesses(problem, method, sets).values()
     return (
@@ -176,7 +255,7 @@ def within(kept: Kept, problem: str, method: str, claim: str, sets: str = "*") -
 
 
 def missed(kept: Kept, problem: str, method: str, sets: str = "*", name: str = "*") -> str:
-    """How often a method misses a proven optimum."""
+    """How often a method misses the optimum: a better plan is known."""
     every = kept.excesses(problem, method, sets)
     found = [value for instance, value in every.items() if fnmatch.fnmatchcase(instance, name)]
     return f"{sum(value > SAME for value in found)} of {len(found)}" if found else NONE
@@ -217,7 +296,7 @@ def labelled(kept: Kept, problem: str, method: str, word: str) -> str:
 
 
 def where_most(kept: Kept, problem: str, method: str, sets: str = "*") -> str:
-    """The instance on which a method is furthest from a proven optimum."""
+    """The instance on which a method is furthest from what is best known."""
     found = kept.excesses(problem, method, sets)
     return f"`{max(found, key=lambda name: found[name])}`" if found else NONE
 
@@ -268,76 +347,260 @@ def conditions(kept: Kept) -> str:
     return "\n".join([*lines, f"- runs begun {min(begun)} to {max(begun)}"])
 
 
-def overview(kept: Kept) -> str:
-    """The papers' own algorithms, a line for each problem and set."""
-    header = (
-        "problem",
-        "set",
-        "instances",
-        "optimum proven",
-        "gives a plan",
-        "misses the optimum",
-        "median above",
-        "mean above",
-        "most above",
+def labelled_name(kept: Kept, problem: str, method: str) -> str:
+    """The method, and how many of its rows are of a search that was cut off."""
+    rows = [row for row in kept.rows(problem) if row["method"] == method]
+    cut = sum("cut off" in (row["message"] or "") for row in rows)
+    return f"`{method}`" + (f" (A* cut off, {cut} of {len(rows)})" if cut else "")
+
+
+ABOVE = ("instances", "gives a plan", "misses the optimum", "mean above", "median", "most", "on")
+
+
+def above(kept: Kept, problem: str, method: str, sets: str) -> tuple[str, ...]:
+    """The figures of a method on a set; the interval only of instances that nobody chose."""
+    values = list(kept.excesses(problem, method, sets).values())
+    mean = estimated(values) if sets == "random" else excess(kept, problem, method, "mean", sets)
+    return (
+        str(len(kept.instances(problem, sets))),
+        plans(kept, problem, method, sets),
+        missed(kept, problem, method, sets),
+        mean,
+        excess(kept, problem, method, "median", sets),
+        excess(kept, problem, method, "most", sets),
+        where_most(kept, problem, method, sets),
     )
-    lines = []
-    for problem in kept.study.problems:
-        for name in SETS:
-            count = len(kept.instances(problem, name))
-            if count:
-                figures = [
-                    excess(kept, problem, "paper", which, name)
-                    for which in ("median", "mean", "most")
-                ]
-                found = (plans(kept, problem, "paper", name), missed(kept, problem, "paper", name))
-                lines.append(
-                    (problem, name, str(count), proven(kept, problem, name), *found, *figures)
-                )
-    return "\n".join(pipes(header, lines))
+
+
+def overview(kept: Kept, sets: str) -> str:
+    """The papers' own algorithms on a set, a line for each problem."""
+    lines = [
+        (problem, proven(kept, problem, sets), *above(kept, problem, "paper", sets))
+        for problem in FAMILIES
+        if kept.instances(problem, sets)
+    ]
+    return "\n".join(pipes(("problem", "optimum proven", *ABOVE), lines))
 
 
 def methods(kept: Kept, problem: str) -> str:
     """A problem's heuristics by set."""
-    header = (
-        "method",
-        "set",
-        "gives a plan",
-        "misses the optimum",
-        "median above",
-        "mean above",
-        "most above",
-        "on",
-    )
+    lines = [
+        (labelled_name(kept, problem, method), name, *above(kept, problem, method, name))
+        for method in kept.study.methods(problem, exact=False)
+        for name in SETS
+        if any(row["method"] == method for row in kept.rows(problem, name))
+    ]
+    return "\n".join(pipes(("method", "set", *ABOVE), lines))
+
+
+def hard(kept: Kept) -> str:
+    """All heuristics on the instances that were chosen for being hard."""
+    lines = [
+        (problem, labelled_name(kept, problem, method), *above(kept, problem, method, HARD))
+        for problem in FAMILIES
+        for method in kept.study.methods(problem, exact=False)
+        if any(row["method"] == method for row in kept.rows(problem, HARD))
+    ]
+    return "\n".join(pipes(("problem", "method", *ABOVE), lines))
+
+
+def paired(kept: Kept, problem: str) -> str:
+    """Other heuristics against the paper's own algorithm, instance by instance; hard ones apart."""
+    lines = []
+    for method in dict.fromkeys(row["method"] for row in kept.rows(problem) if not row["exact"]):
+        ratios: dict[str, float] = {}
+        for name in SETS:
+            ratios |= kept.ratios(problem, method, "paper", sets=name)
+        if method != "paper" and ratios:
+            values = [ratio - 1 for ratio in ratios.values()]
+            slower, faster = sum(v > SAME for v in values), sum(v < -SAME for v in values)
+            counts = (str(len(values)), str(slower), str(faster))
+            lines.append((f"`{method}`", *counts, estimated(values)))
+    header = ("against `paper`", "instances", "slower on", "faster on", "slower by, mean")
+    return "\n".join(pipes(header, lines))
+
+
+WITHIN_OF_BEST = (SAME, 0.01, 0.05, 0.25, 1.0)
+TIMES_OF_FASTEST = (1.0, 2.0, 10.0, 100.0)
+
+
+def quality(kept: Kept, problem: str) -> str:
+    """Performance profile of plans: on what share of instances a heuristic is at most so far above
+    the best known; without a plan it never is. Hard ones apart."""
     lines = []
     for method in kept.study.methods(problem, exact=False):
+        values: dict[str, float] = {}
+        total = 0
         for name in SETS:
             if any(row["method"] == method for row in kept.rows(problem, name)):
-                figures = [
-                    excess(kept, problem, method, which, name)
-                    for which in ("median", "mean", "most")
-                ]
-                found = (plans(kept, problem, method, name), missed(kept, problem, method, name))
-                lines.append(
-                    (f"`{method}`", name, *found, *figures, where_most(kept, problem, method, name))
-                )
-    return "\n".join(pipes(header, lines))
+                values |= kept.excesses(problem, method, name)
+                total += len(kept.instances(problem, name))
+        if total:
+            shares = [
+                sum(v <= most + 1e-9 for v in values.values()) / total for most in WITHIN_OF_BEST
+            ]
+            lines.append((f"`{method}`", str(total), *map(percent_text, shares)))
+    ends = ["optimum", *(f"at most {percent_text(most)} above" for most in WITHIN_OF_BEST[1:])]
+    return "\n".join(pipes(("method", "instances", *ends), lines))
 
 
 def provers(kept: Kept, problem: str) -> str:
-    """A problem's exact methods: proofs and seconds."""
-    header = ("method", "proofs", "median time", "longest")
+    """A problem's exact methods: proofs, seconds (a run without a proof counts as it took), and the
+    performance profile of Dolan and Moré."""
+    names = kept.study.methods(problem, exact=True)
+    ratios = profile(kept.study, problem, names)
+    counts = {name: sum(row["method"] == name for row in kept.study.of(problem)) for name in names}
     lines = []
-    for method in kept.study.methods(problem, exact=True):
-        found = [row for row in kept.rows(problem) if row["method"] == method]
-        times = [row["seconds"] for row in found if row["seconds"] is not None]
-        shown = (
-            (seconds_text(statistics.median(times)), seconds_text(max(times)))
-            if times
-            else (NONE, NONE)
-        )
-        lines.append((f"`{method}`", solved(kept, problem, method), *shown))
+    for method in names:
+        rows = [row for row in kept.rows(problem) if row["method"] == method]
+        times = [row["seconds"] for row in rows if row["seconds"] is not None]
+        shares = [
+            percent_text(sum(value <= most for value in ratios[method]) / counts[method])
+            for most in TIMES_OF_FASTEST
+        ]
+        shown = (seconds_text(shifted_mean(times)), seconds_text(max(times)))
+        lines.append((f"`{method}`", solved(kept, problem, method), *shown, *shares))
+    ends = ["fastest", *(f"at most {most:g}×" for most in TIMES_OF_FASTEST[1:])]
+    return "\n".join(pipes(("method", "proofs", "mean time", "longest", *ends), lines))
+
+
+# What is compared with the optimum of a family's formula, in both currencies.
+PROCEDURES = (
+    ("amp", "paper"), ("amp", "megatron"), ("poplar", "paper"), ("ditto", "paper"),
+    ("ditto", "greedy-joined"), ("hap", "paper"), ("hap", "dp-even"), ("hap", "dp-proportional"),
+)  # fmt: skip
+
+
+def currencies(kept: Kept) -> str:
+    """Heuristics above the optimum of their formula: priced by the formula, and replayed."""
+    lines = []
+    for family, method in PROCEDURES:
+        pairs = [
+            (kept.choice(workload, family, method), kept.choice(workload, family))
+            for workload in kept.rows_of
+        ]
+        both = [(one, other) for one, other in pairs if one is not None and other is not None]
+        priced = [closed_form(one) / closed_form(other) - 1 for one, other in both]
+        seen = [one["objective"] / other["objective"] - 1 for one, other in both]
+        turned = sum(p > SAME and s < -SAME for p, s in zip(priced, seen, strict=True))
+        ratios = [other["objective"] / closed_form(other) - 1 for _, other in both]
+        lines.append(
+            (
+                f"{family} `{method}`", str(len(both)), estimated(priced), estimated(seen),
+                str(turned), f"{1 + shifted_mean(ratios):.3g}×" if ratios else NONE,
+            )
+        )  # fmt: skip
+    header = (
+        *("procedure", "workloads", "above, by the formula", "above, replayed"),
+        *("worse by the formula, faster replayed", "replay over formula, optimum"),
+    )
     return "\n".join(pipes(header, lines))
+
+
+def prices(kept: Kept) -> str:
+    """What each paradigm costs: its best plans over the best at all, replayed."""
+    lines = []
+    for family in FAMILIES:
+        spaces, choices, papers = dict[str, float](), list[float](), list[float]()
+        for workload in kept.rows_of:
+            best, own = kept.best(workload), kept.within(workload, family)
+            if own is not None:
+                spaces[workload] = own / best - 1
+            chosen = kept.choice(workload, family)
+            paper = kept.choice(workload, family, "paper")
+            choices += [chosen["objective"] / best - 1] if chosen else []
+            papers += [paper["objective"] / best - 1] if paper else []
+        if not spaces:
+            continue
+        most = max(spaces, key=lambda name: spaces[name])
+        lines.append(
+            (
+                family, f"{len(spaces)} of {len(kept.rows_of)}", estimated(list(spaces.values())),
+                percent_text(statistics.median(spaces.values())), percent_text(spaces[most]),
+                f"`{most}`", f"{estimated(choices)} ({len(choices)})",
+                f"{estimated(papers)} ({len(papers)})" if papers else NONE,
+            )
+        )  # fmt: skip
+    header = (
+        *("paradigm", "has a plan", "best in its space, mean", "median", "most", "on"),
+        *("optimum of its formula", "paper's own procedure"),
+    )
+    return "\n".join(pipes(header, lines))
+
+
+def freedoms(kept: Kept) -> str:
+    """What a search loses that has one freedom less, against the same search with all."""
+    names = [
+        method.removeprefix(WITHOUT)
+        for method in next(iter(kept.rows_of.values()), {})
+        if method.startswith(WITHOUT) and method != NOTHING
+    ]
+    lines = []
+    for name in names:
+        losses = {}
+        for workload in kept.rows_of:
+            less = kept.replayed(workload, WITHOUT + name)
+            whole = kept.replayed(workload, NOTHING)
+            if less is not None and whole is not None:
+                losses[workload] = less / whole - 1
+        if not losses:
+            continue
+        most = max(losses, key=lambda one: losses[one])
+        lines.append((estimated(list(losses.values())), name, losses, most))
+    lines.sort(key=lambda line: -shifted_mean(list(line[2].values())))
+    header = ("without", "workloads", "slower by, mean", "slower on", "faster on", "most", "on")
+    return "\n".join(
+        pipes(
+            header,
+            [
+                (
+                    name, str(len(losses)), mean, str(sum(v > SAME for v in losses.values())),
+                    str(sum(v < -SAME for v in losses.values())), percent_text(losses[most]),
+                    f"`{most}`",
+                )
+                for mean, name, losses, most in lines
+            ],
+        )
+    )  # fmt: skip
+
+
+def searched(kept: Kept) -> str:
+    """How far the search with all freedoms is above what all searches together know."""
+    ratios = [
+        whole / kept.best(workload) - 1
+        for workload in kept.rows_of
+        if (whole := kept.replayed(workload, NOTHING)) is not None
+    ]
+    return estimated(ratios)
+
+
+def workload_gap(kept: Kept) -> str:
+    """The median gap of the best known plans to the bound on all plans."""
+    references = [kept.study.references[JOINT, workload] for workload in kept.rows_of]
+    gaps = [relative_gap(best.objective, best.bound) for best in references]
+    known = [gap for gap in gaps if gap is not None]
+    return percent_text(statistics.median(known)) if known else NONE
+
+
+def workloads(kept: Kept) -> str:
+    """How many the study of paradigms has."""
+    return str(len(kept.rows_of))
+
+
+def effort(kept: Kept) -> str:
+    """Moves and seconds of a search of the study of paradigms."""
+    rows = [row for rows in kept.rows_of.values() for row in rows.values()]
+    every = [row for row in rows if row["method"].startswith((WITHIN, WITHOUT))]
+    steps = [json.loads(row["details_json"])["steps"] for row in every]
+    if not steps:
+        return NONE
+    seconds = seconds_text(statistics.median(row["seconds"] for row in every))
+    return f"{statistics.median(steps):,.0f} steps in the median, at most {max(steps):,}; {seconds}"
+
+
+def resamples(kept: Kept) -> str:
+    """How the intervals are made."""
+    return f"percentile, {LEVEL:.0%}, {RESAMPLES:,} resamples"
 
 
 # What each part costs: problem, label, with the part's own restriction, without it.
@@ -389,8 +652,9 @@ FIGURES: dict[str, Callable[..., str]] = {
     function.__name__.replace("_", "-"): function
     for function in (
         ratio, compared, faster, reached, labelled, excess, within, missed, plans, proven, solved,
-        where_most, claim, rows,
-        covered, same, limit, conditions, overview, methods, provers, parts,
+        where_most, claim, rows, covered, same, limit, conditions, overview, methods, provers,
+        parts, hard, paired, quality, currencies, prices, freedoms, searched, workload_gap,
+        workloads, effort, resamples,
     )
 }  # fmt: skip
 

@@ -12,12 +12,21 @@ from fakes.workloads import cluster, cluster_document, one_thread, profile_docum
 from hetplan.errors import InputError
 from hetplan.formulations.joint.describe import stage_table
 from hetplan.planner.library import AUTO, PREFERRED, make_workloads, precisions_of
-from hetplan.planner.ranking import Criteria, Planning, make_plans, pareto, winner_of
+from hetplan.planner.ranking import (
+    Criteria,
+    Planning,
+    make_plans,
+    pareto,
+    search_all,
+    winner_of,
+)
+from hetplan.planner.search import StrategySearch
 from hetplan.planner.strategy import make_strategies
-from hetplan.planner.variant import parts_of_cluster, renumbered
+from hetplan.planner.variant import PLAIN, Variant, parts_of_cluster, renumbered
 from hetplan.profiling.profile import Profile
 from hetplan.profiling.workload import Workload, make_workload
 from hetplan.runtime.replay import replay
+from planner.noting import Noting
 from present import present
 
 
@@ -214,3 +223,20 @@ def test_parts_name_the_precision() -> None:
     planning = make_plans(every, make_strategies(["dp"]), one_thread(), criteria=ON_PARTS)
     on_parts = [c.name for c in planning.candidates if "@" in c.name]
     assert on_parts and all("+fp16@" in name or "+fp32@" in name for name in on_parts)
+
+
+def test_joint_on_a_part_begins_with_the_plans_of_that_part(workload: Workload) -> None:
+    """In the part's own numbers; on the whole cluster with those of the whole."""
+    joint, plans = Noting(), make_strategies(["dp"])
+    run, part = one_thread(), parts_of_cluster(workload)
+    variants = [PLAIN, *(Variant(part=each) for each in part)]
+    searches = [StrategySearch(s, workload, run, v) for v in variants for s in (*plans, joint)]
+    candidates = search_all(searches)
+    assert [{len(plan.devices) for plan in noted} for noted in joint.noted] == [{4}, {2}, {2}]
+    assert all({*plan.ranks} == {0, 1} for noted in joint.noted[1:] for plan in noted)
+    best = {(c.strategy, c.variant.part): present(c.predicted_seconds) for c in candidates}
+    for variant in variants:
+        assert best["joint", variant.part] <= best["dp", variant.part]
+    on_t4 = next(c for c in candidates if c.name == "joint/auto@T4")
+    assert {*present(on_t4.plan).ranks} <= {2, 3}
+    assert replay(present(on_t4.plan), workload).seconds == on_t4.predicted_seconds

@@ -27,6 +27,7 @@ from hetplan.planner.what_if import (
 from hetplan.profiling.cluster import GBIT, Cluster
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.replay import replay
+from planner.noting import Noting
 from present import present
 
 NODES = cluster_document()["nodes"]
@@ -194,3 +195,15 @@ def test_the_plan_as_it_is_stays_where_only_idle_devices_go(
         assert again.predicted_seconds == fast.predicted_seconds
         assert len(present(again.plan).devices) == len(changed.cluster.devices)
         assert again.bound is None and again.objective is None
+
+
+def test_joint_begins_with_the_plan_as_it_is(workload: Workload) -> None:
+    """Moved to the changed cluster, and not where a device that it uses is gone."""
+    joint, cluster = Noting(), workload.cluster
+    changes = [addition("2xT4", cluster), removal("1xV100-SXM2-16GB", cluster)]
+    answer = what_if(workload, changes, one_thread(), strategies=[joint])
+    begun = [noted for noted in joint.noted if noted]
+    assert [len(plan.devices) for (plan,) in begun] == [6]
+    base = present(present(answer.base.best).plan)
+    assert begun[0][0].replicas == base.replicas and 0 in base.ranks and 1 in base.ranks
+    assert present(answer.variants[0].gain) >= 0

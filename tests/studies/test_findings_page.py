@@ -4,6 +4,7 @@ by hand."""
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 import sys
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from hetplan.studies.rows import FOLDER, PACKED, Row, write_rows
 from studies.study_cases import row
 
 pytest.importorskip("pyarrow", reason="pyarrow is not installed (extra `study`)")
+pytest.importorskip("scipy", reason="scipy is not installed")
 DOCS = Path(__file__).parents[2] / "docs"
 
 
@@ -65,15 +67,15 @@ def kept_in(folder: Path, rows: Sequence[Row]) -> Any:
 @pytest.mark.parametrize(
     ("figure", "expected"),
     [
-        ("missed ditto paper", "2 of 2"),
+        ("missed ditto paper", "3 of 3"),
         ("missed ditto merge papers", "1 of 1"),
         ("missed ditto paper real", "–"),
         ("missed ditto paper papers b", "1 of 1"),
         ("excess ditto paper least", "5 %"),
-        ("excess ditto paper most papers", "25 %"),
-        ("excess ditto paper mean", "15 %"),
-        ("within ditto paper ditto", "1 of 2"),
-        ("where-most ditto paper", "`b`"),
+        ("excess ditto paper most papers", "200 %"),
+        ("excess ditto paper mean", "57.9 %"),
+        ("within ditto paper ditto", "1 of 3"),
+        ("where-most ditto paper", "`d`"),
         ("plans ditto paper", "3 of 4"),
         ("proven ditto", "3 of 4"),
         ("proven", "4 of 5"),
@@ -96,20 +98,94 @@ def test_figures(kept: Any, figure: str, expected: str) -> None:
     assert script.filled(f"{{{{{figure}}}}}", kept) == expected
 
 
+def cells(kept: Any, figure: str, first: str) -> list[list[str]]:
+    """Of the lines of a table that begin so."""
+    lines = script.filled(f"{{{{{figure}}}}}", kept).splitlines()
+    return [line.strip("| ").split(" | ") for line in lines if line.startswith(f"| {first}")]
+
+
 def test_tables(kept: Any) -> None:
-    lines = script.filled("{{overview}}", kept).splitlines()
-    assert lines[2] == "| amp | papers | 1 | 1 of 1 | 1 of 1 | 1 of 1 | 20 % | 20 % | 20 % |"
-    assert "| `paper` | papers | 3 of 4 | 2 of 2 | 15 % | 15 % | 25 % | `b` |" in script.filled(
-        "{{methods ditto}}", kept
-    )
-    assert "megatron-order" not in script.filled("{{methods amp}}", kept), (
-        "variants have a table of their own"
-    )
-    parts = script.filled("{{parts}}", kept)
-    assert re.search(
-        r"Megatron's order .*\| 1 \| 1 \| 10 % \| 10 % \| 10 % \| `amp-mixed-cluster` \|", parts
-    )
-    assert re.search(r"recovery.*\| 1 \| 1 \| 2\.44 % ", parts)
+    (line,) = cells(kept, "overview papers", "amp")
+    assert line[1:7] == ["1 of 1", "1", "1 of 1", "1 of 1", "20 %", "20 %"]
+    (line,) = cells(kept, "methods ditto", "`paper`")
+    mean = f"{100 * ((1.05 * 1.25 * 3) ** (1 / 3) - 1):.1f} %"
+    assert line[1:] == ["papers", "4", "3 of 4", "3 of 3", mean, "25 %", "200 %", "`d`"]
+    assert not cells(kept, "methods amp", "`megatron-order`"), "variants have a table of their own"
+    assert not cells(kept, "paired amp", "`megatron-order`")
+    (line,) = cells(kept, "paired amp", "`megatron`")
+    assert line[1:] == ["1", "1", "0", "100 %"]
+    (line,) = cells(kept, "quality ditto", "`paper`")
+    assert line[1:] == ["4", "0 %", "0 %", "25 %", "50 %", "50 %"]
+    (line,) = cells(kept, "parts", "amp | Megatron's order")
+    assert line[2:] == ["1", "1", "10 %", "10 %", "10 %", "`amp-mixed-cluster`"]
+    (line,) = cells(kept, "parts", "ditto | recovery")
+    assert line[2:5] == ["1", "1", "2.44 %"]
+
+
+def test_hard_instances_stand_apart(tmp_path: Path) -> None:
+    rows = [row("ditto", "h", "exact", objective=1.0, bound=1.0, set="hard")]
+    rows += [row("ditto", "h", "paper", objective=9.0, set="hard")]
+    kept = kept_in(tmp_path, [*ROWS, *rows])
+    (line,) = cells(kept, "hard", "ditto | `paper`")
+    assert line[2:6] == ["1", "1 of 1", "1 of 1", "800 %"]
+    assert cells(kept, "methods ditto", "`paper`")[0][1] == "papers"
+    assert cells(kept, "quality ditto", "`paper`")[0][1] == "4"
+
+
+def test_searches_that_were_cut_off_are_labelled(tmp_path: Path) -> None:
+    rows = [row("hap", name, "paper", objective=1.0, message=text)
+            for name, text in (("a", "HAP's A*, cut off at 384 states"), ("b", ""))]  # fmt: skip
+    assert cells(kept_in(tmp_path, rows), "methods hap", "`paper` (A* cut off, 1 of 2)")
+
+
+def test_intervals() -> None:
+    """Of many the mean lies in its interval, which shrinks with their number; of few there is
+    none."""
+    values = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6]
+    ends = [re.findall(r"[\d.]+", script.interval(values * n)) for n in (1, 9)]
+    (low, high), (near, far) = ([float(x) for x in pair] for pair in ends)
+    assert low < near < 100 * script.shifted_mean(values) < far < high
+    assert script.interval(values[:4]) == "" == script.interval([0.1] * 9)
+    assert script.estimated([-0.5, -0.5]) == "-50 %"
+
+
+def paradigm(workload: str, method: str, objective: float | None, **details: Any) -> Row:
+    """A row of the study of paradigms."""
+    about = {"closed_form_seconds": None, "exact": False, "steps": 7, **details}
+    return row("joint", workload, method, objective=objective, set="paradigms", exact=False,
+               details_json=json.dumps(about))  # fmt: skip
+
+
+PARADIGMS = [
+    # its formula prefers 4 s, its space has 2 s, all plans 1 s
+    paradigm("w", "amp/auto", 4.0, exact=True, closed_form_seconds=2.0),
+    paradigm("w", "amp/paper", 3.0, closed_form_seconds=2.5),
+    paradigm("w", "within amp", 2.0),
+    paradigm("w", "without nothing", 1.0),
+    paradigm("w", "without ZeRO", 1.5),
+    paradigm("w", "bound", None) | {"bound": 0.5},
+    # a plan that does not fit is none
+    paradigm("v", "amp/auto", None, exact=True, closed_form_seconds=1.0),
+    paradigm("v", "amp/auto+full", 6.0, exact=True, closed_form_seconds=2.0),
+    paradigm("v", "within amp", 6.0),
+    paradigm("v", "without nothing", 5.0),
+    paradigm("v", "without ZeRO", 4.0),
+]
+
+
+def test_paradigms(tmp_path: Path) -> None:
+    kept = kept_in(tmp_path, [*ROWS, *PARADIGMS])
+    (line,) = cells(kept, "prices", "amp")
+    assert line[1] == "2 of 2" and line[4:6] == ["100 %", "`w`"]
+    assert line[2] == script.estimated([1.0, 0.5]) and line[6] == "145 % (2)"  # 4 of 1, 6 of 4
+    assert line[7] == "200 % (1)"
+    (line,) = cells(kept, "freedoms", "ZeRO")
+    assert line[1:] == ["2", script.estimated([0.5, -0.2]), "1", "1", "50 %", "`w`"]
+    (line,) = cells(kept, "currencies", "amp `paper`")
+    assert line[1:] == ["1", "25 %", "-25 %", "1", "2×"]
+    assert script.filled("{{workloads}}", kept) == "2"
+    assert script.filled("{{workload-gap}}", kept) == "50 %"
+    assert script.filled("{{rows}}", kept) == "12", "no solver's runs"
 
 
 def test_a_figure_that_there_is_not(kept: Any) -> None:

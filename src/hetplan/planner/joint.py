@@ -41,9 +41,9 @@ class Joint(Strategy):
     def __init__(self, settings: JointSettings | None = None, starts: Sequence[Plan] = ()) -> None:
         self.settings, self.starts = settings or JointSettings(), starts
 
-    def beginning_with(self, candidates: Iterable[Candidate]) -> "Joint":
-        """The strategy with the plans of others to begin with."""
-        return Joint(self.settings, [c.plan for c in candidates if c.plan is not None])
+    def beginning_with(self, plans: Iterable[Plan]) -> "Joint":
+        """The strategy with more plans to begin with."""
+        return Joint(self.settings, [*self.starts, *plans])
 
     def pose(self, workload: Workload, run: Run) -> "list[JointProblem]":
         """One problem."""

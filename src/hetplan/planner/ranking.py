@@ -15,7 +15,7 @@ from hetplan.errors import InputError
 from hetplan.planner.explain import Explanation, explain
 from hetplan.planner.fits import advice
 from hetplan.planner.joint import Joint
-from hetplan.planner.search import OnCandidate, StrategySearch
+from hetplan.planner.search import OnCandidate, StrategySearch, time_share
 from hetplan.planner.strategy import Candidate, Strategy, joined, make_strategies
 from hetplan.planner.variant import MOST_TYPES, Variant, parts_of_cluster
 from hetplan.profiling.workload import Workload
@@ -180,7 +180,8 @@ def search_all(searches: Sequence[StrategySearch]) -> list[Candidate]:
 
     Methods that answer at once come first, so that a complete ranking stands early. Exact methods
     follow, then the other heuristics, which are for comparison. Strategies that end soon go before
-    those that may take all their time.
+    those that may take all their time. `joint` is last and begins with the plans of the others; on
+    parts of the cluster, all its searches together have the time limit of one method.
     """
     own = [i for i, search in enumerate(searches) if not isinstance(search.strategy, Joint)]
     order = sorted(own, key=lambda i: searches[i].strategy.slow)
@@ -190,26 +191,22 @@ def search_all(searches: Sequence[StrategySearch]) -> list[Candidate]:
         candidates[i] += searches[i].recomputing_candidates(candidates[i])
     for i in order:
         candidates[i] += [*searches[i].other_candidates(), *quick[i]]
+    others = [candidate for i in order for candidate in candidates[i]]
     for i, search in enumerate(searches):
         if isinstance(search.strategy, Joint):
-            others = [c for each in candidates.values() for c in each]
-            same = [c for c in others if c.variant.precision == search.variant.precision]
-            begun = replace(search, strategy=search.strategy.beginning_with(same))
-            candidates[i] = begun.exact_candidates()
+            joint = search.strategy.beginning_with(search.own_plans(others))
+            budget = time_share(search.new_budget(), len(searches) - len(own))
+            begun = replace(search, strategy=joint)
+            candidates[i] = begun.exact_candidates(budget if search.variant.part else None)
     return [candidate for i in range(len(searches)) for candidate in candidates[i]]
 
 
 def with_parts(
     whole: list[Candidate], searches: Sequence[StrategySearch], workload: Workload
 ) -> tuple[list[Candidate], list[str]]:
-    """All of `whole`, and those candidates of exact methods on parts of the cluster that nothing
-    beats in both time and money; notes on the others and on parts that were not tried."""
-    more: list[Candidate] = []
-    for search in searches:
-        if search.run.cancelled:
-            break
-        exact = search.exact_candidates()
-        more += [*exact, *search.recomputing_candidates(exact)]
+    """All of `whole`, and those candidates on parts of the cluster that nothing beats in both time
+    and money; notes on the others and on parts that were not tried."""
+    more = search_all(searches)
     together = [*whole, *more]
     front = {id(together[i]) for i in pareto(together, workload)}
     kept = [c for c in more if id(c) in front]

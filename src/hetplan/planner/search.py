@@ -17,9 +17,17 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from hetplan.errors import UnsupportedError
-from hetplan.formulations.joint.plan import Prediction
+from hetplan.formulations.joint.plan import Plan, Prediction
 from hetplan.planner.strategy import Candidate, Strategy, StrategyMethod, joined, propose
-from hetplan.planner.variant import PLAIN, Variant, on_part, recomputed, renumbered, useful_modes
+from hetplan.planner.variant import (
+    PLAIN,
+    Variant,
+    on_part,
+    places_of,
+    recomputed,
+    renumbered,
+    useful_modes,
+)
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.replay import Replay, replay
 from hetplan.schema import derived
@@ -55,20 +63,33 @@ class StrategySearch:
 
     def quick_candidates(self) -> list[Candidate]:
         """Candidates of the methods that answer at once."""
-        return self.candidates_of([m for m in self.strategy.methods if m.quick])
+        return self.candidates_of([m for m in self.methods if m.quick])
 
     @property
-    def exact_methods(self) -> list[StrategyMethod]:
-        """The methods that prove their answers."""
-        return [method for method in self.strategy.methods if method.exact]
+    def methods(self) -> list[StrategyMethod]:
+        """The methods that are asked: on a part of the cluster those alone that prove their
+        answers."""
+        return [m for m in self.strategy.methods if m.exact or self.variant.part is None]
 
     def exact_candidates(self, budget: Run | None = None) -> list[Candidate]:
         """Candidates of the methods that prove their answers."""
-        return self.candidates_of(self.exact_methods, budget)
+        return self.candidates_of([m for m in self.methods if m.exact], budget)
 
     def other_candidates(self) -> list[Candidate]:
         """Candidates of the heuristics and baselines that take longer."""
-        return self.candidates_of([m for m in self.strategy.methods if not m.quick and not m.exact])
+        return self.candidates_of([m for m in self.methods if not m.quick and not m.exact])
+
+    def own_plans(self, candidates: Iterable[Candidate]) -> list[Plan]:
+        """The plans of candidates of the same precision on the same devices, with the devices'
+        numbers in the search's own part of the cluster."""
+        axes, part = (self.variant.precision, self.variant.part), self.variant.part
+        same = [c for c in candidates if (c.variant.precision, c.variant.part) == axes]
+        plans = [candidate.plan for candidate in same if candidate.plan is not None]
+        if part is None:
+            return plans
+        cluster = self.workload.cluster
+        places = places_of(cluster.devices_of(part.nodes), len(cluster.devices))
+        return [renumbered(plan, self.workload_on_part, places) for plan in plans]
 
     def recomputing_candidates(self, plain: Sequence[Candidate]) -> list[Candidate]:
         """Candidates that recompute and fit, where none of the plain ones does. Whether it pays
@@ -99,7 +120,7 @@ class StrategySearch:
         budget: for each method, and for tightening; None: each of these has the time limit of
         `run`.
         """
-        if not methods:
+        if not methods or (self.variant.part is not None and self.run.cancelled):
             return []
         mode, part = self.variant.recomputation, self.variant.part
         with derived(f"profile of {self.workload.model.name} under {mode}"):

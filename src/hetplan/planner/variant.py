@@ -79,6 +79,12 @@ def on_part(workload: Workload, part: Part | None) -> Workload:
     return replace(workload, cluster=whole.part(part.nodes, f"{whole.name}: {part.name}"[:200]))
 
 
+def places_of(numbers: Sequence[int], count: int) -> list[int]:
+    """Of each of `count` devices its place in `numbers`, -1 where it is not there."""
+    places = dict(zip(numbers, range(len(numbers)), strict=True))
+    return [places.get(number, -1) for number in range(count)]
+
+
 def renumbered(plan: Plan, workload: Workload, numbers: Sequence[int]) -> Plan:
     """The plan with the devices of the workload's cluster.
 

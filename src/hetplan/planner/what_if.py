@@ -14,10 +14,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hetplan.errors import InputError
+from hetplan.planner.joint import Joint
 from hetplan.planner.ranking import Planning, make_plans
 from hetplan.planner.search import OnCandidate, on_devices, shortest
-from hetplan.planner.strategy import Candidate, Strategy
-from hetplan.planner.variant import Part
+from hetplan.planner.strategy import Candidate, Strategy, make_strategies
+from hetplan.planner.variant import Part, places_of
 from hetplan.profiling.catalogue import device
 from hetplan.profiling.cluster import GBIT, Cluster, Node
 from hetplan.profiling.workload import Workload, make_workload
@@ -224,7 +225,7 @@ def what_if(
 ) -> WhatIf:
     """Plan as it is and after each change. The workload's profile must be predicted where devices
     are added."""
-    run = run or Run()
+    run, strategies = run or Run(), strategies or make_strategies()
     as_is = Change("as it is", workload.cluster, every_node(workload.cluster))
     planned: list[tuple[Change, Workload, Planning]] = []
     best = make_plans(workload, strategies, run, on_candidate=on_candidate).best
@@ -232,7 +233,10 @@ def what_if(
         if run.cancelled:
             break
         changed = changed_workload(workload, change.cluster)
-        planning = make_plans(changed, strategies, run, on_candidate=on_candidate)
+        before = plan_as_it_is(best, workload, changed, change)
+        moved = [before.plan] if before and before.plan else []
+        begun = [s.beginning_with(moved) if isinstance(s, Joint) else s for s in strategies]
+        planning = make_plans(changed, begun, run, on_candidate=on_candidate)
         planned.append((change, changed, planning))
     for change, _, planning in planned:
         # Where nothing but whole nodes goes, the plan runs with these idle, too.
@@ -287,9 +291,8 @@ def plan_as_it_is(
     gone."""
     if best is None or best.plan is None or best.replay is None:
         return None
-    places = [-1] * len(workload.cluster.devices)
-    for place, number in enumerate(workload.cluster.devices_of(change.kept)):
-        places[number] = place  # the nodes that are kept come first
+    cluster = workload.cluster  # in the changed one the nodes that are kept come first
+    places = places_of(cluster.devices_of(change.kept), len(cluster.devices))
     if any(places[number] < 0 for number in best.plan.ranks):
         return None
     return replace(

@@ -2,7 +2,9 @@
 proofs end.
 
 reference: of an instance, the best objective known (of the rows and of the library); `proven` where
-the best bound meets it. excess: (objective - reference) / reference of a row. All objectives are
+the best bound meets it. excess: (objective - reference) / reference of a row: how far it is above
+the optimum at least, and exactly where the reference is proven. A row misses the optimum where its
+excess is more than `SAME`. The mean of excesses is that of `shifted_mean`. All objectives are
 predicted iteration times in seconds.
 """
 
@@ -50,7 +52,7 @@ class Summary:
     runs: int
     solved: int  # runs with a decision
     proven: int  # runs that ended with a proof (optimal or infeasible)
-    missed: float | None  # of the solved on instances with a proven optimum, the share above it
+    missed: float | None  # share of the solved on whose instances a better decision is known
     median_excess: float | None
     mean_excess: float | None
     worst_excess: float | None
@@ -103,7 +105,6 @@ class Study:
     def summary(self, rows: Sequence[Row]) -> Summary:
         """Of the rows of one method on one problem."""
         solved = [(excess, row) for row in rows if (excess := self.excess(row)) is not None]
-        certain = [excess for excess, row in solved if self.reference(row).proven]
         excesses = [excess for excess, _ in solved]
         worst = max(solved, key=itemgetter(0), default=None)
         seconds = [row["seconds"] for row in rows if row["seconds"] is not None]
@@ -114,9 +115,9 @@ class Study:
             runs=len(rows),
             solved=len(solved),
             proven=sum(row["status"] in PROVEN for row in rows),
-            missed=sum(excess > SAME for excess in certain) / len(certain) if certain else None,
+            missed=over(lambda values: sum(v > SAME for v in values) / len(values), excesses),
             median_excess=over(statistics.median, excesses),
-            mean_excess=over(statistics.fmean, excesses),
+            mean_excess=over(shifted_mean, excesses),
             worst_excess=None if worst is None else worst[0],
             worst=None if worst is None else worst[1],
             median_seconds=over(statistics.median, seconds),
@@ -174,6 +175,12 @@ def references(rows: Iterable[Row]) -> dict[tuple[str, str], Reference]:
 def over(function: Callable[[Sequence[float]], float], values: Sequence[float]) -> float | None:
     """The function of the values, None of none."""
     return function(values) if values else None
+
+
+def shifted_mean(values: Sequence[float], shift: float = 1.0) -> float:
+    """Shifted geometric mean. Of excesses, with a shift of 1, it is the geometric mean of ratios to
+    what is best known, less 1; of seconds, those far below the shift hardly count."""
+    return statistics.geometric_mean(value + shift for value in values) - shift
 
 
 def cactus(rows: Iterable[Row]) -> list[float]:

@@ -1,0 +1,154 @@
+"""Parts of joint's space: each paper's own, and the whole without one of its freedoms.
+
+The local search of `joint` runs in a part as in the whole. A design is put into the part (other
+schedule, ZeRO level, order of stages, equal replicas) or, where its shape is none of the part's,
+left out. So the best replay within a paper's own space can be told from the best replay at all, and
+what one freedom is worth from what the others are.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from hetplan.formulations.joint.data import JointData, JointDecision
+from hetplan.formulations.joint.design import SCHEDULES, Design, Pipe, Space, design_of
+from hetplan.formulations.joint.evaluate import decision_of
+from hetplan.formulations.joint.plan import Recomputation, Schedule
+from hetplan.formulations.joint.search import Parameters, Search
+from hetplan.solvers.result import Outcome, Stop
+from hetplan.solvers.run import Run
+
+Choice = TypeVar("Choice", bound=Hashable)
+ONE_CHUNK: Sequence[tuple[Schedule, int]] = (("1f1b", 1),)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Restriction:
+    """What is left to choose; by default everything."""
+
+    schedules: Sequence[tuple[Schedule, int]] = SCHEDULES  # with numbers of chunks
+    zeros: Sequence[int] = (0, 1, 2, 3)
+    modes: Sequence[Recomputation] = ("none", "selective", "full")
+    degrees: Sequence[int] | None = None  # of tensor parallelism; None: the instance's
+    # Stages follow the cluster's list of nodes; alike nodes count as one.
+    in_order: bool = False
+    # Replicas have equally many samples, equal micro-batches, cuts, rows and tensor degrees.
+    alike: bool = False
+    alike_types: bool = False  # and equal device types, stage by stage
+    uniform: bool = False  # all stages have one tensor degree and one row
+    all_devices: bool = False  # none is idle
+    stages: float = math.inf  # of a replica, at most
+    replicas: float = math.inf  # at most
+
+
+# The papers' own spaces, as far as they are chains of stages on one device type each.
+SPACES: Mapping[str, Restriction] = {
+    "amp": Restriction(schedules=ONE_CHUNK, zeros=(0,), alike=True, uniform=True, all_devices=True),
+    "astra": Restriction(
+        schedules=SCHEDULES[1:], zeros=(0, 1), alike=True, alike_types=True, uniform=True
+    ),
+    "ditto": Restriction(
+        schedules=ONE_CHUNK, zeros=(0,), degrees=tuple(2**k for k in range(10)), replicas=1
+    ),
+    "poplar": Restriction(schedules=ONE_CHUNK, degrees=(1,), stages=1, uniform=True),
+}
+# The whole space without one freedom.
+WITHOUT: Mapping[str, Restriction] = {
+    "nothing": Restriction(),
+    "placement": Restriction(in_order=True),
+    "schedule": Restriction(schedules=ONE_CHUNK),
+    "uneven replicas": Restriction(alike=True),
+    "ZeRO": Restriction(zeros=(0,)),
+    "recomputation": Restriction(modes=("none",)),
+    "tensor parallelism": Restriction(degrees=(1,)),
+    "idle devices": Restriction(all_devices=True),
+}
+
+
+class Part(Space):
+    """The part of an instance's space that a restriction leaves."""
+
+    def __init__(self, data: JointData, restriction: Restriction) -> None:
+        super().__init__(data)
+        self.restriction = restriction
+        self.modes = tuple(mode for mode in self.modes if mode in restriction.modes)
+        self.degrees = [t for t in self.degrees if t in (restriction.degrees or self.degrees)]
+
+    def repaired(self, design: Design) -> Design | None:
+        """The design within the part; None where its shape is none of the part's."""
+        within = self.within(design)
+        repaired = None if within is None else super().repaired(within)
+        return repaired if repaired is not None and repaired == self.within(repaired) else None
+
+    def within(self, design: Design) -> Design | None:
+        """With the choices that the restriction leaves; None where the shape is another's."""
+        left = self.restriction
+        forms = [[(len(g), len(g[0])) for g in pipe.groups] for pipe in design.pipes]
+        shapes = {shape for form in forms for shape in form}
+        types = [self.form(pipe.groups) for pipe in design.pipes]
+        count = len(design.pipes)
+        if (
+            count > left.replicas
+            or max(map(len, forms)) > left.stages
+            or not {width for _, width in shapes} <= {*self.degrees}
+            or (left.uniform and (len(shapes) > 1 or max(shapes)[0] > 1))
+            or (left.all_devices and len(design.used) < len(self.kind))
+            or (left.alike and (self.batch % count or any(form != forms[0] for form in forms)))
+            or (left.alike_types and any(form != types[0] for form in types))
+        ):
+            return None
+        mode = design.mode if design.mode in self.modes else self.modes[0]
+        zero = min(left.zeros, key=lambda level: abs(level - design.zero))
+        pipes = [self.ordered(design, pipe) if left.in_order else pipe for pipe in design.pipes]
+        if left.alike:
+            cuts, micro = rarest(p.cuts for p in pipes), rarest(p.micro for p in pipes)
+            same = self.batch // count
+            pipes = [replace(p, cuts=cuts, micro=min(micro, same), samples=same) for p in pipes]
+        design = replace(design, pipes=tuple(pipes), zero=zero, mode=mode)
+        kept = (design.schedule, design.chunks) in left.schedules
+        return design if kept else self.scheduled(design, *left.schedules[0])
+
+    def ordered(self, design: Design, pipe: Pipe) -> Pipe:
+        """With its stages in the order of their nodes, and new cuts where that changes them."""
+        groups = sorted(pipe.groups, key=lambda group: self._first[self.node[group[0][0]]])
+        other = replace(pipe, groups=tuple(groups))
+        return pipe if other == pipe else self.fitted(other, design.chunks, design.mode) or pipe
+
+
+def rarest(values: Iterable[Choice]) -> Choice:
+    """What a move changed of one of many."""
+    counts = Counter(values)
+    return min(counts, key=lambda value: counts[value])
+
+
+class PartSearch(Search):
+    """Local search within a part."""
+
+    def value(self, design: Design, limit: float = math.inf) -> float:
+        """Of the design put into the part; inf where it cannot be."""
+        within = self.space.repaired(design)
+        return math.inf if within is None else super().value(within, limit)
+
+
+def search_within(
+    data: JointData,
+    restriction: Restriction,
+    run: Run,
+    starts: Sequence[JointDecision] = (),
+    parameters: Parameters | None = None,
+) -> Outcome[JointDecision]:
+    """The fastest plan within the part that fits, of all tried; starts are put into the part."""
+    own = PartSearch(Part(data, restriction), run, parameters or Parameters())
+    for start in starts:
+        own.value(design_of(start))
+    own.begin(())
+    own.generations()
+    plan = min(own.fitting.values(), key=lambda pair: pair[0], default=(math.inf, None))[1]
+    return Outcome(
+        stop=Stop.DONE,
+        decision=decision_of(plan) if plan else None,
+        message="" if plan else f"none of {own.replays} plans fits in memory",
+        details={"steps": own.steps, "replays": own.replays},
+    )

@@ -1,0 +1,20 @@
+"""A strategy that notes what it is told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from hetplan.formulations.joint.plan import Plan
+from hetplan.planner.joint import Joint, JointSettings
+
+
+class Noting(Joint):
+    """`joint` in a second; `noted` are the plans that it is told to begin with, call by call."""
+
+    def __init__(self) -> None:
+        super().__init__(JointSettings(seconds=1.0))
+        self.noted: list[list[Plan]] = []
+
+    def beginning_with(self, plans: Iterable[Plan]) -> Joint:
+        self.noted.append(list(plans))
+        return super().beginning_with(self.noted[-1])
