@@ -112,7 +112,9 @@ def test_a_second_replay_agrees(family: str, seed: int) -> None:
             plan, w, settings.sends, settings.exchange_seconds, settings.buckets, settings.prefetch
         )
         assert replay(plan, w, settings).seconds == pytest.approx(again, rel=1e-9), settings
-        assert Replayer(w, settings).seconds(plan) == replay(plan, w, settings).seconds
+        replayer = Replayer(w, settings)
+        assert replayer.seconds(plan) == replay(plan, w, settings).seconds
+        assert 0 < replayer.seconds(plan, 0.0) <= again * (1 + 1e-9), settings
 
 
 @pytest.mark.parametrize("seed", range(10))

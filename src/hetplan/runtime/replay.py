@@ -1,6 +1,7 @@
 """Plans of every family replayed on a workload: chains of stages by the sixth problem's evaluator,
 SPMD programs by their own; and the replay as a trace."""
 
+import math
 from collections.abc import Iterable
 from functools import partial
 from typing import Any
@@ -9,7 +10,8 @@ from hetplan.errors import InputError, UnsupportedError
 from hetplan.formulations.joint.plan import Plan
 from hetplan.formulations.joint.pose import costs_of
 from hetplan.formulations.joint.replay import ChainReplayer, Noise, Replay, Settings
-from hetplan.profiling.simulator.tasks import LABELS, Kind, Tasks
+from hetplan.profiling.simulator.pipeline import Collective, Replica as Pipeline
+from hetplan.profiling.simulator.tasks import LABELS, Kind
 from hetplan.profiling.workload import Workload
 
 __all__ = ["Noise", "Replay", "Replayer", "Settings", "replay"]
@@ -22,9 +24,9 @@ class Replayer(ChainReplayer):
         super().__init__(partial(costs_of, workload), settings)
         self.workload = workload
 
-    def seconds(self, plan: Plan) -> float:
-        """Seconds per iteration of a plan. Raises what `replay` does."""
-        return super().seconds(plan) if plan.program is None else self.replay(plan).seconds
+    def seconds(self, plan: Plan, limit: float = math.inf) -> float:
+        """As of any plan; of an SPMD program its seconds."""
+        return super().seconds(plan, limit) if plan.program is None else self.replay(plan).seconds
 
     def robust_seconds(self, plan: Plan, noise: Noise | None = None) -> float:
         """The median of replays whose durations are noisy; of an SPMD program its seconds."""
@@ -32,15 +34,15 @@ class Replayer(ChainReplayer):
             return self.replay(plan).seconds
         return super().robust_seconds(plan, noise)
 
-    def tasks(self, plan: Plan) -> Tasks:
-        """One iteration of a plan without a program as tasks."""
+    def parts(self, plan: Plan) -> tuple[list[Pipeline], list[Collective]]:
+        """What the simulator takes of a plan without a program."""
         check_same(plan, self.workload)
-        return super().tasks(plan)
+        return super().parts(plan)
 
     def replay(self, plan: Plan) -> Replay:
         """One iteration of a plan, with its timeline and memory."""
-        check_same(plan, self.workload)
         if plan.program is not None:
+            check_same(plan, self.workload)
             return replay_program(plan, self.workload, self.settings)
         return super().replay(plan)
 

@@ -62,14 +62,11 @@ class Costs:
         self._layers: dict[tuple[str, int, int], Floats] = {}
         self._sums: dict[tuple[str, int, int], list[list[float]]] = {}
         self._points: dict[tuple[str, int], tuple[Floats, Floats]] = {}
-        self._updates: dict[tuple[str, float], float] = {}
-        self._single: dict[tuple[int, int], Traffic] = {}  # messages of one byte
         self._rings: dict[Hashable, tuple[Traffic, CollectiveCurve | None]] = {}  # of one byte
         self._tensor_bytes = summed(layer.tensor_bytes for layer in data.layers)
         self.param_sums = summed(layer.param_bytes for layer in data.layers)
         self.tied = [l for l, layer in enumerate(data.layers) if layer.tied_param_bytes]
         self._kept = [layer.kept[recomputation] for layer in data.layers]
-        self._saved: dict[tuple[int, int, int], float] = {}
 
     def node(self, device: int) -> int:
         """The node of a device."""
@@ -209,8 +206,6 @@ class Costs:
     def transfer(self, here: Stage, there: Stage, layer: int, samples: int) -> Traffic:
         """One micro-batch's activation after `layer` (or its gradient), in the order of rows."""
         size = self.data.layers[layer].activation_bytes
-        if len(here.all_devices) == len(there.all_devices) == 1:
-            return self._message(here.devices[0][0], there.devices[0][0], samples * size)
         sends, takes = split(samples, here.row_shares), split(samples, there.row_shares)
         pairs = []
         for g, (a, b) in zip(here.devices, sends, strict=True):
@@ -222,15 +217,6 @@ class Costs:
                         (g[r * len(g) // width], h[r * len(h) // width], each) for r in range(width)
                     ]
         return self.messages(pairs)
-
-    def _message(self, a: int, b: int, size: float) -> Traffic:
-        """A single message."""
-        if self.links is not None:
-            return self.messages([(a, b, size)])
-        if (a, b) not in self._single:
-            self._single[a, b] = self.messages([(a, b, 1.0)])
-        once = self._single[a, b]
-        return Traffic(size * once.seconds, once.latency, once.ports)
 
     def _reached(self, operation: str, ranks: Sequence[int], size: float) -> float:
         """The share of its links' bandwidth that a message or collective reaches; latency is part
@@ -330,13 +316,8 @@ class Costs:
 
     def update_seconds(self, device: int, param_bytes: float) -> float:
         """The optimizer's step on `param_bytes` of weights: memory-bound."""
-        key = (self._kind[device], param_bytes)
-        if key not in self._updates:
-            if len(self._updates) > MOST_KEPT:
-                self._updates.clear()
-            moved = param_bytes / self.data.element_bytes * UPDATE_BYTES
-            self._updates[key] = self.data.types[key[0]].update.seconds(moved)
-        return self._updates[key]
+        moved = param_bytes / self.data.element_bytes * UPDATE_BYTES
+        return self.data.types[self._kind[device]].update.seconds(moved)
 
     @cached_property
     def inputs(self) -> tuple[float, ...]:
@@ -345,19 +326,15 @@ class Costs:
 
     def saved_bytes(self, layers: Range, tensor: int) -> float:
         """Bytes per sample that each device of a stage keeps from forward to backward."""
-        key = (layers[0], layers[1], tensor)
-        if key not in self._saved:
-            kept = self._kept[layers[0] : layers[1]]
-            if self.data.framework.sequence_parallel and tensor > 1:
-                gathered = sum(layer.gathered_bytes for layer in kept) * (1 - 1 / tensor)
-                self._saved[key] = sum(layer.saved_bytes for layer in kept) / tensor + gathered
-            else:
-                self._saved[key] = sum(
-                    layer.replicated_saved_bytes
-                    + (layer.saved_bytes - layer.replicated_saved_bytes) / tensor
-                    for layer in kept
-                )
-        return self._saved[key]
+        kept = self._kept[layers[0] : layers[1]]
+        if self.data.framework.sequence_parallel and tensor > 1:
+            gathered = sum(layer.gathered_bytes for layer in kept) * (1 - 1 / tensor)
+            return sum(layer.saved_bytes for layer in kept) / tensor + gathered
+        return sum(
+            layer.replicated_saved_bytes
+            + (layer.saved_bytes - layer.replicated_saved_bytes) / tensor
+            for layer in kept
+        )
 
     def working_bytes(self, layers: Range, tensor: int) -> float:
         """Bytes per sample that one layer needs beside while it is computed again."""

@@ -15,7 +15,14 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, Strict, model_validator
 
-from hetplan.formulations.joint.plan import Plan, Recomputation, Replica, require
+from hetplan.formulations.joint.plan import (
+    Plan,
+    PlanDevice,
+    PlanWorkload,
+    Recomputation,
+    Replica,
+    require,
+)
 from hetplan.profiling.frameworks import Framework
 from hetplan.profiling.rates.collectives import CollectiveCurve
 from hetplan.profiling.rates.moves import MoveCurve
@@ -166,25 +173,28 @@ class JointData(StrictModel):
         """Modes of recomputation to choose from."""
         return tuple(self.layers[0].kept)
 
+    @property
+    def common_fields(self) -> dict[str, Any]:
+        """What all plan files for these data have in common."""
+        return {
+            "name": f"{self.model} on {self.cluster}"[:200],
+            "workload": PlanWorkload(
+                model=self.model,
+                cluster=self.cluster,
+                global_batch=self.global_batch,
+                sequence=self.sequence,
+                precision=self.precision,
+                framework=self.framework.name,
+                stack=self.stack,
+                layers=[layer.name for layer in self.layers],
+            ),
+            "devices": [PlanDevice(type=kind, node=node) for kind, node in self.devices],
+        }
+
     def plan(self, replicas: Any, **more: Any) -> Plan:
         """A plan file for these data. more: other fields of it. Raises pydantic's ValidationError
         where the plan breaks a rule of the file."""
-        known = {
-            "name": f"{self.model} on {self.cluster}"[:200],
-            "workload": {
-                "model": self.model,
-                "cluster": self.cluster,
-                "global_batch": self.global_batch,
-                "sequence": self.sequence,
-                "precision": self.precision,
-                "framework": self.framework.name,
-                "stack": self.stack,
-                "layers": [layer.name for layer in self.layers],
-            },
-            "devices": [{"type": kind, "node": node} for kind, node in self.devices],
-            "replicas": replicas,
-        }
-        return Plan.model_validate(known | more)
+        return Plan.model_validate({**self.common_fields, "replicas": replicas, **more})
 
 
 class JointDecision(StrictModel):

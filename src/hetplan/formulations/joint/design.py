@@ -9,21 +9,29 @@ import math
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 from itertools import accumulate, pairwise
-from typing import Any
 
 from hetplan.formulations.joint.data import MOST_CHUNKS, JointData, JointDecision
-from hetplan.formulations.joint.plan import Plan, Recomputation, Schedule
+from hetplan.formulations.joint.plan import (
+    MicroBatches,
+    Plan,
+    Recomputation,
+    Replica,
+    Schedule,
+    Stage,
+)
 from hetplan.formulations.joint.replay import ChainReplayer
 
 Group = tuple[tuple[int, ...], ...]  # devices [rows][tensor ranks] of a stage
+Form = tuple[str, int, int]  # of a stage: type, rows, tensor ranks
 SCHEDULES: tuple[tuple[Schedule, int], ...] = (
     ("gpipe", 1),
     ("1f1b", 1),
     *(("interleaved-1f1b", chunks) for chunks in range(2, MOST_CHUNKS + 1)),
 )  # with numbers of chunks
 HALVINGS = 20  # of the slowest stage's seconds, in a search for even cuts
+KEPT_STAGES = 20_000  # that are remembered, and answers on cuts
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +79,16 @@ def design_of(plan: Plan | JointDecision) -> Design:
     return Design(tuple(pipes), plan.schedule, chunks, plan.zero, plan.recomputation)
 
 
+def stage_of(group: Group, *layers: tuple[int, int]) -> Stage:
+    """A stage with equal shares."""
+    return Stage.model_construct(
+        layers=list(layers),
+        devices=[list(row) for row in group],
+        row_shares=[1.0] * len(group),
+        tensor_shares=[1.0] * len(group[0]),
+    )
+
+
 def with_pipes(design: Design, pipes: Sequence[Pipe | None]) -> Design | None:
     """With other replicas; None where one of them is."""
     made = tuple(pipe for pipe in pipes if pipe is not None)
@@ -92,7 +110,9 @@ class Space:
         self._first = [data.nodes.index(node) for node in data.nodes]  # the first node like each
         self._twins = {m: [n for n in nodes if self._first[n] == m] for m in self._first}
         self._on_node = [[e for e, m in enumerate(self.node) if m == n] for n in nodes]
-        self._same: dict[str, Any] = {}  # what all plans have in common
+        self._same = data.common_fields
+        self.stage = lru_cache(KEPT_STAGES)(stage_of)
+        self.even_cuts = lru_cache(KEPT_STAGES)(self._even_cuts)
 
     def _sums(self, kind: str, tensor: int, rows: int, mode: Recomputation) -> list[float]:
         """[L + 1] forward and backward seconds, added up from the first layer."""
@@ -105,30 +125,30 @@ class Space:
 
     def plan(self, design: Design) -> Plan:
         """The plan file. Raises pydantic's ValidationError where the design breaks its rules."""
+        return Plan.model_validate(dict(self.sketch(design)))
+
+    def sketch(self, design: Design) -> Plan:
+        """`plan` of a design that keeps the rules; they are not checked."""
         replicas = []
         for pipe in design.pipes:
-            ends, count = (0, *pipe.cuts, self.layers), len(pipe.groups)
+            parts, count = [*pairwise((0, *pipe.cuts, self.layers))], len(pipe.groups)
+            stages = [self.stage(group, *parts[s::count]) for s, group in enumerate(pipe.groups)]
             full, rest = divmod(pipe.samples, pipe.micro)
-            parts = list(pairwise(ends))
-            stages = [
-                {
-                    "layers": parts[s::count],
-                    "devices": [list(row) for row in group],
-                    "row_shares": [1.0] * len(group),
-                    "tensor_shares": [1.0] * len(group[0]),
-                }
-                for s, group in enumerate(pipe.groups)
+            batches = [
+                MicroBatches.model_construct(count=n, samples=size)
+                for n, size in ((full, pipe.micro), (1, rest))
+                if n and size
             ]
-            batches = [(full, pipe.micro), (1, rest)]
-            sizes = [{"count": n, "samples": size} for n, size in batches if n and size]
-            replicas.append({"stages": stages, "micro_batches": sizes})
-        more = {"schedule": design.schedule, "zero": design.zero, "recomputation": design.mode}
-        if not self._same:
-            plan = self.data.plan(replicas, **more)
-            self._same = {"name": plan.name, "workload": plan.workload, "devices": plan.devices}
-        return Plan.model_validate({**self._same, "replicas": replicas, **more})
+            replicas.append(Replica.model_construct(stages=stages, micro_batches=batches))
+        return Plan.model_construct(
+            **self._same,
+            replicas=replicas,
+            schedule=design.schedule,
+            zero=design.zero,
+            recomputation=design.mode,
+        )
 
-    def form(self, groups: Sequence[Group]) -> list[tuple[str, int, int]]:
+    def form(self, groups: Sequence[Group]) -> list[Form]:
         """Type, rows and tensor ranks of every stage."""
         return [(self.kind[g[0][0]], len(g), len(g[0])) for g in groups]
 
@@ -137,12 +157,6 @@ class Space:
         kinds, widths = {self.kind[e] for row in group for e in row}, {len(row) for row in group}
         in_nodes = all(len({self.node[e] for e in row}) == 1 for row in group)
         return in_nodes and len(kinds) == len(widths) == 1 and widths <= {*self.degrees}
-
-    def excess(self, plan: Plan) -> float:
-        """By what share of its memory the fullest device holds too much."""
-        replayed = self.replayer.replay(plan)
-        held = zip(replayed.peak_bytes, replayed.limit_bytes, strict=True)
-        return max(peak / max(limit, 1.0) - 1 if peak > limit else 0.0 for peak, limit in held)
 
     def least(self, design: Design) -> float:
         """Seconds that no replay of the design is below: of every stage, the first micro-batch's
@@ -162,16 +176,22 @@ class Space:
     def fitted(self, pipe: Pipe, chunks: int, mode: Recomputation) -> Pipe | None:
         """With cuts that make the slowest virtual stage as fast as can be, to a millionth; None
         where there are too few layers."""
-        virtual = len(pipe.groups) * chunks
-        if virtual > self.layers:
+        cuts = self.even_cuts(tuple(self.form(pipe.groups)), pipe.micro, chunks, mode)
+        return None if cuts is None else replace(pipe, cuts=cuts)
+
+    def _even_cuts(
+        self, form: tuple[Form, ...], micro: int, chunks: int, mode: Recomputation
+    ) -> tuple[int, ...] | None:
+        """`fitted` for stages of such types, rows and tensor ranks."""
+        if len(form) * chunks > self.layers:
             return None
-        sums = [self.stage_sums(group, pipe.micro, mode) for group in pipe.groups] * chunks
+        sums = [self.sums(kind, tensor, -(-micro // rows), mode) for kind, rows, tensor in form]
         low, high, cuts = 0.0, max(each[-1] for each in sums), None
         for _ in range(HALVINGS):
             limit = (low + high) / 2
-            ends = self._within(sums, limit)
+            ends = self._within(sums * chunks, limit)
             low, high, cuts = (low, limit, ends) if ends else (limit, high, cuts)
-        return replace(pipe, cuts=tuple(cuts or self._within(sums, math.inf) or ()))
+        return tuple(cuts or self._within(sums * chunks, math.inf) or ())
 
     def _within(self, sums: Sequence[Sequence[float]], limit: float) -> list[int] | None:
         """Cuts where every virtual stage takes at most `limit` seconds; None if there are none."""
@@ -209,7 +229,7 @@ class Space:
                 groups.append(
                     tuple(tuple(next(left[renamed[self.node[e]]]) for e in row) for row in rows)
                 )
-            pipes.append(replace(pipe, groups=tuple(groups)))
+            pipes.append(Pipe(tuple(groups), pipe.cuts, pipe.micro, pipe.samples))
         return replace(design, pipes=tuple(pipes))
 
     def repaired(self, design: Design) -> Design | None:
@@ -223,7 +243,7 @@ class Space:
             micro = suitable(pipe, rounds, steps)
             if micro is None:
                 return None
-            pipes.append(replace(pipe, micro=micro))
+            pipes.append(pipe if micro == pipe.micro else replace(pipe, micro=micro))
         return self.canonical(replace(design, pipes=tuple(pipes)))
 
 

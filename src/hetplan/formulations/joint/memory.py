@@ -3,20 +3,16 @@ recomputation needs beside."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from hetplan.formulations.joint.costs import Costs, Floats
+from hetplan.formulations.joint.costs import MOST_KEPT, Costs, Floats
 from hetplan.formulations.joint.data import JointData
-from hetplan.formulations.joint.plan import Plan, Replica, Stage
 from hetplan.schema import Range
 from hetplan.text import bytes_text
 
 if TYPE_CHECKING:  # compiled kernels, which `hetplan fits` does not need
-    from hetplan.profiling.simulator.tasks import Ints, Timeline
-
-Owner = tuple[int, int]  # replica, stage
+    from hetplan.formulations.joint.sharding import ZeroCosts
 SMALL = 0.005  # of what is allocated: not worth a word
 
 
@@ -58,35 +54,28 @@ class Held:
         return ", ".join(f"{name} {bytes_text(size)}" for name, size in shown)
 
 
-def memory(
-    plan: Plan, costs: Costs, divided: Floats | None, owners: Sequence[Owner], timeline: "Timeline"
-) -> tuple[Held, ...]:
-    """[D] what devices hold at their peak.
-
-    divided [D]: each device's share of the states under ZeRO without pipelines, else None.
-    """
-    held = [Held()] * len(plan.devices)
-    alike: dict[tuple[object, ...], tuple[Passes, tuple[float, float]]] = {}
-    for unit, (i, j) in enumerate(owners):
-        stage, batches = plan.replicas[i].stages[j], plan.replicas[i].micro_batches
-        samples = max(batch.samples for batch in batches)
-        rows = samples * max(stage.row_shares) / sum(stage.row_shares)
-        tensor = len(stage.tensor_shares)
-        key = (tensor, *stage.layers)
-        if key not in alike:
-            passes = Passes.of(costs, stage.layers, tensor)
-            alike[key] = passes, stage_params(plan, stage, costs)
-        passes, (weights, largest) = alike[key]
-        for device in stage.all_devices:
-            part, level, share = tensor_part(stage, device), plan.zero, 1.0
-            if divided is not None:
-                share = float(divided[device])
-            elif plan.zero:
-                level = min(plan.zero, max(costs.data.framework.pipeline_levels))
-                share = 1 / data_ranks(plan, stage)
-            states = part * weights, part * largest, level, share
-            kept = float(timeline.peak_bytes[unit])
-            held[device] = held_on(costs.data, states, passes, kept, rows)
+def memory(zero: "ZeroCosts", kept: Floats) -> tuple[Held, ...]:
+    """[D] what devices hold at their peak. kept: bytes that every stage of the first replica, then
+    of the second, … keeps at once."""
+    plan, costs, kept_by_stage = zero.plan, zero.costs, iter(kept.tolist())
+    held, level = [Held()] * len(plan.devices), plan.zero
+    if zero.divided is None:
+        level = min(level, max(costs.data.framework.pipeline_levels))
+    for replica in plan.replicas:
+        samples = max(batch.samples for batch in replica.micro_batches)
+        for stage in replica.stages:
+            rows = samples * max(stage.row_shares) / sum(stage.row_shares)
+            layers, kept_here = tuple(stage.layers), next(kept_by_stage)
+            passes, weights, largest = stage_bytes(
+                costs, layers, len(stage.tensor_shares), zero.copied_in(stage)
+            )
+            alike: dict[tuple[float, float], Held] = {}
+            each = zip(stage.all_devices, stage.parts, zero.shares(stage), strict=True)
+            for device, part, share in each:
+                if (part, share) not in alike:
+                    states = part * weights, part * largest, level, share
+                    alike[part, share] = held_on(costs.data, states, passes, kept_here, rows)
+                held[device] = alike[part, share]
     return tuple(held)
 
 
@@ -157,63 +146,16 @@ def held_on(
     )
 
 
-def saved_bytes(stage: Stage, chunk: int, sizes: "Ints", costs: Costs) -> list[float]:
-    """[sizes] bytes that the fullest device of the stage keeps of one micro-batch."""
-    largest_share = max(stage.row_shares) / sum(stage.row_shares)
-    each = costs.saved_bytes(stage.layers[chunk], len(stage.tensor_shares))
-    return [float(np.ceil(n * largest_share)) * each for n in sizes]
-
-
-def data_ranks(plan: Plan, stage: Stage) -> int:
-    """How many row groups of all replicas hold the stage's layers."""
-    return sum(len(counterpart(replica, stage).devices) for replica in plan.replicas)
-
-
-def counterpart(replica: Replica, stage: Stage) -> Stage:
-    """The replica's stage that begins where `stage` does, or the nearest before."""
-    first = stage.layers[0][0]
-    return [other for other in replica.stages if other.layers[0][0] <= first][-1]
-
-
-def tensor_part(stage: Stage, device: int) -> float:
-    """The share of every weight that a device of the stage holds."""
-    rank = next(group.index(device) for group in stage.devices if device in group)
-    return stage.tensor_shares[rank] / sum(stage.tensor_shares)
-
-
-def stage_params(plan: Plan, stage: Stage, costs: Costs) -> tuple[float, float]:
-    """Bytes of a stage's weights, copies of tied ones included, and of its largest layer."""
-    layers = costs.data.layers
+@lru_cache(MOST_KEPT)
+def stage_bytes(
+    costs: Costs, layers: tuple[Range, ...], tensor: int, copied: tuple[tuple[int, float], ...]
+) -> tuple[Passes, float, float]:
+    """Of a stage: what its passes keep, and bytes of its weights and of its largest layer, with
+    what its layers copy."""
+    copies = dict(copied)
     each = [
-        layers[l].param_bytes + copied_bytes(plan, l, costs)
-        for first, last in stage.layers
+        costs.data.layers[l].param_bytes + copies.get(l, 0.0)
+        for first, last in layers
         for l in range(first, last)
     ]
-    return sum(each), max(each)
-
-
-def owners_of(plan: Plan, layer: int) -> list[Owner]:
-    """The stage of every replica that holds the layer."""
-    return [
-        (i, j)
-        for i, replica in enumerate(plan.replicas)
-        for j, stage in enumerate(replica.stages)
-        if any(first <= layer < last for first, last in stage.layers)
-    ]
-
-
-def copied_bytes(plan: Plan, layer: int, costs: Costs) -> float:
-    """Tied weights that the layer's stage holds as a copy: those of a layer elsewhere (the first
-    one's)."""
-    tied = costs.data.layers[layer].tied_param_bytes
-    if not tied:  # of most layers; looking for owners takes a look at every stage of every replica
-        return 0.0
-    return 0.0 if owners_of(plan, layer) == owners_of(plan, 0) else tied
-
-
-def single_stage(plan: Plan) -> bool:
-    """Whether every replica is one stage on one device: data parallelism."""
-    return all(
-        len(replica.stages) == 1 and len(replica.stages[0].all_devices) == 1
-        for replica in plan.replicas
-    )
+    return Passes.of(costs, layers, tensor), sum(each), max(each)

@@ -64,22 +64,18 @@ class Moves:
         return i, self.rng.randrange(len(design.pipes[i].groups))
 
     def cut(self, design: Design) -> Design | None:
-        """A cut moves by one or two layers."""
-        place = self.rng.random()
-        return self._shifted(design, place, place, self.rng.choice((-2, -1, -1, 1, 1, 2)))
-
-    def shift(self, design: Design) -> Design | None:
-        """A layer wanders from one virtual stage to another, through all between."""
+        """A cut moves by one or two layers; or several do, and layers wander through stages."""
         first, last = sorted((self.rng.random(), self.rng.random()))
-        return self._shifted(design, first, last, self.rng.choice((-1, 1)))
+        last = last if self.rng.random() < 0.5 else first
+        step = self.rng.choice((-2, -1, -1, 1, 1, 2))
 
-    def _shifted(self, design: Design, first: float, last: float, step: int) -> Design | None:
         def changed(pipe: Pipe) -> Pipe | None:
             n = len(pipe.cuts)
             moved = range(int(first * n), int(last * n) + 1)
             cuts = tuple(cut + step * (j in moved) for j, cut in enumerate(pipe.cuts))
             rising = all(a < b for a, b in pairwise((0, *cuts, self.space.layers)))
-            return replace(pipe, cuts=cuts) if rising else None
+            # Of a single stage it does not matter where its chunks begin.
+            return replace(pipe, cuts=cuts) if rising and len(pipe.groups) > 1 else None
 
         return self._one_or_alike(design, self._any_stage(design)[0], changed)
 

@@ -96,10 +96,25 @@ class Stage(StrictModel):
     row_shares: Shares = Field(default_factory=lambda: [1.0])
     tensor_shares: Shares = Field(default_factory=lambda: [1.0])
 
+    @cached_property
+    def digest(self) -> int:
+        """The hash, kept: costs of stages are remembered, and asked for often."""
+        rows = tuple(map(tuple, self.devices))
+        return hash((*self.layers, rows, *self.row_shares, *self.tensor_shares))
+
+    def __hash__(self) -> int:
+        return self.digest
+
     @property
     def all_devices(self) -> list[int]:
         """Devices of all row groups."""
         return [device for group in self.devices for device in group]
+
+    @property
+    def parts(self) -> list[float]:
+        """Of the stage's weights that each of `all_devices` has."""
+        whole = sum(self.tensor_shares)
+        return [share / whole for share in self.tensor_shares] * len(self.devices)
 
 
 class Replica(StrictModel):

@@ -6,28 +6,33 @@ cards that ranks of a node share, gradients joined where they belong (layer by l
 are cut differently, tied embeddings across stages), and the optimizer's step.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
-from itertools import pairwise
-from typing import Any
+from functools import cache, lru_cache
+from itertools import chain, pairwise
 
 import numpy as np
 
 from hetplan.errors import UnsupportedError
-from hetplan.formulations.joint.costs import Costs
+from hetplan.formulations.joint.costs import MOST_KEPT, Costs
 from hetplan.formulations.joint.data import JointData
-from hetplan.formulations.joint.memory import Held, Owner, memory, owners_of, saved_bytes
-from hetplan.formulations.joint.plan import Plan, Recomputation, Replica
-from hetplan.formulations.joint.sharding import ZeroCosts
+from hetplan.formulations.joint.memory import Held, memory
+from hetplan.formulations.joint.plan import Plan, Recomputation, Replica, Stage
+from hetplan.formulations.joint.sharding import Owner, ZeroCosts
 from hetplan.profiling.simulator.pipeline import (
     Collective,
     Replica as Pipeline,
+    Schedule,
     Sends,
+    least_seconds,
     simulate_replicas,
     tasks_of,
 )
 from hetplan.profiling.simulator.tasks import Tasks, Timeline, Traffic, simulate
+
+SHAPES = 256  # replicas that are remembered
+Sizes = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -110,9 +115,19 @@ class ChainReplayer:
         """Of an instance."""
         return cls(lambda mode: Costs(data, mode), settings)
 
-    def seconds(self, plan: Plan) -> float:
-        """Seconds per iteration of a plan. Raises what `replay` does."""
-        return simulate(self.tasks(plan)).seconds
+    def seconds(self, plan: Plan, limit: float = math.inf) -> float:
+        """Seconds per iteration of a plan; where they are surely more than `limit`, some number
+        between both. Raises what `replay` does."""
+        parts = self.parts(plan)
+        least = least_seconds(*parts)
+        return least if least > limit else simulate(tasks_of(*parts)).seconds
+
+    def excess(self, plan: Plan) -> float:
+        """By what share of its memory the fullest device holds too much."""
+        zero, kept = self.zero(plan), [p.peak_bytes for p in self.parts(plan)[0]]
+        held = memory(zero, np.concatenate(kept))
+        each = zip(held, limits(plan, zero.costs), strict=True)
+        return max(max(device.allocated / max(limit, 1.0) - 1, 0.0) for device, limit in each)
 
     def robust_seconds(self, plan: Plan, noise: Noise | None = None) -> float:
         """The median of replays whose durations are noisy."""
@@ -133,16 +148,17 @@ class ChainReplayer:
 
     def tasks(self, plan: Plan) -> Tasks:
         """One iteration of a plan without a program as tasks."""
-        self._check_sends(plan)
-        return tasks_of(*simulated(plan, self.zero(plan), self.settings))
+        return tasks_of(*self.parts(plan))
 
-    def _check_sends(self, plan: Plan) -> None:
-        """Stages that visit each other in a ring would wait for each other for ever."""
+    def parts(self, plan: Plan) -> tuple[list[Pipeline], list[Collective]]:
+        """What the simulator takes. Refused: stages that visit each other in a ring and would wait
+        for each other for ever."""
         if self.settings.sends == "rendezvous" and plan.schedule == "interleaved-1f1b":
             raise UnsupportedError(
                 "stages of several chunks cannot all wait for both ends of their messages",
                 where=plan.name, got="sends rendezvous", expected="another way of sending",
             )  # fmt: skip
+        return simulated(plan, self.zero(plan), self.settings)
 
     def zero(self, plan: Plan) -> ZeroCosts:
         """The plan's costs, with those of its sharded states."""
@@ -150,22 +166,24 @@ class ChainReplayer:
 
     def replay(self, plan: Plan) -> Replay:
         """One iteration of a plan, with its timeline and memory."""
-        self._check_sends(plan)
-        zero = self.zero(plan)
-        timeline = simulate_replicas(*simulated(plan, zero, self.settings))
+        zero, timeline = self.zero(plan), simulate_replicas(*self.parts(plan))
         owners = [
             (i, j) for i, replica in enumerate(plan.replicas) for j in range(len(replica.stages))
         ]
-        held = memory(plan, zero.costs, zero.divided, owners, timeline)
-        limits = {name: kind.memory_bytes for name, kind in zero.costs.data.types.items()}
+        held = memory(zero, timeline.peak_bytes)
         return Replay(
             timeline,
             tuple(owners),
             tuple(tuple(plan.replicas[i].stages[j].all_devices) for i, j in owners),
             tuple(device.allocated for device in held),
-            tuple(limits[device.type] for device in plan.devices),
+            limits(plan, zero.costs),
             held,
         )
+
+
+def limits(plan: Plan, costs: Costs) -> tuple[float, ...]:
+    """[D] bytes that each device may hold."""
+    return tuple(costs.data.types[device.type].memory_bytes for device in plan.devices)
 
 
 def simulated(
@@ -179,59 +197,84 @@ def simulated(
 
 def pipeline(plan: Plan, replica: Replica, zero: ZeroCosts, settings: Settings) -> Pipeline:
     """The replica's passes, transfers and updates as the simulator takes them."""
-    costs = zero.costs
-    S, C = len(replica.stages), len(replica.stages[0].layers)
     assert plan.schedule != "spmd", "programs are replayed apart"
-    sizes = [b.samples for b in replica.micro_batches]
-    kinds = np.repeat(np.arange(len(sizes)), [b.count for b in replica.micro_batches])
-    passes = np.array(
-        [
-            [
-                [zero.passes(stage, n) or costs.passes(stage, layers, n) for n in sizes]
-                for layers in stage.layers
-            ]
-            for stage in replica.stages
-        ]
+    made = remembered_pipeline(
+        zero.costs,
+        plan.schedule,
+        tuple(replica.stages),
+        tuple((batch.count, batch.samples) for batch in replica.micro_batches),
+        tuple(zero.update_seconds(stage) for stage in replica.stages),
+        settings,
     )
-    reduces: list[Any] = []
-    if any(len(stage.tensor_shares) > 1 for stage in replica.stages):
-        both = [
-            [[costs.reduces(stage, layers, n) for n in sizes] for layers in stage.layers]
-            for stage in replica.stages
-        ]
-        reduces = [
-            [[[pair[side] for pair in row] for row in rows] for rows in both] for side in (0, 1)
-        ]
+    if not zero.overlaps:
+        return made
+    sizes = [batch.samples for batch in replica.micro_batches]
+    passes = np.array([[zero.passes(stage, n) for n in sizes] for stage in replica.stages])
+    return replace(made, forward=passes[:, None, :, 0], backward=passes[:, None, :, 1])
+
+
+@lru_cache(SHAPES)
+def remembered_pipeline(
+    costs: Costs,
+    schedule: Schedule,
+    stages: tuple[Stage, ...],
+    batches: tuple[tuple[int, int], ...],
+    optimizer: tuple[float, ...],
+    settings: Settings,
+) -> Pipeline:
+    """A replica with micro-batches (count, samples)."""
+    sizes, S, C = tuple(size for _, size in batches), len(stages), len(stages[0].layers)
+    passes, reduces, saved = zip(
+        *(stage_costs(costs, stage, sizes) for stage in stages), strict=True
+    )
+    times = np.array(passes)
+    ends = [(stages[v % S], stages[(v + 1) % S], v // S) for v in range(S * C - 1)]
+    both = [hop(costs, here, there, chunk, sizes) for here, there, chunk in ends]
     return Pipeline(
         stages=S,
-        micro_batches=len(kinds),
+        micro_batches=sum(count for count, _ in batches),
         chunks=C,
-        schedule=plan.schedule,
+        schedule=schedule,
         sends=settings.sends,
         exchange_seconds=settings.exchange_seconds,
-        forward=passes[..., 0],
-        backward=passes[..., 1],
-        kinds=kinds,
-        optimizer=[zero.update_seconds(stage) for stage in replica.stages],
-        saved_bytes=[
-            [saved_bytes(stage, c, np.array(sizes), costs) for c in range(C)]
-            for stage in replica.stages
-        ],
-        hops=hops(replica, sizes, costs),
-        reduces=reduces,
+        forward=times[..., 0],
+        backward=times[..., 1],
+        kinds=np.repeat(np.arange(len(sizes)), [count for count, _ in batches]),
+        optimizer=optimizer,
+        saved_bytes=saved,
+        hops=tuple(zip(*both, strict=True)),
+        reduces=(
+            tuple(zip(*reduces, strict=True))
+            if any(len(stage.tensor_shares) > 1 for stage in stages)
+            else ()
+        ),
     )
 
 
-def hops(replica: Replica, sizes: Sequence[int], costs: Costs) -> list[list[list[Traffic]]]:
-    """Transfers between the replica's virtual stages: [2][hop][size], there and back."""
-    S, C = len(replica.stages), len(replica.stages[0].layers)
-    there, back = [], []
-    for v in range(S * C - 1):
-        here, after = replica.stages[v % S], replica.stages[(v + 1) % S]
-        layer = here.layers[v // S][1] - 1
-        there.append([costs.transfer(here, after, layer, n) for n in sizes])
-        back.append([costs.transfer(after, here, layer, n) for n in sizes])
-    return [there, back]
+@lru_cache(MOST_KEPT)
+def stage_costs(
+    costs: Costs, stage: Stage, sizes: Sizes
+) -> tuple[list[list[tuple[float, float]]], list[list[list[Traffic]]], list[list[float]]]:
+    """Of every chunk and size of a micro-batch [C][B]: (forward, backward) seconds without what
+    tensor ranks reduce, that [2][C][B], and the bytes that the fullest device saves."""
+    passes = [[costs.passes(stage, layers, n) for n in sizes] for layers in stage.layers]
+    both = [[costs.reduces(stage, layers, n) for n in sizes] for layers in stage.layers]
+    reduces = [[[pair[side] for pair in row] for row in both] for side in (0, 1)]
+    share, tensor = max(stage.row_shares) / sum(stage.row_shares), len(stage.tensor_shares)
+    each = [costs.saved_bytes(layers, tensor) for layers in stage.layers]
+    return passes, reduces, [[math.ceil(n * share) * size for n in sizes] for size in each]
+
+
+@lru_cache(MOST_KEPT)
+def hop(
+    costs: Costs, here: Stage, there: Stage, chunk: int, sizes: Sizes
+) -> tuple[list[Traffic], list[Traffic]]:
+    """Transfers [B] behind a chunk of stage `here`: to stage `there`, and back."""
+    layer = here.layers[chunk][1] - 1
+    return (
+        [costs.transfer(here, there, layer, n) for n in sizes],
+        [costs.transfer(there, here, layer, n) for n in sizes],
+    )
 
 
 def gradient_collectives(zero: ZeroCosts, settings: Settings) -> list[Collective]:
@@ -266,15 +309,12 @@ def gradient_collectives(zero: ZeroCosts, settings: Settings) -> list[Collective
 
 def shared_parts(zero: ZeroCosts) -> Iterator[tuple[tuple[Owner, ...], float]]:
     """(who holds them, bytes) of all weights; tied ones in two stages have the holders of both."""
-    plan, sums = zero.plan, zero.costs.param_sums
-    cuts = {first for r in plan.replicas for stage in r.stages for first, _ in stage.layers}
-    for first, last in pairwise([*sorted(cuts), len(sums) - 1]):
-        yield tuple(owners_of(plan, first)), sums[last] - sums[first]
+    sums, first = zero.costs.param_sums, zero.owners(0)
+    for begin, end in pairwise([*sorted({*chain(*zero.firsts)}), len(sums) - 1]):
+        yield zero.owners(begin), sums[end] - sums[begin]
     for layer, copied in zero.copies.items():
-        if copied:
-            holders = tuple(owners_of(plan, 0))
-            yield holders, -copied  # the first layer's own, joined with the copies instead
-            yield tuple(sorted({*holders, *owners_of(plan, layer)})), copied
+        yield first, -copied  # the first layer's own, joined with the copies instead
+        yield tuple(sorted({*first, *zero.owners(layer)})), copied
 
 
 def ring_of(plan: Plan, owners: Sequence[Owner], size: float, costs: Costs) -> Traffic:

@@ -18,20 +18,22 @@ Between stages of pipelines nothing is taken in steps: there ZeRO 2 and 3 join g
 weights once per iteration, as our runtime does, and take the time of ZeRO 1.
 """
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
-from itertools import pairwise
+from functools import cached_property, lru_cache
+from itertools import chain, pairwise
 
 import numpy as np
 
-from hetplan.formulations.joint.costs import Costs, Floats
-from hetplan.formulations.joint.memory import copied_bytes, data_ranks, single_stage, tensor_part
+from hetplan.formulations.joint.costs import MOST_KEPT, Costs, Floats
 from hetplan.formulations.joint.plan import Plan, Stage
 from hetplan.formulations.poplar.zero import collective_seconds
 from hetplan.profiling.simulator.pipeline import Collective
 from hetplan.profiling.simulator.tasks import Ports
 from hetplan.profiling.stack import CONTENTION
+
+Owner = tuple[int, int]  # replica, stage
 
 
 def hidden(
@@ -82,8 +84,53 @@ class ZeroCosts:
 
     @cached_property
     def copies(self) -> dict[int, float]:
-        """Bytes of tied weights that the holders of a layer keep as a copy."""
-        return {layer: copied_bytes(self.plan, layer, self.costs) for layer in self.costs.tied}
+        """Bytes of weights tied to the first layer's that holders of another layer copy."""
+        tied, layers, first = self.costs.tied, self.costs.data.layers, self.owners(0)
+        return {l: layers[l].tied_param_bytes for l in tied if self.owners(l) != first}
+
+    def copied_in(self, stage: Stage) -> tuple[tuple[int, float], ...]:
+        """(layer, bytes) of `copies` in the stage."""
+        return tuple(
+            (layer, size)
+            for layer, size in self.copies.items()
+            if any(first <= layer < last for first, last in stage.layers)
+        )
+
+    @cached_property
+    def firsts(self) -> list[list[int]]:
+        """The first layers of each replica's virtual stages."""
+        return [
+            sorted(first for stage in replica.stages for first, _ in stage.layers)
+            for replica in self.plan.replicas
+        ]
+
+    def owners(self, layer: int) -> tuple[Owner, ...]:
+        """The stage of every replica that holds the layer."""
+        replicas = self.plan.replicas
+        virtual = (bisect_right(firsts, layer) - 1 for firsts in self.firsts)
+        return tuple((i, v % len(replicas[i].stages)) for i, v in enumerate(virtual))
+
+    @cached_property
+    def _data_ranks(self) -> dict[int, int]:
+        """By the first layer of a stage, how many row groups of all replicas hold it."""
+        heads = [
+            firsts[: len(r.stages)]
+            for firsts, r in zip(self.firsts, self.plan.replicas, strict=True)
+        ]
+        return {
+            first: sum(
+                len(replica.stages[bisect_right(head, first) - 1].devices)
+                for head, replica in zip(heads, self.plan.replicas, strict=True)
+            )
+            for first in {*chain(*heads)}
+        }
+
+    def shares(self, stage: Stage) -> tuple[float, ...]:
+        """Of the shards of its states that each device of the stage has."""
+        if self.divided is not None:
+            return tuple(self.divided[stage.all_devices].tolist())
+        ranks = self._data_ranks[stage.layers[0][0]] if self.plan.zero else 1
+        return (1 / ranks,) * len(stage.all_devices)
 
     @cached_property
     def half_rings(self) -> dict[float, tuple[float, Ports]]:
@@ -183,21 +230,23 @@ class ZeroCosts:
 
     def update_seconds(self, stage: Stage) -> float:
         """The optimizer's step on the slowest device of a stage."""
-        plan, sums = self.plan, self.costs.param_sums
-        held = sum(sums[last] - sums[first] for first, last in stage.layers)
-        held += sum(
-            copied
-            for layer, copied in self.copies.items()
-            if any(first <= layer < last for first, last in stage.layers)
-        )
-        if plan.zero and self.divided is None:
-            held /= data_ranks(plan, stage)
-        return max(
-            self.costs.update_seconds(
-                device,
-                held
-                * tensor_part(stage, device)
-                * (1.0 if self.divided is None else float(self.divided[device])),
-            )
-            for device in stage.all_devices
-        )
+        return update_seconds(self.costs, stage, self.shares(stage), self.copied_in(stage))
+
+
+@lru_cache(MOST_KEPT)
+def update_seconds(
+    costs: Costs, stage: Stage, shares: tuple[float, ...], copied: tuple[tuple[int, float], ...]
+) -> float:
+    """`ZeroCosts.update_seconds` where its devices have such shares of their states."""
+    sums, ends = costs.param_sums, stage.layers
+    held = sum(sums[last] - sums[first] for first, last in ends) + sum(size for _, size in copied)
+    each = zip(stage.all_devices, stage.parts, shares, strict=True)
+    return max(costs.update_seconds(device, held * part * share) for device, part, share in each)
+
+
+def single_stage(plan: Plan) -> bool:
+    """Whether every replica is one stage on one device: data parallelism."""
+    return all(
+        len(replica.stages) == 1 and len(replica.stages[0].all_devices) == 1
+        for replica in plan.replicas
+    )

@@ -10,10 +10,10 @@ pass activations to v + 1 and gradients back; every stage works in the order of 
 Collectives join stages of several replicas.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Literal
 
 import numpy as np
@@ -46,6 +46,7 @@ def warm_up(
     return min(2 * (stages - stage - 1) + (chunks - 1) * stages, passes)
 
 
+@lru_cache(maxsize=1024)
 def order(
     schedule: Schedule, stages: int, stage: int, micro_batches: int, chunks: int = 1
 ) -> tuple[Ints, Ints, Ints]:
@@ -79,9 +80,10 @@ Sends = Literal["asynchronous", "waiting", "blocking", "rendezvous"]
 LATE: tuple[Sends, ...] = ("waiting", "rendezvous")  # a message waits for its receiver
 HELD: tuple[Sends, ...] = ("blocking", "rendezvous")  # a sender waits for its message
 NOTHING = Traffic()
+KEPT_SHAPES = 64  # of replicas, whose tasks are remembered
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Replica:
     """One pipeline. forward, backward, saved_bytes [S, C, B]: seconds of a pass, and bytes kept
     from a forward pass until the end of its backward pass, of each kind of micro-batch. kinds [M]:
@@ -130,11 +132,36 @@ class Replica:
         """[S, 2, C, M] of forward and backward passes with the host's part of their exchanges,
         without what tensor ranks do together."""
         both = (self.forward, self.backward)
+        seconds: Floats = np.stack([self._by_micro_batch(values) for values in both], axis=1)
+        if not self.exchange_seconds:
+            return seconds
         place = np.arange(self.stages * self.chunks).reshape(self.chunks, self.stages).T
         exchanges = 2 - (place == 0) - (place == self.stages * self.chunks - 1).astype(int)
-        host: Floats = self.exchange_seconds * exchanges[:, None, :, None]
-        seconds: Floats = np.stack([self._by_micro_batch(values) for values in both], axis=1)
-        return np.asarray(seconds + host)
+        return np.asarray(seconds + self.exchange_seconds * exchanges[:, None, :, None])
+
+    @cached_property
+    def reach(self) -> tuple[Floats, Floats]:
+        """[S] seconds until the last backward pass of a stage ends, at least, and of the gradient's
+        way from there to the first stage: (2.2) to (2.4) of docs/method-joint.md."""
+        S, C, counts = self.stages, self.chunks, np.bincount(self.kind)
+        both = [np.broadcast_to(t, (S, C, len(counts))) for t in (self.forward, self.backward)]
+        sent, times = np.zeros((2, S * C, len(counts))), np.array(both)
+        if self.reduces:
+            times += [[[[t.seconds for t in b] for b in c] for c in s] for s in self.reduces]
+        if self.hops and S * C > 1:
+            there, back = ([[t.seconds + t.latency for t in h] for h in side] for side in self.hops)
+            sent[0, 1:], sent[1, :-1] = there, back
+        passes = times.swapaxes(1, 2).reshape(sent.shape)
+        least = (passes + sent).min(axis=2)
+        before, way = np.cumsum(least, axis=1) - least
+        passes += sent * (self.sends in LATE)  # what keeps the stage from its next pass
+        reach = before[:S] + (passes.sum(axis=0) @ counts).reshape(C, S).sum(axis=0)
+        if C == 1:
+            warm = [warm_up(self.schedule, S, s, self.micro_batches) for s in range(S)]
+            ahead = np.minimum(warm, self.micro_batches - 1) * (self.schedule != "gpipe")
+            behind = least.sum(axis=0)
+            reach += behind.sum() - behind.cumsum() - ahead * passes[0].max(axis=1)
+        return reach, way[:S]
 
     def hop(self, side: int, hop: int, batch: int) -> Traffic:
         """The message of a micro-batch; side 0: its activation, 1: its gradient."""
@@ -181,11 +208,13 @@ class _Shape:
     do together [the same, or none], transfers [2, H, M], the further parts of last backward passes,
     updates [S].
 
-    ends [S, 2, C, M]: the last task of each pass. parts: the last backward pass of every stage, in
-    parts. owner: (kind, unit, chunk, micro_batch) [T]. order: (before, after) [E].
+    ends [S, 2, C, M]: the last task of each pass. following [the same]: the first of the stage's
+    next pass, -1 behind the last. parts: the last backward pass of every stage, in parts. owner:
+    (kind, unit, chunk, micro_batch) [T]. order: (before, after) [E].
     """
 
     ends: Ints
+    following: Ints
     parts: tuple[Ints, ...]
     updates: Ints
     owner: tuple[Ints, ...]
@@ -260,24 +289,11 @@ def _new_shape(
     tasks.order(ends[:, 1, 0, -1], updates)
     built = tasks.build(S)
     columns = (built.kind, built.unit, built.chunk, built.micro_batch)
-    return _Shape(ends, tuple(parts), updates, columns, (built.before, built.after))
+    return _Shape(ends, following, tuple(parts), updates, columns, (built.before, built.after))
 
 
-_kept_shape = lru_cache(maxsize=64)(_new_shape)
-
-
-@dataclass(frozen=True)
-class _Placed:
-    """Numbers of a replica's first and last tasks of passes [S, 2, C, M], of the parts of its last
-    backward passes and of its updates. unit: of its first stage. next_side: of the pass that
-    follows a backward pass on a single stage."""
-
-    unit: int
-    next_side: int
-    begins: Ints
-    ends: Ints
-    parts: list[Ints]
-    updates: Ints
+_Placed = tuple[int, int, _Shape]  # the first task, and the unit of the first stage
+_kept_shape = lru_cache(maxsize=KEPT_SHAPES)(_new_shape)
 
 
 def tasks_of(replicas: Sequence[Replica], collectives: Sequence[Collective] = ()) -> Tasks:
@@ -301,6 +317,29 @@ def tasks_of(replicas: Sequence[Replica], collectives: Sequence[Collective] = ()
     return tasks.build(unit)
 
 
+def least_seconds(replicas: Sequence[Replica], collectives: Sequence[Collective] = ()) -> float:
+    """Seconds that an iteration takes at least: what every stage does, the way out, and what is
+    behind the last backward passes. A fraction of the work of `tasks_of`."""
+    joined: dict[tuple[tuple[int, int], When], float] = {}
+    for c in collectives:
+        if c.buckets == 1 and c.when != "step":
+            joined.update(
+                {(m, c.when): max(c.seconds, joined.get((m, c.when), 0.0)) for m in c.members}
+            )
+    least = 0.0
+    for i, replica in enumerate(replicas):
+        after = np.array(
+            [
+                joined.get(((i, s), "gradients"), 0.0) + joined.get(((i, s), "parameters"), 0.0)
+                for s in range(replica.stages)
+            ]
+        )
+        reach, way = replica.reach
+        ends = np.maximum.accumulate(np.asarray(replica.optimizer, float) + after - way)
+        least = max(least, float((reach + way + ends).max()))
+    return least
+
+
 def simulate_replicas(
     replicas: Sequence[Replica], collectives: Sequence[Collective] = ()
 ) -> Timeline:
@@ -311,52 +350,38 @@ def simulate_replicas(
 
 def _place(tasks: TaskList, replica: Replica, unit: int, buckets: tuple[int, ...]) -> _Placed:
     """All tasks of one replica."""
-    shape, first = _shape(replica, buckets), tasks.count
-    parts, S, M = np.array(buckets), replica.stages, replica.micro_batches
-    passes = replica.pass_seconds.copy()
+    shape, first, (values, ports) = _shape(replica, buckets), tasks.count, _values(replica, buckets)
+    seconds, delay, use = values
+    numbers = np.array([*map(tasks.use, ports)])[use.astype(np.int64)]
+    tasks.block((seconds, delay, numbers), shape.owner, unit, shape.order)
+    return first, unit, shape
+
+
+@lru_cache(KEPT_SHAPES)
+def _values(replica: Replica, buckets: tuple[int, ...]) -> tuple[Floats, list[Ports]]:
+    """[3, T] seconds, delay and use of all tasks of a replica, in the order of `_Shape`; the ports
+    of every use, none of the first."""
+    S, C = replica.stages, replica.chunks
+    uses: dict[Ports, int] = {(): 0}
+
+    def columns(table: Iterable[Traffic], *shape: int) -> Floats:
+        numbers = [(t.seconds, t.latency, uses.setdefault(t.ports, len(uses))) for t in table]
+        return np.array(numbers).T.reshape(3, *shape, -1)[..., replica.kind]
+
+    passes, parts = replica.pass_seconds.copy(), np.array(buckets)
     passes[:, 1, 0, -1] /= parts
-    rest = np.repeat(passes[:, 1, 0, -1], parts - 1)
-    count = passes.size
-    sent = _columns(tasks, replica.hops, (2, S * replica.chunks - 1, M), replica.kind)
-    met = [np.empty(0)] * 3
+    last = np.append(
+        np.repeat(passes[:, 1, 0, -1], parts - 1), np.broadcast_to(replica.optimizer, S)
+    )
+    values = np.zeros((3, len(_shape(replica, buckets).owner[0])))
+    values[0, : passes.size], values[0, -len(last) :] = passes.ravel(), last
     if replica.reduces:
-        sides = [
-            _columns(tasks, side, (S, replica.chunks, M), replica.kind) for side in replica.reduces
-        ]
-        met = [np.stack(columns, axis=1) for columns in zip(*sides, strict=True)]
-    none, no_use = np.zeros(len(rest) + S), np.full(len(rest) + S, -1)
-    ending = np.broadcast_to(np.asarray(replica.optimizer, float), (S,))
-    tasks.block(
-        seconds=(passes.ravel(), met[0].ravel(), sent[0].ravel(), rest, ending),
-        delay=(np.zeros(count), met[1].ravel(), sent[1].ravel(), none),
-        use=(np.full(count, -1), met[2].ravel(), sent[2].ravel(), no_use),
-        owner=shape.owner,
-        unit=unit,
-        order=shape.order,
-    )
-    moved = [first + part for part in shape.parts]
-    begins = first + np.arange(count).reshape(passes.shape)
-    next_side = int(replica.schedule == "gpipe")
-    return _Placed(unit, next_side, begins, first + shape.ends, moved, first + shape.updates)
-
-
-def _columns(
-    tasks: TaskList,
-    table: Sequence[Sequence[Sequence[Traffic]]],
-    shape: tuple[int, int, int],
-    kind: Ints,
-) -> list[Floats]:
-    """(seconds, delay, use) in `shape` [.., .., M] of a table by kind; nothing without a table."""
-    if not table or 0 in shape:
-        return [np.full(shape, value) for value in (0.0, 0.0, -1.0)]
-    values = np.array(
-        [
-            [[t.seconds, t.latency, tasks.use(t.ports)] for t in row]
-            for rows in table
-            for row in rows
-        ]
-    )
-    return [values.reshape(*shape[:2], -1, 3)[:, :, kind, column] for column in range(3)]
+        met = columns(chain(*chain(*chain(*replica.reduces))), 2, S, C).swapaxes(1, 2)
+        values[:, passes.size : 2 * passes.size] = met.reshape(3, -1)
+    if replica.hops and S * C > 1:
+        sent = columns(chain(*chain(*replica.hops)), 2, S * C - 1).reshape(3, -1)
+        values[:, -len(last) - sent.shape[1] : -len(last)] = sent
+    return values, list(uses)
 
 
 def _join(tasks: TaskList, placed: list[_Placed], collectives: Sequence[Collective]) -> None:
@@ -365,36 +390,37 @@ def _join(tasks: TaskList, placed: list[_Placed], collectives: Sequence[Collecti
     columns: list[tuple[float, int, int, int]] = []  # seconds, use, unit, micro-batch
     for collective in collectives:
         members = [(placed[i], s) for i, s in collective.members]
-        (first, stage), step = members[0], collective.when == "step"
-        steps = first.ends.shape[-1]
-        if step and {r.ends.shape for r, _ in members} != {(1, 2, 1, steps)}:
+        ((_, unit, shape), stage), step = members[0], collective.when == "step"
+        steps = shape.ends.shape[-1]
+        if step and {own.ends.shape for (_, _, own), _ in members} != {(1, 2, 1, steps)}:
             raise ValueError(
                 "a collective of every step joins replicas of one stage with equally many "
                 "micro-batches"
             )
         count = steps if step else collective.buckets
         each, use = collective.seconds / collective.buckets, tasks.use(collective.ports)
-        columns += [(each, use, first.unit + stage, m if step else -1) for m in range(count)]
+        columns += [(each, use, unit + stage, m if step else -1) for m in range(count)]
         numbers = range(number, number + count)
         number += count
         order += pairwise(numbers)
-        for replica, s in members:
+        for (begin, _, own), s in members:
+            update = begin + int(own.updates[s])
             if collective.when == "parameters":
-                order.append((int(replica.updates[s]), numbers[0]))
+                order.append((update, numbers[0]))
                 continue
             if step:
-                tasks.order(replica.ends[s, 1, 0], numbers)
-                tasks.order(numbers[:-1], replica.begins[s, replica.next_side, 0, 1:])
+                tasks.order(begin + own.ends[s, 1, 0], numbers)
+                tasks.order(numbers[:-1], begin + own.following[s, 1, 0, :-1])
             else:
                 # Part p needs the share (p + 1) / count of the last backward pass.
-                own = replica.parts[s]
-                needed = (-(-(p + 1) * len(own) // count) - 1 for p in range(count))
-                order += [(int(own[part]), n) for part, n in zip(needed, numbers, strict=True)]
-            order.append((numbers[-1], int(replica.updates[s])))
+                parts = (begin + own.parts[s]).tolist()
+                needed = (-(-(p + 1) * len(parts) // count) - 1 for p in range(count))
+                order += [(parts[part], n) for part, n in zip(needed, numbers, strict=True)]
+            order.append((numbers[-1], update))
     if columns:
-        seconds, use_of, unit, batch = zip(*columns, strict=True)
+        seconds, use_of, units, batch = zip(*columns, strict=True)
         tasks.add(
-            (len(columns),), kind=Kind.COLLECTIVE, unit=unit, seconds=seconds, use=use_of,
+            (len(columns),), kind=Kind.COLLECTIVE, unit=units, seconds=seconds, use=use_of,
             micro_batch=batch,
         )  # fmt: skip
         tasks.order(*np.array(order, np.int64).T)

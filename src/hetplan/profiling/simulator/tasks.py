@@ -149,19 +149,14 @@ class TaskList:
 
     def block(
         self,
-        *,
-        seconds: Sequence[Floats],
-        delay: Sequence[Floats],
-        use: Sequence[NDArray[Any]],
+        values: Sequence[Floats],
         owner: Sequence[Ints],
         unit: int,
         order: tuple[Ints, Ints],
     ) -> None:
-        """Many tasks whose shape is known, columns in pieces: owner is their (kind, unit, chunk,
-        micro_batch) with units from `unit` on, order their (before, after) among themselves."""
-        columns = (*(np.concatenate(pieces) for pieces in (seconds, delay, use)), *owner)
-        assert {len(column) for column in columns} == {len(owner[0])}, "columns of unlike length"
-        for name, column in zip(COLUMNS, columns, strict=True):
+        """Many tasks of known shape: their (seconds, delay, use); owner: (kind, unit, chunk,
+        micro_batch) with units from `unit` on; order: (before, after) among themselves."""
+        for name, column in zip(COLUMNS, (*values, *owner), strict=True):
             self._columns[name].append(column + unit if name == "unit" else column)
         self._order.append((order[0] + self.count, order[1] + self.count))
         self.count += len(owner[0])
