@@ -327,6 +327,7 @@ def test_top_lists_as_many_strategies_as_asked_for(pool: str) -> None:
 
 def test_what_cannot_be_searched_is_said() -> None:
     assert find_device("a800")[0] == "A800-SXM4-80GB"
+    assert find_device("H100")[0] == "H100-SXM5-80GB"
     crowded = search(
         Job(load_model("glm-130b", precision="fp16"), 64), homogeneous(offer_of("T4", 2))
     )

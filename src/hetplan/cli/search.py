@@ -43,7 +43,7 @@ from hetplan.profiling.cluster import GBIT, MAX_DEVICES, Cluster
 from hetplan.profiling.efficiency import LearnedLinks, LinkEfficiencyFile
 from hetplan.profiling.models import Model, load_model
 from hetplan.profiling.profile import load_profile
-from hetplan.profiling.workload import check_profile
+from hetplan.profiling.workload import check_profile, make_workload
 from hetplan.schema import LEAST_RATE, MOST_RATE, derived
 from hetplan.solvers.run import Run
 from hetplan.text import Table, count_text, number_text, seconds_text
@@ -199,6 +199,21 @@ class Measurements:
         return Assumptions(profile=profile, learned=learned, links=links)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Written:
+    """Files beside the document."""
+
+    plot: Annotated[Path | None, target("--plot", help="Pareto plot: a .svg or .png file.")] = None
+    instance: Annotated[
+        Path | None,
+        target("--instance", help="Write the best's segments as an astra instance."),
+    ] = None
+    write_plan: Annotated[
+        Path | None,
+        target("--write-plan", help="Write the best as a plan file (needs --cluster)."),
+    ] = None
+
+
 def show_shipped_rules(wanted: bool) -> None:
     """Print the shipped rules and stop."""
     if wanted:
@@ -221,6 +236,7 @@ def search(
     gpus: GpuPool,
     kept: Filter,
     measurements: Measurements,
+    written: Written,
     global_batch: Annotated[
         int, typer.Option("--global-batch", "-b", help="Samples per iteration.")
     ] = 1024,
@@ -242,11 +258,6 @@ def search(
         ),
     ] = False,
     top: Annotated[int, typer.Option("--top", metavar="N", help="Strategies to list.", min=1)] = 10,
-    plot: Annotated[Path | None, target("--plot", help="Pareto plot: a .svg or .png file.")] = None,
-    instance: Annotated[
-        Path | None,
-        target("--instance", help="Write the best's segments as an astra instance."),
-    ] = None,
     time_limit: TimeOption = None,
     json: JsonOption = False,
     output: OutputOption = None,
@@ -257,8 +268,10 @@ def search(
     Exit code 0 when a strategy was found, 1 when none passes the rules, fits in memory and keeps
     the money limit.
     """
-    if plot is not None:
-        check_plot_target(plot)
+    if written.plot is not None:
+        check_plot_target(written.plot)
+    if written.write_plan is not None and gpus.cluster is None:
+        raise InputError("a plan is for a cluster", where="--write-plan", expected="--cluster")
     run = Run(make_options(time_limit=time_limit))
     trained = load_model(model, sequence=sequence, precision=precision)
     job, pool = Job(trained, global_batch, tokens, money_limit), gpus.pool()
@@ -269,14 +282,30 @@ def search(
         result = engine.search(
             job, pool, space=space, rules=rules, assumed=assumed, run=run, top=top
         )
-    if plot is not None:
-        write_plot(result, plot, f"{trained.name}, {pool.mode} pool, {job.tokens:g} tokens")
-    if instance is not None:
-        write_instance(result, instance, job, pool)
+    if written.plot is not None:
+        write_plot(result, written.plot, f"{trained.name}, {pool.mode} pool, {job.tokens:g} tokens")
+    if written.instance is not None:
+        write_instance(result, written.instance, job, pool)
     for line in trained.notes:
         note(line)
     emit(as_document(job, pool, result), tables(job, pool, result), json=json, output=output)
-    return 0 if result.best is not None else 1
+    if result.best is None:
+        return 1
+    if written.write_plan is not None and gpus.cluster is not None:
+        profile, path = measurements.profile, written.write_plan
+        save_best(result.best, pool, gpus.cluster, job, profile, path)
+    return 0
+
+
+def save_best(
+    best: Candidate, pool: Pool, cluster: str, job: Job, profile: Path | None, path: Path
+) -> None:
+    """The best strategy's plan file; raises UnsupportedError where it cannot say an option."""
+    # loaded with the planner, which the search itself does not need
+    from hetplan.planner.astra import plan_of
+
+    on = open_cluster(cluster)
+    plan_of(best, make_workload(job.model, on, job.global_batch, profile=profile), pool).save(path)
 
 
 def name_and_count(text: str) -> tuple[str, int]:

@@ -10,6 +10,7 @@ device used); beside it stands the best on one type alone.
 import time
 from dataclasses import dataclass, replace
 
+from hetplan.errors import UnsupportedError
 from hetplan.formulations.amp.problem import Configuration, megatron_placement
 from hetplan.formulations.astra.search.engine import search
 from hetplan.formulations.astra.search.links import Assumptions
@@ -19,9 +20,13 @@ from hetplan.formulations.astra.search.pool import (
     homogeneous,
     offers_of_cluster,
 )
-from hetplan.formulations.astra.search.result import Candidate as AstraCandidate, Job
+from hetplan.formulations.astra.search.result import (
+    Candidate as AstraCandidate,
+    Job,
+    summary,
+)
 from hetplan.formulations.astra.search.space import Space, measured_sizes
-from hetplan.formulations.joint.plan import MicroBatches, Plan, Replica, new_plan
+from hetplan.formulations.joint.plan import MicroBatches, Plan, Prediction, Replica, new_plan
 from hetplan.planner.strategy import (
     Candidate,
     NoPlan,
@@ -144,6 +149,41 @@ class PoolProblem(Problem):
             zero=1 if best.strategy["use_distributed_optimizer"] else 0,
             recomputation="none" if repeated is None else repeated,
         )
+
+
+def plan_of(best: AstraCandidate, workload: Workload, pool: Pool) -> Plan:
+    """The strategy as a plan file with its price; raises UnsupportedError for options that the file
+    cannot say, with what leaves them out of the search."""
+    missing = unsayable(best)
+    if missing:
+        raise UnsupportedError(
+            f"a plan file cannot say {', '.join(missing)}",
+            where=summary(best),
+            expected=" ".join(f"--param {param}" for param in dict.fromkeys(missing.values())),
+        )
+    price = Prediction(strategy="astra", method="search", closed_form_seconds=best.seconds)
+    plan = PoolProblem(workload, pool.mode, pool).to_plan(best)
+    origin = f"hetplan plan search: {summary(best)}"
+    return plan.model_copy(update={"prediction": price, "origin": origin})
+
+
+def unsayable(best: AstraCandidate) -> dict[str, str]:
+    """Options in use that a plan file has no word for, with the search's parameter without them."""
+    s, tp = best.strategy, degree(best, "tensor_model_parallel_size")
+    dp, off = degree(best, "data_parallel_size"), "overlap=false"
+    simple = s["recompute_num_layers"] in (None, 1) and s["recompute_method"] != "block"
+    whole = "recompute=none,selective,full --param recompute_method=uniform"
+    used = {
+        ("sequence parallelism", "sequence_parallel=false"): s["sequence_parallel"] and tp > 1,
+        ("overlapped tensor-parallel collectives", off): s["tp_comm_overlap"] and tp > 1,
+        ("overlapped reduction of gradients", off): s["overlap_grad_reduce"] and dp > 1,
+        ("overlapped gathering of weights", off): s["overlap_param_gather"] and dp > 1,
+        ("overlapped messages between stages", off): s["overlap_p2p_communication"],
+        ("offloaded optimizer states", "offload=false"): best.offloaded > 0,
+        ("recomputation of some layers", f"{whole} --param recompute_layers=1"): not simple,
+        ("expert parallelism", "expert=1"): s["expert_model_parallel_size"] != 1,
+    }
+    return {name: param for (name, param), holds in used.items() if holds}
 
 
 def degree(best: AstraCandidate, name: str) -> int:

@@ -357,19 +357,19 @@ def uneven(task: Task) -> tuple[str, ...]:
 def equal_only(task: Task, alone: bool) -> tuple[str, ...]:
     """What segments of several types leave out, in words; alone: whether single types have it."""
     space = task.space
-    parts = ["virtual stages"] if space.interleaving else []
-    if "hybrid" in space.recompute:
-        parts.append("hybrid recomputation")
-    if "full" in space.recompute and "block" in space.recompute_method:
-        parts.append("block-wise recomputation")
-    if not parts:
-        return ()
+    parts = {
+        "virtual stages": space.interleaving,
+        "hybrid recomputation": "hybrid" in space.recompute,
+        "block-wise recomputation": "full" in space.recompute and "block" in space.recompute_method,
+    }
+    named = ", ".join(name for name, tried in parts.items() if tried)
     where = (
         "tried on each type that has all these GPUs by itself"
         if alone
         else "not tried, no type has all these GPUs by itself"
     )
-    return (f"on segments of several types, {', '.join(parts)}, which need equal stages: {where}",)
+    text = f"on segments of several types, {named}, which need equal stages: {where}"
+    return (text,) if named else ()
 
 
 def why_nothing(

@@ -118,12 +118,13 @@ def cost(offers: tuple[Offer, ...], most: int) -> Pool:
 
 
 def find_device(name: str) -> tuple[str, DeviceSpec]:
-    """The catalogue's entry `name`, or the only one that starts with it (`A800`); raises
-    InputError."""
+    """The catalogue's entry `name`, or the only one that starts with it (`A800`), in SXM form where
+    there are others; raises InputError."""
     known = catalogue()
     if name in known:
         return name, known[name]
     near = [other for other in known if other.lower().startswith(name.lower())]
+    near = [other for other in near if "-SXM" in other] or near
     if len(near) > 1:
         raise InputError(
             "several devices have that name", got=name, expected=f"one of {', '.join(near)}"

@@ -171,23 +171,20 @@ def summary(candidate: Candidate) -> str:
         f"dp {s['data_parallel_size']}",
         f"mbs {s['micro_batch_size']} x {s['num_micro_batches']}",
     ]
-    if s["expert_model_parallel_size"] != 1:
-        parts.append(f"ep {s['expert_model_parallel_size']}")
-    if s["num_layers_per_virtual_pipeline_stage"] is not None:
-        parts.append(f"{s['virtual_pipeline_model_parallel_size']} virtual stages")
-    if s["sequence_parallel"]:
-        parts.append("sequence parallel")
-    if s["use_distributed_optimizer"]:
-        parts.append("distributed optimizer")
-    if s["recompute_granularity"] is not None:
-        details = [
-            str(s[key])
-            for key in ("recompute_method", "recompute_num_layers")
-            if s[key] is not None
-        ]
-        parts.append(" ".join(["recompute", str(s["recompute_granularity"]), *details]))
-    if candidate.offloaded > 0:
-        parts.append(f"{100 * candidate.offloaded:.0f} % of the optimizer offloaded")
+    again = ("recompute_granularity", "recompute_method", "recompute_num_layers")
+    repeats = " ".join(["recompute", *(str(s[key]) for key in again if s[key] is not None)])
+    options = (
+        (s["expert_model_parallel_size"] != 1, f"ep {s['expert_model_parallel_size']}"),
+        (
+            s["num_layers_per_virtual_pipeline_stage"] is not None,
+            f"{s['virtual_pipeline_model_parallel_size']} virtual stages",
+        ),
+        (s["sequence_parallel"], "sequence parallel"),
+        (s["use_distributed_optimizer"], "distributed optimizer"),
+        (s["recompute_granularity"] is not None, repeats),
+        (candidate.offloaded > 0, f"{100 * candidate.offloaded:.0f} % of the optimizer offloaded"),
+    )
+    parts += [text for chosen, text in options if chosen]
     if candidate.segments:
         cuts = (
             (name, [layers for _, layers in stages])
