@@ -50,8 +50,10 @@ def step_of(case: Case, **options: Any) -> tuple[float, list[dict[str, Any]]]:
     )
     model.step = STEP
     loss = model.train_step()
+    gradients = {id(p): p.grad for _, p in model.updated() if p.grad is not None}
     return loss, [
-        vars(f) | {"values": f.values.reshape(-1).clone().cpu()} for f in model.gradients()
+        vars(f) | {"values": f.values.reshape(-1).clone().cpu()}
+        for f in model.states.fragments(gradients)
     ]
 
 

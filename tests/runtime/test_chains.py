@@ -13,7 +13,7 @@ torch: Any = pytest.importorskip("torch", reason="torch is an extra of hetplan")
 
 from torch import nn  # noqa: E402
 
-from hetplan.runtime.execution.chain import describe  # noqa: E402
+from hetplan.runtime.execution.chain import called, describe  # noqa: E402
 from hetplan.runtime.execution.position import Dropout, Position, at, uniform  # noqa: E402
 from parity.cases import MODELS, names_of  # noqa: E402
 from parity.faulty import Pair, Picky  # noqa: E402
@@ -110,3 +110,17 @@ def test_the_hash_is_uniform() -> None:
     assert abs(float(drawn.var()) - 1 / 12) < 0.001
     a, b = drawn[:, 1:].flatten(), drawn[:, :-1].flatten()
     assert abs(float(torch.corrcoef(torch.stack((a, b)))[0, 1])) < 0.01
+
+
+def test_half_precision_keeps_no_copy_of_the_weights_for_each_pass() -> None:
+    """A backward pass rounds what it reads: it sees weights that were changed behind the forward
+    pass, of which torch's own graph would have kept a copy for every micro-batch."""
+    layer, x = torch.nn.Linear(4, 3), torch.ones(2, 4, requires_grad=True)
+    passes = [called(layer, torch.bfloat16, x) for _ in range(2)]
+    expected = 4 * layer.weight.detach().bfloat16().float().sum(0)
+    layer.weight.data.mul_(2.0)
+    for y in passes:
+        y.sum().backward()
+    assert x.grad is not None
+    assert torch.allclose(x.grad[0], expected, rtol=2e-2, atol=1e-2)
+    assert layer.weight.grad is not None and layer.weight.grad.dtype == torch.float32

@@ -14,6 +14,7 @@ from parity.asking import run_forked  # noqa: E402
 from parity.cases import Case  # noqa: E402 (needs torch)
 from parity.gradients import Written, assembled, read, whole  # noqa: E402
 from parity.loops import CASES, DROPPING, WORLDS, alone  # noqa: E402
+from parity.overflows import OVERFLOWS, PLANS  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -73,3 +74,16 @@ def test_changed_checkpoints_and_full_disks_are_named(tmp_path: Path) -> None:
         assert not (tmp_path / "harm" / "harm").exists()
         full = "checkpoint cannot be written: rank 1: OSError: [Errno 28] No space left on device"
         assert told["full"] == full
+
+
+def test_a_step_whose_gradients_overflow_is_skipped_on_all_ranks(tmp_path: Path) -> None:
+    """As torch.amp.GradScaler has it: the scale halves, and doubles behind two good steps."""
+    run_forked("parity.overflows", tmp_path)
+    for rank in range(2):
+        told = torch.load(tmp_path / f"told-{rank}.pt")
+        assert set(told) == set(PLANS)
+        for name, (steps, kept) in told.items():
+            assert [scale for scale, _, _ in steps] == [1.0, 0.5, 0.5, 1.0, 0.5, 0.5], name
+            assert [moved for _, moved, _ in steps] == [not over for over in OVERFLOWS], name
+            assert [has for _, _, has in steps] == [{not over} for over in OVERFLOWS], name
+            assert kept

@@ -358,5 +358,4 @@ def latest(job: Job) -> int | None:
     from hetplan.runtime.execution.checkpoint import complete
 
     assert job.checkpoint is not None
-    folders = complete(job.checkpoint)
-    return int(folders[-1].name.removeprefix("step-")) if folders else None
+    return max((int(path.name[5:]) for path in complete(job.checkpoint)), default=None)

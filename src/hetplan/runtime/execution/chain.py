@@ -29,7 +29,7 @@ goes in are summed) and `leave` (what comes out is summed): Megatron-LM's f and 
 Parameters shared by several layers (tied embeddings) are the same object in each of them.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -181,7 +181,27 @@ def called(
     )
     values = {id(value): rounded(value) for _, value in named}
     state = {name: values[id(value)] for name, value in named}
-    return torch.func.functional_call(layer, state, (rounded(x), *more), tie_weights=False)
+    with read_again([value for _, value in named], values, rounded):
+        return torch.func.functional_call(layer, state, (rounded(x), *more), tie_weights=False)
+
+
+def read_again(
+    weights: Sequence[Tensor], copies: Mapping[int, Tensor], rounded: Callable[[Tensor], Tensor]
+) -> Any:
+    """Inside, graphs keep no rounded weights, one copy for each micro-batch in flight: a backward
+    pass rounds those that it reads. copies: by id of their weight."""
+    kept = {copies[id(one)].untyped_storage().data_ptr(): one for one in weights}
+
+    def pack(saved: Tensor) -> Any:
+        weight = kept.get(saved.untyped_storage().data_ptr())
+        if weight is None:
+            return saved
+        return weight.detach(), (saved.shape, saved.stride(), saved.storage_offset())
+
+    def unpack(packed: Any) -> Tensor:
+        return packed if isinstance(packed, Tensor) else rounded(packed[0]).as_strided(*packed[1])
+
+    return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
 
 
 def describe(

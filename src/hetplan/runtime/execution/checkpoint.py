@@ -19,8 +19,8 @@ weights_only. What was changed since it was written is refused.
 import os
 import shutil
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, replace
 from hashlib import file_digest, sha256
 from pathlib import Path
 from pickle import UnpicklingError
@@ -34,7 +34,8 @@ from torch import Tensor
 
 from hetplan.errors import HetplanError, InputError, kind_and_text
 from hetplan.files import read_json, to_json, write_text
-from hetplan.runtime.execution.loop import Box, Trained
+from hetplan.runtime.execution.loop import Box, LossScale, Trained
+from hetplan.runtime.execution.spmd.machine import shared
 from hetplan.runtime.execution.transport import gather_objects, host_group
 from hetplan.schema import Count, StrictModel, parse
 
@@ -44,13 +45,14 @@ RECORD = "hetplan.json"
 
 class Record(StrictModel):
     """`hetplan.json` of a checkpoint. states: of the optimizer, "like" their parameters or single
-    numbers. files: SHA-256 of those beside it, and of what else is in it."""
+    numbers. scale: a `LossScale`. files: SHA-256 of those beside it, and of what else is in it."""
 
     step: Count
     seed: int
     optimizer: Annotated[str, Field(min_length=1)]
     shapes: dict[str, list[Count]]
     states: dict[str, Literal["like", "scalar"]]
+    scale: dict[str, float]
     files: dict[str, str]
 
     def digest(self) -> str:
@@ -97,24 +99,15 @@ def read_boxes(folder: Path, boxes: Iterable[Box]) -> None:
         for offsets, whole, values in stored[box.name]:
             if tuple(whole) != box.whole:
                 raise ValueError(f"{box.name} has sizes {list(whole)}, not {list(box.whole)}")
-            here, there = shared(box.offsets, box.sizes, offsets, values.shape)
+            sides = zip(box.offsets, box.sizes, offsets, values.shape, strict=True)
+            pairs = [((a, a + size), (b, b + length)) for a, size, b, length in sides]
+            here = tuple(slice(*shared(own, other, own[0])) for own, other in pairs)
+            there = tuple(slice(*shared(own, other, other[0])) for own, other in pairs)
             left -= into[here].numel()
             into[here] = values[there]
         if left:
             raise ValueError(f"{left} elements of {box.name} are missing")
         box.values.copy_(into.view_as(box.values))
-
-
-def shared(
-    offsets: Sequence[int], sizes: Sequence[int], others: Sequence[int], lengths: Sequence[int]
-) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
-    """What two boxes of a tensor have in common, within each."""
-    here, there = [], []
-    for a, size, b, length in zip(offsets, sizes, others, lengths, strict=True):
-        first, last = max(a, b), max(a, b, min(a + size, b + length))
-        here.append(slice(first - a, last - a))
-        there.append(slice(first - b, last - b))
-    return tuple(here), tuple(there)
 
 
 def digests(folder: Path) -> dict[str, str]:
@@ -140,11 +133,12 @@ def save(model: Trained, optimizer: Any, folder: str) -> None:
     together("written", lambda: write_boxes(temporary, boxes))
     files = digests(temporary)
     if dist.get_rank() == 0:
-        shapes = {name: list(shape) for name, shape in model.shapes.items()}
         record = Record.model_validate(
             {
-                "step": model.step, "seed": model.seed, "shapes": shapes, "states": kinds,
-                "optimizer": type(optimizer).__name__.lower(), "files": files,
+                "step": model.step, "seed": model.seed, "states": kinds,
+                "shapes": {name: list(shape) for name, shape in model.shapes.items()},
+                "optimizer": type(optimizer).__name__.lower(), "scale": asdict(model.scale),
+                "files": files,
             }
         )  # fmt: skip
         record.files[RECORD] = record.digest()
@@ -160,10 +154,8 @@ def save(model: Trained, optimizer: Any, folder: str) -> None:
 
 def complete(folder: str) -> list[Path]:
     """Complete checkpoints of a folder, the latest last."""
-    folders = [
-        p for p in Path(folder).glob("step-*") if p.name[5:].isdecimal() and (p / RECORD).is_file()
-    ]
-    return sorted(folders, key=lambda p: int(p.name[5:]))
+    written = (path.parent for path in Path(folder).glob(f"step-*/{RECORD}"))
+    return sorted((p for p in written if p.name[5:].isdecimal()), key=lambda p: int(p.name[5:]))
 
 
 def check_same(folder: str, **options: object) -> None:
@@ -225,18 +217,20 @@ def load(model: Trained, optimizer: Any, folder: str) -> None:
                 optimizer.state[parameter][state] = like.detach()
     boxes = boxes_of(model, optimizer, record.states, mine=False)
     together("read", lambda: read_boxes(stored, boxes))
-    model.step = record.step
+    model.step, model.scale = record.step, LossScale(**record.scale)  # type: ignore[arg-type]
 
 
 def state_kinds(optimizer: Any) -> dict[str, str]:
     """State of the optimizer -> "like" its parameter, or "scalar"; the same on all ranks."""
-    own = {
-        name: "scalar" if value.dim() == 0 and parameter.dim() > 0 else "like"
-        for parameter, states in optimizer.state.items()
-        for name, value in states.items()
-        if isinstance(value, Tensor)
-    }
-    return {name: kind for kinds in gather_objects(own) for name, kind in kinds.items()}
+    everyone = gather_objects(
+        {
+            name: "scalar" if value.dim() == 0 and parameter.dim() > 0 else "like"
+            for parameter, states in optimizer.state.items()
+            for name, value in states.items()
+            if isinstance(value, Tensor)
+        }
+    )
+    return {name: kind for kinds in everyone for name, kind in kinds.items()}
 
 
 def boxes_of(

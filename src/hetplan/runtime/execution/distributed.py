@@ -11,7 +11,7 @@ of DDP.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from math import floor, log2, prod
+from math import floor, inf, isfinite, log2, prod
 from typing import Literal
 
 import torch
@@ -26,7 +26,7 @@ from hetplan.runtime.execution.loop import Box, Trained
 from hetplan.runtime.execution.pipeline import Mail, Pipeline, Rows, streams
 from hetplan.runtime.execution.places import Held, Layout, bucket_plans, held_by
 from hetplan.runtime.execution.position import Position
-from hetplan.runtime.execution.states import Fragment, States
+from hetplan.runtime.execution.states import States
 from hetplan.runtime.execution.transport import Group, Staging, Transport, host_total
 from hetplan.runtime.watch import Watch
 
@@ -42,7 +42,8 @@ class Distributed(Trained):
     "always" sends everything by way of the host's memory (see `execution.transport`).
     precision: of the passes and of what stages send each other; weights, gradients and updates stay
     what they are.
-    Under fp16 the loss is scaled by a power of two, such that a token's gradient is about 1.
+    Under fp16 the loss is scaled by a power of two, such that a token's gradient is about 1, times
+    `scale`; where a gradient is not finite on any rank, all are None: optimizers skip the step.
     """
 
     def __init__(
@@ -92,8 +93,7 @@ class Distributed(Trained):
         held = held_by(self.layout, self.chain, self.place)
         parameters = take(module, self.chain, self.layout.layers(self.place), held, self.device)
         self._join_tensor_group(groups)
-        zero_shares = plan.zero_shares or [1.0] * len(plan.devices)
-        shares = [zero_shares[place.device] for place in plan.places]
+        shares = [plan.zero_shares[p.device] if plan.zero_shares else 1.0 for p in plan.places]
         self.states = States(
             plans, groups, self.place.rank, parameters, held,
             zero=plan.zero, shares=shares, in_step=plan.in_step,
@@ -127,20 +127,24 @@ class Distributed(Trained):
         with self.watch.during("prepare", 0, step):
             self.states.begin()
             weight = host_total(self.pipeline.weight(of_step))
-        scale = 2.0 ** floor(log2(weight)) if self.scaled and weight >= 1 else 1.0
+        scale = 2.0 ** floor(log2(weight)) * self.scale.value if self.scaled else 1.0
         summed = self.pipeline.run(of_step, Position(self.seed, step), weight / scale)
         with self.watch.during("synchronise", 0, step):
             self.pipeline.mail.settle()
             self.states.end()
-            if scale != 1.0:
+            if self.scaled:
+                finite = isfinite(self.gradient_norm(inf))
                 for _, parameter in self.updated():
                     if parameter.grad is not None:
-                        parameter.grad.div_(scale)
+                        parameter.grad = parameter.grad.div_(scale) if finite else None
+                self.scale = self.scale.following(finite=finite)
             return host_total(summed) / weight
 
     def updated(self) -> list[tuple[str, nn.Parameter]]:
         """Shares of parameters under ZeRO, else what this rank holds."""
-        return self.states.updated()
+        if self.states.zero == 0:
+            return list(self.states.parameters.items())
+        return [(s.piece.name, s.parameter) for b in self.states.buckets for s in b.shares]
 
     def boxes(
         self,
@@ -153,11 +157,6 @@ class Distributed(Trained):
         for f in self.states.fragments(values, mine=mine, scalars=scalars):
             whole = prod(self.shapes[f.name])
             yield Box(f.name, (f.first,), (f.last - f.first,), (whole,), f.values.detach())
-
-    def gradients(self) -> list[Fragment]:
-        """The gradients that this rank holds, those that others hold, too, included."""
-        grads = {id(p): p.grad for _, p in self.updated() if p.grad is not None}
-        return list(self.states.fragments(grads))
 
 
 def exactly(rows: Rows) -> Rows:

@@ -7,7 +7,7 @@ decided on the unsplit parameters, and norms are added up over all ranks, each e
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,6 +19,27 @@ from hetplan.runtime.execution.transport import gather_objects, host_total
 # Of torch.optim: those whose update of an element depends on others.
 WHOLE_PARAMETERS = ("Adafactor", "Muon")
 WHOLE_MODELS = ("LBFGS",)
+
+
+@dataclass(frozen=True)
+class LossScale:
+    """What losses are multiplied by in fp16, beside what makes a token's gradient about 1. Source:
+    torch.amp.GradScaler and its default numbers."""
+
+    value: float = 1.0
+    good: int = 0
+    """Iterations with finite gradients since it changed."""
+    growth: float = 2.0
+    backoff: float = 0.5
+    interval: int = 2000
+    """Iterations with finite gradients in a row, after which it grows."""
+
+    def following(self, *, finite: bool) -> "LossScale":
+        """Behind an iteration."""
+        good = self.good + 1 if finite else 0
+        grows = good == self.interval
+        factor = self.growth if grows else 1.0 if finite else self.backoff
+        return replace(self, value=factor * self.value, good=0 if grows else good)
 
 
 @dataclass(frozen=True)
@@ -35,10 +56,11 @@ class Box:
 
 class Trained(ABC):
     """A rank's part of a model. step: iterations begun; seed: of dropout and of synthetic data;
-    shapes: of the unsplit parameters."""
+    shapes: of the unsplit parameters; scale: of passes in fp16."""
 
     step: int
     seed: int
+    scale = LossScale()
     shapes: Mapping[str, tuple[int, ...]]
 
     @abstractmethod
@@ -100,12 +122,10 @@ class Trained(ABC):
         order. Raises UnsupportedError for one of torch's others where it would see parts.
         """
         chosen = {n: dict(groups(n, s)) if groups else {} for n, s in self.shapes.items()}
-        made: list[dict[str, Any]] = []
-        for own in chosen.values():
-            if own not in made:
-                made.append(own)
-        for k, own in enumerate(made):
-            made[k] = {"params": [p for n, p in self.updated() if chosen[n] == own], **own}
+        each = list(chosen.values())
+        different = [own for k, own in enumerate(each) if own not in each[:k]]
+        parameters = [[p for n, p in self.updated() if chosen[n] == own] for own in different]
+        made = [{"params": p, **own} for p, own in zip(parameters, different, strict=True)]
         optimizer = kind(made, **options)
         self._check_elementwise(type(optimizer).__name__)
         return optimizer
@@ -124,8 +144,9 @@ class Trained(ABC):
     def gradient_norm(self, norm_type: float = 2.0) -> Tensor:
         """Of all gradients of the model, the same on every rank. All ranks together."""
         gradients = {id(p): p.grad for _, p in self.updated() if p.grad is not None}
-        mine = [box.values for box in self.boxes(gradients, mine=True)]
-        own = nn.utils.get_total_norm(mine, norm_type)
+        own = nn.utils.get_total_norm(
+            [box.values for box in self.boxes(gradients, mine=True)], norm_type
+        )
         everyone = torch.tensor(gather_objects(float(own)), dtype=torch.float64)
         return torch.linalg.vector_norm(everyone, norm_type)
 

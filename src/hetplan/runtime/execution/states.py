@@ -201,13 +201,6 @@ class States:
             bucket.begin(sharded=zero > 0)
         self._let_go(self.buckets)
 
-    def updated(self) -> list[tuple[str, nn.Parameter]]:
-        """(unsplit name, parameter) that this rank's optimizer updates; a name may come in several
-        pieces."""
-        if self.zero == 0:
-            return list(self.parameters.items())
-        return [(s.piece.name, s.parameter) for bucket in self.buckets for s in bucket.shares]
-
     def begin(self) -> None:
         """Before an iteration: parameters that an optimizer changed elsewhere."""
         if self.zero and not self.per_layer:

@@ -57,8 +57,9 @@ def measure_batch_curve(
     Raises UnsupportedError without torch or for a model that has no torch layers, InputError for
     arguments.
     """
-    counts = {"devices": devices, "largest micro-batch": largest, "repeats": repeats}
-    for what, value in counts.items():
+    for what, value in (
+        ("devices", devices), ("largest micro-batch", largest), ("repeats", repeats),
+    ):  # fmt: skip
         if value < 1:
             raise InputError(what, got=value, expected="at least 1")
     check_device(device)

@@ -49,13 +49,17 @@ def torchrun_place() -> list[int]:
     InputError outside of torchrun, or with a single rank."""
     for name in VARIABLES:
         if not os.environ.get(name, "").isdecimal():
-            expected = "torchrun --nproc-per-node N -m hetplan profile collectives …"
-            raise InputError("is missing", where=name, expected=expected)
+            raise InputError(
+                "is missing", where=name,
+                expected="torchrun --nproc-per-node N -m hetplan profile collectives …",
+            )  # fmt: skip
     place = [int(os.environ[name]) for name in VARIABLES]
     _, ranks, _, per_node = place
     if ranks < 2 or per_node < 1 or ranks % per_node:
-        expected = "nodes of equally many, 2 or more in all"
-        raise InputError("ranks are not usable", where="WORLD_SIZE", got=ranks, expected=expected)
+        raise InputError(
+            "ranks are not usable", where="WORLD_SIZE", got=ranks,
+            expected="nodes of equally many, 2 or more in all",
+        )  # fmt: skip
     return place
 
 
@@ -87,8 +91,15 @@ def measure_collectives(
                 if mine is not None:
                     points = _points(operation, members[mine], made[mine], place, repeats)
                 if rank == 0 and points is not None:
-                    fits.append(_fit(operation, kind, len(members[0]), points))
-                    speed, latency = fits[-1].bytes_per_second / 1e9, 1e6 * fits[-1].latency_seconds
+                    line = fit_line([p.bytes for p in points], [p.seconds for p in points])
+                    fits.append(
+                        FittedCollective(
+                            operation=operation, group=kind, ranks=len(members[0]),
+                            latency_seconds=line.latency, bytes_per_second=line.bandwidth,
+                            r_squared=line.r_squared, points=points,
+                        )
+                    )  # fmt: skip
+                    speed, latency = line.bandwidth / 1e9, 1e6 * line.latency
                     (tell or silent)(f"{operation}, {kind}: {speed:.3g} GB/s, {latency:.3g} us")
         dist.barrier()
     finally:
@@ -101,19 +112,6 @@ def measure_collectives(
         ranks=ranks,
         provenance=measured_here(f"hetplan profile collectives, {backend}", device),
         fits=fits,
-    )
-
-
-def _fit(operation: str, kind: Kind, ranks: int, points: list[SizePoint]) -> FittedCollective:
-    line = fit_line([p.bytes for p in points], [p.seconds for p in points])
-    return FittedCollective(
-        operation=operation,
-        group=kind,
-        ranks=ranks,
-        latency_seconds=line.latency,
-        bytes_per_second=line.bandwidth,
-        r_squared=line.r_squared,
-        points=points,
     )
 
 

@@ -109,8 +109,9 @@ def _kept(model: Model, output: str | os.PathLike[str] | None) -> list[ProfileTa
         return []
     where = os.fspath(output)
     kept = load_profile(output)
-    own = {"model": model.name, "sequence": model.sequence, "precision": model.precision}
-    for key, expected in own.items():
+    for key, expected in (
+        ("model", model.name), ("sequence", model.sequence), ("precision", model.precision),
+    ):  # fmt: skip
         if getattr(kept, key) != expected:
             raise InputError(
                 f"{key} of the profile that is there differs",
@@ -156,8 +157,9 @@ def measure_layers(
     rows = [of_kind[layer.kind] for layer in model.layers]
     columns: dict[str, Any] = {key: [row[key] for row in rows] for key in rows[0]}
     seconds = {key: columns.pop(key) for key in ("forward_seconds", "backward_seconds")}
-    place: dict[str, Any] = {"device": kind, "tensor": tensor, "micro_batch": batch}
-    return ProfileTable(**place, **seconds, readings=Readings(**columns))
+    return ProfileTable(
+        device=kind, tensor=tensor, micro_batch=batch, **seconds, readings=Readings(**columns)
+    )
 
 
 def _read(
@@ -249,8 +251,9 @@ def measure_operators(
         elements = int(2 ** random.uniform(12, math.log2(LARGEST_ELEMENTS[kind])))
         drawn.append((sizes, elements, random.random() < 0.5))
     data = operators_of(drawn, device, precision, repeats, name=name, tell=tell)
-    provenance = measured_here("hetplan profile operators", device)
-    return data.model_copy(update={"provenance": provenance})
+    return data.model_copy(
+        update={"provenance": measured_here("hetplan profile operators", device)}
+    )
 
 
 def operators_of(
@@ -307,8 +310,7 @@ def measure_quickly(
         ((c, m // part, k, n), size // part**2, both) for (c, m, k, n), size, both in operators
     ]
     data = operators_of(drawn, device, precision, 10, name=name)
-    provenance = measured_here("hetplan profile quick", device)
-    data = data.model_copy(update={"provenance": provenance})
+    data = data.model_copy(update={"provenance": measured_here("hetplan profile quick", device)})
     count = 0 if device == "cpu" else usable_gpus()
     if count < 2:
         return data

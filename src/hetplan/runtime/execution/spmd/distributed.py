@@ -75,8 +75,8 @@ def planned_program(plan: Plan, model: str | None) -> SingleProgram:
     made = load_model(
         model or workload.model, sequence=workload.sequence, precision=workload.precision
     )
-    names = [layer.name for layer in made.layers]
-    for k, (name, expected) in enumerate(zip_longest(names, workload.layers)):
+    pairs = zip_longest((layer.name for layer in made.layers), workload.layers)
+    for k, (name, expected) in enumerate(pairs):
         if name != expected:
             raise InputError(
                 f"model does not match the plan: layer {k}",
@@ -186,10 +186,10 @@ class DistributedProgram(Trained):
         for name, shard in self.shards.items():
             whole = self.tensor(first(name, shard.shape))
             if tuple(whole.shape) != shard.shape:
-                got, expected = tuple(whole.shape), f"{shard.shape}"
                 raise InputError(
-                    "first values of a parameter", where=name, got=got, expected=expected
-                )
+                    "first values of a parameter", where=name, got=tuple(whole.shape),
+                    expected=f"{shard.shape}",
+                )  # fmt: skip
             self.parameters[name] = nn.Parameter(held_by(dist.get_rank(), shard, whole))
         self.runs = plan.replicas[0].steps
         self.machine = Machine(

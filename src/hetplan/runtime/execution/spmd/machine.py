@@ -166,8 +166,10 @@ class Machine:
         """A run's number and data."""
         for node in self.program.nodes:
             if node.kind == PLACEHOLDER and tuple(data[node.name].shape) != node.shape:
-                got, expected = tuple(data[node.name].shape), f"{node.shape}"
-                raise InputError("data of a run", where=node.name, got=got, expected=expected)
+                raise InputError(
+                    "data of a run", where=node.name, got=tuple(data[node.name].shape),
+                    expected=f"{node.shape}",
+                )  # fmt: skip
         self.data, self._number, self._stage, self._pass = data, run, 0, "forward"
 
     def run(self) -> float:
