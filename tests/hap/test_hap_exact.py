@@ -13,12 +13,13 @@ from hypothesis import given, settings, strategies as st
 from fakes.theories import chain, residual
 from hap.hap_cases import all_programs, instance, known, known_limited, oracle
 from hetplan.errors import InputError
-from hetplan.formulations.hap.common import Reduced, chain_bound, reduced_or_answered
+from hetplan.formulations.hap.common import chain_bound, reduced_or_answered
 from hetplan.formulations.hap.data import Compute, HapData, HapDecision
 from hetplan.formulations.hap.describe import show
 from hetplan.formulations.hap.evaluate import evaluate
 from hetplan.formulations.hap.exact import Parameters, solve as exact
 from hetplan.formulations.hap.family import FAMILY
+from hetplan.formulations.hap.theory import ReducedTheory
 from hetplan.instances.library import Instance
 from hetplan.schema import parse
 from hetplan.solvers.options import Options
@@ -255,9 +256,9 @@ def test_canonical_graphs_are_bounded_whatever_the_vertices(bounded: int, sharpe
     data = one.model_copy(update={"segments": 4, "triples": triples})
     limits = Parameters(most_states=1, most_arc_vertices=bounded, least_size=1.0)
     answer, reduced = exact(data, Run(Options(threads=1)), limits), reduced_or_answered(data, Run())
-    assert isinstance(reduced, Reduced) and answer.bound is not None
+    assert isinstance(reduced, ReducedTheory) and answer.bound is not None
     assert "too wide" in answer.message
-    assert (answer.bound > 1.1 * chain_bound(reduced.theory)) == sharper
+    assert (answer.bound > 1.1 * chain_bound(reduced)) == sharper
 
 
 @settings(max_examples=40)

@@ -13,9 +13,10 @@ import pytest
 
 from hap.hap_cases import tight
 from hetplan.formulations.hap import astar
-from hetplan.formulations.hap.common import Reduced, reduced_or_answered
+from hetplan.formulations.hap.common import reduced_or_answered
 from hetplan.formulations.hap.data import Communication, HapData
 from hetplan.formulations.hap.family import FAMILY
+from hetplan.formulations.hap.theory import ReducedTheory
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Run
 
@@ -160,9 +161,9 @@ def best_ratio(data: HapData, Q: tuple[int, ...]) -> float:
 def test_the_search_is_figure_10(seed: int, once: bool) -> None:
     data = tight(seed)[0]
     reduced = reduced_or_answered(data, Run())
-    assert isinstance(reduced, Reduced)
+    assert isinstance(reduced, ReducedTheory)
     ratios = np.array([[1 / 3, 2 / 3]])
-    program, finished, _ = astar.search(reduced.theory, ratios, Run(), once=once)
+    program, finished, _ = astar.search(reduced, ratios, Run(), once=once)
     printed = Figure10(data, (1 / 3, 2 / 3), once=once).search()
     assert finished
     assert program == (None if printed is None else list(printed))

@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 
 from fakes.theories import chain, theory_named
-from hap.hap_cases import instance, known, least_at, programs
+from hap.hap_cases import instance, least_at, programs
 from hetplan.formulations import family
 from hetplan.formulations.hap import alternation, astar, ordered
-from hetplan.formulations.hap.alternation import shortest_paths
 from hetplan.formulations.hap.common import reduced_or_answered
 from hetplan.formulations.hap.data import HapData, HapDecision
 from hetplan.formulations.hap.experiments import (
@@ -25,7 +24,6 @@ from hetplan.formulations.hap.experiments import (
     report,
 )
 from hetplan.formulations.hap.family import FAMILY
-from hetplan.formulations.hap.graph import graph_of_needs
 from hetplan.instances.library import library, load_from_library
 from hetplan.solvers.options import Options
 from hetplan.solvers.registry import evaluate, solve
@@ -110,21 +108,9 @@ def test_the_search_stops_at_any_moment(
 
 @pytest.mark.parametrize("seed", range(60))
 def test_what_takes_the_place_of_a_star(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At its limit at once: never below the best by enumeration, neither at fixed ratios nor at
-    all, and on chains as good as A*, which the message says."""
-    data, optimum = known(seed, 1)
+    """At its limit at once: on chains as good as A*, which the message says; where tensors have no
+    order, the cheapest derivations are."""
     run = Run(Options(threads=1))
-    if optimum is not None:
-        reduced = reduced_or_answered(data, run)
-        if isinstance(reduced, Outcome):
-            return
-        theory, row = reduced.theory, reduced.problem.proportional
-        graph = graph_of_needs(theory, 10_000, canonical=True)
-        assert graph is not None
-        paths = shortest_paths(theory, graph, row[None], 4)
-        stages = [theory.problem.cost_of(path) for path in paths]
-        least = min(theory.problem.seconds(s, row[None]) for s in stages)
-        assert least >= least_at(theory.problem, programs(seed, 1), row) * (1 - 1e-9) - 1e-12
     data = chain(1 + seed % 3, 2, seed)
     given = alternation.solve(data, run, alternation.Parameters(extensions=0))
     instead = "; the same search in the program's order ended"
@@ -132,14 +118,12 @@ def test_what_takes_the_place_of_a_star(seed: int, monkeypatch: pytest.MonkeyPat
     assert given.message == f"HAP's A*, cut off at 0 states{instead}"
     objective = evaluate(FAMILY, data, given.decision).objective
     assert objective == pytest.approx(solve(FAMILY, data, "paper").objective, rel=1e-6)
-    # where that search does not end
-    monkeypatch.setattr(ordered, "search", lambda *_: None)
+    monkeypatch.setattr(ordered, "search", lambda *_, **__: (None, None))
     given = alternation.solve(data, run, alternation.Parameters(extensions=0))
     assert given.decision is not None
-    completed = "and completed by shortest paths and cheapest derivations"
-    assert given.message == f"HAP's A*, cut off at 0 states {completed}"
-    objective = evaluate(FAMILY, data, given.decision).objective
-    assert objective == pytest.approx(solve(FAMILY, data, "paper").objective, rel=1e-6)
+    assert given.message == "HAP's A*, cut off at 0 states and completed by cheapest derivations"
+    derived = evaluate(FAMILY, data, given.decision).objective
+    assert derived is not None and objective is not None and derived >= objective * (1 - 1e-9)
 
 
 @pytest.mark.parametrize("seed", range(240))
@@ -150,10 +134,10 @@ def test_a_stars_estimate_is_a_lower_bound(seed: int) -> None:
         return
     problem = reduced.problem
     row = problem.speeds**2 / float(problem.speeds**2 @ problem.counts)
-    look = astar.Search(reduced.theory, astar.fuse(reduced.theory, once=False), row[None])
+    look = astar.Search(reduced, astar.fuse(reduced, once=False), row[None])
     least = least_at(problem, programs(seed, 1), row)
     assert look.estimate(look.nothing) <= least * (1 + 1e-9) + 1e-12
-    program, finished, _ = astar.search(reduced.theory, row[None], Run(), once=False)
+    program, finished, _ = astar.search(reduced, row[None], Run(), once=False)
     assert finished and program is not None
     assert problem.seconds(problem.cost_of(program), row[None]) >= least * (1 - 1e-9) - 1e-12
 

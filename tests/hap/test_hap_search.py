@@ -42,7 +42,7 @@ from hetplan.solvers.run import Run
 def reduced(data: HapData) -> ReducedTheory | None:
     """The reduced theory, None where there is nothing to search."""
     found = reduced_or_answered(data, Run(Options(threads=1)))
-    return None if isinstance(found, Outcome) else found.theory
+    return None if isinstance(found, Outcome) else found
 
 
 def graph_of(theory: ReducedTheory, *, wide: bool = False) -> Graph:

@@ -98,7 +98,7 @@ def test_a_program_is_rehearsed(tmp_path: Path) -> None:
 
 def test_the_command_runs_a_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Two steps, a document, a trace, a checkpoint; then one line for a factory that returns a
-    module."""
+    module with operators that have no rule."""
     from hetplan.cli.main import main
 
     save_plan(plan_on(2), tmp_path / "plan.json")
@@ -123,9 +123,7 @@ def test_the_command_runs_a_program(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert main([*command, "--factory", "parity.cases:two"]) == 2
     told = capsys.readouterr().err
     assert told.count("\n") == 1
-    assert told.startswith(
-        "hetplan: error: SPMD plans run single-device programs (got 'Reference', expected a Single"
-    )
+    assert told.startswith("hetplan: error: gpt2: 12 operators without a rule: aten.ge in layers.")
 
 
 def test_what_does_not_fit_is_one_line() -> None:
@@ -134,7 +132,7 @@ def test_what_does_not_fit_is_one_line() -> None:
         InputError, match=r"program is not for the plan's runs: tokens .got 'shape \(12, 6\)'"
     ):
         check_job(Job(plan=plan_on(3), factory="parity.program_curves:whole_batch"))
-    with pytest.raises(InputError, match="SPMD plans run single-device programs"):
+    with pytest.raises(UnsupportedError, match=r"without a rule: aten\.ge in layers\.first"):
         check_job(Job(plan=plan, factory="parity.cases:two"))
     named = plan.model_copy(update={"workload": plan.workload.model_copy(update={"model": "gpt2"})})
     with pytest.raises(

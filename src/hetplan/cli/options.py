@@ -105,6 +105,23 @@ OwnModelOption = Annotated[
         autocompletion=completion.models,
     ),
 ]
+NamedModelOption = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        metavar="NAME|FILE",
+        help="Built-in model, config.json or traced model.",
+        autocompletion=completion.models,
+    ),
+]
+TracedOption = Annotated[
+    str | None,
+    typer.Option(
+        "--factory",
+        metavar="MODULE:FUNCTION",
+        help="Your own PyTorch module instead, traced (needs torch).",
+    ),
+]
 ClusterOption = Annotated[
     str,
     typer.Option(

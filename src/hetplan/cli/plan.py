@@ -19,7 +19,7 @@ from hetplan.cli.options import (
     JsonOption,
     LimitOption,
     LinksOption,
-    ModelOption,
+    NamedModelOption,
     ProfileOption,
     QuietOption,
     SeedOption,
@@ -27,6 +27,7 @@ from hetplan.cli.options import (
     StackOption,
     StrategiesOption,
     ThreadsOption,
+    TracedOption,
     make_options,
     open_cluster,
     parse_dotted,
@@ -96,10 +97,11 @@ class Choice:
 
 
 def plan(
-    model: ModelOption,
     cluster: ClusterOption,
     global_batch: BatchOption,
     choice: Choice,
+    model: NamedModelOption = None,
+    factory: TracedOption = None,
     sequence: SequenceOption = None,
     precision: Annotated[
         str,
@@ -133,12 +135,15 @@ def plan(
     Exit code 0 when a plan fits, 1 when none does (or none was found in time).
     """
     # loaded with the planner's compiled kernels, which completion of this command does not need
-    from hetplan.planner.library import make_workloads
+    from hetplan.cli.profile import named, traced_model
+    from hetplan.planner.library import make_workloads, only
     from hetplan.planner.ranking import Criteria, make_plans
 
     run = Run(make_options(time_limit=time_limit, gap=gap, threads=threads, seed=seed))
     posed, notes = make_workloads(
-        model,
+        named(model)
+        if factory is None
+        else traced_model(factory, model, only(precision), None, quiet=quiet),
         open_cluster(cluster),
         global_batch,
         sequence=sequence,

@@ -8,18 +8,19 @@ from typing import Annotated
 
 import typer
 
-from hetplan.cli import completion
 from hetplan.cli.options import (
     ClusterOption,
     EfficiencyOption,
     JsonOption,
     MicroBatchesOption,
     ModelOption,
+    NamedModelOption,
     PrecisionOption,
     QuietOption,
     SequenceOption,
     StackOption,
     TensorOption,
+    TracedOption,
     WrittenOption,
     number,
     open_cluster,
@@ -77,23 +78,8 @@ RepeatsOption = Annotated[
 
 def predict(
     cluster: ClusterOption,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            "--model",
-            metavar="NAME|FILE",
-            help="Built-in model, config.json or traced model.",
-            autocompletion=completion.models,
-        ),
-    ] = None,
-    factory: Annotated[
-        str | None,
-        typer.Option(
-            "--factory",
-            metavar="MODULE:FUNCTION",
-            help="Your own PyTorch module instead, traced (needs torch).",
-        ),
-    ] = None,
+    model: NamedModelOption = None,
+    factory: TracedOption = None,
     model_output: Annotated[
         Path | None,
         target("--model-output", help="Write the traced model, for --model."),
@@ -126,11 +112,11 @@ def predict(
         raise InputError("--micro-batches and --global-batch exclude each other")
     if factory is not None:
         chosen = traced_model(factory, model, precision, model_output, quiet=quiet)
-    elif model is not None:
-        attention = load_stack(stack).attention
-        chosen = load_model(model, sequence=sequence, precision=precision, attention=attention)
     else:
-        raise InputError("missing", where="--model", expected="a name or a file")
+        attention = load_stack(stack).attention
+        chosen = load_model(
+            named(model), sequence=sequence, precision=precision, attention=attention
+        )
     # All powers of two up to the largest divide it, so they are its own default sizes.
     sizes = default_micro_batches(LARGEST_MICRO_BATCH if global_batch is None else global_batch)
     if micro_batches is not None:
@@ -152,6 +138,13 @@ def predict(
     return 0
 
 
+def named(model: str | None) -> str:
+    """The model's name; raises InputError where there is none, and no factory in its place."""
+    if model is None:
+        raise InputError("missing", where="--model", expected="a name or a file")
+    return model
+
+
 def traced_model(
     factory: str, name: str | None, precision: Precision, output: Path | None, *, quiet: bool
 ) -> Model:
@@ -160,15 +153,17 @@ def traced_model(
     try:
         from hetplan.runtime.execution.worker import from_factory
         from hetplan.runtime.tracing.layers import trace
+        from hetplan.runtime.tracing.program import plannable
     except ImportError:
         raise UnsupportedError(
             "tracing modules needs torch: pip install 'hetplan[runtime]'"
         ) from None
 
-    traced = trace(from_factory(factory, None), name=name or factory, precision=precision)
+    module = from_factory(factory, None)
+    traced = trace(module, name=name or factory, precision=precision)
     if output is not None:
         traced.save(output)
-    model = load_model(traced.spec(), precision=precision)
+    model = plannable(module, traced)
     if not quiet:
         count = sum(len(layer.operators) for layer in model.layers)
         flops = (model.forward_flops() / 1e9, model.backward_flops() / 1e9)

@@ -16,7 +16,6 @@ from hetplan.formulations import family
 from hetplan.formulations.hap.data import HapDecision
 from hetplan.formulations.hap.pose import Posed, pose
 from hetplan.formulations.hap.ratios import shard_lengths
-from hetplan.formulations.hap.spmd.one_way import in_one_way
 from hetplan.formulations.hap.spmd.whole import Decided
 from hetplan.formulations.joint.plan import MicroBatches, Plan, Replica, new_plan
 from hetplan.planner.strategy import (
@@ -32,8 +31,7 @@ from hetplan.planner.strategy import (
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.spmd_decision import write_program
 from hetplan.schema import PositiveCount, StrictModel
-from hetplan.solvers.options import Options
-from hetplan.solvers.registry import evaluate, solve
+from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Progress, Run, Stopped
 from hetplan.text import bytes_text, counted, seconds_text
 
@@ -102,7 +100,6 @@ class SpmdProblem(Problem):
     posed: Posed
     search_seconds: float  # for the joint search
     posing_seconds: float  # spent on writing the theory down
-    one_way_seconds: float = 5.0  # for programs that read every parameter in one way
 
     def solve(self, method: StrategyMethod, run: Run) -> Candidate:
         """A method's result as a candidate, its program in whole units."""
@@ -121,18 +118,18 @@ class SpmdProblem(Problem):
             if result.status == "infeasible":
                 reason += f" in {self.in_runs()}; hap.steps sets how many"
             raise NoPlan(result.status, reason, spent)
-        decision, objective = self.in_whole_units(result.decision), result.objective
-        if not posed.fits(decision):
-            decision, objective = self.in_one_way_each(decision, objective)
+        decision, holding = self.in_whole_units(result.decision), posed.theory.holding
+        if not posed.fits(decision) and holding is not None and not holding.tied_whole:
+            careful = pose(posed.workload, posed.runs, run, tied_whole=True)
+            return replace(self, posed=careful).solve(method, run)
         usable, peak = posed.workload.device_bytes(), posed.device_bytes(decision)
         devices = zip(posed.workload.cluster.devices, peak, strict=True)
         over = [held for device, held in devices if held > usable[device.type]]
         whole = "the iteration is in whole units"
         return replace(
             Candidate.of_result("hap", method, result),
-            status=result.status if objective == result.objective else "feasible",
             closed_form_seconds=posed.runs * Decided(posed.theory, decision).seconds(),
-            objective=posed.runs * objective,
+            objective=posed.runs * result.objective,
             bound=None if result.bound is None else posed.runs * result.bound,
             fits_memory=not over,
             peak_bytes=peak,
@@ -157,18 +154,6 @@ class SpmdProblem(Problem):
             (rounded, decision),
             key=lambda d: (not posed.fits(d), Decided(posed.theory, d).seconds()),
         )
-
-    def in_one_way_each(self, decision: HapDecision, objective: float) -> tuple[HapDecision, float]:
-        """The decision and its objective; where devices have no room for parameters that it reads
-        in several ways, the fastest that reads each in one way, if one fits."""
-        theory, run = self.posed.theory, Run(Options(time_limit=self.one_way_seconds))
-        whole = [self.in_whole_units(each) for each in in_one_way(theory, decision, run)]
-        fitting = [other for other in whole if self.posed.fits(other)]
-        if not fitting:
-            return decision, objective
-        best = min(fitting, key=lambda other: Decided(theory, other).seconds())
-        priced = evaluate(family("hap"), theory.data, best).objective
-        return (decision, objective) if priced is None else (best, priced)
 
     def in_runs(self) -> str:
         """`8 runs of 64 samples`."""

@@ -9,6 +9,7 @@ say: only what is named is tried.
 import os
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from hetplan.errors import InputError
 from hetplan.names import unknown_name
@@ -32,7 +33,7 @@ PREFERRED: tuple[Precision, ...] = ("bf16", "fp16", "fp32")
 
 
 def plan(
-    model: str | os.PathLike[str] | Model,
+    model: Any,
     cluster: str | os.PathLike[str] | Cluster,
     *,
     global_batch: int,
@@ -52,7 +53,8 @@ def plan(
 ) -> Planning:
     """Plan the training of a model on a cluster, as `hetplan plan` does.
 
-    model: a built-in name, a config.json, or a Model (which brings its own sequence and precision).
+    model: a built-in name, a config.json, a Model (which brings its own sequence and precision), or
+    a torch module with a method `batch(step, first, last)` -> (inputs, targets), which is traced.
     cluster: a file, the name of an example, or a Cluster. global_batch: samples per iteration.
     precision: one, several, or "auto" for all that every device has. profile: measured; None:
     predicted. settings: strategy -> name -> value, what a strategy has to set of its own.
@@ -63,6 +65,8 @@ def plan(
     `predicted_seconds` are replayed, `bound` is proven for its `objective`, `plan` is what a plan
     file holds. Raises InputError.
     """
+    if not isinstance(model, (str, os.PathLike, Model)):
+        model = traced(model, precision)
     workloads, notes = make_workloads(
         model,
         cluster if isinstance(cluster, Cluster) else open_cluster(cluster),
@@ -83,6 +87,24 @@ def plan(
         on_candidate=on_candidate,
         notes=notes,
     )
+
+
+def traced(module: Any, precision: str | Sequence[str]) -> Model:
+    """A torch module as a model to plan, under its class's name; needs torch."""
+    from hetplan.runtime.tracing.layers import trace
+    from hetplan.runtime.tracing.program import plannable
+
+    name = type(module).__name__
+    return plannable(module, trace(module, name=name, precision=only(precision)))
+
+
+def only(names: str | Sequence[str]) -> Precision:
+    """The one precision of a module, which is traced in it; raises InputError."""
+    first, *others = precisions_of(names)
+    if others:
+        got = ", ".join((first, *others))
+        raise InputError("a module is planned in one precision", got=got, expected="one of them")
+    return first
 
 
 def precisions_of(names: str | Sequence[str]) -> tuple[Precision, ...]:

@@ -35,7 +35,8 @@ class ModelSpec:
 
     build: sequence -> layers (images: ignores it). fits: whether a tensor-parallel degree divides
     it. published: None where nobody published a count. notes: what a user should know before
-    trusting a plan. shape: of a text model. encoder: of a vision transformer.
+    trusting a plan. shape: of a text model. encoder: of a vision transformer. program: samples ->
+    the `SingleProgram` of one step (`formulations.hap.spmd`), for a module of the user's own.
     """
 
     name: str
@@ -47,6 +48,7 @@ class ModelSpec:
     notes: tuple[str, ...] = ()
     shape: Transformer | None = None
     encoder: Transformer | None = None
+    program: Callable[[int], Any] | None = None
 
     def with_attention(self, attention: Attention) -> "ModelSpec":
         """The same with another attention, which only text models have."""

@@ -10,14 +10,13 @@ names spell no forms, or no such program exists, the forms do not restrict it. S
 
 import re
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 
-from hetplan.formulations.hap.common import Reduced, greedy_program, reduced_or_answered, seconds_at
-from hetplan.formulations.hap.data import HapData, HapDecision
-from hetplan.formulations.hap.problem import Floats, HapProblem, Step, compile_problem, derivable
-from hetplan.formulations.hap.theory import ReducedTheory, reduce_theory
+from hetplan.formulations.hap.common import greedy_program, reduced_or_answered, seconds_at
+from hetplan.formulations.hap.data import HapData, HapDecision, Triple
+from hetplan.formulations.hap.problem import Floats, HapProblem, Step, compile_problem
+from hetplan.formulations.hap.theory import ReducedTheory
 from hetplan.solvers.result import Outcome, Stop
 from hetplan.solvers.run import Run
 
@@ -44,50 +43,39 @@ def proportional(data: HapData, run: Run) -> Outcome[HapDecision]:
 
 
 def _solve_at(data: HapData, run: Run, rule: RatioRule) -> Outcome[HapDecision]:
-    reduced = reduced_or_answered(data, run)
-    if isinstance(reduced, Outcome):
-        if reduced.decision is None:
-            return reduced
+    theory = reduced_or_answered(data, run)
+    if isinstance(theory, Outcome):
+        if theory.decision is None:
+            return theory
         problem = compile_problem(data)
-        program = reduced.decision.program
+        program, ratios = theory.decision.program, np.tile(rule(problem), (problem.g, 1))
     else:
-        problem = reduced.problem
-        program = data_parallel(reduced, np.tile(rule(problem), (problem.g, 1)))
-    ratios = np.tile(rule(problem), (problem.g, 1))
+        problem = theory.problem
+        ratios = np.tile(rule(problem), (problem.g, 1))
+        program = data_parallel(data, theory, ratios)
     if not problem.fits(problem.cost_of(program), ratios):
         return Outcome(stop=Stop.DONE, message=DOES_NOT_FIT)
     return Outcome(stop=Stop.DONE, decision=problem.decision(program, ratios))
 
 
-def data_parallel(reduced: Reduced, ratios: Floats) -> list[int]:
+def data_parallel(data: HapData, theory: ReducedTheory, ratios: Floats) -> list[int]:
     """The program (triple numbers) of data parallelism at ratios [g, K]."""
-    theory = _data_parallel_theory(reduced) or reduced.theory
-    seconds = seconds_at(theory, ratios)
-    slowest = float(reduced.problem.speeds[0])
+    seconds, slowest = seconds_at(theory, ratios), float(theory.problem.speeds[0])
 
-    def seconds_of(step: Step) -> float:
+    def least(step: Step) -> float:
         return seconds(step) + (0.0 if step.comm else REPLICATED * step.fixed / slowest)
 
-    return greedy_program(theory, seconds_of)
+    def restricted(step: Step) -> float:
+        return least(step) if all_reduces_slices_of_data(data.triples[step.index]) else np.inf
+
+    program = greedy_program(theory, restricted)
+    if all(all_reduces_slices_of_data(data.triples[i]) for i in program):
+        return program
+    return greedy_program(theory, least)
 
 
-def _data_parallel_theory(reduced: Reduced) -> ReducedTheory | None:
-    """The theory of shards on dimension 0 and all-reduces alone; None where it does not lead to the
-    goal."""
-    problem = reduced.problem
-    other = {p for p, name in enumerate(problem.properties) if _OTHER_DIMENSION.search(name)}
-
-    def fits(step: Step, instruction: str) -> bool:
-        return not (step.pre | step.post) & other and not (
-            step.comm and _OTHER_COLLECTIVE.search(instruction)
-        )
-
-    kept = [s for s, name in zip(problem.steps, reduced.instructions, strict=True) if fits(s, name)]
-    known, _ = derivable(kept)
-    if problem.goal not in known:
-        return None
-    allowed = {s.index for s in kept}
-    nothing = frozenset({-1})  # a precondition that nothing gives
-    steps = tuple(s if s.index in allowed else replace(s, pre=nothing) for s in problem.steps)
-    theory = reduce_theory(replace(problem, steps=steps))
-    return theory if theory.goal is not None else None
+def all_reduces_slices_of_data(triple: Triple) -> bool:
+    """Whether a triple has slices of dimension 0 alone, and no collectives but all-reduces."""
+    if triple.kind == "comm" and _OTHER_COLLECTIVE.search(triple.instruction):
+        return False
+    return not any(_OTHER_DIMENSION.search(name) for name in (*triple.pre, *triple.post))

@@ -9,19 +9,20 @@ residual blocks that grows as 2^depth, until the cost of a late triple is lost i
 do not grow so, but see only the dearest branch. So both are tried.
 """
 
-import heapq
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from itertools import product
 
 import numpy as np
 
 from hetplan.formulations.hap.data import HapData, HapDecision
 from hetplan.formulations.hap.problem import (
+    Combine,
     Floats,
     HapProblem,
     Step,
+    TripleSeconds,
     compile_problem,
+    derivations,
     infeasible_because,
 )
 from hetplan.formulations.hap.ratios import best_ratios
@@ -33,27 +34,12 @@ from hetplan.solvers.run import Run
 NO_RATIOS = "no ratios fit the given program in memory"
 NONE_FITS = "no program fits in memory"
 
-TripleSeconds = Callable[[Step], float]
-Combine = Callable[[list[float]], float]
 COMBINED: tuple[Combine, ...] = (sum, max)
 # What all memory together costs, in multiples of the seconds of all triples.
 TRIED_MULTIPLES = (1.0, 1e4, 0.1, 10.0, 0.01)
 
 
-@dataclass(frozen=True)
-class Reduced:
-    """A theory whose goal costs something, and its triples' instructions."""
-
-    theory: ReducedTheory
-    instructions: tuple[str, ...]
-
-    @property
-    def problem(self) -> HapProblem:
-        """The problem behind the theory."""
-        return self.theory.problem
-
-
-def reduced_or_answered(data: HapData, run: Run) -> Reduced | Outcome[HapDecision]:
+def reduced_or_answered(data: HapData, run: Run) -> ReducedTheory | Outcome[HapDecision]:
     """The reduced theory; or the outcome where there is no program, or where the program is given
     or costs nothing."""
     problem = compile_problem(data)
@@ -65,7 +51,7 @@ def reduced_or_answered(data: HapData, run: Run) -> Reduced | Outcome[HapDecisio
     theory = reduce_theory(problem)
     if theory.goal is None:
         return ratios_only(problem, theory.program([]), run)
-    return Reduced(theory, tuple(triple.instruction for triple in data.triples))
+    return theory
 
 
 def ratios_only(problem: HapProblem, program: Sequence[int], run: Run) -> Outcome[HapDecision]:
@@ -89,7 +75,7 @@ def ratios_only(problem: HapProblem, program: Sequence[int], run: Run) -> Outcom
 
 
 def outcome_of(
-    reduced: Reduced,
+    theory: ReducedTheory,
     program: Sequence[int] | None,
     *,
     run: Run,
@@ -104,10 +90,10 @@ def outcome_of(
     bound is never below 0."""
     decision = None
     if program is not None:
-        kept = reduced.theory.program(program)
-        best = best_ratios(reduced.problem, reduced.problem.cost_of(kept), run)
+        kept, problem = theory.program(program), theory.problem
+        best = best_ratios(problem, problem.cost_of(kept), run)
         if best.fits:
-            decision = reduced.problem.decision(kept, best.ratios)
+            decision = problem.decision(kept, best.ratios)
     if bound is not None and not np.isfinite(bound):
         bound = None
     return Outcome(
@@ -127,7 +113,7 @@ def greedy_program(
     """Triple numbers, in order, of the program that derives each property by its cheapest triple,
     where the preconditions of a triple cost their total (`combine` is sum) or the dearest of them
     (max)."""
-    by = derivations(theory, seconds_of, combine)[1]
+    by = derivations(theory.steps, seconds_of, combine)[1]
     order: list[int] = []
     derived: set[int] = set()
     stack: list[tuple[int, bool]] = [] if theory.goal is None else [(theory.goal, False)]
@@ -142,43 +128,6 @@ def greedy_program(
         stack.append((p, True))
         stack += [(q, False) for q in theory.steps[by[p]].pre if q not in derived]
     return theory.program(order)
-
-
-def derivations(
-    theory: ReducedTheory, seconds_of: TripleSeconds, combine: Combine
-) -> tuple[dict[int, float], dict[int, int]]:
-    """(property -> cost, property -> position of its triple in theory.steps)."""
-    waiting: dict[int, list[int]] = {}
-    missing = [len(step.pre) for step in theory.steps]
-    heap: list[tuple[float, int, int]] = []
-    cost: dict[int, float] = {}
-    by: dict[int, int] = {}
-
-    def applies(n: int) -> None:
-        step = theory.steps[n]
-        value = (
-            seconds_of(step) + combine([cost[q] for q in step.pre])
-            if step.pre
-            else seconds_of(step)
-        )
-        for p in step.post:
-            heapq.heappush(heap, (value, n, p))
-
-    for n, step in enumerate(theory.steps):
-        for q in step.pre:
-            waiting.setdefault(q, []).append(n)
-        if not step.pre:
-            applies(n)
-    while heap:
-        value, n, p = heapq.heappop(heap)
-        if p in cost:
-            continue
-        cost[p], by[p] = value, n
-        for m in waiting.get(p, ()):
-            missing[m] -= 1
-            if missing[m] == 0:
-                applies(m)
-    return cost, by
 
 
 def seconds_at(theory: ReducedTheory, ratios: Floats) -> TripleSeconds:
@@ -216,7 +165,7 @@ def least_seconds(theory: ReducedTheory) -> TripleSeconds:
 def chain_bound(theory: ReducedTheory) -> float:
     """A lower bound of every program's cost: the dearest chain of preconditions, with the least
     seconds of each triple."""
-    cost, _ = derivations(theory, least_seconds(theory), max)
+    cost = derivations(theory.steps, least_seconds(theory), max)[0]
     assert theory.goal is not None
     return cost[theory.goal] * (1 - 1e-12)
 

@@ -5,7 +5,8 @@ HAP's Figure 11.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from operator import add
 from typing import Any
 
 from hetplan.formulations.hap.data import Communication, HapData, HapDecision
@@ -15,14 +16,16 @@ from hetplan.text import Table, bytes_text, counted, names_text, ranges_text, se
 MOST_STAGES = 60
 
 
-@dataclass(frozen=True)
+@dataclass
 class Stage:
-    """What happens from one collective to the next."""
+    """What happens from one collective to the next. begins_with: the collective; empty in the first
+    stage. compute_seconds [m]: of each device."""
 
-    begins_with: str  # the collective; empty in the first stage
+    stage: int
+    begins_with: str
     comm_seconds: float
-    compute_seconds: tuple[float, ...]  # [m] of each device
-    computations: int
+    compute_seconds: list[float]
+    computations: int = 0
 
     @property
     def seconds(self) -> float:
@@ -30,18 +33,31 @@ class Stage:
         return self.comm_seconds + max(self.compute_seconds)
 
 
-def instructions(data: HapData, decision: HapDecision) -> list[dict[str, Any]]:
-    """Every instruction in order, as JSON types: its position in the program, stage and triple, the
-    tensor that it gives (HAP's properties are `tensor | form`), properties before and after, and
-    the seconds of a collective, or of the slowest device's computation."""
-    rows, stage = [], 0
+def walked(data: HapData, decision: HapDecision) -> tuple[list[Stage], list[dict[str, Any]]]:
+    """Every stage in order; and every instruction in order, as JSON types: its position in the
+    program, stage and triple, the tensor that it gives (HAP's properties are `tensor | form`),
+    properties before and after, and the seconds of a collective, or of the slowest device's
+    computation."""
+    idle = [0.0] * len(data.devices)
+    stages, rows = [Stage(0, "", 0.0, idle)], []
     for position, i in enumerate(decision.program):
         triple = data.triples[i]
-        stage += isinstance(triple, Communication)
+        shares = decision.ratios[triple.segment]
+        if isinstance(triple, Communication):
+            seconds = triple.fixed_seconds + triple.shared_seconds * max(shares)
+            stages.append(Stage(len(stages), triple.instruction, seconds, idle))
+        else:
+            busy = [
+                (triple.fixed_flops + triple.shared_flops * share) / device.flops_per_second
+                for share, device in zip(shares, data.devices, strict=True)
+            ]
+            at, seconds = stages[-1], max(busy)
+            at.compute_seconds = list(map(add, at.compute_seconds, busy))
+            at.computations += 1
         rows.append(
             {
                 "position": position,
-                "stage": stage,
+                "stage": stages[-1].stage,
                 "triple": i,
                 "kind": triple.kind,
                 "instruction": triple.instruction,
@@ -49,10 +65,10 @@ def instructions(data: HapData, decision: HapDecision) -> list[dict[str, Any]]:
                 "before": list(triple.pre),
                 "after": list(triple.post),
                 "segment": triple.segment,
-                "seconds": max(_seconds(data, decision, i)),
+                "seconds": seconds,
             }
         )
-    return rows
+    return stages, rows
 
 
 def _tensor(properties: Sequence[str]) -> str:
@@ -62,40 +78,10 @@ def _tensor(properties: Sequence[str]) -> str:
     return properties[0].rpartition("|")[0].strip() or properties[0]
 
 
-def stages_of(data: HapData, decision: HapDecision) -> list[Stage]:
-    """Every stage in order; the first has no collective."""
-    groups: list[list[int]] = [[]]
-    for i in decision.program:
-        if isinstance(data.triples[i], Communication):
-            groups.append([])
-        groups[-1].append(i)
-    stages = []
-    for n, members in enumerate(groups):
-        comm, computing = members[: min(n, 1)], members[min(n, 1) :]
-        rows = [_seconds(data, decision, i) for i in computing]
-        busy = [sum(column) for column in zip(*rows, strict=True)] or [0.0] * len(data.devices)
-        name = data.triples[comm[0]].instruction if comm else ""
-        waiting = _seconds(data, decision, comm[0])[0] if comm else 0.0
-        stages.append(Stage(name, waiting, tuple(busy), len(computing)))
-    return stages
-
-
-def _seconds(data: HapData, decision: HapDecision, i: int) -> list[float]:
-    """[m] of a computation on each device, [1] of a collective."""
-    triple = data.triples[i]
-    shares = decision.ratios[triple.segment]
-    if isinstance(triple, Communication):
-        return [triple.fixed_seconds + triple.shared_seconds * max(shares)]
-    return [
-        (triple.fixed_flops + triple.shared_flops * share) / device.flops_per_second
-        for share, device in zip(shares, data.devices, strict=True)
-    ]
-
-
 def describe(data: HapData, decision: HapDecision) -> list[Table]:
     """Ratios, then stages in order: the collective, how much is computed, which device is the
     slowest."""
-    return [_ratios(data, decision), _stages(data, decision)]
+    return [_ratios(data, decision), _stages(data, walked(data, decision)[0])]
 
 
 def _ratios(data: HapData, decision: HapDecision) -> Table:
@@ -125,22 +111,22 @@ def _ratios(data: HapData, decision: HapDecision) -> Table:
     )
 
 
-def _stages(data: HapData, decision: HapDecision) -> Table:
-    stages, rows = stages_of(data, decision), []
-    for number, stage in enumerate(stages[:MOST_STAGES]):
+def _stages(data: HapData, stages: Sequence[Stage]) -> Table:
+    rows = []
+    for stage in stages[:MOST_STAGES]:
         busy = max(stage.compute_seconds)
         slowest = data.devices[stage.compute_seconds.index(busy)].name if busy > 0 else "-"
         waiting, took = seconds_text(stage.comm_seconds), seconds_text(busy)
-        begins = stage.begins_with or "-"
-        rows.append((str(number), begins, waiting, str(stage.computations), took, slowest))
-    more = len(stages) - len(rows)
+        begins, many = stage.begins_with or "-", str(stage.computations)
+        rows.append((str(stage.stage), begins, waiting, many, took, slowest))
+    more, done = len(stages) - len(rows), sum(s.computations + (s.stage > 0) for s in stages)
     header = ("stage", "begins with", "takes", "computations", "slowest takes", "slowest")
-    title = f"{counted(len(decision.program), 'instruction')} in {counted(len(stages), 'stage')}"
+    title = f"{counted(done, 'instruction')} in {counted(len(stages), 'stage')}"
     notes = (f"{more} more stages",) if more else ()
     return Table(title, header, tuple(rows), notes, right=(0, 2, 3, 4))
 
 
-def listing(data: HapData, decision: HapDecision) -> Table:
+def listing(instructions: Sequence[dict[str, Any]]) -> Table:
     """The program as in Figure 11: instruction, tensor, properties before and after, cost,
     stage."""
     rows = tuple(
@@ -153,7 +139,7 @@ def listing(data: HapData, decision: HapDecision) -> Table:
             ", ".join(row["after"]),
             seconds_text(row["seconds"]),
         )
-        for row in instructions(data, decision)
+        for row in instructions
     )
     header = ("#", "stage", "instruction", "tensor", "before", "after", "takes")
     note = "takes: a collective's time, or the slowest device's; a stage begins at each collective"
@@ -162,23 +148,15 @@ def listing(data: HapData, decision: HapDecision) -> Table:
 
 def show(data: HapData, decision: HapDecision) -> tuple[list[Table], dict[str, Any]]:
     """Ratios, stages and listing; and the same as JSON types."""
-    stages = stages_of(data, decision)
+    stages, instructions = walked(data, decision)
     document = {
         "devices": [device.name for device in data.devices],
         "ratios": decision.ratios,
         "seconds": sum(stage.seconds for stage in stages),
-        "stages": [
-            {
-                "stage": number,
-                "begins_with": stage.begins_with,
-                "comm_seconds": stage.comm_seconds,
-                "compute_seconds": list(stage.compute_seconds),
-            }
-            for number, stage in enumerate(stages)
-        ],
-        "instructions": instructions(data, decision),
+        "stages": [asdict(stage) for stage in stages],
+        "instructions": instructions,
     }
     if data.memory is not None:
         document["held_bytes"] = held_bytes(data, decision)
         document["device_bytes"] = data.memory.device_bytes
-    return [*describe(data, decision), listing(data, decision)], document
+    return [_ratios(data, decision), _stages(data, stages), listing(instructions)], document

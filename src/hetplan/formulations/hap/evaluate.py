@@ -16,7 +16,7 @@ def evaluate(data: HapData, decision: HapDecision) -> Evaluation:
     """Objective in seconds, or every constraint that `decision` breaks. Source: HAP, Section
     3.2."""
     violations = [
-        *_program_violations(data, decision.program),
+        *program_violations(data, decision.program),
         *_ratio_violations(data, decision.ratios),
     ]
     violations = violations or _memory_violations(data, decision)
@@ -43,7 +43,7 @@ def evaluate(data: HapData, decision: HapDecision) -> Evaluation:
     return Evaluation(math.fsum(communication + computation), parts=parts)
 
 
-def _program_violations(data: HapData, program: list[int]) -> list[str]:
+def program_violations(data: HapData, program: list[int]) -> list[str]:
     """What makes the program no proof of the goal, one line each."""
     problems: list[str] = []
     known: set[str] = set()

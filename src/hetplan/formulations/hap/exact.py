@@ -27,7 +27,6 @@ from hetplan.formulations.hap import model
 from hetplan.formulations.hap.byte_prices import ProgramTotals, best_multipliers, first_multipliers
 from hetplan.formulations.hap.common import (
     NONE_FITS,
-    Reduced,
     chain_bound,
     first_program,
     fitting_program,
@@ -101,10 +100,10 @@ class Parameters:
 
 def solve(data: HapData, run: Run, parameters: Parameters = Parameters()) -> Outcome[HapDecision]:
     """Proven optimum, or with the time limit the best found so far and a proven bound."""
-    reduced = reduced_or_answered(data, run)
-    if isinstance(reduced, Outcome):
-        return reduced
-    theory, problem = reduced.theory, reduced.problem
+    theory = reduced_or_answered(data, run)
+    if isinstance(theory, Outcome):
+        return theory
+    problem = theory.problem
     floor = chain_bound(theory)
     run.report(bound=floor)
     incumbent = Incumbent(run, gap=0.5 * run.options.gap, theory=theory)
@@ -124,7 +123,7 @@ def solve(data: HapData, run: Run, parameters: Parameters = Parameters()) -> Out
         run.report(bound=floor)
     if floor >= incumbent.threshold or incumbent.objective <= 0:
         return outcome_of(
-            reduced, incumbent.decision, run=run, stop=Stop.OPTIMAL,
+            theory, incumbent.decision, run=run, stop=Stop.OPTIMAL,
             bound=min(floor, incumbent.objective),
         )  # fmt: skip
     graph = None
@@ -133,11 +132,11 @@ def solve(data: HapData, run: Run, parameters: Parameters = Parameters()) -> Out
         graph = graph or graph_of_needs(
             theory, parameters.most_canonical_states, run, canonical=True
         )
-    return _searched(reduced, incumbent, graph, floor, run, parameters)
+    return _searched(theory, incumbent, graph, floor, run, parameters)
 
 
 def _searched(
-    reduced: Reduced,
+    theory: ReducedTheory,
     incumbent: "Incumbent",
     graph: Graph | None,
     bound: float,
@@ -145,7 +144,7 @@ def _searched(
     parameters: Parameters,
 ) -> Outcome[HapDecision]:
     """Cells, then HiGHS where it may finish what they leave open."""
-    problem = reduced.problem
+    problem = theory.problem
     all_orders = graph is not None and graph.in_execution_order
     milp_can_finish = all_orders and (problem.g > 1 or problem.capacity is not None)
     vertices = problem.K**problem.g
@@ -176,7 +175,7 @@ def _searched(
         }  # fmt: skip
     if not proven and not run.should_stop and (too_many or milp_can_finish):
         return model.solve_reduced(
-            "milp", reduced, run, known=incumbent.decision, floor=bound, details=details
+            "milp", theory, run, known=incumbent.decision, floor=bound, details=details
         )
     stop, message = Stop.LIMIT, "" if all_orders else WIDE
     if proven:
@@ -186,7 +185,7 @@ def _searched(
     elif run.should_stop:
         stop, message = stop_reason(run), ""
     return outcome_of(
-        reduced, incumbent.decision, run=run, stop=stop, message=message,
+        theory, incumbent.decision, run=run, stop=stop, message=message,
         bound=None if stop is Stop.INFEASIBLE else bound, details=details,
     )  # fmt: skip
 

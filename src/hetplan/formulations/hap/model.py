@@ -29,7 +29,6 @@ import numpy as np
 
 from hetplan.formulations.hap.common import (
     NONE_FITS,
-    Reduced,
     chain_bound,
     fitting_program,
     outcome_of,
@@ -39,6 +38,7 @@ from hetplan.formulations.hap.data import HapData, HapDecision
 from hetplan.formulations.hap.graph import Flags, Graph, graph_of_needs
 from hetplan.formulations.hap.problem import Floats, HapProblem
 from hetplan.formulations.hap.ratios import best_ratios
+from hetplan.formulations.hap.theory import ReducedTheory
 from hetplan.solvers.general import UNBUILT, label, minimise
 from hetplan.solvers.model import SMALLEST, Columns, Model, Totals
 from hetplan.solvers.native import stop_reason
@@ -216,13 +216,13 @@ def build(
 
 def solve_by(method: str, data: HapData, run: Run) -> Outcome[HapDecision]:
     """The optimum up to the rounding of the ratios, or what there is when time runs out."""
-    reduced = reduced_or_answered(data, run)
-    return reduced if isinstance(reduced, Outcome) else solve_reduced(method, reduced, run)
+    theory = reduced_or_answered(data, run)
+    return theory if isinstance(theory, Outcome) else solve_reduced(method, theory, run)
 
 
 def solve_reduced(
     method: str,
-    reduced: Reduced,
+    theory: ReducedTheory,
     run: Run,
     *,
     known: Sequence[int] | None = None,
@@ -234,8 +234,8 @@ def solve_reduced(
 
     known: a program (triple numbers) that fits. floor: a lower bound in seconds.
     """
-    problem, theory = reduced.problem, reduced.theory
-    clock_begun, solver = time.perf_counter(), label(method, run.options)
+    problem, solver = theory.problem, label(method, run.options)
+    clock_begun = time.perf_counter()
     if known is None:
         program, seconds = fitting_program(theory, run)
     else:
@@ -246,7 +246,7 @@ def solve_reduced(
 
     def known_so_far(stop: Stop, message: str) -> Outcome[HapDecision]:
         return outcome_of(
-            reduced, program, run=run, stop=stop, bound=floor, solver=solver,
+            theory, program, run=run, stop=stop, bound=floor, solver=solver,
             message=message, details=details,
         )  # fmt: skip
 
@@ -276,7 +276,7 @@ def solve_reduced(
     if stop is Stop.INFEASIBLE:
         if problem.capacity is not None and not np.isfinite(seconds):
             return outcome_of(
-                reduced, None, run=run, stop=stop, bound=None, build_seconds=build_seconds,
+                theory, None, run=run, stop=stop, bound=None, build_seconds=build_seconds,
                 solver=answer.solver, message=NONE_FITS,
             )  # fmt: skip
         stop = Stop.ERROR
@@ -284,7 +284,7 @@ def solve_reduced(
         message = message or f"ratios rounded down to 1/{_grid(problem)} in the model"
     counts = {"states": graph.n, "arcs": len(graph.head)}
     return outcome_of(
-        reduced, program, run=run, stop=stop, bound=max(floor, answer.bound or 0.0),
+        theory, program, run=run, stop=stop, bound=max(floor, answer.bound or 0.0),
         build_seconds=build_seconds, solver=answer.solver, message=message,
         details={**(details or {}), **answer.statistics, **counts},
     )  # fmt: skip

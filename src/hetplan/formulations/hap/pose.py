@@ -68,9 +68,15 @@ class Posed:
         )
 
 
-def pose(workload: Workload, runs: int | None = None, run: Run | None = None) -> Posed:
+def pose(
+    workload: Workload,
+    runs: int | None = None,
+    run: Run | None = None,
+    *,
+    tied_whole: bool = False,
+) -> Posed:
     """The `hap` problem of `workload`, in `runs` runs (None: the fewest in which data parallelism
-    fits in memory).
+    fits in memory). tied_whole: as in `Holding`.
 
     Raises UnsupportedError where the model has no program, or the profile no times of single
     devices; InputError for runs that do not divide the global batch; `Stopped` where `run` should
@@ -89,6 +95,7 @@ def pose(workload: Workload, runs: int | None = None, run: Run | None = None) ->
         tuple(usable[device.type] for device in workload.cluster.devices),
         workload.state_bytes_per_param_byte * ELEMENT_BYTES[precision],
         saved_bytes(workload, program),
+        tied_whole,
     )
     theory = theory_of(
         program,
@@ -106,7 +113,7 @@ def pose(workload: Workload, runs: int | None = None, run: Run | None = None) ->
 def saved_bytes(workload: Workload, program: SingleProgram) -> dict[str, float]:
     """Node -> bytes of its tensor kept: a layer's, as the profile says, divide over its tensors by
     their entries."""
-    samples, nodes, kept = program.nodes[0].shape[0], worked_out(program), dict[str, float]()
+    samples, nodes, kept = program.samples, worked_out(program), dict[str, float]()
     for layer in workload.profile.layers:
         members = [node for node in nodes if node.layer == layer.name]
         entries = sum(node.elements for node in members)
@@ -185,7 +192,7 @@ def priced(workload: Workload, program: SingleProgram) -> tuple[list[Device], di
         weighted[node.name] = products + element * (plain[node.name] - products)
         layers[node.layer] = layers.get(node.layer, 0.0) + weighted[node.name]
     seconds = {
-        name: np.array(table.seconds()) * program.nodes[0].shape[0] / table.micro_batch
+        name: np.array(table.seconds()) * program.samples / table.micro_batch
         for name, table in tables(workload).items()
     }
     speed = {name: sum(layers.values()) / float(row.sum()) for name, row in seconds.items()}

@@ -6,8 +6,9 @@ have one. With memory, only devices of equal speed and equal memory become one t
 is linear in its ratios.
 """
 
+import heapq
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -15,9 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetplan.formulations.hap.data import Communication, HapData, HapDecision
+from hetplan.formulations.hap.evaluate import program_violations
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+TripleSeconds = Callable[["Step"], float]
+Combine = Callable[[list[float]], float]
 # Half of the evaluator's tolerance for memory, so that rounding alone cannot make it reject a
 # decision found here.
 FIT_TOLERANCE = 5e-10
@@ -193,8 +197,8 @@ def compile_problem(data: HapData) -> HapProblem:
 def infeasible_because(data: HapData, problem: HapProblem) -> str | None:
     """Why there is no program, None where there is one: the goal cannot be derived, or the given
     program is no program. Memory is not looked at."""
-    if problem.program is not None:
-        return _wrong_program_because(data, problem)
+    if data.program is not None:
+        return next(iter(program_violations(data, data.program)), None)
     known, _ = derivable(problem.steps)
     if problem.goal in known:
         return None
@@ -208,45 +212,44 @@ def infeasible_because(data: HapData, problem: HapProblem) -> str | None:
     )
 
 
-def _wrong_program_because(data: HapData, problem: HapProblem) -> str | None:
-    known: set[int] = set()
-    assert problem.program is not None
-    if len(set(problem.program)) < len(problem.program):
-        return "the given program repeats a triple"
-    for position, i in enumerate(problem.program):
-        step = problem.steps[i]
-        if lacking := step.pre - known:
-            name = problem.properties[min(lacking)]
-            instruction = data.triples[i].instruction
-            return (
-                f"program[{position}] ({instruction}) needs {name!r}, which nothing before it gives"
-            )
-        known |= step.post
-    if problem.goal not in known:
-        return f"the given program does not establish the goal {data.goal!r}"
-    return None
-
-
 def derivable(steps: Iterable[Step]) -> tuple[set[int], list[Step]]:
     """All properties that `steps` can establish, and the steps in an order in which they apply."""
-    consumers: dict[int, list[int]] = {}
     listed = list(steps)
-    missing = []
-    ready = []
-    for n, step in enumerate(listed):
-        missing.append(len(step.pre))
-        for p in step.pre:
-            consumers.setdefault(p, []).append(n)
+    cost, _, order = derivations(listed, lambda step: 0.0, max)
+    return set(cost), [listed[n] for n in order]
+
+
+def derivations(
+    steps: Sequence[Step], seconds_of: TripleSeconds, combine: Combine
+) -> tuple[dict[int, float], dict[int, int], list[int]]:
+    """(property -> cost, property -> number of the step that gives it at that cost, the steps that
+    apply in order). A step costs its seconds and what `combine` makes of its preconditions'."""
+    waiting: dict[int, list[int]] = {}
+    missing = [len(step.pre) for step in steps]
+    heap: list[tuple[float, int, int]] = []
+    cost: dict[int, float] = {}
+    by: dict[int, int] = {}
+    order: list[int] = []
+
+    def applies(n: int) -> None:
+        step = steps[n]
+        value = seconds_of(step) + (combine([cost[q] for q in step.pre]) if step.pre else 0.0)
+        order.append(n)
+        for p in step.post:
+            heapq.heappush(heap, (value, n, p))
+
+    for n, step in enumerate(steps):
+        for q in step.pre:
+            waiting.setdefault(q, []).append(n)
         if not step.pre:
-            ready.append(n)
-    known: set[int] = set()
-    order: list[Step] = []
-    for n in ready:
-        order.append(listed[n])
-        for p in listed[n].post - known:
-            known.add(p)
-            for c in consumers.get(p, ()):
-                missing[c] -= 1
-                if missing[c] == 0:
-                    ready.append(c)
-    return known, order
+            applies(n)
+    while heap:
+        value, n, p = heapq.heappop(heap)
+        if p in cost:
+            continue
+        cost[p], by[p] = value, n
+        for m in waiting.get(p, ()):
+            missing[m] -= 1
+            if missing[m] == 0:
+                applies(m)
+    return cost, by, order

@@ -63,7 +63,7 @@ def make_model(
 def make_program(job: Job) -> ProgramModel:
     """The job's single-device program. Raises InputError for an unusable factory."""
     if job.factory is not None:
-        return as_model(called(job.factory, job.plan))
+        return as_model(called(job.factory, job.plan), job.plan)
     return ProgramModel(planned_program(job.plan, job.model))
 
 

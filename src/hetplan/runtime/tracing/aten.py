@@ -43,10 +43,6 @@ class Unsupported:
     where: str
     missing: str
 
-    def text(self) -> str:
-        """One line."""
-        return f"{self.operator} in {self.where}: {self.missing}"
-
 
 # (walker, arguments of the ATen operator) -> Tensor, tuple of them or constant
 Rule = Callable[..., Any]
@@ -256,11 +252,6 @@ def add(w: Walker, left: Any, right: Any, *, alpha: float = 1) -> Tensor:
     return w.apply("add", left, right) if number is None else offset(w, right, number)
 
 
-def sub(w: Walker, left: Any, right: Any, *, alpha: float = 1) -> Tensor:
-    """A sum with the negative."""
-    return add(w, left, right, alpha=-alpha)
-
-
 def mul(w: Walker, left: Any, right: Any) -> Tensor:
     """A product of entries, or with a number."""
     for one, other in ((left, right), (right, left)):
@@ -295,11 +286,6 @@ def entrywise(kind: str, **attributes: Any) -> Rule:
         return w.apply(kind, x, **attributes)
 
     return rule
-
-
-def gelu(w: Walker, x: Tensor, *, approximate: str = "none") -> Tensor:
-    """Both forms."""
-    return w.apply("gelu" if approximate == "tanh" else "gelu-erf", x)
 
 
 def greater(w: Walker, x: Tensor, other: Any) -> Tensor:
@@ -362,15 +348,18 @@ def cross_entropy(
     w: Walker, logits: Tensor, labels: Any, weight: Any = None, reduction: int = 1,
     ignore_index: int = -100, label_smoothing: float = 0.0,
 ) -> Tensor:  # fmt: skip
-    """The mean over rows of [rows, classes]."""
+    """The mean or the sum over rows of [rows, classes]."""
     labels = w.tensor(labels)
-    if weight is not None or reduction != 1 or label_smoothing != 0 or ignore_index >= 0:
-        raise MissingRule("cross-entropy with weights, smoothing, an index to ignore, or no mean")
+    if weight is not None or reduction == 0 or label_smoothing != 0 or ignore_index >= 0:
+        raise MissingRule(
+            "cross-entropy with weights, smoothing, an index to ignore, or row by row"
+        )
     if len(logits.shape) != 2 or len(labels.shape) != 1:
         raise MissingRule(
             "cross-entropy of more than two dimensions, or with probabilities as labels"
         )
-    return w.apply("cross-entropy", logits, labels, count=labels.shape[0])
+    count = labels.shape[0] if reduction == 1 else 1
+    return w.apply("cross-entropy", logits, labels, count=count)
 
 
 def nll_loss(
@@ -423,16 +412,25 @@ def max_pool2d(
     w: Walker, x: Tensor, window: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1,
     ceil_mode: bool = False,
 ) -> Tensor:  # fmt: skip
-    """Squares side by side."""
+    """Squares, side by side or not."""
+    if equal_figures(dilation) != 1 or ceil_mode:
+        raise MissingRule("pooling with dilation, or rounded up")
     size = equal_figures(window)
-    if (
-        (stride and equal_figures(stride) != size)
-        or equal_figures(padding) != 0
-        or equal_figures(dilation) != 1
-        or ceil_mode
-    ):
-        raise MissingRule("pooling whose windows overlap, are padded or dilated")
-    return w.apply("max-pool", x, window=size)
+    apart, around = equal_figures(stride or size), equal_figures(padding)
+    return w.apply("max-pool", x, window=size, stride=apart, padding=around)
+
+
+def batch_norm(
+    w: Walker, x: Tensor, weight: Any, bias: Any, mean: Any, variance: Any, training: bool,
+    momentum: float, eps: float,
+) -> tuple[Any, ...]:  # fmt: skip
+    """By the statistics of the batch; running ones follow from no step and are not kept."""
+    if not training or weight is None or bias is None:
+        raise MissingRule("batch norm by fixed statistics, or without scale and shift")
+    count = math.prod(x.shape) // x.shape[1]
+    moments = w.apply("batch-moments", x, label="moments", count=count)
+    made = w.apply("batch-norm", x, moments, weight, bias, epsilon=float(eps))
+    return w.same(made, "running statistics of a batch norm"), None, None, mean, variance
 
 
 def adaptive_avg_pool2d(w: Walker, x: Tensor, size: Sequence[int]) -> Tensor:
@@ -450,16 +448,6 @@ def adaptive_avg_pool2d(w: Walker, x: Tensor, size: Sequence[int]) -> Tensor:
 def native_dropout(w: Walker, x: Tensor, p: float, train: bool | None) -> tuple[Tensor, None]:
     """Left out: it costs a pass over memory, and changes no shape. No mask is made."""
     return w.same(x, "dropout" if p and train else None), None
-
-
-def same_entries(w: Walker, x: Tensor, *_: Any, **__: Any) -> Tensor:
-    """Views, copies and conversions between floating types: the entries in the output's shape."""
-    return w.reshape(x, w.made)
-
-
-def permute(w: Walker, x: Tensor, dims: Sequence[int]) -> Tensor:
-    """Dimensions in another order."""
-    return w.apply("permute", x, order=tuple(positive(d, len(x.shape)) for d in dims))
 
 
 def expand(w: Walker, x: Tensor, *_: Any, **__: Any) -> Tensor:
@@ -547,7 +535,7 @@ RULES: dict[str, Rule] = {
         "route", gates, active=int(active), capacity=int(capacity)
     ),
     "aten.add": add,
-    "aten.sub": sub,
+    "aten.sub": lambda w, left, right, *, alpha=1: add(w, left, right, alpha=-alpha),
     "aten.mul": mul,
     "aten.div": div,
     "aten.neg": entrywise("scale", factor=-1.0),
@@ -559,12 +547,15 @@ RULES: dict[str, Rule] = {
     "aten.silu": entrywise("silu"),
     "aten.tanh": entrywise("tanh"),
     "aten.sigmoid": entrywise("sigmoid"),
-    "aten.gelu": gelu,
+    "aten.gelu": lambda w, x, *, approximate="none": w.apply(
+        "gelu" if approximate == "tanh" else "gelu-erf", x
+    ),
     "aten.gt": greater,
     "aten.masked_fill": masked_fill,
     "aten.softmax": over_the_last("softmax"),
     "aten.log_softmax": over_the_last("log-softmax"),
     "aten.layer_norm": layer_norm,
+    "aten._native_batch_norm_legit_functional": batch_norm,
     "aten.rms_norm": rms_norm,
     "aten.embedding": embedding,
     "aten.cross_entropy_loss": cross_entropy,
@@ -574,17 +565,25 @@ RULES: dict[str, Rule] = {
     "aten.max_pool2d": max_pool2d,
     "aten.adaptive_avg_pool2d": adaptive_avg_pool2d,
     "aten.native_dropout": native_dropout,
-    "aten.permute": permute,
+    "aten.permute": lambda w, x, dims: w.apply(
+        "permute", x, order=tuple(positive(d, len(x.shape)) for d in dims)
+    ),
     "aten.expand": expand,
     "aten.slice": slice_,
     "aten.select": select,
     "aten.split_with_sizes": split_with_sizes,
     "aten.cat": cat,
-    "aten.view": same_entries,
-    "aten._unsafe_view": same_entries,
-    "aten.unsqueeze": same_entries,
-    "aten.squeeze": same_entries,
-    "aten.clone": same_entries,
-    "aten.alias": same_entries,
-    "aten._to_copy": same_entries,
+    # views, copies and conversions between floating types: the entries in the output's shape
+    **dict.fromkeys(
+        (
+            "aten.view",
+            "aten._unsafe_view",
+            "aten.unsqueeze",
+            "aten.squeeze",
+            "aten.clone",
+            "aten.alias",
+            "aten._to_copy",
+        ),
+        lambda w, x, *_, **__: w.reshape(x, w.made),
+    ),
 }

@@ -158,9 +158,10 @@ def run(module: nn.Module, samples: int, precision: Precision, name: str) -> Pas
     def keep(size: float) -> None:
         saved[layers.now] += size
 
+    rows = batch(0, 0, samples)  # the user's code may look at its values
     with FakeTensorMode(allow_non_fake_inputs=True):
         state = {f"module.{key}": value for key, value in faked(module, dtype).items()}
-        data = tuple(fake(value, dtype) for value in batch(0, 0, samples))
+        data = tuple(fake(value, dtype) for value in rows)
         own = {storage(t) for t in state.values()}
         counter = Counter(layers, own | {storage(t) for t in data if isinstance(t, Tensor)})
         try:

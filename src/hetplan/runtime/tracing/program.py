@@ -8,7 +8,8 @@ theories price each instruction with its mirror, and gradients are torch's.
 import operator
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -18,9 +19,13 @@ from torch.fx.node import map_arg
 
 from hetplan.errors import InputError, UnsupportedError
 from hetplan.formulations.hap.spmd.program import SingleProgram, Writer
+from hetplan.profiling.model_files import ModelFile
+from hetplan.profiling.models import Model, load_model
 from hetplan.runtime.tracing.aten import RULES, MissingRule, Tensor, Unsupported, Walker
-from hetplan.runtime.tracing.counter import name_of, numbered, tree_leaves
+from hetplan.runtime.tracing.counter import Layers, name_of, tree_leaves
 from hetplan.runtime.tracing.fuse import Packed, fused
+from hetplan.runtime.tracing.layers import Called, chain_of, labels
+from hetplan.text import counted
 
 # Assertions that torch.export writes: nothing to run.
 SILENT = ("aten._assert_tensor_metadata", "aten._assert_async", "aten._assert_scalar")
@@ -43,9 +48,14 @@ class Traced:
     packed: Mapping[str, Packed] = field(default_factory=dict)
     """Parameters made of the module's (see `fuse`)."""
 
-    def values(self, module: Any, arguments: Sequence[Any]) -> dict[str, TorchTensor]:
+    def data(self, arguments: Any) -> dict[str, TorchTensor]:
+        """Values of the placeholders for arguments like those traced."""
+        given = [leaf for leaf in tree_leaves(arguments) if isinstance(leaf, TorchTensor)]
+        return {**self.constants, **dict(zip(self.inputs, given, strict=True))}
+
+    def values(self, module: Any, arguments: Any) -> dict[str, TorchTensor]:
         """Values of all sources: the module's parameters, and arguments like those traced."""
-        values = {**self.constants, **dict(zip(self.inputs, arguments, strict=True))}
+        values = self.data(arguments)
         own = {name: p.detach() for name, p in module.named_parameters()}
         for node in self.program.parameters:
             if node.name in self.packed:
@@ -78,26 +88,70 @@ def trace(
     what is missing, and parameters that are not trained, or says why torch.export has no graph;
     InputError where the module gives no scalar.
     """
-    traced = walk(module, arguments, name, unsliced or {})
-    if isinstance(traced, Traced):
-        return traced
-    raise UnsupportedError(listed(traced), where=name)
+    program, walker = exported(module, arguments, name), Walker(Writer(name))
+    refuse_regions(walker, program, module)
+    with warnings.catch_warnings():  # torch's own, about its own copies
+        warnings.simplefilter("ignore", FutureWarning)
+        program = program.run_decompositions(decompositions())
+    known, inputs = sources(walker, program, module, unsliced or {})
+    own, layers = user_module(module), Layers()
+    layer_of, calls = labels(own), [n for n in program.graph.nodes if n.op == "call_function"]
+    entered = (layer_of.get(place_of(node, module)) for node in calls)
+    layers.enter(next(filter(None, entered), type(own).__name__))
+    for node in calls:
+        walker.where = place_of(node, module)
+        layers.enter(layer_of.get(walker.where, layers.names[-1].partition("#")[0]))
+        walker.writer.layer = layers.names[-1]
+        known[node] = called(walker, node, known)
+    if walker.unsupported:
+        raise UnsupportedError(listed(walker.unsupported), where=name)
+    (made,) = [node.args[0] for node in program.graph.nodes if node.op == "output"]
+    outputs = zip(program.graph_signature.output_specs, made, strict=True)
+    results = [known.get(node, node) for s, node in outputs if s.kind is OutputKind.USER_OUTPUT]
+    loss = results[0] if len(results) == 1 else None
+    if not isinstance(loss, Tensor) or loss.shape != ():
+        got = loss.shape if isinstance(loss, Tensor) else f"{len(results)} values"
+        raise InputError(
+            "forward must return one scalar, the loss", where=name, got=got, expected="shape ()"
+        )
+    written, packed = fused(pruned(walker.writer.finish(), loss.name))
+    return Traced(written, inputs, walker.data, walker.notes, packed)
 
 
-def survey(module: Any, arguments: Sequence[Any], *, name: str = "module") -> list[Unsupported]:
-    """Every operator of `module(*arguments)` without a rule; empty where `trace` works."""
-    traced = walk(module, arguments, name, {})
-    return [] if isinstance(traced, Traced) else traced
+class PerTarget(Called):
+    """A module on its data, (inputs, targets) -> the loss: a chain's, which is a sum, as the mean
+    over the targets."""
+
+    def forward(self, x: Any, targets: Any) -> TorchTensor:
+        """The mean, for a chain; else what the module gives."""
+        loss = super().forward(x, targets)
+        return loss / targets.numel() if chain_of(self.module) else loss
+
+
+def plannable(module: Any, file: ModelFile) -> Model:
+    """A module, traced layer by layer, as a model to plan that has programs. Programs of few sizes
+    are traced once each."""
+    programs = lru_cache(lambda n: trace_samples(module, n, name=file.name).program)
+    return load_model(replace(file.spec(), program=programs), precision=file.precision)
+
+
+def trace_samples(module: Any, samples: int, *, name: str = "module") -> Traced:
+    """The program of one step on `samples` rows of the module's own data, with the layers of
+    `layers.trace`.
+
+    module: offers `batch(step, first, last)` -> (inputs, targets), and returns the mean loss; or is
+    a chain (see `execution.chain`). Raises as `trace` does.
+    """
+    return trace(PerTarget(module), module.batch(0, 0, samples), name=name)
 
 
 def listed(unsupported: Sequence[Unsupported]) -> str:
-    """`2 operators without a rule: …`, the first few written out."""
-    texts = [entry.text() for entry in unsupported[:LISTED]]
-    more = len(unsupported) - LISTED
-    return (
-        f"{len(unsupported)} operator{'s' if len(unsupported) > 1 else ''} without a rule: "
-        f"{'; '.join(texts)}{f'; and {more} more' if more > 0 else ''}"
-    )
+    """`2 operators without a rule: …`, each with all its places."""
+    places: dict[tuple[str, str], list[str]] = {}
+    for entry in unsupported:
+        places.setdefault((entry.operator, entry.missing), []).append(entry.where)
+    texts = [f"{name} in {', '.join(where)}: {lack}" for (name, lack), where in places.items()]
+    return f"{counted(len(texts), 'operator')} without a rule: {'; '.join(texts)}"
 
 
 def exported(module: Any, arguments: Sequence[Any], name: str) -> Any:
@@ -117,35 +171,6 @@ def exported(module: Any, arguments: Sequence[Any], name: str) -> Any:
         module.train(was_training)
 
 
-def walk(
-    module: Any, arguments: Sequence[Any], name: str, unsliced: Mapping[int, Sequence[int]]
-) -> Traced | list[Unsupported]:
-    """The program, or what keeps it from being one."""
-    program, walker = exported(module, arguments, name), Walker(Writer(name))
-    refuse_regions(walker, program)
-    with warnings.catch_warnings():  # torch's own, about its own copies
-        warnings.simplefilter("ignore", FutureWarning)
-        program = program.run_decompositions(decompositions())
-    known, inputs = sources(walker, program, module, unsliced)
-    for node in program.graph.nodes:
-        if node.op == "call_function":
-            walker.where, walker.writer.layer = place_of(node)
-            known[node] = called(walker, node, known)
-    if walker.unsupported:
-        return walker.unsupported
-    (made,) = [node.args[0] for node in program.graph.nodes if node.op == "output"]
-    outputs = zip(program.graph_signature.output_specs, made, strict=True)
-    results = [known.get(node, node) for s, node in outputs if s.kind is OutputKind.USER_OUTPUT]
-    loss = results[0] if len(results) == 1 else None
-    if not isinstance(loss, Tensor) or loss.shape != ():
-        got = loss.shape if isinstance(loss, Tensor) else f"{len(results)} values"
-        raise InputError(
-            "forward must return one scalar, the loss", where=name, got=got, expected="shape ()"
-        )
-    written, packed = fused(pruned(walker.writer.finish(), loss.name))
-    return Traced(written, inputs, walker.data, walker.notes, packed)
-
-
 def decompositions() -> dict[Any, Any]:
     """What torch itself makes of operators that need no rule; every other one stays as it is, but
     for changes in place, which go."""
@@ -158,7 +183,7 @@ def decompositions() -> dict[Any, Any]:
     return {name: known[name] for name in names}
 
 
-def refuse_regions(walker: Walker, program: Any) -> None:
+def refuse_regions(walker: Walker, program: Any, module: Any) -> None:
     """Refuse regions under torch.no_grad() that read parameters, by name.
 
     Gradients pass every operator of a program, so that without them only what is made of data alone
@@ -173,7 +198,7 @@ def refuse_regions(walker: Walker, program: Any) -> None:
         if str(node.target) == GRADIENTS_SET and not node.args[0] and behind[node]:
             names = ", ".join(sorted(behind[node])[:LISTED])
             missing = f"no rule for what it makes of parameters ({names})"
-            walker.refuse("torch.no_grad", missing, place_of(node)[0])
+            walker.refuse("torch.no_grad", missing, place_of(node, module))
 
 
 def sources(
@@ -185,12 +210,12 @@ def sources(
     known: dict[Any, Any] = {}
     inputs: list[str] = []
     owners: dict[str, Tensor] = {}
-    trained = dict(module.named_parameters())
+    trained = dict(user_module(module).named_parameters())
     placeholders = [node for node in program.graph.nodes if node.op == "placeholder"]
     for node, entry in zip(placeholders, program.graph_signature.input_specs, strict=True):
         value = node.meta.get("val")
         if entry.kind is InputKind.PARAMETER:
-            owner = canonical(module, entry.target)
+            owner = canonical(user_module(module), own_path(entry.target, module))
             if not trained[owner].requires_grad and node.users:
                 missing = "does not require gradients, and every parameter is trained"
                 walker.refuse("parameter", missing, owner)
@@ -235,12 +260,21 @@ def classes_of(node: Any) -> int:
     return 2
 
 
-def place_of(node: Any) -> tuple[str, str]:
-    """(path of the calling module, the layer that it counts to: `blocks.3`)."""
+def user_module(module: Any) -> Any:
+    """The module that the user wrote."""
+    return module.module if isinstance(module, Called) else module
+
+
+def own_path(path: str, module: Any) -> str:
+    """A path within what is traced as one within the user's module."""
+    return path.removeprefix("module").removeprefix(".") if isinstance(module, Called) else path
+
+
+def place_of(node: Any, module: Any) -> str:
+    """The path of the calling module."""
     stack = node.meta.get("nn_module_stack") or {}
     path = next((str(entry[0]) for entry in reversed(list(stack.values()))), "")
-    path = path.removeprefix("L['self']").removeprefix(".")
-    return path, numbered(path) or path.partition(".")[0]
+    return own_path(path.removeprefix("L['self']").removeprefix("."), module)
 
 
 def called(walker: Walker, node: Any, known: Mapping[Any, Any]) -> Any:

@@ -310,6 +310,9 @@ def program_of(model: Model, batch: int) -> SingleProgram:
     Raises UnsupportedError for a model that some operator has no rule for.
     """
     spec, layers = model.spec, [layer.name for layer in model.layers]
+    if spec.program is not None:
+        traced: SingleProgram = spec.program(batch)
+        return traced
     if model.name == "vgg19":
         return imagenet_vgg19(model, batch)
     if spec.shape is not None and model.sequence is not None:

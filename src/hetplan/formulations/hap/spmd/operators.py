@@ -200,6 +200,29 @@ def convolve_work(
     return flops, [flops, flops, *[ELEMENT_FLOPS * size(output)] * (len(whole) - 2)]
 
 
+# Batch norms in two parts. The means of x and x^2 over samples and places [2, channels], of which a
+# slice of the samples gives summands: their All-Reduce synchronises the statistics. Then
+# (x, means, scale, shift).
+
+
+def moments_ways(whole: Shapes, attributes: Attributes) -> list[Way]:
+    """Any dimension; all but channels are summed over."""
+    return [Way((d,), d if d == 1 else PARTIAL) for d in range(len(whole[0]))]
+
+
+def batch_norm_ways(whole: Shapes, attributes: Attributes) -> list[Way]:
+    """Channels of everything, or any other dimension of x alone."""
+    alone = (WHOLE, WHOLE, WHOLE)
+    return [Way((d, *((1, 0, 0) if d == 1 else alone)), d) for d in range(len(whole[0]))]
+
+
+def pooled(whole: Shapes, attributes: Attributes) -> Shape:
+    """Windows of `window`, `stride` apart (default side by side), `padding` alike both ways."""
+    (*front, height, width), window = whole[0], attributes["window"]
+    pad, stride = attributes.get("padding", 0), attributes.get("stride", window)
+    return (*front, *((n + 2 * pad - window) // stride + 1 for n in (height, width)))
+
+
 # Attention: q, k, v [samples, heads, tokens, d], or all three in one tensor [.., (r + 2) d], where
 # each key-value head has `queries` = r query heads (Ainslie et al. 2023).
 
@@ -321,6 +344,8 @@ OPERATORS: dict[str, Operator] = {
     **dict.fromkeys(
         ("layer-norm", "rms-norm", "softmax", "log-softmax"), Operator(unchanged, all_but_the_last)
     ),
+    "batch-moments": Operator(lambda s, a: (2, s[0][1]), moments_ways),
+    "batch-norm": Operator(unchanged, batch_norm_ways),
     # products
     "contract": Operator(contract_shape, contract_ways, contract_work),
     "convolve": Operator(convolve_shape, convolve_ways, convolve_work),
@@ -329,9 +354,7 @@ OPERATORS: dict[str, Operator] = {
     # gates [b, s, e] -> weights [b, s, e, c]: GShard's places of tokens, samples apart
     "route": Operator(lambda s, a: (*s[0], a["capacity"]), lambda s, a: [Way((0,), 0)]),
     # pooling
-    "max-pool": Operator(
-        lambda s, a: (*s[0][:2], s[0][2] // a["window"], s[0][3] // a["window"]), first_two
-    ),
+    "max-pool": Operator(pooled, first_two),
     "mean-pool": Operator(lambda s, a: s[0][:2], first_two, linear=True),
     # tables, means and the loss
     "embed": Operator(lambda s, a: (*s[0], s[1][1]), embed_ways, output_moved),

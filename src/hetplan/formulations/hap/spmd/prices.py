@@ -6,8 +6,8 @@ Section 3.2 (fitted latency and bandwidth per collective, the largest slice deci
 Bytes count until the backward pass has been there. A parameter is held with its gradient and
 optimizer states: whole on every device, or a slice on each. Of every tensor that an operator works
 out, and of what a collective makes of it, the devices keep the form that they come to have;
-summands are not kept, views (operators without work) cost nothing. A copy of a parameter is not
-counted again.
+summands are not kept, views (operators without work) cost nothing. A parameter that several
+operators read counts once: as the first of them reads it, or as whole.
 """
 
 from collections.abc import Mapping, Sequence, Set
@@ -166,11 +166,13 @@ VIEWS = ("Slice", "Share")
 @dataclass(frozen=True)
 class Holding:
     """device_bytes [m]; state_bytes per entry of a parameter; saved: node -> bytes of its whole
-    tensor (0 where left out)."""
+    tensor (0 where left out). tied_whole: whether parameters that several operators read count as
+    whole, as they are held where these read them in different ways."""
 
     device_bytes: tuple[float, ...]
     state_bytes: float
     saved: Mapping[str, float]
+    tied_whole: bool = False
 
     def of(self, program: SingleProgram, instruction: Instruction) -> tuple[float, float]:
         """(fixed bytes, shared bytes) that an instruction adds."""
@@ -178,10 +180,11 @@ class Holding:
         if (kept := form_kept(instruction)) is not None:
             parts.append((kept[1], self.saved.get(kept[0], 0.0)))
         if isinstance(instruction, Run):
-            inputs = program.inputs(program.node(instruction.node))
+            inputs, tied = program.inputs(program.node(instruction.node)), program.copies.values()
             for source, form in zip(inputs, instruction.way.inputs, strict=True):
                 if source.kind == PARAMETER and source.name not in program.copies:
-                    parts.append((form, self.state_bytes * source.elements))
+                    held = WHOLE if self.tied_whole and source.name in tied else form
+                    parts.append((held, self.state_bytes * source.elements))
         fixed = sum(size for form, size in parts if form == WHOLE)
         return fixed, sum(size for form, size in parts if form >= 0)
 

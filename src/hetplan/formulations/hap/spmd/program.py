@@ -81,6 +81,11 @@ class SingleProgram:
         return self.nodes[-1]
 
     @property
+    def samples(self) -> int:
+        """Rows of the first placeholder."""
+        return next(node for node in self.nodes if node.kind == PLACEHOLDER).shape[0]
+
+    @property
     def parameters(self) -> list[Node]:
         """All parameters, copies included."""
         return [node for node in self.nodes if node.kind == PARAMETER]

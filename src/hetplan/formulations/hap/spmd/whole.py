@@ -99,21 +99,25 @@ class Decided:
         return np.asarray(np.max(rows, axis=0)) if rows else np.ones(self.m)
 
     @cached_property
-    def shards(self) -> dict[str, Shard]:
-        """How every parameter (copies by the name of what they copy) is held."""
-        program = self.theory.program
+    def ways(self) -> dict[str, set[tuple[Form, Bounds]]]:
+        """Parameter (copies by the name of what they copy) -> the forms in which operators read
+        it."""
         ways: dict[str, set[tuple[Form, Bounds]]] = {}
-        for instruction in self.order:
+        for i, instruction in zip(self.decision.program, self.order, strict=True):
+            segment = self.theory.data.triples[i].segment
             for source, owner, form in self.theory.reads(instruction):
-                assert isinstance(instruction, Run), "nothing else reads a parameter"
-                segment = program.node(instruction.node).segment
                 cut = () if form == WHOLE else self.bounds(source.name, form, segment)
                 ways.setdefault(owner, set()).add((form, cut))
-        shards = {}
+        return ways
+
+    @cached_property
+    def shards(self) -> dict[str, Shard]:
+        """How every parameter is held."""
+        program, shards = self.theory.program, dict[str, Shard]()
         for node in program.parameters:
             if node.name in program.copies:
                 continue
-            forms = ways.get(node.name, {(WHOLE, ())})
+            forms = self.ways.get(node.name, {(WHOLE, ())})
             form, cut = min(forms)
             if len(forms) > 1 or form == WHOLE:
                 apart = any(form != WHOLE for form, _ in forms)

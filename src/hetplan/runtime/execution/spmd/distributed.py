@@ -6,8 +6,9 @@ read in different ways (a tied embedding, sliced in one place and whole in anoth
 and slices of its gradient are gathered. Gradients add up over the runs of an iteration; those of
 whole parameters are all-reduced in the last one.
 
-A plan's program comes from `--factory module:function`, which returns a `SingleProgram` or a
-`ProgramModel`; without it, it is the planner's own of the plan's model.
+A plan's program comes from `--factory module:function`, which returns a torch module with data of
+its own (`batch`), a `SingleProgram` or a `ProgramModel`; without it, it is the planner's own of the
+plan's model.
 
 Checkpoints hold parameters and optimizer states under the program's names, every rank's slices as
 boxes of the whole: another program reads its own boxes from them.
@@ -37,6 +38,7 @@ from hetplan.runtime.execution.spmd.machine import Machine, copied, piece
 from hetplan.runtime.execution.transport import Staging, Transport, host_group, host_total
 from hetplan.runtime.spmd_decision import read_program
 from hetplan.runtime.spmd_virtual import SpmdWatch
+from hetplan.runtime.tracing.program import trace_samples
 from hetplan.runtime.watch import Watch
 
 # a tensor does as well
@@ -89,13 +91,12 @@ def planned_program(plan: Plan, model: str | None) -> SingleProgram:
 
 def check_samples(program: SingleProgram, plan: Plan) -> None:
     """Raise InputError unless the program's data are of one run."""
-    samples = samples_of(plan)
-    for node in placeholders(program):
-        if not node.shape or node.shape[0] != samples:
-            raise InputError(
-                f"program is not for the plan's runs: {node.name}", where=plan.name,
-                got=f"shape {node.shape}", expected=f"{samples} samples",
-            )  # fmt: skip
+    if program.samples != samples_of(plan):
+        node = placeholders(program)[0]
+        raise InputError(
+            f"program is not for the plan's runs: {node.name}", where=plan.name,
+            got=f"shape {node.shape}", expected=f"{samples_of(plan)} samples",
+        )  # fmt: skip
 
 
 def placeholders(program: SingleProgram) -> list[Node]:
@@ -160,7 +161,7 @@ class DistributedProgram(Trained):
 
     def __init__(
         self,
-        model: SingleProgram | ProgramModel,
+        model: SingleProgram | ProgramModel | nn.Module,
         plan: Plan,
         *,
         device: str = "cpu",
@@ -169,7 +170,7 @@ class DistributedProgram(Trained):
         staging: Staging = "auto",
     ) -> None:
         check_world(plan, dist.get_world_size())
-        made = as_model(model)
+        made = as_model(model, plan)
         check_samples(made.program, plan)
         self.plan, self.seed, self.step = plan, seed, 0
         self.watch, self.device = watch or Watch(), torch.device(device)
@@ -256,16 +257,31 @@ def held_by(rank: int, shard: Shard, whole: Tensor) -> Tensor:
     return copied(piece(whole, shard.dimension, shard.bounds[rank]))
 
 
-def as_model(model: SingleProgram | ProgramModel) -> ProgramModel:
-    """With data and first values. Raises InputError for what is no program."""
+def as_model(model: Any, plan: Plan) -> ProgramModel:
+    """With data and first values. Raises InputError for what is no program and no module with data
+    of its own, UnsupportedError for a module with operators that have no rule."""
     if isinstance(model, SingleProgram):
         return ProgramModel(model)
+    if isinstance(model, nn.Module) and callable(getattr(model, "batch", None)):
+        return traced_model(model, plan)
     if not isinstance(model, ProgramModel):
         raise InputError(
             "SPMD plans run single-device programs", got=type(model).__name__,
-            expected="a SingleProgram or a ProgramModel",
+            expected="a SingleProgram, a ProgramModel, or a module with a method batch",
         )  # fmt: skip
     return model
+
+
+def traced_model(module: Any, plan: Plan) -> ProgramModel:
+    """A module for one run of the plan: its own data, its parameters' values as the first ones."""
+    samples = samples_of(plan)
+    traced = trace_samples(module, samples, name=plan.workload.model)
+    values = traced.values(module, module.batch(0, 0, samples))
+    return ProgramModel(
+        traced.program,
+        lambda step, first, last: traced.data(module.batch(step, first, last)),
+        lambda name, _: values[name],
+    )
 
 
 class RehearsedProgram:

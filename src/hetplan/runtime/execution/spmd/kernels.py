@@ -47,7 +47,7 @@ Kernel = Callable[[Inputs, Attributes, Place], Tensor]
 
 def compute(node: Node, inputs: Inputs, place: Place) -> Tensor:
     """A node's output on one device."""
-    if 0 in place.shape:
+    if 0 in place.shape and node.kind != "batch-moments":  # which are in fp64, empty or not
         passing = operator(node.kind).differentiable
         return zeros(place.shape, inputs if passing else [x.detach() for x in inputs])
     return KERNELS[node.kind](inputs, node.attributes, place)
@@ -162,6 +162,24 @@ def cross_entropy(inputs: Inputs, attributes: Attributes, place: Place) -> Tenso
     return F.cross_entropy(rows, labels.flatten(), reduction="sum") / attributes["count"]
 
 
+def batch_moments(inputs: Inputs, attributes: Attributes, place: Place) -> Tensor:
+    """These samples' part of the means of x and x^2 over `count` entries of each channel; in fp64,
+    as the variance is their difference."""
+    x = inputs[0].transpose(0, 1).flatten(1)
+    sums = [y.sum(1, dtype=torch.float64) for y in (x, x.square())]
+    return torch.stack(sums) / attributes["count"]
+
+
+def batch_norm(inputs: Inputs, attributes: Attributes, place: Place) -> Tensor:
+    """Every channel less its mean, over its deviation (Ioffe and Szegedy 2015), scaled and
+    shifted."""
+    x, (mean, square), scale, shift = inputs
+    deviation = (square - mean.square() + attributes["epsilon"]).sqrt()
+    factor, mean = (scale / deviation).to(x.dtype), mean.to(x.dtype)
+    each = (-1, *[1] * (x.dim() - 2))
+    return (x - mean.view(each)) * factor.view(each) + shift.view(each)
+
+
 def gated(inputs: Inputs, attributes: Attributes, place: Place) -> Tensor:
     """silu(x[..., 0]) * x[..., 1] (Shazeer 2020)."""
     gate, value = inputs[0].unbind(-1)
@@ -195,7 +213,11 @@ KERNELS: dict[str, Kernel] = {
     "attention": attention,
     "rotary": lambda x, a, p: turned(x[0]),
     "route": route,
-    "max-pool": lambda x, a, p: F.max_pool2d(x[0], a["window"]),
+    "batch-moments": batch_moments,
+    "batch-norm": batch_norm,
+    "max-pool": lambda x, a, p: F.max_pool2d(
+        x[0], a["window"], a.get("stride"), a.get("padding", 0)
+    ),
     "mean-pool": lambda x, a, p: x[0].mean(dim=(2, 3)),
     "embed": embed,
     "cross-entropy": cross_entropy,
