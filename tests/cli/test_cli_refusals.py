@@ -115,7 +115,7 @@ REFUSALS: dict[str, dict[str, str]] = {
         "measure --model gpt2": "'--device'",
         "--model gpt2": "missing option '--device'",
         "batch-curve": "missing option '--model'",
-        "predict --cluster g4dn-4": "--model: missing",
+        "predict --cluster g4dn-4": "missing option '--model'",
         "predict --model gpt2": "'--cluster'",
     },
     "profile batch-curve --model gpt2 --sequence 16 --precision fp32": {

@@ -111,7 +111,7 @@ def test_the_commands_take_a_factory(tmp_path: Path, capsys: pytest.CaptureFixtu
         assert said in candidate["message"]
     for more, words in (
         (["fp16,fp32", "--factory", "fakes.strangers:strange"], "planned in one precision"),
-        (["fp32"], "--model: missing"),
+        (["fp32"], "missing option '--model'"),
     ):
         assert main([*plan, *more]) == 2
         assert words in capsys.readouterr().err

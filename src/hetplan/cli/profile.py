@@ -141,7 +141,7 @@ def predict(
 def named(model: str | None) -> str:
     """The model's name; raises InputError where there is none, and no factory in its place."""
     if model is None:
-        raise InputError("missing", where="--model", expected="a name or a file")
+        raise InputError("missing option '--model'", expected="a name, a file, or --factory")
     return model
 
 
