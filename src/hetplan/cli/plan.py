@@ -130,20 +130,17 @@ def plan(
     quiet: QuietOption = False,
 ) -> int:
     """Plan the training of a model on a cluster: the fastest plan that fits, replayed, with its
-    bound.
-
-    Exit code 0 when a plan fits, 1 when none does (or none was found in time).
-    """
-    # loaded with the planner's compiled kernels, which completion of this command does not need
+    bound. Exit code 0 when a plan fits, 1 when none does (or none was found in time)."""
+    # the planner's compiled kernels are not needed for completion
     from hetplan.cli.profile import named, traced_model
     from hetplan.planner.library import make_workloads, only
     from hetplan.planner.ranking import Criteria, make_plans
 
     run = Run(make_options(time_limit=time_limit, gap=gap, threads=threads, seed=seed))
     posed, notes = make_workloads(
-        named(model)
-        if factory is None
-        else traced_model(factory, model, only(precision), None, quiet=quiet),
+        traced_model(factory, model, only(precision), None, quiet=quiet)
+        if factory
+        else named(model),
         open_cluster(cluster),
         global_batch,
         sequence=sequence,
