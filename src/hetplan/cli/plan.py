@@ -64,8 +64,9 @@ SCREEN_WIDTH, VALUE_WIDTH = 100, 84  # columns of the answer, and of a line besi
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """What is tried, and which of the plans wins."""
+    """The module in place of a model, what is tried, and which of the plans wins."""
 
+    factory: TracedOption = None
     strategies: StrategiesOption = None
     money_limit: Annotated[
         float | None,
@@ -101,7 +102,6 @@ def plan(
     global_batch: BatchOption,
     choice: Choice,
     model: NamedModelOption = None,
-    factory: TracedOption = None,
     sequence: SequenceOption = None,
     precision: Annotated[
         str,
@@ -138,8 +138,8 @@ def plan(
 
     run = Run(make_options(time_limit=time_limit, gap=gap, threads=threads, seed=seed))
     posed, notes = make_workloads(
-        traced_model(factory, model, only(precision), None, quiet=quiet)
-        if factory
+        traced_model(choice.factory, model, only(precision), None, quiet=quiet)
+        if choice.factory
         else named(model),
         open_cluster(cluster),
         global_batch,
