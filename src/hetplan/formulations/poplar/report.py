@@ -231,7 +231,10 @@ def as_tables(rows: Sequence[Row]) -> list[Table]:
     )
     useful = table(
         "Predicted TFLOP/s of the whole cluster (Figures 3 to 5)",
-        ("predicted; weak only and strong only: DeepSpeed on one type, the other not there",),
+        (
+            "predicted; weak only and strong only: DeepSpeed on one type, the other not there; of "
+            "poplar-c-4to1 to 1to4 they are Figure 5's homogeneous bars, A4 to A1 and V1 to V4",
+        ),
         {NAMES[m]: part("predicted_flops_per_second", m, 1, 1e12) for m in NAMES},
     )
     stages = sorted({row["zero_stage"] for row in rows})
