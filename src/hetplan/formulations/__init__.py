@@ -62,8 +62,11 @@ def plugin(module: str) -> Mapping[str, Sequence[Method]]:
     try:
         methods: Mapping[str, Sequence[Method]] = load(f"{module}:METHODS")
     except (ImportError, AttributeError) as error:
-        expected = "a module with METHODS = {problem: [Method, ...]}"
-        raise InputError(f"no plugin: {error}", where=module, expected=expected) from None
+        raise InputError(
+            f"no plugin: {error}",
+            where=module,
+            expected="a module with METHODS = {problem: [Method, ...]}",
+        ) from None
     for problem in methods:
         if problem not in FAMILIES:
             raise unknown_name("unknown problem", problem, FAMILIES, where=f"{module}: METHODS")

@@ -83,7 +83,6 @@ class Node:
     model: RowModel | None = None  # None: only `quick_seconds` bounds it
     box: SyncBox | None = None
     halvings: int = 0  # that made the box
-    intervals: Intervals = ()  # of the box, once it was searched
     width: int = 0  # of its next search
     straddling: bool = False  # only decisions with a group that straddles cells
 
@@ -123,35 +122,29 @@ class Search:
         if node.width > self.parameters.most_width:
             return Expansion(dropped_bound=node.box.bound)
         try:
-            intervals = node.intervals or self.intervals(model, node.box)
-            dropped = self.search(model, node.box, intervals, node.width)
+            limit, bisection = threshold - node.box.low, self.parameters.bisection
+            stages = bound_stages(model, node.box.high, limit, self.run.check, bisection)
+            dropped = self.search(model, node.box, stages.intervals, node.width)
         except MemoryError:
             return Expansion(dropped_bound=node.box.bound)
         width = node.width * self.parameters.widen
-        return Expansion([(dropped, replace(node, intervals=intervals, width=width))])
+        return Expansion([(dropped, replace(node, width=width))])
 
     def whole_boxes(self, node: Node, model: RowModel) -> Iterator[tuple[float, Node]]:
         """Every synchronisation, in a box that has been searched once for the incumbent's sake;
         decisions that straddle cells apart where not all ways to do so are listed."""
-        parameters = self.parameters
         low, high = float(model.sync_values[0]), float(model.sync_values[-1])
         models = {False: model}
         if not model.layout.complete:
             models[True] = row_model(model.layout, straddle=True)
         for straddling, one in models.items():
             limit = self.incumbent.threshold - low
-            stages = bound_stages(one, high, limit, self.run.check, parameters.bisection)
+            stages = bound_stages(one, high, limit, self.run.check, self.parameters.bisection)
             box = SyncBox(low, high, stages.bound)
             if not straddling:
-                self.search(one, box, stages.intervals, parameters.first_width)
-            width = parameters.first_width * parameters.widen
+                self.search(one, box, stages.intervals, self.parameters.first_width)
+            width = self.parameters.first_width * self.parameters.widen
             yield box.bound, Node(node.config, one, box, width=width, straddling=straddling)
-
-    def intervals(self, model: RowModel, box: SyncBox) -> Intervals:
-        """Of the slowest stage's time: those that can hold a better decision in the box."""
-        limit = self.incumbent.threshold - box.low
-        bisection = self.parameters.bisection
-        return bound_stages(model, box.high, limit, self.run.check, bisection).intervals
 
     def search(self, model: RowModel, box: SyncBox, intervals: Intervals, width: int) -> float:
         """One label search, which may meet an incumbent; the least bound of what it cut."""

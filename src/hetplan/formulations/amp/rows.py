@@ -332,12 +332,14 @@ def halves(
     """
     values = model.sync_values
     first = int(np.searchsorted(values, box.low))
-    end = int(np.searchsorted(values, min(box.high, limit - box.rows), side="right"))
-    last = max(first, end - 1)
+    end = np.searchsorted(values, min(box.high, limit - box.rows), side="right")
+    last = max(first, int(end) - 1)
     if values[last] - values[first] <= bisection.box_width * box.bound:
         return [replace(box, high=float(values[last]))]
     middle = middle_of(values, first, last)
     high = float(values[middle])
     rows = bound_stages(model, high, limit - box.low, check, bisection).bound
-    beyond = SyncBox(float(values[middle + 1]), float(values[last]), box.rows)
-    return [SyncBox(box.low, high, rows), beyond]
+    return [
+        SyncBox(box.low, high, rows),
+        SyncBox(float(values[middle + 1]), float(values[last]), box.rows),
+    ]
