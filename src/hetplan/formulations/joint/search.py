@@ -97,12 +97,15 @@ class Search:
         seconds = self.space.replayer.seconds(plan, limit)
         if seconds <= limit:
             value = self.judged(plan, seconds)
-            shape = (len(design.pipes), design.chunks > 1)
-            if shape not in self.pool or value < self.pool[shape][0]:
-                self.pool[shape] = value, design
+            if value < self.kept_below(design):
+                self.pool[shape_of(design)] = value, design
         self.replays += 1
         self.prices[design] = seconds, value
         return value or seconds
+
+    def kept_below(self, design: Design) -> float:
+        """Of a design's shape, those of less seconds are worth keeping."""
+        return self.pool.get(shape_of(design), (math.inf,))[0]
 
     def judged(self, plan: Plan, seconds: float) -> float:
         """Seconds, and more where memory is too small. What fits is a result where it is the
@@ -143,7 +146,7 @@ class Search:
             for design in sorted(designs, key=self.space.least)[: self.parameters.replayed]:
                 late = self.run.should_stop and (self.fitting or self.run.cancelled)
                 if not late:  # something that fits, if need be after the time limit
-                    self.value(design)
+                    self.value(design, self.kept_below(design) if self.fitting else math.inf)
         for value, design in self.front(self.parameters.varied):
             for change in variations(self.space, design):
                 changed = change(design)
@@ -185,6 +188,12 @@ class Search:
             for _, design in self.front(width):
                 self.anneal(design, steps)
             steps, width = 2 * steps, max(width // 2, 1)
+
+
+def shape_of(design: Design) -> tuple[int, bool]:
+    """What tells designs apart that are annealed each for itself: replicas, and whether stages have
+    several chunks."""
+    return len(design.pipes), design.chunks > 1
 
 
 def search(
