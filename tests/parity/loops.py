@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -123,8 +124,11 @@ def alone(case: Case) -> tuple[list[tuple[float, float]], dict[str, Tensor]]:
 
 
 def refusals(model: Any) -> list[str]:
-    """What optimizers are refused that see more than single elements."""
+    """What optimizers are refused that see more than single elements; and passes in autocast."""
     refused = []
+    refusal = pytest.raises(UnsupportedError, match=r"inside torch\.autocast")
+    with refusal, torch.autocast("cpu", torch.bfloat16):
+        model.train_step()
     for kind in (torch.optim.LBFGS, torch.optim.Adafactor, torch.optim.AdamW):
         try:
             model.optimizer(kind)

@@ -93,8 +93,13 @@ class Trained(ABC):
 
         rows: (first, last) -> these global rows, as the model's `batch` returns them; default its
         own of this step. Returns the loss of the whole batch, the same on every rank. All ranks
-        call this together.
+        call this together. Raises UnsupportedError inside torch.autocast.
         """
+        if any(map(torch.is_autocast_enabled, ("cpu", "cuda"))):
+            raise UnsupportedError(
+                "stages send each other what they have agreed upon, not what autocast makes",
+                got="train_step inside torch.autocast", expected="distribute(…, precision='bf16')",
+            )  # fmt: skip
         step = self.step
         self.step += 1
         before = [(parameter, parameter.grad) for _, parameter in self.updated()]

@@ -143,7 +143,7 @@ class Pipeline:
         self.replica = self.layout.plan.replicas[self.place.replica]
         self.saved: dict[tuple[int, int], list[Saved]] = {}
         self.position = Position()
-        self.total = 0.0
+        self.total: Tensor | float = 0.0
 
     def weight(self, rows: Rows) -> float:
         """What this rank's targets weigh: to be added up over all ranks; one tensor rank speaks for
@@ -166,7 +166,7 @@ class Pipeline:
             else:
                 self._forward(chunk, batch, rows)
         assert not self.saved, "a forward pass has no backward pass"
-        return self.total if self.place.tensor == 0 else 0.0
+        return float(self.total) if self.place.tensor == 0 else 0.0
 
     def _rows(self, batch: int) -> Range:
         return self.layout.own_rows(self.place, batch)
@@ -200,7 +200,7 @@ class Pipeline:
                 raise InputError(
                     "loss", got=tuple(x.shape), expected="one number, the sum over all rows"
                 )
-            self.total += float(x)
+            self.total = self.total + x.double()  # no look at the value: a GPU goes on
         else:
             self.mail.send(x, self._hop(chunk), batch, forward=True)
 
