@@ -101,7 +101,7 @@ def test_answer_fits_a_screen_and_all_is_printed_on_request(plan: Callable[..., 
         "optimal for amp's own formula",
         "the best plan of each paradigm",
         "dp/enumeration",
-        "2 other plans, notes, and why: --all",
+        " other plans, notes, and why: --all",
     ):
         assert expected in answer
     assert "megatron" not in answer

@@ -167,7 +167,7 @@ def test_wrong_names_of_precisions(text: str | list[str]) -> None:
 
 def test_precisions_are_ranked_together_each_as_if_alone() -> None:
     both = planned(None, "fp32,fp16", "amp", "dp")
-    assert both.precisions == ("fp32", "fp16") and len(both.candidates) == 8
+    assert both.precisions == ("fp32", "fp16") and len(both.candidates) == 10
     ranked = {c.name: c for c in both.candidates}
     for precision in both.precisions:
         for candidate in planned(None, [precision], "amp", "dp").candidates:
@@ -231,7 +231,7 @@ def test_joint_on_a_part_begins_with_the_plans_of_that_part(workload: Workload) 
     run, part = one_thread(), parts_of_cluster(workload)
     variants = [PLAIN, *(Variant(part=each) for each in part)]
     searches = [StrategySearch(s, workload, run, v) for v in variants for s in (*plans, joint)]
-    candidates = search_all(searches)
+    candidates = search_all(searches, run)
     assert [{len(plan.devices) for plan in noted} for noted in joint.noted] == [{4}, {2}, {2}]
     assert all({*plan.ranks} == {0, 1} for noted in joint.noted[1:] for plan in noted)
     best = {(c.strategy, c.variant.part): present(c.predicted_seconds) for c in candidates}

@@ -4,6 +4,7 @@ fits, what would is said."""
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -86,8 +87,9 @@ def test_where_the_model_lacks_memory_of_the_replay_it_is_posed_within_that() ->
     at work."""
     workload = with_memory(2.3)
     search = StrategySearch(Amp(), workload, one_thread())
-    plain = search.exact_candidates()
-    candidates = [*plain, *search.recomputing_candidates(plain)]
+    plain = search.exact_candidates(search.run)
+    known = dataclasses.replace(search, known=tuple(plain))
+    candidates = [*plain, *known.recomputing_candidates(search.run)]
     exact = [c for c in candidates if c.method.exact and c.plan is not None]
     assert exact and all(present(c.replay).fits for c in exact)
     (within,) = (c for c in candidates if WITHIN_NOTE in c.message)
@@ -178,7 +180,8 @@ def test_poplars_curves_end_where_the_replays_memory_does(mode: Recomputation, s
     workload = with_memory(5.0)
     (poplar,) = make_strategies(["poplar"], {"poplar": {"zero": stage}})
     posed = pose_poplar(recomputed(workload, mode), stage)
-    (candidate,) = StrategySearch(poplar, workload, one_thread(), Variant(mode)).exact_candidates()
+    search = StrategySearch(poplar, workload, one_thread(), Variant(mode))
+    (candidate,) = search.exact_candidates(search.run)
     held = present(candidate.replay)
     assert held.fits
     for replica in present(candidate.plan).replicas:

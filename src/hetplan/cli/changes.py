@@ -43,7 +43,7 @@ from hetplan.profiling.workload import make_workload
 from hetplan.solvers.run import Run
 from hetplan.text import Table, bytes_text, count_text, devices_counted, number_text, seconds_text
 
-TIME_LIMIT = 20.0
+TIME_LIMIT = 60.0
 
 
 def what_if(

@@ -67,7 +67,7 @@ TimeOption = Annotated[
     typer.Option("--time-limit", "-t", metavar="SECONDS", help="For each method; default none."),
 ]
 LimitOption = Annotated[
-    float, typer.Option("--time-limit", "-t", metavar="SECONDS", help="For each method.")
+    float, typer.Option("--time-limit", "-t", metavar="SECONDS", help="For everything together.")
 ]
 GapOption = Annotated[
     float | None,

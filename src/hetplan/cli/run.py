@@ -163,7 +163,7 @@ class Survival:
             least=1e-9,
             most=1e9,
             metavar="SECONDS",
-            help="For each method of a replanning.",
+            help="For a replanning.",
         ),
     ] = None
 

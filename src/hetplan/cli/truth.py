@@ -441,9 +441,7 @@ def sensitivity(
     ] = None,
     time_limit: Annotated[
         float,
-        typer.Option(
-            "--time-limit", "-t", metavar="SECONDS", help="Planning anew: for each method."
-        ),
+        typer.Option("--time-limit", "-t", metavar="SECONDS", help="Of each planning anew."),
     ] = 30.0,
     seed: SeedOption = None,
     json: JsonOption = False,

@@ -25,7 +25,7 @@ from hetplan.solvers.run import Run
 
 
 class JointSettings(StrictModel):
-    """seconds: of search and proof together, at most; no more than the time limit."""
+    """seconds: of search and proof together, at most; no more than the time that is left."""
 
     seconds: Positive = 20.0
 

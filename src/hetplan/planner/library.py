@@ -59,7 +59,7 @@ def plan(
     precision: one, several, or "auto" for all that every device has. profile: measured; None:
     predicted. settings: strategy -> name -> value, what a strategy has to set of its own.
     framework: what trains, whose memory counts. stack: the software that computes. time_limit:
-    seconds for each method. money_limit, cheapest_within, parts: see `Criteria`.
+    seconds for all of it. money_limit, cheapest_within, parts: see `Criteria`.
     on_candidate: called with every candidate as it is found.
     Returns the candidates, best first: `planning.best` is the winner or None; a candidate's
     `predicted_seconds` are replayed, `bound` is proven for its `objective`, `plan` is what a plan

@@ -7,15 +7,16 @@ Where nothing fits, `planner.fits` says what would.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any
 
 from hetplan.errors import InputError
 from hetplan.planner.explain import Explanation, explain
 from hetplan.planner.fits import advice
 from hetplan.planner.joint import Joint
-from hetplan.planner.search import OnCandidate, StrategySearch, time_share
+from hetplan.planner.search import OnCandidate, StrategySearch
 from hetplan.planner.strategy import Candidate, Strategy, joined, make_strategies
 from hetplan.planner.variant import MOST_TYPES, Variant, parts_of_cluster
 from hetplan.profiling.workload import Workload
@@ -130,10 +131,10 @@ def make_plans(
     then money.
 
     workload: one, or the same in different precisions (`planner.library`), ranked together. A
-    plan that does not fit in memory never wins. The run's time limit is for each method of a
-    strategy. on_candidate: called with every candidate as it is found. notes: to stand before those
-    of the planning. Raises InputError for criteria that are not usable, or a workload that cannot
-    be posed.
+    plan that does not fit in memory never wins. The run's time limit is for all of it.
+    on_candidate: called with every candidate as it is found. notes: to stand before those of the
+    planning. Raises InputError for criteria that are not usable, or a workload that cannot be
+    posed.
     """
     in_precisions = (workload,) if isinstance(workload, Workload) else tuple(workload)
     run, criteria, first = run or Run(), criteria or Criteria(), in_precisions[0]
@@ -144,7 +145,8 @@ def make_plans(
         for w in in_precisions
     ]
     candidates = search_all(
-        [StrategySearch(s, w, run, v, on_candidate) for s in picked for w, v in variants]
+        [StrategySearch(s, w, run, v, on_candidate) for s in picked for w, v in variants],
+        run.share(2 if criteria.wants_parts else 1),
     )
     all_notes = list(notes)
     if criteria.wants_parts:
@@ -154,7 +156,7 @@ def make_plans(
             for part in parts_of_cluster(w)
             for s in picked
         ]
-        candidates, left_out = with_parts(candidates, searches, first)
+        candidates, left_out = with_parts(candidates, searches, run)
         all_notes += left_out
     judged = [criteria.judged(candidate, first) for candidate in candidates]
     judged.sort(key=lambda pair: (not pair[1], *rank(pair[0], first)))
@@ -175,38 +177,40 @@ def make_plans(
     )
 
 
-def search_all(searches: Sequence[StrategySearch]) -> list[Candidate]:
-    """All candidates, strategy by strategy.
+def search_all(searches: Sequence[StrategySearch], run: Run) -> list[Candidate]:
+    """All candidates, strategy by strategy, within the time of `run`.
 
     Methods that answer at once come first, so that a complete ranking stands early. Exact methods
     follow, then the other heuristics, which are for comparison. Strategies that end soon go before
-    those that may take all their time. `joint` is last and begins with the plans of the others; on
-    parts of the cluster, all its searches together have the time limit of one method.
+    those that may take all their time. `joint` is last and begins with the plans of the others.
+    Each phase gets a share of the time that is left; what it does not take goes to the later ones.
     """
-    own = [i for i, search in enumerate(searches) if not isinstance(search.strategy, Joint)]
-    order = sorted(own, key=lambda i: searches[i].strategy.slow)
-    quick = {i: searches[i].quick_candidates() for i in order}
-    candidates = {i: searches[i].exact_candidates() for i in order}
-    for i in order:
-        candidates[i] += searches[i].recomputing_candidates(candidates[i])
-    for i in order:
-        candidates[i] += [*searches[i].other_candidates(), *quick[i]]
-    others = [candidate for i in order for candidate in candidates[i]]
-    for i, search in enumerate(searches):
-        if isinstance(search.strategy, Joint):
-            joint = search.strategy.beginning_with(search.own_plans(others))
-            budget = time_share(search.new_budget(), len(searches) - len(own))
-            begun = replace(search, strategy=joint)
-            candidates[i] = begun.exact_candidates(budget if search.variant.part else None)
-    return [candidate for i in range(len(searches)) for candidate in candidates[i]]
+    candidates: list[list[Candidate]] = [[] for _ in searches]
+    last = [i for i, search in enumerate(searches) if isinstance(search.strategy, Joint)]
+    order = sorted(
+        (i for i in range(len(searches)) if i not in last), key=lambda i: searches[i].strategy.slow
+    )
+    phases: list[tuple[float, int, Callable[[StrategySearch, Run], list[Candidate]]]] = [
+        *((1.0, i, StrategySearch.quick_candidates) for i in order),
+        *((3.0, i, StrategySearch.exact_candidates) for i in order),
+        *((1.0, i, StrategySearch.recomputing_candidates) for i in order),
+        *((1.0, i, StrategySearch.other_candidates) for i in order),
+        *((8.0, i, StrategySearch.exact_candidates) for i in last),
+    ]
+    left = sum(weight for weight, *_ in phases)
+    for weight, i, phase in phases:
+        search = replace(searches[i], known=tuple(chain.from_iterable(candidates)))
+        candidates[i] += phase(search, run.share(left / weight))
+        left -= weight
+    return list(chain.from_iterable(candidates))
 
 
 def with_parts(
-    whole: list[Candidate], searches: Sequence[StrategySearch], workload: Workload
+    whole: list[Candidate], searches: Sequence[StrategySearch], run: Run
 ) -> tuple[list[Candidate], list[str]]:
     """All of `whole`, and those candidates on parts of the cluster that nothing beats in both time
     and money; notes on the others and on parts that were not tried."""
-    more = search_all(searches)
+    more, workload = search_all(searches, run.share(1)), searches[0].workload
     together = [*whole, *more]
     front = {id(together[i]) for i in pareto(together, workload)}
     kept = [c for c in more if id(c) in front]

@@ -49,6 +49,7 @@ class StrategySearch:
     run: Run
     variant: Variant = PLAIN
     on_candidate: OnCandidate | None = None  # called with every candidate, replayed
+    known: tuple[Candidate, ...] = ()  # what all strategies have proposed so far
 
     @property
     def name(self) -> str:
@@ -61,9 +62,9 @@ class StrategySearch:
         """The workload on the variant's part of the cluster."""
         return on_part(self.workload, self.variant.part)
 
-    def quick_candidates(self) -> list[Candidate]:
+    def quick_candidates(self, budget: Run) -> list[Candidate]:
         """Candidates of the methods that answer at once."""
-        return self.candidates_of([m for m in self.methods if m.quick])
+        return self.candidates_of([m for m in self.methods if m.quick], budget)
 
     @property
     def methods(self) -> list[StrategyMethod]:
@@ -71,19 +72,19 @@ class StrategySearch:
         answers."""
         return [m for m in self.strategy.methods if m.exact or self.variant.part is None]
 
-    def exact_candidates(self, budget: Run | None = None) -> list[Candidate]:
+    def exact_candidates(self, budget: Run) -> list[Candidate]:
         """Candidates of the methods that prove their answers."""
         return self.candidates_of([m for m in self.methods if m.exact], budget)
 
-    def other_candidates(self) -> list[Candidate]:
+    def other_candidates(self, budget: Run) -> list[Candidate]:
         """Candidates of the heuristics and baselines that take longer."""
-        return self.candidates_of([m for m in self.methods if not m.quick and not m.exact])
+        return self.candidates_of([m for m in self.methods if not m.quick and not m.exact], budget)
 
-    def own_plans(self, candidates: Iterable[Candidate]) -> list[Plan]:
-        """The plans of candidates of the same precision on the same devices, with the devices'
-        numbers in the search's own part of the cluster."""
+    def own_plans(self) -> list[Plan]:
+        """The known plans of the same precision on the same devices, with the devices' numbers in
+        the search's own part of the cluster."""
         axes, part = (self.variant.precision, self.variant.part), self.variant.part
-        same = [c for c in candidates if (c.variant.precision, c.variant.part) == axes]
+        same = [c for c in self.known if (c.variant.precision, c.variant.part) == axes]
         plans = [candidate.plan for candidate in same if candidate.plan is not None]
         if part is None:
             return plans
@@ -91,45 +92,35 @@ class StrategySearch:
         places = places_of(cluster.devices_of(part.nodes), len(cluster.devices))
         return [renumbered(plan, self.workload_on_part, places) for plan in plans]
 
-    def recomputing_candidates(self, plain: Sequence[Candidate]) -> list[Candidate]:
-        """Candidates that recompute and fit, where none of the plain ones does. Whether it pays
-        where memory suffices is for `joint` to say."""
-        fits = any(candidate.fits_memory for candidate in plain)
+    def recomputing_candidates(self, budget: Run) -> list[Candidate]:
+        """Candidates that recompute and fit, where none of the strategy's exact ones does. Whether
+        it pays where memory suffices is for `joint` to say."""
+        axes = self.strategy.name, self.variant
+        exact = [c for c in self.known if c.method.exact and (c.strategy, c.variant) == axes]
+        fits = any(candidate.fits_memory for candidate in exact)
         if fits or not self.strategy.recomputes or self.run.cancelled:
             return []
-        modes, budget = useful_modes(self.workload_on_part), self.new_budget()
+        modes = useful_modes(self.workload_on_part)
         candidates: list[Candidate] = []
         for left, mode in zip(range(len(modes), 0, -1), modes, strict=True):
             repeating = replace(self, variant=replace(self.variant, recomputation=mode))
-            candidates += repeating.exact_candidates(time_share(budget, left))
+            candidates += repeating.exact_candidates(budget.share(left))
         return [candidate for candidate in candidates if candidate.fits_memory]
 
-    def new_budget(self) -> Run:
-        """A run for everything beyond the first candidates: all of it together has the time limit
-        of one method."""
-        return Run(
-            self.run.options, lambda progress: self.run.report(note=progress.note), self.run.cancel
-        )
-
-    def candidates_of(
-        self, methods: Sequence[StrategyMethod], budget: Run | None = None
-    ) -> list[Candidate]:
+    def candidates_of(self, methods: Sequence[StrategyMethod], budget: Run) -> list[Candidate]:
         """The candidates of the methods, replayed; those of exact methods within the replay's
-        memory.
-
-        budget: for each method, and for tightening; None: each of these has the time limit of
-        `run`.
-        """
+        memory. budget: for all of it together."""
         if not methods or (self.variant.part is not None and self.run.cancelled):
             return []
         mode, part = self.variant.recomputation, self.variant.part
         with derived(f"profile of {self.workload.model.name} under {mode}"):
             posed = recomputed(self.workload_on_part, mode)
         candidates = []
-        for proposed in propose(self.strategy, posed, budget or self.run, methods):
-            candidate, rest = self.mark_and_replay(proposed), budget or self.new_budget()
+        strategy = self.strategy.beginning_with(self.own_plans())
+        for proposed in propose(strategy, posed, budget.share(1.5), methods):
+            candidate = self.mark_and_replay(proposed)
             if proposed.method.exact:
-                candidate = self.within_memory(proposed, candidate, posed, rest)
+                candidate = self.within_memory(proposed, candidate, posed, budget)
             candidates.append(candidate)
         if part is not None:
             numbers = self.workload.cluster.devices_of(part.nodes)
@@ -175,12 +166,6 @@ class StrategySearch:
             solve_seconds=first.solve_seconds + again.solve_seconds,
             message=joined(again.message, WITHIN_NOTE),
         )
-
-
-def time_share(budget: Run, count: int) -> Run:
-    """A run with the time that is left of a budget, divided by `count`; without a limit where the
-    budget has none."""
-    return budget.part(time_limit=budget.remaining / count, quiet=False)
 
 
 def shortest(candidates: Iterable[Candidate]) -> Candidate | None:

@@ -7,7 +7,7 @@ To add a strategy, write a class in a file of its own and add a line to
 `hetplan.planner.STRATEGIES`. `DataParallel` in `planner/amp.py` is the shortest example.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Protocol
 
@@ -217,6 +217,10 @@ class Strategy(Protocol):
         """
         return None
 
+    def beginning_with(self, plans: Iterable[Plan]) -> "Strategy":
+        """The strategy with plans of others to begin with, where it is one that can use them."""
+        return self
+
 
 class NoPlan(Exception):
     """There is no plan. status: `infeasible` where that is proven, else `unknown`. seconds: what it
@@ -263,15 +267,16 @@ def propose(
     methods: Sequence[StrategyMethod] | None = None,
 ) -> list[Candidate]:
     """One candidate per problem and method (all by default), with a plan or the reason why there is
-    none. The run's time limit is for each method."""
+    none. Each method gets an equal share of the time that is left."""
     methods = strategy.methods if methods is None else methods
     with derived(f"{workload.model.name} on {workload.cluster.name} as {strategy.name}"):
         try:
             problems = strategy.pose(workload, run)
         except (NoPlan, UnsupportedError) as error:
             return [refused(strategy, method, error) for method in methods]
+        calls = [(problem, method) for problem in problems for method in methods]
         every = [
-            attempt(strategy, problem, method, run) for problem in problems for method in methods
+            attempt(strategy, *call, run.share(len(calls) - i)) for i, call in enumerate(calls)
         ]
         return [candidate for candidate in every if candidate is not None]
 
@@ -305,7 +310,7 @@ def refused(
 
 
 def begin_run(run: Run, label: str) -> Run:
-    """A new run with the whole time limit of `run`, whose progress shows in `run` under `label`.
+    """A run with the time that is left of `run`, whose progress shows in `run` under `label`.
 
     The incumbent and bound that `run` shows are cleared, for those of different problems do not
     compare.
@@ -317,7 +322,7 @@ def begin_run(run: Run, label: str) -> Run:
         note = f"{label} {progress.note}".strip()
         run.report(incumbent=progress.incumbent, bound=progress.bound, note=note)
 
-    return Run(run.options, forward, run.cancel)
+    return replace(run.part(), watch=forward)
 
 
 def tensor_stage(layers: Sequence[tuple[int, int]], group: Sequence[int]) -> Stage:

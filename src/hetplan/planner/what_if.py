@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hetplan.errors import InputError
-from hetplan.planner.joint import Joint
 from hetplan.planner.ranking import Planning, make_plans
 from hetplan.planner.search import OnCandidate, on_devices, shortest
 from hetplan.planner.strategy import Candidate, Strategy, make_strategies
@@ -223,20 +222,21 @@ def what_if(
     strategies: Sequence[Strategy] | None = None,
     on_candidate: OnCandidate | None = None,
 ) -> WhatIf:
-    """Plan as it is and after each change. The workload's profile must be predicted where devices
-    are added."""
+    """Plan as it is and after each change, in equal shares of the run's time. The workload's
+    profile must be predicted where devices are added."""
     run, strategies = run or Run(), strategies or make_strategies()
     as_is = Change("as it is", workload.cluster, every_node(workload.cluster))
     planned: list[tuple[Change, Workload, Planning]] = []
-    best = make_plans(workload, strategies, run, on_candidate=on_candidate).best
-    for change in changes:
+    first = run.share(len(changes) + 1)
+    best = make_plans(workload, strategies, first, on_candidate=on_candidate).best
+    for left, change in zip(range(len(changes), 0, -1), changes, strict=True):
         if run.cancelled:
             break
         changed = changed_workload(workload, change.cluster)
         before = plan_as_it_is(best, workload, changed, change)
         moved = [before.plan] if before and before.plan else []
-        begun = [s.beginning_with(moved) if isinstance(s, Joint) else s for s in strategies]
-        planning = make_plans(changed, begun, run, on_candidate=on_candidate)
+        begun = [strategy.beginning_with(moved) for strategy in strategies]
+        planning = make_plans(changed, begun, run.share(left), on_candidate=on_candidate)
         planned.append((change, changed, planning))
     for change, _, planning in planned:
         # Where nothing but whole nodes goes, the plan runs with these idle, too.

@@ -111,3 +111,13 @@ class Run:
             self.options, time_limit=None if limit == float("inf") else max(limit, 1e-3)
         )
         return Run(options, None if quiet else self.watch, self.cancel, tap=self.tap)
+
+    def share(self, count: float) -> "Run":
+        """A run inside this one with a `count`-th of the time that is left, whose progress this one
+        shows as its own."""
+
+        def show(progress: Progress) -> None:
+            self.incumbent, self.bound = progress.incumbent, progress.bound
+            self.report(note=progress.note)
+
+        return replace(self.part(time_limit=self.remaining / count), watch=show)
