@@ -587,6 +587,13 @@ def workloads(kept: Kept) -> str:
     return str(len(kept.rows_of))
 
 
+def most_devices(kept: Kept) -> str:
+    """Of the clusters of the study of paradigms."""
+    rows = (row for rows in kept.rows_of.values() for row in rows.values())
+    counts = [json.loads(row["details_json"]).get("devices", {}) for row in rows]
+    return str(max(sum(each.values()) for each in counts)) if counts else NONE
+
+
 def effort(kept: Kept) -> str:
     """Moves and seconds of a search of the study of paradigms."""
     rows = [row for rows in kept.rows_of.values() for row in rows.values()]
@@ -654,7 +661,7 @@ FIGURES: dict[str, Callable[..., str]] = {
         ratio, compared, faster, reached, labelled, excess, within, missed, plans, proven, solved,
         where_most, claim, rows, covered, same, limit, conditions, overview, methods, provers,
         parts, hard, paired, quality, currencies, prices, freedoms, searched, workload_gap,
-        workloads, effort, resamples,
+        workloads, effort, most_devices, resamples,
     )
 }  # fmt: skip
 

@@ -13,16 +13,25 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from hetplan.planner.joint import Joint
 from hetplan.planner.library import plan
 from hetplan.planner.ranking import Planning
 from hetplan.planner.strategy import Candidate
-from hetplan.text import seconds_text
+from hetplan.solvers.result import relative_gap
+from hetplan.text import more_text, percent_text, seconds_text
 
 PAGE = Path(__file__).with_name("workloads.md")
 TIME_LIMIT = 20.0
 HEADER = (
-    *("workload", "command: `hetplan plan …`", "winner", "iteration", "closed form", "ratio"),
-    *("proven for its formula", "runner-up", "best paper's own procedure"),
+    *(
+        "workload",
+        "command: `hetplan plan …`",
+        "winner",
+        "replayed",
+        "no plan is faster than",
+        "gap",
+    ),
+    *("best of a paper's formula", "by its formula", "best paper's own procedure"),
 )
 
 
@@ -58,30 +67,26 @@ def line(row: Row, planning: Planning) -> str:
     best = planning.best
     if best is None:
         return f"| {row.title} | {row.command} | nothing fits |" + " |" * (len(HEADER) - 3)
-    others = [c for c in planning.candidates if c is not best and c.fits_memory]
+    others = [c for c in planning.candidates if c.strategy != Joint.name and c.fits_memory]
     papers = [c for c in others if c.method.paper]
-    explained = planning.explanation
-    after = None if explained is None else explained.runner_up
-    gap = (
-        "–"
-        if best.gap is None
-        else "optimal"
-        if best.status == "optimal"
-        else f"within {100 * best.gap:.2g} %"
-    )
+    formula = others[0].closed_form_seconds if others else None
+    proven = " (optimal for it)" if others and others[0].status == "optimal" else ""
     cells = (
         row.title, row.command, best.name, seconds_text(best.predicted_seconds),
-        seconds_text(best.closed_form_seconds), f"{best.optimism or 1.0:.2f}", gap,
-        named([after] if after else []), named(papers),
+        seconds_text(planning.bound),
+        percent_text(relative_gap(best.predicted_seconds, planning.bound)),
+        named(others, best), f"{seconds_text(formula)}{proven}", named(papers, best),
     )  # fmt: skip
     return "| " + " | ".join(cells) + " |"
 
 
-def named(candidates: list[Candidate]) -> str:
-    """The first, which is the best."""
+def named(candidates: list[Candidate], best: Candidate) -> str:
+    """The first, which is the best, and how much longer it takes than the winner."""
     if not candidates:
         return "–"
-    return f"{candidates[0].name} {seconds_text(candidates[0].predicted_seconds)}"
+    first = candidates[0].predicted_seconds or 0.0
+    more = more_text(first / (best.predicted_seconds or first) - 1)
+    return f"{candidates[0].name} {seconds_text(first)} ({more})"
 
 
 def filled(page: str, lines: list[str]) -> str:

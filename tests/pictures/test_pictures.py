@@ -16,8 +16,8 @@ import pytest
 from chromium import needs_chromium, rendered
 from fakes.workloads import small
 from hetplan.errors import InputError, UnsupportedError
-from hetplan.planner.pictures.html import KINDS, page
-from hetplan.planner.pictures.scene import BINS, Scene, Span, read, sampled, scene
+from hetplan.planner.pictures.html import KINDS, cells as figures_of, page
+from hetplan.planner.pictures.scene import BINS, Offer, Scene, Span, read, sampled, scene
 from hetplan.planner.pictures.terminal import COLUMNS, drawn, tables
 from hetplan.planner.ranking import Planning, make_plans
 from hetplan.planner.strategy import make_strategies
@@ -103,6 +103,14 @@ def test_the_page_is_whole_and_fetches_nothing() -> None:
         if tag == "rect" and (a.get("fill") or "").startswith("var(--forward")
     ]
     assert len(bars) >= sum(s.kind == "forward" for row in picture().rows for s in row.computes)
+
+
+def test_a_formula_is_no_replay() -> None:
+    """Optimal is said of the replay for `joint` alone."""
+    offer = Offer(strategy="amp", method="auto", status="optimal", fits_memory=True)
+    assert figures_of(offer)[:2] == ("amp/auto", "optimal for its formula")
+    assert figures_of(offer.model_copy(update={"strategy": "joint"}))[1] == "optimal"
+    assert figures_of(offer.model_copy(update={"status": "feasible"}))[1] == "feasible"
 
 
 def test_names_cannot_break_out() -> None:

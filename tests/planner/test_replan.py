@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from fakes.workloads import one_thread, small
+from fakes.workloads import cluster_document, one_thread, small
 from hetplan.errors import InputError
-from hetplan.formulations.joint.plan import Plan
+from hetplan.formulations.joint.plan import Plan, new_plan
 from hetplan.planner.amp import Amp, DataParallel
 from hetplan.planner.ranking import make_plans
 from hetplan.planner.replan import (
@@ -19,16 +20,26 @@ from hetplan.planner.replan import (
     Choice,
     Moves,
     holdings,
+    in_place,
     least_moved,
     moves,
     parse_lost,
     replan,
     state_sizes,
 )
-from hetplan.planner.strategy import make_strategies, propose
+from hetplan.planner.strategy import (
+    Candidate,
+    Problem,
+    Strategy,
+    StrategyMethod,
+    make_strategies,
+    propose,
+)
+from hetplan.planner.variant import renumbered
 from hetplan.profiling.cluster import example_cluster
 from hetplan.profiling.workload import Workload, make_workload
 from hetplan.runtime.replay import replay
+from hetplan.solvers.run import Run
 from present import present
 
 LAYERS = 14
@@ -200,6 +211,67 @@ def test_replanning_leaves_the_lost_idle() -> None:
     document = answer.document()
     assert document["lost_nodes"] == [1] and document["winner"] == answer.winner
     assert {"bytes_to_move", "links", "move_seconds"} <= set(document["candidates"][0])
+
+
+def alike_nodes() -> Workload:
+    """gpt2 on three nodes of two V100 each, alike, and one of two T4."""
+    first, other = cluster_document()["nodes"]
+    return small(nodes=[first | {"count": 3}, other])
+
+
+def on_stages(w: Workload, *groups: list[int]) -> Plan:
+    """A pipeline with two layers on each of the first groups of devices, and the rest on the
+    last."""
+    cuts = [*range(0, 2 * len(groups), 2), LAYERS]
+    stages = [
+        {"layers": [cut], "devices": [group], "tensor_shares": [1.0] * len(group)}
+        for cut, group in zip(pairwise(cuts), groups, strict=True)
+    ]
+    return new_plan(w, [{"stages": stages, "micro_batches": [{"count": 8, "samples": 1}]}])
+
+
+def test_alike_devices_keep_what_they_hold() -> None:
+    """The same pipeline on alike devices under other numbers moves nothing; T4 stay T4, and what
+    was on the lost node goes to the free place."""
+    w = alike_nodes()
+    old, new = on_stages(w, [4], [0, 1], [5], [6]), on_stages(w, [0], [2, 3], [1], [7])
+    places = in_place(old, new, w, [])
+    assert sorted(places) == list(range(8)) and places[:4] == [4, 5, 0, 1] and places[7] == 6
+    assert moves(old, renumbered(new, w, places), w).all_bytes == 0.0
+    old, new = on_stages(w, [4], [2, 3], [5], [6]), on_stages(w, [0], [4, 5], [1], [7])
+    places = in_place(old, new, w, [1])
+    assert places == [4, 5, 2, 3, 0, 1, 7, 6], "lost nodes are no places"
+
+
+class Fixed(Strategy, Problem):
+    """Always the same plan."""
+
+    name = "fixed"
+    methods = (StrategyMethod("auto", exact=True),)
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+
+    def pose(self, workload: Workload, run: Run) -> list[Problem]:
+        return [self]
+
+    def solve(self, method: StrategyMethod, run: Run) -> Candidate:
+        return Candidate(
+            strategy="fixed", method=method, status="feasible", fits_memory=True, plan=self.plan
+        )
+
+
+def test_replanning_leaves_alike_devices_what_they_hold() -> None:
+    """A plan on what is left, whose devices are numbered otherwise than those that run now."""
+    w = alike_nodes()
+    rest = replace(w, cluster=w.cluster.part([0, 2, 3]))
+    fixed = Fixed(on_stages(rest, [0], [2, 3], [1], [5]))
+    answer = replan(on_stages(w, [4], [0, 1], [5], [6]), w, [1], one_thread(), strategies=[fixed])
+    best = present(answer.best)
+    assert best.moves.all_bytes == 0.0 and best.document(w)["bytes_to_move"] == 0.0
+    plan = present(best.candidate.plan)
+    assert [s.devices for s in plan.replicas[0].stages] == [[[4]], [[0, 1]], [[5]], [[6]]]
+    assert replay(plan, w).seconds == best.candidate.predicted_seconds
 
 
 def test_the_least_moved_of_the_nearly_fastest() -> None:

@@ -16,7 +16,7 @@ tied weights are left out. Shards are cut layer by layer.
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, product
 from typing import Any
 
 from hetplan.errors import InputError
@@ -55,6 +55,11 @@ class Moves:
     def from_checkpoint(self) -> float:
         """Bytes that come from a checkpoint."""
         return sum(self.lost.values())
+
+    @property
+    def all_bytes(self) -> float:
+        """Of network and checkpoint together."""
+        return self.total + self.from_checkpoint
 
     def between_nodes(self, workload: Workload) -> dict[tuple[int, int], float]:
         """(from node, to node) -> bytes; within a node under (n, n)."""
@@ -168,7 +173,10 @@ def replan(
         if candidate.plan is not None and candidate.fits_memory:
             whole = on_devices(candidate, workload, numbers)
             assert whole.plan is not None
-            choices.append(Choice(whole, moves(plan, whole.plan, workload, gone)))
+            places = in_place(plan, whole.plan, workload, lost)
+            both = [whole, on_devices(whole, workload, places)]
+            made = [Choice(c, moves(plan, c.plan, workload, gone)) for c in both if c.plan]
+            choices.append(min(made, key=lambda choice: choice.moves.all_bytes))
     before = replay(plan, workload).seconds
     best = least_moved(choices, within)
     return Replanning(workload, tuple(lost), before, tuple(choices), best, within)
@@ -180,7 +188,7 @@ def least_moved(choices: Sequence[Choice], within: float) -> int | None:
     seconds = [c.candidate.predicted_seconds for c in choices]
     limit = min((s for s in seconds if s is not None), default=0.0) * (1 + within / 100)
     near = [
-        (choices[i].moves.total + choices[i].moves.from_checkpoint, i)
+        (choices[i].moves.all_bytes, i)
         for i, s in enumerate(seconds)
         if s is not None and s <= limit
     ]
@@ -205,6 +213,42 @@ def moves(old: Plan, new: Plan, workload: Workload, gone: Collection[int] = ()) 
                     links[source, taker] += size
                     sent[source] += size
     return Moves(dict(sorted(links.items())), dict(sorted(lost.items())))
+
+
+def in_place(old: Plan, new: Plan, workload: Workload, lost: Collection[int]) -> list[int]:
+    """Where the devices of `new` might be instead: of each a device like it, on a node like its
+    own, such that more of what it needs is there already. Nodes choose first, then the devices of
+    each; whoever has most to gain goes before the others. lost: nodes."""
+    nodes, devices = workload.cluster.nodes, workload.cluster.devices
+    had, sizes = holdings(old, (), workload), state_sizes(workload)
+    there: dict[tuple[int, int], float] = defaultdict(float)  # device of new, place -> bytes
+    on_nodes: dict[tuple[int, int], float] = defaultdict(float)
+    for key, wanted in holdings(new, (), workload).items():
+        for (taker, (a, b)), (holder, (c, d)) in product(wanted, had.get(key, [])):
+            common = max(0.0, min(b, d) - max(a, c)) * sizes[key]
+            there[taker, holder] += common
+            on_nodes[devices[taker].node, devices[holder].node] += common
+    places = list(range(len(devices)))
+    left = [n for n in range(len(nodes)) if n not in lost]
+    for first in {nodes.index(nodes[n]): n for n in left}:
+        alike = [n for n in left if nodes[n] == nodes[first]]
+        for node, place in matched(alike, alike, on_nodes).items():
+            own, others = (list(workload.cluster.devices_of([n])) for n in (node, place))
+            for device, other in matched(own, others, there).items():
+                places[device] = other
+    return places
+
+
+def matched(
+    items: Sequence[int], places: Sequence[int], gains: Mapping[tuple[int, int], float]
+) -> dict[int, int]:
+    """A place for each item, the pairs of largest gain first; of equal gains, its own."""
+    chosen: dict[int, int] = {}
+    pairs = product(items, places)
+    for item, place in sorted(pairs, key=lambda p: (-gains.get(p, 0.0), p[0] != p[1], p)):
+        if item not in chosen and place not in chosen.values():
+            chosen[item] = place
+    return chosen
 
 
 def nearest(

@@ -200,9 +200,10 @@ def cluster(scene: Scene) -> str:
 
 def cells(offer: Offer) -> tuple[str, ...]:
     """A candidate in figures."""
+    own = " for its formula" if offer.status == "optimal" and offer.strategy != "joint" else ""
     return (
         offer.name,
-        "does not fit" if offer.fits_memory is False else offer.status[:40],
+        "does not fit" if offer.fits_memory is False else offer.status[:40] + own,
         seconds_text(offer.predicted_seconds),
         seconds_text(offer.closed_form_seconds),
         seconds_text(offer.bound),
