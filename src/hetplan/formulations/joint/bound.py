@@ -1,62 +1,79 @@
 """A number of seconds that no plan of an instance replays below. docs/method-joint.md proves it.
 
-Sets   q device types, j ways to hold a stage: (q, t tensor ranks, r row groups), l layers.
+Sets   q device types, l layers, j ways to hold a run of layers: where (inside a home, inside
+       another node, across nodes), type q, t tensor ranks, r row groups.
 Data   F, B[j, l]  forward and backward seconds of a micro-batch of b samples; and of the last one
        p[j]        price of the stage's devices: prices of all devices add up to G samples
-(1) Replicas take G samples together, so one that takes g has devices of price P <= g.
-(2) Every stage s of it says T >= E[s]: the first micro-batch's way in, the stage's own passes with
+Decide whether some plan takes at most T seconds; the bound is the largest T known to be too short.
+(1) Homes are the nodes that hold some layer alone. Every plan has one set of homes, and each of its
+    replicas passes through all of them.
+(2) Replicas take G samples together, so one that takes g has devices of price at most g.
+(3) Every stage s of it says T >= E[s]: the first micro-batch's way in, the stage's own passes with
     the messages that they wait for, the way of one micro-batch through all later stages and back,
-    the last gradient's way out, and what is joined behind it.
-(3) Sum of (2) with prices as weights: P T >= V, a sum over stages in which a stage's seconds stand
-    (M - 1) times with its own price and once with the whole replica's.
-(4) V is least on a shortest path over layers and the number of stages behind.
-The bound is the least V / P over g, b, schedules, numbers of stages, and homes: the nodes that hold
-some layer alone. A replica passes through all homes, and its messages cross between them; layers
-without a home are joined through network cards.
+    the last gradient's way out, or what is joined behind it. No run of layers may take longer.
+(4) Without chunks E[s] is the stage's own seconds and what one micro-batch takes through all
+    stages. The latter is least on a shortest path over runs of layers that (3) leaves, with the
+    devices that are left and the changes between nodes as its states. The longer that path, the
+    less is left in (3) for a stage, until no path is left.
+(5) With chunks a stage has several runs. The sum of (3) over stages with prices as weights is
+    least on such a path.
 """
 
-import heapq
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hetplan.compiled import kernel
 from hetplan.formulations.joint.costs import Costs
-from hetplan.formulations.joint.data import JointData, Node
-from hetplan.solvers.run import Run
+from hetplan.formulations.joint.data import MOST_CHUNKS, JointData, Node
+from hetplan.solvers.run import Run, Stopped
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-Range = tuple[float, float]
 # Forward passes before the first backward pass, for each later stage; without chunks. GPipe's last
 # stage waits for all of them, so that none fills the waiting. "any": of all schedules.
-WARM_UP = {"gpipe": 0, "1f1b": 1, "interleaved-1f1b": 2, "any": 2}
+WARM_UP = {"any": 2, "gpipe": 0, "1f1b": 1, "interleaved-1f1b": 2}
+# Where a message of a stage comes from: its own node, another one of its type, one of another type,
+# or anywhere (stages across nodes; the ends of the chain).
+SAME, ALIKE, UNLIKE, OPEN = range(4)
 
 
 @dataclass(frozen=True)
 class Parameters:
-    """What the bound tries; every choice is valid. outs: weights of the last gradient's way out,
-    against what is joined behind a stage's own passes. stages: prices of a stage, in seconds of a
-    replica's average stage. width: of intervals of replicas' prices, at first. steps: factors by
-    which a price is changed. discount: of devices on nodes without a home, at first. patterns: of
-    homes, at most; of more, none is told apart. rise: above the second pattern's bound, how far
-    one is bounded at once. rounding: relative, taken off."""
+    """What the bound tries; every choice is valid.
 
-    outs: tuple[float, ...] = (0.0, 0.5, 1.0)
-    stages: tuple[float, ...] = (-4.0, -2.0, -1.0, -0.5, 0.0, 0.5, 1.0, 2.0)
-    width: float = 1.2
-    steps: tuple[float, ...] = (0.8, 1.25, 0.93, 1.07)
-    discount: float = 0.5
+    states: numbers of devices by type that a path may count; of more, devices are charged by price.
+    fees: for the price of a replica, in times the seconds of its path. stages: with chunks, prices
+    of a stage in seconds of a replica's average stage, and weights of its own work, and of that of
+    stages across nodes. turns: with chunks, pairs of the chunk that a stage's own passes are
+    counted from (0: the first, 2: from its first backward pass on) and the one that they are
+    counted to (0: the first, 1: the last, 2: what is joined behind them). width: of intervals of a
+    replica's samples. patterns: of homes, at most; of more, none is told apart. rise: by which
+    share the first attempt raises a bound; it doubles with success, and halves without down to
+    `least_rise`. prices: attempts with them; those in other nodes fall by the factor `discount`.
+    rounding: relative, taken off."""
+
+    states: int = 400
+    fees: tuple[float, ...] = (1.0, 0.3, 3.0, 10.0)
+    stages: tuple[tuple[float, float, float], ...] = (
+        (1.0, 0.0, 0.0), (0.0, 0.0, 0.0), (0.0, 0.0, 3.0),
+        (3.0, 0.0, 0.0), (1.0, 1.0, 3.0), (4.0, 4.0, 0.0),
+    )  # fmt: skip
+    turns: tuple[tuple[int, int], ...] = ((2, 0), (0, 2), (2, 1), (0, 0))
+    width: float = 1.5
     patterns: int = 200
-    rise: float = 1.15
+    rise: float = 0.1
+    least_rise: float = 0.002
+    prices: int = 5
+    discount: float = 0.5
     rounding: float = 1e-9
 
 
@@ -75,6 +92,22 @@ class Homes(NamedTuple):
         return sum(self.nodes)
 
 
+class Way(NamedTuple):
+    """Of holding a run of layers: inside a home, inside another node or across nodes; type, tensor
+    ranks, row groups. few, many: the fewest and the most row groups of which the largest has as
+    many samples of a micro-batch."""
+
+    where: int
+    q: int
+    t: int
+    r: int
+    few: int
+    many: int
+
+
+HOME, OTHER, ACROSS = range(3)
+
+
 class Relaxation:
     """The instance as the bound sees it: the least seconds by type, tensor degree and rows."""
 
@@ -84,9 +117,9 @@ class Relaxation:
         self.nodes = [[n for n in data.nodes if n.device == kind] for kind in self.types]
         self.counts = [sum(n.devices for n in nodes) for nodes in self.nodes]
         self.several = len(data.nodes) > 1
-        cards = sorted((n.network_bandwidth for n in data.nodes), reverse=True)
+        self.cards = [sorted(n.network_bandwidth for n in nodes)[::-1] for nodes in self.nodes]
+        cards = sorted(itertools.chain(*self.cards))[::-1]
         self.card = cards[1] if self.several else math.inf  # at most, of the slower of two nodes
-        self.inside = min(n.intra_bandwidth for n in data.nodes)
         sizes = np.array([layer.activation_bytes for layer in data.layers[:-1]])
         self.least_sent = float(sizes.min(initial=math.inf))
         grown = data.gradient_bytes / data.element_bytes
@@ -99,9 +132,7 @@ class Relaxation:
         tied = sum(layer.tied_param_bytes for layer in data.layers[1:])
         self.tied = grown * min(tied, data.layers[0].param_bytes)
         self.joins = {
-            (q, t, side): self.join(q, t, home=side == 0)
-            for q, t in self.seconds
-            for side in (0, 1)
+            (where, q, t): self.join(where, q, t) for q, t in self.seconds for where in range(3)
         }
         self.least_join = min(self.joins.values())
 
@@ -142,19 +173,37 @@ class Relaxation:
             best = min(best, rows / rate if rate else 0.0)
         return best
 
-    def join(self, q: int, t: int, *, home: bool) -> float:
-        """Seconds per byte of weights until holders in one node have joined them, or in several."""
-        card = max(n.network_bandwidth for n in self.nodes[q]) if self.several else 0.0
-        if home:
+    def waits(self, way: Way, samples: int, rows: int) -> list[float]:
+        """[4] seconds per byte of a sample until a stage has a micro-batch, by where it comes from;
+        inf where nothing can."""
+        q, t, cards = way.q, way.t, self.cards[way.q]
+        anywhere = self.message(q, t, rows)
+        if way.where == ACROSS:
+            return [math.inf, math.inf, math.inf, anywhere]
+        inside = [t * n.intra_bandwidth for n in self.nodes[q] if n.devices > t * way.few]
+        others = max((rates[0] for k, rates in enumerate(self.cards) if k != q), default=0.0)
+        return [
+            rows / max(inside) if inside else math.inf,
+            samples / cards[1] if len(cards) > 1 else math.inf,
+            samples / min(cards[0], others) if others else math.inf,
+            anywhere,
+        ]
+
+    def join(self, where: int, q: int, t: int) -> float:
+        """Seconds per byte of weights until holders have joined them, in one node or in several."""
+        cards = self.cards[q]
+        if where == HOME:
+            card = cards[0] if self.several else 0.0
             return min(1 / (t * fabric_rate(node) + card) for node in self.nodes[q])
-        return 1 / card if card else math.inf
+        slower = cards[min(where - 1, len(cards) - 1)]
+        return 1 / slower if self.several else math.inf
 
     def patterns(self, most: int) -> list[Homes]:
-        """All numbers of homes among alike nodes; of too many: all devices as in one home."""
+        """All numbers of homes among alike nodes; of too many, one pattern that says nothing."""
         alike = Counter((self.types.index(n.device), n.devices) for n in self.data.nodes)
         none = (0,) * len(self.types)
         if not self.several or math.prod(n + 1 for n in alike.values()) > most:
-            return [Homes((1, *none[1:]), tuple(self.counts), none, sum(self.counts))]
+            return [Homes(none, tuple(self.counts), none, sum(self.counts))]
         made = []
         for chosen in product(*(range(n + 1) for n in alike.values())):
             nodes, home, replicas = list(none), list(none), sum(self.counts)
@@ -188,320 +237,431 @@ def fabric_rate(node: Node) -> float:
 
 @kernel
 def shortest(
-    price: Floats,
+    kinds: Ints,
     seconds: Floats,
     waits: Floats,
-    own: Floats,
-    others: Floats,
     joins: Floats,
     sent: Floats,
-    stage: float,
-    chosen: Ints,
+    weights: Floats,
+    caps: Floats,
+    slack: Floats,
+    after: Ints,
     best: Floats,
 ) -> None:
-    """(4) into best [runs + 1, L + 1]: row n, layers from l on in n runs. price [J]; seconds
-    [4, J, L + 1]: forward passes of a micro-batch and of the last one, backward passes of both,
-    added up over layers; waits [4, J]: the same of a message, per byte. own, others [runs, 4]: how
-    often they count with the stage's own price, and with which other price. joins [J]: price and
-    seconds per byte of weights. sent [2, L + 1]: bytes that pass a cut, and weights, added up.
-    chosen [runs]: the only way to hold a run, -1: any."""
-    last = len(best[0]) - 1
+    """(4) and (5) into best [L + 1, Q + 1, 4, K, H + 1]: layers from l on, behind a run inside a
+    node of type q or (Q) across nodes, whose next message comes from there; state of the path,
+    changes between nodes (H: or more). Four durations count: forward passes of a micro-batch and of
+    the last one, backward passes of both.
+
+    kinds [J]: q of a way, or Q. seconds [4, J, L + 1]: added up over layers. waits [2, 4, J]: of a
+    message, per byte. joins [3, J]: seconds per byte of weights behind the last pass, cost per
+    byte of weights, cost of a run. sent [2, L + 1]: bytes that pass a cut, and weights, added up.
+    weights [K, 4, J]: costs of a run by the state behind it. caps [K + 1, 4]: how often its seconds
+    count against slack[3], and in the last row, in all passes. slack [4, L + 1]: what is left
+    behind the way to l; the way out from l; the way there and back behind l; what caps leave.
+    after [K, J]: state with the run, -1: none."""
+    last, types = best.shape[0] - 1, best.shape[1] - 1
+    states, changes = best.shape[3] - 1, best.shape[4] - 1
+    run, own, full = np.empty(4), np.empty(4), caps[states + 1]
     best[:] = np.inf
-    best[0, last] = 0.0
-    for n in range(1, len(best)):
-        for j in range(len(price)):
-            if chosen[n - 1] >= 0 and chosen[n - 1] != j:
+    best[last, :, OPEN, 0, 0] = 0.0
+    reached = np.empty(best.shape[3:])
+    for l in range(last - 1, -1, -1):
+        for way in range(len(kinds) * (OPEN + 1)):
+            j, into = divmod(way, OPEN + 1)
+            across = kinds[j] == types
+            if waits[0, into, j] == np.inf or (l == 0 and into != OPEN):
                 continue
-            weight = own[n - 1] * price[j] + others[n - 1]
-            into = weight[0] * waits[0, j] + weight[1] * waits[1, j]
-            back = weight[2] * waits[2, j] + weight[3] * waits[3, j]
-            least = np.inf
-            for l in range(last, -1, -1):
-                spent = joins[j] * sent[1, l]
-                for k in range(4):
-                    spent += weight[k] * seconds[k, j, l]
-                here = least - spent + into * sent[0, l] + stage * price[j]
-                best[n, l] = min(best[n, l], here)
-                least = min(least, best[n - 1, l] + spent + back * sent[0, l])
+            step = int(across or into in (ALIKE, UNLIKE))
+            reached[:] = np.inf
+            for end in range(l + 1, last + 1):
+                held = sent[1, end] - sent[1, l]
+                left = slack[0, l] - max(slack[1, l], joins[0, j] * held)
+                total = 0.0
+                for x in range(4):
+                    run[x] = seconds[x, j, end] - seconds[x, j, l]
+                    total += full[x] * run[x]
+                if total > left:
+                    break
+                for back in range(OPEN + 1):
+                    if waits[0, back, j] == np.inf:
+                        continue
+                    total = 0.0
+                    for x in range(4):
+                        at, source = (l, into) if x < 2 else (end, back)
+                        own[x] = run[x] + waits[x % 2, source, j] * sent[0, at]
+                        total += full[x] * own[x]
+                    if total > left:
+                        continue
+                    room = min(slack[3, l], left - own[1] - own[3] - slack[2, end])
+                    for k in range(states + 1):
+                        least = best[end, kinds[j], back, k, 0]
+                        for h in range(1, changes + 1):
+                            least = min(least, best[end, kinds[j], back, k, h])
+                        if after[k, j] < 0 or least == np.inf:
+                            continue
+                        spent, cost = 0.0, joins[1, j] * held + joins[2, j]
+                        for x in range(4):
+                            spent += caps[k, x] * own[x]
+                            cost += weights[k, x, j] * own[x]
+                        if spent > room:
+                            continue
+                        for h in range(changes + 1):
+                            value = best[end, kinds[j], back, k, h] + cost
+                            more = min(h + step, changes)
+                            reached[after[k, j], more] = min(reached[after[k, j], more], value)
+            for before in range(types + 1):
+                same, wide = before == kinds[j], across or before == types
+                if l == 0 or (wide == (into == OPEN) and (wide or same == (into != UNLIKE))):
+                    best[l, before, into] = np.minimum(best[l, before, into], reached)
 
 
-def ends(b: int, most: int) -> list[int]:
-    """Of numbers of row groups that leave as many of b samples to the largest of them: the first
-    and the last. Between them costs are linear in the price."""
-    rows = [-(-b // r) for r in range(1, most + 1)]
-    inner = [r for r in range(2, most) if rows[r - 2] == rows[r - 1] == rows[r]]
-    return sorted(set(range(1, most + 1)) - set(inner))
+def ends(b: int, least: int, most: int) -> Iterator[tuple[int, int, int]]:
+    """(row groups, few, many) of a `Way`: of numbers of row groups that leave as many of b samples
+    to the largest of them, the first and the last. Between them costs are at least linear in the
+    price."""
+    few = least
+    while few <= most:
+        rows = -(-b // few)
+        many = min(most, (b - 1) // (rows - 1)) if rows > 1 else most
+        for r in sorted({few, many}):
+            yield r, few, many
+        few = many + 1
 
 
 class Micro:
-    """Micro-batches of b samples in replicas that take g samples: ways to hold a stage [J]."""
+    """Micro-batches of b samples in replicas that take g samples: ways to hold a run [J]. prices
+    [2, Q]: of a device in a home and in another node."""
 
-    def __init__(self, of: Relaxation, homes: Homes, both: tuple[Floats, Floats], b: int, g: int):
-        self.of, self.homes, self.b, self.g = of, homes, b, g
+    def __init__(self, of: Relaxation, homes: Homes, prices: Floats, b: int, g: int) -> None:
+        self.of, self.homes, self.prices, self.g = of, homes, prices, g
         self.M = -(-g // b)
-        self.last = g - (self.M - 1) * b
-        ways = [
-            (side, q, t, r)
-            for side, counts in enumerate((homes.home, homes.other))
-            for q, t in of.seconds
-            for r in ends(b, of.counts[q] // t * (counts[q] > 0))  # rows on both kinds of nodes
+        sizes = b, g - (self.M - 1) * b
+        whole, types = g == of.data.global_batch, range(len(of.types))
+        # Another replica needs a device in each home; one alone has no layers in other nodes.
+        self.home = np.array(homes.home) - (0 if whole else np.array(homes.nodes))
+        self.other = np.array(homes.other)
+        wholly = [max(n.devices for n in nodes) for nodes in of.nodes]
+        every = (
+            (HOME, self.home, wholly),
+            (OTHER, self.other * (not whole), wholly),
+            (ACROSS, of.counts, of.counts),
+        )
+        ways = self.ways = [
+            Way(where, q, t, *row_groups)
+            for (where, counts, most), (q, t) in product(every, of.seconds)
+            if where != ACROSS or len(of.nodes[q]) > 1
+            for row_groups in ends(b, 1 + (where == ACROSS), min(counts[q], most[q]) // t)
         ]
-        self.price = np.array([both[side][q] * t * r for side, q, t, r in ways])
-        self.least = min(p for side in both for p in side if p > 0)
-        rows = [[-(-n // r) for _, _, _, r in ways] for n in (b, self.last)]
-        first, rest = (
-            np.array([of.sums[q, t][n - 1] for (_, q, t, _), n in zip(ways, row, strict=True)])
-            for row in rows
+        self.kinds = np.array([w.q if w.where != ACROSS else len(types) for w in ways], np.int64)
+        cheapest = np.where(np.array((homes.home, homes.other)) > 0, prices, np.inf).min(axis=0)
+        self.price = np.array([(*prices, cheapest)[w.where][w.q] * w.t * w.r for w in ways])
+        rows = [[-(-sizes[0] // w.r) for w in ways], [-(-sizes[1] // w.many) for w in ways]]
+        table = np.array(
+            [[of.sums[w.q, w.t][n - 1] for w, n in zip(ways, each, strict=True)] for each in rows]
         )
-        most = (self.free(b), self.free(self.last))
-        wait, rest_wait = (
-            [min(of.message(q, t, n), free) for (_, q, t, _), n in zip(ways, row, strict=True)]
-            for row, free in zip(rows, most, strict=True)
-        )
-        self.table = np.stack([first[:, 0], rest[:, 0], first[:, 1], rest[:, 1]])
-        self.waits = np.array([wait, rest_wait, wait, rest_wait])
-        whole = g == of.data.global_batch  # a single row group of a single replica joins nothing
-        self.join = np.array(
+        self.table: Floats = table.transpose(2, 0, 1, 3).reshape(4, len(ways), -1)
+        self.waits = np.array(
             [
-                0.0 if whole and r == 1 and side == 0 else of.joins[q, t, side]
-                for side, q, t, r in ways
+                np.transpose([of.waits(w, n, k) for w, k in zip(ways, each, strict=True)])
+                for n, each in zip(sizes, rows, strict=True)
             ]
         )
-
-    def free(self, samples: int) -> float:
-        """Seconds per byte that a message of so many samples may take beside those that `crossing`
-        counts for it."""
-        crosses = self.homes.total > 1 and 1 / self.of.card > samples / self.of.inside
-        return samples / self.of.inside if crosses else math.inf
+        alone = np.array([whole and w.where == HOME and w.few == 1 for w in ways], bool)
+        # Of n ranks' ring 2 (n - 1) / n of the bytes leave a node.
+        ranks = np.array([w.few + (w.where == OTHER) if w.where != HOME else 2 for w in ways])
+        self.join = np.where(alone, 0.0, 2 - 2 / ranks) * [of.joins[w[:3]] for w in ways]
+        self.full = np.array([self.M - 1.0, 1.0, self.M - 1.0, 1.0])
+        self.tail = 0.0 if whole else of.least_join * of.joined  # behind the last gradient
 
     @cached_property
     def work(self) -> float:
         """Price and seconds of all passes of the replica, alone."""
-        passes = np.tensordot([self.M - 1, 1, self.M - 1, 1], np.diff(self.table), axes=1)
+        passes = np.tensordot(self.full, np.diff(self.table), axes=1)
         return float((self.price[:, None] * passes).min(axis=0).sum())
 
-    def weights(self, P: float, out: float, S: int, C: int, schedule: str) -> tuple[Floats, Floats]:
-        """(own, others) of `shortest`. schedule: without chunks "any" serves both, for 1 to S
-        stages; of chunks "late" tells what follows the first backward pass."""
-        v = np.arange(S * C)[::-1]  # runs are counted from the last one
-        zero, M = 0.0 * v, self.M
-        if C == 1:
-            behind = S - 1 - v
-            ahead = np.minimum(WARM_UP[schedule] * behind, M - 1)
-            full = np.where(ahead < M - 1, M - 1 - ahead, float(M > 1))
-            small = np.where((ahead < M - 1) | (M == 1), 1.0, 0.0)
-            # Way in and roundtrip take the first micro-batch, the way out takes the last one.
-            some, before = behind * self.least, (v * self.least) * (schedule != "any")
-            if schedule in ("1f1b", "interleaved-1f1b"):
-                own = full - 1, small, zero + M - 1, zero + 1 - out
-                return np.array(own).T, np.array((zero + P, zero, before, out * (P - before))).T
-            own = full, small - 1, zero + M - 1, zero + 1 - out
-            return np.array(own).T, np.array((some, P - some, before, out * (P - before))).T
-        c, s = v // S, v % S
-        behind = out * np.where(c == 0, S - 1 - s, 0) * self.least
-        if schedule != "late":
-            ahead = np.where(c == 0, S - 1 - s, 0) * self.least
-            own = zero + M - 1, zero + 1, zero + M - 1, zero + 1
-            return np.array(own).T, np.array((ahead, zero, zero, behind)).T
-        rounds, inside = np.divmod(np.minimum(2 * (S - s - 1) + (C - 1) * S + 1, C * M), C * S)
-        done = rounds * S + np.clip(inside - c * S, 0, S)
-        own = np.maximum(M - 1 - done, 0), (done < M) * 1.0, zero + M - 1, zero + 1
-        early = np.where(c == C - 1, s, 0) * self.least
-        return np.array(own).T, np.array((zero + P, zero, early, behind)).T
+    @cached_property
+    def way(self) -> Floats:
+        """[4, L + 1] least seconds of one micro-batch through the layers before l."""
+        each = np.diff(self.table).min(axis=1).cumsum(axis=1)
+        return np.concatenate([np.zeros((4, 1)), each], axis=1)
 
-    def seconds(self, P: Range, S: int, C: int, out: float, stage: float, schedule: str) -> Floats:
-        """[S C] least seconds of an iteration with so many runs of layers, for devices of price
-        P. Without chunks: of replicas of 1 to S stages."""
-        of, (low, high), w = self.of, P, np.arange(S * C)
-        best = np.empty((S * C + 1, len(of.sent[0])))
-        own, others = self.weights(low, out, S, C, schedule)
-        joins = (1 - out) * self.price * self.join
-        shortest(
-            self.price, self.table, self.waits, own, others, joins, of.sent, stage, 0 * w - 1, best
-        )
-        total = best[1:, 0] + self.crossing(w, low, out, C)
-        seconds = np.where(total > 0, total / high, total / low) - C * stage
-        held = of.joined if self.g < of.data.global_batch else 0.0
-        behind = np.maximum(held, np.where(w > 0, of.tied, 0.0))
-        return np.asarray(seconds + out * of.least_join * behind)
-
-    def crossing(self, w: Ints, P: float, out: float, C: int) -> Floats:
-        """[runs] price and seconds of messages between homes; w: stages behind the first."""
+    def cases(self, seconds: float, C: int) -> list[tuple[int, float]]:
+        """(changes between nodes, seconds) of plans with so many homes, where cards leave time.
+        Tied weights are in one home, to which the path returns, or they are joined through a card
+        behind all else."""
         of, count = self.of, self.homes.total
         if count < 2:
-            return np.zeros(len(w))
-        e, el = (
-            n * of.least_sent * max(1 / of.card - n / of.inside, 0.0) for n in (self.b, self.last)
+            return [(0, seconds)]
+        apart = C * count - 1, seconds - max(of.tied / of.card - self.tail, 0.0)
+        every = [(C * count, seconds), apart] if of.tied else [apart]
+        return [(H, limit) for H, limit in every if self.received(C, H) <= limit]
+
+    def received(self, C: int, H: int) -> float:
+        """Seconds for which the card of some home receives: in every round of chunks each sample
+        enters each home, and its gradient comes back; once less where the path begins or ends."""
+        cards = zip(self.of.cards, self.homes.nodes, strict=True)
+        slow = sorted(rates[0] for rates, count in cards for _ in range(count))
+        middle = slow[0 if C * len(slow) == H else 2 :]
+        rate = min([slow[0] / (2 * C - 1), *(card / (2 * C) for card in middle)])
+        return self.of.data.global_batch * self.of.least_sent / rate
+
+    @cached_property
+    def states(self) -> tuple[Ints, Ints]:
+        """(numbers of devices [K, 2 Q], state with a run [K, J]) of a path without chunks. Devices
+        by type: those in homes (0 where there are no others), and all."""
+        most = np.ravel(np.stack([self.home * (self.other > 0), self.home + self.other], axis=1))
+        used = np.zeros((len(self.ways), len(most)), np.int64)
+        for j, (where, q, t, r, *_) in enumerate(self.ways):
+            used[j, 2 * q : 2 * q + 2] = t * r * (where == HOME and self.other[q] > 0), t * r
+        scale = np.cumprod([1, *(most[:0:-1] + 1)])[::-1]
+        states = np.array(list(np.ndindex(*(most + 1))))
+        fits = ((states[:, None] + used) <= most).all(axis=2)
+        return states, np.where(fits, np.arange(len(states))[:, None] + used @ scale, -1)
+
+    def chain_is_slower(self, seconds: float, P: float, tries: Parameters) -> bool:
+        """Whether no replica without chunks takes at most so many seconds on devices of price P at
+        most."""
+        every, fewer = list(WARM_UP), replace(tries, states=1)  # the cheapest first
+        return any(
+            all(
+                self.no_path(kind, H, limit, P, how)
+                for kind in kinds
+                for H, limit in self.cases(seconds, 1)
+            )
+            for kinds, how in ((every[:1], fewer), (every[:1], tries), (every[1:], tries))
         )
-        ahead = np.minimum(2 * w, self.M) if C == 1 else self.M + 0 * w
-        own = np.maximum(self.M - 1 - ahead, 0) * e + (self.M - 1) * e + el
-        others = max(P - self.least, 0.0) * (1 + out) * el if C == 1 else 0.0
-        each = self.least * own + others
-        tied = np.minimum(each, out * P * of.tied / of.card) if of.tied else 0.0
-        return np.asarray((C * count - 1) * each + tied)
 
-    def best(self, P: Range, S: int, C: int, tries: Parameters, schedules: Sequence[str]) -> Floats:
-        """[S C] `seconds` by the best of what is tried."""
-        unit = self.work / P[0] / C
-        values = [
-            self.seconds(P, S, C, out, unit * stage, schedule)
-            for out in tries.outs
-            for stage in tries.stages
-            for schedule in schedules
-        ]
-        return np.asarray(np.max(values, axis=0))
-
-
-class Part(NamedTuple):
-    """Replicas of price P: micro-batches of b samples, g in all (0: any number that is worth P), S
-    stages of C chunks (0: any number). tried: how much was tried."""
-
-    b: int
-    P: Range
-    g: int = 0
-    S: int = 0
-    C: int = 0
-    tried: int = 0
-
-
-class Pricing:
-    """Bounds on plans with such homes at given prices by type, in any unit; best first over parts
-    of their replicas, one of which must be in every plan: g samples are worth no less than P."""
-
-    def __init__(
-        self, of: Relaxation, homes: Homes, prices: Floats, discount: float, tries: Parameters
-    ) -> None:
-        unit = of.data.global_batch / float(prices @ homes.home + discount * prices @ homes.other)
-        self.of, self.homes, self.tries = of, homes, tries
-        self.prices = (
-            prices * unit * (np.array(homes.home) > 0),
-            prices * unit * discount * (np.array(homes.other) > 0),
-        )
-        sums = replica_prices(homes, self.prices)
-        self.sums = sums[sums <= of.data.global_batch * (1 + 1e-9)]
-        self.most = sum(homes.home) + sum(homes.other)
-        self.layers, self.batch = len(of.data.layers), of.data.global_batch
-        self.micro = cache(lambda b, g: Micro(of, homes, self.prices, b, g))
-
-    def samples(self, part: Part, S: int = 1) -> set[int]:
-        """Numbers of samples that can be the least for the bound, in whole rounds of S
-        micro-batches: the least, those whose last micro-batch is least, all."""
-        b, (low, _), *_ = part
-        least = max(math.ceil(low * (1 - 1e-9)), 1)
-        made = set()
-        for g in {least, self.batch} if self.homes.replicas > 1 else {self.batch}:
-            M = -(-g // b)
-            for steps in {-(-M // S) * S, -(-(M + 1) // S) * S}:
-                made.add(max(g, b, b * (steps - 1) + 1))
-        return {g for g in made if b <= g <= self.batch and -(-g // b) % S == 0}
-
-    def expand(self, part: Part) -> Iterator[tuple[float, Part]]:
-        """(seconds, part) of what the part consists of."""
-        b, P, g, S, C, tried = part
-        few = replace(self.tries, outs=(1.0,), stages=(0.0,))
-        if tried == 2 or (not g and P[1] > self.tries.width * P[0]):
-            inside = self.sums[(self.sums >= P[0]) & (self.sums <= P[1])]
-            for half in np.array_split(inside, 2):
-                yield 0.0, Part(b, (float(half[0]), float(half[-1])), 0, S, C)
-            return
-        if not g:
-            if S:
-                for g in self.samples(part, S if C > 1 else 1):
-                    yield self.micro(b, g).work / P[1], Part(b, P, g, S, C, 1)
-                return
-            for g in self.samples(part):
-                yield self.micro(b, g).work / P[1], Part(b, P, g)
-            for S in range(max(self.homes.total, 2), min(self.most, self.layers // 2) + 1):
-                for g, C in product(self.samples(part, S), range(2, min(4, self.layers // S) + 1)):
-                    yield self.micro(b, g).work / P[1], Part(b, P, g, S, C)
-            return
-        x, tries = self.micro(b, g), self.tries if tried else few
-        if not S:
-            runs = x.best(P, min(self.layers, self.most), 1, tries, ["any"])
-            if not tried:
-                yield (
-                    float(runs[max(self.homes.total - 1, 0) :].min(initial=math.inf)),
-                    part._replace(tried=1),
-                )
-                return
-            for S, seconds in enumerate(runs, 1):
-                if self.homes.total <= S:
-                    yield float(seconds), Part(b, P, g, S, 1, 1)
-            return
-        if C == 1:
-            schedules = list(WARM_UP)[: 2 if x.M % S else 3]
-            seconds = min(x.best(P, S, 1, tries, [one])[-1] for one in schedules)
+    def no_path(self, schedule: str, H: int, limit: float, P: float, tries: Parameters) -> bool:
+        """(4) for such changes between nodes."""
+        deepest = min(len(self.of.data.layers), int(sum(self.home) + sum(self.other)))
+        J, M = len(self.ways), self.M
+        sizes = (self.home * (self.other > 0) + 1) * (self.home + self.other + 1)
+        exact = math.prod(sizes.tolist()) <= tries.states
+        if exact:
+            states, after = self.states
+            behind, price = states[:, 1::2].sum(axis=1), self.worth(states)
         else:
-            seconds = x.best(P, S, C, tries, ["early", "late"])[-1]
-        yield float(seconds), part._replace(tried=tried + 1)
+            behind, price = np.arange(deepest + 1), np.zeros(deepest + 1)
+            after = np.where(behind < deepest, behind + 1, -1)[:, None] + np.zeros((1, J), np.int64)
+        ahead = np.minimum(WARM_UP[schedule] * behind, M - 1)
+        # GPipe's way through later stages is the last micro-batch's, others' the first one's.
+        late = float(schedule in ("any", "gpipe"))
+        first = np.where(ahead < M - 1, M - 1 - ahead, float(M > 1)) - 1 + late
+        caps = np.array(
+            [first, ((ahead < M - 1) | (M == 1)) - late, 0 * first + M - 1, 0 * first]
+        ).T
+        weights = np.zeros((len(caps), 4, J)) + np.array([1 - late, late, 0.0, 1.0])[:, None]
+        chosen = price <= P * (1 + 1e-9)
 
-    def bound(self, enough: float, stop: Callable[[], bool]) -> float:
-        """The least seconds, or `enough` where they are no less; what is known when it stops."""
-        number = itertools.count()
-        every = (float(self.sums[0]), float(self.sums[-1]))
-        heap = [(0.0, next(number), Part(b, every)) for b in range(1, self.batch + 1)]
-        while heap:
-            value, _, part = heapq.heappop(heap)
-            if value >= enough or stop() or (part.tried == 2 and part.P[0] == part.P[1]):
-                return min(value, enough)
-            for seconds, child in self.expand(part):
-                heapq.heappush(heap, (max(value, seconds), next(number), child))
-        return enough
+        def least(path: float, fee: float, cost: float = 1.0) -> float:
+            best = self.path(H, limit, path, weights * cost, caps, after, fee)
+            return float(best[chosen, H].min()) - fee * P
 
+        if not exact and least(0.0, 1.0, 0.0) > 1e-9 * P:
+            return True
+        path, value = -1.0, 0.0
+        while path < value * (1 - 1e-6) and value <= limit:
+            path = value
+            value = least(path, 0.0)
+            for fee in () if exact else tries.fees:
+                value = max(value, least(path, fee * path / P))
+        return value > limit
 
-def replica_prices(homes: Homes, both: tuple[Floats, Floats]) -> Floats:
-    """What the devices of a replica can be worth, ascending."""
-    needed = homes.nodes if homes.total > 1 else (0,) * len(homes.nodes)
-    counts = (*homes.home, *homes.other)
-    sums = np.zeros(1)
-    least = (*needed, *(0 for _ in needed))
-    for price, few, most in zip((*both[0], *both[1]), least, counts, strict=True):
-        if most:
-            sums = np.unique(np.round(sums[:, None] + price * np.arange(few, most + 1), 9))
-    return np.asarray(sums[sums > 0])
+    def worth(self, states: Ints) -> Floats:
+        """[K] the least price of so many devices."""
+        home, every = states[:, ::2], states[:, 1::2]
+        home = np.where(self.other > 0, home, every)
+        others = np.where(self.home > 0, self.prices.min(axis=0), self.prices[1])
+        return np.asarray(home @ self.prices[0] + (every - home) @ others)
+
+    def path(
+        self, H: int, limit: float, path: float, weights: Floats, caps: Floats, after: Ints,
+        fee: float | Floats, join: float | Floats = 0.0,
+    ) -> Floats:  # fmt: skip
+        """[K, H + 1] of `shortest` from the first layer on. path: what one micro-batch takes."""
+        way, (K, L) = self.way, (len(after), len(self.of.sent[0]))
+        rest = (way[1] + way[2])[-1] - way[1] - way[2]
+        slack = np.stack(
+            [limit - way[0], way[3] + self.tail, rest, np.full(L, limit - path - self.tail)]
+        )
+        joins = np.stack([self.join, join * self.price * self.join, fee * self.price])
+        best = np.empty((L, len(self.of.types) + 1, OPEN + 1, K, H + 1))
+        shortest(
+            self.kinds, self.table, self.waits, joins, self.of.sent, weights,
+            np.concatenate([caps, self.full[None]]), slack, after, best,
+        )  # fmt: skip
+        return np.asarray(best[0, 0, OPEN])
+
+    def weights(self, P: float, S: int, C: int, first: int, final: int) -> Floats:
+        """[S C + 1, 4, J] costs of runs of S stages of C chunks, by the number of runs behind.
+
+        first: chunk that a stage's own passes are counted from, C: from its first backward pass.
+        final: chunk that they are counted to."""
+        M, least = self.M, float(self.price.min())
+        v = np.arange(S * C)[::-1]
+        c, s = v // S, v % S
+        own = np.repeat(self.full[:, None], S * C, axis=1)
+        others = np.zeros((4, S * C))
+        if first < C:
+            own[:2, c < first] = [[max(M - 1 - S, 0)], [M > S]]
+            others[0] = np.where(c < first, P, (c == first) * (S - 1 - s) * least)
+        else:
+            begun = np.minimum(2 * (S - s - 1) + (C - 1) * S + 1, C * M)
+            rounds, inside = np.divmod(begun, C * S)
+            done = rounds * S + np.clip(inside - c * S, 0, S)
+            own[0], own[1] = np.maximum(M - 1 - done, 0), done < M
+            others[0], others[2] = P, (c == C - 1) * s * least
+        if final < C:
+            own[2:, c < final] = [[M - S], [0]]
+            others[3] = np.where(c < final, P, (c == final) * (S - 1 - s) * least)
+        costs = own.T[:, :, None] * self.price + others.T[:, :, None]
+        return np.concatenate([costs, costs[:1]])
+
+    def chunks_are_slower(
+        self, seconds: float, P: float, S: int, C: int, tries: Parameters
+    ) -> bool:
+        """(5): whether no replica of S stages of C chunks takes at most so many seconds."""
+        runs = np.arange(S * C + 1)
+        after = np.where(runs < S * C, runs + 1, -1)[:, None] + np.zeros_like(self.kinds)
+        caps = np.zeros((len(runs), 4))
+        ends = (0, C - 1, C)
+        turns = [
+            (self.weights(P, S, C, ends[first], ends[final]), float(final == 2))
+            for first, final in tries.turns
+        ]
+        means = [sum(column) / len(turns) for column in zip(*turns, strict=True)]
+        apart = self.kinds == len(self.of.types)
+
+        def value(H: int, limit: float, turn: Sequence[Any], stage: Sequence[float]) -> float:
+            (costs, join), fee = turn, self.work / P / C * stage[0]
+            usage = stage[1] + stage[2] * apart
+            costs = costs + self.full[:, None] * (usage * self.price)
+            best = self.path(
+                H, limit, -math.inf, costs, caps, after, fee - usage * limit / C, join + usage
+            )
+            return float(best[-1, H] / P - fee * C + self.tail * (1 - join))
+
+        return all(
+            any(
+                value(H, limit, turn, stage) > limit
+                for turn in (*turns, means)
+                for stage in tries.stages
+                if apart.any() or not stage[2]
+            )
+            for H, limit in self.cases(seconds, C)
+        )
 
 
 @dataclass
 class Pattern:
-    """Plans with such homes: the best bound so far, at which prices (by type, and the discount on
-    other nodes), and how many changes of them were tried since it rose."""
+    """Plans with such homes. prices [2, Q] of a device by type, in homes and in other nodes: for a
+    replica alone, and for one of several. seconds: that no plan is below. rise: of the next
+    attempt. hard: micro-batch and numbers of samples that the last one failed with."""
 
+    of: Relaxation
     homes: Homes
-    prices: Floats
-    seconds: float = 0.0
-    tried: int = -1
+    tries: Parameters
+    run: Run
+    prices: dict[bool, Floats]
+    seconds: float
+    rise: float
+    hard: tuple[int, int, int] = (0, 0, 0)
+    micros: dict[tuple[int, int], Micro] = field(default_factory=dict)
+
+    def micro(self, b: int, g: int) -> Micro:
+        """Kept until prices change."""
+        self.run.check()
+        if (b, g) not in self.micros:
+            self.micros[b, g] = Micro(
+                self.of, self.homes, self.prices[g == self.of.data.global_batch], b, g
+            )
+        return self.micros[b, g]
+
+    def raise_to(self, seconds: float) -> bool:
+        """Whether no plan takes at most so many seconds. Prices in other nodes fall until then."""
+        G, counts = self.of.data.global_batch, np.array((self.homes.home, self.homes.other))
+        possible = counts[0].any() or max(map(len, self.of.nodes)) > 1
+        alone = [(b, G, G) for b in range(1, G + 1) if possible]
+        several = [(b, b, G - 1) for b in range(1, G) if self.homes.replicas > 1]
+        begun = dict(self.prices)
+        for parts in (alone, several):
+            for _ in range(self.tries.prices if counts.any(axis=1).all() else 1):
+                # The part that failed last is asked first.
+                hard = next(
+                    (
+                        part
+                        for part in sorted(parts, key=lambda part: part != self.hard)
+                        if self.fails(seconds, *part)
+                    ),
+                    None,
+                )
+                if not hard:
+                    break
+                self.hard, self.micros = hard, {}
+                prices = self.prices[parts is alone] * [[1.0], [self.tries.discount]]
+                self.prices[parts is alone] = prices * (G / (prices * counts).sum())
+            else:
+                self.prices = begun
+                return False
+        return True
+
+    def fails(self, seconds: float, b: int, low: int, high: int) -> bool:
+        """Whether some replica that takes so many samples, b at a time, may be as fast on devices
+        of that price."""
+        if all(self.is_slower(seconds, b, low, high, S) for S in self.depths):
+            return False
+        middle = (low + high) // 2
+        return low == high or any(
+            self.fails(seconds, b, *half) for half in ((low, middle), (middle + 1, high))
+        )
+
+    @cached_property
+    def depths(self) -> list[int]:
+        """Numbers of stages with chunks; 1: any number without."""
+        most = min(sum(self.of.counts), len(self.of.data.layers) // 2)
+        return [1, *range(max(self.homes.total, 2), most + 1)]
+
+    def is_slower(self, seconds: float, b: int, low: int, high: int, S: int) -> bool:
+        """The same of replicas of S stages with chunks, or without. Seconds grow with the number of
+        micro-batches, and with the last one: the least of both matter, in whole rounds."""
+        rounds = -(-low // (b * S)) * S
+        chunks = range(2, min(MOST_CHUNKS, len(self.of.data.layers) // S) + 1)
+        for M in (rounds, rounds + S):
+            g = max(low, b * (M - 1) + 1)
+            if g > high or self.micro(b, g).work >= high * seconds:
+                continue
+            x, tries = self.micro(b, g), self.tries
+            wide = low < high and high > tries.width * low
+            if wide or (S == 1 and not x.chain_is_slower(seconds, high, tries)):
+                return False
+            if S > 1 and not all(x.chunks_are_slower(seconds, high, S, C, tries) for C in chunks):
+                return False
+        return True
 
 
 def lower_bound(
     data: JointData, run: Run, enough: float = math.inf, parameters: Parameters = Parameters()
 ) -> float:
     """Seconds that no plan replays below, at most `enough`. It rises until the run should stop."""
-    of = Relaxation(data)
+    of, tries = Relaxation(data), parameters
     worth = 1 / np.array([of.least_work(q) for q in range(len(of.types))])
     flat = data.global_batch / float(worth @ of.counts)
-    number = itertools.count()
-    heap = [
-        (flat, next(number), Pattern(homes, np.array([*worth, parameters.discount]), flat))
-        for homes in of.patterns(parameters.patterns)
-    ]
-    known = flat
-    while heap:
-        known, _, pattern = heapq.heappop(heap)
-        run.report(bound=min(known, enough) * (1 - parameters.rounding))
-        changes = len(pattern.prices) * len(parameters.steps)
-        if known >= enough or pattern.tried >= changes or run.should_stop:
-            break
-        prices = pattern.prices.copy()
-        if pattern.tried >= 0:
-            coordinate, step = divmod(pattern.tried, len(parameters.steps))
-            prices[coordinate] *= parameters.steps[step]
-        prices[-1] = min(prices[-1], 1.0)
-        pattern.tried += 1
-        if pattern.tried == 0 or np.any(prices != pattern.prices):
-            pricing = Pricing(of, pattern.homes, prices[:-1], float(prices[-1]), parameters)
-            limit = parameters.rise * (heap[0][0] if heap else math.inf)
-            seconds = pricing.bound(min(enough, limit), lambda: run.should_stop)
-            if seconds > pattern.seconds:
-                pattern.seconds, pattern.prices, pattern.tried = seconds, prices, 0
-        heapq.heappush(heap, (max(known, pattern.seconds), next(number), pattern))
-    return min(known, enough) * (1 - parameters.rounding)
+    patterns = [
+        Pattern(of, homes, tries, run, dict.fromkeys((True, False), np.stack([worth * flat] * 2)),
+                flat, tries.rise)
+        for homes in of.patterns(tries.patterns)
+    ]  # fmt: skip
+    least = patterns[0]
+    try:
+        while least.seconds < enough and least.rise >= tries.least_rise:
+            run.report(bound=least.seconds * (1 - tries.rounding))
+            goal = min(least.seconds * (1 + least.rise), enough)
+            if least.raise_to(goal):
+                least.seconds, least.rise = goal, 2 * least.rise
+            else:
+                least.rise /= 2
+            least = min(patterns, key=lambda pattern: pattern.seconds)
+    except Stopped:
+        pass
+    return min(least.seconds, enough) * (1 - tries.rounding)

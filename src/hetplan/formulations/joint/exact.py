@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetplan.compiled import kernel
-from hetplan.formulations.joint.bound import Relaxation, lower_bound, shortest
+from hetplan.formulations.joint.bound import Relaxation, lower_bound
 from hetplan.formulations.joint.costs import UPDATE_BYTES
 from hetplan.formulations.joint.data import MOST_CHUNKS, JointData, JointDecision
 from hetplan.formulations.joint.design import Design, Pipe as Replica, Space
@@ -47,15 +47,13 @@ Taken = tuple[tuple[int, ...], int]  # devices of a stage by node, and its tenso
 @dataclass(frozen=True)
 class Parameters:
     """What is enumerated. devices: of more, only a bound is given. cuts: of one layout; layouts
-    with more stay open. Of more than `at_once`, chunks are first bounded by so many sweeps over
-    prices of stages. share: of the time limit,
-    of at most `longest` seconds, for the local search; `short` steps of it where all is
-    enumerated at once. rounding: of what must be better, relative."""
+    with more stay open. Of more than `at_once`, chunks are first bounded by computing alone. share:
+    of the time limit, of at most `longest` seconds, for the local search; `short` steps of it where
+    all is enumerated at once. rounding: of what must be better, relative."""
 
     devices: int = 6
     at_once: int = 5_000
     cuts: int = 500_000
-    sweeps: int = 4
     share: float = 0.5
     longest: float = 200.0
     short: int = 300
@@ -153,24 +151,6 @@ def sequence(schedule: Schedule, S: int, C: int, M: int) -> Ints:
                 made.append((s, backward, c, m))
                 at[s] += 1
     return np.array(made)
-
-
-def chunk_weights(prices: Floats, S: int, C: int, M: int, late: float) -> tuple[Floats, Floats]:
-    """(own, others) of `shortest` for interleaved stages of such prices; late: the weight of what
-    follows a stage's first backward pass, against the way to its first forward pass."""
-    v = np.arange(S * C)[::-1]
-    c, s = v // S, v % S
-    before = np.concatenate([[0.0], prices.cumsum()])
-    after = np.where(c == 0, before[-1] - before[s + 1], 0.0)
-    rounds, inside = np.divmod(np.minimum(2 * (S - s - 1) + (C - 1) * S + 1, C * M), C * S)
-    done = rounds * S + np.clip(inside - c * S, 0, S)
-    own = np.array([np.maximum(M - 1 - done, 0), done < M, 0 * v + M - 1, 0 * v + 1]).T
-    none = 0.0 * v
-    first = np.array([0 * v + M - 1, 0 * v + 1, 0 * v + M - 1, 0 * v + 1]).T
-    way_back = np.where(c == C - 1, before[s], 0.0)
-    behind = np.array([none + before[-1], none, way_back, after]).T
-    early = np.array([after, none, none, after]).T
-    return late * own + (1 - late) * first, late * behind + (1 - late) * early
 
 
 @lru_cache(maxsize=10_000)
@@ -303,44 +283,6 @@ class Search:
         ring = costs.ring(rings, 1e9 / width)
         return {port: share * ring.seconds / 1e9 for port, share in ring.ports}
 
-    def relaxed(self, node: Node, i: int, g: int, b: int) -> float:
-        """A bound on all cuts of a replica with chunks: prices of its stages, found by coordinate
-        search, as in section 3 of docs/method-joint.md."""
-        pipe, of, costs = node.pipes[i], self.relaxation, self.replayer.costs("none")
-        S, M, sums = len(pipe), -(-g // b), []
-        sizes, around = (b, g - (M - 1) * b), [*pipe, pipe[0]]
-        for side, n in itertools.product(range(2), sizes):
-            keys = [(of.types.index(costs.kind(rows[0][0])), len(rows[0])) for rows in pipe]
-            sums.append(
-                [of.sums[k][-(-n // len(r)) - 1, side] for k, r in zip(keys, pipe, strict=True)]
-            )
-        waits = [
-            [self.hop(*pair, n)[0] for pair in itertools.pairwise([pipe[-1], *pipe])] for n in sizes
-        ] + [[self.hop(b, a, n)[0] for a, b in itertools.pairwise(around)] for n in sizes]
-        tables, messages = np.array(sums), np.array(waits)
-        v = np.arange(S * node.chunks)[::-1]
-        labels = np.empty((len(v) + 1, len(of.sent[0])))
-
-        def least(prices: Floats) -> float:
-            values = []
-            for late in (0.0, 0.5, 1.0):
-                own, others = chunk_weights(prices, S, node.chunks, M, late)
-                args = (prices, tables, messages, own, others, np.zeros(S), of.sent, 0.0)
-                shortest(*args, v % S, labels)
-                values.append(float(labels[-1, 0]) / float(prices.sum()))
-            return max(values)
-
-        prices, step = np.ones(S), 1.6
-        best = least(prices)
-        for _ in range(self.parameters.sweeps):
-            for s, factor in itertools.product(range(S), (step, 1 / step)):
-                changed = prices.copy()
-                changed[s] *= factor
-                if (value := least(changed)) > best:
-                    best, prices = value, changed
-            step = step**0.7
-        return best * (1 - self.parameters.rounding)
-
     def paths(self, node: Node, i: int, g: int, b: int) -> tuple[Ints, Floats]:
         """(cuts [N, V + 1], bounds [N]) of a replica that takes g samples, b at a time."""
         pipe, C = node.pipes[i], node.chunks
@@ -416,7 +358,7 @@ class Search:
                     continue
                 self.run.check()
                 if node.chunks > 1 and self.many(node, self.parameters.at_once):
-                    made.append((self.relaxed(node, i, g, b), b))
+                    made.append((self.quick(node), b))
                 else:
                     made.append((float(self.paths(node, i, g, b)[1].min()), b))
             self.tables[key] = sorted(made)
