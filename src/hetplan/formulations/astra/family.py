@@ -38,4 +38,5 @@ FAMILY = Family(
         ),
     ),
     describe=f"{_HERE}.describe:describe",
+    report=f"{_HERE}.report:report",
 )
