@@ -380,23 +380,19 @@ def why_nothing(
     finished: bool,
 ) -> str:
     """Why no strategy is best."""
-    limit = task.job.money_limit
-    if counts["generated"] == 0:
-        return "; ".join(("there is nothing to try", *left_out))
-    if counts["after_rules"] == 0:
-        return "every strategy meets a rule or has degrees that do not divide"
-    if counts["in_memory"] == 0:
-        return f"none of {counts['after_rules']} strategies fits in memory"
-    if len(money) == 0 and finished:
-        return (
-            f"no segments of {counts['in_memory']} strategies hold all {task.facts.layers} "
-            "layers in memory"
-        )
-    if len(money) == 0:
-        return "no strategy was explored in time"
-    if np.isnan(money).all():
-        return f"no price is known to keep within {limit} dollars"
-    return f"no strategy costs {limit} dollars or less: the cheapest costs {np.nanmin(money):.6g}"
+    limit, cheapest = task.job.money_limit, np.fmin.reduce(money, initial=np.inf)
+    rules, room, nothing_priced = counts["after_rules"], counts["in_memory"], len(money) == 0
+    segments = f"no segments of {room} strategies hold all {task.facts.layers} layers in memory"
+    reasons = (
+        (counts["generated"] == 0, "; ".join(("there is nothing to try", *left_out))),
+        (rules == 0, "every strategy meets a rule or has degrees that do not divide"),
+        (room == 0, f"none of {rules} strategies fits in memory"),
+        (nothing_priced and finished, segments),
+        (nothing_priced, "no strategy was explored in time"),
+        (np.isnan(money).all(), f"no price is known to keep within {limit} dollars"),
+    )
+    dear = f"no strategy costs {limit} dollars or less: the cheapest costs {cheapest:.6g}"
+    return next((text for holds, text in reasons if holds), dear)
 
 
 def columns_of(pool: Pool) -> dict[str, Column]:
