@@ -20,7 +20,6 @@ from hetplan.profiling.models import load_model
 from hetplan.text import Table, number_text
 
 Row = dict[str, Any]
-Case = tuple[str, str, str, int, Space, str, Callable[[], float | None]]
 BATCH = 1024
 TYPES, MIXED, EVERY = ("H100", "H800", "A800"), "H100 + A800", "A800, H100 or H800"
 SIZES = (64, 128, 256, 512, 1024, 4096)
@@ -118,7 +117,7 @@ def expert(model: str, gpu: str, gpus: int) -> float | None:
     return None
 
 
-def cases() -> Iterator[Case]:
+def cases() -> Iterator[tuple[str, str, str, int, Space, str, Callable[[], float | None]]]:
     """(figure, model, GPUs, how many, the space of ours, compared with what, its tokens/s)."""
     for model, measured in TABLE_2.items():
         for gpu, figure in zip((*TYPES, MIXED), measured, strict=True):
@@ -128,8 +127,7 @@ def cases() -> Iterator[Case]:
             yield "Figure 5", model, gpu, gpus, ALL, "rule of thumb", partial(rule, gpu, gpus)
         for gpus in (64, 256, 1024, 4096):
             yield "Figure 6", model, MIXED, gpus, ALL, "rule of thumb", partial(rule, "A800", gpus)
-        cheap = partial(cheapest, model)
-        yield "Figure 7", model, EVERY, 1024, ALL, "the cheapest on the curve", cheap
+        yield "Figure 7", model, EVERY, 1024, ALL, "no number", lambda: None
         for n in SIZES:
             yield "Figure 8", model, "A800", n, ALL, "data ranks alone", partial(of, n, ALONE)
             ideal = partial(in_proportion, model, n)
@@ -141,12 +139,6 @@ def in_proportion(model: str, gpus: int) -> float | None:
     """What so many GPUs would do if each did as much as one of 64."""
     small = speed(model, "A800", 64, HYBRID)
     return None if small is None else small * gpus / 64
-
-
-def cheapest(model: str) -> float | None:
-    """Tokens per second of the cheapest strategy on the curve of mode 3."""
-    curve = found(model, EVERY, 1024).pareto
-    return curve[-1].tokens_per_second if curve else None
 
 
 def report(
@@ -178,7 +170,11 @@ def table(figure: str, rows: Sequence[Row]) -> Table:
     """One figure's rows."""
     said, reason = SAYS[figure]
     ratios = [row["ratio"] for row in rows if row["ratio"] is not None]
-    span = f"ours over theirs: {min(ratios):.2f} to {max(ratios):.2f}" if ratios else "none fits"
+    span = (
+        f"ours over theirs: {min(ratios):.2f} to {max(ratios):.2f}"
+        if ratios
+        else "nothing to compare"
+    )
     columns: dict[str, Callable[[Row], str]] = {
         "model": lambda row: str(row["model"]),
         "GPUs": lambda row: f"{row['gpus']} {row['type']}",

@@ -349,9 +349,8 @@ def uneven(task: Task) -> tuple[str, ...]:
     """What equal stages leave out, in words."""
     N, sizes = task.facts.layers, task.pool.sizes
     tried = [p for p in task.space.pipeline or range(1, N + 1) if p <= min(max(sizes), N)]
-    if all(N % p == 0 for p in tried):
-        return ()
-    return (f"pipeline degrees that do not divide the {N} layers: the heterogeneous mode has them",)
+    text = f"pipeline degrees that do not divide the {N} layers: the heterogeneous mode has them"
+    return () if all(N % p == 0 for p in tried) else (text,)
 
 
 def equal_only(task: Task, alone: bool) -> tuple[str, ...]:
@@ -382,12 +381,14 @@ def why_nothing(
     """Why no strategy is best."""
     limit, cheapest = task.job.money_limit, np.fmin.reduce(money, initial=np.inf)
     rules, room, nothing_priced = counts["after_rules"], counts["in_memory"], len(money) == 0
-    segments = f"no segments of {room} strategies hold all {task.facts.layers} layers in memory"
     reasons = (
         (counts["generated"] == 0, "; ".join(("there is nothing to try", *left_out))),
         (rules == 0, "every strategy meets a rule or has degrees that do not divide"),
         (room == 0, f"none of {rules} strategies fits in memory"),
-        (nothing_priced and finished, segments),
+        (
+            nothing_priced and finished,
+            f"no segments of {room} strategies hold all {task.facts.layers} layers in memory",
+        ),
         (nothing_priced, "no strategy was explored in time"),
         (np.isnan(money).all(), f"no price is known to keep within {limit} dollars"),
     )
