@@ -154,7 +154,7 @@ REFUSALS: dict[str, dict[str, str]] = {
         "poplar --markdown m.md": "is for the folder of a study",
         "poplar --name x*": "no experiment matches",
         "hap --name x*": "no experiment matches",
-        "amp": "problem has no report (got 'amp', expected astra or hap or poplar)",
+        "amp": "problem has no report (got 'amp', expected hap or poplar)",
         "tsp": "neither the folder of a study nor a problem (got 'tsp', expected a folder",
     },
     "export no-such.json --to megatron": {"": "no-such.json: no such file"},

@@ -38,5 +38,4 @@ FAMILY = Family(
         ),
     ),
     describe=f"{_HERE}.describe:describe",
-    report=f"{_HERE}.report:report",
 )

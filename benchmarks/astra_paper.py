@@ -1,17 +1,21 @@
 """Astra's Table 2 and Figures 5 to 10: our predictions beside the paper's figures and words.
 
+    python benchmarks/astra_paper.py ['Figure 9: llama2-7b*']
+
 The paper states neither its global batch (1024 samples here) nor the precision (bf16), nor how many
 GPUs of each type its mixed pools have (half of each). Its figures are pictures without numbers, of
 which only the text can be held against ours; Table 2 has numbers. Source: Astra, Sections 5.1 to
 5.3 and Appendix B.
 """
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from functools import cache, partial
 from itertools import product
 from typing import Any
 
+from hetplan.cli.output import print_tables
 from hetplan.formulations.astra.search.engine import search
 from hetplan.formulations.astra.search.pool import cost, heterogeneous, homogeneous, offer_of
 from hetplan.formulations.astra.search.result import Job, SearchResult
@@ -185,3 +189,8 @@ def table(figure: str, rows: Sequence[Row]) -> Table:
     }
     notes = (f"the paper, {said}", f"predicted: {span}; {reason}")
     return Table.of(f"Astra, {figure}", rows, columns, notes, right=(2, 4, 5))
+
+
+if __name__ == "__main__":
+    pattern = sys.argv[1] if len(sys.argv) > 1 else None
+    print_tables(report(pattern, lambda title: print(title, file=sys.stderr))[0])
