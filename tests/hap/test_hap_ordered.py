@@ -114,6 +114,7 @@ def test_more_states_are_never_worse() -> None:
     order = ordered.arranged(theory, theory.problem.proportional[None], 0.0)
     assert order is not None
     scores, left_out = [], True
+    assert order.within(1, np.inf, Run())[1]
     for width in (1, 4, 16, 64, 256, 1024):
         best, left_out = order.within(width, np.inf, Run())
         scores.append(np.inf if best is None else best.score)
