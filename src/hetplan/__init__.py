@@ -5,7 +5,7 @@
     planning.best.plan, planning.best.predicted_seconds, planning.best.bound
 
 What stands here is loaded when it is used: `plan`, `fits` and the types that they return,
-`load_plan`, `save_plan`, `export` and `replay`.
+`load_plan`, `save_plan`, `distribute`, `export` and `replay`.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from hetplan.planner.strategy import Candidate
     from hetplan.profiling.cluster import Cluster, load_cluster
     from hetplan.profiling.models import Model, load_model
+    from hetplan.runtime import distribute
     from hetplan.runtime.export import export
     from hetplan.runtime.replay import Replay, replay
 
@@ -31,6 +32,7 @@ _HOMES = {
     "Plan": "hetplan.formulations.joint.plan",
     "Planning": "hetplan.planner.ranking",
     "Replay": "hetplan.runtime.replay",
+    "distribute": "hetplan.runtime",
     "export": "hetplan.runtime.export",
     "fits": "hetplan.planner.fits",
     "load_cluster": "hetplan.profiling.cluster",
@@ -50,6 +52,7 @@ __all__ = [
     "Planning",
     "Replay",
     "__version__",
+    "distribute",
     "export",
     "fits",
     "load_cluster",

@@ -10,24 +10,38 @@ from typing import Any
 import torch
 from torch import nn
 
+from fakes.references import build, build_vgg, build_vit
 from hetplan.formulations.joint.plan import Plan, parse_plan
 from hetplan.profiling.transformer import Experts
 from hetplan.profiling.vision import encoder
 from hetplan.profiling.zoo import bert, gpt2, llama
-from hetplan.runtime.references.build import build, build_vgg, build_vit, stand_in
+from hetplan.runtime.references.build import stand_in
 
 SMALL: dict[str, Any] = {"vocabulary": 23}
 MIXED = Experts(5, 2)
 
 
-class Perceptron(nn.Sequential):
-    """A user's own model: an nn.Sequential with data, without tensor parallelism; its loss is given
-    apart."""
+class Squared(nn.Linear):
+    """A last layer: the sum of squared errors."""
+
+    def forward(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return ((super().forward(x).to(targets.dtype) - targets) ** 2).sum()
+
+
+class Perceptron(nn.Module):
+    """A user's own model with data, without tensor parallelism."""
 
     def __init__(self) -> None:
-        super().__init__(
-            nn.Linear(6, 5), nn.Sequential(nn.Tanh(), nn.Linear(5, 5)), nn.Tanh(), nn.Linear(5, 3)
-        )
+        super().__init__()
+        inner = nn.Sequential(nn.Tanh(), nn.Linear(5, 5))
+        layers = (nn.Linear(6, 5), inner, nn.Tanh(), Squared(5, 3))
+        self.layers = nn.ModuleDict({str(k): layer for k, layer in enumerate(layers)})
+
+    def forward(self, x: torch.Tensor, targets: torch.Tensor) -> Any:
+        *inner, last = self.layers.values()
+        for layer in inner:
+            x = layer(x)
+        return last(x, targets)
 
     def initial(self, name: str, parameter: torch.Tensor) -> torch.Tensor:
         generator = torch.Generator().manual_seed(len(name) + parameter.numel())
@@ -48,13 +62,8 @@ class Dropping(Perceptron):
 
     def __init__(self) -> None:
         super().__init__()
-        self[1].append(nn.Dropout(0.5))
-        self[2] = nn.Sequential(nn.Dropout(0.3), nn.Tanh())
-
-
-def squared(y: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """The sum of squared errors."""
-    return ((y - targets) ** 2).sum()
+        self.layers["1"].append(nn.Dropout(0.5))
+        self.layers["2"] = nn.Sequential(nn.Dropout(0.3), nn.Tanh())
 
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
@@ -86,9 +95,6 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 def two(plan: Plan) -> nn.Module:
     """A model of two layers, as `--factory` wants it."""
     return MODELS["two"]()
-
-
-LOSSES = {"perceptron": squared, "dropping": squared}
 
 
 def names_of(model: str) -> list[str]:

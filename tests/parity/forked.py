@@ -33,7 +33,7 @@ def used_once() -> None:
     torch.set_num_threads(1)
     with torch.device("meta"):
         module = stand_in(["first", "between", "last"])
-    describe(module, list(module.layers), *example_of(module))
+    describe(module, list(module.layers), example_of(module))
     parameter = torch.nn.Parameter(torch.ones(1))
     parameter.square().sum().backward()
     torch.optim.AdamW([parameter]).step()
@@ -54,9 +54,9 @@ def rank_main(work: Any, rank: int, world: int, folder: Path) -> None:
 
 def main(arguments: list[str]) -> int:
     """All world sizes, one after the other."""
-    used_once()
     (name, _, function), folder = arguments[0].partition(":"), Path(arguments[1])
     target = importlib.import_module(name)
+    getattr(target, "prepare", used_once)()
     work = getattr(target, function or "work")
     failed = 0
     largest = int(os.environ.get("PARITY_RANKS", "8"))

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hetplan.runtime import distribute
 from hetplan.runtime.execution import checkpoint
-from parity.cases import Case, Perceptron, R, S, even, squared, zero
+from parity.cases import Case, Perceptron, R, S, even, zero
 from parity.device import default_type
 
 WORLDS = [2]
@@ -34,7 +34,7 @@ OPTIMIZERS = {
 def frozen() -> Perceptron:
     """With first values, two of its parameters frozen."""
     made = Perceptron()
-    for name, parameter in made.named_parameters():
+    for name, parameter in made.layers.named_parameters():
         parameter.data.copy_(made.initial(name, parameter))
         parameter.requires_grad_(name not in FROZEN)
     return made
@@ -49,11 +49,11 @@ def work(rank: int, world: int, folder: Path) -> None:
     """Losses of all plans one after the other; frozen parameters are what they were."""
     torch.set_default_dtype(torch.float64)
     curves: dict[str, list[float]] = {}
-    first = dict(frozen().named_parameters())
+    first = dict(frozen().layers.named_parameters())
     for name, kind in OPTIMIZERS.items():
         losses = curves.setdefault(name, [])
         for plan in PLANS:
-            model: Any = distribute(frozen(), plan, loss=squared)
+            model: Any = distribute(frozen(), plan)
             updates = model.optimizer(kind)
             if losses:
                 checkpoint.load(model, updates, str(folder / name))
@@ -77,7 +77,7 @@ def alone(name: str) -> list[float]:
         optimizer = OPTIMIZERS[name](module.parameters())
         inputs, targets = rows(0, BATCH)
         for _ in range(STEPS * len(PLANS)):
-            loss = squared(module(inputs), targets) / BATCH
+            loss = module(inputs, targets) / BATCH
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

@@ -17,7 +17,7 @@ from hetplan.runtime.execution.distributed import Distributed
 from hetplan.runtime.execution.position import Position, at
 from hetplan.runtime.execution.transport import Transport
 from parity import exchanges
-from parity.cases import CASES, LOSSES, MODELS, Case
+from parity.cases import CASES, MODELS, Case
 from parity.device import DEVICE, default_type, exact
 
 SEED, STEP = 3, 2
@@ -45,9 +45,7 @@ def step_of(case: Case, **options: Any) -> tuple[float, list[dict[str, Any]]]:
     """Loss and fragments of gradients of one step."""
     with torch.device("meta"):
         module = MODELS[case.model]()
-    model = Distributed(
-        module, case.plan, loss=LOSSES.get(case.model), device=DEVICE, seed=SEED, **options
-    )
+    model = Distributed(module, case.plan, device=DEVICE, seed=SEED, **options)
     model.step = STEP
     loss = model.train_step()
     gradients = {id(p): p.grad for _, p in model.updated() if p.grad is not None}
@@ -98,17 +96,12 @@ def whole(case: Case) -> tuple[nn.Module, dict[str, nn.Parameter]]:
 def total_loss(module: Any, case: Case, step: int) -> Tensor:
     """The loss of the whole batch by plain torch: layer after layer, one pass of all rows."""
     inputs, targets = module.batch(step, 0, case.plan.workload.global_batch)
-    layers = (
-        list(module.layers.values())
-        if isinstance(getattr(module, "layers", None), nn.ModuleDict)
-        else list(module)
-    )
+    layers = list(module.layers.values())
     with at(Position(SEED, step, 0)):
         x = inputs
         for layer in layers[:-1]:
             x = layer(x)
-        own_loss = LOSSES.get(case.model)
-        summed = own_loss(layers[-1](x), targets) if own_loss else layers[-1](x, targets)
+        summed = layers[-1](x, targets)
     count = len(targets) if targets.is_floating_point() else int((targets != -100).sum())
     return summed / count
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from hetplan.runtime import distribute
 from hetplan.runtime.execution import checkpoint
 from hetplan.runtime.execution.loop import LossScale
-from parity.cases import Case, Perceptron, R, S, even, squared, zero
+from parity.cases import Case, Perceptron, R, S, even, zero
 
 WORLDS = [2]
 TWO = [R([S((0, 4))], [(1, 3)]), R([S((0, 4))], [(1, 2)])]
@@ -43,7 +43,7 @@ def work(rank: int, world: int, folder: Path) -> None:
     torch.set_default_dtype(torch.float32)
     written: dict[str, Any] = {}
     for name, plan in PLANS.items():
-        model: Any = distribute(Perceptron(), plan, loss=squared, precision="fp16")
+        model: Any = distribute(Perceptron(), plan, precision="fp16")
         model.scale, optimizer = START, model.optimizer(torch.optim.AdamW, lr=1e-2)
         steps: list[Any] = []
         if rank == 1:

@@ -16,7 +16,7 @@ from hetplan.errors import HetplanError
 from hetplan.files import to_json
 from hetplan.runtime import distribute
 from hetplan.runtime.execution import checkpoint
-from parity.cases import Case, Perceptron, R, even, squared
+from parity.cases import Case, Perceptron, R, even
 from parity.frozen import rows
 
 WORLDS = [2]
@@ -71,7 +71,7 @@ def message(act: Callable[[], object]) -> str:
 def work(rank: int, world: int, folder: Path) -> None:
     """What every rank is told of each damage."""
     torch.set_default_dtype(torch.float64)
-    model: Any = distribute(Perceptron(), PLAN, loss=squared)
+    model: Any = distribute(Perceptron(), PLAN)
     optimizer = model.optimizer(torch.optim.AdamW)
     model.train_step(rows)
     optimizer.step()

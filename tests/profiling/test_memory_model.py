@@ -23,7 +23,7 @@ torch: Any = pytest.importorskip("torch", reason="torch's own counts need torch"
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from fakes import kept  # noqa: E402
-from hetplan.runtime.references.build import reference  # noqa: E402
+from fakes.references import Mixture, built  # noqa: E402
 from hetplan.runtime.references.transformer import Block  # noqa: E402
 
 SAMPLES = 2
@@ -65,7 +65,7 @@ def block_of(make: Any, *arguments: Any) -> Any:
 def test_parameters_are_those_of_the_modules(name: str) -> None:
     model = load_model(name, precision="fp32")
     with torch.device("meta"):
-        module = reference(model)
+        module = built(model)
     assert list(module.layers) == [layer.name for layer in model.layers]
     assert sum(p.numel() for p in module.parameters()) == model.params
     for described, layer in zip(model.layers, module.layers.values(), strict=True):
@@ -96,7 +96,7 @@ def test_states_are_those_of_adam() -> None:
 def test_activations_of_a_block(name: str, sequence: int | None, mode: Recomputation) -> None:
     model = load_model(name, sequence=sequence, precision="bf16")
     t, layer = shape_of(model), model.layers[1]
-    block = block_of(Block, t, 0, "block")
+    block = block_of(Block, t, "block")
     block.attention.selective = mode == "selective"
     x = torch.empty(SAMPLES, sequence or 197, t.hidden, dtype=torch.bfloat16, device="meta")
     run = (lambda y: checkpoint(block, y, use_reentrant=False)) if mode == "full" else None
@@ -132,7 +132,8 @@ def test_activations_of_experts() -> None:
     layer = next(layer for layer in model.layers if layer.kind == "moe-block")
     assert t.experts is not None
     torch.manual_seed(0)
-    block = Block(t, t.experts.every - 1, "block")
+    block = Block(t, "block")
+    block.feed_forward = Mixture(t, t.experts)
     for parameter in block.parameters():
         torch.nn.init.normal_(parameter, std=0.02)
     x = torch.randn(SAMPLES, 128, t.hidden)

@@ -211,7 +211,6 @@ VALIDATE = (
     "set",
     {
         "set": ("truth:validate", ""),
-        "rehearsal": ("truth:rehearsal", "Predict uneven plans, run them on virtual devices."),
     },
 )
 # The command line: of a command the function in this package and its line in the list (one without

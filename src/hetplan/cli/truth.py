@@ -4,7 +4,6 @@
 runs, `sensitivity` says how plans fare when the profile is wrong.
 """
 
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -17,25 +16,20 @@ from hetplan.cli.options import (
     JsonOption,
     OwnClusterOption,
     OwnModelOption,
-    QuietOption,
     SeedOption,
     Setting,
     number,
     split_list,
     target,
 )
-from hetplan.cli.output import emit, note
+from hetplan.cli.output import emit
 from hetplan.errors import InputError
 from hetplan.files import read_json
 from hetplan.formulations.joint.plan import Plan, parse_plan
 from hetplan.planner.pictures.scene import PlanningDocument
 from hetplan.planner.ranking import make_plans
 from hetplan.planner.strategy import make_strategies
-from hetplan.profiling.models import load_model
-from hetplan.profiling.profile import load_profile
-from hetplan.profiling.sailor.validation import spearman
 from hetplan.profiling.workload import Workload
-from hetplan.runtime import rehearsals
 from hetplan.runtime.calibration import (
     Estimate,
     MeasuredRun,
@@ -51,8 +45,6 @@ from hetplan.schema import parse
 from hetplan.solvers.options import Options
 from hetplan.solvers.run import Run
 from hetplan.text import Table, bytes_text, number_text, percent_text, seconds_text
-
-WITHIN, RANKED = 0.1, 0.97  # of a rehearsal that confirms the simulator
 
 
 def signed(value: float | None) -> str:
@@ -211,101 +203,6 @@ def known(json: JsonOption = False) -> int:
         json=json,
     )
     return 0
-
-
-def rehearsal(
-    profile: Annotated[
-        Path | None,
-        typer.Option(
-            "--profile",
-            metavar="FILE",
-            help="Of gpt2 at 64 tokens in fp32 on one device; default: measure here.",
-        ),
-    ] = None,
-    output: Annotated[
-        Path | None,
-        target("--output", "-o", help="Write the measured profile there."),
-    ] = None,
-    steps: Annotated[
-        int,
-        typer.Option(
-            "--steps", metavar="N", help="Iterations of each plan; the first counts not.", min=2
-        ),
-    ] = 4,
-    time_scale: Annotated[
-        float | None,
-        number(
-            "--time-scale",
-            least=1e-9,
-            most=1e9,
-            metavar="X",
-            help="Seconds slept per predicted second; default by plan.",
-        ),
-    ] = None,
-    json: JsonOption = False,
-    quiet: QuietOption = False,
-) -> int:
-    """Measure a profile on this CPU, predict uneven plans from it, run them on virtual devices,
-    compare.
-
-    Exit code 0 where every plan is within 10 % and Spearman's rank correlation is 0.97 or more,
-    else 1.
-    """
-    from hetplan.runtime.measuring.layers import measure_profile
-
-    say = None if quiet else note
-    model = load_model(rehearsals.MODEL, sequence=rehearsals.SEQUENCE, precision="fp32")
-    measured = (
-        measure_profile(model, "cpu", micro_batches=(1, 2, 4), repeats=3, output=output, tell=say)
-        if profile is None
-        else load_profile(profile)
-    )
-
-    plans = rehearsals.rehearse_all(
-        rehearsals.workload_here(model, measured),
-        steps=steps,
-        scale=time_scale,
-        cores=len(os.sched_getaffinity(0)),
-        tell=lambda plan: None if say is None else say(f"{plan.name}: {signed(plan.error)}"),
-    )
-    rank = spearman([plan.predicted for plan in plans], [plan.measured for plan in plans])
-    document = {
-        "plans": [
-            {
-                "plan": plan.name,
-                "predicted_seconds": plan.predicted,
-                "measured_seconds": plan.measured,
-                "error": plan.error,
-            }
-            for plan in plans
-        ],
-        "spearman": rank,
-        "profile": measured.provenance.model_dump(mode="json"),
-    }
-    emit(document, [rehearsed_table(plans, rank)], json=json)
-    ranked = rank is not None and rank >= RANKED
-    return 0 if ranked and all(abs(plan.error) <= WITHIN for plan in plans) else 1
-
-
-def rehearsed_table(plans: list[rehearsals.Rehearsed], rank: float | None) -> Table:
-    """One row per plan."""
-    return Table.of(
-        "uneven plans rehearsed on virtual devices",
-        plans,
-        {
-            "plan": lambda plan: plan.name,
-            "predicted": lambda plan: seconds_text(plan.predicted),
-            "measured": lambda plan: seconds_text(plan.measured),
-            "error": lambda plan: signed(plan.error),
-        },
-        (
-            f"{len(plans)} plans: largest error {percent_text(max(abs(p.error) for p in plans))}, "
-            f"Spearman {number_text(rank, 4)}",
-            "predicted by the simulator from a measured profile; measured: real processes and "
-            "messages, passes slept",
-        ),
-        right=(1, 2, 3),
-    )
 
 
 def calibrate(

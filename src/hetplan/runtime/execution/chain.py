@@ -1,15 +1,14 @@
 """What a model must offer to be run by a plan, and its description: layers, parameters, shapes
 between layers.
 
-The contract. A model is a torch module with
-- `layers`: a ModuleDict of the plan's layer names in the plan's order (or the module is an
-  nn.Sequential of as many); the first layer takes the inputs [rows, …], every other what the one
-  before returned: one tensor [rows, …]. Samples must not influence each other (no batch
-  normalisation).
-- a loss: the last layer is called with (x, targets) and returns the *sum* of the losses, or
-  `distribute` gets `loss(output, targets)` that does. The gradient is that of the sum over the
-  global batch divided by the sum of `count(targets)`: by default the targets other than -100, or
-  the rows where targets are not whole numbers.
+Any module is split by `tracing.split`. The contract is for those that say themselves how they are
+divided, over tensor ranks, too. Such a model is a torch module with
+- `layers`: a ModuleDict of the plan's layer names in the plan's order; the first layer takes the
+  inputs [rows, …], every other what the one before returned: a tensor [rows, …] or a tuple of such.
+  Samples must not influence each other (no batch normalisation).
+- a loss: the last layer is called with (x, targets) and returns the *sum* of the losses. The
+  gradient is that of the sum over the global batch divided by the sum of `count(targets)`: by
+  default the targets other than -100, or the rows where targets are not whole numbers.
 - `batch(step, first, last)` -> (inputs, targets) of those rows of the global batch, unless
 `distribute` gets data.
 - on the meta device: `initial(name, parameter)` -> the parameter's first values, unsplit. `name` is
@@ -37,9 +36,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from hetplan.errors import InputError, one_line
+from hetplan.errors import InputError, UnsupportedError, one_line
 from hetplan.formulations.joint.plan import split
 from hetplan.runtime.execution.transport import Group, mirrored
+from hetplan.runtime.tracing.split import Shape, Split
 from hetplan.schema import Range
 
 
@@ -139,20 +139,54 @@ class Parameter:
 
 
 @dataclass(frozen=True)
-class Chain:
-    """A model as a chain. parameters by name; own [L]: name within the layer -> name; outputs [L]:
-    (shape, dtype).
+class Ends:
+    """The data of a chain that keeps the contract: inputs for its first layer, targets for its
+    last one, which is the `last`-th. count: what targets weigh."""
 
-    outputs: of one sample, of all layers but the last. compute: type of the passes, None: the
-    parameters' own.
+    last: int
+    count: Callable[[Tensor], float]
+
+    def reads(self, first: int, last: int) -> bool:
+        """Whether layers [first, last) read any data."""
+        return first == 0 or last > self.last
+
+    def feed(self, data: Any, first: int, last: int) -> list[tuple[Tensor, ...]]:
+        """What each of them reads."""
+        inputs, targets = data
+        return [
+            (*((inputs,) if k == 0 else ()), *((targets,) if k == self.last else ()))
+            for k in range(first, last)
+        ]
+
+    def weigh(self, data: Any) -> float:
+        """What the losses of some rows weigh."""
+        return self.count(data[1])
+
+
+@dataclass(frozen=True)
+class Chain:
+    """A model as a chain. parameters by name; own [L]: name within the layer -> name.
+
+    outputs: what passes on, of one sample, of all layers but the last. source: what layers read of
+    the data. compute: type of the passes, None: the parameters' own.
     """
 
     names: tuple[str, ...]
     layers: tuple[nn.Module, ...]
     parameters: Mapping[str, Parameter]
     own: tuple[Mapping[str, str], ...]
-    outputs: tuple[tuple[tuple[int, ...], Any], ...]
+    outputs: tuple[tuple[Shape, ...], ...]
+    source: Ends | Split
     compute: Any = None
+
+    def call(self, layer: int, values: Sequence[Any]) -> tuple[Tensor, ...]:
+        """A layer's pass: the values that pass on, or the loss. values: what it gets from the layer
+        before and from the data."""
+        # targets are never rounded
+        ends = isinstance(self.source, Ends) and layer + 1 == len(self.names)
+        rounded, targets = (values[:-1], values[-1:]) if ends else (values, ())
+        y = called(self.layers[layer], self.compute, rounded, *targets)
+        return y if isinstance(y, tuple) else (y,)
 
     def cuts(self, layer: int, part: Part) -> dict[str, Cut]:
         """name -> what a tensor rank holds of each of a layer's parameters."""
@@ -164,12 +198,12 @@ class Chain:
 
 
 def called(
-    layer: nn.Module, compute: Any, x: Tensor, *more: Tensor | None, on_meta: bool = False
+    layer: nn.Module, compute: Any, x: Sequence[Any], *more: Tensor, on_meta: bool = False
 ) -> Any:
     """What a layer returns in a pass with its floating-point weights and values rounded to
     `compute`; None: as they are."""
     if compute is None and not on_meta:
-        return layer(x, *more)
+        return layer(*x, *more)
 
     def rounded(value: Tensor) -> Tensor:
         dtype = compute if compute is not None and value.is_floating_point() else value.dtype
@@ -182,7 +216,9 @@ def called(
     values = {id(value): rounded(value) for _, value in named}
     state = {name: values[id(value)] for name, value in named}
     with read_again([value for _, value in named], values, rounded):
-        return torch.func.functional_call(layer, state, (rounded(x), *more), tie_weights=False)
+        return torch.func.functional_call(
+            layer, state, (*map(rounded, x), *more), tie_weights=False
+        )
 
 
 def read_again(
@@ -205,18 +241,37 @@ def read_again(
 
 
 def describe(
-    module: nn.Module, names: Sequence[str], example: Tensor, targets: Tensor, compute: Any = None
+    module: nn.Module,
+    names: Sequence[str],
+    example: Any,
+    *,
+    compute: Any = None,
+    loss: Callable[..., Tensor] | None = None,
+    device: str = "cpu",
 ) -> Chain:
-    """The chain that a module is; example, targets: of one sample. Raises InputError where it is
-    none for the plan."""
-    layers = layers_of(module, names)
+    """The chain that a module is, or is split into; example: (inputs, targets) of a sample or more.
+    Raises InputError where it is none for the plan."""
+    count = getattr(module, "count", default_count)
+    layers = layers_of(module, names) if loss is None else None
+    source: Ends | Split = Ends(len(names) - 1, count)
+    if layers is None:
+        if compute is not None:
+            raise UnsupportedError(
+                "passes in half precision are for models that keep the contract of chains",
+                where=type(module).__name__, got=str(compute), expected="fp32",
+            )  # fmt: skip
+        source = Split(module, names, example, loss, lambda data: count(data[1]), device)
+        layers, outputs = source.layers, source.outputs
+    else:
+        outputs = outputs_of(names, layers, example[0], compute)
     seen: dict[int, str] = {}
     shapes: dict[str, tuple[Tensor, list[int]]] = {}
     own: list[dict[str, str]] = []
     for k, (layer, of) in enumerate(zip(names, layers, strict=True)):
         own.append({})
         for inside, parameter in of.named_parameters(remove_duplicate=False):
-            name = seen.setdefault(id(parameter), f"{layer}.{inside}")
+            full = f"{layer}.{inside}" if isinstance(source, Ends) else inside
+            name = seen.setdefault(id(parameter), full)
             shapes.setdefault(name, (parameter, []))[1].append(k)
             own[-1][inside] = name
     dims = split_dimensions(layers, own)
@@ -226,8 +281,7 @@ def describe(
         )
         for name, (p, where) in shapes.items()
     }
-    outputs = outputs_of(names, layers, example, compute)
-    return Chain(tuple(names), layers, parameters, tuple(own), outputs, compute)
+    return Chain(tuple(names), layers, parameters, tuple(own), outputs, source, compute)
 
 
 def split_dimensions(
@@ -244,23 +298,15 @@ def split_dimensions(
     return dims
 
 
-def layers_of(module: nn.Module, names: Sequence[str]) -> tuple[nn.Module, ...]:
-    """The layers, checked against the plan's names."""
-    if isinstance(module, nn.Sequential) and not hasattr(module, "layers"):
-        layers = tuple(module)
-    elif isinstance(named := getattr(module, "layers", None), nn.ModuleDict):
-        layers = tuple(named.values())
-        for k, (has, wants) in enumerate(zip(named, names, strict=False)):
-            if has != wants:
-                raise InputError(
-                    f"model does not match the plan: layer {k}", got=has, expected=wants
-                )
-    else:
-        raise InputError(
-            "model is no chain",
-            got=type(module).__name__,
-            expected="an nn.Sequential, or a ModuleDict `layers`",
-        )
+def layers_of(module: nn.Module, names: Sequence[str]) -> tuple[nn.Module, ...] | None:
+    """The layers of a module that keeps the contract, checked against the plan's names."""
+    named = getattr(module, "layers", None)
+    if not isinstance(named, nn.ModuleDict):
+        return None
+    layers = tuple(named.values())
+    for k, (has, wants) in enumerate(zip(named, names, strict=False)):
+        if has != wants:
+            raise InputError(f"model does not match the plan: layer {k}", got=has, expected=wants)
     if len(layers) != len(names):
         raise InputError(
             "model does not match the plan", got=f"{len(layers)} layers", expected=f"{len(names)}"
@@ -270,9 +316,10 @@ def layers_of(module: nn.Module, names: Sequence[str]) -> tuple[nn.Module, ...]:
 
 def outputs_of(
     names: Sequence[str], layers: Sequence[nn.Module], example: Tensor, compute: Any
-) -> tuple[tuple[tuple[int, ...], Any], ...]:
-    """Shapes and dtypes between the layers, of one sample, found on the meta device."""
-    x, outputs = example[:1].to("meta"), []
+) -> tuple[tuple[Shape, ...], ...]:
+    """What passes between the layers, of one sample, computed on the meta device."""
+    x: Any = (example[:1].to("meta"),)
+    outputs = []
     for name, layer in zip(names[:-1], layers[:-1], strict=True):
         try:
             with torch.no_grad():
@@ -282,14 +329,16 @@ def outputs_of(
                 f"does not run on the meta device: {one_line(str(error))[:200]}",
                 where=f"layer {name}",
             ) from None
-        if not isinstance(x, Tensor) or x.dim() == 0 or len(x) != 1:
-            raise InputError(
-                "layer returned something else",
-                where=f"layer {name}",
-                got=type(x).__name__,
-                expected="one tensor whose first dimension are the samples",
-            )
-        outputs.append((tuple(x.shape[1:]), x.dtype))
+        x = x if isinstance(x, tuple) else (x,)
+        for value in x:
+            if not isinstance(value, Tensor) or value.dim() == 0 or len(value) != 1:
+                raise InputError(
+                    "layer returned something else",
+                    where=f"layer {name}",
+                    got=type(value).__name__,
+                    expected="tensors whose first dimension are the samples",
+                )
+        outputs.append(tuple((tuple(value.shape[1:]), value.dtype) for value in x))
     return tuple(outputs)
 
 

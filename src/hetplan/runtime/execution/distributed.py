@@ -10,9 +10,11 @@ of DDP.
         optimizer.zero_grad()
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from math import floor, inf, isfinite, log2, prod
-from typing import Literal
+from operator import itemgetter
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -21,13 +23,20 @@ from torch import Tensor, nn
 from hetplan.errors import HetplanError, InputError, UnsupportedError, kind_and_text
 from hetplan.formulations.joint.plan import Plan, check_world
 from hetplan.runtime.devices import local_device
-from hetplan.runtime.execution.chain import Chain, TensorGroup, default_count, describe
+from hetplan.runtime.execution.chain import Chain, Ends, TensorGroup, describe
 from hetplan.runtime.execution.loop import Box, Trained
 from hetplan.runtime.execution.pipeline import Mail, Pipeline, Rows, streams
 from hetplan.runtime.execution.places import Held, Layout, bucket_plans, held_by
 from hetplan.runtime.execution.position import Position
 from hetplan.runtime.execution.states import States
-from hetplan.runtime.execution.transport import Group, Staging, Transport, host_total
+from hetplan.runtime.execution.transport import (
+    Group,
+    Staging,
+    Transport,
+    gather_objects,
+    host_total,
+)
+from hetplan.runtime.tracing.split import leaves
 from hetplan.runtime.watch import Watch
 
 # fp32: in the parameters' own type
@@ -51,8 +60,8 @@ class Distributed(Trained):
         module: nn.Module,
         plan: Plan,
         *,
-        loss: Callable[[Tensor, Tensor], Tensor] | None = None,
-        example: tuple[Tensor, Tensor] | None = None,
+        loss: Callable[[Any, Any], Tensor] | None = None,
+        example: Any = None,
         device: str = "cpu",
         seed: int = 0,
         watch: Watch | None = None,
@@ -75,8 +84,9 @@ class Distributed(Trained):
         self.layout = Layout(plan)
         self.place = plan.places[dist.get_rank()]
         self.chain = describe(
-            module, plan.workload.layers, *(example or example_of(module)), COMPUTE[precision]
-        )
+            module, plan.workload.layers, paired(example) if example else example_of(module),
+            compute=COMPUTE[precision], loss=loss, device=self.device,
+        )  # fmt: skip
         self.shapes = {name: p.shape for name, p in self.chain.parameters.items()}
         self.scaled = precision == "fp16"
         self.watch = watch or Watch()
@@ -99,14 +109,9 @@ class Distributed(Trained):
             zero=plan.zero, shares=shares, in_step=plan.in_step,
         )  # fmt: skip
         self.pipeline = Pipeline(
-            self.layout,
-            self.place,
-            self.chain,
-            self.states,
+            self.layout, self.place, self.chain, self.states,
             Mail(self.layout, self.place, self.transport),
-            loss,
-            getattr(module, "count", default_count),
-        )
+        )  # fmt: skip
 
     def _join_tensor_group(self, groups: Mapping[tuple[int, ...], Group]) -> None:
         """Tell every module inside that has a `tensor` which part it is, and all whether they
@@ -158,17 +163,32 @@ class Distributed(Trained):
             whole = prod(self.shapes[f.name])
             yield Box(f.name, (f.first,), (f.last - f.first,), (whole,), f.values.detach())
 
+    def gather(self) -> nn.Module:
+        """The module, on rank 0 with all that has been trained; of a model that is split, see
+        `tracing.split`. All ranks call this together."""
+        if isinstance(self.chain.source, Ends):
+            raise UnsupportedError("gathered are models that hetplan splits", where=self.plan.name)
+        mine: dict[str, list[tuple[int, Tensor]]] = defaultdict(list)
+        for f in self.states.fragments(mine=True):
+            mine[f.name].append((f.first, f.values.detach().reshape(-1).cpu()))
+        for name in self.shapes:
+            parts = [part for own in gather_objects(mine[name]) for part in own]
+            if dist.get_rank() == 0:
+                whole = torch.cat([values for _, values in sorted(parts, key=itemgetter(0))])
+                self.module.get_parameter(name).data.copy_(whole.view(self.shapes[name]))
+        return self.module
+
 
 def exactly(rows: Rows) -> Rows:
     """The same rows, or an InputError where there are more or fewer than were asked for."""
 
-    def checked(first: int, last: int) -> tuple[Tensor, Tensor]:
-        batch = rows(first, last)
-        for name, values in zip(("inputs", "targets"), batch, strict=True):
-            if len(values) != last - first:
+    def checked(first: int, last: int) -> Any:
+        batch = paired(rows(first, last))
+        for value in leaves(batch):
+            if isinstance(value, Tensor) and len(value) != last - first:
                 raise InputError(
-                    f"{name} of rows {first} to {last}",
-                    got=f"{len(values)} rows",
+                    f"data of rows {first} to {last}",
+                    got=f"{len(value)} rows",
                     expected=f"{last - first}",
                 )
         return batch
@@ -176,7 +196,20 @@ def exactly(rows: Rows) -> Rows:
     return checked
 
 
-def example_of(module: nn.Module) -> tuple[Tensor, Tensor]:
+def paired(batch: Any) -> tuple[Any, Any]:
+    """(inputs, targets) of some rows; a dictionary of all that a module's forward takes has no
+    targets beside."""
+    if isinstance(batch, Mapping):
+        return batch, None
+    if not (isinstance(batch, (tuple, list)) and len(batch) == 2):
+        raise InputError(
+            "data of some rows", got=type(batch).__name__,
+            expected="(inputs, targets), or a dictionary of what the model's forward takes",
+        )  # fmt: skip
+    return batch[0], batch[1]
+
+
+def example_of(module: nn.Module) -> tuple[Any, Any]:
     """One sample of the module's own data."""
     batch = getattr(module, "batch", None)
     if not callable(batch):
@@ -186,19 +219,11 @@ def example_of(module: nn.Module) -> tuple[Tensor, Tensor]:
             expected="example=(inputs, targets) of a sample",
         )
     try:
-        sample = batch(0, 0, 1)
+        return paired(batch(0, 0, 1))
     except HetplanError:
         raise
     except Exception as error:  # the author's code
         raise InputError(f"the model's `batch` raises {kind_and_text(error)}") from error
-    if not (isinstance(sample, (tuple, list)) and len(sample) == 2):
-        raise InputError(
-            "the model's `batch` returned something else",
-            got=type(sample).__name__,
-            expected="(inputs, targets)",
-        )
-    inputs, targets = sample
-    return inputs, targets
 
 
 def take(

@@ -16,14 +16,17 @@ from torch import Tensor
 
 from hetplan.errors import InputError
 from hetplan.formulations.joint.plan import Place
-from hetplan.runtime.execution.chain import Chain, called
+from hetplan.runtime.execution.chain import Chain
 from hetplan.runtime.execution.places import Layout
 from hetplan.runtime.execution.position import Position, at, drawing
 from hetplan.runtime.execution.states import States
 from hetplan.runtime.execution.transport import Message, Stream, Transport
+from hetplan.runtime.tracing.split import Shape, mapped
 from hetplan.schema import Range
 
-Rows = Callable[[int, int], tuple[Tensor, Tensor]]  # global rows [first, last) -> inputs, targets
+Rows = Callable[[int, int], Any]  # global rows [first, last) -> (inputs, targets), tensors in them
+Values = tuple[Tensor, ...]  # what passes from layer to layer
+Gradients = Sequence[Tensor | None]
 
 
 @dataclass
@@ -43,9 +46,9 @@ class Mail:
     place: Place
     transport: Transport
     sent: list[Message] = field(default_factory=list)
-    local: dict[tuple[int, int], Tensor] = field(default_factory=dict)
+    local: dict[tuple[int, int], list[Tensor]] = field(default_factory=dict)
 
-    def send(self, x: Tensor, hop: int, batch: int, *, forward: bool) -> None:
+    def send(self, values: Sequence[Tensor], hop: int, batch: int, *, forward: bool) -> None:
         """My rows of what goes over a hop (virtual stages hop and hop + 1), to all who need
         them."""
         first, rank = self.layout.own_rows(self.place, batch)[0], self.place.rank
@@ -54,26 +57,27 @@ class Mail:
         carried = messages(self.layout, self.place.replica, hop, batch, forward=forward)
         for (tag, sender, receiver), (a, b) in carried:
             if sender == rank:
-                rows = x[a - first : b - first].contiguous()
+                rows = [x[a - first : b - first].contiguous() for x in values]
                 if receiver == rank:
                     self.local[tag, batch] = rows
                 else:
-                    self.sent.append(self.transport.post(rows, receiver, tag))
+                    self.sent += [self.transport.post(x, receiver, tag) for x in rows]
 
     def receive(
-        self, shape: tuple[int, ...], dtype: Any, hop: int, batch: int, *, forward: bool
-    ) -> Tensor:
+        self, shapes: Sequence[Shape], hop: int, batch: int, *, forward: bool
+    ) -> list[Tensor]:
         """My rows [rows, *shape] of what comes over a hop."""
         (first, last), rank = self.layout.own_rows(self.place, batch), self.place.rank
-        x = self.transport.space((last - first, *shape), dtype)
+        values = [self.transport.space((last - first, *shape), dtype) for shape, dtype in shapes]
         carried = messages(self.layout, self.place.replica, hop, batch, forward=forward)
         for (tag, sender, receiver), (a, b) in carried:
             if sender == receiver == rank:
-                x = self.local.pop((tag, batch))
+                values = self.local.pop((tag, batch))
             elif receiver == rank:
-                self.transport.fetch(x[a - first : b - first], sender, tag)
+                for x in values:
+                    self.transport.fetch(x[a - first : b - first], sender, tag)
         self.transport.watch.arrives(hop, batch, forward=forward)
-        return x.to(self.transport.device)
+        return [x.to(self.transport.device) for x in values]
 
     def settle(self) -> None:
         """Wait until everything sent has been received."""
@@ -116,25 +120,24 @@ def streams(layout: Layout) -> list[Stream]:
 
 @dataclass
 class Saved:
-    """What is kept of a layer's forward pass: its input and, unless it is computed again, its
-    output."""
+    """What is kept of a layer's forward pass: its input, what it read of the data and, unless it is
+    computed again, its output."""
 
     layer: int
-    x: Tensor
-    y: Tensor | None
+    x: Values
+    read: tuple[Any, ...]
+    y: Values | None
 
 
 @dataclass
 class Pipeline:
-    """A rank's part. loss: behind the last layer, unless that gives it."""
+    """A rank's part."""
 
     layout: Layout
     place: Place
     chain: Chain
     states: States
     mail: Mail
-    loss: Callable[[Tensor, Tensor], Tensor] | None
-    count: Callable[[Tensor], float]
 
     def __post_init__(self) -> None:
         self.ranges = self.layout.stage(self.place).layers
@@ -142,6 +145,7 @@ class Pipeline:
         self.watch = self.mail.transport.watch
         self.replica = self.layout.plan.replicas[self.place.replica]
         self.saved: dict[tuple[int, int], list[Saved]] = {}
+        self.data: dict[Range, Any] = {}
         self.position = Position()
         self.total: Tensor | float = 0.0
 
@@ -150,8 +154,9 @@ class Pipeline:
         its group."""
         if self.ranges[-1][1] < self.end or self.place.tensor != 0:
             return 0.0
-        mine = [self._rows(batch) for batch in range(self.replica.steps)]
-        return float(sum(self.count(rows(a, b)[1]) for a, b in mine if a < b))
+        mine = map(self._rows, range(self.replica.steps))
+        self.data = {(a, b): rows(a, b) for a, b in mine if a < b}
+        return float(sum(map(self.chain.source.weigh, self.data.values())))
 
     def run(self, rows: Rows, position: Position, weight: float) -> float:
         """All passes; gradients are those of the losses divided by `weight`. Returns the sum of
@@ -165,6 +170,7 @@ class Pipeline:
                     self.watch.stepped(batch)
             else:
                 self._forward(chunk, batch, rows)
+        self.data = {}
         assert not self.saved, "a forward pass has no backward pass"
         return float(self.total) if self.place.tensor == 0 else 0.0
 
@@ -177,93 +183,98 @@ class Pipeline:
 
     def _forward(self, chunk: int, batch: int, rows: Rows) -> None:
         (first, last), (a, b) = self.ranges[chunk], self._rows(batch)
-        x = targets = None
-        if a < b and first > 0:
-            x = self._receive(chunk, batch, forward=True)
-        elif a < b:
-            x = rows(a, b)[0].to(self.mail.transport.device)
-        if a < b and last == self.end:
-            targets = rows(a, b)[1].to(self.mail.transport.device)
+        x: Values | None = None
+        read: Sequence[tuple[Any, ...]] = [()] * (last - first)
+        if a < b:
+            x = tuple(self._receive(chunk, batch, forward=True)) if first > 0 else ()
+            if self.chain.source.reads(first, last):
+                read = mapped(
+                    self.chain.source.feed(self.data.get((a, b)) or rows(a, b), first, last),
+                    lambda x: x.to(self.mail.transport.device) if isinstance(x, Tensor) else x,
+                )
         kept: list[Saved] = []
         position = replace(self.position, first_row=a)
         with self.watch.during("forward", chunk, batch), at(position):
             for k in range(first, last):
                 self.states.before_layer(k)
                 if x is not None:
-                    x = self._layer(k, x, targets if k + 1 == self.end else None, kept)
+                    x = self._layer(k, x, read[k - first], kept)
                 self.states.after_layer(k, backward=False)
         self.saved[chunk, batch] = kept
         if x is None:
             return
         if last == self.end:
-            if x.numel() != 1:
+            if x[0].numel() != 1:
                 raise InputError(
-                    "loss", got=tuple(x.shape), expected="one number, the sum over all rows"
+                    "loss", got=tuple(x[0].shape), expected="one number, the sum over all rows"
                 )
-            self.total = self.total + x.double()  # no look at the value: a GPU goes on
+            self.total = self.total + x[0].double()  # no look at the value: a GPU goes on
         else:
             self.mail.send(x, self._hop(chunk), batch, forward=True)
 
-    def _receive(self, chunk: int, batch: int, *, forward: bool) -> Tensor:
-        """What the layer before a chunk gave, or the gradient of what the chunk's last one did."""
+    def _receive(self, chunk: int, batch: int, *, forward: bool) -> list[Tensor]:
+        """What the layer before a chunk gave, or the gradients of what the chunk's last one did."""
         first, last = self.ranges[chunk]
-        shape, dtype = self.chain.outputs[(first if forward else last) - 1]
+        shapes = self.chain.outputs[(first if forward else last) - 1]
         with self.watch.during("receive", chunk, batch):
             hop = self._hop(chunk) - forward
-            return self.mail.receive(shape, dtype, hop, batch, forward=forward)
+            sent = [one for one in shapes if forward or one[1].is_floating_point]
+            return self.mail.receive(sent, hop, batch, forward=forward)
 
-    def _layer(self, k: int, x: Tensor, targets: Tensor | None, kept: list[Saved]) -> Tensor:
+    def _layer(self, k: int, x: Values, read: tuple[Any, ...], kept: list[Saved]) -> Values:
         """A layer's forward pass on a graph of its own; what comes out is detached."""
-        x = x.detach()
-        if k > 0 and x.is_floating_point():
-            x.requires_grad_()
+        x = tuple(value.detach().requires_grad_(value.is_floating_point()) for value in x)
         again = self.layout.plan.recomputation == "full" and k + 1 < self.end
         with torch.set_grad_enabled(not again):
-            y = self._call(k, x, targets)
+            y = self._call(k, (*x, *read))
         self.watch.passed()
-        kept.append(Saved(k, x, None if again else y))
-        return y.detach()
+        kept.append(Saved(k, x, read, None if again else y))
+        return tuple(value.detach() for value in y)
 
-    def _call(self, k: int, x: Tensor, targets: Tensor | None) -> Any:
-        """targets: of the last layer's pass, None otherwise."""
-        layer, compute = self.chain.layers[k], self.chain.compute
-        more = () if targets is None or self.loss is not None else (targets,)
+    def _call(self, k: int, values: Sequence[Any]) -> Values:
+        """A layer's pass, the same random numbers whenever these rows pass."""
         with drawing(k, self.mail.transport.device):
-            y = called(layer, compute, x, *more)
-        if targets is None or self.loss is None:
-            return y
-        return self.loss(y if compute is None else y.float(), targets)
+            return self.chain.call(k, values)
 
     def _backward(self, chunk: int, batch: int, rows: Rows, weight: float) -> None:
         (first, last), (a, b) = self.ranges[chunk], self._rows(batch)
         kept = self.saved.pop((chunk, batch))
-        grad = self._gradient(chunk, batch, kept, weight) if kept else None
+        grads = self._gradients(chunk, batch, kept, weight) if kept else []
         position = replace(self.position, first_row=a)
         with self.watch.during("backward", chunk, batch), at(position):
             for k in reversed(range(first, last)):
                 self.states.before_layer(k)
                 if kept:
-                    grad = self._layer_back(kept.pop(), grad)
+                    grads = self._layer_back(kept.pop(), grads)
                 self.states.after_layer(k, backward=True)
         if a < b and first > 0:
-            shape, dtype = self.chain.outputs[first - 1]
-            if grad is None:  # nothing before depends on a parameter
-                grad = torch.zeros(b - a, *shape, dtype=dtype, device=self.mail.transport.device)
-            self.mail.send(grad, self._hop(chunk) - 1, batch, forward=False)
+            device = self.mail.transport.device
+            sent = [
+                # None: nothing before depends on a parameter
+                torch.zeros(b - a, *shape, dtype=dtype, device=device) if grad is None else grad
+                for (shape, dtype), grad in zip(self.chain.outputs[first - 1], grads, strict=True)
+                if dtype.is_floating_point
+            ]
+            self.mail.send(sent, self._hop(chunk) - 1, batch, forward=False)
 
-    def _gradient(self, chunk: int, batch: int, kept: Sequence[Saved], weight: float) -> Tensor:
+    def _gradients(self, chunk: int, batch: int, kept: Sequence[Saved], weight: float) -> Gradients:
         """Of what the last layer here gave."""
-        y = kept[-1].y
-        if self.ranges[chunk][1] == self.end and y is not None:
-            return torch.full_like(y, 1.0 / weight)
-        return self._receive(chunk, batch, forward=False)
+        y, last = kept[-1].y, self.ranges[chunk][1]
+        if last == self.end and y is not None:
+            return [torch.full_like(y[0], 1.0 / weight)]
+        received = iter(self._receive(chunk, batch, forward=False))
+        return [
+            next(received) if dtype.is_floating_point else None
+            for _, dtype in self.chain.outputs[last - 1]
+        ]
 
-    def _layer_back(self, saved: Saved, grad: Tensor | None) -> Tensor | None:
-        """A layer's backward pass: the gradient of its input."""
+    def _layer_back(self, saved: Saved, grads: Gradients) -> Gradients:
+        """A layer's backward pass: the gradients of its inputs."""
         y = saved.y
         if y is None:
-            y = self._call(saved.layer, saved.x, None)
-        if grad is not None and y.requires_grad:
-            torch.autograd.backward(y, grad)
+            y = self._call(saved.layer, (*saved.x, *saved.read))
+        pairs = [(a, b) for a, b in zip(y, grads, strict=True) if b is not None and a.requires_grad]
+        if pairs:
+            torch.autograd.backward(*zip(*pairs, strict=True))
         self.watch.passed()
-        return saved.x.grad
+        return [value.grad for value in saved.x]

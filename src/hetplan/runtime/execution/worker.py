@@ -118,7 +118,9 @@ def check_job(job: Job) -> None:
         check_program(job)
         return
     module = make_module(job)
-    describe(module, job.plan.workload.layers, *example_of(module), COMPUTE[precision_of(job)])
+    describe(
+        module, job.plan.workload.layers, example_of(module), compute=COMPUTE[precision_of(job)]
+    )
 
 
 def precision_of(job: Job) -> Literal["fp32", "bf16", "fp16"]:

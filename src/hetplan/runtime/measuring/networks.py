@@ -54,12 +54,10 @@ class Network:
 
 
 def shape_of(model: Model) -> tuple[Transformer, int]:
-    """Shape and sequence of a text model without experts; raises UnsupportedError for others."""
+    """Shape and sequence of a text model; raises UnsupportedError for others."""
     shape = model.spec.shape
     if shape is None or model.sequence is None:
         raise UnsupportedError(f"{model.name} has no torch layers here; text transformers have")
-    if shape.experts is not None:
-        raise UnsupportedError(f"{model.name}: mixtures of experts have no torch layers here")
     return shape, model.sequence
 
 

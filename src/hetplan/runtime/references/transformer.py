@@ -1,10 +1,10 @@
-"""Transformers of every described shape (GPT, Llama, BERT, mixtures of experts, ViT's blocks) as
-layers of a chain.
+"""Text transformers of every described shape without experts (GPT, Llama, BERT) as layers of a
+chain.
 
 Parameter by parameter those of `profiling.transformer`. Symbols: B samples, S tokens, H hidden
 size, V vocabulary.
-All can be split over a tensor group: attention by key-value heads, feed-forward by columns, experts
-whole, embedding and head by the vocabulary.
+All can be split over a tensor group: attention by key-value heads, feed-forward by columns,
+embedding and head by the vocabulary.
 """
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from hetplan.profiling.transformer import Experts, Transformer
+from hetplan.profiling.transformer import Transformer
 from hetplan.runtime.execution.chain import ALONE, Cut, Part, cut
 from hetplan.runtime.execution.position import Dropout
 
@@ -74,15 +74,13 @@ class Embedding(nn.Module):
 
 
 class Block(nn.Module):
-    """Norm, attention, residual, norm, feed-forward (or experts), residual: [B, S, H] -> the
-    same."""
+    """Norm, attention, residual, norm, feed-forward, residual: [B, S, H] -> the same."""
 
-    def __init__(self, t: Transformer, index: int, site: str) -> None:
+    def __init__(self, t: Transformer, site: str) -> None:
         super().__init__()
-        mixture = t.experts if t.experts and (index + 1) % t.experts.every == 0 else None
         self.norm_1, self.attention = norm(t), Attention(t, f"{site}.scores", DROPOUT)
         self.norm_2 = norm(t)
-        self.feed_forward = Mixture(t, mixture) if mixture else FeedForward(t)
+        self.feed_forward = FeedForward(t)
         self.drop_1, self.drop_2 = (
             dropout(t, f"{site}.attention"),
             dropout(t, f"{site}.feed-forward"),
@@ -222,54 +220,6 @@ def activated(x: Tensor, *, gated: bool) -> Tensor:
         return F.gelu(x)
     gate, value = x.chunk(2, dim=-1)
     return F.silu(gate) * value
-
-
-class Mixture(nn.Module):
-    """`active` of `count` feed-forward networks per token, weighted by a softmax over the chosen
-    (Mixtral).
-
-    Experts are spread over the tensor group, whole ones, in parts of any size.
-    """
-
-    def __init__(self, t: Transformer, mixture: Experts) -> None:
-        super().__init__()
-        self.shape, self.mixture, self.tensor = t, mixture, ALONE
-        count, inner = mixture.count, (2 if t.gated else 1) * t.feed_forward
-        self.router = nn.Linear(t.hidden, count, bias=False)
-        self.up = nn.Parameter(torch.empty(count, inner, t.hidden))
-        self.down = nn.Parameter(torch.empty(count, t.hidden, t.feed_forward))
-        bias = t.feed_forward_bias
-        self.up_bias = nn.Parameter(torch.empty(count, inner)) if bias else None
-        self.down_bias = nn.Parameter(torch.empty(count, t.hidden)) if bias else None
-
-    def cuts(self, part: Part) -> dict[str, Cut]:
-        """Whole experts."""
-        names = ["up", "down"] + (["up_bias", "down_bias"] if self.up_bias is not None else [])
-        return {name: cut(0, self.mixture.count, part) for name in names}
-
-    def forward(self, x: Tensor) -> Tensor:
-        """The experts that are here, on the tokens that chose them; x [B, S, H]."""
-        if x.is_meta:  # how many tokens an expert gets depends on their values
-            return x
-        tokens = x.flatten(0, -2)
-        best, chosen = self.router(tokens).topk(self.mixture.active, dim=-1)
-        weights = torch.zeros(len(tokens), self.mixture.count, dtype=x.dtype, device=x.device)
-        weights = weights.scatter(-1, chosen, best.softmax(dim=-1))
-        entered = self.tensor.enter(torch.cat((tokens, weights), dim=-1))
-        tokens, weights = entered.split((x.shape[-1], self.mixture.count), dim=-1)
-        # zeros that keep `enter` in the graph
-        y = entered[:, :0].sum(dim=-1, keepdim=True).expand_as(tokens)
-        first, last = self.tensor.of(self.mixture.count)
-        for i, e in enumerate(range(first, last)):
-            rows = (chosen == e).any(dim=-1).nonzero().squeeze(-1)
-            y = y.index_add(0, rows, self.expert(i, tokens[rows]) * weights[rows, e].unsqueeze(-1))
-        return self.tensor.leave(y).view_as(x)
-
-    def expert(self, i: int, x: Tensor) -> Tensor:
-        """The i-th network here."""
-        up_bias = None if self.up_bias is None else self.up_bias[i]
-        inner = activated(F.linear(x, self.up[i], up_bias), gated=self.shape.gated)
-        return F.linear(inner, self.down[i], None if self.down_bias is None else self.down_bias[i])
 
 
 class Head(nn.Module):

@@ -213,19 +213,21 @@ def fake(value: Any, dtype: torch.dtype) -> Any:
 
 
 class Called(nn.Module):
-    """A module called on its data: (inputs, targets) -> the loss, or whatever it gives."""
+    """A module called on its data: (inputs, targets) -> the loss, or whatever it gives. loss: of
+    (output, targets), where the module has none."""
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, loss: Callable[..., Any] | None = None) -> None:
         super().__init__()
-        self.module = module
+        self.module, self.loss = module, loss
 
     def forward(self, x: Any, targets: Any) -> Tensor:
         """A chain's layers one after the other, any other module at once."""
         *inner, last = chain_of(self.module).values() or [self.module]
         for layer in inner:
             x = layer(x)
-        positional, named = _arguments(last.forward, x, targets)
-        return _tensor_of(last(*positional, **named))
+        positional, named = _arguments(last.forward, x, None if self.loss else targets)
+        out = last(*positional, **named)
+        return _tensor_of(self.loss(out, targets) if self.loss else out)
 
 
 def chain_of(module: nn.Module) -> dict[str, nn.Module]:
@@ -239,15 +241,18 @@ def chain_of(module: nn.Module) -> dict[str, nn.Module]:
 def _arguments(
     forward: Callable[..., Any], x: Any, targets: Any
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Inputs, and targets where the function needs two or names them."""
+    """Inputs, and targets where the function needs two or names them; several inputs are a tuple or
+    a dictionary."""
     parameters = inspect.signature(forward).parameters
-    positional, named = ((), x) if isinstance(x, dict) else ((x,), {})
+    positional, named = (
+        ((), x) if isinstance(x, dict) else (x if isinstance(x, tuple) else (x,), {})
+    )
     needed = [
         p for p in parameters.values() if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD
     ]
-    if len(needed) > 1 and not named:
+    if len(needed) > 1 and not named and targets is not None:
         return (*positional, targets), named
-    label = next((label for label in LOSSES if label in parameters), None)
+    label = next((label for label in LOSSES if label in parameters and targets is not None), None)
     return positional, named if label is None else {**named, label: targets}
 
 

@@ -1,0 +1,308 @@
+"""Any module as a chain of layers: the graph that torch.export makes of it, cut where the plan's
+layers meet.
+
+A value of the graph is of one of three kinds.
+- data: follows from the data alone (masks, positions, rotary tables, the number of rows). Every
+  rank computes what its layers read, from its own rows of the data.
+- table: the same for all samples, or made of such and of data by pointwise operators (position
+  embeddings, relative biases). Every layer that reads one computes it; these layers then share its
+  parameters.
+- layer: everything else. What is alive at a cut passes on as a tuple of tensors, the samples in
+  their first dimension.
+
+The model's loss is a mean. Here it becomes a sum, and what it is a mean over is counted before, so
+that micro-batches of any size weigh what they should.
+"""
+
+import operator
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.export import Dim, export
+from torch.export.passes import move_to_device_pass
+from torch.fx import Node
+
+from hetplan.errors import InputError, UnsupportedError, one_line
+from hetplan.runtime.tracing.counter import numbered
+from hetplan.runtime.tracing.layers import Called, labels
+
+DATA, TABLE, LAYER = range(3)  # what is made of one and another is of the later kind
+Shape = tuple[tuple[int, ...], Any]  # of one sample, and the type
+CLASSES = ("cross_entropy_loss", "nll_loss_nd")
+ELEMENTS = (
+    "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy",
+    "binary_cross_entropy_with_logits",
+)  # fmt: skip
+MEAN, SUM = 1, 2  # torch's numbers of reductions
+# They may give a view of their first argument, whether or not their schemas say so.
+VIEWS = ("reshape", "contiguous", "to", "getitem", "flatten")
+
+
+def mapped(value: Any, act: Callable[[Any], Any]) -> Any:
+    """Nested data with something done to each leaf; dictionaries in the order of their keys."""
+    if isinstance(value, Mapping):
+        return {key: mapped(value[key], act) for key in sorted(value)}
+    if isinstance(value, (tuple, list)):
+        return tuple(mapped(one, act) for one in value)
+    return act(value)
+
+
+def leaves(value: Any) -> list[Any]:
+    """The leaves of nested data, in the order of `mapped`."""
+    leaves: list[Any] = []
+    mapped(value, leaves.append)
+    return leaves
+
+
+def exported(module: nn.Module, data: Any, loss: Callable[..., Tensor] | None, device: str) -> Any:
+    """The module's loss as an fx.GraphModule of any number of rows. data: (inputs, targets) of one
+    row or more. Raises UnsupportedError where torch.export cannot."""
+    # torch.export takes a size of 1 for a constant
+    two = mapped(data, lambda x: torch.cat([x[:1], x[:1]]) if isinstance(x, Tensor) else x)
+    dims = mapped(two, lambda x: {0: Dim("rows")} if isinstance(x, Tensor) else None)
+    try:
+        program = export(Called(module, loss), two, dynamic_shapes=dims, strict=False)
+    except Exception as error:  # of the author's code, or one of torch's many kinds
+        raise UnsupportedError(
+            f"torch.export cannot split the model: {one_line(str(error))[:300]}",
+            where=type(module).__name__,
+        ) from error
+    return move_to_device_pass(program, device).module()
+
+
+def name_of(node: Node) -> str:
+    """`add_` of aten.add_.Tensor."""
+    schema = getattr(node.target, "_schema", None)
+    named = schema.name if schema else getattr(node.target, "__name__", "")
+    return str(named).rpartition("::")[2]
+
+
+def shape_of(node: Node) -> Shape:
+    """What passes on from one layer to the next, of one sample."""
+    value = node.meta["val"]
+    rows, *rest = value.shape or (1,)
+    if isinstance(rows, int) or not rows.node.expr.is_symbol:
+        raise UnsupportedError(
+            "a value between layers does not have the samples in front", where=node.name,
+            got=", ".join(map(str, value.shape)), expected="one row for each sample",
+        )  # fmt: skip
+    return tuple(rest), value.dtype
+
+
+class Split:
+    """A module as layers, [L]. outputs [L - 1]: what passes on, of one sample; given [L]: what each
+    layer reads of the data.
+
+    data: (inputs, targets) of a row or more. weigh: what some rows' losses weigh, where the model
+    gives their sum. Raises UnsupportedError where the module cannot be split,
+    InputError where the names are not those of its parts.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        names: Sequence[str],
+        data: Any,
+        loss: Callable[..., Tensor] | None,
+        weigh: Callable[[Any], float],
+        device: str,
+    ) -> None:
+        made = exported(module, data, loss, device)
+        self.nodes, self.device = made.graph.nodes, device
+        self.inputs = made.graph.find_nodes(op="placeholder")
+        own = dict(module.named_parameters(remove_duplicate=False))
+        first = {id(p): (name, p) for name, p in module.named_parameters()}
+        self.held: dict[Node, tuple[str, Any]] = {
+            node: first.get(id(own.get(path)), (path, operator.attrgetter(node.target)(made)))
+            for node in made.graph.find_nodes(op="get_attr")
+            for path in [str(node.target).removeprefix("module.")]
+        }
+        """Parameters (tied ones under the first of their names), buffers, constants."""
+        self.weigh = weigh
+        self.loss = self._summed(made.graph)
+        self.kinds: dict[Node, int] = {}
+        self.sources: dict[Node, list[Node]] = {}
+        """Node -> its arguments, and what has changed them in place."""
+        self.bases: dict[Node, Node] = {}
+        """Node -> what its value is a view of, as a rule itself."""
+        self.changes: dict[Node, list[Node]] = defaultdict(list)
+        """Base -> what changes it in place."""
+        for node in self.nodes:
+            self._classify(node)
+        self.layers, self.outputs, self.given = self._cut(self._places(module, names), len(names))
+        self.reading: dict[tuple[Node, ...], nn.Module] = {}
+
+    def _summed(self, graph: fx.Graph) -> Node:
+        """The loss as a sum; what it was a mean over becomes what rows weigh."""
+        loss: Any = graph.output_node().args[0][0]
+        name, schema = name_of(loss), getattr(loss.target, "_schema", None)
+        arguments = schema.arguments if schema else []
+        values = {a.name: a.default_value for a in arguments}
+        values |= dict(zip(values, loss.args, strict=False)) | loss.kwargs
+        if name == "sum" or values.get("reduction") == SUM:
+            return loss
+        counted: Any = values.get("target", values.get("self"))
+        classes = name in CLASSES and not counted.meta["val"].is_floating_point()
+        known = (classes and values["weight"] is None) or name in ELEMENTS
+        with graph.inserting_before(loss):
+            if name == "mean" and len(loss.args) == 1:
+                summed = graph.call_function(torch.ops.aten.sum.default, loss.args)
+            elif known and values["reduction"] == MEAN:
+                summed = graph.call_function(loss.target, (), values | {"reduction": SUM})
+            else:
+                raise UnsupportedError(
+                    "the model's loss is not known as a mean over samples or tokens", got=name,
+                    expected=f"one number by mean, {', '.join((*CLASSES, *ELEMENTS))}",
+                )  # fmt: skip
+        each = counted.meta["val"].numel().node.hint // 2  # there are two rows
+        self.weigh = lambda data: each * len(next(x for x in leaves(data) if isinstance(x, Tensor)))
+        if classes:
+            left = values["ignore_index"]
+            self.weigh = lambda data: float((self.read(data, (counted,))[0] != left).sum())
+        return summed
+
+    def _classify(self, node: Node) -> None:
+        """Its kind, and what it is computed from."""
+        arguments = node.all_input_nodes
+        bases = dict.fromkeys(self.bases[one] for one in arguments)
+        before = [change for base in bases for change in self.changes[base]]
+        self.sources[node] = list(dict.fromkeys([*arguments, *before]))
+        kinds = {self.kinds[one] for one in self.sources[node]}
+        if node in self.held:
+            kinds = {TABLE if isinstance(self.held[node][1], nn.Parameter) else DATA}
+        elif kinds and max(kinds) == TABLE:
+            tags = getattr(node.target, "tags", ())
+            values = [x for x in leaves(node.meta.get("val")) if isinstance(x, Tensor)]
+            same = all(isinstance(size, int) for value in values for size in value.shape)
+            shared = same or torch.Tag.pointwise in tags or name_of(node) in VIEWS
+            if torch.Tag.nondeterministic_seeded in tags or not shared:
+                kinds.add(LAYER)
+        self.kinds[node] = max(kinds, default=DATA)
+        schema = getattr(node.target, "_schema", None)
+        alias = schema.returns[0].alias_info if schema and schema.returns else None
+        view = alias is not None or name_of(node) in VIEWS
+        self.bases[node] = base = self.bases[arguments[0]] if view and arguments else node
+        if alias is not None and alias.is_write:
+            self.changes[base].append(node)
+            if self.kinds[node] != self.kinds[base] or base in self.held:
+                raise UnsupportedError(
+                    "the model changes in place what is not one layer's", where=base.name,
+                    got=name_of(node), expected="a copy before, no batch normalisation",
+                )  # fmt: skip
+
+    def _runs(self, module: nn.Module) -> dict[Node, str]:
+        """Node in a layer -> the part of the module that runs, named as a trace names it."""
+        paths = labels(module)
+        label_of = {id(module.get_submodule(path)): label for path, label in paths.items()}
+        needed = self.cone([self.loss], lambda node: self.kinds[node] != LAYER)
+        runs: dict[Node, str] = {}
+        times: Counter[str] = Counter()
+        label = run = ""
+        for node in self.nodes:
+            if node in needed and self.kinds[node] == LAYER:
+                stack: Any = node.meta.get("nn_module_stack", {})
+                path = ["", *(path.partition("@")[0] for path, _ in stack.values())][-1]
+                path = path.removeprefix("module").lstrip(".")
+                now = label_of.get(id(module.get_submodule(path)), label)
+                if now != label:
+                    label = now
+                    times[label] += 1
+                    run = label if times[label] == 1 else f"{label}#{times[label]}"
+                runs[node] = run
+        return runs
+
+    def _places(self, module: nn.Module, names: Sequence[str]) -> dict[Node, int]:
+        """Node -> its layer, never before those of what it reads.
+
+        Names are those of a trace, or any that stand for what comes before the numbered blocks, for
+        each block, and for what comes behind.
+        """
+        runs = self._runs(module)
+        parts = [part for part in dict.fromkeys(runs.values()) if part]
+        blocks = list(dict.fromkeys(filter(None, map(numbered, parts))))
+        places = {name: k for k, name in enumerate(names)}
+        if not set(parts) <= set(names):
+            if len(names) != len(blocks) + 2:
+                raise InputError(
+                    "model does not match the plan", where=type(module).__name__,
+                    got=f"the parts {', '.join(parts)}",
+                    expected=f"{', '.join(names)}, or {len(names) - 2} numbered blocks",
+                )  # fmt: skip
+            places = {part: 1 + blocks.index(numbered(part)) for part in parts if numbered(part)}
+            behind = parts.index(list(places)[-1])
+            places |= dict.fromkeys(parts[behind + 1 :], len(names) - 1)
+        made: dict[Node, int] = {}
+        now = 0
+        for node, part in runs.items():
+            now = max(now, places.get(part, 0))
+            # an item stays where its tuple is
+            made[node] = made[node.args[0]] if node.target is operator.getitem else now
+        return made | {self.loss: len(names) - 1}
+
+    def _cut(self, places: Mapping[Node, int], count: int) -> Any:
+        """Layers, outputs and given of this class."""
+        until = dict(places)
+        for node, place in places.items():
+            until |= {one: max(until[one], place) for one in self.sources[node] if one in places}
+        alive = [
+            [node for node, place in places.items() if place <= k < until[node]]
+            for k in range(count - 1)
+        ]
+        layers, given = [], []
+        for k, (before, after) in enumerate(pairwise([[], *alive, [self.loss]])):
+            known = {n for n, kind in self.kinds.items() if kind == DATA or places.get(n, k) < k}
+            reached = self.cone(after, known.__contains__)
+            given.append(tuple(n for n in self.nodes if n in reached and self.kinds[n] == DATA))
+            layers.append(self.piece([*before, *given[-1]], after))
+        outputs = [tuple(map(shape_of, nodes)) for nodes in alive]
+        return tuple(layers), tuple(outputs), tuple(given)
+
+    def cone(self, outputs: Iterable[Node], ends: Callable[[Node], bool]) -> set[Node]:
+        """What outputs are computed from, as far as `ends`, these included."""
+        reached, waiting = set(), list(outputs)
+        while waiting:
+            node = waiting.pop()
+            if node not in reached:
+                reached.add(node)
+                waiting += [] if ends(node) else self.sources[node]
+        return reached
+
+    def piece(self, inputs: Sequence[Node], outputs: Sequence[Node]) -> nn.Module:
+        """A module that computes outputs from inputs."""
+        graph, ends = fx.Graph(), set(inputs)
+        wanted = self.cone(outputs, ends.__contains__) - ends
+        made: dict[Node, Any] = {node: graph.placeholder(node.name) for node in inputs}
+        for node in inputs:
+            if wanted.intersection(self.changes[node]):
+                made[node] = graph.call_function(torch.ops.aten.clone.default, (made[node],))
+        root: dict[str, Any] = {}
+        for node in self.nodes:
+            if node in wanted and node in self.held:
+                name, root[name] = self.held[node]
+                made[node] = graph.get_attr(name)
+            elif node in wanted:
+                made[node] = graph.node_copy(node, made.__getitem__)
+        graph.output(tuple(made[node] for node in outputs))
+        return fx.GraphModule(root, graph)
+
+    def read(self, data: Any, nodes: tuple[Node, ...]) -> Any:
+        """Values that follow from some rows' data."""
+        if nodes not in self.reading:
+            self.reading[nodes] = self.piece(self.inputs, nodes).to(self.device)
+        here = [x.to(self.device) if isinstance(x, Tensor) else x for x in leaves(data)]
+        return self.reading[nodes](*here)
+
+    def feed(self, data: Any, first: int, last: int) -> list[tuple[Any, ...]]:
+        """What each of the layers [first, last) reads of some rows' data."""
+        given = self.given[first:last]
+        nodes = tuple(dict.fromkeys(node for one in given for node in one))
+        values = dict(zip(nodes, self.read(data, nodes) if nodes else (), strict=True))
+        return [tuple(values[node] for node in one) for one in given]
+
+    def reads(self, first: int, last: int) -> bool:
+        """Whether layers [first, last) read any data."""
+        return any(self.given[first:last])

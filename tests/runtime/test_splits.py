@@ -1,0 +1,95 @@
+"""Models of others, split by plans: losses, checkpoints and weights are those of one process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch: Any = pytest.importorskip("torch", reason="torch is an extra of hetplan")
+pytest.importorskip("transformers", reason="transformers is an extra of the tests")
+
+from torch import nn  # noqa: E402
+
+from fakes.hugging import FACTORIES, NAMES, with_data  # noqa: E402
+from hetplan.errors import InputError, UnsupportedError  # noqa: E402
+from hetplan.runtime.execution.chain import describe  # noqa: E402
+from parity.asking import run_forked  # noqa: E402
+from parity.device import default_type  # noqa: E402
+from parity.splits import COMBINED, TYPES, WORLDS, alone  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the ranks of both plans left."""
+    folder = tmp_path_factory.mktemp("splits")
+    run_forked("parity.splits", folder)
+    return folder
+
+
+@pytest.mark.parametrize(("name", "dtype"), COMBINED)
+def test_two_plans_train_as_one_process(name: str, dtype: str, folder: Path) -> None:
+    """Half of the steps under one plan, the rest under another one from its checkpoint; the weights
+    come back under the model's own names, those of Hugging Face by `from_pretrained`."""
+    expected, weights = alone(name, dtype)
+    losses = [x for world in WORLDS for x in torch.load(folder / f"losses-{world}.pt")[name, dtype]]
+    assert losses == pytest.approx(expected, rel=TYPES[dtype])
+    with default_type(dtype):
+        module: Any = FACTORIES[name]()
+    if hasattr(module, "from_pretrained"):
+        saved = folder / f"{name}-{dtype}-saved"
+        assert len(list(saved.glob("*.safetensors"))) > 1
+        state = type(module).from_pretrained(saved, dtype=getattr(torch, dtype)).state_dict()
+    else:
+        state = torch.load(folder / f"{name}-{dtype}.pt")
+    assert state.keys() == weights.keys()
+    for key, value in weights.items() if dtype == "float64" else ():  # AdamW magnifies rounding
+        assert torch.allclose(state[key], value, rtol=1e3 * TYPES[dtype], atol=TYPES[dtype]), key
+
+
+class Strange(nn.Module):
+    """One linear layer, and what a case does with it."""
+
+    def __init__(self, act: Any) -> None:
+        super().__init__()
+        self.linear, self.norm, self.act = nn.Linear(4, 4), nn.BatchNorm1d(4), act
+
+    def forward(self, x: Any, targets: Any) -> Any:
+        return self.act(self, self.linear(x), targets)
+
+
+def described(act: Any, names: list[str]) -> None:
+    """Split what does something."""
+    rows = torch.ones(1, 4), torch.ones(1, 4)
+    describe(with_data(Strange(act), lambda step, first, last: rows), names, rows)
+
+
+@pytest.mark.parametrize(
+    ("act", "names", "message"),
+    [
+        (lambda m, x, t: (m.norm(x) - t).square().mean(), ["linear"], "batch normalisation"),
+        (lambda m, x, t: (x - t).square().mean() * 2, ["linear"], "no mean|not known as a mean"),
+        (lambda m, x, t: x.sum() + t.mean(), ["linear"], "not known as a mean"),
+        (lambda m, x, t: (x if x.sum() > 0 else t).mean(), ["linear"], "torch.export cannot"),
+        (lambda m, x, t: (x - t).mean(), ["a", "b", "c"], "does not match the plan"),
+        (
+            lambda m, x, t: torch.zeros_like(t).copy_(x).mean(), ["linear"],
+            "changes in place what is not one layer's",
+        ),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_split_is_refused(act: Any, names: list[str], message: str) -> None:
+    with pytest.raises((InputError, UnsupportedError), match=message):
+        described(act, names)
+
+
+def test_names_of_traces_and_of_configurations() -> None:
+    for name in ("gpt2", "llama"):
+        module: Any = FACTORIES[name]()
+        chain = describe(module, NAMES[name], module.batch(0, 0, 1))
+        assert chain.names == tuple(NAMES[name])
+        own = dict(module.named_parameters())
+        assert chain.parameters.keys() == own.keys()
+        blocks = [k for k, layer in enumerate(chain.own) if any(".1." in n for n in layer)]
+        assert len(blocks) == 1
