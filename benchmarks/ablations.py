@@ -31,9 +31,8 @@ from hetplan.formulations.amp.problem import compile_problem, megatron_placement
 from hetplan.formulations.poplar.data import PoplarDecision
 from hetplan.instances.library import Instance, find, plain
 from hetplan.schema import parse
-from hetplan.solvers.options import Options
 from hetplan.solvers.registry import evaluate, solve
-from hetplan.solvers.run import Run
+from hetplan.solvers.run import Options, Run
 from hetplan.studies.rows import Task, keys, subjects, task_key, text, write_row
 from hetplan.studies.workers import now, outline
 

@@ -21,9 +21,8 @@ from hetplan.formulations.amp.pose import pose
 from hetplan.profiling.cluster import ClusterFile, build_cluster
 from hetplan.profiling.models import load_model
 from hetplan.profiling.workload import make_workload
-from hetplan.solvers.options import Options
 from hetplan.solvers.registry import solve
-from hetplan.solvers.run import Run
+from hetplan.solvers.run import Options, Run
 
 # (count, devices per node, type, Gb/s inside a node, Gb/s of its network card)
 V100 = (4, "V100-SXM2-16GB", 170.0, 10.0)

@@ -19,13 +19,17 @@ from harness import best_of, markdown, measured, save
 from hetplan.formulations import family
 from hetplan.formulations.astra.data import AstraData, DeviceType
 from hetplan.formulations.astra.search.engine import search
-from hetplan.formulations.astra.search.pool import cost, heterogeneous, homogeneous, offer_of
 from hetplan.formulations.astra.search.result import Job
-from hetplan.formulations.astra.search.space import Space
+from hetplan.formulations.astra.search.space import (
+    Space,
+    cost,
+    heterogeneous,
+    homogeneous,
+    offer_of,
+)
 from hetplan.profiling.models import load_model
-from hetplan.solvers.options import Options
 from hetplan.solvers.registry import solve
-from hetplan.solvers.run import Run
+from hetplan.solvers.run import Options, Run
 
 GENERAL = ("cp-sat", "milp", "pyomo")
 PARTS = ("segments", "table-1", "strategies", "pools", "table-2")

@@ -17,9 +17,14 @@ from typing import Any
 
 from hetplan.cli.output import print_tables
 from hetplan.formulations.astra.search.engine import search
-from hetplan.formulations.astra.search.pool import cost, heterogeneous, homogeneous, offer_of
 from hetplan.formulations.astra.search.result import Job, SearchResult
-from hetplan.formulations.astra.search.space import Space
+from hetplan.formulations.astra.search.space import (
+    Space,
+    cost,
+    heterogeneous,
+    homogeneous,
+    offer_of,
+)
 from hetplan.profiling.models import load_model
 from hetplan.text import Table, number_text
 

@@ -27,9 +27,8 @@ from hetplan.formulations.ditto.templates import (
     oobleck_instantiate,
     template_list,
 )
-from hetplan.solvers.options import Options
 from hetplan.solvers.registry import solve
-from hetplan.solvers.run import Run
+from hetplan.solvers.run import Options, Run
 
 GENERAL = ("cp-sat", "milp", "pyomo")
 HEURISTICS = ("oobleck", "greedy-joined", "paper", "paper-communication", "merge")

@@ -22,7 +22,7 @@ from pathlib import Path
 from hetplan.formulations import family
 from hetplan.formulations.ditto.data import DeviceType, DittoData, Memory, group_sizes
 from hetplan.instances.library import Instance, add_to_library
-from hetplan.profiling.catalogue import GIB, device
+from hetplan.profiling.cluster import GIB, device
 from hetplan.profiling.models import Model, load_model
 from hetplan.profiling.predict import PREDICTOR
 from hetplan.profiling.times import Rates, all_reduce_seconds, layer_time

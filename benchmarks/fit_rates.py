@@ -28,10 +28,17 @@ import xgboost
 from numpy.typing import NDArray
 
 from hetplan.files import to_json, write_text
-from hetplan.profiling.catalogue import device
+from hetplan.profiling.cluster import device
 from hetplan.profiling.operators import Precision
-from hetplan.profiling.rates.moves import MOVING
-from hetplan.profiling.rates.products import PHYSICS, Machine, Tiles, Trees, mean_of, physical
+from hetplan.profiling.rates.products import (
+    MOVING,
+    PHYSICS,
+    Machine,
+    Tiles,
+    Trees,
+    mean_of,
+    physical,
+)
 from hetplan.profiling.rates.shipped import ProductTrees, Tiling
 
 Floats = NDArray[np.float64]

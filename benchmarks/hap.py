@@ -23,11 +23,9 @@ from harness import best_of, markdown, measured, save
 from hetplan.formulations import family
 from hetplan.formulations.hap.data import Device, HapData
 from hetplan.formulations.hap.spmd.networks import model
-from hetplan.formulations.hap.spmd.prices import ring
-from hetplan.formulations.hap.spmd.rules import theory_of
-from hetplan.solvers.options import Options
+from hetplan.formulations.hap.spmd.rules import ring, theory_of
 from hetplan.solvers.registry import solve
-from hetplan.solvers.run import Run
+from hetplan.solvers.run import Options, Run
 
 # (shape, size, types) -> seconds allowed for a proof to 1e-6
 TARGETS = {

@@ -19,9 +19,8 @@ from hetplan.formulations import family
 from hetplan.formulations.hap.data import HapData
 from hetplan.formulations.hap.experiments import P100, V100
 from hetplan.instances.library import Instance, add_to_library
-from hetplan.solvers.options import Options
 from hetplan.solvers.registry import solve
-from hetplan.solvers.run import Run
+from hetplan.solvers.run import Options, Run
 
 # Seconds for a real network, whose bound is kept.
 LIMIT = 120.0

@@ -19,9 +19,8 @@ from hetplan.errors import InputError
 from hetplan.formulations.hap.data import Communication, Compute, Device, HapData, Triple
 from hetplan.formulations.hap.experiments import NETWORK, P100, V100
 from hetplan.formulations.hap.spmd.networks import model, sizes, vit
-from hetplan.formulations.hap.spmd.prices import holding_of, ring
 from hetplan.formulations.hap.spmd.program import SingleProgram
-from hetplan.formulations.hap.spmd.rules import ELEMENT_BYTES, Theory, theory_of
+from hetplan.formulations.hap.spmd.rules import ELEMENT_BYTES, Theory, holding_of, ring, theory_of
 from hetplan.formulations.hap.spmd.segments import segmented
 
 WHOLE, BATCH, HIDDEN, PARTIAL, UNSYNCED = (

@@ -19,9 +19,8 @@ from library_instances import LIBRARY, add
 from hetplan.formulations import family
 from hetplan.instances.generate import draw
 from hetplan.instances.library import Instance
-from hetplan.solvers.options import Options
 from hetplan.solvers.registry import solve
-from hetplan.solvers.run import Run
+from hetplan.solvers.run import Options, Run
 
 # (problem, seed, size) of `hetplan instances generate`, and what makes it hard.
 CHOSEN: tuple[tuple[str, int, str, str], ...] = (

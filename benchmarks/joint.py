@@ -26,12 +26,10 @@ from hetplan.formulations.joint.pose import pose
 from hetplan.formulations.joint.replay import ChainReplayer, Settings
 from hetplan.formulations.joint.search import search
 from hetplan.planner.library import plan
-from hetplan.planner.strategy import STRATEGIES
-from hetplan.planner.variant import useful_modes
+from hetplan.planner.strategy import STRATEGIES, useful_modes
 from hetplan.profiling.cluster import Cluster, example_cluster
 from hetplan.profiling.workload import make_workload
-from hetplan.solvers.options import Options
-from hetplan.solvers.run import Progress, Run, Watcher
+from hetplan.solvers.run import Options, Progress, Run, Watcher
 
 # Model, global batch, nodes.
 LARGE: dict[str, tuple[str, int, Nodes]] = {

@@ -19,15 +19,14 @@ from hetplan.formulations import family
 from hetplan.formulations.joint.pose import pose
 from hetplan.instances.generate import draw
 from hetplan.instances.library import Instance, add_to_library
-from hetplan.planner.variant import useful_modes
+from hetplan.planner.strategy import useful_modes
 from hetplan.profiling.cluster import Cluster, ClusterFile, build_cluster, example_cluster
 from hetplan.profiling.models import Model, load_model
 from hetplan.profiling.predict import PREDICTOR
 from hetplan.profiling.workload import make_workload
 from hetplan.profiling.zoo import gpt2, llama, text_model
-from hetplan.solvers.options import Options
 from hetplan.solvers.registry import solve
-from hetplan.solvers.run import Run
+from hetplan.solvers.run import Options, Run
 
 LIBRARY = Path(__file__).parents[1] / "src" / "hetplan" / "instances" / "library" / "joint"
 Nodes = list[tuple[int, int, str, float, float]]  # nodes, devices each, type, Gbit/s in and between

@@ -25,9 +25,8 @@ from hetplan.profiling.cluster import Cluster, ClusterFile, build_cluster
 from hetplan.profiling.models import load_model
 from hetplan.profiling.predict import PREDICTOR
 from hetplan.profiling.workload import Workload, make_workload
-from hetplan.solvers.options import Options
 from hetplan.solvers.registry import solve
-from hetplan.solvers.run import Run
+from hetplan.solvers.run import Options, Run
 
 LIBRARY = Path(__file__).parents[1] / "src" / "hetplan" / "instances" / "library"
 RANDOM = {

@@ -37,12 +37,10 @@ from hetplan.formulations.joint.search import Parameters
 from hetplan.instances.generate import SIZES, Draw
 from hetplan.instances.library import Instance
 from hetplan.planner.ranking import make_plans
-from hetplan.planner.strategy import Candidate, make_strategies
-from hetplan.planner.variant import useful_modes
+from hetplan.planner.strategy import Candidate, make_strategies, useful_modes
 from hetplan.profiling.cluster import example_cluster
 from hetplan.profiling.workload import Workload, make_workload
-from hetplan.solvers.options import Options
-from hetplan.solvers.run import Run
+from hetplan.solvers.run import Options, Run
 from hetplan.studies.rows import Task, digest, keys, task_key, text, write_row
 from hetplan.studies.workers import now, outline
 

@@ -28,8 +28,7 @@ from hetplan.planner.ranking import make_plans
 from hetplan.planner.strategy import Candidate, make_strategies
 from hetplan.profiling.cluster import Cluster, ClusterFile, build_cluster, example_cluster
 from hetplan.profiling.workload import make_workload
-from hetplan.solvers.options import Options
-from hetplan.solvers.run import Run
+from hetplan.solvers.run import Options, Run
 from hetplan.text import bytes_text, percent_text, seconds_text
 
 TYPES = ("H100-SXM5-80GB", "A100-SXM4-80GB", "A100-SXM4-40GB", "V100-SXM2-32GB")

@@ -33,10 +33,8 @@ from hetplan.formulations.poplar.pose import Assumptions, measured_points, pose
 from hetplan.formulations.poplar.report import CLUSTERS, paper_workload
 from hetplan.formulations.poplar.zero import Shards
 from hetplan.profiling.cluster import example_cluster
-from hetplan.solvers.options import Options
 from hetplan.solvers.registry import solve
-from hetplan.solvers.result import Result
-from hetplan.solvers.run import Run
+from hetplan.solvers.run import Options, Result, Run
 
 POPLAR = family("poplar")
 GENERAL = ("cp-sat", "milp", "pyomo")

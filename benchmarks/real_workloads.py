@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hetplan.profiling.catalogue import DeviceSpec
-from hetplan.profiling.cluster import Cluster, ClusterFile, build_cluster
+from hetplan.profiling.cluster import Cluster, ClusterFile, DeviceSpec, build_cluster
 from hetplan.profiling.importers import import_file
 from hetplan.profiling.importers.common import Settings
 from hetplan.profiling.model_files import from_config

@@ -30,12 +30,10 @@ from hetplan.files import write_text
 from hetplan.formulations import family
 from hetplan.formulations.hap.experiments import MODELS, NETWORK, Experiment, mixed
 from hetplan.formulations.hap.spmd.networks import sizes, vit
-from hetplan.formulations.hap.spmd.prices import ring
-from hetplan.formulations.hap.spmd.rules import theory_of
+from hetplan.formulations.hap.spmd.rules import ring, theory_of
 from hetplan.instances.library import load_from_library
-from hetplan.solvers.options import Options
 from hetplan.solvers.registry import solve
-from hetplan.solvers.run import Run
+from hetplan.solvers.run import Options, Run
 from hetplan.studies.workers import peak_bytes
 
 Row = dict[str, Any]

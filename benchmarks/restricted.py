@@ -17,8 +17,7 @@ from hetplan.formulations.joint.design import SCHEDULES, Design, Pipe, Space, de
 from hetplan.formulations.joint.evaluate import decision_of
 from hetplan.formulations.joint.plan import Recomputation, Schedule
 from hetplan.formulations.joint.search import Parameters, Search
-from hetplan.solvers.result import Outcome, Stop
-from hetplan.solvers.run import Run
+from hetplan.solvers.run import Outcome, Run, Stop
 
 Choice = TypeVar("Choice", bound=Hashable)
 ONE_CHUNK: Sequence[tuple[Schedule, int]] = (("1f1b", 1),)

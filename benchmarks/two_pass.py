@@ -28,18 +28,18 @@ from harness import markdown, save
 
 from hetplan.formulations import family
 from hetplan.formulations.hap.data import Communication, Compute, Device, HapData, Triple
-from hetplan.formulations.hap.spmd.forms import (
+from hetplan.formulations.hap.spmd.operators import (
+    ELEMENT_FLOPS,
     PARTIAL,
     WHOLE,
     Form,
     Way,
     changes,
     form_name,
+    operator,
     property_name,
     whole_way,
 )
-from hetplan.formulations.hap.spmd.operators import ELEMENT_FLOPS, operator
-from hetplan.formulations.hap.spmd.prices import Links, Price, ring
 from hetplan.formulations.hap.spmd.program import (
     PARAMETER,
     PLACEHOLDER,
@@ -49,10 +49,9 @@ from hetplan.formulations.hap.spmd.program import (
     Writer,
     ways_of,
 )
-from hetplan.formulations.hap.spmd.rules import ELEMENT_BYTES, theory_of
-from hetplan.solvers.options import Options
+from hetplan.formulations.hap.spmd.rules import ELEMENT_BYTES, Links, Price, ring, theory_of
 from hetplan.solvers.registry import solve
-from hetplan.solvers.run import Run
+from hetplan.solvers.run import Options, Run
 
 GOAL = "the loss and every gradient"
 

@@ -26,7 +26,7 @@ import numpy as np
 from scipy.stats import bootstrap  # type: ignore[import-untyped]
 
 from hetplan.instances.library import in_set, library
-from hetplan.solvers.result import relative_gap
+from hetplan.solvers.run import relative_gap
 from hetplan.studies.findings import SAME, Reference, Study, profile, shifted_mean
 from hetplan.studies.page import pipes
 from hetplan.studies.rows import Row, read_rows

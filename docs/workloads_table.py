@@ -17,7 +17,7 @@ from hetplan.planner.joint import Joint
 from hetplan.planner.library import plan
 from hetplan.planner.ranking import Planning
 from hetplan.planner.strategy import Candidate
-from hetplan.solvers.result import relative_gap
+from hetplan.solvers.run import relative_gap
 from hetplan.text import more_text, percent_text, seconds_text
 
 PAGE = Path(__file__).with_name("workloads.md")

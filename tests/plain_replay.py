@@ -11,8 +11,8 @@ from collections import defaultdict
 from itertools import pairwise
 from typing import Any
 
-from hetplan.profiling.rates.moves import move_seconds
-from hetplan.profiling.stack import CONTENTION
+from hetplan.profiling.operators import CONTENTION
+from hetplan.profiling.rates.products import move_seconds
 
 TIE = 1e-6
 

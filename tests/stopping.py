@@ -5,8 +5,7 @@ from __future__ import annotations
 import threading
 import time
 
-from hetplan.solvers.options import Options
-from hetplan.solvers.run import Run
+from hetplan.solvers.run import Options, Run
 
 
 class After(threading.Event):

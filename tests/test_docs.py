@@ -139,8 +139,7 @@ def test_example_claims_hold(kind: str) -> None:
 def test_every_key_of_a_profile_and_of_a_cluster_is_documented() -> None:
     text = FILES.read_text(encoding="utf-8")
     from hetplan.formulations.joint.plan import Plan, PlanWorkload, Replica, Stage
-    from hetplan.profiling.catalogue import DeviceOverride
-    from hetplan.profiling.cluster import NodeEntry
+    from hetplan.profiling.cluster import DeviceOverride, NodeEntry
     from hetplan.profiling.profile import ProfileLayer, ProfileTable, Provenance
 
     profile, plan = (Provenance, ProfileLayer, ProfileTable), (Plan, PlanWorkload, Replica, Stage)

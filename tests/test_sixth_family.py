@@ -15,9 +15,8 @@ import pytest
 from hetplan.errors import InputError
 from hetplan.formulations import FAMILIES, family
 from hetplan.instances.library import instance_schema, parse_instance
-from hetplan.solvers.options import Options
 from hetplan.solvers.registry import solve
-from hetplan.solvers.run import Run
+from hetplan.solvers.run import Options, Run
 from markdown_pages import ROOT, blocks
 from page_commands import prepare, run_as_shown
 

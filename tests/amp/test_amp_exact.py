@@ -6,10 +6,8 @@ import pytest
 
 from amp.cases import CASES, QUICK, data_of, exact_methods, optimum_of
 from hetplan.formulations.amp.family import FAMILY
-from hetplan.solvers.options import Options
 from hetplan.solvers.registry import solve
-from hetplan.solvers.result import Stop
-from hetplan.solvers.run import Run
+from hetplan.solvers.run import Options, Run, Stop
 
 GENERAL = ("cp-sat", "milp", "pyomo")
 

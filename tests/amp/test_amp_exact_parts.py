@@ -25,9 +25,7 @@ from hetplan.formulations.amp.rows import (
     row_model,
 )
 from hetplan.solvers.labels import KeptLabels
-from hetplan.solvers.options import Options
-from hetplan.solvers.result import Stop
-from hetplan.solvers.run import Run
+from hetplan.solvers.run import Options, Run, Stop
 from stopping import cancelled_after
 
 FEASIBLE = [case for case in CASES[:120] if case[1] is None]

@@ -20,10 +20,8 @@ from hetplan.formulations.amp.problem import compile_problem, find_cells
 from hetplan.formulations.amp.rows import quick_seconds
 from hetplan.formulations.amp.tables import Tables
 from hetplan.solvers.native import Sink
-from hetplan.solvers.options import Options
 from hetplan.solvers.registry import solve
-from hetplan.solvers.result import Stop
-from hetplan.solvers.run import Progress, Run
+from hetplan.solvers.run import Options, Progress, Run, Stop
 
 Case = tuple[int, int | None]
 # The last four tell whether ranks are ordered once for all stages or, wrongly, in each stage by

@@ -31,10 +31,8 @@ from hetplan.formulations.amp.problem import (
     compile_problem,
     megatron_placement,
 )
-from hetplan.solvers.options import Options
 from hetplan.solvers.registry import solve
-from hetplan.solvers.result import Stop
-from hetplan.solvers.run import Run
+from hetplan.solvers.run import Options, Run, Stop
 
 
 @pytest.mark.parametrize("method", [method.name for method in heuristics()])

@@ -9,8 +9,8 @@ import pytest
 
 from hetplan.formulations.astra.search.engine import search
 from hetplan.formulations.astra.search.links import Assumptions
-from hetplan.formulations.astra.search.pool import homogeneous, offers_of_cluster
 from hetplan.formulations.astra.search.result import Job, summary
+from hetplan.formulations.astra.search.space import homogeneous, offers_of_cluster
 from hetplan.formulations.joint.plan import Plan
 from hetplan.planner.astra import Astra, PoolProblem
 from hetplan.planner.strategy import propose

@@ -12,17 +12,17 @@ import pytest
 from astra.cases import GPT, LLAMA, SMALL, table_of
 from hetplan.formulations.astra.search.facts import ModelFacts
 from hetplan.formulations.astra.search.links import Assumptions
-from hetplan.formulations.astra.search.pool import (
-    Offer,
-    offer_of,
-)
 from hetplan.formulations.astra.search.pricing import (
     Priced,
     iteration_parts,
     offload_share,
     stage_peaks,
 )
-from hetplan.formulations.astra.search.space import NONE
+from hetplan.formulations.astra.search.space import (
+    NONE,
+    Offer,
+    offer_of,
+)
 from hetplan.profiling.cluster import Node
 from hetplan.profiling.rates.collectives import collective_seconds, node_fabric
 from hetplan.profiling.times import Rates, layer_time

@@ -14,13 +14,6 @@ from hetplan.formulations.astra.problem import Floats
 from hetplan.formulations.astra.search.engine import columns_of, search
 from hetplan.formulations.astra.search.facts import model_facts
 from hetplan.formulations.astra.search.links import Assumptions
-from hetplan.formulations.astra.search.pool import (
-    cost,
-    find_device,
-    heterogeneous,
-    homogeneous,
-    offer_of,
-)
 from hetplan.formulations.astra.search.pricing import (
     Priced,
     iteration_parts,
@@ -34,7 +27,16 @@ from hetplan.formulations.astra.search.segments import (
     segment_figures,
     segment_space,
 )
-from hetplan.formulations.astra.search.space import Space, Strategies, strategies
+from hetplan.formulations.astra.search.space import (
+    Space,
+    Strategies,
+    cost,
+    find_device,
+    heterogeneous,
+    homogeneous,
+    offer_of,
+    strategies,
+)
 from hetplan.profiling.models import load_model
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Run

@@ -17,10 +17,8 @@ from hetplan.formulations.astra.evaluate import evaluate
 from hetplan.formulations.astra.problem import compile_problem, infeasible_because
 from hetplan.instances.library import Entry, library
 from hetplan.schema import parse
-from hetplan.solvers.options import Options
 from hetplan.solvers.registry import solve
-from hetplan.solvers.result import Result, Stop
-from hetplan.solvers.run import Run
+from hetplan.solvers.run import Options, Result, Run, Stop
 from present import present
 from stopping import After, cancelled_after
 

@@ -15,8 +15,7 @@ from fakes.cli import Call
 from hetplan.formulations import FAMILIES, family
 from hetplan.instances.library import SETS, library
 from hetplan.planner import STRATEGIES
-from hetplan.profiling.catalogue import catalogue
-from hetplan.profiling.cluster import example_clusters
+from hetplan.profiling.cluster import catalogue, example_clusters
 from hetplan.profiling.zoo import BUILT_IN
 
 

@@ -10,9 +10,14 @@ from typing import get_args
 import pytest
 
 from fakes.cli import Call
-from hetplan.formulations.astra.search.pool import Mode
 from hetplan.formulations.astra.search.rules import __doc__ as GRAMMAR
-from hetplan.formulations.astra.search.space import GRANULARITIES, METHODS, PARAMETERS, rule_columns
+from hetplan.formulations.astra.search.space import (
+    GRANULARITIES,
+    METHODS,
+    PARAMETERS,
+    Mode,
+    rule_columns,
+)
 
 SMALL = ("plan", "search", "--model", "gpt2", "--global-batch", 64)
 NARROW = ("--param", "tensor=1,2,4", "--param", "micro-batch=1,2,4")

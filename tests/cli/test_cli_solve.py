@@ -12,9 +12,8 @@ from fakes.cli import Call, Ran, Write
 from hetplan.errors import InputError
 from hetplan.formulations import FAMILIES, family
 from hetplan.instances.library import find, library, load_from_library
-from hetplan.solvers.options import RESERVED, Options
 from hetplan.solvers.registry import solve
-from hetplan.solvers.run import Run
+from hetplan.solvers.run import RESERVED, Options, Run
 from present import present
 
 KEYS = ("method", "status", "objective", "bound", "gap", "seconds", "decision")

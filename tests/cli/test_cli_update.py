@@ -10,7 +10,7 @@ import pytest
 from fakes.cli import Call
 from hetplan.instances.library import BestKnown, find, save_instance
 from hetplan.instances.update import changes, shelf
-from hetplan.solvers.options import Options
+from hetplan.solvers.run import Options
 from present import present
 
 NAME = "tiny-fast-slow"

@@ -16,10 +16,8 @@ from hetplan.formulations.ditto.folding import fold, single_devices, virtual_clu
 from hetplan.formulations.ditto.oobleck import Division
 from hetplan.formulations.ditto.paper import merged
 from hetplan.formulations.ditto.problem import compile_problem
-from hetplan.solvers.options import Options
 from hetplan.solvers.registry import solve
-from hetplan.solvers.result import Result
-from hetplan.solvers.run import Run
+from hetplan.solvers.run import Options, Result, Run
 
 Groups = list[tuple[int, int, str, int]]  # first layer, last layer, type, devices
 

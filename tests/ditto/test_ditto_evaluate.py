@@ -14,9 +14,8 @@ from hetplan.formulations.ditto.data import DittoData, DittoDecision
 from hetplan.formulations.ditto.evaluate import evaluate, price
 from hetplan.formulations.ditto.family import FAMILY
 from hetplan.schema import parse
-from hetplan.solvers.options import Options
 from hetplan.solvers.registry import solve
-from hetplan.solvers.run import Run
+from hetplan.solvers.run import Options, Run
 
 DOCUMENT: dict[str, Any] = {
     "micro_batches": 4,

@@ -15,10 +15,8 @@ from hetplan.formulations.ditto.exact import Node, Parameters, Search
 from hetplan.formulations.ditto.family import FAMILY
 from hetplan.formulations.ditto.intervals import CuttingPlanes
 from hetplan.formulations.ditto.problem import compile_problem
-from hetplan.solvers.options import Options
 from hetplan.solvers.registry import solve
-from hetplan.solvers.result import Stop
-from hetplan.solvers.run import Run
+from hetplan.solvers.run import Options, Run, Stop
 from stopping import cancelled_after
 
 EVERY = 10**9  # labels per bucket that nothing is cut with

@@ -16,10 +16,8 @@ from hetplan.formulations.ditto.folding import NoTemplate, fold, virtual_seconds
 from hetplan.formulations.ditto.oobleck import Division
 from hetplan.formulations.ditto.paper import all_recovered, virtual_stages
 from hetplan.formulations.ditto.problem import DittoProblem, compile_problem
-from hetplan.solvers.options import Options
 from hetplan.solvers.registry import solve
-from hetplan.solvers.result import Stop
-from hetplan.solvers.run import Run
+from hetplan.solvers.run import Options, Run, Stop
 
 Vector = tuple[int, ...]
 

@@ -6,9 +6,8 @@ import pytest
 
 from hetplan.formulations.ditto.family import FAMILY
 from hetplan.instances.library import Entry, library
-from hetplan.solvers.options import Options
 from hetplan.solvers.registry import solve
-from hetplan.solvers.run import Run
+from hetplan.solvers.run import Options, Run
 
 ENTRIES = [entry for entry in library() if entry.problem == "ditto"]
 # More than a second: proven again with pytest -m slow.

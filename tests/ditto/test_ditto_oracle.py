@@ -9,10 +9,8 @@ import pytest
 from ditto.ditto_cases import QUICK, SEEDS, data_of, optimum_of
 from hetplan.formulations.ditto.evaluate import evaluate
 from hetplan.formulations.ditto.family import FAMILY
-from hetplan.solvers.options import Options
 from hetplan.solvers.registry import solve
-from hetplan.solvers.result import Stop
-from hetplan.solvers.run import Run
+from hetplan.solvers.run import Options, Run, Stop
 
 EXACT = [method.name for method in FAMILY.methods if method.exact and method.name != "auto"]
 HEURISTICS = [method.name for method in FAMILY.methods if not method.exact]

@@ -17,9 +17,8 @@ from hetplan.planner.strategy import Candidate, propose
 from hetplan.profiling.cluster import example_cluster
 from hetplan.profiling.profile import Profile
 from hetplan.profiling.workload import Workload, make_workload
-from hetplan.solvers.options import Options
 from hetplan.solvers.registry import evaluate
-from hetplan.solvers.run import Run
+from hetplan.solvers.run import Options, Run
 
 V100, T4 = {"device": "V100-SXM2-16GB", "devices": 2}, {"device": "T4", "devices": 4}
 

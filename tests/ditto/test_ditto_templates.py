@@ -20,9 +20,7 @@ from hetplan.formulations.ditto.templates import (
     proportional_shares,
     template_list,
 )
-from hetplan.solvers.options import Options
-from hetplan.solvers.result import Stop
-from hetplan.solvers.run import Run
+from hetplan.solvers.run import Options, Run, Stop
 
 RUN = Options(threads=1, time_limit=60)
 

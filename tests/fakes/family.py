@@ -11,8 +11,7 @@ from pathlib import Path
 from hetplan.errors import UnsupportedError
 from hetplan.schema import Count, NonNegative, StrictModel
 from hetplan.solvers.registry import Evaluation, Family, Method
-from hetplan.solvers.result import Outcome, Stop
-from hetplan.solvers.run import Run
+from hetplan.solvers.run import Outcome, Run, Stop
 
 
 class Data(StrictModel):

@@ -9,12 +9,10 @@ from typing import Any
 
 from hetplan.formulations.hap.common import greedy_program
 from hetplan.formulations.hap.data import Device, HapDecision
-from hetplan.formulations.hap.problem import compile_problem
+from hetplan.formulations.hap.problem import compile_problem, reduce_theory
 from hetplan.formulations.hap.spmd import networks as n
-from hetplan.formulations.hap.spmd.prices import ring
 from hetplan.formulations.hap.spmd.program import SingleProgram, Writer
-from hetplan.formulations.hap.spmd.rules import Theory, theory_of
-from hetplan.formulations.hap.theory import reduce_theory
+from hetplan.formulations.hap.spmd.rules import Theory, ring, theory_of
 from hetplan.formulations.joint.plan import Plan, parse_plan
 from hetplan.runtime.spmd_decision import write_program
 

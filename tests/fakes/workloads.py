@@ -10,13 +10,12 @@ from typing import Any
 from hetplan.formulations.joint.plan import Plan, new_plan
 from hetplan.profiling.cluster import Cluster, ClusterFile, build_cluster
 from hetplan.profiling.models import Model, load_model
+from hetplan.profiling.operators import DEFAULT_STACK, Attention, Stack
 from hetplan.profiling.predict import predict
-from hetplan.profiling.stack import DEFAULT_STACK, Attention, Stack
 from hetplan.profiling.transformer import Experts, Transformer
 from hetplan.profiling.workload import Workload, make_workload
 from hetplan.profiling.zoo import text_model
-from hetplan.solvers.options import Options
-from hetplan.solvers.run import Run
+from hetplan.solvers.run import Options, Run
 
 # No host time, attention with scores that can be computed again, gradients as precise as weights.
 BARE = replace(DEFAULT_STACK, attention="standard", host_seconds=0.0, gradient_bytes=None)

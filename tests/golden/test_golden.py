@@ -27,15 +27,13 @@ from hetplan.planner.hap import Hap, HapSettings
 from hetplan.planner.library import plan as planned
 from hetplan.planner.ranking import Planning
 from hetplan.planner.search import replay_candidate
-from hetplan.planner.strategy import propose
-from hetplan.planner.variant import recomputed
+from hetplan.planner.strategy import propose, recomputed
 from hetplan.profiling.cluster import Cluster, example_cluster
 from hetplan.profiling.workload import Workload, make_workload
 from hetplan.runtime.replay import replay
 from hetplan.runtime.spmd_decision import decision_of as program_decision
-from hetplan.solvers.options import Options
 from hetplan.solvers.registry import evaluate
-from hetplan.solvers.run import Run
+from hetplan.solvers.run import Options, Run
 from present import present
 
 FILE = Path(__file__).with_name("golden.json")

@@ -13,9 +13,7 @@ from hetplan.formulations.hap.data import Communication, Compute, Device, HapDat
 from hetplan.formulations.hap.problem import Floats, HapProblem
 from hetplan.solvers import highs
 from hetplan.solvers.model import Model
-from hetplan.solvers.options import Options
-from hetplan.solvers.result import Stop
-from hetplan.solvers.run import Run
+from hetplan.solvers.run import Options, Run, Stop
 
 FORMS = ("Identity", "All-Gather(0)", "All-Reduce")
 

@@ -13,9 +13,8 @@ from hetplan.formulations.hap.describe import listing, show, walked
 from hetplan.formulations.hap.evaluate import evaluate
 from hetplan.formulations.hap.family import FAMILY
 from hetplan.schema import parse
-from hetplan.solvers.options import Options
 from hetplan.solvers.registry import load, solve
-from hetplan.solvers.run import Run
+from hetplan.solvers.run import Options, Run
 
 THEORY = {
     "devices": [{"name": "fast", "flops_per_second": 4.0},

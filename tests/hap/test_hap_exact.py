@@ -19,13 +19,11 @@ from hetplan.formulations.hap.describe import show
 from hetplan.formulations.hap.evaluate import evaluate
 from hetplan.formulations.hap.exact import Parameters, solve as exact
 from hetplan.formulations.hap.family import FAMILY
-from hetplan.formulations.hap.theory import ReducedTheory
+from hetplan.formulations.hap.problem import ReducedTheory
 from hetplan.instances.library import Instance
 from hetplan.schema import parse
-from hetplan.solvers.options import Options
 from hetplan.solvers.registry import solve
-from hetplan.solvers.result import Result, Stop
-from hetplan.solvers.run import Run
+from hetplan.solvers.run import Options, Result, Run, Stop
 
 SEEDS = range(240)
 Cases = Callable[[int], tuple[HapData, float | None]]

@@ -28,21 +28,20 @@ from hetplan.formulations import family  # noqa: E402
 from hetplan.formulations.hap.data import Device, HapData, HapDecision  # noqa: E402
 from hetplan.formulations.hap.evaluate import held_bytes  # noqa: E402
 from hetplan.formulations.hap.pose import pose  # noqa: E402
-from hetplan.formulations.hap.spmd.forms import Change, Run, Synchronise  # noqa: E402
 from hetplan.formulations.hap.spmd.networks import MAKERS, model  # noqa: E402
-from hetplan.formulations.hap.spmd.prices import (  # noqa: E402
+from hetplan.formulations.hap.spmd.operators import Change, Run, Synchronise  # noqa: E402
+from hetplan.formulations.hap.spmd.program import SingleProgram  # noqa: E402
+from hetplan.formulations.hap.spmd.rules import (  # noqa: E402
     form_kept,
     holding_of,
     measured_by_hap,
+    theory_of,
 )
-from hetplan.formulations.hap.spmd.program import SingleProgram  # noqa: E402
-from hetplan.formulations.hap.spmd.rules import theory_of  # noqa: E402
 from hetplan.formulations.hap.spmd.whole import Decided  # noqa: E402
 from hetplan.instances.library import library  # noqa: E402
 from hetplan.profiling.workload import make_workload  # noqa: E402
-from hetplan.solvers.options import Options  # noqa: E402
 from hetplan.solvers.registry import evaluate, solve  # noqa: E402
-from hetplan.solvers.run import Run as SolverRun  # noqa: E402
+from hetplan.solvers.run import Options, Run as SolverRun  # noqa: E402
 
 RATIOS = [[0.5, 0.2, 0.3]]
 DEVICES = [Device(name="a", flops_per_second=2e12), *[Device(name="b", flops_per_second=1e12)] * 2]

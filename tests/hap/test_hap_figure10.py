@@ -16,7 +16,7 @@ from hetplan.formulations.hap import astar
 from hetplan.formulations.hap.common import reduced_or_answered
 from hetplan.formulations.hap.data import Communication, HapData
 from hetplan.formulations.hap.family import FAMILY
-from hetplan.formulations.hap.theory import ReducedTheory
+from hetplan.formulations.hap.problem import ReducedTheory
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Run
 

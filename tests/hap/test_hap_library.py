@@ -25,10 +25,8 @@ from hetplan.formulations.hap.experiments import (
 )
 from hetplan.formulations.hap.family import FAMILY
 from hetplan.instances.library import library, load_from_library
-from hetplan.solvers.options import Options
 from hetplan.solvers.registry import evaluate, solve
-from hetplan.solvers.result import Outcome
-from hetplan.solvers.run import Run
+from hetplan.solvers.run import Options, Outcome, Run
 
 ENTRIES = {entry.name: entry for entry in library("hap")}
 

@@ -12,8 +12,14 @@ torch: Any = pytest.importorskip("torch", reason="programs run on torch tensors"
 from fakes.simulated import whole_place  # noqa: E402
 from hap.spmd_cases import CASES, draw_inputs, dual, hold, lengths, shapes, whole  # noqa: E402
 from hetplan.errors import InputError  # noqa: E402
-from hetplan.formulations.hap.spmd.forms import PARTIAL, WHOLE, Way, whole_way  # noqa: E402
-from hetplan.formulations.hap.spmd.operators import OPERATORS, operator  # noqa: E402
+from hetplan.formulations.hap.spmd.operators import (  # noqa: E402  # noqa: E402
+    OPERATORS,
+    PARTIAL,
+    WHOLE,
+    Way,
+    operator,
+    whole_way,
+)
 from hetplan.formulations.hap.spmd.program import Node  # noqa: E402
 from hetplan.runtime.execution.spmd.kernels import (  # noqa: E402
     KERNELS,

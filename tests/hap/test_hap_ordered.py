@@ -13,11 +13,10 @@ from hetplan.formulations.hap.common import reduced_or_answered
 from hetplan.formulations.hap.data import HapData
 from hetplan.formulations.hap.evaluate import evaluate
 from hetplan.formulations.hap.family import FAMILY
-from hetplan.formulations.hap.theory import ReducedTheory
+from hetplan.formulations.hap.problem import ReducedTheory
 from hetplan.instances.library import library
-from hetplan.solvers.options import Options
 from hetplan.solvers.registry import solve
-from hetplan.solvers.run import Run
+from hetplan.solvers.run import Options, Run
 
 
 def at_proportional(data: HapData) -> tuple[float | None, float]:

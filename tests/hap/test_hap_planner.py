@@ -14,9 +14,9 @@ from hetplan.errors import InputError, UnsupportedError
 from hetplan.formulations import family
 from hetplan.formulations.hap.data import Communication, Compute, HapDecision
 from hetplan.formulations.hap.pose import pose, priced, runs_that_fit, tables
-from hetplan.formulations.hap.spmd.forms import WHOLE, Run as Operation
 from hetplan.formulations.hap.spmd.networks import program_of
-from hetplan.formulations.hap.spmd.prices import products_of
+from hetplan.formulations.hap.spmd.operators import WHOLE, Run as Operation
+from hetplan.formulations.hap.spmd.rules import products_of
 from hetplan.formulations.hap.spmd.whole import Decided
 from hetplan.formulations.joint.plan import Plan
 from hetplan.formulations.joint.pose import costs_of
@@ -31,9 +31,8 @@ from hetplan.profiling.models import load_model
 from hetplan.profiling.workload import Workload, make_workload
 from hetplan.runtime.export import EXPORTERS, export
 from hetplan.runtime.replay import Settings, replay
-from hetplan.solvers.options import Options
 from hetplan.solvers.registry import solve
-from hetplan.solvers.run import Run
+from hetplan.solvers.run import Options, Run
 
 V100, T4 = {"device": "V100-SXM2-16GB", "devices": 2}, {"device": "T4", "devices": 2}
 

@@ -14,9 +14,8 @@ from hetplan.formulations.hap.data import Device
 from hetplan.formulations.hap.family import FAMILY
 from hetplan.formulations.hap.problem import compile_problem
 from hetplan.formulations.hap.ratios import shard_lengths
-from hetplan.solvers.options import Options
 from hetplan.solvers.registry import solve
-from hetplan.solvers.run import Run
+from hetplan.solvers.run import Options, Run
 
 
 @pytest.mark.parametrize("types", [1, 2, 5, 20])

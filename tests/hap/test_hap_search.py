@@ -30,13 +30,11 @@ from hetplan.formulations.hap.means import (
     whole_cell,
 )
 from hetplan.formulations.hap.opening import Opener
+from hetplan.formulations.hap.problem import ReducedTheory
 from hetplan.formulations.hap.ratios import best_ratios
-from hetplan.formulations.hap.theory import ReducedTheory
 from hetplan.solvers import registry
 from hetplan.solvers.branch_and_bound import Proof, SearchLimits, search
-from hetplan.solvers.options import Options
-from hetplan.solvers.result import Outcome
-from hetplan.solvers.run import Run
+from hetplan.solvers.run import Options, Outcome, Run
 
 
 def reduced(data: HapData) -> ReducedTheory | None:

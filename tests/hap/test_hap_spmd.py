@@ -10,15 +10,13 @@ from fakes.programs import two_layers
 from hetplan.errors import InputError
 from hetplan.formulations.hap.data import Communication, Compute, Device, HapDecision
 from hetplan.formulations.hap.family import FAMILY
-from hetplan.formulations.hap.spmd.forms import Change, Run
 from hetplan.formulations.hap.spmd.networks import model
-from hetplan.formulations.hap.spmd.prices import Links, measured_by_hap, ring, work_of
+from hetplan.formulations.hap.spmd.operators import Change, Run
 from hetplan.formulations.hap.spmd.program import Axes, Writer
-from hetplan.formulations.hap.spmd.rules import theory_of
+from hetplan.formulations.hap.spmd.rules import Links, measured_by_hap, ring, theory_of, work_of
 from hetplan.formulations.hap.spmd.segments import segmented
-from hetplan.solvers.options import Options
 from hetplan.solvers.registry import solve
-from hetplan.solvers.run import Run as SolverRun
+from hetplan.solvers.run import Options, Run as SolverRun
 
 V100, P100 = 3.86e12, 2.15e12
 DEVICES = [Device(name="a", flops_per_second=V100), *[Device(name="b", flops_per_second=P100)] * 2]

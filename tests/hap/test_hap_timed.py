@@ -12,8 +12,7 @@ from fakes.programs import IDLE, NETWORKS, UNEVEN, drawn_program, every_rule, pl
 from hetplan.errors import InputError
 from hetplan.formulations.hap.data import Device, HapDecision
 from hetplan.formulations.hap.evaluate import evaluate
-from hetplan.formulations.hap.spmd.prices import Links
-from hetplan.formulations.hap.spmd.rules import theory_of
+from hetplan.formulations.hap.spmd.rules import Links, theory_of
 from hetplan.formulations.hap.spmd.whole import Decided, Prices, Stage, Timed
 from hetplan.formulations.joint.plan import Plan
 from hetplan.runtime.spmd_decision import decision_of, read_program, write_program

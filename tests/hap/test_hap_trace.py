@@ -20,14 +20,14 @@ from hap.torch_networks import network  # noqa: E402
 from hetplan.errors import InputError, UnsupportedError  # noqa: E402
 from hetplan.formulations.hap.data import Device, HapDecision  # noqa: E402
 from hetplan.formulations.hap.spmd.networks import MAKERS, model  # noqa: E402
-from hetplan.formulations.hap.spmd.prices import (  # noqa: E402
+from hetplan.formulations.hap.spmd.program import SingleProgram  # noqa: E402
+from hetplan.formulations.hap.spmd.rules import (  # noqa: E402
     Work,
     measured_by_hap,
     products_of,
+    theory_of,
     work_of,
 )
-from hetplan.formulations.hap.spmd.program import SingleProgram  # noqa: E402
-from hetplan.formulations.hap.spmd.rules import theory_of  # noqa: E402
 from hetplan.runtime.tracing.aten import RULES  # noqa: E402
 from hetplan.runtime.tracing.program import Traced, trace  # noqa: E402
 

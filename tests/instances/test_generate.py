@@ -11,9 +11,8 @@ from hetplan.errors import InputError
 from hetplan.instances.generate import MAKERS, SIZES, draw
 from hetplan.instances.library import SETS, Instance, in_set, library, parse_instance
 from hetplan.profiling.predict import PREDICTOR
-from hetplan.solvers.options import Options
 from hetplan.solvers.registry import solve
-from hetplan.solvers.run import Run
+from hetplan.solvers.run import Options, Run
 from present import present
 
 

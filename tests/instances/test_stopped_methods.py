@@ -8,8 +8,7 @@ import pytest
 from hetplan.formulations import family
 from hetplan.instances.library import find
 from hetplan.solvers.registry import solve
-from hetplan.solvers.result import Stop
-from hetplan.solvers.run import Run
+from hetplan.solvers.run import Run, Stop
 from present import present
 from stopping import cancelled_after, over
 

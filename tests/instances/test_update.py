@@ -11,7 +11,7 @@ import pytest
 
 from hetplan.instances.library import BestKnown, find, save_instance
 from hetplan.instances.update import Change, changes, findings_of_answers, shelf, write
-from hetplan.solvers.options import Options
+from hetplan.solvers.run import Options
 from present import present
 
 NAME = "tiny-fast-slow"

@@ -11,7 +11,7 @@ from hetplan.formulations.joint.data import DeviceType, JointData, Kept, Layer, 
 from hetplan.formulations.joint.plan import Plan
 from hetplan.profiling.frameworks import HETPLAN
 from hetplan.profiling.rates.collectives import CollectiveCurve
-from hetplan.profiling.rates.moves import MoveCurve
+from hetplan.profiling.rates.products import MoveCurve
 
 Pipeline = list[list[list[int]]]  # [stage][row group][tensor rank]
 SCHEDULES = ("gpipe", "1f1b", "interleaved-1f1b")

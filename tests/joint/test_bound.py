@@ -18,8 +18,7 @@ from hetplan.formulations.joint.bound import (
 from hetplan.formulations.joint.data import JointData
 from hetplan.formulations.joint.plan import Plan
 from hetplan.formulations.joint.replay import ChainReplayer
-from hetplan.solvers.options import Options
-from hetplan.solvers.run import Run
+from hetplan.solvers.run import Options, Run
 from joint.enumeration import home_nodes, random_data, random_plan
 
 SLOW = [pytest.param(seed, 200, marks=pytest.mark.slow) for seed in range(100, 150)]

@@ -8,9 +8,7 @@ from hetplan.formulations.joint.bound import lower_bound
 from hetplan.formulations.joint.data import JointData
 from hetplan.formulations.joint.exact import solve
 from hetplan.formulations.joint.replay import ChainReplayer
-from hetplan.solvers.options import Options
-from hetplan.solvers.result import Stop
-from hetplan.solvers.run import Run
+from hetplan.solvers.run import Options, Run, Stop
 from joint.enumeration import all_plans, random_data
 
 QUICK = [pytest.param(seed, 2, 3, 3) for seed in range(30)]

@@ -14,9 +14,7 @@ from hetplan.formulations.joint.data import JointData
 from hetplan.formulations.joint.design import design_of
 from hetplan.formulations.joint.evaluate import evaluate
 from hetplan.formulations.joint.general import Master, Parameters, Way, solve_by
-from hetplan.solvers.options import Options
-from hetplan.solvers.result import Stop
-from hetplan.solvers.run import Run
+from hetplan.solvers.run import Options, Run, Stop
 from joint.enumeration import all_plans, random_data, random_plan
 from joint.test_exact import tightened
 

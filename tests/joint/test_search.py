@@ -16,9 +16,7 @@ from hetplan.formulations.joint.evaluate import decision_of, evaluate, plan_of
 from hetplan.formulations.joint.moves import Moves
 from hetplan.formulations.joint.search import Parameters, Search, search
 from hetplan.formulations.joint.starts import constructions
-from hetplan.solvers.options import Options
-from hetplan.solvers.result import Stop
-from hetplan.solvers.run import Run
+from hetplan.solvers.run import Options, Run, Stop
 from joint.enumeration import random_data, random_plan
 
 

@@ -21,8 +21,7 @@ from hetplan.planner.pictures.scene import BINS, Offer, Scene, Span, read, sampl
 from hetplan.planner.pictures.terminal import COLUMNS, drawn, tables
 from hetplan.planner.ranking import Planning, make_plans
 from hetplan.planner.strategy import make_strategies
-from hetplan.solvers.options import Options
-from hetplan.solvers.run import Run
+from hetplan.solvers.run import Options, Run
 from html_pages import Page
 
 

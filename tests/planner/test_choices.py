@@ -21,8 +21,7 @@ from hetplan.planner.ranking import (
     winner_of,
 )
 from hetplan.planner.search import StrategySearch
-from hetplan.planner.strategy import make_strategies
-from hetplan.planner.variant import PLAIN, Variant, parts_of_cluster, renumbered
+from hetplan.planner.strategy import PLAIN, Variant, make_strategies, parts_of_cluster, renumbered
 from hetplan.profiling.profile import Profile
 from hetplan.profiling.workload import Workload, make_workload
 from hetplan.runtime.replay import replay

@@ -25,8 +25,14 @@ from hetplan.planner.ditto import Ditto
 from hetplan.planner.fits import advice
 from hetplan.planner.ranking import make_plans
 from hetplan.planner.search import WITHIN_NOTE, StrategySearch
-from hetplan.planner.strategy import Strategy, make_strategies, propose
-from hetplan.planner.variant import Variant, recomputed, useful_modes
+from hetplan.planner.strategy import (
+    Strategy,
+    Variant,
+    make_strategies,
+    propose,
+    recomputed,
+    useful_modes,
+)
 from hetplan.profiling.times import Recomputation
 from hetplan.runtime.replay import replay
 from hetplan.solvers.registry import evaluate

@@ -22,8 +22,15 @@ from hetplan.planner.amp import TRIALS, AmpProblem, DataParallel
 from hetplan.planner.explain import explain
 from hetplan.planner.ranking import Criteria, Planning, make_plans
 from hetplan.planner.search import replay_candidate
-from hetplan.planner.strategy import Candidate, Strategy, StrategyMethod, make_strategies, propose
-from hetplan.planner.variant import Part, Variant
+from hetplan.planner.strategy import (
+    Candidate,
+    Part,
+    Strategy,
+    StrategyMethod,
+    Variant,
+    make_strategies,
+    propose,
+)
 from hetplan.profiling.cluster import example_cluster
 from hetplan.profiling.frameworks import RESERVED_BYTES
 from hetplan.profiling.workload import Workload, make_workload

@@ -34,8 +34,8 @@ from hetplan.planner.strategy import (
     StrategyMethod,
     make_strategies,
     propose,
+    renumbered,
 )
-from hetplan.planner.variant import renumbered
 from hetplan.profiling.cluster import example_cluster
 from hetplan.profiling.workload import Workload, make_workload
 from hetplan.runtime.replay import replay

@@ -14,10 +14,8 @@ from hetplan.formulations import family
 from hetplan.formulations.poplar import exact
 from hetplan.formulations.poplar.data import Device, PoplarData, PoplarDecision, Share, Step
 from hetplan.formulations.poplar.exact import Effort
-from hetplan.solvers.options import Options
 from hetplan.solvers.registry import evaluate, solve
-from hetplan.solvers.result import Outcome, Result, Stop
-from hetplan.solvers.run import Run
+from hetplan.solvers.run import Options, Outcome, Result, Run, Stop
 from poplar.poplar_cases import curve, instance, oracle
 from present import present
 

@@ -9,12 +9,19 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from hetplan.errors import InputError
-from hetplan.profiling.catalogue import DeviceSpec, catalogue, device
+from hetplan.profiling.cluster import DeviceSpec, catalogue, device
 from hetplan.profiling.models import load_model
-from hetplan.profiling.operators import Elementwise, Layer, Matmul, Precision, Shape
-from hetplan.profiling.rates.moves import move_seconds
-from hetplan.profiling.rates.products import product_seconds
-from hetplan.profiling.stack import DEFAULT_STACK, HALF_SEQUENCE, flash_shares
+from hetplan.profiling.operators import (
+    DEFAULT_STACK,
+    HALF_SEQUENCE,
+    Elementwise,
+    Layer,
+    Matmul,
+    Precision,
+    Shape,
+    flash_shares,
+)
+from hetplan.profiling.rates.products import move_seconds, product_seconds
 from hetplan.profiling.times import (
     FP8_CASTS,
     FP8_SPEED,

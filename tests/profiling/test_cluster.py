@@ -12,20 +12,18 @@ from hypothesis import given, settings, strategies as st
 from hetplan.cli.main import main
 from hetplan.errors import InputError
 from hetplan.profiling import detect
-from hetplan.profiling.catalogue import (
-    GIB,
-    DeviceOverride,
-    catalogue,
-    device,
-    overridden,
-)
 from hetplan.profiling.cluster import (
+    GIB,
     Cluster,
     ClusterFile,
+    DeviceOverride,
     build_cluster,
+    catalogue,
+    device,
     example_cluster,
     example_clusters,
     load_cluster,
+    overridden,
 )
 from hetplan.profiling.detect import (
     Host,

@@ -18,7 +18,7 @@ from hetplan.cli.main import main
 from hetplan.errors import InputError
 from hetplan.formulations.joint.pose import costs_of
 from hetplan.profiling import efficiency
-from hetplan.profiling.catalogue import device
+from hetplan.profiling.cluster import device
 from hetplan.profiling.efficiency import (
     Correction,
     Learned,
@@ -44,8 +44,7 @@ from hetplan.profiling.models import load_model
 from hetplan.profiling.operators import Shape
 from hetplan.profiling.predict import predict
 from hetplan.profiling.profile import Provenance
-from hetplan.profiling.rates.moves import move_seconds
-from hetplan.profiling.rates.products import products_seconds
+from hetplan.profiling.rates.products import move_seconds, products_seconds
 
 PEAK, BANDWIDTH = 1e12, 1e11
 PREDICT = ["profile", "predict", "--model", "gpt2", "--cluster"]

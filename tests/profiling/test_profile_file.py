@@ -15,8 +15,7 @@ from hetplan.errors import InputError
 from hetplan.formulations.amp.data import AmpData
 from hetplan.formulations.amp.pose import pose
 from hetplan.formulations.amp.problem import compile_problem
-from hetplan.profiling.catalogue import GIB
-from hetplan.profiling.cluster import Cluster, example_cluster
+from hetplan.profiling.cluster import GIB, Cluster, example_cluster
 from hetplan.profiling.frameworks import RESERVED_BYTES
 from hetplan.profiling.models import load_model
 from hetplan.profiling.predict import default_micro_batches, default_tensor_degrees, predict

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from hetplan.errors import InputError
-from hetplan.profiling.catalogue import DeviceSpec, catalogue, device
-from hetplan.profiling.cluster import example_cluster
+from hetplan.profiling.cluster import DeviceSpec, catalogue, device, example_cluster
 from hetplan.profiling.operators import Precision, Shape
 from hetplan.profiling.rates.collectives import (
     WIRES,
@@ -21,10 +20,11 @@ from hetplan.profiling.rates.collectives import (
     curve_of,
     node_fabric,
 )
-from hetplan.profiling.rates.moves import MoveKind, move_seconds
 from hetplan.profiling.rates.products import (
     PHYSICS,
     Machine,
+    MoveKind,
+    move_seconds,
     physical,
     product_seconds,
     products_seconds,

@@ -26,8 +26,13 @@ from hetplan.profiling.zoo import bert, gpt2, llama, text_model
 torch: Any = pytest.importorskip("torch", reason="torch is an extra of hetplan")
 
 from hetplan.runtime.measuring import layers as measure  # noqa: E402
-from hetplan.runtime.measuring.batches import Trial, explore_stages, measure_batch_curve  # noqa: E402
-from hetplan.runtime.measuring.collectives import groups_of, torchrun_place  # noqa: E402
+from hetplan.runtime.measuring.batches import (  # noqa: E402  # noqa: E402
+    Trial,
+    explore_stages,
+    groups_of,
+    measure_batch_curve,
+    torchrun_place,
+)
 from hetplan.runtime.measuring.networks import KINDS, network, out_of_memory, saved_bytes  # noqa: E402
 
 SMALL = {"vocabulary": 97}

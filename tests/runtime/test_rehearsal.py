@@ -15,9 +15,9 @@ from fakes.workloads import cluster_document, small
 from hetplan.files import read_json
 from hetplan.formulations.joint.plan import save_plan
 from hetplan.profiling.models import load_model
+from hetplan.profiling.operators import DEFAULT_STACK
 from hetplan.profiling.sailor.validation import spearman
 from hetplan.profiling.simulator.pipeline import Collective, Replica as Pipeline
-from hetplan.profiling.stack import DEFAULT_STACK
 from hetplan.runtime.job import Job, Measured, StepReport
 from hetplan.runtime.replay import replay
 from hetplan.runtime.virtual import Rehearsal, finish, take

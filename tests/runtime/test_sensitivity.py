@@ -17,8 +17,8 @@ from hetplan.errors import InputError
 from hetplan.formulations.joint.plan import save_plan
 from hetplan.planner.amp import DataParallel
 from hetplan.planner.strategy import propose
+from hetplan.profiling.operators import DEFAULT_STACK
 from hetplan.profiling.profile import Profile, Readings
-from hetplan.profiling.stack import DEFAULT_STACK
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.replay import replay
 from hetplan.runtime.sensitivity import perturbed, relative_spread, scenarios, sensitivity

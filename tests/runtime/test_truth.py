@@ -22,8 +22,7 @@ from hetplan.profiling.transformer import transformer_layers
 from hetplan.profiling.zoo import text_model
 from hetplan.runtime.calibration import predicted_seconds
 from hetplan.runtime.truth.compare import calibrate_set, compare
-from hetplan.runtime.truth.job import layer_ranges, posed_plan, posed_workload
-from hetplan.runtime.truth.known import EAGER, PARALLEL, gpt
+from hetplan.runtime.truth.job import EAGER, PARALLEL, gpt, layer_ranges, posed_plan, posed_workload
 from hetplan.runtime.truth.machines import A100_80, cluster
 from hetplan.runtime.truth.runs import megatron_job, mosaic_job, vtrain_job
 from hetplan.runtime.truth.scores import Scoring, order, regret, summarised, tied

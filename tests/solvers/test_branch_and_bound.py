@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from hetplan.solvers.branch_and_bound import Expansion, Incumbent, Proof, SearchLimits, search
-from hetplan.solvers.options import Options
-from hetplan.solvers.run import Progress, Run, Stopped
+from hetplan.solvers.run import Options, Progress, Run, Stopped
 
 Taken = tuple[bool, ...]
 SEEDS = range(30)

@@ -17,9 +17,7 @@ from hetplan.errors import InputError
 from hetplan.solvers import cpsat, highs, native
 from hetplan.solvers.general import minimise
 from hetplan.solvers.model import Model, ModelAnswer, Totals
-from hetplan.solvers.options import NativeValue, Options
-from hetplan.solvers.result import Stop
-from hetplan.solvers.run import Progress, Run
+from hetplan.solvers.run import NativeValue, Options, Progress, Run, Stop
 from milps import knapsack, small
 from stopping import After, over
 
@@ -254,7 +252,7 @@ def test_cancel_returns_although_highs_hears_nothing(monkeypatch: pytest.MonkeyP
 DEEP_IN_AN_LP = """
 import threading
 from hetplan.solvers import highs
-from hetplan.solvers.options import Options
+from hetplan.solvers.run import Options
 from hetplan.solvers.run import Run
 from milps import sparse_packing
 going = Run(Options(threads=2))
@@ -280,7 +278,7 @@ def test_the_process_may_end_while_highs_is_deep_in_an_lp() -> None:
 ONE_PROCESS = """
 import {0}, {1}
 from hetplan.solvers import cpsat, highs
-from hetplan.solvers.options import Options
+from hetplan.solvers.run import Options
 from hetplan.solvers.run import Run
 from hetplan.solvers.model import Model
 model = Model()

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from hetplan.solvers.labels import Extensions, KeptLabels, LabelLimits, Labels, Numbers, set_labels
-from hetplan.solvers.options import Options
-from hetplan.solvers.run import Run, Stopped
+from hetplan.solvers.run import Options, Run, Stopped
 
 LAYERS, NODES = 6, 4
 FIELDS = [("bound", "f8"), ("parent", "i8"), ("cost", "f8"), ("used", "i8"), ("node", "i8")]

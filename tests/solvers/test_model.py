@@ -22,9 +22,7 @@ from hetplan.solvers.general import (
     solve_with,
 )
 from hetplan.solvers.model import Model, Totals, member_names
-from hetplan.solvers.options import Options
-from hetplan.solvers.result import Outcome, Stop
-from hetplan.solvers.run import Run, Stopped
+from hetplan.solvers.run import Options, Outcome, Run, Stop, Stopped
 from stopping import cancelled_after, over
 
 METHODS = ("cp-sat", "milp", "pyomo")

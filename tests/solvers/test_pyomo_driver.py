@@ -10,10 +10,8 @@ import pytest
 
 from hetplan.errors import InputError, UnsupportedError
 from hetplan.solvers import highs, pyomo_driver
-from hetplan.solvers.options import Options
 from hetplan.solvers.pyomo_driver import dialect, engine
-from hetplan.solvers.result import Stop
-from hetplan.solvers.run import Run
+from hetplan.solvers.run import Options, Run, Stop
 from milps import knapsack, small
 from stopping import After
 

@@ -7,10 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from hetplan.solvers import registry
-from hetplan.solvers.options import Options
 from hetplan.solvers.registry import Evaluation, Family, Method
-from hetplan.solvers.result import Outcome, Stop
-from hetplan.solvers.run import Run, Stopped
+from hetplan.solvers.run import Options, Outcome, Run, Stop, Stopped
 from stopping import cancelled_after, over
 
 

@@ -16,8 +16,7 @@ from hetplan.formulations.joint.design import design_of
 from hetplan.formulations.joint.evaluate import evaluate
 from hetplan.formulations.joint.pose import pose
 from hetplan.formulations.joint.search import Parameters, search
-from hetplan.solvers.options import Options
-from hetplan.solvers.run import Run
+from hetplan.solvers.run import Options, Run
 from markdown_pages import ROOT
 from present import present
 

@@ -8,7 +8,7 @@ import pytest
 
 from hetplan.errors import InputError
 from hetplan.instances.library import find
-from hetplan.solvers.options import Options
+from hetplan.solvers.run import Options
 from hetplan.studies.rows import (
     COLUMNS,
     FOLDER,

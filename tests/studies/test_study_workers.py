@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from hetplan.solvers.options import Options
+from hetplan.solvers.run import Options
 from hetplan.studies.rows import Row, Task, keys, read_rows, tasks
 from hetplan.studies.workers import Patience, death, run_tasks
 
@@ -24,7 +24,7 @@ MARK = "HETPLAN_STUDY_TEST"
 STUDY = """
 import sys
 from pathlib import Path
-from hetplan.solvers.options import Options
+from hetplan.solvers.run import Options
 from hetplan.studies import workers
 from hetplan.studies.rows import carry_out, tasks
 options = Options(threads=1, time_limit=20)

@@ -44,12 +44,12 @@ def offering(target: str, *, ending: str = "", many: bool = False) -> Completer:
 
 problems = offering("hetplan.formulations:FAMILIES")
 models = offering("hetplan.profiling.zoo:BUILT_IN")
-devices = offering("hetplan.profiling.catalogue:catalogue", ending=":", many=True)
+devices = offering("hetplan.profiling.cluster:catalogue", ending=":", many=True)
 precisions = offering("hetplan.profiling.operators:PRECISIONS", many=True)
 strategies = offering("hetplan.planner:STRATEGIES", many=True)
 frameworks = offering("hetplan.runtime.export:EXPORTERS")
 trainers = offering("hetplan.profiling.frameworks:FRAMEWORKS")
-stacks = offering("hetplan.profiling.stack:STACKS")
+stacks = offering("hetplan.profiling.operators:STACKS")
 clusters = offering("hetplan.profiling.cluster:example_clusters")
 parameters = offering("hetplan.formulations.astra.search.space:PARAMETERS", ending="=")
 

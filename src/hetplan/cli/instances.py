@@ -24,9 +24,8 @@ from hetplan.instances.library import (
 )
 from hetplan.instances.update import Change, Finding, changes, findings_of_answers, shelf, write
 from hetplan.solvers.export import Collector, method_of
-from hetplan.solvers.options import Options
 from hetplan.solvers.registry import load
-from hetplan.solvers.run import Run
+from hetplan.solvers.run import Options, Run
 from hetplan.studies.rows import findings_of_rows, read_rows
 from hetplan.text import Table, number_text, percent_text
 

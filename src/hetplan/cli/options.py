@@ -21,10 +21,9 @@ from hetplan.profiling import cluster as clusters
 from hetplan.profiling.cluster import Cluster
 from hetplan.profiling.efficiency import LearnedLinks, LinkEfficiencyFile
 from hetplan.profiling.frameworks import load_framework
-from hetplan.profiling.operators import Precision
-from hetplan.profiling.stack import load_stack
+from hetplan.profiling.operators import Precision, load_stack
 from hetplan.profiling.workload import Workload, make_workload
-from hetplan.solvers.options import NativeValue, Options
+from hetplan.solvers.run import NativeValue, Options
 from hetplan.studies.rows import digest, subjects
 
 LARGEST = 10_000  # of micro-batches and degrees: beyond any device and any node

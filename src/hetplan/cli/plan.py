@@ -37,8 +37,7 @@ from hetplan.cli.options import (
 )
 from hetplan.cli.output import Display, emit, note, watched
 from hetplan.formulations.joint.plan import save_plan
-from hetplan.solvers.result import OPTIMAL_GAP, relative_gap
-from hetplan.solvers.run import Run
+from hetplan.solvers.run import OPTIMAL_GAP, Run, relative_gap
 from hetplan.text import (
     Table,
     bytes_text,

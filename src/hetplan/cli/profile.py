@@ -44,7 +44,7 @@ from hetplan.profiling.importers import import_file
 from hetplan.profiling.importers.common import Imported, Settings
 from hetplan.profiling.measured import BatchCurve, Collectives
 from hetplan.profiling.models import Model, load_model
-from hetplan.profiling.operators import Precision
+from hetplan.profiling.operators import Precision, load_stack
 from hetplan.profiling.predict import (
     LARGEST_MICRO_BATCH,
     default_micro_batches,
@@ -52,7 +52,6 @@ from hetplan.profiling.predict import (
 )
 from hetplan.profiling.profile import Profile
 from hetplan.profiling.rates.products import measured_products
-from hetplan.profiling.stack import load_stack
 from hetplan.text import (
     Table,
     bytes_text,
@@ -444,7 +443,7 @@ def collectives(
 ) -> int:
     """Measure latency and bandwidth of what ranks do together; run it under torchrun, a process per
     device. Rank 0 prints and writes."""
-    from hetplan.runtime.measuring.collectives import measure_collectives
+    from hetplan.runtime.measuring.batches import measure_collectives
 
     measured = measure_collectives(device, repeats=repeats, tell=None if quiet else note)
     if measured is None:

@@ -28,17 +28,24 @@ from hetplan.cli.options import (
     whole_numbers,
 )
 from hetplan.cli.output import emit, note
-from hetplan.errors import InputError
-from hetplan.formulations.astra.search import engine, pool
+from hetplan.errors import InputError, unknown_name
+from hetplan.formulations.astra.search import engine, space as pools
 from hetplan.formulations.astra.search.engine import columns_of
 from hetplan.formulations.astra.search.links import Assumptions
 from hetplan.formulations.astra.search.plot import check_plot_target, write_plot
-from hetplan.formulations.astra.search.pool import Mode, Offer, Pool, offer_of, offers_of_cluster
 from hetplan.formulations.astra.search.result import Candidate, Job, SearchResult, summary
 from hetplan.formulations.astra.search.rules import Rule, default_rules, rules_from_file
-from hetplan.formulations.astra.search.space import PARAMETERS, Space, measured_sizes
+from hetplan.formulations.astra.search.space import (
+    PARAMETERS,
+    Mode,
+    Offer,
+    Pool,
+    Space,
+    measured_sizes,
+    offer_of,
+    offers_of_cluster,
+)
 from hetplan.instances.library import Instance, save_instance
-from hetplan.names import unknown_name
 from hetplan.profiling.cluster import GBIT, MAX_DEVICES, Cluster
 from hetplan.profiling.efficiency import LearnedLinks, LinkEfficiencyFile
 from hetplan.profiling.models import Model, load_model
@@ -121,15 +128,15 @@ class GpuPool:
         if self.total is not None and mode != "heterogeneous":
             raise InputError("--total is for the heterogeneous mode", got=self.total)
         if mode == "cost":
-            return pool.cost(offers, max(offer.most for offer in offers))
+            return pools.cost(offers, max(offer.most for offer in offers))
         if mode == "heterogeneous":
             most = sum(offer.most for offer in offers)
-            return pool.heterogeneous(most if self.total is None else self.total, offers)
+            return pools.heterogeneous(most if self.total is None else self.total, offers)
         if len(offers) != 1:
             raise InputError(
                 "the homogeneous mode takes one type", where="--gpus", got=f"{len(offers)} types"
             )
-        return pool.homogeneous(offers[0])
+        return pools.homogeneous(offers[0])
 
 
 @dataclass(frozen=True, kw_only=True)

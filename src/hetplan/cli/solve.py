@@ -31,10 +31,8 @@ from hetplan.errors import HetplanError, InputError, UnsupportedError
 from hetplan.files import to_json
 from hetplan.instances.answers import Verdict, answer_document, judge, read_claims
 from hetplan.instances.library import Instance, plain
-from hetplan.solvers.options import Options
 from hetplan.solvers.registry import Family, load, solve as solve_one
-from hetplan.solvers.result import Result, Stop
-from hetplan.solvers.run import Run
+from hetplan.solvers.run import Options, Result, Run, Stop
 from hetplan.text import Table, number_text, percent_text, seconds_text
 
 # Among a result's details: the exception of a method that broke.

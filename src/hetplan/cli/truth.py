@@ -38,12 +38,11 @@ from hetplan.runtime.calibration import (
 )
 from hetplan.runtime.sensitivity import Sensitivity, perturbed, scenarios, sensitivity as analyse
 from hetplan.runtime.truth.compare import SETS, calibrate_set, compare, reasons, standings
-from hetplan.runtime.truth.known import known_rows
+from hetplan.runtime.truth.job import known_rows
 from hetplan.runtime.truth.scores import summary
 from hetplan.runtime.truth.tables import GIB, Compared
 from hetplan.schema import parse
-from hetplan.solvers.options import Options
-from hetplan.solvers.run import Run
+from hetplan.solvers.run import Options, Run
 from hetplan.text import Table, bytes_text, number_text, percent_text, seconds_text
 
 

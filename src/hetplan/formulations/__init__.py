@@ -10,8 +10,7 @@ from dataclasses import replace
 from functools import cache
 from importlib.metadata import entry_points
 
-from hetplan.errors import InputError
-from hetplan.names import unknown_name
+from hetplan.errors import InputError, unknown_name
 from hetplan.solvers.registry import Family, Method, load
 
 FAMILIES: dict[str, str] = {

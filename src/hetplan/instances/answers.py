@@ -24,7 +24,7 @@ from hetplan.errors import InputError
 from hetplan.instances.library import BEST_FORMAT, BestKnown, Instance, parse_best_known, plain
 from hetplan.schema import Name, parse
 from hetplan.solvers.registry import Evaluation, evaluate
-from hetplan.solvers.result import OPTIMAL_GAP, Result, relative_gap
+from hetplan.solvers.run import OPTIMAL_GAP, Result, relative_gap
 
 Status = Literal["optimal", "feasible", "infeasible", "unknown"]
 Figure = Annotated[float, Field(allow_inf_nan=False)]

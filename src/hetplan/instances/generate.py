@@ -13,11 +13,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hetplan.errors import InputError
+from hetplan.errors import InputError, unknown_name
 from hetplan.instances.library import Instance
-from hetplan.names import unknown_name
-from hetplan.profiling.catalogue import catalogue
-from hetplan.profiling.cluster import Cluster, ClusterFile, build_cluster
+from hetplan.profiling.cluster import Cluster, ClusterFile, build_cluster, catalogue
 from hetplan.profiling.models import load_model
 from hetplan.profiling.predict import PREDICTOR
 from hetplan.profiling.workload import Workload, make_workload

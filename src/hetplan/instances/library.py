@@ -30,12 +30,12 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
+from hetplan.errors import unknown_name
 from hetplan.files import read_json, to_json, write_text
 from hetplan.formulations import FAMILIES, family
-from hetplan.names import unknown_name
 from hetplan.schema import Name, NonNegative, StrictModel, check_header, parse
 from hetplan.solvers.registry import Family
-from hetplan.solvers.result import OPTIMAL_GAP, Result, relative_gap
+from hetplan.solvers.run import OPTIMAL_GAP, Result, relative_gap
 
 FORMAT, VERSION = "hetplan-instance", 1
 BEST = ".best.json"

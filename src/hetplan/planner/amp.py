@@ -36,8 +36,7 @@ from hetplan.planner.strategy import (
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.replay import replay
 from hetplan.solvers.registry import evaluate, solve
-from hetplan.solvers.result import Result
-from hetplan.solvers.run import Run
+from hetplan.solvers.run import Result, Run
 from hetplan.text import bytes_text
 
 Placement = list[list[list[int]]]

@@ -14,18 +14,19 @@ from hetplan.errors import UnsupportedError
 from hetplan.formulations.amp.problem import Configuration, megatron_placement
 from hetplan.formulations.astra.search.engine import search
 from hetplan.formulations.astra.search.links import Assumptions
-from hetplan.formulations.astra.search.pool import (
-    Pool,
-    heterogeneous,
-    homogeneous,
-    offers_of_cluster,
-)
 from hetplan.formulations.astra.search.result import (
     Candidate as AstraCandidate,
     Job,
     summary,
 )
-from hetplan.formulations.astra.search.space import Space, measured_sizes
+from hetplan.formulations.astra.search.space import (
+    Pool,
+    Space,
+    heterogeneous,
+    homogeneous,
+    measured_sizes,
+    offers_of_cluster,
+)
 from hetplan.formulations.joint.plan import MicroBatches, Plan, Prediction, Replica, new_plan
 from hetplan.planner.strategy import (
     Candidate,

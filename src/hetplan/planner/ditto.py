@@ -43,8 +43,7 @@ from hetplan.planner.strategy import (
 )
 from hetplan.profiling.workload import Workload
 from hetplan.solvers.registry import solve
-from hetplan.solvers.result import Result
-from hetplan.solvers.run import Run
+from hetplan.solvers.run import Result, Run
 from hetplan.text import counted
 
 AUTO = StrategyMethod("auto", exact=True)

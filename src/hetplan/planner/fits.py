@@ -20,22 +20,20 @@ from typing import Any
 
 import numpy as np
 
-from hetplan.errors import InputError
+from hetplan.errors import InputError, unknown_name
 from hetplan.formulations.joint.costs import Floats
-from hetplan.formulations.joint.memory import Held, Passes, held_on
 from hetplan.formulations.joint.pose import costs_of
-from hetplan.names import unknown_name
+from hetplan.formulations.joint.sharding import Held, Passes, held_on
 from hetplan.profiling.cluster import MAX_DEVICES, Cluster, Node, open_cluster
 from hetplan.profiling.frameworks import HETPLAN, Framework
 from hetplan.profiling.models import Model, load_model
-from hetplan.profiling.operators import ELEMENT_BYTES, Precision
+from hetplan.profiling.operators import DEFAULT_STACK, ELEMENT_BYTES, Precision
 from hetplan.profiling.predict import (
     LARGEST_MICRO_BATCH,
     default_micro_batches,
     default_tensor_degrees,
     predict,
 )
-from hetplan.profiling.stack import DEFAULT_STACK
 from hetplan.profiling.times import Recomputation
 from hetplan.profiling.workload import Workload, make_workload
 from hetplan.text import bytes_text, counted

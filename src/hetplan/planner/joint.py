@@ -16,8 +16,14 @@ from hetplan.formulations.joint.data import JointData
 from hetplan.formulations.joint.evaluate import broken, decision_of, plan_of
 from hetplan.formulations.joint.plan import Plan
 from hetplan.formulations.joint.pose import pose
-from hetplan.planner.strategy import Candidate, NoPlan, Problem, Strategy, StrategyMethod
-from hetplan.planner.variant import useful_modes
+from hetplan.planner.strategy import (
+    Candidate,
+    NoPlan,
+    Problem,
+    Strategy,
+    StrategyMethod,
+    useful_modes,
+)
 from hetplan.profiling.workload import Workload
 from hetplan.schema import Positive, StrictModel
 from hetplan.solvers.registry import solve

@@ -11,20 +11,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from hetplan.errors import InputError
-from hetplan.names import unknown_name
+from hetplan.errors import InputError, unknown_name
 from hetplan.planner.ranking import Criteria, Planning, make_plans
 from hetplan.planner.search import OnCandidate
 from hetplan.planner.strategy import Settings, make_strategies
 from hetplan.profiling.cluster import Cluster, open_cluster
 from hetplan.profiling.frameworks import HETPLAN, Framework
 from hetplan.profiling.models import Model
-from hetplan.profiling.operators import PRECISIONS, Precision
+from hetplan.profiling.operators import DEFAULT_STACK, PRECISIONS, Precision, Stack
 from hetplan.profiling.profile import Profile
-from hetplan.profiling.stack import DEFAULT_STACK, Stack
 from hetplan.profiling.workload import Workload, make_workload
-from hetplan.solvers.options import Options
-from hetplan.solvers.run import Run
+from hetplan.solvers.run import Options, Run
 
 TIME_LIMIT = 60.0
 AUTO = "auto"

@@ -17,8 +17,15 @@ from hetplan.planner.explain import Explanation, explain
 from hetplan.planner.fits import advice
 from hetplan.planner.joint import Joint
 from hetplan.planner.search import OnCandidate, StrategySearch
-from hetplan.planner.strategy import Candidate, Strategy, joined, make_strategies
-from hetplan.planner.variant import MOST_TYPES, Variant, parts_of_cluster
+from hetplan.planner.strategy import (
+    MOST_TYPES,
+    Candidate,
+    Strategy,
+    Variant,
+    joined,
+    make_strategies,
+    parts_of_cluster,
+)
 from hetplan.profiling.workload import Workload
 from hetplan.solvers.run import Run
 from hetplan.text import number_text

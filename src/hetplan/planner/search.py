@@ -18,12 +18,16 @@ from functools import cached_property
 
 from hetplan.errors import UnsupportedError
 from hetplan.formulations.joint.plan import Plan, Prediction
-from hetplan.planner.strategy import Candidate, Strategy, StrategyMethod, joined, propose
-from hetplan.planner.variant import (
+from hetplan.planner.strategy import (
     PLAIN,
+    Candidate,
+    Strategy,
+    StrategyMethod,
     Variant,
+    joined,
     on_part,
     places_of,
+    propose,
     recomputed,
     renumbered,
     useful_modes,

@@ -16,10 +16,8 @@ from typing import Any
 from hetplan.errors import InputError
 from hetplan.planner.ranking import Planning, make_plans
 from hetplan.planner.search import OnCandidate, on_devices, shortest
-from hetplan.planner.strategy import Candidate, Strategy, make_strategies
-from hetplan.planner.variant import Part, places_of
-from hetplan.profiling.catalogue import device
-from hetplan.profiling.cluster import GBIT, Cluster, Node
+from hetplan.planner.strategy import Candidate, Part, Strategy, make_strategies, places_of
+from hetplan.profiling.cluster import GBIT, Cluster, Node, device
 from hetplan.profiling.workload import Workload, make_workload
 from hetplan.solvers.run import Run
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from hetplan.errors import InputError
 from hetplan.files import read_bytes
-from hetplan.profiling.catalogue import catalogue
+from hetplan.profiling.cluster import catalogue
 
 MOST_HOSTS = 4096
 # Gbit/s, where nothing is measured or told: PCIe 4.0 x16, and a data centre's Ethernet.

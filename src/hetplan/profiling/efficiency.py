@@ -29,12 +29,11 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from hetplan.errors import InputError
-from hetplan.profiling.catalogue import DeviceSpec, catalogue
+from hetplan.profiling.cluster import DeviceSpec, catalogue
 from hetplan.profiling.measured import Collectives
 from hetplan.profiling.operators import Operator, Precision, Shape
 from hetplan.profiling.profile import Provenance
-from hetplan.profiling.rates.moves import move_seconds
-from hetplan.profiling.rates.products import products_seconds
+from hetplan.profiling.rates.products import move_seconds, products_seconds
 from hetplan.schema import (
     Document,
     Name,

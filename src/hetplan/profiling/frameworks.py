@@ -9,8 +9,8 @@ from typing import Annotated
 
 from pydantic import Strict
 
-from hetplan.names import unknown_name
-from hetplan.profiling.catalogue import GIB
+from hetplan.errors import unknown_name
+from hetplan.profiling.cluster import GIB
 from hetplan.profiling.times import Recomputation
 from hetplan.schema import Count, Name, NonNegative, StrictModel
 

@@ -5,10 +5,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from hetplan.errors import InputError
-from hetplan.names import unknown_name
-from hetplan.profiling.operators import PRECISIONS, Layer, Precision
-from hetplan.profiling.stack import Attention
+from hetplan.errors import InputError, unknown_name
+from hetplan.profiling.operators import PRECISIONS, Attention, Layer, Precision
 from hetplan.profiling.zoo import ModelSpec, built_in
 
 

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 from hetplan.errors import InputError
 from hetplan.profiling.cluster import Cluster
 from hetplan.profiling.models import Model
-from hetplan.profiling.operators import ELEMENT_BYTES
+from hetplan.profiling.operators import DEFAULT_STACK, ELEMENT_BYTES, Stack
 from hetplan.profiling.profile import Profile, ProfileLayer, ProfileTable, Provenance
 from hetplan.profiling.rates.shipped import shipped
-from hetplan.profiling.stack import DEFAULT_STACK, Stack
 from hetplan.profiling.times import Rates, layer_time
 from hetplan.schema import derived
 

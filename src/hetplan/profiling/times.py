@@ -21,9 +21,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetplan.errors import InputError
-from hetplan.profiling.catalogue import DeviceSpec
+from hetplan.profiling.cluster import DeviceSpec
 from hetplan.profiling.operators import (
+    DEFAULT_STACK,
     ELEMENT_BYTES,
+    FLASH_SPREAD,
+    HALF_SEQUENCE,
     REPEATED,
     Counted,
     Elementwise,
@@ -33,12 +36,12 @@ from hetplan.profiling.operators import (
     Operator,
     Precision,
     Shape,
+    Stack,
+    flash_shares,
     launches,
 )
 from hetplan.profiling.rates.estimate import Estimate
-from hetplan.profiling.rates.moves import MoveKind, move_seconds
-from hetplan.profiling.rates.products import product_seconds
-from hetplan.profiling.stack import DEFAULT_STACK, FLASH_SPREAD, HALF_SEQUENCE, Stack, flash_shares
+from hetplan.profiling.rates.products import MoveKind, move_seconds, product_seconds
 
 if TYPE_CHECKING:
     from hetplan.profiling.efficiency import Learned

@@ -16,8 +16,15 @@ split in embedding and head.
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from hetplan.profiling.operators import Elementwise, Layer, Matmul, Operator, Reduce, Saved
-from hetplan.profiling.stack import Attention
+from hetplan.profiling.operators import (
+    Attention,
+    Elementwise,
+    Layer,
+    Matmul,
+    Operator,
+    Reduce,
+    Saved,
+)
 
 Norm = Literal["layer", "rms", "pixel"]
 

@@ -10,10 +10,9 @@ from hetplan.errors import InputError
 from hetplan.profiling.cluster import Cluster, load_cluster
 from hetplan.profiling.frameworks import HETPLAN, RESERVED_BYTES, Framework, load_framework
 from hetplan.profiling.models import Model, check_made_for, load_model
-from hetplan.profiling.operators import Precision
+from hetplan.profiling.operators import DEFAULT_STACK, Precision, Stack, load_stack
 from hetplan.profiling.predict import check_global_batch, default_micro_batches, predict
 from hetplan.profiling.profile import Profile, load_profile
-from hetplan.profiling.stack import DEFAULT_STACK, Stack, load_stack
 
 if TYPE_CHECKING:
     from hetplan.profiling.efficiency import LearnedLinks

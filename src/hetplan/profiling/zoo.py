@@ -8,10 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hetplan.errors import InputError
-from hetplan.names import unknown_name
-from hetplan.profiling.operators import Layer
-from hetplan.profiling.stack import Attention
+from hetplan.errors import InputError, unknown_name
+from hetplan.profiling.operators import Attention, Layer
 from hetplan.profiling.transformer import Experts, Transformer, transformer, transformer_layers
 from hetplan.profiling.vision import encoder, transgan_layers, vgg_layers, vit_layers
 

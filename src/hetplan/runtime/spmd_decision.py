@@ -8,7 +8,7 @@ be one of its triples, in an order that proves the goal. Whatever passes can be 
 from hetplan.errors import InputError
 from hetplan.formulations import family
 from hetplan.formulations.hap.data import Device, HapDecision
-from hetplan.formulations.hap.spmd.forms import (
+from hetplan.formulations.hap.spmd.operators import (
     Change,
     Instruction,
     Run,
@@ -16,9 +16,8 @@ from hetplan.formulations.hap.spmd.forms import (
     form_name,
     reading_segment,
 )
-from hetplan.formulations.hap.spmd.prices import ring
 from hetplan.formulations.hap.spmd.program import SingleProgram
-from hetplan.formulations.hap.spmd.rules import Theory, theory_of
+from hetplan.formulations.hap.spmd.rules import Theory, ring, theory_of
 from hetplan.formulations.hap.spmd.whole import Decided
 from hetplan.formulations.joint.plan import Plan, SpmdInstruction, SpmdProgram
 from hetplan.solvers.registry import evaluate

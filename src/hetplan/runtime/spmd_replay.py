@@ -13,7 +13,7 @@ import numpy as np
 
 from hetplan.formulations.hap.pose import priced, ring_links, saved_bytes
 from hetplan.formulations.hap.spmd.networks import program_of
-from hetplan.formulations.hap.spmd.prices import Holding
+from hetplan.formulations.hap.spmd.rules import Holding
 from hetplan.formulations.hap.spmd.whole import Decided, Prices, Stage, Timed
 from hetplan.formulations.joint.plan import Plan
 from hetplan.formulations.joint.pose import costs_of

@@ -23,9 +23,7 @@ from hetplan.solvers.native import (
     drive,
     stop_reason,
 )
-from hetplan.solvers.options import NativeValue, Options
-from hetplan.solvers.result import Stop
-from hetplan.solvers.run import Run
+from hetplan.solvers.run import NativeValue, Options, Run, Stop
 
 BACKEND = "cp-sat"
 SOLVER = f"CP-SAT {version('ortools')}"

@@ -14,9 +14,7 @@ from typing import Any, Generic, TypeVar
 
 from hetplan.solvers.model import Model, ModelAnswer
 from hetplan.solvers.native import UNCLEAR, Sink, stop_reason
-from hetplan.solvers.options import Options
-from hetplan.solvers.result import Outcome, Stop
-from hetplan.solvers.run import Run, Stopped
+from hetplan.solvers.run import Options, Outcome, Run, Stop, Stopped
 
 D = TypeVar("D")
 

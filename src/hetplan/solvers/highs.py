@@ -18,9 +18,7 @@ from numpy.typing import NDArray
 from hetplan.errors import InputError
 from hetplan.solvers.model import LinearArrays, Model, ModelAnswer
 from hetplan.solvers.native import GAP_SHARE, UNCLEAR, Latest, Scale, Sink, drive, stop_reason
-from hetplan.solvers.options import NativeValue, Options
-from hetplan.solvers.result import Stop
-from hetplan.solvers.run import Run
+from hetplan.solvers.run import NativeValue, Options, Run, Stop
 
 BACKEND = "highs"
 SOLVER = f"HiGHS {version('highspy')}"

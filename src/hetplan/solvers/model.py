@@ -44,8 +44,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from hetplan.errors import UnsupportedError
 from hetplan.solvers.native import Scale
-from hetplan.solvers.result import Stop
-from hetplan.solvers.run import Run
+from hetplan.solvers.run import Run, Stop
 
 Columns = NDArray[np.int64]
 Floats = NDArray[np.float64]

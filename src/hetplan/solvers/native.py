@@ -18,8 +18,7 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from hetplan.solvers.result import Stop
-from hetplan.solvers.run import Run
+from hetplan.solvers.run import Run, Stop
 
 T = TypeVar("T")
 # (incumbent, bound) in the instance's unit; None where nothing new is known.

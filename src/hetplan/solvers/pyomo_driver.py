@@ -31,9 +31,7 @@ from hetplan.solvers.native import (
     drive,
     stop_reason,
 )
-from hetplan.solvers.options import NativeValue, Options
-from hetplan.solvers.result import Stop
-from hetplan.solvers.run import Run
+from hetplan.solvers.run import NativeValue, Options, Run, Stop
 
 BACKEND = "pyomo"
 # How long a solver may take to notice by itself that the time is up before its answer is given up.

@@ -12,11 +12,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from hetplan.errors import DisagreementError, HetplanError
-from hetplan.names import unknown_name
+from hetplan.errors import DisagreementError, HetplanError, unknown_name
 from hetplan.solvers.native import stop_reason
-from hetplan.solvers.result import Outcome, Result, Stop
-from hetplan.solvers.run import Run, Stopped
+from hetplan.solvers.run import Outcome, Result, Run, Stop, Stopped
 
 # The general solvers behind the methods that every family has.
 BACKENDS = {"cp-sat": ("cp-sat",), "milp": ("highs",), "pyomo": ("pyomo",)}

@@ -1,13 +1,101 @@
-"""One run in progress: its options, its clock, its progress reports and the wish to stop it."""
+"""One run in progress: its options, its clock, its progress reports and the wish to stop it.
 
+Options that every method takes, typed; a native block passes a back end's own options
+through.
+
+What a run of a method returns: first the method's own outcome, then the result as judged from
+outside.
+"""
+
+import math
+import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from enum import StrEnum
+from typing import Any, Generic, TypeVar
 
-from hetplan.solvers.options import Options
-from hetplan.solvers.result import relative_gap
+from hetplan.errors import InputError
+
+NativeValue = bool | int | float | str
+# Native options that would repeat a common one: the common field is the only place for them.
+RESERVED: Mapping[str, Mapping[str, str]] = {
+    "cp-sat": {
+        "max_time_in_seconds": "time_limit",
+        "relative_gap_limit": "gap",
+        "num_workers": "threads",
+        "num_search_workers": "threads",
+        "random_seed": "seed",
+    },
+    "highs": {
+        "time_limit": "time_limit",
+        "mip_rel_gap": "gap",
+        "threads": "threads",
+        "random_seed": "seed",
+    },
+    "pyomo": {},
+}
+
+
+# Back ends start them all, needed or not; more than any machine's cores only take memory and
+# minutes.
+MOST_THREADS = 512
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What a caller may ask of any method.
+
+    time_limit: seconds for one method on one instance, None for none.
+    gap: relative gap at which a proof may stop; 1e-6 counts as optimal.
+    threads: worker threads of general solvers (1 to 512). seed: of everything random.
+    pyomo_solver: the solver name behind the `pyomo` method.
+    native: back end ("cp-sat", "highs", "pyomo") -> its own option names and values.
+    """
+
+    time_limit: float | None = None
+    gap: float = 1e-6
+    threads: int = field(default_factory=lambda: min(os.cpu_count() or 1, MOST_THREADS))
+    seed: int = 0
+    pyomo_solver: str = "highs"
+    native: Mapping[str, Mapping[str, NativeValue]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.time_limit is not None and not (
+            self.time_limit > 0 and math.isfinite(self.time_limit)
+        ):
+            raise InputError("time limit", got=self.time_limit, expected="seconds greater than 0")
+        if not 0 <= self.gap < 1:
+            raise InputError("gap", got=self.gap, expected="a relative gap from 0 to 1")
+        if not 1 <= self.threads <= MOST_THREADS:
+            raise InputError("threads", got=self.threads, expected=f"1 to {MOST_THREADS}")
+        if not 0 <= self.seed < 2**31:
+            raise InputError("seed", got=self.seed, expected="0 to 2147483647")
+        for backend, entries in self.native.items():
+            if backend not in RESERVED:
+                raise InputError(
+                    "native options of an unknown back end",
+                    got=backend,
+                    expected=", ".join(RESERVED),
+                )
+            for name in entries:
+                if name in RESERVED[backend]:
+                    common = RESERVED[backend][name]
+                    raise InputError(
+                        f"native option {backend}.{name} repeats the common option {common}"
+                    )
+
+    def as_dict(self) -> dict[str, object]:
+        """As given, for results and study rows (JSON types only)."""
+        return {
+            "time_limit": self.time_limit,
+            "gap": self.gap,
+            "threads": self.threads,
+            "seed": self.seed,
+            "pyomo_solver": self.pyomo_solver,
+            "native": {backend: dict(entries) for backend, entries in self.native.items()},
+        }
 
 
 @dataclass(frozen=True)
@@ -121,3 +209,86 @@ class Run:
             self.report(note=progress.note)
 
         return replace(self.part(time_limit=self.remaining / count), watch=show)
+
+
+D = TypeVar("D")
+# A gap up to this counts as optimal (the file contract's definition of `optimal`).
+OPTIMAL_GAP = 1e-6
+
+
+def relative_gap(objective: float | None, bound: float | None) -> float | None:
+    """(objective - bound) / objective, never below 0; None when either side is unknown."""
+    if objective is None or bound is None:
+        return None
+    if objective <= 0:  # only possible when everything costs nothing
+        return 0.0
+    return max(0.0, (objective - bound) / objective)
+
+
+class Stop(StrEnum):
+    """Why a run ended; whether it has a decision is a separate question."""
+
+    OPTIMAL = "optimal"  # the search space is exhausted down to the gap asked for
+    INFEASIBLE = "infeasible"  # proven: no decision exists
+    LIMIT = "limit"  # the time limit (or a stated memory limit) was reached
+    INTERRUPTED = "interrupted"  # the user asked to stop
+    DONE = "done"  # a heuristic finished: no claim of optimality
+    ERROR = "error"  # the back end failed; the message says how
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome(Generic[D]):
+    """What a method claims. It carries no objective: the independent evaluator computes that.
+
+    bound: proven lower bound in the instance's unit, None when nothing is proven; kept when time
+    runs out. details: counts worth telling (nodes, labels, configurations pruned …), JSON types
+    only.
+    """
+
+    stop: Stop
+    decision: D | None = None
+    bound: float | None = None
+    build_seconds: float = 0.0  # of general solvers' models; all other time is solving
+    solver: str = "hetplan"
+    message: str = ""
+    details: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result(Generic[D]):
+    """One run of one method on one instance; minimisation.
+
+    objective: of `decision`, from the independent evaluator; None without a decision.
+    bound: proven lower bound or None. Neither is ever 0, inf or nan in place of "unknown".
+    """
+
+    method: str
+    stop: Stop
+    decision: D | None
+    objective: float | None
+    bound: float | None
+    build_seconds: float
+    solve_seconds: float
+    solver: str
+    options: Mapping[str, object]
+    seed: int
+    message: str = ""
+    details: Mapping[str, object] = field(default_factory=dict)
+
+    @property
+    def seconds(self) -> float:
+        """Building and solving together."""
+        return self.build_seconds + self.solve_seconds
+
+    @property
+    def gap(self) -> float | None:
+        """(objective - bound) / objective, never below 0; None when either side is unknown."""
+        return relative_gap(self.objective, self.bound)
+
+    @property
+    def status(self) -> str:
+        """`optimal` (gap <= 1e-6), `feasible`, `infeasible` (proven) or `unknown`, as the file
+        contract says."""
+        if self.objective is not None:
+            return "optimal" if self.gap is not None and self.gap <= OPTIMAL_GAP else "feasible"
+        return "infeasible" if self.stop is Stop.INFEASIBLE else "unknown"

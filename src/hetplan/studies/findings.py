@@ -19,7 +19,7 @@ from operator import itemgetter
 from typing import Any
 
 from hetplan.instances.library import Instance, find
-from hetplan.solvers.result import OPTIMAL_GAP, relative_gap
+from hetplan.solvers.run import OPTIMAL_GAP, relative_gap
 from hetplan.studies.rows import Row
 
 # Excess up to this is called the optimum: the gap at which proofs may stop.

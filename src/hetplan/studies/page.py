@@ -6,7 +6,7 @@ from html import escape
 from urllib.parse import quote
 
 from hetplan.formulations import family
-from hetplan.solvers.result import relative_gap
+from hetplan.solvers.run import relative_gap
 from hetplan.studies.charts import as_svg, charts
 from hetplan.studies.findings import SAME, SIZES, Study, Summary, instances_of, row_size
 from hetplan.studies.rows import Row

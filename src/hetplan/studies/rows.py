@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hetplan.errors import InputError
+from hetplan.errors import InputError, unknown_name
 from hetplan.files import write_bytes
 from hetplan.formulations import FAMILIES, JOINED, family, join
 from hetplan.instances.answers import Answer
@@ -33,9 +33,8 @@ from hetplan.instances.library import (
     library,
 )
 from hetplan.instances.update import Finding
-from hetplan.names import unknown_name
-from hetplan.solvers.options import Options
 from hetplan.solvers.registry import Family
+from hetplan.solvers.run import Options
 
 ALL = "all"
 HEURISTICS, EXACT = "heuristics", "exact-methods"

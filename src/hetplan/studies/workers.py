@@ -28,9 +28,8 @@ from hetplan import __version__
 from hetplan.errors import HetplanError, one_line
 from hetplan.instances.answers import result_document
 from hetplan.instances.library import parse_instance
-from hetplan.solvers.options import Options
 from hetplan.solvers.registry import solve
-from hetplan.solvers.run import Progress, Run
+from hetplan.solvers.run import Options, Progress, Run
 from hetplan.studies.findings import SIZE_KEY, size_of
 from hetplan.studies.rows import Row, Task, text
 

@@ -41,8 +41,7 @@ from hetplan.formulations.amp.problem import (
 )
 from hetplan.solvers.branch_and_bound import Incumbent
 from hetplan.solvers.native import stop_reason
-from hetplan.solvers.result import Outcome, Stop
-from hetplan.solvers.run import Run
+from hetplan.solvers.run import Outcome, Run, Stop
 
 # How many random strategies the paper tries (§4.5).
 DRAWS = 50

@@ -45,8 +45,7 @@ from hetplan.formulations.amp.rows import (
 from hetplan.solvers import branch_and_bound
 from hetplan.solvers.branch_and_bound import Expansion, Incumbent
 from hetplan.solvers.native import stop_reason
-from hetplan.solvers.result import Outcome, Stop
-from hetplan.solvers.run import Run
+from hetplan.solvers.run import Outcome, Run, Stop
 
 # First and last candidate time of the slowest stage.
 Intervals = tuple[tuple[int, int], ...]

@@ -32,8 +32,7 @@ from hetplan.solvers import general
 from hetplan.solvers.branch_and_bound import Expansion, Incumbent, Proof, search
 from hetplan.solvers.model import TooLarge
 from hetplan.solvers.native import Sink, stop_reason
-from hetplan.solvers.result import Outcome, Stop
-from hetplan.solvers.run import Run, Stopped
+from hetplan.solvers.run import Outcome, Run, Stop, Stopped
 
 
 @dataclass(frozen=True)

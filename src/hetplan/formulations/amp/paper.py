@@ -50,8 +50,7 @@ from hetplan.formulations.amp.problem import (
     slowest_pair,
 )
 from hetplan.solvers.native import stop_reason
-from hetplan.solvers.result import Outcome, Stop
-from hetplan.solvers.run import Run
+from hetplan.solvers.run import Outcome, Run, Stop
 
 MAX_TABLE_BYTES = 2 * 2**30
 

@@ -39,8 +39,7 @@ from hetplan.formulations.astra.problem import (
 )
 from hetplan.solvers.general import Formulation, Known, solve_with
 from hetplan.solvers.model import Columns, Model, Totals
-from hetplan.solvers.result import Outcome, Stop
-from hetplan.solvers.run import Run
+from hetplan.solvers.run import Outcome, Run, Stop
 
 # Bounds are sums in another order than the evaluator's.
 ROUNDING = 1e-12

@@ -22,8 +22,7 @@ from hetplan.formulations.astra.problem import (
     infeasible_because,
 )
 from hetplan.solvers.native import stop_reason
-from hetplan.solvers.result import Outcome, Stop
-from hetplan.solvers.run import Run, Stopped
+from hetplan.solvers.run import Outcome, Run, Stop, Stopped
 
 # Layers of several types are tried at once, at most about so many combinations (a hundredth of a
 # second).

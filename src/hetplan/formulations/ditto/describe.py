@@ -6,7 +6,7 @@ from typing import Any
 from hetplan.formulations.ditto.data import DittoData, DittoDecision
 from hetplan.formulations.ditto.evaluate import price, slowest_stage, stage_seconds
 from hetplan.formulations.ditto.templates import Instantiation, Nodes, Readiness, Template
-from hetplan.solvers.result import Stop
+from hetplan.solvers.run import Stop
 from hetplan.text import Table, percent_text, seconds_text
 
 

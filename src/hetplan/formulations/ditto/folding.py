@@ -16,8 +16,7 @@ from hetplan.formulations.ditto.problem import (
     infeasible_because,
 )
 from hetplan.solvers.native import stop_reason
-from hetplan.solvers.result import Outcome, Stop
-from hetplan.solvers.run import Run, Stopped
+from hetplan.solvers.run import Outcome, Run, Stop, Stopped
 
 
 class NoTemplate(Exception):

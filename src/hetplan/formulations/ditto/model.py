@@ -41,8 +41,7 @@ from hetplan.formulations.ditto.problem import (
 )
 from hetplan.solvers.general import Formulation, Known
 from hetplan.solvers.model import Columns, Model, ModelAnswer, Totals
-from hetplan.solvers.result import Outcome, Stop
-from hetplan.solvers.run import Run
+from hetplan.solvers.run import Outcome, Run, Stop
 
 # Beyond this many variables no general solver makes sense of the model.
 MOST_VARIABLES = 1_000_000

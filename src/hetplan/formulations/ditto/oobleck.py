@@ -19,8 +19,7 @@ from hetplan.errors import UnsupportedError
 from hetplan.formulations.ditto.data import DittoData, DittoDecision
 from hetplan.formulations.ditto.folding import NoTemplate, Template, conclude
 from hetplan.formulations.ditto.problem import TIE, DittoProblem, Floats, Ints, Stages
-from hetplan.solvers.result import Outcome
-from hetplan.solvers.run import Run
+from hetplan.solvers.run import Outcome, Run
 
 MOST_BYTES = 3 * 2**29
 BYTES_PER_STATE = 5 * 8 + 4 * 8

@@ -57,8 +57,7 @@ from hetplan.formulations.ditto.problem import (
     total_seconds,
 )
 from hetplan.solvers.general import solve_with
-from hetplan.solvers.result import Outcome, Stop
-from hetplan.solvers.run import Run, Stopped
+from hetplan.solvers.run import Outcome, Run, Stop, Stopped
 
 Atoms = list[tuple[int, int]]
 # (First layer, last layer, kind, number of devices) of each stage.

@@ -37,8 +37,7 @@ from hetplan.formulations.ditto.evaluate import price, stage_seconds
 from hetplan.solvers.general import minimise
 from hetplan.solvers.model import Model
 from hetplan.solvers.native import stop_reason
-from hetplan.solvers.result import Stop
-from hetplan.solvers.run import Run
+from hetplan.solvers.run import Run, Stop
 
 Nodes = tuple[int, ...]
 

@@ -27,12 +27,10 @@ from hetplan.formulations.hap.common import (
     tried_byte_prices,
 )
 from hetplan.formulations.hap.data import HapData, HapDecision
-from hetplan.formulations.hap.problem import Floats
+from hetplan.formulations.hap.problem import Floats, ReducedTheory
 from hetplan.formulations.hap.ratios import best_ratios
-from hetplan.formulations.hap.theory import ReducedTheory
 from hetplan.solvers.native import stop_reason
-from hetplan.solvers.result import Outcome, Stop
-from hetplan.solvers.run import Run
+from hetplan.solvers.run import Outcome, Run, Stop
 
 DOES_NOT_FIT = "no program was found that fits in memory at the ratios tried"
 REPEATED = "no program communicates each tensor at most once; that pruning was left out"

@@ -17,8 +17,7 @@ from dataclasses import dataclass
 import networkx as nx
 import numpy as np
 
-from hetplan.formulations.hap.problem import Floats, Step
-from hetplan.formulations.hap.theory import ReducedTheory
+from hetplan.formulations.hap.problem import Floats, ReducedTheory, Step
 from hetplan.solvers.run import Run
 
 # Fused alternatives of one triple beyond which its producers are left unfused.

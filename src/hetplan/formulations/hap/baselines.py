@@ -15,10 +15,14 @@ import numpy as np
 
 from hetplan.formulations.hap.common import greedy_program, reduced_or_answered, seconds_at
 from hetplan.formulations.hap.data import HapData, HapDecision, Triple
-from hetplan.formulations.hap.problem import Floats, HapProblem, Step, compile_problem
-from hetplan.formulations.hap.theory import ReducedTheory
-from hetplan.solvers.result import Outcome, Stop
-from hetplan.solvers.run import Run
+from hetplan.formulations.hap.problem import (
+    Floats,
+    HapProblem,
+    ReducedTheory,
+    Step,
+    compile_problem,
+)
+from hetplan.solvers.run import Outcome, Run, Stop
 
 _OTHER_DIMENSION = re.compile(r"\|\s*all-gather\(\s*[1-9]\d*\s*\)\s*$", re.IGNORECASE)
 _OTHER_COLLECTIVE = re.compile(

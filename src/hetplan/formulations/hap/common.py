@@ -19,17 +19,17 @@ from hetplan.formulations.hap.problem import (
     Combine,
     Floats,
     HapProblem,
+    ReducedTheory,
     Step,
     TripleSeconds,
     compile_problem,
     derivations,
     infeasible_because,
+    reduce_theory,
 )
 from hetplan.formulations.hap.ratios import best_ratios
-from hetplan.formulations.hap.theory import ReducedTheory, reduce_theory
 from hetplan.solvers.native import stop_reason
-from hetplan.solvers.result import OPTIMAL_GAP, Outcome, Stop
-from hetplan.solvers.run import Run
+from hetplan.solvers.run import OPTIMAL_GAP, Outcome, Run, Stop
 
 NO_RATIOS = "no ratios fit the given program in memory"
 NONE_FITS = "no program fits in memory"

@@ -44,15 +44,13 @@ from hetplan.formulations.hap.graph import (
 )
 from hetplan.formulations.hap.means import Means, Multipliers, game_value, halves, holds, whole_cell
 from hetplan.formulations.hap.opening import Opener
-from hetplan.formulations.hap.problem import CostOfRatios, Floats
+from hetplan.formulations.hap.problem import CostOfRatios, Floats, ReducedTheory
 from hetplan.formulations.hap.ratios import best_ratios
 from hetplan.formulations.hap.staging import graph_of_stages
-from hetplan.formulations.hap.theory import ReducedTheory
 from hetplan.solvers import branch_and_bound
 from hetplan.solvers.branch_and_bound import Expansion, SearchLimits
 from hetplan.solvers.native import stop_reason
-from hetplan.solvers.result import Outcome, Stop
-from hetplan.solvers.run import Run, Stopped
+from hetplan.solvers.run import Outcome, Run, Stop, Stopped
 
 # Rounding in sums of thousands of terms, as a share of the optimum; taken off bounds.
 SUM_ROUNDING = 1e-10

@@ -19,12 +19,10 @@ from typing import Any
 from hetplan.formulations.hap.data import Device, HapData
 from hetplan.formulations.hap.family import FAMILY
 from hetplan.formulations.hap.spmd.networks import bert, model, sizes
-from hetplan.formulations.hap.spmd.prices import ring
 from hetplan.formulations.hap.spmd.program import SingleProgram
-from hetplan.formulations.hap.spmd.rules import Theory, theory_of
-from hetplan.solvers.options import Options
+from hetplan.formulations.hap.spmd.rules import Theory, ring, theory_of
 from hetplan.solvers.registry import solve
-from hetplan.solvers.run import Run
+from hetplan.solvers.run import Options, Run
 from hetplan.text import Table, percent_text, seconds_text
 
 V100, P100 = 3.86e12, 2.15e12

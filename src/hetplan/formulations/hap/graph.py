@@ -23,8 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetplan.compiled import kernel
-from hetplan.formulations.hap.problem import Floats, HapProblem, Ints, Step
-from hetplan.formulations.hap.theory import ReducedTheory
+from hetplan.formulations.hap.problem import Floats, HapProblem, Ints, ReducedTheory, Step
 from hetplan.solvers.run import Run
 
 Need = frozenset[int]

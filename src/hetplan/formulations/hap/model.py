@@ -36,14 +36,12 @@ from hetplan.formulations.hap.common import (
 )
 from hetplan.formulations.hap.data import HapData, HapDecision
 from hetplan.formulations.hap.graph import Flags, Graph, graph_of_needs
-from hetplan.formulations.hap.problem import Floats, HapProblem
+from hetplan.formulations.hap.problem import Floats, HapProblem, ReducedTheory
 from hetplan.formulations.hap.ratios import best_ratios
-from hetplan.formulations.hap.theory import ReducedTheory
 from hetplan.solvers.general import UNBUILT, label, minimise
 from hetplan.solvers.model import SMALLEST, Columns, Model, Totals
 from hetplan.solvers.native import stop_reason
-from hetplan.solvers.result import Outcome, Stop
-from hetplan.solvers.run import Run, Stopped
+from hetplan.solvers.run import Outcome, Run, Stop, Stopped
 
 # Nodes of the graph beyond which the model is not built: no general solver gets far there.
 STATES = 8_000

@@ -20,8 +20,7 @@ import networkx as nx
 import numpy as np
 
 from hetplan.formulations.hap.graph import Flags, Graph, Need, graph_of_states
-from hetplan.formulations.hap.problem import Floats, Ints
-from hetplan.formulations.hap.theory import ReducedTheory
+from hetplan.formulations.hap.problem import Floats, Ints, ReducedTheory
 from hetplan.solvers.run import Run
 
 # A state's costs are lower than before only where they are below this multiple of them.

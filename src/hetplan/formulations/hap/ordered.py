@@ -34,8 +34,7 @@ from typing import NamedTuple
 import networkx as nx
 import numpy as np
 
-from hetplan.formulations.hap.problem import Floats
-from hetplan.formulations.hap.theory import ReducedTheory
+from hetplan.formulations.hap.problem import Floats, ReducedTheory
 from hetplan.solvers.run import Run
 
 Known = frozenset[int]

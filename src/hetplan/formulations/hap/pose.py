@@ -21,16 +21,17 @@ from hetplan.errors import InputError, UnsupportedError
 from hetplan.formulations.hap.data import Device, HapDecision
 from hetplan.formulations.hap.spmd.networks import program_of
 from hetplan.formulations.hap.spmd.operators import ELEMENT_FLOPS
-from hetplan.formulations.hap.spmd.prices import (
+from hetplan.formulations.hap.spmd.program import SingleProgram
+from hetplan.formulations.hap.spmd.rules import (
     Holding,
     Links,
+    Theory,
     links_of,
     products_of,
+    theory_of,
     work_of,
     worked_out,
 )
-from hetplan.formulations.hap.spmd.program import SingleProgram
-from hetplan.formulations.hap.spmd.rules import Theory, theory_of
 from hetplan.formulations.hap.spmd.whole import Decided
 from hetplan.profiling.operators import ELEMENT_BYTES
 from hetplan.profiling.profile import ProfileTable

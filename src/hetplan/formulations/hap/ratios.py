@@ -21,8 +21,7 @@ from hetplan.errors import InputError
 from hetplan.formulations.hap.problem import CostOfRatios, Floats, HapProblem
 from hetplan.solvers.general import minimise
 from hetplan.solvers.model import SMALLEST, Columns, Model, Totals
-from hetplan.solvers.result import Stop
-from hetplan.solvers.run import Run
+from hetplan.solvers.run import Run, Stop
 
 # Share of the memory that is left free where a solver's tolerance alone is too much.
 LEFT_FREE = 1e-8

@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 from hetplan.errors import InputError
 from hetplan.formulations.joint.data import JointData
 from hetplan.formulations.joint.plan import Recomputation, Stage, split
+from hetplan.profiling.operators import CONTENTION
 from hetplan.profiling.rates.collectives import CollectiveCurve
 from hetplan.profiling.simulator.tasks import Traffic
-from hetplan.profiling.stack import CONTENTION
 from hetplan.profiling.times import together
 from hetplan.schema import Range
 

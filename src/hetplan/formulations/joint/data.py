@@ -25,7 +25,7 @@ from hetplan.formulations.joint.plan import (
 )
 from hetplan.profiling.frameworks import Framework
 from hetplan.profiling.rates.collectives import CollectiveCurve
-from hetplan.profiling.rates.moves import MoveCurve
+from hetplan.profiling.rates.products import MoveCurve
 from hetplan.schema import (
     Count,
     Name,

@@ -29,13 +29,12 @@ from hetplan.formulations.joint.evaluate import decision_of, plan_of
 from hetplan.formulations.joint.plan import Recomputation, Stage
 from hetplan.formulations.joint.replay import ChainReplayer
 from hetplan.formulations.joint.search import Parameters as SearchParameters, search as local_search
-from hetplan.profiling.rates.moves import MoveCurve
+from hetplan.profiling.rates.products import MoveCurve
 from hetplan.profiling.simulator.pipeline import Schedule, order
 from hetplan.solvers import branch_and_bound
 from hetplan.solvers.branch_and_bound import Expansion, Incumbent
 from hetplan.solvers.native import stop_reason
-from hetplan.solvers.result import Outcome, Stop
-from hetplan.solvers.run import Run
+from hetplan.solvers.run import Outcome, Run, Stop
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

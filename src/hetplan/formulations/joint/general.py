@@ -32,8 +32,7 @@ from hetplan.profiling.simulator.tasks import Kind, Tasks, simulate
 from hetplan.solvers.general import label, minimise
 from hetplan.solvers.model import Model, Totals
 from hetplan.solvers.native import stop_reason
-from hetplan.solvers.result import OPTIMAL_GAP, Outcome, Stop
-from hetplan.solvers.run import Run, Stopped
+from hetplan.solvers.run import OPTIMAL_GAP, Outcome, Run, Stop, Stopped
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from hetplan.profiling.cluster import Node as ClusterNode
 from hetplan.profiling.operators import ELEMENT_BYTES, REPEATED
 from hetplan.profiling.profile import ProfileTable
 from hetplan.profiling.rates.collectives import node_fabric, stretched
-from hetplan.profiling.rates.moves import move_curve
+from hetplan.profiling.rates.products import move_curve
 from hetplan.profiling.times import Rates, kept_bytes, repeated_share
 from hetplan.profiling.workload import Workload
 from hetplan.schema import derived

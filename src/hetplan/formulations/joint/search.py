@@ -24,8 +24,7 @@ from hetplan.formulations.joint.moves import Moves
 from hetplan.formulations.joint.plan import Plan
 from hetplan.formulations.joint.starts import constructions, variations
 from hetplan.solvers.native import stop_reason
-from hetplan.solvers.result import Outcome, Stop
-from hetplan.solvers.run import Run
+from hetplan.solvers.run import Outcome, Run, Stop
 
 
 @dataclass(frozen=True)

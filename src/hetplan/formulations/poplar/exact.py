@@ -46,8 +46,7 @@ from hetplan.formulations.poplar.problem import (
     PoplarProblem,
     compile_problem,
 )
-from hetplan.solvers.result import Outcome, Stop
-from hetplan.solvers.run import Run
+from hetplan.solvers.run import Outcome, Run, Stop
 
 # U in (3), relative to V(G); the last one admits every plan.
 BUDGETS = (1.0, 1.001, 1.01, 1.1, 1.5, np.inf)

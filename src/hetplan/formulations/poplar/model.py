@@ -38,8 +38,7 @@ from hetplan.formulations.poplar.problem import (
 )
 from hetplan.solvers.general import Formulation
 from hetplan.solvers.model import Columns, Model, ModelAnswer, Totals
-from hetplan.solvers.result import Outcome, Stop
-from hetplan.solvers.run import Run
+from hetplan.solvers.run import Outcome, Run, Stop
 
 # Beyond this many loads or times general solvers get nowhere; the message names the method that
 # does.

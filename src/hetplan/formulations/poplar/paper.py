@@ -42,9 +42,8 @@ from hetplan.formulations.poplar.problem import (
     PoplarProblem,
     compile_problem,
 )
-from hetplan.profiling.catalogue import catalogue
-from hetplan.solvers.result import Outcome, Stop
-from hetplan.solvers.run import Run
+from hetplan.profiling.cluster import catalogue
+from hetplan.solvers.run import Outcome, Run, Stop
 
 # A batch is in the peak range when its speed is at least this share of the highest. The paper
 # speaks of "the range that maximizes the GPU's compute capability" and states no width; this one is

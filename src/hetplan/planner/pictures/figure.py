@@ -5,7 +5,7 @@ from typing import Any
 
 from hetplan.errors import UnsupportedError
 from hetplan.planner.pictures.scene import Scene
-from hetplan.profiling.catalogue import GIB
+from hetplan.profiling.cluster import GIB
 from hetplan.text import seconds_text
 
 COLOURS = {

@@ -7,7 +7,7 @@ and place.
 import os
 from collections.abc import Callable
 
-from hetplan.names import unknown_name
+from hetplan.errors import unknown_name
 from hetplan.profiling.importers import graphs, profilers
 from hetplan.profiling.importers.common import Imported, Settings
 

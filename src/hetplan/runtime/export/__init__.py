@@ -3,8 +3,8 @@ by name."""
 
 from collections.abc import Callable
 
+from hetplan.errors import unknown_name
 from hetplan.formulations.joint.plan import Plan
-from hetplan.names import unknown_name
 from hetplan.runtime.export import documents, scripts
 from hetplan.runtime.export.grid import refuse
 

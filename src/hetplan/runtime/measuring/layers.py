@@ -22,7 +22,7 @@ import torch
 
 from hetplan.errors import InputError
 from hetplan.formulations.poplar.awareness import OutOfMemoryOnDevice
-from hetplan.profiling.catalogue import catalogue
+from hetplan.profiling.cluster import catalogue
 from hetplan.profiling.efficiency import MeasuredOperator, OperatorData
 from hetplan.profiling.models import Model
 from hetplan.profiling.operators import ELEMENT_BYTES, Precision

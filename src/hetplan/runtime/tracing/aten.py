@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from hetplan.formulations.hap.spmd.forms import Shape
+from hetplan.formulations.hap.spmd.operators import Shape
 from hetplan.formulations.hap.spmd.program import Writer
 from hetplan.runtime.execution.spmd.kernels import places_of_tokens
 

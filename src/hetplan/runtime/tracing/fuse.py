@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hetplan.formulations.hap.spmd.forms import Shape
+from hetplan.formulations.hap.spmd.operators import Shape
 from hetplan.formulations.hap.spmd.program import PARAMETER, Node, SingleProgram
 
 LINEAR = ("abx,yx->aby", "abx,yx,y->aby")

@@ -13,10 +13,9 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from hetplan.errors import HetplanError, InputError
+from hetplan.errors import HetplanError, InputError, unknown_name
 from hetplan.files import read_json
 from hetplan.formulations.joint.plan import Plan
-from hetplan.names import unknown_name
 from hetplan.profiling.sailor.validation import Compared as ComparedPlan, validate
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.calibration import Estimate, MeasuredRun, calibrate, predicted_seconds

@@ -6,12 +6,10 @@ Vidur (Agrawal et al., MLSys 2024): products of transformer layers in fp16, and 
 
 from collections.abc import Callable
 
-from hetplan.profiling.catalogue import DeviceSpec, catalogue
-from hetplan.profiling.cluster import GBIT, INTRA_NODE_LATENCY_US, Node
+from hetplan.profiling.cluster import GBIT, INTRA_NODE_LATENCY_US, DeviceSpec, Node, catalogue
 from hetplan.profiling.operators import ELEMENT_BYTES, Shape
 from hetplan.profiling.rates.collectives import collective_seconds, node_fabric
-from hetplan.profiling.rates.moves import MoveKind, move_seconds
-from hetplan.profiling.rates.products import product_seconds
+from hetplan.profiling.rates.products import MoveKind, move_seconds, product_seconds
 from hetplan.runtime.truth.tables import Cells, Predicted, Published, Source, require
 
 # Names of the sets, and of the catalogue.

@@ -10,8 +10,7 @@ from typing import Any
 
 from hetplan.formulations.joint.plan import Recomputation
 from hetplan.profiling.frameworks import FSDP, MEGATRON
-from hetplan.profiling.operators import Precision
-from hetplan.profiling.stack import STACKS
+from hetplan.profiling.operators import STACKS, Precision
 from hetplan.profiling.transformer import Transformer, transformer
 from hetplan.profiling.zoo import LLAMA_3_SHAPE, bert, built_in, gpt2, llama
 from hetplan.runtime.truth.job import Job, posed, predicted

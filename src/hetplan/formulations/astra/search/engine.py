@@ -20,7 +20,6 @@ from hetplan.formulations.astra.data import AstraData
 from hetplan.formulations.astra.problem import Floats
 from hetplan.formulations.astra.search.facts import ModelFacts, model_facts
 from hetplan.formulations.astra.search.links import Assumptions
-from hetplan.formulations.astra.search.pool import Pool
 from hetplan.formulations.astra.search.pricing import (
     Priced,
     iteration_parts,
@@ -48,6 +47,7 @@ from hetplan.formulations.astra.search.segments import (
     segment_space,
 )
 from hetplan.formulations.astra.search.space import (
+    Pool,
     Space,
     Strategies,
     joined,

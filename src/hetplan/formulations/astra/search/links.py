@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from hetplan.formulations.astra.problem import Floats, Ints
-from hetplan.formulations.astra.search.pool import Offer
+from hetplan.formulations.astra.search.space import Offer
 from hetplan.profiling.efficiency import Group, Learned, LearnedLinks
 from hetplan.profiling.frameworks import RESERVED_BYTES
 from hetplan.profiling.profile import Profile

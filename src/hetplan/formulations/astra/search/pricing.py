@@ -42,12 +42,10 @@ import numpy as np
 from hetplan.formulations.astra.problem import Floats, Ints
 from hetplan.formulations.astra.search.facts import ModelFacts
 from hetplan.formulations.astra.search.links import Assumptions, group_seconds
-from hetplan.formulations.astra.search.pool import Offer
-from hetplan.formulations.astra.search.space import GRANULARITIES, METHODS, NONE, Strategies
+from hetplan.formulations.astra.search.space import GRANULARITIES, METHODS, NONE, Offer, Strategies
 from hetplan.profiling.efficiency import Learned
-from hetplan.profiling.operators import Layer, Matmul, Precision
+from hetplan.profiling.operators import CONTENTION, DEFAULT_STACK, Layer, Matmul, Precision
 from hetplan.profiling.profile import Profile
-from hetplan.profiling.stack import CONTENTION, DEFAULT_STACK
 from hetplan.profiling.times import CORE, Rates, layer_time, operator_time
 
 SELECTIVE, FULL, HYBRID = range(len(GRANULARITIES))

@@ -32,10 +32,9 @@ from typing import Any, Literal, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from hetplan.errors import InputError
+from hetplan.errors import InputError, nearest
 from hetplan.files import read_bytes
 from hetplan.formulations.astra.problem import Floats
-from hetplan.names import nearest
 
 MAX_TOKENS = 300
 LARGEST = 2.0**53  # whole numbers up to here are exact in float64

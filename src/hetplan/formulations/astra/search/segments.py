@@ -35,7 +35,6 @@ from hetplan.formulations.astra.data import AstraData, DeviceType
 from hetplan.formulations.astra.problem import Floats, Ints
 from hetplan.formulations.astra.search.facts import ModelFacts
 from hetplan.formulations.astra.search.links import Assumptions
-from hetplan.formulations.astra.search.pool import Offer
 from hetplan.formulations.astra.search.pricing import (
     EMBEDDING,
     HEAD,
@@ -45,7 +44,7 @@ from hetplan.formulations.astra.search.pricing import (
     stage_bytes,
 )
 from hetplan.formulations.astra.search.result import pareto, tied
-from hetplan.formulations.astra.search.space import Space, Strategies
+from hetplan.formulations.astra.search.space import Offer, Space, Strategies
 from hetplan.solvers.run import Run, Stopped
 
 SHRINK = 1.0 - 1e-12  # rounding: a bound must never exceed what it bounds

@@ -23,8 +23,7 @@ from networkx.utils import UnionFind
 
 from hetplan.errors import InputError
 from hetplan.formulations.hap.ratios import shard_lengths
-from hetplan.formulations.hap.spmd.forms import Shape, Way
-from hetplan.formulations.hap.spmd.operators import operator
+from hetplan.formulations.hap.spmd.operators import Shape, Way, operator
 
 PLACEHOLDER, PARAMETER = "placeholder", "parameter"
 

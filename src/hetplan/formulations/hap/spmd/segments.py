@@ -13,8 +13,8 @@ from typing import Literal
 import networkx as nx
 
 from hetplan.errors import InputError, UnsupportedError
-from hetplan.formulations.hap.spmd.prices import by_layer, work_of
 from hetplan.formulations.hap.spmd.program import SingleProgram
+from hetplan.formulations.hap.spmd.rules import by_layer, work_of
 
 # Weights of METIS are 32-bit whole numbers that must add up to less than 2^31.
 LARGEST_WEIGHT = 10_000

@@ -16,7 +16,7 @@ import numpy as np
 
 from hetplan.formulations.hap.data import Communication, HapDecision
 from hetplan.formulations.hap.problem import Floats
-from hetplan.formulations.hap.spmd.forms import (
+from hetplan.formulations.hap.spmd.operators import (
     WHOLE,
     Change,
     Form,
@@ -24,15 +24,15 @@ from hetplan.formulations.hap.spmd.forms import (
     Run,
     Synchronise,
 )
-from hetplan.formulations.hap.spmd.prices import (
+from hetplan.formulations.hap.spmd.program import Bounds, Node
+from hetplan.formulations.hap.spmd.rules import (
     OPPOSITE,
     Holding,
     Links,
+    Theory,
     form_kept,
     work_of,
 )
-from hetplan.formulations.hap.spmd.program import Bounds, Node
-from hetplan.formulations.hap.spmd.rules import Theory
 
 
 @dataclass(frozen=True)

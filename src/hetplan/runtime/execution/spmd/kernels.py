@@ -14,8 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from hetplan.errors import InputError
-from hetplan.formulations.hap.spmd.forms import Shape
-from hetplan.formulations.hap.spmd.operators import operator, parsed
+from hetplan.formulations.hap.spmd.operators import Shape, operator, parsed
 from hetplan.formulations.hap.spmd.program import Node
 
 Inputs = Sequence[Tensor]

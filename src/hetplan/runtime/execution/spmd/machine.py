@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from hetplan.errors import InputError
-from hetplan.formulations.hap.spmd.forms import (
+from hetplan.formulations.hap.spmd.operators import (
     PARTIAL,
     WHOLE,
     Change,
@@ -24,10 +24,10 @@ from hetplan.formulations.hap.spmd.forms import (
     Instruction,
     Run,
     Synchronise,
+    parsed,
     property_name,
     reading_segment,
 )
-from hetplan.formulations.hap.spmd.operators import parsed
 from hetplan.formulations.hap.spmd.program import PARAMETER, PLACEHOLDER, Bounds, Node
 from hetplan.formulations.hap.spmd.whole import Decided
 from hetplan.runtime.execution.spmd.kernels import Place, compute
