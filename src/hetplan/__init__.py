@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hetplan.formulations.joint.plan import Plan, load_plan, save_plan
     from hetplan.planner.fits import Fit, fits
-    from hetplan.planner.library import plan
-    from hetplan.planner.ranking import Planning
+    from hetplan.planner.ranking import Planning, plan
     from hetplan.planner.strategy import Candidate
     from hetplan.profiling.cluster import Cluster, load_cluster
     from hetplan.profiling.models import Model, load_model
@@ -38,7 +37,7 @@ _HOMES = {
     "load_cluster": "hetplan.profiling.cluster",
     "load_model": "hetplan.profiling.models",
     "load_plan": "hetplan.formulations.joint.plan",
-    "plan": "hetplan.planner.library",
+    "plan": "hetplan.planner.ranking",
     "replay": "hetplan.runtime.replay",
     "save_plan": "hetplan.formulations.joint.plan",
 }

@@ -14,8 +14,8 @@ from fakes.cli import Call
 from hetplan.profiling.cluster import example_cluster
 from hetplan.profiling.measured import BatchCurve
 from hetplan.profiling.models import load_model
-from hetplan.profiling.predict import predict
 from hetplan.profiling.profile import load_profile
+from hetplan.profiling.workload import predict
 
 GPT2 = ("profile", "predict", "--model", "gpt2", "--cluster", "amp-mixed", "--sequence", 128)
 TINY = {

@@ -11,12 +11,15 @@ import hetplan as hp
 from fakes.workloads import cluster, cluster_document, one_thread, profile_document, small
 from hetplan.errors import InputError
 from hetplan.formulations.joint.describe import stage_table
-from hetplan.planner.library import AUTO, PREFERRED, make_workloads, precisions_of
 from hetplan.planner.ranking import (
+    AUTO,
+    PREFERRED,
     Criteria,
     Planning,
     make_plans,
+    make_workloads,
     pareto,
+    precisions_of,
     search_all,
     winner_of,
 )

@@ -21,8 +21,7 @@ from hetplan.planner.poplar import PoplarSettings
 from hetplan.profiling.cluster import example_cluster
 from hetplan.profiling.measured import Collectives
 from hetplan.profiling.models import load_model
-from hetplan.profiling.predict import PREDICTOR
-from hetplan.profiling.workload import Workload, make_workload
+from hetplan.profiling.workload import PREDICTOR, Workload, make_workload
 from hetplan.solvers.registry import evaluate, solve
 from present import present
 

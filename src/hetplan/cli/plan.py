@@ -132,8 +132,7 @@ def plan(
     bound. Exit code 0 when a plan fits, 1 when none does (or none was found in time)."""
     # the planner's compiled kernels are not needed for completion
     from hetplan.cli.profile import named, traced_model
-    from hetplan.planner.library import make_workloads, only
-    from hetplan.planner.ranking import Criteria, make_plans
+    from hetplan.planner.ranking import Criteria, make_plans, make_workloads, only
 
     run = Run(make_options(time_limit=time_limit, gap=gap, threads=threads, seed=seed))
     posed, notes = make_workloads(

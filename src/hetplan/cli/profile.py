@@ -45,13 +45,13 @@ from hetplan.profiling.importers.common import Imported, Settings
 from hetplan.profiling.measured import BatchCurve, Collectives
 from hetplan.profiling.models import Model, load_model
 from hetplan.profiling.operators import Precision, load_stack
-from hetplan.profiling.predict import (
+from hetplan.profiling.profile import Profile
+from hetplan.profiling.rates.products import measured_products
+from hetplan.profiling.workload import (
     LARGEST_MICRO_BATCH,
     default_micro_batches,
     predict as predicted,
 )
-from hetplan.profiling.profile import Profile
-from hetplan.profiling.rates.products import measured_products
 from hetplan.text import (
     Table,
     bytes_text,

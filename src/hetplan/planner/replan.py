@@ -27,8 +27,7 @@ from hetplan.planner.strategy import Candidate, Strategy
 from hetplan.planner.what_if import node_number
 from hetplan.profiling.operators import ELEMENT_BYTES
 from hetplan.profiling.workload import Workload
-from hetplan.runtime.replay import check_same, replay
-from hetplan.runtime.spmd_replay import SpmdCosts
+from hetplan.runtime.replay import SpmdCosts, check_same, replay
 from hetplan.solvers.run import Run
 
 WITHIN_PERCENT = 5.0  # by which a plan may be slower than the fastest one

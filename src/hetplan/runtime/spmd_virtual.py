@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 
 from hetplan.formulations.joint.plan import Plan
 from hetplan.profiling.workload import Workload
-from hetplan.runtime.replay import check_same
-from hetplan.runtime.spmd_replay import SpmdCosts
+from hetplan.runtime.replay import SpmdCosts, check_same
 from hetplan.runtime.virtual import Rehearsal, Shared, sleep_until
 from hetplan.runtime.watch import Watch
 

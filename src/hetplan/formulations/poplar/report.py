@@ -24,8 +24,7 @@ from hetplan.formulations.poplar.pose import Posed, pose
 from hetplan.formulations.poplar.zero import STAGES
 from hetplan.profiling.cluster import Cluster, example_cluster
 from hetplan.profiling.models import load_model
-from hetplan.profiling.predict import PREDICTOR, predict
-from hetplan.profiling.workload import Workload
+from hetplan.profiling.workload import PREDICTOR, Workload, predict
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Run
 from hetplan.text import Table
