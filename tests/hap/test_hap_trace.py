@@ -63,7 +63,11 @@ def check(found: Traced, module: Any, arguments: Sequence[Any], seed: int | None
         theory = every_rule(found.program, 3)
         decision = HapDecision(program=drawn_program(theory, seed), ratios=[[0.5, 0.2, 0.3]])
         computed = execute(theory, decision, values)
-    own = Outcome(computed.loss, found.by_parameter(computed.gradients))
+    gradients: dict[str, Any] = {}
+    for name, gradient in computed.gradients.items():
+        packed = found.packed.get(name)
+        gradients |= packed.unpack(gradient) if packed else {name: gradient}
+    own = Outcome(computed.loss, gradients)
     agree(own, by_autograd(module, arguments))
 
 

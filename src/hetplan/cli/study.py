@@ -168,7 +168,9 @@ def run(
         raise InputError(
             "no instances named", expected="a set such as papers, a problem, instances, files"
         )
-    folder = output or Path(folder_name(sets or ["smoke"]))
+    # the same sets find their rows again
+    names = "-".join(re.sub(r"[^\w.]+", "-", name).strip("-") for name in sets or ["smoke"])
+    folder = output or Path(f"study-{names}"[:86])
     if folder.exists() and not folder.is_dir():
         raise InputError("is a file, expected a folder", where=str(folder))
     arrow()
@@ -192,11 +194,6 @@ def run(
     }
     emit(document, summary(folder, work, tally), json=json)
     return 0 if tally.done == tally.total else 1
-
-
-def folder_name(sets: Sequence[str]) -> str:
-    """The folder of a study of these sets: the same sets find their rows again."""
-    return "study-" + "-".join(re.sub(r"[^\w.]+", "-", name).strip("-") for name in sets)[:80]
 
 
 def slurm_settings(texts: Sequence[str]) -> dict[str, Any]:

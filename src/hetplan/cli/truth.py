@@ -172,9 +172,9 @@ def table(
 ) -> int:
     """Every set at once, today's figures beside those of an earlier predictor."""
     rows = list(standings(folder))
-    parts = {f"{row.name} {row.part}": (row.before, row.now) for row in rows}
+    parts = {f"{row['name']} {row['part']}": (row["before"], row["now"]) for row in rows}
     table = figures_table("predictions beside published measurements: before -> now", parts)
-    emit({"parts": [vars(row) for row in rows]}, [table], json=json)
+    emit({"parts": rows}, [table], json=json)
     return 0
 
 
@@ -182,18 +182,18 @@ def known(json: JsonOption = False) -> int:
     """Model FLOPs utilisation of well-known runs, published and predicted; needs no files."""
     rows = list(known_rows())
     emit(
-        {"runs": [vars(row) for row in rows]},
+        {"runs": rows},
         [
             Table.of(
                 "model FLOPs utilisation of well-known runs",
                 rows,
                 {
-                    "run": lambda row: row.name,
-                    "GPUs": lambda row: str(row.gpus),
-                    "published": lambda row: percent_text(row.published),
-                    "predicted": lambda row: percent_text(row.predicted),
-                    "points": lambda row: f"{100 * (row.predicted - row.published):+.1f}",
-                    "source": lambda row: row.source,
+                    "run": lambda row: row["name"],
+                    "GPUs": lambda row: str(row["gpus"]),
+                    "published": lambda row: percent_text(row["published"]),
+                    "predicted": lambda row: percent_text(row["predicted"]),
+                    "points": lambda row: f"{100 * (row['predicted'] - row['published']):+.1f}",
+                    "source": lambda row: row["source"],
                 },
                 ("nothing is fitted to these runs",),
                 right=(1, 2, 3, 4),
@@ -353,7 +353,31 @@ def sensitivity(
     anew = planned_anew(analysis, workload, tried, time_limit, spread / 100) if tried else []
     names = [name for name, _ in named]
     emit(
-        sensitivity_document(analysis, names, anew),
+        {
+            "spread": "measured" if analysis.measured else "assumed",
+            "plans": [
+                {
+                    "name": name,
+                    "seconds": analysis.nominal.seconds[i],
+                    "rank": analysis.nominal.ranks[i],
+                    "lowest_seconds": analysis.lowest(i),
+                    "highest_seconds": analysis.highest(i),
+                    "wins": analysis.wins(i),
+                    "regret": analysis.regret(i),
+                }
+                for i, name in enumerate(names)
+            ],
+            "scenarios": [
+                {
+                    "name": o.scenario,
+                    "seconds": list(o.seconds),
+                    "ranks": list(o.ranks),
+                    "winner": o.winner,
+                }
+                for o in analysis.outcomes
+            ],
+            "planned_anew": anew,
+        },
         sensitivity_tables(analysis, names, anew, spread),
         json=json,
     )
@@ -403,37 +427,6 @@ def planned_anew(
             }
         )
     return rows
-
-
-def sensitivity_document(
-    analysis: Sensitivity, names: Sequence[str], anew: list[dict[str, Any]]
-) -> dict[str, Any]:
-    """As JSON types."""
-    return {
-        "spread": "measured" if analysis.measured else "assumed",
-        "plans": [
-            {
-                "name": name,
-                "seconds": analysis.nominal.seconds[i],
-                "rank": analysis.nominal.ranks[i],
-                "lowest_seconds": analysis.lowest(i),
-                "highest_seconds": analysis.highest(i),
-                "wins": analysis.wins(i),
-                "regret": analysis.regret(i),
-            }
-            for i, name in enumerate(names)
-        ],
-        "scenarios": [
-            {
-                "name": o.scenario,
-                "seconds": list(o.seconds),
-                "ranks": list(o.ranks),
-                "winner": o.winner,
-            }
-            for o in analysis.outcomes
-        ],
-        "planned_anew": anew,
-    }
 
 
 def sensitivity_tables(

@@ -116,7 +116,8 @@ class SpmdProblem(Problem):
             late = f"no program within {seconds_text(result.seconds)}; hap.seconds gives it longer"
             reason = result.message or late
             if result.status == "infeasible":
-                reason += f" in {self.in_runs()}; hap.steps sets how many"
+                runs = f"{counted(posed.runs, 'run')} of {posed.samples} samples"
+                reason += f" in {runs}; hap.steps sets how many"
             raise NoPlan(result.status, reason, spent)
         decision, holding = self.in_whole_units(result.decision), posed.theory.holding
         if not posed.fits(decision) and holding is not None and not holding.tied_whole:
@@ -154,10 +155,6 @@ class SpmdProblem(Problem):
             (rounded, decision),
             key=lambda d: (not posed.fits(d), Decided(posed.theory, d).seconds()),
         )
-
-    def in_runs(self) -> str:
-        """`8 runs of 64 samples`."""
-        return f"{counted(self.posed.runs, 'run')} of {self.posed.samples} samples"
 
     def to_plan(self, decision: HapDecision) -> Plan:
         """One replica of one stage on all devices, with the program that they run."""

@@ -17,6 +17,7 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -212,10 +213,17 @@ def search_all(searches: Sequence[StrategySearch], run: Run) -> list[Candidate]:
         (i for i in range(len(searches)) if i not in last), key=lambda i: searches[i].strategy.slow
     )
     phases: list[tuple[float, int, Callable[[StrategySearch, Run], list[Candidate]]]] = [
-        *((1.0, i, StrategySearch.quick_candidates) for i in order),
+        *((1.0, i, partial(StrategySearch.candidates_of, wanted=lambda m: m.quick)) for i in order),
         *((3.0, i, StrategySearch.exact_candidates) for i in order),
         *((1.0, i, StrategySearch.recomputing_candidates) for i in order),
-        *((1.0, i, StrategySearch.other_candidates) for i in order),
+        *(
+            (
+                1.0,
+                i,
+                partial(StrategySearch.candidates_of, wanted=lambda m: not (m.quick or m.exact)),
+            )
+            for i in order
+        ),
         *((8.0, i, StrategySearch.exact_candidates) for i in last),
     ]
     left = sum(weight for weight, *_ in phases)
@@ -453,7 +461,15 @@ def make_workloads(
             framework=framework,
             stack=stack,
         )
-        twin = next((other for other in workloads if same_problem(made, other)), None)
+        # equal profiles and equal bytes of states make equal plans
+        twins = (
+            other
+            for other in workloads
+            if other.state_bytes_per_param_byte == made.state_bytes_per_param_byte
+            and other.profile.layers == made.profile.layers
+            and other.profile.tables == made.profile.tables
+        )
+        twin = next(twins, None)
         if twin is None:
             workloads.append(made)
         else:
@@ -467,13 +483,3 @@ def make_workloads(
             expected="; ".join(notes),
         )
     return workloads, notes
-
-
-def same_problem(one: Workload, other: Workload) -> bool:
-    """Whether two workloads of one model and cluster are the same problem under two names: equal
-    profiles and equal bytes of states make equal plans."""
-    return (
-        one.state_bytes_per_param_byte == other.state_bytes_per_param_byte
-        and one.profile.layers == other.profile.layers
-        and one.profile.tables == other.profile.tables
-    )

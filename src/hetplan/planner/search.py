@@ -66,23 +66,9 @@ class StrategySearch:
         """The workload on the variant's part of the cluster."""
         return on_part(self.workload, self.variant.part)
 
-    def quick_candidates(self, budget: Run) -> list[Candidate]:
-        """Candidates of the methods that answer at once."""
-        return self.candidates_of([m for m in self.methods if m.quick], budget)
-
-    @property
-    def methods(self) -> list[StrategyMethod]:
-        """The methods that are asked: on a part of the cluster those alone that prove their
-        answers."""
-        return [m for m in self.strategy.methods if m.exact or self.variant.part is None]
-
     def exact_candidates(self, budget: Run) -> list[Candidate]:
         """Candidates of the methods that prove their answers."""
-        return self.candidates_of([m for m in self.methods if m.exact], budget)
-
-    def other_candidates(self, budget: Run) -> list[Candidate]:
-        """Candidates of the heuristics and baselines that take longer."""
-        return self.candidates_of([m for m in self.methods if not m.quick and not m.exact], budget)
+        return self.candidates_of(budget, lambda method: method.exact)
 
     def own_plans(self) -> list[Plan]:
         """The known plans of the same precision on the same devices, with the devices' numbers in
@@ -111,9 +97,14 @@ class StrategySearch:
             candidates += repeating.exact_candidates(budget.share(left))
         return [candidate for candidate in candidates if candidate.fits_memory]
 
-    def candidates_of(self, methods: Sequence[StrategyMethod], budget: Run) -> list[Candidate]:
-        """The candidates of the methods, replayed; those of exact methods within the replay's
-        memory. budget: for all of it together."""
+    def candidates_of(
+        self, budget: Run, wanted: Callable[[StrategyMethod], bool]
+    ) -> list[Candidate]:
+        """The candidates of the methods that are wanted, replayed; those of exact methods within
+        the replay's memory. On a part of the cluster only exact methods are asked. budget: for all
+        of it together."""
+        whole = self.variant.part is None
+        methods = [m for m in self.strategy.methods if wanted(m) and (m.exact or whole)]
         if not methods or (self.variant.part is not None and self.run.cancelled):
             return []
         mode, part = self.variant.recomputation, self.variant.part

@@ -97,24 +97,6 @@ def case_cells(study: Study, excess: float, row: Row) -> tuple[str, ...]:
     )
 
 
-def row_cells(row: Row) -> tuple[str, ...]:
-    """A raw row as texts."""
-    return (
-        row["set"],
-        row["problem"],
-        row["instance"],
-        row["method"],
-        f"{row['seed']}",
-        row["status"],
-        number_text(row["objective"], 8),
-        number_text(row["bound"], 8),
-        percent_text(row["gap"]),
-        seconds_text(row["seconds"]),
-        "-" if row["peak_bytes"] is None else bytes_text(row["peak_bytes"]),
-        row["message"] or "",
-    )
-
-
 def origin(rows: Sequence[Row]) -> Iterator[str]:
     """Where, with what and under which limits the rows were taken."""
     for column, name in (("machine_json", "machine"), ("versions_json", "versions")):
@@ -162,7 +144,28 @@ def lines(study: Study, title: str) -> Iterator[str]:
     yield '<h2 id="rows">All runs</h2>'
     keys = [f"row-{row['key']}" for row in study.rows]
     links = [{2: anchor(row)} for row in study.rows]
-    yield from table(ROWS, [row_cells(row) for row in study.rows], keys=keys, links=links)
+    yield from table(
+        ROWS,
+        [
+            (
+                row["set"],
+                row["problem"],
+                row["instance"],
+                row["method"],
+                f"{row['seed']}",
+                row["status"],
+                number_text(row["objective"], 8),
+                number_text(row["bound"], 8),
+                percent_text(row["gap"]),
+                seconds_text(row["seconds"]),
+                "-" if row["peak_bytes"] is None else bytes_text(row["peak_bytes"]),
+                row["message"] or "",
+            )
+            for row in study.rows
+        ],
+        keys=keys,
+        links=links,
+    )
     yield "</body></html>"
 
 

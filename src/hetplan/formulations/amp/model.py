@@ -35,7 +35,7 @@ from itertools import combinations, pairwise, product
 
 import numpy as np
 
-from hetplan.formulations.amp.problem import Floats, Ints, Strategy
+from hetplan.formulations.amp.problem import Floats, Strategy
 from hetplan.formulations.amp.tables import Tables
 from hetplan.solvers.model import Columns, Model, ModelAnswer, Totals
 from hetplan.solvers.run import Run
@@ -238,18 +238,14 @@ def levels(
     m.model.fix(reach[-1:], 1)
     for here, above in pairwise(reach):
         m.model.row(f"{name}_reach", [above, here], [1.0, -1.0], lower=0.0)
-    slow = slow_partners(m.tables.crossing(bandwidths), len(bandwidths) - 1)
+    # (c, λ, cells at B_λ or less from c) for each level below the top that some cell has to c
+    slow = [
+        (c, level, np.flatnonzero((row >= 0) & (row <= level)))
+        for c, row in enumerate(m.tables.crossing(bandwidths))
+        for level in np.unique(row[(row >= 0) & (row < len(bandwidths) - 1)]).tolist()
+    ]
     for p, q in pairs:
         for c, level, others in slow:
             columns = [reach[level], p[c], *q[others]]
             m.model.row(f"{name}_lowest", columns, [1.0] + [-1.0] * (1 + len(others)), lower=-1.0)
     return reach
-
-
-def slow_partners(crossing: Ints, top: int) -> list[tuple[int, int, Ints]]:
-    """(c, λ, cells at B_λ or less from c) for each level below the top that some cell has to c."""
-    return [
-        (c, level, np.flatnonzero((row >= 0) & (row <= level)))
-        for c, row in enumerate(crossing)
-        for level in np.unique(row[(row >= 0) & (row < top)]).tolist()
-    ]

@@ -191,16 +191,6 @@ class TableTooLarge(ValueError):
     """The programme's table would be larger than allowed."""
 
 
-def table_bytes(layers: int, stages: int, tolerances: int) -> int:
-    """Bytes of the tables: costs of two stages (8 bytes) and choices of k stages (2 bytes) per (L +
-    1) M.
-
-    tolerances: M, at most L (L + 1) / 2 + 1, one for each run of layers and 0; equal layers share
-    theirs.
-    """
-    return (2 * 8 + 2 * stages) * (layers + 1) * tolerances
-
-
 def paper_cut(
     layer_seconds: Floats,
     link_seconds: Floats,
@@ -221,7 +211,8 @@ def paper_cut(
     if stages == 1:  # eq. 7 with m = 0
         return np.array([0, layers]), gas * float(np.cumsum(layer_seconds)[-1])
     values, rank = interval_ranks(layer_seconds)
-    if table_bytes(layers, stages, values.size) > most_bytes:
+    # per (L + 1) M, M tolerances: costs of two stages (8 bytes) and choices of all (2 bytes)
+    if (2 * 8 + 2 * stages) * (layers + 1) * values.size > most_bytes:
         raise TableTooLarge(
             f"{layers} layers, {stages} stages: table of the programme exceeds "
             f"{most_bytes / 2**30:g} GiB"

@@ -39,14 +39,12 @@ def pose(workload: Workload, *, memory: bool = True) -> AmpData:
         layers=layers,
         layer_seconds=tables,
         global_batch=workload.global_batch,
-        memory=_memory(workload) if memory else None,
-    )
-
-
-def _memory(workload: Workload) -> Memory:
-    """The optional constraint: states of mixed-precision Adam and saved activations, 1F1B."""
-    return Memory(
-        device_bytes=workload.device_bytes(),
-        state_bytes_per_param_byte=workload.state_bytes_per_param_byte,
-        layer_bytes_per_sample=[layer.saved_bytes for layer in workload.profile.layers],
+        # the optional constraint: states of mixed-precision Adam and saved activations, 1F1B
+        memory=Memory(
+            device_bytes=workload.device_bytes(),
+            state_bytes_per_param_byte=workload.state_bytes_per_param_byte,
+            layer_bytes_per_sample=[layer.saved_bytes for layer in workload.profile.layers],
+        )
+        if memory
+        else None,
     )

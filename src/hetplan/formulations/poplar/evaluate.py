@@ -34,11 +34,6 @@ def step_seconds(device: Device, batch: int) -> float:
     return device.step_seconds[batch - 1] if batch else 0.0
 
 
-def peak_speed(device: Device) -> float:
-    """p: the most samples per second over all micro-batches (0 for a device that holds none)."""
-    return max((b / seconds for b, seconds in enumerate(device.step_seconds, 1)), default=0.0)
-
-
 def _evaluate_shares(data: PoplarData, shares: list[Share]) -> Evaluation:
     broken = _broken_shares(data, shares)
     if broken:
@@ -115,7 +110,12 @@ def _broken_steps(data: PoplarData, steps: list[Step]) -> list[str]:
 
 def _evaluation(data: PoplarData, compute: float, comm: float, idle: list[float]) -> Evaluation:
     lost = sum(
-        (seconds * peak_speed(d) for d, seconds in zip(data.devices, idle, strict=True) if seconds),
+        (
+            # the most samples per second over all micro-batches (0 for a device that holds none)
+            seconds * max((b / step for b, step in enumerate(d.step_seconds, 1)), default=0.0)
+            for d, seconds in zip(data.devices, idle, strict=True)
+            if seconds
+        ),
         0.0,
     )
     parts = {

@@ -258,10 +258,6 @@ class Layers:
         self.names.append(name if not times else f"{name}#{times + 1}")
         self.firsts.append(next_node() if len(self.names) > 1 else 0)
 
-    def of_node(self, number: int) -> int:
-        """The layer whose forward pass made an autograd node."""
-        return max(bisect_right(self.firsts, number) - 1, 0)
-
     @property
     def now(self) -> int:
         """The layer that runs; 0 before the first."""
@@ -315,7 +311,8 @@ class Counter(TorchDispatchMode):
         # Parameters' own nodes have the largest number there is: what they do belongs to the layer
         # before.
         if number is not None and number < 1 << 62:
-            self.last = self.layers.of_node(number)
+            # the layer whose forward pass made the autograd node
+            self.last = max(bisect_right(self.layers.firsts, number) - 1, 0)
         return self.last
 
     def _follow(self, layer: int, arguments: Any, out: Any) -> None:

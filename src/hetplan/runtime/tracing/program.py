@@ -65,13 +65,6 @@ class Traced:
                 values[node.name] = own[self.program.copies.get(node.name, node.name)]
         return values
 
-    def by_parameter(self, gradients: Mapping[str, TorchTensor]) -> dict[str, TorchTensor]:
-        """Gradients of the program's parameters as those of the module's."""
-        own: dict[str, TorchTensor] = {}
-        for name, gradient in gradients.items():
-            own |= self.packed[name].unpack(gradient) if name in self.packed else {name: gradient}
-        return own
-
 
 def trace(
     module: Any,

@@ -97,17 +97,7 @@ def reasons(rows: Sequence[Compared]) -> list[tuple[str, int]]:
     return Counter(row.reason for row in rows if row.reason is not None).most_common()
 
 
-@dataclass(frozen=True)
-class Standing:
-    """A part of a set: its figures, and those of the earlier predictor where there are some."""
-
-    name: str
-    part: str
-    now: dict[str, Any]
-    before: dict[str, Any]
-
-
-def standings(folder: Path) -> Iterator[Standing]:
+def standings(folder: Path) -> Iterator[dict[str, Any]]:
     """Every set below `folder` (truth, operators, sailor), part by part; raises InputError where
     none is there or a file is damaged."""
     places = {name: folder / FOLDERS.get(name, "truth") for name in SETS}
@@ -125,7 +115,8 @@ def standings(folder: Path) -> Iterator[Standing]:
         whole = summary(compare(name, place))
         parts = whole.get(PARTS.get(name, "files")) or {"": whole}
         for part, figures in parts.items():
-            yield Standing(name, part, figures, earlier.get(f"{name}/{part}", {}))
+            before = earlier.get(f"{name}/{part}", {})
+            yield {"name": name, "part": part, "now": figures, "before": before}
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import accumulate, pairwise
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -329,20 +330,15 @@ RUNS = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class KnownRow:
-    """Model FLOPs utilisation of a run, published and predicted."""
-
-    name: str
-    gpus: int
-    published: float
-    predicted: float
-    source: str
-
-
-def known_rows() -> Iterator[KnownRow]:
+def known_rows() -> Iterator[dict[str, Any]]:
     """Every run beside its prediction."""
     for run in RUNS:
         workload = posed_workload(run.job)
         reached = utilisation(workload, predicted(run.job).seconds)
-        yield KnownRow(run.name, run.job.gpus, run.published(workload), reached, run.source)
+        yield {
+            "name": run.name,
+            "gpus": run.job.gpus,
+            "published": run.published(workload),
+            "predicted": reached,
+            "source": run.source,
+        }

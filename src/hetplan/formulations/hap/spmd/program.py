@@ -289,10 +289,8 @@ class Axes:
         return tuple((each * first, each * last) for first, last in pairwise(ends))
 
 
-@lru_cache(maxsize=1000)
-def _rounded(ratios: tuple[float, ...], units: int) -> list[int]:
-    """Whole units of each device; every slice of a program asks for a few of them."""
-    return shard_lengths(ratios, units)
+# Whole units of each device; every slice of a program asks for a few of them.
+_rounded = lru_cache(maxsize=1000)(shard_lengths)
 
 
 def ways_of(program: SingleProgram, node: Node) -> list[Way]:
