@@ -49,7 +49,7 @@ NAMES = {
 }  # fmt: skip
 # Milliseconds: to be reached after 10 and 60 seconds; the latter were found by hand.
 TARGETS = {"a": (215, 203.9), "b": (960, 908), "c": (11_900, 11_660), "d": (985, 958.7)}
-PAPERS_SECONDS = 20.0  # of each method of the planner
+PAPERS_SECONDS = 60.0  # of all methods of the planner together
 
 
 class ProcessorRun(Run):
