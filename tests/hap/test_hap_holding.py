@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
+from fakes.links import measured_by_hap
 from fakes.programs import two_layers
 from fakes.workloads import cluster
 from hetplan.formulations.hap.data import Device
 from hetplan.formulations.hap.pose import pose
 from hetplan.formulations.hap.spmd.program import SingleProgram
-from hetplan.formulations.hap.spmd.rules import Theory, holding_of, measured_by_hap, theory_of
+from hetplan.formulations.hap.spmd.rules import Theory, holding_of, theory_of
 from hetplan.planner.hap import Hap, HapSettings
 from hetplan.planner.strategy import propose
 from hetplan.profiling.models import load_model

@@ -6,6 +6,7 @@ from typing import Literal
 
 import pytest
 
+from fakes.links import measured_by_hap
 from fakes.programs import two_layers
 from hetplan.errors import InputError
 from hetplan.formulations.hap.data import Communication, Compute, Device, HapDecision
@@ -13,7 +14,7 @@ from hetplan.formulations.hap.family import FAMILY
 from hetplan.formulations.hap.spmd.networks import model
 from hetplan.formulations.hap.spmd.operators import Change, Run
 from hetplan.formulations.hap.spmd.program import Axes, Writer
-from hetplan.formulations.hap.spmd.rules import Links, measured_by_hap, ring, theory_of, work_of
+from hetplan.formulations.hap.spmd.rules import Links, ring, theory_of, work_of
 from hetplan.formulations.hap.spmd.segments import segmented
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Options, Run as SolverRun

@@ -14,6 +14,7 @@ torch = pytest.importorskip("torch", reason="tracing needs torch")
 from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
+from fakes.links import measured_by_hap  # noqa: E402
 from fakes.programs import drawn_program, every_rule  # noqa: E402
 from fakes.simulated import Outcome, agree, execute, reference  # noqa: E402
 from hap.torch_networks import network  # noqa: E402
@@ -23,7 +24,6 @@ from hetplan.formulations.hap.spmd.networks import MAKERS, model  # noqa: E402
 from hetplan.formulations.hap.spmd.program import SingleProgram  # noqa: E402
 from hetplan.formulations.hap.spmd.rules import (  # noqa: E402
     Work,
-    measured_by_hap,
     products_of,
     theory_of,
     work_of,

@@ -65,7 +65,7 @@ def batch(step, first, last):
         (
             "tensor",
             DATA + "return torch.zeros(1, 2)",
-            "`batch` returned something else (got 'Tensor', expected (inputs, targets))",
+            "`batch` returned something else (got 'Tensor', expected (inputs, targets), or a dict",
         ),
     ],
 )

@@ -3,7 +3,7 @@
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -101,7 +101,13 @@ def detect(
         write_text(output, head + to_yaml(document))
     for line in assumed:
         note(line)
-    table = Table.of(
+    emit(document, [nodes_table(document)], json=json)
+    return 0
+
+
+def nodes_table(document: dict[str, Any]) -> Table:
+    """One row per entry of equal nodes."""
+    return Table.of(
         f"cluster {document['name']}",
         document["nodes"],
         {
@@ -113,8 +119,6 @@ def detect(
         },
         right=(0, 1, 3, 4),
     )
-    emit(document, [table], json=json)
-    return 0
 
 
 def described_node(

@@ -36,7 +36,7 @@ from hetplan.profiling.simulator.pipeline import Sends
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.calibration import Calibration, slots
 from hetplan.runtime.export import export as written
-from hetplan.runtime.replay import Replayer, Settings, replay, trace as traced
+from hetplan.runtime.replay import Replay, Replayer, Settings, replay, trace as traced
 from hetplan.solvers.registry import evaluate, load
 from hetplan.text import Table, percent_text, seconds_text
 
@@ -265,9 +265,24 @@ def simulate(
     took = f"{seconds_text(run.seconds + beside)} per iteration, {word}"
     if abs(robust - run.seconds) > ROBUST * run.seconds:
         took += f"; {seconds_text(robust + beside)} where all durations are a little noisy"
-    document = {
-        "plan": loaded.name,
-        "origin": loaded.origin,
+    document = replay_document(loaded, run) | {
+        "predicted_seconds": run.seconds + beside,
+        "robust_seconds": robust + beside,
+        "calibrated": calibration is not None,
+    }
+    notes = [f"{took}; {percent_text(run.timeline.bubble)} of the devices' time idle"]
+    if not run.fits:
+        notes.append("does not fit in memory")
+    title = f"{loaded.name}, {loaded.origin or 'plan'}: {summary(loaded)}"
+    emit(document, [stage_table(loaded, run, title, notes)], json=json)
+    return 0 if run.fits else 1
+
+
+def replay_document(plan: Plan, run: Replay) -> dict[str, Any]:
+    """A replay as JSON types, without its seconds."""
+    return {
+        "plan": plan.name,
+        "origin": plan.origin,
         "bubble": run.timeline.bubble,
         "fits_memory": run.fits,
         "peak_bytes": list(run.peak_bytes),
@@ -281,16 +296,7 @@ def simulate(
             }
             for unit, (replica, stage) in enumerate(run.owners)
         ],
-        "predicted_seconds": run.seconds + beside,
-        "robust_seconds": robust + beside,
-        "calibrated": calibration is not None,
     }
-    notes = [f"{took}; {percent_text(run.timeline.bubble)} of the devices' time idle"]
-    if not run.fits:
-        notes.append("does not fit in memory")
-    title = f"{loaded.name}, {loaded.origin or 'plan'}: {summary(loaded)}"
-    emit(document, [stage_table(loaded, run, title, notes)], json=json)
-    return 0 if run.fits else 1
 
 
 def calibrated(plan: Plan, workload: Workload, path: Path) -> tuple[Workload, float]:

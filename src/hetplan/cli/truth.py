@@ -353,31 +353,7 @@ def sensitivity(
     anew = planned_anew(analysis, workload, tried, time_limit, spread / 100) if tried else []
     names = [name for name, _ in named]
     emit(
-        {
-            "spread": "measured" if analysis.measured else "assumed",
-            "plans": [
-                {
-                    "name": name,
-                    "seconds": analysis.nominal.seconds[i],
-                    "rank": analysis.nominal.ranks[i],
-                    "lowest_seconds": analysis.lowest(i),
-                    "highest_seconds": analysis.highest(i),
-                    "wins": analysis.wins(i),
-                    "regret": analysis.regret(i),
-                }
-                for i, name in enumerate(names)
-            ],
-            "scenarios": [
-                {
-                    "name": o.scenario,
-                    "seconds": list(o.seconds),
-                    "ranks": list(o.ranks),
-                    "winner": o.winner,
-                }
-                for o in analysis.outcomes
-            ],
-            "planned_anew": anew,
-        },
+        sensitivity_document(analysis, names, anew),
         sensitivity_tables(analysis, names, anew, spread),
         json=json,
     )
@@ -427,6 +403,37 @@ def planned_anew(
             }
         )
     return rows
+
+
+def sensitivity_document(
+    analysis: Sensitivity, names: Sequence[str], anew: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """As JSON types."""
+    return {
+        "spread": "measured" if analysis.measured else "assumed",
+        "plans": [
+            {
+                "name": name,
+                "seconds": analysis.nominal.seconds[i],
+                "rank": analysis.nominal.ranks[i],
+                "lowest_seconds": analysis.lowest(i),
+                "highest_seconds": analysis.highest(i),
+                "wins": analysis.wins(i),
+                "regret": analysis.regret(i),
+            }
+            for i, name in enumerate(names)
+        ],
+        "scenarios": [
+            {
+                "name": o.scenario,
+                "seconds": list(o.seconds),
+                "ranks": list(o.ranks),
+                "winner": o.winner,
+            }
+            for o in analysis.outcomes
+        ],
+        "planned_anew": anew,
+    }
 
 
 def sensitivity_tables(

@@ -205,32 +205,25 @@ def search_all(searches: Sequence[StrategySearch], run: Run) -> list[Candidate]:
     Methods that answer at once come first, so that a complete ranking stands early. Exact methods
     follow, then the other heuristics, which are for comparison. Strategies that end soon go before
     those that may take all their time. `joint` is last and begins with the plans of the others.
-    Each phase gets a share of the time that is left; what it does not take goes to the later ones.
+    Each phase may take a share of the time that is left (a fifth for exact methods, which mostly
+    need little of it), joint all of it.
     """
     candidates: list[list[Candidate]] = [[] for _ in searches]
     last = [i for i, search in enumerate(searches) if isinstance(search.strategy, Joint)]
     order = sorted(
         (i for i in range(len(searches)) if i not in last), key=lambda i: searches[i].strategy.slow
     )
-    phases: list[tuple[float, int, Callable[[StrategySearch, Run], list[Candidate]]]] = [
-        *((1.0, i, partial(StrategySearch.candidates_of, wanted=lambda m: m.quick)) for i in order),
-        *((3.0, i, StrategySearch.exact_candidates) for i in order),
-        *((1.0, i, StrategySearch.recomputing_candidates) for i in order),
-        *(
-            (
-                1.0,
-                i,
-                partial(StrategySearch.candidates_of, wanted=lambda m: not (m.quick or m.exact)),
-            )
-            for i in order
-        ),
-        *((8.0, i, StrategySearch.exact_candidates) for i in last),
+    later = partial(StrategySearch.candidates_of, wanted=lambda m: not (m.quick or m.exact))
+    phases: list[tuple[int, int, Callable[[StrategySearch, Run], list[Candidate]]]] = [
+        *((10, i, partial(StrategySearch.candidates_of, wanted=lambda m: m.quick)) for i in order),
+        *((5, i, StrategySearch.exact_candidates) for i in order),
+        *((10, i, StrategySearch.recomputing_candidates) for i in order),
+        *((20, i, later) for i in order),
+        *((len(last) - k, i, StrategySearch.exact_candidates) for k, i in enumerate(last)),
     ]
-    left = sum(weight for weight, *_ in phases)
-    for weight, i, phase in phases:
+    for share, i, phase in phases:
         search = replace(searches[i], known=tuple(chain.from_iterable(candidates)))
-        candidates[i] += phase(search, run.share(left / weight))
-        left -= weight
+        candidates[i] += phase(search, run.share(share))
     return list(chain.from_iterable(candidates))
 
 

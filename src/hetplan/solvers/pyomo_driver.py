@@ -179,11 +179,6 @@ def available(name: str) -> bool:
     return bool(pyo.SolverFactory(name).available(exception_flag=False))
 
 
-def available_solvers() -> list[str]:
-    """Those of the common interface names that can be used here."""
-    return [name for name in COMMON_SOLVERS if available(name)]
-
-
 def as_pyomo(
     arrays: LinearArrays, name: str = "model", run: Run | None = None
 ) -> pyo.ConcreteModel:
@@ -316,7 +311,7 @@ def _configured(options: Options, limit: float | None) -> Any:
         )
     solver = pyo.SolverFactory(name)
     if not solver.available(exception_flag=False):
-        here = ", ".join(available_solvers()) or "none"
+        here = ", ".join(filter(available, COMMON_SOLVERS)) or "none"
         raise UnsupportedError(
             f"Pyomo does not find the solver {name!r} on this machine; available here: {here}"
         )

@@ -160,7 +160,9 @@ def price_compute(m: Programme) -> None:  # (3)
             held = m.x[cells.type == k, j, i, r]
             m.model.row("held", [column, *held], [1.0] + [-1.0] * len(held), lower=0.0)
         conditions = [on[:0], *(on[list(profile.types)] for profile in profiles)]
-        seconds = np.vstack([m.tables.least_compute(j), m.tables.compute(j)])
+        # the least that any group needs for the intervals of a stage
+        least = m.tables.stages[j].sums(m.tables.seconds.min(axis=0))
+        seconds = np.vstack([least, m.tables.compute(j)])
         m.stage[j, i].append(m.both(f"compute_{j}_{i}", m.y[j], conditions, seconds))
 
 

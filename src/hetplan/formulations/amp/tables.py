@@ -110,10 +110,6 @@ class Tables:
         """[profiles, N]: slowest tables summed over the intervals of a stage."""
         return np.stack([self.stages[stage].sums(profile.seconds) for profile in self.profiles])
 
-    def least_compute(self, stage: int) -> Floats:
-        """[N]: the least that any group needs for the intervals of a stage."""
-        return self.stages[stage].sums(self.seconds.min(axis=0))
-
     @cached_property
     def bandwidths(self) -> Floats:
         """[levels] distinct bandwidths between two devices, ascending; empty for a single

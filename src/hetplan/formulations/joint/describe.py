@@ -85,7 +85,7 @@ def stage_table(plan: Plan, run: Replay, title: str, notes: Sequence[str] = ()) 
         **({"share": share} if plan.program else {"tensor": tensor}),
         **(
             {"batches": lambda u: batches_text(plan.replicas[run.owners[u[0]][0]])}
-            if unlike
+            if len({batches_text(replica) for replica in plan.replicas}) > 1
             else {}
         ),
         "computes": lambda units: seconds_text(max(float(run.timeline.busy[u]) for u in units)),

@@ -203,7 +203,7 @@ def paired(batch: Any) -> tuple[Any, Any]:
         return batch, None
     if not (isinstance(batch, (tuple, list)) and len(batch) == 2):
         raise InputError(
-            "data of some rows", got=type(batch).__name__,
+            "`batch` returned something else", got=type(batch).__name__,
             expected="(inputs, targets), or a dictionary of what the model's forward takes",
         )  # fmt: skip
     return batch[0], batch[1]

@@ -167,11 +167,6 @@ class Links:
         return self.price(OPPOSITE.get(how, how), size)
 
 
-def measured_by_hap(devices: int) -> Links:
-    """The figures in HAP's artefact, for GPUs of machines on 10.4 Gbit/s (Section 7.1)."""
-    return Links(devices, 9.46e9, 9.15e9, 5.91e9, 9.74e9, 2.46e10)
-
-
 def ring(devices: int, bytes_per_second: float, latency: float = 2e-5, sharing: int = 1) -> Links:
     """Rings over links of that speed: an all-gather passes (m - 1) / m of the tensor, an all-reduce
     twice that
