@@ -15,6 +15,7 @@ from functools import cache, partial
 from itertools import product
 from typing import Any
 
+from astra import TABLE_2
 from hetplan.cli.output import print_tables
 from hetplan.formulations.astra.search.engine import search
 from hetplan.formulations.astra.search.result import Job, SearchResult
@@ -36,16 +37,6 @@ ALL, ALONE = Space(), Space(pipeline=(1,), tensor=(1,))
 # The paper's own setting of its ablations: data and tensor parallelism (Appendix B.1).
 HYBRID = Space(pipeline=(1,))
 KEPT = Space(pipeline=(1,), offload=False)
-# Tokens per second with 1024 GPUs: H100, H800, A800, H100 and A800 mixed (Table 2).
-TABLE_2 = {
-    "llama2-7b": (10148287, 9024716, 3966756, 5240609),
-    "llama2-13b": (5721253, 4937998, 2187876, 3040095),
-    "llama2-70b": (1233850, 1174362, 458719, 654206),
-    "llama3-8b": (9167338, 7610698, 3586433, 4660743),
-    "llama3-70b": (1129568, 1079507, 425660, 626050),
-    "glm-67b": (1288107, 1218933, 483384, 699978),
-    "glm-130b": (508377, 491088, 202137, 300193),
-}
 # What the paper says of each, and why ours differs.
 SAYS = {
     "Table 2": (

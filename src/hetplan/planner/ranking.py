@@ -420,7 +420,7 @@ def make_workloads(
     """
     precisions = precisions_of(precision)
     if isinstance(model, Model) or len(precisions) == 1:
-        only = make_workload(
+        workload = make_workload(
             model,
             cluster,
             global_batch,
@@ -430,7 +430,7 @@ def make_workloads(
             framework=framework,
             stack=stack,
         )
-        return [only], []
+        return [workload], []
     if profile is not None:
         raise InputError(
             "a profile is of one precision",

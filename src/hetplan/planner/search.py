@@ -12,7 +12,7 @@ that the ranks of a node share, gradients sent back, tied weights, the optimizer
 recomputation's working memory. It is the figure that plans of different strategies compare by.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -70,17 +70,19 @@ class StrategySearch:
         """Candidates of the methods that prove their answers."""
         return self.candidates_of(budget, lambda method: method.exact)
 
-    def own_plans(self) -> list[Plan]:
+    def own_plans(self) -> Iterator[Plan]:
         """The known plans of the same precision on the same devices, with the devices' numbers in
-        the search's own part of the cluster."""
+        the search's own part of the cluster; made as they are asked for, which few strategies
+        do."""
         axes, part = (self.variant.precision, self.variant.part), self.variant.part
         same = [c for c in self.known if (c.variant.precision, c.variant.part) == axes]
         plans = [candidate.plan for candidate in same if candidate.plan is not None]
         if part is None:
-            return plans
+            yield from plans
+            return
         cluster = self.workload.cluster
         places = places_of(cluster.devices_of(part.nodes), len(cluster.devices))
-        return [renumbered(plan, self.workload_on_part, places) for plan in plans]
+        yield from (renumbered(plan, self.workload_on_part, places) for plan in plans)
 
     def recomputing_candidates(self, budget: Run) -> list[Candidate]:
         """Candidates that recompute and fit, where none of the strategy's exact ones does. Whether

@@ -50,8 +50,8 @@ class Traced:
 
     def data(self, arguments: Any) -> dict[str, TorchTensor]:
         """Values of the placeholders for arguments like those traced."""
-        given = [leaf for leaf in tree_leaves(arguments) if isinstance(leaf, TorchTensor)]
-        return {**self.constants, **dict(zip(self.inputs, given, strict=True))}
+        tensors = [leaf for leaf in tree_leaves(arguments) if isinstance(leaf, TorchTensor)]
+        return {**self.constants, **dict(zip(self.inputs, tensors, strict=True))}
 
     def values(self, module: Any, arguments: Any) -> dict[str, TorchTensor]:
         """Values of all sources: the module's parameters, and arguments like those traced."""

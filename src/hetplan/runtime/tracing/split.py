@@ -94,8 +94,8 @@ def shape_of(node: Node) -> Shape:
 
 
 class Split:
-    """A module as layers, [L]. outputs [L - 1]: what passes on, of one sample; given [L]: what each
-    layer reads of the data.
+    """A module as layers, [L]. outputs [L - 1]: what passes on, of one sample; inlets [L]: what
+    each layer reads of the data.
 
     data: (inputs, targets) of a row or more. weigh: what some rows' losses weigh, where the model
     gives their sum. Raises UnsupportedError where the module cannot be split,
@@ -133,7 +133,7 @@ class Split:
         """Base -> what changes it in place."""
         for node in self.nodes:
             self._classify(node)
-        self.layers, self.outputs, self.given = self._cut(self._places(module, names), len(names))
+        self.layers, self.outputs, self.inlets = self._cut(self._places(module, names), len(names))
         self.reading: dict[tuple[Node, ...], nn.Module] = {}
 
     def _summed(self, graph: fx.Graph) -> Node:
@@ -244,7 +244,7 @@ class Split:
         return made | {self.loss: len(names) - 1}
 
     def _cut(self, places: Mapping[Node, int], count: int) -> Any:
-        """Layers, outputs and given of this class."""
+        """`layers`, `outputs` and `inlets` of this class."""
         until = dict(places)
         for node, place in places.items():
             until |= {one: max(until[one], place) for one in self.sources[node] if one in places}
@@ -252,14 +252,14 @@ class Split:
             [node for node, place in places.items() if place <= k < until[node]]
             for k in range(count - 1)
         ]
-        layers, given = [], []
+        layers, inlets = [], []
         for k, (before, after) in enumerate(pairwise([[], *alive, [self.loss]])):
             known = {n for n, kind in self.kinds.items() if kind == DATA or places.get(n, k) < k}
             reached = self.cone(after, known.__contains__)
-            given.append(tuple(n for n in self.nodes if n in reached and self.kinds[n] == DATA))
-            layers.append(self.piece([*before, *given[-1]], after))
+            inlets.append(tuple(n for n in self.nodes if n in reached and self.kinds[n] == DATA))
+            layers.append(self.piece([*before, *inlets[-1]], after))
         outputs = [tuple(map(shape_of, nodes)) for nodes in alive]
-        return tuple(layers), tuple(outputs), tuple(given)
+        return tuple(layers), tuple(outputs), tuple(inlets)
 
     def cone(self, outputs: Iterable[Node], ends: Callable[[Node], bool]) -> set[Node]:
         """What outputs are computed from, as far as `ends`, these included."""
@@ -298,11 +298,11 @@ class Split:
 
     def feed(self, data: Any, first: int, last: int) -> list[tuple[Any, ...]]:
         """What each of the layers [first, last) reads of some rows' data."""
-        given = self.given[first:last]
-        nodes = tuple(dict.fromkeys(node for one in given for node in one))
+        read_by = self.inlets[first:last]
+        nodes = tuple(dict.fromkeys(node for one in read_by for node in one))
         values = dict(zip(nodes, self.read(data, nodes) if nodes else (), strict=True))
-        return [tuple(values[node] for node in one) for one in given]
+        return [tuple(values[node] for node in one) for one in read_by]
 
     def reads(self, first: int, last: int) -> bool:
         """Whether layers [first, last) read any data."""
-        return any(self.given[first:last])
+        return any(self.inlets[first:last])
