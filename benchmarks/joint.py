@@ -114,10 +114,11 @@ def row(case: str, limits: list[float], seeds: int, bound: float) -> list[str]:
             values.append(known[-1] if known else math.inf)
         last.append((seconds_of(data, decision), decision))
     last.sort(key=lambda pair: pair[0])
-    middle, targets = last[seeds // 2], TARGETS.get(case, ("–", "–"))
+    middle = last[seeds // 2]
+    targets = ", ".join(f"{target:,}" for target in TARGETS.get(case, ())) or "–"
     cells += [f"{1e3 * median(values):,.1f}" for values in reached[:-1]]
     cells += [milliseconds(data, middle[1]), f"{1e3 * last[0][0]:,.1f}"]
-    cells += [f"{targets[0]:,}, {targets[1]:,}", f"{steps / seeds / limits[-1]:,.0f}"]
+    cells += [targets, f"{steps / seeds / limits[-1]:,.0f}"]
     least = lower_bound(data, processor_run(bound))
     return [case, *cells, f"{1e3 * least:,.1f}", f"{100 * (1 - least / middle[0]):.1f} %"]
 
