@@ -17,7 +17,7 @@ from hetplan.profiling.profile import Profile
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.job import Job, Measured
 from hetplan.runtime.launch import launch
-from hetplan.runtime.spmd_virtual import rehearsal_of
+from hetplan.runtime.virtual import Rehearsal
 
 Document = dict[str, Any]
 FAST, SLOW = "this-cpu", "this-cpu-slowed"
@@ -215,7 +215,7 @@ def rehearse_plan(
 ) -> Rehearsed:
     """Execute one plan on virtual devices."""
     made = plan(name, workload)
-    rehearsal = rehearsal_of(made, workload, scale, cores=cores)
+    rehearsal = Rehearsal.of(made, workload, scale, cores=cores)
     job = Job(plan=made, steps=steps, rehearsal=rehearsal, virtual=True)
     return Rehearsed(
         name,

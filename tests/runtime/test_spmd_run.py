@@ -23,8 +23,8 @@ from hetplan.planner.hap import SpmdProblem
 from hetplan.profiling.simulator.pipeline import simulate_stages
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.job import Job
-from hetplan.runtime.replay import replay, trace
-from hetplan.runtime.spmd_virtual import rehearsal_of
+from hetplan.runtime.replay import SpmdCosts, replay, trace
+from hetplan.runtime.virtual import Rehearsal
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Run
 
@@ -69,10 +69,10 @@ def test_what_is_slept_is_what_the_simulator_predicts() -> None:
     workload = small()
     for method, steps in (("dp-even", 1), ("dp-proportional", 2)):
         plan = planned(workload, method, steps)
-        found, rehearsal = replay(plan, workload), rehearsal_of(plan, workload, 3.0)
+        found, rehearsal = replay(plan, workload), Rehearsal.of(plan, workload, 3.0)
         assert rehearsal.seconds == pytest.approx(3 * found.seconds)
         assert [rehearsal.busy(rank) for rank in range(4)] == pytest.approx(
-            3 * (found.timeline.busy - [rehearsal.costs.updates()[r] for r in range(4)])  # type: ignore[attr-defined]
+            3 * (found.timeline.busy - SpmdCosts.of(plan, workload).updates())
         )
         rows = {event["tid"] for event in trace(found)["traceEvents"] if "tid" in event}
         assert rows == set(range(8))
@@ -82,7 +82,7 @@ def test_a_program_is_rehearsed(tmp_path: Path) -> None:
     """A machine under load may be late, but never early; collectives are real."""
     workload = small()
     plan = planned(workload, "dp-proportional", 2)
-    job = Job(plan=plan, steps=2, rehearsal=rehearsal_of(plan, workload, 1.0), virtual=True)
+    job = Job(plan=plan, steps=2, rehearsal=Rehearsal.of(plan, workload, 1.0), virtual=True)
     found = Measured(job, launch(job))
     assert found.predicted is not None and found.seconds > 0.98 * found.predicted
     document = found.document()

@@ -28,7 +28,6 @@ from hetplan.profiling.cluster import example_clusters
 from hetplan.runtime.devices import on_devices
 from hetplan.runtime.job import Job, Loss, Measured, StepReport, check_options
 from hetplan.runtime.launch import launch, launch_elastic
-from hetplan.runtime.spmd_virtual import rehearsal_of
 from hetplan.runtime.virtual import Rehearsal
 from hetplan.text import number_text
 
@@ -86,7 +85,7 @@ def predicted(
         return None
     try:
         workload = setting.workload(plan, where)
-        return rehearsal_of(plan, workload, scale if virtual else 1.0, cores=free_cores())
+        return Rehearsal.of(plan, workload, scale if virtual else 1.0, cores=free_cores())
     except InputError as error:
         if required or setting != Setting():
             raise

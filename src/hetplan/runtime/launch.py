@@ -30,7 +30,6 @@ from hetplan.errors import HetplanError, InputError
 from hetplan.formulations.joint.plan import Plan
 from hetplan.runtime.devices import on_devices, required_torch
 from hetplan.runtime.job import Job, Loss, Measured, StepReport
-from hetplan.runtime.virtual import Shared
 from hetplan.runtime.watch import PASSES, PATIENCE, WAITS, Activity, at_work, starved
 
 FORK = get_context("fork")
@@ -128,13 +127,11 @@ class Supervisor:
         """Fork one process per rank."""
         from hetplan.runtime.execution.worker import rank_main
 
-        virtual, world = self.job.rehearsal if self.job.virtual else None, self.job.plan.world_size
-        shared = None if virtual is None else Shared(virtual, world)
-        for number in range(world):
+        for number in range(self.job.plan.world_size):
             ours, theirs = FORK.Pipe(duplex=False)
             # a rank must not hold the parent's ends: it notices by them when the parent is gone
             parents = [ours, *(rank.connection for rank in self.ranks)]
-            arguments = (self.job, number, store, theirs, parents, shared, self.stop)
+            arguments = (self.job, number, store, theirs, parents, self.stop)
             process = FORK.Process(target=rank_main, args=arguments)
             process.start()
             theirs.close()

@@ -110,15 +110,6 @@ class Watch:
         yield
         self.ends(what, chunk, batch)
 
-    def departs(self, hop: int, batch: int, *, forward: bool) -> None:
-        """A message is about to be sent over a hop."""
-
-    def arrives(self, hop: int, batch: int, *, forward: bool) -> None:
-        """A message has come over a hop."""
-
-    def stepped(self, batch: int) -> None:
-        """The backward pass of a micro-batch is done, with what ranks do together behind it."""
-
     def passed(self) -> None:
         """A layer's pass is done."""
         self.moved = time.monotonic()

@@ -53,7 +53,6 @@ class Mail:
         them."""
         first, rank = self.layout.own_rows(self.place, batch)[0], self.place.rank
         self.sent = self.transport.pending(self.sent)
-        self.transport.watch.departs(hop, batch, forward=forward)
         carried = messages(self.layout, self.place.replica, hop, batch, forward=forward)
         for (tag, sender, receiver), (a, b) in carried:
             if sender == rank:
@@ -76,7 +75,6 @@ class Mail:
             elif receiver == rank:
                 for x in values:
                     self.transport.fetch(x[a - first : b - first], sender, tag)
-        self.transport.watch.arrives(hop, batch, forward=forward)
         return [x.to(self.transport.device) for x in values]
 
     def settle(self) -> None:
@@ -167,7 +165,6 @@ class Pipeline:
                 self._backward(chunk, batch, rows, weight)
                 if chunk == 0:
                     self.states.after_step()
-                    self.watch.stepped(batch)
             else:
                 self._forward(chunk, batch, rows)
         self.data = {}

@@ -8,7 +8,6 @@ import signal
 import sys
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from multiprocessing.connection import Connection
@@ -37,8 +36,7 @@ from hetplan.runtime.execution.transport import host_total
 from hetplan.runtime.job import Job, Report, StepReport
 from hetplan.runtime.references.build import reference, stand_in
 from hetplan.runtime.spmd_decision import read_program
-from hetplan.runtime.spmd_virtual import SpmdRehearsal, SpmdWatch
-from hetplan.runtime.virtual import Shared, Virtual
+from hetplan.runtime.virtual import Virtual
 from hetplan.runtime.watch import PASSES, PATIENCE, WAITS, Activity, Watch, at_work
 
 OPTIMIZERS = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}
@@ -48,7 +46,7 @@ def make_model(
     job: Job, watch: Watch, device: str = "cpu"
 ) -> Distributed | DistributedProgram | RehearsedProgram:
     """This rank's part of the job's model."""
-    if isinstance(watch, SpmdWatch):
+    if isinstance(watch, Virtual) and job.plan.schedule == "spmd":
         return RehearsedProgram(watch)
     if job.plan.schedule == "spmd":
         return DistributedProgram(
@@ -164,19 +162,11 @@ def check_program(job: Job) -> None:
         )  # fmt: skip
 
 
-def watch_of(job: Job, rank: int, shared: Shared | None) -> Watch:
+def watch_of(job: Job, rank: int) -> Watch:
     """What watches this rank: with virtual devices, what sleeps for them, too."""
-    if shared is None:
+    if not job.virtual or job.rehearsal is None:
         return Watch()
-    if isinstance(shared.rehearsal, SpmdRehearsal):
-        return SpmdWatch(shared=shared, rank=rank)
-    place = job.plan.places[rank]
-    ranks: dict[tuple[int, int], list[int]] = defaultdict(list)
-    for other in job.plan.places:
-        ranks[other.replica, other.stage].append(other.rank)
-    return Virtual(
-        shared=shared, rank=rank, replica=place.replica, stage=place.stage, stage_ranks=ranks
-    )
+    return Virtual(rehearsal=job.rehearsal, spans=job.rehearsal.spans(rank))
 
 
 def train(job: Job, watch: Watch, report: Report, stopping: Callable[[], bool]) -> None:
@@ -228,7 +218,6 @@ def rank_main(
     store: str,
     connection: Connection,
     parents: Sequence[Connection],
-    shared: Shared | None,
     stop: Any,
 ) -> None:
     """Never returns. Exit code 0, or 1 with the reason told.
@@ -255,7 +244,7 @@ def rank_main(
             signal.signal(number, signal.SIG_IGN)
         torch.set_num_threads(1)
         os.environ["LOCAL_RANK"] = str(rank)
-        watch = watch_of(job, rank, shared)
+        watch = watch_of(job, rank)
         every_beat(lambda: tell("beat", watch.state()))
         world = job.plan.world_size
         dist.init_process_group(

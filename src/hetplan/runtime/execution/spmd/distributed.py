@@ -37,8 +37,8 @@ from hetplan.runtime.execution.loop import Box, Trained
 from hetplan.runtime.execution.spmd.machine import Machine, copied, piece
 from hetplan.runtime.execution.transport import Staging, Transport, host_group, host_total
 from hetplan.runtime.spmd_decision import read_program
-from hetplan.runtime.spmd_virtual import SpmdWatch
 from hetplan.runtime.tracing.program import trace_samples
+from hetplan.runtime.virtual import Virtual
 from hetplan.runtime.watch import Watch
 
 # a tensor does as well
@@ -288,31 +288,23 @@ class RehearsedProgram:
     """Takes the place of `DistributedProgram` on virtual devices; nothing is trained, so that the
     loss is not a number."""
 
-    def __init__(self, watch: SpmdWatch) -> None:
+    def __init__(self, watch: Virtual) -> None:
         self.watch, self.step = watch, 0
         self.everyone = Transport.over("cpu").everyone
-        costs = watch.rehearsal.costs
-        self.place = watch.rehearsal.place(watch.rank)
-        self.each, self.update = costs.each(), costs.updates()[self.place]
 
     def train_step(self) -> float:
         """One iteration in the devices' time; a real all-reduce of one number stands for every
         collective."""
-        watch, step, meeting = self.watch, self.step, 0
+        step = self.step
         self.step += 1
-        with watch.during("prepare", 0, step):
-            watch.begin()
-        for number, (run, stage) in enumerate(self.each):
-            with watch.during("backward" if stage.backward else "forward", number, run):
-                watch.passes(float(stage.compute[self.place]))
-            if stage.seconds > 0:
-                meeting += 1
-                with watch.during("collective", number, run):
+        with self.watch.during("prepare", 0, step):
+            dist.barrier(group=host_group())
+        for what, stage, run in self.watch.in_order():
+            with self.watch.during(what, stage, run):
+                if what == "collective":
                     self.everyone.total(torch.ones(1))
-                    watch.clock = watch.meet(meeting, watch.clock)
-                    watch.passes(stage.seconds)
-        with watch.during("synchronise", 0, step):
-            watch.passes(self.update)
+        with self.watch.during("synchronise", 0, step):
+            dist.barrier(group=host_group())
         return math.nan
 
     def optimizer(self, kind: Callable[..., Any], **options: Any) -> Any:
