@@ -150,7 +150,7 @@ def test_candidates_hold_and_are_replayed(workload: Workload) -> None:
 
 
 def test_rankings_and_pictures_tell_devices(workload: Workload) -> None:
-    """Of a program every device has a row of its own, and all join its collectives."""
+    """Of a program like devices share a row, and all join its collectives."""
     planning = make_plans(workload, [Hap()], Run(Options(threads=1)))
     best = planning.best
     assert best is not None and best.plan is not None and best.replay is not None
@@ -176,7 +176,10 @@ def test_rankings_and_pictures_tell_devices(workload: Workload) -> None:
         best, replace(best, plan=best.plan.model_copy(update={"program": shorter}))
     )
     drawn = scene(best.plan, best.replay, workload)
-    assert [row.title for row in drawn.rows] == [f"device {d}" for d in range(4)]
+    assert [(row.title, row.alike) for row in drawn.rows] == [
+        ("device 0 (x2)", 2),
+        ("device 2 (x2)", 2),
+    ]
     assert all(row.communicates and row.computes for row in drawn.rows)
     assert best.plan.prediction is not None
     assert best.plan.prediction.predicted_seconds == replay(best.plan, workload).seconds

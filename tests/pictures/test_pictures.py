@@ -10,14 +10,24 @@ from collections import Counter
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from chromium import needs_chromium, rendered
-from fakes.workloads import small
+from fakes.workloads import cluster_document, small
 from hetplan.errors import InputError, UnsupportedError
 from hetplan.planner.pictures.html import KINDS, cells as figures_of, page
-from hetplan.planner.pictures.scene import BINS, Offer, Scene, Span, read, sampled, scene
+from hetplan.planner.pictures.scene import (
+    BINS,
+    ChangeDocument,
+    Offer,
+    Scene,
+    Span,
+    read,
+    sampled,
+    scene,
+)
 from hetplan.planner.pictures.terminal import COLUMNS, drawn, tables
 from hetplan.planner.ranking import Planning, make_plans
 from hetplan.planner.strategy import make_strategies
@@ -38,32 +48,51 @@ def picture() -> Scene:
     """Of its winner, with all candidates."""
     best = planning().best
     assert best is not None and best.plan is not None and best.replay is not None
-    _, offers, winner = read(planning().document(), "x.json")
-    return scene(best.plan, best.replay, planning().workload, offers, winner)
+    _, document = read(planning().document(), "x.json")
+    return scene(best.plan, best.replay, planning().workload, document)
+
+
+def data_of(text: str) -> dict[str, Any]:
+    """What the page's script draws."""
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', text)
+    assert found is not None
+    return dict(json.loads(found[1]))
 
 
 def test_the_timeline_is_the_replay() -> None:
+    """Of like pipelines the first is drawn; each row stands for as many as it says."""
     best = planning().best
     assert best is not None and best.replay is not None
     found, timeline = picture(), best.replay.timeline
-    assert found.seconds == best.predicted_seconds and len(found.rows) == found.units == len(
-        best.replay.owners
-    )
-    for unit, row in enumerate(found.rows):
+    assert found.seconds == best.predicted_seconds
+    assert sum(row.alike for row in found.rows) == len(best.replay.owners) and found.more == 0
+    first = [min(d.device for d in found.used if d.row == i) for i in range(len(found.rows))]
+    units = [next(u for u, own in enumerate(best.replay.devices) if d in own) for d in first]
+    for unit, row in zip(units, found.rows, strict=True):
         computing = sum(span.end - span.start for span in row.computes)
         assert computing == pytest.approx(timeline.busy[unit])
-        assert row.busy == pytest.approx(timeline.busy[unit] / found.seconds)
+        assert row.busy >= timeline.busy[unit] / found.seconds * (1 - 1e-12)
         for before, after in zip(row.computes[:-1], row.computes[1:], strict=True):
             assert before.end <= after.start + 1e-12
-    drawn_events = sum(len(row.computes) + len(row.communicates) for row in found.rows)
-    assert drawn_events == len(timeline.events())
+        events = [e for e in timeline.events() if e["unit"] == unit]
+        assert len(row.computes) + len(row.communicates) == len(events)
+
+
+def test_like_pipelines_share_a_row() -> None:
+    """Plain data parallelism on four equal devices: one row of four."""
+    workload = small(nodes=[{**cluster_document()["nodes"][0], "devices": 4}])
+    best = make_plans(workload, make_strategies(["dp"]), Run(Options(threads=1))).best
+    assert best is not None and best.plan is not None and best.replay is not None
+    drawn = scene(best.plan, best.replay, workload)
+    assert [(row.title, row.alike) for row in drawn.rows] == [("stage 0 (x4)", 4)]
+    assert [d.row for d in drawn.devices] == [0] * 4
 
 
 def test_memory_and_places_are_of_every_device() -> None:
     best, found = planning().best, picture()
     assert best is not None and best.plan is not None and best.replay is not None
     assert tuple(d.held for d in found.devices) == best.replay.peak_bytes
-    assert {d.device for d in found.devices if d.unit is not None} == set(best.plan.ranks)
+    assert {d.device for d in found.devices if d.row is not None} == set(best.plan.ranks)
 
 
 def test_sampling_keeps_shares() -> None:
@@ -81,27 +110,61 @@ def test_sampling_keeps_shares() -> None:
 def test_the_page_is_whole_and_fetches_nothing() -> None:
     text = page(picture())
     found = Page(text)
-    assert found.open == [] and "script" not in {tag for tag, _ in found.tags}
-    assert all(value.startswith("data:") for value in found.attributes("src", "href"))
+    assert found.open == []
+    links = [value for value in found.attributes("src", "href") if not value.startswith("#")]
+    assert all(value.startswith("data:") for value in links)
+    anchors = {value[1:] for value in found.attributes("href") if value.startswith("#")}
+    assert anchors <= set(found.attributes("id")) and "one-iteration" in anchors
     assert "http" not in text and "@import" not in text and "url(" not in text
     words = " ".join(found.text)
     for expected in (
         "One iteration",
-        "Memory of each device",
+        "Why it takes that long",
+        "Stages and memory",
         "Where everything is",
-        "What else there was",
+        "Price of each paradigm",
+        "Plans and their bounds",
+        "Money against time",
     ):
         assert expected in words
+    assert "What a change would bring" not in words  # nobody asked
     for candidate in planning().candidates:
         assert candidate.name in words
     for kind in KINDS:
         assert f"--{kind}:" in text
-    bars = [
-        a
-        for tag, a in found.tags
-        if tag == "rect" and (a.get("fill") or "").startswith("var(--forward")
-    ]
-    assert len(bars) >= sum(s.kind == "forward" for row in picture().rows for s in row.computes)
+    data = data_of(text)
+    assert data["seconds"] == picture().seconds and data["kinds"] == list(KINDS)
+    for row, drawn_row in zip(picture().rows, data["rows"], strict=True):
+        for lane, drawn_lane in zip(
+            (row.computes, row.communicates), drawn_row["lanes"], strict=True
+        ):
+            shares = [(s.start / data["seconds"], s.end / data["seconds"]) for s in lane]
+            assert [(begin / 1e6, end / 1e6) for _, begin, end, _ in drawn_lane] == [
+                pytest.approx(share, abs=1e-6) for share in shares
+            ]
+
+
+def test_the_page_obeys_the_keyboard_and_speaks() -> None:
+    """What a screen reader and a keyboard need: names, headings, a live region, table headers."""
+    found = Page(page(picture()))
+    own = {a["id"]: a for _, a in found.tags if a.get("id")}
+    assert own["timeline"]["tabindex"] == "0" and own["timeline"]["aria-label"]
+    assert own["said"]["role"] == "status" and own["timeline"]["aria-describedby"] == "keys"
+    tags = Counter(tag for tag, _ in found.tags)
+    assert tags["h1"] == 1 and tags["main"] == 1 and tags["noscript"] == 1
+    assert all(a.get("scope") for tag, a in found.tags if tag == "th")
+    assert all(a.get("aria-label") for tag, a in found.tags if tag in ("svg", "nav"))
+
+
+def test_a_page_says_what_changes_bring() -> None:
+    best = Offer(strategy="amp", method="auto", predicted_seconds=0.5, fits_memory=True)
+    asked = (
+        ChangeDocument(change="as it is", best=best),
+        ChangeDocument(change="add 2xT4", seconds_saved=0.25, best=best),
+        ChangeDocument(change="remove node1"),
+    )
+    words = Page(page(replace(picture(), changes=asked))).text
+    assert {"add 2xT4", "250 ms", "nothing fits"} <= set(words)
 
 
 def test_a_formula_is_no_replay() -> None:
@@ -115,13 +178,16 @@ def test_a_formula_is_no_replay() -> None:
 def test_names_cannot_break_out() -> None:
     evil = replace(picture(), title="<script>alert(1)</script>", subtitle="a & b < c")
     found = Page(page(evil))
-    assert not any(tag == "script" for tag, _ in found.tags)
+    assert sum(tag == "script" for tag, _ in found.tags) == 2  # the page's own data and script
     assert "<script>alert(1)</script>" in "".join(found.text)
+    row = replace(picture().rows[0], title="</script><script>alert(1)</script>")
+    text = page(replace(picture(), rows=(row, *picture().rows[1:])))
+    assert text.count("<script") == 2 and data_of(text)["rows"][0]["title"] == row.title
 
 
 def test_the_terminal_shows_the_same() -> None:
     timeline, memory, candidates = tables(picture())
-    assert len(timeline.rows) == picture().units and len(memory.rows) == 4
+    assert len(timeline.rows) == len(picture().rows) and len(memory.rows) == 4
     for row, cells in zip(picture().rows, timeline.rows, strict=True):
         letters = cells[3]
         assert letters == drawn(row, picture().seconds) and len(letters) == COLUMNS
@@ -150,14 +216,14 @@ def test_without_matplotlib_that_is_said(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_documents_of_a_planning_are_read() -> None:
     document = json.loads(json.dumps(planning().document()))
-    plan, offers, winner = read(document, "x.json")
+    plan, whole = read(document, "x.json")
     best = planning().best
-    assert best is not None and plan == best.plan
-    assert [(o.name, o.predicted_seconds) for o in offers] == [
+    assert best is not None and plan == best.plan and whole is not None
+    assert [(o.name, o.predicted_seconds) for o in whole.candidates] == [
         (c.name, c.predicted_seconds) for c in planning().candidates
     ]
-    assert winner == planning().winner
-    assert read(document["candidates"][0]["plan"], "x.json") == (plan, [], None)
+    assert (whole.winner, whole.bound) == (planning().winner, planning().bound)
+    assert read(document["candidates"][0]["plan"], "x.json") == (plan, None)
 
 
 @pytest.mark.parametrize(
@@ -185,9 +251,19 @@ def test_a_browser_shows_it_without_complaint(tmp_path: Path) -> None:
     shown = rendered(file)
     assert shown.console == ()
     assert shown.png.startswith(b"\x89PNG") and len(shown.png) > 30_000
-    tags = re.compile(r"<([a-z][a-z0-9]*)")  # elements all arrive
-    there, written = (Counter(tags.findall(text)) for text in (shown.dom, page(picture())))
-    assert there == written and there["rect"] > 50
+    spans = sum(len(row.computes) + len(row.communicates) for row in picture().rows)
+    bars = re.compile(r'data-e="\d')
+    assert len(bars.findall(shown.dom)) == spans  # the script has drawn them all
+    press = (
+        'for (const key of ["+", "+", "ArrowRight"]) document.getElementById("timeline")'
+        '.dispatchEvent(new KeyboardEvent("keydown", {key, bubbles: true}));'
+    )
+    file.write_text(f"{page(picture())}<script>{press}</script>", encoding="utf-8")
+    zoomed = rendered(file)
+    assert zoomed.console == () and 0 < len(bars.findall(zoomed.dom)) < spans
+    first = picture().rows[0].computes[0]
+    chosen = f"{picture().rows[0].title}: {first.kind} of micro-batch {first.batch}, "
+    assert chosen in zoomed.dom and 'class="chosen"' in zoomed.dom
 
 
 @needs_chromium

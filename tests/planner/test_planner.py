@@ -319,7 +319,7 @@ def test_the_deciding_chain_is_the_whole_iteration(planning: Planning, workload:
     assert sum(parts.values()) == pytest.approx(tightest["bytes"])
     assert explained.runner_up in planning.candidates[1:]
     assert [c.name for c in explained.paper_candidates] == ["amp/paper"]
-    lines = {"decides the iteration", "closed form", "busiest", "tightest memory", "papers' own"}
+    lines = {"time goes to", "closed form", "busiest", "tightest memory", "papers' own"}
     assert lines <= {row[0] for row in explained.table(workload).rows}
 
 

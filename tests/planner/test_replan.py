@@ -14,7 +14,6 @@ from fakes.workloads import cluster_document, one_thread, small
 from hetplan.errors import InputError
 from hetplan.formulations.joint.plan import Plan, new_plan
 from hetplan.planner.amp import Amp, DataParallel
-from hetplan.planner.ranking import make_plans
 from hetplan.planner.replan import (
     KINDS,
     Choice,
@@ -303,8 +302,14 @@ def test_programs_hold_what_they_read() -> None:
     """Data parallelism as an SPMD program moves what it does as ZeRO 0: nothing, and to a sliced
     program less."""
     on = make_workload("gpt2", example_cluster("home"), 16)
-    planning = make_plans(on, make_strategies(["hap", "poplar"]), one_thread(3))
-    plans = {c.name: c.plan for c in planning.candidates if c.plan is not None}
+    plans = {
+        c.name: c.plan
+        for strategy, method in zip(
+            make_strategies(["hap", "poplar"]), ("dp-even", "auto"), strict=True
+        )
+        for c in propose(strategy, on, Run(), [m for m in strategy.methods if m.name == method])
+        if c.plan is not None
+    }
     whole, zero = plans["hap/dp-even"], plans["poplar/auto-zero0"]
     for before, after in ((whole, whole), (whole, zero), (zero, whole)):
         assert moves(before, after, on, [2]).from_checkpoint == pytest.approx(0.0, abs=1.0)

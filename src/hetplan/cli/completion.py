@@ -5,53 +5,50 @@ A shell asks at every press of a key, so nothing heavy is read. Completers take 
 the shell falls back on file names.
 """
 
-from collections.abc import Callable, Iterable
-from importlib import import_module
+from collections.abc import Callable, Iterable, Mapping
 
 import typer
 
 from hetplan.formulations import FAMILIES, family
 from hetplan.instances.library import SETS, find, library
+from hetplan.solvers.registry import load
 
-Completer = Callable[[str], list[str]]
+# What is offered -> where its names stand ("module:attribute", an iterable or a function that
+# returns one), what follows each name, and whether the option takes a list of them.
+OFFERED: Mapping[str, tuple[str, str, bool]] = {
+    "problems": ("hetplan.formulations:FAMILIES", "", False),
+    "models": ("hetplan.profiling.zoo:BUILT_IN", "", False),
+    "devices": ("hetplan.profiling.cluster:catalogue", ":", True),
+    "precisions": ("hetplan.profiling.operators:PRECISIONS", "", True),
+    "strategies": ("hetplan.planner:STRATEGIES", "", True),
+    "frameworks": ("hetplan.runtime.export:EXPORTERS", "", False),
+    "trainers": ("hetplan.profiling.frameworks:FRAMEWORKS", "", False),
+    "stacks": ("hetplan.profiling.operators:STACKS", "", False),
+    "clusters": ("hetplan.profiling.cluster:example_clusters", "", False),
+    "parameters": ("hetplan.formulations.astra.search.space:PARAMETERS", "=", False),
+    "instances": ("hetplan.cli.completion:instance_names", "", False),
+    "sets": ("hetplan.cli.completion:set_names", "", False),
+}
 
 
-def beginning(names: Iterable[str], incomplete: str) -> list[str]:
-    """The names that begin as typed."""
-    return [name for name in names if name.startswith(incomplete)]
-
-
-def listed(names: Iterable[str], incomplete: str) -> list[str]:
-    """The same for the last part of a comma-separated list; a name that the list has is not offered
-    again."""
-    before, comma, last = incomplete.rpartition(",")
+def beginning(names: Iterable[str], incomplete: str, *, many: bool) -> list[str]:
+    """The names that begin as typed; of a comma-separated list its last part, without the names
+    that the list has already."""
+    before, comma, last = incomplete.rpartition(",") if many else ("", "", incomplete)
     taken = before.split(",")
-    return [f"{before}{comma}{name}" for name in beginning(names, last) if name not in taken]
+    return [f"{before}{comma}{n}" for n in names if n.startswith(last) and n not in taken]
 
 
-def offering(target: str, *, ending: str = "", many: bool = False) -> Completer:
-    """A completer of the names in `target`, "module:attribute": an iterable, or a function that
-    returns one. ending: what follows each name; many: the option takes a list."""
+def offer(what: str) -> Callable[[str], list[str]]:
+    """A completer of the names that OFFERED lists under `what`."""
 
     def complete(incomplete: str) -> list[str]:
-        module, _, attribute = target.partition(":")
-        names = getattr(import_module(module), attribute)
-        whole = [f"{name}{ending}" for name in (names() if callable(names) else names)]
-        return listed(whole, incomplete) if many else beginning(whole, incomplete)
+        target, ending, many = OFFERED[what]
+        names = load(target)
+        whole = (f"{name}{ending}" for name in (names() if callable(names) else names))
+        return beginning(whole, incomplete, many=many)
 
     return complete
-
-
-problems = offering("hetplan.formulations:FAMILIES")
-models = offering("hetplan.profiling.zoo:BUILT_IN")
-devices = offering("hetplan.profiling.cluster:catalogue", ending=":", many=True)
-precisions = offering("hetplan.profiling.operators:PRECISIONS", many=True)
-strategies = offering("hetplan.planner:STRATEGIES", many=True)
-frameworks = offering("hetplan.runtime.export:EXPORTERS")
-trainers = offering("hetplan.profiling.frameworks:FRAMEWORKS")
-stacks = offering("hetplan.profiling.operators:STACKS")
-clusters = offering("hetplan.profiling.cluster:example_clusters")
-parameters = offering("hetplan.formulations.astra.search.space:PARAMETERS", ending="=")
 
 
 def instance_names() -> list[str]:
@@ -59,14 +56,9 @@ def instance_names() -> list[str]:
     return [entry.name for entry in library()]
 
 
-def instances(incomplete: str) -> list[str]:
-    """Packaged instances."""
-    return beginning(instance_names(), incomplete)
-
-
-def sets(incomplete: str) -> list[str]:
+def set_names() -> list[str]:
     """Sets, problems and packaged instances."""
-    return beginning([*SETS, *FAMILIES, *instance_names()], incomplete)
+    return [*SETS, *FAMILIES, *instance_names()]
 
 
 def methods(ctx: typer.Context, incomplete: str) -> list[str]:
@@ -76,4 +68,4 @@ def methods(ctx: typer.Context, incomplete: str) -> list[str]:
     entry = find(str(next(iter([*(ctx.params.get("instances") or ()), *loose]), "")))
     known = list(FAMILIES) if entry is None else [entry.problem]
     names = dict.fromkeys(method.name for name in known for method in family(name).methods)
-    return listed([*names, "all"], incomplete)
+    return beginning([*names, "all"], incomplete, many=True)

@@ -34,7 +34,7 @@ ProblemOption = Annotated[
     typer.Option(
         "--problem",
         help="Only this problem; `schema decision` needs one.",
-        autocompletion=completion.problems,
+        autocompletion=completion.offer("problems"),
     ),
 ]
 
@@ -78,7 +78,7 @@ def summary(entry: Entry) -> dict[str, Any]:
 
 def show(
     instance: Annotated[
-        str, typer.Argument(help="A name or a file.", autocompletion=completion.instances)
+        str, typer.Argument(help="A name or a file.", autocompletion=completion.offer("instances"))
     ],
     best: Annotated[bool, typer.Option("--best", help="The best-known record instead.")] = False,
     json: JsonOption = False,
@@ -112,7 +112,7 @@ def size_text(value: Any) -> str:
 
 def generate(
     problem: Annotated[
-        str, typer.Argument(help="The problem.", autocompletion=completion.problems)
+        str, typer.Argument(help="The problem.", autocompletion=completion.offer("problems"))
     ],
     seed: Annotated[
         int, typer.Option("--seed", metavar="N", help="Another seed, another instance.")

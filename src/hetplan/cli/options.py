@@ -1,6 +1,7 @@
 """Options that several commands share, how their values are read, and what stands behind an
 argument: a file, standard input (`-`), or a name in the packaged library."""
 
+import contextlib
 import math
 import os
 import sys
@@ -92,7 +93,7 @@ ModelOption = Annotated[
         "--model",
         metavar="NAME|FILE",
         help="Built-in model, or a Hugging Face config.json.",
-        autocompletion=completion.models,
+        autocompletion=completion.offer("models"),
     ),
 ]
 OwnModelOption = Annotated[
@@ -101,7 +102,7 @@ OwnModelOption = Annotated[
         "--model",
         metavar="NAME|FILE",
         help="Built-in model or config.json; default the plan's.",
-        autocompletion=completion.models,
+        autocompletion=completion.offer("models"),
     ),
 ]
 NamedModelOption = Annotated[
@@ -110,7 +111,7 @@ NamedModelOption = Annotated[
         "--model",
         metavar="NAME|FILE",
         help="Built-in model, config.json or traced model.",
-        autocompletion=completion.models,
+        autocompletion=completion.offer("models"),
     ),
 ]
 TracedOption = Annotated[
@@ -127,7 +128,7 @@ ClusterOption = Annotated[
         "--cluster",
         metavar="FILE|NAME",
         help="Cluster file (YAML), or an example's name.",
-        autocompletion=completion.clusters,
+        autocompletion=completion.offer("clusters"),
     ),
 ]
 OwnClusterOption = Annotated[
@@ -136,7 +137,7 @@ OwnClusterOption = Annotated[
         "--cluster",
         metavar="FILE|NAME",
         help="Cluster file (YAML); default an example of the plan's cluster's name.",
-        autocompletion=completion.clusters,
+        autocompletion=completion.offer("clusters"),
     ),
 ]
 BatchOption = Annotated[
@@ -153,7 +154,7 @@ FrameworkOption = Annotated[
         "--framework",
         metavar="NAME",
         help="What trains, whose memory counts: hetplan, megatron, fsdp or deepspeed.",
-        autocompletion=completion.trainers,
+        autocompletion=completion.offer("trainers"),
     ),
 ]
 StackOption = Annotated[
@@ -162,7 +163,7 @@ StackOption = Annotated[
         "--stack",
         metavar="NAME",
         help="The software that computes: eager-2021, eager, fused, compiled or graphs.",
-        autocompletion=completion.stacks,
+        autocompletion=completion.offer("stacks"),
     ),
 ]
 ProfileOption = Annotated[
@@ -189,7 +190,7 @@ StrategiesOption = Annotated[
         "--strategies",
         metavar="A[,B…]",
         help="Which to try; default all.",
-        autocompletion=completion.strategies,
+        autocompletion=completion.offer("strategies"),
     ),
 ]
 PlanArgument = Annotated[
@@ -199,7 +200,7 @@ InstanceArgument = Annotated[
     str,
     typer.Argument(
         help="Instance file, - for standard input, or a name from `hetplan instances list`.",
-        autocompletion=completion.instances,
+        autocompletion=completion.offer("instances"),
     ),
 ]
 
@@ -264,12 +265,10 @@ def native_value(text: str) -> NativeValue:
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
     for convert in (int, float):
-        try:
+        with contextlib.suppress(ValueError):
             value = convert(text)
-        except ValueError:
-            continue
-        if math.isfinite(value):
-            return value
+            if math.isfinite(value):
+                return value
     return text
 
 

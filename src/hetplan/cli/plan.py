@@ -108,7 +108,7 @@ def plan(
             "--precision",
             metavar="fp16|bf16|fp32",
             help="Or several (fp16,fp32), or auto: those that every device has, planned together.",
-            autocompletion=completion.precisions,
+            autocompletion=completion.offer("precisions"),
         ),
     ] = "fp16",
     profile: ProfileOption = None,
@@ -385,14 +385,10 @@ def workload_title(workload: "Workload", precisions: Sequence[str] = ()) -> str:
 def relative_text(candidate: "Candidate", best: "Candidate | None") -> str:
     """How much longer an iteration takes than the winner's: `+65.2 %`; nothing for what does not
     fit."""
-    if (
-        best is None
-        or candidate is best
-        or candidate.predicted_seconds is None
-        or not best.predicted_seconds
-    ):
-        return ""
-    return more_text(candidate.predicted_seconds / best.predicted_seconds - 1)
+    from hetplan.planner.explain import longer
+
+    more = None if best is None or candidate is best else longer(candidate, best)
+    return "" if more is None else more_text(more)
 
 
 def memory_text(candidate: "Candidate", workload: "Workload") -> str:

@@ -67,7 +67,7 @@ class GpuPool:
             "-g",
             metavar="TYPE:COUNT[,…]",
             help="The pool, like A800:2048,H100:1024.",
-            autocompletion=completion.devices,
+            autocompletion=completion.offer("devices"),
         ),
     ] = None
     cluster: Annotated[
@@ -76,7 +76,7 @@ class GpuPool:
             "--cluster",
             metavar="FILE|NAME",
             help="The pool as a cluster file instead.",
-            autocompletion=completion.clusters,
+            autocompletion=completion.offer("clusters"),
         ),
     ] = None
     mode: Annotated[
@@ -157,7 +157,7 @@ class Filter:
             "-p",
             metavar="NAME=VALUES",
             help="Like tensor=1,2,4 or pipeline=1-8; may repeat.",
-            autocompletion=completion.parameters,
+            autocompletion=completion.offer("parameters"),
         ),
     ] = None
 
@@ -237,7 +237,7 @@ def search(
             "-m",
             metavar="NAME|FILE",
             help="Built-in model or config.json.",
-            autocompletion=completion.models,
+            autocompletion=completion.offer("models"),
         ),
     ],
     gpus: GpuPool,

@@ -4,6 +4,7 @@ event by event; `hetplan export` writes it for a framework."""
 import os
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,20 +24,21 @@ from hetplan.cli.options import (
 from hetplan.cli.output import emit, note, write_document
 from hetplan.cli.solve import describe, titled
 from hetplan.errors import InputError
-from hetplan.files import write_bytes, write_text
+from hetplan.files import read_json, write_bytes, write_text
 from hetplan.formulations.joint.describe import stage_table, summary
 from hetplan.formulations.joint.plan import Plan, load_plan
 from hetplan.instances.answers import Claim, parse_decision, read_claims
 from hetplan.instances.library import Instance, find, plain
 from hetplan.planner.pictures.figure import figure
 from hetplan.planner.pictures.html import page
-from hetplan.planner.pictures.scene import read, scene
+from hetplan.planner.pictures.scene import WhatIfDocument, read, scene
 from hetplan.planner.pictures.terminal import tables
 from hetplan.profiling.simulator.pipeline import Sends
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.calibration import Calibration, slots
 from hetplan.runtime.export import export as written
 from hetplan.runtime.replay import Replay, Replayer, Settings, replay, trace as traced
+from hetplan.schema import parse
 from hetplan.solvers.registry import evaluate, load
 from hetplan.text import Table, percent_text, seconds_text
 
@@ -51,7 +53,7 @@ def show(
             metavar="PLAN|INSTANCE",
             help="A plan file or what `hetplan plan --json` printed; or an instance: a file, -, a "
             "name of the library.",
-            autocompletion=completion.instances,
+            autocompletion=completion.offer("instances"),
         ),
     ],
     setting: Setting,
@@ -68,12 +70,20 @@ def show(
     ] = None,
     png: Annotated[Path | None, target("--png", help="Of a plan: write a picture.")] = None,
     svg: Annotated[Path | None, target("--svg", help="Of a plan: write a drawing.")] = None,
+    changes: Annotated[
+        Path | None,
+        typer.Option(
+            "--what-if",
+            metavar="FILE",
+            help="For the page: what `hetplan plan what-if --json` printed.",
+        ),
+    ] = None,
     json: JsonOption = False,
 ) -> int:
     """Draw a plan (timeline, memory, placement, candidates), or print a decision of an instance in
     full."""
     drawings = {"html": html, "png": png, "svg": svg}
-    options = {**vars(setting), **drawings}
+    options = {**vars(setting), **drawings, "what-if": changes}
     asked = [name for name, value in options.items() if value is not None]
     document = plan_document(subject, asked=bool(asked))
     if document is None:
@@ -82,20 +92,28 @@ def show(
         return show_decision(subject, decision, json=json)
     if decision is not None:
         raise InputError("a plan has no second argument", got=decision)
-    return show_plan(
-        *document, setting, {kind: p for kind, p in drawings.items() if p is not None}, json=json
-    )
+    files = {kind: path for kind, path in drawings.items() if path is not None}
+    return show_plan(*document, setting, files, changes, json=json)
 
 
 def show_plan(
-    value: Any, where: str, setting: Setting, drawings: Mapping[str, Path], *, json: bool
+    value: Any,
+    where: str,
+    setting: Setting,
+    drawings: Mapping[str, Path],
+    changes: Path | None,
+    *,
+    json: bool,
 ) -> int:
     """Draw a plan: timeline of one iteration, memory of each device, placement, candidates with
-    their bounds. `where` names the parsed JSON `value` in errors; drawings: files by their kind.
-    Raises InputError."""
-    plan, offers, winner = read(value, where)
+    their bounds. `where` names the parsed JSON `value` in errors; drawings: files by their kind;
+    changes: a file of `plan what-if`. Raises InputError."""
+    plan, planning = read(value, where)
     workload = setting.workload(plan, where)
-    drawn = scene(plan, replay(plan, workload), workload, offers, winner)
+    drawn = scene(plan, replay(plan, workload), workload, planning)
+    if changes is not None:
+        answer = parse(WhatIfDocument, read_json(changes), where=str(changes))
+        drawn = replace(drawn, changes=(answer.base, *answer.variants))
     for kind, path in drawings.items():
         write_bytes(path, page(drawn).encode() if kind == "html" else figure(drawn, kind))
     if json or not drawings:
@@ -183,7 +201,7 @@ def export(
             "--to",
             metavar="megatron|deepspeed|torchtitan|flagscale|torchrun",
             help="Who is to run it.",
-            autocompletion=completion.frameworks,
+            autocompletion=completion.offer("frameworks"),
         ),
     ],
     output: Annotated[

@@ -45,7 +45,7 @@ def solve(
         typer.Argument(
             help="Instance files, folders, - for standard input; names, patterns, problems or sets "
             "of the library.",
-            autocompletion=completion.sets,
+            autocompletion=completion.offer("sets"),
         ),
     ],
     method: Annotated[

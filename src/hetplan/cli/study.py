@@ -121,7 +121,7 @@ def run(
         list[str] | None,
         typer.Argument(
             help="Sets of the library (papers, …), problems, instances, patterns, files, folders.",
-            autocompletion=completion.sets,
+            autocompletion=completion.offer("sets"),
         ),
     ] = None,
     output: Annotated[
@@ -236,7 +236,7 @@ def report(
         typer.Argument(
             metavar="DIR|PROBLEM",
             help="The folder of a study, or a problem whose paper has experiments to report.",
-            autocompletion=completion.problems,
+            autocompletion=completion.offer("problems"),
         ),
     ],
     name: Annotated[

@@ -77,18 +77,12 @@ class Explanation:
     def table(self, workload: Workload) -> Table:
         """For people: one line each."""
         winner, seconds = self.winner, self.winner.predicted_seconds or 0.0
-        shares = [(what, spent / seconds) for what, spent in self.critical.items()]
-        rest = sum(share for _, share in shares[PARTS_SHOWN:])
-        shown = [*shares[:PARTS_SHOWN], *([("other", rest)] if rest > 0 else [])]
         closed = seconds_text(winner.closed_form_seconds)
         against = f"{winner.optimism or 0.0:.3g} times that, {seconds_text(seconds)}"
         costs = [cost_text(c, winner, workload) for c in self.paper_candidates]
         rows = {
-            "decides the iteration": ", ".join(f"{w} {percent_text(share)}" for w, share in shown),
             "closed form": f"{closed}; replayed {against}" if winner.optimism else "",
-            "busiest": self.busiest and self.busiest.text,
-            "fullest link": self.fullest_link and self.fullest_link.text,
-            "tightest memory": self.tightest and self.tightest.text,
+            **({} if winner.replay is None else reasons(winner.replay, workload)),
             "chosen": self.why_chosen,
             "runner-up": self.runner_up and cost_text(self.runner_up, winner, workload),
             "papers' own": "; ".join(costs),
@@ -129,6 +123,20 @@ def explain(
     )
 
 
+def reasons(run: Replay, workload: Workload) -> dict[str, str]:
+    """What the iteration's time goes to, and what has least to spare, for people."""
+    shares = [(what, spent / run.seconds) for what, spent in critical_parts(run).items()]
+    rest = sum(share for _, share in shares[PARTS_SHOWN:])
+    shown = [*shares[:PARTS_SHOWN], *([("other", rest)] if rest > 0 else [])]
+    link = fullest_link(run, workload)
+    return {
+        "time goes to": ", ".join(f"{what} {percent_text(share)}" for what, share in shown),
+        "busiest": busiest(run).text,
+        "fullest link": "" if link is None else link.text,
+        "tightest memory": tightest(run, workload).text,
+    }
+
+
 def same_plan(one: Candidate, other: Candidate) -> bool:
     """Whether both propose the same, under different names."""
     if one.plan is None or other.plan is None:
@@ -166,7 +174,7 @@ def label_of(run: Replay, kind: Kind, unit: int) -> str:
     if run.by_device:
         return f"device {run.devices[unit][0]} {does}"
     replica, stage = run.owners[unit]
-    of = "" if len({r for r, _ in run.owners}) == 1 else f" of replica {replica}"
+    of = "" if len({r for r, _ in run.owners}) == 1 else f" of pipeline {replica}"
     return f"stage {stage}{of} {does}"
 
 
@@ -175,7 +183,7 @@ def busiest(run: Replay) -> Bottleneck:
     unit = int(np.argmax(run.timeline.busy))
     (replica, stage), busy = run.owners[unit], float(run.timeline.busy[unit]) / run.seconds
     device = run.devices[unit][0] if run.by_device else None
-    who = f"stage {stage} of replica {replica}" if device is None else f"device {device}"
+    who = f"stage {stage} of pipeline {replica}" if device is None else f"device {device}"
     facts = {"replica": replica, "stage": stage, "busy_share": busy, "device": device}
     return Bottleneck(f"{who}: computes {percent_text(busy)} of the time", facts)
 

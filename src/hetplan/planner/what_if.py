@@ -9,6 +9,7 @@ kind of link twice as fast.
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -109,29 +110,23 @@ def addition(text: str, cluster: Cluster) -> Change:
 
 def removal(text: str, cluster: Cluster) -> Change:
     """`node1`, or `4xT4`: so many devices less, from the last nodes that have them."""
-    left = [node.devices for node in cluster.nodes]
     if text.startswith("node"):
-        left[node_number(text, cluster, "--remove")] = 0
+        gone = list(cluster.devices_of([node_number(text, cluster, "--remove")]))
     else:
         count, kind = amount(text, "--remove")
-        have = cluster.counts().get(kind, 0)
-        if count > have:
-            raise InputError(
-                "more than there are", where="--remove", got=text, expected=f"at most {have}"
-            )
-        for n in reversed(every_node(cluster)):
-            if cluster.nodes[n].device == kind:
-                taken = min(count, left[n])
-                left[n] -= taken
-                count -= taken
-    if not any(left):
+        alike = [n for n in every_node(cluster) if cluster.nodes[n].device == kind]
+        gone = list(cluster.devices_of(alike))[-count:]
+        if len(gone) < count:
+            expected = f"at most {len(gone)}"
+            raise InputError("more than there are", where="--remove", got=text, expected=expected)
+    left = Counter(d.node for number, d in enumerate(cluster.devices) if number not in gone)
+    if not left:
         raise InputError("nothing is left", where="--remove", got=text)
-    pairs = list(zip(cluster.nodes, left, strict=True))
-    kept = tuple(n for n, (node, size) in enumerate(pairs) if size == node.devices)
-    smaller = [replace(node, devices=size) for node, size in pairs if 0 < size < node.devices]
+    kept = tuple(n for n in left if left[n] == cluster.nodes[n].devices)
+    smaller = [replace(cluster.nodes[n], devices=left[n]) for n in left if n not in kept]
     name = f"remove {text}"
     nodes = (*(cluster.nodes[n] for n in kept), *smaller)
-    return Change(name, with_nodes(cluster, name, nodes), kept, sum(left) - len(cluster.devices))
+    return Change(name, with_nodes(cluster, name, nodes), kept, -len(gone))
 
 
 def amount(text: str, option: str) -> tuple[int, str]:

@@ -1,201 +1,254 @@
-"""One self-contained page: no scripts, no fonts, nothing fetched; drawings are SVG, details appear
-on hovering.
+"""One self-contained page: nothing is fetched; figures are HTML tables, and one script of the page
+draws the timeline, zooms in it and says what an event is.
 
-Colours follow the reader's light or dark setting. Every drawing scales with the window; tables of
-the same figures stand below for those who cannot see colours.
+Colours follow the reader's light or dark setting, and paper. Everything that a drawing shows also
+stands in a table, for those who do not see colours and for screen readers; the timeline obeys the
+keyboard.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
+from importlib.resources import files
+from itertools import groupby
 
-from hetplan.errors import shortened
 from hetplan.planner.pictures.scene import Held, Offer, Scene, Span
-from hetplan.text import bytes_text, number_text, percent_text, seconds_text, share_text
+from hetplan.solvers.run import relative_gap
+from hetplan.text import (
+    bytes_text,
+    more_text,
+    number_text,
+    percent_text,
+    ranges_text,
+    seconds_text,
+    share_text,
+)
 
 KINDS = ("forward", "backward", "optimizer", "transfer", "synchronisation")
-WIDTH, LABEL, ROW, LANE = 1200, 190, 34, 12
-CELL, LINE, CELLS = 80, 46, 12  # of the cluster drawing: a device's size, devices in a line
-SMALL = ' class="small"'
-STYLE = """
-:root { --ground: #fcfcfb; --ink: #1f2328; --faint: #67707b; --line: #d9dde2; --lane: #eceef1;
-  --forward: #2f6fb5; --backward: #79a9dc; --optimizer: #35506e; --transfer: #d98a29;
-  --synchronisation: #b3459a; --over: #c23b32; --good: #2e8b57; }
-@media (prefers-color-scheme: dark) { :root { --ground: #15181c; --ink: #e6e9ed; --faint: #9aa4b0;
-  --line: #343a42; --lane: #22272d; --forward: #4c8fd9; --backward: #8ab8ea; --optimizer: #b7c9dd;
-  --transfer: #e6a04a; --synchronisation: #d070b9; --over: #ef6a60; --good: #58b984; } }
-* { box-sizing: border-box; }
-body { margin: 0 auto; padding: 2rem 1.5rem 4rem; max-width: 1320px; background: var(--ground);
-  color: var(--ink); font: 15px/1.5 system-ui, "Segoe UI", Helvetica, Arial, sans-serif; }
-h1 { font-size: 1.5rem; margin: 0 0 .25rem; font-weight: 650; }
-h2 { font-size: 1.05rem; margin: 2.2rem 0 .6rem; }
-p { margin: .2rem 0; color: var(--faint); } strong { color: var(--ink); font-weight: 650; }
-svg { display: block; width: 100%; height: auto; } text { fill: var(--ink); font-size: 12px; }
-text.small { font-size: 11px; fill: var(--faint); }
-.lane { fill: var(--lane); } .axis { stroke: var(--line); }
-.figures { display: flex; flex-wrap: wrap; gap: .6rem 2.2rem; margin: 1rem 0 0; padding: 0;
-  list-style: none; }
-.figures b { display: block; font-size: 1.35rem; font-weight: 650;
-  font-variant-numeric: tabular-nums; }
-.figures span { color: var(--faint); font-size: .85rem; }
-.legend span { display: inline-flex; align-items: center; gap: .35rem; margin-right: 1rem;
-  font-size: .85rem; }
-.legend i { width: .8rem; height: .8rem; border-radius: 2px; display: inline-block; }
-.scroll { overflow-x: auto; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .88rem; }
-th, td { text-align: right; padding: .25rem .8rem .25rem 0; border-bottom: 1px solid var(--line);
-  white-space: nowrap; }
-th { color: var(--faint); font-weight: 500; }
-td:first-child, th:first-child { text-align: left; }
-tr.winner td { font-weight: 650; } .node { fill: none; stroke: var(--line); }
-.idle { fill: var(--lane); }
-details { margin-top: .8rem; } summary { color: var(--faint); cursor: pointer; }
-"""
+WIDTH, HEIGHT, EDGE = 640, 260, 46  # of the drawing of money against time
+BUTTONS = {
+    "in": "Zoom in",
+    "out": "Zoom out",
+    "earlier": "Earlier",
+    "later": "Later",
+    "whole": "Whole iteration",
+}
+KEYS = (
+    "Point at a bar to read it; drag over a span of time to zoom into it. With the keyboard: Tab "
+    "to the timeline, ← → from event to event, ↑ ↓ from stage to stage, + and − zoom, 0 shows "
+    "the whole iteration."
+)
+
+
+class Markup(str):
+    """HTML, as against text that is to be escaped."""
 
 
 def page(scene: Scene) -> str:
     """The page."""
-    return "\n".join(lines(scene)) + "\n"
+    sections = {title: body for title, body in sections_of(scene).items() if body}
+    anchors = {title: title.lower().replace(" ", "-") for title in sections}
+    links = (f'<li><a href="#{anchors[title]}">{title}</a></li>' for title in sections)
+    parts = [
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        '<link rel="icon" href="data:,">',
+        f"<title>{escape(scene.title)}</title>\n<style>{packaged('page.css')}</style>\n</head>",
+        '<body>\n<a class="skip" href="#one-iteration">To the timeline</a>',
+        f"<header><h1>{escape(scene.title)}</h1>",
+        f'<p class="faint">{escape(scene.subtitle)}</p>\n{figures(scene)}</header>',
+        f'<nav aria-label="Contents"><ul>{"".join(links)}</ul></nav>\n<main>',
+        *(
+            f'<section><h2 id="{anchors[title]}">{title}</h2>\n{body}</section>'
+            for title, body in sections.items()
+        ),
+        f'</main>\n<script type="application/json" id="data">{timeline_data(scene)}</script>',
+        f"<script>{packaged('page.js')}</script>\n</body>\n</html>\n",
+    ]
+    return "\n".join(parts)
 
 
-def lines(scene: Scene) -> Iterator[str]:
-    """The page's parts."""
-    yield '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">'
-    yield '<meta name="viewport" content="width=device-width, initial-scale=1">'
-    yield '<link rel="icon" href="data:,">'
-    yield f"<title>{escape(scene.title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>"
-    yield f"<h1>{escape(scene.title)}</h1>\n<p>{escape(scene.subtitle)}</p>"
-    yield figures(scene)
-    yield "<h2>One iteration</h2>"
-    marks = (f'<span><i style="background: var(--{kind})"></i>{kind}</span>' for kind in KINDS)
-    idle = '<span><i style="background: var(--lane)"></i>idle</span>'
-    yield f'<p class="legend">{"".join(marks)}{idle}</p>'
-    yield svg(len(scene.rows) * ROW + 26, "timeline of one iteration", timeline(scene))
-    if scene.units > len(scene.rows):
-        yield f"<p>{scene.units - len(scene.rows)} more stages are not drawn.</p>"
-    yield "<h2>Memory of each device</h2>"
-    yield svg(len(scene.used) * 20 + 4, "memory per device", memory(scene.used))
-    yield "<h2>Where everything is</h2>"
-    yield cluster(scene)
-    if scene.offers:
-        yield "<h2>What else there was</h2>"
-        header = ("plan", "status", "iteration", "closed form", "bound", "$/1M tokens")
-        yield table(header, map(cells, scene.offers), scene.winner)
-    yield "<details><summary>Stages as a table</summary>"
-    stages = ((r.title, r.devices, r.layers, percent_text(r.busy)) for r in scene.rows)
-    yield table(("stage", "devices", "layers", "computes"), stages) + "</details>"
-    yield "</body>\n</html>"
+def packaged(name: str) -> str:
+    """A file beside this module."""
+    return (files("hetplan.planner.pictures") / name).read_text(encoding="utf-8")
+
+
+def sections_of(scene: Scene) -> Mapping[str, str]:
+    """Heading -> HTML; empty where there is nothing to say."""
+    return {
+        "One iteration": timeline(scene),
+        "Why it takes that long": table(("what", ""), scene.why.items(), text=(1,)),
+        "Stages and memory": stages(scene),
+        "Where everything is": "".join(['<div class="nodes">', *nodes(scene), "</div>"]),
+        "Price of each paradigm": prices(scene.offers),
+        "Plans and their bounds": candidates(scene),
+        "Money against time": money(scene),
+        "What a change would bring": changes(scene),
+    }
 
 
 def figures(scene: Scene) -> str:
     """The figures that matter."""
     fullest = max(scene.used, key=lambda d: d.held / max(d.limit, 1.0))
-    entries = [
-        (seconds_text(scene.seconds), "per iteration, predicted by replaying the plan"),
-        (percent_text(scene.bubble), "of the devices' time not computing"),
-        (f"{len(scene.used)} of {len(scene.devices)}", "devices in use"),
-        (
-            share_text(fullest.held, fullest.limit),
-            f"on the fullest device, {fullest.device} ({fullest.kind})",
+    gap = relative_gap(scene.seconds, scene.bound)
+    entries = {
+        "per iteration, predicted by replaying the plan": seconds_text(scene.seconds),
+        f"no plan of stages is faster than {seconds_text(scene.bound)} (proven)": (
+            None if gap is None else f"gap {percent_text(gap)}"
         ),
-    ]
-    items = (f"<li><b>{escape(v)}</b><span>{escape(what)}</span></li>" for v, what in entries)
+        "of the devices' time not computing": percent_text(scene.bubble),
+        "devices in use": f"{len(scene.used)} of {len(scene.devices)}",
+        f"on the fullest device, {fullest.device} ({fullest.kind})": share_text(
+            fullest.held, fullest.limit
+        ),
+    }
+    items = (f"<li><b>{v}</b><span>{escape(what)}</span></li>" for what, v in entries.items() if v)
     return f'<ul class="figures">{"".join(items)}</ul>'
 
 
-def svg(height: float, label: str, parts: Iterable[str]) -> str:
-    """A drawing."""
-    box = f'viewBox="0 0 {WIDTH} {height:.0f}" role="img" aria-label="{escape(label)}"'
-    return f"<svg {box}>{''.join(parts)}</svg>"
+def timeline(scene: Scene) -> str:
+    """Where the script draws, what steers it, and what the colours mean."""
+    marks = (f'<span><i style="background: var(--{kind})"></i>{kind}</span>' for kind in KINDS)
+    buttons = (
+        f'<button type="button" data-act="{a}">{text}</button>' for a, text in BUTTONS.items()
+    )
+    more = f"<p>{scene.more} more stages are not drawn.</p>" if scene.more else ""
+    return (
+        f'<p class="legend">{"".join(marks)}<span><i class="lane" style="background: var(--lane)">'
+        f'</i>idle</span></p>\n<div class="controls">{"".join(buttons)}</div>\n'
+        f'<p id="said" role="status">{seconds_text(scene.seconds)} from left to right</p>\n'
+        '<div id="timeline" tabindex="0" role="group" aria-label="Timeline of one iteration" '
+        f'aria-describedby="keys"></div>\n{more}<p class="faint keys" id="keys">{KEYS}</p>\n'
+        "<noscript><p>The timeline needs JavaScript; the table of stages does not.</p></noscript>"
+    )
 
 
-def rect(x: float, y: float, width: float, height: float, look: str, title: str = "") -> str:
-    """A rectangle with what hovering shows."""
-    place = f'x="{x:.2f}" y="{y:.1f}" width="{max(width, 0.15):.2f}" height="{height:.1f}"'
-    if not title:
-        return f"<rect {place} {look}/>"
-    return f"<rect {place} {look}><title>{escape(title)}</title></rect>"
+def timeline_data(scene: Scene) -> str:
+    """What the script draws, as JSON: of each row two lanes of [kind, begin, end, micro-batch],
+    begin and end in millionths of the iteration."""
+    scale = 1e6 / (scene.seconds or 1.0)
+
+    def lane(spans: Sequence[Span]) -> list[tuple[int, int, int, int]]:
+        return [
+            (KINDS.index(s.kind), round(s.start * scale), round(s.end * scale), s.batch)
+            for s in spans
+        ]
+
+    rows = [
+        {
+            "title": row.title,
+            "devices": row.devices,
+            "layers": row.layers,
+            "lanes": [lane(row.computes), lane(row.communicates)],
+        }
+        for row in scene.rows
+    ]
+    document = {"seconds": scene.seconds, "kinds": KINDS, "rows": rows}
+    return json.dumps(document, separators=(",", ":")).replace("<", "\\u003c")
 
 
-def text(x: float, y: float, content: str, look: str = "") -> str:
-    """A line of text."""
-    return f'<text x="{x:.1f}" y="{y:.1f}"{look}>{escape(content)}</text>'
+def bar(share: float, mark: float | None = None, colour: str = "forward") -> Markup:
+    """A bar of that share of its width, with a mark across it."""
+    tick = "" if mark is None else f'<b style="left: {100 * min(mark, 1):.1f}%"></b>'
+    look = f"--part: {100 * min(share, 1):.1f}%; --fill: var(--{colour})"
+    return Markup(f'<span class="bar" style="{look}">{tick}</span>')
 
 
-def timeline(scene: Scene) -> Iterator[str]:
-    """Axis and rows, two lanes per stage: computing above, communicating below; the ground is
-    idle."""
-    wide = WIDTH - LABEL
-    scale = wide / scene.seconds if scene.seconds else 0.0
-    for i, row in enumerate(scene.rows):
-        y = i * ROW + 4
-        yield text(0, y + 11, row.title)
-        yield text(0, y + 24, shortened(row.devices, 34), SMALL)
-        for lane, top, thick in (
-            (row.computes, y, LANE),
-            (row.communicates, y + LANE + 2, LANE - 2),
-        ):
-            hint = f"{row.title}: {row.devices}; {row.layers}"
-            yield rect(LABEL, top, wide, thick, 'class="lane"', hint)
-            for span in lane:
-                x, width = LABEL + span.start * scale, (span.end - span.start) * scale
-                yield rect(x, top, width, thick, f'fill="var(--{span.kind})"', hover(span))
-    bottom = len(scene.rows) * ROW
-    for k in range(6):
-        x, anchor = LABEL + k / 5 * wide, "end" if k == 5 else "middle" if k else "start"
-        yield f'<line class="axis" x1="{x:.1f}" x2="{x:.1f}" y1="0" y2="{bottom + 4}"/>'
-        label = seconds_text(scene.seconds * k / 5)
-        yield text(x, bottom + 20, label, f'{SMALL} text-anchor="{anchor}"')
+def with_bar(text: str, made: Markup) -> Markup:
+    """A figure and its bar."""
+    return Markup(escape(text) + made)
 
 
-def hover(span: Span) -> str:
-    """`forward 3: 12.1 ms, from 36.3 ms`."""
-    name = f"{span.kind} {span.batch}" if span.batch >= 0 else span.kind
-    return f"{name}: {seconds_text(span.end - span.start)}, from {seconds_text(span.start)}"
+def stages(scene: Scene) -> str:
+    """One line per row of the timeline, with the fullest of its devices."""
+    lines = []
+    for number, row in enumerate(scene.rows):
+        own = [device for device in scene.used if device.row == number]
+        fullest = max(own, key=lambda d: d.held / max(d.limit, 1.0))
+        share = fullest.held / max(fullest.limit, 1.0)
+        held = f"{share_text(fullest.held, fullest.limit)} (device {fullest.device})"
+        lines.append(
+            (
+                row.title,
+                row.devices,
+                row.layers,
+                with_bar(percent_text(row.busy), bar(row.busy)),
+                with_bar(held, bar(share, None, "over" if share > 1 else "forward")),
+            )
+        )
+    header = ("stage", "devices", "layers", "computes", "memory of the fullest device")
+    caption = "Pipelines that do the same share one line; of them the first is drawn."
+    return table(header, lines, text=(1, 2), caption=caption)
 
 
-def held_text(device: Held) -> str:
-    """`1.2 GiB of 14.5 GiB`."""
-    return f"{bytes_text(device.held)} of {bytes_text(device.limit)}"
+def nodes(scene: Scene) -> Iterator[str]:
+    """Nodes as boxes, devices as cells in the colour of their stage; nodes that look the same are
+    one box."""
+    cells = {
+        n: tuple(cell(d, len(scene.rows)) for d in scene.devices if d.node == n)
+        for n in range(len(scene.nodes))
+    }
+    looks: dict[tuple[str, tuple[str, ...]], list[int]] = {}
+    for n, links in enumerate(scene.nodes):
+        looks.setdefault((links, cells[n]), []).append(n)
+    for (links, inside), numbers in looks.items():
+        count = f" ({len(numbers)} nodes)" if len(numbers) > 1 else ""
+        head = f"<b>node {ranges_text(numbers)}</b>{count}<br>{links}"
+        yield f'<div class="node"><p>{head}</p><ul>{"".join(inside)}</ul></div>'
 
 
-def memory(used: Sequence[Held]) -> Iterator[str]:
-    """A bar per device against its limit, which is the end of its lane."""
-    room = WIDTH - LABEL - 146
-    most = max(max(d.limit, d.held) for d in used) or 1.0
-    for i, d in enumerate(used):
-        y, colour = i * 20 + 3, "over" if d.held > d.limit else "forward"
-        hint = f"device {d.device} ({d.kind}, node {d.node}, {d.place}): {held_text(d)}"
-        yield text(0, y + 11, shortened(f"{d.device}  {d.kind}, {d.place}", 28))
-        yield rect(LABEL, y, room * d.limit / most, 14, 'class="lane"', hint)
-        yield rect(LABEL, y, room * d.held / most, 14, f'fill="var(--{colour})"', hint)
-        yield text(LABEL + room + 8, y + 11, share_text(d.held, d.limit), SMALL)
+def cell(device: Held, rows: int) -> str:
+    """A device; hues lie around the circle, neighbours apart from each other."""
+    hue, light = (
+        (210 + 360 * (device.row or 0) / max(rows, 1)) % 360,
+        80 + 8 * ((device.row or 0) % 2),
+    )
+    look = "" if device.row is None else f' style="background: hsl({hue:.0f} 62% {light}%)"'
+    held = f"{bytes_text(device.held)} of {bytes_text(device.limit)}"
+    place = device.place or "idle"
+    return f'<li{look} title="{escape(held)}"><b>{place}</b>{escape(device.kind)}</li>'
 
 
-def cluster(scene: Scene) -> str:
-    """Nodes as boxes, devices as cells in the colour of their stage."""
-    parts: list[str] = []
-    y = 4.0
-    for n, name in enumerate(scene.nodes):
-        inside = [d for d in scene.devices if d.node == n]
-        lines = -(-len(inside) // CELLS)
-        wide = max(min(len(inside), CELLS) * CELL + 16, 330)
-        parts.append(rect(1, y, wide, lines * LINE + 30, 'class="node" rx="6"'))
-        parts.append(text(10, y + 17, name, SMALL))
-        for i, d in enumerate(inside):
-            left, top = 9 + (i % CELLS) * CELL, y + 24 + (i // CELLS) * LINE
-            look, white = 'class="idle" rx="4"', ""
-            if d.unit is not None:  # hues around the circle, neighbours apart from each other
-                hue = (d.unit * 360 / max(scene.units, 1) + 210) % 360
-                light = 58 if d.unit % 2 else 48
-                look = f'fill="hsl({hue:.0f} 52% {light}%)" rx="4"'
-                white = ' style="fill: #fff"'
-            place = d.place or "idle"
-            hint = f"device {d.device}, {d.kind}: {place}, {held_text(d)}"
-            parts.append(rect(left, top, CELL - 6, LINE - 6, look, hint))
-            parts.append(text(left + 6, top + 16, place, white))
-            parts.append(text(left + 6, top + 31, f"device {d.device}", SMALL + white))
-        y += lines * LINE + 40
-    return svg(y, "placement on the cluster", parts)
+def prices(offers: Sequence[Offer]) -> str:
+    """Of each strategy the best plan, and how much longer it takes than the best of all."""
+    fits = [o for o in offers if o.fits_memory and o.predicted_seconds]
+    fits.sort(key=lambda o: (o.strategy, o.predicted_seconds))
+    best = [next(own) for _, own in groupby(fits, key=lambda o: o.strategy)]
+    best.sort(key=lambda o: o.predicted_seconds or 0.0)
+    seconds = [o.predicted_seconds or 0.0 for o in best]
+    lines = [
+        (
+            o.strategy,
+            o.name,
+            with_bar(seconds_text(s), bar(s / seconds[-1])),
+            more_text(s / seconds[0] - 1) if s > seconds[0] else "the best",
+        )
+        for o, s in zip(best, seconds, strict=True)
+    ]
+    caption = "What it costs to plan in one paradigm alone: its best plan against the best of all."
+    return table(
+        ("paradigm", "best plan", "iteration", "longer by"), lines, text=(1,), caption=caption
+    )
+
+
+def candidates(scene: Scene) -> str:
+    """All plans with their bounds."""
+    most = max((o.predicted_seconds or 0.0 for o in scene.offers), default=0.0) or 1.0
+    header = ("plan", "status", "iteration", "closed form", "bound", "$/1M tokens")
+    caption = (
+        "Iterations are replayed. Closed form, status and bound are of each strategy's own "
+        "problem; its bound is the mark across the bar."
+    )
+    lines = [
+        (
+            *(name, status),
+            with_bar(seconds, bar((o.predicted_seconds or 0.0) / most, o.bound and o.bound / most)),
+            *rest,
+        )
+        for o in scene.offers
+        for name, status, seconds, *rest in (cells(o),)
+    ]
+    return table(header, lines, text=(1,), caption=caption, winner=scene.winner)
 
 
 def cells(offer: Offer) -> tuple[str, ...]:
@@ -211,12 +264,89 @@ def cells(offer: Offer) -> tuple[str, ...]:
     )
 
 
-def table(header: Sequence[str], rows: Iterable[Sequence[str]], winner: int | None = None) -> str:
-    """A table; the winner's row stands out."""
-    head = "".join(f"<th>{name}</th>" for name in header)
+def money(scene: Scene) -> str:
+    """Every plan that fits as a dot; a line joins those than which none is faster and cheaper."""
+    dots = {
+        (o.predicted_seconds, o.money_per_million_tokens): o.name
+        for o in reversed(scene.offers)
+        if o.fits_memory and o.predicted_seconds and o.money_per_million_tokens
+    }
+    if len(dots) < 2:
+        return ""
+    slowest, dearest = (max(values) for values in zip(*dots, strict=True))
+    best = min(dots)
+
+    def place(dot: tuple[float, float]) -> tuple[float, float]:
+        return EDGE + dot[0] / slowest * (WIDTH - 2 * EDGE), HEIGHT - EDGE - dot[1] / dearest * (
+            HEIGHT - EDGE - 20
+        )
+
+    front = [d for d in sorted(dots) if all(d[1] < other[1] for other in dots if other < d)]
+    path = " ".join(f"{x:.1f},{y:.1f}" for x, y in map(place, front))
+    marks = [
+        f'<circle class="point{" best" if dot == best else ""}" cx="{x:.1f}" cy="{y:.1f}" r="5">'
+        f"<title>{escape(dot_text(name, *dot))}</title></circle>"
+        for dot, name in dots.items()
+        for x, y in (place(dot),)
+    ]
+    axes = (
+        f'<path class="axis" fill="none" d="M{EDGE} 10V{HEIGHT - EDGE}H{WIDTH - EDGE}"/>'
+        f'<text x="{WIDTH - EDGE}" y="{HEIGHT - 28}" text-anchor="end">iteration, to '
+        f'{seconds_text(slowest)}</text><text x="{EDGE + 6}" y="18">$ per million tokens, to '
+        f"{number_text(dearest, 4)}</text>"
+    )
+    label = "Money against time: " + "; ".join(dot_text(dots[dot], *dot) for dot in front)
+    drawing = f'<polyline class="front" points="{path}"/>{axes}{"".join(marks)}'
+    return (
+        f'<figure><svg viewBox="0 0 {WIDTH} {HEIGHT}" style="max-width: {WIDTH}px" role="img" '
+        f'aria-label="{escape(label)}">{drawing}</svg><figcaption class="faint">Each dot is a plan '
+        "that fits; the line joins those than which none is both faster and cheaper."
+        "</figcaption></figure>"
+    )
+
+
+def dot_text(name: str, seconds: float, dollars: float) -> str:
+    """`amp/auto: 347 ms, $0.06 per million tokens`."""
+    return f"{name}: {seconds_text(seconds)}, ${number_text(dollars, 4)} per million tokens"
+
+
+def changes(scene: Scene) -> str:
+    """What `hetplan plan what-if` found."""
+    lines = [
+        (
+            change.change,
+            "nothing fits" if change.best is None else change.best.name,
+            seconds_text(change.best.predicted_seconds if change.best else None),
+            seconds_text(change.seconds_saved),
+        )
+        for change in scene.changes
+    ]
+    return table(("change", "best plan", "iteration", "saves"), lines, text=(1,))
+
+
+def table(
+    header: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    text: Sequence[int] = (),
+    caption: str = "",
+    winner: int | None = None,
+) -> str:
+    """A table, empty without rows; the winner's row stands out. text: columns of words."""
     body = []
-    for i, row in enumerate(rows):
-        look = ' class="winner"' if i == winner else ""
-        body.append(f"<tr{look}>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>")
-    whole = f"<thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody>"
-    return f'<div class="scroll"><table>{whole}</table></div>'
+    for number, row in enumerate(rows):
+        cells = [cell if isinstance(cell, Markup) else escape(cell) for cell in row]
+        head = f'<th scope="row">{cells[0]}</th>'
+        rest = (f"<td{looks(at in text)}>{cell}</td>" for at, cell in enumerate(cells[1:], start=1))
+        body.append(f"<tr{' class=winner' if number == winner else ''}>{head}{''.join(rest)}</tr>")
+    names = (
+        f'<th scope="col"{looks(at in (0, *text))}>{name}</th>' for at, name in enumerate(header)
+    )
+    inner = f"<thead><tr>{''.join(names)}</tr></thead><tbody>{''.join(body)}</tbody>"
+    above = f"<caption>{caption}</caption>" if caption else ""
+    return f'<div class="scroll"><table>{above}{inner}</table></div>' if body else ""
+
+
+def looks(words: bool) -> str:
+    """The attribute of cells that hold words."""
+    return ' class="text wide"' if words else ""

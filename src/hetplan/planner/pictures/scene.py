@@ -1,21 +1,23 @@
 """What a picture of a plan shows, without saying how: rows of a timeline, memory, placement,
 candidates."""
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from itertools import pairwise
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from hetplan.errors import InputError
+from hetplan.formulations.joint.describe import alike, summary
 from hetplan.formulations.joint.plan import Plan, parse_plan
+from hetplan.planner.explain import reasons
 from hetplan.profiling.simulator.tasks import LABELS, Kind
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.replay import Replay
 from hetplan.schema import NonNegative, parse
-from hetplan.text import counted, devices_text, names_text
+from hetplan.text import devices_text, names_text
 
 COMMUNICATES = (LABELS[Kind.TRANSFER], LABELS[Kind.COLLECTIVE])
 ROWS = 96  # of a timeline; more cannot be read
@@ -35,14 +37,16 @@ class Span:
 
 @dataclass(frozen=True)
 class Row:
-    """A unit of the timeline: what it computes, and what it sends."""
+    """A stage of the timeline, or a device of a program: what it computes, and what it sends. Like
+    pipelines share one; the first of them is drawn."""
 
     title: str
     devices: str
     layers: str
     computes: tuple[Span, ...]
     communicates: tuple[Span, ...]
-    busy: float  # share of the iteration that it computes
+    busy: float  # share of the iteration that it computes; of the slowest of its pipelines
+    alike: int  # pipelines that share it
 
 
 @dataclass(frozen=True)
@@ -54,8 +58,8 @@ class Held:
     kind: str
     held: float
     limit: float
-    place: str  # `r0 s3`, empty where the device is idle
-    unit: int | None  # number of its row
+    place: str  # `s3`, empty where the device is idle
+    row: int | None  # number of its row
 
 
 class Offer(BaseModel):
@@ -86,6 +90,26 @@ class PlanningDocument(BaseModel):
 
     winner: int | None
     candidates: list[Offer]
+    bound: NonNegative | None = None
+
+
+class ChangeDocument(BaseModel):
+    """A change of the cluster, in what `hetplan plan what-if --json` prints."""
+
+    model_config = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False)
+
+    change: str
+    seconds_saved: float | None = None
+    best: Offer | None = None
+
+
+class WhatIfDocument(BaseModel):
+    """What `hetplan plan what-if --json` prints."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    base: ChangeDocument
+    variants: list[ChangeDocument]
 
 
 @dataclass(frozen=True)
@@ -96,78 +120,108 @@ class Scene:
     subtitle: str
     seconds: float
     bubble: float
-    rows: tuple[Row, ...]  # at most ROWS of all units
-    units: int
+    rows: tuple[Row, ...]  # at most ROWS of all
+    more: int  # rows beyond these
     devices: tuple[Held, ...]
     nodes: tuple[str, ...]
-    offers: tuple[Offer, ...]  # empty where the file has only its own plan
-    winner: int | None  # number of the offer that is drawn
+    why: Mapping[str, str]  # what the iteration's time goes to, what has least to spare
+    offers: tuple[Offer, ...] = ()  # empty where the file has only its own plan
+    winner: int | None = None  # number of the offer that is drawn
+    bound: float | None = None  # seconds that no plan of stages replays below
+    changes: tuple[ChangeDocument, ...] = ()  # the cluster as it is, then changed
 
     def document(self) -> dict[str, Any]:
         """As JSON types."""
-        offers = [offer.model_dump() for offer in self.offers]
-        return {**asdict(self), "offers": offers}
+        models = {"offers": self.offers, "changes": self.changes}
+        plain = {name: [one.model_dump() for one in every] for name, every in models.items()}
+        return {**asdict(self), **plain}
 
     @property
     def used(self) -> list[Held]:
         """The devices in use."""
-        return [device for device in self.devices if device.unit is not None]
+        return [device for device in self.devices if device.row is not None]
 
 
 def scene(
-    plan: Plan,
-    run: Replay,
-    workload: Workload,
-    offers: Sequence[Offer] = (),
-    winner: int | None = None,
+    plan: Plan, run: Replay, workload: Workload, planning: PlanningDocument | None = None
 ) -> Scene:
-    """The picture's content; run: the plan replayed on the workload."""
-    replicas, stages = len(plan.replicas), len(plan.replicas[0].stages)
-    subtitle = (
-        f"{counted(replicas, 'replica')} of {counted(stages, 'stage')}, "
-        f"micro-batches of {plan.replicas[0].micro_batches[0].samples}, {plan.schedule}, "
-        f"ZeRO {plan.zero}, recomputation {plan.recomputation}; {plan.origin or 'by hand'}"
-    )
+    """The picture's content; run: the plan replayed on the workload. planning: what it won."""
+    units = folded(plan, run)
+    rows = [row(plan, run, workload, own) for own in units[:ROWS]]
+    if sum(len(one.computes) + len(one.communicates) for one in rows) > EXACT:
+        rows = [
+            replace(
+                one,
+                computes=sampled(one.computes, run.seconds),
+                communicates=sampled(one.communicates, run.seconds),
+            )
+            for one in rows
+        ]
     nodes = [
-        f"node {n}: {node.intra_bandwidth * 8e-9:.4g} Gbit/s inside, "
+        f"{node.intra_bandwidth * 8e-9:.4g} Gbit/s inside, "
         f"{node.network_bandwidth * 8e-9:.4g} Gbit/s to others"
-        for n, node in enumerate(workload.cluster.nodes)
+        for node in workload.cluster.nodes
     ]
     return Scene(
         title=plan.name,
-        subtitle=subtitle,
+        subtitle=f"{summary(plan)}; {plan.origin or 'by hand'}",
         seconds=run.seconds,
         bubble=run.timeline.bubble,
-        rows=tuple(row(plan, run, workload, u) for u in range(min(len(run.owners), ROWS))),
-        units=len(run.owners),
-        devices=memory(plan, run, workload),
+        rows=tuple(rows),
+        more=len(units) - len(rows),
+        devices=memory(plan, run, workload, units),
         nodes=tuple(nodes),
-        offers=tuple(offers),
-        winner=winner,
+        why=reasons(run, workload),
+        offers=() if planning is None else tuple(planning.candidates),
+        winner=None if planning is None else planning.winner,
+        bound=None if planning is None else planning.bound,
     )
 
 
-def row(plan: Plan, run: Replay, workload: Workload, unit: int) -> Row:
-    """One unit's row: a stage, or a device of an SPMD program."""
-    replica, stage = run.owners[unit]
+def folded(plan: Plan, run: Replay) -> list[list[int]]:
+    """The units of each row: a stage of like pipelines, or the devices of a program that compute
+    equally long."""
+    if not run.by_device:
+        return alike(plan, run)
+    kinds: dict[tuple[str, float], list[int]] = {}
+    for unit, (device, *_) in enumerate(run.devices):
+        key = plan.devices[device].type, float(run.timeline.busy[unit])
+        kinds.setdefault(key, []).append(unit)
+    return list(kinds.values())
+
+
+def place_of(plan: Plan, run: Replay, units: Sequence[int]) -> str:
+    """`s3`; `p1 s3` where pipelines differ; `d0` of a program's device."""
+    replica, stage = run.owners[units[0]]
+    if run.by_device:
+        return f"d{run.devices[units[0]][0]}"
+    return f"s{stage}" if len(units) == len(plan.replicas) else f"p{replica} s{stage}"
+
+
+def row(plan: Plan, run: Replay, workload: Workload, units: Sequence[int]) -> Row:
+    """The row of these units."""
+    replica, stage = run.owners[units[0]]
     names = [layer.name for layer in workload.profile.layers]
     places = [(device.node, device.type) for device in workload.cluster.devices]
-    title = f"replica {replica}, stage {stage}" if len(plan.replicas) > 1 else f"stage {stage}"
+    words = {"p": "pipeline ", "s": "stage ", "d": "device "}
+    parts = place_of(plan, run, units).split()
+    title = ", ".join(words[part[0]] + part[1:] for part in parts)
     ranges = plan.replicas[replica].stages[stage].layers
-    computes, communicates = spans(run, unit)
+    computes, communicates = spans(run, units[0])
+    busy = max(float(run.timeline.busy[unit]) for unit in units)
     return Row(
-        title=f"device {run.devices[unit][0]}" if run.by_device else title,
-        devices=devices_text(places, run.devices[unit]),
+        title=title if len(units) == 1 else f"{title} (x{len(units)})",
+        devices=devices_text(places, chain.from_iterable(run.devices[unit] for unit in units)),
         layers="; ".join(names_text(names[first:last]) for first, last in ranges),
         computes=computes,
         communicates=communicates,
-        busy=float(run.timeline.busy[unit]) / run.seconds if run.seconds else 0.0,
+        busy=busy / run.seconds if run.seconds else 0.0,
+        alike=len(units),
     )
 
 
 def spans(run: Replay, unit: int) -> tuple[tuple[Span, ...], tuple[Span, ...]]:
-    """What the unit computes, and what it sends or joins in; sampled where all units' events are
-    too many to draw."""
+    """What the unit computes, and what it sends or joins in."""
     tasks, timeline = run.timeline.tasks, run.timeline
     own = tasks.unit == unit
     if run.by_device:
@@ -178,27 +232,25 @@ def spans(run: Replay, unit: int) -> tuple[tuple[Span, ...], tuple[Span, ...]]:
         kind = LABELS[Kind(int(tasks.kind[i]))]
         ends = float(timeline.start[i]), float(timeline.end[i])
         lanes[kind in COMMUNICATES].append(Span(kind, *ends, int(tasks.micro_batch[i])))
-    if len(tasks) <= EXACT:
-        return tuple(lanes[0]), tuple(lanes[1])
-    return sampled(lanes[0], run.seconds), sampled(lanes[1], run.seconds)
+    return tuple(lanes[0]), tuple(lanes[1])
 
 
-def sampled(lane: Sequence[Span], seconds: float) -> tuple[Span, ...]:
-    """At most BINS spans: of each part of the iteration what takes most of it, neighbours of one
+def sampled(lane: Sequence[Span], seconds: float, bins: int = BINS) -> tuple[Span, ...]:
+    """At most `bins` spans: of each part of the iteration what takes most of it, neighbours of one
     kind as one."""
     if not lane or seconds <= 0:
         return ()
     kinds = list(dict.fromkeys(span.kind for span in lane))
-    share = np.zeros((len(kinds) + 1, BINS))
-    width = seconds / BINS
+    share = np.zeros((len(kinds) + 1, bins))
+    width = seconds / bins
     for span in lane:
-        first, last = int(span.start / width), min(int(span.end / width), BINS - 1)
+        first, last = int(span.start / width), min(int(span.end / width), bins - 1)
         for b in range(first, last + 1):
             inside = min(span.end, (b + 1) * width) - max(span.start, b * width)
             share[kinds.index(span.kind), b] += inside
     share[-1] = width - share[:-1].sum(axis=0)  # idle
     most = share.argmax(axis=0)
-    ends = [0, *(np.flatnonzero(np.diff(most)) + 1).tolist(), BINS]
+    ends = [0, *(np.flatnonzero(np.diff(most)) + 1).tolist(), bins]
     return tuple(
         Span(kinds[most[begin]], begin * width, end * width)
         for begin, end in pairwise(ends)
@@ -206,12 +258,15 @@ def sampled(lane: Sequence[Span], seconds: float) -> tuple[Span, ...]:
     )
 
 
-def memory(plan: Plan, run: Replay, workload: Workload) -> tuple[Held, ...]:
-    """Memory and place of every device of the cluster."""
+def memory(
+    plan: Plan, run: Replay, workload: Workload, rows: Sequence[Sequence[int]]
+) -> tuple[Held, ...]:
+    """Memory and place of every device of the cluster. rows: the units of each."""
     place: dict[int, tuple[str, int | None]] = {}
-    for unit, (replica, stage) in enumerate(run.owners):
-        name = f"r{replica} s{stage}" if len(plan.replicas) > 1 else f"s{stage}"
-        place |= dict.fromkeys(run.devices[unit], (name, unit))
+    for number, units in enumerate(rows):
+        name = place_of(plan, run, units)
+        for unit in units:
+            place |= dict.fromkeys(run.devices[unit], (name, number))
     sizes = zip(workload.cluster.devices, run.peak_bytes, run.limit_bytes, strict=True)
     return tuple(
         Held(d, device.node, device.type, held, limit, *place.get(d, ("", None)))
@@ -219,14 +274,14 @@ def memory(plan: Plan, run: Replay, workload: Workload) -> tuple[Held, ...]:
     )
 
 
-def read(value: Any, where: str) -> tuple[Plan, list[Offer], int | None]:
-    """The plan of a plan file; or of what `hetplan plan --json` prints the winner's, all candidates
-    and the winner's number. Raises InputError."""
+def read(value: Any, where: str) -> tuple[Plan, PlanningDocument | None]:
+    """The plan of a plan file; or of what `hetplan plan --json` prints the winner's, and the whole.
+    Raises InputError."""
     if not isinstance(value, dict) or "candidates" not in value:
-        return parse_plan(value, where=where), [], None
+        return parse_plan(value, where=where), None
     document = parse(PlanningDocument, value, where=where)
     offers, winner = document.candidates, document.winner
     if winner is None or not 0 <= winner < len(offers):
         raise InputError("no winner to show", where=f"{where}: winner", got=winner)
-    plan = parse_plan(offers[winner].plan, where=f"{where}: candidates[{winner}].plan")
-    return plan, offers, winner
+    place = f"{where}: candidates[{winner}].plan"
+    return parse_plan(offers[winner].plan, where=place), document
