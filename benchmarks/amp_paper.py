@@ -35,9 +35,9 @@ from hetplan.formulations.amp.problem import (
 from hetplan.planner.amp import BUDGET, AmpProblem
 from hetplan.profiling.cluster import example_cluster
 from hetplan.profiling.models import load_model
-from hetplan.profiling.sailor.validation import spearman
 from hetplan.profiling.workload import Workload, make_workload
 from hetplan.runtime.replay import replay
+from hetplan.runtime.truth.scores import spearman
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Run
 from hetplan.text import number_text

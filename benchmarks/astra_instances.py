@@ -13,9 +13,11 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from harness import add_to_library
+
 from hetplan.formulations import family
 from hetplan.formulations.astra.data import AstraData, DeviceType
-from hetplan.instances.library import Instance, add_to_library, load_instance
+from hetplan.instances.library import Instance, load_instance
 from hetplan.solvers.registry import solve
 
 LIBRARY = Path(__file__).parents[1] / "src" / "hetplan" / "instances" / "library" / "astra"

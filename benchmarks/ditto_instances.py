@@ -19,9 +19,11 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from harness import add_to_library
+
 from hetplan.formulations import family
 from hetplan.formulations.ditto.data import DeviceType, DittoData, Memory, group_sizes
-from hetplan.instances.library import Instance, add_to_library
+from hetplan.instances.library import Instance
 from hetplan.profiling.cluster import GIB, device
 from hetplan.profiling.models import Model, load_model
 from hetplan.profiling.times import Rates, all_reduce_seconds, layer_time

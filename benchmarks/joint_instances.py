@@ -15,10 +15,12 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
+from harness import add_to_library
+
 from hetplan.formulations import family
 from hetplan.formulations.joint.pose import pose
 from hetplan.instances.generate import draw
-from hetplan.instances.library import Instance, add_to_library
+from hetplan.instances.library import Instance
 from hetplan.planner.strategy import useful_modes
 from hetplan.profiling.cluster import Cluster, ClusterFile, build_cluster, example_cluster
 from hetplan.profiling.models import Model, load_model

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from harness import add_to_library
+
 from hetplan.formulations import family
 from hetplan.formulations.amp.data import AmpData
 from hetplan.formulations.amp.pose import pose as pose_amp
@@ -20,7 +22,7 @@ from hetplan.formulations.ditto.data import DittoData
 from hetplan.formulations.ditto.pose import pose as pose_ditto
 from hetplan.formulations.poplar.pose import pose as pose_poplar
 from hetplan.instances.generate import draw
-from hetplan.instances.library import Instance, add_to_library
+from hetplan.instances.library import Instance
 from hetplan.profiling.cluster import Cluster, ClusterFile, build_cluster
 from hetplan.profiling.models import load_model
 from hetplan.profiling.workload import PREDICTOR, Workload, make_workload

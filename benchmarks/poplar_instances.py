@@ -11,10 +11,12 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from harness import add_to_library
+
 from hetplan.formulations import family
 from hetplan.formulations.poplar.data import Device, PoplarData
 from hetplan.formulations.poplar.report import experiments
-from hetplan.instances.library import Instance, add_to_library
+from hetplan.instances.library import Instance
 from hetplan.solvers.registry import solve
 
 LIBRARY = Path(__file__).parents[1] / "src" / "hetplan" / "instances" / "library" / "poplar"

@@ -21,7 +21,7 @@ from hetplan.profiling.importers.common import Settings
 from hetplan.profiling.model_files import from_config
 from hetplan.profiling.models import Model, load_model
 from hetplan.profiling.profile import Profile, load_profile
-from hetplan.profiling.sailor.data import Links, load_links
+from hetplan.profiling.sailor import Links, load_links
 from hetplan.profiling.workload import Workload, make_workload
 from hetplan.profiling.zoo import ModelSpec
 

@@ -14,17 +14,17 @@ import pytest
 from fakes.sailor import KEPT, LAYERS, OUTPUT, PARAMS, add_plan, plan, sailor_folder, write
 from hetplan.cli.main import main
 from hetplan.errors import InputError
-from hetplan.profiling.sailor.data import Fit
-from hetplan.profiling.sailor.predict import (
+from hetplan.profiling.sailor import Fit
+from hetplan.runtime.truth.compare import compare
+from hetplan.runtime.truth.sailor import (
     BYTES_PER_PARAM,
     Curve,
     Exchanges,
-    Prediction,
     clean,
+    compare_plans,
 )
-from hetplan.profiling.sailor.validation import spearman, validate
-from hetplan.runtime.truth.compare import compare
-from hetplan.runtime.truth.scores import summary
+from hetplan.runtime.truth.scores import spearman, summary
+from hetplan.runtime.truth.tables import Predicted
 
 SHARED = Path(__file__).parents[3] / "shared" / "data" / "sailor"
 WHOLE = list(range(LAYERS))
@@ -35,11 +35,11 @@ def folder(tmp_path: Path) -> Path:
     return sailor_folder(tmp_path)
 
 
-def predicted(folder: Path, document: Any, framework: float | None = 0.0) -> Prediction:
+def predicted(folder: Path, document: Any, framework: float | None = 0.0) -> Predicted:
     add_plan(folder, "TOY/one.json", document)
-    (found,) = validate(folder, framework)
-    assert found.prediction is not None, found.reason
-    return found.prediction
+    (found,) = compare_plans(folder, framework)
+    assert found.predicted is not None, found.reason
+    return found.predicted
 
 
 def test_the_slowest_replica_and_its_card_decide(folder: Path) -> None:
@@ -146,7 +146,7 @@ def test_missing_files_are_named(folder: Path, name: str) -> None:
     add_plan(folder, "TOY/one.json", plan([WHOLE], [[("fast", 1)]], 1, 8))
     (folder / name).unlink()
     with pytest.raises(InputError, match=r"no such file|no file|no plan"):
-        validate(folder)
+        compare_plans(folder)
 
 
 def test_a_plan_without_prices_keeps_its_reason(
@@ -170,18 +170,18 @@ def test_only_models_that_plans_name_are_read(folder: Path) -> None:
     sizes = json.loads((folder / "llm_info.json").read_text())
     write(folder / "llm_info.json", sizes | {"OTHER": sizes["TOY"]})
     add_plan(folder, "TOY/one.json", plan([WHOLE], [[("fast", 1)]], 1, 8))
-    assert validate(folder)[0].prediction is not None
+    assert compare_plans(folder)[0].predicted is not None
     add_plan(folder, "unnamed.json", plan([WHOLE], [[("fast", 1)]], 1, 8))
     with pytest.raises(InputError, match=r"OTHER/fast/profile\.json"):
-        validate(folder)
+        compare_plans(folder)
 
 
 def test_a_plan_may_name_its_model(folder: Path) -> None:
     add_plan(folder, "x/one.json", plan([WHOLE], [[("fast", 1)]], 1, 8, model="TOY"))
     add_plan(folder, "x/two.json", plan([WHOLE], [[("fast", 1)]], 1, 8, model="NONE"))
     add_plan(folder, "x/three.json", plan([WHOLE[:-1]], [[("fast", 1)]], 1, 8, model="TOY"))
-    one, three, two = validate(folder)
-    assert one.prediction is not None
+    one, three, two = compare_plans(folder)
+    assert one.predicted is not None
     assert two.reason is not None and "no profiles of this model" in two.reason
     assert three.reason is not None and "number of layers differs" in three.reason
 

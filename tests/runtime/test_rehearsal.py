@@ -16,9 +16,9 @@ from hetplan.files import read_json
 from hetplan.formulations.joint.plan import save_plan
 from hetplan.profiling.models import load_model
 from hetplan.profiling.operators import DEFAULT_STACK
-from hetplan.profiling.sailor.validation import spearman
 from hetplan.runtime.job import Job, Measured, StepReport
 from hetplan.runtime.replay import replay
+from hetplan.runtime.truth.scores import spearman
 from hetplan.runtime.virtual import Rehearsal
 
 torch: Any = pytest.importorskip("torch", reason="torch is an extra of hetplan")

@@ -240,6 +240,7 @@ TREE: Mapping[str, Any] = {
     "run": ("run:run", "Execute a plan; measured times beside predicted ones."),
     "show": ("show:show", "Draw a plan, or print a decision in full."),
     "export": ("show:export", "Print a plan as a framework's flags or configuration."),
+    "layout": ("layout:layout", "Balance virtual pipeline stages, for Megatron and torchtitan."),
     "profile": (
         "Predict or measure what a model costs.",
         "measure",

@@ -17,11 +17,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from hetplan import __version__
 from hetplan.errors import InputError
 from hetplan.instances.library import BEST_FORMAT, BestKnown, Instance, parse_best_known, plain
+from hetplan.profiling.foreign import Foreign
 from hetplan.schema import Name, parse
 from hetplan.solvers.registry import Evaluation, evaluate
 from hetplan.solvers.run import OPTIMAL_GAP, Result, relative_gap
@@ -33,10 +34,8 @@ Figure = Annotated[float, Field(allow_inf_nan=False)]
 TOLERANCE = 1e-6
 
 
-class Answer(BaseModel):
+class Answer(Foreign):
     """The part of one result that `check` looks at; other keys are another program's business."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True, strict=True, allow_inf_nan=False)
 
     method: Name
     status: Status | None = None
@@ -47,10 +46,8 @@ class Answer(BaseModel):
     solver: str | None = None
 
 
-class AnswerFile(BaseModel):
+class AnswerFile(Foreign):
     """An answer document as read back."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True, strict=True, allow_inf_nan=False)
 
     instance: Name
     problem: Name

@@ -35,7 +35,7 @@ from hetplan.files import read_json, to_json, write_text
 from hetplan.formulations import FAMILIES, family
 from hetplan.schema import Name, NonNegative, StrictModel, check_header, parse
 from hetplan.solvers.registry import Family
-from hetplan.solvers.run import OPTIMAL_GAP, Result, relative_gap
+from hetplan.solvers.run import OPTIMAL_GAP, relative_gap
 
 FORMAT, VERSION = "hetplan-instance", 1
 BEST = ".best.json"
@@ -288,32 +288,3 @@ def in_set(problem: str, instance: str, word: str) -> bool:
 def _read(resource: Traversable) -> Any:
     with as_file(resource) as path:
         return read_json(path)
-
-
-def add_to_library(
-    folder: Path, instance: Instance, result: Result[Any], *, note: str = "", packed: bool = False
-) -> None:
-    """Write `<name>.json` (`.json.gz` when packed) and `<name>.best.json` into `folder`, creating
-    it.
-
-    Raises ValueError when the result has no decision: an instance in the library has a best-known
-    one.
-    """
-    if result.decision is None:
-        raise ValueError(f"{instance.name}: {result.status}, expected a decision to record")
-    by = f"{result.method} ({result.solver})"
-    record = {
-        "format": BEST_FORMAT,
-        "version": BEST_VERSION,
-        "problem": instance.problem,
-        "instance": instance.name,
-        "objective": result.objective,
-        "bound": result.bound,
-        "found_by": by,
-        "proved_by": by if result.bound is not None else None,
-        "note": note,
-        "decision": result.decision.model_dump(mode="json"),
-    }
-    folder.mkdir(parents=True, exist_ok=True)
-    save_instance(instance, folder / f"{instance.name}.json{'.gz' if packed else ''}")
-    write_text(folder / f"{instance.name}.best.json", to_json(record))

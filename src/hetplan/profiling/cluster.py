@@ -38,7 +38,21 @@ Peaks = Annotated[dict[Precision | Literal["fp8", "fp4"], Rate], Field(min_lengt
 Price = Annotated[float, Field(ge=0, le=1e6)]
 
 
-class DeviceSpec(StrictModel):
+class DeviceOverride(StrictModel):
+    """A cluster file's `devices` entry: any part of a catalogue entry, or a whole new type."""
+
+    memory_gib: Rate | None = None
+    peak_tflops: Peaks | None = None
+    memory_gb_per_s: Rate | None = None
+    tdp_w: Rate | None = None
+    multiprocessors: PositiveCount | None = None
+    price_per_hour: Price | None = None
+    source: Name | None = None
+    price_source: Name | None = None
+    vendor: Name | None = None
+
+
+class DeviceSpec(DeviceOverride):
     """One device type. Keys carry the datasheet's units; the properties are SI.
 
     peak_tflops: dense peak by precision of the operands, 8 and 4 bit among them. price_per_hour: US
@@ -49,11 +63,7 @@ class DeviceSpec(StrictModel):
     memory_gib: Rate
     peak_tflops: Peaks
     memory_gb_per_s: Rate
-    tdp_w: Rate | None = None
-    multiprocessors: PositiveCount | None = None
-    price_per_hour: Price | None = None
     source: Name
-    price_source: Name | None = None
     vendor: Name = "other"
 
     @property
@@ -76,20 +86,6 @@ class DeviceSpec(StrictModel):
                 expected=", ".join(sorted(self.peak_tflops)),
             )
         return self.peak_tflops[precision] * 1e12
-
-
-class DeviceOverride(StrictModel):
-    """A cluster file's `devices` entry: any part of a catalogue entry, or a whole new type."""
-
-    memory_gib: Rate | None = None
-    peak_tflops: Peaks | None = None
-    memory_gb_per_s: Rate | None = None
-    tdp_w: Rate | None = None
-    multiprocessors: PositiveCount | None = None
-    price_per_hour: Price | None = None
-    source: Name | None = None
-    price_source: Name | None = None
-    vendor: Name | None = None
 
 
 class CatalogueFile(StrictModel):

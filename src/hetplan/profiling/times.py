@@ -40,8 +40,8 @@ from hetplan.profiling.operators import (
     flash_shares,
     launches,
 )
-from hetplan.profiling.rates.estimate import Estimate
 from hetplan.profiling.rates.products import MoveKind, move_seconds, product_seconds
+from hetplan.profiling.rates.shipped import Estimate
 
 if TYPE_CHECKING:
     from hetplan.profiling.efficiency import Learned

@@ -11,7 +11,7 @@ from typing import Any
 from hetplan.errors import InputError, unknown_name
 from hetplan.profiling.operators import Attention, Layer
 from hetplan.profiling.transformer import Experts, Transformer, transformer, transformer_layers
-from hetplan.profiling.vision import encoder, transgan_layers, vgg_layers, vit_layers
+from hetplan.profiling.vision import described, encoder, transgan_layers, vit_layers
 
 # Far beyond any context; the squares in attention stay within what files may carry.
 LONGEST_SEQUENCE = 10**8
@@ -188,9 +188,6 @@ LLAMA_2 = "Touvron et al. 2023 (Llama 2), Appendix A.2"
 LLAMA_3 = "Grattafiori et al. 2024 (Llama 3), Table 3"
 POPLAR = "size named in Poplar (AAAI 2025); shape chosen by hetplan"
 RADFORD = "Radford et al. 2019, Table 2"
-SIMONYAN = "Simonyan and Zisserman 2015, Table 1 (E)"
-TINY_LLAMA = "TinyLlama (Zhang et al. 2024), Table 1"
-ZENG = "Zeng et al. 2023 (GLM-130B), Section 2; release, configs/model_glm_130b.sh"
 
 NAMED_BY_POPLAR = "the name, in Poplar's experiments"
 # grouped queries and a larger vocabulary
@@ -236,7 +233,7 @@ MODELS = (
     # pipeline stage hold it.
     text_model(
         "glm-130b",
-        ZENG,
+        "Zeng et al. 2023 (GLM-130B), Section 2; release, configs/model_glm_130b.sh",
         2048,
         transformer(70, 12288, 96, 32768, **GLM),
         Published(240 * 2**30 / 2, "released fp16 checkpoint: 240 GiB (zai-org/GLM-130B#80)"),
@@ -250,7 +247,7 @@ MODELS = (
     ),
     text_model(
         "llama-1.1b",
-        TINY_LLAMA,
+        "TinyLlama (Zhang et al. 2024), Table 1",
         2048,
         llama(22, 2048, 32, 5632, kv_heads=4),
         checkpoint(1_100_048_384, "TinyLlama/TinyLlama_v1.1"),
@@ -321,9 +318,9 @@ MODELS = (
     vit("vit-large", encoder(1024, 24, 16, 4096), torchvision(304_326_632, "vit_l_16")),
     ModelSpec(
         "vgg19",
-        SIMONYAN,
+        "Simonyan and Zisserman 2015, Table 1 (E)",
         None,
-        lambda _: vgg_layers(),
+        lambda _: described("vgg19"),
         lambda tensor: tensor == 1,
         torchvision(143_667_240, "vgg19"),
     ),

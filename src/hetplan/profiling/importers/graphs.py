@@ -17,7 +17,6 @@ An operator's output crosses every cut between it and the last operator that nee
   inference have no backward nodes: their backward seconds are 0.
 """
 
-import math
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
@@ -40,11 +39,11 @@ from hetplan.profiling.importers.common import (
     profile,
     table_of_sums,
 )
-from hetplan.schema import MOST_BYTES, MOST_SECONDS, Bytes, Count, Name, Seconds
+from hetplan.schema import Bytes, Count, Name, Seconds, parse
 
 MILLI = 1e-3
 NUMBER = re.compile(r"node(\d{1,8})$")
-FIELDS = ("forward_compute_time", "backward_compute_time", "activation_size", "parameter_size")
+FIGURE = re.compile(r"(\w+)=(\[[^\]]*\]|[^,\s]+)")
 
 
 def in_order(
@@ -155,7 +154,16 @@ def pipedream_graph(path: str) -> tuple[dict[int, Operator], list[tuple[int, int
             key = _node(parts[0], where)
             if key in operators:
                 raise InputError("node stands twice", where=where, got=parts[0])
-            operators[key] = _operator(" ".join(parts[1:-1]), parts[-1], where)
+            figures = dict(FIGURE.findall(parts[-1]))
+            node = parse(PipeDreamNode, figures, where=where)
+            operators[key] = Operator(
+                " ".join(parts[1:-1]),
+                node.forward * MILLI,
+                node.backward * MILLI,
+                node.params,
+                node.activation,
+                node.activation,
+            )
         else:
             expected = "nodeI -- … or nodeI -- nodeJ"
             raise InputError("not usable", where=where, got=line, expected=expected)
@@ -177,37 +185,18 @@ def _node(text: str, where: str) -> int:
     return int(match[1])
 
 
-def _operator(description: str, fields: str, where: str) -> Operator:
-    values = []
-    for name in FIELDS:
-        match = re.search(rf"{name}=(\[[^\]]*\]|[^,\s]+)", fields)
-        if match is None:
-            raise InputError(
-                f"{name} is missing", where=where, got=fields, expected=f"{name}=NUMBER"
-            )
-        most = MOST_SECONDS if name.endswith("time") else MOST_BYTES
-        values.append(_sum(match[1], name, most, where))
-    forward, backward, activation, params = values
-    return Operator(description, forward * MILLI, backward * MILLI, params, activation, activation)
+def summed(text: str) -> float:
+    """A number, or several in brackets; a validator, raises ValueError."""
+    return sum(map(float, text.strip("[]").replace(";", ",").split(",")))
 
 
-def _sum(text: str, name: str, most: float, where: str) -> float:
-    """A number, or several in brackets."""
-    total = 0.0
-    for part in text.strip("[]").replace(";", ",").split(","):
-        try:
-            value = float(part)
-        except ValueError:
-            value = math.nan
-        if not 0 <= value <= most:
-            raise InputError(
-                f"{name} is not usable",
-                where=where,
-                got=text,
-                expected=f"a number from 0 to {most:g}",
-            )
-        total += value
-    return total
+class PipeDreamNode(Foreign):
+    """What stands behind a node's description; milliseconds and bytes."""
+
+    forward: Annotated[Seconds, BeforeValidator(summed)] = Field(alias="forward_compute_time")
+    backward: Annotated[Seconds, BeforeValidator(summed)] = Field(alias="backward_compute_time")
+    activation: Annotated[Bytes, BeforeValidator(summed)] = Field(alias="activation_size")
+    params: Annotated[Bytes, BeforeValidator(summed)] = Field(alias="parameter_size")
 
 
 class PiperVariant(Foreign):

@@ -1,4 +1,4 @@
-"""Sailor's profiles (SOSP 2025): see `hetplan.profiling.sailor.data`. Times include the tensor
+"""Sailor's profiles (SOSP 2025): see `hetplan.profiling.sailor`. Times include the tensor
 group's all-reduces.
 
 PATH is a `profile.json` at profiles/<model>/<GPU>/, that folder, or the model's folder with all its
@@ -58,7 +58,7 @@ from hetplan.profiling.importers.common import (
 )
 from hetplan.profiling.model_files import CALCULON_KEYS, from_config
 from hetplan.profiling.profile import ProfileLayer, ProfileTable
-from hetplan.profiling.sailor.data import ModelData, load_model_data, read_sizes
+from hetplan.profiling.sailor import ModelData, load_model_data, read_sizes
 from hetplan.profiling.workload import STATE_BYTES_PER_PARAM
 from hetplan.schema import MOST_RATE, Bytes, Name, Positive, PositiveCount, Rate, Seconds, parse
 

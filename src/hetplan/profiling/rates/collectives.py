@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from hetplan.errors import InputError
 from hetplan.profiling.cluster import Node
-from hetplan.profiling.rates.estimate import Estimate
-from hetplan.profiling.rates.shipped import Curve, shipped
+from hetplan.profiling.rates.shipped import Curve, Estimate, shipped
 from hetplan.schema import NonNegative, Positive, StrictModel
 
 Floats = NDArray[np.float64]

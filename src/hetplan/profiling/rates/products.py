@@ -30,8 +30,7 @@ from numpy.typing import NDArray
 
 from hetplan.profiling.cluster import DeviceSpec, catalogue
 from hetplan.profiling.operators import ELEMENT_BYTES, Precision, Shape
-from hetplan.profiling.rates.estimate import Estimate
-from hetplan.profiling.rates.shipped import MoveRate, ProductTrees, Tiling, shipped
+from hetplan.profiling.rates.shipped import Estimate, MoveRate, ProductTrees, Tiling, shipped
 from hetplan.schema import NonNegative, Positive, StrictModel
 
 Floats = NDArray[np.float64]

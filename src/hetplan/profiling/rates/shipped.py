@@ -4,6 +4,7 @@
 No measured table of others is shipped itself. Seconds, bytes, and shares of a datasheet's peaks.
 """
 
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Literal
@@ -14,6 +15,20 @@ from hetplan.profiling.operators import Precision
 from hetplan.schema import Document, Name, NonNegative, Positive, PositiveCount, StrictModel
 
 Whole = Annotated[list[list[int]], Field(min_length=1)]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Seconds of an operator or a collective.
+
+    low, high: eight in ten measurements lay between them where shapes like this one were left out
+    of what was learned; wider where nothing of the kind was measured. source: what it comes from.
+    """
+
+    seconds: float
+    low: float
+    high: float
+    source: str
 
 
 class Origin(StrictModel):

@@ -16,17 +16,15 @@ from typing import Any
 from hetplan.errors import HetplanError, InputError, unknown_name
 from hetplan.files import read_json
 from hetplan.formulations.joint.plan import Plan
-from hetplan.profiling.sailor.validation import Compared as ComparedPlan, validate
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.calibration import Estimate, MeasuredRun, calibrate, predicted_seconds
 from hetplan.runtime.truth import operators, runs
+from hetplan.runtime.truth.sailor import compare_plans
 from hetplan.runtime.truth.scores import summary
 from hetplan.runtime.truth.tables import (
     Cells,
     Compared,
     DamagedError,
-    Predicted,
-    Published,
     Source,
     read_table,
 )
@@ -45,7 +43,7 @@ def compare(name: str, folder: Path, framework: float | None = None) -> list[Com
     Raises InputError for an unknown set, or a file that is missing or damaged.
     """
     if name == "sailor":
-        return sailor_rows(validate(folder, framework))
+        return compare_plans(folder, framework)
     return [compared(*row) for row in rows_of(name, folder)]
 
 
@@ -72,24 +70,6 @@ def compared(file: str, number: int, source: Source, row: Cells) -> Compared:
         raise
     except HetplanError as error:
         return Compared(file, number, published, None, str(error))
-
-
-def sailor_rows(plans: Sequence[ComparedPlan]) -> list[Compared]:
-    """Sailor's plans as rows; each is a file of its own."""
-    rows = []
-    for plan in plans:
-        run, outcome = plan.run, plan.prediction
-        used: Counter[str] = Counter()
-        for pipeline in run.pipelines:
-            for node in (n for stage in pipeline.groups for group in stage for n in group.nodes):
-                used[node.kind] += node.gpus
-        folder, gpus = run.file.rpartition("/")[0], ", ".join(f"{n} {k}" for k, n in used.items())
-        workload = f"{folder}, batch {run.global_batch}, {gpus}"
-        kind = run.file.partition("/")[0] if "/" in run.file else ""
-        published = Published(workload, run.seconds, run.max_bytes, kind=kind)
-        prediction = Predicted(outcome.seconds, outcome.peak_bytes) if outcome else None
-        rows.append(Compared(run.file, 0, published, prediction, plan.reason))
-    return rows
 
 
 def reasons(rows: Sequence[Compared]) -> list[tuple[str, int]]:

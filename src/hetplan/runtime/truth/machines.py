@@ -24,46 +24,32 @@ class Machine:
 
 # NVLink 3 (A100): 12 links of 25 GB/s each way; NVLink 4 (H100, H200): 18; NVLink 5 (Blackwell):
 # 18 of 50 GB/s. Networks as the sources state them; where one is silent, a DGX's cards: eight of
-# 200 (A100) or 400 Gbit/s (later ones).
-A100_80 = Machine("A100-SXM4-80GB", 2400, 1600)  # NVIDIA DGX A100 datasheet: 8 x 200 Gbit/s
-A100_40 = Machine("A100-SXM4-40GB", 2400, 1600)  # NVIDIA DGX A100 datasheet: 8 x 200 Gbit/s
+# 200 (A100) or 400 Gbit/s (later ones), as NVIDIA's datasheets of DGX A100, H100, H200, B200 and
+# B300 say. Racks of 72 GPUs on one NVLink hold 64 of a job; each GPU has a card of 400 (GB200) or
+# 800 Gbit/s (B300, GB300).
+A100_80 = Machine("A100-SXM4-80GB", 2400, 1600)
+A100_40 = Machine("A100-SXM4-40GB", 2400, 1600)
 VTRAIN = Machine("A100-SXM4-80GB", 2400, 800)  # vTrain (MICRO 2024): 800 Gbit/s per node
-H100 = Machine("H100-SXM5-80GB", 3600, 3200)  # NVIDIA DGX H100 datasheet: 8 x 400 Gbit/s
-H200 = Machine("H200-SXM-141GB", 3600, 3200)  # NVIDIA DGX H200 datasheet: 8 x 400 Gbit/s
-H100_96 = Machine("H100-96GB-HBM2e", 3600, 3200)  # torchtitan's reports: 400 Gbit/s per GPU
-B200 = Machine("B200", 7200, 3200)  # NVIDIA B200 datasheet
-B300 = Machine("B300", 7200, 6400)  # NVIDIA B300 datasheet
-GB200 = Machine("GB200", 7200, 25600, 64)  # NVIDIA GB200 datasheet
-GB300 = Machine("GB300", 7200, 51200, 64)  # NVIDIA GB300 datasheet
-
-# What texts of the sets begin with, the longer ones first. Racks of 72 GPUs on one NVLink hold 64
-# of a job; each GPU has a card of 400 (GB200) or 800 Gbit/s (B300, GB300).
-MACHINES = (
-    ("A100-SXM4-80GB", A100_80),
-    ("A100 ", A100_80),
-    ("a100_80gb", A100_80),
-    ("a100_40gb", A100_40),
-    ("h100_80gb", H100),
-    ("H100 96GB", H100_96),
-    ("H100", H100),
-    ("H200 ", H200),
-    ("DGX-H100", H100),
-    ("DGX-B200", B200),
-    ("DGX-B300", B300),
-    ("DGX-GB200", GB200),
-    ("DGX-GB300", GB300),
-    ("GB200", GB200),
-    ("NVIDIA H100-SXM5-80GB", H100),
-    ("NVIDIA H200-SXM5-141GB", H200),
-    ("NVIDIA Blackwell GPU (GB200)", GB200),
-    ("NVIDIA Blackwell GPU (B200", B200),
-)
+# What texts of the sets begin with, the longer ones first.
+MACHINES = {
+    Machine("H100-96GB-HBM2e", 3600, 3200): ("H100 96GB",),  # torchtitan: 400 Gbit/s per GPU
+    Machine("H100-SXM5-80GB", 3600, 3200): (
+        "h100_80gb", "H100", "DGX-H100", "NVIDIA H100-SXM5-80GB",
+    ),
+    Machine("H200-SXM-141GB", 3600, 3200): ("H200 ", "NVIDIA H200-SXM5-141GB"),
+    A100_80: ("A100-SXM4-80GB", "A100 ", "a100_80gb"),
+    A100_40: ("a100_40gb",),
+    Machine("GB200", 7200, 25600, 64): ("GB200", "DGX-GB200", "NVIDIA Blackwell GPU (GB200)"),
+    Machine("GB300", 7200, 51200, 64): ("GB300", "DGX-GB300"),
+    Machine("B200", 7200, 3200): ("DGX-B200", "NVIDIA Blackwell GPU (B200"),
+    Machine("B300", 7200, 6400): ("DGX-B300",),
+}  # fmt: skip
 
 
 def machine(text: str | None) -> Machine:
     """The machine that a set's text names; raises NotPosedError for one that is unknown."""
-    for start, known in MACHINES:
-        if text is not None and text.startswith(start):
+    for known, starts in MACHINES.items():
+        if text is not None and text.startswith(starts):
             return known
     raise NotPosedError(f"unknown GPU {text!r}")
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from hetplan.profiling.sailor.validation import spearman
 from hetplan.runtime.truth.tables import Compared
 
 
@@ -39,6 +38,15 @@ def tied(values: Sequence[float], share: float) -> list[float]:
             first = values[i]
         equal[i] = first
     return equal
+
+
+def spearman(a: Sequence[float], b: Sequence[float]) -> float | None:
+    """The correlation of ranks, ties at their mean rank; None where all of one are equal."""
+    if len(set(a)) < 2 or len(set(b)) < 2:
+        return None
+    columns = [np.array(column) for column in (a, b)]
+    ranks = [(c[:, None] > c).sum(axis=1) + (c[:, None] == c).sum(axis=1) / 2 for c in columns]
+    return float(np.corrcoef(ranks)[0, 1])
 
 
 def order(measured: Sequence[float], predicted: Sequence[float], rules: Scoring) -> float | None:

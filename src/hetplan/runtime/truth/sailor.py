@@ -26,14 +26,16 @@ what framework and driver take before anything is computed.
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 
+from hetplan.errors import InputError
 from hetplan.profiling.frameworks import RESERVED_BYTES
-from hetplan.profiling.sailor.data import (
+from hetplan.profiling.sailor import (
     Floats,
     Group,
     Links,
@@ -41,9 +43,15 @@ from hetplan.profiling.sailor.data import (
     NotPricedError,
     PlanRun,
     RunPipeline,
+    load_links,
+    load_model_data,
+    load_run,
+    model_names,
+    read_sizes,
 )
 from hetplan.profiling.simulator.pipeline import Replica, Sends, simulate_replicas
 from hetplan.profiling.simulator.tasks import Traffic
+from hetplan.runtime.truth.tables import Compared, Predicted, Published
 
 # A larger time at a smaller micro-batch: up to this ratio it is noise, beyond it a fault.
 NOISE = 1.1
@@ -133,14 +141,6 @@ def clean(raw: Floats, sizes: Floats, floor: Floats, per_sample: Floats) -> Floa
     return np.asarray(np.where(raw > NOISE * above, np.minimum(above, below), above))
 
 
-@dataclass(frozen=True)
-class Prediction:
-    """seconds: as the engine exchanges. peak_bytes: None where sizes are not stated."""
-
-    seconds: float
-    peak_bytes: float | None
-
-
 class Predictor:
     """Predictions of one model's plans. framework: bytes that the framework takes, if known."""
 
@@ -158,7 +158,7 @@ class Predictor:
         self.output = model.sizes[min(model.sizes)].output  # [L] bytes per sample, on every rank
         self.curve = cache(lambda kind, tensor: curve(model, kind, tensor))
 
-    def predict(self, run: PlanRun) -> Prediction:
+    def predict(self, run: PlanRun) -> Predicted:
         """One plan; raises InputError where the data lack a GPU type or a degree's sizes."""
         flush, after = [], []
         peaks: list[float | None] = []
@@ -171,7 +171,7 @@ class Predictor:
             peaks.append(self.peak_bytes(pipeline, run.micro_batch, batches))
         ending = float(np.max(after, axis=0).sum())
         known = [peak for peak in peaks if peak is not None]
-        return Prediction(
+        return Predicted(
             max(flush) + ending,
             max(known) if len(known) == len(peaks) else None,
         )
@@ -342,3 +342,81 @@ def _cards(pipeline: RunPipeline) -> list[list[int]]:
                 free[kind, gpus] = node, left - group.tensor
             cards[-1].append(node)
     return cards
+
+
+def compare_plans(folder: Path, framework: float | None = None) -> list[Compared]:
+    """Every plan in `folder`/validation beside its prediction, in order of its name; each is a file
+    of its own. framework: bytes that the framework takes, if known.
+
+    Raises InputError for a folder or a file that cannot be used; a plan that the data cannot price
+    keeps its reason.
+    """
+    root = folder / "validation"
+    if not root.is_dir():
+        raise InputError(
+            "no such folder", where=str(root), expected="plans that were run, as JSON files"
+        )
+    runs = [load_run(path, root) for path in sorted(root.rglob("*.json"))]
+    if not runs:
+        raise InputError("no plan", where=str(root), expected="at least one JSON file")
+    links = load_links(folder)
+    info = read_sizes(folder)
+    names = [name for name in model_names(folder) if name in info.root]
+    load = cache(lambda name: load_model_data(folder, name, info))
+    predictor = cache(lambda name: Predictor(load(name), links, framework))
+    compared = []
+    for run in runs:
+        try:
+            outcome, reason = predictor(model_of(run, names, load).name).predict(run), None
+        except NotPricedError as error:
+            outcome, reason = None, str(error)
+        compared.append(Compared(run.file, 0, published(run), outcome, reason))
+    return compared
+
+
+def published(run: PlanRun) -> Published:
+    """A plan's workload, by its folder, batch and GPUs, and what was measured."""
+    used: Counter[str] = Counter()
+    for pipeline in run.pipelines:
+        for node in (n for stage in pipeline.groups for group in stage for n in group.nodes):
+            used[node.kind] += node.gpus
+    folder, gpus = run.file.rpartition("/")[0], ", ".join(f"{n} {k}" for k, n in used.items())
+    workload = f"{folder}, batch {run.global_batch}, {gpus}"
+    kind = run.file.partition("/")[0] if "/" in run.file else ""
+    return Published(workload, run.seconds, run.max_bytes, kind=kind)
+
+
+def model_of(run: PlanRun, names: Sequence[str], load: Callable[[str], ModelData]) -> ModelData:
+    """The plan's model: named in the plan or a folder above it, else the only one with its layers
+    and GPU types.
+
+    names: of models with profiles. load: reads one; those that a named plan does not need are not
+    read.
+    """
+    folders = [part for part in run.file.split("/")[:-1] if part in names]
+    name = run.model or (folders[-1] if folders else None)
+    if name is None:
+        models = [load(known) for known in names]
+        fitting = [m for m in models if m.layers == run.layers and run.kinds <= set(m.tables)]
+        if len(fitting) != 1:
+            kinds = ", ".join(sorted(run.kinds))
+            raise NotPricedError(
+                f"which model has {run.layers} layers and profiles of {kinds}",
+                where=run.file,
+                got=", ".join(m.name for m in fitting) or "none",
+                expected="exactly one",
+            )
+        return fitting[0]
+    if name not in names:
+        raise NotPricedError(
+            "no profiles of this model", where=run.file, got=name, expected=", ".join(names)
+        )
+    model = load(name)
+    if model.layers != run.layers:
+        raise NotPricedError(
+            "number of layers differs from its model's",
+            where=run.file,
+            got=run.layers,
+            expected=f"{model.layers} ({model.name})",
+        )
+    return model
