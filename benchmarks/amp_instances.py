@@ -12,9 +12,11 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from harness import add_to_library
+
 from hetplan.formulations import family
 from hetplan.formulations.amp.pose import pose
-from hetplan.instances.library import Instance, add_to_library
+from hetplan.instances.library import Instance
 from hetplan.profiling.cluster import example_cluster
 from hetplan.profiling.models import load_model
 from hetplan.profiling.workload import PREDICTOR, make_workload

@@ -14,11 +14,12 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from hap_theories import NETWORKS, chain, residual, stages_only, theory_named
+from harness import add_to_library
 
 from hetplan.formulations import family
 from hetplan.formulations.hap.data import HapData
 from hetplan.formulations.hap.experiments import P100, V100
-from hetplan.instances.library import Instance, add_to_library
+from hetplan.instances.library import Instance
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Options, Run
 

@@ -6,7 +6,6 @@ from typing import Annotated
 
 import typer
 
-from hetplan.cli import completion
 from hetplan.cli.options import (
     JsonOption,
     ModelOption,
@@ -39,10 +38,7 @@ def layout(
         int, number("--mtp", least=0, most=64, help="Layers of multi-token prediction.")
     ] = 0,
     device: Annotated[
-        str,
-        typer.Option(
-            "--device", metavar="NAME", help="Its times count.", autocompletion=completion.devices
-        ),
+        str, typer.Option("--device", metavar="NAME", help="Its times count.")
     ] = "H100-SXM5-80GB",
     tensor: Annotated[int, number("--tensor", least=1, most=4096, help="Tensor degree.")] = 1,
     micro_batch: Annotated[
