@@ -17,7 +17,7 @@ from hetplan.profiling.transformer import Experts, Transformer
 from hetplan.profiling.vision import VGG19
 from hetplan.runtime.execution.chain import ALONE, Cut, Part, cut
 from hetplan.runtime.execution.position import Dropout, key_of, mixed, signed, uniform
-from hetplan.runtime.references.build import Reference, reference, text_layers
+from hetplan.runtime.references.build import Reference, text_layers
 from hetplan.runtime.references.transformer import Block, activated
 
 
@@ -184,4 +184,7 @@ def built(model: Model) -> Reference:
         return build(model.spec.shape, model.sequence)
     if model.layers[0].name == "patches" and model.spec.encoder is not None:
         return build_vit(model.spec.encoder, image=224, patch=16, classes=1000)
-    return build_vgg() if model.layers[0].name == "conv-0" else reference(model)
+    if model.layers[0].name == "conv-0":
+        return build_vgg()
+    assert model.spec.shape is not None and model.sequence is not None
+    return build(model.spec.shape, model.sequence)

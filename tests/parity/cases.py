@@ -404,7 +404,7 @@ FAMILIES = [
     ),
     *(
         Case(f"{name}: {mode}", "gpt", replicas, {"recomputation": mode} | options)
-        for mode in ("full", "selective")
+        for mode in ("full", "selective", "operators")
         for name, replicas, options in (
             ("recomputation", [R([S((0, 2), tensor=(1, 1)), S((2, 5))], [(3, 2)])], {}),
             (

@@ -19,8 +19,9 @@ torch: Any = pytest.importorskip("torch", reason="torch is an extra of hetplan")
 
 from hetplan.cli.main import main  # noqa: E402
 from hetplan.files import read_json, to_json  # noqa: E402
-from hetplan.formulations.joint.plan import save_plan  # noqa: E402
+from hetplan.formulations.joint.plan import load_plan, save_plan  # noqa: E402
 from hetplan.runtime.__main__ import main as rank  # noqa: E402
+from hetplan.runtime.execution.worker import check_job  # noqa: E402
 from hetplan.runtime.job import Job  # noqa: E402
 from hetplan.text import Table  # noqa: E402
 from parity.asking import ENVIRONMENT, refused  # noqa: E402
@@ -259,3 +260,30 @@ def test_folders_that_cannot_hold_checkpoints(
     ):
         assert message in refused(capsys, "run", written[0], *RUN, folder, *more)
     assert own.read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("model", "strategy", "message"),
+    [
+        ("vgg19", "poplar", "no torch layers here; name your own by --factory module:function"),
+        ("bert-moe", "poplar", "no experts: run the module itself by --factory"),
+        ("gpt2", "hap", "computed in fp32 (got 'fp16', expected --virtual, a plan for fp32, or"),
+        ("gpt2", "poplar", None),
+    ],
+)
+def test_plans_say_what_runs_refuse(
+    model: str, strategy: str, message: str | None, tmp_path: Path, capsys: Any
+) -> None:
+    """In the plan's file, in the same words; nothing where the run is not refused."""
+    file, on = tmp_path / "plan.json", ["--cluster", "home", "--global-batch", "8", "-q"]
+    made = ["plan", "--model", model, *on, "--strategies", strategy, "--time-limit", "2"]
+    assert main([*made, "-o", str(file)]) == 0
+    told = capsys.readouterr().out
+    plan = load_plan(file)
+    if message is None:
+        assert plan.refused is None and "hetplan run" not in told
+        check_job(Job(plan=plan))
+        return
+    assert plan.refused is not None and message in plan.refused
+    assert "`hetplan run`" in told
+    assert refused(capsys, "run", file, "--quiet") == f"hetplan: error: {plan.refused}\n"

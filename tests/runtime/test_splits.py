@@ -14,8 +14,11 @@ from torch import nn  # noqa: E402
 
 from fakes.hugging import FACTORIES, NAMES, with_data  # noqa: E402
 from hetplan.errors import InputError, UnsupportedError  # noqa: E402
+from hetplan.formulations.joint.plan import load_plan  # noqa: E402
 from hetplan.runtime.execution.chain import describe  # noqa: E402
-from parity.asking import run_forked  # noqa: E402
+from hetplan.runtime.tracing.layers import Called  # noqa: E402
+from parity.asking import losses, request, run_forked, served  # noqa: E402
+from parity.commanded import made  # noqa: E402
 from parity.device import default_type  # noqa: E402
 from parity.splits import COMBINED, TYPES, WORLDS, alone  # noqa: E402
 
@@ -46,6 +49,54 @@ def test_two_plans_train_as_one_process(name: str, dtype: str, folder: Path) -> 
     assert state.keys() == weights.keys()
     for key, value in weights.items() if dtype == "float64" else ():  # AdamW magnifies rounding
         assert torch.allclose(state[key], value, rtol=1e3 * TYPES[dtype], atol=TYPES[dtype]), key
+
+
+CONFIGURED = ("gpt2", "llama", "bert", "mixtral")
+STEPS, ROWS = 2, 8
+
+
+@pytest.mark.parametrize(
+    "name", ["gpt2", *(pytest.param(n, marks=pytest.mark.slow) for n in FACTORIES if n != "gpt2")]
+)
+def test_commands_take_a_model_from_its_configuration_to_its_checkpoint(
+    name: str, tmp_path: Path
+) -> None:
+    """Plan, run, resume under another plan, and what one process has: losses, and weights that
+    `from_pretrained` reads."""
+    module = made(name)
+    on: list[Any] = ["--cluster", "home", "--global-batch", ROWS, "--precision", "fp32", "-q"]
+    on += ["--time-limit", 2, "--factory", f"parity.commanded:{name}"]
+    if name in CONFIGURED:
+        module.config.save_pretrained(tmp_path)
+        on[-2:] = ["--model", tmp_path / "config.json", "--sequence", 6]
+    words: list[Any] = []
+    for strategy, more in (("poplar", []), ("amp", ["--resume", "--save", tmp_path / "saved"])):
+        plan = tmp_path / f"{strategy}.json"
+        words += ["plan", *on, "--strategies", strategy, "-o", plan, "&&", "run", plan]
+        words += ["--factory", f"parity.commanded:{name}", "--checkpoint", tmp_path / "kept"]
+        words += ["--steps", STEPS, "--learning-rate", 0.01, "--device", "cpu", *more, "&&"]
+    answer = served([request("all", *words[:-1])], tmp_path, 1)["all"]
+    assert answer["code"] == 0, answer["err"]
+    worlds = [load_plan(tmp_path / f"{s}.json").world_size for s in ("poplar", "amp")]
+    assert worlds == [2, 3] or name != "gpt2", worlds
+    optimizer = torch.optim.AdamW(module.parameters(), lr=0.01)
+    expected = {}
+    for step in range(2 * STEPS):
+        loss = Called(module)(*module.batch(step, 0, ROWS))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        expected[step] = float(loss.detach())
+    assert losses(answer) == pytest.approx(expected, rel=1e-5)
+    if hasattr(module, "from_pretrained"):
+        trained = type(module).from_pretrained(tmp_path / "saved")
+    else:
+        trained = made(name)
+        trained.load_state_dict(torch.load(tmp_path / "saved" / "model.pt"))
+    for (key, ours), theirs in zip(
+        trained.state_dict().items(), module.state_dict().values(), strict=True
+    ):
+        assert torch.allclose(ours, theirs, rtol=1e-2, atol=1e-4), key
 
 
 class Strange(nn.Module):

@@ -244,6 +244,7 @@ def verdict_table(planning: "Planning", best: "Candidate", explained: "Explanati
             for what, spent in critical
         ),
         "chosen": explained.why_chosen,
+        "`hetplan run`": (best.plan and best.plan.refused) or "",
         "note": "; ".join(planning.notes),
     }
     rows = tuple((key, fill(text, VALUE_WIDTH)) for key, text in lines.items() if text)

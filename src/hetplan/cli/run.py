@@ -150,6 +150,14 @@ class Survival:
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on from the folder's latest checkpoint.")
     ] = False
+    save: Annotated[
+        str | None,
+        typer.Option(
+            "--save",
+            metavar="FOLDER",
+            help="Write the trained module there (save_pretrained).",
+        ),
+    ] = None
     elastic: Annotated[
         bool,
         typer.Option("--elastic", help="Replan without the node of a lost rank, and go on."),
@@ -252,6 +260,7 @@ def run(
             checkpoint=survival.checkpoint,
             every=survival.every,
             resume=survival.resume,
+            save=survival.save,
             model=setting.model,
             virtual=virtual,
             **vars(training),

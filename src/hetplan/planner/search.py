@@ -33,6 +33,7 @@ from hetplan.planner.strategy import (
     useful_modes,
 )
 from hetplan.profiling.workload import Workload
+from hetplan.runtime.refusals import refusal
 from hetplan.runtime.replay import Replay, replay
 from hetplan.schema import derived
 from hetplan.solvers.run import Run
@@ -211,7 +212,8 @@ def replay_candidate(candidate: Candidate, workload: Workload) -> Candidate:
         objective=candidate.objective,
         bound=candidate.bound,
     )
-    return replace(candidate, plan=plan.model_copy(update={"prediction": prediction}))
+    more = {"prediction": prediction, "refused": refusal(plan, workload.model)}
+    return replace(candidate, plan=plan.model_copy(update=more))
 
 
 def with_replay(candidate: Candidate, replayed: Replay) -> Candidate:

@@ -112,12 +112,13 @@ def layer_time(
     casts = 0.0
     if rates.stack.casts and rates.precision != "fp32":
         casts = rates.moved_seconds(3 * (layer.params + layer.tied_params) / tensor, "copy")
-    device = np.sum([(t.forward, t.backward) for t in times], axis=0) + casts
+    nothing = (0.0, 0.0)  # of layers without operators, such as a dropout of 0
+    device = np.sum([nothing, *((t.forward, t.backward) for t in times)], axis=0) + casts
     if rates.stack.gather_copies and tensor > 1 and micro_batch > 1:  # read and written, twice
         for reduce in layer.reduces:
             copied = 4 * micro_batch * reduce.elements
             device[int(reduce.backward)] += rates.moved_seconds(copied, "copy")
-    launched = np.sum([launches(op) for op in layer.operators], axis=0)
+    launched = np.sum([nothing, *(launches(op) for op in layer.operators)], axis=0)
     if tensor > 1:
         launched = launched + [sum(r.backward == back for r in layer.reduces) for back in (0, 1)]
     host = launched * rates.stack.host_seconds

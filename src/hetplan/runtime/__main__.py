@@ -35,6 +35,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--checkpoint": {"metavar": "FOLDER", "help": "on a file system that all nodes share"},
     "--every": {"type": int, "metavar": "STEPS"},
     "--resume": {"action": "store_true"},
+    "--save": {"metavar": "FOLDER", "help": "write the trained model of a factory there"},
     "--device": {"choices": ("auto", "cpu", "cuda"), "default": Job.device},
     "--hang-after": {
         "type": float,
@@ -96,7 +97,7 @@ def serve(job: Job) -> None:
 
     from hetplan.runtime.execution.worker import check_job, error_text, is_lost, look_after, train
 
-    check_job(job)
+    made = check_job(job)
     local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     torch.set_num_threads(max(1, torch.get_num_threads() // local_ranks))
     try:
@@ -110,7 +111,7 @@ def serve(job: Job) -> None:
     signal.signal(signal.SIGTERM, lambda number, frame: asked.append(number))
     try:
         look_after(watch, job.hang_seconds, place)
-        train(job, watch, reports.append, lambda: bool(asked))
+        train(job, watch, reports.append, lambda: bool(asked), made)
     except HetplanError:
         raise
     except Exception as error:

@@ -39,6 +39,8 @@ class Job:
     every: int | None = None
     resume: bool = False
     """Begin with what the folder holds."""
+    save: str | None = None
+    """Folder for the trained model of a factory, under its own names; at the end."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """cuda gives local rank r GPU r modulo the machine's."""
     shared_gpus: int = 0

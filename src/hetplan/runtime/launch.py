@@ -97,14 +97,14 @@ def launch(job: Job, tell: Callable[[StepReport], None] | None = None) -> list[l
 
     torch.set_num_threads(1)
     job = on_devices(job)
-    check_job(job)
+    made = check_job(job)
     if job.device == "cuda" and torch.cuda.is_initialized():
         raise InputError(
             "CUDA was used before the ranks are forked", where=job.factory or "this process",
             expected="a model on the CPU or the meta device; the ranks bring it to their GPUs",
         )  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="hetplan-run-") as folder:
-        supervisor = Supervisor(job, tell)
+        supervisor = Supervisor(job, tell, made)
         with supervisor.signals():
             try:
                 supervisor.start(str(Path(folder) / "store"))
@@ -117,8 +117,11 @@ def launch(job: Job, tell: Callable[[StepReport], None] | None = None) -> list[l
 class Supervisor:
     """The parent of all ranks."""
 
-    def __init__(self, job: Job, tell: Callable[[StepReport], None] | None) -> None:
-        self.job, self.tell = job, tell
+    def __init__(
+        self, job: Job, tell: Callable[[StepReport], None] | None, made: Any = None
+    ) -> None:
+        """made: what ranks need not make again (`check_job`)."""
+        self.job, self.tell, self.made = job, tell, made
         self.ranks: list[Rank] = []
         self.stop: Any = FORK.RawValue("b", 0)  # one byte that all ranks see
         self.interrupted = False
@@ -131,7 +134,7 @@ class Supervisor:
             ours, theirs = FORK.Pipe(duplex=False)
             # a rank must not hold the parent's ends: it notices by them when the parent is gone
             parents = [ours, *(rank.connection for rank in self.ranks)]
-            arguments = (self.job, number, store, theirs, parents, self.stop)
+            arguments = (self.job, number, store, theirs, parents, self.stop, self.made)
             process = FORK.Process(target=rank_main, args=arguments)
             process.start()
             theirs.close()

@@ -222,7 +222,7 @@ class SpmdProgram(StrictModel):
 
 
 # Left out of the file where they are None.
-OPTIONAL = ("zero_shares", "prediction", "program")
+OPTIONAL = ("zero_shares", "prediction", "refused", "program")
 
 
 class Plan(Document):
@@ -231,7 +231,8 @@ class Plan(Document):
 
     zero_shares [devices]: how ZeRO's shards divide over the devices; None (left out of the file):
     equally over those in use. prediction: None (left out) for a plan that the planner did not make.
-    program: under the schedule `spmd`, what every device runs (left out otherwise).
+    refused: why `hetplan run` does not run it as it stands, and what would help (left out where it
+    does). program: under the schedule `spmd`, what every device runs (left out otherwise).
     """
 
     format: Literal["hetplan-plan"] = "hetplan-plan"
@@ -247,6 +248,7 @@ class Plan(Document):
     )
     recomputation: Recomputation = "none"
     prediction: Prediction | None = None
+    refused: Annotated[str, Field(min_length=1, max_length=10_000)] | None = None
     replicas: list[Replica] = Field(min_length=1, max_length=MAX_RANKS)
     program: SpmdProgram | None = None
 

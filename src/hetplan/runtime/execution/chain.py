@@ -179,6 +179,15 @@ class Chain:
     source: Ends | Split
     compute: Any = None
 
+    def check_gathers(self) -> None:
+        """Raise UnsupportedError where the module that it was made of cannot get trained weights
+        back."""
+        if isinstance(self.source, Ends):
+            raise UnsupportedError(
+                "only models that hetplan splits are gathered", got="a chain of layers",
+                expected="--factory with any module, or --checkpoint",
+            )  # fmt: skip
+
     def call(self, layer: int, values: Sequence[Any]) -> tuple[Tensor, ...]:
         """A layer's pass: the values that pass on, or the loss. values: what it gets from the layer
         before and from the data."""

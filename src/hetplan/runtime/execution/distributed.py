@@ -20,10 +20,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from hetplan.errors import HetplanError, InputError, UnsupportedError, kind_and_text
+from hetplan.errors import HetplanError, InputError, kind_and_text
 from hetplan.formulations.joint.plan import Plan, check_world
 from hetplan.runtime.devices import local_device
-from hetplan.runtime.execution.chain import Chain, Ends, TensorGroup, describe
+from hetplan.runtime.execution.chain import Chain, TensorGroup, describe
 from hetplan.runtime.execution.loop import Box, Trained
 from hetplan.runtime.execution.pipeline import Mail, Pipeline, Rows, streams
 from hetplan.runtime.execution.places import Held, Layout, bucket_plans, held_by
@@ -50,7 +50,7 @@ class Distributed(Trained):
     "auto". staging:
     "always" sends everything by way of the host's memory (see `execution.transport`).
     precision: of the passes and of what stages send each other; weights, gradients and updates stay
-    what they are.
+    what they are. chain: of the module on a CPU, where it is there already.
     Under fp16 the loss is scaled by a power of two, such that a token's gradient is about 1, times
     `scale`; where a gradient is not finite on any rank, all are None: optimizers skip the step.
     """
@@ -67,6 +67,7 @@ class Distributed(Trained):
         watch: Watch | None = None,
         precision: Literal["fp32", "bf16", "fp16"] = "fp32",
         staging: Staging = "auto",
+        chain: Chain | None = None,
     ) -> None:
         check_world(plan, dist.get_world_size())
         if plan.schedule == "spmd":
@@ -74,16 +75,11 @@ class Distributed(Trained):
                 "SPMD plans run single-device programs", where=plan.name, got=type(module).__name__,
                 expected="a SingleProgram or a ProgramModel",
             )  # fmt: skip
-        if plan.recomputation == "operators":
-            raise UnsupportedError(
-                "the runtime computes whole layers or attention cores again, not single operators",
-                where=plan.name, got="recomputation operators", expected="none, selective or full",
-            )  # fmt: skip
         self.module, self.plan, self.seed, self.step = module, plan, seed, 0
         self.device = local_device(device)
         self.layout = Layout(plan)
         self.place = plan.places[dist.get_rank()]
-        self.chain = describe(
+        self.chain = chain or describe(
             module, plan.workload.layers, paired(example) if example else example_of(module),
             compute=COMPUTE[precision], loss=loss, device=self.device,
         )  # fmt: skip
@@ -166,8 +162,7 @@ class Distributed(Trained):
     def gather(self) -> nn.Module:
         """The module, on rank 0 with all that has been trained; of a model that is split, see
         `tracing.split`. All ranks call this together."""
-        if isinstance(self.chain.source, Ends):
-            raise UnsupportedError("gathered are models that hetplan splits", where=self.plan.name)
+        self.chain.check_gathers()
         mine: dict[str, list[tuple[int, Tensor]]] = defaultdict(list)
         for f in self.states.fragments(mine=True):
             mine[f.name].append((f.first, f.values.detach().reshape(-1).cpu()))

@@ -6,6 +6,7 @@ without rows of a micro-batch computes nothing and gets no message, but takes pa
 together.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
@@ -13,6 +14,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
 
 from hetplan.errors import InputError
 from hetplan.formulations.joint.plan import Place
@@ -127,6 +133,22 @@ class Saved:
     y: Values | None
 
 
+def every_second_product() -> Callable[..., CheckpointPolicy]:
+    """What a layer's pass keeps under the recomputation `operators`: fused attention and every
+    second product. Source: torchtitan's selective activation checkpointing."""
+    products = Counter[bool]()
+
+    def policy(context: Any, operator: Any, *_: Any, **__: Any) -> CheckpointPolicy:
+        name = str(operator).split(".")[1]
+        kept = name.startswith("_scaled_dot_product")
+        if name in ("mm", "addmm"):  # with weights; others are those of attention
+            products[context.is_recompute] += 1
+            kept = products[context.is_recompute] % 2 == 1
+        return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
+
+    return policy
+
+
 @dataclass
 class Pipeline:
     """A rank's part."""
@@ -230,8 +252,18 @@ class Pipeline:
 
     def _call(self, k: int, values: Sequence[Any]) -> Values:
         """A layer's pass, the same random numbers whenever these rows pass."""
-        with drawing(k, self.mail.transport.device):
-            return self.chain.call(k, values)
+
+        def act(*values: Any) -> Values:
+            with drawing(k, self.mail.transport.device):
+                return self.chain.call(k, values)
+
+        if self.layout.plan.recomputation != "operators" or k + 1 == self.end:
+            return act(*values)
+        made: Values = checkpoint(
+            act, *values, use_reentrant=False, preserve_rng_state=False,
+            context_fn=lambda: create_selective_checkpoint_contexts(every_second_product()),
+        )  # fmt: skip
+        return made
 
     def _backward(self, chunk: int, batch: int, rows: Rows, weight: float) -> None:
         (first, last), (a, b) = self.ranges[chunk], self._rows(batch)

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 import torch
@@ -21,7 +22,7 @@ from hetplan.errors import HetplanError, InputError, UnsupportedError, kind_and_
 from hetplan.formulations.joint.plan import Plan
 from hetplan.profiling.models import load_model
 from hetplan.runtime.devices import local_device, peak_bytes, settle
-from hetplan.runtime.execution.chain import describe
+from hetplan.runtime.execution.chain import Chain, describe
 from hetplan.runtime.execution.checkpoint import check_same, check_writable, complete, load, save
 from hetplan.runtime.execution.distributed import COMPUTE, Distributed, example_of
 from hetplan.runtime.execution.spmd.distributed import (
@@ -34,28 +35,31 @@ from hetplan.runtime.execution.spmd.distributed import (
 )
 from hetplan.runtime.execution.transport import host_total
 from hetplan.runtime.job import Job, Report, StepReport
-from hetplan.runtime.references.build import reference, stand_in
+from hetplan.runtime.references.build import build, stand_in
+from hetplan.runtime.refusals import check_own_layers
 from hetplan.runtime.spmd_decision import read_program
 from hetplan.runtime.virtual import Virtual
 from hetplan.runtime.watch import PASSES, PATIENCE, WAITS, Activity, Watch, at_work
 
 OPTIMIZERS = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}
+Made = tuple[nn.Module, Chain]
 
 
 def make_model(
-    job: Job, watch: Watch, device: str = "cpu"
+    job: Job, watch: Watch, device: str = "cpu", made: Made | None = None
 ) -> Distributed | DistributedProgram | RehearsedProgram:
-    """This rank's part of the job's model."""
+    """This rank's part of the job's model. made: by whoever forked this rank."""
     if isinstance(watch, Virtual) and job.plan.schedule == "spmd":
         return RehearsedProgram(watch)
     if job.plan.schedule == "spmd":
         return DistributedProgram(
             make_program(job), job.plan, device=device, seed=job.seed, watch=watch
         )
-    precision = precision_of(job)
+    module, chain = made or (make_module(job), None)
     return Distributed(
-        make_module(job), job.plan, device=device, seed=job.seed, watch=watch, precision=precision
-    )
+        module, job.plan, device=device, seed=job.seed, watch=watch, precision=precision_of(job),
+        chain=chain if device == "cpu" else None,
+    )  # fmt: skip
 
 
 def make_program(job: Job) -> ProgramModel:
@@ -78,7 +82,9 @@ def make_module(job: Job) -> nn.Module:
             return stand_in(workload.layers, tensor=widest, seed=job.seed)
         name = job.model or workload.model
         model = load_model(name, sequence=workload.sequence, precision=workload.precision)
-        return reference(model, seed=job.seed)
+        check_own_layers(job.plan, model)
+        assert model.spec.shape is not None and model.sequence is not None
+        return build(model.spec.shape, model.sequence, seed=job.seed)
 
 
 def from_factory(text: str, plan: Plan | None) -> nn.Module:
@@ -108,17 +114,29 @@ def called(text: str, plan: Plan | None) -> Any:
         raise InputError(f"--factory {failure} {kind_and_text(error)}", got=text) from error
 
 
-def check_job(job: Job) -> None:
-    """Everything that can be wrong with plan and model, before a process starts. Raises
-    InputError."""
+def check_job(job: Job) -> Made | None:
+    """Everything that can be wrong with plan and model, before a process starts; what ranks need
+    not make again, where it is no program. Raises InputError."""
     check_folder(job)
     if job.plan.schedule == "spmd":
         check_program(job)
-        return
+        return None
     module = make_module(job)
-    describe(
+    chain = describe(
         module, job.plan.workload.layers, example_of(module), compute=COMPUTE[precision_of(job)]
     )
+    if job.save is not None:
+        check_writable(job.save)
+        chain.check_gathers()
+    return module, chain
+
+
+def write_trained(module: Any, folder: str) -> None:
+    """The model as Hugging Face has it, or as `model.pt`, its state_dict by torch.save."""
+    if hasattr(module, "save_pretrained"):
+        module.save_pretrained(folder)
+    else:
+        torch.save(module.state_dict(), Path(folder) / "model.pt")
 
 
 def precision_of(job: Job) -> Literal["fp32", "bf16", "fp16"]:
@@ -145,13 +163,6 @@ def check_folder(job: Job) -> None:
 def check_program(job: Job) -> None:
     """The same of an SPMD plan; a rehearsal's costs have read its program already."""
     if not job.virtual:
-        if job.factory is None and job.plan.workload.precision != "fp32":
-            raise UnsupportedError(
-                "SPMD programs are computed in fp32",
-                where=job.plan.name,
-                got=job.plan.workload.precision,
-                expected="--virtual, a plan for fp32, or --factory with a program",
-            )
         program = make_program(job).program
         check_samples(program, job.plan)
         read_program(job.plan, program)
@@ -159,6 +170,11 @@ def check_program(job: Job) -> None:
         raise InputError(
             "rehearsals of SPMD programs train nothing", where=job.plan.name, got="--checkpoint",
             expected="no checkpoint, or no --virtual",
+        )  # fmt: skip
+    if job.save is not None:
+        raise UnsupportedError(
+            "SPMD programs are not gathered", where=job.plan.name, got="--save",
+            expected="--checkpoint, or a plan of another strategy",
         )  # fmt: skip
 
 
@@ -169,13 +185,19 @@ def watch_of(job: Job, rank: int) -> Watch:
     return Virtual(rehearsal=job.rehearsal, spans=job.rehearsal.spans(rank))
 
 
-def train(job: Job, watch: Watch, report: Report, stopping: Callable[[], bool]) -> None:
+def train(
+    job: Job,
+    watch: Watch,
+    report: Report,
+    stopping: Callable[[], bool],
+    made: Made | None = None,
+) -> None:
     """All steps on this rank, inside a process group; `stopping` asks whether to end behind a
-    step."""
+    step. made: by whoever forked this rank."""
     device = local_device(job.device)
     if device != "cpu":
         watch.settle = lambda: settle(device)
-    model: Any = make_model(job, watch, device)
+    model: Any = make_model(job, watch, device, made)
     optimizer = model.optimizer(OPTIMIZERS[job.optimizer], lr=job.learning_rate)
     if job.resume and job.checkpoint is not None:
         load(model, optimizer, job.checkpoint)
@@ -193,6 +215,11 @@ def train(job: Job, watch: Watch, report: Report, stopping: Callable[[], bool]) 
                 save(model, optimizer, job.checkpoint)
         if stop:
             return
+    if job.save is not None:
+        with watch.during("checkpoint", 0, last):
+            trained = model.gather()
+            if dist.get_rank() == 0:
+                write_trained(trained, job.save)
 
 
 def step_report(
@@ -219,6 +246,7 @@ def rank_main(
     connection: Connection,
     parents: Sequence[Connection],
     stop: Any,
+    made: Made | None,
 ) -> None:
     """Never returns. Exit code 0, or 1 with the reason told.
 
@@ -254,7 +282,7 @@ def rank_main(
             world_size=world,
             timeout=timedelta(minutes=30),
         )
-        train(job, watch, lambda step: tell("step", step), lambda: stop.value != 0)
+        train(job, watch, lambda step: tell("step", step), lambda: stop.value != 0, made)
         dist.barrier()
         dist.destroy_process_group()
         tell("done")

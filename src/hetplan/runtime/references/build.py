@@ -12,12 +12,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from hetplan.errors import InputError, UnsupportedError
-from hetplan.profiling.models import Model
+from hetplan.errors import InputError
 from hetplan.profiling.transformer import Transformer
 from hetplan.profiling.zoo import gpt2
 from hetplan.runtime.execution.position import key_of, mixed, signed
 from hetplan.runtime.references.transformer import IGNORED, Block, Embedding, Head
+from hetplan.runtime.refusals import check_shape
 from hetplan.runtime.tracing.layers import Called
 
 
@@ -81,31 +81,11 @@ def build(shape: Transformer, sequence: int, *, seed: int = 0) -> Reference:
 def text_layers(shape: Transformer) -> dict[str, nn.Module]:
     """Embedding, blocks and head by name, with torch's own first values; raises UnsupportedError
     for what these layers do not compute."""
-    lacking = {
-        "latent attention": shape.latent is not None,
-        "norms of queries and keys": shape.qk_norm != "none",
-        f"{shape.block_norms} norms in a block": shape.block_norms != 2,
-        "windows in some blocks only": bool(shape.full_every),
-        "experts": shape.experts is not None,
-    }
-    if any(lacking.values()):
-        names = ", ".join(name for name, lacks in lacking.items() if lacks)
-        raise UnsupportedError(
-            f"hetplan's own layers have no {names}: run the module itself by --factory"
-        )
+    check_shape(shape)
     embedding = Embedding(shape, "embedding")
     blocks = {f"block-{i}": Block(shape, f"block-{i}") for i in range(shape.layers)}
     head = Head(shape, embedding.table if shape.tied else None)
     return {"embedding": embedding, **blocks, "head": head}
-
-
-def reference(model: Model, *, seed: int = 0) -> Reference:
-    """A described model at full width; raises UnsupportedError for what has no layers here."""
-    if model.spec.shape is not None and model.sequence is not None:
-        return build(model.spec.shape, model.sequence, seed=seed)
-    raise UnsupportedError(
-        f"{model.name} has no torch layers here; name your own by --factory module:function"
-    )
 
 
 def stand_in(names: Sequence[str], *, tensor: int = 1, seed: int = 0) -> Reference:

@@ -36,6 +36,7 @@ from hetplan.profiling.models import load_model
 from hetplan.runtime.execution.loop import Box, Trained
 from hetplan.runtime.execution.spmd.machine import Machine, copied, piece
 from hetplan.runtime.execution.transport import Staging, Transport, host_group, host_total
+from hetplan.runtime.refusals import check_own_layers
 from hetplan.runtime.spmd_decision import read_program
 from hetplan.runtime.tracing.program import trace_samples
 from hetplan.runtime.virtual import Virtual
@@ -77,6 +78,7 @@ def planned_program(plan: Plan, model: str | None) -> SingleProgram:
     made = load_model(
         model or workload.model, sequence=workload.sequence, precision=workload.precision
     )
+    check_own_layers(plan, made)
     pairs = zip_longest((layer.name for layer in made.layers), workload.layers)
     for k, (name, expected) in enumerate(pairs):
         if name != expected:

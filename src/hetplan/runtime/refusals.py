@@ -1,0 +1,51 @@
+"""What `hetplan run` cannot execute, known without torch: the planner says so when it makes a plan,
+the runtime before a process starts."""
+
+from hetplan.errors import UnsupportedError
+from hetplan.formulations.joint.plan import Plan
+from hetplan.profiling.models import Model
+from hetplan.profiling.transformer import Transformer
+
+
+def check_shape(shape: Transformer) -> None:
+    """Raise UnsupportedError for what hetplan's own layers do not compute."""
+    lacking = {
+        "latent attention": shape.latent is not None,
+        "norms of queries and keys": shape.qk_norm != "none",
+        f"{shape.block_norms} norms in a block": shape.block_norms != 2,
+        "windows in some blocks only": bool(shape.full_every),
+        "experts": shape.experts is not None,
+    }
+    if any(lacking.values()):
+        names = ", ".join(name for name, lacks in lacking.items() if lacks)
+        raise UnsupportedError(
+            f"hetplan's own layers have no {names}: run the module itself by --factory"
+        )
+
+
+def check_own_layers(plan: Plan, model: Model) -> None:
+    """Raise UnsupportedError where hetplan cannot run a plan of a described model without a module
+    of the user's."""
+    if plan.schedule == "spmd":
+        if plan.workload.precision != "fp32":
+            raise UnsupportedError(
+                "SPMD programs are computed in fp32",
+                where=plan.name,
+                got=plan.workload.precision,
+                expected="--virtual, a plan for fp32, or --factory with a program",
+            )
+    elif model.spec.shape is None or model.sequence is None:
+        raise UnsupportedError(
+            f"{model.name} has no torch layers here; name your own by --factory module:function"
+        )
+    else:
+        check_shape(model.spec.shape)
+
+
+def refusal(plan: Plan, model: Model) -> str | None:
+    """Why `hetplan run` refuses the plan, and what would help; None where it runs it."""
+    try:
+        check_own_layers(plan, model)
+    except UnsupportedError as error:
+        return str(error)
+    return None
