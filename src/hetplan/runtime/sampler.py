@@ -39,6 +39,7 @@ class PlannedBatches:
         self.cuts = list(pairwise(accumulate(sizes, initial=before)))
         self.plan, self.length, self.seed = plan, length, seed
         self.iterations = length // plan.workload.global_batch
+        self.sampler = self  # where frameworks look for `set_epoch`
         self.set_epoch(0)
 
     def set_epoch(self, epoch: int, done: int = 0) -> None:
