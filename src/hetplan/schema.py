@@ -11,7 +11,7 @@ from typing import Annotated, Any, Self, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, FailFast, Field, Strict, ValidationError
 
-from hetplan.errors import InputError, json_path
+from hetplan.errors import LONGEST_KEY, InputError, json_path, suggestion
 from hetplan.files import read_json, to_json, write_text
 
 
@@ -71,7 +71,7 @@ def parse(model: type[M], value: Any, *, where: str, prefix: Sequence[int | str]
     try:
         return model.model_validate(value)
     except ValidationError as error:
-        raise input_error(error, where=where, prefix=prefix) from None
+        raise input_error(error, where=where, prefix=prefix, model=model) from None
 
 
 class Document(StrictModel):
@@ -134,17 +134,22 @@ def check_header(value: Any, kind: str, version: int, *, where: str) -> None:
 
 
 def input_error(
-    error: ValidationError, *, where: str, prefix: Sequence[int | str] = ()
+    error: ValidationError,
+    *,
+    where: str,
+    prefix: Sequence[int | str] = (),
+    model: type[BaseModel] | None = None,
 ) -> InputError:
-    """The first of pydantic's complaints as one line; the number of further ones is told."""
+    """The first of pydantic's complaints as one line, unknown keys before all others; the number of
+    further ones is told. model: whose keys are suggested for an unknown one."""
     problems = error.errors(include_url=False, include_context=True)
-    first = problems[0]
+    first = min(problems, key=lambda problem: problem["type"] != "extra_forbidden")
     path = json_path([*prefix, *(p for p in first["loc"] if not str(p).startswith("function-"))])
     more = f" [and {len(problems) - 1} more]" if len(problems) > 1 else ""
     place = f"{where}: {path}" if path else where
     complaints = {
         "missing": "required key is missing",
-        "extra_forbidden": "unknown key",
+        "extra_forbidden": "unknown key" + similar_keys(first, model),
         # our own checks already say what was got and expected
         "value_error": first["msg"].removeprefix("Value error, "),
     }
@@ -153,6 +158,16 @@ def input_error(
     return InputError(
         f"not usable{more}", where=place, got=first["input"], expected=expectation(first)
     )
+
+
+def similar_keys(problem: Mapping[str, Any], model: type[BaseModel] | None) -> str:
+    """`; did you mean A?` of an unknown key, with keys of the model and of its parts."""
+    if model is None or problem["type"] != "extra_forbidden":
+        return ""
+    schema = model.model_json_schema()
+    parts = [schema, *schema.get("$defs", {}).values()]
+    known = {key for part in parts for key in part.get("properties", {})}
+    return suggestion(str(problem["loc"][-1])[:LONGEST_KEY], sorted(known))
 
 
 # pydantic's bounds in fewer words.

@@ -104,6 +104,19 @@ def test_list(hetplan: Call) -> None:
     assert hetplan("instances", "list", "--name", "no*", "--json").json == {"instances": []}
 
 
+def test_list_filters_by_set_size_and_what_is_open(hetplan: Call) -> None:
+    def names(*words: str) -> set[str]:
+        rows = hetplan("instances", "list", *words, "--json").json["instances"]
+        return {row["name"] for row in rows}
+
+    every, smoke, unsolved = names(), names("smoke"), names("--open")
+    assert "tiny-mixed" in smoke < every and "tiny-mixed" not in unsolved < every
+    assert names("smoke", "--open") == smoke & unsolved
+    small = names("smoke", "--largest", "16")
+    assert small < smoke and "tiny-mixed" in names("smoke", "--largest", "100000")
+    assert names("amp", "hap") == names("amp") | names("hap") and names("amp") < every
+
+
 def test_show(hetplan: Call) -> None:
     entry = find("tiny-mixed")
     assert entry is not None

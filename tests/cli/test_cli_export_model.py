@@ -64,6 +64,12 @@ def test_names_are_those_of_the_formulation(hetplan: Call, tmp_path: Path) -> No
     assert "theta" in text and "before_0" in text
 
 
+def test_the_rounding_of_a_model_is_told(hetplan: Call, tmp_path: Path) -> None:
+    text = "costs are rounded down to whole units, which may lower the optimum by up to 2e-05 of it"
+    assert text in hetplan("instances", "export", "hap-chain-2x2", "-o", tmp_path / "m.pb").out
+    assert text not in hetplan("instances", "export", "hap-chain-2x2", "-o", tmp_path / "m.mps").out
+
+
 @pytest.mark.parametrize("name", ["tiny-two-types", "tiny-fast-slow", "poplar-b-llama-0.5b-zero0"])
 @pytest.mark.parametrize("ending", ["pb", "pbtxt"])
 def test_cp_sat_reads_it_back(hetplan: Call, tmp_path: Path, name: str, ending: str) -> None:

@@ -95,6 +95,9 @@ def test_what_is_asked_without_changes(workload: Workload) -> None:
         "network of T4 nodes at 100 Gbit/s": [(170, 10), (50, 100)],
         "links inside T4 nodes at 100 Gbit/s": [(170, 10), (100, 50)],
     }
+    slower = faster_network(25, workload.cluster)  # the second node had 50
+    assert slower.name == "network at 25 Gbit/s (node 1: less than now)"
+    assert [n.network_bandwidth / GBIT for n in slower.cluster.nodes] == [25, 25]
     alone = workload.cluster.part([1])
     with pytest.raises(InputError, match="nothing is left"):
         removal("2xT4", alone)

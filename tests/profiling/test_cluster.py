@@ -11,7 +11,6 @@ from hypothesis import given, settings, strategies as st
 
 from hetplan.cli.main import main
 from hetplan.errors import InputError
-from hetplan.profiling import detect
 from hetplan.profiling.cluster import (
     GIB,
     Cluster,
@@ -249,6 +248,10 @@ devices:
         ("nodes: []\n", r"c\.yaml: nodes: .*at least 1 item\)$"),
         (f"nodes: [{NODE}]\nextra: 1\n", r"c\.yaml: extra: unknown key"),
         (
+            f"nodes: [{NODE.replace('network_gbit_per_s', 'network_gbits')}]\n",
+            r"nodes\[0\]\.network_gbits: unknown key; did you mean network_gbit_per_s.* 1 more",
+        ),
+        (
             f"nodes: [{NODE.replace('T4', 'T44')}]\n",
             r"c\.yaml: nodes\[0\]\.device: unknown device 'T44'; did you mean T4",
         ),
@@ -424,12 +427,13 @@ def test_command_line(
     cluster = load_cluster(target)
     assert [(n.devices, n.device) for n in cluster.nodes] == [(4, "T4"), (4, "T4"), (2, "T4")]
     assert (
-        cluster.bandwidth()[0, 4] == 25e9 / 8
-        and cluster.bandwidth()[0, 1] == detect.PCIE_GBIT * 1e9 / 8
+        cluster.bandwidth()[0, 4] == 25e9 / 8 and cluster.bandwidth()[0, 1] == 200e9 / 8  # PCIe
     )
     assert "links within a node are assumed" in target.read_text()
     assert main([*arguments, "--slurm", "n[1-3]", "--device", "T4", "--devices", "8"]) == 0
     assert len(load_cluster(target).devices) == 24
+    assert main([*arguments, "--slurm", "n1", "--device", "A100-SXM4-80GB", "--devices", "8"]) == 0
+    assert load_cluster(target).bandwidth()[0, 1] == 2400e9 / 8  # NVLink, by its form factor
     monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-2]")
     monkeypatch.setenv("SLURM_GPUS_ON_NODE", "4")
     assert main([*arguments, "--device", "T4"]) == 0

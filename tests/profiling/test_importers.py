@@ -55,6 +55,14 @@ def test_dnn_partitioning_joins_colours(tmp_path: Path) -> None:
     assert [layer.activation_bytes for layer in found.layers] == [10, 0]
 
 
+def test_dnn_partitioning_says_backward_in_words_or_numbers(tmp_path: Path) -> None:
+    document = placement()
+    for node in document["nodes"]:
+        node["isBackwardNode"] = bool(node["isBackwardNode"])
+    numbers = imported("dnn-partitioning", write(tmp_path / "d.json", placement()), tmp_path)
+    assert imported("dnn-partitioning", write(tmp_path / "d.json", document), tmp_path) == numbers
+
+
 def test_dnn_partitioning_counts_a_colours_backward_node_once(tmp_path: Path) -> None:
     document = changed(placement(), "nodes", 1, "colorClass", value=1)
     document = changed(document, "nodes", 3, "colorClass", value=1)

@@ -1,6 +1,7 @@
 """Plans for a cluster that changes: `plan what-if`, `plan replan`, `plan templates` (Oobleck)."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -37,9 +38,10 @@ from hetplan.formulations.ditto.describe import rows_of, tables_of
 from hetplan.formulations.ditto.templates import readiness
 from hetplan.formulations.joint.plan import load_plan
 from hetplan.planner import replan as again, what_if as asking
+from hetplan.planner.fits import MEMORY_MARGIN
+from hetplan.planner.ranking import make_workloads
 from hetplan.planner.replan import Replanning
 from hetplan.planner.what_if import ChangeResult, WhatIf
-from hetplan.profiling.workload import make_workload
 from hetplan.solvers.run import Run
 from hetplan.text import Table, bytes_text, count_text, devices_counted, number_text, seconds_text
 
@@ -79,7 +81,7 @@ def what_if(
     Exit code 0 when a plan fits on the cluster as it is, 1 when none does.
     """
     run = Run(make_options(time_limit=time_limit, threads=threads))
-    workload = make_workload(
+    posed, _ = make_workloads(
         model,
         open_cluster(cluster),
         global_batch,
@@ -87,6 +89,7 @@ def what_if(
         precision=precision,
         profile=profile,
     )
+    workload = posed[0]
     changes = [
         *(asking.addition(text, workload.cluster) for text in split_list(add or [])),
         *(asking.removal(text, workload.cluster) for text in split_list(remove or [])),
@@ -178,7 +181,7 @@ def replan(
     """
     run = Run(make_options(time_limit=time_limit, threads=threads))
     loaded = load_plan(plan)
-    workload = setting.workload(loaded, plan)
+    workload = replace(setting.workload(loaded, plan), memory_margin=MEMORY_MARGIN)
     nodes = again.parse_lost(split_list(lost), workload)
     display = Display(f"replanning {loaded.name}")
     answer = watched(

@@ -11,10 +11,10 @@ from hetplan.cli.options import JsonOption, number, target
 from hetplan.cli.output import emit, note
 from hetplan.errors import InputError
 from hetplan.files import to_yaml, write_text
-from hetplan.profiling.cluster import ClusterFile, build_cluster
+from hetplan.formulations.astra.search.space import links_of
+from hetplan.profiling.cluster import GBIT, ClusterFile, build_cluster
 from hetplan.profiling.detect import (
     ETHERNET_GBIT,
-    PCIE_GBIT,
     Host,
     cluster_document,
     read_hostfile,
@@ -84,13 +84,15 @@ def detect(
         hosts = read_hostfile(str(hostfile))
     elif job is not None:
         hosts = slurm_hosts(job)
-    document = cluster_document(hosts, name, local)
+    usual = links_of(local.device or "")[1] / GBIT
+    assumed_local = replace(local, intra_gbit=local.intra_gbit or usual)
+    document = cluster_document(hosts, name, assumed_local)
     build_cluster(parse(ClusterFile, document, where="the detected cluster"))
     assumed = []
     if local.intra_gbit is None and max(node["devices"] for node in document["nodes"]) > 1:
         assumed.append(
-            f"links within a node are assumed: {PCIE_GBIT:g} Gbit/s (PCIe 4.0 x16); --intra "
-            "says otherwise"
+            f"links within a node are assumed: {usual:g} Gbit/s, as in usual machines with "
+            f"{local.device}; --intra says otherwise"
         )
     if local.network_gbit is None and len(hosts) > 1:
         assumed.append(

@@ -9,6 +9,7 @@ from hetplan.cli.options import (
     ClusterOption,
     FrameworkOption,
     JsonOption,
+    MarginOption,
     ModelOption,
     PrecisionOption,
     SequenceOption,
@@ -42,16 +43,7 @@ def fits(
     sequence: SequenceOption = None,
     precision: PrecisionOption = "fp16",
     framework: FrameworkOption = "hetplan",
-    memory_margin: Annotated[
-        float,
-        number(
-            "--memory-margin",
-            least=0,
-            most=0.9,
-            metavar="SHARE",
-            help="Of each device's memory, kept free for what an allocator cannot use.",
-        ),
-    ] = 0.05,
+    memory_margin: MarginOption = 0.05,
     zero: Annotated[
         int | None, number("--zero", least=0, most=3, help="ZeRO level; default any.")
     ] = None,

@@ -15,6 +15,7 @@ from hetplan.errors import InputError
 from hetplan.formulations import family
 from hetplan.instances.generate import draw
 from hetplan.instances.library import (
+    SETS,
     Entry,
     find,
     instance_schema,
@@ -26,7 +27,8 @@ from hetplan.instances.update import Change, Finding, changes, findings_of_answe
 from hetplan.solvers.export import Collector, method_of
 from hetplan.solvers.registry import load
 from hetplan.solvers.run import Options, Run
-from hetplan.studies.rows import findings_of_rows, read_rows
+from hetplan.studies.findings import library_size
+from hetplan.studies.rows import entries_named, findings_of_rows, read_rows
 from hetplan.text import Table, number_text, percent_text
 
 ProblemOption = Annotated[
@@ -40,16 +42,38 @@ ProblemOption = Annotated[
 
 
 def show_list(
+    sets: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[SET…]",
+            help=f"Sets ({', '.join(SETS)}), problems, patterns; default all.",
+            autocompletion=completion.offer("sets"),
+        ),
+    ] = None,
     problem: ProblemOption = None,
     name: Annotated[
         str | None, typer.Option("--name", metavar="PATTERN", help="Like 'amp-*'.")
+    ] = None,
+    unsolved: Annotated[
+        bool, typer.Option("--open", help="Only those whose optimum nobody has proven.")
+    ] = False,
+    largest: Annotated[
+        int | None,
+        typer.Option(
+            "--largest", metavar="N", help="Only up to that size (devices x layers, and so on)."
+        ),
     ] = None,
     json: JsonOption = False,
 ) -> int:
     """List the packaged instances with the best objective and bound known of each."""
     if problem is not None:
         family(problem, where="--problem")
-    rows = [summary(entry) for entry in library(problem, name)]
+    chosen = {entry for word in sets or ["*"] for entry in entries_named(word)}
+    rows = [summary(entry) for entry in library(problem, name) if entry in chosen]
+    rows = [row for row in rows if not (unsolved and row["status"] == "optimal")]
+    if largest is not None:
+        sized = ((row, library_size(row["problem"], row["name"])) for row in rows)
+        rows = [row for row, size in sized if size is not None and size <= largest]
     table = Table.of(
         "",
         rows,
@@ -227,6 +251,13 @@ def change_table(looked_at: list[Change], dry_run: bool) -> Table:
     )
 
 
+CONFIGURATIONS = (
+    "each file is one configuration: the instance's optimum is the least over the files; decisions "
+    "worse than the best known may be cut off, so an infeasible file has nothing better"
+)
+ROUNDED = "costs are rounded down to whole units, which may lower the optimum by up to"
+
+
 def export_model(
     instance: InstanceArgument,
     output: Annotated[
@@ -254,6 +285,7 @@ def export_model(
         reason = outcome.message or f"{method} answers it without a model"
         raise InputError(f"has no model to export: {reason}", where=posed.name)
     exported = collector.write(output)
+    error = max(model.totals.error for model in collector.models if model.totals)
     table = Table.of(
         f"{posed.name}: models of {method}",
         exported,
@@ -266,12 +298,9 @@ def export_model(
             "plus seconds": lambda model: number_text(model.offset),
         },
         [
-            "each file is one configuration: the instance's optimum is the least over the files; "
-            "decisions worse than the best known may be cut off, so an infeasible file has nothing "
-            "better"
-        ]
-        if len(exported) > 1
-        else [],
+            *([CONFIGURATIONS] if len(exported) > 1 else []),
+            *([f"{ROUNDED} {error:.0e} of it"] if method == "cp-sat" else []),
+        ],
         right=(1, 2, 3, 4, 5),
     )
     models = [asdict(model) for model in exported]

@@ -78,10 +78,16 @@ def debugging() -> bool:
     return os.environ.get("HETPLAN_DEBUG", "") not in ("", "0")
 
 
+# The beginning of what typer calls a number -> what people call it.
+NUMBERS = {"int": "a whole number, all its digits written out", "num": "a number"}
+
+
 def usage_text(error: Exception) -> str:
     """What typer says of a wrong option or argument, as one sentence."""
     format_message = getattr(error, "format_message", error.__str__)
     text = one_line(str(format_message())).replace(": Value error, ", ": ").removesuffix(".")
+    begin, _, kind = text.partition(": Input should be a valid ")
+    text = f"{begin}: expected {NUMBERS.get(kind[:3], 'a ' + kind)}" if kind else text
     return f"{text[:1].lower()}{text[1:]}"
 
 

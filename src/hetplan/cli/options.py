@@ -166,6 +166,16 @@ StackOption = Annotated[
         autocompletion=completion.offer("stacks"),
     ),
 ]
+MarginOption = Annotated[
+    float,
+    number(
+        "--memory-margin",
+        least=0,
+        most=0.9,
+        metavar="SHARE",
+        help="Of each device's memory, kept free for what an allocator cannot use.",
+    ),
+]
 ProfileOption = Annotated[
     Path | None,
     typer.Option("--profile", metavar="FILE", help="Measured profile; default a prediction."),

@@ -19,6 +19,7 @@ from hetplan.cli.options import (
     JsonOption,
     LimitOption,
     LinksOption,
+    MarginOption,
     NamedModelOption,
     ProfileOption,
     QuietOption,
@@ -86,6 +87,7 @@ class Choice:
     ] = False
     framework: FrameworkOption = "hetplan"
     stack: StackOption = "fused"
+    memory_margin: MarginOption = 0.05
     settings: Annotated[
         list[str] | None,
         typer.Option(
@@ -146,6 +148,7 @@ def plan(
         profile=profile,
         framework=choice.framework,
         stack=choice.stack,
+        memory_margin=choice.memory_margin,
     )
     workloads = [with_links(one, links) for one in posed]
     workload = workloads[0]
@@ -445,8 +448,10 @@ def free_text(candidate: "Candidate", workload: "Workload") -> str:
     if candidate.peak_bytes is None:
         return ""
     pairs = list(zip(workload.cluster.devices, candidate.peak_bytes, strict=True))
-    return "; ".join(
+    free = [
         f"{bytes_text(limit - max(peak for device, peak in pairs if device.type == kind))} of "
         f"{bytes_text(limit)} on {kind}"
         for kind, limit in workload.device_bytes().items()
-    )
+    ]
+    margin = f"{percent_text(workload.memory_margin)} of each device stays free for its allocator"
+    return "; ".join([*free, *([margin] if workload.memory_margin else [])])

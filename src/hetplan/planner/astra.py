@@ -73,7 +73,8 @@ class PoolProblem(Problem):
     def solve(self, method: StrategyMethod, run: Run) -> Candidate:
         """The best of the pool."""
         begun = time.perf_counter()
-        reserve = self.workload.reserved_bytes
+        nominal, usable = self.workload.cluster.specs, self.workload.device_bytes()
+        reserve = max(nominal[kind].memory_bytes - usable[kind] for kind in usable)
         job, space = Job(self.workload.model, self.workload.global_batch), self.plannable()
         assumptions = Assumptions(
             reserved_bytes=reserve, profile=self.workload.profile, links=self.workload.links

@@ -182,15 +182,16 @@ def fits(
         raise InputError("micro-batch is not usable", got=micro_batch, expected=expected)
     on = cluster if isinstance(cluster, Cluster) else open_cluster(cluster)
 
-    def posed(**changes: Any) -> Workload:
-        """The workload, with another sequence or precision."""
-        return memory_workload(
+    def posed(margin: float = memory_margin, **changes: Any) -> Workload:
+        """The workload, with another margin, sequence or precision."""
+        bare = memory_workload(
             model,
             on,
             global_batch or 1,
             framework,
             **{"sequence": sequence, "precision": precision, **changes},
         )
+        return replace(bare, memory_margin=margin)
 
     workload = posed()
     levels, modes = workload.framework.levels, workload.framework.recomputation
@@ -201,17 +202,15 @@ def fits(
         expected = " or ".join(map(str, levels))
         raise InputError(f"ZeRO of {workload.framework.name}", got=zero, expected=expected)
     wanted = Wanted(zero, mode, micro_batch)
-    question = Question(workload, global_batch, memory_margin)
+    question = Question(workload, global_batch)
     fit = question.answer(wanted)
     if fit.fits:
         return fit
 
-    def other(
-        name: str, margin: float = memory_margin, batch: int | None = global_batch, **held: Any
-    ) -> str | None:
+    def other(name: str, batch: int | None = global_batch, **held: Any) -> str | None:
         """What would fit under a change that has this name; None where nothing does, as where
         nothing is changed."""
-        layouts = Question(posed(**held), batch, margin).fitting(wanted)
+        layouts = Question(posed(**held), batch).fitting(wanted)
         return next((f"{name}: {layout.text}" for layout in layouts), None)
 
     lines = [
@@ -230,7 +229,7 @@ def advice(workload: Workload) -> tuple[str, ...]:
     """What would make a workload fit of which no plan at hand fits, the smallest change first; or
     the simplest regular layout, where one fits as it is."""
     wanted = Wanted()
-    question = Question(workload, workload.global_batch, 0.0)
+    question = Question(workload, workload.global_batch)
     fit = question.answer(wanted)
     if fit.fits:
         return (f"as {fit.layouts[0].text}",)
@@ -242,7 +241,7 @@ def advice(workload: Workload) -> tuple[str, ...]:
             if free < 0
         )
         lines.append(f"{more}: {fit.nearest.text}")
-    larger = Question(workload, None, 0.0).fitting(wanted)
+    larger = Question(workload, None).fitting(wanted)
     lines += (f"with a larger global batch: {layout.text}" for layout in islice(larger, 1))
     return (*lines, *question.devices(wanted))
 
@@ -276,10 +275,9 @@ def with_peaks(cluster: Cluster, precision: Precision) -> Cluster:
 class Question:
     """One model on one cluster; what layers hold is asked once per tensor degree."""
 
-    def __init__(self, workload: Workload, batch: int | None, margin: float) -> None:
+    def __init__(self, workload: Workload, batch: int | None) -> None:
         self.workload, self.batch = workload, batch
-        specs, usable = workload.cluster.specs, workload.device_bytes()
-        self.limits = {k: usable[k] - margin * specs[k].memory_bytes for k in usable}
+        self.limits = workload.device_bytes()
         one = with_peaks(workload.cluster.part([0]), workload.precision)
         alone = replace(workload, cluster=one)  # costs are priced by pairs
         self.modes = workload.framework.recomputation

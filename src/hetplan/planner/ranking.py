@@ -23,7 +23,7 @@ from typing import Any
 
 from hetplan.errors import InputError, unknown_name
 from hetplan.planner.explain import Explanation, explain
-from hetplan.planner.fits import advice
+from hetplan.planner.fits import MEMORY_MARGIN, advice
 from hetplan.planner.joint import Joint
 from hetplan.planner.search import OnCandidate, StrategySearch
 from hetplan.planner.strategy import (
@@ -334,7 +334,8 @@ def plan(
     cluster: a file, the name of an example, or a Cluster. global_batch: samples per iteration.
     precision: one, several, or "auto" for all that every device has. profile: measured; None:
     predicted. settings: strategy -> name -> value, what a strategy has to set of its own.
-    framework: what trains, whose memory counts. stack: the software that computes. time_limit:
+    framework: what trains, whose memory counts; 5 % of each device stay free for its allocator
+    (`make_workloads` takes another share). stack: the software that computes. time_limit:
     seconds for all of it. money_limit, cheapest_within, parts: see `Criteria`.
     on_candidate: called with every candidate as it is found.
     Returns the candidates, best first: `planning.best` is the winner or None; a candidate's
@@ -410,8 +411,10 @@ def make_workloads(
     profile: str | os.PathLike[str] | Profile | None = None,
     framework: str | Framework = HETPLAN,
     stack: str | Stack = DEFAULT_STACK,
+    memory_margin: float = MEMORY_MARGIN,
 ) -> tuple[list[Workload], list[str]]:
     """One workload per precision worth planning, the preferred first; why others are left out.
+    memory_margin: share of each device's memory that stays free.
 
     With one precision, or with a Model, which brings its own, it is `make_workload`. Of several,
     those that a device has no peak for are left out, as is one whose times and bytes are those of
@@ -430,7 +433,7 @@ def make_workloads(
             framework=framework,
             stack=stack,
         )
-        return [workload], []
+        return [replace(workload, memory_margin=memory_margin)], []
     if profile is not None:
         raise InputError(
             "a profile is of one precision",
@@ -464,7 +467,7 @@ def make_workloads(
         )
         twin = next(twins, None)
         if twin is None:
-            workloads.append(made)
+            workloads.append(replace(made, memory_margin=memory_margin))
         else:
             same = f"times and bytes are those of {twin.precision}"
             notes.append(f"{name} is not planned apart: {same}")

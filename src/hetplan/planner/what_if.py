@@ -21,6 +21,7 @@ from hetplan.planner.strategy import Candidate, Part, Strategy, make_strategies,
 from hetplan.profiling.cluster import GBIT, Cluster, Node, device
 from hetplan.profiling.workload import Workload, make_workload
 from hetplan.solvers.run import Run
+from hetplan.text import ranges_text
 
 
 @dataclass(frozen=True)
@@ -180,7 +181,9 @@ def faster_network(gbit: float, cluster: Cluster) -> Change:
             got=gbit,
             expected="Gbit/s between 1e-6 and 1e9",
         )
-    return relinked(cluster, f"network at {gbit:g} Gbit/s", network=gbit * GBIT)
+    had = [n for n in every_node(cluster) if cluster.nodes[n].network_bandwidth > gbit * GBIT]
+    less = f" (node {ranges_text(had)}: less than now)" if had else ""
+    return relinked(cluster, f"network at {gbit:g} Gbit/s{less}", network=gbit * GBIT)
 
 
 def marginal(cluster: Cluster) -> list[Change]:
@@ -274,7 +277,9 @@ def changed_workload(workload: Workload, cluster: Cluster) -> Workload:
         framework=workload.framework,
         stack=workload.stack,
     )
-    return replace(made, reserved_bytes=workload.reserved_bytes)
+    return replace(
+        made, reserved_bytes=workload.reserved_bytes, memory_margin=workload.memory_margin
+    )
 
 
 def plan_as_it_is(

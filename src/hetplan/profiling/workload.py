@@ -179,11 +179,12 @@ class Workload:
     """What is to be planned. Built by `make_workload`, which checks that the parts fit together.
 
     profile: has tables of every device type of the cluster, layers as the model's.
-    reserved_bytes: memory of each device that training cannot use. working_bytes: what each device
-    of a tensor group of that degree needs per sample beside what its layers keep, while one of them
-    is computed again. links: learned efficiency of messages and collectives, None: links reach the
-    cluster file's bandwidths. framework: what trains, and what it holds on every device. stack: the
-    software that computes and communicates.
+    reserved_bytes: memory of each device that training cannot use. memory_margin: share of each
+    device's memory that stays free besides, for what an allocator cannot use. working_bytes: what
+    each device of a tensor group of that degree needs per sample beside what its layers keep, while
+    one of them is computed again. links: learned efficiency of messages and collectives, None:
+    links reach the cluster file's bandwidths. framework: what trains, and what it holds on every
+    device. stack: the software that computes and communicates.
     """
 
     model: Model
@@ -195,6 +196,7 @@ class Workload:
     links: "LearnedLinks | None" = None
     framework: Framework = HETPLAN
     stack: Stack = DEFAULT_STACK
+    memory_margin: float = 0.0
 
     def __post_init__(self) -> None:
         check_global_batch(self.global_batch)
@@ -258,10 +260,11 @@ class Workload:
         return self.state_bytes_per_param_byte * owned
 
     def device_bytes(self) -> dict[str, float]:
-        """Usable memory by device type: the nominal one less `reserved_bytes`, at least 0."""
-        specs = self.cluster.specs
+        """Usable memory by device type: the nominal one less `reserved_bytes` and the margin, at
+        least 0."""
+        specs, left = self.cluster.specs, 1 - self.memory_margin
         return {
-            name: max(0.0, specs[name].memory_bytes - self.reserved_bytes)
+            name: max(0.0, left * specs[name].memory_bytes - self.reserved_bytes)
             for name in self.cluster.types
         }
 

@@ -31,9 +31,14 @@ def summary(plan: Plan) -> str:
     chunks = len(plan.replicas[0].stages[0].layers)
     steps = {batches_text(replica) for replica in plan.replicas}
     stages = f"{' or '.join(map(str, depths))} stages" if depths != [1] else "one stage"
+    batches = (
+        "micro-batch"
+        if steps == {f"1 of {plan.replicas[0].micro_batches[0].samples}"}
+        else ("micro-batches")
+    )
     parts = [
         f"{counted(len(plan.replicas), 'pipeline')} of {stages}",
-        steps.pop().replace(" of ", " micro-batches of ", 1) if len(steps) == 1 else "",
+        ", ".join(steps).replace(" of ", f" {batches} of ", 1) if len(steps) == 1 else "",
         plan.schedule + (f" in {chunks} chunks" if chunks > 1 else ""),
         f"ZeRO {plan.zero}",
         "" if plan.recomputation == "none" else f"{plan.recomputation} recomputation",

@@ -286,7 +286,7 @@ class PlacedNode(Foreign):
     name: Name
     milliseconds: Seconds = Field(alias="fpgaLatency")
     size: Bytes
-    backward: Annotated[int, Field(ge=0, le=1)] = Field(alias="isBackwardNode")
+    backward: bool | Annotated[int, Field(ge=0, le=1)] = Field(alias="isBackwardNode")
     colour: Count = Field(alias="colorClass")
 
 
@@ -339,6 +339,8 @@ def read_dnn_partitioning(path: str, settings: Settings) -> Imported:
         source="dnn-partitioning graph",
         notes=(
             "" if training else "a graph for inference: backward seconds are 0",
+            "the file's own costs of transfers are left out: a plan's bytes pass the links of the "
+            "cluster file",
             "" if settings.micro_batch else ONE_SAMPLE.format("pass"),
         ),
     )
