@@ -17,7 +17,7 @@ def train(
     """Samples of the data are keyword arguments of the model, labels included."""
     accelerator = Accelerator(cpu=not torch.cuda.is_available())
     model, optimizer = accelerator.prepare(model, optimizer)
-    rows = PlannedBatches(plan, accelerator.process_index, len(data))  # type: ignore[arg-type]
+    rows = PlannedBatches(plan, accelerator.process_index, len(data))
     loader: Any = DataLoader(data, batch_sampler=rows)  # not prepared: rows are divided already
     for epoch in range(epochs):
         rows.set_epoch(epoch)

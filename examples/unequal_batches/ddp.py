@@ -16,7 +16,7 @@ def train(
     plan: Plan, model: Any, data: Dataset[Any], optimizer: torch.optim.Optimizer, epochs: int
 ) -> None:
     """Samples of the data are keyword arguments of the model, labels included."""
-    rows = PlannedBatches(plan, dist.get_rank(), len(data))  # type: ignore[arg-type]
+    rows = PlannedBatches(plan, dist.get_rank(), len(data))
     loader: Any = DataLoader(data, batch_sampler=rows)
     wrapped = DistributedDataParallel(model)
     for epoch in range(epochs):

@@ -31,7 +31,7 @@ def train(
     plan: Plan, model: Any, data: Dataset[Any], optimizer: torch.optim.Optimizer, epochs: int
 ) -> None:
     """Samples of the data are keyword arguments of the model, labels included."""
-    rows = PlannedBatches(plan, int(os.environ["RANK"]), len(data))  # type: ignore[arg-type]
+    rows = PlannedBatches(plan, int(os.environ["RANK"]), len(data))
     trainer = lightning.Trainer(
         max_epochs=epochs, use_distributed_sampler=False, accumulate_grad_batches=len(rows.cuts),
         strategy="ddp", devices=int(os.environ["LOCAL_WORLD_SIZE"]), enable_checkpointing=False,

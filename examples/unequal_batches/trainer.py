@@ -19,7 +19,7 @@ class PlannedTrainer(transformers.Trainer):
     rows: PlannedBatches
 
     def get_train_dataloader(self) -> Any:
-        loader: Any = DataLoader(self.train_dataset, batch_sampler=self.rows)  # type: ignore[arg-type]
+        loader: Any = DataLoader(self.train_dataset, batch_sampler=self.rows)
         loader.set_epoch = self.rows.set_epoch
         return loader
 
@@ -28,7 +28,7 @@ def train(
     plan: Plan, model: Any, data: Dataset[Any], optimizer: torch.optim.Optimizer, epochs: int
 ) -> None:
     """Samples of the data are keyword arguments of the model, labels included."""
-    rows = PlannedBatches(plan, dist.get_rank(), len(data))  # type: ignore[arg-type]
+    rows = PlannedBatches(plan, dist.get_rank(), len(data))
     arguments = transformers.TrainingArguments(
         output_dir=mkdtemp(), num_train_epochs=epochs, average_tokens_across_devices=True,
         gradient_accumulation_steps=len(rows.cuts),
@@ -41,7 +41,7 @@ def train(
         model,
         arguments,
         train_dataset=data,
-        optimizers=(optimizer, None),  # type: ignore[arg-type]
+        optimizers=(optimizer, None),
     )
     trainer.rows = rows
     trainer.train()
