@@ -46,7 +46,11 @@ class Restriction:
 SPACES: Mapping[str, Restriction] = {
     "amp": Restriction(schedules=ONE_CHUNK, zeros=(0,), alike=True, uniform=True, all_devices=True),
     "astra": Restriction(
-        schedules=SCHEDULES[1:], zeros=(0, 1), alike=True, alike_types=True, uniform=True
+        schedules=(*ONE_CHUNK, *SCHEDULES[3:]),
+        zeros=(0, 1),
+        alike=True,
+        alike_types=True,
+        uniform=True,
     ),
     "ditto": Restriction(
         schedules=ONE_CHUNK, zeros=(0,), degrees=tuple(2**k for k in range(10)), replicas=1
@@ -143,8 +147,8 @@ def search_within(
     for start in starts:
         own.value(design_of(start))
     own.begin(())
-    own.generations()
-    plan = min(own.fitting.values(), key=lambda pair: pair[0], default=(math.inf, None))[1]
+    own.rounds()
+    plan = own.best[1] if own.best else None
     return Outcome(
         stop=Stop.DONE,
         decision=decision_of(plan) if plan else None,

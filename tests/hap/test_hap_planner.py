@@ -13,7 +13,7 @@ from fakes.workloads import cluster, small, small_model
 from hetplan.errors import InputError, UnsupportedError
 from hetplan.formulations import family
 from hetplan.formulations.hap.data import Communication, Compute, HapDecision
-from hetplan.formulations.hap.pose import pose, priced, runs_that_fit, tables
+from hetplan.formulations.hap.pose import Posed, pose, priced, runs_that_fit, tables
 from hetplan.formulations.hap.spmd.networks import program_of
 from hetplan.formulations.hap.spmd.operators import WHOLE, Run as Operation
 from hetplan.formulations.hap.spmd.rules import products_of
@@ -32,7 +32,7 @@ from hetplan.profiling.workload import Workload, make_workload
 from hetplan.runtime.export import EXPORTERS, export
 from hetplan.runtime.replay import Settings, replay
 from hetplan.solvers.registry import solve
-from hetplan.solvers.run import Options, Run
+from hetplan.solvers.run import Options, Run, Stopped
 
 V100, T4 = {"device": "V100-SXM2-16GB", "devices": 2}, {"device": "T4", "devices": 2}
 
@@ -147,6 +147,22 @@ def test_candidates_hold_and_are_replayed(workload: Workload) -> None:
     assert even.predicted_seconds == pytest.approx(even.closed_form_seconds + update, rel=1e-9)
     busy = even.replay.timeline.busy
     assert busy[0] == busy[1] < busy[2] == busy[3]
+
+
+def test_a_program_that_does_not_hold_stays_where_no_time_is_left(
+    workload: Workload, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then the program is not searched again with tied weights held whole."""
+
+    def stopped(*_: object, **__: object) -> None:
+        raise Stopped
+
+    run = Run(Options(threads=1))
+    (problem,) = Hap().pose(workload, run)
+    monkeypatch.setattr("hetplan.planner.hap.pose", stopped)
+    monkeypatch.setattr(Posed, "fits", lambda *_: False)
+    candidate = problem.solve(Hap.methods[-1], run)
+    assert candidate is not None and candidate.plan is not None
 
 
 def test_rankings_and_pictures_tell_devices(workload: Workload) -> None:

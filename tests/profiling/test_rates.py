@@ -15,6 +15,7 @@ from hetplan.profiling.cluster import DeviceSpec, catalogue, device, example_clu
 from hetplan.profiling.operators import Precision, Shape
 from hetplan.profiling.rates.collectives import (
     WIRES,
+    CollectiveCurve,
     Fabric,
     collective_seconds,
     curve_of,
@@ -238,3 +239,9 @@ class TestCollectives:
             )
             assert 0 < one.low <= one.seconds <= one.high
             assert one.seconds <= more.seconds * (1 + 1e-12)
+
+
+def test_curves_compare_after_use() -> None:
+    one, other = (CollectiveCurve(log2_bytes=[10.0, 20.0], seconds=[1e-5, 1e-3]) for _ in range(2))
+    assert one.at(2.0**15) == other.at(2.0**15) == pytest.approx(1e-4)
+    assert one == other

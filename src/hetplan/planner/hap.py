@@ -7,6 +7,7 @@ do not divide.
 """
 
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Annotated
 
@@ -121,8 +122,9 @@ class SpmdProblem(Problem):
             raise NoPlan(result.status, reason, spent)
         decision, holding = self.in_whole_units(result.decision), posed.theory.holding
         if not posed.fits(decision) and holding is not None and not holding.tied_whole:
-            careful = pose(posed.workload, posed.runs, run, tied_whole=True)
-            return replace(self, posed=careful).solve(method, run)
+            with suppress(Stopped):  # no time for it: the program stays as it is
+                careful = pose(posed.workload, posed.runs, run, tied_whole=True)
+                return replace(self, posed=careful).solve(method, run)
         usable, peak = posed.workload.device_bytes(), posed.device_bytes(decision)
         devices = zip(posed.workload.cluster.devices, peak, strict=True)
         over = [held for device, held in devices if held > usable[device.type]]

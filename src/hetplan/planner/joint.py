@@ -2,8 +2,7 @@
 is shortest.
 
 It is asked last and begins with the plans of the others, so that it is no slower than any of
-them that is a chain of stages, but where noise would make a faster one slower
-(`formulations.joint.search`). Its bound holds for all chains of stages; programs that all devices
+them that is a chain of stages. Its bound holds for all chains of stages; programs that all devices
 run together (HAP's) are no chains.
 """
 

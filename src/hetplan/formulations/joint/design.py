@@ -22,14 +22,15 @@ from hetplan.formulations.joint.plan import (
     Stage,
 )
 from hetplan.formulations.joint.replay import ChainReplayer
+from hetplan.profiling.simulator.pipeline import Schedule as Pipelined
 
 Group = tuple[tuple[int, ...], ...]  # devices [rows][tensor ranks] of a stage
 Form = tuple[str, int, int]  # of a stage: type, rows, tensor ranks
-SCHEDULES: tuple[tuple[Schedule, int], ...] = (
+SCHEDULES: tuple[tuple[Pipelined, int], ...] = (
     ("gpipe", 1),
     ("1f1b", 1),
-    *(("interleaved-1f1b", chunks) for chunks in range(2, MOST_CHUNKS + 1)),
-)  # with numbers of chunks
+    *(("interleaved-1f1b", chunks) for chunks in range(1, MOST_CHUNKS + 1)),
+)  # with numbers of chunks; interleaved with one is 1F1B that warms up twice as long
 HALVINGS = 20  # of the slowest stage's seconds, in a search for even cuts
 KEPT_STAGES = 20_000  # that are remembered, and answers on cuts
 
@@ -119,10 +120,6 @@ class Space:
         forward, backward, *_ = self.replayer.costs(mode).layer_seconds(kind, tensor, rows)
         return list(accumulate((forward + backward).tolist(), initial=0.0))
 
-    def stage_sums(self, group: Group, micro: int, mode: Recomputation) -> list[float]:
-        """`sums` of the fullest row of a stage."""
-        return self.sums(self.kind[group[0][0]], len(group[0]), -(-micro // len(group)), mode)
-
     def plan(self, design: Design) -> Plan:
         """The plan file. Raises pydantic's ValidationError where the design breaks its rules."""
         return Plan.model_validate(dict(self.sketch(design)))
@@ -166,8 +163,8 @@ class Space:
             ends, count = (0, *pipe.cuts, self.layers), len(pipe.groups)
             micro = min(pipe.micro, pipe.samples)
             times, way = pipe.samples // micro, 0.0
-            for s, group in enumerate(pipe.groups):
-                both = self.stage_sums(group, micro, design.mode)
+            for s, (kind, rows, tensor) in enumerate(self.form(pipe.groups)):
+                both = self.sums(kind, tensor, -(-micro // rows), design.mode)  # of the fullest row
                 own = sum(both[ends[v + 1]] - both[ends[v]] for v in range(s, len(ends) - 1, count))
                 longest = max(longest, way + times * own)
                 way += both[ends[s + 1]] - both[ends[s]]
@@ -239,7 +236,7 @@ class Space:
             design = replace(design, zero=1)  # between stages the higher levels do as it does
         pipes, steps = [], design.pipes[0].steps if design.zero > 1 else 0
         for pipe in design.pipes:
-            rounds = len(pipe.groups) if design.chunks > 1 else 1
+            rounds = len(pipe.groups) if design.schedule == "interleaved-1f1b" else 1
             micro = suitable(pipe, rounds, steps)
             if micro is None:
                 return None

@@ -24,12 +24,10 @@ from hetplan.compiled import kernel
 from hetplan.formulations.joint.bound import Relaxation, lower_bound
 from hetplan.formulations.joint.costs import UPDATE_BYTES
 from hetplan.formulations.joint.data import MOST_CHUNKS, JointData, JointDecision
-from hetplan.formulations.joint.design import Design, Pipe as Replica, Space
+from hetplan.formulations.joint.design import SCHEDULES, Design, Pipe as Replica, Space
 from hetplan.formulations.joint.evaluate import decision_of, plan_of
-from hetplan.formulations.joint.plan import Recomputation, Stage
-from hetplan.formulations.joint.replay import ChainReplayer
+from hetplan.formulations.joint.plan import Recomputation
 from hetplan.formulations.joint.search import Parameters as SearchParameters, search as local_search
-from hetplan.profiling.rates.products import MoveCurve
 from hetplan.profiling.simulator.pipeline import Schedule, order
 from hetplan.solvers import branch_and_bound
 from hetplan.solvers.branch_and_bound import Expansion, Incumbent
@@ -204,11 +202,6 @@ class Search:
     replays: int = 0
     tables: dict[Any, Any] = field(default_factory=dict)
 
-    @property
-    def replayer(self) -> ChainReplayer:
-        """Of the instance."""
-        return self.space.replayer
-
     def begin(self, starts: Sequence[JointDecision], steps: int | None) -> None:
         """A plan from the local search, in a part of the time and at most so many steps (None: its
         own number)."""
@@ -218,24 +211,15 @@ class Search:
         outcome = local_search(self.data, part, starts, parameters)
         if outcome.decision is not None:
             plan = plan_of(self.data, outcome.decision)
-            self.incumbent.offer(self.replayer.seconds(plan), outcome.decision)
-
-    def stage(self, rows: Rows, layers: Sequence[tuple[int, int]] = ((0, 1),)) -> Stage:
-        """As in a plan file."""
-        return Stage(
-            layers=list(layers),
-            devices=[list(row) for row in rows],
-            row_shares=[1.0] * len(rows),
-            tensor_shares=[1.0] * len(rows[0]),
-        )
+            self.incumbent.offer(self.space.replayer.seconds(plan), outcome.decision)
 
     def seconds(self, rows: Rows, mode: Recomputation, samples: int) -> Floats:
         """[2, L + 1, L + 1] of a pass over every run of layers."""
-        costs, L = self.replayer.costs(mode), len(self.data.layers)
+        costs, L = self.space.replayer.costs(mode), len(self.data.layers)
         kinds = tuple((costs.kind(row[0]), costs.node(row[0])) for row in rows)
         key = (kinds, len(rows[0]), mode, samples)
         if key not in self.tables:
-            stage, made = self.stage(rows), np.zeros((2, L + 1, L + 1))
+            stage, made = self.space.stage(rows, (0, 1)), np.zeros((2, L + 1, L + 1))
             for a, b in itertools.combinations(range(L + 1), 2):
                 joined = costs.reduces(stage, (a, b), samples)
                 both = zip(costs.passes(stage, (a, b), samples), joined, strict=True)
@@ -245,15 +229,11 @@ class Search:
 
     def hop(self, here: Rows, there: Rows, samples: int) -> tuple[float, float]:
         """Seconds per byte of one sample's activation, and in all."""
-        costs = self.replayer.costs("none")
         largest = int(np.argmax(self.relaxation.sent[0][1:]))
         size = self.data.layers[largest].activation_bytes
-        sent = costs.transfer(self.stage(here), self.stage(there), largest, samples)
+        first, second = (self.space.stage(rows, (0, 1)) for rows in (here, there))
+        sent = self.space.replayer.costs("none").transfer(first, second, largest, samples)
         return (sent.seconds / size if size else 0.0), sent.latency
-
-    def update(self, rows: Rows) -> MoveCurve:
-        """Seconds of the optimizer's step on a stage's devices."""
-        return self.data.types[self.replayer.costs("none").kind(rows[0][0])].update
 
     def behind(self, node: Node, i: int) -> Floats:
         """[S] seconds per byte of weights behind the last passes of a replica's stages."""
@@ -262,7 +242,7 @@ class Search:
         ranks = sum(len(rows) for pipe in node.pipes for rows in pipe)
         rates = []
         for rows in own:
-            curve = self.update(rows)
+            curve = self.data.types[self.space.kind[rows[0][0]]].update
             moved = UPDATE_BYTES / self.data.element_bytes / len(rows[0])
             update = moved / (curve.bytes_per_second * max(curve.share))
             if len(rows) == 1 and not others:
@@ -277,7 +257,7 @@ class Search:
 
     def loads(self, groups: Sequence[tuple[int, ...]]) -> dict[int, float]:
         """Seconds per byte of weights for which row groups that join them hold each port."""
-        costs, width = self.replayer.costs("none"), max(map(len, groups))
+        costs, width = self.space.replayer.costs("none"), max(map(len, groups))
         rings = [[group[r * len(group) // width] for group in groups] for r in range(width)]
         ring = costs.ring(rings, 1e9 / width)
         return {port: share * ring.seconds / 1e9 for port, share in ring.ports}
@@ -299,9 +279,11 @@ class Search:
         cuts = all_cuts(L, S * C)
         passes = sequence(node.schedule, S, C, M)
         ends = longest(passes, seconds, hops, self.relaxation.sent[0], cuts, np.array([S, M]))
-        params = np.array(self.replayer.costs("none").param_sums)[cuts]
+        params = np.array(self.space.replayer.costs("none").param_sums)[cuts]
         held = np.diff(params, axis=1).reshape(len(cuts), C, S).sum(axis=1)
-        starts = [self.update(rows).start_seconds for rows in pipe]
+        starts = [
+            self.data.types[self.space.kind[rows[0][0]]].update.start_seconds for rows in pipe
+        ]
         bounds = (ends + held * self.behind(node, i) + starts).max(axis=1)
         bounds[self.crowded(node, i, g, b, cuts, held)] = np.inf
         return cuts, np.asarray(bounds)
@@ -312,7 +294,7 @@ class Search:
         """[N] whether some stage's states and what it keeps from forward to backward passes are
         more than its memory under every ZeRO level."""
         M = -(-g // b)
-        data, pipe, costs = self.data, node.pipes[i], self.replayer.costs(node.mode)
+        data, pipe, costs = self.data, node.pipes[i], self.space.replayer.costs(node.mode)
         share = 1 / sum(len(rows) for pipe in node.pipes for rows in pipe)
         deepest = 3 if max(map(len, node.pipes)) == 1 else max(data.framework.pipeline_levels)
         states = min(
@@ -419,7 +401,7 @@ class Search:
                 break
             plan = self.space.plan(Design(pipes, node.schedule, node.chunks, zero, node.mode))
             self.replays += 1
-            replayed = self.replayer.replay(plan)
+            replayed = self.space.replayer.replay(plan)
             if replayed.fits and replayed.seconds < self.incumbent.objective:
                 self.incumbent.offer(replayed.seconds, decision_of(plan))
         return Expansion(progress=True)
@@ -459,11 +441,9 @@ def solve(
         deepest = max(map(len, pipes))
         if deepest > len(data.layers) or len(pipes) > data.global_batch:
             continue
-        least = 1 if deepest > 1 else 2  # a single stage's of one chunk: as 1F1B
-        kinds: list[tuple[Schedule, int]] = [("gpipe", 1), ("1f1b", 1)]
-        kinds += [("interleaved-1f1b", C) for C in range(least, MOST_CHUNKS + 1)]
-        for (schedule, C), mode in itertools.product(kinds, data.modes):
-            if deepest * C <= len(data.layers):
+        for (schedule, C), mode in itertools.product(SCHEDULES, data.modes):
+            as_1f1b = deepest == C == 1 and schedule == "interleaved-1f1b"
+            if deepest * C <= len(data.layers) and not as_1f1b:
                 node = Node(pipes, schedule, C, mode)
                 roots.append((search.quick(node), node))
     proof = branch_and_bound.search(roots, search.expand, incumbent, run)

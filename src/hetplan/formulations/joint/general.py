@@ -59,7 +59,7 @@ def all_layouts(data: JointData) -> Iterator[Design]:
     highest ZeRO level is the highest."""
     for replicas in layouts(data):
         deepest, highest = max(map(len, replicas)), max(data.framework.pipeline_levels)
-        for schedule, chunks in (*SCHEDULES, ("interleaved-1f1b", 1)):
+        for schedule, chunks in SCHEDULES:
             rounds = [len(stages) if schedule == "interleaved-1f1b" else 1 for stages in replicas]
             pipes = tuple(Pipe(own, (), 1, n) for own, n in zip(replicas, rounds, strict=True))
             levels = range(4 if deepest == chunks == 1 else highest + 1)

@@ -1,14 +1,15 @@
 """Random changes of a design, small ones and large ones. Each returns None where it does not apply.
 
 What changes one replica changes all that are like it (the same types, rows and tensor ranks in
-every stage) half of the time, so that equal replicas can stay equal. What changes the order of
-stages gives the replica new cuts half of the time, and what changes their number always does.
+every stage) as often as the search asks, so that equal replicas can stay equal. What changes the
+order of stages gives the replica new cuts half of the time, and what changes their number always
+does.
 """
 
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 
 from hetplan.formulations.joint.design import SCHEDULES, Design, Group, Pipe, Space, with_pipes
 
@@ -16,10 +17,11 @@ Regroup = Callable[[Sequence[Group]], list[Group] | None]
 
 
 class Moves:
-    """Draws neighbours of designs of one space; `rng` decides them all."""
+    """Draws neighbours of designs of one space; `rng` decides them all. together: how often what
+    changes one replica changes all that are like it."""
 
     def __init__(self, space: Space, rng: random.Random) -> None:
-        self.space, self.rng = space, rng
+        self.space, self.rng, self.together = space, rng, 0.5
 
     def draw(self, name: str, design: Design) -> Design | None:
         """The named move: a neighbour that keeps the rules of the plan file, or None."""
@@ -30,7 +32,7 @@ class Moves:
     def _one_or_alike(
         self, design: Design, i: int, change: Callable[[Pipe], Pipe | None]
     ) -> Design | None:
-        form, together = self.space.form(design.pipes[i].groups), self.rng.random() < 0.5
+        form, together = self.space.form(design.pipes[i].groups), self.rng.random() < self.together
         return with_pipes(
             design,
             [
@@ -134,20 +136,15 @@ class Moves:
 
         def change(groups: Sequence[Group]) -> list[Group] | None:
             group, rows, ranks = groups[a], len(groups[a]) // 2, len(groups[a][0]) // 2
-            parts: tuple[Group, Group]
-            if not rows and not ranks and not idle:
-                return None
+            parts: list[Group] = []
             if rows:
-                parts = (group[:rows], group[rows:])
+                parts = [group[:rows], group[rows:]]
             elif ranks:
-                parts = ((group[0][:ranks],), (group[0][ranks:],))
-            else:
-                parts = (group, ((idle.pop(),),))
-            return (
-                [*groups[:a], *parts, *groups[a + 1 :]]
-                if all(map(self.space.legal, parts))
-                else None
-            )
+                parts = [(group[0][:ranks],), (group[0][ranks:],)]
+            elif idle:
+                parts = [group, ((idle.pop(),),)]
+            legal = parts and all(map(self.space.legal, parts))
+            return [*groups[:a], *parts, *groups[a + 1 :]] if legal else None
 
         return self._regrouped(design, i, change)
 
@@ -160,24 +157,24 @@ class Moves:
             forms, changed = self.space.form(groups), []
             for s, group in enumerate(groups):
                 if s == a or (every and forms[s] == forms[a]):
-                    flat = [e for row in group for e in row]
-                    cuts = range(0, len(flat), width)
-                    group = tuple(tuple(flat[k : k + width]) for k in cuts)
+                    flat = tuple(e for row in group for e in row)
+                    group = tuple(flat[k : k + width] for k in range(0, len(flat), width))
                 changed.append(group)
             return changed if all(map(self.space.legal, changed)) else None
 
         return self._regrouped(design, i, change)
 
     def unite(self, design: Design) -> Design | None:
-        """Replicas become one, two of them or all by twos: the stages of one behind the other's,
-        or as rows of stages that are alike."""
+        """Replicas become one, two of them or all by twos: the stages of both by turns, or as rows
+        of stages that are alike."""
         if len(design.pipes) < 2:
             return None
         as_rows, pipes = self.rng.random() < 0.5, self.rng.sample(design.pipes, len(design.pipes))
         some = 2 if self.rng.random() < 0.5 else len(pipes) // 2 * 2
         made: list[Pipe | None] = list(pipes[some:])
         for one, other in zip(pipes[:some:2], pipes[1:some:2], strict=True):
-            groups = one.groups + other.groups
+            pairs = zip_longest(one.groups, other.groups, fillvalue=())
+            groups = tuple(group for pair in pairs for group in pair if group)
             if as_rows:
                 if len(one.groups) != len(other.groups):
                     return None

@@ -1,14 +1,15 @@
-"""Local search over plans by their replays: simulated annealing from many starts, again and again.
+"""Local search over plans by their replays: simulated annealing of many designs, again and again.
 
-Starts are given plans, constructions (`starts`), and variations of the best of both. Then
-generations of annealing: the best designs of unlike shapes, as they are known by then, are annealed
-one after the other; each generation takes half as many of them, at least one, and twice as many
-steps. A time limit cuts this sequence of steps and changes nothing else, so that a seed and a
-number of steps have one result.
+Starts are given plans, constructions (`starts`), and variations of the best of both. Then rounds:
+random moves lead from the best start of each number of replicas, and from the best design so far,
+to many others. Those of unlike shapes that are best are annealed; then the better half of what they
+have become, with twice as many steps; and so on, until one is left (successive halving). In every
+annealing replicas that are alike either stay so, mostly, or become unlike half of the time. A time
+limit cuts this sequence of steps and changes nothing else, so that a seed and a number of steps
+have one result.
 
-The fastest plan that fits is the result. Where its robust seconds (`ChainReplayer.robust_seconds`)
-differ by more than a hundredth, the best few are compared by those. On the way, too much memory
-costs seconds.
+The fastest plan that fits is the result: more time never makes it slower. On the way, too much
+memory costs seconds.
 """
 
 import math
@@ -16,6 +17,7 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
+from operator import itemgetter
 
 from hetplan.formulations.joint.data import JointData, JointDecision
 from hetplan.formulations.joint.design import Design, Space, design_of
@@ -25,6 +27,9 @@ from hetplan.formulations.joint.plan import Plan
 from hetplan.formulations.joint.starts import constructions, variations
 from hetplan.solvers.native import stop_reason
 from hetplan.solvers.run import Outcome, Run, Stop
+
+Valued = tuple[float, Design]
+VALUE = itemgetter(0)
 
 
 @dataclass(frozen=True)
@@ -41,25 +46,28 @@ class Parameters:
         }
     )  # fmt: skip
     # Annealings that draw only from `focus`, as a share of all: those keep the shapes of stages.
-    focused: float = 0.2
+    focused: float = 0.5
     focus: tuple[str, ...] = ("cut", "order", "swap")
+    # How often a move changes all replicas that are alike; every annealing draws one of these. The
+    # best plans of `c` have four equal replicas, and what is one move away from that is slow.
+    together: tuple[float, ...] = (0.5, 0.95)
     # Temperatures as shares of the present seconds: of the first step of an annealing, drawn
     # between two, and of the last.
     hot: float = 0.03
     warm: float = 0.01
     cold: float = 0.0005
-    # Of the first generation: annealings, and steps of each. None begins with a design that takes
-    # more than `far` times as long as the best. On `a`, where equal replicas win, the papers' are
-    # 1.9 times as long as their single pipeline.
-    width: int = 4
-    first_steps: int = 400
+    # A round's designs, each 1 to `away` moves from where it begins; and its first annealings, and
+    # steps of each. No round begins from a design that takes more than `far` times as long as the
+    # best, nor has one of more than `near`. On `a`, where equal replicas win, the papers' are 1.9
+    # times as long as their single pipeline.
+    scattered: int = 1000
+    away: int = 6
+    width: int = 16
+    first_steps: int = 300
     far: float = 2.0
-    # Constructions that are replayed, the best by computation alone, of each number of replicas;
-    # and starts that are tried under all rotations, schedules, ZeRO levels …
+    near: float = 1.3
+    # Constructions that are replayed, the best by computation alone, of each number of replicas.
     replayed: int = 8
-    varied: int = 6
-    few: int = 8  # plans that are compared by robust seconds
-    robust_from: float = 0.01  # where the best one's differ by more than this share
     # An excess of memory by a share x costs (flat + steep x) of the seconds.
     flat: float = 0.02
     steep: float = 3.0
@@ -67,7 +75,7 @@ class Parameters:
 
 
 class Search:
-    """One run on one instance; `chosen` is its result."""
+    """One run on one instance; `best` is its result."""
 
     def __init__(self, space: Space, run: Run, parameters: Parameters) -> None:
         self.space, self.run, self.parameters = space, run, parameters
@@ -75,8 +83,8 @@ class Search:
         self.moves = Moves(space, self.rng)
         # Seconds that no replay is below, and `value` where it was asked for.
         self.prices: dict[Design, tuple[float, float | None]] = {}
-        self.pool: dict[tuple[object, ...], tuple[float, Design]] = {}  # the best of each shape
-        self.fitting: dict[tuple[object, ...], tuple[float, Plan]] = {}  # results, by shape
+        self.pool: dict[tuple[object, ...], Valued] = {}  # the best of each shape
+        self.best: tuple[float, Plan] | None = None  # of those that fit
         self.steps = self.replays = 0
 
     @property
@@ -96,39 +104,22 @@ class Search:
         seconds = self.space.replayer.seconds(plan, limit)
         if seconds <= limit:
             value = self.judged(plan, seconds)
-            if value < self.kept_below(design):
-                self.pool[shape_of(design)] = value, design
+            own, forms = (value, design), (self.space.form(pipe.groups) for pipe in design.pipes)
+            shape = (len(design.pipes), design.schedule, design.chunks, *max(forms))
+            self.pool[shape] = min(self.pool.get(shape, own), own, key=VALUE)
         self.replays += 1
         self.prices[design] = seconds, value
         return value or seconds
 
-    def kept_below(self, design: Design) -> float:
-        """Of a design's shape, those of less seconds are worth keeping."""
-        return self.pool.get(shape_of(design), (math.inf,))[0]
-
     def judged(self, plan: Plan, seconds: float) -> float:
-        """Seconds, and more where memory is too small. What fits is a result where it is the
-        fastest of its schedule and numbers of stages."""
+        """Seconds, and more where memory is too small. What fits may be the result."""
         excess = self.space.replayer.excess(plan)
         if excess:
             return seconds * (1 + self.parameters.flat + self.parameters.steep * excess)
-        shape = (plan.schedule, *(len(replica.stages) for replica in plan.replicas))
-        if shape not in self.fitting or seconds < self.fitting[shape][0]:
-            self.fitting[shape] = seconds, plan
+        if self.best is None or seconds < self.best[0]:
+            self.best = seconds, plan
             self.run.report(incumbent=seconds)
         return seconds
-
-    def chosen(self) -> Plan | None:
-        """The fastest of all; that of least robust seconds of the best few where the fastest's
-        differ from its seconds."""
-        robust = self.space.replayer.robust_seconds
-        ranked = sorted(self.fitting.values(), key=lambda pair: pair[0])[: self.parameters.few]
-        if not ranked:
-            return None
-        seconds, fastest = ranked[0]
-        if abs(robust(fastest) - seconds) <= self.parameters.robust_from * seconds:
-            return fastest
-        return min((plan for _, plan in ranked), key=robust)
 
     def begin(self, starts: Sequence[JointDecision]) -> None:
         """Given plans, constructions, and variations of the best of both."""
@@ -142,11 +133,12 @@ class Search:
         for design in constructions(self.space):
             by_count.setdefault(len(design.pipes), []).append(design)
         for designs in by_count.values():
+            value = math.inf
             for design in sorted(designs, key=self.space.least)[: self.parameters.replayed]:
-                late = self.run.should_stop and (self.fitting or self.run.cancelled)
+                late = self.run.should_stop and (self.best or self.run.cancelled)
                 if not late:  # something that fits, if need be after the time limit
-                    self.value(design, self.kept_below(design) if self.fitting else math.inf)
-        for value, design in self.front(self.parameters.varied):
+                    value = min(value, self.value(design, value if self.best else math.inf))
+        for value, design in self.bases():
             for change in variations(self.space, design):
                 changed = change(design)
                 changed = changed and self.space.repaired(changed)
@@ -154,18 +146,37 @@ class Search:
                     there = self.value(changed, value)
                     design, value = (changed, there) if there < value else (design, value)
 
-    def front(self, count: int) -> list[tuple[float, Design]]:
-        """The best designs of unlike shapes, but none far from the best of all."""
-        ranked = sorted(self.pool.values(), key=lambda pair: pair[0])
-        return [pair for pair in ranked[:count] if pair[0] <= self.parameters.far * ranked[0][0]]
+    def bases(self) -> list[Valued]:
+        """The best design of each number of replicas, but none far from the best of all."""
+        ranked = sorted(self.pool.values(), key=VALUE)
+        firsts = {len(design.pipes): (value, design) for value, design in reversed(ranked)}
+        far = self.parameters.far * ranked[0][0] if ranked else 0.0
+        return sorted((pair for pair in firsts.values() if pair[0] <= far), key=VALUE)
 
-    def anneal(self, design: Design, steps: int) -> None:
-        """A walk of so many steps."""
+    def scatter(self, bases: Sequence[Valued]) -> list[Valued]:
+        """Designs some moves away from these; the best of unlike shapes."""
+        p, rng = self.parameters, self.rng
+        self.moves.together = max(p.together)
+        self.pool.clear()
+        for _ in range(p.scattered):
+            if self.done:
+                break
+            self.steps += 1
+            _, design = rng.choice(bases)
+            for _ in range(rng.randint(1, p.away)):
+                design = self.moves.draw(rng.choice([*p.shares]), design) or design
+            self.value(design, p.near * bases[0][0])
+        return sorted(self.pool.values(), key=VALUE)[: p.width]
+
+    def anneal(self, design: Design, steps: int) -> Valued:
+        """The best of a walk of so many steps."""
         p, rng = self.parameters, self.rng
         hot = p.warm * (p.hot / p.warm) ** rng.random()
+        self.moves.together = rng.choice(p.together)
         names = list(p.shares if rng.random() >= p.focused else p.focus)
         weights = list(accumulate(p.shares[name] for name in names))
         value = self.value(design)
+        best = value, design
         for step in range(steps):
             if self.done:
                 break
@@ -174,25 +185,22 @@ class Search:
             limit = value * (1 - warmth * math.log(1 - rng.random()))
             name = rng.choices(names, cum_weights=weights)[0]
             changed = self.moves.draw(name, design)
-            if changed is None:
-                continue
-            there = self.value(changed, limit)
-            if there <= limit:
-                design, value = changed, there
+            if changed is not None and self.value(changed, limit) <= limit:
+                design, value = changed, self.value(changed)
+                best = min(best, (value, design), key=VALUE)
+        return best
 
-    def generations(self) -> None:
+    def rounds(self) -> None:
         """Until time or steps are spent."""
-        steps, width = self.parameters.first_steps, self.parameters.width
-        while not self.done and self.pool:
-            for _, design in self.front(width):
-                self.anneal(design, steps)
-            steps, width = 2 * steps, max(width // 2, 1)
-
-
-def shape_of(design: Design) -> tuple[int, bool]:
-    """What tells designs apart that are annealed each for itself: replicas, and whether stages have
-    several chunks."""
-    return len(design.pipes), design.chunks > 1
+        starts = self.bases()
+        best = starts[:1]
+        while not self.done and starts:
+            steps, walkers = self.parameters.first_steps, self.scatter([*best, *starts])
+            while walkers and not self.done:
+                ends = dict.fromkeys(self.anneal(design, steps) for _, design in walkers)
+                walkers = sorted(ends, key=VALUE)
+                best = [min(*best, walkers[0], key=VALUE)]
+                steps, walkers = 2 * steps, walkers[: len(walkers) // 2]
 
 
 def search(
@@ -205,8 +213,8 @@ def search(
     that fit are among what is tried. Proves no bound."""
     own = Search(Space(data), run, parameters or Parameters())
     own.begin(starts)
-    own.generations()
-    plan = own.chosen()
+    own.rounds()
+    plan = own.best[1] if own.best else None
     return Outcome(
         stop=stop_reason(run) if run.should_stop else Stop.DONE,
         decision=decision_of(plan) if plan else None,

@@ -66,14 +66,13 @@ def replicas_of(space: Space, dealt: list[list[Group]], micro: int) -> Design | 
 
 def variations(space: Space, design: Design) -> Iterator[Callable[[Design], Design | None]]:
     """Changes worth a trial one after the other: all rotations of the design's stages, schedules,
-    ZeRO levels, recomputations and micro-batch sizes."""
+    ZeRO levels and recomputations."""
     longest = max(len(pipe.groups) for pipe in design.pipes)
     yield from (partial(rotated, by) for by in range(1, longest))
     for schedule, chunks in SCHEDULES:
         yield partial(space.scheduled, schedule=schedule, chunks=chunks)
     yield from (partial(replace, zero=zero) for zero in range(4))
     yield from (partial(replace, mode=mode) for mode in space.modes)
-    yield from (partial(resized, micro) for micro in MICRO)
 
 
 def rotated(by: int, design: Design) -> Design:
@@ -83,11 +82,3 @@ def rotated(by: int, design: Design) -> Design:
         for pipe in design.pipes
     ]
     return replace(design, pipes=tuple(turned))
-
-
-def resized(micro: int, design: Design) -> Design:
-    """With micro-batches of another size."""
-    return replace(
-        design,
-        pipes=tuple(replace(pipe, micro=min(micro, pipe.samples)) for pipe in design.pipes),
-    )

@@ -11,14 +11,11 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hetplan.errors import InputError
 from hetplan.profiling.cluster import Node
 from hetplan.profiling.rates.shipped import Curve, Estimate, shipped
 from hetplan.schema import NonNegative, Positive, StrictModel
-
-Floats = NDArray[np.float64]
 
 # Bytes that pass a rank's slowest link, in parts of (n - 1) / n times the size, and steps of a ring
 # in parts of n - 1. The size is that of the whole tensor on every rank.
@@ -139,8 +136,8 @@ class CollectiveCurve(StrictModel):
     stretch: Positive = 1.0
 
     @cached_property
-    def _log2_seconds(self) -> Floats:
-        return np.log2(self.seconds)
+    def _log2_seconds(self) -> list[float]:  # no array, so that curves compare
+        return [math.log2(each) for each in self.seconds]
 
     def at(self, size: float) -> float:
         """Seconds of `size` > 0 bytes."""
