@@ -274,14 +274,14 @@ def test_broken_pipe(tmp_path: Path) -> None:
 
 
 def test_progress_lines_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    """At 3 s, 6 s, 12 s … of a run, whenever the display is next told."""
+    """At 2 s, 4 s, 8 s … of a run, whenever the display is next told."""
     display = Display("numbers: patient")
     shown = []
-    for seconds in (2.9, 4.0, 5.9, 9.0, 11.9):
+    for seconds in (1.9, 3.0, 3.9, 7.0, 7.9):
         display.update(Progress(seconds, 3.0, 0.5, "waiting"))
         shown.append(capsys.readouterr().err)
-    line = "hetplan: numbers: patient: 4 s, incumbent 3, bound 0.5, gap 83.3 %, waiting\n"
-    assert shown == ["", line, "", line.replace("4 s", "9 s"), ""]
+    line = "hetplan: numbers: patient: 3 s, incumbent 3, bound 0.5, gap 83.3 %, waiting\n"
+    assert shown == ["", line, "", line.replace("3 s", "7 s"), ""]
 
 
 def on_a_terminal(*arguments: object) -> tuple[int, str, str]:

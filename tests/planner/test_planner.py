@@ -4,6 +4,7 @@ nearly equal price that only the replay tells apart; and what explains the winne
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,10 +22,11 @@ from hetplan.planner import STRATEGIES
 from hetplan.planner.amp import TRIALS, AmpProblem, DataParallel
 from hetplan.planner.explain import explain
 from hetplan.planner.ranking import Criteria, Planning, make_plans
-from hetplan.planner.search import replay_candidate
+from hetplan.planner.search import StrategySearch, replay_candidate
 from hetplan.planner.strategy import (
     Candidate,
     Part,
+    Problem,
     Strategy,
     StrategyMethod,
     Variant,
@@ -338,3 +340,36 @@ def test_a_winner_without_a_replay_is_still_ranked(workload: Workload, planning:
     document = explained.document()
     assert (document["bottleneck"], document["runner_up"]) == (None, None)
     assert explained.table(workload).rows
+
+
+class Hopeless(Strategy, Problem):
+    """Reports a bound of 100 s, and notes whether it is then to stop."""
+
+    name = "hopeless"
+    methods = (StrategyMethod("auto", exact=True),)
+
+    def __init__(self) -> None:
+        self.asked: list[bool] = []
+
+    def pose(self, workload: Workload, run: Run) -> list[Problem]:
+        return [self]
+
+    def solve(self, method: StrategyMethod, run: Run) -> Candidate:
+        run.report(bound=100.0)
+        self.asked.append(run.should_stop)
+        return Candidate(strategy=self.name, method=method, status="feasible", bound=100.0)
+
+
+def test_paradigms_that_cannot_win_end_early_and_say_so() -> None:
+    """An exact method whose bound is far above the best replay; where money counts it goes on."""
+    workload, strategy = small(), Hopeless()
+    best = present(make_plans(workload, [DataParallel()], one_thread()).best)
+    for slack in (1.25, math.inf):
+        search = StrategySearch(strategy, workload, one_thread(), known=(best,), cannot_win=slack)
+        (candidate,) = search.exact_candidates(one_thread())
+        assert ("cannot win" in candidate.message) is strategy.asked[-1]
+    assert strategy.asked == [True, False]
+    money = make_plans(
+        workload, [DataParallel(), strategy], one_thread(), criteria=Criteria(cheapest_within=5.0)
+    )
+    assert strategy.asked[2:] and not any(strategy.asked[2:]) and money.best is not None

@@ -185,7 +185,7 @@ def write_document(path: Path | None, document: Any) -> None:
 T = TypeVar("T")
 # Seconds: nothing is shown before QUIET; without a terminal a line at FIRST, then ever more rarely;
 # on a terminal the state is renewed every TICK.
-QUIET, FIRST, TICK = 1.0, 3.0, 0.2
+QUIET, FIRST, TICK = 1.0, 2.0, 0.2
 # Candidates on a terminal.
 SHOWN = 8
 
@@ -205,8 +205,8 @@ def progress_line(label: str, progress: Progress) -> str:
 class Display:
     """What standard error shows of work under way: the best candidates so far, and the state.
 
-    On a terminal both change in place and go away at the end; elsewhere they are lines at 3 s, 6 s,
-    12 s … `add` may be called from another thread.
+    On a terminal both change in place and go away at the end; elsewhere they are lines at 2 s, 4 s,
+    8 s … `add` may be called from another thread.
     """
 
     def __init__(self, label: str) -> None:

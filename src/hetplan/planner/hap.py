@@ -91,7 +91,8 @@ def reported_per_iteration(run: Run, runs: int, time_limit: float) -> Run:
         )
         run.report(incumbent=incumbent, bound=bound, note=progress.note)
 
-    return Run(replace(run.options, time_limit=time_limit), watch, run.cancel)
+    options = replace(run.options, time_limit=time_limit)
+    return Run(options, watch, run.cancel, hopeless=run.hopeless / runs)
 
 
 @dataclass(frozen=True)

@@ -166,14 +166,17 @@ def make_plans(
         (w, Variant(precision=w.precision if len(in_precisions) > 1 else None))
         for w in in_precisions
     ]
+    # where money counts, slower plans may win, too
+    cannot_win = math.inf if criteria.wants_parts else StrategySearch.cannot_win
+    start = partial(StrategySearch, on_candidate=on_candidate, cannot_win=cannot_win)
     candidates = search_all(
-        [StrategySearch(s, w, run, v, on_candidate) for s in picked for w, v in variants],
+        [start(s, w, run, v) for s in picked for w, v in variants],
         run.share(2 if criteria.wants_parts else 1),
     )
     all_notes = list(notes)
     if criteria.wants_parts:
         searches = [
-            StrategySearch(s, w, run, replace(v, part=part), on_candidate)
+            start(s, w, run, replace(v, part=part))
             for w, v in variants
             for part in parts_of_cluster(w)
             for s in picked

@@ -16,6 +16,7 @@ that part as a cluster. Its plans then leave the other devices idle, and only de
 paid for.
 """
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
@@ -32,7 +33,7 @@ from hetplan.profiling.workload import Workload
 from hetplan.runtime.replay import Replay
 from hetplan.schema import StrictModel, derived, parse
 from hetplan.solvers.registry import load
-from hetplan.solvers.run import Progress, Result, Run, relative_gap
+from hetplan.solvers.run import Progress, Result, Run, Stopped, relative_gap
 from hetplan.text import seconds_text
 
 MODES: tuple[Recomputation, ...] = ("selective", "full")
@@ -419,9 +420,11 @@ def propose(
     workload: Workload,
     run: Run,
     methods: Sequence[StrategyMethod] | None = None,
+    hopeless: float = math.inf,
 ) -> list[Candidate]:
     """One candidate per problem and method (all by default), with a plan or the reason why there is
-    none. Each method gets an equal share of the time that is left."""
+    none. Each method gets an equal share of the time that is left, and ends when its bound is above
+    `hopeless` seconds."""
     methods = strategy.methods if methods is None else methods
     with derived(f"{workload.model.name} on {workload.cluster.name} as {strategy.name}"):
         try:
@@ -430,7 +433,8 @@ def propose(
             return [refused(strategy, method, error) for method in methods]
         calls = [(problem, method) for problem in problems for method in methods]
         every = [
-            attempt(strategy, *call, run.share(len(calls) - i)) for i, call in enumerate(calls)
+            attempt(strategy, *call, replace(run.share(len(calls) - i), hopeless=hopeless))
+            for i, call in enumerate(calls)
         ]
         return [candidate for candidate in every if candidate is not None]
 
@@ -444,16 +448,17 @@ def attempt(
         if run.cancelled:
             raise NoPlan("unknown", "not begun: stopped from the keyboard")
         candidate = problem.solve(method, begin_run(run, f"{strategy.name}/{named.name}"))
-    except (NoPlan, UnsupportedError) as error:
+    except (NoPlan, UnsupportedError, Stopped) as error:
         return refused(strategy, named, error)
     return None if candidate is None else replace(candidate, method=named)
 
 
 def refused(
-    strategy: Strategy, method: StrategyMethod, error: NoPlan | UnsupportedError
+    strategy: Strategy, method: StrategyMethod, error: NoPlan | UnsupportedError | Stopped
 ) -> Candidate:
     """The row of the ranking that says why there is no plan."""
-    reason = error if isinstance(error, NoPlan) else NoPlan("unknown", str(error))
+    text = str(error) or "stopped before it had a plan"
+    reason = error if isinstance(error, NoPlan) else NoPlan("unknown", text)
     return Candidate(
         strategy=strategy.name,
         method=method,
@@ -476,7 +481,7 @@ def begin_run(run: Run, label: str) -> Run:
         note = f"{label} {progress.note}".strip()
         run.report(incumbent=progress.incumbent, bound=progress.bound, note=note)
 
-    return replace(run.part(), watch=forward)
+    return replace(run.part(), watch=forward, hopeless=run.hopeless)
 
 
 def tensor_stage(layers: Sequence[tuple[int, int]], group: Sequence[int]) -> Stage:

@@ -143,6 +143,9 @@ class Run:
     bound: float | None = None
     note: str = ""
     tap: Tap | None = None
+    # A bound above it ends the run: whatever comes would be of no use. Parts do not inherit it, for
+    # their bounds may be of other problems.
+    hopeless: float = float("inf")
 
     @property
     def elapsed(self) -> float:
@@ -163,8 +166,8 @@ class Run:
 
     @property
     def should_stop(self) -> bool:
-        """Whether to return now: cancelled, or out of time."""
-        return self.cancelled or self.remaining <= 0.0
+        """Whether to return now: cancelled, out of time, or without hope."""
+        return self.cancelled or self.remaining <= 0.0 or (self.bound or 0.0) > self.hopeless
 
     def check(self) -> None:
         """Raise `Stopped` where it is time to return: for work that leaves nothing of use behind,
