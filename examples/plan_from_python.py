@@ -26,9 +26,10 @@ def main(seconds: float) -> None:
         print("nothing fits:", *planning.advice, sep="\n  ")
         return
     print(f"best: {best.name}, {best.predicted_seconds:.3f} s per iteration (predicted)")
-    print(f"proven for its own formula: not below {best.bound} s")
+    if best.bound is not None:
+        print(f"proven for its own formula: not below {best.bound:.3f} s")
     for strategy, price in explanation.prices.items():
-        print(f"{strategy}: {price:.1%} longer than the best")
+        print(f"price of {strategy}: {price:.1%} longer than the best plan of all")
     stages = best.plan.replicas[0].stages
     print(f"{len(best.plan.replicas)} pipelines of {len(stages)} stages")
 

@@ -9,6 +9,7 @@ import pytest
 from hetplan.errors import InputError
 from hetplan.instances.library import find
 from hetplan.solvers.run import Options
+from hetplan.studies.findings import repriced
 from hetplan.studies.rows import (
     COLUMNS,
     FOLDER,
@@ -87,6 +88,32 @@ def test_what_is_no_study_is_told(tmp_path: Path) -> None:
     pq.write_table(pa.table({"a": [1]}), bad)
     with pytest.raises(InputError, match="other columns"):
         read_rows(tmp_path)
+
+
+def test_a_damaged_row_is_refused_or_harmless(tmp_path: Path) -> None:
+    """Pages have checksums: no flipped bit changes a figure in silence."""
+    row = perform(one())
+    write_row(tmp_path, row)
+    [path] = (tmp_path / FOLDER).glob("*.parquet")
+    whole, [kept] = path.read_bytes(), read_rows(tmp_path)
+    refused = 0
+    for at in range(0, len(whole), len(whole) // 60):
+        damaged = bytearray(whole)
+        damaged[at] ^= 1 << at % 8
+        path.write_bytes(damaged)
+        try:
+            assert read_rows(tmp_path) == [kept]
+        except InputError:
+            refused += 1
+    assert refused > 20
+
+
+def test_rows_are_priced_again(tmp_path: Path) -> None:
+    row = perform(one())
+    assert repriced([row]) == []
+    line, *_ = repriced([row | {"objective": 0.9 * row["objective"], "bound": None}])
+    assert "tiny-fast-slow by exact" in line and "objective" in line
+    assert repriced([row | {"key": "another", "objective": 0.1}]) == []  # of another instance
 
 
 def test_keys_tell_tasks_apart() -> None:

@@ -37,7 +37,7 @@ from hetplan.formulations import FAMILIES, family
 from hetplan.solvers.registry import load
 from hetplan.studies import distributed, page
 from hetplan.studies.charts import as_png, charts
-from hetplan.studies.findings import Study
+from hetplan.studies.findings import Study, repriced
 from hetplan.studies.rows import Runner, Tally, Task, arrow, carry_out, read_rows, tasks, write_rows
 from hetplan.studies.workers import run_tasks
 from hetplan.text import Table
@@ -334,7 +334,7 @@ def report_study(
         write_pictures(study, png)
     if packed is not None:
         write_rows(packed, rows)
-    conflicts = study.conflicts()
+    conflicts = [*study.conflicts(), *repriced(rows)]
     tables = (
         Table(
             f"{problem}: {len(study.of(problem))} runs",

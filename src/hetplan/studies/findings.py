@@ -19,8 +19,9 @@ from operator import itemgetter
 from typing import Any
 
 from hetplan.instances.library import Instance, find
+from hetplan.instances.update import changes, shelf
 from hetplan.solvers.run import OPTIMAL_GAP, relative_gap
-from hetplan.studies.rows import Row
+from hetplan.studies.rows import Row, findings_of_rows, made_on
 
 # Excess up to this is called the optimum: the gap at which proofs may stop.
 SAME = 2 * OPTIMAL_GAP
@@ -154,6 +155,15 @@ class Study:
 def instance_of(row: Row) -> tuple[str, str]:
     """Problem and name."""
     return row["problem"], row["instance"]
+
+
+def repriced(rows: Sequence[Row]) -> list[str]:
+    """What is wrong with rows of packaged instances whose decisions are priced again, a line
+    each."""
+    entries = {key: find("/".join(key)) for key in map(instance_of, rows)}
+    known = {key: entry.load() for key, entry in entries.items() if entry is not None}
+    own = [r for r in rows if instance_of(r) in known and made_on(r, known[instance_of(r)])]
+    return [line for c in changes(shelf(None), findings_of_rows(own, "rows")) for line in c.refused]
 
 
 def references(rows: Iterable[Row]) -> dict[tuple[str, str], Reference]:
