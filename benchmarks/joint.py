@@ -1,24 +1,34 @@
 """How good plans are by their replays: the papers' winner, the local search, and the bound.
 
-    python benchmarks/joint.py [--case a]… [--seconds 10] [--seconds 60] [--seeds 5] [--bound 60]
+    python benchmarks/joint.py [--case a]… [--seconds 10] [--seconds 60] [--seeds 5] [--bound 60]…
+    python benchmarks/joint.py --seeds 0 [--case a]… [--bound 60]…
+    python benchmarks/joint.py --exact 10
 
 Four workloads, and two large ones where they are named: e, 64 GPUs of four types; f, 1024 of two.
 The search begins with what the papers' strategies propose. Prints a Markdown table: replayed
 milliseconds of the papers' best plan; of the search's, as the median over seeds, after each number
 of seconds, with the target; and of the best plan that a search by hand had found on the simulator
 of then (its ports were fewer). In brackets stand the same plans where senders block until their
-message is sent. Seconds are those of the processor: the machine may be shared.
+message is sent. Seconds are those of the processor: the machine may be shared. Without seeds it
+prints the bounds alone, after each number of seconds; `--exact`: how long `exact` takes on so many
+random instances of 4 devices and 10 to 12 layers, as the tests draw them.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
 import time
+from collections.abc import Iterable, Iterator
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from random import Random
 from statistics import median
 
 from joint_instances import DOCUMENTED, MIXED, Nodes, cluster
 
+from hetplan.formulations.joint import exact
 from hetplan.formulations.joint.bound import lower_bound
 from hetplan.formulations.joint.data import JointData, JointDecision
 from hetplan.formulations.joint.evaluate import decision_of, evaluate, plan_of
@@ -91,7 +101,52 @@ def seconds_of(data: JointData, decision: JointDecision) -> float:
     return math.inf if objective is None else objective
 
 
-def row(case: str, limits: list[float], seeds: int, bound: float) -> list[str]:
+def bounds_after(data: JointData, limits: list[float]) -> list[float]:
+    """Of one run, after each number of seconds."""
+    seen: list[Progress] = []
+    last = lower_bound(data, processor_run(limits[-1], watch=seen.append))
+    known = [max(p.bound or 0.0 for p in seen if p.seconds <= limit) for limit in limits[:-1]]
+    return [*known, last]
+
+
+def bound_row(case: str, limits: list[float]) -> list[str]:
+    """The case's bounds in milliseconds."""
+    model, batch, on = workload_of(case)
+    workload = make_workload(model, on, batch)
+    data = pose(workload, ("none", *useful_modes(workload)))
+    return [case, *(f"{1e3 * least:,.1f}" for least in bounds_after(data, limits))]
+
+
+def exact_rows(count: int) -> Iterator[list[str]]:
+    """Seed, layers, what is proven, gap and seconds of the processor of each instance."""
+    path = Path(__file__).parents[1] / "tests" / "joint" / "enumeration.py"
+    spec = spec_from_file_location("enumeration", path)
+    assert spec is not None and spec.loader is not None
+    drawn = module_from_spec(spec)
+    spec.loader.exec_module(drawn)
+    exact.solve(drawn.random_data(Random(0), devices=2, layers=3, batch=2), Run())  # compiles
+    for seed in itertools.count():
+        data: JointData = drawn.random_data(Random(seed), devices=4, layers=12)
+        if len(data.devices) == 4 and len(data.layers) >= 10:
+            run = processor_run(60.0)
+            outcome = exact.solve(data, run)
+            best = seconds_of(data, outcome.decision) if outcome.decision else math.nan
+            gap = 1 - (outcome.bound or 0.0) / best
+            yield [str(seed), str(len(data.layers)), outcome.stop.value, f"{gap:.1e}",
+                   f"{run.elapsed:.1f}"]  # fmt: skip
+            count -= 1
+            if not count:
+                return
+
+
+def table(heads: list[str], rows: Iterable[list[str]]) -> None:
+    """In Markdown, row by row."""
+    print(f"| {' | '.join(heads)} |\n|---|{'---:|' * (len(heads) - 1)}")
+    for cells in rows:
+        print(f"| {' | '.join(cells)} |", flush=True)
+
+
+def row(case: str, limits: list[float], seeds: int, bounds: list[float]) -> list[str]:
     """The case's line of the table."""
     model, batch, on = workload_of(case)
     workload = make_workload(model, on, batch)
@@ -119,8 +174,9 @@ def row(case: str, limits: list[float], seeds: int, bound: float) -> list[str]:
     cells += [f"{1e3 * median(values):,.1f}" for values in reached[:-1]]
     cells += [milliseconds(data, middle[1]), f"{1e3 * last[0][0]:,.1f}"]
     cells += [targets, f"{steps / seeds / limits[-1]:,.0f}"]
-    least = lower_bound(data, processor_run(bound))
-    return [case, *cells, f"{1e3 * least:,.1f}", f"{100 * (1 - least / middle[0]):.1f} %"]
+    for least in bounds_after(data, bounds):
+        cells += [f"{1e3 * least:,.1f}", f"{100 * (1 - least / middle[0]):.1f} %"]
+    return [case, *cells]
 
 
 def main() -> None:
@@ -129,15 +185,20 @@ def main() -> None:
     parser.add_argument("--case", action="append", choices=[*NAMES, *LARGE])
     parser.add_argument("--seconds", action="append", type=float)
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--bound", type=float, default=60.0)
+    parser.add_argument("--bound", action="append", type=float)
+    parser.add_argument("--exact", type=int)
     asked = parser.parse_args()
+    cases, bounds = asked.case or NAMES, sorted(asked.bound or [60.0])
+    after = [f"bound after {limit:g} s, ms" for limit in bounds]
+    if asked.exact:
+        return table(["seed", "layers", "ends", "gap", "seconds"], exact_rows(asked.exact))
+    if not asked.seeds:
+        return table(["workload", *after], (bound_row(case, bounds) for case in cases))
     limits = sorted(asked.seconds or [10.0, 60.0])
     heads = ["workload", "papers, ms", *(f"after {limit:g} s, ms" for limit in limits)]
-    heads += ["best seed", "targets, ms", "plans a second", f"bound after {asked.bound:g} s, ms"]
-    heads.append("gap")
-    print(f"| {' | '.join(heads)} |\n|---|{'---:|' * (len(heads) - 1)}")
-    for case in asked.case or NAMES:
-        print(f"| {' | '.join(row(case, limits, asked.seeds, asked.bound))} |", flush=True)
+    heads += ["best seed", "targets, ms", "plans a second"]
+    heads += [head for each in after for head in (each, "gap")]
+    return table(heads, (row(case, limits, asked.seeds, bounds) for case in cases))
 
 
 if __name__ == "__main__":
