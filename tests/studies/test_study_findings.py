@@ -161,10 +161,13 @@ def test_markdown() -> None:
 
 def test_pictures(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="matplotlib is not installed (extra `plots`)")
-    from hetplan.studies.charts import as_png, charts
+    from hetplan.studies.charts import charts, write_pictures
 
     found = charts(Study(ROWS), "ditto")
     assert len(found) == len(CHARTS) and all(
         part in title for part, title in zip(CHARTS, found, strict=True)
     )
-    assert all(as_png(made).startswith(b"\x89PNG") for made in found.values())
+    write_pictures(tmp_path, {f"Chart {n}": made for n, made in enumerate(found.values())})
+    files = sorted(tmp_path.iterdir())
+    assert [file.name for file in files] == [f"chart-{n}.png" for n in range(len(found))]
+    assert all(file.read_bytes().startswith(b"\x89PNG") for file in files)

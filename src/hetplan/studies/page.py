@@ -1,8 +1,9 @@
 """A study as one self-contained HTML page, and as Markdown."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
+from typing import Any
 from urllib.parse import quote
 
 from hetplan.formulations import family
@@ -10,7 +11,7 @@ from hetplan.solvers.run import relative_gap
 from hetplan.studies.charts import as_svg, charts
 from hetplan.studies.findings import SAME, SIZES, Study, Summary, instances_of, row_size
 from hetplan.studies.rows import Row
-from hetplan.text import bytes_text, counted, number_text, percent_text, seconds_text
+from hetplan.text import Table, bytes_text, counted, number_text, percent_text, seconds_text
 
 WORST = 20
 FEWEST = 7  # instances of a problem that are worth a picture; the table says it of fewer
@@ -135,18 +136,34 @@ def in_words(study: Study, problem: str) -> str:
     return text
 
 
+def document(title: str, body: Iterable[str]) -> str:
+    """A whole page."""
+    head = f"""<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<style>{STYLE}</style></head><body>
+<h1>{escape(title)}</h1>"""
+    return "\n".join([head, *body, "</body></html>"]) + "\n"
+
+
+def of_tables(title: str, tables: Iterable[Table], pictures: Mapping[str, Any]) -> str:
+    """A page of tables, each with the picture that its title begins with."""
+    parts = list[str]()
+    for one in tables:
+        parts += [f"<h2>{escape(one.title)}</h2>", *table(one.header, one.rows)]
+        parts += [f"<p>{escape(line)}</p>" for line in one.notes]
+        made = pictures.get(one.title.partition(":")[0])
+        parts += [] if made is None else [f"<figure>{as_svg(made)}</figure>"]
+    return document(title, parts)
+
+
 def html(study: Study, title: str) -> str:
     """The page."""
-    return "\n".join(lines(study, title)) + "\n"
+    return document(title, lines(study))
 
 
-def lines(study: Study, title: str) -> Iterator[str]:
+def lines(study: Study) -> Iterator[str]:
     """The page's parts."""
-    yield "<!DOCTYPE html>"
-    yield f'<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
-    yield '<meta name="viewport" content="width=device-width, initial-scale=1">'
-    yield f"<style>{STYLE}</style></head><body>"
-    yield f"<h1>{escape(title)}</h1>"
     yield f"<p>{FIGURES}</p><ul>"
     yield from (f"<li>{escape(line)}</li>" for line in origin(study.rows))
     yield "</ul>"
@@ -198,7 +215,6 @@ def lines(study: Study, title: str) -> Iterator[str]:
         keys=keys,
         links=links,
     )
-    yield "</body></html>"
 
 
 def anchor(row: Row) -> str:
