@@ -31,8 +31,7 @@ LEVELS = (
     ("solvers",),
     ("formulations",),
     ("instances", "runtime"),
-    ("planner",),
-    ("studies",),
+    ("planner", "studies"),
     ("cli",),
 )
 LEVEL = {part: level for level, parts in enumerate(LEVELS) for part in parts}

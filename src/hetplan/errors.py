@@ -5,8 +5,10 @@ Names that a user gets wrong: one error for all of them, with the nearest known 
 """
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeVar
 
+T = TypeVar("T")
 LONGEST_KEY = 200
 
 
@@ -142,3 +144,17 @@ def unknown_name(
     if len(known) <= LISTED_WHOLE or not (near or see):
         expected = f"one of {', '.join(known)}"
     return InputError(f"{what} {name[:80]!r}{near}", where=where, expected=expected)
+
+
+def look_up(
+    what: str,
+    name: str,
+    known: Mapping[str, T],
+    *,
+    where: str | None = None,
+    see: str | None = None,
+) -> T:
+    """What `name` stands for; raises `unknown_name`'s error where it stands for nothing."""
+    if name not in known:
+        raise unknown_name(what, name, known, where=where, see=see)
+    return known[name]

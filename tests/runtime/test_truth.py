@@ -74,7 +74,7 @@ TITAN = {
 EMPTY = (
     "ffn", "kv_groups", "vocab", "vp_layers", "vp_stages", "cp", "experts", "sequence_parallel",
     "distributed_optimizer", "recompute", "recompute_layers", "first_pp_layers", "last_pp_layers",
-    "layout", "swiglu", "untie", "fp16", "fp8", "fsdp",
+    "layout", "swiglu", "untie", "fp16", "fp8", "fsdp", "ep", "etp", "topk",
 )  # fmt: skip
 MEGATRON: dict[str, Any] = dict.fromkeys(EMPTY, "") | {
     "case": "gpt/gpt3_mcore_te_tp1_pp4_vp1_uneven_pipeline", "platform": "dev_dgx_a100",
@@ -195,7 +195,7 @@ def test_torchtitan(tmp_path: Path) -> None:
     assert [row.reason for row in others] == [
         "unknown GPU 'abacus'",
         "float8 with a scale for each row is not modelled",
-        "context parallelism is not modelled",
+        "256 shards of 2 ranks each",
     ]
 
 
@@ -203,19 +203,60 @@ def test_megatron(tmp_path: Path) -> None:
     changes: list[Row] = [
         {},
         {"training_complete": False, "hidden": "?"},
-        {"case": "moe/x"},
-        {"cp": 2},
+        {"case": "multimodal/x"},
         {"gpus_per_node": "8 (4)"},
+        {"cp": 2, "pp": 1, "first_pp_layers": "", "last_pp_layers": ""},
+        {
+            "case": "moe/x",
+            "pp": 1,
+            "first_pp_layers": "",
+            "last_pp_layers": "",
+            "experts": 8,
+            "topk": 2,
+            "ep": 4,
+            "tp": 2,
+            "etp": 1,
+            "sequence_parallel": True,
+        },
     ]
     rows = [{**MEGATRON, **change} for change in changes]
     write(tmp_path / "megatron_golden.csv", rows)
     found = compare("megatron", tmp_path)
-    assert [row.predicted is not None for row in found] == [True, False, False, False, False]
+    assert [row.predicted is not None for row in found] == [True, False, False, False, True, True]
     assert found[0].published.held_bytes == 2386205184
     # the last rank's, unfused attention
     assert found[0].memory_error is not None and abs(found[0].memory_error) < 0.02
     reasons = " ".join(row.reason or "" for row in found)
-    assert "complete" in reasons and "moe" in reasons and "context" in reasons and "(4)" in reasons
+    assert "complete" in reasons and "multimodal" in reasons and "(4)" in reasons
+
+
+def test_a_configuration_is_ranked_among_all(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    experts = {
+        "case": "moe/x", "pp": 1, "first_pp_layers": "", "last_pp_layers": "", "experts": 8,
+        "topk": 2, "ep": 4, "tp": 2, "etp": 1, "sequence_parallel": True,
+        "distributed_optimizer": True,
+    }  # fmt: skip
+    frugal = {**experts, "tp": 1, "ep": 1, "etp": "", "recompute": "full"}
+    rows = [{**MEGATRON, **experts}, {**MEGATRON, **frugal}, {**MEGATRON, "recompute_layers": 3}]
+    write(tmp_path / "megatron_golden.csv", rows)
+    arguments = ["truth", "validate", "megatron", str(tmp_path), "--rank"]
+    assert main([*arguments, "--json"]) == 0
+    one, other, reason = json.loads(capsys.readouterr().out)["rows"]
+    assert "ranked" not in reason and reason["reason"]
+    places = [row["ranked"]["place"] for row in (one, other)]
+    assert all(0 <= place <= 1 for place in places)
+    faster = one["predicted_seconds"] < other["predicted_seconds"]
+    assert (places[0] > places[1]) == faster
+    for row in (one, other):
+        ranked, count = row["ranked"], row["ranked"]["count"]
+        assert ranked["best_seconds"] <= row["predicted_seconds"] and count > 100
+        own, best = (sum(cause[i] for cause in ranked["why"]) for i in (1, 2))
+        assert own == pytest.approx(row["predicted_seconds"])  # the causes add up
+        assert best == pytest.approx(ranked["best_seconds"])
+    assert main(arguments) == 0
+    assert "are no faster; preferred" in capsys.readouterr().out
 
 
 def test_uneven_and_interleaved_stages_of_megatron() -> None:
@@ -236,9 +277,9 @@ def test_nemo_and_mlperf(tmp_path: Path) -> None:
     write(tmp_path / "nemo_megatron_bridge.csv", bridge)
     write(tmp_path / "nemo_24.07_h100_fp8.csv", [BRIDGE])
     *found, old = compare("nemo", tmp_path)
-    assert [row.predicted is not None for row in found] == [False, True, True, False, False]
-    assert found[3].reason == "tp is '2 (4)'" and old.reason is not None
-    assert found[4].reason == "two precisions in one row: FP8-CS (FP8-MX)"
+    assert [row.predicted is not None for row in found] == [True, True, True, False, False]
+    assert found[3].reason == "tp is '2 (4)'" and old.reason is None
+    assert found[4].reason == "precision FP8-CS (FP8-MX)"
     whole, eight = (present(row.predicted).seconds for row in found[1:3])
     assert 0.5 * whole < eight < whole
     system = {
@@ -364,11 +405,6 @@ def test_tables_for_people(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         write(folder / name, VTRAIN)
     assert main(["truth", "validate", "vtrain", str(folder)]) == 0
     assert "row by row" in capsys.readouterr().out
-    assert main(["truth", "table", str(tmp_path)]) == 0  # only of the set that is there
-    assert "before -> now" in (text := capsys.readouterr().out) and "mosaicml" not in text
-    assert "44.5 % -> " in text
-    assert main(["truth", "table", str(tmp_path / "nothing")]) == 2
-    assert "no set" in capsys.readouterr().err
 
 
 def made_rows(count: int, **constants: float) -> list[Row]:

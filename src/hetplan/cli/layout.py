@@ -10,18 +10,15 @@ from hetplan.cli.options import (
     JsonOption,
     ModelOption,
     PrecisionOption,
-    ProfileOption,
     SequenceOption,
     number,
     require,
 )
-from hetplan.cli.output import emit, note
-from hetplan.errors import InputError
+from hetplan.cli.output import emit
 from hetplan.formulations.astra.search.space import offer_of
 from hetplan.profiling.cluster import Cluster
 from hetplan.profiling.models import load_model
-from hetplan.profiling.profile import load_profile
-from hetplan.profiling.workload import check_profile, predict
+from hetplan.profiling.workload import predict
 from hetplan.runtime.export.layout import balanced
 from hetplan.text import Table, percent_text, seconds_text
 
@@ -29,10 +26,10 @@ from hetplan.text import Table, percent_text, seconds_text
 def layout(
     model: ModelOption,
     pipeline: Annotated[
-        int, number("--pipeline", least=1, most=4096, help="Pipeline parallel degree.")
+        int, number("--pipeline", least=1, most=256, help="Pipeline parallel degree.")
     ],
     virtual: Annotated[
-        int, number("--virtual", least=1, most=4096, help="Virtual stages of each rank.")
+        int, number("--virtual", least=1, most=64, help="Virtual stages of each rank.")
     ] = 1,
     mtp: Annotated[
         int, number("--mtp", least=0, most=64, help="Layers of multi-token prediction.")
@@ -44,7 +41,6 @@ def layout(
     micro_batch: Annotated[
         int, number("--micro-batch", least=1, most=10**6, help="Samples of a micro-batch.")
     ] = 1,
-    profile: ProfileOption = None,
     sequence: SequenceOption = None,
     precision: PrecisionOption = "bf16",
     json: JsonOption = False,
@@ -57,18 +53,8 @@ def layout(
     names = [layer.name for layer in trained.layers]
     require((names[0], names[-1]) == ("embedding", "head"), "--model", model, "a language model")
     require(trained.tensor_degree_fits(tensor), "--tensor", tensor, "a divisor of the heads")
-    require(pipeline * virtual <= 4096, "--virtual", virtual, "at most 4096 virtual stages")
     on = Cluster(offer.name, (offer.node,), {offer.name: offer.spec})
-    if profile is None:
-        costs = predict(trained, on, micro_batches=[micro_batch], tensor_degrees=[tensor])
-    else:
-        costs = load_profile(profile)
-        check_profile(costs, trained, on, where=str(profile))
-    table = costs.table(offer.name, tensor, micro_batch)
-    if table is None:
-        raise InputError(
-            "no such table", where=str(profile), got=f"tensor {tensor}, micro-batch {micro_batch}"
-        )
+    (table,) = predict(trained, on, micro_batches=[micro_batch], tensor_degrees=[tensor]).tables
     best = balanced(table.seconds(), pipeline, virtual, mtp)
     slowest, titan = max(best.seconds), best.torchtitan()
     loads = [sum(best.seconds[rank::pipeline]) for rank in range(pipeline)]
@@ -89,8 +75,7 @@ def layout(
         f"slowest rank {seconds_text(max(loads))} a micro-batch, the mean "
         f"{seconds_text(sum(loads) / pipeline)}",
     ]
-    for line in trained.notes:
-        note(line)
+    notes += trained.notes
     columns: dict[str, Callable[[int], str]] = {
         "virtual stage": str,
         "rank": lambda k: str(k % pipeline),
@@ -98,6 +83,12 @@ def layout(
         "torchtitan": lambda k: f"{titan[k][0]} .. {titan[k][-1]}" if titan[k] else "-",
         "forward and backward": lambda k: seconds_text(best.seconds[k]),
     }
-    title = f"{trained.name} on {pipeline} x {virtual} virtual stages of {offer.name}"
-    emit(document, [Table.of(title, range(len(titan)), columns, notes, right=(0, 1, 4))], json=json)
+    shown = Table.of(
+        f"{trained.name} on {pipeline} x {virtual} virtual stages of {offer.name}",
+        range(len(titan)),
+        columns,
+        notes,
+        right=(0, 1, 4),
+    )
+    emit(document, [shown], json=json)
     return 0

@@ -308,16 +308,17 @@ TREE: Mapping[str, Any] = {
         "run",
         {
             "run": ("study:run", "Run methods on instances; each run is a row that is kept."),
-            "report": ("study:report", "A study's findings."),
+            "report": (
+                "study:report",
+                "A study's findings, or a paper's experiments predicted.",
+            ),
         },
     ),
-    "report": ("report:report", "Set a paper's tables and figures beside hetplan's."),
     "truth": (
         "Hold predictions against what was measured.",
         None,
         {
             "validate": VALIDATE,
-            "table": ("truth:table", "Every published set at once, beside an earlier predictor."),
             "known": ("truth:known", "Utilisation of well-known runs, published and predicted."),
             "calibrate": (
                 "truth:calibrate",
@@ -332,6 +333,7 @@ TREE: Mapping[str, Any] = {
     "schema": ("instances:schema", ""),
     "export-model": ("instances:export_model", ""),
     "import": ("profile:import_", ""),
+    "report": ("study:report", ""),
     "what-if": ("changes:what_if", ""),
     "replan": ("changes:replan", ""),
     "search": ("search:search", ""),

@@ -37,7 +37,12 @@ from hetplan.runtime.calibration import (
     load_measured_run,
 )
 from hetplan.runtime.sensitivity import Sensitivity, perturbed, scenarios, sensitivity as analyse
-from hetplan.runtime.truth.compare import SETS, calibrate_set, compare, reasons, standings
+from hetplan.runtime.truth.compare import (
+    SETS,
+    calibrate_set,
+    compare,
+    reasons,
+)
 from hetplan.runtime.truth.job import known_rows
 from hetplan.runtime.truth.scores import summary
 from hetplan.runtime.truth.tables import GIB, Compared
@@ -71,6 +76,12 @@ def validate(
             help="sailor: what framework and driver take of each GPU, where known.",
         ),
     ] = None,
+    rank: Annotated[
+        bool,
+        typer.Option(
+            "--rank", help="Rank each published configuration among all of its model and GPUs."
+        ),
+    ] = False,
     json: JsonOption = False,
 ) -> int:
     """Predict every run of a published set and compare; nothing is fitted to its totals.
@@ -78,7 +89,7 @@ def validate(
     A run that cannot be said has its reason. Exit code 0; of sailor 1 where a plan has no
     prediction.
     """
-    rows = compare(name, folder, None if framework_gib is None else framework_gib * GIB)
+    rows = compare(name, folder, None if framework_gib is None else framework_gib * GIB, rank=rank)
     figures = summary(rows)
     document = {"set": name, "rows": [row.document() for row in rows], "summary": figures}
     parts = {part: (None, own) for part, own in parts_of(figures).items()}
@@ -108,8 +119,21 @@ def rows_table(name: str, rows: Sequence[Compared]) -> Table:
             "memory predicted": lambda row: bytes_text(row["predicted_bytes"]),
             "memory error": lambda row: signed(row["memory_error"]),
             "reason": lambda row: row["reason"] or "",
+            **({"ranking": ranking} if any(row.ranked for row in rows) else {}),
         },
         right=(2, 3, 4, 5, 6, 7),
+    )
+
+
+def ranking(row: Mapping[str, Any]) -> str:
+    """A row's place among all configurations, what is preferred, and where the difference lies."""
+    if "ranked" not in row:
+        return ""
+    of, (cause, own, best) = row["ranked"], row["ranked"]["why"][0]
+    return (
+        f"{percent_text(of['place'])} of {of['count']} are no faster; preferred {of['best']}, "
+        f"{seconds_text(of['best_seconds'])}; {cause}: {seconds_text(own)}, preferred "
+        f"{seconds_text(best)}"
     )
 
 
@@ -161,21 +185,6 @@ def figures_table(
         (*notes, "nothing is fitted to the totals of these measurements"),
         right=range(1, len(columns) + 1),
     )
-
-
-def table(
-    folder: Annotated[
-        Path,
-        typer.Argument(metavar="DIR", help="With truth, operators and sailor in it, or some."),
-    ],
-    json: JsonOption = False,
-) -> int:
-    """Every set at once, today's figures beside those of an earlier predictor."""
-    rows = list(standings(folder))
-    parts = {f"{row['name']} {row['part']}": (row["before"], row["now"]) for row in rows}
-    table = figures_table("predictions beside published measurements: before -> now", parts)
-    emit({"parts": rows}, [table], json=json)
-    return 0
 
 
 def known(json: JsonOption = False) -> int:
@@ -416,7 +425,10 @@ def sensitivity_document(
                 "name": name,
                 "seconds": analysis.nominal.seconds[i],
                 "rank": analysis.nominal.ranks[i],
-                **analysis.figures(i),
+                "lowest_seconds": analysis.lowest(i),
+                "highest_seconds": analysis.highest(i),
+                "wins": analysis.wins(i),
+                "regret": analysis.regret(i),
             }
             for i, name in enumerate(names)
         ],
@@ -458,10 +470,10 @@ def sensitivity_tables(
             "plan": lambda i: names[i],
             "rank": lambda i: str(analysis.nominal.ranks[i]),
             "iteration": lambda i: seconds_text(analysis.nominal.seconds[i]),
-            "lowest": lambda i: seconds_text(analysis.figures(i)["lowest_seconds"]),
-            "highest": lambda i: seconds_text(analysis.figures(i)["highest_seconds"]),
-            "fastest in": lambda i: f"{analysis.figures(i)['wins']} of {count}",
-            "regret": lambda i: percent_text(analysis.figures(i)["regret"]),
+            "lowest": lambda i: seconds_text(analysis.lowest(i)),
+            "highest": lambda i: seconds_text(analysis.highest(i)),
+            "fastest in": lambda i: f"{analysis.wins(i)} of {count}",
+            "regret": lambda i: percent_text(analysis.regret(i)),
         },
         notes,
         right=(1, 2, 3, 4, 5, 6),

@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import cache
 from importlib.metadata import entry_points
 
-from hetplan.errors import InputError, unknown_name
+from hetplan.errors import InputError, look_up, unknown_name
 from hetplan.solvers.registry import Family, Method, load
 
 FAMILIES: dict[str, str] = {
@@ -28,9 +28,7 @@ JOINED: list[str] = []
 def family(name: str, *, where: str | None = None) -> Family:
     """The family called `name` with the methods of all plugins; raises InputError with the nearest
     names (`where`: who named it)."""
-    if name not in FAMILIES:
-        raise unknown_name("unknown problem", name, FAMILIES, where=where)
-    family: Family = load(FAMILIES[name])
+    family: Family = load(look_up("unknown problem", name, FAMILIES, where=where))
     for module in dict.fromkeys([*installed_plugins(), *JOINED]):
         own, taken = plugin(module).get(name, ()), [method.name for method in family.methods]
         if twice := [method.name for method in own if method.name in taken]:

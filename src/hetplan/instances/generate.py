@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hetplan.errors import InputError, unknown_name
+from hetplan.errors import InputError, look_up
 from hetplan.instances.library import Instance
 from hetplan.profiling.cluster import Cluster, ClusterFile, build_cluster, catalogue
 from hetplan.profiling.models import load_model
@@ -81,11 +81,10 @@ def draw(problem: str, seed: int, size: str = "small") -> Instance:
         raise InputError(
             "no generator for the problem", got=problem, expected=f"one of {', '.join(MAKERS)}"
         )
-    if size not in SIZES:
-        raise unknown_name("unknown size", size, list(SIZES))
+    most = look_up("unknown size", size, SIZES)
     rng = random.Random(f"{problem}-{size}-{seed}")
     for _ in range(TRIES):
-        made = MAKERS[problem](Draw(rng, SIZES[size]))
+        made = MAKERS[problem](Draw(rng, most))
         if made is not None:
             data, what = made
             command = f"hetplan instances generate {problem} --seed {seed} --size {size}"

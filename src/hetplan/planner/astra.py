@@ -174,6 +174,7 @@ def unsayable(best: AstraCandidate) -> dict[str, str]:
     s, tp = best.strategy, degree(best, "tensor_model_parallel_size")
     dp, off = degree(best, "data_parallel_size"), "overlap=false"
     simple = s["recompute_num_layers"] in (None, 1) and s["recompute_method"] != "block"
+    unlike = len(set(best.stages)) > 1 and s["virtual_pipeline_model_parallel_size"] is not None
     whole = "recompute=none,selective,full --param recompute_method=uniform"
     used = {
         ("sequence parallelism", "sequence_parallel=false"): s["sequence_parallel"] and tp > 1,
@@ -184,6 +185,10 @@ def unsayable(best: AstraCandidate) -> dict[str, str]:
         ("offloaded optimizer states", "offload=false"): best.offloaded > 0,
         ("recomputation of some layers", f"{whole} --param recompute_layers=1"): not simple,
         ("expert parallelism", "expert=1"): s["expert_model_parallel_size"] != 1,
+        ("context parallelism", "context=1"): s["context_parallel_size"] != 1,
+        ("whole experts", "whole_experts=false"): s["expert_tensor_parallel_size"] != tp,
+        ("fully sharded stages", "fsdp=false"): s["use_fsdp"],
+        ("virtual stages of unlike sizes", "uneven=false"): unlike,
     }
     return {name: param for (name, param), holds in used.items() if holds}
 

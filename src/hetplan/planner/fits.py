@@ -13,7 +13,7 @@ What a device holds is `runtime.memory`'s, as the replay counts it.
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from itertools import combinations, islice, pairwise
 from math import inf
 from typing import Any
@@ -321,24 +321,21 @@ class Question:
         return []
 
     def devices(self, wanted: Wanted) -> Iterator[str]:
-        """How many more devices of each type would do."""
+        """How many more devices of each type would do; nothing where no number of it does."""
+        there = self.workload.cluster.nodes
         for kind in self.limits:
-            alike = [node for node in self.workload.cluster.nodes if node.device == kind]
+            alike = [node for node in there if node.device == kind]
             largest = max(alike, key=lambda node: node.devices)
-            more = self.nodes_needed(largest, wanted)
+            most = (MAX_DEVICES - len(self.workload.cluster.devices)) // largest.devices
+            more = smallest(partial(self.enough, like=largest, wanted=wanted), most)
             if more is not None:
                 added = f"{more * largest.devices} more {kind}"
                 yield f"{added} ({counted(more, 'node')} of {largest.devices})"
 
-    def nodes_needed(self, like: Node, wanted: Wanted) -> int | None:
-        """How many further nodes of a kind make it fit; None where no number does."""
-        there = self.workload.cluster.nodes
-
-        def enough(count: int) -> bool:
-            choices = self.choices([*there, *[like] * count], wanted, frugal=True)
-            return any(self.cut(*choice, wanted.micro_batch or 1) for choice in choices)
-
-        return smallest(enough, (MAX_DEVICES - len(self.workload.cluster.devices)) // like.devices)
+    def enough(self, count: int, like: Node, wanted: Wanted) -> bool:
+        """Whether so many further nodes of a kind make it fit."""
+        choices = self.choices([*self.workload.cluster.nodes, *[like] * count], wanted, frugal=True)
+        return any(self.cut(*choice, wanted.micro_batch or 1) for choice in choices)
 
     def choices(
         self, nodes: Sequence[Node], wanted: Wanted, *, frugal: bool = False

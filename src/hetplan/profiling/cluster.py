@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from hetplan.errors import InputError, suggestion, unknown_name
+from hetplan.errors import InputError, look_up, suggestion, unknown_name
 from hetplan.files import read_yaml
 from hetplan.profiling.operators import Precision
 from hetplan.schema import Name, PositiveCount, Rate, StrictModel, check_header, parse
@@ -105,11 +105,8 @@ def catalogue() -> dict[str, DeviceSpec]:
 
 def device(name: str, *, where: str | None = None) -> DeviceSpec:
     """The catalogue's entry `name`; raises InputError that suggests the nearest names."""
-    known = catalogue()
-    if name not in known:
-        see = f"one of {', '.join(known)}, or in the cluster file its own entry, {EXAMPLE}"
-        raise unknown_name("unknown device", name, known, where=where, see=see)
-    return known[name]
+    see = f"one of {', '.join(catalogue())}, or in the cluster file its own entry, {EXAMPLE}"
+    return look_up("unknown device", name, catalogue(), where=where, see=see)
 
 
 def overridden(name: str, override: DeviceOverride, *, where: str) -> DeviceSpec:

@@ -22,7 +22,8 @@ PCIE_GBIT, ETHERNET_GBIT = 256.0, 100.0
 SLOTS = re.compile(
     r"^(?P<host>\S+)(?:\s+slots\s*=\s*(?P<slots>\d{1,6}))?(?:\s+max[_-]slots\s*=\s*\d+)?$"
 )
-BRACKETS = re.compile(r"^(?P<before>[^\[\],]*)\[(?P<inside>[^\[\]]+)\](?P<after>[^\[\],]*)$")
+BRACKETS = re.compile(r"^(?P<before>[^\[\],]*)(?:\[(?P<inside>[^\[\]]+)\](?P<after>[^\[\],]*))?$")
+RANGE = re.compile(r"^\s*(\d{1,11})(?:-(\d{1,11}))?\s*$")
 OUTER_COMMA = re.compile(r",(?![^\[]*\])")  # outside of brackets
 WORD = re.compile(r"[a-z]+\d+[a-z]*|\d+\w*|[a-z]+")
 
@@ -67,42 +68,29 @@ def slurm_hosts(text: str) -> list[Host]:
     """Hosts of a Slurm node list, such as `gpu[01-04,07],login1`; raises InputError."""
     names: list[str] = []
     for part in filter(None, map(str.strip, OUTER_COMMA.split(text))):
-        names += _expand(part, text)
+        match = BRACKETS.match(part)
+        if match is None:
+            expected = "such as gpu[01-04,07]"
+            raise InputError("not usable", where="node list", got=text, expected=expected)
+        before, inside, after = match.groups(default="")
+        numbers = [n for piece in inside.split(",") for n in _range(piece)] if inside else [""]
+        names += [f"{before}{number}{after}" for number in numbers]
         if len(names) > MOST_HOSTS:
-            raise InputError(
-                "too many nodes",
-                where="node list",
-                got=len(names),
-                expected=f"at most {MOST_HOSTS}",
-            )
+            expected = f"at most {MOST_HOSTS}"
+            raise InputError("too many nodes", where="node list", got=len(names), expected=expected)
     if not names:
         raise InputError("no node", where="node list", got=text, expected="such as gpu[01-04]")
     return [Host(name) for name in dict.fromkeys(names)]
 
 
-def _expand(part: str, text: str) -> list[str]:
-    if "[" not in part and "]" not in part:
-        return [part]
-    match = BRACKETS.match(part)
-    if match is None:
-        raise InputError(
-            "not usable", where="node list", got=text, expected="such as gpu[01-04,07]"
-        )
-    names = []
-    for piece in match["inside"].split(","):
-        first, dash, last = piece.strip().partition("-")
-        if not (first.isdecimal() and (last.isdecimal() or not dash) and len(piece) < 24):
-            raise InputError("not a range", where="node list", got=piece, expected="such as 01-04")
-        numbers = range(int(first), int(last or first) + 1)
-        if not 1 <= len(numbers) <= MOST_HOSTS:
-            raise InputError(
-                "not a range",
-                where="node list",
-                got=piece,
-                expected=f"1 to {MOST_HOSTS} nodes, rising",
-            )
-        names += [f"{match['before']}{n:0{len(first)}d}{match['after']}" for n in numbers]
-    return names
+def _range(piece: str) -> list[str]:
+    """`01-04` as its numbers, as wide as the first."""
+    match = RANGE.match(piece)
+    numbers = range(int(match[1]), int(match[2] or match[1]) + 1) if match else range(0)
+    if match is None or not 1 <= len(numbers) <= MOST_HOSTS:
+        expected = f"such as 01-04, rising, at most {MOST_HOSTS} nodes"
+        raise InputError("not a range", where="node list", got=piece, expected=expected)
+    return [f"{n:0{len(match[1])}d}" for n in numbers]
 
 
 def catalogued(name: str, memory_bytes: float) -> str | None:

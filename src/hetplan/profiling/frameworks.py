@@ -9,7 +9,7 @@ from typing import Annotated
 
 from pydantic import Strict
 
-from hetplan.errors import unknown_name
+from hetplan.errors import look_up
 from hetplan.profiling.cluster import GIB
 from hetplan.profiling.times import Recomputation
 from hetplan.schema import Count, Name, NonNegative, StrictModel
@@ -157,6 +157,4 @@ FRAMEWORKS = {one.name: one for one in (HETPLAN, MEGATRON, FSDP, DEEPSPEED)}
 def load_framework(name: str, *, where: str | None = None) -> Framework:
     """The framework of that name, which stands `where`; raises InputError that suggests the
     nearest."""
-    if name not in FRAMEWORKS:
-        raise unknown_name("unknown framework", name, FRAMEWORKS, where=where)
-    return FRAMEWORKS[name]
+    return look_up("unknown framework", name, FRAMEWORKS, where=where)

@@ -300,11 +300,11 @@ def from_config(value: Any, *, name: str, where: str = "config") -> ModelSpec:
     sizes = {field: config[key] for key, entry in KEYS[kind].items() for field in entry.fields}
     fill_sizes(sizes)
     check_sizes(sizes, config, where)
-    assumed = []
-    for key, entry in KEYS[kind].items():
-        if key not in value:
-            known = sizes[entry.fields[0]] if config[key] is None else config[key]
-            assumed.append(f"{key} = {json.dumps(known)}")
+    left_out = {key: entry.fields[0] for key, entry in KEYS[kind].items() if key not in value}
+    assumed = [
+        f"{key} = {json.dumps(sizes[field] if config[key] is None else config[key])}"
+        for key, field in left_out.items()
+    ]
     if assumed:
         notes.append(f"{where}: assumed, as transformers does: {', '.join(assumed)}")
     sequence = min(sizes.pop("context"), LONGEST_DEFAULT_SEQUENCE)
@@ -353,41 +353,31 @@ def fill_sizes(sizes: dict[str, Any]) -> None:
     if "latent.keys" in sizes:  # DeepSeek counts shared experts, and all heads have keys
         sizes["experts.shared"] = (sizes["experts.shared"] or 0) * sizes["experts.width"]
         sizes |= {"kv_heads": heads, "head_dim": sizes["latent.rope"] + sizes["latent.nope"]}
-    for field, size in {
+    usual = {
         "feed_forward": 4 * hidden,
         "kv_heads": heads,
         "head_dim": hidden // heads,
         "embedding_width": hidden,
-    }.items():
-        if sizes.get(field) is None:
-            sizes[field] = size
+    }
+    sizes |= {field: size for field, size in usual.items() if sizes.get(field) is None}
 
 
 def check_sizes(sizes: dict[str, Any], config: dict[str, Any], where: str) -> None:
     """Raise InputError where heads do not divide what they split, or more experts work than there
     are."""
     hidden, heads, kv_heads = sizes["hidden"], sizes["heads"], sizes["kv_heads"]
-    if hidden % heads and config.get("head_dim", config.get("attn_size")) is None:
-        raise InputError(
-            "hidden size is not a multiple of the number of heads",
-            where=where,
-            got=hidden,
-            expected=f"a multiple of {heads}",
-        )
-    if heads % kv_heads:
-        raise InputError(
-            "number of heads is not a multiple of num_key_value_heads",
-            where=where,
-            got=heads,
-            expected=f"a multiple of {kv_heads}",
-        )
-    if sizes.get("experts.active", 0) > sizes.get("experts.count", 0):
-        raise InputError(
-            "num_experts_per_tok is too large",
-            where=where,
-            got=sizes["experts.active"],
-            expected=f"at most the number of experts ({sizes['experts.count']})",
-        )
+    active, count = sizes.get("experts.active", 0), sizes.get("experts.count", 0)
+    free = config.get("head_dim", config.get("attn_size")) is not None
+    for wrong, what, got, expected in (
+        (hidden % heads and not free, "hidden size is not a multiple of the number of heads",
+         hidden, f"a multiple of {heads}"),
+        (heads % kv_heads, "number of heads is not a multiple of num_key_value_heads",
+         heads, f"a multiple of {kv_heads}"),
+        (active > count, "num_experts_per_tok is too large",
+         active, f"at most the number of experts ({count})"),
+    ):  # fmt: skip
+        if wrong:
+            raise InputError(what, where=where, got=got, expected=expected)
 
 
 FORMAT = "hetplan-model"
@@ -447,10 +437,8 @@ class ModelFile(Document):
 
     def without_rule(self) -> Mapping[str, int]:
         """Operators that no rule describes, with how often they are called in both passes."""
-        missing: Counter[str] = Counter()
-        for layer in self.layers:
-            missing.update(op.name for op in self.operator_lists[layer.operators] if not op.ruled)
-        return dict(missing.most_common())
+        lists = (self.operator_lists[layer.operators] for layer in self.layers)
+        return dict(Counter(op.name for ops in lists for op in ops if not op.ruled).most_common())
 
     def spec(self) -> ModelSpec:
         """As a model that can be loaded; it has no other sequence length, and no tensor

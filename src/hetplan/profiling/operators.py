@@ -24,7 +24,7 @@ from typing import Annotated, Literal
 
 from pydantic import Strict
 
-from hetplan.errors import unknown_name
+from hetplan.errors import look_up
 from hetplan.schema import Name, NonNegative, StrictModel
 
 Precision = Literal["fp16", "bf16", "fp32"]
@@ -280,11 +280,12 @@ class Stack:
     each further one moves the operator's bytes again. gradient_bytes: per parameter, of the
     gradients that replicas exchange; None: the training precision's. casts: whether fp32 weights
     are cast to the training precision in every pass. origin: where the figures come from. flash:
-    which version of FlashAttention fused attention is. fp8: whether products with weights are
-    computed on 8-bit numbers. hidden_reduces: whether the collectives of tensor ranks hide behind
-    products (asynchronous tensor parallelism). sequence_parallel: whether tensor ranks divide
-    norms, dropouts and residuals, too (Korthikanti et al. 2022, Section 4.2.2). gather_copies:
-    whether what they gather and scatter is copied, since the sequence is not its first dimension.
+    which version of FlashAttention fused attention is. fp8, fp4: whether products with weights are
+    computed on 8-bit, or on 4-bit numbers. hidden_reduces: whether the collectives of tensor ranks
+    hide behind products (asynchronous tensor parallelism). sequence_parallel: whether tensor ranks
+    divide norms, dropouts and residuals, too (Korthikanti et al. 2022, Section 4.2.2).
+    gather_copies: whether what they gather and scatter is copied, since the sequence is not its
+    first dimension.
     """
 
     name: str
@@ -296,6 +297,7 @@ class Stack:
     origin: str
     flash: int = 2
     fp8: bool = False
+    fp4: bool = False
     hidden_reduces: bool = False
     sequence_parallel: bool = False
     gather_copies: bool = False
@@ -347,6 +349,4 @@ DEFAULT_STACK = STACKS["fused"]
 
 def load_stack(name: str, *, where: str | None = None) -> Stack:
     """The stack of that name, which stands `where`; raises InputError that suggests the nearest."""
-    if name not in STACKS:
-        raise unknown_name("unknown software stack", name, STACKS, where=where)
-    return STACKS[name]
+    return look_up("unknown software stack", name, STACKS, where=where)

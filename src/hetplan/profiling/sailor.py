@@ -95,11 +95,6 @@ def model_names(folder: Path) -> list[str]:
     return sorted(entry.name for entry in root.iterdir() if entry.is_dir())
 
 
-def read_sizes(folder: Path) -> SizesFile:
-    """The sizes of all models."""
-    return read_foreign(SizesFile, folder / "llm_info.json")
-
-
 def load_model_data(folder: Path, name: str, info: SizesFile) -> ModelData:
     """One model's profiles and sizes; raises InputError with file, place, got and expected."""
     root = folder / "profiles" / name
@@ -250,9 +245,8 @@ class RunPipeline(Foreign):
         return self
 
 
-def none_for_zero(measured: float | None) -> float | None:
-    """What nobody measured stands as 0 in some files."""
-    return measured or None
+# What nobody measured stands as 0 in some files.
+NONE_FOR_ZERO = AfterValidator(lambda measured: measured or None)
 
 
 class PlanRun(Foreign):
@@ -264,8 +258,8 @@ class PlanRun(Foreign):
     pipelines: Filled[list[RunPipeline]] = Field(alias="pipeline_list")
     micro_batch: PositiveCount = Field(alias="mbs")
     global_batch: PositiveCount = Field(alias="gbs")
-    seconds: Annotated[Seconds | None, AfterValidator(none_for_zero)] = Field(None, alias="real")
-    max_bytes: Annotated[Bytes | None, AfterValidator(none_for_zero)] = Field(None, alias="max_mem")
+    seconds: Annotated[Seconds | None, NONE_FOR_ZERO] = Field(None, alias="real")
+    max_bytes: Annotated[Bytes | None, NONE_FOR_ZERO] = Field(None, alias="max_mem")
 
     @property
     def layers(self) -> int:

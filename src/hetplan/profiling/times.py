@@ -198,10 +198,12 @@ def operator_time(op: Operator, rates: Rates, micro_batch: int, tensor: int) -> 
         kind = op.kind if isinstance(op, Elementwise) else "add"
         seconds = rates.moved_seconds(moved, kind)
     if isinstance(op, Matmul):
-        if rates.stack.fp8 and op.weight:
+        if (rates.stack.fp8 or rates.stack.fp4) and op.weight:
             operands = op.shape(micro_batch, tensor)
             elements = operands.count * operands.k * (operands.m + operands.n)
-            seconds = seconds / FP8_SPEED + rates.moved_seconds(FP8_CASTS * elements, "copy")
+            peaks = rates.spec.peak_tflops
+            faster = FP8_SPEED * (peaks["fp4"] / peaks["fp8"] if rates.stack.fp4 else 1.0)
+            seconds = seconds / faster + rates.moved_seconds(FP8_CASTS * elements, "copy")
         return LayerTime(seconds, seconds * op.backward_products)
     if isinstance(op, Counted):
         return LayerTime(0.0, seconds) if op.backward else LayerTime(seconds, 0.0)

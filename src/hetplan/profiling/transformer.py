@@ -57,6 +57,21 @@ class Latent:
 
 
 @dataclass(frozen=True)
+class Cut:
+    """What one of several ranks has of every block.
+
+    context: ranks that share a sample's tokens evenly, each with the keys of all (ring attention,
+    Liu et al. 2023). expert: ranks over which a block's experts are spread, visited by the tokens
+    of all of them. whole: so many tensor ranks hold the same columns of experts and divide their
+    tokens; the tensor degree over it is Megatron Core's expert-tensor degree.
+    """
+
+    context: int = 1
+    expert: int = 1
+    whole: int = 1
+
+
+@dataclass(frozen=True)
 class Transformer:
     """A transformer's shape.
 
@@ -70,7 +85,7 @@ class Transformer:
     block. latent: latent attention, head_dim is then rope + nope. qk_norm: norms of queries and
     keys, one for all heads or over all. block_norms: norms of a block. embedding_norm: LayerNorm
     behind the embedding (BERT). embedding_width: narrower embedding with projections (OPT-350m).
-    final_norm: norm before the head.
+    final_norm: norm before the head. cut: of context and expert parallelism.
     """
 
     vocabulary: int
@@ -102,6 +117,11 @@ class Transformer:
     final_norm: bool = True
     head: Literal["lm", "bert"] = "lm"
     experts: Experts | None = None
+    cut: Cut = Cut()
+
+    def keys(self, s: int) -> int:
+        """Keys that each of a rank's `s` tokens attends to."""
+        return min(s * self.cut.context, self.window or s * self.cut.context)
 
     @property
     def causal(self) -> bool:
@@ -187,7 +207,7 @@ def feed_forward_params(t: Transformer) -> int:
 
 def attention_operators(t: Transformer, s: int) -> tuple[Operator, ...]:
     """Projections, scores, softmax, weighted sum, output projection."""
-    keys = min(s, t.window) if t.window else s
+    keys = t.keys(s)
     scores, rotated = s * keys * t.heads, 2 * s * (t.query_width + t.kv_width)
     fused = t.attention == "fused"
     core: Any = t.attention if not (fused and t.causal) else "fused-causal"
@@ -237,18 +257,18 @@ def feed_forward_operators(t: Transformer, s: int) -> tuple[Operator, ...]:
 
 
 def expert_operators(t: Transformer, s: int, mixture: Experts) -> tuple[Operator, ...]:
-    """Router, dispatch, the experts at even load (each pads its rows up to a whole token),
+    """Router, dispatch, this rank's experts at even load (each pads its rows up to a whole token),
     combine."""
-    up = 2 if t.gated else 1
-    rows = -(-s * mixture.active // mixture.count)
+    up, held = 2 if t.gated else 1, -(-mixture.count // t.cut.expert)
+    rows = -(-s * mixture.active * t.cut.expert // (mixture.count * t.cut.whole))
     inner = s * mixture.active * t.feed_forward
     spread = (1 + mixture.active) * s * t.hidden
     return (
         Matmul("router", s, t.hidden, mixture.count),
         Elementwise("dispatch", spread, spread, kind="copy"),
-        Matmul("experts-up", rows, t.hidden, up * t.feed_forward, mixture.count, split="n"),
+        Matmul("experts-up", rows, t.hidden, up * t.cut.whole * t.feed_forward, held, split="n"),
         Elementwise("activation", (up + 1) * inner, (2 * up + 1) * inner, True, "activation"),
-        Matmul("experts-down", rows, t.feed_forward, t.hidden, mixture.count, split="k"),
+        Matmul("experts-down", rows, t.cut.whole * t.feed_forward, t.hidden, held, split="k"),
         Elementwise("combine", spread, 2 * spread, kind="copy"),
     )
 
@@ -274,7 +294,7 @@ def attention_saved(t: Transformer, s: int) -> tuple[Saved, ...]:
     """What attention keeps: Korthikanti et al. 2022, Section 4.1 (11 s b h + 5 a s^2 b), with its
     norm."""
     size = s * t.hidden
-    scores = s * (min(s, t.window) if t.window else s) * t.heads
+    scores = s * t.keys(s) * t.heads
     core: tuple[Saved, ...] = (Saved("softmax output", scores, split=True),)
     if t.attention == "fused":
         core = (Saved("log-sum-exp", s * t.heads, split=True, element_bytes=4),)
@@ -316,9 +336,9 @@ def feed_forward_saved(t: Transformer, s: int, mixture: Experts | None) -> tuple
 
 def transformer_layers(t: Transformer, sequence: int) -> tuple[Layer, ...]:
     """Embedding, blocks and head for samples of `sequence` tokens, no more than the learned
-    positions."""
-    blocks = [block(t, sequence, index) for index in range(t.layers)]
-    return (embedding(t, sequence), *blocks, head(t, sequence))
+    positions, as one rank of the shape's cut has them; parameters are those of all ranks."""
+    s = -(-sequence // t.cut.context)
+    return (embedding(t, s), *(block(t, s, index) for index in range(t.layers)), head(t, s))
 
 
 def embedding(t: Transformer, s: int) -> Layer:

@@ -150,13 +150,11 @@ def default_micro_batches(global_batch: int, largest: int = LARGEST_MICRO_BATCH)
     Raises InputError for a global batch below 1.
     """
     check_global_batch(global_batch)
-    sizes = []
-    power = 1
-    while power <= largest:
-        sizes.append(
-            next(b for b in range(min(power, global_batch), 0, -1) if global_batch % b == 0)
-        )
-        power *= 2
+    powers = (2**i for i in range(largest.bit_length()))
+    sizes = (
+        next(b for b in range(min(power, global_batch), 0, -1) if global_batch % b == 0)
+        for power in powers
+    )
     return tuple(dict.fromkeys(sizes))
 
 

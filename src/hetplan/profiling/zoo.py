@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hetplan.errors import InputError, unknown_name
+from hetplan.errors import InputError, look_up
 from hetplan.profiling.operators import Attention, Layer
 from hetplan.profiling.transformer import Experts, Transformer, transformer, transformer_layers
 from hetplan.profiling.vision import described, encoder, transgan_layers, vit_layers
@@ -170,10 +170,9 @@ def transgan() -> ModelSpec:
     plain = {"norm": "pixel", "attention_bias": False}
     wide = encoder(1024, 12, 4, 4096, **plain)
     narrow = encoder(16, 12, 4, 64, window=256, **plain)
-    source = "AMP (NeurIPS 2022), Section 4.1, after TransGAN (Jiang et al. 2021)"
     return ModelSpec(
         "transgan-amp",
-        source,
+        "AMP (NeurIPS 2022), Section 4.1, after TransGAN (Jiang et al. 2021)",
         None,
         lambda _: transgan_layers(wide, narrow),
         lambda tp: 4 % tp == 0,
@@ -195,8 +194,7 @@ LLAMA_3_SHAPE: dict[str, Any] = {"kv_heads": 8, "vocabulary": 128256}
 GPT2_MEDIUM_PARAMS, BERT_BASE_PARAMS = 354_823_168, 110_106_428
 # HAP's Table 1 (84 + 36 m million parameters on m devices) is of a narrower BERT whose width the
 # paper does not state; here it is BERT-base, and 8 experts in six of its blocks.
-EXPERTS = Experts(count=8, active=2, every=2)
-EXPERT_PARAMS = 6 * (7 * (2 * 768 * 3072 + 3072 + 768) + 8 * 768)
+BERT_MOE = bert(12, 768, 12, 3072, experts=Experts(count=8, active=2, every=2))
 
 MODELS = (
     text_model("gpt2", RADFORD, 1024, gpt2(12, 768, 12), checkpoint(124_439_808, "gpt2")),
@@ -308,9 +306,9 @@ MODELS = (
         "bert-moe",
         HAP,
         512,
-        bert(12, 768, 12, 3072, experts=EXPERTS),
+        BERT_MOE,
         Published(
-            BERT_BASE_PARAMS + EXPERT_PARAMS,
+            BERT_BASE_PARAMS + 6 * (7 * (2 * 768 * 3072 + 3072 + 768) + 8 * 768),
             "bert-base with the experts and routers that are added to it",
         ),
     ),
@@ -331,6 +329,4 @@ BUILT_IN = {model.name: model for model in MODELS}
 
 def built_in(name: str) -> ModelSpec:
     """The built-in model `name`; raises InputError that suggests the nearest names."""
-    if name not in BUILT_IN:
-        raise unknown_name("unknown model", name, BUILT_IN)
-    return BUILT_IN[name]
+    return look_up("unknown model", name, BUILT_IN)

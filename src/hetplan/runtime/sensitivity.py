@@ -72,8 +72,6 @@ def scenarios(
     """
     if not 0 < unmeasured <= LARGEST:
         raise InputError("spread", got=unmeasured, expected=f"more than 0, at most {LARGEST}")
-    if draws < 0:
-        raise InputError("draws", got=draws, expected="at least 0")
     spread = relative_spread(profile, unmeasured)
     wrong = [
         Scenario(f"{device} {word}", {device: 1 + sign * share})
@@ -117,16 +115,21 @@ class Sensitivity:
     outcomes: tuple[Outcome, ...]
     measured: bool
 
-    def figures(self, plan: int) -> dict[str, float]:
-        """Seconds of a plan where it is fastest and slowest; in how many scenarios it wins; regret:
-        the most by which it takes longer than the fastest one, as a share of that."""
-        seconds = [outcome.seconds[plan] for outcome in self.outcomes]
-        return {
-            "lowest_seconds": min(seconds),
-            "highest_seconds": max(seconds),
-            "wins": sum(outcome.winner == plan for outcome in self.outcomes),
-            "regret": max(o.seconds[plan] / min(o.seconds) - 1 for o in self.outcomes),
-        }
+    def lowest(self, plan: int) -> float:
+        """Seconds of a plan where it is fastest."""
+        return min(outcome.seconds[plan] for outcome in self.outcomes)
+
+    def highest(self, plan: int) -> float:
+        """Seconds of a plan where it is slowest."""
+        return max(outcome.seconds[plan] for outcome in self.outcomes)
+
+    def wins(self, plan: int) -> int:
+        """In how many scenarios the plan is the fastest."""
+        return sum(outcome.winner == plan for outcome in self.outcomes)
+
+    def regret(self, plan: int) -> float:
+        """The most by which the plan takes longer than the fastest one, as a share of that."""
+        return max(outcome.seconds[plan] / min(outcome.seconds) - 1 for outcome in self.outcomes)
 
 
 def sensitivity(

@@ -13,7 +13,7 @@ on equal parts, with gradients synchronised once. Memory is a constraint of the 
 profile's saved activations.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from hetplan.formulations.hap.spmd.operators import ELEMENT_FLOPS
 from hetplan.formulations.hap.spmd.program import SingleProgram
 from hetplan.formulations.hap.spmd.rules import (
     Holding,
+    Links,
     Theory,
     links_of,
     products_of,
@@ -100,7 +101,7 @@ def pose(
     theory = theory_of(
         program,
         devices,
-        links_of(workload.cluster),
+        ring_links(workload),
         element_bytes=ELEMENT_BYTES[precision],
         weights=weights,
         steps=runs,
@@ -120,6 +121,13 @@ def saved_bytes(workload: Workload, program: SingleProgram) -> dict[str, float]:
         for node in members:
             kept[node.name] = layer.saved_bytes * samples * node.elements / entries
     return kept
+
+
+def ring_links(workload: Workload) -> Links:
+    """Rings over the slowest link; every hop of an all-gather waits for a message."""
+    m, hop = len(workload.cluster.devices), float(workload.cluster.latency().max())
+    latency = max((m - 1) * hop, 1e-6 if m > 1 else 0.0)
+    return replace(links_of(workload.cluster), latency=latency)
 
 
 def runs_that_fit(workload: Workload) -> int:

@@ -7,7 +7,7 @@ and place.
 import os
 from collections.abc import Callable
 
-from hetplan.errors import unknown_name
+from hetplan.errors import look_up
 from hetplan.profiling.importers import graphs, profilers
 from hetplan.profiling.importers.common import Imported, Settings
 
@@ -25,6 +25,4 @@ KINDS = tuple(READERS)
 
 def import_file(kind: str, path: str | os.PathLike[str], settings: Settings) -> Imported:
     """Read `path` as a file of that kind; raises InputError with file, place, got and expected."""
-    if kind not in READERS:
-        raise unknown_name("unknown kind of file", kind, KINDS)
-    return READERS[kind](os.fspath(path), settings)
+    return look_up("unknown kind of file", kind, READERS)(os.fspath(path), settings)

@@ -42,7 +42,8 @@ from hetplan.profiling.importers.common import (
 from hetplan.schema import Bytes, Count, Name, Seconds, parse
 
 MILLI = 1e-3
-NUMBER = re.compile(r"node(\d{1,8})$")
+EDGE = re.compile(r"\s*node(\d{1,8}) -- node(\d{1,8})\s*$")
+NODE = re.compile(r"\s*node(\d{1,8}) -- (?:(.*) -- )?(\w+=.*)$")
 FIGURE = re.compile(r"(\w+)=(\[[^\]]*\]|[^,\s]+)")
 
 
@@ -147,17 +148,15 @@ def pipedream_graph(path: str) -> tuple[dict[int, Operator], list[tuple[int, int
     edges = []
     for number, line in lines_of(path):
         where = f"{path}: line {number}"
-        parts = [part.strip() for part in line.split(" -- ")]
-        if len(parts) == 2:
-            edges.append((_node(parts[0], where), _node(parts[1], where)))
-        elif len(parts) >= 3:
-            key = _node(parts[0], where)
+        if edge := EDGE.match(line):
+            edges.append((int(edge[1]), int(edge[2])))
+        elif match := NODE.match(line):
+            key = int(match[1])
+            node = parse(PipeDreamNode, dict(FIGURE.findall(match[3])), where=where)
             if key in operators:
-                raise InputError("node stands twice", where=where, got=parts[0])
-            figures = dict(FIGURE.findall(parts[-1]))
-            node = parse(PipeDreamNode, figures, where=where)
+                raise InputError("node stands twice", where=where, got=f"node{key}")
             operators[key] = Operator(
-                " ".join(parts[1:-1]),
+                match[2].replace(" -- ", " "),
                 node.forward * MILLI,
                 node.backward * MILLI,
                 node.params,
@@ -174,15 +173,6 @@ def pipedream_graph(path: str) -> tuple[dict[int, Operator], list[tuple[int, int
         if end not in operators:
             raise InputError("an edge names a node that is not there", where=path, got=f"node{end}")
     return operators, edges
-
-
-def _node(text: str, where: str) -> int:
-    match = NUMBER.match(text)
-    if match is None:
-        raise InputError(
-            "not usable", where=where, got=text, expected="a node's name, such as node12"
-        )
-    return int(match[1])
 
 
 def summed(text: str) -> float:

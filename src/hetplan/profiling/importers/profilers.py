@@ -58,7 +58,7 @@ from hetplan.profiling.importers.common import (
 )
 from hetplan.profiling.model_files import CALCULON_KEYS, from_config
 from hetplan.profiling.profile import ProfileLayer, ProfileTable
-from hetplan.profiling.sailor import ModelData, load_model_data, read_sizes
+from hetplan.profiling.sailor import ModelData, SizesFile, load_model_data
 from hetplan.profiling.workload import STATE_BYTES_PER_PARAM
 from hetplan.schema import MOST_RATE, Bytes, Name, Positive, PositiveCount, Rate, Seconds, parse
 
@@ -83,7 +83,7 @@ def read_sailor(path: str, settings: Settings) -> Imported:
         raise InputError(
             "not in its place", where=path, expected=f"{root}/profiles/<model>/<GPU>/profile.json"
         )
-    data = load_model_data(root, name, read_sizes(root))
+    data = load_model_data(root, name, read_foreign(SizesFile, root / "llm_info.json"))
     kinds = list(data.tables) if gpu is None else [gpu]
     settings.one_kind(kinds)
     return profile(
@@ -231,7 +231,6 @@ def metis_layers(file: MetisFile, tensor: int, batch: int) -> tuple[list[Profile
 
 
 VOCABULARY = 51200
-GB_AS_GBIT = 8
 CALCULON_ANY = ("networks", "matrix", "hidden", "num_blocks")
 
 
@@ -246,7 +245,7 @@ class CalculonNetwork(Foreign):
     @property
     def gbit_per_s(self) -> float:
         """What is reached."""
-        return self.bandwidth * self.efficiency * GB_AS_GBIT
+        return self.bandwidth * self.efficiency * 8  # Gbit in a GB
 
 
 def tflops_of(calculons: str) -> AliasPath:
@@ -347,6 +346,7 @@ class Module:
     name: str
     kind: str
     line: int
+    depth: int
     params: float | None = None
     seconds: float | None = None
     inner: "list[Module]" = field(default_factory=list)
@@ -404,25 +404,19 @@ def parse_tree(lines: list[tuple[int, str]], path: str) -> Module:
         raise InputError(
             "no detailed profile", where=path, expected="a heading 'Detailed Profile per GPU'"
         )
-    stack: list[Module] = []
+    tree: list[Module] = []
     for number, line in lines[starts[-1] + 1 :]:
-        if not stack and not (MODULE.match(line) and line.rstrip().endswith("(")):
-            continue  # notes between the heading and the tree
-        if stack and line.strip() == ")":
-            done = stack.pop()
-            if not stack:
-                return done
-            continue
+        if tree and line.rstrip() == ")":
+            return tree[0]
         match = MODULE.match(line)
-        if match and not PARAMS.match(line.strip()):
-            module = Module(match["name"] or "", match["kind"], number)
-            if stack:
-                stack[-1].inner.append(module)
-            _figures(module, match["rest"])
-            if line.rstrip().endswith("("):
-                stack.append(module)
-        elif stack:
-            _figures(stack[-1], line)
+        if match and not PARAMS.match(line.strip()) and (tree or line.rstrip().endswith("(")):
+            depth = len(line) - len(line.lstrip())
+            module = Module(match["name"] or "", match["kind"], number, depth)
+            above = next((one for one in reversed(tree) if one.depth < depth), module)
+            above.inner += [module] if tree else []
+            tree.append(module)
+        if tree:  # notes stand between the heading and the tree
+            _figures(tree[-1], line)
     raise InputError("the tree of modules does not end", where=path, expected="closing parentheses")
 
 

@@ -197,10 +197,8 @@ def measured_products(device: str, precision: Precision) -> tuple[ProductTrees, 
     """What serves a device type; None where it was not measured. bf16 counts as fp16: tensor cores
     compute both at one rate."""
     asked = "fp16" if precision == "bf16" else precision
-    for table in shipped().products:
-        if device in table.devices and table.precision == asked:
-            return table, Trees.of(table)
-    return None
+    tables = (table for table in shipped().products if table.precision == asked)
+    return next(((table, Trees.of(table)) for table in tables if device in table.devices), None)
 
 
 @cache

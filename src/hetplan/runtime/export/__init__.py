@@ -3,7 +3,7 @@ by name."""
 
 from collections.abc import Callable
 
-from hetplan.errors import unknown_name
+from hetplan.errors import look_up
 from hetplan.formulations.joint.plan import Plan
 from hetplan.runtime.export import documents, scripts
 from hetplan.runtime.export.grid import refuse
@@ -20,9 +20,8 @@ EXPORTERS: dict[str, Callable[[Plan], str]] = {
 def export(plan: Plan, to: str) -> str:
     """The plan as `to` reads it. Raises InputError for an unknown name, UnsupportedError for what
     `to` cannot say."""
-    if to not in EXPORTERS:
-        raise unknown_name("unknown framework", to, EXPORTERS)
+    exporter = look_up("unknown framework", to, EXPORTERS)
     if plan.program is not None and to != "torchrun":
         lost = "the program: which tensors are sliced, and every collective"
         raise refuse(plan, to, "SPMD programs", lost)
-    return EXPORTERS[to](plan)
+    return exporter(plan)

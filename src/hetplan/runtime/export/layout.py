@@ -18,8 +18,6 @@ from typing import Any
 
 import numpy as np
 
-PARTS = 4e7
-
 
 @dataclass(frozen=True)
 class Layout:
@@ -53,8 +51,8 @@ class Layout:
 
 def runs_text(units: Sequence[str]) -> str:
     """A virtual stage in Megatron's letters: `Et*3`."""
-    each = [(letter, len(list(run))) for letter, run in groupby("".join(units))]
-    return "".join(f"{letter}*{count}" if count > 1 else letter for letter, count in each)
+    runs = ((letter, len(list(run))) for letter, run in groupby("".join(units)))
+    return "".join(f"{letter}*{count}" if count > 1 else letter for letter, count in runs)
 
 
 def balanced(seconds: Sequence[float], pipeline: int, virtual: int = 1, mtp: int = 0) -> Layout:
@@ -68,7 +66,7 @@ def balanced(seconds: Sequence[float], pipeline: int, virtual: int = 1, mtp: int
     units = ("E", *"t" * len(blocks), *(["m" * mtp] if mtp else []), "L")
     more = [mtp * blocks[-1]] if mtp else []
     each = np.array([0.0, embedding, *blocks, *more, (1 + mtp) * head])
-    reach, parts = np.cumsum(each), np.cumsum(np.rint(each * (PARTS / each.sum())))
+    reach, parts = np.cumsum(each), np.cumsum(np.rint(each * (4e7 / each.sum())))
     spans = np.where(np.tri(len(reach), k=-1), np.inf, parts - parts[:, None])
     early = (pipeline * (virtual - 1) if mtp else 0, len(blocks) + 1)
     slowest, _ = least(spans, pipeline * virtual, np.maximum, early)

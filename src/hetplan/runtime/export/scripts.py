@@ -161,6 +161,6 @@ def torchrun(plan: Plan) -> str:
         f'exec torchrun --nnodes {len(order)} --node-rank "$NODE_RANK" \\',
         '  --nproc-per-node "$PROCESSES" \\',
         '  --master-addr "$MASTER_ADDR" --master-port "${MASTER_PORT:-29500}" \\',
-        '  -m hetplan run "$@"',
+        '  -m hetplan.runtime "$@"',
     ]
     return "\n".join(lines) + "\n"

@@ -74,7 +74,8 @@ class Reference(nn.Module):
 
 def build(shape: Transformer, sequence: int, *, seed: int = 0) -> Reference:
     """Embedding, blocks and head of a text model, on the current default device."""
-    return Reference(text_layers(shape), vocabulary=shape.vocabulary, sequence=sequence, seed=seed)
+    layers = text_layers(shape)
+    return Reference(layers, vocabulary=shape.vocabulary, sequence=sequence, seed=seed)
 
 
 def text_layers(shape: Transformer) -> dict[str, nn.Module]:

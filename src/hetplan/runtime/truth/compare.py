@@ -1,50 +1,45 @@
-"""The sets of published measurements, each read, posed and predicted row by row; all sets at once,
-beside what an earlier predictor said of them; and a set calibrated on some of its rows.
-
-`before.json` holds the figures of the predictor of November 2026 before measured rates, software
-stacks and overlapped gathers (roofline of datasheets, ring collectives, serial gathers), of the
-same rows, posed in the same way.
+"""The sets of published measurements, each read, posed and predicted row by row, or ranked; and a
+set calibrated on some of its rows.
 """
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
-from typing import Any
 
 from hetplan.errors import HetplanError, InputError, unknown_name
-from hetplan.files import read_json
 from hetplan.formulations.joint.plan import Plan
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.calibration import Estimate, MeasuredRun, calibrate, predicted_seconds
-from hetplan.runtime.truth import operators, runs
+from hetplan.runtime.truth import job, operators, ranked, runs
 from hetplan.runtime.truth.sailor import compare_plans
-from hetplan.runtime.truth.scores import summary
 from hetplan.runtime.truth.tables import (
     Cells,
     Compared,
     DamagedError,
+    NotPosedError,
     Source,
     read_table,
 )
 
 SOURCES = {**runs.SOURCES, "operators": operators.FILES}
 SETS = (*SOURCES, "sailor")
-# Where the sets stand below one folder, and the parts by which one is told: files or GPU types.
-FOLDERS = {"sailor": "sailor", "operators": "operators"}
-PARTS = {"mosaicml": "kinds", "sailor": "kinds"}
 
 
-def compare(name: str, folder: Path, framework: float | None = None) -> list[Compared]:
+def compare(
+    name: str, folder: Path, framework: float | None = None, *, rank: bool = False
+) -> list[Compared]:
     """Every row of a set beside its prediction or its reason, in the order of files and rows.
 
     folder: with the set's files. framework: of sailor, bytes that it takes of each GPU, if known.
+    rank: price each training run in closed form, among all configurations of its model and GPUs.
     Raises InputError for an unknown set, or a file that is missing or damaged.
     """
     if name == "sailor":
         return compare_plans(folder, framework)
-    return [compared(*row) for row in rows_of(name, folder)]
+    return [compared(*row, rank=rank) for row in rows_of(name, folder)]
 
 
 def rows_of(name: str, folder: Path) -> Iterator[tuple[str, int, Source, Cells]]:
@@ -61,11 +56,13 @@ def rows_of(name: str, folder: Path) -> Iterator[tuple[str, int, Source, Cells]]
                 yield file, i, source, row
 
 
-def compared(file: str, number: int, source: Source, row: Cells) -> Compared:
+def compared(file: str, number: int, source: Source, row: Cells, *, rank: bool = False) -> Compared:
     """One row, predicted where it can be said."""
     published = source.published(row)
     try:
-        return Compared(file, number, published, source.predicted(row))
+        place = ranked.ranked(source.job(row)) if rank and source.job else None
+        outcome = place.own if place else source.predicted(row)
+        return Compared(file, number, published, outcome, ranked=place)
     except DamagedError:
         raise
     except HetplanError as error:
@@ -75,28 +72,6 @@ def compared(file: str, number: int, source: Source, row: Cells) -> Compared:
 def reasons(rows: Sequence[Compared]) -> list[tuple[str, int]]:
     """Why rows have no prediction, and how many for each reason, the commonest first."""
     return Counter(row.reason for row in rows if row.reason is not None).most_common()
-
-
-def standings(folder: Path) -> Iterator[dict[str, Any]]:
-    """Every set below `folder` (truth, operators, sailor), part by part; raises InputError where
-    none is there or a file is damaged."""
-    places = {name: folder / FOLDERS.get(name, "truth") for name in SETS}
-    present = {
-        name: place
-        for name, place in places.items()
-        if any((place / file).exists() for file in SOURCES.get(name, ("validation",)))
-    }
-    if not present:
-        raise InputError(
-            "no set", where=str(folder), expected="a folder with truth, operators or sailor in it"
-        )
-    earlier = read_json(Path(__file__).with_name("before.json"))  # by `set/part`
-    for name, place in present.items():
-        whole = summary(compare(name, place))
-        parts = whole.get(PARTS.get(name, "files")) or {"": whole}
-        for part, figures in parts.items():
-            before = earlier.get(f"{name}/{part}", {})
-            yield {"name": name, "part": part, "now": figures, "before": before}
 
 
 @dataclass(frozen=True)
@@ -118,8 +93,9 @@ def calibrate_set(name: str, folder: Path, count: int, seed: int) -> Rest:
     posed: list[tuple[Compared, Plan, Workload]] = []
     for file, number, source, row in rows_of(name, folder):
         one = compared(file, number, source, row)
-        if one.error is not None and source.posed is not None:
-            posed.append((one, *source.posed(row)))
+        if one.error is not None and source.job is not None:
+            with suppress(NotPosedError):
+                posed.append((one, *job.posed(source.job(row))))
     if len(posed) < count:
         raise InputError(
             "rows of the set",

@@ -50,7 +50,8 @@ class Job:
     level 3. framework: what trained, for its memory; stack: for its time. buckets: parts in which
     gradients leave while the last backward pass goes on. pooled: the published bytes are those of
     the allocator's whole pool. last_stage: they are of the last stage's ranks, where frameworks
-    keep their log."""
+    keep their log. context, expert: degrees. expert_tensor: the tensor degree of
+    experts."""
 
     shape: Transformer
     sequence: int
@@ -70,6 +71,9 @@ class Job:
     buckets: int = 1
     pooled: bool = False
     last_stage: bool = False
+    context: int = 1
+    expert: int = 1
+    expert_tensor: int = 1
 
     @property
     def replicas(self) -> int:
@@ -98,6 +102,7 @@ def predicted(job: Job) -> Predicted:
 
 def posed(job: Job) -> tuple[Plan, Workload]:
     """The plan and its workload; raises as `predicted` does."""
+    require(job.context * job.expert == 1, "no plan has context and expert parallelism")
     workload = posed_workload(job)
     return posed_plan(job, workload), workload
 

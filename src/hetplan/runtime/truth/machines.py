@@ -7,7 +7,14 @@ cards together.
 from dataclasses import dataclass
 from functools import cache
 
-from hetplan.profiling.cluster import Cluster, ClusterFile, build_cluster
+from hetplan.profiling.cluster import (
+    GBIT,
+    INTRA_NODE_LATENCY_US,
+    NETWORK_LATENCY_US,
+    Cluster,
+    Node,
+    device,
+)
 from hetplan.runtime.truth.tables import NotPosedError
 
 
@@ -58,16 +65,10 @@ def machine(text: str | None) -> Machine:
 def cluster(kind: Machine, gpus: int) -> Cluster:
     """As many GPUs in full nodes, the last one with the rest."""
     full, rest = divmod(gpus, kind.per_node)
-    links = {"intra_node_gbit_per_s": kind.within, "network_gbit_per_s": kind.between}
-    nodes = [
-        {"count": count, "devices": devices, "device": kind.device, **links}
-        for count, devices in ((full, kind.per_node), (1 if rest else 0, rest))
-        if count
-    ]
-    document = {
-        "format": "hetplan-cluster",
-        "version": 1,
-        "name": f"{gpus} {kind.device}",
-        "nodes": nodes,
-    }
-    return build_cluster(ClusterFile.model_validate(document, strict=False), where=kind.device)
+    links = (
+        kind.within * GBIT, kind.between * GBIT, INTRA_NODE_LATENCY_US * 1e-6,
+        NETWORK_LATENCY_US * 1e-6,
+    )  # fmt: skip
+    sizes = [kind.per_node] * full + [rest] * bool(rest)
+    nodes = tuple(Node(kind.device, size, *links) for size in sizes)
+    return Cluster(f"{gpus} {kind.device}", nodes, {kind.device: device(kind.device)})

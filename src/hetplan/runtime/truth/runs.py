@@ -5,17 +5,21 @@ A row that hetplan cannot say raises NotPosedError with the reason.
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
+from hetplan.files import read_json
 from hetplan.formulations.joint.plan import Recomputation
 from hetplan.profiling.frameworks import FSDP, MEGATRON
+from hetplan.profiling.model_files import from_config
 from hetplan.profiling.operators import STACKS, Precision
-from hetplan.profiling.transformer import Transformer, transformer
-from hetplan.profiling.zoo import LLAMA_3_SHAPE, bert, built_in, gpt2, llama
-from hetplan.runtime.truth.job import Job, posed, predicted
+from hetplan.profiling.transformer import Experts, Transformer, transformer
+from hetplan.profiling.zoo import bert, built_in, gpt2
+from hetplan.runtime.truth.job import Job
 from hetplan.runtime.truth.machines import VTRAIN, machine
-from hetplan.runtime.truth.tables import GIB, Cells, NotPosedError, Published, Source, require
+from hetplan.runtime.truth.ranked import predicted
+from hetplan.runtime.truth.tables import GIB, Cells, Published, Source, require
 
 
 def over(amount: float, rate: float | None) -> float | None:
@@ -131,8 +135,6 @@ def mosaic_job(row: Cells) -> Job:
     )
 
 
-LLAMA_405B = llama(126, 16384, 128, 53248, **LLAMA_3_SHAPE)  # Llama 3 (2024), Table 3
-GPT3_175B = gpt2(96, 12288, 96, vocabulary=51200, positions=2048, attention="fused")
 # Names as the sources write them, in capitals and with hyphens, and as the zoo has them.
 NAMES = {
     "LLAMA3-8B": "llama3-8b",
@@ -143,21 +145,23 @@ NAMES = {
     "LLAMA2-13B": "llama2-13b",
     "LLAMA2-70B": "llama2-70b",
 }
-SHAPES: dict[str, Transformer | None] = {
-    **{name: built_in(model).shape for name, model in NAMES.items()},
-    "LLAMA3.1-405B": LLAMA_405B,
-    "GPT3-175B": GPT3_175B,
-}
 CHECKPOINTING: dict[str, Recomputation] = {
     "none": "none", "full": "full", "selective per op": "operators",
 }  # fmt: skip
 
 
+@cache
 def shape_of(model: str) -> Transformer:
-    """The dense model of that name; raises NotPosedError."""
-    shape = SHAPES.get(model.upper().replace("_", "-"))
-    if shape is None:
-        raise NotPosedError(f"unknown model {model}")
+    """The model of that name, less what stands behind it in brackets; raises NotPosedError.
+
+    Others than hetplan's own stand in `models.json` with their sources.
+    """
+    name = model.partition(" (")[0].upper().replace("_", "-")
+    known = read_json(Path(__file__).with_name("models.json"))
+    require(name in NAMES or name in known, f"unknown model {model}")
+    own = NAMES.get(name)
+    shape = (built_in(own) if own else from_config(known[name]["config"], name=name)).shape
+    assert shape is not None, "all are text models"
     return shape
 
 
@@ -181,14 +185,13 @@ def titan_job(row: Cells) -> Job:
     """Llama 3 under FSDP2 over what tensor ranks leave."""
     techniques = row.text("techniques").lower()
     require("rowwise" not in techniques, "float8 with a scale for each row is not modelled")
-    require(row.whole("cp", 1) == 1, "context parallelism is not modelled")
-    require(row.whole("pp", 1) == 1, "pipelines of FSDP groups are not modelled")
     model, tensor = row.text("model"), row.whole("tp", 1)
+    others = tensor * row.whole("pp", 1) * row.whole("cp", 1)
     # where a row states none, that of torchtitan's own configuration (models/llama3/train_configs)
     usual = "selective per op" if model.lower().endswith("8b") else "full"
     mode = row.text("activation_checkpointing").lower() or usual
-    shards = row.whole("fsdp", row.whole("gpus") // tensor)
-    require(shards * tensor == row.whole("gpus"), f"{shards} shards of {tensor} ranks each")
+    shards = row.whole("fsdp", row.whole("gpus") // others)
+    require(shards * others == row.whole("gpus"), f"{shards} shards of {others} ranks each")
     require(mode in CHECKPOINTING, f"activation checkpointing {mode!r} is not modelled")
     return Job(
         shape_of(model),
@@ -199,6 +202,8 @@ def titan_job(row: Cells) -> Job:
         row.whole("global_batch"),
         row.whole("local_batch"),
         tensor=tensor,
+        pipeline=row.whole("pp", 1),
+        context=row.whole("cp", 1),
         zero=3,
         recomputation=CHECKPOINTING[mode],
         framework=FSDP,
@@ -234,11 +239,8 @@ def megatron_job(row: Cells) -> Job:
     """GPT or BERT. The log is the last rank's (megatron/training/global_vars.py)."""
     require(row.flag("training_complete"), "the row is no complete training run")
     family, _, name = row.text("case").partition("/")
-    require(family in ("gpt", "bert"), f"models of {family} are not modelled")
-    require("mla" not in name.split("_"), "latent attention is not modelled")
-    require(row.whole("experts", 0) == 0, "experts of Megatron are not modelled")
-    require(row.whole("cp", 1) == 1, "context parallelism is not modelled")
-    require(not row.text("fp8"), "FP8 products are not modelled")
+    require(family in ("gpt", "bert", "moe"), f"models of {family} are not modelled")
+    require("mla" not in name.split("_"), "ranks of latent attention are not stated")
     require(not row.flag("fsdp"), "Megatron's FSDP is not modelled")
     require(not row.text("layout"), f"layout {row.text('layout')} is not modelled")
     recompute = row.text("recompute")
@@ -261,8 +263,15 @@ def megatron_job(row: Cells) -> Job:
         zero=int(row.flag("distributed_optimizer")),
         recomputation=mode,
         framework=MEGATRON.model_copy(update={"sequence_parallel": row.flag("sequence_parallel")}),
-        stack=replace(STACKS["fused"], sequence_parallel=row.flag("sequence_parallel")),
+        stack=replace(
+            STACKS["fused"],
+            sequence_parallel=row.flag("sequence_parallel"),
+            fp8=bool(row.text("fp8")),
+        ),
         last_stage=True,
+        context=row.whole("cp", 1),
+        expert=row.whole("ep", 1) if shape.experts else 1,
+        expert_tensor=row.whole("etp", row.whole("tp", 1)),
     )
 
 
@@ -285,7 +294,9 @@ def megatron_shape(row: Cells, family: str) -> Transformer:
         "kv_heads": row.whole("kv_groups", heads),
         "attention": "standard" if unfused else "fused",
     }
-    build = bert if family == "bert" else transformer
+    experts, build = row.whole("experts", 0), bert if family == "bert" else transformer
+    if experts:
+        changes["experts"] = Experts(experts, row.whole("topk", 1))
     return build(row.whole("layers"), hidden, heads, row.whole("ffn", 4 * hidden), **changes)
 
 
@@ -307,21 +318,25 @@ def megatron_stages(row: Cells, layers: int) -> dict[str, Any]:
 def bridge_job(row: Cells) -> Job:
     """Megatron Bridge's tables: dense models; the distributed optimizer is ZeRO 1, FSDP ZeRO 3."""
     precision = row.text("precision")
-    require("(" not in precision, f"two precisions in one row: {precision}")
-    eight = precision.startswith(("FP8", "MXFP8"))
-    require(eight or precision == "BF16", f"precision {precision or 'not stated'}")
-    require(row.whole("ep", 1) == 1, "expert parallelism is not modelled")
-    sharded = row.whole("fsdp", 0)
-    require(not sharded or row.whole("pp", 1) == 1, "pipelines of FSDP groups are not modelled")
-    return nemo_dense(row, row.text("system"), zero=3 if sharded else 1, eight=eight)
+    require(precision in BITS, f"precision {precision or 'not stated'}")
+    job = nemo_job(
+        row, row.text("system"), zero=3 if row.whole("fsdp", 0) else 1, bits=BITS[precision]
+    )
+    return replace(job, expert=row.whole("ep", 1) if job.shape.experts else 1)
 
 
-def nemo_dense(row: Cells, gpu: str, zero: int, *, eight: bool) -> Job:
-    """A dense model that is trained from scratch in bf16, its products in 8 bits where `eight`."""
+# Of the products of a published precision.
+BITS = {"BF16": 16, "FP8": 8, "FP8-CS": 8, "FP8-MX": 8, "MXFP8": 8, "NVFP4": 4}
+
+
+def nemo_job(row: Cells, gpu: str, zero: int, *, bits: int) -> Job:
+    """A model that is trained in bf16, its products in so many bits.
+
+    Fine-tuning takes whole samples, as packing makes them; tensor ranks hold whole experts, as
+    Bridge's recipes have it.
+    """
     shape, task = shape_of(row.text("model")), row.text("task").lower()
     require("lora" not in task, "adapters (LoRA) are not modelled")
-    require("sft" not in task, "fine-tuning on packed samples is not modelled")
-    require(row.whole("cp", 1) == 1, "context parallelism is not modelled")
     return Job(
         shape,
         row.whole("sequence"),
@@ -335,31 +350,50 @@ def nemo_dense(row: Cells, gpu: str, zero: int, *, eight: bool) -> Job:
         chunks=row.whole("vp", 1),
         zero=zero,
         framework=FSDP if zero == 3 else MEGATRON,
-        stack=replace(STACKS["fused"], flash=3, fp8=eight, sequence_parallel=True),
+        stack=replace(
+            STACKS["fused"], flash=3, fp8=bits == 8, fp4=bits == 4, sequence_parallel=True
+        ),
         buckets=8,  # NeMo overlaps reductions with the backward pass
+        context=row.whole("cp", 1),
     )
 
 
 def mlperf_published(row: Cells) -> Published:
     """MLPerf training v5.0: the median of the steps, else by the rate."""
     seconds = row.number("step_seconds_median") or row.number("seconds_per_step_from_throughput")
-    gpu, batch = row.text("accelerator"), f"batch {row.text('global_batch')}"
-    nodes = f"{row.text('nodes')} x {row.text('accelerators_per_node')} {gpu}"
-    return Published(f"{row.text('benchmark')}, {batch}, {nodes}", seconds or None, kind=gpu)
+    gpu = row.text("accelerator")
+    workload = (
+        f"{row.text('benchmark')}, batch {row.text('global_batch')}, {row.text('nodes')} x "
+        f"{row.text('accelerators_per_node')} {gpu}"
+    )
+    return Published(workload, seconds or None, kind=gpu)
 
 
 def mlperf_job(row: Cells) -> Job:
-    """All train in FP8 so far, the 405B models with context parallelism."""
+    """In FP8; virtual stages are not stated, and count as one."""
     require("lora" not in row.text("benchmark"), "adapters (LoRA) are not modelled")
-    require(row.whole("cp", 1) == 1, "context parallelism is not modelled")
-    raise NotPosedError("FP8 products are not modelled")
+    return Job(
+        shape_of("LLAMA3.1-405B"),
+        row.whole("sequence"),
+        "bf16",
+        machine(row.text("accelerator")),
+        row.whole("nodes") * row.whole("accelerators_per_node"),
+        row.whole("global_batch"),
+        1,
+        tensor=row.whole("tp"),
+        pipeline=row.whole("pp"),
+        zero=1,
+        stack=replace(STACKS["fused"], flash=3, fp8=True, sequence_parallel=True),
+        buckets=8,
+        context=row.whole("cp"),
+    )
 
 
 def runs(
     published: Callable[[Cells], Published], job: Callable[[Cells], Job], *, by_hand: bool = False
 ) -> Source:
     """A file of training runs, which are replayed."""
-    return Source(published, lambda row: predicted(job(row)), lambda row: posed(job(row)), by_hand)
+    return Source(published, lambda row: predicted(job(row)), job, by_hand)
 
 
 # Files of each set of training runs.
@@ -379,7 +413,7 @@ SOURCES = {
         ),
         "nemo_24.07_h100_fp8.csv": runs(  # system and precision are the table's title
             lambda row: by_rate(row, "DGX-H100", row.text("task")),
-            partial(nemo_dense, gpu="DGX-H100", zero=1, eight=True),
+            partial(nemo_job, gpu="DGX-H100", zero=1, bits=8),
             by_hand=True,
         ),
     },

@@ -34,6 +34,7 @@ from pathlib import Path
 import numpy as np
 
 from hetplan.errors import InputError
+from hetplan.profiling.foreign import read_foreign
 from hetplan.profiling.frameworks import RESERVED_BYTES
 from hetplan.profiling.sailor import (
     Floats,
@@ -43,11 +44,11 @@ from hetplan.profiling.sailor import (
     NotPricedError,
     PlanRun,
     RunPipeline,
+    SizesFile,
     load_links,
     load_model_data,
     load_run,
     model_names,
-    read_sizes,
 )
 from hetplan.profiling.simulator.pipeline import Replica, Sends, simulate_replicas
 from hetplan.profiling.simulator.tasks import Traffic
@@ -144,14 +145,7 @@ def clean(raw: Floats, sizes: Floats, floor: Floats, per_sample: Floats) -> Floa
 class Predictor:
     """Predictions of one model's plans. framework: bytes that the framework takes, if known."""
 
-    def __init__(
-        self,
-        model: ModelData,
-        links: Links,
-        framework: float | None = None,
-        exchanges: Exchanges = Exchanges(),
-    ) -> None:
-        self.exchanges = exchanges
+    def __init__(self, model: ModelData, links: Links, framework: float | None = None) -> None:
         self.model = model
         self.links = links
         self.framework = framework
@@ -199,8 +193,8 @@ class Predictor:
                 Replica(
                     stages=stages,
                     micro_batches=batches,
-                    sends=self.exchanges.sends,
-                    exchange_seconds=self.exchanges.host_seconds,
+                    sends=Exchanges.sends,
+                    exchange_seconds=Exchanges.host_seconds,
                     forward=passes[:, 0, None, None],
                     backward=passes[:, 1, None, None],
                     kinds=np.zeros(batches, np.int64),
@@ -360,7 +354,7 @@ def compare_plans(folder: Path, framework: float | None = None) -> list[Compared
     if not runs:
         raise InputError("no plan", where=str(root), expected="at least one JSON file")
     links = load_links(folder)
-    info = read_sizes(folder)
+    info = read_foreign(SizesFile, folder / "llm_info.json")
     names = [name for name in model_names(folder) if name in info.root]
     load = cache(lambda name: load_model_data(folder, name, info))
     predictor = cache(lambda name: Predictor(load(name), links, framework))

@@ -24,7 +24,6 @@ class Scoring:
     below: float = 0.05
 
 
-SCORING = Scoring()
 kind = attrgetter("published.kind")  # of a row: GPU type or operator
 
 
@@ -75,7 +74,7 @@ def mean(values: Iterable[float | None]) -> float | None:
     return float(np.mean(known)) if known else None
 
 
-def summarised(rows: Sequence[Compared], rules: Scoring = SCORING) -> dict[str, Any]:
+def summarised(rows: Sequence[Compared], rules: Scoring = Scoring()) -> dict[str, Any]:
     """The figures of some rows: of seconds, of order, of the pick, of memory, of utilisation.
 
     rows, predicted: how many. error, bias: mean of the absolute and of the signed relative error.

@@ -4,13 +4,12 @@ import csv
 import io
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from hetplan.errors import HetplanError, InputError
 from hetplan.files import read_bytes
-from hetplan.formulations.joint.plan import Plan
-from hetplan.profiling.workload import Workload
 
 GIB = 2**30
 
@@ -123,14 +122,28 @@ class Predicted:
 
 
 @dataclass(frozen=True)
+class Ranked:
+    """A configuration among all of its model, batch and GPUs. own: in closed form. place: share of
+    those that fit and are no faster; count: of all that fit. best, best_seconds: the fastest. why:
+    where the difference lies, the largest first: seconds of the configuration and of the best."""
+
+    own: Predicted
+    place: float
+    count: int
+    best: str
+    best_seconds: float
+    why: tuple[tuple[str, float, float], ...]
+
+
+@dataclass(frozen=True)
 class Source:
     """How the rows of a file are read: what was published, and what hetplan predicts (raises
-    NotPosedError, or InputError as `replay` does). posed: of runs, the plan and its workload.
+    NotPosedError, or InputError as `replay` does). job: of runs, what was configured.
     by_hand: see `Cells`."""
 
     published: Callable[[Cells], Published]
     predicted: Callable[[Cells], Predicted]
-    posed: Callable[[Cells], tuple[Plan, Workload]] | None = None
+    job: Callable[[Cells], Any] | None = None
     by_hand: bool = False
 
 
@@ -143,6 +156,7 @@ class Compared:
     published: Published
     predicted: Predicted | None
     reason: str | None = None
+    ranked: Ranked | None = None
 
     @property
     def error(self) -> float | None:
@@ -157,8 +171,8 @@ class Compared:
         peak = self.predicted.peak_bytes if self.predicted else None
         return peak / held - 1 if peak is not None and held else None
 
-    def document(self) -> dict[str, str | int | float | None]:
-        """As JSON types."""
+    def document(self) -> dict[str, Any]:
+        """As JSON types; the ranking only where it was asked for."""
         return {
             "file": self.file,
             "row": self.row,
@@ -168,4 +182,5 @@ class Compared:
             "measured_bytes": self.published.held_bytes,
             "predicted_bytes": self.predicted.peak_bytes if self.predicted else None,
             "reason": self.reason,
+            **({"ranked": asdict(self.ranked)} if self.ranked else {}),
         }

@@ -8,9 +8,10 @@ size.
 """
 
 import math
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +29,6 @@ from hetplan.formulations.astra.search.pricing import (
 )
 from hetplan.formulations.astra.search.result import (
     Candidate,
-    Clock,
     Job,
     Parts,
     SearchResult,
@@ -72,7 +72,6 @@ class Task:
     rules: Sequence[Rule]
     assumed: Assumptions
     top: int
-    clock: Clock = field(default_factory=Clock)
 
     def candidate(
         self,
@@ -87,8 +86,9 @@ class Task:
     ) -> Candidate:
         """Row r of the table on those stages; segments: whether they were chosen."""
         offers = {offer.name: offer for offer in self.pool.offers}
-        group = int(
-            table.columns["tensor_model_parallel_size"][r] * table.columns["data_parallel_size"][r]
+        group = math.prod(
+            int(table.columns[f"{axis}_parallel_size"][r])
+            for axis in ("tensor_model", "context", "data")
         )
         seconds, counts = sum(parts), Counter(name for name, _ in stages)
         layers = {name: sum(n for other, n in stages if other == name) for name in offers}
@@ -129,17 +129,15 @@ class OnOneType:
                     gpus=size,
                     global_batch=task.job.global_batch,
                     gpu_type=number,
+                    whole_stages=not task.space.uneven,
                 )
                 after_rules += table.rows
-                task.clock.lap("generate")
                 share = offload_share(Priced(task.facts, table, offer, task.assumed))
                 fits = np.flatnonzero(share <= float(task.space.offload))
                 tables.append(table.take(fits))
                 shares.append(share[fits])
-                task.clock.lap("memory")
                 priced = Priced(task.facts, tables[-1], offer, task.assumed)
                 parts.append(np.stack(iteration_parts(priced, shares[-1])))
-                task.clock.lap("price")
         self.table, self.parts = joined(tables), np.concatenate(parts, axis=1)
         self.share, self.seconds = np.concatenate(shares), self.parts.sum(axis=0)
         prices = np.array([o.price_per_second for o in offers], dtype=np.float64)  # None is NaN
@@ -159,7 +157,7 @@ class OnOneType:
             (pipeline, reduction, optimizer),
             float(self.money[r]),
             float(self.share[r]),
-            ((name, task.facts.layers // P),) * P,
+            tuple((name, (task.facts.layers + place) // P) for place in reversed(range(P))),
             segments=False,
         )
 
@@ -187,17 +185,14 @@ class OnSegments:
             global_batch=task.job.global_batch,
             whole_stages=False,
         )
-        task.clock.lap("generate")
         figures = segment_figures(task.facts, table, offers, task.assumed, offload=space.offload)
         room = np.where(figures.cap.max(axis=0) >= 1, figures.most, 0).sum(axis=0)
         possible = room >= table.columns["pipeline_model_parallel_size"]
         kept = np.flatnonzero(possible & ~twins(table, figures.offloaded))
         self.counts = np.array([table.generated, table.rows, possible.sum()])
         self.table, self.figures = table.take(kept), figures.take(kept)
-        task.clock.lap("price")
         self.search = SegmentSearch(task.facts.layers, self.table, self.figures, run, task.top)
         self.points = self.search.front.points
-        task.clock.lap("segments")
 
     def money(self, point: Point) -> float:
         """Dollars for the job; NaN where a type has no price."""
@@ -253,8 +248,10 @@ def search(
             expected = f"--precision {' or '.join(sorted(known))}"
             raise InputError(what, where=offer.name, got=got, expected=expected)
     task = Task(job, pool, model_facts(job.model), space, rules, assumed, top)
+    begun = time.perf_counter()
     segments = OnSegments(task, run) if pool.mode == "heterogeneous" else None
-    return result_of(task, OnOneType(task), segments)
+    result = result_of(task, OnOneType(task), segments)
+    return replace(result, seconds=time.perf_counter() - begun)
 
 
 def result_of(task: Task, alone: OnOneType, segments: OnSegments | None) -> SearchResult:
@@ -286,10 +283,9 @@ def result_of(task: Task, alone: OnOneType, segments: OnSegments | None) -> Sear
             return segments.candidate(points[number])
         return alone.candidate(number - len(points))
 
-    result = SearchResult(
+    return SearchResult(
         mode=task.pool.mode,
         counts=counts,
-        timings=task.clock.phases,
         best=None if best is None else candidate(best),
         top=distinct(listed)[: task.top],
         pareto=tuple(candidate(number) for number in pareto(throughput, money).tolist()),
@@ -304,8 +300,6 @@ def result_of(task: Task, alone: OnOneType, segments: OnSegments | None) -> Sear
         left_out=left_out,
         details=details,
     )
-    task.clock.lap("sort")
-    return result
 
 
 def distinct(listed: Sequence[Candidate]) -> tuple[Candidate, ...]:
@@ -350,7 +344,7 @@ def uneven(task: Task) -> tuple[str, ...]:
     N, sizes = task.facts.layers, task.pool.sizes
     tried = [p for p in task.space.pipeline or range(1, N + 1) if p <= min(max(sizes), N)]
     text = f"pipeline degrees that do not divide the {N} layers: the heterogeneous mode has them"
-    return () if all(N % p == 0 for p in tried) else (text,)
+    return () if task.space.uneven or all(N % p == 0 for p in tried) else (text,)
 
 
 def equal_only(task: Task, alone: bool) -> tuple[str, ...]:

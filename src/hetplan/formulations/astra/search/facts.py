@@ -7,14 +7,14 @@ differ
 """
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from hetplan.errors import UnsupportedError
 from hetplan.profiling.models import Model
 from hetplan.profiling.operators import BLOCKS, ELEMENT_BYTES, Layer, Matmul, Precision
 from hetplan.profiling.times import CORE_SAVED
-from hetplan.profiling.transformer import Transformer
+from hetplan.profiling.transformer import Cut, Transformer, transformer_layers
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,13 @@ class ModelFacts:
     blocks: tuple[Layer, ...]
     first: Layer
     last: Layer
+
+    def divided(self, cut: Cut) -> "ModelFacts":
+        """The facts of one rank's part of a cut; shapes of text models alone can be cut."""
+        if cut == Cut():
+            return self
+        first, *blocks, last = transformer_layers(replace(self.shape, cut=cut), self.sequence)
+        return replace(self, blocks=tuple(blocks), first=first, last=last)
 
     @property
     def precision(self) -> Precision:
@@ -93,6 +100,12 @@ class ModelFacts:
                 split, whole = (split + size, whole) if tensor.split else (split, whole + size)
                 core += size if tensor.name in CORE_SAVED else 0.0
         return split, whole, core
+
+    @property
+    def key_value_bytes(self) -> float:
+        """Bytes per sample of a block's keys and values."""
+        shape, element = self.shape, ELEMENT_BYTES[self.precision]
+        return float(self.sequence * shape.kv_heads * (shape.head_dim + shape.value_dim) * element)
 
     @property
     def boundary_bytes(self) -> float:

@@ -19,6 +19,7 @@ from hetplan.formulations.astra.problem import Floats, Ints
 from hetplan.formulations.astra.search.space import Offer
 from hetplan.profiling.efficiency import Group, Learned, LearnedLinks
 from hetplan.profiling.frameworks import RESERVED_BYTES
+from hetplan.profiling.operators import DEFAULT_STACK, Stack
 from hetplan.profiling.profile import Profile
 from hetplan.profiling.rates.collectives import PARTS, collective_seconds, node_fabric
 
@@ -35,6 +36,7 @@ class Assumptions:
     network_share: what large collectives reach of a node's network: 24 of 25 GB/s for each HDR
     adapter of A800 nodes (NVIDIA/nccl#412), 96 of 100 GB/s for three DGX A100
     (NVIDIA/nccl-tests#119).
+    stack: the software that computes; its sequence parallelism is the strategy's.
     bucket_params, bucket_params_per_rank: parameters whose gradients are reduced together, at
     least, and per data rank (Megatron Core, `DistributedDataParallelConfig.bucket_size`).
     """
@@ -44,6 +46,7 @@ class Assumptions:
     learned: Mapping[str, Learned] = field(default_factory=dict)
     links: LearnedLinks | None = None
     network_share: float = 0.96
+    stack: Stack = DEFAULT_STACK
     bucket_params: float = 40e6
     bucket_params_per_rank: float = 1e6
 
@@ -97,7 +100,10 @@ def one_group(
         known = operation if message else "all-reduce"
         shares = np.array([learned.share(known, group, ranks, size) for size in sizes])
         return np.asarray(moved / (offer.intra if inside else min(offer.intra, network)) / shares)
-    nodes = -(-ranks // max(1, here // stride))
+    near = max(1, here // stride)
+    nodes = -(-ranks // near)
+    if operation == "all-to-all":  # what stays in a node does not pass its network
+        moved = (ranks - near) / ranks * sizes
     hops = (nodes - 1) * offer.network_latency + (ranks - nodes) * offer.intra_latency
     seconds = moved / min(offer.intra, assumed.network_share * network)
     return np.asarray(seconds + (offer.network_latency if message else parts * hops))

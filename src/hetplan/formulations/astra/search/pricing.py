@@ -35,7 +35,7 @@ analytical share.
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cache, cached_property
 
 import numpy as np
 
@@ -43,10 +43,10 @@ from hetplan.formulations.astra.problem import Floats, Ints
 from hetplan.formulations.astra.search.facts import ModelFacts
 from hetplan.formulations.astra.search.links import Assumptions, group_seconds
 from hetplan.formulations.astra.search.space import GRANULARITIES, METHODS, NONE, Offer, Strategies
-from hetplan.profiling.efficiency import Learned
-from hetplan.profiling.operators import CONTENTION, DEFAULT_STACK, Layer, Matmul, Precision
+from hetplan.profiling.operators import CONTENTION, Layer, Matmul, Precision
 from hetplan.profiling.profile import Profile
 from hetplan.profiling.times import CORE, Rates, layer_time, operator_time
+from hetplan.profiling.transformer import Cut
 
 SELECTIVE, FULL, HYBRID = range(len(GRANULARITIES))
 # Bytes per parameter of weight, gradient and optimizer state (fp32 master weight and Adam's two
@@ -69,38 +69,34 @@ FORWARD, BACKWARD, CORE_FORWARD, PRODUCTS_FORWARD, PRODUCTS_BACKWARD, EMBEDDING,
 
 
 def block_seconds(
-    facts: ModelFacts,
-    offer: Offer,
-    tensor: Ints,
-    micro_batch: Ints,
-    sequence_parallel: Ints,
-    assumed: Assumptions,
+    facts: ModelFacts, offer: Offer, columns: Sequence[Ints], assumed: Assumptions
 ) -> Floats:
-    """[7, R] seconds of all rows, each distinct combination computed once."""
-    combined = (tensor * 2**20 + micro_batch) * 2 + sequence_parallel
-    distinct, of = np.unique(combined, return_inverse=True)
-    keys = [(int(v) >> 21, (int(v) >> 1) & (2**20 - 1), bool(int(v) & 1)) for v in distinct]
-    table, learned = np.zeros((7, len(keys))), assumed.learned.get(offer.name)
+    """[7, R] seconds of all rows, each distinct combination computed once.
+
+    columns: tensor degree, micro-batch, sequence parallelism, and the cut: context and expert
+    degrees, tensor ranks that hold whole experts.
+    """
+    distinct, of = np.unique(np.stack(columns), axis=1, return_inverse=True)
+    keys: list[list[int]] = distinct.T.tolist()
+    table, divided = np.zeros((7, len(keys))), cache(facts.divided)
     for number, key in enumerate(keys):
-        for block, weight in facts.different_blocks:
-            table[:5, number] += weight * _layer(block, facts, offer, key, learned)
-        for figure, layer in ((EMBEDDING, facts.first), (HEAD, facts.last)):
-            table[figure, number] = _layer(layer, facts, offer, key, learned)[:2].sum()
+        own = divided(Cut(*key[3:]))
+        for block, weight in own.different_blocks:
+            table[:5, number] += weight * _layer(block, own, offer, key, assumed)
+        for figure, layer in ((EMBEDDING, own.first), (HEAD, own.last)):
+            table[figure, number] = _layer(layer, own, offer, key, assumed)[:2].sum()
     if assumed.profile is not None:
         _overwrite(table, keys, facts, offer, assumed.profile)
     return np.asarray(table[:, of])
 
 
 def _layer(
-    layer: Layer,
-    facts: ModelFacts,
-    offer: Offer,
-    key: tuple[int, int, bool],
-    learned: Learned | None,
+    layer: Layer, facts: ModelFacts, offer: Offer, key: Sequence[int], assumed: Assumptions
 ) -> Floats:
     """[5] forward, backward, core forward, products forward, products backward of one layer."""
-    tensor, micro_batch, sequence_parallel = key
-    stack = replace(DEFAULT_STACK, sequence_parallel=sequence_parallel)
+    tensor, micro_batch, sequence_parallel, *_ = key
+    learned = assumed.learned.get(offer.name)
+    stack = replace(assumed.stack, sequence_parallel=bool(sequence_parallel))
     rates = Rates(offer.name, offer.spec, facts.precision, stack)
     whole = layer_time(layer, rates, micro_batch=micro_batch, tensor=tensor, learned=learned)
     parts = np.zeros(3)
@@ -115,7 +111,7 @@ def _layer(
 
 def _overwrite(
     table: Floats,
-    keys: list[tuple[int, int, bool]],
+    keys: list[list[int]],
     facts: ModelFacts,
     offer: Offer,
     profile: Profile,
@@ -123,9 +119,9 @@ def _overwrite(
     """Take totals from the profile's tables; parts of a block keep their shares."""
     chain = facts.model.layers
     inside = [i for i, layer in enumerate(chain) if layer in facts.blocks]
-    for number, (tensor, micro_batch, _) in enumerate(keys):
+    for number, (tensor, micro_batch, _, *cut) in enumerate(keys):
         measured = profile.table(offer.name, tensor, micro_batch)
-        if measured is None:
+        if measured is None or cut != [1, 1, 1]:
             continue
         forward = float(np.mean([measured.forward_seconds[i] for i in inside]))
         backward = float(np.mean([measured.backward_seconds[i] for i in inside]))
@@ -157,6 +153,10 @@ class Priced:
         self.ep: Ints = columns["expert_model_parallel_size"]
         self.dp: Ints = columns["data_parallel_size"]
         self.mbs: Ints = columns["micro_batch_size"]
+        self.cp: Ints = columns["context_parallel_size"]
+        self.etp: Ints = columns["expert_tensor_parallel_size"]
+        self.fsdp = columns["use_fsdp"] == 1
+        self.own: Floats = self.mbs / self.cp  # samples of a micro-batch, by their tokens on a rank
         self.K: Ints = columns["num_micro_batches"]
         self.sp: Ints = columns["sequence_parallel"]
         self.v: Ints = np.maximum(columns["virtual_pipeline_model_parallel_size"], 1)
@@ -165,19 +165,15 @@ class Priced:
         self.granularity: Ints = columns["recompute_granularity"]
         self.method: Ints = columns["recompute_method"]
         self.recomputed: Ints = columns["recompute_num_layers"]
+        self.replicas: Ints = self.dp * self.cp
+        self.expert_replicas: Ints = self.tp * self.replicas // (self.etp * self.ep)
         self.selective = (self.granularity == SELECTIVE) | (self.granularity == HYBRID)
 
     @cached_property
     def blocks(self) -> Floats:
         """Computation of blocks, embedding and head (`timing.block_seconds`)."""
-        return block_seconds(
-            self.facts,
-            self.offer,
-            self.tp,
-            self.mbs,
-            self.sp,
-            self.assumed,
-        )
+        columns = (self.tp, self.mbs, self.sp, self.cp, self.ep, self.tp // self.etp)
+        return block_seconds(self.facts, self.offer, columns, self.assumed)
 
     def together(self, operation: str, size: Floats, stride: Ints, ranks: Ints) -> Floats:
         """Seconds of a collective or message in such groups."""
@@ -188,7 +184,7 @@ class Priced:
         """Tensor-parallel collectives of one block, one pass: two all-reduces of s h, or with
         sequence parallelism as many gathers and scatters (Korthikanti et al. 2022, Section
         4.2.2)."""
-        size = np.asarray(self.facts.boundary_bytes * self.mbs, dtype=np.float64)
+        size = np.asarray(self.facts.boundary_bytes * self.own, dtype=np.float64)
         ones = np.ones_like(self.tp)
         reduced = 2.0 * self.together("all-reduce", size, ones, self.tp)
         return np.where(
@@ -198,27 +194,54 @@ class Priced:
     @cached_property
     def expert_seconds(self) -> Floats:
         """Dispatch and combine of one block, one pass (0 without experts)."""
-        size = self.facts.dispatched_bytes * self.mbs / np.where(self.sp == 1, self.tp, 1)
-        return 2.0 * self.together("all-to-all", size, self.tp, self.ep)
+        divided = (self.sp == 1) | (self.etp < self.tp)
+        size = self.facts.dispatched_bytes * self.own / np.where(divided, self.tp, 1)
+        return 2.0 * self.together("all-to-all", size, self.etp, self.ep)
+
+    @cached_property
+    def ring_seconds(self) -> Floats:
+        """Keys and values that go round the context ranks in one forward pass of a block."""
+        size = self.facts.key_value_bytes * self.own / self.tp
+        return (self.cp - 1) * self.together("send", size, self.tp, self.cp)
+
+    @cached_property
+    def sharded_seconds(self) -> tuple[Floats, Floats]:
+        """Of one block whose weights are sharded: gathering them, and scattering gradients; else
+        0."""
+        weight, gradient, _ = STATE_BYTES[self.facts.precision]
+        gather = scatter = np.zeros_like(self.own)
+        for params, stride, ranks in self.groups(self.stage_params, self.expert_stage_params):
+            gather = gather + self.together("all-gather", params * weight, stride, ranks)
+            scatter = scatter + self.together("all-gather", params * gradient, stride, ranks)
+        return self.fsdp * gather, self.fsdp * scatter
+
+    def groups(self, dense: Floats, experts: Floats) -> list[tuple[Floats, Ints, Ints]]:
+        """(parameters per rank, stride, ranks) of what exchanges gradients: of dense parameters,
+        and of experts where there are some."""
+        apart = (experts, self.etp * self.ep, self.expert_replicas)
+        return [(dense, self.tp, self.replicas), apart][: 1 + (self.facts.expert_params > 0)]
 
     @cached_property
     def forward(self) -> Floats:
         """One block forward, with its exposed collectives."""
-        return self._with_collectives(self.blocks[FORWARD], self.blocks[PRODUCTS_FORWARD])
+        return self._pass(FORWARD, PRODUCTS_FORWARD, 1, self.sharded_seconds[0])
 
     @cached_property
     def backward(self) -> Floats:
-        """One block backward, with its exposed collectives, without recomputation."""
-        return self._with_collectives(self.blocks[BACKWARD], self.blocks[PRODUCTS_BACKWARD])
+        """One block backward, with its exposed collectives, without recomputation; keys, values and
+        their gradients go round."""
+        return self._pass(BACKWARD, PRODUCTS_BACKWARD, 2, sum(self.sharded_seconds, np.zeros(1)))
 
-    def _with_collectives(self, compute: Floats, products: Floats) -> Floats:
+    def _pass(self, figure: int, products: int, rounds: int, shards: Floats) -> Floats:
         # Transformer Engine overlaps these collectives through NVLink-mapped buffers: inside a node
         # only.
         overlapped = (self.table.columns["tp_comm_overlap"] == 1) & (
             self.tp <= self.offer.node_devices
         )
-        window = np.where(overlapped, products, 0.0)
-        return compute + self.expert_seconds + uncovered(self.tensor_seconds, window)
+        window = np.where(overlapped, self.blocks[products], 0.0)
+        ring = uncovered(rounds * self.ring_seconds, rounds * self.blocks[CORE_FORWARD])
+        exposed = uncovered(self.tensor_seconds, window) + uncovered(shards, self.blocks[figure])
+        return np.asarray(self.blocks[figure] + self.expert_seconds + exposed + ring)
 
     def fully_recomputed(self, layers: Ints) -> Floats:
         """How many of a stage's `layers` are computed again in full. The number counts per
@@ -240,8 +263,8 @@ class Priced:
     def crossing_seconds(self) -> Floats:
         """One stage boundary, forward and backward, before any overlap: h of eq. 22 (0 for one
         stage)."""
-        size = self.facts.boundary_bytes * self.mbs / np.where(self.sp == 1, self.tp, 1)
-        whole = self.tp * self.dp  # stages lie that far apart
+        size = self.facts.boundary_bytes * self.own / np.where(self.sp == 1, self.tp, 1)
+        whole = self.tp * self.cp * self.dp  # stages lie that far apart
         return 2.0 * self.together("send", size, whole, self.pp)
 
     @cached_property
@@ -252,7 +275,7 @@ class Priced:
     @cached_property
     def expert_stage_params(self) -> Floats:
         """Expert parameters per layer and rank."""
-        return np.asarray(self.facts.expert_params / (self.tp * self.ep))
+        return np.asarray(self.facts.expert_params / (self.etp * self.ep))
 
     @cached_property
     def end_params(self) -> tuple[Floats, Floats]:
@@ -274,14 +297,13 @@ class Priced:
         columns, seconds = self.table.columns, np.zeros_like(dense)
         after = np.where(columns["overlap_grad_reduce"] == 1, backward, 0.0)
         before = np.where(columns["overlap_param_gather"] == 1, forward, 0.0)
-        groups = [(dense, self.tp, self.dp), (experts, self.tp * self.ep, self.dp // self.ep)]
-        for params, stride, ranks in groups[: 1 + (self.facts.expert_params > 0)]:
+        for params, stride, ranks in self.groups(dense, experts):
             part, group = params / (dense + experts), (stride, ranks)
             reduce = self._exchanged("all-reduce", params, gradient, group, part * after)
             scatter = self._exchanged("all-gather", params, gradient, group, part * after)
             gather = self._exchanged("all-gather", params, weight, group, part * before)
             seconds = seconds + np.where(self.sharded, scatter + gather, reduce)
-        return seconds
+        return np.where(self.fsdp, 0.0, seconds)
 
     def _exchanged(
         self, operation: str, params: Floats, element: int, group: tuple[Ints, Ints], window: Floats
@@ -298,8 +320,8 @@ class Priced:
         """Parameters whose states a rank updates: all of its own, or its share with the distributed
         optimizer."""
         return np.asarray(
-            dense / np.where(self.sharded, self.dp, 1)
-            + experts / np.where(self.sharded, self.dp / self.ep, 1)
+            dense / np.where(self.sharded | self.fsdp, self.replicas, 1)
+            + experts / np.where(self.sharded | self.fsdp, self.expert_replicas, 1)
         )
 
     def optimizer_seconds(self, params: Floats, offloaded: Floats, covered: Floats) -> Floats:
@@ -333,13 +355,13 @@ def after_pipeline(
 def iteration_parts(priced: Priced, offloaded: Floats) -> tuple[Floats, Floats, Floats]:
     """(pipeline, exposed reduction, optimizer) seconds of every strategy whose stages hold the same
     number."""
-    layers = priced.facts.layers // priced.pp
+    layers = -(-priced.facts.layers // priced.pp)
     work = priced.layers_seconds(layers)
     overlapped = priced.table.columns["overlap_p2p_communication"] == 1
     crossing = uncovered(priced.crossing_seconds, np.where(overlapped, work / priced.v, 0.0))
     stage = work + priced.v * crossing
     first, last = priced.blocks[EMBEDDING], priced.blocks[HEAD]
-    total = priced.pp * stage + first + last
+    total = priced.facts.layers / layers * stage + first + last
     slowest = stage + np.where(priced.pp == 1, first + last, np.maximum(first, last))
     pipeline = (total - slowest) / priced.v + priced.K * slowest
     ends = np.where(priced.pp == 1, sum(priced.end_params), np.maximum(*priced.end_params))
@@ -356,9 +378,9 @@ def saved_bytes(priced: Priced, layers: Ints) -> tuple[Floats, Floats]:
     """
     split, whole, core = priced.facts.saved
     replicated = np.where(priced.sp == 1, whole / priced.tp, whole)
-    entire = (split / priced.tp + replicated) * priced.mbs
-    frugal = entire - core / priced.tp * priced.mbs
-    boundary = priced.facts.boundary_bytes * priced.mbs / np.where(priced.sp == 1, priced.tp, 1)
+    entire = (split / priced.tp + replicated) * priced.own
+    frugal = entire - core / priced.tp * priced.own
+    boundary = priced.facts.boundary_bytes * priced.own / np.where(priced.sp == 1, priced.tp, 1)
     again = priced.fully_recomputed(layers)
     group = np.where(priced.method == 1, np.maximum(priced.recomputed, 1), 1)
     kept = np.ceil(again / group) * boundary + (layers - again) * np.where(
@@ -385,7 +407,7 @@ def end_activations(priced: Priced) -> tuple[Floats, Floats]:
         whole = layer.replicated_saved_bytes(precision)
         split = layer.saved_bytes(precision) - whole
         result.append(
-            (split / priced.tp + np.where(priced.sp == 1, whole / priced.tp, whole)) * priced.mbs
+            (split / priced.tp + np.where(priced.sp == 1, whole / priced.tp, whole)) * priced.own
         )
     return result[0], result[1]
 
@@ -405,9 +427,10 @@ def stage_bytes(
     before, behind = end_activations(priced)
     states = priced.optimizer_params(dense, experts) * state
     activations = in_flight(priced, place) * (kept + first * before) + working + last * behind
-    return (weight + gradient) * (
-        dense + experts
-    ) + states + activations + priced.assumed.reserved_bytes, states
+    layer = priced.stage_params + priced.expert_stage_params
+    shards = priced.optimizer_params(dense, experts) + 2 * layer  # one at work, and the next one
+    held = (weight + gradient) * np.where(priced.fsdp, shards, dense + experts)
+    return held + states + activations + priced.assumed.reserved_bytes, states
 
 
 def offload_share(priced: Priced) -> Floats:
@@ -417,7 +440,7 @@ def offload_share(priced: Priced) -> Floats:
     Stages between the ends hold as many layers as the first, without its embedding and with fewer
     micro-batches in flight: they fit, with no more offloaded, where it does.
     """
-    return np.maximum(share_needed(priced, priced.facts.layers // priced.pp), 0.0)
+    return np.maximum(share_needed(priced, -(-priced.facts.layers // priced.pp)), 0.0)
 
 
 def share_needed(priced: Priced, layers: Ints) -> Floats:

@@ -4,7 +4,6 @@ Order, Pareto set and choice under a money limit follow Astra, Section 3.6, eq. 
 """
 
 import math
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -50,20 +49,6 @@ class Job:
     def iterations(self) -> float:
         """Optimizer steps of the whole job (not rounded: money is proportional)."""
         return self.tokens / self.tokens_per_iteration
-
-
-@dataclass
-class Clock:
-    """Seconds per phase of a search."""
-
-    phases: dict[str, float] = field(default_factory=dict)
-    begun: float = field(default_factory=time.perf_counter)
-
-    def lap(self, phase: str) -> None:
-        """Credit the time since the last lap to `phase`."""
-        now = time.perf_counter()
-        self.phases[phase] = self.phases.get(phase, 0.0) + now - self.begun
-        self.begun = now
 
 
 Segment = tuple[str, int, int]
@@ -118,8 +103,8 @@ class Candidate:
 class SearchResult:
     """The end of a search.
 
-    counts: strategies generated (Table 3's product), after_rules, in_memory, priced. timings:
-    seconds per phase.
+    counts: strategies generated (Table 3's product), after_rules, in_memory, priced. seconds:
+    of the search.
     best: the fastest within the money limit, None when there is none. top: the first by throughput,
     then money.
     pareto: nothing else is at least as fast and as cheap. proof: what is proven, in words; proven:
@@ -131,7 +116,6 @@ class SearchResult:
 
     mode: str
     counts: Mapping[str, int]
-    timings: Mapping[str, float]
     best: Candidate | None
     top: tuple[Candidate, ...]
     pareto: tuple[Candidate, ...]
@@ -141,6 +125,7 @@ class SearchResult:
     points: tuple[tuple[float, float | None], ...] = ()
     instance: AstraData | None = None
     left_out: tuple[str, ...] = ()
+    seconds: float = 0.0
     details: Mapping[str, object] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
@@ -148,7 +133,7 @@ class SearchResult:
         return {
             "mode": self.mode,
             "counts": dict(self.counts),
-            "timings": dict(self.timings),
+            "search_seconds": self.seconds,
             "best": None if self.best is None else self.best.as_dict(),
             "top": [candidate.as_dict() for candidate in self.top],
             "pareto": [candidate.as_dict() for candidate in self.pareto],
@@ -174,7 +159,13 @@ def summary(candidate: Candidate) -> str:
     again = ("recompute_granularity", "recompute_method", "recompute_num_layers")
     repeats = " ".join(["recompute", *(str(s[key]) for key in again if s[key] is not None)])
     options = (
+        (s["context_parallel_size"] != 1, f"cp {s['context_parallel_size']}"),
         (s["expert_model_parallel_size"] != 1, f"ep {s['expert_model_parallel_size']}"),
+        (
+            s["expert_tensor_parallel_size"] != s["tensor_model_parallel_size"],
+            f"expert tensor {s['expert_tensor_parallel_size']}",
+        ),
+        (s["use_fsdp"], "fully sharded"),
         (
             s["num_layers_per_virtual_pipeline_stage"] is not None,
             f"{s['virtual_pipeline_model_parallel_size']} virtual stages",

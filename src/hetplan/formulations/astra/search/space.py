@@ -13,6 +13,7 @@ node, shared by all its devices. Where no cluster file gives them, `links_of` kn
 machines.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import product
@@ -208,6 +209,9 @@ BASE = (
     "data_parallel_size",
     "micro_batch_size",
     "num_micro_batches",
+    "context_parallel_size",
+    "expert_tensor_parallel_size",
+    "use_fsdp",
 )
 OPTIONS = (
     "num_layers_per_virtual_pipeline_stage",
@@ -226,6 +230,7 @@ DERIVED = (
     "overlap_p2p_communication",
 )
 FLAGS = (
+    "use_fsdp",
     "sequence_parallel",
     "use_distributed_optimizer",
     "no_overlap_offload_optimizer",
@@ -259,13 +264,20 @@ class Space:
     recompute_layers:
     1..layers per stage. interleaving: whether virtual stages are tried at all. expert: 1..number of
     experts. offload: whether optimizer states may move to the host where they do not fit. overlap:
-    communication overlapped wherever Megatron-LM can.
+    communication overlapped wherever Megatron-LM can. Beyond the paper: context: degrees of context
+    parallelism. whole_experts: whether tensor ranks hold whole experts (expert-tensor degree 1).
+    fsdp: whether weights, gradients and optimizer states are sharded over all data and context
+    ranks. uneven: whether a stage may hold a layer less than the largest.
     """
 
     pipeline: tuple[int, ...] | None = None
     tensor: tuple[int, ...] | None = None
     micro_batch: tuple[int, ...] = tuple(range(1, 9))
     expert: tuple[int, ...] | None = None
+    context: tuple[int, ...] = (1,)
+    whole_experts: tuple[bool, ...] = (False,)
+    fsdp: tuple[bool, ...] = (False,)
+    uneven: bool = False
     virtual: tuple[int, ...] | None = None
     interleaving: bool = True
     sequence_parallel: tuple[bool, ...] = (False, True)
@@ -278,7 +290,9 @@ class Space:
     overlap: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("pipeline", "tensor", "micro_batch", "expert", "virtual", "recompute_layers"):
+        for name in (
+            "pipeline", "tensor", "micro_batch", "expert", "virtual", "context", "recompute_layers",
+        ):  # fmt: skip
             values = getattr(self, name)
             if values is not None and (not values or min(values) < 1):
                 raise InputError(
@@ -443,17 +457,20 @@ def _bases(
     tensors = [t for t in space.tensor or range(1, facts.shape.heads + 1) if t <= gpus]
     held = facts.shape.experts.count if facts.shape.experts else 1
     experts = list(space.expert or range(1, held + 1))
-    grid = np.array(list(product(pipelines, tensors, experts, space.micro_batch)), dtype=np.int64)
-    p, t, e, b = grid.reshape(-1, 4).T
-    d = gpus // (p * t)
+    further = [space.context, space.whole_experts if held > 1 else (False,), space.fsdp]
+    axes = [pipelines, tensors, experts, space.micro_batch, *further]
+    grid = np.array(list(product(*axes)), dtype=np.int64)
+    p, t, e, b, c, apart, fsdp = grid.reshape(-1, len(axes)).T
+    d, et = gpus // (p * t * c), np.where(apart, 1, t)
     gas = global_batch // np.maximum(b * d, 1)
-    whole = (d * p * t == gpus) & (gas >= 1) & (gas * b * d == global_batch) & (d % e == 0)
+    whole = (d * p * t * c == gpus) & (gas >= 1) & (gas * b * d == global_batch)
+    whole &= (t * c * d % (et * e) == 0) & ((apart == 0) | (t > 1))
     if whole_stages:
         whole &= N % p == 0
-    values = (np.full_like(p, gpus), p, t, e, d, b, gas)
+    values = (np.full_like(p, gpus), p, t, e, d, b, gas, c, et, fsdp)
     columns = {name: column[whole] for name, column in zip(BASE, values, strict=True)}
-    options = sum(_option_count(space, p, -(-N // p)) for p in pipelines)
-    return columns, len(tensors) * len(experts) * len(space.micro_batch) * options
+    options = sum(len(_options(space, p, -(-N // p))["sequence_parallel"]) for p in pipelines)
+    return columns, math.prod(map(len, axes[1:])) * options
 
 
 def _options(space: Space, pipeline: int, stage_layers: int) -> Columns:
@@ -475,19 +492,6 @@ def _options(space: Space, pipeline: int, stage_layers: int) -> Columns:
     columns["overlap_p2p_communication"] = ((v != NONE) & space.overlap).astype(np.int64)
     columns["pipeline_model_parallel_size"] = np.full_like(v, pipeline)
     return columns
-
-
-def _option_count(space: Space, pipeline: int, stage_layers: int) -> int:
-    flags = (
-        len(space.sequence_parallel)
-        * len(space.distributed_optimizer)
-        * len(space.no_overlap_offload)
-    )
-    return (
-        flags
-        * len(space.virtual_layers(pipeline, stage_layers))
-        * len(space.recomputations(stage_layers))
-    )
 
 
 def _keep(columns: Columns, rules: list[Rule], constants: Mapping[str, int]) -> Columns:

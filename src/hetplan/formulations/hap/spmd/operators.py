@@ -33,7 +33,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from hetplan.errors import InputError, unknown_name
+from hetplan.errors import InputError, look_up
 
 Form = int
 Shape = tuple[int, ...]
@@ -527,6 +527,4 @@ OPERATORS: dict[str, Operator] = {
 
 def operator(kind: str) -> Operator:
     """The operator of that kind; raises InputError listing the known ones."""
-    if kind not in OPERATORS:
-        raise unknown_name("unknown operator", kind, OPERATORS)
-    return OPERATORS[kind]
+    return look_up("unknown operator", kind, OPERATORS)
