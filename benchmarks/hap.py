@@ -8,7 +8,7 @@ built-in networks'.
 Each run is in a fresh process after one warm-up call that compiles; the ratio problem alone is a
 median in one process. One thread; targets are held against seconds of processor time, which on an
 idle machine are those elapsed.
-The gap study over HAP's experiments is `hetplan study report hap`.
+The gap study over HAP's experiments is `hetplan report hap`.
 """
 
 from __future__ import annotations
@@ -17,12 +17,11 @@ import argparse
 import time
 from typing import Any
 
-from hap_theories import SPEEDS, chain, cluster, residual, stages_only
+from hap_theories import SPEEDS, chain, cluster, model, residual, stages_only
 from harness import best_of, markdown, measured, save
 
 from hetplan.formulations import family
 from hetplan.formulations.hap.data import Device, HapData
-from hetplan.formulations.hap.spmd.networks import model
 from hetplan.formulations.hap.spmd.rules import ring, theory_of
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Options, Run

@@ -18,10 +18,10 @@ from harness import add_to_library
 
 from hetplan.formulations import family
 from hetplan.formulations.hap.data import HapData
-from hetplan.formulations.hap.experiments import P100, V100
 from hetplan.instances.library import Instance
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Options, Run
+from hetplan.studies.papers.hap import SPEED
 
 # Seconds for a real network, whose bound is kept.
 LIMIT = 120.0
@@ -46,7 +46,8 @@ def instances() -> dict[str, tuple[str, Callable[[], HapData]]]:
     }
     for name, what in NETWORKS.items():
         origin = (
-            f"hetplan: {what}, on 2 V100 ({V100:.3g} FLOP/s) and 4 P100 ({P100:.3g} FLOP/s), as "
+            f"hetplan: {what}, on 2 V100 ({SPEED['V100']:.3g} FLOP/s) and 4 P100 "
+            f"({SPEED['P100']:.3g} FLOP/s), as "
             "HAP's artefact "
             "measured them, rings over 10.4 Gbit/s; forward pass, each instruction priced with "
             "its mirror"

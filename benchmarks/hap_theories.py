@@ -13,15 +13,25 @@ same triples in the same order, so that a packaged decision can be executed:
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from hetplan.errors import InputError
 from hetplan.formulations.hap.data import Communication, Compute, Device, HapData, Triple
-from hetplan.formulations.hap.experiments import NETWORK, P100, V100
-from hetplan.formulations.hap.spmd.networks import model, sizes, vit
-from hetplan.formulations.hap.spmd.program import SingleProgram
+from hetplan.formulations.hap.spmd.networks import (
+    PUBLISHED,
+    Blocks,
+    bert,
+    language_model,
+    published_layers,
+    vgg19,
+    vit,
+)
+from hetplan.formulations.hap.spmd.program import SingleProgram, Writer
 from hetplan.formulations.hap.spmd.rules import ELEMENT_BYTES, Theory, holding_of, ring, theory_of
 from hetplan.formulations.hap.spmd.segments import segmented
+from hetplan.profiling.transformer import Transformer, transformer
+from hetplan.studies.papers.hap import GBIT, devices
 
 WHOLE, BATCH, HIDDEN, PARTIAL, UNSYNCED = (
     "Identity",
@@ -225,9 +235,70 @@ def stages_only(
     )
 
 
-LIBRARY_DEVICES = [Device(name="V100", flops_per_second=V100)] * 2 + [
-    Device(name="P100", flops_per_second=P100)
-] * 4
+def sizes(
+    layers: int, tiny: bool, devices: int, hidden: int = 768, heads: int = 12, feed: int = 3072
+) -> Transformer:
+    """As published; or as small as dimensions that every device shall have a part of can be."""
+    if tiny:
+        heads, each = max(2, devices), devices + devices % 2
+        hidden, feed = heads * each, 2 * heads
+    return transformer(layers, hidden, heads, feed, vocabulary=0)
+
+
+def gpt2(batch: int, t: Transformer, tokens: int, vocabulary: int) -> SingleProgram:
+    """Norm first, causal, the head tied to the embedding."""
+    t = replace(t, vocabulary=vocabulary, positions=tokens)
+    blocks = Blocks(Writer("gpt2"), t, PUBLISHED, causal=True)
+    return language_model(blocks, batch, tokens, published_layers(t))
+
+
+def llama(batch: int, t: Transformer, tokens: int) -> SingleProgram:
+    """Blocks alone, on embedded tokens, with a loss over 16 classes behind them in place of the
+    head."""
+    w = Writer("llama-blocks")
+    t = replace(
+        t, gated=True, norm="rms", rotary=True, attention_bias=False, output_bias=False,
+        feed_forward_bias=False,
+    )  # fmt: skip
+    names = PUBLISHED | {"attention": "b{i}", "scores": "b{i}.heads", "feed": "b{i}"}
+    x = w.placeholder("embedded", (batch, tokens, t.hidden), unsliced=(1,))
+    labels = w.placeholder("labels", (batch, tokens), below=16)
+    x = Blocks(w, t, names, causal=True).stack(x, published_layers(t))
+    return w.loss(w.linear("classify", x, "bsh,ch->bsc", (16, t.hidden)), labels)
+
+
+def _tokens(published: int, tiny: bool, devices: int) -> int:
+    return 2 * devices if tiny else published
+
+
+# (global batch, devices, tiny) -> program
+MAKERS: dict[str, Callable[[int, int, bool], SingleProgram]] = {
+    "vgg19": lambda b, m, t: vgg19(b, m if t else 64, 7, 10, m if t else 4096),
+    "vit": lambda b, m, t: vit(b, sizes(12, t, m), _tokens(196, t, m), 768, 10),
+    "vit-24": lambda b, m, t: vit(b, sizes(24, t, m), _tokens(196, t, m), 768, 10),
+    "bert-base": lambda b, m, t: bert(
+        b, sizes(12, t, m), _tokens(128, t, m), 6 * m if t else 30522
+    ),
+    "bert-moe": lambda b, m, t: bert(
+        b, sizes(12, t, m), _tokens(128, t, m), 6 * m if t else 30522, m
+    ),
+    "gpt2": lambda b, m, t: gpt2(b, sizes(12, t, m), _tokens(1024, t, m), 6 * m if t else 50257),
+    "llama-blocks": lambda b, m, t: llama(b, sizes(4, t, m, 4096, 32, 11008), _tokens(2048, t, m)),
+}
+
+
+def model(name: str, batch: int, devices: int, *, tiny: bool = False) -> SingleProgram:
+    """The built-in program `name` for a global batch; the experts of BERT-MoE are as many as
+    devices."""
+    if name not in MAKERS:
+        raise InputError("unknown program", got=name, expected=f"one of {', '.join(MAKERS)}")
+    if batch < 1 or devices < 1:
+        got = (batch, devices)
+        raise InputError("batch and devices", where=name, got=got, expected="at least 1 each")
+    return MAKERS[name](batch, devices, tiny)
+
+
+LIBRARY_DEVICES = devices((("V100", 2), ("P100", 4)))
 LIBRARY_COUNT = len(LIBRARY_DEVICES)
 # per device, where they are not 64
 SAMPLES = {"bert-moe": 32, "gpt2": 8, "llama-blocks": 2}
@@ -284,6 +355,4 @@ def theory_named(name: str, *, tiny: bool = False) -> Theory:
             MEMORY_GIB[name.removeprefix("hap-").removesuffix(f"-{LIBRARY_COUNT}-memory")] * 2**30
         )
         holding = holding_of(program, [room] * LIBRARY_COUNT, element_bytes=ELEMENT_BYTES)
-    return theory_of(
-        program, LIBRARY_DEVICES, ring(LIBRARY_COUNT, NETWORK / 8 * 1e9), holding=holding
-    )
+    return theory_of(program, LIBRARY_DEVICES, ring(LIBRARY_COUNT, GBIT / 8 * 1e9), holding=holding)

@@ -8,7 +8,7 @@ the paper's algorithm, what unequal shards gain; machine, versions and peak memo
 loaded and every method has run once before anything is timed; times are medians of build + solve,
 one thread. What a first call in a new process takes, kernels loaded from the cache, is measured
 apart, in processes of their own. The paper's experiments:
-`hetplan study report poplar`.
+`hetplan report poplar`.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from importlib.metadata import version
 from pathlib import Path
 
 from harness import measured
+from poplar_instances import CLUSTERS
 
 from hetplan import __version__
 from hetplan.formulations import family
 from hetplan.formulations.poplar.data import Device, PoplarData
 from hetplan.formulations.poplar.pose import Assumptions, measured_points, pose
-from hetplan.formulations.poplar.report import CLUSTERS, paper_workload
 from hetplan.formulations.poplar.zero import Shards
-from hetplan.profiling.cluster import example_cluster
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Options, Result, Run
+from hetplan.studies.papers.poplar import paper_workload
 
 POPLAR = family("poplar")
 GENERAL = ("cp-sat", "milp", "pyomo")
@@ -61,9 +61,7 @@ def device_types() -> list[Device]:
         ("poplar-c", "V100S-PCIE-32GB", 12),
         ("poplar-a", "A100-PCIE-40GB", 16),
     ):
-        points = measured_points(
-            paper_workload(example_cluster(cluster), "llama-0.5b").profile, name
-        )
+        points = measured_points(paper_workload(cluster, "llama-0.5b").profile, name)
         found.append(Device(name=name, step_seconds=[points[b] for b in range(1, largest + 1)]))
     return found
 
@@ -260,7 +258,7 @@ def shards(limit: float, quick: bool) -> Iterator[str]:
     )
     for cluster in CLUSTERS[:1] if quick else CLUSTERS:
         for model in ("llama-0.5b", "bert-1.1b", "llama2-7b"):
-            workload = paper_workload(example_cluster(cluster), model)
+            workload = paper_workload(cluster, model)
             for stage in (1, 2, 3):
                 sizes, seconds = [], []
                 for kind in KINDS:

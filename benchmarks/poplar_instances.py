@@ -9,17 +9,66 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 from harness import add_to_library
 
 from hetplan.formulations import family
 from hetplan.formulations.poplar.data import Device, PoplarData
-from hetplan.formulations.poplar.report import experiments
+from hetplan.formulations.poplar.pose import Posed, pose
+from hetplan.formulations.poplar.zero import STAGES
 from hetplan.instances.library import Instance
+from hetplan.profiling.workload import PREDICTOR
 from hetplan.solvers.registry import solve
+from hetplan.studies.papers.poplar import paper_workload
 
 LIBRARY = Path(__file__).parents[1] / "src" / "hetplan" / "instances" / "library" / "poplar"
+
+
+CLUSTERS = ("poplar-a", "poplar-b", "poplar-c")
+MODELS = ("llama-0.5b", "llama-1.1b", "bert-1.1b")
+# A800 to V100S, Figure 5; 4:4 is cluster C itself.
+RATIOS = ((4, 1), (4, 2), (4, 3), (3, 4), (2, 4), (1, 4))
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One combination of the paper's evaluation; name as in the library, which holds those that are
+    possible."""
+
+    name: str
+    origin: str
+    posed: Posed
+
+
+def experiments() -> Iterator[Experiment]:
+    """Every combination, those included that do not fit (posed.unfit says why)."""
+    for cluster, model in product(CLUSTERS, MODELS):
+        yield from stages(cluster, model, "Figures 3 and 4", f"{cluster}-{model}")
+    for counts in RATIOS:
+        name = f"poplar-c-{counts[0]}to{counts[1]}-llama-0.5b"
+        yield from stages("poplar-c", "llama-0.5b", "Figure 5", name, counts)
+
+
+def stages(
+    cluster: str, model: str, figure: str, name: str, counts: tuple[int, ...] = ()
+) -> Iterator[Experiment]:
+    """A combination under each ZeRO stage."""
+    workload = paper_workload(cluster, model, counts)
+    on = " + ".join(f"{n} x {kind}" for kind, n in workload.cluster.counts().items())
+    for stage in STAGES:
+        posed = pose(workload, stage)
+        origin = (
+            f"Poplar (AAAI 2025), {figure}: {model} on {on}, 2^21 tokens per iteration. Times are "
+            f"hetplan's prediction (predictor {PREDICTOR}), not the paper's measurements; the "
+            f"sequence length ({workload.model.sequence}) and the network between the nodes "
+            f"(cluster {cluster}) are assumed."
+        )
+        if posed.once_seconds:
+            origin += f" An iteration takes {posed.once_seconds:.6g} s more: ZeRO 2's all-gather."
+        yield Experiment(f"{name}-zero{stage}", origin, posed)
 
 
 def tiled(tile: int, seconds: float, largest: int, ragged: float) -> list[float]:

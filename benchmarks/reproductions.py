@@ -28,12 +28,11 @@ import astra as astra_benchmark
 from hetplan.errors import UnsupportedError
 from hetplan.files import write_text
 from hetplan.formulations import family
-from hetplan.formulations.hap.experiments import MODELS, NETWORK, Experiment, mixed
-from hetplan.formulations.hap.spmd.networks import sizes, vit
-from hetplan.formulations.hap.spmd.rules import ring, theory_of
+from hetplan.formulations.hap.spmd.networks import vit
 from hetplan.instances.library import load_from_library
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Options, Run
+from hetplan.studies.papers.hap import GBIT, mixed, shape, theory_on
 from hetplan.studies.workers import peak_bytes
 
 Row = dict[str, Any]
@@ -109,10 +108,8 @@ def vit_case(layers: int, gpus: int, published: str) -> Case:
     """ViT of that many layers on V100 and P100 at 10.4 Gbit/s, 64 samples per device."""
 
     def make() -> Any:
-        devices = Experiment("vit", "vit", mixed(gpus), NETWORK).devices
-        program = vit(MODELS["vit"] * gpus, sizes(layers, False, gpus), 196, 768, 10)
-        links = ring(gpus, NETWORK / 8 * 1e9, sharing=max(1, gpus // 8))
-        return theory_of(program, devices, links).data
+        program = vit(64 * gpus, shape(layers), 196, 768, 10)
+        return theory_on(program, mixed(gpus), GBIT, 8).data
 
     return Case(f"{layers} layers, {gpus} GPUs", published, make)
 

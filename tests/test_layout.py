@@ -31,7 +31,8 @@ LEVELS = (
     ("solvers",),
     ("formulations",),
     ("instances", "runtime"),
-    ("planner", "studies"),
+    ("planner",),
+    ("studies",),
     ("cli",),
 )
 LEVEL = {part: level for level, parts in enumerate(LEVELS) for part in parts}

@@ -116,7 +116,7 @@ def test_links_take_the_slowest_tensor_rank() -> None:
     assert found.links == ((5 * 2 / 4,),)
     assert found.synchronisation == ((0, 0), (0, 0))
     assert found.tensor == ((10 * 2 / 50, 30 * 2 / 50),)
-    assert found.compute == ((1, 7),)
+    assert found.stages == ((1 + 10 * 2 / 50, 7 + 30 * 2 / 50),)
 
 
 def memory(fast: float, slow: float) -> dict[str, Any]:

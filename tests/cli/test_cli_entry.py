@@ -26,7 +26,7 @@ from hetplan.solvers.run import Progress
 
 COMMANDS = (
     "plan", "fits", "solve", "check", "run", "show", "export", "layout", "profile", "cluster",
-    "instances", "study", "truth", "doctor",
+    "instances", "study", "report", "truth", "doctor",
 )  # fmt: skip
 # `hetplan` with the fake problem registered, as a program of its own.
 PROGRAM = (
@@ -72,7 +72,6 @@ OLD = {
     "import": "profile import",
     "schema": "instances schema",
     "export-model": "instances export",
-    "report": "study report",
 }
 
 

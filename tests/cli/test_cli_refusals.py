@@ -154,11 +154,12 @@ REFUSALS: dict[str, dict[str, str]] = {
     },
     "study report": {
         ".": "holds no study",
-        "poplar --markdown m.md": "is for the folder of a study",
-        "poplar --name x*": "no experiment matches",
-        "hap --name x*": "no experiment matches",
-        "amp": "problem has no report (got 'amp', expected hap or poplar)",
-        "tsp": "neither the folder of a study nor a problem (got 'tsp', expected a folder",
+        "poplar": "poplar: is no folder of a study (expected a folder; papers have reports of",
+    },
+    "report": {
+        "hap --name x*": "--name: no exhibit matches (got 'x*')",
+        "megatron": "unknown paper 'megatron' (expected one of amp, astra, ditto, hap, poplar)",
+        "ditto --name 'Figure 8' --png file": "dir 'file' is a file",
     },
     "export no-such.json --to megatron": {"": "no-such.json: no such file"},
     "show": {

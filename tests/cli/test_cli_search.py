@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
 from typing import get_args
 
@@ -100,7 +101,7 @@ def test_plots(hetplan: Call, tmp_path: Path, name: str, begins: bytes) -> None:
 def test_a_plot_without_matplotlib_is_refused_before_the_search(
     hetplan: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     ran = hetplan(*SMALL, "--gpus", "A800:16", "--plot", tmp_path / "plot.png")
     assert ran.code == 2 and "hetplan[plots]" in ran.err
 

@@ -122,7 +122,7 @@ def test_torchrun_starts_every_rank_in_order(tmp_path: Path) -> None:
         options = parser.parse_args(one["words"])
         assert (options.nnodes, options.node_rank) == (3, node)
         assert options.nproc_per_node == sum(device.node == node for device in plan.devices)
-        assert options.rest == ["entry.py", "--lr", "1"]
+        assert options.rest == ["run", "entry.py", "--lr", "1"]
         ranks += options.nproc_per_node
     assert ranks == plan.world_size
 

@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+from fakes.theories import made
 from hetplan.formulations.hap.common import greedy_program
 from hetplan.formulations.hap.data import Device, HapDecision
 from hetplan.formulations.hap.problem import compile_problem, reduce_theory
@@ -23,11 +24,11 @@ IDLE: dict[int, list[float]] = {2: [1.0, 0.0], 3: [0.6, 0.0, 0.4], 4: [0.0, 0.5,
 # of two blocks and few entries, m ranks and b samples
 NETWORKS: dict[str, Callable[[int, int], SingleProgram]] = {
     "vgg19": lambda b, m: n.vgg19(b, m, 7, 12, m),
-    "vit": lambda b, m: n.vit(b, n.sizes(2, True, m), 2 * m, 12, 12),
-    "bert": lambda b, m: n.bert(b, n.sizes(2, True, m), 2 * m, 6 * m),
-    "bert-moe": lambda b, m: n.bert(b, n.sizes(2, True, m), 2 * m, 6 * m, m),
-    "gpt2": lambda b, m: n.gpt2(b, n.sizes(2, True, m), 2 * m, 6 * m),
-    "llama-blocks": lambda b, m: n.llama(b, n.sizes(2, True, m), 2 * m),
+    "vit": lambda b, m: n.vit(b, made.sizes(2, True, m), 2 * m, 12, 12),
+    "bert": lambda b, m: n.bert(b, made.sizes(2, True, m), 2 * m, 6 * m),
+    "bert-moe": lambda b, m: n.bert(b, made.sizes(2, True, m), 2 * m, 6 * m, m),
+    "gpt2": lambda b, m: made.gpt2(b, made.sizes(2, True, m), 2 * m, 6 * m),
+    "llama-blocks": lambda b, m: made.llama(b, made.sizes(2, True, m), 2 * m),
 }
 
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
-from typing import Any
+from fakes.benchmarks import benchmark
+from hetplan.formulations.hap.spmd.program import SingleProgram
+from hetplan.profiling.transformer import Transformer
 
-from markdown_pages import ROOT
-
-_SPEC = importlib.util.spec_from_file_location(
-    "hap_theories", ROOT / "benchmarks" / "hap_theories.py"
-)
-assert _SPEC is not None and _SPEC.loader is not None
-made: Any = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(made)
+made = benchmark("hap_theories")
 chain, residual, stages_only = made.chain, made.residual, made.stages_only
 NETWORKS, theory_named = made.NETWORKS, made.theory_named
+MAKERS, model, sizes = made.MAKERS, made.model, made.sizes
+
+
+def gpt2(batch: int, shape: Transformer, tokens: int, vocabulary: int) -> SingleProgram:
+    """A GPT-2 of that shape."""
+    program: SingleProgram = made.gpt2(batch, shape, tokens, vocabulary)
+    return program

@@ -9,8 +9,8 @@ from fakes.theories import chain
 from hap.hap_cases import instance, programs
 from hetplan.errors import InputError
 from hetplan.formulations.hap.data import Communication, Device, HapData, HapDecision
-from hetplan.formulations.hap.describe import listing, show, walked
-from hetplan.formulations.hap.evaluate import evaluate
+from hetplan.formulations.hap.describe import instructions, listing, show
+from hetplan.formulations.hap.evaluate import evaluate, walked
 from hetplan.formulations.hap.family import FAMILY
 from hetplan.schema import parse
 from hetplan.solvers.registry import load, solve
@@ -113,7 +113,7 @@ def test_stages_add_up_to_the_objective(seed: int) -> None:
     for program in list(programs(seed).values())[:5]:
         ratios = [[1 / len(data.devices)] * len(data.devices)] * data.segments
         decision = HapDecision(program=list(program), ratios=ratios)
-        stages, rows = walked(data, decision)
+        stages, rows = walked(data, decision)[0], instructions(data, decision)
         objective = evaluate(data, decision).objective
         assert sum(stage.seconds for stage in stages) == pytest.approx(objective, rel=1e-12)
         assert [row["triple"] for row in rows] == list(program)
@@ -131,7 +131,7 @@ def test_a_decision_reads_for_people() -> None:
     ratios, stages = load(FAMILY.describe)(data, decision)
     assert len(ratios.rows) == 2
     assert sum(int(row[3]) for row in stages.rows) + len(stages.rows) - 1 == len(decision.program)
-    table = listing(walked(data, decision)[1])
+    table = listing(instructions(data, decision))
     assert table.header == ("#", "stage", "instruction", "tensor", "before", "after", "takes")
     assert len(table.rows) == len(decision.program)
     known: set[str] = set()
@@ -148,7 +148,7 @@ def test_a_triple_that_gives_nothing_can_be_shown() -> None:
     data = DATA.model_copy(update={"triples": (effectless,)})
     ratios = [[1.0] + [0.0] * (len(data.devices) - 1)]
     decision = HapDecision(program=[0], ratios=ratios)
-    assert walked(data, decision)[1][0]["tensor"] == "-"
+    assert instructions(data, decision)[0]["tensor"] == "-"
 
 
 def test_a_program_for_nothing_can_be_shown() -> None:

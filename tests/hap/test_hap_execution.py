@@ -23,13 +23,12 @@ from fakes.simulated import (  # noqa: E402
     random_values,
     reference,
 )
-from fakes.theories import NETWORKS, theory_named  # noqa: E402
+from fakes.theories import MAKERS, NETWORKS, model, theory_named  # noqa: E402  # noqa: E402
 from fakes.workloads import SHAPES, cluster, small_model  # noqa: E402
 from hetplan.formulations import family  # noqa: E402
 from hetplan.formulations.hap.data import Device, HapData, HapDecision  # noqa: E402
 from hetplan.formulations.hap.evaluate import held_bytes  # noqa: E402
 from hetplan.formulations.hap.pose import pose  # noqa: E402
-from hetplan.formulations.hap.spmd.networks import MAKERS, model  # noqa: E402
 from hetplan.formulations.hap.spmd.operators import Change, Run, Synchronise  # noqa: E402
 from hetplan.formulations.hap.spmd.program import SingleProgram  # noqa: E402
 from hetplan.formulations.hap.spmd.rules import (  # noqa: E402

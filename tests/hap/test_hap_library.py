@@ -15,19 +15,14 @@ from hetplan.formulations import family
 from hetplan.formulations.hap import alternation, astar, ordered
 from hetplan.formulations.hap.common import reduced_or_answered
 from hetplan.formulations.hap.data import HapData, HapDecision
-from hetplan.formulations.hap.experiments import (
-    BANDWIDTHS,
-    MODELS,
-    SIZES,
-    Limits,
-    experiments,
-    report,
-)
 from hetplan.formulations.hap.family import FAMILY
 from hetplan.instances.library import library, load_from_library
 from hetplan.solvers.registry import evaluate, solve
 from hetplan.solvers.run import Options, Outcome, Run
+from hetplan.studies.papers import hap as papers
+from present import present
 
+METHODS = ("exact", "deepspeed", "tag", "dp-proportional", "dp-even")
 ENTRIES = {entry.name: entry for entry in library("hap")}
 
 
@@ -141,26 +136,19 @@ def test_a_stars_estimate_is_a_lower_bound(seed: int) -> None:
 
 
 def test_experiments_are_those_of_the_paper() -> None:
-    cases = {case.name: case for case in experiments()}
-    assert len(cases) == len(MODELS) * (len(SIZES) + len(BANDWIDTHS) - 1) + 6
-    assert [d.name for d in cases["vit-8gpu"].devices] == ["V100"] * 2 + ["P100"] * 6
-    moe = cases["bert-moe-16gpu"]
-    assert moe.program.node("b1.moe.up.weight").shape[0] == 16 == len(moe.devices)
+    moe = papers.network("bert-moe", papers.mixed(16))
+    assert [d.name for d in papers.devices(papers.mixed(8))] == ["V100"] * 2 + ["P100"] * 6
+    assert moe.program.node("b1.moe.up.weight").shape[0] == 16 == len(moe.data.devices)
     assert moe.program.nodes[0].shape[0] == 32 * 16
-    odd = cases["bert-moe-a100-p100-6experts"]
-    assert odd.program.node("b1.moe.up.weight").shape[0] == 6 and len(odd.devices) == 4
+    odd = papers.experts(6, 8)
+    assert odd.program.node("b1.moe.up.weight").shape[0] == 8 and len(odd.data.devices) == 4
 
 
-def test_the_report_says_what_is_predicted() -> None:
-    tables, found = report("vgg19-8gpu", limits=Limits(other=0.5))
-    (row,) = found["rows"]
-    assert any("2.41" in figure["speedup"] for figure in found["measured"])
-    seconds = row["predicted_seconds"]
-    assert row["bound"] <= seconds["joint"] * (1 + 1e-9)
-    assert set(seconds) == {"joint", "paper", "dp-even", "dp-proportional"}
-    assert seconds["joint"] == min(seconds.values())
-    assert seconds["dp-proportional"] / seconds["joint"] > 2, (
-        "dense layers are sliced, not synchronised"
-    )
-    assert "not measured" in tables[0].notes[0] and tables[0].rows[0][0] == "vgg19-8gpu"
-    assert any("2.41" in cell for line in tables[1].rows for cell in line)
+def test_baselines_of_the_paper() -> None:
+    """DeepSpeed's even shares of any program, TAG's data parallelism, from the best on."""
+    data = papers.network("vgg19", papers.mixed(8)).data
+    cost = {m: present(papers.solved(data, m).objective) for m in METHODS}
+    assert cost["exact"] <= cost["deepspeed"] * (1 + 1e-9) < cost["tag"] / 2
+    assert cost["tag"] <= cost["dp-proportional"] * (1 + 1e-9) < cost["dp-even"] * (1 + 1e-9)
+    even = solve(FAMILY, data, "deepspeed").decision
+    assert even is not None and even.ratios[0] == pytest.approx([1 / 8] * 8)

@@ -224,7 +224,7 @@ def test_a_program_that_is_not_the_models_is_refused(workload: Workload, plan: P
 
 
 def test_programs_are_exported_to_the_own_runtime_alone(workload: Workload, plan: Plan) -> None:
-    assert "hetplan.runtime" in export(plan, "torchrun")
+    assert "-m hetplan run" in export(plan, "torchrun")
     for name in set(EXPORTERS) - {"torchrun"}:
         with pytest.raises(UnsupportedError, match=f"{name} cannot express SPMD programs"):
             export(plan, name)

@@ -8,10 +8,10 @@ import pytest
 
 from fakes.links import measured_by_hap
 from fakes.programs import two_layers
+from fakes.theories import model
 from hetplan.errors import InputError
 from hetplan.formulations.hap.data import Communication, Compute, Device, HapDecision
 from hetplan.formulations.hap.family import FAMILY
-from hetplan.formulations.hap.spmd.networks import model
 from hetplan.formulations.hap.spmd.operators import Change, Run
 from hetplan.formulations.hap.spmd.program import Axes, Writer
 from hetplan.formulations.hap.spmd.rules import Links, ring, theory_of, work_of

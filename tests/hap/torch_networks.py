@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hetplan.formulations.hap.spmd.networks import sizes
+from fakes.theories import sizes
 from hetplan.profiling.transformer import Transformer
 from hetplan.profiling.vision import VGG19
 from hetplan.runtime.tracing.aten import route

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from fakes.programs import IDLE, UNEVEN, drawn_program, every_rule, plan_of
+from fakes.theories import gpt2 as written
 from hetplan.formulations.hap.data import HapDecision
-from hetplan.formulations.hap.spmd import networks as n
 from hetplan.formulations.hap.spmd.program import SingleProgram
 from hetplan.formulations.joint.plan import Plan
 from hetplan.profiling.transformer import transformer
@@ -33,19 +33,19 @@ OPTIMIZERS: dict[str, tuple[Any, dict[str, Any]]] = {
 def plan_on(world: int) -> Plan:
     """Other ratios, another program, another number of runs for each."""
     runs = 1 if world == 2 else 2
-    theory = every_rule(n.gpt2(BATCH // runs, SHAPE, 6, 15), world)
+    theory = every_rule(written(BATCH // runs, SHAPE, 6, 15), world)
     ratios = UNEVEN[2] if world == 2 else IDLE[3]
     return plan_of(theory, HapDecision(program=drawn_program(theory, world), ratios=[ratios]), runs)
 
 
 def gpt2(plan: Plan) -> SingleProgram:
     """One block, for the plan's runs; also as `--factory` wants it."""
-    return n.gpt2(plan.replicas[0].micro_batches[0].samples, SHAPE, 6, 15)
+    return written(plan.replicas[0].micro_batches[0].samples, SHAPE, 6, 15)
 
 
 def whole_batch(plan: Plan) -> SingleProgram:
     """One run of all samples, which plans with several runs cannot take."""
-    return n.gpt2(BATCH, SHAPE, 6, 15)
+    return written(BATCH, SHAPE, 6, 15)
 
 
 def work(rank: int, world: int, folder: Path) -> None:

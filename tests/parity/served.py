@@ -4,7 +4,7 @@ session.
 `parity.asking` starts it and writes lines: `{"requests", "answers", "width"}`, two files and how
 many run at a time. requests holds a list of `{"name", "program", "arguments", "environment",
 "signal"}`, answers gets by name `{"code", "out", "err", "left"}`; then "done" is written back.
-program: "hetplan", "rank" for one under torchrun, or "forked"
+program: "hetplan", or "forked"
 (`parity.forked`); arguments: of several commands with "&&" between them. signal: sent to the run
 behind its first step. An answer comes when no process of the session is left, not even a zombie;
 left: whether some had to be killed for it, after `LIMIT` seconds.
@@ -31,7 +31,6 @@ POLL, LIMIT = 0.05, 600.0  # seconds
 PR_SET_PDEATHSIG = 1
 PROGRAMS = {
     "hetplan": "hetplan.cli.main",
-    "rank": "hetplan.runtime.__main__",
     "forked": "parity.forked",
 }
 Request = dict[str, Any]
@@ -40,7 +39,7 @@ Request = dict[str, Any]
 NEEDED = (
     "torch.distributed.checkpoint",
     "hetplan.cli.main",
-    "hetplan.runtime.__main__",
+    "hetplan.cli.run",
     "hetplan.runtime.launch",
     "hetplan.runtime.execution.worker",
     "parity.cases",

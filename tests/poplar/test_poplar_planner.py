@@ -13,21 +13,20 @@ from hetplan.formulations.joint.plan import Plan
 from hetplan.formulations.poplar.data import Device, PoplarData, PoplarDecision, Share, Step
 from hetplan.formulations.poplar.describe import describe, pieces_of
 from hetplan.formulations.poplar.pose import Assumptions, pose
-from hetplan.formulations.poplar.report import paper_workload
 from hetplan.planner.poplar import Poplar, PoplarSettings, ZeroStageProblem
 from hetplan.planner.ranking import make_plans
 from hetplan.planner.strategy import Candidate, propose
-from hetplan.profiling.cluster import example_cluster
 from hetplan.profiling.measured import BatchCurve
 from hetplan.profiling.workload import Workload
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Run
+from hetplan.studies.papers.poplar import paper_workload
 from present import present
 
 
 @pytest.fixture(scope="module")
 def workload() -> Workload:
-    return paper_workload(example_cluster("poplar-b"), "llama-1.1b")
+    return paper_workload("poplar-b", "llama-1.1b")
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +108,7 @@ def test_what_devices_process_is_told_in_order() -> None:
 
 
 def test_a_model_that_is_too_large_is_refused_with_reasons() -> None:
-    workload = paper_workload(example_cluster("poplar-b"), "llama2-13b")
+    workload = paper_workload("poplar-b", "llama2-13b")
     found = propose(Poplar(), workload, Run())
     assert [candidate.label for candidate in found] == [f"auto-zero{stage}" for stage in range(4)]
     assert all(candidate.plan is None and candidate.status == "infeasible" for candidate in found)
@@ -151,15 +150,13 @@ def test_overlap_stands_in_the_plan_and_ends_where_computation_does(workload: Wo
     )
 
 
-def test_shards_by_memory_tell_their_gain() -> None:
-    """Cluster A: 80 and 40 GB. The plan says who holds how much, and the message what it gains."""
-    workload = paper_workload(example_cluster("poplar-a"), "llama2-7b")
+def test_shards_by_memory_gain() -> None:
+    """Cluster A: 80 and 40 GB. The plan says who holds how much."""
+    workload = paper_workload("poplar-a", "llama2-7b")
     (best, _) = propose(Poplar(PoplarSettings(zero=2, shards="memory")), workload, Run())
     (equal, _) = propose(Poplar(PoplarSettings(zero=2)), workload, Run())
     assert best.closed_form_seconds is not None and equal.closed_form_seconds is not None
-    ratio = equal.closed_form_seconds / best.closed_form_seconds
-    assert ratio > 1.2
-    assert f"shards by memory: {ratio:.3f} times the speed of equal ones" in best.message
+    assert equal.closed_form_seconds / best.closed_form_seconds > 1.2
     assert best.plan is not None and best.plan.zero_shares is not None
     usable = workload.device_bytes()
     memory = [usable[device.type] for device in workload.cluster.devices]
@@ -172,7 +169,7 @@ def test_shards_by_memory_tell_their_gain() -> None:
 def test_devices_without_samples_keep_their_shards(stage: int, ranks: int) -> None:
     """Two samples for four devices: from ZeRO 1 on the idle ones stay in the plan, under ZeRO 0
     they do not."""
-    workload = replace(paper_workload(example_cluster("poplar-b"), "llama-0.5b"), global_batch=2)
+    workload = replace(paper_workload("poplar-b", "llama-0.5b"), global_batch=2)
     best = propose(Poplar(PoplarSettings.model_validate({"zero": stage})), workload, Run())[0]
     assert best.plan is not None and best.peak_bytes is not None and best.fits_memory
     assert best.plan.world_size == sum(held > 0 for held in best.peak_bytes) == ranks

@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fakes.benchmarks import benchmark
 from hetplan.errors import InputError
 from hetplan.formulations import family
 from hetplan.formulations.poplar.data import PoplarDecision
 from hetplan.formulations.poplar.pose import Assumptions, pose
-from hetplan.formulations.poplar.report import experiments, paper_workload, report
 from hetplan.formulations.poplar.zero import States, collective_seconds, communication, parts
 from hetplan.instances.library import Entry, library
 from hetplan.planner.poplar import PoplarSettings
@@ -23,6 +23,8 @@ from hetplan.profiling.measured import Collectives
 from hetplan.profiling.models import load_model
 from hetplan.profiling.workload import PREDICTOR, Workload, make_workload
 from hetplan.solvers.registry import evaluate, solve
+from hetplan.studies.papers import poplar as papers
+from hetplan.studies.papers.poplar import paper_workload
 from present import present
 
 POPLAR = family("poplar")
@@ -30,7 +32,7 @@ POPLAR = family("poplar")
 
 @pytest.fixture(scope="module")
 def cluster_a() -> Workload:
-    return paper_workload(example_cluster("poplar-a"), "llama-0.5b")
+    return paper_workload("poplar-a", "llama-0.5b")
 
 
 def test_states_are_those_of_the_zero_paper() -> None:
@@ -77,7 +79,7 @@ def test_the_ring_goes_through_those_who_take_part() -> None:
 def test_a_device_that_holds_no_sample_is_in_the_ring_from_stage_1_on() -> None:
     """7B states of 16 bytes a parameter: the 40 GB cards hold no sample at stage 0 of a 2.x GB
     model's size."""
-    workload = paper_workload(example_cluster("poplar-c"), "llama-1.1b")
+    workload = paper_workload("poplar-c", "llama-1.1b")
     # 16 GiB left of 32: 17.6 GB of states do not fit
     tight = replace(workload, reserved_bytes=16 * 2**30)
     posed = pose(tight, 0)
@@ -134,7 +136,7 @@ def test_the_packaged_experiments_are_complete_and_what_the_code_gives_today() -
     prediction = re.compile(r"hetplan's [\w ]*prediction [\w ]*\(predictor (\d+)\)")
     packaged, missing = {entry.name: entry for entry in library("poplar")}, set()
     assert sum("to" in name for name in packaged) == 24
-    for experiment in experiments():
+    for experiment in benchmark("poplar_instances").experiments():
         posed = experiment.posed
         if experiment.name not in packaged:
             assert posed.unfit is not None
@@ -165,34 +167,20 @@ def test_exact_keeps_the_packaged_optima(entry: Entry) -> None:
     assert kept == pytest.approx(found, rel=1e-6, abs=1e-6)
 
 
-def test_the_report_says_what_it_predicts_and_what_was_measured() -> None:
-    """ZeRO 2's all-gather is in every method's seconds, so that it dampens the ratios."""
-    tables, found = report("poplar-c-llama-0.5b-zero*")
-    speeds, useful, idle, ranges, measured = tables
-    workload = paper_workload(example_cluster("poplar-c"), "llama-0.5b")
-    a800, v100s = (
-        present(solve(POPLAR, pose(replace(workload, cluster=part), 0).data, "deepspeed").objective)
-        for part in (replace(workload.cluster, nodes=(node,)) for node in workload.cluster.nodes)
-    )
-    tflops = [workload.flops_per_iteration / s / 1e12 for s in (v100s, a800)]
-    assert useful.rows[0][2:4] == tuple(f"{x:.1f}" for x in tflops) and tflops[0] < tflops[1]
-    assert any("predicted by hetplan, not measured" in note for note in speeds.notes)
-    assert any("1.02 to 3.92" in cell for row in measured.rows for cell in row)
-    assert [row[0] for row in ranges.rows] == ["0", "1", "2", "3"] and len(idle.rows) == 4
-    for document, spans in zip(found["rows"], found["predicted_ranges"], strict=True):
-        seconds = document["predicted_seconds"]
-        assert seconds["exact"] <= seconds["paper"] * (1 + 1e-9) < seconds["deepspeed"]
-        ratio = document["predicted_ratios"]["paper_over_deepspeed"]
-        assert ratio == pytest.approx(seconds["deepspeed"] / seconds["paper"])
-        assert spans["paper_over_deepspeed"] == {"low": ratio, "high": ratio, "experiments": 1}
-        assert document["under_utilisation"]["exact"] < document["under_utilisation"]["deepspeed"]
-    posed = pose(paper_workload(example_cluster("poplar-c"), "llama-0.5b"), 2)
+def test_the_report_prices_every_method_alike() -> None:
+    """ZeRO 2's all-gather is in every method's seconds; one type alone pays no others' links."""
+    found = papers.seconds("poplar-c", "llama-0.5b", (), 2)
+    posed = pose(paper_workload("poplar-c", "llama-0.5b"), 2)
     best = solve(POPLAR, posed.data, "exact").objective
-    predicted = found["rows"][2]["predicted_seconds"]["exact"]
-    assert best is not None and predicted == pytest.approx(best + posed.once_seconds)
-    _, nothing = report("poplar-b-llama-1.1b-zero0")
-    assert set(nothing["rows"][0]["predicted_seconds"].values()) == {None}
-    assert "no device holds its model states" in nothing["rows"][0]["message"]
+    assert best is not None and found["optimum"] == pytest.approx(best + posed.once_seconds)
+    assert found["optimum"] <= found["Poplar"] * (1 + 1e-9) < found["DeepSpeed"]
+    workload = paper_workload("poplar-c", "llama-0.5b")
+    strong = replace(workload, cluster=workload.cluster.part([0]))
+    alone = present(solve(POPLAR, pose(strong, 0).data, "deepspeed").objective)
+    row = papers.tflops({}, {"cluster": "poplar-c", "model": "llama-0.5b", "ZeRO": 0})
+    assert row["strong only"] == pytest.approx(workload.flops_per_iteration / alone / 1e12)
+    assert row["weak only"] < row["DeepSpeed"] < row["strong only"] < row["Poplar"]
+    assert papers.seconds("poplar-b", "llama-1.1b", (), 0) == {}
 
 
 LATENCY = {"all-reduce": 6e-4, "all-gather": 2e-4, "reduce-scatter": 3e-4}

@@ -84,7 +84,6 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> Answers:
         request("laborious", "run", file, "--factory", "parity.faulty:laborious", *busy),
         request("slow", "run", two, "--factory", "parity.faulty:slow", *virtual),
         request("mixed", "run", *model, "--checkpoint", old),
-        request("outside", *model, program="rank"),
         *elastic(folder, cluster),
     ]
     torchrun = {"RANK": "0", "WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1"}
@@ -99,7 +98,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> Answers:
             ("alone", alone, {"WORLD_SIZE": "1", "MASTER_PORT": "0"}),
         ):
             environment = torchrun | changed
-            asked.append(request(name, *arguments, program="rank", environment=environment))
+            asked.append(request(name, "run", *arguments, environment=environment))
         answers_by_name = served(asked, folder, width=len(asked))
     return answers_by_name | {"folder": {"path": str(folder)}, "port at": {"port": port}}
 
@@ -166,7 +165,7 @@ def test_checkpoints_of_two_runs_do_not_mix(answers: Answers) -> None:
 
 
 def test_a_port_in_use_and_another_world_size_are_one_line(answers: Answers) -> None:
-    assert {answers[name]["code"] for name in ("port", "world", "outside")} == {2}
+    assert {answers[name]["code"] for name in ("port", "world")} == {2}
     place = f"127.0.0.1:{answers['port at']['port']}"
     assert (
         answers["port"]["err"]
@@ -175,7 +174,6 @@ def test_a_port_in_use_and_another_world_size_are_one_line(answers: Answers) -> 
     )
     line = "hetplan: rank 0: faults: number of processes (got 3, expected 4, one per device)\n"
     assert answers["world"]["err"] == line
-    assert "not started by torchrun" in answers["outside"]["err"]
 
 
 def test_a_rank_that_torchrun_started_notices_that_it_hangs(answers: Answers) -> None:

@@ -86,11 +86,10 @@ def test_a_pipeline_of_one_type_follows_that_type() -> None:
     assert nominal == replay(plan, workload()).seconds
     assert seconds[f"{SLOW} slower"] == seconds[f"{SLOW} faster"] == nominal
     assert nominal < seconds[f"{FAST} slower"] <= 1.1 * nominal
-    assert (
-        result.lowest(0) == seconds[f"{FAST} faster"]
-        and result.highest(0) == seconds[f"{FAST} slower"]
-    )
-    assert not result.measured and result.regret(0) == 0
+    figures = result.figures(0)
+    assert figures["lowest_seconds"] == seconds[f"{FAST} faster"]
+    assert figures["highest_seconds"] == seconds[f"{FAST} slower"]
+    assert not result.measured and figures["regret"] == 0
 
 
 def test_ranks_change_where_the_profile_decides() -> None:
@@ -99,8 +98,9 @@ def test_ranks_change_where_the_profile_decides() -> None:
     plans = [pipeline(w, 6, 12, 13), pipeline(w, 5, 11, 13)]
     result = sensitivity(plans, w, draws=30, unmeasured=0.8)
     assert {o.winner for o in result.outcomes} == {0, 1}
-    assert result.wins(0) + result.wins(1) == len(result.outcomes)
-    assert max(result.regret(0), result.regret(1)) > 0
+    first, second = result.figures(0), result.figures(1)
+    assert first["wins"] + second["wins"] == len(result.outcomes)
+    assert max(first["regret"], second["regret"]) > 0
 
 
 @pytest.mark.parametrize("arguments", [{"unmeasured": 0.0}, {"unmeasured": 0.95}])

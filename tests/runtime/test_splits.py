@@ -78,7 +78,7 @@ def test_commands_take_a_model_from_its_configuration_to_its_checkpoint(
     answer = served([request("all", *words[:-1])], tmp_path, 1)["all"]
     assert answer["code"] == 0, answer["err"]
     worlds = [load_plan(tmp_path / f"{s}.json").world_size for s in ("poplar", "amp")]
-    assert worlds == [2, 3] or name != "gpt2", worlds
+    assert min(worlds) > 1 or name != "gpt2", worlds
     optimizer = torch.optim.AdamW(module.parameters(), lr=0.01)
     expected = {}
     for step in range(2 * STEPS):
@@ -122,7 +122,7 @@ def described(act: Any, names: list[str]) -> None:
         (lambda m, x, t: (m.norm(x) - t).square().mean(), ["linear"], "batch normalisation"),
         (lambda m, x, t: (x - t).square().mean() * 2, ["linear"], "no mean|not known as a mean"),
         (lambda m, x, t: x.sum() + t.mean(), ["linear"], "not known as a mean"),
-        (lambda m, x, t: (x if x.sum() > 0 else t).mean(), ["linear"], "torch.export cannot"),
+        (lambda m, x, t: (x if x.sum() > 0 else t).mean(), ["linear"], "finds no graph"),
         (lambda m, x, t: (x - t).mean(), ["a", "b", "c"], "does not match the plan"),
         (
             lambda m, x, t: torch.zeros_like(t).copy_(x).mean(), ["linear"],

@@ -11,9 +11,9 @@ import pytest
 from astra.cases import oracle as astra_oracle, random_instance
 from ditto import ditto_cases
 from hetplan.formulations import family
-from hetplan.formulations.poplar import plans
 from hetplan.formulations.poplar.data import Device, PoplarData
 from hetplan.formulations.poplar.evaluate import evaluate as evaluate_poplar
+from hetplan.formulations.poplar.paper import known_before
 from hetplan.formulations.poplar.problem import compile_problem as compile_poplar
 from hetplan.solvers.general import Formulation
 from hetplan.solvers.registry import evaluate, load
@@ -73,6 +73,6 @@ def test_poplar_shares_add_up_where_speeds_round_badly(total: int) -> None:
         comm_seconds=0.0,
         devices=[d for d in devices for _ in (0, 1)],
     )
-    known = plans.known_before(compile_poplar(data))
+    known = known_before(data, compile_poplar(data))
     assert known.decision is not None
     assert evaluate_poplar(data, known.decision).objective == pytest.approx(known.objective)

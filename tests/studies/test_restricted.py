@@ -3,13 +3,11 @@ read off the decision."""
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
+from fakes.benchmarks import benchmark
 from fakes.workloads import small
 from hetplan.formulations.joint.data import JointDecision
 from hetplan.formulations.joint.design import design_of
@@ -19,14 +17,9 @@ from hetplan.formulations.joint.search import Parameters, search
 from hetplan.planner.ranking import make_plans
 from hetplan.planner.strategy import make_strategies
 from hetplan.solvers.run import Options, Run
-from markdown_pages import ROOT
 from present import present
 
-SPEC = importlib.util.spec_from_file_location("restricted", ROOT / "benchmarks" / "restricted.py")
-assert SPEC is not None and SPEC.loader is not None
-restricted: Any = importlib.util.module_from_spec(SPEC)
-sys.modules[SPEC.name] = restricted
-SPEC.loader.exec_module(restricted)
+restricted = benchmark("restricted")
 
 # Two kinds of nodes in turn, so that placement matters; a slow network, so that it pays.
 NODES = [

@@ -94,7 +94,7 @@ def what_if(
         *(asking.addition(text, workload.cluster) for text in split_list(add or [])),
         *(asking.removal(text, workload.cluster) for text in split_list(remove or [])),
         *(asking.faster_network(gbit, workload.cluster) for gbit in network or []),
-    ] or asking.marginal(workload.cluster)
+    ] or list(asking.marginal(workload.cluster))
     display = Display(f"what if, {workload.cluster.name}")
     answer = watched(
         run,

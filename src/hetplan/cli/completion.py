@@ -17,6 +17,7 @@ from hetplan.solvers.registry import load
 # returns one), what follows each name, and whether the option takes a list of them.
 OFFERED: Mapping[str, tuple[str, str, bool]] = {
     "problems": ("hetplan.formulations:FAMILIES", "", False),
+    "papers": ("hetplan.studies.papers:PAPERS", "", False),
     "models": ("hetplan.profiling.zoo:BUILT_IN", "", False),
     "devices": ("hetplan.profiling.cluster:catalogue", ":", True),
     "precisions": ("hetplan.profiling.operators:PRECISIONS", "", True),

@@ -308,12 +308,10 @@ TREE: Mapping[str, Any] = {
         "run",
         {
             "run": ("study:run", "Run methods on instances; each run is a row that is kept."),
-            "report": (
-                "study:report",
-                "A study's findings, or a paper's experiments predicted.",
-            ),
+            "report": ("study:report", "A study's findings."),
         },
     ),
+    "report": ("report:report", "Set a paper's tables and figures beside hetplan's."),
     "truth": (
         "Hold predictions against what was measured.",
         None,
@@ -333,7 +331,6 @@ TREE: Mapping[str, Any] = {
     "schema": ("instances:schema", ""),
     "export-model": ("instances:export_model", ""),
     "import": ("profile:import_", ""),
-    "report": ("study:report", ""),
     "what-if": ("changes:what_if", ""),
     "replan": ("changes:replan", ""),
     "search": ("search:search", ""),

@@ -61,6 +61,12 @@ OutputOption = Annotated[
     Path | None,
     target("--output", "-o", metavar="FILE", help="Write the JSON document to a file as well."),
 ]
+PngOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--png", metavar="DIR", help="Its pictures as PNG files in a folder.", file_okay=False
+    ),
+]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on standard error.")]
 TimeOption = Annotated[
     float | None,

@@ -29,7 +29,7 @@ from hetplan.cli.options import (
     whole_numbers,
 )
 from hetplan.cli.output import emit, note
-from hetplan.errors import InputError, UnsupportedError
+from hetplan.errors import InputError
 from hetplan.files import read_json, to_json, to_yaml, write_text
 from hetplan.profiling.cluster import Cluster
 from hetplan.profiling.efficiency import (
@@ -52,6 +52,7 @@ from hetplan.profiling.workload import (
     default_micro_batches,
     predict as predicted,
 )
+from hetplan.runtime.devices import required_torch
 from hetplan.text import (
     Table,
     bytes_text,
@@ -149,14 +150,10 @@ def traced_model(
 ) -> Model:
     """The module that a factory makes (without a plan: there is none yet), traced; written where
     asked for."""
-    try:
-        from hetplan.runtime.execution.worker import from_factory
-        from hetplan.runtime.tracing.layers import trace
-        from hetplan.runtime.tracing.program import plannable
-    except ImportError:
-        raise UnsupportedError(
-            "tracing modules needs torch: pip install 'hetplan[runtime]'"
-        ) from None
+    required_torch("tracing modules")
+    from hetplan.runtime.execution.worker import from_factory
+    from hetplan.runtime.tracing.layers import trace
+    from hetplan.runtime.tracing.program import plannable
 
     module = from_factory(factory, None)
     traced = trace(module, name=name or factory, precision=precision)

@@ -28,6 +28,7 @@ from hetplan.profiling.cluster import example_clusters
 from hetplan.runtime.devices import on_devices
 from hetplan.runtime.job import Job, Loss, Measured, StepReport, check_options
 from hetplan.runtime.launch import launch, launch_elastic
+from hetplan.runtime.torchrun import is_rank, serve
 from hetplan.runtime.virtual import Rehearsal
 from hetplan.text import number_text
 
@@ -176,6 +177,8 @@ class Survival:
 
     def check(self) -> None:
         """Raise InputError for options that do not go together."""
+        if self.elastic and is_rank():
+            raise InputError("--elastic is for local ranks; torchrun has --max-restarts")
         if self.elastic and (self.checkpoint is None or self.every is None):
             raise InputError(
                 "--elastic needs --checkpoint with a folder and --every with a number of steps"
@@ -234,6 +237,7 @@ def run(
     quiet: QuietOption = False,
 ) -> int:
     """Execute a plan with one process per device, and tell measured times beside predicted ones.
+    Under torchrun this process is one of them.
 
     Exit code 1 when a rank died, failed or hung; the error names it and its place in the plan.
     """
@@ -251,21 +255,20 @@ def run(
         virtual=virtual,
         scale=time_scale,
         required=virtual or survival.elastic,
-        quiet=quiet,
+        quiet=quiet or is_rank(),
     )
-    job = on_devices(
-        Job(
-            plan=loaded,
-            rehearsal=predict(loaded, plan),
-            checkpoint=survival.checkpoint,
-            every=survival.every,
-            resume=survival.resume,
-            save=survival.save,
-            model=setting.model,
-            virtual=virtual,
-            **vars(training),
-        )
+    asked = Job(
+        plan=loaded,
+        rehearsal=predict(loaded, plan),
+        checkpoint=survival.checkpoint,
+        every=survival.every,
+        resume=survival.resume,
+        save=survival.save,
+        model=setting.model,
+        virtual=virtual,
+        **vars(training),
     )
+    job = asked if is_rank() else on_devices(asked)
 
     def tell(report: StepReport) -> None:
         if not quiet:
@@ -273,11 +276,16 @@ def run(
             loss = "" if without_loss else f": loss {number_text(report.loss)}"
             note(f"step {report.step}{loss}")
 
-    if survival.elastic:
+    measured: Measured | None
+    if is_rank():
+        measured = serve(job)
+    elif survival.elastic:
         again = survival.replanner(job, plan, predict, setting, quiet=quiet)
         measured = launch_elastic(job, again, tell, None if quiet else note_loss)
     else:
         measured = Measured(job, launch(job, tell))
+    if measured is None:  # another rank tells
+        return 0
     if trace is not None:
         write_document(trace, measured.trace())
     emit(measured.document(), [measured.table()], json=json)

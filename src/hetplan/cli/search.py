@@ -29,10 +29,10 @@ from hetplan.cli.options import (
 )
 from hetplan.cli.output import emit, note
 from hetplan.errors import InputError, unknown_name
+from hetplan.files import write_bytes
 from hetplan.formulations.astra.search import engine, space as pools
 from hetplan.formulations.astra.search.engine import columns_of
 from hetplan.formulations.astra.search.links import Assumptions
-from hetplan.formulations.astra.search.plot import check_plot_target, write_plot
 from hetplan.formulations.astra.search.result import Candidate, Job, SearchResult, summary
 from hetplan.formulations.astra.search.rules import Rule, default_rules, rules_from_file
 from hetplan.formulations.astra.search.space import (
@@ -53,7 +53,11 @@ from hetplan.profiling.profile import load_profile
 from hetplan.profiling.workload import check_profile, make_workload
 from hetplan.schema import LEAST_RATE, MOST_RATE, derived
 from hetplan.solvers.run import Run
+from hetplan.studies.charts import as_picture, figure
 from hetplan.text import Table, count_text, number_text, seconds_text
+
+# Dots drawn at most, and how far above the set's dearest point they may lie.
+DOTS, CEILING = 3000, 4.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -275,8 +279,9 @@ def search(
     Exit code 0 when a strategy was found, 1 when none passes the rules, fits in memory and keeps
     the money limit.
     """
-    if written.plot is not None:
-        check_plot_target(written.plot)
+    if written.plot is not None and written.plot.suffix.lower() not in (".svg", ".png"):
+        raise InputError("unknown kind of picture", where=str(written.plot), expected=".svg, .png")
+    canvas = None if written.plot is None else figure(4.8)
     if written.write_plan is not None and gpus.cluster is None:
         raise InputError("a plan is for a cluster", where="--write-plan", expected="--cluster")
     run = Run(make_options(time_limit=time_limit))
@@ -289,8 +294,9 @@ def search(
         result = engine.search(
             job, pool, space=space, rules=rules, assumed=assumed, run=run, top=top
         )
-    if written.plot is not None:
-        write_plot(result, written.plot, f"{trained.name}, {pool.mode} pool, {job.tokens:g} tokens")
+    if written.plot is not None and canvas is not None:
+        title = f"{trained.name}, {pool.mode} pool, {job.tokens:g} tokens"
+        write_bytes(written.plot, pareto_picture(result, *canvas, written.plot, title))
     if written.instance is not None:
         write_instance(result, written.instance, job, pool)
     for line in trained.notes:
@@ -302,6 +308,25 @@ def search(
         profile, path = measurements.profile, written.write_plan
         save_best(result.best, pool, gpus.cluster, job, profile, path)
     return 0
+
+
+def pareto_picture(result: SearchResult, made: Any, axes: Any, path: Path, title: str) -> bytes:
+    """The Pareto set (Astra, Figure 7): every priced strategy a dot, the set a line, but for dots
+    that would squeeze the set into a corner. Raises InputError where no money is known, or the
+    file's ending names no format."""
+    front = [(c.tokens_per_second, c.money) for c in result.pareto if c.money is not None]
+    if not front:
+        raise InputError(
+            "nothing to plot", where=str(path), expected="strategies with a known price"
+        )
+    ceiling = CEILING * max(money for _, money in front)
+    near = sorted((x, y) for x, y in result.points if y is not None and y <= ceiling)
+    speeds, dollars = zip(*near[:: max(1, len(near) // DOTS)], strict=True)
+    axes.scatter(speeds, dollars, s=3, color="#9aa5b1")
+    axes.plot(*zip(*front, strict=True), "o-", color="#c0392b", markersize=5)
+    axes.set(xlabel="tokens per second", ylabel="dollars for the job", title=title)
+    axes.set(xlim=(0, None), ylim=(0, None))
+    return as_picture(made, path.suffix[1:].lower())
 
 
 def save_best(

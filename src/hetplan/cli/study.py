@@ -1,5 +1,5 @@
 """`hetplan study run`: many methods on many instances, every run a row that is kept; `study
-report`: its findings, or a paper's experiments and their predictions."""
+report`: its findings."""
 
 import contextlib
 import fnmatch
@@ -21,6 +21,7 @@ from hetplan.cli.options import (
     JsonOption,
     NativeOption,
     PluginOption,
+    PngOption,
     PyomoOption,
     QuietOption,
     make_options,
@@ -32,12 +33,11 @@ from hetplan.cli.options import (
 )
 from hetplan.cli.output import emit, note, stopping
 from hetplan.errors import InputError
-from hetplan.files import write_bytes, write_text
-from hetplan.formulations import FAMILIES, family
-from hetplan.solvers.registry import load
+from hetplan.files import write_text
 from hetplan.studies import distributed, page
-from hetplan.studies.charts import as_png, charts
+from hetplan.studies.charts import charts, write_pictures
 from hetplan.studies.findings import Study, repriced
+from hetplan.studies.papers import PAPERS
 from hetplan.studies.rows import Runner, Tally, Task, arrow, carry_out, read_rows, tasks, write_rows
 from hetplan.studies.workers import run_tasks
 from hetplan.text import Table
@@ -231,95 +231,30 @@ def summary(folder: Path, work: Sequence[Task], tally: Tally) -> Iterator[Table]
 
 
 def report(
-    subject: Annotated[
-        str,
-        typer.Argument(
-            metavar="DIR|PROBLEM",
-            help="The folder of a study, or a problem whose paper has experiments to report.",
-            autocompletion=completion.offer("problems"),
-        ),
-    ],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a study.")],
     name: Annotated[
         str | None,
-        typer.Option(
-            "--name", metavar="PATTERN", help="Only experiments or instances whose names match."
-        ),
+        typer.Option("--name", metavar="PATTERN", help="Only instances whose names match."),
     ] = None,
     output: Annotated[
-        Path | None,
-        target(
-            "--output",
-            "-o",
-            metavar="FILE",
-            help="Of a study, a web page; of a paper, the JSON document.",
-        ),
+        Path | None, target("--output", "-o", metavar="FILE", help="The findings as a web page.")
     ] = None,
-    markdown: Annotated[
+    markdown: Annotated[Path | None, target("--markdown", help="The tables as Markdown.")] = None,
+    png: PngOption = None,
+    packed: Annotated[
         Path | None,
-        target("--markdown", help="A study's tables as Markdown."),
-    ] = None,
-    png: Annotated[
-        Path | None,
-        typer.Option("--png", metavar="DIR", help="A study's pictures as PNG files in a folder."),
-    ] = None,
-    rows: Annotated[
-        Path | None,
-        typer.Option("--rows", metavar="FILE", help="A study's rows as one Parquet file, to keep."),
+        typer.Option("--rows", metavar="FILE", help="The rows as one Parquet file, to keep."),
     ] = None,
     json: JsonOption = False,
-    quiet: QuietOption = False,
 ) -> int:
-    """Report a study's findings, or predict a paper's experiments beside what it measured."""
-    if os.path.isdir(subject):
-        return report_study(Path(subject), name, output, markdown, png, rows, json=json)
-    for option, value in (("--markdown", markdown), ("--png", png), ("--rows", rows)):
-        if value is not None:
-            raise InputError("is for the folder of a study", where=option, got=subject)
-    return report_paper(subject, name, output, json=json, quiet=quiet)
-
-
-def report_paper(
-    problem: str, name: str | None, output: Path | None, *, json: bool, quiet: bool
-) -> int:
-    """A paper's experiments with its methods, its baselines and the optimum."""
-    if problem not in FAMILIES:
-        raise InputError(
-            "neither the folder of a study nor a problem",
-            got=problem,
-            expected=f"a folder, or one of {', '.join(FAMILIES)}",
-        )
-    chosen = family(problem)
-    if chosen.report is None:
-        having = " or ".join(other for other in FAMILIES if family(other).report is not None)
-        raise InputError("problem has no report", got=problem, expected=having)
-    tables, report = load(chosen.report)(name, None if quiet else note)
-    if not report["rows"]:
-        raise InputError("no experiment matches", where="--name", got=name)
-    document = {
-        "problem": problem,
-        "predicted": True,
-        **report,
-        "notes": [line for table in tables for line in table.notes],
-    }
-    emit(document, tables, json=json, output=output)
-    return 0
-
-
-def report_study(
-    folder: Path,
-    name: str | None,
-    output: Path | None,
-    markdown: Path | None,
-    png: Path | None,
-    packed: Path | None,
-    *,
-    json: bool,
-) -> int:
-    """A study's findings: on the terminal, as a page, as Markdown, as pictures; its rows in one
-    file.
+    """Report a study's findings: on the terminal, as a page, as Markdown, as pictures; its rows in
+    one file.
 
     Exit code 1 where rows contradict each other.
     """
+    if not folder.is_dir():
+        expected = f"a folder; papers have reports of their own: hetplan report {'|'.join(PAPERS)}"
+        raise InputError("is no folder of a study", where=str(folder), expected=expected)
     rows = [r for r in read_rows(folder) if fnmatch.fnmatchcase(r["instance"], name or "*")]
     if not rows:
         raise InputError(
@@ -331,7 +266,14 @@ def report_study(
     if markdown is not None:
         write_text(markdown, page.markdown(study, title))
     if png is not None:
-        write_pictures(study, png)
+        write_pictures(
+            png,
+            {
+                f"{problem}-{at}": made
+                for problem in study.problems
+                for at, made in enumerate(charts(study, problem).values())
+            },
+        )
     if packed is not None:
         write_rows(packed, rows)
     conflicts = [*study.conflicts(), *repriced(rows)]
@@ -355,13 +297,3 @@ def report_study(
     for line in conflicts:
         note(line)
     return 1 if conflicts else 0
-
-
-def write_pictures(study: Study, folder: Path) -> None:
-    """One PNG file per chart, named after problem and number."""
-    if folder.exists() and not folder.is_dir():
-        raise InputError("is a file, expected a folder", where=str(folder))
-    folder.mkdir(parents=True, exist_ok=True)
-    for problem in study.problems:
-        for at, made in enumerate(charts(study, problem).values()):
-            write_bytes(folder / f"{problem}-{at}.png", as_png(made))

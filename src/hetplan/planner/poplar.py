@@ -30,7 +30,6 @@ from hetplan.planner.strategy import (
     Problem,
     Strategy,
     StrategyMethod,
-    begin_run,
     joined,
 )
 from hetplan.profiling.measured import BatchCurve, Collectives
@@ -117,10 +116,7 @@ class ZeroStageProblem(Problem):
                 raise NoPlan("infeasible", posed.unfit)
             return None
         result = solve(family("poplar"), posed.data, method.name, run)
-        once, gained = posed.once_seconds, ""
-        if method.exact and self.assumed.shards == "memory" and posed.data.zero_stage > 0:
-            gained = self.gain_of_shards(result.objective, run)
-        included = f"iteration and bound include {seconds_text(once)} of all-gather once per"
+        once = posed.once_seconds
         candidate = replace(
             Candidate.of_result("poplar", method, result),
             bound=None if result.bound is None else result.bound + once,
@@ -128,10 +124,11 @@ class ZeroStageProblem(Problem):
             message=joined(
                 result.message,
                 ON_CURVES if self.assumed.curves else "",
-                f"{included} iteration" if once else "",
+                f"iteration and bound include {seconds_text(once)} of all-gather once per iteration"
+                if once
+                else "",
                 *posed.notes,
                 *posed.dips,
-                gained,
             ),
         )
         if result.decision is None or result.objective is None:
@@ -150,22 +147,6 @@ class ZeroStageProblem(Problem):
             ),
             peak_bytes=peak,
             plan=self.to_plan(result.decision),
-        )
-
-    def gain_of_shards(self, objective: float | None, run: Run) -> str:
-        """How the optimum with shards by memory compares with that of equal ones."""
-        equal = pose(
-            self.workload, self.posed.data.zero_stage, replace(self.assumed, shards="equal")
-        )
-        if equal.unfit is not None:
-            return f"shards by memory; with equal ones: {equal.unfit}"
-        other = solve(family("poplar"), equal.data, "auto", begin_run(run, "equal shards"))
-        if objective is None or other.objective is None:
-            return f"shards by memory; equal ones: {other.status}"
-        here, there = objective + self.posed.once_seconds, other.objective + equal.once_seconds
-        return (
-            f"shards by memory: {there / here:.3f} times the speed of equal ones "
-            f"({seconds_text(there)})"
         )
 
     def peak_bytes(self, decision: PoplarDecision) -> tuple[float, ...]:

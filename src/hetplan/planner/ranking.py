@@ -259,13 +259,12 @@ def pareto(candidates: Sequence[Candidate], workload: Workload) -> list[int]:
         and c.predicted_seconds is not None
         and (money := c.money_per_million_tokens(workload)) is not None
     ]
-    front: list[int] = []
-    least = math.inf
-    for _, money, i in sorted(priced):
-        if money < least:
-            least = money
-            front.append(i)
-    return front
+    priced.sort()
+    return [
+        i
+        for place, (_, money, i) in enumerate(priced)
+        if all(money < other for _, other, _ in priced[:place])
+    ]
 
 
 def winner_of(

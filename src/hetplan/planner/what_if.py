@@ -10,7 +10,7 @@ kind of link twice as fast.
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -186,28 +186,26 @@ def faster_network(gbit: float, cluster: Cluster) -> Change:
     return relinked(cluster, f"network at {gbit:g} Gbit/s{less}", network=gbit * GBIT)
 
 
-def marginal(cluster: Cluster) -> list[Change]:
+def marginal(cluster: Cluster) -> Iterator[Change]:
     """One more node of each kind, one less; networks twice as fast, of all nodes and of each
     kind's, where there are several; links inside the nodes of each kind twice as fast."""
-    changes, links, every = list[Change](), list[Change](), every_node(cluster)
-    for kind in cluster.types:
-        numbers = [n for n in every if cluster.nodes[n].device == kind]
-        nodes = [cluster.nodes[n] for n in numbers]
-        changes.append(addition(f"{nodes[0].devices}x{kind}", cluster))
-        if len(every) > 1:
-            changes.append(removal(f"node{numbers[-1]}", cluster))
-        if len(cluster.types) > 1:
-            network = 2 * max(node.network_bandwidth for node in nodes)
+    every, several = every_node(cluster), len(cluster.nodes) > 1
+    of_kind = {k: [n for n in every if cluster.nodes[n].device == k] for k in cluster.types}
+    for kind, numbers in of_kind.items():
+        yield addition(f"{cluster.nodes[numbers[0]].devices}x{kind}", cluster)
+        if several:
+            yield removal(f"node{numbers[-1]}", cluster)
+    if several:
+        yield faster_network(2 * max(n.network_bandwidth for n in cluster.nodes) / GBIT, cluster)
+    for kind, numbers in of_kind.items():
+        network = 2 * max(cluster.nodes[n].network_bandwidth for n in numbers)
+        intra = 2 * max(cluster.nodes[n].intra_bandwidth for n in numbers)
+        if len(of_kind) > 1:
             text = f"network of {kind} nodes at {network / GBIT:g} Gbit/s"
-            links.append(relinked(cluster, text, kind, network=network))
-        if any(node.devices > 1 for node in nodes):
-            intra = 2 * max(node.intra_bandwidth for node in nodes)
+            yield relinked(cluster, text, kind, network=network)
+        if any(cluster.nodes[n].devices > 1 for n in numbers):
             text = f"links inside {kind} nodes at {intra / GBIT:g} Gbit/s"
-            links.append(relinked(cluster, text, kind, intra=intra))
-    if len(every) > 1:
-        fastest = max(node.network_bandwidth for node in cluster.nodes) / GBIT
-        changes.append(faster_network(2 * fastest, cluster))
-    return [*changes, *links]
+            yield relinked(cluster, text, kind, intra=intra)
 
 
 def what_if(

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from hetplan.errors import InputError, UnsupportedError
-from hetplan.formulations.hap.pose import priced, ring_links, saved_bytes
+from hetplan.formulations.hap.pose import priced, saved_bytes
 from hetplan.formulations.hap.spmd.networks import program_of
-from hetplan.formulations.hap.spmd.rules import Holding
+from hetplan.formulations.hap.spmd.rules import Holding, links_of
 from hetplan.formulations.hap.spmd.whole import Decided, Prices, Stage, Timed
 from hetplan.formulations.joint.plan import Plan
 from hetplan.formulations.joint.pose import costs_of
@@ -57,7 +57,7 @@ class SpmdCosts:
         prices = Prices(
             np.array([by_type[name] for name in types]),
             weights,
-            replace(ring_links(own), devices=len(devices)),
+            replace(links_of(own.cluster), devices=len(devices)),
             ELEMENT_BYTES[workload.precision],
         )
         return cls(plan, workload, decided, tuple(devices), prices)

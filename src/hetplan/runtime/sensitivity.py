@@ -115,21 +115,16 @@ class Sensitivity:
     outcomes: tuple[Outcome, ...]
     measured: bool
 
-    def lowest(self, plan: int) -> float:
-        """Seconds of a plan where it is fastest."""
-        return min(outcome.seconds[plan] for outcome in self.outcomes)
-
-    def highest(self, plan: int) -> float:
-        """Seconds of a plan where it is slowest."""
-        return max(outcome.seconds[plan] for outcome in self.outcomes)
-
-    def wins(self, plan: int) -> int:
-        """In how many scenarios the plan is the fastest."""
-        return sum(outcome.winner == plan for outcome in self.outcomes)
-
-    def regret(self, plan: int) -> float:
-        """The most by which the plan takes longer than the fastest one, as a share of that."""
-        return max(outcome.seconds[plan] / min(outcome.seconds) - 1 for outcome in self.outcomes)
+    def figures(self, plan: int) -> dict[str, float]:
+        """Seconds of a plan where it is fastest and slowest; in how many scenarios it wins; regret:
+        the most by which it takes longer than the fastest one, as a share of that."""
+        seconds = [outcome.seconds[plan] for outcome in self.outcomes]
+        return {
+            "lowest_seconds": min(seconds),
+            "highest_seconds": max(seconds),
+            "wins": sum(outcome.winner == plan for outcome in self.outcomes),
+            "regret": max(o.seconds[plan] / min(o.seconds) - 1 for o in self.outcomes),
+        }
 
 
 def sensitivity(

@@ -13,7 +13,6 @@ and what is rehearsed is the schedule, with real collectives of a single number.
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import numpy as np
 
@@ -64,14 +63,10 @@ class Rehearsal:
         """Predicted seconds of an iteration here: the simulator's, scaled."""
         return self.scale * self.timeline.seconds
 
-    @cached_property
-    def pass_seconds(self) -> list[float]:
-        """[units] there."""
-        return list(map(float, self.timeline.spent(Kind.FORWARD, Kind.BACKWARD)))
-
     def busy(self, rank: int) -> float:
         """Seconds of a rank's passes here."""
-        return self.scale * self.pass_seconds[self.units[rank]]
+        passes = self.timeline.spent(Kind.FORWARD, Kind.BACKWARD)
+        return self.scale * float(passes[self.units[rank]])
 
     def real_seconds(self, place: Place) -> float:
         """Of a core, for an iteration of a rank on narrow layers."""
@@ -129,11 +124,9 @@ class Virtual(Watch):
         elif (what, chunk, batch) in self.spans:
             time.sleep(max(0.0, self.left(self.spans[what, chunk, batch][1])))
         super().ends(what, chunk, batch)
+        if what == "prepare":  # a rank that this machine wakes late began then, too
+            self.events[-1] = self.events[-1]._replace(end=self.begun)
 
     def left(self, moment: float) -> float:
         """Seconds here until a moment there."""
         return self.begun + self.rehearsal.scale * moment - time.monotonic()
-
-    def in_order(self) -> list[Moment]:
-        """Stages of a program one after the other, what all do together behind each."""
-        return sorted(self.spans, key=lambda moment: (moment[1], moment[0] == "collective"))

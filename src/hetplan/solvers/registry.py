@@ -78,11 +78,9 @@ class Family:
     data, decision: "module:class" of the pydantic models. evaluate: "module:function" of (data,
     decision) -> Evaluation; it shares no code with the solvers. describe: "module:function" of
     (data, feasible decision) -> list of hetplan.text.Table, how a decision reads for people (None:
-    as JSON). report: "module:function" of (name pattern or None, tell or None) -> (tables, JSON
-    types): the paper's experiments, predicted (None: no such report): tables, and keys of the JSON
-    document, `rows` among them. show: "module:function" of (data, feasible decision) -> (tables,
-    JSON types), a decision in full (None: `describe` is all there is). beside: parts of the
-    evaluation that stand beside the objective, in a result's details too.
+    as JSON). show: "module:function" of (data, feasible decision) -> (tables, JSON types), a
+    decision in full (None: `describe` is all there is). beside: parts of the evaluation that stand
+    beside the objective, in a result's details too.
     """
 
     name: str
@@ -93,7 +91,6 @@ class Family:
     evaluate: str
     methods: tuple[Method, ...]
     describe: str | None = None
-    report: str | None = None
     show: str | None = None
     beside: tuple[str, ...] = ()
 

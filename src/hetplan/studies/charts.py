@@ -4,9 +4,11 @@ profiles."""
 import io
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from hetplan.errors import InputError
+from hetplan.files import write_bytes
 from hetplan.studies.findings import PROVEN, SIZES, Study, cactus, profile, row_size
 
 # Okabe and Ito's palette, told apart by the colour-blind.
@@ -161,8 +163,15 @@ def as_svg(made: Any) -> str:
     return text[text.index("<svg") :]
 
 
-def as_png(made: Any) -> bytes:
-    """The figure as PNG."""
+def write_pictures(folder: Path, pictures: Mapping[str, Any]) -> None:
+    """One PNG file per figure, by its name."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, made in pictures.items():
+        write_bytes(folder / f"{name.replace(' ', '-').lower()}.png", as_picture(made, "png"))
+
+
+def as_picture(made: Any, kind: str) -> bytes:
+    """A file of the figure, of kind png or svg."""
     buffer = io.BytesIO()
-    made.savefig(buffer, format="png", dpi=150)
+    made.savefig(buffer, format=kind, dpi=150)
     return buffer.getvalue()

@@ -1,8 +1,9 @@
 """A study as one self-contained HTML page, and as Markdown."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
+from typing import Any
 from urllib.parse import quote
 
 from hetplan.formulations import family
@@ -10,9 +11,10 @@ from hetplan.solvers.run import relative_gap
 from hetplan.studies.charts import as_svg, charts
 from hetplan.studies.findings import SAME, SIZES, Study, Summary, instances_of, row_size
 from hetplan.studies.rows import Row
-from hetplan.text import bytes_text, number_text, percent_text, seconds_text
+from hetplan.text import Table, bytes_text, counted, number_text, percent_text, seconds_text
 
 WORST = 20
+FEWEST = 7  # instances of a problem that are worth a picture; the table says it of fewer
 FIGURES = (
     "Objectives are predicted iteration times; seconds of solves and memory are measured. A method "
     "misses the optimum where a plan is known that is more than a relative "
@@ -31,16 +33,23 @@ ROWS = (
     *("objective", "bound", "gap", "time", "memory", "message"),
 )
 STYLE = """
+:root { color-scheme: light dark; --ground: #fff; --ink: #1b1b1b; --faint: #555; --line: #ddd }
+@media (prefers-color-scheme: dark) { :root { --ground: #15181c; --ink: #e6e9ed; --faint: #a3acb8;
+  --line: #343a42 } figure svg { background: #fff } }
+@media print { :root { --ground: #fff; --ink: #000 } nav { display: none }
+  tr, figure { break-inside: avoid } }
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 78rem; padding: 0 1rem;
-  color: #1b1b1b }
+  color: var(--ink); background: var(--ground) }
+a { color: inherit } :focus-visible { outline: 2px solid #0a58ca }
+nav ul { display: flex; flex-wrap: wrap; gap: .2rem 1rem; list-style: none; padding: 0 }
 table { border-collapse: collapse; margin: 1rem 0; font-size: 13px; display: block;
   overflow-x: auto }
-th, td { padding: .25rem .6rem; border-bottom: 1px solid #ddd; text-align: right;
+th, td { padding: .25rem .6rem; border-bottom: 1px solid var(--line); text-align: right;
   white-space: nowrap }
 th:first-child, td:first-child, td.text { text-align: left } th { border-bottom: 2px solid #888 }
-tr:target { background: #fff3c4 } figure { margin: 1.2rem 0 }
-figcaption { font-size: 13px; color: #555 }
-svg { max-width: 100%; height: auto } .warn { color: #a00000; font-weight: 600 }
+tr:target { outline: 2px solid #d98a29 } figure { margin: 1.2rem 0 }
+figcaption { font-size: 13px; color: var(--faint) }
+svg { max-width: 100%; height: auto } .warn { color: #c23b32; font-weight: 600 }
 """
 
 
@@ -108,27 +117,67 @@ def origin(rows: Sequence[Row]) -> Iterator[str]:
     yield f"{len(rows)} runs, {rows[0]['begun']} to {max(row['begun'] for row in rows)}"
 
 
+def in_words(study: Study, problem: str) -> str:
+    """What the rows say of a problem."""
+    rows, summaries = study.of(problem), study.summaries(problem)
+    text = f"{len(rows)} runs on {counted(len({row['instance'] for row in rows}), 'instance')}."
+    exact = [summary for summary in summaries if summary.exact]
+    if exact:
+        best = max(exact, key=lambda summary: summary.proven / summary.runs)
+        text += f" {best.method} ends {best.proven} of its {best.runs} runs with a proof."
+    heuristics = [
+        (s.mean_excess, s) for s in summaries if not s.exact and s.mean_excess is not None
+    ]
+    if heuristics:
+        mean, near = min(heuristics, key=lambda pair: pair[0])
+        most = percent_text(near.worst_excess)
+        text += f" {near.method} comes nearest of the heuristics: {percent_text(mean)} above the "
+        text += f"best known on average, {most} at most, over {counted(near.solved, 'plan')}."
+    return text
+
+
+def document(title: str, body: Iterable[str]) -> str:
+    """A whole page."""
+    head = f"""<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<style>{STYLE}</style></head><body>
+<h1>{escape(title)}</h1>"""
+    return "\n".join([head, *body, "</body></html>"]) + "\n"
+
+
+def of_tables(title: str, tables: Iterable[Table], pictures: Mapping[str, Any]) -> str:
+    """A page of tables, each with the picture that its title begins with."""
+    parts = list[str]()
+    for one in tables:
+        parts += [f"<h2>{escape(one.title)}</h2>", *table(one.header, one.rows)]
+        parts += [f"<p>{escape(line)}</p>" for line in one.notes]
+        made = pictures.get(one.title.partition(":")[0])
+        parts += [] if made is None else [f"<figure>{as_svg(made)}</figure>"]
+    return document(title, parts)
+
+
 def html(study: Study, title: str) -> str:
     """The page."""
-    return "\n".join(lines(study, title)) + "\n"
+    return document(title, lines(study))
 
 
-def lines(study: Study, title: str) -> Iterator[str]:
+def lines(study: Study) -> Iterator[str]:
     """The page's parts."""
-    yield "<!DOCTYPE html>"
-    yield f'<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
-    yield '<meta name="viewport" content="width=device-width, initial-scale=1">'
-    yield f"<style>{STYLE}</style></head><body>"
-    yield f"<h1>{escape(title)}</h1>"
     yield f"<p>{FIGURES}</p><ul>"
     yield from (f"<li>{escape(line)}</li>" for line in origin(study.rows))
     yield "</ul>"
+    parts = [*study.problems, "instances", "rows"]
+    contents = "".join(f'<li><a href="#{part}">{part}</a></li>' for part in parts)
+    yield f'<nav aria-label="Contents"><ul>{contents}</ul></nav>'
     yield from (f'<p class="warn">{escape(line)}</p>' for line in study.conflicts())
     for problem in study.problems:
         own = family(problem)
         yield f'<h2 id="{problem}">{problem}: {escape(own.title)}</h2><p>{escape(own.paper)}</p>'
+        yield f"<p><strong>{escape(in_words(study, problem))}</strong></p>"
         yield from table(HEADER, [cells(summary) for summary in study.summaries(problem)])
-        for text, made in charts(study, problem).items():
+        few = len({row["instance"] for row in study.of(problem)}) < FEWEST
+        for text, made in () if few else charts(study, problem).items():
             caption = f"<figcaption>{problem}: {escape(text)}</figcaption>"
             yield f"<figure>{as_svg(made)}{caption}</figure>"
     worst = study.worst_cases(WORST)
@@ -166,7 +215,6 @@ def lines(study: Study, title: str) -> Iterator[str]:
         keys=keys,
         links=links,
     )
-    yield "</body></html>"
 
 
 def anchor(row: Row) -> str:
@@ -185,7 +233,7 @@ def table(
     anchors."""
     yield (
         "<table><thead><tr>"
-        + "".join(f"<th>{escape(name)}</th>" for name in header)
+        + "".join(f'<th scope="col">{escape(name)}</th>' for name in header)
         + "</tr></thead><tbody>"
     )
     for at, row in enumerate(rows):

@@ -12,9 +12,7 @@ Temperature 10 (1 - i/50) seconds in step i of 50; a worse neighbour is taken wi
 / T).
 Energy: the exact T with the cut of the slowest pipeline (cuts.try_placement); +inf where none fits
 in memory.
-Generalised to nodes of unequal size: the grid is folded to rows of the sizes' common divisor, and
-as that leaves few tilings, half of the steps (by chance) exchange two devices of the present
-placement instead.
+Generalised to nodes of unequal size: the grid is folded to rows of the sizes' common divisor.
 Source AMP (NeurIPS 2022), §4.2, §6.3, and the annealing of its published code.
 """
 
@@ -179,7 +177,6 @@ class Moves:
         nodes = [device.node for device in data.devices]
         self.rng = rng
         self.grid = device_grid(nodes)
-        self.equal_nodes = len({len(node) for node in by_node(nodes)}) == 1
         self.configurations: dict[int, list[Configuration]] = {}  # by devices per stage
         for chosen in problem.configurations():
             self.configurations.setdefault(chosen.data * chosen.tensor, []).append(chosen)
@@ -201,22 +198,12 @@ class Moves:
         return State(tile, chosen, placement)
 
     def neighbour(self, state: State) -> State:
-        """Another tile that shares one coordinate (any tile where there is none), or an
-        exchange."""
-        if not self.equal_nodes and self.rng.random() < 0.5:
-            return self.exchange(state)
+        """Another tile that shares one coordinate (any tile where there is none)."""
         near = [
             tile for tile in self.tiles if (tile[0] == state.tile[0]) != (tile[1] == state.tile[1])
         ]
         near = near or self.tiles
         return self.with_tile(near[self.rng.integers(len(near))])
-
-    def exchange(self, state: State) -> State:
-        """Two devices change places."""
-        order = state.placement.reshape(-1).copy()
-        a, b = self.rng.integers(order.size, size=2)
-        order[[a, b]] = order[[b, a]]
-        return State(state.tile, state.configuration, order.reshape(state.placement.shape))
 
 
 def annealing(data: AmpData, run: Run) -> Outcome[AmpDecision]:

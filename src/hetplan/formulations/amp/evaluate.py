@@ -44,43 +44,31 @@ def evaluate(data: AmpData, decision: AmpDecision) -> Evaluation:
 def check(data: AmpData, decision: AmpDecision) -> tuple[str, ...]:
     """Everything that `decision` breaks: checks (1) to (5), and (6) where those hold."""
     violations = [
-        *check_degrees(data, decision),
-        *check_micro_batches(data, decision),
-        *check_tables(data, decision),
+        *check_configuration(data, decision),
         *check_placement(data, decision),
         *check_stages(data, decision),
     ]
     return tuple(violations or check_memory(data, decision))
 
 
-def check_degrees(data: AmpData, decision: AmpDecision) -> list[str]:
-    """(1) the degrees multiply to the number of devices."""
-    product, count = decision.pipeline * decision.data * decision.tensor, len(data.devices)
-    if product == count:
-        return []
-    degrees = f"pipeline {decision.pipeline} x data {decision.data} x tensor {decision.tensor}"
-    return [f"{degrees} is {product}, expected the number of devices ({count})"]
-
-
-def check_micro_batches(data: AmpData, decision: AmpDecision) -> list[str]:
-    """(2) the global batch splits into a whole number of micro-batches per pipeline."""
-    share = decision.data * decision.micro_batch
-    if data.global_batch % share == 0:
-        return []
-    product = f"data {decision.data} x micro_batch {decision.micro_batch} = {share}"
-    return [f"global_batch {data.global_batch} is no multiple of {product}"]
-
-
-def check_tables(data: AmpData, decision: AmpDecision) -> list[str]:
-    """(3) every device's type has a table at the tensor degree and micro-batch (all devices are
-    used)."""
-    key = (decision.tensor, decision.micro_batch)
+def check_configuration(data: AmpData, decision: AmpDecision) -> list[str]:
+    """(1) the degrees multiply to the number of devices, (2) the global batch splits into a whole
+    number of micro-batches per pipeline, (3) every device's type has a table at the tensor degree
+    and micro-batch (all devices are used)."""
+    pp, dp, tp, mbs = decision.pipeline, decision.data, decision.tensor, decision.micro_batch
+    key, count, share = (tp, mbs), len(data.devices), dp * mbs
     known = {entry.type for entry in data.layer_seconds if (entry.tensor, entry.micro_batch) == key}
     missing = sorted({device.type for device in data.devices} - known)
-    return [
-        f"no layer_seconds of type {name!r} for tensor {key[0]}, micro_batch {key[1]}"
-        for name in missing
-    ]
+    degrees = f"pipeline {pp} x data {dp} x tensor {tp} is {pp * dp * tp}"
+    product = f"data {dp} x micro_batch {mbs} = {share}"
+    faults = {
+        f"{degrees}, expected the number of devices ({count})": pp * dp * tp != count,
+        f"global_batch {data.global_batch} is no multiple of {product}": data.global_batch % share,
+        **{
+            f"no layer_seconds of type {n!r} for tensor {tp}, micro_batch {mbs}": 1 for n in missing
+        },
+    }
+    return [text for text, broken in faults.items() if broken]
 
 
 def check_placement(data: AmpData, decision: AmpDecision) -> list[str]:
@@ -154,29 +142,21 @@ def positions(decision: AmpDecision) -> list[tuple[int, int, int, int]]:
 class Breakdown:
     """Where the time of one iteration goes and what each device holds; seconds and bytes.
 
-    gas: micro-batches per pipeline. compute, tensor [dp][pp]: one micro-batch on a stage, tables
-    and tensor all-reduces apart; their sum is `stages`. links [dp][pp-1]: one micro-batch to the
+    gas: micro-batches per pipeline. stages, tensor [dp][pp]: one micro-batch on a stage, and the
+    part of it that tensor groups spend in all-reduces. links [dp][pp-1]: one micro-batch to the
     next stage. bottleneck, pipelines [dp]: (gas-1) times the slowest stage; the whole of T_i.
     synchronisation [pp][tp]: gradient all-reduce of a data group.
     peak_bytes [D]: memory per device, None where the instance has no memory constraint.
     """
 
     gas: int
-    compute: tuple[tuple[float, ...], ...]
+    stages: tuple[tuple[float, ...], ...]
     tensor: tuple[tuple[float, ...], ...]
     links: tuple[tuple[float, ...], ...]
     bottleneck: tuple[float, ...]
     pipelines: tuple[float, ...]
     synchronisation: tuple[tuple[float, ...], ...]
     peak_bytes: tuple[float, ...] | None
-
-    @property
-    def stages(self) -> tuple[tuple[float, ...], ...]:
-        """t_ij as [dp][pp]."""
-        return tuple(
-            tuple(map(sum, zip(*row, strict=True)))
-            for row in zip(self.compute, self.tensor, strict=True)
-        )
 
     @property
     def slowest(self) -> int:
@@ -210,16 +190,15 @@ def price(data: AmpData, decision: AmpDecision) -> Breakdown:
     """Every term of T for a decision that passes checks (1) to (5) of evaluate.py."""
     gas = data.global_batch // (decision.data * decision.micro_batch)
     stages, ranks = range(decision.pipeline), range(decision.data)
-    compute = tuple(tuple(compute_seconds(data, decision, j, i) for j in stages) for i in ranks)
     tensor = tuple(tuple(tensor_seconds(data, decision, j, i) for j in stages) for i in ranks)
     links = tuple(tuple(link_seconds(data, decision, j, i) for j in stages[:-1]) for i in ranks)
-    totals = [
-        [c + t for c, t in zip(*row, strict=True)] for row in zip(compute, tensor, strict=True)
-    ]
+    totals = tuple(
+        tuple(compute_seconds(data, decision, j, i) + tensor[i][j] for j in stages) for i in ranks
+    )
     bottleneck = tuple((gas - 1) * max(row) for row in totals)
     return Breakdown(
         gas=gas,
-        compute=compute,
+        stages=totals,
         tensor=tensor,
         links=links,
         bottleneck=bottleneck,

@@ -11,7 +11,7 @@ import contextlib
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from hetplan.formulations.amp.cuts import find_first
@@ -29,7 +29,7 @@ from hetplan.formulations.amp.problem import (
 from hetplan.formulations.amp.rows import quick_seconds, root_bound, row_model
 from hetplan.formulations.amp.tables import Tables
 from hetplan.solvers import general
-from hetplan.solvers.branch_and_bound import Expansion, Incumbent, Proof, search
+from hetplan.solvers.branch_and_bound import Expansion, Incumbent, search
 from hetplan.solvers.model import TooLarge
 from hetplan.solvers.native import Sink, stop_reason
 from hetplan.solvers.run import Outcome, Run, Stop, Stopped
@@ -45,8 +45,6 @@ class Parameters:
     exported: float = 1e-4
     # Share of the time limit for first decisions and cheap bounds, before the first model.
     first_share: float = 0.3
-    # Time for each configuration in the first round when there is no time limit.
-    first_round_seconds: float = 2.0
     # Models of more terms are given up while they are built: general solvers get nowhere with them.
     most_terms: int = 500_000
 
@@ -56,7 +54,7 @@ class Reply:
     """What a model said of one configuration, looking for decisions that cost at most the cut-off.
 
     stop INFEASIBLE: there is none. bound: every such decision costs at least this. strategy: the
-    best one found. hopeless: another try would end in the same way.
+    best one found. hopeless: more time would not help.
     """
 
     stop: Stop
@@ -77,53 +75,28 @@ class Case:
 
     tables: Tables
     bound: float  # proven so far, +inf when it has no decision at all
-    given_up: bool = False  # another try would be in vain
 
 
 @dataclass
 class Sweep:
-    """The search over the configurations, in rounds: each gives every open one a model and twice
-    the time of the round before. Early rounds close the easy ones and find incumbents that prune
-    the hard ones."""
+    """The search over the configurations, of the least bound first; each model may take all the
+    time that is left."""
 
     run: Run
     incumbent: Incumbent[Strategy]
     ask: Ask
-    seconds: float = math.inf  # of each model in the present round
-    open: list[Case] = field(default_factory=list)  # after the round
     build_seconds: float = 0.0
     models: int = 0
     message: str = ""
     failed: bool = False
 
-    def rounds(self, cases: list[Case], parameters: Parameters) -> Proof:
-        """The proof of the last round."""
-        share = 0.0
-        while True:
-            left = self.run.remaining
-            count = sum(not case.given_up for case in cases)
-            first = left / (2 * max(1, count))
-            share = max(2 * share, first if math.isfinite(left) else parameters.first_round_seconds)
-            self.seconds = math.inf if count == 1 or self.run.tap is not None else share
-            self.open = []
-            roots = [(case.bound, case) for case in cases]
-            proof = search(roots, self.expand, self.incumbent, self.run)
-            cases = self.open
-            if self.run.should_stop or all(case.given_up for case in cases):
-                return proof
-
     def expand(self, case: Case, threshold: float) -> Expansion[Case]:
         """One model, which looks only for decisions below the threshold."""
-        if case.given_up:
-            self.open.append(case)
-            return Expansion(dropped_bound=case.bound)
         chosen = case.tables.configuration
-        part = self.run.part(time_limit=None if math.isinf(self.seconds) else self.seconds)
-        begun = time.perf_counter()
         self.run.report(note=str(chosen))
         cutoff = None if math.isinf(threshold) else threshold
         reply = self.ask(
-            Question(case.tables, case.bound, cutoff), part,
+            Question(case.tables, case.bound, cutoff), self.run.part(),
             lambda incumbent, bound: self.run.report(incumbent=incumbent),
         )  # fmt: skip
         self.models += 1
@@ -134,16 +107,10 @@ class Sweep:
             self.incumbent.offer(placed.seconds(strategy.cut), strategy)
         if reply.stop is Stop.INFEASIBLE:
             return Expansion(dropped_bound=threshold)
-        bound = max(case.bound, min(reply.bound or 0.0, threshold))
-        failed = reply.stop is Stop.ERROR
-        if failed or reply.hopeless:
-            self.failed, self.message = self.failed or failed, f"{chosen}: {reply.message}"
-        # Another limit than time (of nodes, say) would end the next try just as early.
-        early = reply.stop is Stop.LIMIT and time.perf_counter() - begun < self.seconds / 2
-        given_up = failed or reply.hopeless or (early and not self.run.should_stop)
-        if reply.stop is not Stop.OPTIMAL:
-            self.open.append(replace(case, bound=bound, given_up=given_up))
-        return Expansion(dropped_bound=bound)
+        if reply.stop is Stop.ERROR or reply.hopeless:
+            self.failed |= reply.stop is Stop.ERROR
+            self.message = f"{chosen}: {reply.message}"
+        return Expansion(dropped_bound=max(case.bound, min(reply.bound or 0.0, threshold)))
 
 
 def ask_solver(method: str, most_terms: float, question: Question, run: Run, report: Sink) -> Reply:
@@ -198,7 +165,7 @@ def solve_by(
             cases[at] = replace(case, bound=max(case.bound, root_bound(model, part.check)))
     sweep = Sweep(run, incumbent, ask or partial(ask_solver, method, parameters.most_terms))
     sweep.build_seconds = time.perf_counter() - begun
-    proof = sweep.rounds(cases, parameters)
+    proof = search([(case.bound, case) for case in cases], sweep.expand, incumbent, run)
     stop, message = stop_reason(run), sweep.message
     if proof.proven:
         stop, message = Stop.OPTIMAL, ""
@@ -213,5 +180,5 @@ def solve_by(
         build_seconds=sweep.build_seconds,
         solver=solver,
         message=message,
-        details={"configurations": len(cases), "models": sweep.models, "open": len(sweep.open)},
+        details={"configurations": len(cases), "models": sweep.models},
     )

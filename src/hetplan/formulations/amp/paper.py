@@ -172,19 +172,15 @@ def solve_by(method: str, data: AmpData, run: Run) -> Outcome[AmpDecision]:
 
 def message(ranking: Ranking, best: Candidate | None) -> str:
     """What the reader must know beside the plan; empty where AMP returns exactly this."""
-    notes = []
-    if not ranking.candidates and not ranking.skipped and ranking.finished:
-        notes.append(NO_CONFIGURATION)
-    elif best is None and ranking.candidates:
-        notes.append(f"none of AMP's {len(ranking.candidates)} strategies fits in memory")
-    elif best is not None and not ranking.candidates[0].fits:
-        first = ranking.candidates[0].strategy.configuration
-        notes.append(f"AMP ignores memory: its own choice, {first}, does not fit")
-    if ranking.skipped:
-        notes.append(
-            f"{ranking.skipped} configurations left out: their O(k L^4) table would exceed 2 GiB"
-        )
-    return "; ".join(notes)
+    listed, skipped = ranking.candidates, ranking.skipped
+    first = listed[0].strategy.configuration if listed else None
+    notes = {
+        NO_CONFIGURATION: ranking.finished and not (listed or skipped),
+        f"none of AMP's {len(listed)} strategies fits in memory": best is None and bool(listed),
+        f"AMP ignores memory: its own choice, {first}, does not fit": best and not listed[0].fits,
+        f"{skipped} configurations left out: their O(k L^4) table would exceed 2 GiB": skipped,
+    }
+    return "; ".join(text for text, holds in notes.items() if holds)
 
 
 class TableTooLarge(ValueError):

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hetplan.compiled import kernel
-from hetplan.formulations.amp.cuts import middle_of, parameter_cut
+from hetplan.formulations.amp.cuts import middle_of
 from hetplan.formulations.amp.layout import Layout
 from hetplan.formulations.amp.problem import (
     MEMORY_TOLERANCE,
@@ -25,7 +25,6 @@ from hetplan.formulations.amp.problem import (
     Configuration,
     Floats,
     Ints,
-    ring_factor,
 )
 
 # How much beyond an even share of a burden the tables tell apart; a pipeline that has to absorb
@@ -231,23 +230,10 @@ def row_model(layout: Layout, *, straddle: bool = False) -> RowModel:
 
 def quick_seconds(problem: AmpProblem, config: Configuration) -> float:
     """A weak bound of a configuration in no time, from the fastest tables: the slowest stage takes
-    at least as long as the largest layer and the average, and one stage holds at least the largest
-    part of the most even cut of the parameters."""
+    at least as long as the largest layer and the average."""
     layer = problem.seconds[config.tensor, config.micro_batch].min(axis=0)
     slowest = max(float(layer.max()), float(layer.sum()) / config.pipeline)
-    heaviest = np.add.reduceat(
-        problem.params, parameter_cut(problem.params, config.pipeline)[:-1]
-    ).max()
-    sync = ring_factor(config.data) * float(heaviest) / config.tensor
-    total = (config.gas - 1) * slowest + float(layer.sum())
-    return (total + sync / best_bandwidth(problem, config.data)) * (1 - 1e-12)
-
-
-def best_bandwidth(problem: AmpProblem, ranks: int) -> float:
-    """The lowest bandwidth of any group of `ranks` devices is at most this: the best (ranks - 1)-th
-    best link; +inf for one rank."""
-    links = np.sort(np.where(np.isfinite(problem.bandwidth), problem.bandwidth, 0.0), axis=1)
-    return float(links[:, -(ranks - 1)].max()) if ranks > 1 else np.inf
+    return ((config.gas - 1) * slowest + float(layer.sum())) * (1 - 1e-12)
 
 
 def root_bound(model: RowModel, check: Callable[[], None]) -> float:

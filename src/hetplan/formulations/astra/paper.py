@@ -8,7 +8,6 @@ asks for equal layers per type.
 """
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -20,6 +19,7 @@ from hetplan.formulations.astra.problem import (
     compile_problem,
     decision_of,
     infeasible_because,
+    stage_counts,
 )
 from hetplan.solvers.native import stop_reason
 from hetplan.solvers.run import Outcome, Run, Stop, Stopped
@@ -38,8 +38,9 @@ def solve(data: AstraData, run: Run, piece: int = PIECE) -> Outcome[AstraDecisio
         return Outcome(stop=Stop.INFEASIBLE, message=reason)
     search, message = Enumeration(problem, run, piece), ""
     try:
-        for counts in stage_counts(problem.most_stages, problem.P):
-            search.try_layers(counts)
+        for block in stage_counts(problem.P, problem.most_stages):
+            for counts in block.tolist():
+                search.try_layers(counts)
         stop = Stop.OPTIMAL if problem.equal else Stop.DONE
         if not search.stages:
             message = "no numbers of layers, one per type, add up to all layers"
@@ -53,17 +54,6 @@ def solve(data: AstraData, run: Run, piece: int = PIECE) -> Outcome[AstraDecisio
         message=message,
         details={"candidates": search.tried},
     )
-
-
-def stage_counts(limit: Ints, total: int) -> Iterator[list[int]]:
-    """All (m_i) with 0 <= m_i <= limit_i and sum `total`, in lexicographic order."""
-    if len(limit) == 1:
-        if total <= limit[0]:
-            yield [total]
-        return
-    for m in range(min(int(limit[0]), total) + 1):
-        for rest in stage_counts(limit[1:], total - m):
-            yield [m, *rest]
 
 
 @dataclass

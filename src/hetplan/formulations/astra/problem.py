@@ -1,5 +1,6 @@
 """The instance as arrays, for the solvers (the evaluator does not use this module)."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -99,6 +100,22 @@ def infeasible_because(problem: AstraProblem) -> str | None:
             f"max_layers leaves room for {room} layers in {problem.P} stages, there are {problem.N}"
         )
     return None
+
+
+def stage_counts(total: int, room: Ints) -> Iterator[Ints]:
+    """Blocks [V, types] of all vectors 0 <= m <= room that add up to `total`, one for each value of
+    the first type, in lexicographic order."""
+    behind = room[::-1].cumsum()[::-1] - room  # what the types after each one can take
+    for first in range(max(0, total - int(behind[0])), min(total, int(room[0])) + 1):
+        block, left = np.array([[first]]), np.array([total - first])
+        for i in range(1, len(room)):
+            least = np.maximum(0, left - behind[i])
+            choices = np.minimum(left, room[i]) - least + 1
+            of = np.repeat(np.arange(len(left)), choices)
+            begins = choices.cumsum() - choices
+            value = np.arange(len(of)) - begins[of] + least[of]
+            block, left = np.column_stack([block[of], value]), left[of] - value
+        yield block
 
 
 def even_stages(problem: AstraProblem) -> list[tuple[int, int]] | None:

@@ -137,20 +137,16 @@ class Search:
         return Expansion([(bound, replace(node, width=wider))])
 
     def price(self, node: Node, threshold: float) -> Priced:
-        """The better of the two ways of charging an interval, at its best prices."""
+        """The interval at its best prices."""
         low, high = self.ends(node)
-        arcs = self.space.arcs(low, high)
         self.counts["intervals"] += 1
-        ways = []
-        for charge in self.space.charges(low, high):
-            limit = min(threshold, self.incumbent.threshold)
-            planes = self.parameters.planes
-            ways.append(best_prices(self.space, arcs, charge, limit, planes, self.run))
-            for stages in ways[-1].met:
-                self.offer(stages)
-            if ways[-1].bound >= limit:
-                break
-        return max(ways, key=lambda way: way.bound)
+        priced = best_prices(
+            self.space, self.space.arcs(low, high), self.space.charge(low),
+            min(threshold, self.incumbent.threshold), self.parameters.planes, self.run,
+        )  # fmt: skip
+        for stages in priced.met:
+            self.offer(stages)
+        return priced
 
     def label(self, node: Node, priced: Priced) -> tuple[float, float, float]:
         """(Least cost as charged, least bound cut off, longest stage of the cheapest path)."""

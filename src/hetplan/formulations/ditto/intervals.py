@@ -33,8 +33,7 @@ class Charge:
 
     Truly a stage behind k* owes 2 t - θ, at most A = S_max - 1 of them, and k* owes N_b θ, θ = t.
     With credit `low` each of them pays θ - low too much, A (θ - low) at most, which k* pays less:
-    (N_b - A) t + A low. With credit `high` they pay no more than they owe, and k* pays N_b t. Both
-    sums are at most T, and both are T where low = high.
+    (N_b - A) t + A low. The sum is at most T, and it is T where low = high.
     """
 
     credit: float  # a stage behind k* pays 2 t - credit
@@ -101,12 +100,10 @@ class Space:
                 return behind + p.most_stages - 1
         return behind
 
-    def charges(self, low: float, high: float) -> list[Charge]:
-        """The two ways of charging an interval; for a single value there is one."""
-        p = self.problem
-        behind = p.most_stages - 1
-        first = Charge(low, behind * low, float(p.micro_batches - behind))
-        return [first] if low == high else [first, Charge(high, 0.0, float(p.micro_batches))]
+    def charge(self, low: float) -> Charge:
+        """What stages pay in an interval that begins at `low`."""
+        behind = self.problem.most_stages - 1
+        return Charge(low, behind * low, float(self.problem.micro_batches - behind))
 
     def arcs(self, low: float, high: float) -> Arcs:
         """The stages of templates with θ in [low, high].
@@ -250,7 +247,7 @@ class CuttingPlanes:
 
 @dataclass(frozen=True)
 class Priced:
-    """The best prices found for an interval and one way of charging it."""
+    """The best prices found for an interval."""
 
     arcs: Arcs
     costs: Floats  # [arcs] what the stages pay, without devices

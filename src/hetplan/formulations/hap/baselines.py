@@ -1,5 +1,7 @@
-"""HAP's baselines DP-EV and DP-CP: data parallelism with even ratios, or ratios in proportion to
-speed.
+"""HAP's baselines. DP-EV and DP-CP: data parallelism with even ratios, or ratios in proportion to
+speed. TAG: the latter, where gradients may also be computed from gathered factors; its parameter
+servers and its placing of whole layers on devices have no triples. DeepSpeed: even shares of a
+program that experts wrote, of which the best at even ratios is taken.
 
 A theory does not say which of its triples are data parallelism, so that is read from names and
 work. HAP's property names spell out forms: data parallelism shards dimension 0 only, and
@@ -9,10 +11,10 @@ names spell no forms, or no such program exists, the forms do not restrict it. S
 """
 
 import re
-from collections.abc import Callable
 
 import numpy as np
 
+from hetplan.formulations.hap import ordered
 from hetplan.formulations.hap.common import greedy_program, reduced_or_answered, seconds_at
 from hetplan.formulations.hap.data import HapData, HapDecision, Triple
 from hetplan.formulations.hap.problem import (
@@ -32,21 +34,16 @@ _OTHER_COLLECTIVE = re.compile(
 REPLICATED = 1e3
 DOES_NOT_FIT = "data parallelism at these ratios does not fit in memory"
 
-# What gives one ratio for each type.
-RatioRule = Callable[[HapProblem], Floats]
+# States of each tensor that are extended for DeepSpeed's program.
+STATES = 64
 
 
-def even(data: HapData, run: Run) -> Outcome[HapDecision]:
-    """DP-EV: the same ratio for every device."""
-    return _solve_at(data, run, lambda problem: problem.even)
+def solve_by(method: str, data: HapData, run: Run) -> Outcome[HapDecision]:
+    """The baseline's program at its ratios."""
 
+    def rule(problem: HapProblem) -> Floats:
+        return problem.even if method in ("dp-even", "deepspeed") else problem.proportional
 
-def proportional(data: HapData, run: Run) -> Outcome[HapDecision]:
-    """DP-CP: ratios in proportion to speed."""
-    return _solve_at(data, run, lambda problem: problem.proportional)
-
-
-def _solve_at(data: HapData, run: Run, rule: RatioRule) -> Outcome[HapDecision]:
     theory = reduced_or_answered(data, run)
     if isinstance(theory, Outcome):
         if theory.decision is None:
@@ -56,24 +53,33 @@ def _solve_at(data: HapData, run: Run, rule: RatioRule) -> Outcome[HapDecision]:
     else:
         problem = theory.problem
         ratios = np.tile(rule(problem), (problem.g, 1))
-        program = data_parallel(data, theory, ratios)
+        program = data_parallel(data, theory, ratios, factors=method == "tag")
+        if method == "deepspeed":
+            program = ordered.search(theory, ratios, run, most=STATES)[0] or program
     if not problem.fits(problem.cost_of(program), ratios):
         return Outcome(stop=Stop.DONE, message=DOES_NOT_FIT)
     return Outcome(stop=Stop.DONE, decision=problem.decision(program, ratios))
 
 
-def data_parallel(data: HapData, theory: ReducedTheory, ratios: Floats) -> list[int]:
-    """The program (triple numbers) of data parallelism at ratios [g, K]."""
+def data_parallel(
+    data: HapData, theory: ReducedTheory, ratios: Floats, *, factors: bool = False
+) -> list[int]:
+    """The program (triple numbers) of data parallelism at ratios [g, K]; factors: whether gradients
+    may be computed from gathered factors."""
     seconds, slowest = seconds_at(theory, ratios), float(theory.problem.speeds[0])
 
     def least(step: Step) -> float:
         return seconds(step) + (0.0 if step.comm else REPLICATED * step.fixed / slowest)
 
     def restricted(step: Step) -> float:
-        return least(step) if all_reduces_slices_of_data(data.triples[step.index]) else np.inf
+        return least(step) if allowed(data.triples[step.index]) else np.inf
+
+    def allowed(triple: Triple) -> bool:
+        gathered = factors and "factors" in triple.instruction
+        return gathered or all_reduces_slices_of_data(triple)
 
     program = greedy_program(theory, restricted)
-    if all(all_reduces_slices_of_data(data.triples[i]) for i in program):
+    if all(allowed(data.triples[i]) for i in program):
         return program
     return greedy_program(theory, least)
 

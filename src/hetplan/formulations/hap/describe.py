@@ -5,70 +5,36 @@ HAP's Figure 11.
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from operator import add
+from dataclasses import asdict
 from typing import Any
 
-from hetplan.formulations.hap.data import Communication, HapData, HapDecision
-from hetplan.formulations.hap.evaluate import held_bytes
+from hetplan.formulations.hap.data import HapData, HapDecision
+from hetplan.formulations.hap.evaluate import Stage, held_bytes, walked
 from hetplan.text import Table, bytes_text, counted, names_text, ranges_text, seconds_text
 
 MOST_STAGES = 60
 
 
-@dataclass
-class Stage:
-    """What happens from one collective to the next. begins_with: the collective; empty in the first
-    stage. compute_seconds [m]: of each device."""
-
-    stage: int
-    begins_with: str
-    comm_seconds: float
-    compute_seconds: list[float]
-    computations: int = 0
-
-    @property
-    def seconds(self) -> float:
-        """Until the slowest device is done."""
-        return self.comm_seconds + max(self.compute_seconds)
-
-
-def walked(data: HapData, decision: HapDecision) -> tuple[list[Stage], list[dict[str, Any]]]:
-    """Every stage in order; and every instruction in order, as JSON types: its position in the
-    program, stage and triple, the tensor that it gives (HAP's properties are `tensor | form`),
-    properties before and after, and the seconds of a collective, or of the slowest device's
-    computation."""
-    idle = [0.0] * len(data.devices)
-    stages, rows = [Stage(0, "", 0.0, idle)], []
-    for position, i in enumerate(decision.program):
-        triple = data.triples[i]
-        shares = decision.ratios[triple.segment]
-        if isinstance(triple, Communication):
-            seconds = triple.fixed_seconds + triple.shared_seconds * max(shares)
-            stages.append(Stage(len(stages), triple.instruction, seconds, idle))
-        else:
-            busy = [
-                (triple.fixed_flops + triple.shared_flops * share) / device.flops_per_second
-                for share, device in zip(shares, data.devices, strict=True)
-            ]
-            at, seconds = stages[-1], max(busy)
-            at.compute_seconds = list(map(add, at.compute_seconds, busy))
-            at.computations += 1
-        rows.append(
-            {
-                "position": position,
-                "stage": stages[-1].stage,
-                "triple": i,
-                "kind": triple.kind,
-                "instruction": triple.instruction,
-                "tensor": _tensor(triple.post),
-                "before": list(triple.pre),
-                "after": list(triple.post),
-                "segment": triple.segment,
-                "seconds": seconds,
-            }
-        )
-    return stages, rows
+def instructions(data: HapData, decision: HapDecision) -> list[dict[str, Any]]:
+    """Every instruction in order, as JSON types: its position in the program, stage and triple, the
+    tensor that it gives (HAP's properties are `tensor | form`), properties before and after, and
+    the seconds of a collective, or of the slowest device's computation."""
+    taken = walked(data, decision)[1]
+    return [
+        {
+            "position": position,
+            "stage": stage,
+            "triple": i,
+            "kind": data.triples[i].kind,
+            "instruction": data.triples[i].instruction,
+            "tensor": _tensor(data.triples[i].post),
+            "before": list(data.triples[i].pre),
+            "after": list(data.triples[i].post),
+            "segment": data.triples[i].segment,
+            "seconds": seconds,
+        }
+        for position, (i, (stage, seconds)) in enumerate(zip(decision.program, taken, strict=True))
+    ]
 
 
 def _tensor(properties: Sequence[str]) -> str:
@@ -126,7 +92,7 @@ def _stages(data: HapData, stages: Sequence[Stage]) -> Table:
     return Table(title, header, tuple(rows), notes, right=(0, 2, 3, 4))
 
 
-def listing(instructions: Sequence[dict[str, Any]]) -> Table:
+def listing(listed: Sequence[dict[str, Any]]) -> Table:
     """The program as in Figure 11: instruction, tensor, properties before and after, cost,
     stage."""
     rows = tuple(
@@ -139,7 +105,7 @@ def listing(instructions: Sequence[dict[str, Any]]) -> Table:
             ", ".join(row["after"]),
             seconds_text(row["seconds"]),
         )
-        for row in instructions
+        for row in listed
     )
     header = ("#", "stage", "instruction", "tensor", "before", "after", "takes")
     note = "takes: a collective's time, or the slowest device's; a stage begins at each collective"
@@ -148,15 +114,15 @@ def listing(instructions: Sequence[dict[str, Any]]) -> Table:
 
 def show(data: HapData, decision: HapDecision) -> tuple[list[Table], dict[str, Any]]:
     """Ratios, stages and listing; and the same as JSON types."""
-    stages, instructions = walked(data, decision)
+    stages, listed = walked(data, decision)[0], instructions(data, decision)
     document = {
         "devices": [device.name for device in data.devices],
         "ratios": decision.ratios,
         "seconds": sum(stage.seconds for stage in stages),
         "stages": [asdict(stage) for stage in stages],
-        "instructions": instructions,
+        "instructions": listed,
     }
     if data.memory is not None:
         document["held_bytes"] = held_bytes(data, decision)
         document["device_bytes"] = data.memory.device_bytes
-    return [_ratios(data, decision), _stages(data, stages), listing(instructions)], document
+    return [_ratios(data, decision), _stages(data, stages), listing(listed)], document

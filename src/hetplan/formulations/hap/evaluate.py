@@ -2,6 +2,8 @@
 alone."""
 
 import math
+from dataclasses import dataclass
+from operator import add
 
 from hetplan.formulations.hap.data import Communication, HapData, HapDecision
 from hetplan.solvers.registry import Evaluation
@@ -22,25 +24,50 @@ def evaluate(data: HapData, decision: HapDecision) -> Evaluation:
     violations = violations or _memory_violations(data, decision)
     if violations:
         return Evaluation(None, tuple(violations))
-    communication, computation = [], []
-    speeds = [device.flops_per_second for device in data.devices]
-    busy = [0.0] * len(speeds)
-    for i in decision.program:
-        triple = data.triples[i]
-        ratios = decision.ratios[triple.segment]
-        if isinstance(triple, Communication):
-            computation.append(max(busy))
-            busy = [0.0] * len(speeds)
-            communication.append(triple.fixed_seconds + triple.shared_seconds * max(ratios))
-        else:
-            fixed, shared = triple.fixed_flops, triple.shared_flops
-            busy = [
-                seconds + (fixed + shared * share) / speed
-                for seconds, share, speed in zip(busy, ratios, speeds, strict=True)
-            ]
-    computation.append(max(busy))
+    stages, _ = walked(data, decision)
+    communication = [stage.comm_seconds for stage in stages]
+    computation = [max(stage.compute_seconds) for stage in stages]
     parts = {"communication": math.fsum(communication), "computation": math.fsum(computation)}
     return Evaluation(math.fsum(communication + computation), parts=parts)
+
+
+@dataclass
+class Stage:
+    """What happens from one collective to the next. begins_with: the collective; empty in the first
+    stage. compute_seconds [m]: of each device."""
+
+    stage: int
+    begins_with: str
+    comm_seconds: float
+    compute_seconds: list[float]
+    computations: int = 0
+
+    @property
+    def seconds(self) -> float:
+        """Until the slowest device is done."""
+        return self.comm_seconds + max(self.compute_seconds)
+
+
+def walked(data: HapData, decision: HapDecision) -> tuple[list[Stage], list[tuple[int, float]]]:
+    """Every stage in order; and of every instruction its stage and the seconds of a collective, or
+    of the slowest device's computation."""
+    idle = [0.0] * len(data.devices)
+    stages, taken = [Stage(0, "", 0.0, idle)], list[tuple[int, float]]()
+    for triple in (data.triples[i] for i in decision.program):
+        shares = decision.ratios[triple.segment]
+        if isinstance(triple, Communication):
+            seconds = triple.fixed_seconds + triple.shared_seconds * max(shares)
+            stages.append(Stage(len(stages), triple.instruction, seconds, idle))
+        else:
+            busy = [
+                (triple.fixed_flops + triple.shared_flops * share) / device.flops_per_second
+                for share, device in zip(shares, data.devices, strict=True)
+            ]
+            at, seconds = stages[-1], max(busy)
+            at.compute_seconds = list(map(add, at.compute_seconds, busy))
+            at.computations += 1
+        taken.append((stages[-1].stage, seconds))
+    return stages, taken
 
 
 def program_violations(data: HapData, program: list[int]) -> list[str]:

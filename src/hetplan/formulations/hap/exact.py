@@ -10,11 +10,10 @@ that shrinks to a point tends to the least cost there. On a canonical graph all 
 mean; where dividing cells no longer helps, the states that a cell leaves open become a graph in all
 orders (module `opening`).
 
-With memory, the problem without it comes first: its bound holds, and its optimum may fit. Bytes
-then have prices (module `byte_prices`). Where cells are too many (several segments, many device
-types), or do not close the gap on a graph in all orders, HiGHS solves the mixed-integer programme
-of paths (module `model`), from the bound and the program found. Source: hetplan, for HAP, Section
-3.2.
+With memory, bytes have prices (module `byte_prices`). Where cells are too many (several segments,
+many device types), or do not close the gap on a graph in all orders, HiGHS solves the mixed-integer
+programme of paths (module `model`), from the bound and the program found. Source: hetplan, for HAP,
+Section 3.2.
 """
 
 from collections.abc import Sequence
@@ -77,13 +76,8 @@ class Parameters:
     most_arc_vertices: int = 5_000_000
     # Cells without progress after which the search gives up: the bound is kept, the gap told.
     patience: int = 40
-    # Where the programme can finish: share of the time for cells, and most cells on graphs of at
-    # most `few_arcs` arcs.
+    # Where the programme can finish: share of the time for cells.
     cells_share: float = 0.5
-    most_cells: int = 400
-    few_arcs: int = 2_000
-    # With memory: share of the time for the problem without it.
-    unlimited_share: float = 0.4
     # Whole stages become arcs unless more than this many are begun per arc.
     stages_per_arc: int = 4
     # A canonical graph is opened to all orders in a cell whose gap is still more than this share of
@@ -111,14 +105,7 @@ def solve(data: HapData, run: Run, parameters: Parameters = Parameters()) -> Out
         incumbent.objective = problem.seconds_of_all * (1 + 1e-6) + 1e-300
     incumbent.try_program(first_program(theory))
     if problem.capacity is not None:
-        part = run.part(time_limit=parameters.unlimited_share * run.remaining)
-        unlimited = solve(data.model_copy(update={"memory": None}), part, parameters)
-        floor = max(floor, unlimited.bound or 0.0)
-        if unlimited.decision is not None:
-            incumbent.try_program(unlimited.decision.program)
-        if floor < incumbent.threshold:
-            incumbent.try_program(fitting_program(theory, run)[0])
-        run.report(bound=floor)
+        incumbent.try_program(fitting_program(theory, run)[0])
     if floor >= incumbent.threshold or incumbent.objective <= 0:
         return outcome_of(
             theory, incumbent.decision, run=run, stop=Stop.OPTIMAL,
@@ -164,7 +151,9 @@ def _searched(
         cells = CellSearch(graph, incumbent, parameters)
         proof = branch_and_bound.search(
             [(0.0, first)], cells.expand, incumbent, part,
-            limits_of(graph, milp_can_finish, parameters),
+            SearchLimits(
+                patience=None if surely_ends(graph) else parameters.patience, rounding=SUM_ROUNDING
+            ),
         )  # fmt: skip
         proven, bound = proof.proven, max(bound, proof.bound or 0.0)
         details = {
@@ -186,17 +175,6 @@ def _searched(
         theory, incumbent.decision, run=run, stop=stop, message=message,
         bound=None if stop is Stop.INFEASIBLE else bound, details=details,
     )  # fmt: skip
-
-
-def limits_of(graph: Graph, milp_can_finish: bool, parameters: Parameters) -> SearchLimits:
-    """When the search over cells gives up."""
-    few = milp_can_finish and len(graph.head) <= parameters.few_arcs
-    return SearchLimits(
-        patience=None if surely_ends(graph) else parameters.patience,
-        # HiGHS finishes soon on few arcs, so that cells are soon given up there
-        most_nodes=parameters.most_cells if few else None,
-        rounding=SUM_ROUNDING,
-    )
 
 
 def surely_ends(graph: Graph) -> bool:

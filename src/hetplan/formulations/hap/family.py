@@ -51,24 +51,16 @@ FAMILY = Family(
             "A* for fixed ratios and the ratio programme for a fixed program, in turn",
             "HAP, §3.1, Fig. 10, §4.5, §5",
         ),
-        Method(
-            "dp-even",
-            f"{_HERE}.baselines:even",
-            False,
-            "data parallelism, even ratios (DP-EV)",
-            "HAP, §7.1",
-            baseline=True,
-        ),
-        Method(
-            "dp-proportional",
-            f"{_HERE}.baselines:proportional",
-            False,
-            "data parallelism, ratios in proportion to speed (DP-CP)",
-            "HAP, §7.1",
-            baseline=True,
+        *(
+            Method(name, f"{_HERE}.baselines:solve_by", False, summary, "HAP, §7.1", baseline=True)
+            for name, summary in (
+                ("dp-even", "data parallelism, even ratios (DP-EV)"),
+                ("dp-proportional", "data parallelism, ratios in proportion to speed (DP-CP)"),
+                ("tag", "the same, all-reduced or from gathered factors (TAG's data parallelism)"),
+                ("deepspeed", "the best program at even ratios (as experts write for DeepSpeed)"),
+            )
         ),
     ),
     describe=f"{_HERE}.describe:describe",
     show=f"{_HERE}.describe:show",
-    report=f"{_HERE}.experiments:report",
 )

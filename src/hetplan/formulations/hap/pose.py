@@ -13,7 +13,7 @@ on equal parts, with gradients synchronised once. Memory is a constraint of the 
 profile's saved activations.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -24,7 +24,6 @@ from hetplan.formulations.hap.spmd.operators import ELEMENT_FLOPS
 from hetplan.formulations.hap.spmd.program import SingleProgram
 from hetplan.formulations.hap.spmd.rules import (
     Holding,
-    Links,
     Theory,
     links_of,
     products_of,
@@ -101,7 +100,7 @@ def pose(
     theory = theory_of(
         program,
         devices,
-        ring_links(workload),
+        links_of(workload.cluster),
         element_bytes=ELEMENT_BYTES[precision],
         weights=weights,
         steps=runs,
@@ -121,13 +120,6 @@ def saved_bytes(workload: Workload, program: SingleProgram) -> dict[str, float]:
         for node in members:
             kept[node.name] = layer.saved_bytes * samples * node.elements / entries
     return kept
-
-
-def ring_links(workload: Workload) -> Links:
-    """Rings over the slowest link; every hop of an all-gather waits for a message."""
-    m, hop = len(workload.cluster.devices), float(workload.cluster.latency().max())
-    latency = max((m - 1) * hop, 1e-6 if m > 1 else 0.0)
-    return replace(links_of(workload.cluster), latency=latency)
 
 
 def runs_that_fit(workload: Workload) -> int:

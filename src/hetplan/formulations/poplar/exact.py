@@ -28,14 +28,13 @@ import numpy as np
 
 from hetplan.compiled import kernel
 from hetplan.formulations.poplar.data import PoplarData, PoplarDecision
-from hetplan.formulations.poplar.fill import Pool, additions, capacity, fill, least_losses
+from hetplan.formulations.poplar.fill import Pool, capacity, fill, least_losses
+from hetplan.formulations.poplar.paper import known_before
 from hetplan.formulations.poplar.plans import (
-    known_before,
     largest_shares,
     pools_of,
     share_seconds,
     shares_within,
-    simple_shares,
     steps_within,
 )
 from hetplan.formulations.poplar.problem import (
@@ -46,6 +45,7 @@ from hetplan.formulations.poplar.problem import (
     PoplarProblem,
     compile_problem,
 )
+from hetplan.solvers.general import Known
 from hetplan.solvers.run import Outcome, Run, Stop
 
 # U in (3), relative to V(G); the last one admits every plan.
@@ -61,8 +61,6 @@ class Effort:
     # with its bound.
     shares: float = 2e9
     steps: float = 2e9
-    # The least losses of steps, for ties. Beyond, ties are settled for the cover's steps alone.
-    losses: float = 3e8
 
 
 def solve(data: PoplarData, run: Run, effort: Effort = Effort()) -> Outcome[PoplarDecision]:
@@ -70,10 +68,10 @@ def solve(data: PoplarData, run: Run, effort: Effort = Effort()) -> Outcome[Popl
     problem = compile_problem(data)
     if not problem.groups:
         return Outcome(stop=Stop.INFEASIBLE, message=NOTHING_FITS)
+    known = known_before(data, problem)
     search = solve_steps if problem.stepwise else solve_shares
-    outcome = search(problem, run, effort)
+    outcome = search(problem, known, run, effort)
     if outcome is None:
-        known = known_before(problem)
         outcome = Outcome(
             stop=Stop.LIMIT, decision=known.decision, bound=known.bound, message=TOO_LARGE
         )
@@ -81,10 +79,10 @@ def solve(data: PoplarData, run: Run, effort: Effort = Effort()) -> Outcome[Popl
 
 
 def solve_shares(
-    problem: PoplarProblem, run: Run, effort: Effort
+    problem: PoplarProblem, known: Known[PoplarDecision], run: Run, effort: Effort
 ) -> Outcome[PoplarDecision] | None:
     """ZeRO 0 and 1; None where tables would be too large."""
-    _, latest = simple_shares(problem)
+    latest = ((known.objective or 0.0) - problem.comm) * (1 + 1e-12)
     most = largest_shares(problem, latest)
     if sum(m * g.largest for m, g in zip(most, problem.groups, strict=True)) > effort.shares:
         return None
@@ -179,7 +177,9 @@ def step_sizes(problem: PoplarProblem, times: Floats) -> Ints:
     return np.minimum(most, problem.total)
 
 
-def solve_steps(problem: PoplarProblem, run: Run, effort: Effort) -> Outcome[PoplarDecision] | None:
+def solve_steps(
+    problem: PoplarProblem, known: Known[PoplarDecision], run: Run, effort: Effort
+) -> Outcome[PoplarDecision] | None:
     """ZeRO 2 and 3; None where tables would be too large."""
     times = np.unique(np.concatenate([g.seconds[1 : problem.total + 1] for g in problem.groups]))
     sizes = step_sizes(problem, times)
@@ -207,7 +207,6 @@ def solve_steps(problem: PoplarProblem, run: Run, effort: Effort) -> Outcome[Pop
             break
     decision = steps_within(problem, counts)
     if decision is None:
-        known = known_before(problem)
         return Outcome(stop=Stop.LIMIT, decision=known.decision, bound=bound, message=TOO_LARGE)
     return Outcome(
         stop=Stop.OPTIMAL,
@@ -236,13 +235,9 @@ def useful_steps(
     if float((widths + 1).clip(min=0).sum()) * problem.total > effort.steps:
         return None
     columns: list[tuple[Floats, Floats, Ints]] = []
-    work = 0.0
     for j in np.flatnonzero(widths >= 0):
         limit, pools = float(times[j]), pools_of(problem, float(times[j]))
         beyond = capacity(pools) - int(most[j])
-        work += additions(pools, beyond + int(widths[j]))
-        if work > effort.losses:
-            return None
         losses = least_losses(pools, beyond + int(widths[j]))[beyond:]
         full = sum(
             pool.copies * group.peak * float(group.seconds[pool.most])

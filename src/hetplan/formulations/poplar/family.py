@@ -13,7 +13,6 @@ FAMILY = Family(
     decision=f"{_HERE}.data:PoplarDecision",
     evaluate=f"{_HERE}.evaluate:evaluate",
     describe=f"{_HERE}.describe:describe",
-    report=f"{_HERE}.report:report",
     beside=("under_utilisation",),
     methods=(
         Method(

@@ -137,17 +137,6 @@ def _stages(folded: Sequence[Folded], size: int) -> list[Floats]:
     return tables
 
 
-def additions(pools: Sequence[Pool], deficit: int) -> float:
-    """What an exact fill costs, about."""
-    work, reach = 0.0, 0
-    for pool in pools:
-        size = min(deficit, pool.copies * pool.most)
-        work += 2.0 * size * min(pool.most, deficit) * (pool.copies > 1)
-        work += float(min(reach, deficit)) * size
-        reach += size
-    return work
-
-
 def capacity(pools: Sequence[Pool]) -> int:
     """What all devices take at most."""
     return sum(pool.copies * pool.most for pool in pools)

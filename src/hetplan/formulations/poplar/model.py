@@ -21,13 +21,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from hetplan.formulations.poplar.data import PoplarData, PoplarDecision
+from hetplan.formulations.poplar.paper import known_before
 from hetplan.formulations.poplar.plans import (
-    known_before,
     largest_shares,
     share_seconds,
     shares_within,
-    simple_shares,
-    steps_of_one_group,
     steps_within,
 )
 from hetplan.formulations.poplar.problem import (
@@ -43,6 +41,9 @@ from hetplan.solvers.run import Outcome, Run, Stop
 # Beyond this many loads or times general solvers get nowhere; the message names the method that
 # does.
 MAX_LOADS = 20_000
+# Steps may cost so many times the plan that is known: CP-SAT proves optima ten times sooner where
+# there is room for other plans beside the best (seen on the packaged instances of cluster C).
+SPARE = 2.0
 TOO_LARGE = (
     "too many different loads and times for a general model; the method exact does not need one"
 )
@@ -52,8 +53,8 @@ TOO_LARGE = (
 class Levels:
     """seconds[k][l - 1] = tau; times [J] ascending.
 
-    ceiling: time of some plan, without the one C of ZeRO 0, 1; floor: no plan takes less. Both in
-    seconds.
+    ceiling: no less than the time of some plan, without the one C of ZeRO 0, 1; floor: no plan
+    takes less. Both in seconds.
     """
 
     problem: PoplarProblem
@@ -86,15 +87,14 @@ class Levels:
         )
 
 
-def build_levels(problem: PoplarProblem) -> Levels | None:
-    """The model's data; None where it has more than MAX_LOADS loads and times."""
+def build_levels(problem: PoplarProblem, ceiling: float) -> Levels | None:
+    """The model's data; None where it has more than MAX_LOADS loads and times. ceiling: see
+    `Levels`."""
     floor = problem.total / problem.speed * (1 - 1e-12)
     if problem.stepwise:
         seconds = [group.seconds[1 : problem.total + 1] for group in problem.groups]
-        ceiling = steps_of_one_group(problem)[1]
         floor = max(floor, float(min(row.min() for row in seconds)) + problem.comm)
     else:
-        ceiling = simple_shares(problem)[1]
         most = largest_shares(problem, ceiling)
         if sum(most) > MAX_LOADS:
             return None
@@ -160,7 +160,10 @@ def formulate(data: PoplarData, run: Run) -> Formulation[PoplarDecision] | Outco
     problem = compile_problem(data)
     if not problem.groups:
         return Outcome(stop=Stop.INFEASIBLE, message=NOTHING_FITS)
-    known, levels = known_before(problem), build_levels(problem)
+    known = known_before(data, problem)
+    seconds = known.objective or 0.0
+    ceiling = seconds * SPARE if problem.stepwise else seconds - problem.comm
+    levels = build_levels(problem, ceiling)
     if levels is None:
         return Outcome(
             stop=Stop.LIMIT, decision=known.decision, bound=known.bound, message=TOO_LARGE

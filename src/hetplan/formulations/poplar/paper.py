@@ -33,7 +33,8 @@ from hetplan.formulations.poplar.awareness import (
     spline_curve,
 )
 from hetplan.formulations.poplar.data import PoplarData, PoplarDecision, Share, Step
-from hetplan.formulations.poplar.plans import shares_decision, steps_decision
+from hetplan.formulations.poplar.evaluate import evaluate
+from hetplan.formulations.poplar.plans import fluid_seconds, shares_decision, steps_decision
 from hetplan.formulations.poplar.problem import (
     NOTHING_FITS,
     SAME_TIME,
@@ -43,6 +44,7 @@ from hetplan.formulations.poplar.problem import (
     compile_problem,
 )
 from hetplan.profiling.cluster import catalogue
+from hetplan.solvers.general import Known
 from hetplan.solvers.run import Outcome, Run, Stop
 
 # A batch is in the peak range when its speed is at least this share of the highest. The paper
@@ -61,7 +63,6 @@ def solve(data: PoplarData, run: Run) -> Outcome[PoplarDecision]:
         return Outcome(stop=Stop.INFEASIBLE, message=NOTHING_FITS)
     aware = [explore(CurveDevice(group.seconds[1:].tolist())) for group in problem.groups]
     splines = [spline_curve(device.points, device.largest) for device in aware]
-    search = search_steps if problem.stepwise else search_shares
     dipping = [
         f"{group.name}: {dip}"
         for group, device, curve in zip(problem.groups, aware, splines, strict=True)
@@ -70,10 +71,22 @@ def solve(data: PoplarData, run: Run) -> Outcome[PoplarDecision]:
     more = f" (and {len(dipping) - 1} more)" if len(dipping) > 1 else ""
     return Outcome(
         stop=Stop.DONE,
-        decision=search(problem, splines),
+        decision=algorithm_2(problem, splines),
         message=f"spline of {dipping[0]}{more}" if dipping else "",
         details={"passes": sum(len(device.tried) for device in aware), "dips": dipping},
     )
+
+
+def known_before(data: PoplarData, problem: PoplarProblem) -> Known[PoplarDecision]:
+    """Bound and plan of a problem in which something fits: Algorithm 2 on the curves themselves."""
+    decision = algorithm_2(problem, [group.seconds for group in problem.groups])
+    seconds = evaluate(data, decision).objective
+    return Known(bound=fluid_seconds(problem), decision=decision, objective=seconds)
+
+
+def algorithm_2(problem: PoplarProblem, curves: list[Floats]) -> PoplarDecision:
+    """The plan by curves [mbs + 1] of the groups."""
+    return (search_steps if problem.stepwise else search_shares)(problem, curves)
 
 
 class Shares:

@@ -1,5 +1,5 @@
 """Plans: from counts per group of equal devices to a decision that names every device; the least
-under-utilisation of a given time; and what is known of a problem before any search.
+under-utilisation of a given time; and a bound that needs no search.
 
 Shares  A share of g samples in micro-batches of b takes w(g, b) = floor(g / b) t(b) + t(g mod b)
         seconds, added as the evaluator adds it, so that both agree to the bit;
@@ -8,8 +8,6 @@ Ties    Every exact method ends here: of the plans of its time (ZeRO 2, 3: of it
         one of least under-utilisation, eq. 4 (`fill`).
 Bound   G / (sum of peak speeds) and C for each step that is needed at least (one for ZeRO 0 and 1):
         no device is ever faster than its peak p_k = max_b b / t_k(b).
-Plan    ZeRO 0, 1: shares by peak speed, rounded either way. ZeRO 2, 3: one group alone, its best
-        micro-batches, then single samples.
 Source: hetplan, for Poplar eq. 1 to 4 (AAAI 2025).
 """
 
@@ -22,7 +20,6 @@ import numpy as np
 from hetplan.formulations.poplar.data import PoplarDecision, Share, Step
 from hetplan.formulations.poplar.fill import Pool, fill
 from hetplan.formulations.poplar.problem import SAME_TIME, Floats, Group, Ints, PoplarProblem
-from hetplan.solvers.general import Known
 
 # Bounds are computed in another order than the evaluator's sums.
 ROUNDING = 1e-12
@@ -78,77 +75,11 @@ def loads_of(most: int, losses: Counter[int]) -> Counter[int]:
     return Counter({most - d: times for d, times in losses.items() if times})
 
 
-def known_before(problem: PoplarProblem) -> Known[PoplarDecision]:
-    """Bound and plan of a problem in which something fits."""
-    if problem.stepwise:
-        decision, seconds = steps_of_one_group(problem)
-    else:
-        loads, busy = simple_shares(problem)
-        decision = shares_decision(problem, loads, lambda k, l: fastest(problem.groups[k], l)[1])
-        seconds = busy + problem.comm
-    return Known(bound=fluid_seconds(problem), decision=decision, objective=seconds)
-
-
 def fluid_seconds(problem: PoplarProblem) -> float:
     """What every plan takes at least, seconds."""
     fullest = sum(group.count * group.largest for group in problem.groups)
     steps = -(-problem.total // fullest) if problem.stepwise else 1
     return (problem.total / problem.speed + steps * problem.comm) * (1 - ROUNDING)
-
-
-def simple_shares(problem: PoplarProblem) -> tuple[list[Counter[int]], float]:
-    """ZeRO 0, 1: loads by peak speed, rounded either way, of all groups or of one alone (a device
-    may take longer for one sample than the others for all); and the seconds of the slowest."""
-    numbers = range(len(problem.groups))
-    plans = []
-    for members in (numbers, *([k] for k in numbers)):
-        loads = _by_speed(problem, members)
-        busy = (
-            fastest(group, load)[0]
-            for group, row in zip(problem.groups, loads, strict=True)
-            for load in row
-        )
-        plans.append((loads, max(busy)))
-    return min(plans, key=lambda plan: plan[1])
-
-
-def _by_speed(problem: PoplarProblem, members: Sequence[int]) -> list[Counter[int]]:
-    """Loads of these groups by peak speed, rounded down or up to G in all; the others take
-    nothing."""
-    loads = [Counter({0: group.count}) for group in problem.groups]
-    speed = sum(problem.groups[k].count * problem.groups[k].peak for k in members)
-    shares = {k: int(problem.total / speed * problem.groups[k].peak) for k in members}
-    missing = problem.total - sum(n * problem.groups[k].count for k, n in shares.items())
-    for k, share in shares.items():
-        count = problem.groups[k].count
-        # below 0 only where a product rounds up to a whole
-        moved = max(-count, min(count, missing))
-        loads[k] = +Counter(
-            {share: count - abs(moved), share + (1 if moved > 0 else -1): abs(moved)}
-        )
-        missing -= moved
-    return loads
-
-
-def steps_of_one_group(problem: PoplarProblem) -> tuple[PoplarDecision, float]:
-    """ZeRO 2, 3: the group that is fastest on its own takes its best micro-batch, then single
-    samples; and its seconds."""
-    plans = []
-    for k, group in enumerate(problem.groups):
-        batch = min(group.peak_batch, problem.total)
-        full, rest = divmod(problem.total, batch * group.count)
-        singles = -(-rest // group.count)
-        step, single = (float(group.seconds[b]) + problem.comm for b in (batch, 1))
-        rows = [(full, Counter({batch: full * group.count}))]
-        rows.append((singles, Counter({1: rest, 0: singles * group.count - rest})))
-        plans.append((full * step + singles * single, k, rows))
-    seconds, k, rows = min(plans, key=lambda plan: plan[:2])
-
-    def loads(steps: int, row: Counter[int]) -> list[Counter[int]]:
-        idle = [Counter({0: steps * group.count}) for group in problem.groups]
-        return [*idle[:k], +row, *idle[k + 1 :]]
-
-    return steps_decision(problem, [(n, loads(n, row)) for n, row in rows if n]), seconds
 
 
 def _by_micro_batch(seconds: Floats, most: int) -> Iterator[tuple[int, Floats]]:
@@ -179,16 +110,6 @@ def busiest(seconds: Floats, most: int, limit: float) -> tuple[Floats, Ints]:
         best[b:][longer] = work[longer]
         batch[b:][longer] = b
     return best, batch
-
-
-def fastest(group: Group, samples: int) -> tuple[float, int]:
-    """h(samples) and the largest micro-batch that attains it, without a table."""
-    if samples == 0:
-        return 0.0, 0
-    batches = np.arange(1, min(group.largest, samples) + 1)
-    times = samples // batches * group.seconds[batches] + group.seconds[samples % batches]
-    least = float(times.min())
-    return least, 1 + int(np.flatnonzero(times <= least * (1 + SAME_TIME))[-1])
 
 
 def largest_shares(problem: PoplarProblem, limit: float) -> list[int]:

@@ -43,16 +43,12 @@ from hetplan.runtime.watch import Watch
 COMPUTE = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-class Distributed(Trained):
+class Placed(Trained):
     """This rank's part of a model under a plan. seed: of dropout; step: iterations begun.
 
     device: "cpu", "cuda" (this rank's GPU: by LOCAL_RANK, or torch's current one), "cuda:1" or
-    "auto". staging:
-    "always" sends everything by way of the host's memory (see `execution.transport`).
-    precision: of the passes and of what stages send each other; weights, gradients and updates stay
-    what they are. chain: of the module on a CPU, where it is there already.
-    Under fp16 the loss is scaled by a power of two, such that a token's gradient is about 1, times
-    `scale`; where a gradient is not finite on any rank, all are None: optimizers skip the step.
+    "auto". precision: of the passes and of what stages send each other; weights, gradients and
+    updates stay what they are. chain: of the module on a CPU, where it is there already.
     """
 
     def __init__(
@@ -66,7 +62,6 @@ class Distributed(Trained):
         seed: int = 0,
         watch: Watch | None = None,
         precision: Literal["fp32", "bf16", "fp16"] = "fp32",
-        staging: Staging = "auto",
         chain: Chain | None = None,
     ) -> None:
         check_world(plan, dist.get_world_size())
@@ -84,8 +79,59 @@ class Distributed(Trained):
             compute=COMPUTE[precision], loss=loss, device=self.device,
         )  # fmt: skip
         self.shapes = {name: p.shape for name, p in self.chain.parameters.items()}
-        self.scaled = precision == "fp16"
         self.watch = watch or Watch()
+
+    def take(self, held: Held) -> dict[str, nn.Parameter]:
+        """Cut this rank's layers in place: every parameter becomes the part that is held here, on
+        the device."""
+        made: dict[str, nn.Parameter] = {}
+        for k in self.layout.layers(self.place):
+            layer = self.chain.layers[k]
+            for inside, name in self.chain.own[k].items():
+                owner, _, last = inside.rpartition(".")
+                if name not in made:
+                    parameter: Any = layer.get_parameter(inside)
+                    whole = self.module.initial(name, parameter) if parameter.is_meta else parameter
+                    part = held[name].take(whole.detach()).to(self.device)
+                    made[name] = nn.Parameter(part.contiguous(), parameter.requires_grad)
+                setattr(layer.get_submodule(owner), last, made[name])
+            layer.to(self.device)  # what is left: buffers
+        return made
+
+    def gather(self) -> nn.Module:
+        """The module, on rank 0 with all that has been trained; of a model that is split, see
+        `tracing.split`. All ranks call this together."""
+        self.chain.check_gathers()
+        mine: dict[str, list[tuple[int, Tensor]]] = defaultdict(list)
+        for box in self.boxes(mine=True):
+            mine[box.name].append((box.offsets[0], box.values.reshape(-1).cpu()))
+        for name in self.shapes:
+            parts = [part for own in gather_objects(mine[name]) for part in own]
+            if dist.get_rank() == 0:
+                whole = torch.cat([values for _, values in sorted(parts, key=itemgetter(0))])
+                self.module.get_parameter(name).data.copy_(whole.view(self.shapes[name]))
+        return self.module
+
+
+class Distributed(Placed):
+    """A part on hetplan's own engine, which takes every plan. staging: "always" sends everything by
+    way of the host's memory (see `execution.transport`).
+
+    Under fp16 the loss is scaled by a power of two, such that a token's gradient is about 1, times
+    `scale`; where a gradient is not finite on any rank, all are None: optimizers skip the step.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        plan: Plan,
+        *,
+        precision: Literal["fp32", "bf16", "fp16"] = "fp32",
+        staging: Staging = "auto",
+        **options: Any,
+    ) -> None:
+        super().__init__(module, plan, precision=precision, **options)
+        self.scaled = precision == "fp16"
         plans = bucket_plans(self.layout, self.chain, by_layer=plan.zero == 3 and plan.in_step)
         tensor_groups = [
             ranks
@@ -97,7 +143,7 @@ class Distributed(Trained):
         groups = self.transport.groups([*tensor_groups, *(p.owners for p in plans)])
         self.transport = self.transport.opened(lambda: streams(self.layout))
         held = held_by(self.layout, self.chain, self.place)
-        parameters = take(module, self.chain, self.layout.layers(self.place), held, self.device)
+        parameters = self.take(held)
         self._join_tensor_group(groups)
         shares = [plan.zero_shares[p.device] if plan.zero_shares else 1.0 for p in plan.places]
         self.states = States(
@@ -159,20 +205,6 @@ class Distributed(Trained):
             whole = prod(self.shapes[f.name])
             yield Box(f.name, (f.first,), (f.last - f.first,), (whole,), f.values.detach())
 
-    def gather(self) -> nn.Module:
-        """The module, on rank 0 with all that has been trained; of a model that is split, see
-        `tracing.split`. All ranks call this together."""
-        self.chain.check_gathers()
-        mine: dict[str, list[tuple[int, Tensor]]] = defaultdict(list)
-        for f in self.states.fragments(mine=True):
-            mine[f.name].append((f.first, f.values.detach().reshape(-1).cpu()))
-        for name in self.shapes:
-            parts = [part for own in gather_objects(mine[name]) for part in own]
-            if dist.get_rank() == 0:
-                whole = torch.cat([values for _, values in sorted(parts, key=itemgetter(0))])
-                self.module.get_parameter(name).data.copy_(whole.view(self.shapes[name]))
-        return self.module
-
 
 def exactly(rows: Rows) -> Rows:
     """The same rows, or an InputError where there are more or fewer than were asked for."""
@@ -219,22 +251,3 @@ def example_of(module: nn.Module) -> tuple[Any, Any]:
         raise
     except Exception as error:  # the author's code
         raise InputError(f"the model's `batch` raises {kind_and_text(error)}") from error
-
-
-def take(
-    module: nn.Module, chain: Chain, layers: list[int], held: Held, device: str
-) -> dict[str, nn.Parameter]:
-    """Cut this rank's layers in place: every parameter becomes the part that is held here, on the
-    device."""
-    made: dict[str, nn.Parameter] = {}
-    for k in layers:
-        for inside, name in chain.own[k].items():
-            owner, _, last = inside.rpartition(".")
-            if name not in made:
-                parameter = chain.layers[k].get_parameter(inside)
-                whole = module.initial(name, parameter) if parameter.is_meta else parameter
-                part = held[name].take(whole.detach()).to(device)
-                made[name] = nn.Parameter(part.contiguous(), parameter.requires_grad)
-            setattr(chain.layers[k].get_submodule(owner), last, made[name])
-        chain.layers[k].to(device)  # what is left: buffers
-    return made

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 WORD = 1 << 64
 
@@ -29,7 +30,7 @@ class Position:
     first_row: int = 0
 
 
-_now = Position()
+_now: Position | None = None
 
 
 @contextmanager
@@ -47,6 +48,7 @@ def at(position: Position) -> Iterator[None]:
 def drawing(layer: int, device: torch.device) -> Iterator[None]:
     """A layer's pass inside draws from torch's generators by position; behind it they are what they
     were."""
+    assert _now is not None, "passes have a position"
     gpus = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(gpus):
         key = key_of(_now.seed, _now.step, f"{layer} {_now.first_row}")
@@ -101,7 +103,9 @@ class Dropout(nn.Module):
 
     def forward(self, x: Tensor, begin: int = 0, total: int | None = None) -> Tensor:
         """x [rows, …]; begin, total: where dimension 1 is a part [begin, …) of `total` (heads)."""
-        if not self.training or self.probability == 0.0 or x.is_meta:
+        if _now is None or x.is_meta:  # no run: torch's own
+            return F.dropout(x, self.probability, self.training)
+        if not self.training or self.probability == 0.0:
             return x
         begins = [_now.first_row, begin, *[0] * (x.dim() - 2)]
         totals = [0, x.shape[1] if total is None else total, *x.shape[2:]]

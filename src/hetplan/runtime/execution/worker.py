@@ -131,14 +131,6 @@ def check_job(job: Job) -> Made | None:
     return module, chain
 
 
-def write_trained(module: Any, folder: str) -> None:
-    """The model as Hugging Face has it, or as `model.pt`, its state_dict by torch.save."""
-    if hasattr(module, "save_pretrained"):
-        module.save_pretrained(folder)
-    else:
-        torch.save(module.state_dict(), Path(folder) / "model.pt")
-
-
 def precision_of(job: Job) -> Literal["fp32", "bf16", "fp16"]:
     """Of the passes: the plan's for reference models; a user's own model and a stand-in choose
     theirs."""
@@ -218,8 +210,10 @@ def train(
     if job.save is not None:
         with watch.during("checkpoint", 0, last):
             trained = model.gather()
-            if dist.get_rank() == 0:
-                write_trained(trained, job.save)
+            if dist.get_rank() == 0 and hasattr(trained, "save_pretrained"):
+                trained.save_pretrained(job.save)
+            elif dist.get_rank() == 0:
+                torch.save(trained.state_dict(), Path(job.save) / "model.pt")
 
 
 def step_report(

@@ -161,6 +161,6 @@ def torchrun(plan: Plan) -> str:
         f'exec torchrun --nnodes {len(order)} --node-rank "$NODE_RANK" \\',
         '  --nproc-per-node "$PROCESSES" \\',
         '  --master-addr "$MASTER_ADDR" --master-port "${MASTER_PORT:-29500}" \\',
-        '  -m hetplan.runtime "$@"',
+        '  -m hetplan run "$@"',
     ]
     return "\n".join(lines) + "\n"

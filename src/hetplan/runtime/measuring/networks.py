@@ -16,19 +16,10 @@ from hetplan.errors import InputError, UnsupportedError
 from hetplan.formulations.poplar.awareness import OutOfMemoryOnDevice
 from hetplan.profiling.models import Model
 from hetplan.profiling.transformer import Transformer
-from hetplan.runtime.execution.position import Dropout
 from hetplan.runtime.references.build import text_layers
 from hetplan.runtime.tracing.counter import DTYPES, saved_by_autograd, storage
 
 KINDS = ("embedding", "block", "head")
-
-
-class TorchDropout(nn.Dropout):
-    """torch's dropout in the place of one by global position."""
-
-    def forward(self, x: Tensor, *_: object) -> Tensor:
-        """x [rows, …]; where the rows stand does not matter."""
-        return super().forward(x) if self.p else x
 
 
 @dataclass(frozen=True)
@@ -93,10 +84,6 @@ def network(model: Model, device: str, *, tensor: int = 1, blocks: int | None = 
             layers = nn.ModuleList(text_layers(shape).values())
     finally:
         torch.set_default_dtype(before)
-    for parent in list(layers.modules()):
-        for name, child in list(parent.named_children()):
-            if isinstance(child, Dropout):
-                setattr(parent, name, TorchDropout(child.probability))
     own: list[list[Tensor]] = [[] for _ in layers]
     for name, parameter in layers.named_parameters():  # a shared one under its first name
         nn.init.normal_(parameter, std=0.02)

@@ -74,8 +74,7 @@ class Reference(nn.Module):
 
 def build(shape: Transformer, sequence: int, *, seed: int = 0) -> Reference:
     """Embedding, blocks and head of a text model, on the current default device."""
-    layers = text_layers(shape)
-    return Reference(layers, vocabulary=shape.vocabulary, sequence=sequence, seed=seed)
+    return Reference(text_layers(shape), vocabulary=shape.vocabulary, sequence=sequence, seed=seed)
 
 
 def text_layers(shape: Transformer) -> dict[str, nn.Module]:

@@ -230,6 +230,23 @@ class Called(nn.Module):
         return _tensor_of(self.loss(out, targets) if self.loss else out)
 
 
+def graph_of(module: nn.Module, arguments: Any, where: str, **options: Any) -> Any:
+    """torch.export's program, with gradients. Raises UnsupportedError with the first line of what
+    torch, or the module, says."""
+    was_training = module.training
+    try:
+        with torch.enable_grad():
+            return torch.export.export(module, arguments, strict=False, **options)
+    except Exception as error:  # torch's or the module's: whatever it is
+        first = next((line for line in str(error).splitlines() if line.strip()), "no message")
+        raise UnsupportedError(
+            f"torch.export finds no graph: {type(error).__name__}: {first.strip()[:300]}",
+            where=where,
+        ) from error
+    finally:
+        module.train(was_training)
+
+
 def chain_of(module: nn.Module) -> dict[str, nn.Module]:
     """Path -> layer of a module that keeps the contract of `execution.chain`; else nothing."""
     layers = getattr(module, "layers", None)

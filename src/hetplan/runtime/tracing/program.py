@@ -24,12 +24,12 @@ from hetplan.profiling.models import Model, load_model
 from hetplan.runtime.tracing.aten import RULES, MissingRule, Tensor, Unsupported, Walker
 from hetplan.runtime.tracing.counter import Layers, name_of, tree_leaves
 from hetplan.runtime.tracing.fuse import Packed, fused
-from hetplan.runtime.tracing.layers import Called, chain_of, labels
+from hetplan.runtime.tracing.layers import Called, chain_of, graph_of, labels
 from hetplan.text import counted
 
 # Assertions that torch.export writes: nothing to run.
 SILENT = ("aten._assert_tensor_metadata", "aten._assert_async", "aten._assert_scalar")
-LISTED, LONGEST = 6, 300
+LISTED = 6
 # The region of a graph in which gradients are switched on or off.
 GRADIENTS_SET = "wrap_with_set_grad_enabled"
 
@@ -81,7 +81,7 @@ def trace(
     what is missing, and parameters that are not trained, or says why torch.export has no graph;
     InputError where the module gives no scalar.
     """
-    program, walker = exported(module, arguments, name), Walker(Writer(name))
+    program, walker = graph_of(module, tuple(arguments), name), Walker(Writer(name))
     refuse_regions(walker, program, module)
     with warnings.catch_warnings():  # torch's own, about its own copies
         warnings.simplefilter("ignore", FutureWarning)
@@ -145,23 +145,6 @@ def listed(unsupported: Sequence[Unsupported]) -> str:
         places.setdefault((entry.operator, entry.missing), []).append(entry.where)
     texts = [f"{name} in {', '.join(where)}: {lack}" for (name, lack), where in places.items()]
     return f"{counted(len(texts), 'operator')} without a rule: {'; '.join(texts)}"
-
-
-def exported(module: Any, arguments: Sequence[Any], name: str) -> Any:
-    """torch.export's program, with gradients. Raises UnsupportedError with the first line of what
-    torch, or the module, says."""
-    was_training = module.training
-    try:
-        with torch.enable_grad():
-            return torch.export.export(module, tuple(arguments), strict=False)
-    except Exception as error:  # torch's or the module's: whatever it is
-        first = next((line for line in str(error).splitlines() if line.strip()), "no message")
-        raise UnsupportedError(
-            f"torch.export finds no graph: {type(error).__name__}: {first.strip()[:LONGEST]}",
-            where=name,
-        ) from error
-    finally:
-        module.train(was_training)
 
 
 def decompositions() -> dict[Any, Any]:

@@ -22,13 +22,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch.export import Dim, export
+from torch.export import Dim
 from torch.export.passes import move_to_device_pass
 from torch.fx import Node
 
-from hetplan.errors import InputError, UnsupportedError, one_line
+from hetplan.errors import InputError, UnsupportedError
 from hetplan.runtime.tracing.counter import numbered
-from hetplan.runtime.tracing.layers import Called, labels
+from hetplan.runtime.tracing.layers import Called, graph_of, labels
 
 DATA, TABLE, LAYER = range(3)  # what is made of one and another is of the later kind
 Shape = tuple[tuple[int, ...], Any]  # of one sample, and the type
@@ -64,13 +64,8 @@ def exported(module: nn.Module, data: Any, loss: Callable[..., Tensor] | None, d
     # torch.export takes a size of 1 for a constant
     two = mapped(data, lambda x: torch.cat([x[:1], x[:1]]) if isinstance(x, Tensor) else x)
     dims = mapped(two, lambda x: {0: Dim("rows")} if isinstance(x, Tensor) else None)
-    try:
-        program = export(Called(module, loss), two, dynamic_shapes=dims, strict=False)
-    except Exception as error:  # of the author's code, or one of torch's many kinds
-        raise UnsupportedError(
-            f"torch.export cannot split the model: {one_line(str(error))[:300]}",
-            where=type(module).__name__,
-        ) from error
+    called, where = Called(module, loss), type(module).__name__
+    program = graph_of(called, two, where, dynamic_shapes=dims)
     return move_to_device_pass(program, device).module()
 
 

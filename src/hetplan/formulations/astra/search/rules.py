@@ -23,9 +23,9 @@ import ast
 import os
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial, reduce
+from functools import reduce
 from importlib.resources import files
 from typing import Any, Literal, NoReturn
 
@@ -79,7 +79,6 @@ Kind = Literal["number", "string", "bool", "none"]
 Mask = NDArray[np.bool_]
 # Columns as a rule sees them: NaN where None, strings as indices of their words.
 Table = Mapping[str, Floats]
-Evaluate = Callable[[Table], Floats]
 
 
 @dataclass(frozen=True)
@@ -111,12 +110,12 @@ class Source:
 class Part:
     """A part of a rule whose type is checked.
 
-    on: its values on the rows of a table. words: the vocabulary of a string parameter. word: a
-    string that is written down.
+    values: on the rows of a table. words: the vocabulary of a string parameter. word: a string that
+    is written down.
     """
 
     kind: Kind
-    on: Evaluate
+    values: Floats
     words: tuple[str, ...] = ()
     word: str | None = None
 
@@ -155,11 +154,16 @@ def tokenize(source: Source) -> list[tuple[int, str]]:
 
 
 class _Reader:
-    """Turns the tree of one rule into checked parts; `names` are the parameters met on the way."""
+    """Reads one rule: its parts are checked against the columns and valued on a table.
 
-    def __init__(self, source: Source, columns: Mapping[str, Column]) -> None:
+    table: None for no rows, where only the check counts.
+    """
+
+    def __init__(
+        self, source: Source, columns: Mapping[str, Column], table: Table | None = None
+    ) -> None:
         self.source, self.columns = source, columns
-        self.names: set[str] = set()
+        self.table = dict.fromkeys(columns, np.zeros(0)) if table is None else table
         tokens = tokenize(source)
         # Where each token begins in the rule, and in the text that Python reads.
         self.begins = [column for column, _ in tokens]
@@ -167,8 +171,8 @@ class _Reader:
         self.offsets = [0, *ends[:-1]]
         self.text = " ".join(word for _, word in tokens)
 
-    def rule(self) -> Part:
-        """The whole text."""
+    def rule(self) -> Floats:
+        """The whole text: 1 where it is met."""
         try:
             tree = ast.parse(self.text, mode="eval")
         except SyntaxError as error:
@@ -190,8 +194,8 @@ class _Reader:
         expected = "operators between values, all brackets in pairs"
         raise self.source.error("cannot be read", column, got=got, expected=expected)
 
-    def need(self, node: ast.expr, kind: Kind) -> Part:
-        """The part, which must be of that kind."""
+    def need(self, node: ast.expr, kind: Kind) -> Floats:
+        """The values of a part, which must be of that kind."""
         part = self.part(node)
         if part.kind != kind:
             expected = "a comparison" if kind == "bool" else "a number"
@@ -199,7 +203,7 @@ class _Reader:
             raise self.source.error(
                 "this cannot stand here", column, got=f"a {part.kind}", expected=expected
             )
-        return part
+        return part.values
 
     def part(self, node: ast.expr) -> Part:
         """What a node of the tree is; raises InputError for anything that no rule has."""
@@ -207,23 +211,24 @@ class _Reader:
             case ast.Name(id=name):
                 return self.parameter(name.removeprefix(_PREFIX), self.column(node.col_offset))
             case ast.Constant(value=None):
-                return Part("none", partial(constant, np.nan))
+                return Part("none", np.array(np.nan))
             case ast.Constant(value=bool() as flag):
-                return Part("bool", partial(constant, float(flag)))
+                return Part("bool", np.array(float(flag)))
             case ast.Constant(value=float() as number):
-                return Part("number", partial(constant, number))
+                return Part("number", np.array(number))
             case ast.Constant(value=str() as word):
                 return self.string(word, self.column(node.col_offset))
             case ast.UnaryOp(op=ast.USub(), operand=inner):
-                positive = self.need(inner, "number").on
-                return Part("number", lambda table: -positive(table))
+                return Part("number", -self.need(inner, "number"))
             case ast.BinOp(left=first, op=operator, right=second) if type(operator) in _ARITHMETIC:
-                left, right = self.need(first, "number").on, self.need(second, "number").on
-                return Part("number", partial(arithmetic, type(operator), left, right))
+                left, right = self.need(first, "number"), self.need(second, "number")
+                if isinstance(operator, ast.Div | ast.Mod):  # by zero there is nothing to divide
+                    right = np.where(right == 0, np.nan, right)
+                return Part("number", np.asarray(_ARITHMETIC[type(operator)](left, right)))
             case ast.BoolOp(op=operator, values=values):
                 combine = np.logical_and if isinstance(operator, ast.And) else np.logical_or
-                parts = [self.need(value, "bool").on for value in values]
-                return Part("bool", partial(junction, combine, parts))
+                met = reduce(combine, [self.need(value, "bool") == 1 for value in values])
+                return Part("bool", np.asarray(met, dtype=np.float64))
             case ast.Compare(left=first, ops=[sign], comparators=[second]):
                 return self.comparison(first, sign, second)
             case ast.Compare(comparators=[_, third, *_]):
@@ -239,15 +244,14 @@ class _Reader:
             near = [f"${other}" for other in nearest(name, self.columns, most=2)]
             expected = " or ".join(near) or "one of " + ", ".join(sorted(self.columns))
             raise self.source.error("unknown parameter", column, got=f"${name}", expected=expected)
-        self.names.add(name)
         known = self.columns[name]
-        return Part(known.kind, lambda table: table[name], words=known.words)
+        return Part(known.kind, self.table[name], words=known.words)
 
     def string(self, word: str, column: int) -> Part:
         """A word; on its own it has no value, beside a parameter it is one of its words."""
         if word in self.columns:
             raise self.source.error(f"{word} is a parameter", column, expected=f"${word}")
-        return Part("string", partial(constant, np.nan), word=word)
+        return Part("string", np.array(np.nan), word=word)
 
     def comparison(self, first: ast.expr, sign: ast.cmpop, second: ast.expr) -> Part:
         """Two parts of one kind, or one of them None."""
@@ -260,12 +264,16 @@ class _Reader:
             raise self.source.error("cannot be compared", column, got=got, expected=expected)
         if kinds == {"string"}:
             left, right = self.coded(left, right, column), self.coded(right, left, column)
-        return Part("bool", partial(compare, type(sign), left.on, right.on))
+        a, b = left.values, right.values
+        same = (a == b) | (np.isnan(a) & np.isnan(b))  # None equals only None, and has no order
+        equal = same if isinstance(sign, ast.Eq) else ~same
+        met = _COMPARISONS[type(sign)](a, b) if ordered else equal
+        return Part("bool", np.asarray(met, dtype=np.float64))
 
     def coded(self, part: Part, other: Part, column: int) -> Part:
         """A string beside `other`: a word as its index in the other's words."""
         if part.word in other.words:
-            return Part("string", partial(constant, float(other.words.index(part.word))))
+            return Part("string", np.array(float(other.words.index(part.word))))
         if part.word is not None or (part.words != other.words and other.word is None):
             expected = f"one of {', '.join(other.words)} or None" if other.words else "a parameter"
             raise self.source.error(
@@ -274,54 +282,30 @@ class _Reader:
         return part
 
 
-def constant(value: float, _: Table) -> Floats:
-    """A value that is written down."""
-    return np.asarray(value)
-
-
-def arithmetic(
-    operator: type[ast.operator], left: Evaluate, right: Evaluate, table: Table
-) -> Floats:
-    """In float64; by zero there is nothing to divide."""
-    divisor = right(table)
-    if operator in (ast.Div, ast.Mod):
-        divisor = np.where(divisor == 0, np.nan, divisor)
-    return np.asarray(_ARITHMETIC[operator](left(table), divisor))
-
-
-def junction(combine: Any, parts: Sequence[Evaluate], table: Table) -> Floats:
-    """`a || b || …` or `a && b && …`; an unset flag counts as false."""
-    return np.asarray(reduce(combine, [part(table) == 1 for part in parts]), dtype=np.float64)
-
-
-def compare(sign: type[ast.cmpop], left: Evaluate, right: Evaluate, table: Table) -> Floats:
-    """None equals only None, and has no order."""
-    a, b = left(table), right(table)
-    if sign in _COMPARISONS:
-        met = _COMPARISONS[sign](a, b)
-    else:
-        same = (a == b) | (np.isnan(a) & np.isnan(b))
-        met = same if sign is ast.Eq else ~same
-    return np.asarray(met, dtype=np.float64)
-
-
 @dataclass(frozen=True)
 class Rule:
-    """One compiled rule."""
+    """One checked rule."""
 
     source: Source
-    condition: Part
-    names: frozenset[str]  # the columns that it reads
+    columns: Mapping[str, Column]
+
+    @property
+    def names(self) -> set[str]:
+        """The columns that it reads."""
+        words = (word for _, word in tokenize(self.source))
+        return {word.removeprefix(_PREFIX) for word in words if word.startswith(_PREFIX)}
 
     def met(self, table: Table, rows: int) -> Mask:
         """Which of the `rows` rows of `table` meet the rule."""
-        return np.broadcast_to(self.condition.on(table) == 1, (rows,))
+        with np.errstate(invalid="ignore"):
+            met = _Reader(self.source, self.columns, table).rule() == 1
+        return np.broadcast_to(met, (rows,))
 
 
 def compile_rule(source: Source, columns: Mapping[str, Column]) -> Rule:
     """Parse and type-check one rule; raises InputError with the place of the first fault."""
-    reader = _Reader(source, columns)
-    return Rule(source, reader.rule(), frozenset(reader.names))
+    _Reader(source, columns).rule()
+    return Rule(source, columns)
 
 
 def rules_from_text(text: str, columns: Mapping[str, Column], *, where: str) -> list[Rule]:

@@ -22,7 +22,7 @@ and the optimizer add max_s r(n_s).
 Interleaving and block-wise recomputation are left out: Megatron-LM has them for equal stages only.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import product
@@ -32,7 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetplan.formulations.astra.data import AstraData, DeviceType
-from hetplan.formulations.astra.problem import Floats, Ints
+from hetplan.formulations.astra.problem import Floats, Ints, stage_counts
 from hetplan.formulations.astra.search.facts import ModelFacts
 from hetplan.formulations.astra.search.links import Assumptions
 from hetplan.formulations.astra.search.pricing import (
@@ -369,22 +369,6 @@ class SegmentSearch:
                 self.front.add(point)
                 if r not in self.fastest or seconds < self.fastest[r].seconds:
                     self.fastest[r] = point
-
-
-def stage_counts(total: int, room: Ints) -> Iterator[Ints]:
-    """Blocks [V, types] of all vectors 0 <= m <= room that add up to `total`, one for each value of
-    the first type."""
-    behind = room[::-1].cumsum()[::-1] - room  # what the types after each one can take
-    for first in range(max(0, total - int(behind[0])), min(total, int(room[0])) + 1):
-        block, left = np.array([[first]]), np.array([total - first])
-        for i in range(1, len(room)):
-            least = np.maximum(0, left - behind[i])
-            choices = np.minimum(left, room[i]) - least + 1
-            of = np.repeat(np.arange(len(left)), choices)
-            begins = choices.cumsum() - choices
-            value = np.arange(len(of)) - begins[of] + least[of]
-            block, left = np.column_stack([block[of], value]), left[of] - value
-        yield block
 
 
 class Kinds:

@@ -1,14 +1,12 @@
 """The single-device programs of known networks, all written with the same blocks.
 
-`model` gives the networks of HAP's Table 1, GPT-2 and a stack of Llama blocks: VGG19 (Simonyan and
-Zisserman 2014) on CIFAR's images, whose last 1 x 1 map is repeated to the 7 x 7 that the dense
-layers expect (as adaptive pooling does), ViT (Dosovitskiy et al. 2021) on unfolded patches with a
-mean in place of the class token, BERT (Devlin et al. 2019) with its masked language model's loss on
-every token, every second feed-forward network a mixture of experts where asked (GShard, Lepikhin et
-al. 2020), GPT-2 (Radford et al. 2019), Llama (Touvron et al. 2023). No dropout. Each is written for
-two sizes: as published, and `tiny`, the same operators on tensors small enough to be executed in a
-test. Tokens and patches are marked `unsliced`: where samples can be sliced too, slicing tokens
-saves nothing more.
+`vgg19`, `vit` and `bert` are the networks of HAP's Table 1: VGG19 (Simonyan and Zisserman 2014) on
+CIFAR's images, whose last 1 x 1 map is repeated to the 7 x 7 that the dense layers expect (as
+adaptive pooling does), ViT (Dosovitskiy et al. 2021) on unfolded patches with a mean in place of
+the class token, BERT (Devlin et al. 2019) with its masked language model's loss on every token,
+every second feed-forward network a mixture of experts where asked (GShard, Lepikhin et al. 2020).
+No dropout. Tokens and patches are marked `unsliced`: where samples can be sliced too, slicing
+tokens saves nothing more.
 
 `program_of` gives the planner's models, layer by layer as their profiles have them. Blocks are
 written with norms first (after costs the same), without dropout, token types and pooler; a mixture
@@ -18,13 +16,13 @@ more patch.
 Nodes are called as `PUBLISHED` or `BY_LAYER` says: instances and plan files have these names.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from hetplan.errors import InputError, UnsupportedError
+from hetplan.errors import UnsupportedError
 from hetplan.formulations.hap.spmd.program import SingleProgram, Writer
 from hetplan.profiling.models import Model
-from hetplan.profiling.transformer import Experts, Transformer, transformer
+from hetplan.profiling.transformer import Experts, Transformer
 from hetplan.profiling.vision import VGG19
 
 # i: number of a block; layer: its name in the profile.
@@ -41,16 +39,6 @@ BY_LAYER = {
     "final-norm": "final-norm", "transform-norm": "transform-norm",
     "transform-gelu": "transform-gelu", "head": "lm-head",
 }  # fmt: skip
-
-
-def sizes(
-    layers: int, tiny: bool, devices: int, hidden: int = 768, heads: int = 12, feed: int = 3072
-) -> Transformer:
-    """As published; or as small as dimensions that every device shall have a part of can be."""
-    if tiny:
-        heads, each = max(2, devices), devices + devices % 2
-        hidden, feed = heads * each, 2 * heads
-    return transformer(layers, hidden, heads, feed, vocabulary=0)
 
 
 def published_layers(t: Transformer) -> list[str]:
@@ -246,59 +234,6 @@ def bert(
     w = Writer("bert" if experts is None else "bert-moe")
     blocks = Blocks(w, t, names, causal=False, norm_first=False, places=2)
     return language_model(blocks, batch, tokens, published_layers(t), head_bias=True)
-
-
-def gpt2(batch: int, t: Transformer, tokens: int, vocabulary: int) -> SingleProgram:
-    """Norm first, causal, the head tied to the embedding."""
-    t = replace(t, vocabulary=vocabulary, positions=tokens)
-    blocks = Blocks(Writer("gpt2"), t, PUBLISHED, causal=True)
-    return language_model(blocks, batch, tokens, published_layers(t))
-
-
-def llama(batch: int, t: Transformer, tokens: int) -> SingleProgram:
-    """Blocks alone, on embedded tokens, with a loss over 16 classes behind them in place of the
-    head."""
-    w = Writer("llama-blocks")
-    t = replace(
-        t, gated=True, norm="rms", rotary=True, attention_bias=False, output_bias=False,
-        feed_forward_bias=False,
-    )  # fmt: skip
-    names = PUBLISHED | {"attention": "b{i}", "scores": "b{i}.heads", "feed": "b{i}"}
-    x = w.placeholder("embedded", (batch, tokens, t.hidden), unsliced=(1,))
-    labels = w.placeholder("labels", (batch, tokens), below=16)
-    x = Blocks(w, t, names, causal=True).stack(x, published_layers(t))
-    return w.loss(w.linear("classify", x, "bsh,ch->bsc", (16, t.hidden)), labels)
-
-
-def _tokens(published: int, tiny: bool, devices: int) -> int:
-    return 2 * devices if tiny else published
-
-
-# (global batch, devices, tiny) -> program
-MAKERS: dict[str, Callable[[int, int, bool], SingleProgram]] = {
-    "vgg19": lambda b, m, t: vgg19(b, m if t else 64, 7, 10, m if t else 4096),
-    "vit": lambda b, m, t: vit(b, sizes(12, t, m), _tokens(196, t, m), 768, 10),
-    "vit-24": lambda b, m, t: vit(b, sizes(24, t, m), _tokens(196, t, m), 768, 10),
-    "bert-base": lambda b, m, t: bert(
-        b, sizes(12, t, m), _tokens(128, t, m), 6 * m if t else 30522
-    ),
-    "bert-moe": lambda b, m, t: bert(
-        b, sizes(12, t, m), _tokens(128, t, m), 6 * m if t else 30522, m
-    ),
-    "gpt2": lambda b, m, t: gpt2(b, sizes(12, t, m), _tokens(1024, t, m), 6 * m if t else 50257),
-    "llama-blocks": lambda b, m, t: llama(b, sizes(4, t, m, 4096, 32, 11008), _tokens(2048, t, m)),
-}
-
-
-def model(name: str, batch: int, devices: int, *, tiny: bool = False) -> SingleProgram:
-    """The built-in program `name` for a global batch; the experts of BERT-MoE are as many as
-    devices."""
-    if name not in MAKERS:
-        raise InputError("unknown program", got=name, expected=f"one of {', '.join(MAKERS)}")
-    if batch < 1 or devices < 1:
-        got = (batch, devices)
-        raise InputError("batch and devices", where=name, got=got, expected="at least 1 each")
-    return MAKERS[name](batch, devices, tiny)
 
 
 IMAGE, PATCH, CLASSES = 224, 16, 1000

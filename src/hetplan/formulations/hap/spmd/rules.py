@@ -35,6 +35,8 @@ operators read counts once: as the first of them reads it, or as whole.
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
+import numpy as np
+
 from hetplan.formulations.hap.data import Communication, Compute, Device, HapData, Memory, Triple
 from hetplan.formulations.hap.spmd.operators import (
     ELEMENT_FLOPS,
@@ -179,17 +181,15 @@ def ring(devices: int, bytes_per_second: float, latency: float = 2e-5, sharing: 
 
 
 def links_of(cluster: Cluster) -> Links:
-    """Rings over the slowest link between any two devices of the cluster, with its latency."""
-    matrix, delay = cluster.bandwidth(), cluster.latency()
-    m = len(cluster.devices)
+    """Rings over the slowest link between any two devices of the cluster; every hop of an
+    all-gather waits for a message."""
+    m, nodes = len(cluster.devices), [device.node for device in cluster.devices]
     if m == 1:
         return ring(1, 1e15, 0.0)
-    i, j = min(
-        ((i, j) for i in range(m) for j in range(m) if i != j), key=lambda pair: matrix[pair]
-    )
-    nodes = [device.node for device in cluster.devices]
-    sharing = max(nodes.count(node) for node in set(nodes)) if len(set(nodes)) > 1 else 1
-    return ring(m, float(matrix[i, j]), max(float(delay[i, j]), 1e-6), sharing)
+    apart = ~np.eye(m, dtype=np.bool_)
+    sharing = max(map(nodes.count, nodes)) if len(set(nodes)) > 1 else 1
+    latency = max((m - 1) * float(cluster.latency().max()), 1e-6)
+    return ring(m, float(cluster.bandwidth()[apart].min()), latency, sharing)
 
 
 # Of a parameter's entry: weight, gradient and Adam's two moments in fp32, or 2 + 2 and fp32 copies

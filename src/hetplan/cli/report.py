@@ -1,0 +1,64 @@
+"""`hetplan report`: a paper's tables and figures, each beside what hetplan makes of it."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hetplan.cli import completion
+from hetplan.cli.options import JsonOption, PngOption, QuietOption, target
+from hetplan.cli.output import emit, note
+from hetplan.errors import InputError, unknown_name
+from hetplan.files import write_text
+from hetplan.studies import page, papers
+from hetplan.studies.charts import write_pictures
+
+
+def report(
+    paper: Annotated[
+        str,
+        typer.Argument(
+            metavar="PAPER",
+            help=", ".join(papers.PAPERS),
+            autocompletion=completion.offer("papers"),
+        ),
+    ],
+    name: Annotated[
+        str | None,
+        typer.Option("--name", metavar="PATTERN", help="Only exhibits named so: 'Figure 1*'."),
+    ] = None,
+    full: Annotated[
+        bool, typer.Option("--full", help="All rows: many minutes for some papers.")
+    ] = False,
+    output: Annotated[
+        Path | None, target("--output", "-o", metavar="FILE", help="The JSON document.")
+    ] = None,
+    html: Annotated[
+        Path | None, target("--html", help="A web page with tables and charts.")
+    ] = None,
+    png: PngOption = None,
+    json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> int:
+    """Set a paper's tables and figures beside hetplan's, with what its text says and why ours
+    differ.
+
+    Ours is predicted, the paper's is measured. Each report takes two minutes at most; --full takes
+    longer.
+    """
+    if paper not in papers.PAPERS:
+        raise unknown_name("unknown paper", paper, papers.PAPERS)
+    tell = (lambda line: None) if quiet else note
+    exhibits, notes = papers.exhibits(paper, name, full=full, tell=tell)
+    if not exhibits:
+        raise InputError("no exhibit matches", where="--name", got=name)
+    pictures = {e.name: made for e in exhibits if html or png if (made := e.chart())}
+    tables = [e.table(() if at else notes) for at, e in enumerate(exhibits)]
+    if html is not None:
+        write_text(html, page.of_tables(f"{paper}: the paper and hetplan", tables, pictures))
+    if png is not None:
+        write_pictures(png, pictures)
+    document = {"paper": paper, "notes": notes, "exhibits": [asdict(e) for e in exhibits]}
+    emit(document, tables, json=json, output=output)
+    return 0

@@ -1,0 +1,60 @@
+"""Plans that stock torch can say, on its engines and on ours: losses, weights, and a checkpoint of
+one that the other goes on from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hetplan.runtime.execution import checkpoint
+from hetplan.runtime.execution.distributed import Distributed
+from parity.cases import MODELS, Case, R, S, even, zero
+from parity.stock import Stock
+
+TWO = [R([S((0, 4))], [(2, 2)])] * 2
+PIPE = [R(even([0, 2, 4]), [(4, 2)])]
+CASES = [
+    Case("data parallel", "untied", TWO),  # with dropout
+    *(Case(f"ZeRO {level}", "perceptron", TWO, zero(level)) for level in (2, 3)),
+    Case("pipelines, ZeRO 3", "perceptron", PIPE * 2, zero(3)),
+    Case("gpipe", "untied", PIPE, {"schedule": "gpipe"}),
+    Case("1f1b", "untied", PIPE),
+    Case(
+        "interleaved", "perceptron", [R([S([(0, 1), (2, 3)]), S([(1, 2), (3, 4)])], [(4, 2)])],
+        {"schedule": "interleaved-1f1b"},
+    ),
+    Case("pipelines, recomputed", "untied", PIPE * 2, {"recomputation": "full"}),
+]  # fmt: skip
+QUICK = ("ZeRO 3", "1f1b")
+WORLDS = (2, 4)
+STEPS = 2
+
+
+def quick(rank: int, world: int, folder: Path) -> None:
+    """Two cases."""
+    work(rank, world, folder, [case for case in CASES if case.name in QUICK])
+
+
+def work(rank: int, world: int, folder: Path, cases: list[Case] = CASES) -> None:
+    """By case and engine: losses of two steps, and of two more from the other one's checkpoint."""
+    torch.set_default_dtype(torch.float64)
+    losses: dict[Any, list[float]] = {}
+    for case in (case for case in cases if case.world == world):
+        for part in range(2):
+            for engine, other in ((Distributed, Stock), (Stock, Distributed)):
+                with torch.device("meta"):
+                    module = MODELS[case.model]()
+                model: Any = engine(module, case.plan)
+                optimizer = model.optimizer(torch.optim.AdamW, lr=0.01)
+                if part:
+                    checkpoint.load(model, optimizer, str(folder / case.name / other.__name__))
+                told = losses.setdefault((case.name, engine.__name__), [])
+                for _ in range(STEPS):
+                    told.append(model.train_step())
+                    optimizer.step()
+                    optimizer.zero_grad()
+                if not part:
+                    checkpoint.save(model, optimizer, str(folder / case.name / engine.__name__))
+    torch.save(losses, folder / f"losses-{world}-{rank}.pt")

@@ -1,0 +1,65 @@
+"""Plans on stock torch's engines: the same as on ours, or refused by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch: Any = pytest.importorskip("torch", reason="torch is an extra of hetplan")
+
+from hetplan.errors import UnsupportedError  # noqa: E402
+from hetplan.runtime.execution.chain import describe  # noqa: E402
+from parity.asking import run_forked  # noqa: E402
+from parity.cases import MODELS, Case, R, S, even, names_of, zero  # noqa: E402
+from parity.stock import check_stock  # noqa: E402
+from parity.stocked import CASES, QUICK  # noqa: E402
+
+
+def check_alike(target: str, cases: list[Case], folder: Path) -> None:
+    """Dropout, recomputation, and going on from the other one's checkpoint included."""
+    run_forked(target, folder)
+    for world in {case.world for case in cases}:
+        for rank in range(world):
+            losses = torch.load(folder / f"losses-{world}-{rank}.pt")
+            for case in (case for case in cases if case.world == world):
+                ours, stock = (losses[case.name, engine] for engine in ("Distributed", "Stock"))
+                assert ours == pytest.approx(stock, rel=1e-12), case.name
+                assert len(set(ours)) == 4
+
+
+def test_both_engines_train_alike(tmp_path: Path) -> None:
+    check_alike("parity.stocked:quick", [c for c in CASES if c.name in QUICK], tmp_path)
+
+
+@pytest.mark.slow
+def test_both_engines_train_all_plans_alike(tmp_path: Path) -> None:
+    check_alike("parity.stocked", CASES, tmp_path)
+
+
+ONE = [R([S((0, 4))], [(2, 2)])] * 2
+
+
+@pytest.mark.parametrize(
+    ("model", "replicas", "options", "message"),
+    [
+        ("untied", [*ONE, R([S((0, 4))], [(1, 2)])], {}, "micro-batches that differ"),
+        ("untied", [R(even([0, 2, 4]), [(4, 1)]), R(even([0, 1, 4]), [(4, 1)])], {}, "differ"),
+        ("untied", [R([S((0, 4), tensor=(1, 1))], [(2, 2)])], {}, "tensor ranks"),
+        ("perceptron", ONE, zero(1), "ZeRO 1"),
+        ("perceptron", ONE, zero(3, 2, 1), "unequal shards"),
+        ("untied", [R(even([0, 2, 4]), [(1, 2)])], {}, "fewer micro-batches"),
+        ("gpt", [R(even([0, 2, 5]), [(4, 2)])], {}, "parameters of several stages"),
+        ("untied", ONE, zero(3), "parameters that layers divide"),
+        ("untied", ONE, {"recomputation": "selective"}, "recomputation of a part"),
+    ],
+)
+def test_what_stock_torch_cannot_say_is_refused(
+    model: str, replicas: list[R], options: dict[str, Any], message: str
+) -> None:
+    with torch.device("meta"):
+        module = MODELS[model]()
+    chain = describe(module, names_of(model), module.batch(0, 0, 1))
+    with pytest.raises(UnsupportedError, match=f"{message}.*expected hetplan's own engine"):
+        check_stock(Case("refused", model, replicas, options).plan, chain)
