@@ -12,6 +12,8 @@ from hetplan.formulations.joint.data import JointData, JointDecision
 from hetplan.formulations.joint.design import SCHEDULES, Design, Pipe, Space, design_of
 from hetplan.formulations.joint.evaluate import decision_of, evaluate, plan_of
 from hetplan.formulations.joint.moves import Moves
+from hetplan.formulations.joint.plan import Plan
+from hetplan.formulations.joint.replay import ChainReplayer
 from hetplan.formulations.joint.search import Parameters, search
 from hetplan.formulations.joint.starts import constructions
 from hetplan.solvers.run import Options, Run, Stop
@@ -137,10 +139,28 @@ def test_more_steps_never_make_the_result_slower() -> None:
     data = with_memory(random_data(Random(53), devices=8), 100.0)
     reached = []
     for steps in (0, 100, 1200, 2000):
-        decision = search(data, run(), parameters=Parameters(steps=steps)).decision
+        parameters = Parameters(steps=steps, robust_from=1.0)  # noise of 2 % counts nowhere
+        decision = search(data, run(), parameters=parameters).decision
         assert decision is not None
         reached.append(evaluate(data, decision).objective or 1e9)
     assert reached == sorted(reached, reverse=True) and reached[0] > reached[-1]
+
+
+def test_robust_seconds_count_where_they_differ_by_more_than_a_hundredth(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    data = with_memory(random_data(Random(53), devices=3), 100.0)
+    free = search(data, run(), parameters=Parameters(steps=600)).decision
+    assert free is not None
+    exact = ChainReplayer.seconds
+
+    def noisy(by: float, replayer: ChainReplayer, plan: Plan) -> float:
+        return exact(replayer, plan) * (by if plan.schedule == free.schedule else 1.0)
+
+    for by, same in ((1.009, True), (1.9, False)):
+        monkeypatch.setattr(ChainReplayer, "robust_seconds", lambda *a, by=by: noisy(by, *a))
+        other = search(data, run(), parameters=Parameters(steps=600)).decision
+        assert other is not None and (other.schedule == free.schedule) == same
 
 
 def test_tight_memory_is_respected_and_too_little_is_said() -> None:

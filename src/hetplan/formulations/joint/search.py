@@ -8,8 +8,10 @@ annealing replicas that are alike either stay so, mostly, or become unlike half 
 limit cuts this sequence of steps and changes nothing else, so that a seed and a number of steps
 have one result.
 
-The fastest plan that fits is the result: more time never makes it slower. On the way, too much
-memory costs seconds.
+The fastest plan that fits is the result. Where a plan's robust seconds
+(`ChainReplayer.robust_seconds`) differ from its seconds by more than a hundredth, those count
+instead: more time never makes a result worse by this rule. On the way, too much memory costs
+seconds.
 """
 
 import math
@@ -68,6 +70,8 @@ class Parameters:
     near: float = 1.3
     # Constructions that are replayed, the best by computation alone, of each number of replicas.
     replayed: int = 8
+    # From which share of the seconds on robust seconds count where they differ.
+    robust_from: float = 0.01
     # An excess of memory by a share x costs (flat + steep x) of the seconds.
     flat: float = 0.02
     steep: float = 3.0
@@ -84,7 +88,8 @@ class Search:
         # Seconds that no replay is below, and `value` where it was asked for.
         self.prices: dict[Design, tuple[float, float | None]] = {}
         self.pool: dict[tuple[object, ...], Valued] = {}  # the best of each shape
-        self.best: tuple[float, Plan] | None = None  # of those that fit
+        # Of those that fit; robust seconds where they count.
+        self.best: tuple[float, Plan] | None = None
         self.steps = self.replays = 0
 
     @property
@@ -117,8 +122,12 @@ class Search:
         if excess:
             return seconds * (1 + self.parameters.flat + self.parameters.steep * excess)
         if self.best is None or seconds < self.best[0]:
-            self.best = seconds, plan
-            self.run.report(incumbent=seconds)
+            robust = self.space.replayer.robust_seconds(plan)
+            differ = abs(robust - seconds) > self.parameters.robust_from * seconds
+            counted = robust if differ else seconds
+            if self.best is None or counted < self.best[0]:
+                self.best = counted, plan
+                self.run.report(incumbent=seconds)
         return seconds
 
     def begin(self, starts: Sequence[JointDecision]) -> None:
