@@ -405,6 +405,11 @@ def test_tables_for_people(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         write(folder / name, VTRAIN)
     assert main(["truth", "validate", "vtrain", str(folder)]) == 0
     assert "row by row" in capsys.readouterr().out
+    assert main(["truth", "table", str(tmp_path)]) == 0  # only of the set that is there
+    assert "before -> now" in (text := capsys.readouterr().out) and "mosaicml" not in text
+    assert "44.5 % -> " in text
+    assert main(["truth", "table", str(tmp_path / "nothing")]) == 2
+    assert "no set" in capsys.readouterr().err
 
 
 def made_rows(count: int, **constants: float) -> list[Row]:

@@ -317,6 +317,7 @@ TREE: Mapping[str, Any] = {
         None,
         {
             "validate": VALIDATE,
+            "table": ("truth:table", "Every published set at once, beside an earlier predictor."),
             "known": ("truth:known", "Utilisation of well-known runs, published and predicted."),
             "calibrate": (
                 "truth:calibrate",

@@ -37,12 +37,7 @@ from hetplan.runtime.calibration import (
     load_measured_run,
 )
 from hetplan.runtime.sensitivity import Sensitivity, perturbed, scenarios, sensitivity as analyse
-from hetplan.runtime.truth.compare import (
-    SETS,
-    calibrate_set,
-    compare,
-    reasons,
-)
+from hetplan.runtime.truth.compare import SETS, calibrate_set, compare, reasons, standings
 from hetplan.runtime.truth.job import known_rows
 from hetplan.runtime.truth.scores import summary
 from hetplan.runtime.truth.tables import GIB, Compared
@@ -185,6 +180,24 @@ def figures_table(
         (*notes, "nothing is fitted to the totals of these measurements"),
         right=range(1, len(columns) + 1),
     )
+
+
+def table(
+    folder: Annotated[
+        Path,
+        typer.Argument(metavar="DIR", help="With truth, operators and sailor in it, or some."),
+    ],
+    json: JsonOption = False,
+) -> int:
+    """Every set at once, today's figures beside those of an earlier predictor."""
+    rows = standings(folder)
+    parts = {f"{row['name']} {row['part']}": (row["before"], row["now"]) for row in rows}
+    emit(
+        {"parts": rows},
+        [figures_table("predictions beside published measurements: before -> now", parts)],
+        json=json,
+    )
+    return 0
 
 
 def known(json: JsonOption = False) -> int:

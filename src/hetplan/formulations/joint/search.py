@@ -123,8 +123,8 @@ class Search:
             return seconds * (1 + self.parameters.flat + self.parameters.steep * excess)
         if self.best is None or seconds < self.best[0]:
             robust = self.space.replayer.robust_seconds(plan)
-            differ = abs(robust - seconds) > self.parameters.robust_from * seconds
-            counted = robust if differ else seconds
+            near = abs(robust - seconds) <= self.parameters.robust_from * seconds
+            counted = seconds if near else robust
             if self.best is None or counted < self.best[0]:
                 self.best = counted, plan
                 self.run.report(incumbent=seconds)

@@ -1,5 +1,10 @@
-"""The sets of published measurements, each read, posed and predicted row by row, or ranked; and a
-set calibrated on some of its rows.
+"""The sets of published measurements, each read, posed and predicted row by row, or ranked; all
+sets at once, beside what an earlier predictor said of them; and a set calibrated on some of its
+rows.
+
+`before.json` holds the figures of the predictor of November 2026 before measured rates, software
+stacks and overlapped gathers (roofline of datasheets, ring collectives, serial gathers), of the
+same rows, posed in the same way.
 """
 
 from collections import Counter
@@ -8,13 +13,16 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
+from typing import Any
 
 from hetplan.errors import HetplanError, InputError, unknown_name
+from hetplan.files import read_json
 from hetplan.formulations.joint.plan import Plan
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.calibration import Estimate, MeasuredRun, calibrate, predicted_seconds
 from hetplan.runtime.truth import job, operators, ranked, runs
 from hetplan.runtime.truth.sailor import compare_plans
+from hetplan.runtime.truth.scores import summary
 from hetplan.runtime.truth.tables import (
     Cells,
     Compared,
@@ -72,6 +80,33 @@ def compared(file: str, number: int, source: Source, row: Cells, *, rank: bool =
 def reasons(rows: Sequence[Compared]) -> list[tuple[str, int]]:
     """Why rows have no prediction, and how many for each reason, the commonest first."""
     return Counter(row.reason for row in rows if row.reason is not None).most_common()
+
+
+def standings(folder: Path) -> list[dict[str, Any]]:
+    """Every set below `folder` (truth, operators, sailor), part by part: `name`, `part` (a file or
+    a GPU type), and figures `now` and `before`. Raises InputError where no set is there or a file
+    is damaged."""
+    earlier = read_json(Path(__file__).with_name("before.json"))  # by `set/part`
+    rows: list[dict[str, Any]] = []
+    for name in SETS:
+        place = folder / (name if name in ("operators", "sailor") else "truth")
+        if any((place / file).exists() for file in SOURCES.get(name, ("validation",))):
+            whole = summary(compare(name, place))
+            by_kind = whole.get("kinds" if name in ("mosaicml", "sailor") else "files")
+            rows += [
+                {
+                    "name": name,
+                    "part": part,
+                    "now": figures,
+                    "before": earlier.get(f"{name}/{part}", {}),
+                }
+                for part, figures in (by_kind or {"": whole}).items()
+            ]
+    if not rows:
+        raise InputError(
+            "no set", where=str(folder), expected="a folder with truth, operators or sailor in it"
+        )
+    return rows
 
 
 @dataclass(frozen=True)
