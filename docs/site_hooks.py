@@ -76,19 +76,25 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     wanted = {path for text in texts.values() for path in outside(text, "")}
     for page in files.documentation_pages():
         wanted.update(outside(page.content_string, "docs"))
+    for path in sorted(wanted):  # a page outside docs/ brings what it links to beside it
+        if path.endswith(".md") and (ROOT / path).is_file():
+            text = (ROOT / path).read_text(encoding="utf-8")
+            wanted.update(outside(text, posixpath.dirname(path)))
     for name, text in texts.items():
         changed = relinked(text, lambda target: site_target(target, ""))
         files.append(File.generated(config, ROOT_PAGES[name], content=changed))
     for path in sorted(wanted):
         if (ROOT / path).is_file():  # mkdocs tells of those that are not
             copy = File.generated(config, f"source/{path}", content=(ROOT / path).read_bytes())
-            copy.inclusion = InclusionLevel.INCLUDED
+            in_nav = not path.endswith(".md")
+            copy.inclusion = InclusionLevel.INCLUDED if in_nav else InclusionLevel.NOT_IN_NAV
             files.append(copy)
     return files
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Links out of docs/, as the site has them; the root's own pages are done already."""
-    if page.file.src_uri in ROOT_PAGES.values():
+    """Links out of docs/, as the site has them; the root's own pages are done already,
+    and those in source/ stand as in the repository."""
+    if page.file.src_uri in ROOT_PAGES.values() or page.file.src_uri.startswith("source/"):
         return markdown
     return relinked(markdown, lambda target: site_target(target, "docs"))

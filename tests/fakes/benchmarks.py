@@ -10,7 +10,9 @@ from markdown_pages import ROOT
 
 
 def benchmark(name: str) -> Any:
-    """The module `benchmarks/NAME.py`, read once."""
+    """The module `benchmarks/NAME.py`, read once; what it imports from its folder is there."""
+    if str(ROOT / "benchmarks") not in sys.path:
+        sys.path.append(str(ROOT / "benchmarks"))
     if name not in sys.modules:
         spec = importlib.util.spec_from_file_location(name, ROOT / "benchmarks" / f"{name}.py")
         assert spec is not None and spec.loader is not None
