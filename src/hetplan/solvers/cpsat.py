@@ -21,9 +21,8 @@ from hetplan.solvers.native import (
     Scale,
     Sink,
     drive,
-    stop_reason,
 )
-from hetplan.solvers.run import NativeValue, Options, Run, Stop
+from hetplan.solvers.run import NativeValue, Options, Run, Stop, stop_reason
 
 BACKEND = "cp-sat"
 SOLVER = f"CP-SAT {version('ortools')}"

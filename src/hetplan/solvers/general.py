@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
 from hetplan.solvers.model import Model, ModelAnswer
-from hetplan.solvers.native import UNCLEAR, Sink, stop_reason
-from hetplan.solvers.run import Options, Outcome, Run, Stop, Stopped
+from hetplan.solvers.native import UNCLEAR, Sink
+from hetplan.solvers.run import Options, Outcome, Run, Stop, Stopped, stop_reason
 
 D = TypeVar("D")
 

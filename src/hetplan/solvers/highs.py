@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from hetplan.errors import InputError
 from hetplan.solvers.model import LinearArrays, Model, ModelAnswer
-from hetplan.solvers.native import GAP_SHARE, UNCLEAR, Latest, Scale, Sink, drive, stop_reason
-from hetplan.solvers.run import NativeValue, Options, Run, Stop
+from hetplan.solvers.native import GAP_SHARE, UNCLEAR, Latest, Scale, Sink, drive
+from hetplan.solvers.run import NativeValue, Options, Run, Stop, stop_reason
 
 BACKEND = "highs"
 SOLVER = f"HiGHS {version('highspy')}"

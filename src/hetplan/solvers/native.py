@@ -18,7 +18,7 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from hetplan.solvers.run import Run, Stop
+from hetplan.solvers.run import Run
 
 T = TypeVar("T")
 # (incumbent, bound) in the instance's unit; None where nothing new is known.
@@ -55,11 +55,6 @@ class Scale:
     def incumbent(self, z: float) -> float:
         """What a decision of model cost z costs at most."""
         return self.value(z) + self.under
-
-
-def stop_reason(run: Run) -> Stop:
-    """Why a back end ended without a proof: by the user's wish, or by a limit."""
-    return Stop.INTERRUPTED if run.cancelled else Stop.LIMIT
 
 
 class Latest:

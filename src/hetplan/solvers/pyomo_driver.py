@@ -29,9 +29,8 @@ from hetplan.solvers.native import (
     Scale,
     Sink,
     drive,
-    stop_reason,
 )
-from hetplan.solvers.run import NativeValue, Options, Run, Stop
+from hetplan.solvers.run import NativeValue, Options, Run, Stop, stop_reason
 
 BACKEND = "pyomo"
 # How long a solver may take to notice by itself that the time is up before its answer is given up.

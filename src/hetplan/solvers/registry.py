@@ -13,8 +13,7 @@ from functools import partial
 from typing import Any
 
 from hetplan.errors import DisagreementError, HetplanError, unknown_name
-from hetplan.solvers.native import stop_reason
-from hetplan.solvers.run import Outcome, Result, Run, Stop, Stopped
+from hetplan.solvers.run import Outcome, Result, Run, Stop, Stopped, stop_reason
 
 # The general solvers behind the methods that every family has.
 BACKENDS = {"cp-sat": ("cp-sat",), "milp": ("highs",), "pyomo": ("pyomo",)}

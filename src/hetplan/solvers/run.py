@@ -239,6 +239,11 @@ class Stop(StrEnum):
     ERROR = "error"  # the back end failed; the message says how
 
 
+def stop_reason(run: Run) -> Stop:
+    """Why a back end ended without a proof: by the user's wish, or by a limit."""
+    return Stop.INTERRUPTED if run.cancelled else Stop.LIMIT
+
+
 @dataclass(frozen=True, kw_only=True)
 class Outcome(Generic[D]):
     """What a method claims. It carries no objective: the independent evaluator computes that.

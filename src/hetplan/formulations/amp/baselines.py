@@ -38,8 +38,7 @@ from hetplan.formulations.amp.problem import (
     place,
 )
 from hetplan.solvers.branch_and_bound import Incumbent
-from hetplan.solvers.native import stop_reason
-from hetplan.solvers.run import Outcome, Run, Stop
+from hetplan.solvers.run import Outcome, Run, Stop, stop_reason
 
 # How many random strategies the paper tries (§4.5).
 DRAWS = 50

@@ -44,8 +44,7 @@ from hetplan.formulations.amp.rows import (
 )
 from hetplan.solvers import branch_and_bound
 from hetplan.solvers.branch_and_bound import Expansion, Incumbent
-from hetplan.solvers.native import stop_reason
-from hetplan.solvers.run import Outcome, Run, Stop
+from hetplan.solvers.run import Outcome, Run, Stop, stop_reason
 
 # First and last candidate time of the slowest stage.
 Intervals = tuple[tuple[int, int], ...]

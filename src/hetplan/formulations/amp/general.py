@@ -31,8 +31,8 @@ from hetplan.formulations.amp.tables import Tables
 from hetplan.solvers import general
 from hetplan.solvers.branch_and_bound import Expansion, Incumbent, search
 from hetplan.solvers.model import TooLarge
-from hetplan.solvers.native import Sink, stop_reason
-from hetplan.solvers.run import Outcome, Run, Stop, Stopped
+from hetplan.solvers.native import Sink
+from hetplan.solvers.run import Outcome, Run, Stop, Stopped, stop_reason
 
 
 @dataclass(frozen=True)

@@ -49,8 +49,7 @@ from hetplan.formulations.amp.problem import (
     ring_factor,
     slowest_pair,
 )
-from hetplan.solvers.native import stop_reason
-from hetplan.solvers.run import Outcome, Run, Stop
+from hetplan.solvers.run import Outcome, Run, Stop, stop_reason
 
 MAX_TABLE_BYTES = 2 * 2**30
 

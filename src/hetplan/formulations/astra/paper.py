@@ -21,8 +21,7 @@ from hetplan.formulations.astra.problem import (
     infeasible_because,
     stage_counts,
 )
-from hetplan.solvers.native import stop_reason
-from hetplan.solvers.run import Outcome, Run, Stop, Stopped
+from hetplan.solvers.run import Outcome, Run, Stop, Stopped, stop_reason
 
 # Layers of several types are tried at once, at most about so many combinations (a hundredth of a
 # second).

@@ -31,8 +31,7 @@ from hetplan.formulations.ditto.problem import (
 from hetplan.solvers import branch_and_bound, labels
 from hetplan.solvers.branch_and_bound import Expansion, Incumbent, Proof
 from hetplan.solvers.labels import Extensions, Labels, Numbers
-from hetplan.solvers.native import stop_reason
-from hetplan.solvers.run import Outcome, Run, Stop
+from hetplan.solvers.run import Outcome, Run, Stop, stop_reason
 
 NONE_FITS = "no template fits in memory"
 CUT = "a single θ takes more labels than memory allows, which leaves a gap"

@@ -15,8 +15,7 @@ from hetplan.formulations.ditto.problem import (
     compile_problem,
     infeasible_because,
 )
-from hetplan.solvers.native import stop_reason
-from hetplan.solvers.run import Outcome, Run, Stop, Stopped
+from hetplan.solvers.run import Outcome, Run, Stop, Stopped, stop_reason
 
 
 class NoTemplate(Exception):

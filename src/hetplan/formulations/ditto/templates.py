@@ -36,8 +36,7 @@ from hetplan.formulations.ditto.data import DittoData, DittoDecision
 from hetplan.formulations.ditto.evaluate import price, stage_seconds
 from hetplan.solvers.general import minimise
 from hetplan.solvers.model import Model
-from hetplan.solvers.native import stop_reason
-from hetplan.solvers.run import Run, Stop
+from hetplan.solvers.run import Run, Stop, stop_reason
 
 Nodes = tuple[int, ...]
 

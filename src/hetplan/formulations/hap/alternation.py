@@ -29,8 +29,7 @@ from hetplan.formulations.hap.common import (
 from hetplan.formulations.hap.data import HapData, HapDecision
 from hetplan.formulations.hap.problem import Floats, ReducedTheory
 from hetplan.formulations.hap.ratios import best_ratios
-from hetplan.solvers.native import stop_reason
-from hetplan.solvers.run import Outcome, Run, Stop
+from hetplan.solvers.run import Outcome, Run, Stop, stop_reason
 
 DOES_NOT_FIT = "no program was found that fits in memory at the ratios tried"
 REPEATED = "no program communicates each tensor at most once; that pruning was left out"

@@ -28,8 +28,7 @@ from hetplan.formulations.hap.problem import (
     reduce_theory,
 )
 from hetplan.formulations.hap.ratios import best_ratios
-from hetplan.solvers.native import stop_reason
-from hetplan.solvers.run import OPTIMAL_GAP, Outcome, Run, Stop
+from hetplan.solvers.run import OPTIMAL_GAP, Outcome, Run, Stop, stop_reason
 
 NO_RATIOS = "no ratios fit the given program in memory"
 NONE_FITS = "no program fits in memory"

@@ -48,8 +48,7 @@ from hetplan.formulations.hap.ratios import best_ratios
 from hetplan.formulations.hap.staging import graph_of_stages
 from hetplan.solvers import branch_and_bound
 from hetplan.solvers.branch_and_bound import Expansion, SearchLimits
-from hetplan.solvers.native import stop_reason
-from hetplan.solvers.run import Outcome, Run, Stop, Stopped
+from hetplan.solvers.run import Outcome, Run, Stop, Stopped, stop_reason
 
 # Rounding in sums of thousands of terms, as a share of the optimum; taken off bounds.
 SUM_ROUNDING = 1e-10

@@ -40,8 +40,7 @@ from hetplan.formulations.hap.problem import Floats, HapProblem, ReducedTheory
 from hetplan.formulations.hap.ratios import best_ratios
 from hetplan.solvers.general import UNBUILT, label, minimise
 from hetplan.solvers.model import SMALLEST, Columns, Model, Totals
-from hetplan.solvers.native import stop_reason
-from hetplan.solvers.run import Outcome, Run, Stop, Stopped
+from hetplan.solvers.run import Outcome, Run, Stop, Stopped, stop_reason
 
 # Nodes of the graph beyond which the model is not built: no general solver gets far there.
 STATES = 8_000

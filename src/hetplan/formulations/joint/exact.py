@@ -31,8 +31,7 @@ from hetplan.formulations.joint.search import Parameters as SearchParameters, se
 from hetplan.profiling.simulator.pipeline import Schedule, order
 from hetplan.solvers import branch_and_bound
 from hetplan.solvers.branch_and_bound import Expansion, Incumbent
-from hetplan.solvers.native import stop_reason
-from hetplan.solvers.run import Outcome, Run, Stop
+from hetplan.solvers.run import Outcome, Run, Stop, stop_reason
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -31,8 +31,7 @@ from hetplan.formulations.joint.replay import Replay
 from hetplan.profiling.simulator.tasks import Kind, Tasks, simulate
 from hetplan.solvers.general import label, minimise
 from hetplan.solvers.model import Model, Totals
-from hetplan.solvers.native import stop_reason
-from hetplan.solvers.run import OPTIMAL_GAP, Outcome, Run, Stop, Stopped
+from hetplan.solvers.run import OPTIMAL_GAP, Outcome, Run, Stop, Stopped, stop_reason
 
 
 @dataclass(frozen=True)

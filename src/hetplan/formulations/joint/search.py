@@ -27,8 +27,7 @@ from hetplan.formulations.joint.evaluate import decision_of, plan_of
 from hetplan.formulations.joint.moves import Moves
 from hetplan.formulations.joint.plan import Plan
 from hetplan.formulations.joint.starts import constructions, variations
-from hetplan.solvers.native import stop_reason
-from hetplan.solvers.run import Outcome, Run, Stop
+from hetplan.solvers.run import Outcome, Run, Stop, stop_reason
 
 Valued = tuple[float, Design]
 VALUE = itemgetter(0)
