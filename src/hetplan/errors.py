@@ -49,6 +49,20 @@ class UnsupportedError(InputError):
     can."""
 
 
+def require(
+    holds: object,
+    what: str,
+    *,
+    where: str | None = None,
+    got: object = None,
+    expected: str | None = None,
+    kind: type[InputError] = InputError,
+) -> None:
+    """Raise an InputError unless something holds."""
+    if not holds:
+        raise kind(what, where=where, got=got, expected=expected)
+
+
 class DisagreementError(HetplanError):
     """The independent evaluator rejects or prices otherwise what a solver returned: a bug in
     hetplan."""

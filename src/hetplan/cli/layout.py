@@ -12,7 +12,7 @@ from hetplan.cli.options import (
     PrecisionOption,
     SequenceOption,
     number,
-    require,
+    require_option,
 )
 from hetplan.cli.output import emit
 from hetplan.formulations.astra.search.space import offer_of
@@ -51,8 +51,10 @@ def layout(
     """
     trained, offer = load_model(model, sequence=sequence, precision=precision), offer_of(device, 1)
     names = [layer.name for layer in trained.layers]
-    require((names[0], names[-1]) == ("embedding", "head"), "--model", model, "a language model")
-    require(trained.tensor_degree_fits(tensor), "--tensor", tensor, "a divisor of the heads")
+    require_option(
+        (names[0], names[-1]) == ("embedding", "head"), "--model", model, "a language model"
+    )
+    require_option(trained.tensor_degree_fits(tensor), "--tensor", tensor, "a divisor of the heads")
     on = Cluster(offer.name, (offer.node,), {offer.name: offer.spec})
     (table,) = predict(trained, on, micro_batches=[micro_batch], tensor_degrees=[tensor]).tables
     best = balanced(table.seconds(), pipeline, virtual, mtp)

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from hetplan.cli import completion
-from hetplan.errors import InputError
+from hetplan.errors import InputError, require
 from hetplan.files import MAX_BYTES, check_target, parse_json, read_json
 from hetplan.formulations import join
 from hetplan.formulations.joint.plan import Plan
@@ -48,7 +48,7 @@ def number(*names: str, least: float, most: float, help: str, metavar: str = "N"
 
     def check(value: float | None) -> float | None:
         usable = value is None or least <= value <= most
-        require(usable, names[0], value, f"{least:g} to {most:g}")
+        require_option(usable, names[0], value, f"{least:g} to {most:g}")
         return value
 
     return typer.Option(*names, metavar=metavar, help=help, callback=check)
@@ -246,10 +246,9 @@ PyomoOption = Annotated[
 ]
 
 
-def require(holds: bool, option: str, got: object, expected: str) -> None:
+def require_option(holds: bool, option: str, got: object, expected: str) -> None:
     """Raise InputError for an option whose value is not usable."""
-    if not holds:
-        raise InputError("not usable", where=option, got=got, expected=expected)
+    require(holds, "not usable", where=option, got=got, expected=expected)
 
 
 def make_options(**values: Any) -> Options:
@@ -267,10 +266,9 @@ def parse_dotted(texts: Sequence[str], option: str, form: str) -> dict[str, dict
     for text in texts:
         left, equals, value = text.partition("=")
         owner, dot, name = left.strip().partition(".")
-        require(bool(equals and dot and owner and name), option, text, form)
+        require_option(bool(equals and dot and owner and name), option, text, form)
         entries = parsed.setdefault(owner, {})
-        if name in entries:
-            raise InputError(f"{owner}.{name} is given twice", where=option)
+        require(name not in entries, f"{owner}.{name} is given twice", where=option)
         entries[name] = native_value(value.strip())
     return parsed
 
@@ -301,16 +299,15 @@ def whole_numbers(
     for text in split_list(texts):
         ends = [int(end) if end.isdecimal() and len(end) < 9 else -1 for end in text.split("-")]
         usable = len(ends) <= 2 and least <= ends[0] <= ends[-1] <= most
-        require(usable, option, text, f"whole numbers from {least} to {most}, as 1,2 or 1-8")
+        require_option(usable, option, text, f"whole numbers from {least} to {most}, as 1,2 or 1-8")
         numbers.update(range(ends[0], ends[-1] + 1))
-    if not numbers:
-        raise InputError("no number given", where=option)
+    require(numbers, "no number given", where=option)
     return tuple(sorted(numbers))
 
 
 def switch(text: str, option: str) -> bool:
     """`true` or `false`; raises InputError."""
-    require(text.lower() in ("true", "false"), option, text, "true or false")
+    require_option(text.lower() in ("true", "false"), option, text, "true or false")
     return text.lower() == "true"
 
 
@@ -323,8 +320,12 @@ def read_document(argument: str) -> tuple[Any, str]:
         content = sys.stdin.buffer.read(MAX_BYTES + 1)
     except OSError as error:
         raise InputError(f"cannot be read: {error.strerror}", where="stdin") from None
-    if len(content) > MAX_BYTES:
-        raise InputError("too large", where="stdin", expected=f"at most {MAX_BYTES} bytes")
+    require(
+        len(content) <= MAX_BYTES,
+        "too large",
+        where="stdin",
+        expected=f"at most {MAX_BYTES} bytes",
+    )
     return parse_json(content, where="stdin"), "stdin"
 
 
@@ -367,12 +368,11 @@ class Setting:
     def workload(self, plan: Plan, where: str | Path) -> Workload:
         """The workload that a plan was made for, with what stands here instead. where: the plan's
         file. Raises InputError."""
-        if self.cluster is None and plan.workload.cluster not in clusters.example_clusters():
-            raise InputError(
-                f"the plan is for the cluster {plan.workload.cluster!r}: give its file with "
-                "--cluster",
-                where=str(where),
-            )
+        require(
+            self.cluster is not None or plan.workload.cluster in clusters.example_clusters(),
+            f"the plan is for the cluster {plan.workload.cluster!r}: give its file with --cluster",
+            where=str(where),
+        )
         return make_workload(
             self.model or plan.workload.model,
             open_cluster(self.cluster or plan.workload.cluster),

@@ -24,12 +24,12 @@ from hetplan.cli.options import (
     WrittenOption,
     number,
     open_cluster,
-    require,
+    require_option,
     target,
     whole_numbers,
 )
 from hetplan.cli.output import emit, note
-from hetplan.errors import InputError
+from hetplan.errors import InputError, require
 from hetplan.files import read_json, to_json, to_yaml, write_text
 from hetplan.profiling.cluster import Cluster
 from hetplan.profiling.efficiency import (
@@ -106,10 +106,15 @@ def predict(
     With --factory the operators of any PyTorch module are counted without running them. Micro-
     batches default to 1, 2, 4, … 64, tensor degrees to the powers of two within a node.
     """
-    if model_output is not None and factory is None:
-        raise InputError("goes with --factory only", where="--model-output")
-    if micro_batches is not None and global_batch is not None:
-        raise InputError("--micro-batches and --global-batch exclude each other")
+    require(
+        model_output is None or factory is not None,
+        "goes with --factory only",
+        where="--model-output",
+    )
+    require(
+        micro_batches is None or global_batch is None,
+        "--micro-batches and --global-batch exclude each other",
+    )
     if factory is not None:
         chosen = traced_model(factory, model, precision, model_output, quiet=quiet)
     else:
@@ -177,15 +182,19 @@ def learned_of(files: Sequence[Path], cluster: Cluster, precision: str) -> dict[
     learned: dict[str, OperatorData] = {}
     for path in files:
         file = OperatorData.load(path)
-        if file.precision != precision:
-            raise InputError(
-                "is of another precision",
-                where=str(path),
-                got=file.precision,
-                expected=repr(precision),
-            )
-        if file.device in learned:
-            raise InputError("device type is in two files", where=str(path), got=file.device)
+        require(
+            file.precision == precision,
+            "is of another precision",
+            where=str(path),
+            got=file.precision,
+            expected=repr(precision),
+        )
+        require(
+            file.device not in learned,
+            "device type is in two files",
+            where=str(path),
+            got=file.device,
+        )
         learned[file.device] = file
     own = {name: learned.get(name) or packaged(name, precision) for name in cluster.types}
     return {name: Learned(file, cluster.specs[name]) for name, file in own.items() if file}
@@ -196,7 +205,7 @@ def tensor_degrees(texts: Sequence[str], model: Model) -> tuple[int, ...]:
     degrees = whole_numbers(texts, "--tensor")
     for degree in degrees:
         expected = "a divisor of the model's heads and feed-forward size"
-        require(model.tensor_degree_fits(degree), "--tensor", degree, expected)
+        require_option(model.tensor_degree_fits(degree), "--tensor", degree, expected)
     return degrees
 
 
@@ -289,7 +298,7 @@ def import_(
     What a file does not state has options; what is assumed instead is printed.
     """
     for option, text in (("--model", model), ("--device-type", device_type)):
-        require(text is None or 1 <= len(text) <= 200, option, text, "1 to 200 characters")
+        require_option(text is None or 1 <= len(text) <= 200, option, text, "1 to 200 characters")
     imported = import_file(
         kind, path, Settings(model, device_type, precision, sequence, micro_batch, nodes)
     )
@@ -388,10 +397,12 @@ def batch_curve(
     """
     from hetplan.runtime.measuring.batches import measure_batch_curve
 
-    if memory_gib is None and device == "cpu":
-        raise InputError(
-            "missing", where="--memory-gib", expected="what training may use of a CPU's memory"
-        )
+    require(
+        memory_gib is not None or device != "cpu",
+        "missing",
+        where="--memory-gib",
+        expected="what training may use of a CPU's memory",
+    )
     curve = measure_batch_curve(
         load_model(model, sequence=sequence, precision=precision),
         device,
@@ -506,13 +517,13 @@ def quick(
     """
     from hetplan.runtime.measuring.layers import measure_quickly
 
-    if device.startswith("cpu") and precision == "fp16":
-        raise InputError(
-            "takes many minutes on a CPU",
-            where="--precision",
-            got=precision,
-            expected="fp32 or bf16 with --device cpu",
-        )
+    require(
+        not device.startswith("cpu") or precision != "fp16",
+        "takes many minutes on a CPU",
+        where="--precision",
+        got=precision,
+        expected="fp32 or bf16 with --device cpu",
+    )
     learned = train_operators(measure_quickly(device, precision, name=device_type))
     if learned.bus_bytes_per_second is not None:
         rate = learned.bus_bytes_per_second * 8e-9

@@ -21,14 +21,14 @@ from hetplan.cli.options import (
     make_options,
     number,
     open_cluster,
-    require,
+    require_option,
     split_list,
     switch,
     target,
     whole_numbers,
 )
 from hetplan.cli.output import emit, note
-from hetplan.errors import InputError, unknown_name
+from hetplan.errors import require, unknown_name
 from hetplan.files import write_bytes
 from hetplan.formulations.astra.search import engine, space as pools
 from hetplan.formulations.astra.search.engine import columns_of
@@ -108,10 +108,11 @@ class GpuPool:
     def offers(self) -> tuple[Offer, ...]:
         """The types on offer, from `TYPE:COUNT` texts or a cluster file, with any links given;
         raises InputError."""
-        if (self.gpus is None) == (self.cluster is None):
-            raise InputError(
-                "the pool is given by --gpus or by --cluster", expected="one of the two"
-            )
+        require(
+            (self.gpus is None) != (self.cluster is None),
+            "the pool is given by --gpus or by --cluster",
+            expected="one of the two",
+        )
         if self.cluster is not None:
             offers = offers_of_cluster(open_cluster(self.cluster))
         else:
@@ -129,17 +130,22 @@ class GpuPool:
         """The pool of the mode; without one, several types are mixed. Raises InputError."""
         offers = self.offers()
         mode = self.mode or ("homogeneous" if len(offers) == 1 else "heterogeneous")
-        if self.total is not None and mode != "heterogeneous":
-            raise InputError("--total is for the heterogeneous mode", got=self.total)
+        require(
+            self.total is None or mode == "heterogeneous",
+            "--total is for the heterogeneous mode",
+            got=self.total,
+        )
         if mode == "cost":
             return pools.cost(offers, max(offer.most for offer in offers))
         if mode == "heterogeneous":
             most = sum(offer.most for offer in offers)
             return pools.heterogeneous(most if self.total is None else self.total, offers)
-        if len(offers) != 1:
-            raise InputError(
-                "the homogeneous mode takes one type", where="--gpus", got=f"{len(offers)} types"
-            )
+        require(
+            len(offers) == 1,
+            "the homogeneous mode takes one type",
+            where="--gpus",
+            got=f"{len(offers)} types",
+        )
         return pools.homogeneous(offers[0])
 
 
@@ -178,9 +184,8 @@ class Filter:
         for text in self.parameter or []:
             left, equals, right = (part.strip() for part in text.partition("="))
             name = left.replace("-", "_")
-            require(bool(equals and right), "--param", text, "NAME=VALUE[,VALUE…]")
-            if name in values:
-                raise InputError(f"{name} is given twice", where="--param")
+            require_option(bool(equals and right), "--param", text, "NAME=VALUE[,VALUE…]")
+            require(name not in values, f"{name} is given twice", where="--param")
             if name not in PARAMETERS:
                 raise unknown_name("unknown parameter", name, PARAMETERS, where="--param")
             values[name] = parameter_value(right, getattr(usual, name))
@@ -279,11 +284,19 @@ def search(
     Exit code 0 when a strategy was found, 1 when none passes the rules, fits in memory and keeps
     the money limit.
     """
-    if written.plot is not None and written.plot.suffix.lower() not in (".svg", ".png"):
-        raise InputError("unknown kind of picture", where=str(written.plot), expected=".svg, .png")
+    require(
+        written.plot is None or written.plot.suffix.lower() in (".svg", ".png"),
+        "unknown kind of picture",
+        where=str(written.plot),
+        expected=".svg, .png",
+    )
     canvas = None if written.plot is None else figure(4.8)
-    if written.write_plan is not None and gpus.cluster is None:
-        raise InputError("a plan is for a cluster", where="--write-plan", expected="--cluster")
+    require(
+        written.write_plan is None or gpus.cluster is not None,
+        "a plan is for a cluster",
+        where="--write-plan",
+        expected="--cluster",
+    )
     run = Run(make_options(time_limit=time_limit))
     trained = load_model(model, sequence=sequence, precision=precision)
     job, pool = Job(trained, global_batch, tokens, money_limit), gpus.pool()
@@ -315,10 +328,12 @@ def pareto_picture(result: SearchResult, made: Any, axes: Any, path: Path, title
     that would squeeze the set into a corner. Raises InputError where no money is known, or the
     file's ending names no format."""
     front = [(c.tokens_per_second, c.money) for c in result.pareto if c.money is not None]
-    if not front:
-        raise InputError(
-            "nothing to plot", where=str(path), expected="strategies with a known price"
-        )
+    require(
+        front,
+        "nothing to plot",
+        where=str(path),
+        expected="strategies with a known price",
+    )
     ceiling = CEILING * max(money for _, money in front)
     near = sorted((x, y) for x, y in result.points if y is not None and y <= ceiling)
     speeds, dollars = zip(*near[:: max(1, len(near) // DOTS)], strict=True)
@@ -344,7 +359,7 @@ def name_and_count(text: str) -> tuple[str, int]:
     """`A800:2048` as ("A800", 2048); raises InputError."""
     name, colon, count = text.rpartition(":")
     fits = bool(colon and name and count.isdecimal() and 0 < int(count) <= 10**6)
-    require(fits, "--gpus", text, "TYPE:COUNT, like A800:2048")
+    require_option(fits, "--gpus", text, "TYPE:COUNT, like A800:2048")
     return name, int(count)
 
 

@@ -26,7 +26,7 @@ from hetplan.cli.options import (
     QuietOption,
     make_options,
     native_value,
-    require,
+    require_option,
     split_list,
     target,
     whole_numbers,
@@ -202,7 +202,7 @@ def slurm_settings(texts: Sequence[str]) -> dict[str, Any]:
     for text in texts:
         name, equals, value = text.partition("=")
         usable = bool(equals) and name.isidentifier()
-        require(usable, "--slurm", text, "NAME=VALUE, such as cores=2")
+        require_option(usable, "--slurm", text, "NAME=VALUE, such as cores=2")
         settings[name] = native_value(value)
     return settings
 

@@ -23,7 +23,7 @@ from hetplan.cli.options import (
     target,
 )
 from hetplan.cli.output import emit
-from hetplan.errors import InputError
+from hetplan.errors import require
 from hetplan.files import read_json
 from hetplan.formulations.joint.plan import Plan, parse_plan
 from hetplan.planner.pictures.scene import PlanningDocument
@@ -394,8 +394,7 @@ def read_plans(path: Path) -> list[tuple[str, Plan]]:
         for i, o in enumerate(offers)
         if o.plan is not None
     ]
-    if not named:
-        raise InputError("no candidate has a plan", where=where)
+    require(named, "no candidate has a plan", where=where)
     return named
 
 

@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from hetplan import __version__
-from hetplan.errors import InputError
+from hetplan.errors import require
 from hetplan.instances.library import BEST_FORMAT, BestKnown, Instance, parse_best_known, plain
 from hetplan.profiling.foreign import Foreign
 from hetplan.schema import Name, parse
@@ -139,8 +139,12 @@ def read_claims(value: Any, instance: Instance, *, where: str) -> list[Claim]:
         return [Claim(source="decision", decision=parse_decision(value, instance, where))]
     answers = parse(AnswerFile, value, where=where)
     check_problem(answers.problem, instance, where)
-    if not answers.results:
-        raise InputError("is empty", where=f"{where}: results", expected="one result at least")
+    require(
+        bool(answers.results),
+        "is empty",
+        where=f"{where}: results",
+        expected="one result at least",
+    )
     return [
         claim_of(answer, instance, where, "results", i, "decision")
         for i, answer in enumerate(answers.results)
@@ -175,13 +179,13 @@ def parse_decision(value: Any, instance: Instance, where: str, *place: int | str
 
 def check_problem(problem: str, instance: Instance, where: str) -> None:
     """Refuse the answer to another problem."""
-    if problem != instance.problem:
-        raise InputError(
-            "answers another problem",
-            where=f"{where}: problem",
-            got=problem,
-            expected=f"{instance.problem}, the problem of {instance.name}",
-        )
+    require(
+        problem == instance.problem,
+        "answers another problem",
+        where=f"{where}: problem",
+        got=problem,
+        expected=f"{instance.problem}, the problem of {instance.name}",
+    )
 
 
 def judge(claims: Sequence[Claim], instance: Instance) -> list[Verdict]:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hetplan.errors import InputError, look_up
+from hetplan.errors import InputError, look_up, require
 from hetplan.instances.library import Instance
 from hetplan.profiling.cluster import Cluster, ClusterFile, build_cluster, catalogue
 from hetplan.profiling.models import load_model
@@ -77,10 +77,12 @@ class Draw:
 def draw(problem: str, seed: int, size: str = "small") -> Instance:
     """The random instance of `seed`; raises InputError for a problem or a size that there is
     not."""
-    if problem not in MAKERS:
-        raise InputError(
-            "no generator for the problem", got=problem, expected=f"one of {', '.join(MAKERS)}"
-        )
+    require(
+        problem in MAKERS,
+        "no generator for the problem",
+        got=problem,
+        expected=f"one of {', '.join(MAKERS)}",
+    )
     most = look_up("unknown size", size, SIZES)
     rng = random.Random(f"{problem}-{size}-{seed}")
     for _ in range(TRIES):

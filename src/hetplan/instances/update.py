@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hetplan.errors import InputError
+from hetplan.errors import InputError, require
 from hetplan.files import to_json, write_text
 from hetplan.instances.answers import (
     Answer,
@@ -99,8 +99,7 @@ def shelf(folder: Path | None) -> list[Entry]:
     """Where records lie: the packaged library, or the instance files in a folder and below."""
     if folder is None:
         return library()
-    if not folder.is_dir():
-        raise InputError("no such folder", where=str(folder))
+    require(folder.is_dir(), "no such folder", where=str(folder))
     return entries_in(folder)
 
 
@@ -112,10 +111,12 @@ def changes(entries: Iterable[Entry], findings: Iterable[Finding]) -> Iterator[C
         by_name[finding.problem, finding.instance].append(finding)
     there = {(entry.problem, entry.name): entry for entry in entries}
     for key, group in by_name.items():
-        if key not in there:
-            raise InputError(
-                "no such instance among those to update", where=group[0].where, got="/".join(key)
-            )
+        require(
+            key in there,
+            "no such instance among those to update",
+            where=group[0].where,
+            got="/".join(key),
+        )
         yield change(there[key], group)
 
 

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from hetplan.errors import InputError, look_up, suggestion, unknown_name
+from hetplan.errors import InputError, look_up, require, suggestion, unknown_name
 from hetplan.files import read_yaml
 from hetplan.profiling.operators import Precision
 from hetplan.schema import Name, PositiveCount, Rate, StrictModel, check_header, parse
@@ -274,13 +274,13 @@ def build_cluster(file: ClusterFile, *, where: str = "cluster") -> Cluster:
     """The cluster that a parsed file describes; raises InputError for unknown devices or too many
     of them."""
     total = sum(entry.count * entry.devices for entry in file.nodes)
-    if total > MAX_DEVICES:
-        raise InputError(
-            "too many devices",
-            where=f"{where}: nodes",
-            got=total,
-            expected=f"at most {MAX_DEVICES}",
-        )
+    require(
+        total <= MAX_DEVICES,
+        "too many devices",
+        where=f"{where}: nodes",
+        got=total,
+        expected=f"at most {MAX_DEVICES}",
+    )
     own = {
         name: overridden(name, override, where=f"{where}: devices.{name}")
         for name, override in file.devices.items()

@@ -12,7 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from hetplan.errors import InputError
+from hetplan.errors import InputError, require
 from hetplan.files import read_bytes
 from hetplan.profiling.cluster import catalogue
 
@@ -52,15 +52,16 @@ def read_hostfile(path: str) -> list[Host]:
         if match is None:
             raise InputError("not usable", where=where, got=text, expected="HOST slots=N")
         slots = int(match["slots"] or 1)
-        if not 1 <= slots <= MOST_HOSTS:
-            raise InputError(
-                "slots is not usable", where=where, got=slots, expected=f"1 to {MOST_HOSTS}"
-            )
-        if match["host"] in hosts:
-            raise InputError("host stands twice", where=where, got=match["host"])
+        require(
+            1 <= slots <= MOST_HOSTS,
+            "slots is not usable",
+            where=where,
+            got=slots,
+            expected=f"1 to {MOST_HOSTS}",
+        )
+        require(match["host"] not in hosts, "host stands twice", where=where, got=match["host"])
         hosts[match["host"]] = slots
-    if not hosts:
-        raise InputError("no host", where=path, expected="lines HOST slots=N")
+    require(hosts, "no host", where=path, expected="lines HOST slots=N")
     return [Host(name, slots) for name, slots in hosts.items()]
 
 
@@ -78,8 +79,7 @@ def slurm_hosts(text: str) -> list[Host]:
         if len(names) > MOST_HOSTS:
             expected = f"at most {MOST_HOSTS}"
             raise InputError("too many nodes", where="node list", got=len(names), expected=expected)
-    if not names:
-        raise InputError("no node", where="node list", got=text, expected="such as gpu[01-04]")
+    require(names, "no node", where="node list", got=text, expected="such as gpu[01-04]")
     return [Host(name) for name in dict.fromkeys(names)]
 
 

@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from hetplan.errors import InputError
+from hetplan.errors import require
 from hetplan.profiling.cluster import DeviceSpec, catalogue
 from hetplan.profiling.measured import Collectives
 from hetplan.profiling.operators import Operator, Precision, Shape
@@ -242,10 +242,12 @@ def train(data: OperatorData) -> OperatorData:
         for kind, correction in learned.corrections.items()
         if len(correction.logs) > 1
     ]
-    if not errors:
-        raise InputError(
-            "too few operators", got=len(data.operators), expected="at least 2 of a kind"
-        )
+    require(
+        errors,
+        "too few operators",
+        got=len(data.operators),
+        expected="at least 2 of a kind",
+    )
     return data.model_copy(update={"errors": errors})
 
 
@@ -344,13 +346,14 @@ def train_links(files: Sequence[Collectives], seed: int = 0) -> LinkEfficiencyFi
     """
     for key, file in product(("device", "backend"), files):
         got, expected = getattr(file, key), getattr(files[0], key)
-        if got != expected:
-            raise InputError(f"collectives of another {key}", got=got, expected=repr(expected))
+        require(got == expected, f"collectives of another {key}", got=got, expected=repr(expected))
     measured = [(of, p) for file in files for of in file.fits for p in of.points]
-    if len(measured) < LEAST_MESSAGES:
-        raise InputError(
-            "too few measured messages", got=len(measured), expected=f"at least {LEAST_MESSAGES}"
-        )
+    require(
+        len(measured) >= LEAST_MESSAGES,
+        "too few measured messages",
+        got=len(measured),
+        expected=f"at least {LEAST_MESSAGES}",
+    )
     moved = np.array([moved_share(of.operation, of.ranks) * p.bytes for of, p in measured])
     seconds = np.array([p.seconds for _, p in measured])
     groups = np.array([of.group for of, _ in measured])

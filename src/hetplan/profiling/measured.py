@@ -17,7 +17,7 @@ from typing import Annotated, Literal, Self
 import numpy as np
 from pydantic import Field, model_validator
 
-from hetplan.errors import InputError
+from hetplan.errors import require
 from hetplan.profiling.models import Model, check_made_for
 from hetplan.profiling.operators import Precision
 from hetplan.profiling.profile import Provenance
@@ -92,12 +92,12 @@ class Collectives(Document):
             for fit in self.fits
             if (fit.operation, fit.group) == (operation, "all") and fit.ranks > 1
         ]
-        if not fits:
-            raise InputError(
-                "collectives were not measured on all ranks",
-                where=f"collectives on {self.device}",
-                got=operation,
-            )
+        require(
+            fits,
+            "collectives were not measured on all ranks",
+            where=f"collectives on {self.device}",
+            got=operation,
+        )
         n, fit = fits[0].ranks, fits[0]
         rounds = 2 * (n - 1) if operation == "all-reduce" else n - 1
         part = 1.0 if operation == "all-gather" else 1.0 / n
@@ -201,10 +201,10 @@ def check_curve(curve: BatchCurve, model: Model, devices: int) -> None:
     size."""
     where = f"batch curve of {curve.device}"
     check_made_for(model, curve.model, curve.sequence, curve.precision, where=where)
-    if curve.devices != devices:
-        raise InputError(
-            "devices differs from the workload's",
-            where=where,
-            got=curve.devices,
-            expected=f"{devices}",
-        )
+    require(
+        curve.devices == devices,
+        "devices differs from the workload's",
+        where=where,
+        got=curve.devices,
+        expected=f"{devices}",
+    )

@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import Field, create_model, model_validator
 
-from hetplan.errors import InputError
+from hetplan.errors import InputError, require
 from hetplan.files import read_json
 from hetplan.profiling.foreign import Foreign
 from hetplan.profiling.operators import (
@@ -280,22 +280,25 @@ def load_file(path: Path) -> ModelSpec:
 
 def from_config(value: Any, *, name: str, where: str = "config") -> ModelSpec:
     """The model that a parsed config.json describes."""
-    if not isinstance(value, dict):
-        raise InputError(
-            "not an object", where=where, got=value, expected="a Hugging Face configuration"
-        )
+    require(
+        isinstance(value, dict),
+        "not an object",
+        where=where,
+        got=value,
+        expected="a Hugging Face configuration",
+    )
     kind, notes, inner = value.get("model_type"), [], value.get("text_config")
     if isinstance(kind, str) and kind in WRAPPERS and isinstance(inner, dict):
         notes.append(f"{where}: the text model alone; encoders of images are left out")
         kind, value = WRAPPERS[kind], inner
-    if not isinstance(kind, str) or kind not in KEYS:
-        raise InputError(
-            "model type is not supported",
-            where=f"{where}: model_type",
-            got=kind,
-            expected=f"one of {', '.join((*KEYS, *WRAPPERS))}; any torch module goes by "
-            "`hetplan profile predict --factory MODULE:FUNCTION`",
-        )
+    require(
+        isinstance(kind, str) and kind in KEYS,
+        "model type is not supported",
+        where=f"{where}: model_type",
+        got=kind,
+        expected=f"one of {', '.join((*KEYS, *WRAPPERS))}; any torch module goes by "
+        "`hetplan profile predict --factory MODULE:FUNCTION`",
+    )
     config = parse_config(value, kind, where)
     sizes = {field: config[key] for key, entry in KEYS[kind].items() for field in entry.fields}
     fill_sizes(sizes)
@@ -376,8 +379,7 @@ def check_sizes(sizes: dict[str, Any], config: dict[str, Any], where: str) -> No
         (active > count, "num_experts_per_tok is too large",
          active, f"at most the number of experts ({count})"),
     ):  # fmt: skip
-        if wrong:
-            raise InputError(what, where=where, got=got, expected=expected)
+        require(not wrong, what, where=where, got=got, expected=expected)
 
 
 FORMAT = "hetplan-model"
@@ -446,13 +448,13 @@ class ModelFile(Document):
         layers, own = self.chain(), self.sequence
 
         def build(sequence: int) -> tuple[Layer, ...]:
-            if own is not None and sequence != own:
-                raise InputError(
-                    "was traced at another sequence length",
-                    where=self.name,
-                    got=sequence,
-                    expected=str(own),
-                )
+            require(
+                own is None or sequence == own,
+                "was traced at another sequence length",
+                where=self.name,
+                got=sequence,
+                expected=str(own),
+            )
             return layers
 
         missing = ", ".join(f"{name} ({count})" for name, count in self.without_rule().items())

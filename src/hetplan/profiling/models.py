@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from hetplan.errors import InputError, unknown_name
+from hetplan.errors import require, unknown_name
 from hetplan.profiling.operators import PRECISIONS, Attention, Layer, Precision
 from hetplan.profiling.zoo import ModelSpec, built_in
 
@@ -62,13 +62,13 @@ def check_made_for(
         ("sequence", sequence, model.sequence),
         ("precision", precision, model.precision),
     ):
-        if got != expected:
-            raise InputError(
-                f"{key} differs from the workload's",
-                where=f"{where}: {key}",
-                got=got,
-                expected=repr(expected),
-            )
+        require(
+            got == expected,
+            f"{key} differs from the workload's",
+            where=f"{where}: {key}",
+            got=got,
+            expected=repr(expected),
+        )
 
 
 def load_model(

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import AfterValidator, Field, Strict, model_validator
 
-from hetplan.errors import InputError
+from hetplan.errors import InputError, require
 from hetplan.profiling.foreign import (
     ByLayer,
     DegreeKey,
@@ -88,10 +88,12 @@ class ModelData:
 def model_names(folder: Path) -> list[str]:
     """Models with a folder of profiles; raises InputError where there is no `profiles` folder."""
     root = folder / "profiles"
-    if not root.is_dir():
-        raise InputError(
-            "no such folder", where=str(root), expected="profiles/<model>/<GPU>/profile.json"
-        )
+    require(
+        root.is_dir(),
+        "no such folder",
+        where=str(root),
+        expected="profiles/<model>/<GPU>/profile.json",
+    )
     return sorted(entry.name for entry in root.iterdir() if entry.is_dir())
 
 
@@ -106,20 +108,18 @@ def load_model_data(folder: Path, name: str, info: SizesFile) -> ModelData:
         }
         for path in sorted(root.glob("*/profile.json"))
     }
-    if not tables:
-        raise InputError("no profile", where=str(root), expected="<GPU>/profile.json")
+    require(tables, "no profile", where=str(root), expected="<GPU>/profile.json")
     counts = {gpu: {table.shape[1] for table in by.values()} for gpu, by in tables.items()}
     layers, *others = set(chain(*counts.values()))
-    if others:
-        raise InputError("numbers of layers differ between tables", where=str(root), got=counts)
+    require(not others, "numbers of layers differ between tables", where=str(root), got=counts)
     for degree, rows in info.root[name].items():
-        if len(rows) < layers:
-            raise InputError(
-                "too few layers",
-                where=f"{folder / 'llm_info.json'}: {name}.{degree}",
-                got=len(rows),
-                expected=f"{layers}, as the profiles have",
-            )
+        require(
+            len(rows) >= layers,
+            "too few layers",
+            where=f"{folder / 'llm_info.json'}: {name}.{degree}",
+            got=len(rows),
+            expected=f"{layers}, as the profiles have",
+        )
     sizes = {
         degree: LayerSizes(
             *np.array(
@@ -194,8 +194,7 @@ class Links(Foreign):
 def load_links(folder: Path) -> Links:
     """From the `network_coeffs*.json` and `*bandwidth*.json` of a folder; later files win."""
     paths = sorted(folder.glob("network_coeffs*.json"))
-    if not paths:
-        raise InputError("no file network_coeffs*.json", where=str(folder))
+    require(paths, "no file network_coeffs*.json", where=str(folder))
     links = Links(inter={})
     for path in sorted(folder.glob("*bandwidth*.json")):
         links.intra.update(read_foreign(ForeignRoot[Fits], path).root)

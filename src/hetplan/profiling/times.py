@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from hetplan.errors import InputError
+from hetplan.errors import require
 from hetplan.profiling.cluster import DeviceSpec
 from hetplan.profiling.operators import (
     DEFAULT_STACK,
@@ -100,8 +100,7 @@ def layer_time(
     Raises InputError where sizes are below 1.
     """
     for name, value in (("micro_batch", micro_batch), ("tensor", tensor)):
-        if value < 1:
-            raise InputError(f"{name} is not usable", got=value, expected="at least 1")
+        require(value >= 1, f"{name} is not usable", got=value, expected="at least 1")
     times = [operator_time(op, rates, micro_batch, tensor) for op in layer.operators]
     if learned is not None:
         factors = [learned.factor(op, micro_batch, tensor) for op in layer.operators]

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from hetplan.errors import InputError
+from hetplan.errors import InputError, require
 from hetplan.profiling.cluster import Cluster, load_cluster
 from hetplan.profiling.frameworks import HETPLAN, RESERVED_BYTES, Framework, load_framework
 from hetplan.profiling.models import Model, check_made_for, load_model
@@ -52,10 +52,11 @@ def predict(
     for name in cluster.types:
         cluster.specs[name].peak_flops(model.precision, name=f"{cluster.name}: device {name}")
     sizes = [(name, tp, size) for name in cluster.types for tp in degrees for size in micro_batches]
-    if not sizes:
-        raise InputError(
-            "nothing to predict", expected="at least one micro-batch size and one tensor degree"
-        )
+    require(
+        sizes,
+        "nothing to predict",
+        expected="at least one micro-batch size and one tensor degree",
+    )
     with derived(f"profile of {model.name} on {cluster.name}"):
         return Profile(
             model=model.name,
@@ -135,10 +136,12 @@ def _table(
 
 def check_global_batch(global_batch: int) -> None:
     """Raise InputError unless the global batch is between 1 and 10^9 samples."""
-    if not 1 <= global_batch <= LARGEST_GLOBAL_BATCH:
-        raise InputError(
-            "global batch is not usable", got=global_batch, expected=f"1 to {LARGEST_GLOBAL_BATCH}"
-        )
+    require(
+        1 <= global_batch <= LARGEST_GLOBAL_BATCH,
+        "global batch is not usable",
+        got=global_batch,
+        expected=f"1 to {LARGEST_GLOBAL_BATCH}",
+    )
 
 
 def default_micro_batches(global_batch: int, largest: int = LARGEST_MICRO_BATCH) -> tuple[int, ...]:
@@ -325,10 +328,10 @@ def check_profile(
             expected=f"{len(model.layers)}, as {model.name} has",
         )
     missing = [name for name in cluster.types if name not in profile.devices()]
-    if missing:
-        raise InputError(
-            f"no table for device type {missing[0]!r} of cluster {cluster.name}",
-            where=f"{where}: tables",
-            got=", ".join(profile.devices()),
-            expected="every device type of the cluster",
-        )
+    require(
+        not missing,
+        f"no table for device type {next(iter(missing), '')!r} of cluster {cluster.name}",
+        where=f"{where}: tables",
+        got=", ".join(profile.devices()),
+        expected="every device type of the cluster",
+    )

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hetplan.errors import InputError, look_up
+from hetplan.errors import InputError, look_up, require
 from hetplan.profiling.operators import Attention, Layer
 from hetplan.profiling.transformer import Experts, Transformer, transformer, transformer_layers
 from hetplan.profiling.vision import described, encoder, transgan_layers, vit_layers
@@ -59,12 +59,12 @@ class ModelSpec:
         """The sequence length in force and the layers; raises InputError for a sequence on an image
         model."""
         if self.sequence is None:
-            if sequence is not None:
-                raise InputError(
-                    "this model takes images and has no sequence length",
-                    where=self.name,
-                    got=sequence,
-                )
+            require(
+                sequence is None,
+                "this model takes images and has no sequence length",
+                where=self.name,
+                got=sequence,
+            )
             return None, self.build(0)
         chosen = self.sequence if sequence is None else sequence
         if not 1 <= chosen <= LONGEST_SEQUENCE:

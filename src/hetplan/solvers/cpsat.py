@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from ortools.sat.python import cp_model
 
-from hetplan.errors import InputError, UnsupportedError
+from hetplan.errors import InputError, UnsupportedError, require
 from hetplan.solvers.model import Floats, Model, ModelAnswer, Row, Totals, member_names
 from hetplan.solvers.native import (
     GAP_SHARE,
@@ -150,8 +150,11 @@ class _Writer:
         name = next(b for b in reversed(self.model.row_blocks) if b.first <= number).name
         if (rounded & (self.seconds[row.columns] | self.negative[row.columns])).any():
             raise ValueError(f"{self.model.name}: {name}: values of seconds must be whole numbers")
-        if np.abs(values).max(initial=0.0) > LARGEST_ROW**1.5:
-            raise UnsupportedError(f"{self.model.name}: {name}: values too large for CP-SAT")
+        require(
+            np.abs(values).max(initial=0.0) <= LARGEST_ROW**1.5,
+            f"{self.model.name}: {name}: values too large for CP-SAT",
+            kind=UnsupportedError,
+        )
 
     def minimize(self) -> None:
         """The costs, rounded down."""
@@ -264,8 +267,14 @@ def _set_native(parameters: Any, name: str, value: NativeValue) -> None:
     """One native option; raises InputError where CP-SAT has none of that name or takes no such
     value."""
     where = f"native option {BACKEND}.{name}"
-    if name.startswith("_") or not hasattr(parameters, name) or callable(getattr(parameters, name)):
-        raise InputError("unknown", where=where, expected="a field of CP-SAT's SatParameters")
+    require(
+        not name.startswith("_")
+        and hasattr(parameters, name)
+        and (not callable(getattr(parameters, name))),
+        "unknown",
+        where=where,
+        expected="a field of CP-SAT's SatParameters",
+    )
     try:
         setattr(parameters, name, value)
     except (TypeError, ValueError, AttributeError):

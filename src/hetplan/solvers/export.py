@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hetplan.errors import InputError
+from hetplan.errors import require
 from hetplan.files import write_bytes
 from hetplan.solvers.model import LinearArrays, Model, member_names
 
@@ -52,10 +52,13 @@ class Collector:
 
 def method_of(path: Path) -> str:
     """The method whose models a file of that name holds; raises InputError for another ending."""
-    if path.suffix not in ENDINGS:
-        raise InputError(
-            "unknown ending", where=str(path), got=path.suffix, expected=", ".join(ENDINGS)
-        )
+    require(
+        path.suffix in ENDINGS,
+        "unknown ending",
+        where=str(path),
+        got=path.suffix,
+        expected=", ".join(ENDINGS),
+    )
     return ENDINGS[path.suffix]
 
 
@@ -79,8 +82,7 @@ def write_through(path: Path, write: Callable[[str], bool]) -> None:
     """Let a library write a file beside, and put it where it belongs once it is whole."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / f"model{path.suffix.replace('.pbtxt', '.txt')}"
-        if not write(str(file)):
-            raise InputError("the model cannot be written", where=str(path))
+        require(write(str(file)), "the model cannot be written", where=str(path))
         write_bytes(path, file.read_bytes())
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from highspy import cb
 from numpy.typing import NDArray
 
-from hetplan.errors import InputError
+from hetplan.errors import require
 from hetplan.solvers.model import LinearArrays, Model, ModelAnswer
 from hetplan.solvers.native import GAP_SHARE, UNCLEAR, Latest, Scale, Sink, drive
 from hetplan.solvers.run import NativeValue, Options, Run, Stop, stop_reason
@@ -157,16 +157,23 @@ def set_native(highs: Any, name: str, value: NativeValue, where: str) -> None:
     """One of HiGHS's own options; raises InputError where it has none of that name or takes no such
     value."""
     status, _ = highs.getOptionType(name)
-    if status != highspy.HighsStatus.kOk:
-        raise InputError("unknown", where=where, expected="an option of HiGHS")
+    require(
+        status == highspy.HighsStatus.kOk,
+        "unknown",
+        where=where,
+        expected="an option of HiGHS",
+    )
     try:
         accepted = highs.setOptionValue(name, value) == highspy.HighsStatus.kOk
     except TypeError:
         accepted = False
-    if not accepted:
-        raise InputError(
-            "value not usable", where=where, got=value, expected="a value that HiGHS accepts"
-        )
+    require(
+        accepted,
+        "value not usable",
+        where=where,
+        got=value,
+        expected="a value that HiGHS accepts",
+    )
 
 
 def _check(status: Any, what: str) -> None:

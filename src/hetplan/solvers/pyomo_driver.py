@@ -20,7 +20,7 @@ from pyomo.core.expr.numeric_expr import LinearExpression
 from pyomo.opt import SolverStatus, TerminationCondition
 from pyomo.version import version as PYOMO_VERSION
 
-from hetplan.errors import InputError, UnsupportedError, kind_and_text, one_line
+from hetplan.errors import InputError, UnsupportedError, kind_and_text, one_line, require
 from hetplan.solvers.model import LinearArrays, Model, ModelAnswer
 from hetplan.solvers.native import (
     GAP_SHARE,
@@ -304,10 +304,12 @@ def label(options: Options) -> str:
 def _configured(options: Options, limit: float | None) -> Any:
     """The solver's Pyomo interface with its options set."""
     name = options.pyomo_solver
-    if name not in set(pyo.SolverFactory):
-        raise InputError(
-            "unknown Pyomo solver", got=name, expected="a name such as " + ", ".join(COMMON_SOLVERS)
-        )
+    require(
+        name in set(pyo.SolverFactory),
+        "unknown Pyomo solver",
+        got=name,
+        expected="a name such as " + ", ".join(COMMON_SOLVERS),
+    )
     solver = pyo.SolverFactory(name)
     if not solver.available(exception_flag=False):
         here = ", ".join(filter(available, COMMON_SOLVERS)) or "none"

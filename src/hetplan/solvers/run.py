@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Generic, TypeVar
 
-from hetplan.errors import InputError
+from hetplan.errors import InputError, require
 
 NativeValue = bool | int | float | str
 # Native options that would repeat a common one: the common field is the only place for them.
@@ -62,23 +62,27 @@ class Options:
     native: Mapping[str, Mapping[str, NativeValue]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.time_limit is not None and not (
-            self.time_limit > 0 and math.isfinite(self.time_limit)
-        ):
-            raise InputError("time limit", got=self.time_limit, expected="seconds greater than 0")
-        if not 0 <= self.gap < 1:
-            raise InputError("gap", got=self.gap, expected="a relative gap from 0 to 1")
-        if not 1 <= self.threads <= MOST_THREADS:
-            raise InputError("threads", got=self.threads, expected=f"1 to {MOST_THREADS}")
-        if not 0 <= self.seed < 2**31:
-            raise InputError("seed", got=self.seed, expected="0 to 2147483647")
+        require(
+            self.time_limit is None or (self.time_limit > 0 and math.isfinite(self.time_limit)),
+            "time limit",
+            got=self.time_limit,
+            expected="seconds greater than 0",
+        )
+        require(0 <= self.gap < 1, "gap", got=self.gap, expected="a relative gap from 0 to 1")
+        require(
+            1 <= self.threads <= MOST_THREADS,
+            "threads",
+            got=self.threads,
+            expected=f"1 to {MOST_THREADS}",
+        )
+        require(0 <= self.seed < 2**31, "seed", got=self.seed, expected="0 to 2147483647")
         for backend, entries in self.native.items():
-            if backend not in RESERVED:
-                raise InputError(
-                    "native options of an unknown back end",
-                    got=backend,
-                    expected=", ".join(RESERVED),
-                )
+            require(
+                backend in RESERVED,
+                "native options of an unknown back end",
+                got=backend,
+                expected=", ".join(RESERVED),
+            )
             for name in entries:
                 if name in RESERVED[backend]:
                     common = RESERVED[backend][name]

@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from hetplan.errors import InputError, one_line
+from hetplan.errors import InputError, one_line, require
 from hetplan.studies.rows import Row, Task
 from hetplan.studies.workers import failed, run_tasks
 
@@ -71,12 +71,12 @@ def slurm(jobs: int, options: dict[str, Any], renew_every: str = "5s") -> Iterat
         raise InputError(
             "needs dask-jobqueue", where="--slurm", expected="pip install 'hetplan[slurm]'"
         ) from None
-    if shutil.which("sbatch") is None:
-        raise InputError(
-            "no command sbatch on this machine",
-            where="--slurm",
-            expected="a node of a Slurm cluster",
-        )
+    require(
+        shutil.which("sbatch") is not None,
+        "no command sbatch on this machine",
+        where="--slurm",
+        expected="a node of a Slurm cluster",
+    )
     try:
         cluster = SLURMCluster(**options)
     except (TypeError, ValueError) as error:

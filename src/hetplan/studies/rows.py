@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hetplan.errors import InputError, unknown_name
+from hetplan.errors import InputError, require, unknown_name
 from hetplan.files import write_bytes
 from hetplan.formulations import FAMILIES, JOINED, family, join
 from hetplan.instances.answers import Answer
@@ -97,8 +97,7 @@ def entries_named(name: str) -> list[Entry]:
     """The instances behind one name; raises InputError where there are none."""
     if os.path.isdir(name):
         entries = entries_in(Path(name))
-        if not entries:
-            raise InputError("holds no instance files", where=name)
+        require(entries, "holds no instance files", where=name)
         return entries
     if os.path.exists(name):
         return [entry_of(Path(name))]
@@ -250,10 +249,12 @@ def read_rows(folder: Path) -> list[Row]:
     """All rows, by problem, instance, method and seed; raises InputError where a file is none of a
     study's."""
     pa = arrow()
-    if not (folder / FOLDER).is_dir():
-        raise InputError(
-            "holds no study", where=str(folder), expected=f"a folder {FOLDER} of Parquet files"
-        )
+    require(
+        (folder / FOLDER).is_dir(),
+        "holds no study",
+        where=str(folder),
+        expected=f"a folder {FOLDER} of Parquet files",
+    )
     rows: dict[str, Row] = {}
     for path in sorted((folder / FOLDER).glob("*.parquet")):
         try:
@@ -263,8 +264,11 @@ def read_rows(folder: Path) -> list[Row]:
             raise InputError(
                 f"cannot be read: {str(error).splitlines()[0]}", where=str(path)
             ) from None
-        if not table.schema.equals(schema(), check_metadata=True):
-            raise InputError("holds other columns than a study's", where=str(path))
+        require(
+            table.schema.equals(schema(), check_metadata=True),
+            "holds other columns than a study's",
+            where=str(path),
+        )
         rows |= {row["key"]: row for row in table.to_pylist()}
     return sorted(
         rows.values(), key=lambda row: (row["problem"], row["instance"], row["method"], row["seed"])

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from hetplan.errors import InputError
+from hetplan.errors import require
 from hetplan.formulations.joint.data import JointData
 from hetplan.formulations.joint.plan import Recomputation, Stage, split
 from hetplan.profiling.operators import CONTENTION
@@ -125,10 +125,11 @@ class Costs:
             tables = sorted(
                 (table for table in of_kind if table.tensor == degree), key=lambda t: t.micro_batch
             )
-            if not tables:
-                raise InputError(
-                    f"no times of {kind} at tensor degree 1", where=f"tables of {self.data.model}"
-                )
+            require(
+                tables,
+                f"no times of {kind} at tensor degree 1",
+                where=f"tables of {self.data.model}",
+            )
             rows = np.array(
                 [
                     (

@@ -15,13 +15,13 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, Strict, model_validator
 
+from hetplan.errors import require
 from hetplan.formulations.joint.plan import (
     Plan,
     PlanDevice,
     PlanWorkload,
     Recomputation,
     Replica,
-    require,
 )
 from hetplan.profiling.frameworks import Framework
 from hetplan.profiling.rates.collectives import CollectiveCurve

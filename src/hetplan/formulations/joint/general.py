@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hetplan.errors import UnsupportedError
+from hetplan.errors import UnsupportedError, require
 from hetplan.formulations.joint.bound import lower_bound
 from hetplan.formulations.joint.data import JointData, JointDecision
 from hetplan.formulations.joint.design import SCHEDULES, Design, Pipe, Space
@@ -110,12 +110,13 @@ class Master:
         """Those of least computation first. Raises UnsupportedError where there are too many."""
         devices = len(self.data.devices)
         ways = list(islice(self.all_ways(), most.ways + 1)) if devices <= most.devices else []
-        if devices > most.devices or len(ways) > most.ways:
-            raise UnsupportedError(
-                "too many ways to run replicas for a general solver",
-                where=f"{devices} devices, {len(self.data.layers)} layers",
-                expected=f"at most {most.devices} devices and {most.ways} ways",
-            )
+        require(
+            devices <= most.devices and len(ways) <= most.ways,
+            "too many ways to run replicas for a general solver",
+            where=f"{devices} devices, {len(self.data.layers)} layers",
+            expected=f"at most {most.devices} devices and {most.ways} ways",
+            kind=UnsupportedError,
+        )
         for way in sorted(ways, key=lambda way: way.seconds):
             self.run.check()
             seconds = self.least(way) if way.seconds <= self.limit else math.inf

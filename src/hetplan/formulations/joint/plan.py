@@ -34,7 +34,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from hetplan.errors import InputError
+from hetplan.errors import require
 from hetplan.profiling.workload import Workload
 from hetplan.schema import (
     Count,
@@ -52,12 +52,6 @@ MAX_RANKS = 4096
 Schedule = Literal["gpipe", "1f1b", "interleaved-1f1b", "spmd"]
 Recomputation = Literal["none", "selective", "operators", "full"]
 Shares = Annotated[list[Positive], Field(min_length=1, max_length=MAX_RANKS)]
-
-
-def require(holds: bool, otherwise: str) -> None:
-    """Raise ValueError, which pydantic reports with the file, unless a rule holds."""
-    if not holds:
-        raise ValueError(otherwise)
 
 
 class PlanDevice(StrictModel):
@@ -493,10 +487,10 @@ load_plan, parse_plan, save_plan = Plan.load, Plan.parsed, Plan.save
 
 def check_world(plan: Plan, world_size: int) -> None:
     """Raise InputError unless as many processes were started as the plan needs."""
-    if world_size != plan.world_size:
-        raise InputError(
-            "number of processes",
-            where=plan.name,
-            got=world_size,
-            expected=f"{plan.world_size}, one per device",
-        )
+    require(
+        world_size == plan.world_size,
+        "number of processes",
+        where=plan.name,
+        got=world_size,
+        expected=f"{plan.world_size}, one per device",
+    )

@@ -14,7 +14,7 @@ from itertools import chain, pairwise
 
 import numpy as np
 
-from hetplan.errors import UnsupportedError
+from hetplan.errors import UnsupportedError, require
 from hetplan.formulations.joint.costs import MOST_KEPT, Costs
 from hetplan.formulations.joint.data import JointData
 from hetplan.formulations.joint.plan import Plan, Recomputation, Replica, Stage
@@ -152,11 +152,14 @@ class ChainReplayer:
     def parts(self, plan: Plan) -> tuple[list[Pipeline], list[Collective]]:
         """What the simulator takes. Refused: stages that visit each other in a ring and would wait
         for each other for ever."""
-        if self.settings.sends == "rendezvous" and plan.schedule == "interleaved-1f1b":
-            raise UnsupportedError(
-                "stages of several chunks cannot all wait for both ends of their messages",
-                where=plan.name, got="sends rendezvous", expected="another way of sending",
-            )  # fmt: skip
+        require(
+            self.settings.sends != "rendezvous" or plan.schedule != "interleaved-1f1b",
+            "stages of several chunks cannot all wait for both ends of their messages",
+            where=plan.name,
+            got="sends rendezvous",
+            expected="another way of sending",
+            kind=UnsupportedError,
+        )
         return simulated(plan, self.zero(plan), self.settings)
 
     def zero(self, plan: Plan) -> ZeroCosts:

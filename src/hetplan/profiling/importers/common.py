@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hetplan.errors import InputError
+from hetplan.errors import InputError, require
 from hetplan.files import read_bytes
 from hetplan.profiling.operators import Precision
 from hetplan.profiling.profile import Profile, ProfileLayer, ProfileTable, Provenance
@@ -35,13 +35,13 @@ class Settings:
     def one_kind(self, kinds: Iterable[str]) -> None:
         """Raise InputError where the user names one device type and there are several."""
         several = sorted(set(kinds))
-        if self.device is not None and len(several) > 1:
-            raise InputError(
-                "several device types",
-                where="--device-type",
-                got=", ".join(several),
-                expected="PATH of one of them",
-            )
+        require(
+            self.device is None or len(several) <= 1,
+            "several device types",
+            where="--device-type",
+            got=", ".join(several),
+            expected="PATH of one of them",
+        )
 
     def device_note(self, device: str) -> str:
         """That the device's name is not the file's, where the user gave none."""

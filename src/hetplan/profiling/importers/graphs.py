@@ -26,7 +26,7 @@ from typing import Annotated, Any
 import networkx as nx
 from pydantic import AliasChoices, BeforeValidator, Field
 
-from hetplan.errors import InputError
+from hetplan.errors import InputError, require
 from hetplan.profiling.foreign import DegreeKey, Filled, Foreign, read_foreign
 from hetplan.profiling.importers.common import (
     TOGETHER,
@@ -109,12 +109,12 @@ def check_ends(edges: Sequence[Edge], known: Collection[int], where: str) -> Non
     """Raise InputError where an edge names a node that is not there."""
     for i, edge in enumerate(edges):
         for key, end in (("sourceId", edge.source), ("destId", edge.target)):
-            if end not in known:
-                raise InputError(
-                    "an edge names a node that is not there",
-                    where=f"{where}: edges[{i}].{key}",
-                    got=end,
-                )
+            require(
+                end in known,
+                "an edge names a node that is not there",
+                where=f"{where}: edges[{i}].{key}",
+                got=end,
+            )
 
 
 def output_bytes(nodes: Iterable[int], edges: Iterable[Edge]) -> dict[int, float]:
@@ -153,8 +153,7 @@ def pipedream_graph(path: str) -> tuple[dict[int, Operator], list[tuple[int, int
         elif match := NODE.match(line):
             key = int(match[1])
             node = parse(PipeDreamNode, dict(FIGURE.findall(match[3])), where=where)
-            if key in operators:
-                raise InputError("node stands twice", where=where, got=f"node{key}")
+            require(key not in operators, "node stands twice", where=where, got=f"node{key}")
             operators[key] = Operator(
                 match[2].replace(" -- ", " "),
                 node.forward * MILLI,
@@ -170,8 +169,12 @@ def pipedream_graph(path: str) -> tuple[dict[int, Operator], list[tuple[int, int
         expected = "lines nodeI -- description -- forward_compute_time=…"
         raise InputError("no node", where=path, expected=expected)
     for end in (end for edge in edges for end in edge):
-        if end not in operators:
-            raise InputError("an edge names a node that is not there", where=path, got=f"node{end}")
+        require(
+            end in operators,
+            "an edge names a node that is not there",
+            where=path,
+            got=f"node{end}",
+        )
     return operators, edges
 
 
@@ -229,8 +232,7 @@ def read_piper(path: str, settings: Settings) -> Imported:
     nodes = {node.number: node for node in graph.nodes}
     check_ends(graph.edges, nodes, path)
     degrees = sorted(set.intersection(*(set(node.variants) for node in graph.nodes)))
-    if not degrees:
-        raise InputError("no tensor degree that all nodes have", where=f"{path}: nodes")
+    require(degrees, "no tensor degree that all nodes have", where=f"{path}: nodes")
     output, least = output_bytes(nodes, graph.edges), degrees[0]
     operators = {
         number: Operator(
@@ -301,11 +303,11 @@ def read_dnn_partitioning(path: str, settings: Settings) -> Imported:
             raise InputError("node stands twice", where=f"{path}: nodes", got=node.number)
     training = bool(backward)
     alone = set(backward) - {node.colour for node in forward.values()}
-    if alone:
-        raise InputError(
-            f"colorClass {min(alone)} has a backward node and no forward node",
-            where=f"{path}: nodes",
-        )
+    require(
+        not alone,
+        f"colorClass {min(alone, default=None)} has a backward node and no forward node",
+        where=f"{path}: nodes",
+    )
     edges = [edge for edge in graph.edges if edge.source in forward and edge.target in forward]
     output = output_bytes(forward, edges)
     operators = {

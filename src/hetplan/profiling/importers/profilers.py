@@ -42,7 +42,7 @@ from typing import Annotated
 
 from pydantic import AliasChoices, AliasPath, Field
 
-from hetplan.errors import InputError
+from hetplan.errors import InputError, require
 from hetplan.files import read_json
 from hetplan.profiling.foreign import Filled, Foreign, read_foreign
 from hetplan.profiling.importers.common import (
@@ -66,8 +66,7 @@ from hetplan.schema import MOST_RATE, Bytes, Name, Positive, PositiveCount, Rate
 def read_sailor(path: str, settings: Settings) -> Imported:
     """A profile with a table per GPU type, tensor degree and micro-batch."""
     start = Path(path)
-    if not start.exists():
-        raise InputError("no such file or folder", where=path)
+    require(start.exists(), "no such file or folder", where=path)
     folder = start.parent if start.is_file() else start
     one = (folder / "profile.json").is_file()
     model, gpu = (folder.parent, folder.name) if one else (folder, None)
@@ -79,10 +78,12 @@ def read_sailor(path: str, settings: Settings) -> Imported:
             "no llm_info.json in a folder above", where=path, expected="sizes of the model's layers"
         )
     name = model.resolve().name
-    if model.resolve() != root / "profiles" / name:
-        raise InputError(
-            "not in its place", where=path, expected=f"{root}/profiles/<model>/<GPU>/profile.json"
-        )
+    require(
+        model.resolve() == root / "profiles" / name,
+        "not in its place",
+        where=path,
+        expected=f"{root}/profiles/<model>/<GPU>/profile.json",
+    )
     data = load_model_data(root, name, read_foreign(SizesFile, root / "llm_info.json"))
     kinds = list(data.tables) if gpu is None else [gpu]
     settings.one_kind(kinds)
@@ -184,8 +185,7 @@ def read_metis(path: str, settings: Settings) -> Imported:
             if count != len(read.params):
                 expected = f"one per layer of parameters_per_layer_bytes ({len(read.params)})"
                 raise InputError(f"{key} has {count} entries", where=str(file), expected=expected)
-    if not files:
-        raise InputError("no file DeviceType.*_tp*_bs*.json", where=path)
+    require(files, "no file DeviceType.*_tp*_bs*.json", where=path)
     settings.one_kind(device for device, _, _ in files)
     (_, tensor, batch), chosen = min(files.items(), key=lambda item: (item[0][1:], item[0][0]))
     layers, notes = metis_layers(chosen, tensor, batch)
@@ -268,12 +268,12 @@ class CalculonSystem(Foreign):
 def read_calculon(path: str, settings: Settings) -> Imported:
     """A model or a system, by its keys."""
     document = read_json(path)
-    if not isinstance(document, dict) or document.keys().isdisjoint(CALCULON_ANY):
-        raise InputError(
-            "neither a model nor a system",
-            where=path,
-            expected='"hidden" … or "matrix", "networks" …',
-        )
+    require(
+        isinstance(document, dict) and (not document.keys().isdisjoint(CALCULON_ANY)),
+        "neither a model nor a system",
+        where=path,
+        expected='"hidden" … or "matrix", "networks" …',
+    )
     if "networks" in document or "matrix" in document:
         return system(parse(CalculonSystem, document, where=path), path, settings)
     sizes = {key: document[key] for key in CALCULON_KEYS if key in document}
@@ -286,12 +286,12 @@ def read_calculon(path: str, settings: Settings) -> Imported:
 def system(described: CalculonSystem, path: str, settings: Settings) -> Imported:
     """A cluster of `nodes` nodes (default 1) of as many devices as the first network joins."""
     peaks = described.model_dump(include={"fp16", "bf16", "fp32"}, exclude_none=True)
-    if not peaks:
-        raise InputError(
-            "no number format that training uses",
-            where=f"{path}: matrix",
-            expected="float16, bfloat16, float32",
-        )
+    require(
+        peaks,
+        "no number format that training uses",
+        where=f"{path}: matrix",
+        expected="float16, bfloat16, float32",
+    )
     if "fp16" in peaks:
         peaks.setdefault("bf16", peaks["fp16"])
     inside, *others = described.networks
@@ -400,10 +400,12 @@ def parse_tree(lines: list[tuple[int, str]], path: str) -> Module:
     """The first tree behind the last heading of a detailed profile; raises InputError where there
     is none."""
     starts = [i for i, (_, line) in enumerate(lines) if "Detailed Profile" in line]
-    if not starts:
-        raise InputError(
-            "no detailed profile", where=path, expected="a heading 'Detailed Profile per GPU'"
-        )
+    require(
+        starts,
+        "no detailed profile",
+        where=path,
+        expected="a heading 'Detailed Profile per GPU'",
+    )
     tree: list[Module] = []
     for number, line in lines[starts[-1] + 1 :]:
         if tree and line.rstrip() == ")":

@@ -12,7 +12,7 @@ from functools import cache, cached_property
 
 import numpy as np
 
-from hetplan.errors import InputError
+from hetplan.errors import require
 from hetplan.profiling.cluster import Node
 from hetplan.profiling.rates.shipped import Curve, Estimate, shipped
 from hetplan.schema import NonNegative, Positive, StrictModel
@@ -101,8 +101,12 @@ def collective_seconds(
     tensor: what is reduced, gathered or exchanged, all parts together; of a message its own. ranks:
     n >= 1 (1 gives 0). Raises InputError for another operation.
     """
-    if operation != "send" and operation not in PARTS:
-        raise InputError("unknown collective", got=operation, expected=", ".join(["send", *PARTS]))
+    require(
+        operation == "send" or operation in PARTS,
+        "unknown collective",
+        got=operation,
+        expected=", ".join(["send", *PARTS]),
+    )
     if ranks < 2 or size <= 0:
         return Estimate(0.0, 0.0, 0.0, "nothing to send")
     drawn, chips = stretched(fabric, operation, ranks), fabric.chips

@@ -15,7 +15,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from hetplan.errors import HetplanError, InputError, unknown_name
+from hetplan.errors import HetplanError, require, unknown_name
 from hetplan.files import read_json
 from hetplan.formulations.joint.plan import Plan
 from hetplan.profiling.workload import Workload
@@ -56,8 +56,12 @@ def rows_of(name: str, folder: Path) -> Iterator[tuple[str, int, Source, Cells]]
         raise unknown_name("unknown set", name, SETS)
     files = SOURCES[name]
     absent = [file for file in files if not (folder / file).exists()]
-    if absent and (name not in runs.PARTIAL or len(absent) == len(files)):
-        raise InputError("no such file", where=str(folder / absent[0]), expected=f"set {name}")
+    require(
+        not absent or (name in runs.PARTIAL and len(absent) != len(files)),
+        "no such file",
+        where=str(folder / next(iter(absent), "")),
+        expected=f"set {name}",
+    )
     for file, source in files.items():
         if file not in absent:
             for i, row in enumerate(read_table(folder / file, by_hand=source.by_hand)):
@@ -102,10 +106,12 @@ def standings(folder: Path) -> list[dict[str, Any]]:
                 }
                 for part, figures in (by_kind or {"": whole}).items()
             ]
-    if not rows:
-        raise InputError(
-            "no set", where=str(folder), expected="a folder with truth, operators or sailor in it"
-        )
+    require(
+        rows,
+        "no set",
+        where=str(folder),
+        expected="a folder with truth, operators or sailor in it",
+    )
     return rows
 
 
@@ -131,13 +137,13 @@ def calibrate_set(name: str, folder: Path, count: int, seed: int) -> Rest:
         if one.error is not None and source.job is not None:
             with suppress(NotPosedError):
                 posed.append((one, *job.posed(source.job(row))))
-    if len(posed) < count:
-        raise InputError(
-            "rows of the set",
-            where=name,
-            got=len(posed),
-            expected=f"at least {count} training runs that can be said",
-        )
+    require(
+        len(posed) >= count,
+        "rows of the set",
+        where=name,
+        got=len(posed),
+        expected=f"at least {count} training runs that can be said",
+    )
     chosen = set(Random(seed).sample(range(len(posed)), count))
     drawn = [one for i, one in enumerate(posed) if i in chosen]
     others = [one for i, one in enumerate(posed) if i not in chosen]

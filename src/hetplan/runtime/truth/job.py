@@ -169,10 +169,14 @@ def micro_batches(job: Job) -> list[MicroBatches]:
 
 def posed_plan(job: Job, workload: Workload) -> Plan:
     """Like replicas of like stages."""
-    if job.shape.layers < job.pipeline * job.chunks:
-        raise NotPosedError(f"{job.shape.layers} blocks are too few for the stages")
-    if not job.shape.tensor_degree_fits(job.tensor):
-        raise NotPosedError(f"tensor degree {job.tensor} does not divide heads and columns")
+    require(
+        job.shape.layers >= job.pipeline * job.chunks,
+        f"{job.shape.layers} blocks are too few for the stages",
+    )
+    require(
+        job.shape.tensor_degree_fits(job.tensor),
+        f"tensor degree {job.tensor} does not divide heads and columns",
+    )
     ranges = layer_ranges(job)
     replicas = [
         Replica(

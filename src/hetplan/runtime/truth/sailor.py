@@ -33,7 +33,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hetplan.errors import InputError
+from hetplan.errors import require
 from hetplan.profiling.foreign import read_foreign
 from hetplan.profiling.frameworks import RESERVED_BYTES
 from hetplan.profiling.sailor import (
@@ -346,13 +346,14 @@ def compare_plans(folder: Path, framework: float | None = None) -> list[Compared
     keeps its reason.
     """
     root = folder / "validation"
-    if not root.is_dir():
-        raise InputError(
-            "no such folder", where=str(root), expected="plans that were run, as JSON files"
-        )
+    require(
+        root.is_dir(),
+        "no such folder",
+        where=str(root),
+        expected="plans that were run, as JSON files",
+    )
     runs = [load_run(path, root) for path in sorted(root.rglob("*.json"))]
-    if not runs:
-        raise InputError("no plan", where=str(root), expected="at least one JSON file")
+    require(runs, "no plan", where=str(root), expected="at least one JSON file")
     links = load_links(folder)
     info = read_foreign(SizesFile, folder / "llm_info.json")
     names = [name for name in model_names(folder) if name in info.root]
@@ -401,16 +402,21 @@ def model_of(run: PlanRun, names: Sequence[str], load: Callable[[str], ModelData
                 expected="exactly one",
             )
         return fitting[0]
-    if name not in names:
-        raise NotPricedError(
-            "no profiles of this model", where=run.file, got=name, expected=", ".join(names)
-        )
+    require(
+        name in names,
+        "no profiles of this model",
+        where=run.file,
+        got=name,
+        expected=", ".join(names),
+        kind=NotPricedError,
+    )
     model = load(name)
-    if model.layers != run.layers:
-        raise NotPricedError(
-            "number of layers differs from its model's",
-            where=run.file,
-            got=run.layers,
-            expected=f"{model.layers} ({model.name})",
-        )
+    require(
+        model.layers == run.layers,
+        "number of layers differs from its model's",
+        where=run.file,
+        got=run.layers,
+        expected=f"{model.layers} ({model.name})",
+        kind=NotPricedError,
+    )
     return model

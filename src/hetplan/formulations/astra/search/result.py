@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from hetplan.errors import InputError
+from hetplan.errors import InputError, require
 from hetplan.formulations.astra.data import AstraData
 from hetplan.formulations.astra.problem import Floats, Ints
 from hetplan.profiling.models import Model
@@ -37,8 +37,12 @@ class Job:
         if not 0 < self.tokens <= MOST_TOKENS:
             expected = f"more than 0, at most {MOST_TOKENS:g}"
             raise InputError("tokens of the job", got=self.tokens, expected=expected)
-        if self.money_limit is not None and not 0 <= self.money_limit < math.inf:
-            raise InputError("money limit", got=self.money_limit, expected="dollars, at least 0")
+        require(
+            self.money_limit is None or 0 <= self.money_limit < math.inf,
+            "money limit",
+            got=self.money_limit,
+            expected="dollars, at least 0",
+        )
 
     @property
     def tokens_per_iteration(self) -> int:

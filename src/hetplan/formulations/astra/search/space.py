@@ -22,7 +22,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from hetplan.errors import InputError, unknown_name
+from hetplan.errors import require, unknown_name
 from hetplan.formulations.astra.problem import Ints
 from hetplan.formulations.astra.search.facts import ModelFacts
 from hetplan.formulations.astra.search.rules import Column, Rule, Table, dropped
@@ -100,22 +100,27 @@ class Pool:
     sizes: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        if not self.offers or not self.sizes:
-            raise InputError(
-                "the GPU pool is empty", expected="at least one type and one number of GPUs"
-            )
+        require(
+            self.offers and self.sizes,
+            "the GPU pool is empty",
+            expected="at least one type and one number of GPUs",
+        )
         names = [offer.name for offer in self.offers]
-        if len(set(names)) != len(names):
-            raise InputError("the GPU pool names a type twice", got=", ".join(names))
+        require(
+            len(set(names)) == len(names),
+            "the GPU pool names a type twice",
+            got=", ".join(names),
+        )
         for size in self.sizes:
-            if not 1 <= size <= 10**6:
-                raise InputError("number of GPUs", got=size, expected="1 to 1000000")
+            require(1 <= size <= 10**6, "number of GPUs", got=size, expected="1 to 1000000")
         if self.mode == "heterogeneous":
             total = sum(offer.most for offer in self.offers)
-            if total < self.sizes[0]:
-                raise InputError(
-                    "the types together have too few GPUs", got=total, expected=f"{self.sizes[0]}"
-                )
+            require(
+                total >= self.sizes[0],
+                "the types together have too few GPUs",
+                got=total,
+                expected=f"{self.sizes[0]}",
+            )
 
 
 def homogeneous(offer: Offer) -> Pool:
@@ -130,8 +135,7 @@ def heterogeneous(total: int, offers: tuple[Offer, ...]) -> Pool:
 
 def cost(offers: tuple[Offer, ...], most: int) -> Pool:
     """Mode 3 (eq. 3): 2, 4, 8, … up to `most` devices of one type at a time (and `most` itself)."""
-    if most < 2:
-        raise InputError("the largest number of GPUs", got=most, expected="at least 2")
+    require(most >= 2, "the largest number of GPUs", got=most, expected="at least 2")
     sizes = {2**e for e in range(1, most.bit_length()) if 2**e <= most} | {most}
     return Pool("cost", tuple(replace(offer, most=most) for offer in offers), tuple(sorted(sizes)))
 
@@ -144,10 +148,12 @@ def find_device(name: str) -> tuple[str, DeviceSpec]:
         return name, known[name]
     near = [other for other in known if other.lower().startswith(name.lower())]
     near = [other for other in near if "-SXM" in other] or near
-    if len(near) > 1:
-        raise InputError(
-            "several devices have that name", got=name, expected=f"one of {', '.join(near)}"
-        )
+    require(
+        len(near) <= 1,
+        "several devices have that name",
+        got=name,
+        expected=f"one of {', '.join(near)}",
+    )
     return (near[0], known[near[0]]) if near else (name, device(name))
 
 
@@ -294,10 +300,12 @@ class Space:
             "pipeline", "tensor", "micro_batch", "expert", "virtual", "context", "recompute_layers",
         ):  # fmt: skip
             values = getattr(self, name)
-            if values is not None and (not values or min(values) < 1):
-                raise InputError(
-                    f"values of {name}", got=values, expected="at least one, each 1 or more"
-                )
+            require(
+                values is None or (values and min(values) >= 1),
+                f"values of {name}",
+                got=values,
+                expected="at least one, each 1 or more",
+            )
         for word in self.recompute:
             if word is not None and word not in GRANULARITIES:
                 raise unknown_name("unknown kind of recomputation", word, ("none", *GRANULARITIES))
