@@ -8,8 +8,14 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from hetplan.cli import completion
-from hetplan.cli.options import InstanceArgument, JsonOption, open_instance, read_document, target
+from hetplan.cli.options import (
+    InstanceArgument,
+    JsonOption,
+    offer,
+    open_instance,
+    read_document,
+    target,
+)
 from hetplan.cli.output import emit, note, print_json
 from hetplan.errors import InputError
 from hetplan.formulations import family
@@ -36,7 +42,7 @@ ProblemOption = Annotated[
     typer.Option(
         "--problem",
         help="Only this problem; `schema decision` needs one.",
-        autocompletion=completion.offer("problems"),
+        autocompletion=offer("problems"),
     ),
 ]
 
@@ -47,7 +53,7 @@ def show_list(
         typer.Argument(
             metavar="[SET…]",
             help=f"Sets ({', '.join(SETS)}), problems, patterns; default all.",
-            autocompletion=completion.offer("sets"),
+            autocompletion=offer("sets"),
         ),
     ] = None,
     problem: ProblemOption = None,
@@ -102,7 +108,7 @@ def summary(entry: Entry) -> dict[str, Any]:
 
 def show(
     instance: Annotated[
-        str, typer.Argument(help="A name or a file.", autocompletion=completion.offer("instances"))
+        str, typer.Argument(help="A name or a file.", autocompletion=offer("instances"))
     ],
     best: Annotated[bool, typer.Option("--best", help="The best-known record instead.")] = False,
     json: JsonOption = False,
@@ -135,9 +141,7 @@ def size_text(value: Any) -> str:
 
 
 def generate(
-    problem: Annotated[
-        str, typer.Argument(help="The problem.", autocompletion=completion.offer("problems"))
-    ],
+    problem: Annotated[str, typer.Argument(help="The problem.", autocompletion=offer("problems"))],
     seed: Annotated[
         int, typer.Option("--seed", metavar="N", help="Another seed, another instance.")
     ] = 0,

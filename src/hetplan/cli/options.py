@@ -1,29 +1,41 @@
-"""Options that several commands share, how their values are read, and what stands behind an
-argument: a file, standard input (`-`), or a name in the packaged library."""
+"""Options that several commands share, how their values are read, what the shell offers for them,
+and what stands behind an argument: a file, standard input (`-`), or a name in the packaged library.
+
+A shell asks at every press of a key, so nothing heavy is read to answer it. Completers take what is
+typed so far (and the context, where what stands before matters) and return whole words. Where none
+begins so, the shell falls back on file names.
+"""
 
 import contextlib
 import math
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from hetplan.cli import completion
 from hetplan.errors import InputError, require
 from hetplan.files import MAX_BYTES, check_target, parse_json, read_json
-from hetplan.formulations import join
+from hetplan.formulations import FAMILIES, family, join
 from hetplan.formulations.joint.plan import Plan
-from hetplan.instances.library import Instance, load_from_library, parse_instance
+from hetplan.instances.library import (
+    SETS,
+    Instance,
+    find,
+    library,
+    load_from_library,
+    parse_instance,
+)
 from hetplan.profiling import cluster as clusters
 from hetplan.profiling.cluster import Cluster
 from hetplan.profiling.efficiency import LearnedLinks, LinkEfficiencyFile
 from hetplan.profiling.frameworks import load_framework
 from hetplan.profiling.operators import Precision, load_stack
 from hetplan.profiling.workload import Workload, make_workload
+from hetplan.solvers.registry import load
 from hetplan.solvers.run import NativeValue, Options
 from hetplan.studies.rows import digest, subjects
 
@@ -52,6 +64,71 @@ def number(*names: str, least: float, most: float, help: str, metavar: str = "N"
         return value
 
     return typer.Option(*names, metavar=metavar, help=help, callback=check)
+
+
+# What is offered -> where its names stand: "module:attribute", an iterable or a function that
+# returns one.
+OFFERED: Mapping[str, str] = {
+    "problems": "hetplan.formulations:FAMILIES",
+    "papers": "hetplan.studies.papers:PAPERS",
+    "models": "hetplan.profiling.zoo:BUILT_IN",
+    "devices": "hetplan.profiling.cluster:catalogue",
+    "precisions": "hetplan.profiling.operators:PRECISIONS",
+    "strategies": "hetplan.planner:STRATEGIES",
+    "frameworks": "hetplan.runtime.export:EXPORTERS",
+    "trainers": "hetplan.profiling.frameworks:FRAMEWORKS",
+    "stacks": "hetplan.profiling.operators:STACKS",
+    "clusters": "hetplan.profiling.cluster:example_clusters",
+    "parameters": "hetplan.formulations.astra.search.space:PARAMETERS",
+    "instances": "hetplan.cli.options:instance_names",
+    "sets": "hetplan.cli.options:set_names",
+}
+
+
+def beginning(names: Iterable[str], incomplete: str, *, many: bool) -> list[str]:
+    """The names that begin as typed; of a comma-separated list its last part, without the names
+    that the list has already."""
+    before, comma, last = incomplete.rpartition(",") if many else ("", "", incomplete)
+    taken = before.split(",")
+    return [f"{before}{comma}{n}" for n in names if n.startswith(last) and n not in taken]
+
+
+def offer(what: str, *, ending: str = "", many: bool = False) -> Callable[[str], list[str]]:
+    """A completer of the names that OFFERED lists under `what`. ending: follows each name. many:
+    whether the option takes a list of them."""
+
+    def complete(incomplete: str) -> list[str]:
+        names = load(OFFERED[what])
+        whole = (f"{name}{ending}" for name in (names() if callable(names) else names))
+        return beginning(whole, incomplete, many=many)
+
+    return complete
+
+
+def instance_names() -> list[str]:
+    """Names of the packaged instances."""
+    return [entry.name for entry in library()]
+
+
+def set_names() -> list[str]:
+    """Sets, problems and packaged instances."""
+    return [*SETS, *FAMILIES, *instance_names()]
+
+
+def offer_methods(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Methods of the named packaged instance's problem; of every problem for other instances."""
+    # An option that still lacks its value keeps the arguments before it from being assigned.
+    loose = [word for word in ctx.args if not word.startswith("-")]
+    entry = find(str(next(iter([*(ctx.params.get("instances") or ()), *loose]), "")))
+    known = list(FAMILIES) if entry is None else [entry.problem]
+    names = dict.fromkeys(method.name for name in known for method in family(name).methods)
+    return beginning([*names, "all"], incomplete, many=True)
+
+
+def offered(what: str, *names: str, metavar: str, help: str, many: bool = False) -> Any:
+    """An option whose values the shell completes."""
+    completer = offer(what, many=many)
+    return typer.Option(*names, metavar=metavar, help=help, autocompletion=completer)
 
 
 JsonOption = Annotated[
@@ -95,29 +172,29 @@ TensorOption = Annotated[
 ]
 ModelOption = Annotated[
     str,
-    typer.Option(
+    offered(
+        "models",
         "--model",
         metavar="NAME|FILE",
         help="Built-in model, or a Hugging Face config.json.",
-        autocompletion=completion.offer("models"),
     ),
 ]
 OwnModelOption = Annotated[
     str | None,
-    typer.Option(
+    offered(
+        "models",
         "--model",
         metavar="NAME|FILE",
         help="Built-in model or config.json; default the plan's.",
-        autocompletion=completion.offer("models"),
     ),
 ]
 NamedModelOption = Annotated[
     str | None,
-    typer.Option(
+    offered(
+        "models",
         "--model",
         metavar="NAME|FILE",
         help="Built-in model, config.json or traced model.",
-        autocompletion=completion.offer("models"),
     ),
 ]
 TracedOption = Annotated[
@@ -130,20 +207,20 @@ TracedOption = Annotated[
 ]
 ClusterOption = Annotated[
     str,
-    typer.Option(
+    offered(
+        "clusters",
         "--cluster",
         metavar="FILE|NAME",
         help="Cluster file (YAML), or an example's name.",
-        autocompletion=completion.offer("clusters"),
     ),
 ]
 OwnClusterOption = Annotated[
     str | None,
-    typer.Option(
+    offered(
+        "clusters",
         "--cluster",
         metavar="FILE|NAME",
         help="Cluster file (YAML); default an example of the plan's cluster's name.",
-        autocompletion=completion.offer("clusters"),
     ),
 ]
 BatchOption = Annotated[
@@ -156,20 +233,20 @@ SequenceOption = Annotated[
 PrecisionOption = Annotated[Precision, typer.Option("--precision", help="In which it is trained.")]
 FrameworkOption = Annotated[
     str,
-    typer.Option(
+    offered(
+        "trainers",
         "--framework",
         metavar="NAME",
         help="What trains, whose memory counts: hetplan, megatron, fsdp or deepspeed.",
-        autocompletion=completion.offer("trainers"),
     ),
 ]
 StackOption = Annotated[
     str,
-    typer.Option(
+    offered(
+        "stacks",
         "--stack",
         metavar="NAME",
         help="The software that computes: eager-2021, eager, fused, compiled or graphs.",
-        autocompletion=completion.offer("stacks"),
     ),
 ]
 MarginOption = Annotated[
@@ -202,11 +279,8 @@ LinksOption = Annotated[
 ]
 StrategiesOption = Annotated[
     list[str] | None,
-    typer.Option(
-        "--strategies",
-        metavar="A[,B…]",
-        help="Which to try; default all.",
-        autocompletion=completion.offer("strategies"),
+    offered(
+        "strategies", "--strategies", metavar="A[,B…]", help="Which to try; default all.", many=True
     ),
 ]
 PlanArgument = Annotated[
@@ -216,7 +290,7 @@ InstanceArgument = Annotated[
     str,
     typer.Argument(
         help="Instance file, - for standard input, or a name from `hetplan instances list`.",
-        autocompletion=completion.offer("instances"),
+        autocompletion=offer("instances"),
     ),
 ]
 

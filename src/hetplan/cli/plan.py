@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hetplan.cli import completion
 from hetplan.cli.options import (
     BatchOption,
     ClusterOption,
@@ -30,6 +29,7 @@ from hetplan.cli.options import (
     ThreadsOption,
     TracedOption,
     make_options,
+    offered,
     open_cluster,
     parse_dotted,
     split_list,
@@ -106,11 +106,12 @@ def plan(
     sequence: SequenceOption = None,
     precision: Annotated[
         str,
-        typer.Option(
+        offered(
+            "precisions",
             "--precision",
             metavar="fp16|bf16|fp32",
             help="Or several (fp16,fp32), or auto: those that every device has, planned together.",
-            autocompletion=completion.offer("precisions"),
+            many=True,
         ),
     ] = "fp16",
     profile: ProfileOption = None,

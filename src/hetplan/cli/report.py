@@ -6,8 +6,7 @@ from typing import Annotated
 
 import typer
 
-from hetplan.cli import completion
-from hetplan.cli.options import JsonOption, PngOption, QuietOption, target
+from hetplan.cli.options import JsonOption, PngOption, QuietOption, offer, target
 from hetplan.cli.output import emit, note
 from hetplan.errors import InputError, unknown_name
 from hetplan.files import write_text
@@ -21,7 +20,7 @@ def report(
         typer.Argument(
             metavar="PAPER",
             help=", ".join(papers.PAPERS),
-            autocompletion=completion.offer("papers"),
+            autocompletion=offer("papers"),
         ),
     ],
     name: Annotated[

@@ -8,7 +8,6 @@ from typing import Annotated, Any
 
 import typer
 
-from hetplan.cli import completion
 from hetplan.cli.options import (
     EfficiencyOption,
     JsonOption,
@@ -20,6 +19,7 @@ from hetplan.cli.options import (
     TimeOption,
     make_options,
     number,
+    offered,
     open_cluster,
     require_option,
     split_list,
@@ -66,21 +66,18 @@ class GpuPool:
 
     gpus: Annotated[
         list[str] | None,
-        typer.Option(
+        offered(
+            "devices",
             "--gpus",
             "-g",
             metavar="TYPE:COUNT[,…]",
             help="The pool, like A800:2048,H100:1024.",
-            autocompletion=completion.offer("devices"),
         ),
     ] = None
     cluster: Annotated[
         str | None,
-        typer.Option(
-            "--cluster",
-            metavar="FILE|NAME",
-            help="The pool as a cluster file instead.",
-            autocompletion=completion.offer("clusters"),
+        offered(
+            "clusters", "--cluster", metavar="FILE|NAME", help="The pool as a cluster file instead."
         ),
     ] = None
     mode: Annotated[
@@ -162,12 +159,12 @@ class Filter:
     ] = True
     parameter: Annotated[
         list[str] | None,
-        typer.Option(
+        offered(
+            "parameters",
             "--param",
             "-p",
             metavar="NAME=VALUES",
             help="Like tensor=1,2,4 or pipeline=1-8; may repeat.",
-            autocompletion=completion.offer("parameters"),
         ),
     ] = None
 
@@ -241,12 +238,8 @@ def show_shipped_rules(wanted: bool) -> None:
 def search(
     model: Annotated[
         str,
-        typer.Option(
-            "--model",
-            "-m",
-            metavar="NAME|FILE",
-            help="Built-in model or config.json.",
-            autocompletion=completion.offer("models"),
+        offered(
+            "models", "--model", "-m", metavar="NAME|FILE", help="Built-in model or config.json."
         ),
     ],
     gpus: GpuPool,

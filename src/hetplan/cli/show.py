@@ -10,12 +10,13 @@ from typing import Annotated, Any
 
 import typer
 
-from hetplan.cli import completion
 from hetplan.cli.options import (
     JsonOption,
     LinksOption,
     PlanArgument,
     Setting,
+    offer,
+    offered,
     open_instance,
     read_document,
     target,
@@ -53,7 +54,7 @@ def show(
             metavar="PLAN|INSTANCE",
             help="A plan file or what `hetplan plan --json` printed; or an instance: a file, -, a "
             "name of the library.",
-            autocompletion=completion.offer("instances"),
+            autocompletion=offer("instances"),
         ),
     ],
     setting: Setting,
@@ -197,11 +198,11 @@ def export(
     plan: PlanArgument,
     to: Annotated[
         str,
-        typer.Option(
+        offered(
+            "frameworks",
             "--to",
             metavar="megatron|deepspeed|torchtitan|flagscale|torchrun",
             help="Who is to run it.",
-            autocompletion=completion.offer("frameworks"),
         ),
     ],
     output: Annotated[

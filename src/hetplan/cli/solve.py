@@ -8,7 +8,6 @@ from typing import Annotated, Any
 
 import typer
 
-from hetplan.cli import completion
 from hetplan.cli.options import (
     GapOption,
     InstanceArgument,
@@ -22,6 +21,8 @@ from hetplan.cli.options import (
     ThreadsOption,
     TimeOption,
     make_options,
+    offer,
+    offer_methods,
     open_instance,
     open_instances,
     read_document,
@@ -46,7 +47,7 @@ def solve(
         typer.Argument(
             help="Instance files, folders, - for standard input; names, patterns, problems or sets "
             "of the library.",
-            autocompletion=completion.offer("sets"),
+            autocompletion=offer("sets"),
         ),
     ],
     method: Annotated[
@@ -57,7 +58,7 @@ def solve(
             "-m",
             metavar="NAME[,NAME…]|all",
             help="Methods to run, of each problem those it has; default auto.",
-            autocompletion=completion.methods,
+            autocompletion=offer_methods,
         ),
     ] = None,
     plugin: PluginOption = None,

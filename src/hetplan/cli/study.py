@@ -15,7 +15,6 @@ from typing import Annotated, Any
 
 import typer
 
-from hetplan.cli import completion
 from hetplan.cli.options import (
     GapOption,
     JsonOption,
@@ -26,6 +25,7 @@ from hetplan.cli.options import (
     QuietOption,
     make_options,
     native_value,
+    offer,
     require_option,
     split_list,
     target,
@@ -121,7 +121,7 @@ def run(
         list[str] | None,
         typer.Argument(
             help="Sets of the library (papers, …), problems, instances, patterns, files, folders.",
-            autocompletion=completion.offer("sets"),
+            autocompletion=offer("sets"),
         ),
     ] = None,
     output: Annotated[
