@@ -118,9 +118,11 @@ def predict(
     if factory is not None:
         chosen = traced_model(factory, model, precision, model_output, quiet=quiet)
     else:
-        attention = load_stack(stack).attention
         chosen = load_model(
-            named(model), sequence=sequence, precision=precision, attention=attention
+            named(model),
+            sequence=sequence,
+            precision=precision,
+            attention=load_stack(stack).attention,
         )
     # All powers of two up to the largest divide it, so they are its own default sizes.
     sizes = default_micro_batches(LARGEST_MICRO_BATCH if global_batch is None else global_batch)

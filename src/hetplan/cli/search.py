@@ -442,11 +442,15 @@ def write_instance(result: SearchResult, path: Path, job: Job, pool: Pool) -> No
         note(f"{path} not written: the strategy mixes no types, so there are no segments")
         return
     types = "-".join(offer.name for offer in pool.offers)
-    name = f"{job.model.name}-{types}-{pool.sizes[0]}"
-    origin = (
-        f"hetplan plan search: {job.model.name}, global batch {job.global_batch}, best "
-        f"strategy of {pool.sizes[0]} GPUs; "
-        "times are predicted; its objective is the pipeline's seconds, without gradient "
-        "reduction and optimizer"
+    save_instance(
+        Instance(
+            problem="astra",
+            name=f"{job.model.name}-{types}-{pool.sizes[0]}",
+            origin=f"hetplan plan search: {job.model.name}, global batch {job.global_batch}, best "
+            f"strategy of {pool.sizes[0]} GPUs; "
+            "times are predicted; its objective is the pipeline's seconds, without gradient "
+            "reduction and optimizer",
+            data=result.instance,
+        ),
+        path,
     )
-    save_instance(Instance(problem="astra", name=name, origin=origin, data=result.instance), path)

@@ -166,9 +166,11 @@ def claim_of(answer: Answer, instance: Instance, where: str, *place: int | str) 
 
 def claim_of_record(best: BestKnown, instance: Instance, where: str) -> Claim:
     """What a best-known record claims; raises InputError where its decision is malformed."""
-    decision = parse_decision(best.decision, instance, where, "decision")
     return Claim(
-        source=best.found_by, decision=decision, objective=best.objective, bound=best.bound
+        source=best.found_by,
+        decision=parse_decision(best.decision, instance, where, "decision"),
+        objective=best.objective,
+        bound=best.bound,
     )
 
 

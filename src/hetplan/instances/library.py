@@ -125,9 +125,14 @@ def parse_instance(value: Any, *, where: str) -> Instance:
     if isinstance(value.get("problem"), str):
         family(value["problem"], where=f"{where}: problem")
     envelope = parse(InstanceFile, value, where=where)
-    data = parse(family(envelope.problem).load_data(), envelope.data, where=where, prefix=("data",))
     return Instance(
-        problem=envelope.problem, name=envelope.name, origin=envelope.origin, data=data, where=where
+        problem=envelope.problem,
+        name=envelope.name,
+        origin=envelope.origin,
+        data=parse(
+            family(envelope.problem).load_data(), envelope.data, where=where, prefix=("data",)
+        ),
+        where=where,
     )
 
 
@@ -199,8 +204,9 @@ class Entry:
         """The record beside the instance, None where there is none; raises InputError."""
         if not self.best_file.is_file():
             return None
-        where = f"{self.problem}/{self.best_file.name}"
-        return parse_best_known(_read(self.best_file), where=where)
+        return parse_best_known(
+            _read(self.best_file), where=f"{self.problem}/{self.best_file.name}"
+        )
 
 
 def parse_best_known(value: Any, *, where: str) -> BestKnown:

@@ -105,8 +105,13 @@ def catalogue() -> dict[str, DeviceSpec]:
 
 def device(name: str, *, where: str | None = None) -> DeviceSpec:
     """The catalogue's entry `name`; raises InputError that suggests the nearest names."""
-    see = f"one of {', '.join(catalogue())}, or in the cluster file its own entry, {EXAMPLE}"
-    return look_up("unknown device", name, catalogue(), where=where, see=see)
+    return look_up(
+        "unknown device",
+        name,
+        catalogue(),
+        where=where,
+        see=f"one of {', '.join(catalogue())}, or in the cluster file its own entry, {EXAMPLE}",
+    )
 
 
 def overridden(name: str, override: DeviceOverride, *, where: str) -> DeviceSpec:

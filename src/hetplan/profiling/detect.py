@@ -88,8 +88,12 @@ def _range(piece: str) -> list[str]:
     match = RANGE.match(piece)
     numbers = range(int(match[1]), int(match[2] or match[1]) + 1) if match else range(0)
     if match is None or not 1 <= len(numbers) <= MOST_HOSTS:
-        expected = f"such as 01-04, rising, at most {MOST_HOSTS} nodes"
-        raise InputError("not a range", where="node list", got=piece, expected=expected)
+        raise InputError(
+            "not a range",
+            where="node list",
+            got=piece,
+            expected=f"such as 01-04, rising, at most {MOST_HOSTS} nodes",
+        )
     return [f"{n:0{len(match[1])}d}" for n in numbers]
 
 

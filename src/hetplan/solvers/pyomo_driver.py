@@ -274,8 +274,11 @@ def _minimised(
     with _output_left_alone(is_highs):
         results = drive(work, run=run, interrupt=interrupt, poll=lambda: None, overtime=overtime)
     if results is None:
-        message = f"{options.pyomo_solver} did not stop in time; what it had found is lost"
-        return ModelAnswer(stop=stop_reason(run), solver=label, message=message)
+        return ModelAnswer(
+            stop=stop_reason(run),
+            solver=label,
+            message=f"{options.pyomo_solver} did not stop in time; what it had found is lost",
+        )
     if isinstance(results, str):
         return ModelAnswer(stop=Stop.ERROR, solver=label, message=results)
     answer = replace(_read(model, results, run, scale, whole), solver=label)

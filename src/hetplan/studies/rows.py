@@ -332,15 +332,14 @@ def findings_of_rows(rows: Iterable[Row], where: str) -> Iterator[Finding]:
         if row["decision_json"] is None and row["bound"] is None:
             continue
         decision = row["decision_json"]
-        answer = Answer(
-            decision=None if decision is None else json.loads(decision),
-            **{key: row[key] for key in ("method", "status", "objective", "bound", "solver")},
-        )
         yield Finding(
             where=f"{where}: {row['instance']} by {row['method']} (row {row['key']})",
             problem=row["problem"],
             instance=row["instance"],
-            answer=answer,
+            answer=Answer(
+                decision=None if decision is None else json.loads(decision),
+                **{key: row[key] for key in ("method", "status", "objective", "bound", "solver")},
+            ),
             about=partial(made_on, row),
         )
 

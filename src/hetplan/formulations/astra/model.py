@@ -67,8 +67,11 @@ class Kinds:
     def totals(self) -> Totals:
         """Bounds on the optimum and on every total of the model."""
         p, lower = self.problem, least_total(self.problem)
-        largest = max(lower, self.upper, p.P * float(self.seconds.max()))
-        return Totals(least=lower, largest=largest, roundings=p.P + p.K - 1)
+        return Totals(
+            least=lower,
+            largest=max(lower, self.upper, p.P * float(self.seconds.max())),
+            roundings=p.P + p.K - 1,
+        )
 
     def of(self, i: int) -> Ints:
         """The kinds of type i."""

@@ -51,8 +51,14 @@ class Moves:
             groups = change(pipe.groups)
             if not groups:
                 return None
-            cuts = () if refit or len(groups) != len(pipe.groups) else pipe.cuts
-            return self._cut(design, replace(pipe, groups=tuple(groups), cuts=cuts))
+            return self._cut(
+                design,
+                replace(
+                    pipe,
+                    groups=tuple(groups),
+                    cuts=() if refit or len(groups) != len(pipe.groups) else pipe.cuts,
+                ),
+            )
 
         return self._one_or_alike(design, i, changed)
 

@@ -164,5 +164,6 @@ def with_constants(
 ) -> Compared:
     """The row predicted with constants."""
     assert one.predicted is not None
-    seconds = predicted_seconds(plan, workload, values)
-    return replace(one, predicted=replace(one.predicted, seconds=seconds))
+    return replace(
+        one, predicted=replace(one.predicted, seconds=predicted_seconds(plan, workload, values))
+    )

@@ -143,16 +143,20 @@ def workload_of(
         precision=precision,
     )
     nodes = cluster(machine, gpus)
-    profile = predict(
+    return make_workload(
         model,
         nodes,
-        micro_batches=samples,
-        tensor_degrees=[tensor],
+        global_batch,
+        profile=predict(
+            model,
+            nodes,
+            micro_batches=samples,
+            tensor_degrees=[tensor],
+            stack=stack,
+            date="2026-01-01",
+        ),
+        framework=framework,
         stack=stack,
-        date="2026-01-01",
-    )
-    return make_workload(
-        model, nodes, global_batch, profile=profile, framework=framework, stack=stack
     )
 
 

@@ -377,8 +377,12 @@ def published(run: PlanRun) -> Published:
             used[node.kind] += node.gpus
     folder, gpus = run.file.rpartition("/")[0], ", ".join(f"{n} {k}" for k, n in used.items())
     workload = f"{folder}, batch {run.global_batch}, {gpus}"
-    kind = run.file.partition("/")[0] if "/" in run.file else ""
-    return Published(workload, run.seconds, run.max_bytes, kind=kind)
+    return Published(
+        workload,
+        run.seconds,
+        run.max_bytes,
+        kind=run.file.partition("/")[0] if "/" in run.file else "",
+    )
 
 
 def model_of(run: PlanRun, names: Sequence[str], load: Callable[[str], ModelData]) -> ModelData:

@@ -245,8 +245,12 @@ def search(
         known = offer.spec.peak_tflops
         if job.model.precision not in known:
             what, got = "has no units for this precision", job.model.precision
-            expected = f"--precision {' or '.join(sorted(known))}"
-            raise InputError(what, where=offer.name, got=got, expected=expected)
+            raise InputError(
+                what,
+                where=offer.name,
+                got=got,
+                expected=f"--precision {' or '.join(sorted(known))}",
+            )
     task = Task(job, pool, model_facts(job.model), space, rules, assumed, top)
     begun = time.perf_counter()
     segments = OnSegments(task, run) if pool.mode == "heterogeneous" else None

@@ -35,8 +35,11 @@ class Job:
     def __post_init__(self) -> None:
         check_global_batch(self.global_batch)
         if not 0 < self.tokens <= MOST_TOKENS:
-            expected = f"more than 0, at most {MOST_TOKENS:g}"
-            raise InputError("tokens of the job", got=self.tokens, expected=expected)
+            raise InputError(
+                "tokens of the job",
+                got=self.tokens,
+                expected=f"more than 0, at most {MOST_TOKENS:g}",
+            )
         require(
             self.money_limit is None or 0 <= self.money_limit < math.inf,
             "money limit",

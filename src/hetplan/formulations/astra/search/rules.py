@@ -142,8 +142,9 @@ def tokenize(source: Source) -> list[tuple[int, str]]:
             expected = _MISSING.get(text[at])
             raise source.error("unexpected character", at, got=text[at], expected=expected)
         if match["number"] and float(match["number"]) > LARGEST:
-            got = match.group()
-            raise source.error("number is too large", at, got=got, expected="at most 2^53")
+            raise source.error(
+                "number is too large", at, got=match.group(), expected="at most 2^53"
+            )
         if not match["nothing"]:
             tokens.append((at, spelling(match.lastgroup, match.group())))
         at = match.end()
@@ -190,9 +191,12 @@ class _Reader:
     def refuse(self, offset: int) -> NoReturn:
         """Raise InputError for what the grammar does not have."""
         column = self.column(offset)
-        got = self.source.text[column:] or "the end of the rule"
-        expected = "operators between values, all brackets in pairs"
-        raise self.source.error("cannot be read", column, got=got, expected=expected)
+        raise self.source.error(
+            "cannot be read",
+            column,
+            got=self.source.text[column:] or "the end of the rule",
+            expected="operators between values, all brackets in pairs",
+        )
 
     def need(self, node: ast.expr, kind: Kind) -> Floats:
         """The values of a part, which must be of that kind."""
@@ -242,8 +246,12 @@ class _Reader:
         """`$name`."""
         if name not in self.columns:
             near = [f"${other}" for other in nearest(name, self.columns, most=2)]
-            expected = " or ".join(near) or "one of " + ", ".join(sorted(self.columns))
-            raise self.source.error("unknown parameter", column, got=f"${name}", expected=expected)
+            raise self.source.error(
+                "unknown parameter",
+                column,
+                got=f"${name}",
+                expected=" or ".join(near) or "one of " + ", ".join(sorted(self.columns)),
+            )
         known = self.columns[name]
         return Part(known.kind, self.table[name], words=known.words)
 
@@ -259,9 +267,12 @@ class _Reader:
         kinds, column = {left.kind, right.kind}, self.column(second.col_offset)
         ordered = type(sign) in _COMPARISONS
         if (ordered and kinds != {"number"}) or len(kinds - {"none"}) > 1:
-            expected = "two numbers" if ordered else "two of one kind"
-            got = f"a {left.kind} and a {right.kind}"
-            raise self.source.error("cannot be compared", column, got=got, expected=expected)
+            raise self.source.error(
+                "cannot be compared",
+                column,
+                got=f"a {left.kind} and a {right.kind}",
+                expected="two numbers" if ordered else "two of one kind",
+            )
         if kinds == {"string"}:
             left, right = self.coded(left, right, column), self.coded(right, left, column)
         a, b = left.values, right.values
@@ -275,9 +286,13 @@ class _Reader:
         if part.word in other.words:
             return Part("string", np.array(float(other.words.index(part.word))))
         if part.word is not None or (part.words != other.words and other.word is None):
-            expected = f"one of {', '.join(other.words)} or None" if other.words else "a parameter"
             raise self.source.error(
-                "never has this value", column, got=part.word or "a parameter", expected=expected
+                "never has this value",
+                column,
+                got=part.word or "a parameter",
+                expected=f"one of {', '.join(other.words)} or None"
+                if other.words
+                else "a parameter",
             )
         return part
 
