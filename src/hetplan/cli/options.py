@@ -125,9 +125,9 @@ def offer_methods(ctx: typer.Context, incomplete: str) -> list[str]:
     return beginning([*names, "all"], incomplete, many=True)
 
 
-def offered(what: str, *names: str, metavar: str, help: str, many: bool = False) -> Any:
-    """An option whose values the shell completes."""
-    completer = offer(what, many=many)
+def offered(what: str, *names: str, metavar: str, help: str, **more: Any) -> Any:
+    """An option whose values the shell completes. more: what `offer` takes beside."""
+    completer = offer(what, **more)
     return typer.Option(*names, metavar=metavar, help=help, autocompletion=completer)
 
 
@@ -462,6 +462,8 @@ class Setting:
 def with_links(workload: Workload, path: Path | None) -> Workload:
     """The workload with a learned efficiency of its links, where a file is given; raises
     InputError."""
-    if path is None:
-        return workload
-    return replace(workload, links=LearnedLinks(LinkEfficiencyFile.load(path)))
+    return (
+        workload
+        if path is None
+        else replace(workload, links=LearnedLinks(LinkEfficiencyFile.load(path)))
+    )

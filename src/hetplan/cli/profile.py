@@ -125,9 +125,11 @@ def predict(
             attention=load_stack(stack).attention,
         )
     # All powers of two up to the largest divide it, so they are its own default sizes.
-    sizes = default_micro_batches(LARGEST_MICRO_BATCH if global_batch is None else global_batch)
-    if micro_batches is not None:
-        sizes = whole_numbers(micro_batches, "--micro-batches")
+    sizes = (
+        whole_numbers(micro_batches, "--micro-batches")
+        if micro_batches is not None
+        else default_micro_batches(LARGEST_MICRO_BATCH if global_batch is None else global_batch)
+    )
     on = open_cluster(cluster)
     profile = predicted(
         chosen,

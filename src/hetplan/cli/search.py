@@ -72,6 +72,8 @@ class GpuPool:
             "-g",
             metavar="TYPE:COUNT[,…]",
             help="The pool, like A800:2048,H100:1024.",
+            ending=":",
+            many=True,
         ),
     ] = None
     cluster: Annotated[
@@ -165,6 +167,7 @@ class Filter:
             "-p",
             metavar="NAME=VALUES",
             help="Like tensor=1,2,4 or pipeline=1-8; may repeat.",
+            ending="=",
         ),
     ] = None
 

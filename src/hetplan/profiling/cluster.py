@@ -326,9 +326,11 @@ def open_cluster(
     is. unknown: how the complaint about another name begins. Raises InputError."""
     text = os.fspath(source)
     is_name = isinstance(source, str) and Path(text).name == text and not Path(text).suffix
-    if is_name and not os.path.exists(text):
-        return example_cluster(text, unknown)
-    return load_cluster(source)
+    return (
+        example_cluster(text, unknown)
+        if is_name and not os.path.exists(text)
+        else load_cluster(source)
+    )
 
 
 FOLDER = Path(__file__).with_name("clusters")

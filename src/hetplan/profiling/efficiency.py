@@ -224,9 +224,11 @@ class Learned:
         """Measured over expected seconds of an operator; 1 where its kind was not measured."""
         shape = op.shape(micro_batch, tensor) or Shape(0, 0, 0, 0)
         correction = self.corrections.get("product" if shape.count else "elementwise")
-        if correction is None:
-            return 1.0
-        return math.exp(correction.at(sizes_of(shape, max(op.moved(micro_batch, tensor), 1.0))))
+        return (
+            1.0
+            if correction is None
+            else math.exp(correction.at(sizes_of(shape, max(op.moved(micro_batch, tensor), 1.0))))
+        )
 
 
 def train(data: OperatorData) -> OperatorData:

@@ -75,9 +75,11 @@ class Framework(StrictModel):
 
     def state_bytes(self, element_bytes: int) -> tuple[float, float, float]:
         """Of weights, gradients and optimizer states per parameter of `element_bytes`."""
-        if element_bytes == 4:
-            return 4.0, 4.0, 8.0
-        return 2.0, self.gradient_bytes, self.optimizer_bytes
+        return (
+            (4.0, 4.0, 8.0)
+            if element_bytes == 4
+            else (2.0, self.gradient_bytes, self.optimizer_bytes)
+        )
 
     def held_bytes(
         self, weights: float, largest: float, element_bytes: int, level: int, share: float

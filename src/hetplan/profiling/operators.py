@@ -77,9 +77,11 @@ class Counted(StrictModel):
 
     def shape(self, micro_batch: int = 1, tensor: int = 1) -> Shape | None:
         """Its products; None for what is none."""
-        if self.product is None:
-            return None
-        return Shape(*(at(line, micro_batch) for line in self.product))
+        return (
+            None
+            if self.product is None
+            else Shape(*(at(line, micro_batch) for line in self.product))
+        )
 
     def moved(self, micro_batch: int = 1, tensor: int = 1) -> float:
         """Elements read and written, in whichever pass it is."""
@@ -116,9 +118,11 @@ class Matmul:
         k = _share(self.k, tensor) if self.split == "k" else self.k
         n = _share(self.n, tensor) if self.split == "n" else self.n
         count = _share(self.count, tensor) if self.split == "count" else self.count
-        if self.weight:
-            return Shape(count, self.m * micro_batch, k, n)
-        return Shape(count * micro_batch, self.m, k, n)
+        return (
+            Shape(count, self.m * micro_batch, k, n)
+            if self.weight
+            else Shape(count * micro_batch, self.m, k, n)
+        )
 
     def moved(self, micro_batch: int = 1, tensor: int = 1) -> float:
         """Elements that one device reads and writes in the forward pass."""
@@ -179,9 +183,8 @@ def flops_of(op: Operator) -> tuple[float, float]:
     shape = op.shape()
     if shape is None:
         return 0.0, 0.0
-    if isinstance(op, Counted):
-        return (0.0, shape.flops) if op.backward else (shape.flops, 0.0)
-    return shape.flops, shape.flops * launches(op)[1]
+    forward, backward = launches(op)
+    return shape.flops * forward, shape.flops * backward
 
 
 @dataclass(frozen=True)

@@ -108,9 +108,11 @@ def layer_time(
             LayerTime(t.forward * factor, t.backward * factor)
             for t, factor in zip(times, factors, strict=True)
         ]
-    casts = 0.0
-    if rates.stack.casts and rates.precision != "fp32":
-        casts = rates.moved_seconds(3 * (layer.params + layer.tied_params) / tensor, "copy")
+    casts = (
+        rates.moved_seconds(3 * (layer.params + layer.tied_params) / tensor, "copy")
+        if rates.stack.casts and rates.precision != "fp32"
+        else 0.0
+    )
     nothing = (0.0, 0.0)  # of layers without operators, such as a dropout of 0
     device = np.sum([nothing, *((t.forward, t.backward) for t in times)], axis=0) + casts
     if rates.stack.gather_copies and tensor > 1 and micro_batch > 1:  # read and written, twice
@@ -166,9 +168,11 @@ class Rates:
 
     def product_seconds(self, shape: Shape) -> float:
         """Seconds of matrix products."""
-        share = 1.0
-        if self.precision != "fp32":
-            share = MISALIGNED.get(math.gcd(int(shape.k), int(shape.n), 8), 1.0)
+        share = (
+            MISALIGNED.get(math.gcd(int(shape.k), int(shape.n), 8), 1.0)
+            if self.precision != "fp32"
+            else 1.0
+        )
         seconds = product_seconds(self.device, self.spec, self.precision, shape)
         return self.end_of(seconds) / share
 

@@ -318,12 +318,14 @@ def feed_forward_saved(t: Transformer, s: int, mixture: Experts | None) -> tuple
     size = s * t.hidden
     active = mixture.active if mixture else 1
     up = 2 if t.gated else 1
-    routing: tuple[Saved, ...] = ()
-    if mixture:
-        routing = (
+    routing: tuple[Saved, ...] = (
+        (
             Saved("router input and weights", size + s * mixture.count, split=False),
             Saved("expert outputs", active * size, split=False),
         )
+        if mixture
+        else ()
+    )
     return (
         Saved("norm-2 input", size, split=False),
         Saved("up input", active * size, split=False),
@@ -341,31 +343,49 @@ def transformer_layers(t: Transformer, sequence: int) -> tuple[Layer, ...]:
     return (embedding(t, s), *(block(t, s, index) for index in range(t.layers)), head(t, s))
 
 
+Part = tuple[bool, int, tuple[Operator, ...], tuple[Saved, ...]]
+
+
+def put_together(*parts: Part) -> tuple[int, tuple[Operator, ...], tuple[Saved, ...]]:
+    """Parameters, operators and what is kept of the parts that a layer has; of each: whether it has
+    it, and the three."""
+    own = [part for part in parts if part[0]]
+    return (
+        sum(params for _, params, _, _ in own),
+        tuple(op for _, _, operators, _ in own for op in operators),
+        tuple(tensor for _, _, _, saved in own for tensor in saved),
+    )
+
+
 def embedding(t: Transformer, s: int) -> Layer:
     """Token, position and type vectors, summed; normalised and projected where the model does
     so."""
-    width = t.embedding_width or t.hidden
-    params = t.vocabulary * width + (t.positions + t.position_offset + t.types) * t.hidden
-    tables = 1 + bool(t.positions) + bool(t.types)
-    operators: list[Operator] = [
-        Elementwise("lookup", (1 + tables) * s * width, (1 + tables) * s * width, kind="lookup")
-    ]
-    saved: list[Saved] = []
-    if width != t.hidden:
-        params += width * t.hidden
-        operators.append(Matmul("project-in", s, width, t.hidden))
-        saved.append(Saved("project-in input", s * width, split=False))
-    if t.embedding_norm:
-        params += t.norm_params
-        operators.append(norm("embedding-norm", s * t.hidden))
-        saved.append(Saved("embedding norm input", s * t.hidden, split=False))
-    if t.dropout:
-        operators.append(Elementwise("dropout", 2 * s * t.hidden, 2 * s * t.hidden))
-        saved += dropout_mask(t, "embedding", s * t.hidden)
-    reduces = (Reduce(s * width, backward=False),)  # ranks hold parts of the vocabulary
-    return Layer(
-        "embedding", "embedding", params, tuple(operators), s * t.hidden, tuple(saved), reduces
+    width, size = t.embedding_width or t.hidden, s * t.hidden
+    vectors = t.vocabulary * width + (t.positions + t.position_offset + t.types) * t.hidden
+    read = (2 + bool(t.positions) + bool(t.types)) * s * width
+    params, operators, saved = put_together(
+        (True, vectors, (Elementwise("lookup", read, read, kind="lookup"),), ()),
+        (
+            width != t.hidden,
+            width * t.hidden,
+            (Matmul("project-in", s, width, t.hidden),),
+            (Saved("project-in input", s * width, split=False),),
+        ),
+        (
+            t.embedding_norm,
+            t.norm_params,
+            (norm("embedding-norm", size),),
+            (Saved("embedding norm input", size, split=False),),
+        ),
+        (
+            t.dropout,
+            0,
+            (Elementwise("dropout", 2 * size, 2 * size),),
+            dropout_mask(t, "embedding", size),
+        ),
     )
+    reduces = (Reduce(s * width, backward=False),)  # ranks hold parts of the vocabulary
+    return Layer("embedding", "embedding", params, operators, size, saved, reduces)
 
 
 def block(t: Transformer, s: int, index: int) -> Layer:
@@ -413,37 +433,46 @@ def block(t: Transformer, s: int, index: int) -> Layer:
 def head(t: Transformer, s: int) -> Layer:
     """Final norm, language-model head (BERT: transform, MLM and NSP heads) and loss."""
     h, v = t.hidden, t.vocabulary
-    width = t.embedding_width or h
-    size = s * h
-    params = 0 if t.tied else v * width
-    operators: list[Operator] = []
-    saved = [Saved("head input", s * width, split=False)]
-    if t.final_norm:
-        params += t.norm_params
-        operators.append(norm("final-norm", size))
-        saved.append(Saved("final norm input", size, split=False))
-    if width != h:
-        params += h * width
-        operators.append(Matmul("project-out", s, h, width))
-        saved.append(Saved("project-out input", size, split=False))
-    if t.head == "bert":
-        params += bert_head_params(t)
-        operators += [Matmul("pooler", 1, h, h), Matmul("transform", s, h, h)]
-        operators += [
-            Elementwise("transform-gelu", 2 * size, 3 * size),
-            norm("transform-norm", size),
-        ]
-        saved += [
-            Saved(f"transform {what}", size, split=False)
-            for what in ("input", "activation", "norm")
-        ]
-    operators.append(Matmul("lm-head", s, width, v, split="n"))
-    # The loss reads 16-bit logits, writes fp32 ones, and reads those for maximum, sum and gradient.
-    operators.append(Elementwise("cross-entropy", 6 * s * v, 3 * s * v, True, "loss"))
-    saved.append(Saved("logits", s * v, split=True, element_bytes=4))
+    width, size = t.embedding_width or h, s * h
+    transform = tuple(f"transform {what}" for what in ("input", "activation", "norm"))
+    params, operators, saved = put_together(
+        (True, 0 if t.tied else v * width, (), (Saved("head input", s * width, split=False),)),
+        (
+            t.final_norm,
+            t.norm_params,
+            (norm("final-norm", size),),
+            (Saved("final norm input", size, split=False),),
+        ),
+        (
+            width != h,
+            h * width,
+            (Matmul("project-out", s, h, width),),
+            (Saved("project-out input", size, split=False),),
+        ),
+        (
+            t.head == "bert",
+            bert_head_params(t),
+            (
+                Matmul("pooler", 1, h, h),
+                Matmul("transform", s, h, h),
+                Elementwise("transform-gelu", 2 * size, 3 * size),
+                norm("transform-norm", size),
+            ),
+            tuple(Saved(name, size, split=False) for name in transform),
+        ),
+        (
+            True,
+            0,
+            (
+                Matmul("lm-head", s, width, v, split="n"),
+                # The loss reads 16-bit logits, writes fp32 ones, and reads those for maximum, sum
+                # and gradient.
+                Elementwise("cross-entropy", 6 * s * v, 3 * s * v, True, "loss"),
+            ),
+            (Saved("logits", s * v, split=True, element_bytes=4),),
+        ),
+    )
     # Backward: the input's gradient. Forward: maximum, target logit and sum of exponentials, fp32.
     reduces = (Reduce(s * width, backward=True), Reduce(3 * s, backward=False, element_bytes=4))
     tied = v * width if t.tied else 0
-    return Layer(
-        "head", "head", params, tuple(operators), 0, tuple(saved), reduces, tied_params=tied
-    )
+    return Layer("head", "head", params, operators, 0, saved, reduces, tied_params=tied)

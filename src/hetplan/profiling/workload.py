@@ -230,9 +230,9 @@ class Workload:
         None where a device has no peak in the precision."""
         peaks = [self.cluster.specs[kind].peak_tflops.get(self.precision) for kind in types]
         known = [peak * 1e12 for peak in peaks if peak is not None]
-        if len(known) < len(peaks):
-            return None
-        return self.flops_per_iteration / (seconds * sum(known))
+        return (
+            None if len(known) < len(peaks) else self.flops_per_iteration / (seconds * sum(known))
+        )
 
     def interval(self, types: Iterable[str]) -> tuple[float, float] | None:
         """Factors of predicted seconds on these device types, low and high: eight in ten operators
@@ -243,9 +243,7 @@ class Workload:
             for table in self.profile.tables
             if table.interval is not None and table.device in used
         ]
-        if not known:
-            return None
-        return min(low for low, _ in known), max(high for _, high in known)
+        return None if not known else (min(low for low, _ in known), max(high for _, high in known))
 
     @property
     def state_bytes_per_param_byte(self) -> float:

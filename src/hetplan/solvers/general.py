@@ -76,9 +76,11 @@ def minimise(method: str, model: Model, run: Run, report: Sink | None = None) ->
         again: ModelAnswer = driver.solve(model.without_costs(), run, lambda incumbent, bound: None)
     except Stopped:
         return ModelAnswer(stop=stop_reason(run), solver=label(method, run.options))
-    if again.stop is Stop.OPTIMAL:
-        return replace(answer, message="found the model unbounded below")
-    return replace(answer, stop=again.stop, message=again.message)
+    return (
+        replace(answer, message="found the model unbounded below")
+        if again.stop is Stop.OPTIMAL
+        else replace(answer, stop=again.stop, message=again.message)
+    )
 
 
 def label(method: str, options: Options) -> str:

@@ -159,9 +159,11 @@ class Run:
     @property
     def remaining(self) -> float:
         """Seconds left of the time limit, never below 0; infinite without a limit."""
-        if self.options.time_limit is None:
-            return float("inf")
-        return max(0.0, self.options.time_limit - self.elapsed)
+        return (
+            float("inf")
+            if self.options.time_limit is None
+            else max(0.0, self.options.time_limit - self.elapsed)
+        )
 
     @property
     def cancelled(self) -> bool:

@@ -169,9 +169,11 @@ class Patience:
 
     def limit(self, time_limit: float | None) -> float:
         """Seconds after which a task is killed."""
-        if time_limit is None:
-            return float("inf")
-        return time_limit + max(self.seconds, self.share * time_limit)
+        return (
+            float("inf")
+            if time_limit is None
+            else time_limit + max(self.seconds, self.share * time_limit)
+        )
 
 
 @dataclass

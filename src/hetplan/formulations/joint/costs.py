@@ -79,11 +79,13 @@ class Costs:
     def link(self, here: int, there: int) -> tuple[float, float]:
         """(bytes/s, seconds per message) between two devices."""
         nodes, a, b = self.data.nodes, self._node[here], self._node[there]
-        if a == b:
-            return nodes[a].intra_bandwidth, nodes[a].intra_latency
         return (
-            min(nodes[a].network_bandwidth, nodes[b].network_bandwidth),
-            max(nodes[a].network_latency, nodes[b].network_latency),
+            (nodes[a].intra_bandwidth, nodes[a].intra_latency)
+            if a == b
+            else (
+                min(nodes[a].network_bandwidth, nodes[b].network_bandwidth),
+                max(nodes[a].network_latency, nodes[b].network_latency),
+            )
         )
 
     def gradient_bytes(self, param_bytes: float) -> float:
@@ -293,9 +295,7 @@ class Costs:
             if len(group) > 1
         )
         moving = rounds * largest * once.seconds / reached
-        seconds = moving + once.latency
-        if curve is not None and largest > 0:
-            seconds = curve.at(largest)
+        seconds = curve.at(largest) if curve is not None and largest > 0 else moving + once.latency
         busy = min(moving / seconds, 1.0) if seconds > 0 else 0.0
         return Traffic(seconds, 0.0, tuple((port, busy * share) for port, share in once.ports))
 
@@ -311,9 +311,8 @@ class Costs:
             for place in places
             for node in place
         )
-        if self.links or not alike or max(map(len, places)) > 1:
-            return None
-        return first.all_reduce.get(max(map(len, groups)))
+        inside = alike and max(map(len, places)) == 1 and not self.links
+        return first.all_reduce.get(max(map(len, groups))) if inside else None
 
     def update_seconds(self, device: int, param_bytes: float) -> float:
         """The optimizer's step on `param_bytes` of weights: memory-bound."""
@@ -357,9 +356,11 @@ def summed(values: Iterable[float]) -> list[float]:
 
 def rows_of(stage: Stage, samples: int) -> list[int]:
     """Samples of a micro-batch on each row group of a stage."""
-    if len(stage.devices) == 1:
-        return [samples]
-    return [end - begin for begin, end in split(samples, stage.row_shares)]
+    return (
+        [samples]
+        if len(stage.devices) == 1
+        else [end - begin for begin, end in split(samples, stage.row_shares)]
+    )
 
 
 def slope(sizes: Floats, seconds: Floats) -> Floats:

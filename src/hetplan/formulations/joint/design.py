@@ -203,9 +203,11 @@ class Space:
 
     def scheduled(self, design: Design, schedule: Schedule, chunks: int) -> Design | None:
         """Under another schedule with so many chunks; new cuts where their number changes."""
-        pipes: list[Pipe | None] = list(design.pipes)
-        if chunks != design.chunks:
-            pipes = [self.fitted(pipe, chunks, design.mode) for pipe in design.pipes]
+        pipes: list[Pipe | None] = (
+            [self.fitted(pipe, chunks, design.mode) for pipe in design.pipes]
+            if chunks != design.chunks
+            else list(design.pipes)
+        )
         return with_pipes(replace(design, schedule=schedule, chunks=chunks), pipes)
 
     def canonical(self, design: Design) -> Design:

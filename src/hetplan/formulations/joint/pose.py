@@ -141,9 +141,8 @@ def kept_of(workload: Workload, at: int, mode: Recomputation) -> Kept:
 
 def gathered_bytes(workload: Workload, layer: operators.Layer) -> float:
     """Bytes per sample of the inputs of products that sequence parallel ranks gather and keep."""
-    if not workload.framework.whole_inputs:
-        return 0.0
-    return sum(t.size(workload.precision) for t in layer.saved if t.name in GATHERED)
+    gathered = layer.saved if workload.framework.whole_inputs else ()
+    return sum(t.size(workload.precision) for t in gathered if t.name in GATHERED)
 
 
 def costs_of(workload: Workload, mode: Recomputation = "none") -> Costs:

@@ -184,9 +184,7 @@ class ZeroCosts:
     def passes(self, stage: Stage, samples: int) -> tuple[float, float] | None:
         """(forward, backward) seconds of a micro-batch where collectives hide in them, else
         None."""
-        if not self.overlaps:
-            return None
-        return self.step(stage, samples)[:2]
+        return self.step(stage, samples)[:2] if self.overlaps else None
 
     @property
     def overlaps(self) -> bool:

@@ -45,12 +45,8 @@ class Settings:
 
     def device_note(self, device: str) -> str:
         """That the device's name is not the file's, where the user gave none."""
-        if self.device is not None:
-            return ""
-        return (
-            f"the file names no device type: {device!r}; --device-type gives the name in cluster "
-            "files"
-        )
+        option = "--device-type gives the name in cluster files"
+        return "" if self.device else f"the file names no device type: {device!r}; {option}"
 
 
 @dataclass(frozen=True)

@@ -363,9 +363,11 @@ def read_deepspeed(path: str, settings: Settings) -> Imported:
         elif match := BATCH.match(line.strip()):
             batch = int(match["n"])
     tree = parse_tree(lines, path)
-    ratio, guessed = 2.0, "no backward latency in the summary: twice the forward one"
-    if latency.get("fwd") and latency.get("bwd"):
-        ratio, guessed = latency["bwd"] / latency["fwd"], ""
+    ratio, guessed = (
+        (latency["bwd"] / latency["fwd"], "")
+        if latency.get("fwd") and latency.get("bwd")
+        else (2.0, "no backward latency in the summary: twice the forward one")
+    )
     width = 4 if settings.precision == "fp32" else 2
     chain = []
     for module in layers_of(tree):

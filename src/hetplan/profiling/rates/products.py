@@ -361,8 +361,6 @@ def move_seconds(
     """
     rate, measured = rate_of(device, spec.memory_bytes_per_s, kind)
     seconds = move_curve(kind, device, spec, row=row, moving=moving).seconds(moved)
-    if measured:
-        return Estimate(seconds, seconds * rate.errors.low, seconds * rate.errors.high, rate.origin)
-    return Estimate(
-        seconds, seconds * moving.low, seconds * moving.high, f"{rate.origin} on {rate.devices[0]}"
-    )
+    errors = rate.errors if measured else moving
+    source = rate.origin if measured else f"{rate.origin} on {rate.devices[0]}"
+    return Estimate(seconds, seconds * errors.low, seconds * errors.high, source)

@@ -45,9 +45,11 @@ def compare(
     rank: price each training run in closed form, among all configurations of its model and GPUs.
     Raises InputError for an unknown set, or a file that is missing or damaged.
     """
-    if name == "sailor":
-        return compare_plans(folder, framework)
-    return [compared(*row, rank=rank) for row in rows_of(name, folder)]
+    return (
+        compare_plans(folder, framework)
+        if name == "sailor"
+        else [compared(*row, rank=rank) for row in rows_of(name, folder)]
+    )
 
 
 def rows_of(name: str, folder: Path) -> Iterator[tuple[str, int, Source, Cells]]:

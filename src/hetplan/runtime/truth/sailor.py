@@ -179,9 +179,11 @@ class Predictor:
             [self.group_seconds(g, layers, micro_batch * widest / len(groups)) for g in groups]
             for layers, groups in zip(pipeline.layers, pipeline.groups, strict=True)
         ]
-        chosen = [[r] * stages for r in range(widest)]
-        if len(set(map(len, times))) > 1:
-            chosen = [[int(np.argmax([t.sum() for t in stage])) for stage in times]]
+        chosen = (
+            [[int(np.argmax([t.sum() for t in stage])) for stage in times]]
+            if len(set(map(len, times))) > 1
+            else [[r] * stages for r in range(widest)]
+        )
         replicas = []
         for choice in chosen:
             passes = np.array([times[s][r] for s, r in enumerate(choice)])

@@ -51,9 +51,7 @@ def spearman(a: Sequence[float], b: Sequence[float]) -> float | None:
 def order(measured: Sequence[float], predicted: Sequence[float], rules: Scoring) -> float | None:
     """Spearman's rank correlation with ties; None for fewer rows than are judged, or where all are
     equal."""
-    if len(measured) < rules.least:
-        return None
-    return spearman(tied(measured, rules.tie), predicted)
+    return None if len(measured) < rules.least else spearman(tied(measured, rules.tie), predicted)
 
 
 def regret(measured: Sequence[float], predicted: Sequence[float]) -> float:

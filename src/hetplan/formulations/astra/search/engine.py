@@ -283,9 +283,11 @@ def result_of(task: Task, alone: OnOneType, segments: OnSegments | None) -> Sear
         instance = segments.instance(points[best])
 
     def candidate(number: int) -> Candidate:
-        if segments is not None and number < len(points):
-            return segments.candidate(points[number])
-        return alone.candidate(number - len(points))
+        return (
+            segments.candidate(points[number])
+            if segments is not None and number < len(points)
+            else alone.candidate(number - len(points))
+        )
 
     return SearchResult(
         mode=task.pool.mode,

@@ -117,9 +117,11 @@ class SegmentFigures:
         """Beyond a middle stage's: of the first stage on type `first`, of the last on `last` (-1:
         they are one)."""
         before, behind = self.ends[:, :, r]
-        if last < 0:
-            return float(before[first] + behind[first]), 0.0
-        return float(before[first]), float(behind[last])
+        return (
+            (float(before[first] + behind[first]), 0.0)
+            if last < 0
+            else (float(before[first]), float(behind[last]))
+        )
 
 
 def segment_figures(
