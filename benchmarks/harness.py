@@ -21,7 +21,7 @@ from typing import Any
 
 from hetplan import __version__
 from hetplan.files import to_json, write_text
-from hetplan.instances.library import BEST_FORMAT, BEST_VERSION, Instance, save_instance
+from hetplan.instances.library import BEST_FORMAT, Instance, save_instance
 from hetplan.solvers.run import Result
 from hetplan.studies.workers import peak_bytes, processor
 
@@ -126,7 +126,7 @@ def add_to_library(
     by = f"{result.method} ({result.solver})"
     record = {
         "format": BEST_FORMAT,
-        "version": BEST_VERSION,
+        "version": 1,
         "problem": instance.problem,
         "instance": instance.name,
         "objective": result.objective,

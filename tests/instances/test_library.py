@@ -12,11 +12,11 @@ from fuzzing.mutations import check_one_line, mutate
 from hetplan.errors import InputError
 from hetplan.formulations import FAMILIES
 from hetplan.instances.library import (
+    BestKnown,
     Entry,
     find,
     library,
     load_from_library,
-    parse_best_known,
     parse_instance,
 )
 from hetplan.schema import parse
@@ -73,7 +73,7 @@ def test_status_and_gap_of_a_record() -> None:
     content = record()
     for bound, status, gap in ((None, "feasible", None), (0.9, "feasible", 0.1), (1, "optimal", 0)):
         stated = None if bound is None else bound * content["objective"]
-        best = parse_best_known(content | {"bound": stated}, where="f")
+        best = BestKnown.parsed(content | {"bound": stated}, where="f")
         assert (best.status, best.gap) == (status, None if gap is None else pytest.approx(gap))
 
 
@@ -81,7 +81,7 @@ def test_random_edits_of_a_record_never_escape() -> None:
     content, refused = record(), 0
     for seed in range(500):
         try:
-            parse_best_known(mutate(Random(seed), content), where="r.json")
+            BestKnown.parsed(mutate(Random(seed), content), where="r.json")
         except InputError as error:
             refused += 1
             check_one_line(str(error), "r.json: ")

@@ -21,7 +21,7 @@ from pydantic import Field
 
 from hetplan import __version__
 from hetplan.errors import require
-from hetplan.instances.library import BEST_FORMAT, BestKnown, Instance, parse_best_known, plain
+from hetplan.instances.library import BEST_FORMAT, BestKnown, Instance, plain
 from hetplan.profiling.foreign import Foreign
 from hetplan.schema import Name, parse
 from hetplan.solvers.registry import Evaluation, evaluate
@@ -132,7 +132,7 @@ def answer_document(
 def read_claims(value: Any, instance: Instance, *, where: str) -> list[Claim]:
     """What an answer document, a best-known record or a raw decision claims; raises InputError."""
     if isinstance(value, dict) and value.get("format") == BEST_FORMAT:
-        best = parse_best_known(value, where=where)
+        best = BestKnown.parsed(value, where=where)
         check_problem(best.problem, instance, where)
         return [claim_of_record(best, instance, where)]
     if not isinstance(value, dict) or "results" not in value:

@@ -33,7 +33,7 @@ from pydantic import BaseModel, Field
 from hetplan.errors import unknown_name
 from hetplan.files import read_json, to_json, write_text
 from hetplan.formulations import FAMILIES, family
-from hetplan.schema import Name, NonNegative, StrictModel, check_header, parse
+from hetplan.schema import Document, Name, NonNegative, StrictModel, check_header, parse
 from hetplan.solvers.registry import Family
 from hetplan.solvers.run import OPTIMAL_GAP, relative_gap
 
@@ -159,14 +159,14 @@ def instance_schema(problem: str | None = None) -> dict[str, Any]:
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **body, "$defs": definitions}
 
 
-BEST_FORMAT, BEST_VERSION = "hetplan-best-known", 1
+BEST_FORMAT = "hetplan-best-known"
 
 
-class BestKnown(StrictModel):
+class BestKnown(Document):
     """What is known about one instance."""
 
-    format: Literal["hetplan-best-known"]
-    version: Literal[1]
+    format: Literal["hetplan-best-known"] = "hetplan-best-known"
+    version: Literal[1] = 1
     problem: Name
     instance: Name
     objective: NonNegative  # of the best decision
@@ -204,16 +204,9 @@ class Entry:
         """The record beside the instance, None where there is none; raises InputError."""
         if not self.best_file.is_file():
             return None
-        return parse_best_known(
+        return BestKnown.parsed(
             _read(self.best_file), where=f"{self.problem}/{self.best_file.name}"
         )
-
-
-def parse_best_known(value: Any, *, where: str) -> BestKnown:
-    """A best-known record from parsed JSON; raises InputError naming `where` and the place in
-    it."""
-    check_header(value, BEST_FORMAT, BEST_VERSION, where=where)
-    return parse(BestKnown, value, where=where)
 
 
 def library(problem: str | None = None, name: str | None = None) -> list[Entry]:

@@ -25,8 +25,6 @@ from hetplan.instances.answers import (
     judge,
 )
 from hetplan.instances.library import (
-    BEST_FORMAT,
-    BEST_VERSION,
     BestKnown,
     Entry,
     Instance,
@@ -162,8 +160,6 @@ def with_decision(
     old = {} if before is None else before.model_dump()
     return BestKnown.model_validate(
         {
-            "format": BEST_FORMAT,
-            "version": BEST_VERSION,
             "problem": finding.problem,
             "instance": finding.instance,
             **old,

@@ -25,11 +25,10 @@ from random import Random
 from typing import Annotated, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
 from hetplan.errors import require
-from hetplan.profiling.cluster import DeviceSpec, catalogue
+from hetplan.profiling.cluster import DeviceSpec, Floats, catalogue
 from hetplan.profiling.measured import Collectives
 from hetplan.profiling.operators import Operator, Precision, Shape
 from hetplan.profiling.profile import Provenance
@@ -44,7 +43,6 @@ from hetplan.schema import (
     StrictModel,
 )
 
-Floats = NDArray[np.float64]
 Kind = Literal["product", "elementwise"]
 KINDS: tuple[Kind, ...] = ("product", "elementwise")
 Group = Literal["node", "between", "all"]

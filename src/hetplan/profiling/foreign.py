@@ -1,15 +1,13 @@
 """What other programs wrote, as pydantic models of the keys that are read."""
 
 import os
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, RootModel, Strict
 
+from hetplan.errors import T, require
 from hetplan.files import read_json
-from hetplan.schema import parse
-
-M = TypeVar("M", bound=BaseModel)
-T = TypeVar("T")
+from hetplan.schema import M, parse
 
 
 class Foreign(BaseModel):
@@ -31,12 +29,10 @@ DegreeKey = Annotated[int, Field(ge=1, le=4096), Strict(False)]
 
 def in_order(by_number: Any) -> Any:
     """Entries of {"0": …, "1": …, …} by number; a validator, raises ValueError."""
-    if not isinstance(by_number, dict):
-        raise ValueError('is no object {"0": …, "1": …, …}')
+    require(isinstance(by_number, dict), 'is no object {"0": …, "1": …, …}')
     numbers = [str(number) for number in range(len(by_number))]
-    for number in numbers:
-        if number not in by_number:
-            raise ValueError(f"layer {number} is missing, expected layers from 0 on")
+    missing = [number for number in numbers if number not in by_number]
+    require(not missing, f"layer {next(iter(missing), None)} is missing, expected layers from 0 on")
     return [by_number[number] for number in numbers]
 
 

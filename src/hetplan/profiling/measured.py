@@ -175,19 +175,17 @@ class BatchCurve(Document):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         sizes = [point.micro_batch for point in self.points]
-        if sizes != sorted(set(sizes)):
-            raise ValueError("points are not in ascending order of micro_batch, each once")
-        if max(self.largest) > 0 and not sizes:
-            raise ValueError(f"largest is {self.largest}, but points is empty")
-        if self.tried_up_to is not None and max(self.largest) > self.tried_up_to:
-            raise ValueError(
-                f"largest is {self.largest}, expected at most tried_up_to ({self.tried_up_to})"
-            )
+        most, end = max(self.largest), self.tried_up_to
+        ascending = sizes == sorted(set(sizes))
+        require(ascending, "points are not in ascending order of micro_batch, each once")
+        require(sizes or not most, f"largest is {self.largest}, but points is empty")
+        within = end is None or most <= end
+        require(within, f"largest is {self.largest}, expected at most tried_up_to ({end})")
         first = next((stage for stage, size in enumerate(self.largest) if size), None)
-        if first != self.zero_stage:
-            raise ValueError(
-                f"zero_stage is {self.zero_stage}, expected {first}, the first of largest above 0"
-            )
+        require(
+            first == self.zero_stage,
+            f"zero_stage is {self.zero_stage}, expected {first}, the first of largest above 0",
+        )
         return self
 
     @property

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, SerializerFunctionWrapHandler, Strict, model_serializer, model_validator
 
+from hetplan.errors import require
 from hetplan.profiling.operators import Precision
 from hetplan.schema import (
     Bytes,
@@ -73,11 +74,11 @@ class ProfileLayer(StrictModel):
 
     @model_validator(mode="after")
     def _part_of_saved(self) -> Self:
-        if self.replicated_saved_bytes > self.saved_bytes:
-            raise ValueError(
-                f"replicated_saved_bytes is {self.replicated_saved_bytes!r}, "
-                f"expected at most saved_bytes ({self.saved_bytes!r})"
-            )
+        require(
+            self.replicated_saved_bytes <= self.saved_bytes,
+            f"replicated_saved_bytes is {self.replicated_saved_bytes!r}, "
+            f"expected at most saved_bytes ({self.saved_bytes!r})",
+        )
         return self
 
     @property
@@ -149,26 +150,18 @@ class Profile(Document):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         seen: dict[tuple[str, int, int], int] = {}
+        expected = f"entries, expected one per layer ({len(self.layers)})"
         for i, table in enumerate(self.tables):
             for key in ("forward_seconds", "backward_seconds", *HOST):
                 length = len(getattr(table, key) or (self.layers if key in HOST else ()))
-                if length != len(self.layers):
-                    raise ValueError(
-                        f"tables[{i}].{key} has {length} entries, expected one per layer "
-                        f"({len(self.layers)})"
-                    )
+                require(length == len(self.layers), f"tables[{i}].{key} has {length} {expected}")
             for key, row in table.readings or ():
-                if row is not None and len(row) != len(self.layers):
-                    expected = f"expected one per layer ({len(self.layers)})"
-                    raise ValueError(
-                        f"tables[{i}].readings.{key} has {len(row)} entries, {expected}"
-                    )
-            name = (table.device, table.tensor, table.micro_batch)
-            if name in seen:
-                raise ValueError(
-                    f"tables[{i}] repeats tables[{seen[name]}] (same device, tensor, micro_batch)"
-                )
-            seen[name] = i
+                if row is not None:
+                    place = f"tables[{i}].readings.{key}"
+                    require(len(row) == len(self.layers), f"{place} has {len(row)} {expected}")
+            before = seen.setdefault((table.device, table.tensor, table.micro_batch), i)
+            same = "(same device, tensor, micro_batch)"
+            require(before == i, f"tables[{i}] repeats tables[{before}] {same}")
         return self
 
     def devices(self) -> tuple[str, ...]:

@@ -234,13 +234,13 @@ class RunPipeline(Foreign):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         layers = list(chain(*self.layers))
-        if layers != list(range(len(layers))):
-            raise ValueError("layers_per_stage does not take the layers in turn, from 0 on")
-        if len(self.groups) != len(self.layers):
-            raise ValueError(
-                f"tmp_per_stage has {len(self.groups)} entries, expected one per stage "
-                f"({len(self.layers)})"
-            )
+        in_turn = layers == list(range(len(layers)))
+        require(in_turn, "layers_per_stage does not take the layers in turn, from 0 on")
+        require(
+            len(self.groups) == len(self.layers),
+            f"tmp_per_stage has {len(self.groups)} entries, expected one per stage "
+            f"({len(self.layers)})",
+        )
         return self
 
 

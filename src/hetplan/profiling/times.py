@@ -18,10 +18,9 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hetplan.errors import require
-from hetplan.profiling.cluster import DeviceSpec
+from hetplan.profiling.cluster import DeviceSpec, Floats
 from hetplan.profiling.operators import (
     DEFAULT_STACK,
     ELEMENT_BYTES,
@@ -45,8 +44,6 @@ from hetplan.profiling.rates.shipped import Estimate
 
 if TYPE_CHECKING:
     from hetplan.profiling.efficiency import Learned
-
-Floats = NDArray[np.float64]
 
 
 # The share of its speed that a 16-bit product keeps where k or n is no multiple of 8, by the

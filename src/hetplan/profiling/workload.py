@@ -172,7 +172,6 @@ def default_tensor_degrees(model: Model, cluster: Cluster) -> tuple[int, ...]:
 # + 4 in mixed precision (Rajbhandari et al. 2020, ZeRO, Section 3.1), 4 + 4 + 4 + 4 in fp32; in
 # both cases 16.
 STATE_BYTES_PER_PARAM = 16
-PARAM_BYTES: dict[Precision, int] = {"fp16": 2, "bf16": 2, "fp32": 4}
 
 
 @dataclass(frozen=True)
@@ -249,7 +248,7 @@ class Workload:
     def state_bytes_per_param_byte(self) -> float:
         """Weights, gradients and optimizer states per byte of weights: 8 in 16 bit, 4 in fp32
         (Adam)."""
-        each = PARAM_BYTES[self.precision]
+        each = ELEMENT_BYTES[self.precision]
         return sum(self.framework.state_bytes(each)) / each
 
     @property

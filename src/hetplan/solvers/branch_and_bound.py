@@ -25,10 +25,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from hetplan.solvers.run import Run, Stopped
+from hetplan.solvers.run import D, Run, Stopped
 
 N = TypeVar("N")
-D = TypeVar("D")
 
 
 @dataclass

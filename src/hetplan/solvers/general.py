@@ -10,13 +10,11 @@ import importlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic
 
 from hetplan.solvers.model import Model, ModelAnswer
 from hetplan.solvers.native import UNCLEAR, Sink
-from hetplan.solvers.run import Options, Outcome, Run, Stop, Stopped, stop_reason
-
-D = TypeVar("D")
+from hetplan.solvers.run import D, Options, Outcome, Run, Stop, Stopped, stop_reason
 
 # Method -> the driver that minimises a `Model`, imported when it is used.
 DRIVERS = {

@@ -17,6 +17,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
+from hetplan.errors import require
 from hetplan.schema import Count, Name, NonNegative, PositiveCount, StrictModel
 
 
@@ -46,12 +47,9 @@ class AstraData(StrictModel):
     def _consistent(self) -> Self:
         seen: dict[str, int] = {}
         for i, kind in enumerate(self.device_types):
-            if kind.name in seen:
-                raise ValueError(
-                    f"device_types[{i}].name repeats device_types[{seen[kind.name]}].name "
-                    f"({kind.name!r})"
-                )
-            seen[kind.name] = i
+            before = seen.setdefault(kind.name, i)
+            repeats = f"device_types[{i}].name repeats device_types[{before}].name"
+            require(before == i, f"{repeats} ({kind.name!r})")
         return self
 
 

@@ -32,11 +32,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetplan.compiled import kernel
-from hetplan.formulations.joint.costs import Costs
+from hetplan.formulations.joint.costs import Costs, Floats
 from hetplan.formulations.joint.data import MOST_CHUNKS, JointData, Node
 from hetplan.solvers.run import Run, Stopped
 
-Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 # Forward passes before the first backward pass, for each later stage; without chunks. GPipe's last
 # stage waits for all of them, so that none fills the waiting. "any": of all schedules.

@@ -10,7 +10,7 @@ Narayanan et al. 2021 (SC), Section 4.1), in parts.
 """
 
 import math
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
@@ -326,27 +326,28 @@ class Costs:
 
     def saved_bytes(self, layers: Range, tensor: int) -> float:
         """Bytes per sample that each device of a stage keeps from forward to backward."""
-        kept = self._kept[layers[0] : layers[1]]
-        if self.data.framework.sequence_parallel and tensor > 1:
-            gathered = sum(layer.gathered_bytes for layer in kept) * (1 - 1 / tensor)
-            return sum(layer.saved_bytes for layer in kept) / tensor + gathered
-        return sum(
-            layer.replicated_saved_bytes
-            + (layer.saved_bytes - layer.replicated_saved_bytes) / tensor
-            for layer in kept
-        )
+        names = ("saved_bytes", "replicated_saved_bytes", "gathered_bytes")
+        return self._divided(sum, names, layers, tensor)
 
     def working_bytes(self, layers: Range, tensor: int) -> float:
         """Bytes per sample that one layer needs beside while it is computed again."""
+        names = ("working_bytes", "replicated_working_bytes", "gathered_working_bytes")
+        return self._divided(max, names, layers, tensor)
+
+    def _divided(
+        self,
+        of: Callable[[Iterable[float]], float],
+        names: tuple[str, str, str],
+        layers: Range,
+        tensor: int,
+    ) -> float:
+        """The sum, or the most, of what layers have on each tensor rank. names: fields of `Kept`:
+        all of it, the part that no rank divides, what sequence parallel ranks gather."""
         kept = self._kept[layers[0] : layers[1]]
+        whole, replicated, gathered = ([getattr(k, name) for k in kept] for name in names)
         if self.data.framework.sequence_parallel and tensor > 1:
-            gathered = max(layer.gathered_working_bytes for layer in kept) * (1 - 1 / tensor)
-            return max(layer.working_bytes for layer in kept) / tensor + gathered
-        return max(
-            layer.replicated_working_bytes
-            + (layer.working_bytes - layer.replicated_working_bytes) / tensor
-            for layer in kept
-        )
+            return of(whole) / tensor + of(gathered) * (1 - 1 / tensor)
+        return of(r + (w - r) / tensor for w, r in zip(whole, replicated, strict=True))
 
 
 def summed(values: Iterable[float]) -> list[float]:

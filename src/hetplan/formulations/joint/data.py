@@ -144,9 +144,8 @@ class JointData(StrictModel):
             require(any(t.type == name for t in self.tables), f"tables has none of {name!r}")
         seen: dict[tuple[str, int, int], int] = {}
         for i, table in enumerate(self.tables):
-            key = table.type, table.tensor, table.micro_batch
-            require(key not in seen, f"tables[{i}] repeats tables[{seen.get(key)}]")
-            seen[key] = i
+            before = seen.setdefault((table.type, table.tensor, table.micro_batch), i)
+            require(before == i, f"tables[{i}] repeats tables[{before}]")
             repeating = {mode: table.repeated.get(mode) for mode in modes - {"none"}}
             rows: dict[str, list[float] | None] = {
                 "forward_seconds": table.forward_seconds,

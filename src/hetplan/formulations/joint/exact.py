@@ -21,8 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetplan.compiled import kernel
-from hetplan.formulations.joint.bound import Relaxation, lower_bound
-from hetplan.formulations.joint.costs import UPDATE_BYTES
+from hetplan.formulations.joint.bound import Ints, Relaxation, lower_bound
+from hetplan.formulations.joint.costs import UPDATE_BYTES, Floats
 from hetplan.formulations.joint.data import MOST_CHUNKS, JointData, JointDecision
 from hetplan.formulations.joint.design import SCHEDULES, Design, Pipe as Replica, Space
 from hetplan.formulations.joint.evaluate import decision_of, plan_of
@@ -33,8 +33,6 @@ from hetplan.solvers import branch_and_bound
 from hetplan.solvers.branch_and_bound import Expansion, Incumbent
 from hetplan.solvers.run import Outcome, Run, Stop, stop_reason
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 Rows = tuple[tuple[int, ...], ...]  # devices of a stage, as in a plan file
 Pipe = tuple[Rows, ...]
 Taken = tuple[tuple[int, ...], int]  # devices of a stage by node, and its tensor degree

@@ -30,8 +30,8 @@ from hetplan.formulations.poplar.problem import Floats
 from hetplan.profiling.cluster import Cluster
 from hetplan.profiling.frameworks import HETPLAN, Framework
 from hetplan.profiling.measured import Collectives
-from hetplan.profiling.operators import Precision
-from hetplan.profiling.workload import PARAM_BYTES, Workload
+from hetplan.profiling.operators import ELEMENT_BYTES, Precision
+from hetplan.profiling.workload import Workload
 
 Shards = Literal["equal", "memory"]
 STAGES = (0, 1, 2, 3)
@@ -70,7 +70,7 @@ class States:
         framework: Framework = HETPLAN,
     ) -> "States":
         """From the bytes of weights that each layer owns, with Adam's states."""
-        each, weights = PARAM_BYTES[precision], float(sum(layers))
+        each, weights = ELEMENT_BYTES[precision], float(sum(layers))
         _, gradients, optimizer = framework.state_bytes(each)
         return cls(
             weights=weights,
