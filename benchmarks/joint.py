@@ -29,7 +29,7 @@ from statistics import median
 from joint_instances import DOCUMENTED, MIXED, Nodes, cluster
 
 from hetplan.formulations.joint import exact
-from hetplan.formulations.joint.bound import lower_bound
+from hetplan.formulations.joint.bound import Relaxation, lower_bound
 from hetplan.formulations.joint.data import JointData, JointDecision
 from hetplan.formulations.joint.evaluate import decision_of, evaluate, plan_of
 from hetplan.formulations.joint.pose import pose
@@ -104,7 +104,7 @@ def seconds_of(data: JointData, decision: JointDecision) -> float:
 def bounds_after(data: JointData, limits: list[float]) -> list[float]:
     """Of one run, after each number of seconds."""
     seen: list[Progress] = []
-    last = lower_bound(data, processor_run(limits[-1], watch=seen.append))
+    last = lower_bound(Relaxation(data), processor_run(limits[-1], watch=seen.append))
     known = [max(p.bound or 0.0 for p in seen if p.seconds <= limit) for limit in limits[:-1]]
     return [*known, last]
 

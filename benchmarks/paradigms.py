@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from joint_instances import DOCUMENTED, MIXED, Nodes, cluster
 from restricted import SPACES, WITHOUT, search_within
 
-from hetplan.formulations.joint.bound import lower_bound
+from hetplan.formulations.joint.bound import Relaxation, lower_bound
 from hetplan.formulations.joint.evaluate import broken, decision_of, evaluate
 from hetplan.formulations.joint.pose import pose
 from hetplan.formulations.joint.search import Parameters
@@ -137,7 +137,7 @@ class Rows:
                 objective=seconds, decision_json=dumped, message=outcome.message,
             )  # fmt: skip
         run = Run(Options(time_limit=BOUND_SECONDS, threads=1))
-        self.write("bound", run.elapsed, {}, bound=lower_bound(self.data, run))
+        self.write("bound", run.elapsed, {}, bound=lower_bound(Relaxation(self.data), run))
 
     def write_candidate(self, candidate: Candidate) -> None:
         """What a strategy proposes; without a figure where it does not fit."""

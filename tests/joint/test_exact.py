@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from hetplan.formulations.joint.bound import lower_bound
+from hetplan.formulations.joint.bound import Relaxation, lower_bound
 from hetplan.formulations.joint.data import JointData
 from hetplan.formulations.joint.exact import solve
 from hetplan.formulations.joint.replay import ChainReplayer
@@ -34,7 +34,7 @@ def test_equal_to_full_enumeration(seed: int, devices: int, layers: int, batch: 
     replayer = ChainReplayer.of(data)
     replays = [replayer.replay(plan) for plan in all_plans(data)]
     best = min((replay.seconds for replay in replays if replay.fits), default=None)
-    bound = lower_bound(data, Run(Options(time_limit=0.5)))
+    bound = lower_bound(Relaxation(data), Run(Options(time_limit=0.5)))
     assert bound <= min(replay.seconds for replay in replays)
     run = Run(Options(time_limit=60))
     outcome = solve(data, run)

@@ -77,10 +77,11 @@ class StrategySearch:
 
     def own_plans(self) -> Iterator[Plan]:
         """The known plans of the same precision on the same devices, with the devices' numbers in
-        the search's own part of the cluster; made as they are asked for, which few strategies
-        do."""
+        the search's own part of the cluster, the fastest first; made as they are asked for,
+        which few strategies do."""
         axes, part = (self.variant.precision, self.variant.part), self.variant.part
         same = [c for c in self.known if (c.variant.precision, c.variant.part) == axes]
+        same.sort(key=lambda candidate: candidate.predicted_seconds or math.inf)
         plans = [candidate.plan for candidate in same if candidate.plan is not None]
         if part is None:
             yield from plans

@@ -117,6 +117,10 @@ class Relaxation:
         self.counts = [sum(n.devices for n in nodes) for nodes in self.nodes]
         self.several = len(data.nodes) > 1
         self.cards = [sorted(n.network_bandwidth for n in nodes)[::-1] for nodes in self.nodes]
+        self.fabrics = [
+            max(fabric_rate(n) for i, n in enumerate(nodes) if n not in nodes[:i])
+            for nodes in self.nodes
+        ]
         cards = sorted(itertools.chain(*self.cards))[::-1]
         self.card = cards[1] if self.several else math.inf  # at most, of the slower of two nodes
         sizes = np.array([layer.activation_bytes for layer in data.layers[:-1]])
@@ -193,7 +197,7 @@ class Relaxation:
         cards = self.cards[q]
         if where == HOME:
             card = cards[0] if self.several else 0.0
-            return min(1 / (t * fabric_rate(node) + card) for node in self.nodes[q])
+            return 1 / (t * self.fabrics[q] + card)
         slower = cards[min(where - 1, len(cards) - 1)]
         return 1 / slower if self.several else math.inf
 
@@ -640,10 +644,10 @@ class Pattern:
 
 
 def lower_bound(
-    data: JointData, run: Run, enough: float = math.inf, parameters: Parameters = Parameters()
+    of: Relaxation, run: Run, enough: float = math.inf, parameters: Parameters = Parameters()
 ) -> float:
     """Seconds that no plan replays below, at most `enough`. It rises until the run should stop."""
-    of, tries = Relaxation(data), parameters
+    data, tries = of.data, parameters
     worth = 1 / np.array([of.least_work(q) for q in range(len(of.types))])
     flat = data.global_batch / float(worth @ of.counts)
     patterns = [

@@ -432,7 +432,7 @@ def solve(
     search.begin(starts, None if large or not few else parameters.short)
     general, part = 0.0, run.part(time_limit=parameters.share * run.remaining) if few else run
     if large or not few:
-        general = lower_bound(data, part, incumbent.objective)
+        general = lower_bound(search.relaxation, part, incumbent.objective)
     roots = []
     for pipes in layouts(data) if few else ():
         deepest = max(map(len, pipes))

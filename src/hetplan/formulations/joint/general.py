@@ -22,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hetplan.errors import UnsupportedError, require
-from hetplan.formulations.joint.bound import lower_bound
+from hetplan.formulations.joint.bound import Relaxation, lower_bound
 from hetplan.formulations.joint.data import JointData, JointDecision
 from hetplan.formulations.joint.design import SCHEDULES, Design, Pipe, Space
 from hetplan.formulations.joint.evaluate import decision_of
@@ -211,7 +211,7 @@ def solve_by(
             master.replay(replace(ways[0].layout, pipes=tuple(way.pipe for way in ways)))
             master.replayed.append(chosen)
     except Stopped:
-        bound = bound or lower_bound(data, run, master.limit)
+        bound = bound or lower_bound(Relaxation(data), run, master.limit)
     bound, best = min(bound, master.limit), master.best
     proven = bound >= master.limit * (1 - OPTIMAL_GAP)
     return Outcome(

@@ -96,6 +96,12 @@ class Search:
         """Whether to return."""
         return self.run.should_stop or self.steps >= self.parameters.steps
 
+    @property
+    def late(self) -> bool:
+        """Whether to return with what there is: something that fits is looked for even after the
+        time limit."""
+        return self.run.should_stop and (self.best is not None or self.run.cancelled)
+
     def value(self, design: Design, limit: float = math.inf) -> float:
         """Replayed seconds, and more where memory is too small. Above `limit`, any number between
         both: its memory, or all of it, goes unasked."""
@@ -132,6 +138,8 @@ class Search:
     def begin(self, starts: Sequence[JointDecision]) -> None:
         """Given plans, constructions, and variations of the best of both."""
         for start in starts:
+            if self.late:
+                break
             plan = plan_of(self.space.data, start)
             self.judged(plan, self.space.replayer.seconds(plan))
             design = self.space.repaired(design_of(start))
@@ -139,12 +147,13 @@ class Search:
                 self.value(design)
         by_count: dict[int, list[Design]] = {}
         for design in constructions(self.space):
+            if self.late:
+                break
             by_count.setdefault(len(design.pipes), []).append(design)
         for designs in by_count.values():
             value = math.inf
             for design in sorted(designs, key=self.space.least)[: self.parameters.replayed]:
-                late = self.run.should_stop and (self.best or self.run.cancelled)
-                if not late:  # something that fits, if need be after the time limit
+                if not self.late:
                     value = min(value, self.value(design, value if self.best else math.inf))
         for value, design in self.bases():
             for change in variations(self.space, design):
