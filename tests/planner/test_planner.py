@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -184,14 +185,24 @@ def test_money_limit(ranked: Ranked, workload: Workload) -> None:
     assert ranked(Criteria(0.5 * money), **offers)[1].winner is None
 
 
-def test_equal_times_are_ranked_by_money(ranked: Ranked, planning: Planning) -> None:
+def test_equal_times_are_ranked_by_whole_nodes_then_by_money(
+    ranked: Ranked, planning: Planning
+) -> None:
+    """Seconds are equal where nine digits are."""
     plan = present(next(c.plan for c in planning.candidates if c.strategy == "dp"))
     document = plan.model_dump(mode="json")
     document["replicas"] = document["replicas"][2:]  # the two T4 alone
     for replica in document["replicas"]:
         replica["micro_batches"] = [{"count": 4, "samples": 1}]
     half = {"predicted_seconds": 1.0, "plan": Plan(**document)}
-    assert ranked(whole={"predicted_seconds": 1.0}, half=half)[0] == ["half", "whole"]
+    alone = deepcopy(document)
+    del alone["replicas"][0]  # one T4, which is cheapest and only a part of its node
+    alone["replicas"][0]["micro_batches"][0]["count"] = 8
+    one = {"predicted_seconds": 1.0 - 1e-11, "plan": Plan(**alone)}
+    names, _ = ranked(one=one, whole={"predicted_seconds": 1.0}, half=half)
+    assert names == ["half", "whole", "one"]
+    one["predicted_seconds"] = 1.0 - 1e-6
+    assert ranked(whole={"predicted_seconds": 1.0}, one=one)[0] == ["one", "whole"]
 
 
 def test_unknown_price_is_no_price() -> None:

@@ -150,7 +150,7 @@ def make_plans(
     notes: Sequence[str] = (),
 ) -> Planning:
     """Solve `workload` by each strategy (all by default), replay the plans, rank them by seconds,
-    then money.
+    then whole nodes, then money.
 
     workload: one, or the same in different precisions (`planner.library`), ranked together. A
     plan that does not fit in memory never wins. The run's time limit is for all of it.
@@ -279,10 +279,13 @@ def winner_of(
     return near[-1] if near and percent is not None else 0
 
 
-def rank(candidate: Candidate, workload: Workload) -> tuple[float, float]:
-    """Sort key: seconds per iteration, then money; what is unknown comes last."""
-    keys = candidate.predicted_seconds, candidate.money_per_million_tokens(workload)
-    return math.inf if keys[0] is None else keys[0], math.inf if keys[1] is None else keys[1]
+def rank(candidate: Candidate, workload: Workload) -> tuple[float, ...]:
+    """Sort key: seconds per iteration, then nodes in use in part, then money; what is unknown comes
+    last."""
+    seconds, money = candidate.predicted_seconds, candidate.money_per_million_tokens(workload)
+    plan, late = candidate.plan, math.inf if seconds is None else seconds
+    order = (late, 0) if plan is None else plan.order(late)
+    return *order, math.inf if money is None else money
 
 
 def workload_document(workload: Workload) -> dict[str, Any]:

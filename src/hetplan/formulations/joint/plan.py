@@ -26,6 +26,7 @@ Rules   (1) every replica holds every layer exactly once, in order
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -300,6 +301,13 @@ class Plan(Document):
     def in_step(self) -> bool:
         """Whether all ranks take each pass together: replicas of one stage and one chunk."""
         return all(len(r.stages) == 1 and len(r.stages[0].layers) == 1 for r in self.replicas)
+
+    def order(self, seconds: float) -> tuple[float, int]:
+        """What plans compare by: seconds of an iteration, to nine digits; of equals, the nodes of
+        which only some devices are in use."""
+        whole = Counter(device.node for device in self.devices)
+        used = Counter(self.devices[device].node for device in self.ranks)
+        return float(f"{seconds:.9g}"), sum(used[node] < whole[node] for node in used)
 
     @property
     def world_size(self) -> int:

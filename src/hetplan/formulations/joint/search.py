@@ -87,8 +87,8 @@ class Search:
         # Seconds that no replay is below, and `value` where it was asked for.
         self.prices: dict[Design, tuple[float, float | None]] = {}
         self.pool: dict[tuple[object, ...], Valued] = {}  # the best of each shape
-        # Of those that fit; robust seconds where they count.
-        self.best: tuple[float, Plan] | None = None
+        # Of those that fit, by `Plan.order`; robust seconds where they count.
+        self.best: tuple[tuple[float, int], Plan] | None = None
         self.steps = self.replays = 0
 
     @property
@@ -126,12 +126,12 @@ class Search:
         excess = self.space.replayer.excess(plan)
         if excess:
             return seconds * (1 + self.parameters.flat + self.parameters.steep * excess)
-        if self.best is None or seconds < self.best[0]:
+        if self.best is None or plan.order(seconds) < self.best[0]:
             robust = self.space.replayer.robust_seconds(plan)
             near = abs(robust - seconds) <= self.parameters.robust_from * seconds
-            counted = seconds if near else robust
-            if self.best is None or counted < self.best[0]:
-                self.best = counted, plan
+            order = plan.order(seconds if near else robust)
+            if self.best is None or order < self.best[0]:
+                self.best = order, plan
                 self.run.report(incumbent=seconds)
         return seconds
 
