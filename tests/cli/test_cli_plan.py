@@ -268,6 +268,8 @@ def test_replan(hetplan: Call, plan_files: tuple[Path, Path], tmp_path: Path) ->
     assert "without node 1" in ran.out and "before the loss" in ran.out
     new = load_plan(tmp_path / "new.json")
     assert set(new.ranks) == {0, 1} and len(new.devices) == 4
+    full = hetplan("plan", "replan", plan, "--lost", "node1", *more, "--memory-margin", 0.9)
+    assert full.code == 1 and "nothing fits" in full.out
     again = hetplan("plan", "replan", plan, "--lost", "node0", *more, "--json").json
     assert again["lost_nodes"] == [0]
     assert again["candidates"][again["winner"]]["bytes_from_checkpoint"] == 0.0
@@ -318,4 +320,5 @@ def test_what_if(hetplan: Call, plan_files: tuple[Path, Path]) -> None:
         assert expected in ran.out
     found = hetplan(*base, "--json").json
     assert "network at 100 Gbit/s" in [v["change"] for v in found["variants"]]
+    assert hetplan(*base, "--add", "2xT4", "--memory-margin", 0.9).code == 1
     assert "--add: not usable" in hetplan(*base, "--add", "T4").error

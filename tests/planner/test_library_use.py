@@ -30,6 +30,8 @@ def test_plan_returns_typed_objects(tmp_path: Path) -> None:
     assert again == best.plan
     assert json.loads(hp.export(again, "deepspeed"))["train_batch_size"] == 8
     assert hp.replay(again, planning.workload).seconds == best.predicted_seconds
+    full = hp.plan("gpt2", cluster(), global_batch=8, strategies=["dp"], memory_margin=0.9)
+    assert full.best is None and full.workload.memory_margin == 0.9
 
 
 def test_clusters_by_file_name_or_object(tmp_path: Path) -> None:

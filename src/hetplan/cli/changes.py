@@ -14,6 +14,7 @@ from hetplan.cli.options import (
     InstanceArgument,
     JsonOption,
     LimitOption,
+    MarginOption,
     ModelOption,
     OutputOption,
     PrecisionOption,
@@ -38,7 +39,6 @@ from hetplan.formulations.ditto.describe import rows_of, tables_of
 from hetplan.formulations.ditto.templates import readiness
 from hetplan.formulations.joint.plan import load_plan
 from hetplan.planner import replan as again, what_if as asking
-from hetplan.planner.fits import MEMORY_MARGIN
 from hetplan.planner.ranking import make_workloads
 from hetplan.planner.replan import Replanning
 from hetplan.planner.what_if import ChangeResult, WhatIf
@@ -69,6 +69,7 @@ def what_if(
     sequence: SequenceOption = None,
     precision: PrecisionOption = "fp16",
     profile: ProfileOption = None,
+    memory_margin: MarginOption = 0.05,
     strategies: StrategiesOption = None,
     time_limit: LimitOption = TIME_LIMIT,
     threads: ThreadsOption = None,
@@ -88,6 +89,7 @@ def what_if(
         sequence=sequence,
         precision=precision,
         profile=profile,
+        memory_margin=memory_margin,
     )
     workload = posed[0]
     changes = [
@@ -154,6 +156,7 @@ def replan(
         list[str], typer.Option("--lost", metavar="nodeN[,nodeM…]", help="Nodes that are gone.")
     ],
     setting: Setting,
+    memory_margin: MarginOption = 0.05,
     strategies: StrategiesOption = None,
     within: Annotated[
         float,
@@ -181,7 +184,7 @@ def replan(
     """
     run = Run(make_options(time_limit=time_limit, threads=threads))
     loaded = load_plan(plan)
-    workload = replace(setting.workload(loaded, plan), memory_margin=MEMORY_MARGIN)
+    workload = replace(setting.workload(loaded, plan), memory_margin=memory_margin)
     nodes = again.parse_lost(split_list(lost), workload)
     display = Display(f"replanning {loaded.name}")
     answer = watched(

@@ -173,10 +173,6 @@ def fits(
     device's memory that stays free. zero, recomputation, micro_batch: where only one will do.
     Raises InputError.
     """
-    if not 0 <= memory_margin < 1:
-        raise InputError(
-            "memory margin is not usable", got=memory_margin, expected="a share from 0 to below 1"
-        )
     if micro_batch is not None and not 1 <= micro_batch <= (global_batch or micro_batch):
         expected = "at least 1" + (f", at most the batch of {global_batch}" if global_batch else "")
         raise InputError("micro-batch is not usable", got=micro_batch, expected=expected)

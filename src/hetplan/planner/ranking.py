@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from hetplan.errors import InputError, unknown_name
 from hetplan.planner.explain import Explanation, explain
@@ -313,6 +313,16 @@ AUTO = "auto"
 PREFERRED: tuple[Precision, ...] = ("bf16", "fp16", "fp32")
 
 
+class Training(TypedDict, total=False):
+    """framework: what trains, whose memory counts (hetplan itself). stack: the software that
+    computes. memory_margin: share of each device's memory that stays free for its allocator (0.05).
+    """
+
+    framework: str | Framework
+    stack: str | Stack
+    memory_margin: float
+
+
 def plan(
     model: Any,
     cluster: str | os.PathLike[str] | Cluster,
@@ -326,11 +336,10 @@ def plan(
     money_limit: float | None = None,
     cheapest_within: float | None = None,
     parts: bool = False,
-    framework: str | Framework = HETPLAN,
-    stack: str | Stack = DEFAULT_STACK,
     time_limit: float | None = TIME_LIMIT,
     threads: int | None = None,
     on_candidate: OnCandidate | None = None,
+    **training: Unpack[Training],
 ) -> Planning:
     """Plan the training of a model on a cluster, as `hetplan plan` does.
 
@@ -339,10 +348,9 @@ def plan(
     cluster: a file, the name of an example, or a Cluster. global_batch: samples per iteration.
     precision: one, several, or "auto" for all that every device has. profile: measured; None:
     predicted. settings: strategy -> name -> value, what a strategy has to set of its own.
-    framework: what trains, whose memory counts; 5 % of each device stay free for its allocator
-    (`make_workloads` takes another share). stack: the software that computes. time_limit:
-    seconds for all of it. money_limit, cheapest_within, parts: see `Criteria`.
-    on_candidate: called with every candidate as it is found.
+    time_limit: seconds for all of it. money_limit, cheapest_within, parts: see `Criteria`.
+    on_candidate: called with every candidate as it is found. framework, stack, memory_margin:
+    see `Training`.
     Returns the candidates, best first: `planning.best` is the winner or None; a candidate's
     `predicted_seconds` are replayed, `bound` is proven for its `objective`, `plan` is what a plan
     file holds. Raises InputError.
@@ -356,8 +364,7 @@ def plan(
         sequence=sequence,
         precision=precision,
         profile=profile,
-        framework=framework,
-        stack=stack,
+        **training,
     )
     options = Options(time_limit=time_limit)
     options = options if threads is None else replace(options, threads=threads)
