@@ -45,8 +45,6 @@ from hetplan.planner.what_if import ChangeResult, WhatIf
 from hetplan.solvers.run import Run
 from hetplan.text import Table, bytes_text, count_text, devices_counted, number_text, seconds_text
 
-TIME_LIMIT = 60.0
-
 
 def what_if(
     model: ModelOption,
@@ -71,7 +69,7 @@ def what_if(
     profile: ProfileOption = None,
     memory_margin: MarginOption = 0.05,
     strategies: StrategiesOption = None,
-    time_limit: LimitOption = TIME_LIMIT,
+    time_limit: LimitOption = 60.0,
     threads: ThreadsOption = None,
     json: JsonOption = False,
     quiet: QuietOption = False,
@@ -168,7 +166,7 @@ def replan(
             help="Take the plan that moves least of those at most so much slower.",
         ),
     ] = 5.0,
-    time_limit: LimitOption = TIME_LIMIT,
+    time_limit: LimitOption = 60.0,
     threads: ThreadsOption = None,
     json: JsonOption = False,
     output: Annotated[

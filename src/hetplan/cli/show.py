@@ -43,7 +43,6 @@ from hetplan.schema import parse
 from hetplan.solvers.registry import evaluate, load
 from hetplan.text import Table, percent_text, seconds_text
 
-LISTED = 64  # stages
 ROBUST = 0.01  # of an iteration: what noise may change before it is told
 
 

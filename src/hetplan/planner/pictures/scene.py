@@ -62,10 +62,14 @@ class Held:
     row: int | None  # number of its row
 
 
-class Offer(BaseModel):
-    """The part of a candidate of a planning document that is drawn; what is not known is None."""
+class Printed(BaseModel):
+    """The part that is drawn of what a command printed as JSON."""
 
     model_config = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False)
+
+
+class Offer(Printed):
+    """The part of a candidate of a planning document that is drawn; what is not known is None."""
 
     strategy: str = ""
     method: str = ""
@@ -83,30 +87,24 @@ class Offer(BaseModel):
         return f"{self.strategy}/{self.method}"[:200]
 
 
-class PlanningDocument(BaseModel):
+class PlanningDocument(Printed):
     """What `hetplan plan --json` prints."""
-
-    model_config = ConfigDict(extra="ignore", strict=True)
 
     winner: int | None
     candidates: list[Offer]
     bound: NonNegative | None = None
 
 
-class ChangeDocument(BaseModel):
+class ChangeDocument(Printed):
     """A change of the cluster, in what `hetplan plan what-if --json` prints."""
-
-    model_config = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False)
 
     change: str
     seconds_saved: float | None = None
     best: Offer | None = None
 
 
-class WhatIfDocument(BaseModel):
+class WhatIfDocument(Printed):
     """What `hetplan plan what-if --json` prints."""
-
-    model_config = ConfigDict(extra="ignore", strict=True)
 
     base: ChangeDocument
     variants: list[ChangeDocument]
