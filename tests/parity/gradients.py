@@ -48,10 +48,20 @@ def step_of(case: Case, **options: Any) -> tuple[float, list[dict[str, Any]]]:
     model = Distributed(module, case.plan, device=DEVICE, seed=SEED, **options)
     model.step = STEP
     loss = model.train_step()
-    gradients = {id(p): p.grad for _, p in model.updated() if p.grad is not None}
-    return loss, [
-        vars(f) | {"values": f.values.reshape(-1).clone().cpu()}
-        for f in model.states.fragments(gradients)
+    return loss, parts(model, {id(p): p.grad for _, p in model.updated() if p.grad is not None})
+
+
+def parts(model: Distributed, values: dict[int, Tensor]) -> list[dict[str, Any]]:
+    """What a rank holds of some tensors, by id of their parameters."""
+    return [
+        {
+            "name": box.name,
+            "dim": model.chain.parameters[box.name].dim,
+            "first": box.offsets[0],
+            "last": box.offsets[0] + box.sizes[0],
+            "values": box.values.reshape(-1).clone().cpu(),
+        }
+        for box in model.boxes(values)
     ]
 
 

@@ -14,10 +14,9 @@ from torch import Tensor, nn
 
 from hetplan.errors import UnsupportedError
 from hetplan.runtime import distribute
-from hetplan.runtime.execution.states import Fragment
 from parity.cases import MODELS, Case, R, S, even, zero
 from parity.device import DEVICE, default_type
-from parity.gradients import SEED, step_of, total_loss, whole
+from parity.gradients import SEED, parts, step_of, total_loss, whole
 
 STEPS = 4
 TWO = [R([S((0, 5))], [(2, 2)]), R([S((0, 5))], [(1, 3), (1, 1)])]
@@ -93,7 +92,7 @@ def taken(optimizer: Any, passes: Any, clip: Any) -> Iterator[tuple[float, float
         yield loss, float(norm)
 
 
-def of_plan(case: Case) -> tuple[list[tuple[float, float]], list[Fragment], list[str]]:
+def of_plan(case: Case) -> tuple[list[tuple[float, float]], list[dict[str, Any]], list[str]]:
     """Losses and norms, this rank's parts of the averages, and refusals."""
     with torch.device("meta"):
         module = MODELS[case.model]()
@@ -101,7 +100,7 @@ def of_plan(case: Case) -> tuple[list[tuple[float, float]], list[Fragment], list
     optimizer = model.optimizer(torch.optim.AdamW, groups=decays, lr=1e-2)
     steps = list(taken(optimizer, lambda _: model.train_step(), model.clip_grad_norm_))
     averages = {id(p): state["average"] for p, state in optimizer.state.items()}
-    return steps, list(model.states.fragments(averages)), refusals(model)
+    return steps, parts(model, averages), refusals(model)
 
 
 def alone(case: Case) -> tuple[list[tuple[float, float]], dict[str, Tensor]]:
@@ -143,9 +142,7 @@ def work(rank: int, world: int, folder: Path) -> None:
     written: dict[str, Any] = {}
     for case in CASES:
         if case.world == world:
-            steps, averages, refused = of_plan(case)
-            kept = [vars(f) | {"values": f.values.reshape(-1).clone()} for f in averages]
-            written[case.name] = (steps, kept, refused)
+            written[case.name] = of_plan(case)
             dist.barrier()
     for case in DROPPING:
         if case.world == world:

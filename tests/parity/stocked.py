@@ -10,8 +10,8 @@ import torch
 
 from hetplan.runtime.execution import checkpoint
 from hetplan.runtime.execution.distributed import Distributed
+from hetplan.runtime.execution.stock import Stock
 from parity.cases import MODELS, Case, R, S, even, zero
-from parity.stock import Stock
 
 TWO = [R([S((0, 4))], [(2, 2)])] * 2
 PIPE = [R(even([0, 2, 4]), [(4, 2)])]
@@ -26,6 +26,7 @@ CASES = [
         {"schedule": "interleaved-1f1b"},
     ),
     Case("pipelines, recomputed", "untied", PIPE * 2, {"recomputation": "full"}),
+    Case("products recomputed", "untied", PIPE, {"recomputation": "operators"}),
 ]  # fmt: skip
 QUICK = ("ZeRO 3", "1f1b")
 WORLDS = (2, 4)

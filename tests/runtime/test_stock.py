@@ -11,9 +11,9 @@ torch: Any = pytest.importorskip("torch", reason="torch is an extra of hetplan")
 
 from hetplan.errors import UnsupportedError  # noqa: E402
 from hetplan.runtime.execution.chain import describe  # noqa: E402
+from hetplan.runtime.execution.stock import check_stock  # noqa: E402
 from parity.asking import run_forked  # noqa: E402
 from parity.cases import MODELS, Case, R, S, even, names_of, zero  # noqa: E402
-from parity.stock import check_stock  # noqa: E402
 from parity.stocked import CASES, QUICK  # noqa: E402
 
 
@@ -44,15 +44,20 @@ ONE = [R([S((0, 4))], [(2, 2)])] * 2
 @pytest.mark.parametrize(
     ("model", "replicas", "options", "message"),
     [
-        ("untied", [*ONE, R([S((0, 4))], [(1, 2)])], {}, "micro-batches that differ"),
-        ("untied", [R(even([0, 2, 4]), [(4, 1)]), R(even([0, 1, 4]), [(4, 1)])], {}, "differ"),
-        ("untied", [R([S((0, 4), tensor=(1, 1))], [(2, 2)])], {}, "tensor ranks"),
+        ("untied", [*ONE, R([S((0, 4))], [(1, 2)])], {}, "different numbers of micro-batches"),
+        (
+            "untied",
+            [R(even([0, 2, 4]), [(4, 1)]), R(even([0, 1, 4]), [(4, 1)])],
+            {},
+            "different stages",
+        ),
+        ("untied", [R([S((0, 4), tensor=(1, 1))], [(2, 2)])], {}, "tensor groups"),
         ("perceptron", ONE, zero(1), "ZeRO 1"),
-        ("perceptron", ONE, zero(3, 2, 1), "unequal shards"),
+        ("perceptron", ONE, zero(3, 2, 1), "unequal ZeRO shards"),
         ("untied", [R(even([0, 2, 4]), [(1, 2)])], {}, "fewer micro-batches"),
         ("gpt", [R(even([0, 2, 5]), [(4, 2)])], {}, "parameters of several stages"),
         ("untied", ONE, zero(3), "parameters that layers divide"),
-        ("untied", ONE, {"recomputation": "selective"}, "recomputation of a part"),
+        ("untied", ONE, {"recomputation": "selective"}, "recomputation of the scores"),
     ],
 )
 def test_what_stock_torch_cannot_say_is_refused(

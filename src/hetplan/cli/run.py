@@ -52,6 +52,12 @@ class Training:
         Literal["auto", "cpu", "cuda"],
         typer.Option("--device", help="What ranks compute on; auto: GPUs where there are any."),
     ] = "auto"
+    backend: Annotated[
+        Literal["hetplan", "torch"],
+        typer.Option(
+            "--backend", help="Whose engine; torch: DDP, FSDP2, pipelining, for plans they can say."
+        ),
+    ] = "hetplan"
     optimizer: Annotated[
         Literal["sgd", "adamw"], typer.Option("--optimizer", help="Who updates.")
     ] = "adamw"
@@ -248,6 +254,8 @@ def run(
     )  # fmt: skip
     if not virtual and time_scale is not None:
         raise InputError("--time-scale is for --virtual devices")
+    if virtual and training.backend == "torch":
+        raise InputError("--virtual devices are for hetplan's own engine", got="--backend torch")
     loaded = load_plan(plan)
     predict = functools.partial(
         predicted,

@@ -3,8 +3,9 @@
 from typing import Any
 
 
-def distribute(module: Any, plan: Any, **options: Any) -> Any:
+def distribute(module: Any, plan: Any, *, backend: str = "hetplan", **options: Any) -> Any:
     """This rank's part of a torch module under a plan; see `hetplan.runtime.execution.distributed`.
+    backend: "torch" for stock torch's engines (`hetplan.runtime.execution.stock`).
 
     Of a single-device program under a plan with the schedule `spmd`:
     `hetplan.runtime.execution.spmd.distributed`.
@@ -12,7 +13,10 @@ def distribute(module: Any, plan: Any, **options: Any) -> Any:
     from hetplan.formulations.hap.spmd.program import SingleProgram
     from hetplan.runtime.execution.distributed import Distributed
     from hetplan.runtime.execution.spmd.distributed import DistributedProgram, ProgramModel
+    from hetplan.runtime.execution.stock import Stock
 
     if isinstance(module, SingleProgram | ProgramModel):
         return DistributedProgram(module, plan, **options)
+    if backend == "torch":
+        return Stock(module, plan, **options)
     return Distributed(module, plan, **options)

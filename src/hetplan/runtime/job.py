@@ -29,6 +29,8 @@ class Job:
     rehearsal: Rehearsal | None = None
     """Predicted times, slept on `virtual` devices."""
     virtual: bool = False
+    backend: Literal["hetplan", "torch"] = "hetplan"
+    """Whose engine: hetplan's, or stock torch's for the plans that it can say."""
     optimizer: Literal["sgd", "adamw"] = "adamw"
     learning_rate: float = 1e-3
     seed: int = 0
@@ -173,6 +175,7 @@ class Measured:
             "origin": self.job.plan.origin,
             "virtual": self.job.virtual,
             "device": self.job.device,
+            "backend": self.job.backend,
             "time_scale": None if self.job.rehearsal is None else self.job.rehearsal.scale,
             "predicted_seconds": predicted,
             "measured_seconds": self.seconds,

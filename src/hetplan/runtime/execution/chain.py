@@ -39,8 +39,10 @@ from torch import Tensor, nn
 from hetplan.errors import InputError, UnsupportedError, one_line
 from hetplan.formulations.joint.plan import split
 from hetplan.runtime.execution.transport import Group, mirrored
-from hetplan.runtime.tracing.split import Shape, Split
+from hetplan.runtime.tracing.split import Shape, Split, mapped
 from hetplan.schema import Range
+
+Rows = Callable[[int, int], Any]  # global rows [first, last) -> (inputs, targets), tensors in them
 
 
 @dataclass(frozen=True)
@@ -187,6 +189,18 @@ class Chain:
                 "only models that hetplan splits are gathered", got="a chain of layers",
                 expected="--factory with any module, or --checkpoint",
             )  # fmt: skip
+
+    def read(
+        self, rows: Rows, own: Range, first: int, last: int, device: Any
+    ) -> Sequence[tuple[Any, ...]]:
+        """What each of the layers [first, last) reads of the data of its own rows, on a device."""
+        if not self.source.reads(first, last):
+            return [()] * (last - first)
+        read: Sequence[tuple[Any, ...]] = mapped(
+            self.source.feed(rows(*own), first, last),
+            lambda x: x.to(device) if isinstance(x, Tensor) else x,
+        )
+        return read
 
     def call(self, layer: int, values: Sequence[Any]) -> tuple[Tensor, ...]:
         """A layer's pass: the values that pass on, or the loss. values: what it gets from the layer

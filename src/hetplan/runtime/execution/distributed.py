@@ -12,7 +12,8 @@ of DDP.
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from math import floor, inf, isfinite, log2, prod
+from functools import cache
+from math import floor, inf, isfinite, log2
 from operator import itemgetter
 from typing import Any, Literal
 
@@ -23,9 +24,9 @@ from torch import Tensor, nn
 from hetplan.errors import HetplanError, InputError, kind_and_text
 from hetplan.formulations.joint.plan import Plan, check_world
 from hetplan.runtime.devices import local_device
-from hetplan.runtime.execution.chain import Chain, TensorGroup, describe
+from hetplan.runtime.execution.chain import Chain, Rows, TensorGroup, describe
 from hetplan.runtime.execution.loop import Box, Trained
-from hetplan.runtime.execution.pipeline import Mail, Pipeline, Rows, streams
+from hetplan.runtime.execution.pipeline import Mail, Pipeline, streams
 from hetplan.runtime.execution.places import Held, Layout, bucket_plans, held_by
 from hetplan.runtime.execution.position import Position
 from hetplan.runtime.execution.states import States
@@ -97,6 +98,10 @@ class Placed(Trained):
                 setattr(layer.get_submodule(owner), last, made[name])
             layer.to(self.device)  # what is left: buffers
         return made
+
+    def rows_of(self, step: int, rows: Rows | None) -> Rows:
+        """Data of an iteration's rows, each asked for once: the loop's, or the module's own."""
+        return cache(exactly(rows or (lambda first, last: self.module.batch(step, first, last))))
 
     def gather(self) -> nn.Module:
         """The module, on rank 0 with all that has been trained; of a model that is split, see
@@ -170,7 +175,7 @@ class Distributed(Placed):
 
     def iteration(self, step: int, rows: Rows | None) -> float:
         """All passes of the plan; rows: (first, last) -> (inputs, targets)."""
-        of_step = exactly(rows or (lambda first, last: self.module.batch(step, first, last)))
+        of_step = self.rows_of(step, rows)
         with self.watch.during("prepare", 0, step):
             self.states.begin()
             weight = host_total(self.pipeline.weight(of_step))
@@ -201,9 +206,9 @@ class Distributed(Placed):
         scalars: bool = False,
     ) -> Iterator[Box]:
         """Of flat tensors, the dimension that tensor ranks split in front."""
-        for f in self.states.fragments(values, mine=mine, scalars=scalars):
-            whole = prod(self.shapes[f.name])
-            yield Box(f.name, (f.first,), (f.last - f.first,), (whole,), f.values.detach())
+        for bucket in self.states.buckets:
+            if self.states.zero or not mine or bucket.rank == bucket.plan.owners[0]:
+                yield from bucket.boxes(values, scalars=scalars)
 
 
 def exactly(rows: Rows) -> Rows:

@@ -18,19 +18,19 @@ from torch.utils.checkpoint import (
     CheckpointPolicy,
     checkpoint,
     create_selective_checkpoint_contexts,
+    set_checkpoint_early_stop,
 )
 
 from hetplan.errors import InputError
 from hetplan.formulations.joint.plan import Place
-from hetplan.runtime.execution.chain import Chain
+from hetplan.runtime.execution.chain import Chain, Rows
 from hetplan.runtime.execution.places import Layout
 from hetplan.runtime.execution.position import Position, at, drawing
 from hetplan.runtime.execution.states import States
 from hetplan.runtime.execution.transport import Message, Stream, Transport
-from hetplan.runtime.tracing.split import Shape, mapped
+from hetplan.runtime.tracing.split import Shape
 from hetplan.schema import Range
 
-Rows = Callable[[int, int], Any]  # global rows [first, last) -> (inputs, targets), tensors in them
 Values = tuple[Tensor, ...]  # what passes from layer to layer
 Gradients = Sequence[Tensor | None]
 
@@ -124,13 +124,10 @@ def streams(layout: Layout) -> list[Stream]:
 
 @dataclass
 class Saved:
-    """What is kept of a layer's forward pass: its input, what it read of the data and, unless it is
-    computed again, its output."""
+    """What is kept of a layer's forward pass: its input and its output, with the graph between."""
 
-    layer: int
     x: Values
-    read: tuple[Any, ...]
-    y: Values | None
+    y: Values
 
 
 def every_second_product() -> Callable[..., CheckpointPolicy]:
@@ -149,6 +146,29 @@ def every_second_product() -> Callable[..., CheckpointPolicy]:
     return policy
 
 
+def passed(
+    chain: Chain, k: int, values: Sequence[Any], position: Position, again: str, device: Any
+) -> Values:
+    """A layer's pass, with the same random numbers whenever these rows pass. again: the plan's
+    recomputation; the last layer's pass is followed by its backward pass at once."""
+
+    def act(*values: Any) -> Values:
+        with at(position), drawing(k, device):
+            return chain.call(k, values)
+
+    if again not in ("full", "operators") or k + 1 == len(chain.names):
+        return act(*values)
+    more: dict[str, Any] = {}
+    if again == "operators":
+        policy = every_second_product()
+        more["context_fn"] = lambda: create_selective_checkpoint_contexts(policy)
+    with set_checkpoint_early_stop(False):  # tensor ranks meet in every collective again
+        made: Values = checkpoint(
+            act, *values, use_reentrant=False, preserve_rng_state=False, **more
+        )
+    return made
+
+
 @dataclass
 class Pipeline:
     """A rank's part."""
@@ -165,7 +185,6 @@ class Pipeline:
         self.watch = self.mail.transport.watch
         self.replica = self.layout.plan.replicas[self.place.replica]
         self.saved: dict[tuple[int, int], list[Saved]] = {}
-        self.data: dict[Range, Any] = {}
         self.position = Position()
         self.total: Tensor | float = 0.0
 
@@ -175,8 +194,7 @@ class Pipeline:
         if self.ranges[-1][1] < self.end or self.place.tensor != 0:
             return 0.0
         mine = map(self._rows, range(self.replica.steps))
-        self.data = {(a, b): rows(a, b) for a, b in mine if a < b}
-        return float(sum(map(self.chain.source.weigh, self.data.values())))
+        return float(sum(self.chain.source.weigh(rows(a, b)) for a, b in mine if a < b))
 
     def run(self, rows: Rows, position: Position, weight: float) -> float:
         """All passes; gradients are those of the losses divided by `weight`. Returns the sum of
@@ -189,7 +207,6 @@ class Pipeline:
                     self.states.after_step()
             else:
                 self._forward(chunk, batch, rows)
-        self.data = {}
         assert not self.saved, "a forward pass has no backward pass"
         return float(self.total) if self.place.tensor == 0 else 0.0
 
@@ -206,18 +223,13 @@ class Pipeline:
         read: Sequence[tuple[Any, ...]] = [()] * (last - first)
         if a < b:
             x = tuple(self._receive(chunk, batch, forward=True)) if first > 0 else ()
-            if self.chain.source.reads(first, last):
-                read = mapped(
-                    self.chain.source.feed(self.data.get((a, b)) or rows(a, b), first, last),
-                    lambda x: x.to(self.mail.transport.device) if isinstance(x, Tensor) else x,
-                )
+            read = self.chain.read(rows, (a, b), first, last, self.mail.transport.device)
         kept: list[Saved] = []
-        position = replace(self.position, first_row=a)
-        with self.watch.during("forward", chunk, batch), at(position):
+        with self.watch.during("forward", chunk, batch):
             for k in range(first, last):
                 self.states.before_layer(k)
                 if x is not None:
-                    x = self._layer(k, x, read[k - first], kept)
+                    x = self._layer(k, x, read[k - first], a, kept)
                 self.states.after_layer(k, backward=False)
         self.saved[chunk, batch] = kept
         if x is None:
@@ -240,36 +252,22 @@ class Pipeline:
             sent = [one for one in shapes if forward or one[1].is_floating_point]
             return self.mail.receive(sent, hop, batch, forward=forward)
 
-    def _layer(self, k: int, x: Values, read: tuple[Any, ...], kept: list[Saved]) -> Values:
+    def _layer(
+        self, k: int, x: Values, read: tuple[Any, ...], row: int, kept: list[Saved]
+    ) -> Values:
         """A layer's forward pass on a graph of its own; what comes out is detached."""
         x = tuple(value.detach().requires_grad_(value.is_floating_point()) for value in x)
-        again = self.layout.plan.recomputation == "full" and k + 1 < self.end
-        with torch.set_grad_enabled(not again):
-            y = self._call(k, (*x, *read))
+        position, again = replace(self.position, first_row=row), self.layout.plan.recomputation
+        y = passed(self.chain, k, (*x, *read), position, again, self.mail.transport.device)
         self.watch.passed()
-        kept.append(Saved(k, x, read, None if again else y))
+        kept.append(Saved(x, y))
         return tuple(value.detach() for value in y)
-
-    def _call(self, k: int, values: Sequence[Any]) -> Values:
-        """A layer's pass, the same random numbers whenever these rows pass."""
-
-        def act(*values: Any) -> Values:
-            with drawing(k, self.mail.transport.device):
-                return self.chain.call(k, values)
-
-        if self.layout.plan.recomputation != "operators" or k + 1 == self.end:
-            return act(*values)
-        made: Values = checkpoint(
-            act, *values, use_reentrant=False, preserve_rng_state=False,
-            context_fn=lambda: create_selective_checkpoint_contexts(every_second_product()),
-        )  # fmt: skip
-        return made
 
     def _backward(self, chunk: int, batch: int, rows: Rows, weight: float) -> None:
         (first, last), (a, b) = self.ranges[chunk], self._rows(batch)
         kept = self.saved.pop((chunk, batch))
         grads = self._gradients(chunk, batch, kept, weight) if kept else []
-        position = replace(self.position, first_row=a)
+        position = replace(self.position, first_row=a)  # of scores that are computed again
         with self.watch.during("backward", chunk, batch), at(position):
             for k in reversed(range(first, last)):
                 self.states.before_layer(k)
@@ -289,7 +287,7 @@ class Pipeline:
     def _gradients(self, chunk: int, batch: int, kept: Sequence[Saved], weight: float) -> Gradients:
         """Of what the last layer here gave."""
         y, last = kept[-1].y, self.ranges[chunk][1]
-        if last == self.end and y is not None:
+        if last == self.end:
             return [torch.full_like(y[0], 1.0 / weight)]
         received = iter(self._receive(chunk, batch, forward=False))
         return [
@@ -299,10 +297,8 @@ class Pipeline:
 
     def _layer_back(self, saved: Saved, grads: Gradients) -> Gradients:
         """A layer's backward pass: the gradients of its inputs."""
-        y = saved.y
-        if y is None:
-            y = self._call(saved.layer, (*saved.x, *saved.read))
-        pairs = [(a, b) for a, b in zip(y, grads, strict=True) if b is not None and a.requires_grad]
+        both = zip(saved.y, grads, strict=True)
+        pairs = [(a, b) for a, b in both if b is not None and a.requires_grad]
         if pairs:
             torch.autograd.backward(*zip(*pairs, strict=True))
         self.watch.passed()

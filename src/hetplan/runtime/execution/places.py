@@ -27,15 +27,10 @@ class Layout:
 
     plan: Plan
 
-    @cached_property
-    def ranks(self) -> dict[int, int]:
-        """Device -> rank."""
-        return self.plan.ranks
-
     def ranks_of(self, replica: int, stage: int) -> list[list[int]]:
         """Ranks of a stage [row group][tensor rank]."""
         devices = self.plan.replicas[replica].stages[stage].devices
-        return [[self.ranks[d] for d in group] for group in devices]
+        return [[self.plan.ranks[d] for d in group] for group in devices]
 
     def stage(self, place: Place) -> Stage:
         """A rank's stage."""
@@ -83,14 +78,15 @@ Held = dict[str, Cut]  # name -> what a rank holds of it
 
 @dataclass(frozen=True)
 class Piece:
-    """Rows [first, last) of dimension `dim` of a parameter; `row` elements each. contributors: one
-    owner of each unit (see `Place.unit`), whose gradient counts."""
+    """Rows [first, last) of dimension `dim` of a parameter of `whole` elements, `row` of them each.
+    contributors: one owner of each unit (see `Place.unit`), whose gradient counts."""
 
     name: str
     dim: int
     first: int
     last: int
     row: int
+    whole: int
     contributors: frozenset[int]
 
     @property
@@ -114,9 +110,9 @@ class BucketPlan:
         return sum(piece.size for piece in self.pieces)
 
     @property
-    def units(self) -> int:
-        """How many gradients are added up, at most."""
-        return max(len(piece.contributors) for piece in self.pieces)
+    def alone(self) -> bool:
+        """Whether no gradient is to be added to another one."""
+        return all(len(piece.contributors) == 1 for piece in self.pieces)
 
 
 def held_by(layout: Layout, chain: Chain, place: Place) -> Held:
@@ -159,7 +155,8 @@ def pieces_of(
 ) -> list[tuple[tuple[int, ...], Piece]]:
     """(owners, piece) for each piece of a parameter."""
     name, dim, shape = parameter.name, parameter.dim, parameter.shape or (1,)
-    row = prod(length for d, length in enumerate(shape) if d != dim)
+    whole = prod(shape)
+    row = whole // max(1, shape[dim])
     ranges = [(p, cut.ranges if cut.dim == dim else ((0, shape[dim]),)) for p, cut in holders]
     ends = sorted({0, shape[dim], *(end for _, cuts in ranges for both in cuts for end in both)})
     pieces = []
@@ -172,6 +169,6 @@ def pieces_of(
             raise InputError(
                 "nobody holds a part of a parameter", where=name, got=f"[{first}, {last})"
             )
-        owners = tuple(sorted(p.rank for p in owning))
-        pieces.append((owners, Piece(name, dim, first, last, row, frozenset(units.values()))))
+        piece = Piece(name, dim, first, last, row, whole, frozenset(units.values()))
+        pieces.append((tuple(sorted(p.rank for p in owning)), piece))
     return pieces

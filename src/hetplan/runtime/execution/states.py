@@ -18,23 +18,10 @@ import torch
 from torch import Tensor, nn
 
 from hetplan.formulations.joint.plan import split
+from hetplan.runtime.execution.loop import Box
 from hetplan.runtime.execution.places import BucketPlan, Held, Piece
 from hetplan.runtime.execution.transport import Group
 from hetplan.schema import Range
-
-
-@dataclass(frozen=True)
-class Fragment:
-    """Elements [first, last) of a parameter, its split dimension moved to the front and flattened.
-
-    values: a view of what is here; of any shape whose elements are in this order.
-    """
-
-    name: str
-    dim: int
-    first: int
-    last: int
-    values: Tensor
 
 
 @dataclass(frozen=True)
@@ -133,7 +120,7 @@ class Bucket:
     def join_gradients(self) -> None:
         """Sum over the contributors: into the parameters' gradients (ZeRO 0), or my part of it into
         my shares'."""
-        if self.shard is None and (self.group is None or self.plan.units == 1):
+        if self.shard is None and (self.group is None or self.plan.alone):
             return
         gradients = {name: parameter.grad for name, parameter in self.parameters.items()}
         flat = self.flat(gradients, counting=True)
@@ -148,18 +135,17 @@ class Bucket:
                 added, held = flat[share.begin : share.begin + share.size], parameter.grad
                 parameter.grad = added.clone() if held is None else held.add_(added)
 
-    def fragments(
-        self, values: Mapping[int, Tensor] | None, *, scalars: bool
-    ) -> Iterator[Fragment]:
-        """Of my shares (ZeRO 1 to 3), or of whole pieces."""
+    def boxes(self, values: Mapping[int, Tensor] | None, *, scalars: bool) -> Iterator[Box]:
+        """Of my shares (ZeRO 1 to 3), or of whole pieces; of flat tensors."""
         for share in self.shares:
             piece, parameter = share.piece, share.parameter
-            tensor = parameter.data if values is None else values.get(id(parameter))
+            tensor = parameter if values is None else values.get(id(parameter))
             if tensor is not None:
                 if self.shard is None and not scalars:
                     tensor = self.rows(piece, tensor)
-                last = share.first + share.size
-                yield Fragment(piece.name, piece.dim, share.first, last, tensor)
+                yield Box(
+                    piece.name, (share.first,), (share.size,), (piece.whole,), tensor.detach()
+                )
 
 
 def parameters_of(buckets: Sequence[Bucket]) -> list[nn.Parameter]:
@@ -235,23 +221,6 @@ class States:
         if not (self.per_step or self.per_layer):
             self._join(self.buckets)
         self._let_go(self.buckets)
-
-    def fragments(
-        self,
-        values: Mapping[int, Tensor] | None = None,
-        *,
-        mine: bool = False,
-        scalars: bool = False,
-    ) -> Iterator[Fragment]:
-        """What this rank holds. values: by id of an updated parameter (gradients, say); default its
-        own.
-
-        mine: only what this rank answers for, so that all ranks' fragments are every element once.
-        scalars: the values are single ones, which go with whole fragments.
-        """
-        for bucket in self.buckets:
-            if self.zero or not mine or bucket.rank == bucket.plan.owners[0]:
-                yield from bucket.fragments(values, scalars=scalars)
 
     def _join(self, buckets: Sequence[Bucket]) -> None:
         for bucket in buckets:

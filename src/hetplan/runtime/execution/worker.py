@@ -25,6 +25,7 @@ from hetplan.runtime.devices import local_device, peak_bytes, settle
 from hetplan.runtime.execution.chain import Chain, describe
 from hetplan.runtime.execution.checkpoint import check_same, check_writable, complete, load, save
 from hetplan.runtime.execution.distributed import COMPUTE, Distributed, example_of
+from hetplan.runtime.execution.loop import Trained
 from hetplan.runtime.execution.spmd.distributed import (
     DistributedProgram,
     ProgramModel,
@@ -33,6 +34,7 @@ from hetplan.runtime.execution.spmd.distributed import (
     check_samples,
     planned_program,
 )
+from hetplan.runtime.execution.stock import Stock, check_stock
 from hetplan.runtime.execution.transport import host_total
 from hetplan.runtime.job import Job, Report, StepReport
 from hetplan.runtime.references.build import build, stand_in
@@ -47,7 +49,7 @@ Made = tuple[nn.Module, Chain]
 
 def make_model(
     job: Job, watch: Watch, device: str = "cpu", made: Made | None = None
-) -> Distributed | DistributedProgram | RehearsedProgram:
+) -> Trained | RehearsedProgram:
     """This rank's part of the job's model. made: by whoever forked this rank."""
     if isinstance(watch, Virtual) and job.plan.schedule == "spmd":
         return RehearsedProgram(watch)
@@ -56,7 +58,8 @@ def make_model(
             make_program(job), job.plan, device=device, seed=job.seed, watch=watch
         )
     module, chain = made or (make_module(job), None)
-    return Distributed(
+    engine = Stock if job.backend == "torch" else Distributed
+    return engine(
         module, job.plan, device=device, seed=job.seed, watch=watch, precision=precision_of(job),
         chain=chain if device == "cpu" else None,
     )  # fmt: skip
@@ -125,6 +128,8 @@ def check_job(job: Job) -> Made | None:
     chain = describe(
         module, job.plan.workload.layers, example_of(module), compute=COMPUTE[precision_of(job)]
     )
+    if job.backend == "torch":
+        check_stock(job.plan, chain)
     if job.save is not None:
         check_writable(job.save)
         chain.check_gathers()
@@ -163,6 +168,8 @@ def check_program(job: Job) -> None:
             "rehearsals of SPMD programs train nothing", where=job.plan.name, got="--checkpoint",
             expected="no checkpoint, or no --virtual",
         )  # fmt: skip
+    if job.backend == "torch":
+        check_stock(job.plan, None)
     if job.save is not None:
         raise UnsupportedError(
             "SPMD programs are not gathered", where=job.plan.name, got="--save",
