@@ -17,8 +17,7 @@ from hetplan.profiling.transformer import Experts, Transformer
 from hetplan.profiling.vision import VGG19
 from hetplan.runtime.execution.chain import ALONE, Cut, Part, cut
 from hetplan.runtime.execution.position import Dropout, key_of, mixed, signed, uniform
-from hetplan.runtime.references.build import Reference, text_layers
-from hetplan.runtime.references.transformer import Block, activated
+from hetplan.runtime.references import Block, Reference, activated, text_layers
 
 
 def build(shape: Transformer, sequence: int) -> Reference:

@@ -15,7 +15,7 @@ from hetplan.formulations.joint.plan import Plan, parse_plan
 from hetplan.profiling.transformer import Experts
 from hetplan.profiling.vision import encoder
 from hetplan.profiling.zoo import bert, gpt2, llama
-from hetplan.runtime.references.build import stand_in
+from hetplan.runtime.references import stand_in
 
 SMALL: dict[str, Any] = {"vocabulary": 23}
 MIXED = Experts(5, 2)

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from hetplan.formulations.joint.plan import Plan
-from hetplan.runtime.references.build import stand_in
+from hetplan.runtime.references import stand_in
 from parity.cases import Case, R, S, even
 
 RANK, PASS = 1, 3

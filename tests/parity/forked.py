@@ -24,7 +24,7 @@ import torch.distributed as dist
 
 from hetplan.runtime.execution.chain import describe
 from hetplan.runtime.execution.distributed import example_of
-from hetplan.runtime.references.build import stand_in
+from hetplan.runtime.references import stand_in
 
 
 def used_once() -> None:

@@ -24,7 +24,7 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from fakes import kept  # noqa: E402
 from fakes.references import Mixture, built  # noqa: E402
-from hetplan.runtime.references.transformer import Block  # noqa: E402
+from hetplan.runtime.references import Block  # noqa: E402
 
 SAMPLES = 2
 MODES: tuple[Recomputation, ...] = ("none", "selective", "full")

@@ -27,8 +27,7 @@ from hetplan.formulations.joint.plan import Plan, load_plan
 from hetplan.profiling.cluster import example_clusters
 from hetplan.runtime.devices import on_devices
 from hetplan.runtime.job import Job, Loss, Measured, StepReport, check_options
-from hetplan.runtime.launch import launch, launch_elastic
-from hetplan.runtime.torchrun import is_rank, serve
+from hetplan.runtime.launch import is_rank, launch, launch_elastic, serve
 from hetplan.runtime.virtual import Rehearsal
 from hetplan.text import number_text
 

@@ -13,21 +13,26 @@ computes. Progress is a layer's pass or a collective. A rank that makes none is 
 it waits for another one, waits for a core, or computes for not much longer than it has before; what
 does nothing of that hangs. What others delay is no fault of a process: one that gives no sign may
 do nothing, or would if it got a core.
+
+Or one rank of a plan, started by torchrun on every node: `torchrun --nproc-per-node N … -m hetplan
+run PLAN`. Ranks follow the order of the plan's devices in use; torchrun numbers its processes node
+by node, as clusters number their devices. Rank 0 prints the measured times.
 """
 
 import contextlib
+import os
 import signal
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from multiprocessing import connection as pipes, get_context
 from pathlib import Path
-from types import FrameType
 from typing import Any, NoReturn
 
-from hetplan.errors import HetplanError, InputError
-from hetplan.formulations.joint.plan import Plan
+from hetplan.errors import HetplanError, InputError, one_line
+from hetplan.formulations.joint.plan import Plan, check_world
 from hetplan.runtime.devices import on_devices, required_torch
 from hetplan.runtime.job import Job, Loss, Measured, StepReport
 from hetplan.runtime.watch import PASSES, PATIENCE, WAITS, Activity, at_work, starved
@@ -124,7 +129,7 @@ class Supervisor:
         self.job, self.tell, self.made = job, tell, made
         self.ranks: list[Rank] = []
         self.stop: Any = FORK.RawValue("b", 0)  # one byte that all ranks see
-        self.interrupted = False
+        self.asked: list[int] = []  # by signals
 
     def start(self, store: str) -> None:
         """Fork one process per rank."""
@@ -144,8 +149,9 @@ class Supervisor:
         """Until all are done; raises RankError, and KeyboardInterrupt where Ctrl-C was pressed."""
         while not all(rank.gone for rank in self.ranks):
             self._listen(0.2)
-            if self.interrupted:
+            if signal.SIGINT in self.asked:
                 raise KeyboardInterrupt
+            self.stop.value = signal.SIGTERM in self.asked
             self._reap()
             if any(rank.failure for rank in self.ranks):
                 self._explain()
@@ -229,20 +235,12 @@ class Supervisor:
         finaliser or a callback of a weak reference is lost: the run would go on.
         """
 
-        def asked(number: int, frame: FrameType | None) -> None:
-            self.stop.value = 1
-
-        def interrupted(number: int, frame: FrameType | None) -> None:
-            self.interrupted = True
-
-        before = {
-            number: signal.signal(number, handler)
-            for number, handler in ((signal.SIGTERM, asked), (signal.SIGINT, interrupted))
-        }
+        numbers = (signal.SIGTERM, signal.SIGINT)
+        before = [signal.signal(n, lambda number, _: self.asked.append(number)) for n in numbers]
         try:
             yield
         finally:
-            for number, handler in before.items():
+            for number, handler in zip(numbers, before, strict=True):
                 signal.signal(number, handler)
 
 
@@ -359,3 +357,67 @@ def latest(job: Job) -> int | None:
 
     assert job.checkpoint is not None
     return max((int(path.name[5:]) for path in complete(job.checkpoint)), default=None)
+
+
+VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+def is_rank() -> bool:
+    """Whether torchrun, or whatever sets its variables, started this process."""
+    return all(name in os.environ for name in VARIABLES)
+
+
+def serve(job: Job) -> Measured | None:
+    """Train as one rank of many; what rank 0 measured, None for the others.
+
+    An error is one line with the rank's place, and ends the process: a peer's death aborts it where
+    gloo's threads outlive the interpreter.
+    """
+    try:
+        check_world(job.plan, int(os.environ["WORLD_SIZE"]))
+        return serve_rank(on_devices(job, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
+    except HetplanError as error:
+        place = "" if isinstance(error, RankError) else f"rank {os.environ['RANK']}: "
+        print(f"hetplan: {place}{error}", file=sys.stderr, flush=True)
+        os._exit(error.exit_code)
+
+
+def serve_rank(job: Job) -> Measured | None:
+    """Join the group and train. Raises InputError where the port is taken, RankError for an
+    error of this rank's."""
+    torch = required_torch("running plans")
+    from torch import distributed as dist
+
+    from hetplan.runtime.execution.worker import (
+        check_job,
+        error_text,
+        is_lost,
+        look_after,
+        train,
+        watch_of,
+    )
+
+    made = check_job(job)
+    local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    torch.set_num_threads(max(1, torch.get_num_threads() // local_ranks))
+    try:
+        dist.init_process_group("gloo")
+    except dist.DistNetworkError as error:
+        meeting = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        raise InputError(f"cannot meet at {meeting}: {one_line(str(error))[:200]}") from None
+    reports: list[StepReport] = []
+    watch, place = watch_of(job, dist.get_rank()), job.plan.rank_text(dist.get_rank())
+    asked: list[int] = []  # by SIGTERM, which torchrun hands on: all then end behind their step
+    signal.signal(signal.SIGTERM, lambda number, frame: asked.append(number))
+    try:
+        look_after(watch, job.hang_seconds, place)
+        train(job, watch, reports.append, lambda: bool(asked), made)
+    except HetplanError:
+        raise
+    except Exception as error:
+        text = f"lost a peer: {error_text(error)}" if is_lost(error) else error_text(error)
+        raise RankError(f"{place}: {text}") from error
+    everyone: list[Any] | None = [None] * job.plan.world_size if dist.get_rank() == 0 else None
+    dist.gather_object(reports, everyone)
+    dist.destroy_process_group()
+    return None if everyone is None else Measured(job, everyone)

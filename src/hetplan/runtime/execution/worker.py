@@ -37,7 +37,7 @@ from hetplan.runtime.execution.spmd.distributed import (
 from hetplan.runtime.execution.stock import Stock, check_stock
 from hetplan.runtime.execution.transport import host_total
 from hetplan.runtime.job import Job, Report, StepReport
-from hetplan.runtime.references.build import build, stand_in
+from hetplan.runtime.references import build, stand_in
 from hetplan.runtime.refusals import check_own_layers
 from hetplan.runtime.spmd_decision import read_program
 from hetplan.runtime.virtual import Virtual

@@ -16,7 +16,7 @@ from hetplan.errors import InputError, UnsupportedError
 from hetplan.formulations.poplar.awareness import OutOfMemoryOnDevice
 from hetplan.profiling.models import Model
 from hetplan.profiling.transformer import Transformer
-from hetplan.runtime.references.build import text_layers
+from hetplan.runtime.references import text_layers
 from hetplan.runtime.tracing.counter import DTYPES, saved_by_autograd, storage
 
 KINDS = ("embedding", "block", "head")

@@ -101,17 +101,18 @@ def by_query(x: Tensor, r: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def turned(x: Tensor, base: float = 10_000.0) -> Tensor:
-    """Pairs of entries of x [b, n, tokens, d] turned by angles that grow with the token.
+    """Pairs of entries of x [b, n, tokens, d] turned by angles that grow with the token, halves
+    paired; of an odd number the last one stays.
 
     Source: Su et al. 2021.
     """
     half = x.shape[3] // 2
     steps = torch.arange(half, dtype=torch.float64, device=x.device)
     places = torch.arange(x.shape[2], dtype=torch.float64, device=x.device)
-    angle = places[:, None] * base ** (-steps / half)
+    angle = places[:, None] * base ** (-steps / max(half, 1))
     cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
-    one, other = x[..., :half], x[..., half:]
-    return torch.cat([one * cos - other * sin, other * cos + one * sin], dim=-1)
+    one, other, last = x.split((half, half, x.shape[3] % 2), dim=-1)
+    return torch.cat([one * cos - other * sin, other * cos + one * sin, last], dim=-1)
 
 
 def places_of_tokens(gates: Tensor, active: int, capacity: int) -> Tensor:

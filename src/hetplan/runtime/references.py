@@ -1,20 +1,31 @@
-"""Text transformers of every described shape without experts (GPT, Llama, BERT) as layers of a
-chain.
+"""Text transformers of every described shape without experts (GPT, Llama, BERT) as chains of named
+layers, with data and weights that follow from names and positions alone.
 
-Parameter by parameter those of `profiling.transformer`. Symbols: B samples, S tokens, H hidden
-size, V vocabulary.
-All can be split over a tensor group: attention by key-value heads, feed-forward by columns,
-embedding and head by the vocabulary.
+Parameter by parameter the layers are those of `profiling.transformer`. Symbols: B samples, S
+tokens, H hidden size, V vocabulary. All can be split over a tensor group: attention by key-value
+heads, feed-forward by columns, embedding and head by the vocabulary.
+
+`Reference` keeps the contract of `execution.chain`: a user's own factory (`module:factory`) returns
+anything that does.
 """
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from hetplan.errors import InputError
 from hetplan.profiling.transformer import Transformer
+from hetplan.profiling.zoo import gpt2
 from hetplan.runtime.execution.chain import ALONE, Cut, Part, cut
-from hetplan.runtime.execution.position import Dropout
+from hetplan.runtime.execution.position import Dropout, key_of, mixed, signed
+from hetplan.runtime.execution.spmd.kernels import Place, embed, turned
+from hetplan.runtime.refusals import check_shape
+from hetplan.runtime.tracing.layers import Called
 
 DROPOUT = 0.1
 
@@ -63,14 +74,9 @@ class Embedding(nn.Module):
 
     def rows(self, tokens: Tensor) -> Tensor:
         """The table's rows that are here, zeros for other tokens."""
-        first, last = self.tensor.of(self.shape.vocabulary)
-        if last == first:
-            return torch.zeros(
-                *tokens.shape, self.table.shape[1], dtype=self.table.dtype, device=tokens.device
-            )
-        here = (tokens >= first) & (tokens < last)
-        rows = F.embedding((tokens - first).clamp(0, last - first - 1), self.table)
-        return rows * here.unsqueeze(-1).to(rows.dtype)
+        first, _ = self.tensor.of(self.shape.vocabulary)
+        shape = (*tokens.shape, self.table.shape[1])
+        return embed((tokens, self.table), {}, Place(shape, (0, first), partial=True))
 
 
 class Block(nn.Module):
@@ -151,7 +157,7 @@ class Attention(nn.Module):
         t = self.shape
         groups = t.heads // t.kv_heads
         if t.rotary:
-            q, k = rotated(q), rotated(k)
+            q, k = turned(q), turned(k)
         if groups > 1:
             k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
         causal = t.head != "bert" and t.vocabulary > 0
@@ -171,18 +177,6 @@ def visible(length: int, causal: bool, window: int | None, device: object) -> Te
     back = places[:, None] - places[None, :]
     seen = back >= 0 if causal else torch.ones_like(back, dtype=torch.bool)
     return seen & (back < window) if window else seen
-
-
-def rotated(x: Tensor) -> Tensor:
-    """Rotary positions (Su et al. 2021) on [B, heads, S, d], halves paired."""
-    length, half = x.shape[2], x.shape[3] // 2
-    steps = torch.arange(half, device=x.device, dtype=torch.float32)
-    turns = torch.arange(length, device=x.device, dtype=torch.float32)[:, None] * 10_000.0 ** (
-        -steps / max(half, 1)
-    )
-    cosine, sine = turns.cos().to(x.dtype), turns.sin().to(x.dtype)
-    a, b = x[..., :half], x[..., half : 2 * half]
-    return torch.cat((a * cosine - b * sine, a * sine + b * cosine, x[..., 2 * half :]), dim=-1)
 
 
 class FeedForward(nn.Module):
@@ -289,3 +283,90 @@ IGNORED = -100
 def at_least_fp32(x: Tensor) -> Tensor:
     """Half precision widened."""
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+class Reference(nn.Module):
+    """A chain of named layers with synthetic texts."""
+
+    def __init__(
+        self,
+        layers: dict[str, nn.Module],
+        *,
+        vocabulary: int,
+        sequence: int,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        self.layers = nn.ModuleDict(layers)
+        self.vocabulary, self.sequence, self.seed = vocabulary, sequence, seed
+        with torch.no_grad():
+            for name, parameter in self.layers.named_parameters():
+                if not parameter.is_meta:
+                    parameter.copy_(self.initial(name, parameter))
+
+    def initial(self, name: str, parameter: Tensor) -> Tensor:
+        """A parameter's first values, from its name: norms' scales 1, biases 0, others normal with
+        deviation 0.02."""
+        last = name.rpartition(".")[2]
+        if "norm" in name or "after" in name:
+            fill = 1.0 if last == "weight" else 0.0
+            return torch.full(parameter.shape, fill, dtype=parameter.dtype)
+        if last == "bias" or last.endswith("_bias"):
+            return torch.zeros(parameter.shape, dtype=parameter.dtype)
+        generator = torch.Generator().manual_seed(zlib.crc32(f"{self.seed} {name}".encode()))
+        drawn = torch.empty(parameter.shape, dtype=torch.float32).normal_(
+            0.0, 0.02, generator=generator
+        )
+        return drawn.to(parameter.dtype)
+
+    def batch(self, step: int, first: int, last: int) -> tuple[Tensor, Tensor]:
+        """(inputs, targets) of the global rows [first, last) of a step: tokens that can be learnt.
+
+        A text is an arithmetic sequence modulo the vocabulary; its last tokens do not count where
+        its row says so.
+        """
+        rows = torch.arange(first, last)
+        drawn = (mixed(rows * 2 + signed(key_of(self.seed, step, "batch"))) >> 1) & ((1 << 62) - 1)
+        places = torch.arange(self.sequence + 1)
+        texts = (drawn[:, None] + places * (1 + drawn[:, None] // 7 % 3)) % self.vocabulary
+        targets = texts[:, 1:].clone()
+        if self.sequence > 2:
+            cut = drawn // 11 % 3  # texts of different lengths: tokens are weighed, not samples
+            targets[places[None, :-1] >= self.sequence - cut[:, None]] = IGNORED
+        return texts[:, :-1].contiguous(), targets
+
+
+def build(shape: Transformer, sequence: int, *, seed: int = 0) -> Reference:
+    """Embedding, blocks and head of a text model, on the current default device."""
+    return Reference(text_layers(shape), vocabulary=shape.vocabulary, sequence=sequence, seed=seed)
+
+
+def text_layers(shape: Transformer) -> dict[str, nn.Module]:
+    """Embedding, blocks and head by name, with torch's own first values; raises UnsupportedError
+    for what these layers do not compute."""
+    check_shape(shape)
+    embedding = Embedding(shape, "embedding")
+    blocks = {f"block-{i}": Block(shape, f"block-{i}") for i in range(shape.layers)}
+    head = Head(shape, embedding.table if shape.tied else None)
+    return {"embedding": embedding, **blocks, "head": head}
+
+
+def stand_in(names: Sequence[str], *, tensor: int = 1, seed: int = 0) -> Reference:
+    """A narrow chain of real layers under any names: the first embeds, the last has the loss,
+    blocks between.
+
+    tensor: the widest tensor group that it must split over. Raises InputError for names that stand
+    twice.
+    """
+    if len(set(names)) < len(names):
+        raise InputError("layer names stand twice", expected="different names")
+    heads, blocks = max(2, tensor), len(names) - 2 if len(names) > 1 else 1
+    shape = replace(
+        gpt2(blocks, 4 * heads, heads, vocabulary=max(32, tensor), positions=8),
+        feed_forward=8 * heads, dropout=False, tied=len(names) > 1,
+    )  # fmt: skip
+    layers = list(text_layers(shape).values())
+    if len(names) == 1:
+        layers = [Called(build(shape, 8))]
+    named = dict(zip(names, layers, strict=True))
+    return Reference(named, vocabulary=shape.vocabulary, sequence=8, seed=seed)

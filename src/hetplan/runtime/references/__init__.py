@@ -1,1 +1,0 @@
-"""Reference models whose layers are those of a plan. These modules import torch."""
