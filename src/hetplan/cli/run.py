@@ -27,7 +27,7 @@ from hetplan.formulations.joint.plan import Plan, load_plan
 from hetplan.profiling.cluster import example_clusters
 from hetplan.runtime.devices import on_devices
 from hetplan.runtime.job import Job, Loss, Measured, StepReport, check_options
-from hetplan.runtime.launch import is_rank, launch, launch_elastic, serve
+from hetplan.runtime.launch import Again, is_rank, launch, launch_elastic, serve
 from hetplan.runtime.virtual import Rehearsal
 from hetplan.text import number_text
 
@@ -107,34 +107,6 @@ def free_cores() -> float:
     return cores * cores / (cores + os.getloadavg()[0])
 
 
-@dataclass
-class Replanner:
-    """Plans again by a process of its own: solvers leave threads behind, and ranks are forked."""
-
-    plan: Path  # the file of what runs now
-    folder: Path  # where those to come are written
-    predict: Predict
-    options: list[str]  # of `hetplan plan replan`
-    quiet: bool
-
-    def __call__(self, job: Job, lost: tuple[int, ...]) -> Job | None:
-        """The job under a plan without the lost nodes, None where none fits."""
-        nodes = [f"node{n}" for n in sorted(lost)]
-        if not self.quiet:
-            note(f"lost {', '.join(nodes)}: planning without")
-        self.folder.mkdir(parents=True, exist_ok=True)
-        target = self.folder / f"plan-without-{'-'.join(nodes)}.json"
-        program = [sys.executable, "-m", "hetplan", "plan", "replan", str(self.plan)]
-        words = ["--lost", ",".join(nodes), "--output", str(target), "--json", "--quiet"]
-        done = subprocess.run(
-            [*program, *words, *self.options], stdout=subprocess.DEVNULL, check=False
-        )
-        if done.returncode != 0:
-            return None
-        self.plan, plan = target, load_plan(target)
-        return replace(job, plan=plan, rehearsal=self.predict(plan, target))
-
-
 def note_loss(loss: Loss) -> None:
     """What happened, for people."""
     note(
@@ -193,9 +165,10 @@ class Survival:
 
     def replanner(
         self, job: Job, plan: Path, predict: Predict, setting: Setting, *, quiet: bool
-    ) -> Replanner:
-        """What plans again without lost nodes; raises InputError where the cluster is not known.
-        plan: the file of what runs now."""
+    ) -> Again:
+        """What plans again without lost nodes, by a process of its own: solvers leave threads
+        behind, and ranks are forked. plan: the file of what runs now. Raises InputError where the
+        cluster is not known."""
         if job.rehearsal is None:
             raise InputError(
                 "--elastic needs the plan's cluster",
@@ -211,8 +184,27 @@ class Survival:
             "--strategies": None if self.strategies is None else ",".join(self.strategies),
         }
         pairs = [(name, str(value)) for name, value in values.items() if value is not None]
-        words = [word for pair in pairs for word in pair]
-        return Replanner(plan, Path(self.checkpoint or ""), predict, words, quiet)
+        files, folder = [plan], Path(self.checkpoint or "")
+
+        def again(job: Job, lost: tuple[int, ...]) -> Job | None:
+            nodes = [f"node{n}" for n in sorted(lost)]
+            if not quiet:
+                note(f"lost {', '.join(nodes)}: planning without")
+            folder.mkdir(parents=True, exist_ok=True)
+            target = folder / f"plan-without-{'-'.join(nodes)}.json"
+            program = [sys.executable, "-m", "hetplan", "plan", "replan", str(files[-1])]
+            words = ["--lost", ",".join(nodes), "--output", str(target), "--json", "--quiet"]
+            options = [word for pair in pairs for word in pair]
+            done = subprocess.run(
+                [*program, *words, *options], stdout=subprocess.DEVNULL, check=False
+            )
+            if done.returncode != 0:
+                return None
+            files.append(target)
+            made = load_plan(target)
+            return replace(job, plan=made, rehearsal=predict(made, target))
+
+        return again
 
 
 def run(

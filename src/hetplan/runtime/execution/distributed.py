@@ -27,9 +27,8 @@ from hetplan.runtime.devices import local_device
 from hetplan.runtime.execution.chain import Chain, Rows, TensorGroup, describe
 from hetplan.runtime.execution.loop import Box, Trained
 from hetplan.runtime.execution.pipeline import Mail, Pipeline, streams
-from hetplan.runtime.execution.places import Held, Layout, bucket_plans, held_by
+from hetplan.runtime.execution.places import Held, Layout, States, bucket_plans, held_by
 from hetplan.runtime.execution.position import Position
-from hetplan.runtime.execution.states import States
 from hetplan.runtime.execution.transport import (
     Group,
     Staging,

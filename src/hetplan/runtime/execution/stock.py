@@ -15,8 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.pipelining import PipelineStage
-from torch.distributed.pipelining.schedules import get_schedule_class
+from torch.distributed.pipelining import PipelineStage, schedules
 from torch.nn.parallel import DistributedDataParallel
 
 from hetplan.errors import UnsupportedError
@@ -102,7 +101,7 @@ class Stock(Placed):
             )
             for chunk, part in enumerate(self.parts)
         ]  # fmt: skip
-        self.schedule: Any = get_schedule_class(SCHEDULES[plan.schedule])(
+        self.schedule: Any = schedules.get_schedule_class(SCHEDULES[plan.schedule])(
             made if plan.schedule == "interleaved-1f1b" else made[0], plan.replicas[0].steps,
             loss_fn=lambda out, _: self.factor * out.sum(), scale_grads=False,
         )  # fmt: skip

@@ -252,9 +252,10 @@ class Layers:
     def enter(self, name: str) -> None:
         """The layer runs from here on, unless it does already; one that ran before gets a
         number."""
-        if self.names and self._bare(self.names[-1]) == name:
+        bare = [known.partition("#")[0] for known in self.names]
+        if name in bare[-1:]:
             return
-        times = sum(self._bare(known) == name for known in self.names)
+        times = bare.count(name)
         self.names.append(name if not times else f"{name}#{times + 1}")
         self.firsts.append(next_node() if len(self.names) > 1 else 0)
 
@@ -262,10 +263,6 @@ class Layers:
     def now(self) -> int:
         """The layer that runs; 0 before the first."""
         return max(len(self.names) - 1, 0)
-
-    @staticmethod
-    def _bare(name: str) -> str:
-        return name.partition("#")[0]
 
 
 class Counter(TorchDispatchMode):

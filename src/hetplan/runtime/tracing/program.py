@@ -3,13 +3,22 @@
 torch.export gives the forward graph in ATen's operators, without changes in place; the rules
 (`aten`) say what each is made of. The backward pass needs no trace:
 theories price each instruction with its mirror, and gradients are torch's.
+
+Attention as modules write it is brought to one product before it and one behind. Modules project
+queries, keys and values apart and turn rows into heads by views and transpositions. Three tensors
+that every device may hold in four forms each make a theory wide for nothing: they are always sliced
+alike. Here the three products become one, with parameters stacked head by head ([n, 3 d, h]), and
+the product behind attention takes heads as they are ([h, n, d]). FLOP stay; `Packed` says how
+values and gradients of parameters go over.
 """
 
 import operator
 import warnings
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -18,12 +27,12 @@ from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx.node import map_arg
 
 from hetplan.errors import InputError, UnsupportedError
-from hetplan.formulations.hap.spmd.program import SingleProgram, Writer
+from hetplan.formulations.hap.spmd.operators import Shape
+from hetplan.formulations.hap.spmd.program import PARAMETER, Node, SingleProgram, Writer
 from hetplan.profiling.model_files import ModelFile
 from hetplan.profiling.models import Model, load_model
 from hetplan.runtime.tracing.aten import RULES, MissingRule, Tensor, Unsupported, Walker
 from hetplan.runtime.tracing.counter import Layers, name_of, tree_leaves
-from hetplan.runtime.tracing.fuse import Packed, fused
 from hetplan.runtime.tracing.layers import Called, chain_of, graph_of, labels
 from hetplan.text import counted
 
@@ -32,6 +41,28 @@ SILENT = ("aten._assert_tensor_metadata", "aten._assert_async", "aten._assert_sc
 LISTED = 6
 # The region of a graph in which gradients are switched on or off.
 GRADIENTS_SET = "wrap_with_set_grad_enabled"
+LINEAR = ("abx,yx->aby", "abx,yx,y->aby")
+HEADS = (0, 2, 1, 3)
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A parameter made of others: each reshaped to `shape`, one after the other along `axis`;
+    shapes: their own."""
+
+    owners: tuple[str, ...]
+    shapes: tuple[Shape, ...]
+    shape: Shape
+    axis: int
+
+    def pack(self, values: Sequence[TorchTensor]) -> TorchTensor:
+        """From the owners' values."""
+        return torch.cat([value.reshape(self.shape) for value in values], dim=self.axis)
+
+    def unpack(self, gradient: TorchTensor) -> dict[str, TorchTensor]:
+        """To the owners' gradients."""
+        parts = gradient.chunk(len(self.owners), dim=self.axis)
+        return {n: p.reshape(s) for n, s, p in zip(self.owners, self.shapes, parts, strict=True)}
 
 
 @dataclass(frozen=True)
@@ -296,3 +327,114 @@ def pruned(program: SingleProgram, loss: str) -> SingleProgram:
     last = program.node(loss)
     nodes = [node for node in program.nodes if node.name in needed and node is not last]
     return SingleProgram(program.name, (*nodes, last), program.copies)
+
+
+def fused(program: SingleProgram) -> tuple[SingleProgram, dict[str, Packed]]:
+    """The program with every attention that fits the pattern rewritten, and its packed
+    parameters."""
+    fuser = _Fuser(program)
+    for node in program.computations:
+        if node.kind == "attention" and len(node.inputs) == 3:
+            fuser.before(node)
+        if node.kind == "contract":
+            fuser.behind(node)
+    nodes = tuple(new for node in program.nodes for new in fuser.instead.get(node.name, (node,)))
+    return SingleProgram(program.name, nodes, program.copies), fuser.packed
+
+
+class _Fuser:
+    """instead: node -> what takes its place."""
+
+    def __init__(self, program: SingleProgram) -> None:
+        self.program = program
+        self.users = Counter(name for node in program.nodes for name in node.inputs)
+        self.tied = {*program.copies, *program.copies.values()}
+        self.instead: dict[str, tuple[Node, ...]] = {}
+        self.packed: dict[str, Packed] = {}
+
+    def back(self, name: str, *kinds: str) -> list[Node]:
+        """The nodes of these kinds from a tensor backwards, if nothing else uses what they make,
+        and a transposition is that of rows and heads; else none."""
+        nodes: list[Node] = []
+        for kind in kinds:
+            node = self.program.node(nodes[-1].inputs[0] if nodes else name)
+            swaps = kind != "permute" or tuple(node.attributes.get("order", ())) == HEADS
+            if node.kind != kind or self.users[node.name] > 1 or not swaps:
+                return []
+            nodes.append(node)
+        return nodes
+
+    def linear(self, node: Node) -> bool:
+        """Whether it is a product of [a, b, x] with a parameter that nothing shares."""
+        own = self.program.inputs(node)[1:]
+        alone = all(p.kind == PARAMETER and p.name not in self.tied for p in own)
+        return alone and node.attributes.get("equation") in LINEAR
+
+    def projection(self, name: str) -> list[Node]:
+        """What turns rows into heads [b, n, s, d], and the product before; none where it is
+        something else."""
+        nodes = self.back(name, "permute", "reshape", "contract")
+        fits = nodes and self.linear(nodes[2]) and nodes[1].shape[:2] == nodes[2].shape[:2]
+        return nodes if fits else []
+
+    def before(self, node: Node) -> None:
+        """Queries, keys and values of one tensor as one product."""
+        projections = [self.projection(name) for name in node.inputs]
+        shapes = {self.program.node(name).shape for name in node.inputs}
+        if len(shapes) > 1 or not all(projections):
+            return
+        products = [nodes[2] for nodes in projections]
+        if len({p.inputs[0] for p in products}) > 1 or len({len(p.inputs) for p in products}) > 1:
+            return
+        b, n, s, d = shapes.pop()
+        hidden = self.program.node(products[0].inputs[0]).shape[2]
+        base, layer = f"{node.name}.qkv", products[0].layer
+        made = [
+            self.pack(f"{base}.weight", [p.inputs[1] for p in products], (n, d, hidden), 1, layer)
+        ]
+        equation = "bsh,ndh->bnsd"
+        if len(products[0].inputs) == 3:
+            made.append(
+                self.pack(f"{base}.bias", [p.inputs[2] for p in products], (n, d), 1, layer)
+            )
+            equation = "bsh,ndh,nd->bnsd"
+        inputs = (products[0].inputs[0], *(p.name for p in made))
+        joint = Node(
+            base, "contract", inputs, (b, n, s, 3 * d), frozen(equation=equation), 0, layer
+        )
+        self.instead[node.name] = (*made, joint, replace(node, inputs=(base,)))
+        for nodes in projections:
+            gone = (*(node.name for node in nodes), *nodes[2].inputs[1:])
+            self.instead.update(dict.fromkeys(gone, ()))
+
+    def behind(self, node: Node) -> None:
+        """A product of joined heads as one of heads."""
+        nodes = self.back(node.inputs[0], "reshape", "permute") if self.linear(node) else []
+        if not nodes or nodes[0].shape[:2] != nodes[1].shape[:2]:
+            return
+        heads = self.program.node(nodes[1].inputs[0])
+        if heads.kind != "attention":
+            return
+        _, n, _, d = heads.shape
+        weight = self.pack(
+            f"{node.name}.by-head", [node.inputs[1]], (node.shape[2], n, d), 0, node.layer
+        )
+        equation = "bnsd,hnd->bsh" if len(node.inputs) == 2 else "bnsd,hnd,h->bsh"
+        inputs = (heads.name, weight.name, *node.inputs[2:])
+        self.instead[node.name] = (
+            weight,
+            replace(node, inputs=inputs, attributes=frozen(equation=equation)),
+        )
+        self.instead.update(dict.fromkeys((*(n.name for n in nodes), node.inputs[1]), ()))
+
+    def pack(self, name: str, owners: Sequence[str], shape: Shape, axis: int, layer: str) -> Node:
+        """A parameter made of others."""
+        shapes = tuple(self.program.node(owner).shape for owner in owners)
+        self.packed[name] = Packed(tuple(owners), shapes, shape, axis)
+        whole = (*shape[:axis], len(owners) * shape[axis], *shape[axis + 1 :])
+        return Node(name, PARAMETER, (), whole, layer=layer)
+
+
+def frozen(**attributes: Any) -> Mapping[str, Any]:
+    """Attributes of a node."""
+    return MappingProxyType(attributes)
