@@ -15,7 +15,7 @@ from hetplan.formulations.hap.spmd import networks as n
 from hetplan.formulations.hap.spmd.program import SingleProgram, Writer
 from hetplan.formulations.hap.spmd.rules import Theory, ring, theory_of
 from hetplan.formulations.joint.plan import Plan, parse_plan
-from hetplan.runtime.spmd_decision import write_program
+from hetplan.runtime.replay import write_program
 
 UNEVEN: dict[int, list[float]] = {2: [0.7, 0.3], 3: [0.5, 0.2, 0.3], 4: [0.15, 0.4, 0.25, 0.2]}
 IDLE: dict[int, list[float]] = {2: [1.0, 0.0], 3: [0.6, 0.0, 0.4], 4: [0.0, 0.5, 0.0, 0.5]}

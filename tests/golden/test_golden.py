@@ -29,8 +29,7 @@ from hetplan.planner.search import replay_candidate
 from hetplan.planner.strategy import propose, recomputed
 from hetplan.profiling.cluster import Cluster, example_cluster
 from hetplan.profiling.workload import Workload, make_workload
-from hetplan.runtime.replay import replay
-from hetplan.runtime.spmd_decision import decision_of as program_decision
+from hetplan.runtime.replay import decision_of as program_decision, replay
 from hetplan.solvers.registry import evaluate
 from hetplan.solvers.run import Options, Run
 from present import present

@@ -15,7 +15,7 @@ from hetplan.formulations.hap.evaluate import evaluate
 from hetplan.formulations.hap.spmd.rules import Links, theory_of
 from hetplan.formulations.hap.spmd.whole import Decided, Prices, Stage, Timed
 from hetplan.formulations.joint.plan import Plan
-from hetplan.runtime.spmd_decision import decision_of, read_program, write_program
+from hetplan.runtime.replay import decision_of, read_program, write_program
 
 M = 3
 LINKS = Links(M, 1e9, 2e9, 3e9, 4e9, 5e9, latency=1e-3)

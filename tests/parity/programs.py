@@ -22,7 +22,7 @@ from hetplan.formulations.hap.spmd.program import SingleProgram
 from hetplan.formulations.hap.spmd.rules import Theory
 from hetplan.formulations.joint.plan import Plan
 from hetplan.runtime.execution.spmd.distributed import DistributedProgram, ProgramModel
-from hetplan.runtime.spmd_decision import read_program
+from hetplan.runtime.replay import read_program
 from parity import program_curves
 from parity.device import DEVICE, exact
 from present import present

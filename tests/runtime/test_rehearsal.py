@@ -19,7 +19,7 @@ from hetplan.profiling.operators import DEFAULT_STACK
 from hetplan.runtime.job import Job, Measured, StepReport
 from hetplan.runtime.replay import replay
 from hetplan.runtime.truth.scores import spearman
-from hetplan.runtime.virtual import Rehearsal
+from hetplan.runtime.watch import Rehearsal
 
 torch: Any = pytest.importorskip("torch", reason="torch is an extra of hetplan")
 

@@ -24,7 +24,7 @@ from hetplan.profiling.simulator.pipeline import simulate_stages
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.job import Job
 from hetplan.runtime.replay import SpmdCosts, replay, trace
-from hetplan.runtime.virtual import Rehearsal
+from hetplan.runtime.watch import Rehearsal
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Run
 

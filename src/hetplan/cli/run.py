@@ -28,7 +28,7 @@ from hetplan.profiling.cluster import example_clusters
 from hetplan.runtime.devices import on_devices
 from hetplan.runtime.job import Job, Loss, Measured, StepReport, check_options
 from hetplan.runtime.launch import Again, is_rank, launch, launch_elastic, serve
-from hetplan.runtime.virtual import Rehearsal
+from hetplan.runtime.watch import Rehearsal
 from hetplan.text import number_text
 
 Predict = Callable[[Plan, Path], Rehearsal | None]

@@ -30,7 +30,7 @@ from hetplan.planner.strategy import (
     tensor_stage,
 )
 from hetplan.profiling.workload import Workload
-from hetplan.runtime.spmd_decision import write_program
+from hetplan.runtime.replay import write_program
 from hetplan.schema import PositiveCount, StrictModel
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Progress, Run, Stopped

@@ -10,8 +10,7 @@ from typing import Any, Literal
 from hetplan.errors import InputError
 from hetplan.formulations.joint.plan import Plan
 from hetplan.runtime.replay import trace_document
-from hetplan.runtime.virtual import Rehearsal
-from hetplan.runtime.watch import Event
+from hetplan.runtime.watch import Event, Rehearsal
 from hetplan.text import Table, number_text, percent_text, seconds_text
 
 

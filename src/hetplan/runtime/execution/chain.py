@@ -148,13 +148,10 @@ class Ends:
     last: int
     count: Callable[[Tensor], float]
 
-    def reads(self, first: int, last: int) -> bool:
-        """Whether layers [first, last) read any data."""
-        return first == 0 or last > self.last
-
-    def feed(self, data: Any, first: int, last: int) -> list[tuple[Tensor, ...]]:
-        """What each of them reads."""
-        inputs, targets = data
+    def feed(self, data: Callable[[], Any], first: int, last: int) -> list[tuple[Tensor, ...]]:
+        """What each of the layers [first, last) reads; the data of some rows are asked for where
+        one does."""
+        inputs, targets = data() if first == 0 or last > self.last else (None, None)
         return [
             (*((inputs,) if k == 0 else ()), *((targets,) if k == self.last else ()))
             for k in range(first, last)
@@ -194,10 +191,8 @@ class Chain:
         self, rows: Rows, own: Range, first: int, last: int, device: Any
     ) -> Sequence[tuple[Any, ...]]:
         """What each of the layers [first, last) reads of the data of its own rows, on a device."""
-        if not self.source.reads(first, last):
-            return [()] * (last - first)
         read: Sequence[tuple[Any, ...]] = mapped(
-            self.source.feed(rows(*own), first, last),
+            self.source.feed(lambda: rows(*own), first, last),
             lambda x: x.to(device) if isinstance(x, Tensor) else x,
         )
         return read
@@ -326,15 +321,18 @@ def layers_of(module: nn.Module, names: Sequence[str]) -> tuple[nn.Module, ...] 
     named = getattr(module, "layers", None)
     if not isinstance(named, nn.ModuleDict):
         return None
-    layers = tuple(named.values())
-    for k, (has, wants) in enumerate(zip(named, names, strict=False)):
-        if has != wants:
-            raise InputError(f"model does not match the plan: layer {k}", got=has, expected=wants)
-    if len(layers) != len(names):
-        raise InputError(
-            "model does not match the plan", got=f"{len(layers)} layers", expected=f"{len(names)}"
-        )
-    return layers
+    check_names(list(named), names)
+    return tuple(named.values())
+
+
+def check_names(has: Sequence[str], wants: Sequence[str], where: str | None = None) -> None:
+    """Raise InputError where a model's layers are not the plan's."""
+    what = "model does not match the plan"
+    if len(has) != len(wants):
+        raise InputError(what, where=where, got=f"{len(has)} layers", expected=f"{len(wants)}")
+    for k, (name, expected) in enumerate(zip(has, wants, strict=True)):
+        if name != expected:
+            raise InputError(f"{what}: layer {k}", where=where, got=name, expected=expected)
 
 
 def outputs_of(

@@ -39,9 +39,8 @@ from hetplan.runtime.execution.transport import host_total
 from hetplan.runtime.job import Job, Report, StepReport
 from hetplan.runtime.references import build, stand_in
 from hetplan.runtime.refusals import check_own_layers
-from hetplan.runtime.spmd_decision import read_program
-from hetplan.runtime.virtual import Virtual
-from hetplan.runtime.watch import PASSES, PATIENCE, WAITS, Activity, Watch, at_work
+from hetplan.runtime.replay import read_program
+from hetplan.runtime.watch import PASSES, PATIENCE, WAITS, Activity, Virtual, Watch, at_work
 
 OPTIMIZERS = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}
 Made = tuple[nn.Module, Chain]

@@ -117,11 +117,6 @@ class Walker:
         return Tensor(name, tuple(shape))
 
 
-def positive(d: int, rank: int) -> int:
-    """A dimension counted from the front."""
-    return d + rank if d < 0 else d
-
-
 def scalar(value: Any) -> float | None:
     """The number that a constant of one entry, or a plain number, stands for; None for anything
     else."""
@@ -308,7 +303,7 @@ def over_the_last(kind: str) -> Rule:
     """softmax, log_softmax."""
 
     def rule(w: Walker, x: Tensor, dim: int, dtype: Any = None) -> Tensor:
-        if positive(dim, len(x.shape)) != len(x.shape) - 1:
+        if dim % len(x.shape) != len(x.shape) - 1:
             raise MissingRule(f"{kind} over another dimension than the last")
         return w.apply(kind, x)
 
@@ -390,7 +385,7 @@ def mean(
     """Over some dimensions, one after the other."""
     rank, whole = len(x.shape), x.shape
     dims = range(rank) if dim is None else [dim] if isinstance(dim, int) else dim
-    for d in sorted({positive(d, rank) for d in dims}, reverse=True):
+    for d in sorted({d % rank for d in dims}, reverse=True):
         x = w.apply("mean", x, dimension=d, length=whole[d])
     return w.reshape(x, w.made)
 
@@ -474,15 +469,15 @@ def slice_(
     """A slice with step 1."""
     if step != 1:
         raise MissingRule("slices with a step")
-    d = positive(dim, len(x.shape))
+    d = dim % len(x.shape)
     first, last, _ = slice(start, end).indices(x.shape[d])
     return narrow(w, x, d, first, last)
 
 
 def select(w: Walker, x: Tensor, dim: int, index: int) -> Tensor:
     """One index of a dimension, which is left out."""
-    d = positive(dim, len(x.shape))
-    i = positive(index, x.shape[d])
+    d = dim % len(x.shape)
+    i = index % x.shape[d]
     return w.reshape(narrow(w, x, d, i, i + 1), (*x.shape[:d], *x.shape[d + 1 :]))
 
 
@@ -490,7 +485,7 @@ def split_with_sizes(
     w: Walker, x: Tensor, sizes: Sequence[int], dim: int = 0
 ) -> tuple[Tensor, ...]:
     """Ranges one after the other."""
-    d = positive(dim, len(x.shape))
+    d = dim % len(x.shape)
     ends = zip(sizes, accumulate(sizes), strict=True)
     return tuple(narrow(w, x, d, end - size, end) for size, end in ends)
 
@@ -498,7 +493,7 @@ def split_with_sizes(
 def cat(w: Walker, tensors: Sequence[Any], dim: int = 0) -> Tensor:
     """One after the other."""
     parts = [w.tensor(part) for part in tensors]
-    return w.apply("join", *parts, label="cat", dimension=positive(dim, len(parts[0].shape)))
+    return w.apply("join", *parts, label="cat", dimension=dim % len(parts[0].shape))
 
 
 def _forward(gates: Any, active: int, capacity: int) -> Any:
@@ -566,7 +561,7 @@ RULES: dict[str, Rule] = {
     "aten.adaptive_avg_pool2d": adaptive_avg_pool2d,
     "aten.native_dropout": native_dropout,
     "aten.permute": lambda w, x, dims: w.apply(
-        "permute", x, order=tuple(positive(d, len(x.shape)) for d in dims)
+        "permute", x, order=tuple(d % len(x.shape) for d in dims)
     ),
     "aten.expand": expand,
     "aten.slice": slice_,

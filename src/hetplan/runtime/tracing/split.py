@@ -291,13 +291,10 @@ class Split:
         here = [x.to(self.device) if isinstance(x, Tensor) else x for x in leaves(data)]
         return self.reading[nodes](*here)
 
-    def feed(self, data: Any, first: int, last: int) -> list[tuple[Any, ...]]:
-        """What each of the layers [first, last) reads of some rows' data."""
+    def feed(self, data: Callable[[], Any], first: int, last: int) -> list[tuple[Any, ...]]:
+        """What each of the layers [first, last) reads of some rows' data, asked for where one
+        does."""
         read_by = self.inlets[first:last]
         nodes = tuple(dict.fromkeys(node for one in read_by for node in one))
-        values = dict(zip(nodes, self.read(data, nodes) if nodes else (), strict=True))
+        values = dict(zip(nodes, self.read(data(), nodes) if nodes else (), strict=True))
         return [tuple(values[node] for node in one) for one in read_by]
-
-    def reads(self, first: int, last: int) -> bool:
-        """Whether layers [first, last) read any data."""
-        return any(self.inlets[first:last])

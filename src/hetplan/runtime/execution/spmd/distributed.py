@@ -18,7 +18,6 @@ import math
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -33,14 +32,14 @@ from hetplan.formulations.hap.spmd.program import PLACEHOLDER, Node, SingleProgr
 from hetplan.formulations.hap.spmd.whole import Shard
 from hetplan.formulations.joint.plan import Plan, check_world
 from hetplan.profiling.models import load_model
+from hetplan.runtime.execution.chain import check_names
 from hetplan.runtime.execution.loop import Box, Trained
 from hetplan.runtime.execution.spmd.machine import Machine, copied, piece
 from hetplan.runtime.execution.transport import Staging, Transport, host_group, host_total
 from hetplan.runtime.refusals import check_own_layers
-from hetplan.runtime.spmd_decision import read_program
+from hetplan.runtime.replay import read_program
 from hetplan.runtime.tracing.program import trace_samples
-from hetplan.runtime.virtual import Virtual
-from hetplan.runtime.watch import Watch
+from hetplan.runtime.watch import Virtual, Watch
 
 # a tensor does as well
 Array = NDArray[Any]
@@ -79,15 +78,7 @@ def planned_program(plan: Plan, model: str | None) -> SingleProgram:
         model or workload.model, sequence=workload.sequence, precision=workload.precision
     )
     check_own_layers(plan, made)
-    pairs = zip_longest((layer.name for layer in made.layers), workload.layers)
-    for k, (name, expected) in enumerate(pairs):
-        if name != expected:
-            raise InputError(
-                f"model does not match the plan: layer {k}",
-                where=plan.name,
-                got=name,
-                expected=str(expected),
-            )
+    check_names([layer.name for layer in made.layers], workload.layers, plan.name)
     return program_of(made, samples_of(plan))
 
 
