@@ -17,9 +17,8 @@ from hetplan.formulations.hap.data import HapDecision
 from hetplan.formulations.hap.spmd.program import PARAMETER, PLACEHOLDER, Node, SingleProgram
 from hetplan.formulations.hap.spmd.rules import Theory
 from hetplan.formulations.hap.spmd.whole import Decided
-from hetplan.runtime.execution.spmd.distributed import held_by
 from hetplan.runtime.execution.spmd.kernels import Place, compute
-from hetplan.runtime.execution.spmd.machine import Machine
+from hetplan.runtime.execution.spmd.machine import Machine, copied, piece
 
 Values = Mapping[str, Tensor]
 
@@ -138,7 +137,13 @@ def on_devices(decided: Decided, values: Values, act: Callable[[Machine], Any]) 
 
     def one(rank: int) -> Any:
         parameters = {
-            name: nn.Parameter(held_by(rank, shard, values[name]))
+            name: nn.Parameter(
+                copied(
+                    values[name]
+                    if shard.dimension is None
+                    else piece(values[name], shard.dimension, shard.bounds[rank])
+                )
+            )
             for name, shard in decided.shards.items()
         }
         group: Any = Member(barrier, slots, rank)

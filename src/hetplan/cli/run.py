@@ -275,7 +275,6 @@ def run(
             loss = "" if without_loss else f": loss {number_text(report.loss)}"
             note(f"step {report.step}{loss}")
 
-    measured: Measured | None
     if is_rank():
         measured = serve(job)
     elif survival.elastic:

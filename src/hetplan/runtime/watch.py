@@ -4,7 +4,7 @@ beside predicted ones, and for supervision.
 Linux tells by /proc what a process does. Elsewhere nothing counts as starved, and everything as at
 work.
 
-In a rehearsal: a mixed cluster rehearsed on one machine: ranks compute little, and sleep until their device
+A mixed cluster is rehearsed on one machine: ranks compute little, and sleep until their device
 would be done.
 
 Every pass begins and ends when it does in the plan's replay, times a scale; an iteration ends when

@@ -187,15 +187,12 @@ class Chain:
                 expected="--factory with any module, or --checkpoint",
             )  # fmt: skip
 
-    def read(
-        self, rows: Rows, own: Range, first: int, last: int, device: Any
-    ) -> Sequence[tuple[Any, ...]]:
+    def read(self, rows: Rows, own: Range, first: int, last: int, device: Any) -> Any:
         """What each of the layers [first, last) reads of the data of its own rows, on a device."""
-        read: Sequence[tuple[Any, ...]] = mapped(
+        return mapped(
             self.source.feed(lambda: rows(*own), first, last),
             lambda x: x.to(device) if isinstance(x, Tensor) else x,
         )
-        return read
 
     def call(self, layer: int, values: Sequence[Any]) -> tuple[Tensor, ...]:
         """A layer's pass: the values that pass on, or the loss. values: what it gets from the layer

@@ -121,16 +121,6 @@ class BucketPlan:
     layers: tuple[int, ...]
     pieces: tuple[Piece, ...]
 
-    @property
-    def size(self) -> int:
-        """Elements."""
-        return sum(piece.size for piece in self.pieces)
-
-    @property
-    def alone(self) -> bool:
-        """Whether no gradient is to be added to another one."""
-        return all(len(piece.contributors) == 1 for piece in self.pieces)
-
 
 def held_by(layout: Layout, chain: Chain, place: Place) -> Held:
     """What a rank holds; raises InputError where two of its layers cut a shared parameter
@@ -287,7 +277,8 @@ class Bucket:
     def join_gradients(self) -> None:
         """Sum over the contributors: into the parameters' gradients (ZeRO 0), or my part of it into
         my shares'."""
-        if self.shard is None and (self.group is None or self.plan.alone):
+        alone = all(len(piece.contributors) == 1 for piece in self.plan.pieces)
+        if self.shard is None and (self.group is None or alone):
             return
         gradients = {name: parameter.grad for name, parameter in self.parameters.items()}
         flat = self.flat(gradients, counting=True)
@@ -345,7 +336,7 @@ class States:
                 groups.get(p.owners),
                 {piece.name: parameters[piece.name] for piece in p.pieces},
                 held,
-                split(p.size, [shares[r] for r in p.owners]),
+                split(sum(piece.size for piece in p.pieces), [shares[r] for r in p.owners]),
             )
             for p in plans
             if rank in p.owners

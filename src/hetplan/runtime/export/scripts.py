@@ -15,11 +15,10 @@ may start different numbers of processes.
 """
 
 import shlex
-from itertools import groupby
 
 from hetplan.formulations.joint.plan import Plan
 from hetplan.runtime.export.grid import RECOMPUTATION, Grid, heading
-from hetplan.schema import Range
+from hetplan.runtime.export.layout import runs_text
 
 MEGATRON = (
     "Megatron-LM core 0.13 and later: megatron/training/arguments.py at 000c4ac, parallel_state.py"
@@ -115,19 +114,9 @@ def stage_flags(grid: Grid) -> list[list[str]]:
             for end, count in ends.items()
             if count != middle[0]
         ]
-    return [["--pipeline-model-parallel-layout", layout(grid.virtual_stages, grid.blocks())]]
-
-
-def layout(ranges: list[Range], blocks: int) -> str:
-    """`Et*5|t*6|t*5,L`: the layers of each virtual stage."""
-    kinds = ["E", *["t"] * blocks, "L"]
-    return "|".join(
-        "".join(
-            kind if count == 1 else f"{kind}*{count}"
-            for kind, count in ((k, len(list(run))) for k, run in groupby(kinds[first:last]))
-        )
-        for first, last in ranges
-    )
+    kinds = f"E{'t' * grid.blocks()}L"
+    texts = [runs_text(kinds[first:last]) for first, last in grid.virtual_stages]
+    return [["--pipeline-model-parallel-layout", "|".join(texts)]]
 
 
 def local_number(plan: Plan, device: int) -> int:

@@ -75,15 +75,11 @@ def network(model: Model, device: str, *, tensor: int = 1, blocks: int | None = 
 
     Raises UnsupportedError for a model without torch layers.
     """
-    shape, before = shard(shape_of(model)[0], tensor), torch.get_default_dtype()
+    shape = shard(shape_of(model)[0], tensor)
     if blocks is not None:
         shape = replace(shape, layers=blocks)
-    torch.set_default_dtype(DTYPES[model.precision])
-    try:
-        with torch.device(device):
-            layers = nn.ModuleList(text_layers(shape).values())
-    finally:
-        torch.set_default_dtype(before)
+    with torch.device(device):
+        layers = nn.ModuleList(text_layers(shape).values()).to(DTYPES[model.precision])
     own: list[list[Tensor]] = [[] for _ in layers]
     for name, parameter in layers.named_parameters():  # a shared one under its first name
         nn.init.normal_(parameter, std=0.02)
@@ -104,16 +100,15 @@ def saved_bytes(
     """Yields how many bytes of distinct storages autograd has saved inside, parameters left out;
     raises OutOfMemoryOnDevice as soon as they are more than `limit`."""
 
-    total = 0.0
+    sizes: list[float] = []
 
     def add(size: float) -> None:
-        nonlocal total
-        total += size
-        if total > limit:
-            raise OutOfMemoryOnDevice(f"{total:.0f} bytes of activations, {limit:.0f} free")
+        sizes.append(size)
+        if sum(sizes) > limit:
+            raise OutOfMemoryOnDevice(f"{sum(sizes):.0f} bytes of activations, {limit:.0f} free")
 
     with saved_by_autograd({storage(parameter) for parameter in parameters}, add):
-        yield lambda: total
+        yield lambda: sum(sizes)
 
 
 @contextmanager

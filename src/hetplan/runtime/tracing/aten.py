@@ -12,6 +12,7 @@ the tracer knows: gates [b, s, e] -> weights [b, s, e, c] as the operator `route
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -230,10 +231,9 @@ def repeated_heads(w: Walker, x: Tensor, heads: int) -> Tensor:
     return w.reshape(w.apply("repeat", x, shape=(b, g, heads // g, s, d)), (b, heads, s, d))
 
 
-def offset(w: Walker, x: Any, number: float) -> Tensor:
+def offset(w: Walker, x: Tensor, number: float) -> Tensor:
     """x plus a number; nothing is written for 0."""
-    made: Tensor = w.apply("offset", x, number=number) if number else x
-    return made
+    return w.apply("offset", x, number=number) if number else x
 
 
 def add(w: Walker, left: Any, right: Any, *, alpha: float = 1) -> Tensor:
@@ -274,13 +274,9 @@ def power(w: Walker, x: Any, exponent: Any) -> Tensor:
     return w.apply("power", x, exponent=number)
 
 
-def entrywise(kind: str, **attributes: Any) -> Rule:
+def entrywise(kind: str, w: Walker, x: Tensor, **attributes: Any) -> Tensor:
     """An operator of one tensor that exists under that kind."""
-
-    def rule(w: Walker, x: Tensor) -> Tensor:
-        return w.apply(kind, x, **attributes)
-
-    return rule
+    return w.apply(kind, x, **attributes)
 
 
 def greater(w: Walker, x: Tensor, other: Any) -> Tensor:
@@ -299,15 +295,11 @@ def masked_fill(w: Walker, x: Tensor, mask: Any, value: Any) -> Tensor:
     return w.apply("add", x, hidden)
 
 
-def over_the_last(kind: str) -> Rule:
+def over_the_last(kind: str, w: Walker, x: Tensor, dim: int, dtype: Any = None) -> Tensor:
     """softmax, log_softmax."""
-
-    def rule(w: Walker, x: Tensor, dim: int, dtype: Any = None) -> Tensor:
-        if dim % len(x.shape) != len(x.shape) - 1:
-            raise MissingRule(f"{kind} over another dimension than the last")
-        return w.apply(kind, x)
-
-    return rule
+    if dim % len(x.shape) != len(x.shape) - 1:
+        raise MissingRule(f"{kind} over another dimension than the last")
+    return w.apply(kind, x)
 
 
 def layer_norm(
@@ -533,22 +525,22 @@ RULES: dict[str, Rule] = {
     "aten.sub": lambda w, left, right, *, alpha=1: add(w, left, right, alpha=-alpha),
     "aten.mul": mul,
     "aten.div": div,
-    "aten.neg": entrywise("scale", factor=-1.0),
+    "aten.neg": partial(entrywise, "scale", factor=-1.0),
     "aten.pow": power,
-    "aten.rsqrt": entrywise("power", exponent=-0.5),
-    "aten.sqrt": entrywise("power", exponent=0.5),
-    "aten.reciprocal": entrywise("power", exponent=-1.0),
-    "aten.relu": entrywise("relu"),
-    "aten.silu": entrywise("silu"),
-    "aten.tanh": entrywise("tanh"),
-    "aten.sigmoid": entrywise("sigmoid"),
+    "aten.rsqrt": partial(entrywise, "power", exponent=-0.5),
+    "aten.sqrt": partial(entrywise, "power", exponent=0.5),
+    "aten.reciprocal": partial(entrywise, "power", exponent=-1.0),
+    "aten.relu": partial(entrywise, "relu"),
+    "aten.silu": partial(entrywise, "silu"),
+    "aten.tanh": partial(entrywise, "tanh"),
+    "aten.sigmoid": partial(entrywise, "sigmoid"),
     "aten.gelu": lambda w, x, *, approximate="none": w.apply(
         "gelu" if approximate == "tanh" else "gelu-erf", x
     ),
     "aten.gt": greater,
     "aten.masked_fill": masked_fill,
-    "aten.softmax": over_the_last("softmax"),
-    "aten.log_softmax": over_the_last("log-softmax"),
+    "aten.softmax": partial(over_the_last, "softmax"),
+    "aten.log_softmax": partial(over_the_last, "log-softmax"),
     "aten.layer_norm": layer_norm,
     "aten._native_batch_norm_legit_functional": batch_norm,
     "aten.rms_norm": rms_norm,

@@ -247,8 +247,7 @@ def sources(
 def canonical(module: Any, name: str) -> str:
     """The first name of a parameter that goes by several (tied weights)."""
     parameters = dict(module.named_parameters(remove_duplicate=False))
-    same: str = next(other for other, value in parameters.items() if value is parameters[name])
-    return same
+    return str(next(n for n, value in parameters.items() if value is parameters[name]))
 
 
 def classes_of(node: Any) -> int:

@@ -29,7 +29,6 @@ from torch import Tensor, nn
 from hetplan.errors import InputError
 from hetplan.formulations.hap.spmd.networks import program_of
 from hetplan.formulations.hap.spmd.program import PLACEHOLDER, Node, SingleProgram
-from hetplan.formulations.hap.spmd.whole import Shard
 from hetplan.formulations.joint.plan import Plan, check_world
 from hetplan.profiling.models import load_model
 from hetplan.runtime.execution.chain import check_names
@@ -182,7 +181,9 @@ class DistributedProgram(Trained):
                     "first values of a parameter", where=name, got=tuple(whole.shape),
                     expected=f"{shard.shape}",
                 )  # fmt: skip
-            self.parameters[name] = nn.Parameter(held_by(dist.get_rank(), shard, whole))
+            if shard.dimension is not None:
+                whole = piece(whole, shard.dimension, shard.bounds[dist.get_rank()])
+            self.parameters[name] = nn.Parameter(copied(whole))
         self.runs = plan.replicas[0].steps
         self.machine = Machine(
             decided,
@@ -239,13 +240,6 @@ class DistributedProgram(Trained):
             if held is not None and parameter.numel() > 0 and (answers or not mine):
                 sizes = tuple(parameter.shape)
                 yield Box(name, tuple(offsets), sizes, shard.shape, held.detach())
-
-
-def held_by(rank: int, shard: Shard, whole: Tensor) -> Tensor:
-    """A rank's part of a whole tensor; a copy."""
-    if shard.dimension is None:
-        return copied(whole)
-    return copied(piece(whole, shard.dimension, shard.bounds[rank]))
 
 
 def as_model(model: Any, plan: Plan) -> ProgramModel:
