@@ -4,13 +4,23 @@ time, under their names."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import nn
 
 from fakes.hugging import FACTORIES, LOSSES
+
+ENTERED = ExitStack()  # for the rest of the process
+
+
+def widened() -> Any:
+    """What asks for fp32 by `float` gets torch's default type."""
+    kind = torch.get_default_dtype()
+    return patch.object(torch.Tensor, "float", lambda x: x.to(kind))
 
 
 class Scored(nn.Module):
@@ -25,13 +35,17 @@ class Scored(nn.Module):
 
 
 def made(name: str, plan: object = None) -> Any:
-    """One of them."""
+    """One of them; `double_NAME` computes in fp64, data too."""
+    if name.startswith("double_"):
+        torch.set_default_dtype(torch.float64)
+        ENTERED.enter_context(widened())
+    name = name.removeprefix("double_")
     torch.manual_seed(3)
     module: Any = FACTORIES[name]()
     return Scored(module, LOSSES[name]) if name in LOSSES else module
 
 
 def __getattr__(name: str) -> Any:
-    if name in FACTORIES:
+    if name.removeprefix("double_") in FACTORIES:
         return partial(made, name)
     raise AttributeError(name)

@@ -10,9 +10,10 @@ import pytest
 torch: Any = pytest.importorskip("torch", reason="torch is an extra of hetplan")
 
 from hetplan.errors import UnsupportedError  # noqa: E402
+from hetplan.formulations.joint.plan import save_plan  # noqa: E402
 from hetplan.runtime.execution.chain import describe  # noqa: E402
 from hetplan.runtime.execution.stock import check_stock  # noqa: E402
-from parity.asking import run_forked  # noqa: E402
+from parity.asking import losses, refused, request, run_forked, served  # noqa: E402
 from parity.cases import MODELS, Case, R, S, even, names_of, zero  # noqa: E402
 from parity.stocked import CASES, QUICK  # noqa: E402
 
@@ -22,9 +23,9 @@ def check_alike(target: str, cases: list[Case], folder: Path) -> None:
     run_forked(target, folder)
     for world in {case.world for case in cases}:
         for rank in range(world):
-            losses = torch.load(folder / f"losses-{world}-{rank}.pt")
+            told = torch.load(folder / f"losses-{world}-{rank}.pt")
             for case in (case for case in cases if case.world == world):
-                ours, stock = (losses[case.name, engine] for engine in ("Distributed", "Stock"))
+                ours, stock = (told[case.name, engine] for engine in ("Distributed", "Stock"))
                 assert ours == pytest.approx(stock, rel=1e-12), case.name
                 assert len(set(ours)) == 4
 
@@ -36,6 +37,29 @@ def test_both_engines_train_alike(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_both_engines_train_all_plans_alike(tmp_path: Path) -> None:
     check_alike("parity.stocked", CASES, tmp_path)
+
+
+def test_a_run_goes_from_stock_torch_to_ours(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the command line; what stock torch has no engine for is refused before a process starts,
+    rehearsals too."""
+    whole, cut = tmp_path / "whole.json", tmp_path / "cut.json"
+    save_plan(Case("whole", "two", [R([S((0, 2))], [(2, 2)])] * 2).plan, whole)
+    save_plan(Case("cut", "two", [R(even([0, 1, 2]), [(2, 2)])]).plan, cut)
+    run = ["run", whole, "--factory", "parity.cases:two", "--device", "cpu", "--steps"]
+    kept = ["--checkpoint", tmp_path / "kept"]
+    stock = [*run, 2, *kept, "--backend", "torch", "&&", *run, 2, *kept, "--resume"]
+    answers = served([request("stock", *stock), request("ours", *run, 4)], tmp_path, 2)
+    assert [answer["code"] for answer in answers.values()] == [0, 0], answers
+    told, expected = losses(answers["stock"]), losses(answers["ours"])
+    assert sorted(told) == [0, 1, 2, 3] and told == pytest.approx(expected, rel=1e-5)
+    for plan, more, message in (
+        (cut, (), "stock torch has no engine for this plan (got 'parameters of several stages'"),
+        (whole, ("--virtual",), "--virtual devices are for hetplan's own engine"),
+    ):
+        again = ["run", plan, "--factory", "parity.cases:two", "--backend", "torch", *more]
+        assert message in refused(capsys, *again)
 
 
 ONE = [R([S((0, 4))], [(2, 2)])] * 2

@@ -11,7 +11,7 @@ from hetplan.errors import InputError
 from hetplan.formulations.joint.plan import Plan
 from hetplan.runtime.replay import trace_document
 from hetplan.runtime.watch import Event, Rehearsal
-from hetplan.text import Table, number_text, percent_text, seconds_text
+from hetplan.text import Table, counted, number_text, percent_text, seconds_text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -237,14 +237,13 @@ class Measured:
             f"{percent_text(self.bubble)} of it without passes"
         ]
         if predicted is not None:
-            more = " on the plan's devices"
-            if job.virtual:
-                more = f", off by {percent_text(self.seconds / predicted - 1)}"
+            off = f", off by {percent_text(self.seconds / predicted - 1)}"
+            more = off if job.virtual else " on the plan's devices"
             notes.append(f"predicted: {seconds_text(predicted)} per iteration{more}")
         if job.shared_gpus:
-            gpus = "1 GPU" if job.shared_gpus == 1 else f"{job.shared_gpus} GPUs"
             notes.append(
-                f"ranks share {gpus}: what they exchange goes through the host's memory (gloo)"
+                f"ranks share {counted(job.shared_gpus, 'GPU')}: what they exchange goes through "
+                "the host's memory (gloo)"
             )
         notes += [note for note in (self.late(), self.slowest()) if note is not None]
         notes += [
