@@ -292,10 +292,12 @@ class Rehearsal:
 
 @dataclass(kw_only=True)
 class Virtual(Watch):
-    """A rank's watch in a rehearsal. spans: of its passes, from the iteration's beginning."""
+    """A rank's watch in a rehearsal. spans: of its passes, from the iteration's beginning; told:
+    what each rank tells all others."""
 
     rehearsal: Rehearsal
     spans: Mapping[Moment, tuple[float, float]]
+    told: Callable[[float], list[float]]
     begun: float = 0.0
 
     def begins(self, what: str, chunk: int, batch: int) -> None:
@@ -310,10 +312,7 @@ class Virtual(Watch):
     def ends(self, what: str, chunk: int, batch: int) -> None:
         """A pass ends when the device would be done, an iteration when all of them would be."""
         if what == "prepare":
-            # torch is loaded by ranks alone
-            from hetplan.runtime.execution.transport import gather_objects
-
-            self.begun = max(gather_objects(time.monotonic() + MEETING_SECONDS))
+            self.begun = max(self.told(time.monotonic() + MEETING_SECONDS))
             time.sleep(max(0.0, self.left(0.0)))
         elif what == "synchronise":
             time.sleep(max(0.0, self.left(self.rehearsal.timeline.seconds)))

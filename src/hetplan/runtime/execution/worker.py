@@ -35,7 +35,7 @@ from hetplan.runtime.execution.spmd.distributed import (
     planned_program,
 )
 from hetplan.runtime.execution.stock import Stock, check_stock
-from hetplan.runtime.execution.transport import host_total
+from hetplan.runtime.execution.transport import gather_objects, host_total
 from hetplan.runtime.job import Job, Report, StepReport
 from hetplan.runtime.references import build, stand_in
 from hetplan.runtime.refusals import check_own_layers
@@ -180,7 +180,7 @@ def watch_of(job: Job, rank: int) -> Watch:
     """What watches this rank: with virtual devices, what sleeps for them, too."""
     if not job.virtual or job.rehearsal is None:
         return Watch()
-    return Virtual(rehearsal=job.rehearsal, spans=job.rehearsal.spans(rank))
+    return Virtual(rehearsal=job.rehearsal, spans=job.rehearsal.spans(rank), told=gather_objects)
 
 
 def train(
