@@ -73,6 +73,15 @@ class Training:
         ),
     ] = 10.0
 
+    def check(self, *, virtual: bool, time_scale: float | None) -> None:
+        """Raise InputError for options that do not go together."""
+        if not virtual and time_scale is not None:
+            raise InputError("--time-scale is for --virtual devices")
+        if virtual and self.backend == "torch":
+            raise InputError(
+                "--virtual devices are for hetplan's own engine", got="--backend torch"
+            )
+
 
 def predicted(
     plan: Plan,
@@ -243,10 +252,7 @@ def run(
         training.steps, training.learning_rate, training.hang_seconds, survival.checkpoint,
         survival.every, resume=survival.resume, time_scale=time_scale,
     )  # fmt: skip
-    if not virtual and time_scale is not None:
-        raise InputError("--time-scale is for --virtual devices")
-    if virtual and training.backend == "torch":
-        raise InputError("--virtual devices are for hetplan's own engine", got="--backend torch")
+    training.check(virtual=virtual, time_scale=time_scale)
     loaded = load_plan(plan)
     predict = functools.partial(
         predicted,
