@@ -14,8 +14,7 @@ from hetplan.formulations.joint.evaluate import decision_of, evaluate, plan_of
 from hetplan.formulations.joint.moves import Moves
 from hetplan.formulations.joint.plan import Plan
 from hetplan.formulations.joint.replay import ChainReplayer
-from hetplan.formulations.joint.search import Parameters, search
-from hetplan.formulations.joint.starts import constructions
+from hetplan.formulations.joint.search import Parameters, constructions, search
 from hetplan.solvers.run import Options, Run, Stop
 from joint.enumeration import random_data, random_plan
 

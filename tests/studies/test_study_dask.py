@@ -18,7 +18,7 @@ from hetplan.cli.study import slurm_settings
 from hetplan.errors import InputError
 from hetplan.formulations import JOINED, family, join
 from hetplan.solvers.run import Options
-from hetplan.studies import distributed as cluster
+from hetplan.studies import workers as cluster
 from hetplan.studies.rows import COLUMNS, Tally, Task, carry_out, read_rows, tasks
 from hetplan.studies.workers import run_tasks
 

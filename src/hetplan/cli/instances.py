@@ -30,7 +30,7 @@ from hetplan.instances.library import (
     save_instance,
 )
 from hetplan.instances.update import Change, Finding, changes, findings_of_answers, shelf, write
-from hetplan.solvers.export import Collector, method_of
+from hetplan.solvers.export import method_of, write_models
 from hetplan.solvers.registry import load
 from hetplan.solvers.run import Options, Run
 from hetplan.studies.findings import library_size
@@ -283,13 +283,13 @@ def export_model(
     """
     method = method_of(output)
     posed = open_instance(instance)
-    collector = Collector()
-    outcome = posed.family.method(method).load()(posed.data, Run(Options(), tap=collector))
-    if not collector.models:
+    models: list[Any] = []
+    outcome = posed.family.method(method).load()(posed.data, Run(Options(), tap=models.append))
+    if not models:
         reason = outcome.message or f"{method} answers it without a model"
         raise InputError(f"has no model to export: {reason}", where=posed.name)
-    exported = collector.write(output)
-    error = max(model.totals.error for model in collector.models if model.totals)
+    exported = write_models(models, output)
+    error = max(model.totals.error for model in models if model.totals)
     table = Table.of(
         f"{posed.name}: models of {method}",
         exported,
@@ -307,8 +307,12 @@ def export_model(
         ],
         right=(1, 2, 3, 4, 5),
     )
-    models = [asdict(model) for model in exported]
-    emit({"instance": posed.name, "method": method, "models": models}, [table], json=json)
+    document = {
+        "instance": posed.name,
+        "method": method,
+        "models": [asdict(model) for model in exported],
+    }
+    emit(document, [table], json=json)
     return 0
 
 

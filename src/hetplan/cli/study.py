@@ -34,12 +34,12 @@ from hetplan.cli.options import (
 from hetplan.cli.output import emit, note, stopping
 from hetplan.errors import InputError
 from hetplan.files import write_text
-from hetplan.studies import distributed, page
+from hetplan.studies import page
 from hetplan.studies.charts import charts, write_pictures
 from hetplan.studies.findings import Study, repriced
 from hetplan.studies.papers import PAPERS
 from hetplan.studies.rows import Runner, Tally, Task, arrow, carry_out, read_rows, tasks, write_rows
-from hetplan.studies.workers import run_tasks
+from hetplan.studies.workers import connected, run_on, run_tasks, slurm
 from hetplan.text import Table
 
 SMOKE_SECONDS = 15.0
@@ -105,14 +105,12 @@ class Workers:
             return
 
         cluster = (
-            distributed.connected(self.scheduler)
+            connected(self.scheduler)
             if self.scheduler is not None
-            else distributed.slurm(jobs, slurm_settings(self.slurm or []))
+            else slurm(jobs, slurm_settings(self.slurm or []))
         )
         with cluster as client:
-            yield lambda work: distributed.run_on(
-                client, work, memory_bytes=limit, stop=stop.is_set
-            )
+            yield lambda work: run_on(client, work, memory_bytes=limit, stop=stop.is_set)
 
 
 def run(

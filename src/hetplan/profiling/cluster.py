@@ -290,11 +290,11 @@ def build_cluster(file: ClusterFile, *, where: str = "cluster") -> Cluster:
         name: overridden(name, override, where=f"{where}: devices.{name}")
         for name, override in file.devices.items()
     }
-    specs: dict[str, DeviceSpec] = {}
-    for i, entry in enumerate(file.nodes):
-        specs[entry.device] = own.get(entry.device) or device(
-            entry.device, where=f"{where}: nodes[{i}].device"
-        )
+    specs = {
+        entry.device: own.get(entry.device)
+        or device(entry.device, where=f"{where}: nodes[{i}].device")
+        for i, entry in enumerate(file.nodes)
+    }
     return Cluster(
         file.name, tuple(_node(entry) for entry in file.nodes for _ in range(entry.count)), specs
     )

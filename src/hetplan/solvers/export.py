@@ -5,8 +5,8 @@ constraints again.
 """
 
 import tempfile
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from hetplan.errors import require
@@ -30,24 +30,12 @@ class Exported:
     offset: float
 
 
-@dataclass
-class Collector:
-    """A run's `tap`: keeps what the solvers would have been given."""
-
-    models: list[Model] = field(default_factory=list)
-
-    def __call__(self, model: Model) -> None:
-        """Keep a model."""
-        self.models.append(model)
-
-    def write(self, path: Path) -> list[Exported]:
-        """All models: the only one as `path`, several as `path` with a number before its ending."""
-        several = len(self.models) > 1
-        names = [
-            path.with_name(f"{path.stem}-{number:03d}{path.suffix}") if several else path
-            for number in range(len(self.models))
-        ]
-        return [write_model(model, name) for model, name in zip(self.models, names, strict=True)]
+def write_models(models: Sequence[Model], path: Path) -> list[Exported]:
+    """All models: the only one as `path`, several as `path` with a number before its ending."""
+    names = [path]
+    if len(models) > 1:
+        names = [path.with_stem(f"{path.stem}-{number:03d}") for number in range(len(models))]
+    return [write_model(model, name) for model, name in zip(models, names, strict=True)]
 
 
 def method_of(path: Path) -> str:

@@ -9,7 +9,6 @@ predicted iteration times in seconds.
 """
 
 import json
-import math
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -139,17 +138,18 @@ class Study:
     def conflicts(self) -> list[str]:
         """What no study may show: objectives below a proven bound, proofs of infeasibility beside a
         decision."""
-        conflicts = []
-        for row in self.rows:
-            best = self.reference(row)
-            low = math.inf if row["objective"] is None else row["objective"]
-            if best.bound is not None and low < best.bound * (1 - SAME):
-                conflicts.append(f"{row['instance']}: {row['method']} is below a proven bound")
-            if row["status"] == "infeasible" and best.objective is not None:
-                conflicts.append(
-                    f"{row['instance']}: {row['method']} says infeasible, a decision is known"
-                )
-        return conflicts
+        pairs = [(row, self.reference(row)) for row in self.rows]
+        below = [
+            f"{row['instance']}: {row['method']} is below a proven bound"
+            for row, best in pairs
+            if None not in (row["objective"], best.bound)
+            and row["objective"] < (best.bound or 0.0) * (1 - SAME)
+        ]
+        return below + [
+            f"{row['instance']}: {row['method']} says infeasible, a decision is known"
+            for row, best in pairs
+            if row["status"] == "infeasible" and best.objective is not None
+        ]
 
 
 def instance_of(row: Row) -> tuple[str, str]:

@@ -150,14 +150,13 @@ class Relaxation:
     @cached_property
     def seconds(self) -> dict[tuple[int, int], Floats]:
         """[G, 2, L] forward and backward, of so many rows, by (type, tensor degree)."""
-        best = {}
-        for q, nodes in enumerate(self.nodes):
-            for t in self.data.tensor_degrees:
-                if t <= max(n.devices for n in nodes):
-                    rows = range(1, self.data.global_batch + 1)
-                    each = [self.costs.layer_seconds(self.types[q], t, b)[:2] for b in rows]
-                    best[q, t] = never_less(np.array(each))
-        return best
+        of, rows = self.costs.layer_seconds, range(1, self.data.global_batch + 1)
+        return {
+            (q, t): never_less(np.array([of(self.types[q], t, b)[:2] for b in rows]))
+            for q, nodes in enumerate(self.nodes)
+            for t in self.data.tensor_degrees
+            if t <= max(n.devices for n in nodes)
+        }
 
     def least_work(self, q: int) -> float:
         """Seconds of a device of the type for one sample, in micro-batches of any size."""

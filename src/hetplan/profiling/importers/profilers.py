@@ -356,12 +356,9 @@ def read_deepspeed(path: str, settings: Settings) -> Imported:
     """A profile with one table; the backward pass has the summary's ratio to the forward pass, 2
     without one."""
     lines = lines_of(path)
-    batch, latency = None, {}
-    for _, line in lines:
-        if match := SUMMARY.match(line.strip()):
-            latency[match["key"]] = _seconds(match)
-        elif match := BATCH.match(line.strip()):
-            batch = int(match["n"])
+    summaries = filter(None, (SUMMARY.match(line.strip()) for _, line in lines))
+    latency = {match["key"]: _seconds(match) for match in summaries}
+    batches = filter(None, (BATCH.match(line.strip()) for _, line in lines))
     tree = parse_tree(lines, path)
     ratio, guessed = (
         (latency["bwd"] / latency["fwd"], "")
@@ -383,7 +380,7 @@ def read_deepspeed(path: str, settings: Settings) -> Imported:
         chain,
         replace(
             settings,
-            micro_batch=settings.micro_batch or batch,
+            micro_batch=settings.micro_batch or next((int(match["n"]) for match in batches), None),
             precision=settings.precision or "fp16",
         ),
         model=tree.kind,

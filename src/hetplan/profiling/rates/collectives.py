@@ -8,7 +8,7 @@ link over what collectives reach of its bandwidth (Patarasuk and Yuan 2009).
 
 import math
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache
 
 import numpy as np
 
@@ -137,14 +137,10 @@ class CollectiveCurve(StrictModel):
     seconds: list[Positive]
     stretch: Positive = 1.0
 
-    @cached_property
-    def _log2_seconds(self) -> list[float]:  # no array, so that curves compare
-        return [math.log2(each) for each in self.seconds]
-
     def at(self, size: float) -> float:
         """Seconds of `size` > 0 bytes."""
         start, end = self.seconds[0], 2 ** self.log2_bytes[-1]
-        drawn = 2 ** float(np.interp(math.log2(size), self.log2_bytes, self._log2_seconds))
+        drawn = 2 ** float(np.interp(math.log2(size), self.log2_bytes, np.log2(self.seconds)))
         return start + (drawn * max(size / end, 1.0) - start) * self.stretch
 
 
