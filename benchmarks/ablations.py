@@ -9,8 +9,9 @@ amp     megatron-order   devices in Megatron's order for all degrees and micro-b
                          best known plan with equally many layers per stage
 astra   equal-layers     of instances that leave layers free: all stages of a type hold equally many
 poplar  largest-micro-batch  ZeRO 0 and 1: every device runs at its largest micro-batch, shares are
-        free equal-steps      ZeRO 2 and 3: all accumulation steps are alike but for a smaller last
-        one
+                             free
+        equal-steps          ZeRO 2 and 3: all accumulation steps are alike but for a smaller last
+                             one
 What folding, recovery and alternation cost is told by the studies' own rows of `merge`, `paper` and
 `exact`.
 """
@@ -33,7 +34,7 @@ from hetplan.instances.library import Instance, find, plain
 from hetplan.schema import parse
 from hetplan.solvers.registry import evaluate, solve
 from hetplan.solvers.run import Options, Run
-from hetplan.studies.rows import Task, keys, subjects, task_key, text, write_row
+from hetplan.studies.rows import Task, digest, keys, subjects, task_key, text, write_row
 from hetplan.studies.workers import now, outline
 
 SECONDS = 60.0
@@ -46,12 +47,12 @@ def megatron_order(instance: Instance) -> Any | None:
     data = instance.data
     problem = compile_problem(data)
     nodes = [device.node for device in data.devices]
-    found = [
+    trials = [
         trial
         for chosen in problem.configurations()
         if (trial := try_placement(problem, chosen, megatron_placement(nodes, chosen))) is not None
     ]
-    return min(found, key=lambda pair: pair[0])[1].decision() if found else None
+    return min(trials, key=lambda pair: pair[0])[1].decision() if trials else None
 
 
 def even_cut(instance: Instance) -> Any | None:
@@ -194,15 +195,13 @@ VARIANTS: dict[tuple[str, str], Callable[[Instance], Any | None]] = {
 def work(names: Sequence[str]) -> Iterator[tuple[Task, Instance]]:
     """Every variant of every instance as a task, its method an exact one's place-holder."""
     options = Options(time_limit=SECONDS, threads=1).as_dict()
-    for _, subject in subjects(names):
+    for _, instance, record in subjects(names):
+        best, bound = (record.objective, record.bound) if record else (None, None)
         for problem, variant in VARIANTS:
-            if problem == subject.instance.problem:
-                key = task_key(subject.digest, variant, options)
-                document = subject.instance.document()
-                yield (
-                    Task(key, "ablations", document, variant, options, subject.best, subject.bound),
-                    subject.instance,
-                )
+            if problem == instance.problem:
+                key, document = task_key(digest(instance), variant, options), instance.document()
+                task = Task(key, "ablations", document, variant, options, best, bound, ())
+                yield task, instance
 
 
 def row(task: Task, instance: Instance) -> dict[str, Any] | None:
@@ -212,9 +211,10 @@ def row(task: Task, instance: Instance) -> dict[str, Any] | None:
     if decision is None:
         return None
     priced = evaluate(instance.family, instance.data, decision)
-    found = {**outline(replace(task, method="auto"), begun), "method": task.method, "exact": False}
     return {
-        **found,
+        **outline(replace(task, method="auto"), begun),
+        "method": task.method,
+        "exact": False,
         "status": "feasible" if priced.objective is not None else "unknown",
         "stop": "done",
         "objective": priced.objective,

@@ -48,8 +48,8 @@ CAUSES = (
 def predicted(job: Job) -> Predicted:
     """The job replayed where a plan says it, else in closed form; raises NotPosedError where
     neither can."""
-    told = job.context * job.expert == 1 and job.shape.layers >= job.pipeline * job.chunks
-    return replayed(job) if told and not (job.zero == 3 and job.pipeline > 1) else priced(job)
+    has_plan = job.context * job.expert == 1 and job.shape.layers >= job.pipeline * job.chunks
+    return replayed(job) if has_plan and not (job.zero == 3 and job.pipeline > 1) else priced(job)
 
 
 def setting(job: Job) -> tuple[ModelFacts, Offer, Assumptions]:
