@@ -1,14 +1,11 @@
-"""The cluster: its file (YAML), its devices in order, and the bandwidth and latency between any
-two.
+"""The cluster: its file (YAML), its devices in order and what they can do, and the bandwidth and
+latency between any two.
 
 Devices are numbered node by node in the file's order. Two devices of one node talk at its
 `intra_node_gbit_per_s`, two nodes at the lower of their `network_gbit_per_s`; of latencies the
-higher counts.
-
-The device catalogue: what a device type can do, from datasheets, with a source for every entry.
-
-The figures stand in `devices.yaml` beside this module, in the units that datasheets print; the
-properties of `DeviceSpec` give SI. A cluster file may add types or override figures (`overridden`).
+higher counts. What a device type can do stands in the catalogue, `devices.yaml` beside this module:
+figures of datasheets in the units that those print, each entry with its source. The properties of
+`DeviceSpec` give SI. A cluster file may add types or override figures (`overridden`).
 """
 
 import os

@@ -10,9 +10,8 @@ Traced operators (`Counted`) belong to one pass each. Their sizes grow in straig
 samples of a micro-batch, in elements of the training precision (an int64 counts as so many of
 them), and tensor parallelism leaves them whole.
 
-Software stacks: what a training framework adds to the arithmetic of a model.
-
-A device works as fast as its host hands it kernels. An eager framework spends tens of microseconds
+A software stack is what a training framework adds to this arithmetic. A device works as fast as its
+host hands it kernels. An eager framework spends tens of microseconds
 of a CPU core per operator (Python, autograd, dispatch), so that small layers wait for the host
 whatever the device; compiled steps spend less, and CUDA graphs nearly nothing. Stacks also differ
 in which kernels they have (fused attention, fused norms), in the type of the gradients that travel,

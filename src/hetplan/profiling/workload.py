@@ -1,7 +1,6 @@
 """The workload: one model, cluster, profile and global batch, from which every family's problem is
-posed.
-
-A profile from the analytical times, for every device type of a cluster.
+posed; and the profile that is predicted where none was measured, for every device type of a
+cluster.
 """
 
 import datetime

@@ -1,10 +1,8 @@
-"""One run in progress: its options, its clock, its progress reports and the wish to stop it.
+"""One run of a method: what it is given, its progress, and what it returns.
 
-Options that every method takes, typed; a native block passes a back end's own options
-through.
-
-What a run of a method returns: first the method's own outcome, then the result as judged from
-outside.
+Every method takes the same typed options; a native block passes a back end's own ones through. The
+run has them, a clock, progress reports and the wish to stop. A method returns an outcome, which is
+then judged from outside and becomes a result.
 """
 
 import math

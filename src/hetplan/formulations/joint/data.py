@@ -18,10 +18,10 @@ from pydantic import Field, Strict, model_validator
 from hetplan.errors import require
 from hetplan.formulations.joint.plan import (
     Plan,
-    PlanDevice,
     PlanWorkload,
     Recomputation,
     Replica,
+    common_fields,
 )
 from hetplan.profiling.frameworks import Framework
 from hetplan.profiling.rates.collectives import CollectiveCurve
@@ -175,9 +175,8 @@ class JointData(StrictModel):
     @property
     def common_fields(self) -> dict[str, Any]:
         """What all plan files for these data have in common."""
-        return {
-            "name": f"{self.model} on {self.cluster}"[:200],
-            "workload": PlanWorkload(
+        return common_fields(
+            PlanWorkload(
                 model=self.model,
                 cluster=self.cluster,
                 global_batch=self.global_batch,
@@ -187,8 +186,8 @@ class JointData(StrictModel):
                 stack=self.stack,
                 layers=[layer.name for layer in self.layers],
             ),
-            "devices": [PlanDevice(type=kind, node=node) for kind, node in self.devices],
-        }
+            self.devices,
+        )
 
     def plan(self, replicas: Any, **more: Any) -> Plan:
         """A plan file for these data. more: other fields of it. Raises pydantic's ValidationError

@@ -27,7 +27,7 @@ Rules   (1) every replica holds every layer exactly once, in order
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise
@@ -470,24 +470,29 @@ def split(length: int, shares: Sequence[float]) -> list[tuple[int, int]]:
     return list(pairwise(accumulate(sizes, initial=0)))
 
 
+def common_fields(workload: PlanWorkload, devices: Iterable[tuple[str, int]]) -> dict[str, Any]:
+    """What all plan files of a workload on devices (type, node) have in common."""
+    return {
+        "name": f"{workload.model} on {workload.cluster}"[:200],
+        "workload": workload,
+        "devices": [PlanDevice(type=kind, node=node) for kind, node in devices],
+    }
+
+
 def new_plan(workload: Workload, replicas: Sequence[Any], **more: Any) -> Plan:
     """A plan for the workload. more: other fields of the plan file."""
-    known = {
-        "name": f"{workload.model.name} on {workload.cluster.name}"[:200],
-        "workload": {
-            "model": workload.model.name,
-            "cluster": workload.cluster.name,
-            "global_batch": workload.global_batch,
-            "sequence": workload.sequence,
-            "precision": workload.precision,
-            "framework": workload.framework.name,
-            "stack": workload.stack.name,
-            "layers": [layer.name for layer in workload.profile.layers],
-        },
-        "devices": [{"type": d.type, "node": d.node} for d in workload.cluster.devices],
-        "replicas": list(replicas),
-    }
-    return Plan.model_validate(known | more)
+    own = PlanWorkload(
+        model=workload.model.name,
+        cluster=workload.cluster.name,
+        global_batch=workload.global_batch,
+        sequence=workload.sequence,
+        precision=workload.precision,
+        framework=workload.framework.name,
+        stack=workload.stack.name,
+        layers=[layer.name for layer in workload.profile.layers],
+    )
+    common = common_fields(own, ((d.type, d.node) for d in workload.cluster.devices))
+    return Plan.model_validate({**common, "replicas": list(replicas), **more})
 
 
 load_plan, parse_plan, save_plan = Plan.load, Plan.parsed, Plan.save

@@ -17,8 +17,8 @@ the link still does when the backward pass has computed stands behind it as the 
 Between stages of pipelines nothing is taken in steps: there ZeRO 2 and 3 join gradients and gather
 weights once per iteration, as our runtime does, and take the time of ZeRO 1.
 
-Peak memory of every device of a plan: model states, activations kept at once, and what
-recomputation needs beside.
+A device's peak memory (`memory`) is that of model states, of the activations kept at once, and of
+what recomputation needs beside.
 """
 
 from bisect import bisect_right

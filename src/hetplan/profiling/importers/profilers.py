@@ -1,36 +1,24 @@
-"""Sailor's profiles (SOSP 2025): see `hetplan.profiling.sailor`. Times include the tensor
-group's all-reduces.
+"""What Sailor, Metis, calculon and DeepSpeed's profiler wrote: times per layer, or descriptions.
 
-PATH is a `profile.json` at profiles/<model>/<GPU>/, that folder, or the model's folder with all its
-GPUs; sizes come from the `llm_info.json` in a folder above.
-
-
-Metis's profiles (ATC 2024): one JSON per device type, tensor degree and batch,
-`DeviceType.A100_tp2_bs4.json`.
-
-`model`: {"model_name", "num_layers", "parameters": {"parameters_per_layer_bytes": [L], optionally
-"activation_parameters_bytes": [L]}}; `execution_time`: {"layer_compute_total_ms": [L]} forward and
-backward together;
-`execution_memory`: {"layer_memory_total_mb": [L]} with states, gradients and activations. Source:
-the project's README.
-
-
-calculon's descriptions: a model as one that `--model FILE` takes, a system as a cluster file.
-
-Model: {"hidden", "feedforward", "seq_size", "attn_heads", "attn_size", "num_blocks"}; blocks only,
-so the vocabulary is GPT-2's, padded as Megatron does. System: {"matrix": {type: {"tflops"}},
-"mem1": {"GiB", "GBps"}, "networks":
-[{"bandwidth" (GB/s), "efficiency", "size", "latency" (s)}…]}, the first network within a node, the
-second between.
-
-
-Printed output of DeepSpeed's flops profiler: its summary, and a tree of modules with parameters,
-MACs and latency.
-
-A module's line `(name): Class(` is followed by `12.6 M, 3.75% Params, 128.87 GMACs, 4.10% MACs,
-1.29 ms, 1.69% latency, …`; newer versions write `12.6 M = 3.75% Params`. Layers are the tree's
-modules, a list of repeated blocks unrolled and what stands beside it kept whole. The profiler times
-forward passes; the summary has the backward pass as a whole.
+- Sailor (SOSP 2025): profiles as `hetplan.profiling.sailor` says; times include the tensor group's
+  all-reduces. PATH is a `profile.json` at profiles/<model>/<GPU>/, that folder, or the model's
+  folder with all its GPUs; sizes come from the `llm_info.json` in a folder above.
+- Metis (ATC 2024): one JSON per device type, tensor degree and batch, such as
+  `DeviceType.A100_tp2_bs4.json`. `model`: {"model_name", "num_layers", "parameters":
+  {"parameters_per_layer_bytes": [L], optionally "activation_parameters_bytes": [L]}};
+  `execution_time`: {"layer_compute_total_ms": [L]}, forward and backward together;
+  `execution_memory`: {"layer_memory_total_mb": [L]} with states, gradients and activations. Source:
+  the project's README.
+- calculon: a model becomes one that `--model FILE` takes, a system a cluster file. Model:
+  {"hidden", "feedforward", "seq_size", "attn_heads", "attn_size", "num_blocks"}; blocks only, so
+  the vocabulary is GPT-2's, padded as Megatron does. System: {"matrix": {type: {"tflops"}}, "mem1":
+  {"GiB", "GBps"}, "networks": [{"bandwidth" (GB/s), "efficiency", "size", "latency" (s)}…]}, the
+  first network within a node, the second between.
+- DeepSpeed's flops profiler, as printed: its summary, and a tree of modules with parameters, MACs
+  and latency. A module's line `(name): Class(` is followed by `12.6 M, 3.75% Params, 128.87 GMACs,
+  4.10% MACs, 1.29 ms, 1.69% latency, …`; newer versions write `12.6 M = 3.75% Params`. Layers are
+  the tree's modules, a list of repeated blocks unrolled and what stands beside it kept whole. The
+  profiler times forward passes; the summary has the backward pass as a whole.
 """
 
 import re

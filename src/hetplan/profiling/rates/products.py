@@ -1,4 +1,4 @@
-"""Seconds of matrix products: learned where a device type was measured, scaled physics elsewhere.
+"""Seconds of matrix products and of operators without: measured rates, scaled physics elsewhere.
 
 The physics of a product is a roofline over tiles. A library cuts the result into tiles, and the
 inner dimension too where tiles are few; the multiprocessors compute them in waves, and the last
@@ -11,9 +11,8 @@ device that was not measured has the mean of the fits, and no trees.
 What is not smooth in truth is not smooth here: seconds jump where another wave begins, and fall a
 little where a larger product fits its tiles better.
 
-Seconds of operators without products: what they move over the bandwidth that they reach.
-
-NeuSight measured them in fp32 on P4, P100, V100, T4 and A100, from 16 MB on. The share of the
+Operators without products take what they move over the bandwidth that they reach. NeuSight measured
+them in fp32 on P4, P100, V100, T4 and A100, from 16 MB on. The share of the
 bandwidth grows with the bytes, and of norms and softmax it depends on the length of a row. Fewer
 bytes than were measured are moved at the share of the fewest, and a kernel takes a few
 microseconds of its own. Numbers of 16 bits count as their bytes.

@@ -3,12 +3,11 @@
 Devices stand in Megatron's order (Narayanan et al. 2021, Section 5): tensor ranks next to each
 other, then data ranks, then stages.
 
-Well-known training runs whose whole configuration is public, and their utilisation.
-
-Chosen by that alone, whatever is predicted of them. Llama 3 405B and Narayanan et al. 2021 are not
-among them: neither states its number of model chunks per stage. Model FLOPs count attention in full
-and nothing computed again (Chowdhery et al. 2022, Appendix B); published rates that count the full
-recomputation of all blocks are converted.
+`RUNS` are well-known training runs whose whole configuration is public, with their utilisation;
+they were chosen by that alone, whatever is predicted of them. Llama 3 405B and Narayanan et al.
+2021 are not among them: neither states its number of model chunks per stage. Model FLOPs count
+attention in full and nothing computed again (Chowdhery et al. 2022, Appendix B); published rates
+that count the full recomputation of all blocks are converted.
 """
 
 from collections.abc import Iterator, Sequence

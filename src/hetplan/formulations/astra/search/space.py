@@ -6,10 +6,9 @@ parallelism, optimizer, recomputation, offload). Rules over base columns alone a
 bases, rules over the pipeline size and options to the options of each pipeline size, all to the
 joined rows: the same rows survive, far fewer are made.
 
-The GPU pool of Astra's three search modes (Section 3.2, eq. 1-3): types, counts, links, prices.
-
-A type's links: `intra` bytes/s between two devices of a node, `network` bytes/s in and out of one
-node, shared by all its devices. Where no cluster file gives them, `links_of` knows the usual
+The pool of GPUs is that of Astra's three search modes (Section 3.2, eq. 1-3): types, counts, links,
+prices. A type's links: `intra` bytes/s between two devices of a node, `network` bytes/s in and out
+of one node, shared by all its devices. Where no cluster file gives them, `offer_of` knows the usual
 machines.
 """
 
