@@ -4,6 +4,7 @@ to return. Nothing is shared with the package but the data classes."""
 from __future__ import annotations
 
 from functools import cache
+from itertools import accumulate, combinations, pairwise
 from random import Random
 from typing import Any, NamedTuple
 
@@ -205,3 +206,27 @@ def test_the_baseline_keeps_the_fastest_of_its_trials() -> None:
     trials = [t.seconds for t in megatron_trials(data, compile_problem(data), Run()) if t.seconds]
     assert len(set(trials)) > 1
     assert solve(FAMILY, data, "megatron").objective == pytest.approx(min(trials), rel=1e-9)
+
+
+def test_megatrons_cuts_take_the_place_of_the_programmes() -> None:
+    """The strategy of `paper` in all but the cut: equally many layers, or stages whose parameters
+    are as even as any cut makes them."""
+    others = set()
+    for data in map(two_nodes, range(12)):
+        plain, uniform, parameter = (
+            present(solve(FAMILY, data, f"paper{cut}").decision)
+            for cut in ("", "-uniform", "-parameter")
+        )
+        assert plain.placement == uniform.placement == parameter.placement
+        assert plain.micro_batch == uniform.micro_batch == parameter.micro_batch
+        counts = [last - first for first, last in uniform.stages]
+        assert max(counts) - min(counts) <= 1
+        layers, stages = len(data.layers), plain.pipeline
+        held = [0.0, *accumulate(layer.param_bytes for layer in data.layers)]
+        least = min(
+            max(held[b] - held[a] for a, b in pairwise((0, *inner, layers)))
+            for inner in combinations(range(1, layers), stages - 1)
+        )
+        assert max(held[b] - held[a] for a, b in parameter.stages) == pytest.approx(least)
+        others |= {plain.stages == uniform.stages, uniform.stages == parameter.stages}
+    assert others == {True, False}

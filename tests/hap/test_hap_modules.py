@@ -47,21 +47,26 @@ def alone(module: Any, batch: int) -> list[float]:
 
 
 @pytest.mark.parametrize(
-    ("make", "slow", "steps"),
-    [(strangers.resnet, 2, 1), (strangers.vit, 1, 2), (strangers.perceptron, 2, 1)],
+    ("make", "slow", "steps", "segments"),
+    [
+        (strangers.resnet, 2, 1, 2),
+        (strangers.vit, 1, 2, 1),
+        (strangers.perceptron, 2, 1, 1),
+    ],
 )
 def test_a_module_is_planned_and_trains_as_on_one_process(
-    make: Callable[[], Any], slow: int, steps: int
+    make: Callable[[], Any], slow: int, steps: int, segments: int
 ) -> None:
-    """Also where a batch norm's samples are spread over the ranks, unequally."""
+    """Also where a batch norm's samples are spread over the ranks, unequally, and in segments."""
     planning = hp.plan(
         make(), devices(slow), global_batch=10, precision="fp32", strategies=["hap"], threads=1,
-        settings={"hap": {"seconds": 4.0, "steps": steps}},
+        settings={"hap": {"seconds": 6.0, "steps": steps, "segments": segments}},
     )  # fmt: skip
     plans = {c.label: c.plan for c in planning.candidates if c.plan is not None}
     assert planning.best is not None and {"auto", "dp-proportional"} <= set(plans)
     plan = planning.best.plan if make is strangers.vit else plans["dp-proportional"]
-    assert plan is not None and plan.world_size == 1 + slow
+    assert plan is not None and plan.program is not None and plan.world_size == 1 + slow
+    assert len(plan.program.ratios) == segments
     name = f"fakes.strangers:{make.__name__}"
     job = Job(
         plan=plan, steps=STEPS, factory=name, optimizer="sgd", learning_rate=RATE, device="cpu",

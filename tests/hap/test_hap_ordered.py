@@ -102,7 +102,7 @@ def test_experts_and_limited_memory_have_an_answer_and_a_label(name: str, above:
     result = alternation.solve(data, run, parameters)
     assert result.decision is not None
     assert evaluate(data, result.decision).objective == pytest.approx(best.objective, rel=above)
-    kept = "; the same search in the program's order, 64 states of each tensor"
+    kept = " and completed in the program's order, 64 states of each tensor, or greedily"
     assert result.message == f"HAP's A*, cut off at 20 states{kept}"
 
 

@@ -9,7 +9,7 @@ do not divide.
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -17,6 +17,7 @@ from hetplan.formulations import family
 from hetplan.formulations.hap.data import HapDecision
 from hetplan.formulations.hap.pose import Posed, pose
 from hetplan.formulations.hap.ratios import shard_lengths
+from hetplan.formulations.hap.spmd.rules import measured_links
 from hetplan.formulations.hap.spmd.whole import Decided
 from hetplan.formulations.joint.plan import MicroBatches, Plan, Replica, new_plan
 from hetplan.planner.strategy import (
@@ -29,9 +30,10 @@ from hetplan.planner.strategy import (
     joined,
     tensor_stage,
 )
+from hetplan.profiling.measured import Collectives
 from hetplan.profiling.workload import Workload
-from hetplan.runtime.replay import write_program
-from hetplan.schema import PositiveCount, StrictModel
+from hetplan.runtime.replay import SpmdCosts, write_program
+from hetplan.schema import Name, PositiveCount, StrictModel
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Progress, Run, Stopped
 from hetplan.text import bytes_text, counted, seconds_text
@@ -46,6 +48,11 @@ class HapSettings(StrictModel):
     # Runs of the program per iteration, a divisor of the global batch; None: the fewest in which
     # data parallelism fits in memory.
     steps: PositiveCount | None = None
+    # What `hetplan profile collectives` wrote, of as many ranks as the cluster has devices.
+    collectives: Name | None = None
+    # Parts of the model with ratios of their own, and how they are cut (METIS: extra `metis`).
+    segments: Annotated[int, Field(ge=1, le=64)] = 1
+    cut: Literal["layer", "metis"] = "layer"
 
 
 @dataclass(frozen=True)
@@ -72,12 +79,20 @@ class Hap(Strategy):
             held = bytes_text(workload.state_bytes)
             text = f"one copy of the model states takes {held}, all devices have {bytes_text(room)}"
             raise NoPlan("infeasible", text)
+        wanted, links = self.settings, None
+        if wanted.collectives is not None:
+            measured = Collectives.load(wanted.collectives)
+            links = measured_links(measured, len(workload.cluster.devices))
         try:
-            posed = pose(workload, self.settings.steps, begin_run(run, "hap"))
+            posed = pose(
+                workload, wanted.steps, begin_run(run, "hap"), links=links,
+                cut=(wanted.segments, wanted.cut),
+            )  # fmt: skip
         except Stopped:
             spent = seconds_text(time.perf_counter() - begun)
             raise NoPlan("unknown", f"no time to write its theory down ({spent})") from None
-        return [SpmdProblem(posed, self.settings.seconds, time.perf_counter() - begun)]
+        spent_seconds = time.perf_counter() - begun
+        return [SpmdProblem(posed, wanted.seconds, spent_seconds, measured=links is not None)]
 
 
 def reported_per_iteration(run: Run, runs: int, time_limit: float) -> Run:
@@ -102,6 +117,7 @@ class SpmdProblem(Problem):
     posed: Posed
     search_seconds: float  # for the joint search
     posing_seconds: float  # spent on writing the theory down
+    measured: bool = False  # whether its collectives are priced as measured
 
     def solve(self, method: StrategyMethod, run: Run) -> Candidate:
         """A method's result as a candidate, its program in whole units."""
@@ -124,12 +140,16 @@ class SpmdProblem(Problem):
         decision, holding = self.in_whole_units(result.decision), posed.theory.holding
         if not posed.fits(decision) and holding is not None and not holding.tied_whole:
             with suppress(Stopped):  # no time for it: the program stays as it is
-                careful = pose(posed.workload, posed.runs, run, tied_whole=True)
+                careful = pose(
+                    posed.workload, posed.runs, run, tied_whole=True, links=posed.links,
+                    cut=posed.cut,
+                )  # fmt: skip
                 return replace(self, posed=careful).solve(method, run)
         usable, peak = posed.workload.device_bytes(), posed.device_bytes(decision)
         devices = zip(posed.workload.cluster.devices, peak, strict=True)
         over = [held for device, held in devices if held > usable[device.type]]
-        whole = "the iteration is in whole units"
+        whole, plan = "the iteration is in whole units", self.to_plan(decision)
+        costs = SpmdCosts.of(plan, posed.workload, posed.links) if self.measured else None
         return replace(
             Candidate.of_result("hap", method, result),
             closed_form_seconds=posed.runs * Decided(posed.theory, decision).seconds(),
@@ -138,9 +158,12 @@ class SpmdProblem(Problem):
             fits_memory=not over,
             peak_bytes=peak,
             solve_seconds=spent,
-            plan=self.to_plan(decision),
+            plan=plan,
+            predicted_seconds=None if costs is None else costs.timeline().seconds,
+            measured=self.measured,
             message=joined(
                 result.message,
+                "collectives take what was measured" if self.measured else "",
                 f"does not fit: one device has to hold {bytes_text(max(over))}" if over else "",
                 f"objective and bound are of ratios that divide everything; {whole}"
                 if method.exact

@@ -34,7 +34,15 @@ from hetplan.formulations.hap.spmd.operators import (
     reading_segment,
 )
 from hetplan.formulations.hap.spmd.program import SingleProgram
-from hetplan.formulations.hap.spmd.rules import Holding, Theory, links_of, ring, theory_of
+from hetplan.formulations.hap.spmd.rules import (
+    Holding,
+    Links,
+    Theory,
+    links_of,
+    ring,
+    theory_of,
+)
+from hetplan.formulations.hap.spmd.segments import in_segments
 from hetplan.formulations.hap.spmd.whole import Decided, Prices, Stage, Timed
 from hetplan.formulations.joint.plan import Plan, SpmdInstruction, SpmdProgram
 from hetplan.formulations.joint.pose import costs_of
@@ -84,6 +92,9 @@ def read_program(plan: Plan, program: SingleProgram) -> Decided:
     they are. Raises InputError where it is none."""
     listed = plan.program
     assert listed is not None, "plans with the schedule spmd have a program"
+    if program.segments == 1 < len(listed.ratios):
+        runs = [step for step in listed.instructions if step.do == "Run"]
+        program = in_segments(program, {step.tensor: step.segment for step in runs})
     if program.segments != len(listed.ratios):
         got, expected = f"{len(listed.ratios)} segments", f"{program.segments}"
         raise InputError(
@@ -144,9 +155,9 @@ class SpmdCosts:
     prices: Prices
 
     @classmethod
-    def of(cls, plan: Plan, workload: Workload) -> "SpmdCosts":
-        """Raises InputError where the program is not the model's, UnsupportedError for a model
-        without one."""
+    def of(cls, plan: Plan, workload: Workload, links: Links | None = None) -> "SpmdCosts":
+        """links: default rings over the workload's. Raises InputError where the program is not the
+        model's, UnsupportedError for a model without one."""
         runs = plan.replicas[0].steps
         program = program_of(workload.model, workload.global_batch // runs)
         devices = plan.replicas[0].stages[0].devices[0]
@@ -158,7 +169,7 @@ class SpmdCosts:
         prices = Prices(
             np.array([by_type[name] for name in types]),
             weights,
-            replace(links_of(own.cluster), devices=len(devices)),
+            replace(links or links_of(own.cluster), devices=len(devices)),
             ELEMENT_BYTES[workload.precision],
         )
         return cls(plan, workload, decided, tuple(devices), prices)

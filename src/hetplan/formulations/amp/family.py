@@ -56,6 +56,22 @@ FAMILY = Family(
             "AMP, published code",
         ),
         Method(
+            "paper-uniform",
+            f"{_HERE}.paper:solve_by",
+            False,
+            "Algorithm 1's strategy, cut into equally many layers",
+            "AMP, §4.5 (ours w/ uniform)",
+            baseline=True,
+        ),
+        Method(
+            "paper-parameter",
+            f"{_HERE}.paper:solve_by",
+            False,
+            "Algorithm 1's strategy, cut by parameters",
+            "AMP, §4.5 (ours w/ parameter)",
+            baseline=True,
+        ),
+        Method(
             "megatron",
             f"{_HERE}.baselines:megatron",
             False,

@@ -29,12 +29,12 @@ c-1], so that later stages do not see it, one micro-batch per pipeline gets equa
 is as fast as its closing edge instead of its slowest pair.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from hetplan.formulations.amp.cuts import uniform_cut
+from hetplan.formulations.amp.cuts import parameter_cut, uniform_cut
 from hetplan.formulations.amp.data import AmpData, AmpDecision
 from hetplan.formulations.amp.problem import (
     NO_CONFIGURATION,
@@ -52,6 +52,11 @@ from hetplan.formulations.amp.problem import (
 from hetplan.solvers.run import Outcome, Run, Stop, stop_reason
 
 MAX_TABLE_BYTES = 2 * 2**30
+# Megatron's cuts (§4.1), by the method that has them in place of the programme's.
+CUTS: Mapping[str, Callable[[AmpProblem, int], Ints]] = {
+    "paper-uniform": lambda problem, stages: uniform_cut(problem.layers, stages),
+    "paper-parameter": lambda problem, stages: parameter_cut(problem.params, stages),
+}
 
 
 @dataclass(frozen=True)
@@ -152,21 +157,35 @@ def rank(data: AmpData, run: Run | None = None, *, released: bool = False) -> Ra
 
 def solve_by(method: str, data: AmpData, run: Run) -> Outcome[AmpDecision]:
     """Algorithm 1 (`paper`, `paper-released`) with its own estimate in place of the real trials;
-    proves no bound."""
+    proves no bound. `paper-uniform` and `paper-parameter`: its strategy with Megatron's cut in
+    place of the programme's (§4.5)."""
     ranking = rank(data, run, released=method == "paper-released")
     fitting = [candidate for candidate in ranking.candidates if candidate.fits]
     stop = Stop.DONE if ranking.finished else stop_reason(run)
     best = fitting[0] if fitting else None
+    if best is not None and method in CUTS:
+        best = recut(compile_problem(data), best, CUTS[method])
     details: dict[str, object] = {"candidates": len(ranking.candidates), "skipped": ranking.skipped}
     if best is not None:
         details["estimate_seconds"] = best.estimate
         details["rank"] = 1 + [candidate.fits for candidate in ranking.candidates].index(True)
     return Outcome(
         stop=stop,
-        decision=None if best is None else best.strategy.decision(),
+        decision=None if best is None or not best.fits else best.strategy.decision(),
         message=message(ranking, best),
         details=details,
     )
+
+
+def recut(
+    problem: AmpProblem, best: Candidate, cut_of: Callable[[AmpProblem, int], Ints]
+) -> Candidate:
+    """The candidate with another cut, under its own estimate."""
+    chosen = best.strategy.configuration
+    cut = cut_of(problem, chosen.pipeline)
+    placed = place(problem, chosen, best.strategy.placement)
+    strategy = replace(best.strategy, cut=cut)
+    return replace(best, strategy=strategy, seconds=placed.seconds(cut), fits=placed.fits(cut))
 
 
 def message(ranking: Ranking, best: Candidate | None) -> str:
@@ -176,6 +195,7 @@ def message(ranking: Ranking, best: Candidate | None) -> str:
     notes = {
         NO_CONFIGURATION: ranking.finished and not (listed or skipped),
         f"none of AMP's {len(listed)} strategies fits in memory": best is None and bool(listed),
+        "AMP's strategy does not fit in memory with this cut": best is not None and not best.fits,
         f"AMP ignores memory: its own choice, {first}, does not fit": best and not listed[0].fits,
         f"{skipped} configurations left out: their O(k L^4) table would exceed 2 GiB": skipped,
     }

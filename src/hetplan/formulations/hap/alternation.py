@@ -35,8 +35,8 @@ DOES_NOT_FIT = "no program was found that fits in memory at the ratios tried"
 REPEATED = "no program communicates each tensor at most once; that pruning was left out"
 CUT_OFF = "HAP's A*, cut off at {states} states{instead}"
 IN_ORDER = "; the same search in the program's order ended"
-KEPT = "; the same search in the program's order, {width} states of each tensor"
-DERIVED = " and completed by cheapest derivations"
+KEPT = " and completed in the program's order, {width} states of each tensor, or greedily"
+DERIVED = " and completed greedily"
 
 
 @dataclass(frozen=True)
@@ -114,14 +114,16 @@ class _Programs:
         return self._without_a_star(ratios)
 
     def _without_a_star(self, ratios: Floats) -> Sequence[int]:
-        """The cheapest at these ratios of the programs of A* in the order of the single-device
-        program, with memory at several prices of bytes; where none fits at them, the cheapest at
-        any. Where that search has no program, the cheapest derivation."""
+        """The cheapest at these ratios of the cheapest derivation and the programs of A* in the
+        order of the single-device program, with memory at several prices of bytes; where none fits
+        at them, the cheapest at any."""
         problem = self.theory.problem
         prices = [0.0] if problem.capacity is None else [0.0, *tried_byte_prices(problem)]
         share = self.parameters.ordered_share * self.run.remaining
         seconds = min(self.parameters.ordered_seconds, share) / len(prices)
-        programs: list[Sequence[int]] = []
+        programs: list[Sequence[int]] = [
+            greedy_program(self.theory, seconds_at(self.theory, ratios))
+        ]
         self._instead = IN_ORDER
         for price in prices:
             program, width = ordered.search(
@@ -132,8 +134,7 @@ class _Programs:
                 programs.append(program)
             if width is not None:
                 self._instead = KEPT.format(width=width)
-        if not programs:
-            programs.append(greedy_program(self.theory, seconds_at(self.theory, ratios)))
+        if len(programs) == 1:
             self._instead = DERIVED
         fitting = [q for q in programs if problem.fits(problem.cost_of(q), ratios)]
         if fitting:

@@ -14,6 +14,7 @@ profile's saved activations.
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -24,6 +25,7 @@ from hetplan.formulations.hap.spmd.operators import ELEMENT_FLOPS
 from hetplan.formulations.hap.spmd.program import SingleProgram
 from hetplan.formulations.hap.spmd.rules import (
     Holding,
+    Links,
     Theory,
     links_of,
     products_of,
@@ -31,6 +33,7 @@ from hetplan.formulations.hap.spmd.rules import (
     work_of,
     worked_out,
 )
+from hetplan.formulations.hap.spmd.segments import segmented
 from hetplan.formulations.hap.spmd.whole import Decided
 from hetplan.profiling.operators import ELEMENT_BYTES
 from hetplan.profiling.profile import ProfileTable
@@ -38,14 +41,19 @@ from hetplan.profiling.times import Rates
 from hetplan.profiling.workload import Workload
 from hetplan.solvers.run import Run
 
+Cut = tuple[int, Literal["layer", "metis"]]
+
 
 @dataclass(frozen=True)
 class Posed:
-    """theory: of one run on `samples` samples; runs: of its program, per iteration."""
+    """theory: of one run on `samples` samples; runs: of its program, per iteration; links: what
+    its collectives are priced by; cut: number of segments, and how they are cut."""
 
     workload: Workload
     theory: Theory
     runs: int
+    links: Links
+    cut: Cut
 
     @property
     def samples(self) -> int:
@@ -74,9 +82,12 @@ def pose(
     run: Run | None = None,
     *,
     tied_whole: bool = False,
+    links: Links | None = None,
+    cut: Cut = (1, "layer"),
 ) -> Posed:
     """The `hap` problem of `workload`, in `runs` runs (None: the fewest in which data parallelism
-    fits in memory). tied_whole: as in `Holding`.
+    fits in memory). tied_whole: as in `Holding`. links: default rings over the cluster's. cut: into
+    segments, as `segmented` does it.
 
     Raises UnsupportedError where the model has no program, or the profile no times of single
     devices; InputError for runs that do not divide the global batch; `Stopped` where `run` should
@@ -87,7 +98,8 @@ def pose(
     elif workload.global_batch % runs:
         expected = f"a divisor of the global batch ({workload.global_batch})"
         raise InputError("runs per iteration", where="hap.steps", got=runs, expected=expected)
-    program = program_of(workload.model, workload.global_batch // runs)
+    program = segmented(program_of(workload.model, workload.global_batch // runs), *cut)
+    links = links or links_of(workload.cluster)
     devices, weights = priced(workload, program)
     precision = workload.precision
     usable = workload.device_bytes()
@@ -100,14 +112,14 @@ def pose(
     theory = theory_of(
         program,
         devices,
-        links_of(workload.cluster),
+        links,
         element_bytes=ELEMENT_BYTES[precision],
         weights=weights,
         steps=runs,
         holding=holding,
         run=run,
     )
-    return Posed(workload, theory, runs)
+    return Posed(workload, theory, runs, links, cut)
 
 
 def saved_bytes(workload: Workload, program: SingleProgram) -> dict[str, float]:

@@ -159,6 +159,6 @@ def timed(problem: str, data: Any, methods: Mapping[str, float]) -> Row:
         if r.objective is not None and best
     }
     above |= {method: "proven" for method, r in results.items() if r.status == "optimal"}
-    return {f"`{method}`, s": r.seconds for method, r in results.items()} | {
-        f"`{method}`, % above": value for method, value in above.items()
-    }
+    notes = {f"`{method}`: note": r.message for method, r in results.items() if r.message}
+    seconds: Row = {f"`{method}`, s": r.seconds for method, r in results.items()}
+    return seconds | {f"`{method}`, % above": value for method, value in above.items()} | notes

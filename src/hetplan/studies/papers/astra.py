@@ -44,8 +44,8 @@ def searched(model: str, types: str, gpus: int, space: Space) -> tuple[SearchRes
         pool = heterogeneous(gpus, tuple(offer_of(name, gpus // len(each)) for name in each))
     else:
         pool = homogeneous(offer_of(types, gpus))
-    found = search(Job(load_model(model, precision="bf16"), 1024), pool, space=space, top=1)
-    return found, clock.elapsed
+    result = search(Job(load_model(model, precision="bf16"), 1024), pool, space=space, top=1)
+    return result, clock.elapsed
 
 
 def tokens(row: Row, space: Space = ALL, **changes: Any) -> float | None:
@@ -57,8 +57,8 @@ def tokens(row: Row, space: Space = ALL, **changes: Any) -> float | None:
 
 def time(fixed: Row, row: Row) -> Row:
     """Table 1: how many strategies, and how long."""
-    found, seconds = searched(row["model"], fixed["type"], row["GPUs"], ALL)
-    counts = {f"ours, {key}": found.counts[key] for key in ("generated", "priced")}
+    result, seconds = searched(row["model"], fixed["type"], row["GPUs"], ALL)
+    counts = {f"ours, {key}": result.counts[key] for key in ("generated", "priced")}
     return {**counts, "ours, s": seconds}
 
 

@@ -81,9 +81,15 @@ def solved(data: HapData, method: str) -> Result[Any]:
 
 
 @cache
-def seconds(name: str, counts: Counts, method: str, gbit: float = GBIT) -> float | None:
-    """Of an iteration of a model by a method."""
-    return solved(network(name, counts, gbit).data, method).objective
+def answer(name: str, counts: Counts, method: str, gbit: float = GBIT) -> Result[Any]:
+    """An iteration of a model by a method."""
+    return solved(network(name, counts, gbit).data, method)
+
+
+def search_text(*results: Result[Any]) -> Row:
+    """What became of HAP's A* in the alternation."""
+    texts = dict.fromkeys(r.message.removeprefix("HAP's A*, ") or "ended" for r in results)
+    return {"HAP's A*": " | ".join(texts)}
 
 
 def over(slow: float | None, fast: float | None) -> float | None:
@@ -96,13 +102,15 @@ def iterations(fixed: Row, row: Row) -> Row:
     with."""
     gpus = row["GPUs"]
     counts = mixed(gpus) if fixed["mixed"] else (("P100", gpus),)
-    found = {
-        name: seconds(row["model"], counts, method, row.get("Gbit/s", GBIT))
+    results = {
+        name: answer(row["model"], counts, method, row.get("Gbit/s", GBIT))
         for name, method in fixed["methods"].items()
     }
-    baselines = [found[name] for name in fixed["baselines"][row["model"]]]
+    seconds: Row = {name: result.objective for name, result in results.items()}
+    baselines = [seconds[name] for name in fixed["baselines"][row["model"]]]
     best = min(filter(None, baselines), default=None)
-    return found | {"ours, speed-up": over(best, found["HAP"])}
+    speed_up = {"ours, speed-up": over(best, seconds["HAP"])}
+    return seconds | speed_up | search_text(results["HAP"])
 
 
 def kept(data: HapData, *without: str) -> HapData:
@@ -147,47 +155,50 @@ def ablation(fixed: Row, row: Row) -> Row:
     data = network(row["model"], mixed(row["GPUs"])).data
     plain = kept(data, "Grouped-Broadcast", "factors")
     base = solved(plain, "dp-even").objective
-    steps = {"Q": (plain, "deepspeed"), "Q + B": (plain, "paper"), "Q + B + C": (data, "paper")}
-    return {name: over(base, solved(*case).objective) for name, case in steps.items()}
+    cases = {"Q": (plain, "deepspeed"), "Q + B": (plain, "paper"), "Q + B + C": (data, "paper")}
+    results = {name: solved(*case) for name, case in cases.items()}
+    speeds: Row = {name: over(base, result.objective) for name, result in results.items()}
+    return speeds | search_text(results["Q + B"], results["Q + B + C"])
 
 
 def concurrent(fixed: Row, row: Row) -> Row:
     """Figure 16: HAP on all GPUs against a model on each type, in samples per second together."""
     counts = mixed(row["GPUs"])
     groups = [counts, *((one,) for one in counts)]
+    results = [answer(row["model"], group, "paper") for group in groups]
     rates = [
-        n / s
-        for group in groups
-        for n in [sum(n for _, n in group)]
-        if (s := seconds(row["model"], group, "paper")) is not None
+        sum(n for _, n in group) / (result.objective or np.inf)
+        for group, result in zip(groups, results, strict=True)
     ]
-    return {"ours, %": 100 * rates[0] / sum(rates[1:])}
+    return {"ours, %": 100 * rates[0] / sum(rates[1:])} | search_text(*results)
 
 
 def uneven_experts(fixed: Row, row: Row) -> Row:
     """Figure 17: against DeepSpeed, which pads the experts to a multiple of the devices."""
     count = row["experts"]
-    hap = solved(experts(count, count).data, "paper").objective
+    hap = solved(experts(count, count).data, "paper")
     padded = solved(experts(count, -(-count // 4) * 4).data, "deepspeed").objective
-    return {"HAP, s": hap, "DeepSpeed, s": padded, "ours, speed-up": over(padded, hap)}
+    seconds: Row = {"HAP, s": hap.objective, "DeepSpeed, s": padded}
+    return seconds | {"ours, speed-up": over(padded, hap.objective)} | search_text(hap)
 
 
 def accuracy(fixed: Row, row: Row) -> Row:
     """Figure 18: estimates against a replay of both passes in whole units, over variants of
     BERT."""
-    pairs = []
+    pairs, results = [], list[Result[Any]]()
     counts = mixed(8)
     speeds = np.array([device.flops_per_second for device in devices(counts)])
     for layers, hidden, tokens in fixed["variants"]:
         program = bert(512, shape(layers, hidden), tokens, 30522)
         theory = theory_on(program, counts, GBIT, 8)
-        found = solved(theory.data, "paper")
-        links = ring(8, GBIT / 8 * 1e9)
-        assert found.decision is not None, "data parallelism is a program"
-        timed_run = Timed(Decided(theory, found.decision), Prices(speeds, {}, links, ELEMENT_BYTES))
-        stages = timed_run.run(last=True)
-        pairs.append((found.objective, sum(s.compute.max() + s.seconds for s in stages)))
-    return {"ours, Pearson": float(np.corrcoef(np.array(pairs).T)[0, 1]), "variants": len(pairs)}
+        result = solved(theory.data, "paper")
+        results.append(result)
+        assert result.decision is not None, "data parallelism is a program"
+        prices = Prices(speeds, {}, ring(8, GBIT / 8 * 1e9), ELEMENT_BYTES)
+        stages = Timed(Decided(theory, result.decision), prices).run(last=True)
+        pairs.append((result.objective, sum(s.compute.max() + s.seconds for s in stages)))
+    pearson: Row = {"ours, Pearson": float(np.corrcoef(np.array(pairs).T)[0, 1])}
+    return pearson | {"variants": len(pairs)} | search_text(*results)
 
 
 def synthesis(fixed: Row, row: Row) -> Row:

@@ -70,14 +70,14 @@ def ratios(fixed: Row, row: Row) -> Row:
     """How much faster one method is than another, over the clusters and stages of the models."""
     fast, slow = row["ratio"].split(" over ")
     models = [row["model"]] if row["model"] in fixed["models"] else fixed["models"]
-    found = [
+    speed_ups = [
         each[slow] / each[fast]
         for cluster in fixed["clusters"]
         for model in models
         for stage in STAGES
         if fast in (each := seconds(cluster, model, (), stage)) and slow in each
     ]
-    return {"ours, lowest": min(found), "ours, highest": max(found)}
+    return {"ours, lowest": min(speed_ups), "ours, highest": max(speed_ups)}
 
 
 def rated(fixed: Row, row: Row) -> tuple[Floats, Floats, Row]:

@@ -33,10 +33,11 @@ operators read counts once: as the first of them reads it, or as whole.
 """
 
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
+from hetplan.errors import UnsupportedError
 from hetplan.formulations.hap.data import Communication, Compute, Device, HapData, Memory, Triple
 from hetplan.formulations.hap.spmd.operators import (
     ELEMENT_FLOPS,
@@ -59,6 +60,7 @@ from hetplan.formulations.hap.spmd.operators import (
 )
 from hetplan.formulations.hap.spmd.program import PARAMETER, Axes, Node, SingleProgram, ways_of
 from hetplan.profiling.cluster import Cluster
+from hetplan.profiling.measured import OPERATIONS, Collectives
 from hetplan.solvers.run import Run as SolverRun
 
 PRODUCTS = ("contract", "convolve", "attention")
@@ -142,7 +144,8 @@ class Price:
 class Links:
     """Bytes per second of each collective, for m devices: all-reduces count the whole tensor, the
     others m times the largest slice, grouped broadcasts the tensor and one latency per device.
-    latency: seconds per launch."""
+    latency: seconds per launch. latencies: measured ones instead, of `all-reduce` and so on (of a
+    grouped broadcast for all launches)."""
 
     devices: int
     all_gather: float
@@ -151,18 +154,21 @@ class Links:
     reduce_scatter: float
     all_to_all: float
     latency: float = 2e-5
+    latencies: Mapping[str, float] = field(default_factory=dict)
 
     def price(self, how: str, size: float) -> Price:
         """A collective by its name, on a tensor of `size` bytes; of slices, padded to the largest
         unless they are broadcast one by one (Section 4.4)."""
-        m = self.devices
-        if how == "All-Reduce":
-            return Price(self.latency + size / self.all_reduce)
-        if how.startswith("Grouped-Broadcast"):
-            return Price(m * self.latency + size / self.broadcast)
+        name, m = how.removesuffix(" factors"), self.devices
+        operation = "all-to-all" if name == "Repartition" else name.lower()
+        launches = m if name == "Grouped-Broadcast" else 1
+        latency = self.latencies.get(operation, launches * self.latency)
+        if name == "All-Reduce":
+            return Price(latency + size / self.all_reduce)
+        if name == "Grouped-Broadcast":
+            return Price(latency + size / self.broadcast)
         of_slices = {"Reduce-Scatter": self.reduce_scatter, "All-Gather": self.all_gather}
-        speed = of_slices.get(how.removesuffix(" factors"), self.all_to_all)
-        return Price(self.latency, m * size / speed)
+        return Price(latency, m * size / of_slices.get(name, self.all_to_all))
 
     def mirrored(self, how: str, size: float) -> Price:
         """The collective that stands for it in the backward pass."""
@@ -190,6 +196,25 @@ def links_of(cluster: Cluster) -> Links:
     sharing = max(map(nodes.count, nodes)) if len(set(nodes)) > 1 else 1
     latency = max((m - 1) * float(cluster.latency().max()), 1e-6)
     return ring(m, float(cluster.bandwidth()[apart].min()), latency, sharing)
+
+
+def measured_links(measured: Collectives, devices: int) -> Links:
+    """Links whose collectives take as long as measured on so many ranks. What was measured counts
+    each rank's own bytes; of a reduce-scatter and an all-to-all, in all parts together. Raises
+    UnsupportedError where some were not measured on as many. Source: HAP, Section 3.2."""
+    fits = {fit.operation: fit for fit in measured.fits if fit.ranks == devices}
+    if lacking := [name for name in OPERATIONS if name != "send" and name not in fits]:
+        raise UnsupportedError(
+            "collectives were not measured on all devices of the cluster",
+            where=f"collectives on {measured.device}", got=f"{measured.ranks} ranks",
+            expected=f"{', '.join(lacking)} on {devices}",
+        )  # fmt: skip
+    speed = {name: fit.bytes_per_second for name, fit in fits.items()}
+    return Links(
+        devices, devices * speed["all-gather"], devices * speed["grouped-broadcast"],
+        speed["all-reduce"], speed["reduce-scatter"], devices * speed["all-to-all"],
+        latencies={name: fit.latency_seconds for name, fit in fits.items()},
+    )  # fmt: skip
 
 
 # Of a parameter's entry: weight, gradient and Adam's two moments in fp32, or 2 + 2 and fp32 copies

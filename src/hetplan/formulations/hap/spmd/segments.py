@@ -6,6 +6,7 @@ Source: HAP, Section 5.2 (METIS: Karypis and Kumar 1998).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib.util import find_spec
 from itertools import accumulate
 from typing import Literal
@@ -36,15 +37,21 @@ def segmented(
         )
     parts = _runs_of_layers(program, count) if how == "layer" else _metis_parts(program, count)
     numbers: dict[int, int] = {}
-    segment_of: dict[str, int] = {}
-    for node, part in zip(operators, parts, strict=True):
-        segment_of[node.name] = numbers.setdefault(part, len(numbers))
-        for source in program.inputs(node):
-            if source.source:
-                segment_of.setdefault(source.name, segment_of[node.name])
-    return program.with_segments(
-        {node.name: segment_of.get(node.name, 0) for node in program.nodes}
+    each = zip(operators, parts, strict=True)
+    return in_segments(
+        program, {node.name: numbers.setdefault(part, len(numbers)) for node, part in each}
     )
+
+
+def in_segments(program: SingleProgram, segment_of: Mapping[str, int]) -> SingleProgram:
+    """The program with these segments of operators; data and parameters go with their first
+    user."""
+    first = dict[str, int]()
+    for node in program.computations:
+        for source in (*program.inputs(node), node):
+            if source is node or source.source:
+                first.setdefault(source.name, segment_of.get(node.name, 0))
+    return program.with_segments({node.name: first.get(node.name, 0) for node in program.nodes})
 
 
 def _runs_of_layers(program: SingleProgram, count: int) -> list[int]:
