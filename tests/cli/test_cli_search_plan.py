@@ -3,13 +3,19 @@ file cannot say of it."""
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import yaml
 
 from fakes.cli import Call
-from hetplan.formulations.joint.plan import Plan
+from hetplan.formulations.joint.plan import Degrees, Plan
 
 SEARCH = ("plan", "search", "-m", "gpt2-medium", "--cluster", "p3-4", "-b", 64, "--top", 1)
 PLAIN = {
@@ -21,9 +27,6 @@ PLAIN = {
     "recompute_layers": "1",
     "expert": "1",
 }
-
-
-SOME = ["recomputation of some layers"]
 
 
 def params(**values: str) -> list[str]:
@@ -74,37 +77,161 @@ def test_the_winner_becomes_a_plan(
 
 
 @pytest.mark.parametrize(
-    ("more", "names"),
+    ("more", "degrees"),
     [
-        ({"tensor": "4", "sequence_parallel": "true"}, ["sequence parallelism"]),
+        ({"tensor": "4", "sequence_parallel": "true"}, {"sequence_parallel": True}),
         (
             {"tensor": "2", "pipeline": "1", "overlap": "true", "sequence_parallel": "true",
              "distributed_optimizer": "true"},
-            ["sequence parallelism", "overlapped tensor-parallel collectives",
-             "overlapped reduction of gradients", "overlapped gathering of weights"],
+            {"sequence_parallel": True, "overlap": ["tensor", "gradients", "weights"]},
         ),
-        ({"recompute": "full", "recompute_layers": "2", "pipeline": "4"}, SOME),
-        ({"recompute": "full", "recompute_method": "block", "pipeline": "1"}, SOME),
-        ({"recompute": "hybrid", "pipeline": "1"}, SOME),
+        ({"recompute": "full", "recompute_layers": "2", "pipeline": "4"},
+         {"recompute_method": "uniform", "recompute_layers": 2}),
+        ({"recompute": "full", "recompute_method": "block", "pipeline": "1"},
+         {"recompute_method": "block", "recompute_layers": 1}),
     ],
 )  # fmt: skip
-def test_what_a_plan_cannot_say_is_refused_by_name(
-    hetplan: Call, tmp_path: Path, more: dict[str, str], names: list[str]
+def test_further_degrees_stand_in_a_block_of_their_own(
+    hetplan: Call, tmp_path: Path, more: dict[str, str], degrees: dict[str, Any]
 ) -> None:
-    """The search's own answer stands all the same; the parameters named make it a plan."""
-    file, rules = tmp_path / "plan.json", tmp_path / "fused.rules"
-    rules.write_text("$num_gpus > 16\n")
+    file = tmp_path / "plan.json"
     given = {"distributed_optimizer": "false"} | PLAIN | more
+    ran = hetplan(*SEARCH, *params(**given), "--no-default-rules", "--write-plan", file, "--json")
+    assert ran.code == 0, ran.err
+    plan = Plan.load(file)
+    tensor = ran.json["best"]["strategy"]["tensor_model_parallel_size"]
+    assert plan.degrees == Degrees(expert_tensor=tensor, **degrees)
+    assert plan.refused is not None and plan.degrees.text in plan.refused
+
+
+MIXTRAL = {
+    "model_type": "mixtral", "vocab_size": 32000, "hidden_size": 1024, "intermediate_size": 3584,
+    "num_hidden_layers": 10, "num_attention_heads": 16, "num_key_value_heads": 8,
+    "num_local_experts": 8, "num_experts_per_tok": 2,
+}  # fmt: skip
+EVERYTHING = {
+    "overlap": "false", "offload": "false", "recompute": "none", "tensor": "2", "pipeline": "2",
+    "expert": "4", "context": "2", "whole_experts": "true", "fsdp": "true", "uneven": "true",
+    "virtual": "2", "sequence_parallel": "true", "distributed_optimizer": "true",
+    "micro_batch": "1",
+}  # fmt: skip
+
+
+CLUSTER = """format: hetplan-cluster
+version: 1
+name: two-nodes
+nodes:
+  - {count: 2, devices: 8, device: A100-SXM4-80GB, intra_node_gbit_per_s: 2400,
+     network_gbit_per_s: 800}
+"""
+
+
+@pytest.fixture
+def every_degree(hetplan: Call, tmp_path: Path) -> Path:
+    """A plan with all degrees at once, and its model beside it."""
+    file, config = tmp_path / "plan.json", tmp_path / "mixtral.json"
+    config.write_text(json.dumps(MIXTRAL))
+    rules, cluster = tmp_path / "chunks.rules", tmp_path / "cluster.yaml"
+    cluster.write_text(CLUSTER)
+    rules.write_text("$num_layers_per_virtual_pipeline_stage == None\n")
+    found = hetplan(
+        "plan", "search", "-m", config, "--cluster", cluster, "-b", 64, "--sequence", 1024, "--top",
+        1, "--precision", "bf16", "--no-default-rules", "--rules", rules, *params(**EVERYTHING),
+        "--write-plan", file,
+    )  # fmt: skip
+    assert found.code == 0, found.err
+    return file
+
+
+def test_every_degree_is_written(hetplan: Call, every_degree: Path) -> None:
+    """16 GPUs: 2 stages of 2 chunks, 2 tensor, 2 context and 2 data ranks; 4 x 1 of each stage's 8
+    ranks hold the experts of a block."""
+    plan = Plan.load(every_degree)
+    assert plan.degrees == Degrees(context=2, expert=4, expert_tensor=1, sequence_parallel=True)
+    assert plan.zero == 3 and len(plan.replicas) == 2
+    stages = plan.replicas[0].stages
+    assert [stage.layers for stage in stages] == [[(0, 4), (7, 9)], [(4, 7), (9, 12)]]
+    assert [len(stage.devices) for stage in stages] == [2, 2]
+    shown = hetplan("show", every_degree)
+    assert shown.code == 0 and "context 2, expert 4, expert tensor 1" in shown.out
+    config = every_degree.with_name("mixtral.json")
+    megatron = hetplan("export", every_degree, "--to", "megatron", "-m", config)
+    for flag in (
+        "--context-parallel-size 2", "--expert-model-parallel-size 4", "--sequence-parallel",
+        "--expert-tensor-parallel-size 1", "--pipeline-model-parallel-layout 'Et*3|t*3|t*2|t*2L'",
+        "--data-parallel-sharding-strategy optim_grads_params", "--no-overlap-p2p-communication",
+        "--num-experts 8", "--moe-router-topk 2", "--hidden-size 1024", "--num-query-groups 8",
+        "--vocab-size 32000", "--ffn-hidden-size 3584", "--swiglu", "--normalization RMSNorm",
+        "--disable-bias-linear", "--untie-embeddings-and-output-weights", "--hidden-dropout 0.0",
+    ):  # fmt: skip
+        assert f"  {flag}\n" in megatron.out, flag
+    titan = tomllib.loads(hetplan("export", every_degree, "--to", "torchtitan").out)
+    way = titan["parallelism"]
+    assert way["context_parallel_degree"] == 2 and way["expert_parallel_degree"] == 4
+    assert (way["data_parallel_shard_degree"], way["data_parallel_replicate_degree"]) == (2, 1)
+    assert way["expert_tensor_parallel_degree"] == 1
+    whole = hetplan("export", every_degree, "--to", "bridge", "-m", config)
+    bridge = yaml.safe_load(whole.out)
+    assert bridge["model"]["num_moe_experts"] == 8 and not bridge["model"]["add_bias_linear"]
+    assert bridge["model"]["expert_model_parallel_size"] == 4
+    assert bridge["train"] == {"micro_batch_size": 1, "global_batch_size": 64}
+    assert bridge["ddp"]["data_parallel_sharding_strategy"] == "optim_grads_params"
+    scale = yaml.safe_load(hetplan("export", every_degree, "--to", "flagscale", "-m", config).out)
+    assert scale["system"]["expert_model_parallel_size"] == 4
+    assert scale["model"]["num_experts"] == 8 and "hetero" not in scale["system"]
+
+
+def test_what_cannot_take_the_degrees_names_them(hetplan: Call, every_degree: Path) -> None:
+    for words in (
+        ("run", every_degree), ("export", every_degree, "--to", "torchrun"),
+        ("export", every_degree, "--to", "deepspeed"),
+        ("plan", "simulate", every_degree, "--cluster", every_degree.with_name("cluster.yaml"),
+         "--model", every_degree.with_name("mixtral.json")),
+    ):  # fmt: skip
+        refused = hetplan(*words)
+        assert refused.code != 0 and "context 2, expert 4, expert tensor 1" in refused.err, words
+
+
+def test_the_rule_of_degrees(every_degree: Path) -> None:
+    plan = Plan.load(every_degree).model_dump(mode="json")
+    for degrees, message in (
+        ({"context": 4}, "has 2 row groups, expected one per context rank (4)"),
+        ({"context": 2, "expert": 3}, "expected a divisor of the ranks"),
+    ):
+        with pytest.raises(ValueError, match=re.escape(message)):
+            Plan.model_validate(plan | {"degrees": degrees})
+
+
+@pytest.mark.slow
+def test_megatron_takes_the_flags(hetplan: Call, every_degree: Path) -> None:
+    """As Megatron Core's own configuration reads them, by the names of its arguments."""
+    core = pytest.importorskip(
+        "megatron.core.transformer.transformer_config",
+        reason="needs megatron-core (pip install megatron-core)",
+    )
+    config = every_degree.with_name("mixtral.json")
+    written = hetplan("export", every_degree, "--to", "bridge", "-m", config)
+    values = yaml.safe_load(written.out)["model"]
+    fields = {field.name for field in dataclasses.fields(core.TransformerConfig)}
+    others = {
+        "vocab_size", "seq_length", "position_embedding_type", "share_embeddings_and_output_weights"
+    }  # of the model's provider  # fmt: skip
+    assert set(values) - fields == others
+    own = {name: value for name, value in values.items() if name in fields}
+    made = core.TransformerConfig(**own, pipeline_dtype=torch.bfloat16, bf16=True)
+    assert made.virtual_pipeline_model_parallel_size == 2
+
+
+def test_hybrid_recomputation_is_refused_by_name(hetplan: Call, tmp_path: Path) -> None:
+    """The search's own answer stands all the same; the parameters named make it a plan."""
+    file = tmp_path / "plan.json"
+    given = PLAIN | {"recompute": "hybrid", "pipeline": "1"}
     ran = hetplan(*SEARCH, *params(**given), "--no-default-rules", "--write-plan", file)
     assert ran.code == 2 and not file.exists() and "tokens/s" in ran.out
-    assert f"a plan file cannot say {', '.join(names)} (expected --param" in ran.err
-    advice = ran.err.split("(expected ")[1].strip().removesuffix(")").split(" --param ")
-    named = dict(one.removeprefix("--param ").split("=") for one in advice)
-    again = hetplan(*SEARCH, *params(**given | named), "--write-plan", file)
-    assert again.code == 0 and file.exists()
+    assert "cannot say hybrid recomputation (expected --param recompute=none,sel" in ran.err
 
 
-def test_offloading_and_experts_are_refused(hetplan: Call, tmp_path: Path) -> None:
+def test_offloading_is_written(hetplan: Call, tmp_path: Path) -> None:
     file = tmp_path / "plan.json"
     offloaded = hetplan(
         "plan", "search", "-m", "gpt2-xl", "--cluster", "p3-4", "-b", 64, "-p", "recompute=none",
@@ -112,12 +239,8 @@ def test_offloading_and_experts_are_refused(hetplan: Call, tmp_path: Path) -> No
         "distributed_optimizer=false", "-p", "sequence_parallel=false", "-p", "micro-batch=1",
         "--write-plan", file,
     )  # fmt: skip
-    assert offloaded.code == 2 and "cannot say offloaded optimizer states (" in offloaded.err
-    mixed = hetplan(
-        "plan", "search", "-m", "bert-moe", "--cluster", "p3-4", "-b", 64, "-p", "expert=2",
-        "-p", "overlap=false", "-p", "sequence_parallel=false", "-p", "recompute=none",
-        "--write-plan", file,
-    )  # fmt: skip
-    assert mixed.code == 2 and "cannot say expert parallelism (" in mixed.err
+    degrees = Plan.load(file).degrees
+    assert offloaded.code == 0 and degrees is not None and 0.6 < degrees.offloaded < 0.7
+    assert "--optimizer-offload-fraction 0.6" in hetplan("export", file, "--to", "megatron").out
     nowhere = hetplan("plan", "search", "-m", "gpt2", "-g", "A800:8", "--write-plan", file)
-    assert nowhere.code == 2 and "expected --cluster" in nowhere.err and not file.exists()
+    assert nowhere.code == 2 and "expected --cluster" in nowhere.err

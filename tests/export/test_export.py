@@ -20,7 +20,7 @@ from hetplan.errors import UnsupportedError
 from hetplan.formulations.joint.plan import Plan
 from hetplan.runtime.export import EXPORTERS, export
 from hetplan.runtime.export.grid import Grid
-from hetplan.runtime.export.scripts import stage_flags
+from hetplan.runtime.export.settings import stage_settings
 
 
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
@@ -184,7 +184,8 @@ FLAT = plan_of([[(0, 14)]], data=2)
             "stages of different tensor degrees (1, 2)",
         ),
         ("megatron", plan_of(UNEVEN, schedule="gpipe"), "schedule gpipe"),
-        ("megatron", plan_of([[(0, 14)]], data=2, zero=3), "zero 3 (only 0, 1)"),
+        ("bridge", plan_of(UNEVEN, schedule="gpipe"), "schedule gpipe"),
+        ("bridge", plan_of(UNEVEN, recomputation="operators"), "recomputation operators"),
         (
             "megatron",
             plan_of([[(0, 14)]], data=2, zero=1, zero_shares=[1.0, 3.0]),
@@ -370,8 +371,9 @@ def test_megatron_parsed_back(plan: Plan, tmp_path: Path) -> None:
     ],
 )
 def test_plainest_flags_of_megatron(stages: list[list[tuple[int, int]]], flags: list[str]) -> None:
-    written = stage_flags(Grid(plan_of(stages), "Megatron-LM"))
-    assert [word for pair in written for word in pair] == flags
+    written = stage_settings(Grid(plan_of(stages), "Megatron-LM"))
+    words = [(f"--{name.replace('_', '-')}", str(value)) for name, value in written.items()]
+    assert [word for pair in words for word in pair] == flags
 
 
 def test_a_node_without_a_part_is_told(tmp_path: Path) -> None:

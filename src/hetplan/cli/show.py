@@ -26,7 +26,7 @@ from hetplan.cli.output import emit, note, write_document
 from hetplan.cli.solve import describe, titled
 from hetplan.errors import InputError
 from hetplan.files import read_json, write_bytes, write_text
-from hetplan.formulations.joint.describe import stage_table, summary
+from hetplan.formulations.joint.describe import degrees_table, stage_table, summary
 from hetplan.formulations.joint.plan import Plan, load_plan
 from hetplan.instances.answers import Claim, parse_decision, read_claims
 from hetplan.instances.library import Instance, find, plain
@@ -109,6 +109,9 @@ def show_plan(
     their bounds. `where` names the parsed JSON `value` in errors; drawings: files by their kind;
     changes: a file of `plan what-if`. Raises InputError."""
     plan, planning = read(value, where)
+    if plan.degrees is not None and not drawings:
+        emit(plan.model_dump(mode="json"), [degrees_table(plan)], json=json)
+        return 0
     workload = setting.workload(plan, where)
     drawn = scene(plan, replay(plan, workload), workload, planning)
     if changes is not None:
@@ -200,17 +203,27 @@ def export(
         offered(
             "frameworks",
             "--to",
-            metavar="megatron|deepspeed|torchtitan|flagscale|torchrun",
+            metavar="megatron|bridge|deepspeed|torchtitan|flagscale|torchrun",
             help="Who is to run it.",
         ),
     ],
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            "-m",
+            metavar="NAME|FILE",
+            help="Whose own flags are written; default the plan's, where it is built in.",
+            autocompletion=offer("models"),
+        ),
+    ] = None,
     output: Annotated[
         Path | None, target("--output", "-o", help="Write to a file instead.")
     ] = None,
 ) -> int:
     """Print a plan as flags or configuration of a framework; what it cannot express is refused by
     name."""
-    text = written(load_plan(plan), to)
+    text = written(load_plan(plan), to, model)
     if output is None:
         sys.stdout.write(text)
     else:

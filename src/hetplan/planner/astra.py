@@ -8,7 +8,9 @@ device used); beside it stands the best on one type alone.
 """
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 
 from hetplan.errors import UnsupportedError
 from hetplan.formulations.amp.problem import Configuration, megatron_placement
@@ -27,16 +29,25 @@ from hetplan.formulations.astra.search.space import (
     measured_sizes,
     offers_of_cluster,
 )
-from hetplan.formulations.joint.plan import MicroBatches, Plan, Prediction, Replica, new_plan
+from hetplan.formulations.joint.plan import (
+    Degrees,
+    MicroBatches,
+    Plan,
+    Prediction,
+    Replica,
+    Stage,
+    new_plan,
+    split,
+)
 from hetplan.planner.strategy import (
     Candidate,
     NoPlan,
     Problem,
     Strategy,
     StrategyMethod,
-    tensor_stage,
 )
 from hetplan.profiling.workload import Workload
+from hetplan.runtime.refusals import refusal
 from hetplan.solvers.run import Run
 
 
@@ -118,9 +129,10 @@ class PoolProblem(Problem):
         )
 
     def placed(self, best: AstraCandidate) -> list[list[list[int]]]:
-        """Devices [stage][data rank][tensor rank]: Megatron's order among the devices of each
-        stage's type."""
-        tp, dp = degree(best, "tensor_model_parallel_size"), degree(best, "data_parallel_size")
+        """Devices [stage][data and context rank][tensor rank]: Megatron's order among the devices
+        of each stage's type."""
+        tp, cp = degree(best, "tensor_model_parallel_size"), degree(best, "context_parallel_size")
+        dp = cp * degree(best, "data_parallel_size")
         devices, of_type = self.workload.cluster.devices, {}
         for name in best.devices:
             numbers = [d for d, device in enumerate(devices) if device.type == name]
@@ -131,66 +143,88 @@ class PoolProblem(Problem):
         return [next(of_type[name]) for name, _ in best.stages]
 
     def to_plan(self, best: AstraCandidate) -> Plan:
-        """The best strategy as a plan: data rank i is replica i."""
+        """The best strategy as a plan: data rank i is replica i, context ranks are row groups."""
+        context = degree(best, "context_parallel_size")
         devices, ranges = self.placed(best), chunks(best, len(self.workload.profile.layers))
         batches = MicroBatches(
             count=degree(best, "num_micro_batches"), samples=degree(best, "micro_batch_size")
         )
         replicas = [
             Replica(
-                stages=[tensor_stage(r, d[i]) for r, d in zip(ranges, devices, strict=True)],
+                stages=[
+                    divided_stage(r, d[i * context : (i + 1) * context])
+                    for r, d in zip(ranges, devices, strict=True)
+                ],
                 micro_batches=[batches],
             )
             for i in range(degree(best, "data_parallel_size"))
         ]
-        repeated = best.strategy["recompute_granularity"]
+        repeated, sharded = best.strategy["recompute_granularity"], best.strategy["use_fsdp"]
         return new_plan(
             self.workload,
             replicas,
             schedule="interleaved-1f1b" if len(ranges[0]) > 1 else "1f1b",
-            zero=1 if best.strategy["use_distributed_optimizer"] else 0,
+            zero=3 if sharded else int(bool(best.strategy["use_distributed_optimizer"])),
             recomputation="none" if repeated is None else repeated,
         )
 
 
 def plan_of(best: AstraCandidate, workload: Workload, pool: Pool) -> Plan:
-    """The strategy as a plan file with its price; raises UnsupportedError for options that the file
-    cannot say, with what leaves them out of the search."""
-    missing = unsayable(best)
-    if missing:
+    """The strategy as a plan file with its price; raises UnsupportedError for recomputation that
+    the file cannot say."""
+    if best.strategy["recompute_granularity"] == "hybrid":
         raise UnsupportedError(
-            f"a plan file cannot say {', '.join(missing)}",
+            "a plan file cannot say hybrid recomputation",
             where=summary(best),
-            expected=" ".join(f"--param {param}" for param in dict.fromkeys(missing.values())),
+            expected="--param recompute=none,selective,full",
         )
     price = Prediction(strategy="astra", method="search", closed_form_seconds=best.seconds)
     plan = PoolProblem(workload, pool.mode, pool).to_plan(best)
-    origin = f"hetplan plan search: {summary(best)}"
-    return plan.model_copy(update={"prediction": price, "origin": origin})
+    more = {"prediction": price, "origin": f"hetplan plan search: {summary(best)}"}
+    plan = plan.model_copy(update={**more, "degrees": degrees_of(best)})
+    return plan.model_copy(update={"refused": refusal(plan, workload.model)})
 
 
-def unsayable(best: AstraCandidate) -> dict[str, str]:
-    """Options in use that a plan file has no word for, with the search's parameter without them."""
+# Megatron's flags of communication beside computation, as `Degrees.overlap` has them.
+OVERLAP = {
+    "tensor": "tp_comm_overlap",
+    "gradients": "overlap_grad_reduce",
+    "weights": "overlap_param_gather",
+    "messages": "overlap_p2p_communication",
+}
+
+
+def degrees_of(best: AstraCandidate) -> Degrees | None:
+    """What the strategy has beside stages, tensor ranks and replicas; None for nothing."""
     s, tp = best.strategy, degree(best, "tensor_model_parallel_size")
-    dp, off = degree(best, "data_parallel_size"), "overlap=false"
-    simple = s["recompute_num_layers"] in (None, 1) and s["recompute_method"] != "block"
-    unlike = len(set(best.stages)) > 1 and s["virtual_pipeline_model_parallel_size"] is not None
-    whole = "recompute=none,selective,full --param recompute_method=uniform"
-    used = {
-        ("sequence parallelism", "sequence_parallel=false"): s["sequence_parallel"] and tp > 1,
-        ("overlapped tensor-parallel collectives", off): s["tp_comm_overlap"] and tp > 1,
-        ("overlapped reduction of gradients", off): s["overlap_grad_reduce"] and dp > 1,
-        ("overlapped gathering of weights", off): s["overlap_param_gather"] and dp > 1,
-        ("overlapped messages between stages", off): s["overlap_p2p_communication"],
-        ("offloaded optimizer states", "offload=false"): best.offloaded > 0,
-        ("recomputation of some layers", f"{whole} --param recompute_layers=1"): not simple,
-        ("expert parallelism", "expert=1"): s["expert_model_parallel_size"] != 1,
-        ("context parallelism", "context=1"): s["context_parallel_size"] != 1,
-        ("whole experts", "whole_experts=false"): s["expert_tensor_parallel_size"] != tp,
-        ("fully sharded stages", "fsdp=false"): s["use_fsdp"],
-        ("virtual stages of unlike sizes", "uneven=false"): unlike,
-    }
-    return {name: param for (name, param), holds in used.items() if holds}
+    useful = {"tensor": tp > 1, "gradients": True, "weights": True, "messages": True}
+    overlap = [name for name, flag in OVERLAP.items() if s[flag] and useful[name]]
+    if best.offloaded and not s["no_overlap_offload_optimizer"]:
+        overlap.append("offload")
+    some = s["recompute_num_layers"] not in (None, 1) or s["recompute_method"] == "block"
+    degrees = Degrees.model_validate(
+        {
+            "context": s["context_parallel_size"],
+            "expert": s["expert_model_parallel_size"],
+            "expert_tensor": s["expert_tensor_parallel_size"],
+            "sequence_parallel": bool(s["sequence_parallel"]) and tp > 1,
+            "overlap": overlap,
+            "recompute_method": s["recompute_method"] if some else None,
+            "recompute_layers": s["recompute_num_layers"] if some else None,
+            "offloaded": best.offloaded,
+        }
+    )
+    return None if degrees == Degrees(expert_tensor=tp) else degrees
+
+
+def divided_stage(layers: Sequence[tuple[int, int]], groups: Sequence[Sequence[int]]) -> Stage:
+    """A stage of equal context ranks, each of equal tensor ranks."""
+    return Stage(
+        layers=list(layers),
+        devices=[list(group) for group in groups],
+        row_shares=[1.0] * len(groups),
+        tensor_shares=[1.0] * len(groups[0]),
+    )
 
 
 def degree(best: AstraCandidate, name: str) -> int:
@@ -200,15 +234,11 @@ def degree(best: AstraCandidate, name: str) -> int:
 
 def chunks(best: AstraCandidate, layers: int) -> list[list[tuple[int, int]]]:
     """Ranges [first, last) of the chain for every stage, one per virtual stage; embedding and head
-    at the ends."""
-    virtual = degree(best, "virtual_pipeline_model_parallel_size")
-    ranges: list[list[tuple[int, int]]] = [[] for _ in best.stages]
-    begin = 0
-    for c in range(virtual):
-        for j, (_, blocks) in enumerate(best.stages):
-            end = begin + blocks // virtual + (begin == 0)
-            if c == virtual - 1 and j == len(best.stages) - 1:
-                end = layers
-            ranges[j].append((begin, end))
-            begin = end
-    return ranges
+    at the ends. Virtual stages that cannot be equal differ by one block, the larger ones first."""
+    virtual, count = degree(best, "virtual_pipeline_model_parallel_size"), len(best.stages)
+    sizes = [blocks // virtual for _ in range(virtual) for _, blocks in best.stages]
+    if sum(sizes) < layers - 2:
+        sizes = [last - first for first, last in split(layers - 2, [1.0] * (virtual * count))]
+    ends = [end + 1 for end in accumulate(sizes)]
+    ranges = list(pairwise([0, *ends[:-1], layers]))
+    return [ranges[stage::count] for stage in range(count)]

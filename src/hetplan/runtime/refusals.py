@@ -23,9 +23,21 @@ def check_shape(shape: Transformer) -> None:
         )
 
 
+def check_degrees(plan: Plan) -> None:
+    """Raise UnsupportedError for a plan with context, expert or further degrees, which neither the
+    replay nor the runtime has."""
+    if plan.degrees is not None:
+        raise UnsupportedError(
+            f"the plan has {plan.degrees.text}, which are priced in closed form only",
+            where=plan.name,
+            expected="hetplan export, or a plan of `hetplan plan search` without them",
+        )
+
+
 def check_own_layers(plan: Plan, model: Model) -> None:
     """Raise UnsupportedError where hetplan cannot run a plan of a described model without a module
     of the user's."""
+    check_degrees(plan)
     if plan.schedule == "spmd":
         if plan.workload.precision != "fp32":
             raise UnsupportedError(

@@ -51,6 +51,7 @@ from hetplan.profiling.operators import ELEMENT_BYTES
 from hetplan.profiling.simulator.pipeline import Collective, Replica as Pipeline, simulate_stages
 from hetplan.profiling.simulator.tasks import LABELS, Kind, Timeline
 from hetplan.profiling.workload import Workload
+from hetplan.runtime.refusals import check_degrees
 from hetplan.solvers.registry import evaluate
 
 NO_MATCH = "program does not match the model"
@@ -284,7 +285,9 @@ def replay_program(plan: Plan, workload: Workload, settings: Settings) -> Replay
 
 
 def check_same(plan: Plan, workload: Workload) -> None:
-    """Raise InputError unless the plan was made for such a model, cluster and batch."""
+    """Raise InputError unless the plan was made for such a model, cluster and batch,
+    UnsupportedError where it has further degrees."""
+    check_degrees(plan)
     made, devices = plan.workload, workload.cluster.devices
     checks = (
         ("model", made.model, workload.model.name),

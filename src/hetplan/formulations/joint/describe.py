@@ -5,13 +5,14 @@ from itertools import chain
 
 from hetplan.formulations.joint.data import JointData, JointDecision
 from hetplan.formulations.joint.evaluate import plan_of
-from hetplan.formulations.joint.plan import Plan, Replica
+from hetplan.formulations.joint.plan import Plan, Replica, Stage
 from hetplan.formulations.joint.replay import ChainReplayer, Replay
 from hetplan.text import (
     Table,
     counted,
     devices_text,
     percent_text,
+    ranges_text,
     seconds_text,
     share_text,
 )
@@ -42,8 +43,26 @@ def summary(plan: Plan) -> str:
         plan.schedule + (f" in {chunks} chunks" if chunks > 1 else ""),
         f"ZeRO {plan.zero}",
         "" if plan.recomputation == "none" else f"{plan.recomputation} recomputation",
+        "" if plan.degrees is None else plan.degrees.text,
     ]
     return ", ".join(filter(None, parts))
+
+
+def degrees_table(plan: Plan) -> Table:
+    """One row per stage of the first of like replicas, for a plan that no replay takes."""
+    places = [(device.node, device.type) for device in plan.devices]
+    rows = [
+        (str(j), layers_text(stage), devices_text(places, stage.all_devices))
+        for j, stage in enumerate(plan.replicas[0].stages)
+    ]
+    notes = () if plan.refused is None else (plan.refused,)
+    title = f"{plan.name}, {plan.origin or 'plan'}: {summary(plan)}"
+    return Table(title, ("stage", "layers", "devices of replica 0"), tuple(rows), notes=notes)
+
+
+def layers_text(stage: Stage) -> str:
+    """`0-4,8-12`: the chain's layers."""
+    return ranges_text(layer for first, last in stage.layers for layer in range(first, last))
 
 
 def batches_text(replica: Replica) -> str:

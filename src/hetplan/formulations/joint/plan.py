@@ -23,6 +23,8 @@ Rules   (1) every replica holds every layer exactly once, in order
         (7) the schedule `spmd` comes with a program, and only it: one replica of one stage on one
             row group; how tensors divide is then said by the program's ratios, not by the stage's
             shares
+        (8) with `degrees` every stage has as many row groups as context ranks, with equal shares,
+            and expert ranks divide the ranks of a stage
 """
 
 import math
@@ -216,8 +218,46 @@ class SpmdProgram(StrictModel):
         return self
 
 
+class Degrees(StrictModel):
+    """What a plan of `hetplan plan search` says beside stages, tensor ranks and replicas, in the
+    words of Megatron-LM. `hetplan export` writes it; the replay and `hetplan run` refuse it.
+
+    context: the row groups of a stage are then its context ranks, each with a part of every
+    sample's tokens. expert: ranks over which a block's experts are spread; expert_tensor: tensor
+    degree of an expert. sequence_parallel: tensor ranks divide what lies between their products.
+    overlap: communication that goes on beside computation. recompute_method, recompute_layers:
+    which layers of a virtual stage are computed again, null: all. offloaded: share of the optimizer
+    states on the host.
+    """
+
+    context: PositiveCount = 1
+    expert: PositiveCount = 1
+    expert_tensor: PositiveCount = 1
+    sequence_parallel: bool = False
+    overlap: list[Literal["tensor", "gradients", "weights", "messages", "offload"]] = Field(
+        default_factory=list
+    )
+    recompute_method: Literal["uniform", "block"] | None = None
+    recompute_layers: PositiveCount | None = None
+    offloaded: Annotated[float, Field(ge=0, le=1)] = 0.0
+
+    @property
+    def text(self) -> str:
+        """`context 2, expert 8, expert tensor 1, sequence parallel`."""
+        again = f"{self.recompute_method or ''} recomputation of {self.recompute_layers} layers"
+        parts = (
+            (self.context > 1, f"context {self.context}"),
+            (self.expert > 1, f"expert {self.expert}, expert tensor {self.expert_tensor}"),
+            (self.sequence_parallel, "sequence parallel"),
+            (self.recompute_layers is not None, again.strip()),
+            (self.offloaded > 0, f"{self.offloaded:.0%} of the optimizer states offloaded"),
+            (bool(self.overlap), f"overlap of {', '.join(self.overlap)}"),
+        )
+        return ", ".join(text for holds, text in parts if holds)
+
+
 # Left out of the file where they are None.
-OPTIONAL = ("zero_shares", "prediction", "refused", "program")
+OPTIONAL = ("zero_shares", "prediction", "refused", "program", "degrees")
 
 
 class Plan(Document):
@@ -228,6 +268,7 @@ class Plan(Document):
     equally over those in use. prediction: None (left out) for a plan that the planner did not make.
     refused: why `hetplan run` does not run it as it stands, and what would help (left out where it
     does). program: under the schedule `spmd`, what every device runs (left out otherwise).
+    degrees: context, expert and further degrees (left out where there are none).
     """
 
     format: Literal["hetplan-plan"] = "hetplan-plan"
@@ -246,6 +287,7 @@ class Plan(Document):
     refused: Annotated[str, Field(min_length=1, max_length=10_000)] | None = None
     replicas: list[Replica] = Field(min_length=1, max_length=MAX_RANKS)
     program: SpmdProgram | None = None
+    degrees: Degrees | None = None
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -259,6 +301,7 @@ class Plan(Document):
         check_batch(self)
         check_zero_shares(self)
         check_program(self)
+        check_degrees(self)
         return self
 
     @model_serializer(mode="wrap")
@@ -447,6 +490,27 @@ def check_program(plan: Plan) -> None:
             f"program.ratios[{k}] has {len(row)} entries, expected one per device of the "
             f"stage ({len(groups[0])})",
         )
+
+
+def check_degrees(plan: Plan) -> None:
+    """(8) context ranks are the row groups; experts are spread over ranks of a stage."""
+    if plan.degrees is None:
+        return
+    context = plan.degrees.context
+    experts = plan.degrees.expert * plan.degrees.expert_tensor
+    for i, replica in enumerate(plan.replicas):
+        for j, stage in enumerate(replica.stages):
+            require(
+                len(stage.devices) == context and len(set(stage.row_shares)) == 1,
+                f"replicas[{i}].stages[{j}].devices has {len(stage.devices)} row groups, "
+                f"expected one per context rank ({context}) with equal shares",
+            )
+            ranks = len(stage.all_devices) * len(plan.replicas)
+            require(
+                ranks % experts == 0,
+                f"degrees.expert x degrees.expert_tensor is {experts}, "
+                f"expected a divisor of the ranks of replicas[{i}].stages[{j}] ({ranks})",
+            )
 
 
 def split(length: int, shares: Sequence[float]) -> list[tuple[int, int]]:

@@ -36,6 +36,7 @@ from hetplan.runtime.execution.transport import (
     gather_objects,
     host_total,
 )
+from hetplan.runtime.refusals import check_degrees
 from hetplan.runtime.tracing.split import leaves
 from hetplan.runtime.watch import Watch
 
@@ -64,6 +65,7 @@ class Placed(Trained):
         precision: Literal["fp32", "bf16", "fp16"] = "fp32",
         chain: Chain | None = None,
     ) -> None:
+        check_degrees(plan)
         check_world(plan, dist.get_world_size())
         if plan.schedule == "spmd":
             raise InputError(

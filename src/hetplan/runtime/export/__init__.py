@@ -5,11 +5,15 @@ from collections.abc import Callable
 
 from hetplan.errors import look_up
 from hetplan.formulations.joint.plan import Plan
+from hetplan.profiling.models import find_model
+from hetplan.profiling.transformer import Transformer
+from hetplan.profiling.zoo import BUILT_IN
 from hetplan.runtime.export import documents, scripts
 from hetplan.runtime.export.grid import refuse
 
-EXPORTERS: dict[str, Callable[[Plan], str]] = {
+EXPORTERS: dict[str, Callable[[Plan, Transformer | None], str]] = {
     "megatron": scripts.megatron,
+    "bridge": documents.bridge,
     "deepspeed": documents.deepspeed,
     "torchtitan": documents.torchtitan,
     "flagscale": documents.flagscale,
@@ -17,11 +21,21 @@ EXPORTERS: dict[str, Callable[[Plan], str]] = {
 }
 
 
-def export(plan: Plan, to: str) -> str:
-    """The plan as `to` reads it. Raises InputError for an unknown name, UnsupportedError for what
-    `to` cannot say."""
+def export(plan: Plan, to: str, model: str | None = None) -> str:
+    """The plan as `to` reads it, with the figures of its model where that is known. model: name or
+    file, None for the plan's where that is built in. Raises InputError for an unknown name,
+    UnsupportedError for what `to` cannot say."""
     exporter = look_up("unknown framework", to, EXPORTERS)
     if plan.program is not None and to != "torchrun":
         lost = "the program: which tensors are sliced, and every collective"
         raise refuse(plan, to, "SPMD programs", lost)
-    return exporter(plan)
+    name = model or (plan.workload.model if plan.workload.model in BUILT_IN else None)
+    shape = None if name is None else find_model(name).shape
+    return exporter(plan, shape if shape is not None and sayable(shape) else None)
+
+
+def sayable(shape: Transformer) -> bool:
+    """Whether Megatron's arguments describe the model: blocks of two norms between an embedding and
+    a language model's head."""
+    plain = shape.head == "lm" and shape.block_norms == 2 and shape.final_norm
+    return plain and not shape.embedding_norm and shape.embedding_width is None

@@ -8,24 +8,30 @@ from typing import Any
 import yaml
 
 from hetplan.files import to_json
-from hetplan.formulations.joint.plan import Plan
+from hetplan.formulations.joint.plan import Degrees, Plan
+from hetplan.profiling.transformer import Transformer
 from hetplan.runtime.export.grid import RECOMPUTATION, Grid, heading
+from hetplan.runtime.export.settings import bridge_sections, model_settings, settings
 
 TORCHTITAN = (
     "torchtitan's TOML job config: torchtitan/config/job_config.py at 6404b93 (September 2025)"
 )
 FLAGSCALE = "FlagScale, branch main-legacy at 0526731: its heterogeneous training guide"
+BRIDGE_VERSION = "docs.nvidia.com/nemo/megatron-bridge, Using Recipes: overrides by YAML"
 SCHEDULES = {"gpipe": "GPipe", "1f1b": "1F1B", "interleaved-1f1b": "Interleaved1F1B"}
 DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
 
 
-def deepspeed(plan: Plan) -> str:
+def deepspeed(plan: Plan, shape: Transformer | None = None) -> str:
     """Batch sizes, precision and the ZeRO stage; everything is data parallel.
 
     `train_batch_size` is micro-batch x accumulation steps x processes, which DeepSpeed checks when
     it starts: with another number of devices than the plan's it refuses to run.
     """
     grid = Grid(plan, "DeepSpeed's JSON")
+    if plan.degrees is not None:
+        lost = "what the model's code and DeepSpeed's would have to do"
+        raise grid.refuse(plan.degrees.text, lost)
     for i, replica in enumerate(plan.replicas):
         if len(replica.stages) > 1:
             raise grid.refuse(
@@ -53,7 +59,7 @@ def deepspeed(plan: Plan) -> str:
     return to_json(document)
 
 
-def torchtitan(plan: Plan) -> str:
+def torchtitan(plan: Plan, shape: Transformer | None = None) -> str:
     """Degrees, micro-batch, stages by module name, schedule and sharding.
 
     Ranks: pipeline outermost, then data, then tensor, as torchtitan's device mesh numbers them;
@@ -61,15 +67,18 @@ def torchtitan(plan: Plan) -> str:
     ZeRO 3 is data_parallel_shard_degree (FSDP) with weights given up after the forward pass.
     torchtitan's tensor parallelism is sequence parallel too, which hetplan does not assume.
     """
-    grid = Grid(plan, "torchtitan")
+    grid, degrees = Grid(plan, "torchtitan"), plan.degrees or Degrees()
     grid.only("precision", tuple(DTYPES), "the precision of training")
     grid.only("zero", (0, 3), "which states are sharded (FSDP shards all of them)")
     lost = "which activations are kept (torchtitan's selective mode keeps others)"
     grid.only("recomputation", tuple(CHECKPOINTING), lost)
     grid.check()
     tensor = grid.equal_width()
-    if grid.pipeline * tensor > 1:
-        check_divided(grid)
+    lost = "which activations are kept, or which states are on the host"
+    if degrees.recompute_layers or degrees.offloaded:
+        raise grid.refuse(degrees.text, lost)
+    if grid.pipeline * tensor * degrees.context > 1:
+        check_divided(grid, degrees.context)
     lines = [
         *heading(plan, "torchtitan", TORCHTITAN),
         *(
@@ -77,23 +86,23 @@ def torchtitan(plan: Plan) -> str:
             for i, (node, n) in enumerate(grid.nodes())
         ),
     ]
-    if tensor > 1:
+    if tensor > 1 and not degrees.sequence_parallel:
         lines.append(
             "# tensor parallel groups are sequence parallel too, which the prediction does not "
             "count"
         )
-    for section, entries in titan_sections(grid, tensor).items():
+    for section, entries in titan_sections(grid, tensor, degrees).items():
         lines += ["", f"[{section}]"]
         # JSON's strings, numbers, booleans and lists are TOML's
         lines += [f"{key} = {json.dumps(value)}" for key, value in entries.items()]
     return "\n".join(lines) + "\n"
 
 
-def check_divided(grid: Grid) -> None:
+def check_divided(grid: Grid, context: int) -> None:
     """Refuse what torchtitan has for replicas of several devices with FSDP only: data parallelism,
     since its DDP stands alone, and mixed precision."""
     plan = grid.plan
-    sharded = plan.zero == 3 and grid.data > 1
+    sharded = plan.zero == 3 and grid.data * context > 1
     if grid.data > 1 and not sharded:
         raise grid.refuse(
             f"ZeRO 0 on {grid.data} replicas beside a pipeline or tensor groups "
@@ -108,7 +117,7 @@ def check_divided(grid: Grid) -> None:
         )
 
 
-def titan_sections(grid: Grid, tensor: int) -> dict[str, dict[str, Any]]:
+def titan_sections(grid: Grid, tensor: int, degrees: Degrees) -> dict[str, dict[str, Any]]:
     """Section -> entries. With a pipeline the local batch is all micro-batches, without one it is
     one of them, accumulated."""
     plan, sharded = grid.plan, grid.plan.zero == 3
@@ -125,6 +134,11 @@ def titan_sections(grid: Grid, tensor: int) -> dict[str, dict[str, Any]]:
         "tensor_parallel_degree": tensor,
         "pipeline_parallel_degree": grid.pipeline,
     }
+    if degrees.context > 1:
+        parallelism["context_parallel_degree"] = degrees.context
+    if degrees.expert > 1:
+        parallelism["expert_parallel_degree"] = degrees.expert
+        parallelism["expert_tensor_parallel_degree"] = degrees.expert_tensor
     if sharded:
         parallelism["fsdp_reshard_after_forward"] = "always"
     if grid.pipeline > 1:
@@ -152,19 +166,22 @@ CHECKPOINTING: dict[str, dict[str, str]] = {
 }
 
 
-def flagscale(plan: Plan) -> str:
+def flagscale(plan: Plan, shape: Transformer | None = None) -> str:
     """The `system` section for heterogeneous training on Megatron-LM.
 
     Consecutive stages of equal width on one device type are one process mesh [tp, cp, ep, dp, pp];
     meshes, stages and ranks follow each other in the order of the pipeline. Blocks are counted per
     stage; embedding and head are at the ends.
     """
-    grid = Grid(plan, "FlagScale")
-    grid.only("schedule", ("1f1b",), "the model chunks of each stage, or the order of passes")
-    grid.only("zero", (0, 1), "sharded gradients and weights")
+    grid = Grid(plan, "FlagScale", shape)
+    plain = plan.degrees is not None  # like stages, without process meshes
+    schedules = ("1f1b", "interleaved-1f1b") if plain else ("1f1b",)
+    grid.only("schedule", schedules, "the model chunks of each stage, or the order of passes")
+    grid.only("zero", (0, 1, 3) if plain else (0, 1), "sharded gradients and weights")
     grid.only("recomputation", tuple(RECOMPUTATION), "which activations are kept")
     grid.check()
-    document = flagscale_document(grid, stage_types(grid))
+    kinds = stage_types(grid)
+    document = plain_document(grid) if plain else flagscale_document(grid, kinds)
     types = {device.node: device.type for device in plan.devices}
     nodes = (f"node {node} slots={count} type={types[node]}" for node, count in grid.nodes())
     comments = [
@@ -173,6 +190,31 @@ def flagscale(plan: Plan) -> str:
     ]
     text = yaml.safe_dump(document, sort_keys=False, default_flow_style=None, width=110)
     return "\n".join([*comments, text])
+
+
+def plain_document(grid: Grid) -> dict[str, Any]:
+    """Megatron's arguments; which section one stands in makes no difference."""
+    model = {"num_layers", "seq_length", "micro_batch_size", "global_batch_size"}
+    model |= set(model_settings(grid.shape, 0)) if grid.shape else set()
+    document: dict[str, Any] = {"system": {}, "model": {}}
+    for name, value in settings(grid).items():
+        document["model" if name in model else "system"][name] = value
+    return document
+
+
+def bridge(plan: Plan, shape: Transformer | None = None) -> str:
+    """Overrides of a recipe of NeMo's Megatron Bridge, as its `--config-file` reads them; ranks are
+    Megatron's."""
+    grid = Grid(plan, "Megatron Bridge", shape)
+    grid.only("schedule", ("1f1b", "interleaved-1f1b"), "the order of passes")
+    grid.only("recomputation", tuple(RECOMPUTATION), "which activations are kept")
+    grid.check()
+    grid.nodes()
+    document = bridge_sections(grid)
+    if plan.workload.precision != "fp32":
+        document["mixed_precision"] = f"{plan.workload.precision}_mixed"
+    text = yaml.safe_dump(document, sort_keys=False, width=110)
+    return "\n".join([*heading(plan, "Megatron Bridge", BRIDGE_VERSION), text])
 
 
 def stage_types(grid: Grid) -> list[str]:

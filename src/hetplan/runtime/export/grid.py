@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from hetplan.errors import UnsupportedError
 from hetplan.formulations.joint.plan import Plan, Replica
+from hetplan.profiling.transformer import Transformer
 from hetplan.schema import Range
 from hetplan.text import ranges_text
 
@@ -36,12 +37,12 @@ class Grid:
     """A plan as a framework of equal replicas sees it; its figures hold once `check` has passed.
 
     stages[j]: layer ranges, one per model chunk; widths [stage]: tensor degree. micro_batch:
-    samples; count: micro-batches of each data rank.
+    samples; count: micro-batches of each data rank. shape: of the model, where it is known.
     """
 
-    def __init__(self, plan: Plan, framework: str) -> None:
+    def __init__(self, plan: Plan, framework: str, shape: Transformer | None = None) -> None:
         first = plan.replicas[0]
-        self.plan, self.framework = plan, framework
+        self.plan, self.framework, self.shape = plan, framework, shape
         self.stages = [stage.layers for stage in first.stages]
         self.widths = [len(stage.devices[0]) for stage in first.stages]
         self.pipeline, self.data = len(self.stages), len(plan.replicas)
@@ -66,13 +67,13 @@ class Grid:
 
     @property
     def devices(self) -> list[list[list[int]]]:
-        """[stage][data rank][tensor rank]."""
+        """[stage][data rank][context and tensor rank]."""
         replicas = self.plan.replicas
-        return [[r.stages[j].devices[0] for r in replicas] for j in range(self.pipeline)]
+        return [[r.stages[j].all_devices for r in replicas] for j in range(self.pipeline)]
 
     @property
     def ranked(self) -> list[int]:
-        """Devices by rank where tensor ranks are innermost, then data ranks, then stages."""
+        """Devices by rank where tensor ranks are innermost, then context, data and stages."""
         return [d for stage in self.devices for group in stage for d in group]
 
     @property
@@ -125,7 +126,7 @@ def unequal(plan: Plan) -> Iterator[tuple[str, str]]:
     for i, replica in enumerate(plan.replicas):
         for j, stage in enumerate(replica.stages):
             here = f"replicas[{i}].stages[{j}]"
-            if len(stage.devices) > 1:
+            if len(stage.devices) > 1 and plan.degrees is None:
                 yield (
                     f"row groups within a stage ({here}.devices has {len(stage.devices)})",
                     f"the division of every micro-batch as {listed(stage.row_shares)}",
