@@ -18,8 +18,7 @@ An operator's output crosses every cut between it and the last operator that nee
 """
 
 import re
-from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -40,6 +39,7 @@ from hetplan.profiling.importers.common import (
     table_of_sums,
 )
 from hetplan.schema import Bytes, Count, Name, Seconds, parse
+from hetplan.text import counted
 
 MILLI = 1e-3
 EDGE = re.compile(r"\s*node(\d{1,8}) -- node(\d{1,8})\s*$")
@@ -47,20 +47,33 @@ NODE = re.compile(r"\s*node(\d{1,8}) -- (?:(.*) -- )?(\w+=.*)$")
 FIGURE = re.compile(r"(\w+)=(\[[^\]]*\]|[^,\s]+)")
 
 
-def in_order(
-    operators: dict[int, Operator], edges: list[tuple[int, int]], where: str
-) -> dict[int, float]:
-    """Numbers of the operators in an order of work, lowest first, each with the bytes that pass the
-    cut behind it. Raises InputError for a circle."""
+def ordered(
+    names: Mapping[int, str], edges: Iterable[tuple[int, int]], where: str
+) -> "nx.DiGraph[int]":
+    """The graph, its nodes in an order of work, lowest number first. Raises InputError for a
+    circle."""
     graph: nx.DiGraph[int] = nx.DiGraph(edges)
-    graph.add_nodes_from(operators)
+    graph.add_nodes_from(names)
     try:
         order = list(nx.lexicographical_topological_sort(graph))
     except nx.NetworkXUnfeasible:
         first = min(source for source, _ in nx.find_cycle(graph))
         raise InputError(
-            "operators wait for each other in a circle", where=where, got=operators[first].name
+            "operators wait for each other in a circle", where=where, got=names[first]
         ) from None
+    in_turn: nx.DiGraph[int] = nx.DiGraph()
+    in_turn.add_nodes_from(order)
+    in_turn.add_edges_from(graph.edges)
+    return in_turn
+
+
+def in_order(
+    operators: dict[int, Operator], edges: list[tuple[int, int]], where: str
+) -> dict[int, float]:
+    """Numbers of the operators in an order of work, each with the bytes that pass the cut behind
+    it. Raises InputError for a circle."""
+    graph = ordered({n: one.name for n, one in operators.items()}, edges, where)
+    order = list(graph)
     place = {number: i for i, number in enumerate(order)}
     crossing, leaving = 0.0, [0.0] * len(order)
     behind = {}
@@ -271,15 +284,15 @@ def read_piper(path: str, settings: Settings) -> Imported:
 
 
 class PlacedNode(Foreign):
-    """A forward or a backward node; those of one colour belong together. size: bytes of parameters
-    and output."""
+    """A forward or a backward node; those of one colour, where they have one, belong together.
+    size: bytes of parameters and output."""
 
     number: Count = Field(alias="id")
     name: Name
     milliseconds: Seconds = Field(alias="fpgaLatency")
     size: Bytes
     backward: bool | Annotated[int, Field(ge=0, le=1)] = Field(alias="isBackwardNode")
-    colour: Count = Field(alias="colorClass")
+    colour: Count | None = Field(None, alias="colorClass")
 
 
 class PlacedGraph(Foreign):
@@ -289,33 +302,50 @@ class PlacedGraph(Foreign):
     edges: list[Edge]
 
 
+def forward_node_of(
+    nodes: Mapping[int, PlacedNode], edges: Iterable[Edge], where: str
+) -> dict[int, int]:
+    """Of each node the forward node that it is one layer with: of a backward node the first of its
+    colour; where there is none, the last forward node that it follows, else the one of the backward
+    node that it follows."""
+    names = {number: node.name for number, node in nodes.items()}
+    graph = ordered(names, ((edge.source, edge.target) for edge in edges), where)
+    first = dict[int | None, int]()
+    for number, node in nodes.items():
+        if not node.backward and node.colour is not None:
+            first.setdefault(node.colour, number)
+    order = {number: i for i, number in enumerate(graph)}
+    forward = [number for number in order if not nodes[number].backward]
+    require(forward, "no forward node", where=f"{where}: nodes")
+    layer = dict[int, int]()
+    for number in graph:
+        node, before = nodes[number], list(graph.predecessors(number))
+        own = [n for n in before if not nodes[n].backward]
+        near = max(own or [layer[n] for n in before] or forward, key=order.__getitem__)
+        layer[number] = first.get(node.colour, near) if node.backward else number
+    return layer
+
+
 def read_dnn_partitioning(path: str, settings: Settings) -> Imported:
     """A profile with one table, of the accelerator; forward and backward node of a colour are one
     layer."""
     graph = read_foreign(PlacedGraph, path)
-    check_ends(graph.edges, {node.number for node in graph.nodes}, path)
-    forward = {node.number: node for node in graph.nodes if not node.backward}
-    backward: defaultdict[int, float] = defaultdict(float)
-    for node in graph.nodes:
-        if node.backward:
-            backward[node.colour] += node.milliseconds * MILLI
-        elif forward[node.number] is not node:
-            raise InputError("node stands twice", where=f"{path}: nodes", got=node.number)
-    training = bool(backward)
-    alone = set(backward) - {node.colour for node in forward.values()}
-    require(
-        not alone,
-        f"colorClass {min(alone, default=None)} has a backward node and no forward node",
-        where=f"{path}: nodes",
-    )
+    nodes = {node.number: node for node in graph.nodes}
+    twice = next((node.number for node in graph.nodes if nodes[node.number] is not node), None)
+    require(twice is None, "node stands twice", where=f"{path}: nodes", got=twice)
+    check_ends(graph.edges, nodes, path)
+    forward = {number: node for number, node in nodes.items() if not node.backward}
+    backward = dict.fromkeys(forward, 0.0)
+    for number, layer in forward_node_of(nodes, graph.edges, path).items():
+        backward[layer] += nodes[number].milliseconds * MILLI if nodes[number].backward else 0.0
+    colours = [node.colour for node in forward.values() if node.colour is not None]
     edges = [edge for edge in graph.edges if edge.source in forward and edge.target in forward]
     output = output_bytes(forward, edges)
     operators = {
         number: Operator(
             name=node.name,
             forward=node.milliseconds * MILLI,
-            # a colour's backward seconds count once, at its first forward node
-            backward=backward.pop(node.colour, 0.0),
+            backward=backward[number],
             params=max(node.size - output[number], 0.0),
             output=output[number],
             kept=output[number],
@@ -330,9 +360,10 @@ def read_dnn_partitioning(path: str, settings: Settings) -> Imported:
         device="dnn-partitioning-accelerator",
         source="dnn-partitioning graph",
         notes=(
-            "" if training else "a graph for inference: backward seconds are 0",
-            "the file's own costs of transfers are left out: a plan's bytes pass the links of the "
-            "cluster file",
+            "" if len(forward) < len(nodes) else "a graph for inference: backward seconds are 0",
+            f"left out: the transfer costs of {counted(len(graph.edges), 'edge')}; their bytes are "
+            "kept, and pass the links of the cluster file",
+            "" if len({*colours}) == len(colours) else "nodes of one colour may be cut apart",
             "" if settings.micro_batch else ONE_SAMPLE.format("pass"),
         ),
     )
