@@ -9,9 +9,10 @@ import pytest
 
 from chromium import needs_chromium, rendered
 from hetplan.instances.library import find
-from hetplan.studies.findings import Study, cactus, profile, row_size
+from hetplan.studies.findings import Study, cactus, interval, profile, row_size, shifted_mean
 from hetplan.studies.page import html, in_words, markdown
 from hetplan.studies.rows import Row
+from hetplan.text import percent_text
 from html_pages import Page
 from present import present
 from studies import study_cases
@@ -57,6 +58,19 @@ def test_summaries() -> None:
     assert (found["milp"].proven, found["exact"].proven) == (2, 3)
     assert found["milp"].worst_excess == pytest.approx(0.05)
     assert found["paper"].median_seconds == 1.0
+
+
+def test_intervals_of_means() -> None:
+    """They hold the mean, shrink with the number of runs, and there is none of four runs."""
+    values = [0.0, 0.1, 0.2, 0.4, 0.8]
+    (low, high), (near, far) = present(interval(values)), present(interval(values * 20))
+    assert 0 < low < near < shifted_mean(values) < far < high < 0.8
+    assert far - near < 0.3 * (high - low)
+    assert interval(values[:4]) is None and interval([0.3] * 9) is None
+    rows = [row(f"{v}", "greedy", objective=1 + v, best_known=1.0) for v in values]
+    [summary] = Study(rows).summaries("ditto")
+    assert summary.mean_interval == interval([r["objective"] - 1 for r in rows])
+    assert f"[{percent_text(low)}, {percent_text(high)}]" in html(Study(rows), "x")
 
 
 def test_curves() -> None:

@@ -40,7 +40,7 @@ from hetplan.studies.findings import Study, repriced
 from hetplan.studies.papers import PAPERS
 from hetplan.studies.rows import Runner, Tally, Task, arrow, carry_out, read_rows, tasks, write_rows
 from hetplan.studies.workers import connected, run_on, run_tasks, slurm
-from hetplan.text import Table
+from hetplan.text import Table, counted
 
 SMOKE_SECONDS = 15.0
 GIB = 2**30
@@ -277,7 +277,7 @@ def report(
     conflicts = [*study.conflicts(), *repriced(rows)]
     tables = (
         Table(
-            f"{problem}: {len(study.of(problem))} runs",
+            f"{problem}: {counted(len(study.of(problem)), 'run')}",
             page.HEADER,
             tuple(page.cells(summary) for summary in study.summaries(problem)),
             right=tuple(range(2, len(page.HEADER))),

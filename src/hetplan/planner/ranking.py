@@ -43,7 +43,7 @@ from hetplan.profiling.operators import DEFAULT_STACK, PRECISIONS, Precision, St
 from hetplan.profiling.profile import Profile
 from hetplan.profiling.workload import Workload, make_workload
 from hetplan.solvers.run import Options, Run
-from hetplan.text import number_text
+from hetplan.text import counted, number_text
 
 
 @dataclass(frozen=True)
@@ -241,8 +241,8 @@ def with_parts(
     kept = [c for c in more if id(c) in front]
     notes = []
     if len(kept) < len(more):
-        beaten = f"{len(more) - len(kept)} plans on parts of the cluster"
-        notes.append(f"{beaten} are beaten in time and money, and left out")
+        beaten = counted(len(more) - len(kept), "plan")
+        notes.append(f"on parts of the cluster, {beaten} left out: beaten in time and money")
     if (types := len(workload.cluster.types)) > MOST_TYPES:
         which = "of one, of two, and of all but one (not every combination)"
         notes.append(f"parts of {types} device types: {which}")

@@ -17,6 +17,8 @@ from functools import cache
 from operator import itemgetter
 from typing import Any
 
+import numpy as np
+
 from hetplan.instances.library import Instance, find
 from hetplan.instances.update import changes, shelf
 from hetplan.solvers.run import OPTIMAL_GAP, relative_gap
@@ -55,6 +57,7 @@ class Summary:
     missed: float | None  # share of the solved on whose instances a better decision is known
     median_excess: float | None
     mean_excess: float | None
+    mean_interval: tuple[float, float] | None  # of the mean, 95 %; see `interval`
     worst_excess: float | None
     worst: Row | None  # the one of that excess
     median_seconds: float | None
@@ -118,6 +121,7 @@ class Study:
             missed=over(lambda values: sum(v > SAME for v in values) / len(values), excesses),
             median_excess=over(statistics.median, excesses),
             mean_excess=over(shifted_mean, excesses),
+            mean_interval=interval(excesses),
             worst_excess=None if worst is None else worst[0],
             worst=None if worst is None else worst[1],
             median_seconds=over(statistics.median, seconds),
@@ -191,6 +195,16 @@ def shifted_mean(values: Sequence[float], shift: float = 1.0) -> float:
     """Shifted geometric mean. Of excesses, with a shift of 1, it is the geometric mean of ratios to
     what is best known, less 1; of seconds, those far below the shift hardly count."""
     return statistics.geometric_mean(value + shift for value in values) - shift
+
+
+def interval(values: Sequence[float], resamples: int = 9999) -> tuple[float, float] | None:
+    """The 95 % percentile bootstrap interval of the `shifted_mean` over runs (Efron and Tibshirani
+    1993, Section 13.3); None of fewer than five values, or where all are equal."""
+    if len(values) < 5 or max(values) - min(values) <= SAME:
+        return None
+    drawn = np.random.default_rng(0).choice(np.log1p(values), (resamples, len(values)))
+    low, high = np.expm1(np.quantile(drawn.mean(axis=1), (0.025, 0.975)))
+    return float(low), float(high)
 
 
 def cactus(rows: Iterable[Row]) -> list[float]:

@@ -19,7 +19,8 @@ FIGURES = (
     "Objectives are predicted iteration times; seconds of solves and memory are measured. A method "
     "misses the optimum where a plan is known that is more than a relative "
     f"{SAME:g} better. Above: how much longer than the best known plan, which is proven optimal "
-    "where the gap is 0; means of it are geometric means of the ratios."
+    "where the gap is 0; means of it are geometric means of the ratios, and in "
+    "brackets stands the 95 % bootstrap interval of a mean of five runs or more."
 )
 HEADER = (
     *("method", "proves optima", "runs", "solved", "proven", "misses the optimum"),
@@ -63,12 +64,18 @@ def cells(summary: Summary) -> tuple[str, ...]:
         f"{summary.proven}" if summary.exact else "-",
         percent_text(summary.missed),
         percent_text(summary.median_excess),
-        percent_text(summary.mean_excess),
+        mean_text(summary),
         percent_text(summary.worst_excess),
         seconds_text(summary.median_seconds),
         seconds_text(summary.most_seconds),
         "-" if summary.most_bytes is None else bytes_text(summary.most_bytes),
     )
+
+
+def mean_text(summary: Summary) -> str:
+    """`7.3 % [5.1 %, 9.9 %]`: the mean excess and its interval, where there is one."""
+    ends = ", ".join(map(percent_text, summary.mean_interval or ()))
+    return percent_text(summary.mean_excess) + (f" [{ends}]" if ends else "")
 
 
 def instance_cells(study: Study, name: str, problem: str, instance: str) -> tuple[str, ...]:
@@ -114,24 +121,24 @@ def origin(rows: Sequence[Row]) -> Iterator[str]:
             yield f"{name}: {parts}"
     limits = sorted({row["time_limit"] for row in rows if row["time_limit"] is not None})
     yield "time limits: " + (", ".join(seconds_text(limit) for limit in limits) or "none")
-    yield f"{len(rows)} runs, {rows[0]['begun']} to {max(row['begun'] for row in rows)}"
+    yield f"{counted(len(rows), 'run')}, {rows[0]['begun']} to {max(row['begun'] for row in rows)}"
 
 
 def in_words(study: Study, problem: str) -> str:
     """What the rows say of a problem."""
     rows, summaries = study.of(problem), study.summaries(problem)
-    text = f"{len(rows)} runs on {counted(len({row['instance'] for row in rows}), 'instance')}."
+    instances = {row["instance"] for row in rows}
+    text = f"{counted(len(rows), 'run')} on {counted(len(instances), 'instance')}."
     exact = [summary for summary in summaries if summary.exact]
     if exact:
         best = max(exact, key=lambda summary: summary.proven / summary.runs)
-        text += f" {best.method} ends {best.proven} of its {best.runs} runs with a proof."
-    heuristics = [
-        (s.mean_excess, s) for s in summaries if not s.exact and s.mean_excess is not None
-    ]
+        runs = counted(best.runs, "run")
+        text += f" {best.method} ends {best.proven} of its {runs} with a proof."
+    heuristics = [s for s in summaries if not s.exact and s.mean_excess is not None]
     if heuristics:
-        mean, near = min(heuristics, key=lambda pair: pair[0])
+        near = min(heuristics, key=lambda one: one.mean_excess or 0.0)
         most = percent_text(near.worst_excess)
-        text += f" {near.method} comes nearest of the heuristics: {percent_text(mean)} above the "
+        text += f" {near.method} comes nearest of the heuristics: {mean_text(near)} above the "
         text += f"best known on average, {most} at most, over {counted(near.solved, 'plan')}."
     return text
 

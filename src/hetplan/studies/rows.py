@@ -35,6 +35,7 @@ from hetplan.instances.library import (
 from hetplan.instances.update import Finding
 from hetplan.solvers.registry import Family
 from hetplan.solvers.run import Options
+from hetplan.text import counted
 
 ALL = "all"
 HEURISTICS, EXACT = "heuristics", "exact-methods"
@@ -300,8 +301,8 @@ class Tally:
         """`12 of 40 runs: 9 optimal, 2 feasible, 1 unknown`."""
         parts = [f"{n} {status}" for status, n in sorted(self.counts.items())]
         earlier = [f"{self.known} from before"] if self.known else []
-        counted = ", ".join(earlier + parts)
-        return f"{self.done} of {self.total} runs" + (f": {counted}" if counted else "")
+        ended = ", ".join(earlier + parts)
+        return f"{self.done} of {counted(self.total, 'run')}" + (f": {ended}" if ended else "")
 
 
 def carry_out(

@@ -1,7 +1,7 @@
 """A plan on the terminal: stages, a timeline of letters, memory, and the candidates."""
 
 from hetplan.planner.pictures.scene import Row, Scene, sampled
-from hetplan.text import Table, percent_text, seconds_text, share_text
+from hetplan.text import Table, counted, percent_text, seconds_text, share_text
 
 COLUMNS, LISTED = 72, 32
 LETTERS = {
@@ -37,7 +37,7 @@ def timeline(scene: Scene) -> Table:
             "one iteration": lambda row: drawn(row, scene.seconds),
             "computes": lambda row: percent_text(row.busy),
         },
-        [*notes, *([f"{more} more stages; --html draws more"] if more else [])],
+        [*notes, *([f"{counted(more, 'more stage')}; --html draws more"] if more else [])],
         right=(4,),
     )
 
@@ -67,7 +67,7 @@ def memory(scene: Scene) -> Table:
             "holds": lambda d: share_text(d.held, d.limit),
             "of it": lambda d: percent_text(d.held / max(d.limit, 1.0)),
         },
-        [f"{more} devices with more room are left out"] if more else [],
+        [f"left out: {counted(more, 'device')} with more room"] if more else [],
         right=(0, 2, 4, 5),
     )
 
