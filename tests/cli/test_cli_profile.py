@@ -146,16 +146,28 @@ def test_without_torch_one_line_says_what_to_install(
 
 def test_a_curve_goes_from_the_device_into_a_plan(hetplan: Call, tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="torch is an extra of hetplan")
-    path = tmp_path / "curve.json"
+    path, model = tmp_path / "curve.json", tmp_path / "tiny.json"
+    sizes = {"vocab_size": 500, "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 16}
+    model.write_text(json.dumps({"model_type": "gpt2", **sizes}))
+    measured = (*CURVE[:3], model, *CURVE[4:])
     limits = ("--memory-gib", 4, "--devices", 4, "--max-micro-batch", 3, "--repeats", 1)
-    ran = hetplan(*CURVE, *limits, "--device", "cpu", "--device-type", "T4", "-o", path)
+    ran = hetplan(*measured, *limits, "--device", "cpu", "--device-type", "T4", "-o", path)
     assert ran.code == 0, ran.err
     assert "largest micro-batch: ZeRO 0: 3" in ran.out and "micro-batch 1:" in ran.err
     assert "stopped at --max-micro-batch 3: more may fit" in ran.out
     curve = BatchCurve.load(path)
     assert curve.tried_up_to == 3
     assert curve.provenance.kind == "measured" and "torch" in curve.provenance.source
-    plan = ("plan", *CURVE[2:], "--cluster", "poplar-b", "--strategies", "poplar", "-q", "--json")
+    plan = (
+        "plan",
+        *measured[2:],
+        "--cluster",
+        "poplar-b",
+        "--strategies",
+        "poplar",
+        "-q",
+        "--json",
+    )
     settings = ("--set", f"poplar.curves={path}", "--set", "poplar.zero=0", "--global-batch", 12)
     best = hetplan(*plan, *settings).json["candidates"][0]["plan"]
     for replica in best["replicas"]:
