@@ -18,6 +18,7 @@ PIPE = [R(even([0, 2, 4]), [(4, 2)])]
 CASES = [
     Case("data parallel", "untied", TWO),  # with dropout
     *(Case(f"ZeRO {level}", "perceptron", TWO, zero(level)) for level in (2, 3)),
+    Case("ZeRO 3, fp32", "perceptron", TWO, zero(3), dtype="float32"),  # gloo has other sums there
     Case("pipelines, ZeRO 3", "perceptron", PIPE * 2, zero(3)),
     Case("gpipe", "untied", PIPE, {"schedule": "gpipe"}),
     Case("1f1b", "untied", PIPE),
@@ -28,7 +29,7 @@ CASES = [
     Case("pipelines, recomputed", "untied", PIPE * 2, {"recomputation": "full"}),
     Case("products recomputed", "untied", PIPE, {"recomputation": "operators"}),
 ]  # fmt: skip
-QUICK = ("ZeRO 3", "1f1b")
+QUICK = ("ZeRO 3, fp32", "1f1b")
 WORLDS = (2, 4)
 STEPS = 2
 
@@ -40,9 +41,9 @@ def quick(rank: int, world: int, folder: Path) -> None:
 
 def work(rank: int, world: int, folder: Path, cases: list[Case] = CASES) -> None:
     """By case and engine: losses of two steps, and of two more from the other one's checkpoint."""
-    torch.set_default_dtype(torch.float64)
     losses: dict[Any, list[float]] = {}
     for case in (case for case in cases if case.world == world):
+        torch.set_default_dtype(getattr(torch, case.dtype))
         for part in range(2):
             for engine, other in ((Distributed, Stock), (Stock, Distributed)):
                 with torch.device("meta"):

@@ -65,6 +65,7 @@ STEPS, ROWS = 2, 8
             for name in FACTORIES
             for dtype in TYPES
             if (name, dtype) != ("gpt2", "float32")
+            and (name, dtype) != ("mixtral", "float64")  # torch's grouped products have no fp64
         ),
     ],
 )

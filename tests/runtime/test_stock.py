@@ -26,7 +26,8 @@ def check_alike(target: str, cases: list[Case], folder: Path) -> None:
             told = torch.load(folder / f"losses-{world}-{rank}.pt")
             for case in (case for case in cases if case.world == world):
                 ours, stock = (told[case.name, engine] for engine in ("Distributed", "Stock"))
-                assert ours == pytest.approx(stock, rel=1e-12), case.name
+                close = 1e-12 if case.dtype == "float64" else 1e-6
+                assert ours == pytest.approx(stock, rel=close), case.name
                 assert len(set(ours)) == 4
 
 

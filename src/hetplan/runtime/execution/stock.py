@@ -112,10 +112,7 @@ class Stock(Placed):
             mesh = DeviceMesh.from_group(group, torch.device(self.device).type)
             alone = all(len(p.layers) == 1 for p in self.chain.parameters.values())
             for module in (*part.layers, part) if alone else (part,):
-                sharded: Any = fully_shard(
-                    module, mesh=mesh, reshard_after_forward=self.plan.zero == 3
-                )
-                sharded.set_gradient_divide_factor(1.0)  # the loss is divided by all there is
+                fully_shard(module, mesh=mesh, reshard_after_forward=self.plan.zero == 3)
         elif group.size() > 1 and any(p.requires_grad for p in part.parameters()):
             return DistributedDataParallel(part, process_group=group)
         return part
@@ -128,7 +125,7 @@ class Stock(Placed):
         with self.watch.during("prepare", 0, step):
             weigh = self.chain.source.weigh
             weight = host_total(sum(weigh(self.rows(a, b)) for a, b in batches) if ends else 0.0)
-        averaged = 1 if self.plan.zero else len(self.plan.replicas)  # DDP divides
+        averaged = len(self.plan.replicas)  # torch's engines divide by their number
         self.factor, losses = averaged / weight, list[Tensor]()
         with self.watch.during("backward", 0, step), self.watch.meets():
             numbers = torch.arange(batches[0][0], batches[-1][1])
