@@ -325,11 +325,11 @@ def layers_of(module: nn.Module, names: Sequence[str]) -> tuple[nn.Module, ...] 
 def check_names(has: Sequence[str], wants: Sequence[str], where: str | None = None) -> None:
     """Raise InputError where a model's layers are not the plan's."""
     what = "model does not match the plan"
-    if len(has) != len(wants):
-        raise InputError(what, where=where, got=f"{len(has)} layers", expected=f"{len(wants)}")
-    for k, (name, expected) in enumerate(zip(has, wants, strict=True)):
+    for k, (name, expected) in enumerate(zip(has, wants, strict=False)):
         if name != expected:
             raise InputError(f"{what}: layer {k}", where=where, got=name, expected=expected)
+    if len(has) != len(wants):
+        raise InputError(what, where=where, got=f"{len(has)} layers", expected=f"{len(wants)}")
 
 
 def outputs_of(
