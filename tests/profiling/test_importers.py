@@ -19,7 +19,7 @@ from fakes.sailor import KEPT, LAYERS, OUTPUT, PARAMS, sailor_folder
 from hetplan.cli.main import main
 from hetplan.errors import InputError
 from hetplan.profiling.cluster import load_cluster
-from hetplan.profiling.importers import KINDS, import_file
+from hetplan.profiling.importers import READERS, import_file
 from hetplan.profiling.importers.common import Settings
 from hetplan.profiling.models import load_model
 
@@ -297,7 +297,7 @@ def test_broken_files_are_one_line_with_their_place(
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", READERS)
 def test_missing_files(kind: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"no such|not usable"):
         import_file(kind, tmp_path / "absent.json", Settings())

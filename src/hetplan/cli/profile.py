@@ -31,7 +31,7 @@ from hetplan.cli.options import (
 from hetplan.cli.output import emit, note
 from hetplan.errors import InputError, require
 from hetplan.files import read_json, to_json, to_yaml, write_text
-from hetplan.profiling.cluster import Cluster
+from hetplan.profiling.cluster import GIB, Cluster
 from hetplan.profiling.efficiency import (
     Learned,
     LinkEfficiencyFile,
@@ -63,7 +63,6 @@ from hetplan.text import (
 )
 
 LARGEST = 10**6  # of what describes an imported measurement
-GIB = 2.0**30
 DeviceOption = Annotated[
     str, typer.Option("--device", metavar="cpu|cuda[:N]", help="Measure there (needs torch).")
 ]
@@ -115,6 +114,7 @@ def predict(
         micro_batches is None or global_batch is None,
         "--micro-batches and --global-batch exclude each other",
     )
+    require(model or factory, "missing option '--model'", expected="a name, a file, or --factory")
     if factory is not None:
         chosen = traced_model(factory, model, precision, model_output, quiet=quiet)
     else:

@@ -22,7 +22,6 @@ DRIVERS = {
     "milp": "hetplan.solvers.highs",
     "pyomo": "hetplan.solvers.pyomo_driver",
 }
-HANDED_OVER = "the model was handed over, not solved"
 UNBUILT = "stopped before its model was built"
 CONTRADICTION = "the solver calls infeasible what has a decision"
 
@@ -64,7 +63,9 @@ def minimise(method: str, model: Model, run: Run, report: Sink | None = None) ->
     if run.tap is not None and model.is_integer().any():
         run.tap(model)
         return ModelAnswer(
-            stop=stop_reason(run), solver=label(method, run.options), message=HANDED_OVER
+            stop=stop_reason(run),
+            solver=label(method, run.options),
+            message="the model was handed over, not solved",
         )
     driver = importlib.import_module(DRIVERS[method])
     try:

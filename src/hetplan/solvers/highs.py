@@ -97,7 +97,8 @@ def solve(model: Model, run: Run, report: Sink | None = None) -> ModelAnswer:
     ended = drive(highs.run, run=run, interrupt=listener.interrupt, poll=relay) is not None
     if ended:
         _keep_last_word(highs, latest, bool(arrays.integer.any()))
-    stop, message = _mapped(highs, run) if ended else (stop_reason(run), _ABANDONED)
+    late = "HiGHS did not stop in time; its last report is taken"
+    stop, message = _mapped(highs, run) if ended else (stop_reason(run), late)
     duals = ended and stop is Stop.OPTIMAL and not arrays.integer.any()
     return ModelAnswer(
         stop=stop,
@@ -109,9 +110,6 @@ def solve(model: Model, run: Run, report: Sink | None = None) -> ModelAnswer:
         model=model,
         **({} if stop is Stop.INFEASIBLE else _read(latest, arrays, scale, units)),
     )
-
-
-_ABANDONED = "HiGHS did not stop in time; its last report is taken"
 
 
 def _without_columns(arrays: LinearArrays, scale: Scale) -> ModelAnswer:

@@ -117,8 +117,6 @@ class Progress:
 
 
 Watcher = Callable[[Progress], None]
-# Takes a `solvers.model.Model`.
-Tap = Callable[[Any], None]
 
 
 class Stopped(Exception):
@@ -144,7 +142,7 @@ class Run:
     incumbent: float | None = None
     bound: float | None = None
     note: str = ""
-    tap: Tap | None = None
+    tap: Callable[[Any], None] | None = None  # takes a `solvers.model.Model`
     # A bound above it ends the run: whatever comes would be of no use. Parts do not inherit it, for
     # their bounds may be of other problems.
     hopeless: float = float("inf")

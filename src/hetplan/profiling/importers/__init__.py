@@ -20,7 +20,6 @@ READERS: dict[str, Callable[[str, Settings], Imported]] = {
     "calculon": profilers.read_calculon,
     "deepspeed": profilers.read_deepspeed,
 }
-KINDS = tuple(READERS)
 
 
 def import_file(kind: str, path: str | os.PathLike[str], settings: Settings) -> Imported:

@@ -57,9 +57,6 @@ from hetplan.formulations.astra.search.space import (
 )
 from hetplan.solvers.run import Run
 
-# Strategies on the way to a result; all that fit in memory are priced.
-COUNTS = ("generated", "after_rules", "in_memory", "priced")
-
 
 @dataclass(frozen=True)
 class Task:
@@ -277,7 +274,8 @@ def result_of(task: Task, alone: OnOneType, segments: OnSegments | None) -> Sear
     money = np.concatenate([dollars, alone.money])
     seconds = np.concatenate([[point.seconds for point in points], alone.seconds])
     throughput = task.job.tokens_per_iteration / seconds
-    counts = dict(zip(COUNTS, [*sums.tolist(), int(sums[-1])], strict=True))
+    counts = dict(zip(("generated", "after_rules", "in_memory"), sums.tolist(), strict=True))
+    counts["priced"] = counts["in_memory"]  # all that fit are
     best, instance = best_under(task.job.money_limit, throughput, money), None
     if segments is not None and best is not None and best < len(points):
         instance = segments.instance(points[best])

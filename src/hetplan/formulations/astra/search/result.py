@@ -58,7 +58,6 @@ class Job:
         return self.tokens / self.tokens_per_iteration
 
 
-Segment = tuple[str, int, int]
 Parts = tuple[float, float, float]
 
 
@@ -84,7 +83,7 @@ class Candidate:
     offloaded: float
     stages: tuple[tuple[str, int], ...]
     stage_bytes: tuple[float, ...]
-    segments: tuple[Segment, ...] = ()
+    segments: tuple[tuple[str, int, int], ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """JSON types."""
