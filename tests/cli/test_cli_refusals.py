@@ -166,7 +166,7 @@ REFUSALS: dict[str, dict[str, str]] = {
         "nothing.json --cluster amp-mixed": "no such file",
         "hap-chain": "neither a file nor an instance",
         "hap-chain-2x2 --html x.html": "--html: is for plan files (got 'hap-chain-2x2')",
-        "answer.json": "answer.json: is an answer: hetplan show INSTANCE answer.json",
+        "answer.json": "answer.json: is an answer; show it with: hetplan show INSTANCE answer.json",
     },
     "solve numbers.json": {
         "-m nope": "problem fake: unknown method 'nope' (expected one of auto, first",

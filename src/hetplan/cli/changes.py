@@ -52,16 +52,22 @@ def what_if(
     global_batch: BatchOption,
     add: Annotated[
         list[str] | None,
-        typer.Option("--add", metavar="COUNTxDEVICE", help="A node more, as 2xA100-SXM4-80GB."),
+        typer.Option(
+            "--add",
+            metavar="COUNTxDEVICE",
+            help="Add one node of these devices, as 2xA100-SXM4-80GB.",
+        ),
     ] = None,
     remove: Annotated[
         list[str] | None,
-        typer.Option("--remove", metavar="nodeN|COUNTxDEVICE", help="A node or some devices less."),
+        typer.Option(
+            "--remove", metavar="nodeN|COUNTxDEVICE", help="Remove a node, or so many devices."
+        ),
     ] = None,
     network: Annotated[
         list[float] | None,
         typer.Option(
-            "--network-gbit-per-s", metavar="GBIT", help="Every node's network at that bandwidth."
+            "--network-gbit-per-s", metavar="GBIT", help="Give every node's network this bandwidth."
         ),
     ] = None,
     sequence: SequenceOption = None,
@@ -151,7 +157,7 @@ def what_if_table(answer: WhatIf) -> Table:
 def replan(
     plan: Annotated[Path, typer.Argument(metavar="PLAN", help="The plan that runs now.")],
     lost: Annotated[
-        list[str], typer.Option("--lost", metavar="nodeN[,nodeM…]", help="Nodes that are gone.")
+        list[str], typer.Option("--lost", metavar="nodeN[,nodeM…]", help="The nodes that are lost.")
     ],
     setting: Setting,
     memory_margin: MarginOption = 0.05,
@@ -163,7 +169,7 @@ def replan(
             least=0,
             most=1e9,
             metavar="PERCENT",
-            help="Take the plan that moves least of those at most so much slower.",
+            help="Take the plan that moves least of those at most this much slower than the best.",
         ),
     ] = 5.0,
     time_limit: LimitOption = 60.0,
@@ -253,13 +259,15 @@ def templates(
     failures: Annotated[
         int,
         typer.Option(
-            "--failures", metavar="F", help="Pipelines that may be lost; F + 1 are run at least."
+            "--failures", metavar="F", help="Pipelines that may fail; at least F + 1 run."
         ),
     ] = 0,
     micro_batches: Annotated[
         int | None,
         typer.Option(
-            "--micro-batches", metavar="N", help="Of all pipelines; default the instance's."
+            "--micro-batches",
+            metavar="N",
+            help="Micro-batches of all pipelines together; default the instance's.",
         ),
     ] = None,
     time_limit: TimeOption = None,

@@ -42,7 +42,12 @@ def detect(
     ] = None,
     devices: Annotated[
         int | None,
-        number("--devices", least=1, most=1e6, help="Devices per node, where nothing tells."),
+        number(
+            "--devices",
+            least=1,
+            most=1e6,
+            help="Devices per node, where the machine does not tell.",
+        ),
     ] = None,
     intra: Annotated[
         float | None,

@@ -52,12 +52,17 @@ def fits(
         typer.Option(
             "--recomputation",
             metavar="none|selective|operators|full",
-            help="Of layers; default any.",
+            help="Recomputation of layers; default any.",
         ),
     ] = None,
     micro_batch: Annotated[
         int | None,
-        number("--micro-batch", least=1, most=10**9, help="Samples; default the most that fit."),
+        number(
+            "--micro-batch",
+            least=1,
+            most=10**9,
+            help="Samples of a micro-batch; default the most that fit.",
+        ),
     ] = None,
     json: JsonOption = False,
 ) -> int:

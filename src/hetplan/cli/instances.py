@@ -58,7 +58,8 @@ def show_list(
     ] = None,
     problem: ProblemOption = None,
     name: Annotated[
-        str | None, typer.Option("--name", metavar="PATTERN", help="Like 'amp-*'.")
+        str | None,
+        typer.Option("--name", metavar="PATTERN", help="Only names that match, such as 'amp-*'."),
     ] = None,
     unsolved: Annotated[
         bool, typer.Option("--open", help="Only those whose optimum nobody has proven.")
@@ -66,7 +67,9 @@ def show_list(
     largest: Annotated[
         int | None,
         typer.Option(
-            "--largest", metavar="N", help="Only up to that size (devices x layers, and so on)."
+            "--largest",
+            metavar="N",
+            help="Only instances up to this size (devices x layers, for example).",
         ),
     ] = None,
     json: JsonOption = False,
@@ -110,7 +113,9 @@ def show(
     instance: Annotated[
         str, typer.Argument(help="A name or a file.", autocompletion=offer("instances"))
     ],
-    best: Annotated[bool, typer.Option("--best", help="The best-known record instead.")] = False,
+    best: Annotated[
+        bool, typer.Option("--best", help="Print the best-known record instead.")
+    ] = False,
     json: JsonOption = False,
 ) -> int:
     """Show an instance: origin, size and best-known objective; with --json, the document itself."""
@@ -198,16 +203,18 @@ def update(
     folder: Annotated[
         Path | None,
         typer.Option(
-            "--folder", metavar="DIR", help="Your instances; default the packaged library."
+            "--folder",
+            metavar="DIR",
+            help="Folder of your instances; default the packaged library.",
         ),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Tell what would change; write nothing.")
+        bool, typer.Option("--dry-run", help="Print what would change and write nothing.")
     ] = False,
     json: JsonOption = False,
 ) -> int:
-    """Better the best-known records by what runs found: every decision is priced again before it is
-    believed.
+    """Improve the best-known records by what runs found: every decision is priced again before it
+    is believed.
 
     Objectives only go down. Bounds only go up, come from exact methods alone, and never above a
     decision that holds.
@@ -327,7 +334,7 @@ MODELS = {
 
 
 def schema(
-    kind: Annotated[Kind, typer.Argument(help="Which file.")],
+    kind: Annotated[Kind, typer.Argument(help="Which kind of file.")],
     problem: ProblemOption = None,
     json: JsonOption = False,
 ) -> int:

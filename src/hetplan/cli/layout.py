@@ -35,7 +35,7 @@ def layout(
         int, number("--mtp", least=0, most=64, help="Layers of multi-token prediction.")
     ] = 0,
     device: Annotated[
-        str, typer.Option("--device", metavar="NAME", help="Its times count.")
+        str, typer.Option("--device", metavar="NAME", help="Device type whose times count.")
     ] = "H100-SXM5-80GB",
     tensor: Annotated[int, number("--tensor", least=1, most=4096, help="Tensor degree.")] = 1,
     micro_batch: Annotated[

@@ -229,7 +229,7 @@ TREE: Mapping[str, Any] = {
             "make": ("plan:plan", ""),
             "what-if": (
                 "changes:what_if",
-                "What nodes, devices or links more or less would gain.",
+                "Say what more or fewer devices, or faster links, would gain.",
             ),
             "replan": ("changes:replan", "Plan again without lost nodes, moving little."),
             "search": ("search:search", "Search Astra's parallel strategies on a pool of GPUs."),
@@ -294,7 +294,7 @@ TREE: Mapping[str, Any] = {
             "validate": ("instances:validate", "Check instance files against their schemas."),
             "update": (
                 "instances:update",
-                "Better the best-known records by what runs found.",
+                "Improve the best-known records by what runs found.",
             ),
             "schema": ("instances:schema", "Print the JSON schema of a file."),
             "export": (

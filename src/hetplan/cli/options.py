@@ -147,10 +147,13 @@ PngOption = Annotated[
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on standard error.")]
 TimeOption = Annotated[
     float | None,
-    typer.Option("--time-limit", "-t", metavar="SECONDS", help="For each method; default none."),
+    typer.Option(
+        "--time-limit", "-t", metavar="SECONDS", help="Seconds for each method; default no limit."
+    ),
 ]
 LimitOption = Annotated[
-    float, typer.Option("--time-limit", "-t", metavar="SECONDS", help="For everything together.")
+    float,
+    typer.Option("--time-limit", "-t", metavar="SECONDS", help="Seconds for everything together."),
 ]
 GapOption = Annotated[
     float | None,
@@ -161,11 +164,12 @@ ThreadsOption = Annotated[
     typer.Option("--threads", metavar="N", help="Threads of general solvers; default all cores."),
 ]
 SeedOption = Annotated[
-    int | None, typer.Option("--seed", metavar="N", help="Of everything random; default 0.")
+    int | None, typer.Option("--seed", metavar="N", help="Seed of everything random; default 0.")
 ]
 WrittenOption = Annotated[Path | None, target("--output", "-o", help="Write the file.")]
 MicroBatchesOption = Annotated[
-    list[str] | None, typer.Option("--micro-batches", metavar="N[,N…]", help="Sizes to time.")
+    list[str] | None,
+    typer.Option("--micro-batches", metavar="N[,N…]", help="Micro-batch sizes to time."),
 ]
 TensorOption = Annotated[
     list[str] | None, typer.Option("--tensor", metavar="N[,N…]", help="Tensor parallel degrees.")
@@ -230,14 +234,16 @@ SequenceOption = Annotated[
     int | None,
     typer.Option("--sequence", metavar="N", help="Tokens per sample; default the model's."),
 ]
-PrecisionOption = Annotated[Precision, typer.Option("--precision", help="In which it is trained.")]
+PrecisionOption = Annotated[
+    Precision, typer.Option("--precision", help="Precision of the training.")
+]
 FrameworkOption = Annotated[
     str,
     offered(
         "trainers",
         "--framework",
         metavar="NAME",
-        help="What trains, whose memory counts: hetplan, megatron, fsdp or deepspeed.",
+        help="The framework that trains; its memory counts: hetplan, megatron, fsdp or deepspeed.",
     ),
 ]
 StackOption = Annotated[
@@ -256,7 +262,7 @@ MarginOption = Annotated[
         least=0,
         most=0.9,
         metavar="SHARE",
-        help="Of each device's memory, kept free for what an allocator cannot use.",
+        help="Share of each device's memory that stays free for the allocator.",
     ),
 ]
 ProfileOption = Annotated[
@@ -280,7 +286,11 @@ LinksOption = Annotated[
 StrategiesOption = Annotated[
     list[str] | None,
     offered(
-        "strategies", "--strategies", metavar="A[,B…]", help="Which to try; default all.", many=True
+        "strategies",
+        "--strategies",
+        metavar="A[,B…]",
+        help="Strategies to try; default all.",
+        many=True,
     ),
 ]
 PlanArgument = Annotated[

@@ -71,7 +71,9 @@ class Choice:
     money_limit: Annotated[
         float | None,
         typer.Option(
-            "--money-limit", metavar="USD", help="At most this per million tokens; implies --parts."
+            "--money-limit",
+            metavar="USD",
+            help="Cost at most this per million tokens; implies --parts.",
         ),
     ] = None
     cheapest_within: Annotated[
@@ -79,7 +81,7 @@ class Choice:
         typer.Option(
             "--cheapest-within",
             metavar="PERCENT",
-            help="Not the fastest, but the cheapest at most so much slower; implies --parts.",
+            help="The cheapest plan at most this much slower than the fastest; implies --parts.",
         ),
     ] = None
     parts: Annotated[
@@ -110,7 +112,7 @@ def plan(
             "precisions",
             "--precision",
             metavar="fp16|bf16|fp32",
-            help="Or several (fp16,fp32), or auto: those that every device has, planned together.",
+            help="One; several (fp16,fp32); or auto: all that every device has, planned together.",
             many=True,
         ),
     ] = "fp16",

@@ -44,7 +44,7 @@ class Training:
         typer.Option(
             "--factory",
             metavar="MODULE:FUNCTION",
-            help="Makes your model of the plan, its argument; default the reference of its name.",
+            help="Function that makes your model from the plan; default the built-in model.",
         ),
     ] = None
     device: Annotated[
@@ -58,13 +58,13 @@ class Training:
         ),
     ] = "hetplan"
     optimizer: Annotated[
-        Literal["sgd", "adamw"], typer.Option("--optimizer", help="Who updates.")
+        Literal["sgd", "adamw"], typer.Option("--optimizer", help="The optimizer.")
     ] = "adamw"
     learning_rate: Annotated[
-        float, typer.Option("--learning-rate", metavar="X", help="Of the optimizer.")
+        float, typer.Option("--learning-rate", metavar="X", help="Learning rate of the optimizer.")
     ] = 1e-3
     seed: Annotated[
-        int, typer.Option("--seed", metavar="N", help="Of weights, data and dropout.")
+        int, typer.Option("--seed", metavar="N", help="Seed of weights, data and dropout.")
     ] = 0
     hang_seconds: Annotated[
         float,
@@ -157,7 +157,7 @@ class Survival:
             least=1e-9,
             most=1e9,
             metavar="SECONDS",
-            help="For a replanning.",
+            help="Time limit of each replanning.",
         ),
     ] = None
 

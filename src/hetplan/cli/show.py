@@ -138,7 +138,9 @@ def plan_document(subject: str, *, asked: bool) -> tuple[Any, str] | None:
         return None
     value, where = read_document(subject)
     if isinstance(value, dict) and "results" in value:
-        raise InputError(f"is an answer: hetplan show INSTANCE {subject}", where=where)
+        raise InputError(
+            f"is an answer; show it with: hetplan show INSTANCE {subject}", where=where
+        )
     is_plan = isinstance(value, dict) and (
         value.get("format") == "hetplan-plan" or "candidates" in value
     )
@@ -204,7 +206,7 @@ def export(
             "frameworks",
             "--to",
             metavar="megatron|bridge|deepspeed|torchtitan|flagscale|torchrun",
-            help="Who is to run it.",
+            help="The framework that will run it.",
         ),
     ],
     model: Annotated[

@@ -57,7 +57,7 @@ def solve(
             "--methods",
             "-m",
             metavar="NAME[,NAME…]|all",
-            help="Methods to run, of each problem those it has; default auto.",
+            help="Methods to run; each problem runs those that it has; default auto.",
             autocompletion=offer_methods,
         ),
     ] = None,

@@ -64,7 +64,9 @@ class Workers:
     ] = None
     threads: Annotated[
         int | None,
-        typer.Option("--threads", metavar="N", help="Of each run; default the cores shared out."),
+        typer.Option(
+            "--threads", metavar="N", help="Threads of each run; default the cores, shared out."
+        ),
     ] = None
     memory: Annotated[
         float | None,
@@ -128,7 +130,7 @@ def run(
             "--output",
             "-o",
             metavar="DIR",
-            help="Where the rows go and are looked for; default study-SETS.",
+            help="Folder of the rows, of earlier ones too; default study-SETS.",
         ),
     ] = None,
     methods: Annotated[
@@ -137,21 +139,24 @@ def run(
             "--methods",
             "-m",
             metavar="NAME[,NAME…]|all|heuristics|exact-methods",
-            help="Of each problem, those it has; default all.",
+            help="Methods to run; each problem runs those that it has; default all.",
         ),
     ] = None,
     time_limit: Annotated[
-        float, typer.Option("--time-limit", "-t", metavar="SECONDS", help="For each run.")
+        float, typer.Option("--time-limit", "-t", metavar="SECONDS", help="Seconds for each run.")
     ] = 60.0,
     seeds: Annotated[
-        str, typer.Option("--seeds", metavar="N[,N…]", help="One run for each.")
+        str, typer.Option("--seeds", metavar="N[,N…]", help="Seeds; one run for each.")
     ] = "0",
     gap: GapOption = None,
     native: NativeOption = None,
     pyomo_solver: PyomoOption = None,
     smoke: Annotated[
         bool,
-        typer.Option("--smoke", help="Tiny instances, 15 s a run: whether everything works."),
+        typer.Option(
+            "--smoke",
+            help="Try tiny instances, 15 s for each run, to see whether everything works.",
+        ),
     ] = False,
     json: JsonOption = False,
     quiet: QuietOption = False,
