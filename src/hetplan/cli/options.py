@@ -35,6 +35,7 @@ from hetplan.profiling.efficiency import LearnedLinks, LinkEfficiencyFile
 from hetplan.profiling.frameworks import load_framework
 from hetplan.profiling.operators import Precision, load_stack
 from hetplan.profiling.workload import Workload, make_workload
+from hetplan.profiling.zoo import BUILT_IN
 from hetplan.solvers.registry import load
 from hetplan.solvers.run import NativeValue, Options
 from hetplan.studies.rows import digest, subjects
@@ -455,6 +456,11 @@ class Setting:
         require(
             self.cluster is not None or plan.workload.cluster in clusters.example_clusters(),
             f"the plan is for the cluster {plan.workload.cluster!r}: give its file with --cluster",
+            where=str(where),
+        )
+        require(
+            self.model is not None or plan.workload.model in BUILT_IN,
+            f"the plan is for the model {plan.workload.model!r}: give its file with --model",
             where=str(where),
         )
         return make_workload(

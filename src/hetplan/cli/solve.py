@@ -309,4 +309,4 @@ def verdict_tables(instance: Instance, verdicts: Sequence[Verdict]) -> Iterator[
             title, ("part", "value") if rows else (), rows, notes=verdict.complaints, right=(1,)
         )
         if evaluation.objective is not None:
-            yield from describe(instance, claim.decision, f"decision of {claim.source}")
+            yield from describe(instance, claim.decision, claim.source)

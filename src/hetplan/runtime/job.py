@@ -228,7 +228,8 @@ class Measured:
         if job.virtual and job.rehearsal is not None:
             scale = seconds_text(1 / job.rehearsal.scale)
             where = f"virtual devices, 1 s here for {scale} there"
-        return f"{plan.name}, {plan.origin or 'plan'}: {plan.world_size} ranks on {where}"
+        ranks = counted(plan.world_size, "rank")
+        return f"{plan.name}, {plan.origin or 'plan'}: {ranks} on {where}"
 
     def _notes(self) -> list[str]:
         job, predicted, losses = self.job, self.predicted, list(self.losses.items())

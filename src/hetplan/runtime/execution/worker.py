@@ -101,11 +101,12 @@ def from_factory(text: str, plan: Plan | None) -> nn.Module:
 
 
 def called(text: str, plan: Plan | None) -> Any:
-    """What `module:function` makes of the plan. Raises InputError for whatever its author's code
-    raises."""
+    """What `module:function` makes of the plan; the module is installed or in the working
+    directory. Raises InputError for whatever its author's code raises."""
     if not all(text.partition(":")):
         raise InputError("--factory is not usable", got=text, expected="MODULE:FUNCTION")
     failure = "cannot be imported:"
+    sys.path += [""] if "" not in sys.path else []
     try:
         function = pkgutil.resolve_name(text)
         failure = "raises"
