@@ -30,6 +30,16 @@ def test_terminal(hetplan: Call, files: tuple[Path, Path, Path]) -> None:
     assert sum(row["alike"] for row in found["rows"]) == 4 and found["offers"] == []
 
 
+def test_a_model_of_the_users_own_is_asked_for(
+    hetplan: Call, files: tuple[Path, Path, Path]
+) -> None:
+    """The plan's file has its name alone."""
+    plan, _, cluster = files
+    plan.write_text(plan.read_text().replace('"model": "gpt2"', '"model": "mine"'))
+    asked = hetplan("show", plan, "--cluster", cluster).error
+    assert "the plan is for the model 'mine': give its file with --model" in asked
+
+
 def test_files(hetplan: Call, files: tuple[Path, Path, Path], tmp_path: Path) -> None:
     _, planning, cluster = files
     target = tmp_path / "page.html"

@@ -23,9 +23,21 @@ from fakes.rehearsals import plan as rehearsal_plan  # noqa: E402
 from fakes.workloads import cluster_document, small  # noqa: E402
 from hetplan.formulations.joint.plan import load_plan, save_plan  # noqa: E402
 from hetplan.profiling.operators import DEFAULT_STACK  # noqa: E402
+from hetplan.runtime.execution.worker import called  # noqa: E402
 from parity.asking import ENVIRONMENT, Answers, latest, losses, request, served  # noqa: E402
 from parity.cases import Case, R, S  # noqa: E402
 from parity.faulty import PLACE, PLAN  # noqa: E402
+
+
+def test_a_factory_may_lie_in_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a shell calls `hetplan`, whose script lies elsewhere."""
+    (tmp_path / "factory_at_hand.py").write_text("def build(plan):\n    return 'made'\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [folder for folder in sys.path if folder])
+    assert called("factory_at_hand:build", None) == "made"
+
 
 BAD = {
     "killed": "was killed by SIGKILL",
