@@ -42,12 +42,7 @@ def detect(
     ] = None,
     devices: Annotated[
         int | None,
-        number(
-            "--devices",
-            least=1,
-            most=1e6,
-            help="Devices per node, where the machine does not tell.",
-        ),
+        number("--devices", least=1, most=1e6, help="Devices per node, if not detected."),
     ] = None,
     intra: Annotated[
         float | None,

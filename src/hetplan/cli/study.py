@@ -153,10 +153,7 @@ def run(
     pyomo_solver: PyomoOption = None,
     smoke: Annotated[
         bool,
-        typer.Option(
-            "--smoke",
-            help="Try tiny instances, 15 s for each run, to see whether everything works.",
-        ),
+        typer.Option("--smoke", help="Try tiny instances, 15 s a run: does everything work?"),
     ] = False,
     json: JsonOption = False,
     quiet: QuietOption = False,
