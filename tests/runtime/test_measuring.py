@@ -151,6 +151,26 @@ def test_the_stage_is_raised_where_no_sample_fits() -> None:
     assert (nothing.zero_stage, nothing.largest, nothing.points) == (None, [0, 0, 0, 0], [])
 
 
+def test_a_model_that_only_zero_3_holds_is_measured_on_one_device() -> None:
+    """Its weights and gradients exceed the device, which holds one block's; activations and the
+    states charged are those of all blocks."""
+    shape = gpt2(12, 64, 4, **SMALL, positions=8)
+    model = load_model(text_model("deep", "test", 2, shape), precision="fp32")
+    whole = Trial(model, "cpu", 1e12, devices=64, repeats=1)
+    one = whole.forward_bytes(1, 1e12)
+    limit = whole.states.resident(3, 1 / 64) + 2.5 * one
+    weights = sum(p.numel() * p.element_size() for p in whole.network.parameters)
+    assert limit < weights and limit < whole.states.resident(2, 1 / 64) and not whole.shared
+    trial = Trial(model, "cpu", limit, devices=64, repeats=1)
+    assert trial.shared and trial.states == whole.states
+    held = sum(p.numel() * p.element_size() for p in trial.network.parameters)
+    assert held < weights / 6
+    assert trial.forward_bytes(1, 1e12) == one
+    curve = measure_batch_curve(model, "cpu", memory=limit, devices=64, repeats=1)
+    assert (curve.zero_stage, curve.largest) == (3, [0, 0, 0, 2])
+    assert "one block's weights for all blocks" in curve.provenance.source
+
+
 def test_what_a_pass_keeps_once_does_not_make_the_estimate_too_low() -> None:
     """Five windows of 300 x 300 booleans beside activations of a few hundred kilobytes per
     sample."""

@@ -235,7 +235,13 @@ def solve(model: Model, run: Run, report: Sink | None = None) -> ModelAnswer:
         return ModelAnswer(stop=Stop.INFEASIBLE, solver=solver_label(run.options))
     concrete = as_pyomo(arrays, model.name, run)
     run.check()
-    answer = _minimised(concrete, run, scale, report, whole=bool(arrays.integer.any()))
+    whole = bool(arrays.integer.any())
+    answer = _minimised(concrete, run, scale, report, whole=whole)
+    if answer.stop is Stop.INFEASIBLE and engine(run.options.pyomo_solver) == HIGHS:
+        # HiGHS's presolve may say so of feasible models some of whose coefficients nearly tie
+        native = {**run.options.native.get(BACKEND, {}), "presolve": "off"}
+        options = replace(run.options, native={**run.options.native, BACKEND: native})
+        answer = _minimised(concrete, replace(run, options=options), scale, report, whole=whole)
     x = None
     if answer.has_solution:
         # columns that occur nowhere never reach the solver

@@ -18,7 +18,8 @@ Min    sum_q t_q before_q + 2 sum_q t_q after_q + sum_{p = (q, j)} (N_b - j) t_q
 The objective is T = T1 + T2 + T3 written with theta (Lemma 1 of docs/method-ditto.md). Of equally
 slow stages k* may be any: the first makes T least. A template known beforehand of price U leaves
 out what costs more on its own: a peak (q, j) if (N_b - j) t_q and the least time of the layers
-outside q exceed U, and arcs slower than every peak left.
+outside q exceed U, and arcs slower than every peak left. Peaks faster than the least theta under
+which stages reach from the first layer to the last on the devices that there are hold no template.
 Source: hetplan, for Ditto's problem (Section 3) with Oobleck's cost (SOSP 2023, Section 4.1.2).
 """
 
@@ -29,6 +30,7 @@ import numpy as np
 from hetplan.errors import UnsupportedError
 from hetplan.formulations.ditto.data import DittoData, DittoDecision
 from hetplan.formulations.ditto.exact import first_template
+from hetplan.formulations.ditto.intervals import Space
 from hetplan.formulations.ditto.problem import (
     MEMORY_TOLERANCE,
     TIE,
@@ -102,8 +104,8 @@ class Arcs:
 def list_arcs(problem: DittoProblem) -> Arcs:
     """Arcs and peaks of a problem; raises UnsupportedError where they are too many for a general
     solver."""
-    p = problem
-    start = first_template(p)
+    p, space = problem, Space(problem)
+    start, least = first_template(p), space.least_theta()
     price = None if start is None else p.price(start)
     fits = p.option_devices <= p.devices[p.option_kind]
     option, first, last = np.nonzero(np.isfinite(p.time) & fits[:, None, None])
@@ -117,6 +119,8 @@ def list_arcs(problem: DittoProblem) -> Arcs:
         alive[:, None] > behind[None, :]
     )
     possible &= (p.layers - last)[:, None] >= behind[None, :]
+    if least is not None:  # no template's slowest stage is faster
+        possible &= (seconds >= space.candidates[least])[:, None]
     slowest = float(seconds[possible.any(axis=1)].max(initial=0.0))
     kept = (alive >= 1) & (seconds <= slowest * (1 + TIE))
     peak_arc, which = np.nonzero(possible[kept])

@@ -4,8 +4,9 @@ One device tries for a whole ZeRO group: it is charged with the model states tha
 one of `devices` (see `formulations.poplar.zero`) and with the activations that the pass really
 kept, measured. On CUDA these are what torch's allocator says at its peak, temporaries of the
 backward pass included; on a CPU, where nothing keeps such books, the distinct storages that
-autograd saves. The whole model's weights and gradients do lie on the device meanwhile: where ZeRO 3
-trains models that one device cannot hold, this cannot measure.
+autograd saves. A model whose weights and gradients exceed the limit, which only ZeRO 3 trains, is
+measured with one block's weights in the place of all blocks': values do not matter to seconds nor
+to activations, so that no other rank is needed to gather the others from.
 Source: Poplar (AAAI 2025), Algorithm 1.
 
 Collectives timed under torchrun, on gloo or NCCL, for every kind of group that the job has.
@@ -21,7 +22,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -99,7 +100,11 @@ def measure_batch_curve(
         device=name or device_name(device),
         devices=devices,
         memory_bytes=limit,
-        provenance=measured_here("hetplan profile batch-curve", device),
+        provenance=measured_here(
+            "hetplan profile batch-curve"
+            + (", one block's weights for all blocks" if trial.shared else ""),
+            device,
+        ),
         zero_stage=next((stage for stage, size in enumerate(sizes) if size), None),
         largest=sizes,
         saved_bytes_per_sample=trial.passes[sample].saved_bytes / sample if sample else None,
@@ -128,7 +133,7 @@ class Trial:
 
     limit: bytes that training may use. devices: size of the ZeRO group. largest: no micro-batch
     beyond this is tried. repeats: timed passes behind one that is not. tell: receives a line per
-    micro-batch tried.
+    micro-batch tried. shared: all blocks have one block's weights.
     """
 
     model: Model
@@ -140,13 +145,20 @@ class Trial:
     tell: Callable[[str], None] = silent
     network: Network = field(init=False, repr=False)
     states: States = field(init=False)
+    shared: bool = field(init=False)
     passes: dict[int, Pass] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.network = network(self.model, self.device)
         # the parameters that really exist; activations are measured
-        weights = [sum(p.numel() * p.element_size() for p in layer) for layer in self.network.own]
+        own = network(self.model, "meta").own
+        weights = [sum(p.numel() * p.element_size() for p in layer) for layer in own]
         self.states = States.of_weights(weights, self.model.precision)
+        self.shared = 2 * sum(weights) > self.limit
+        self.network = network(self.model, self.device, blocks=1 if self.shared else None)
+        if self.shared:
+            embedding, block, head = self.network.layers
+            layers = (embedding, *[block] * (len(own) - 2), head)
+            self.network = replace(self.network, layers=layers)
 
     def at(self, stage: int) -> "TrialAt":
         """The device under a ZeRO stage."""
