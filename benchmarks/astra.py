@@ -201,7 +201,6 @@ def run_search(
         "pareto": len(found.pareto),
         "tokens_per_second": None if best is None else best.tokens_per_second,
         "proven": found.proven,
-        "phases": dict(found.timings),
         "details": dict(found.details),
     }
 
