@@ -35,7 +35,7 @@ from torch.nn.parallel import DistributedDataParallel
 from hetplan import distribute
 from hetplan.formulations.joint.plan import Plan, parse_plan
 
-LAYERS, WIDTH, LENGTH, WORDS = 4, 256, 64, 1000
+LAYERS, WIDTH, LENGTH, WORDS = 4, 128, 64, 1000
 ROWS, BATCHES = 4, 4  # of a micro-batch, of a replica
 NAMES = ["embedding", *(f"block-{i}" for i in range(LAYERS)), "head"]
 KINDS = {"data parallel": (1, 0), "ZeRO 2": (1, 2), "ZeRO 3": (1, 3), "1F1B": (2, 0)}

@@ -122,6 +122,33 @@ def alone(case: Case) -> tuple[list[tuple[float, float]], dict[str, Tensor]]:
     return steps, {name: optimizer.state[p]["average"] for name, p in named.items()}
 
 
+COMPILED = [
+    Case("compiled pipeline", "gpt-no-dropout", [R(even([0, 2, 5]), [(2, 2)])], FULL),
+    Case("compiled, ZeRO 3", "gpt-no-dropout", TWO, zero(3, 3, 1)),
+]
+
+
+def compiled(rank: int, world: int, folder: Path) -> None:
+    """Layers that torch.compile has made anew, beside the same as they are; whole modules are
+    refused."""
+    torch.set_default_dtype(torch.float64)
+    for case in COMPILED if world == 2 else ():
+        steps = []
+        for compiling in (False, True):
+            with torch.device("meta"):
+                module = MODELS[case.model]()
+            model: Any = distribute(module, case.plan, device=DEVICE, seed=SEED)
+            for layer in model.chain.layers if compiling else ():
+                layer.compile(backend="aot_eager")
+            steps.append((model.train_step(), [p.grad for _, p in model.updated()]))
+        (loss, gradients), (again, others) = steps
+        assert again == pytest.approx(loss, rel=1e-12), case.name
+        for one, other in zip(gradients, others, strict=True):
+            assert torch.allclose(one, other, rtol=1e-9, atol=1e-12), case.name
+        with pytest.raises(UnsupportedError, match=r"compiled one by one .*torch\.compile"):
+            distribute(torch.compile(module), case.plan)
+
+
 def refusals(model: Any) -> list[str]:
     """What optimizers are refused that see more than single elements; and passes in autocast."""
     refused = []

@@ -46,6 +46,11 @@ def test_optimizers_that_need_more_than_elements_are_refused_where_they_lack_it(
             assert rank[case.name][2] == expected, case.name
 
 
+@pytest.mark.slow
+def test_compiled_layers_compute_the_same(tmp_path: Path) -> None:
+    run_forked("parity.loops:compiled", tmp_path)
+
+
 @pytest.mark.parametrize("case", DROPPING[1:], ids=[case.name for case in DROPPING[1:]])
 def test_torchs_dropout_draws_the_same_masks_again(case: Case, written: Written) -> None:
     """In a pass that is computed again, on every tensor rank, and wherever the rows pass."""

@@ -142,13 +142,17 @@ class Measured:
         losses = {**self.earlier, **{report.step: report.loss for report in self.reports[0]}}
         return dict(sorted(losses.items()))
 
+    def timed(self, rank: int) -> Sequence[StepReport]:
+        """The steps whose passes are timed: on GPUs the last one, which waits for each of them."""
+        return self.reports[rank][-1:] if self.job.device == "cuda" else self.counted(rank)
+
     def busy(self, rank: int) -> float:
         """Seconds of forward and backward passes."""
-        return median(report.forward + report.backward for report in self.counted(rank))
+        return median(report.forward + report.backward for report in self.timed(rank))
 
     def waits(self, rank: int) -> float:
         """Seconds of waiting for messages and for the others at the end."""
-        return median(report.waits for report in self.counted(rank))
+        return median(report.waits for report in self.timed(rank))
 
     @property
     def bubble(self) -> float:

@@ -195,14 +195,14 @@ def train(
     """All steps on this rank, inside a process group; `stopping` asks whether to end behind a
     step. made: by whoever forked this rank."""
     device = local_device(job.device)
-    if device != "cpu":
-        watch.settle = lambda: settle(device)
     model: Any = make_model(job, watch, device, made)
     optimizer = model.optimizer(OPTIMIZERS[job.optimizer], lr=job.learning_rate)
     if job.resume and job.checkpoint is not None:
         load(model, optimizer, job.checkpoint)
     first, last = model.step, model.step + job.steps - 1
     for step in range(first, last + 1):
+        if device != "cpu" and step == last:  # else a GPU never waits to be looked at
+            watch.settle = lambda: settle(device)
         loss = model.train_step()
         with watch.during("optimizer", 0, step):
             optimizer.step()
