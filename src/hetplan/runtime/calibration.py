@@ -279,10 +279,6 @@ class Fit:
         steps = [self.step(chosen)[0] for chosen in 1 - np.eye(len(self.runs))]
         return np.asarray(np.exp(self.fitted + (self.slopes * np.array(steps)).sum(axis=1)))
 
-    def deviation(self) -> Floats:
-        """[K] posterior deviation of each constant's logarithm."""
-        return np.asarray(np.sqrt(np.diag(self.step(np.ones(len(self.runs)))[1])))
-
     def off(self) -> float:
         """Mean absolute error of the runs left out."""
         return float(np.mean(np.abs(self.left_out() / np.exp(self.measured) - 1)))
@@ -305,7 +301,8 @@ def fitted(fit: Fit) -> tuple[Fit, dict[str, str]]:
     while True:
         best = selected(fit, [name for name in fit.names if name not in refused])
         best.solve()
-        deviation = best.deviation()
+        # [K] posterior, of each constant's logarithm
+        deviation = np.sqrt(np.diag(best.step(np.ones(len(best.runs)))[1]))
         if deviation.max(initial=0.0) <= rules.certain:
             break
         worst = int(np.argmax(deviation))

@@ -308,11 +308,10 @@ class Reference(nn.Module):
         """A parameter's first values, from its name: norms' scales 1, biases 0, others normal with
         deviation 0.02."""
         last = name.rpartition(".")[2]
-        if "norm" in name or "after" in name:
-            fill = 1.0 if last == "weight" else 0.0
+        norm = "norm" in name or "after" in name
+        if norm or last == "bias" or last.endswith("_bias"):
+            fill = float(norm and last == "weight")
             return torch.full(parameter.shape, fill, dtype=parameter.dtype)
-        if last == "bias" or last.endswith("_bias"):
-            return torch.zeros(parameter.shape, dtype=parameter.dtype)
         generator = torch.Generator().manual_seed(zlib.crc32(f"{self.seed} {name}".encode()))
         drawn = torch.empty(parameter.shape, dtype=torch.float32).normal_(
             0.0, 0.02, generator=generator

@@ -43,9 +43,10 @@ def relative_spread(profile: Profile, unmeasured: float = UNMEASURED) -> dict[st
             for table in tables
             if (spread := table.spread()) is not None
         ]
-        size = len(profile.layers)
         spread_of[device] = (
-            np.minimum(np.median(rows, axis=0), LARGEST) if rows else np.full(size, unmeasured)
+            np.minimum(np.median(rows, axis=0), LARGEST)
+            if rows
+            else np.full(len(profile.layers), unmeasured)
         )
     return spread_of
 
@@ -56,8 +57,10 @@ def perturbed(profile: Profile, factors: Mapping[str, Sequence[float] | Floats])
     tables = []
     for table in profile.tables:
         row = np.asarray(factors.get(table.device, np.ones(len(profile.layers))), float)
-        forward, backward = (row * table.forward_seconds, row * table.backward_seconds)
-        changes = {"forward_seconds": forward.tolist(), "backward_seconds": backward.tolist()}
+        changes = {
+            "forward_seconds": (row * table.forward_seconds).tolist(),
+            "backward_seconds": (row * table.backward_seconds).tolist(),
+        }
         tables.append(table.model_copy(update=changes))
     return Profile(**{**dict(profile), "tables": tables})
 

@@ -106,8 +106,22 @@ class Placed(Trained):
         return made
 
     def rows_of(self, step: int, rows: Rows | None) -> Rows:
-        """Data of an iteration's rows, each asked for once: the loop's, or the module's own."""
-        return cache(exactly(rows or (lambda first, last: self.module.batch(step, first, last))))
+        """Data of an iteration's rows, each asked for once: the loop's, or the module's own. Raises
+        InputError where there are more or fewer rows than were asked for."""
+        of_step = rows or (lambda first, last: self.module.batch(step, first, last))
+
+        @cache
+        def checked(first: int, last: int) -> Any:
+            batch = paired(of_step(first, last))
+            for value in leaves(batch):
+                if isinstance(value, Tensor) and len(value) != last - first:
+                    raise InputError(
+                        f"data of rows {first} to {last}", got=f"{len(value)} rows",
+                        expected=f"{last - first}",
+                    )  # fmt: skip
+            return batch
+
+        return checked
 
     def gather(self) -> nn.Module:
         """The module, on rank 0 with all that has been trained; of a model that is split, see
@@ -215,23 +229,6 @@ class Distributed(Placed):
         for bucket in self.states.buckets:
             if self.states.zero or not mine or bucket.rank == bucket.plan.owners[0]:
                 yield from bucket.boxes(values, scalars=scalars)
-
-
-def exactly(rows: Rows) -> Rows:
-    """The same rows, or an InputError where there are more or fewer than were asked for."""
-
-    def checked(first: int, last: int) -> Any:
-        batch = paired(rows(first, last))
-        for value in leaves(batch):
-            if isinstance(value, Tensor) and len(value) != last - first:
-                raise InputError(
-                    f"data of rows {first} to {last}",
-                    got=f"{len(value)} rows",
-                    expected=f"{last - first}",
-                )
-        return batch
-
-    return checked
 
 
 def paired(batch: Any) -> tuple[Any, Any]:

@@ -132,11 +132,7 @@ class Trained(ABC):
         parameters = [[p for n, p in self.updated() if chosen[n] == own] for own in different]
         made = [{"params": p, **own} for p, own in zip(parameters, different, strict=True)]
         optimizer = kind(made, **options)
-        self._check_elementwise(type(optimizer).__name__)
-        return optimizer
-
-    def _check_elementwise(self, name: str) -> None:
-        held = {n: tuple(p.shape) for n, p in self.updated()}
+        name, held = type(optimizer).__name__, {n: tuple(p.shape) for n, p in self.updated()}
         divided = (name in WHOLE_MODELS and held != self.shapes) or (
             name in WHOLE_PARAMETERS and not held.items() <= self.shapes.items()
         )
@@ -145,6 +141,7 @@ class Trained(ABC):
                 "the plan divides what the optimizer needs whole", got=name,
                 expected="an elementwise one, such as AdamW or SGD",
             )  # fmt: skip
+        return optimizer
 
     def gradient_norm(self, norm_type: float = 2.0) -> Tensor:
         """Of all gradients of the model, the same on every rank. All ranks together."""

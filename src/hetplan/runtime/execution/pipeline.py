@@ -192,7 +192,7 @@ class Pipeline:
         its group."""
         if self.ranges[-1][1] < self.end or self.place.tensor != 0:
             return 0.0
-        mine = map(self._rows, range(self.replica.steps))
+        mine = [self.layout.own_rows(self.place, k) for k in range(self.replica.steps)]
         return float(sum(self.chain.source.weigh(rows(a, b)) for a, b in mine if a < b))
 
     def run(self, rows: Rows, position: Position, weight: float) -> float:
@@ -209,15 +209,12 @@ class Pipeline:
         assert not self.saved, "a forward pass has no backward pass"
         return float(self.total) if self.place.tensor == 0 else 0.0
 
-    def _rows(self, batch: int) -> Range:
-        return self.layout.own_rows(self.place, batch)
-
     def _hop(self, chunk: int) -> int:
         """The virtual stage of a chunk here: hop v leads to the next one, hop v - 1 here."""
         return chunk * len(self.replica.stages) + self.place.stage
 
     def _forward(self, chunk: int, batch: int, rows: Rows) -> None:
-        (first, last), (a, b) = self.ranges[chunk], self._rows(batch)
+        (first, last), (a, b) = self.ranges[chunk], self.layout.own_rows(self.place, batch)
         x: Values | None = None
         read: Sequence[tuple[Any, ...]] = [()] * (last - first)
         if a < b:
@@ -263,7 +260,7 @@ class Pipeline:
         return tuple(value.detach() for value in y)
 
     def _backward(self, chunk: int, batch: int, rows: Rows, weight: float) -> None:
-        (first, last), (a, b) = self.ranges[chunk], self._rows(batch)
+        (first, last), (a, b) = self.ranges[chunk], self.layout.own_rows(self.place, batch)
         kept = self.saved.pop((chunk, batch))
         grads = self._gradients(chunk, batch, kept, weight) if kept else []
         position = replace(self.position, first_row=a)  # of scores that are computed again

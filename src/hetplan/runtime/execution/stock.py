@@ -90,7 +90,6 @@ class Stock(Placed):
         backend = "gloo" if self.device == "cpu" else "nccl"
         pipelines = [one_group(own, backend) for own in ranks]
         alike = [one_group(own, backend) for own in zip(*ranks, strict=True)]
-        self.rows, self.position, self.factor = self.rows_of(0, None), Position(), 1.0
         chunks = self.layout.stage(self.place).layers
         self.parts = [Part(self, first, last) for first, last in chunks]
         made = [
@@ -165,7 +164,6 @@ class Stock(Placed):
             yield Box(name, (first * prod(rest),), (size,), (rows * prod(rest),), here)
 
 
-def local(value: Any) -> Tensor:
-    """What is here of a distributed tensor; any other as it is."""
-    here: Tensor = value.to_local() if hasattr(value, "to_local") else value
-    return here
+def local(value: Any) -> Any:
+    """What is here of a distributed tensor; any other tensor as it is."""
+    return value.to_local() if hasattr(value, "to_local") else value

@@ -131,10 +131,8 @@ def synthetic_initial(seed: int) -> Initial:
 
     def initial(name: str, shape: tuple[int, ...]) -> Array:
         last = name.rpartition(".")[2]
-        if last == "scale":
-            return np.ones(shape)
-        if last in ("shift", "bias"):
-            return np.zeros(shape)
+        if last in ("scale", "shift", "bias"):
+            return np.full(shape, float(last == "scale"))
         draw = np.random.default_rng((seed, zlib.crc32(name.encode())))
         fan = max(1, int(np.prod(shape[1:])))
         return np.asarray(draw.standard_normal(shape) / np.sqrt(fan))
