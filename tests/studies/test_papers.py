@@ -54,6 +54,15 @@ def test_hap_shares_follow_speed_where_computing_decides() -> None:
     assert all(row["optimum, s"] <= min(row.values()) * (1 + 1e-9) for row in rows)
 
 
+def test_hap_says_where_its_search_was_cut_off() -> None:
+    """Beside every figure of the alternation, in words of the method's own."""
+    data = hap.network("vgg19", (("V100", 1), ("P100", 1))).data
+    result = hap.solved(data, "paper")
+    text = hap.search_text(result)["HAP's A*"]
+    assert text.startswith("cut off at ") and " states" in text and result.message.endswith(text)
+    assert hap.search_text(hap.solved(data, "dp-even")) == {"HAP's A*": "ended"}
+
+
 def test_amp_cuts_are_fastest_on_the_model_that_they_are_for() -> None:
     rows = made("amp", "Figure 3")
     assert [row["heterogeneity"] for row in rows] == [0.1, 0.2, 0.4, 0.6, 0.8, 1.0]
