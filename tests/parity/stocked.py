@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from hetplan.runtime import distribute
 from hetplan.runtime.execution import checkpoint
 from hetplan.runtime.execution.distributed import Distributed
 from hetplan.runtime.execution.stock import Stock
@@ -48,7 +49,9 @@ def work(rank: int, world: int, folder: Path, cases: list[Case] = CASES) -> None
             for engine, other in ((Distributed, Stock), (Stock, Distributed)):
                 with torch.device("meta"):
                     module = MODELS[case.model]()
-                model: Any = engine(module, case.plan)
+                backend = "torch" if engine is Stock else "hetplan"
+                model: Any = distribute(module, case.plan, backend=backend)
+                assert type(model) is engine
                 optimizer = model.optimizer(torch.optim.AdamW, lr=0.01)
                 if part:
                     checkpoint.load(model, optimizer, str(folder / case.name / other.__name__))

@@ -17,6 +17,4 @@ def distribute(module: Any, plan: Any, *, backend: str = "hetplan", **options: A
 
     if isinstance(module, SingleProgram | ProgramModel):
         return DistributedProgram(module, plan, **options)
-    if backend == "torch":
-        return Stock(module, plan, **options)
-    return Distributed(module, plan, **options)
+    return (Stock if backend == "torch" else Distributed)(module, plan, **options)
