@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hetplan.errors import InputError, json_path, one_line, shorten
+from hetplan.errors import InputError, json_path, one_line, require, shorten
 
 MAX_BYTES = 256 * 2**20
 MAX_DEPTH = 64
@@ -40,8 +40,7 @@ def read_bytes(path: str | os.PathLike[str], most: int = MAX_BYTES) -> bytes:
         raise InputError("is a folder, expected a file", where=name) from None
     except (OSError, EOFError, zlib.error, ValueError) as error:
         raise InputError(f"cannot be read: {one_line(str(error))}", where=name) from None
-    if len(content) > most:
-        raise InputError("file is too large", where=name, expected=f"at most {most} bytes")
+    require(len(content) <= most, "file is too large", where=name, expected=f"at most {most} bytes")
     return bytes(content)
 
 
@@ -191,14 +190,14 @@ def read_yaml(path: str | os.PathLike[str]) -> Any:
 def check_target(path: Path) -> None:
     """Raise InputError for a path where no file can be written."""
     folder = path.parent
-    if os.path.isdir(path):
-        raise InputError("is a folder, expected a file name", where=str(path))
-    if os.path.exists(path) and not os.path.isfile(path):
-        raise InputError("is a device or a pipe, expected a file name", where=str(path))
-    if not os.path.isdir(folder):
-        raise InputError("no such folder", where=str(folder))
-    if not os.access(folder, os.W_OK):
-        raise InputError("folder cannot be written to", where=str(folder))
+    require(not os.path.isdir(path), "is a folder, expected a file name", where=str(path))
+    require(
+        os.path.isfile(path) or not os.path.exists(path),
+        "is a device or a pipe, expected a file name",
+        where=str(path),
+    )
+    require(os.path.isdir(folder), "no such folder", where=str(folder))
+    require(os.access(folder, os.W_OK), "folder cannot be written to", where=str(folder))
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:

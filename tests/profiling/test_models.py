@@ -4,6 +4,7 @@ formulas; and models from Hugging Face configurations."""
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from hetplan.errors import InputError
 from hetplan.profiling.model_files import KEYS, from_config
 from hetplan.profiling.models import load_model
 from hetplan.profiling.operators import Matmul
+from hetplan.profiling.transformer import transformer_layers
 from hetplan.profiling.zoo import BUILT_IN, gpt2, text_model
 
 PUBLISHED = {name: spec.published for name, spec in BUILT_IN.items() if spec.published is not None}
@@ -517,6 +519,68 @@ CONFIGURATIONS = {
         ),
     ),
 }  # fmt: skip
+HYBRID = {
+    "mamba_head_dim": 64, "n_groups": 8, "ssm_state_size": 128, "head_dim": 128,
+}  # fmt: skip
+# The counts of their technical reports, to three or four digits.
+HYBRIDS = {
+    "Nemotron-3-Nano": (
+        31.6e9,
+        configured(
+            "nemotron_h", (131072, 2688, 1856, 52, 32, 2), mamba_num_heads=64, **HYBRID,
+            n_routed_experts=128, num_experts_per_tok=6, moe_intermediate_size=1856,
+            moe_shared_expert_intermediate_size=3712,
+            hybrid_override_pattern="MEMEM*" + 4 * "EMEMEM*" + "EMEMEMEM*EMEMEMEME",
+        ),
+    ),
+    "Nemotron-3-Super": (
+        120.6e9,
+        configured(
+            "nemotron_h", (131072, 4096, 2688, 88, 32, 2), mamba_num_heads=128, **HYBRID,
+            n_routed_experts=512, num_experts_per_tok=22, moe_intermediate_size=2688,
+            moe_shared_expert_intermediate_size=5376, moe_latent_size=1024,
+            hybrid_override_pattern=40 * "ME" + 8 * "*",
+        ),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_hybrids_of_state_space_layers(name: str) -> None:
+    params, config = HYBRIDS[name]
+    spec = from_config(config, name=name)
+    _, layers = spec.chain(2048)
+    assert sum(layer.params for layer in layers) == pytest.approx(params, rel=0.002)
+    _, longer = spec.chain(4096)
+    work = {layer.name: layer.forward_flops() for layer in layers}
+    for layer in longer[1:-1]:  # attention alone grows faster than the samples do
+        names = {operator.name for operator in layer.operators}
+        grown = layer.forward_flops() / work[layer.name]
+        assert grown > 2.01 if "context" in names else grown == pytest.approx(2)
+        assert len(layer.reduces) == 2 and ("experts-up" in names) == (layer.kind == "moe-block")
+    assert spec.fits(2) and not spec.fits(4)  # two heads of keys and values
+
+
+def test_adapters_leave_no_gradients_of_weights() -> None:
+    """LoRA: backward computes one product for each of the forward's; rank x (inputs + outputs) are
+    trained."""
+    shape = load_model("llama2-7b", sequence=512).spec.shape
+    assert shape is not None
+    plain = transformer_layers(shape, 512)
+    adapted = transformer_layers(replace(shape, adapter=16), 512)
+    for before, after in zip(plain, adapted, strict=True):
+        assert after.frozen == before.params and after.saved == before.saved
+    own = [layer.params - layer.frozen for layer in adapted]
+    h, f = 4096, 11008
+    assert own == [0, *[16 * (h + 3 * h + h + h + h + 2 * f + f + h)] * 32, 0]
+    core = sum(
+        2.0 * op.count * op.m * op.k * op.n
+        for op in plain[1].operators
+        if isinstance(op, Matmul) and not op.weight
+    )
+    products = plain[1].forward_flops() - core
+    beside = adapted[1].forward_flops() - plain[1].forward_flops()
+    assert adapted[1].backward_flops() == pytest.approx(products + 2 * core + 2 * beside)
 
 
 @pytest.mark.parametrize("name", CONFIGURATIONS)
@@ -575,6 +639,11 @@ def test_windows_reach_back_but_in_full_blocks() -> None:
             r"num_key_value_heads \(got 32, expected a multiple of 5",
         ),
         ({**MIXTRAL, "num_experts_per_tok": 9}, "num_experts_per_tok is too large"),
+        ({**HYBRIDS["Nemotron-3-Nano"][1], "num_hidden_layers": 51}, r"got 52, expected 51"),
+        (
+            {**HYBRIDS["Nemotron-3-Nano"][1], "hybrid_override_pattern": "MXM"},
+            "hybrid_override_pattern: not usable",
+        ),
     ],
 )
 def test_errors_of_configurations(config: Any, message: str) -> None:

@@ -88,6 +88,7 @@ BRIDGE = {
     "task": "Pre-Training Performance", "system": "DGX-B200", "model": "LLAMA3.1_405B",
     "gpus": 128, "precision": "BF16", "global_batch": 64, "micro_batch": 1, "sequence": 8192,
     "fsdp": 0, "tp": 4, "pp": 8, "cp": 2, "vp": 8, "ep": 1, "tokens_per_second_per_gpu": 700.0,
+    "release": "26.04 NeMo Container", "model_tflops_per_gpu": 1700.0,
 }  # fmt: skip
 # sitar-lab/NeuSight@6945927 and microsoft/vidur@7d47513 (MIT).
 OPERATORS: dict[str, list[Row]] = {
@@ -272,24 +273,41 @@ def test_uneven_and_interleaved_stages_of_megatron() -> None:
 
 def test_nemo_and_mlperf(tmp_path: Path) -> None:
     dense = {**BRIDGE, "cp": 1, "model": "LLAMA3_8B", "gpus": 64, "pp": 2, "vp": 1}
-    changes = ({"precision": "FP8"}, {"tp": "2 (4)"}, {"precision": "FP8-CS (FP8-MX)"})
+    changes = (
+        {"precision": "FP8"}, {"tp": "2 (4)"},
+        {"precision": "FP8-CS (FP8-MX)", "model_tflops_per_gpu": 16141540.0}, {"precision": ""},
+        {"precision": "", "release": "25.09 NeMo Container"}, {"task": "LoRA Performance"},
+        {"model": "Nemotron_3_Nano", "pp": 1, "tp": 1, "ep": 8, "gpus": 8, "precision": "FP8",
+         "system": "DGX-GB200"},
+        {"precision": "FP6"},
+    )  # fmt: skip
     bridge = [BRIDGE, dense, *({**dense, **change} for change in changes)]
     write(tmp_path / "nemo_megatron_bridge.csv", bridge)
     write(tmp_path / "nemo_24.07_h100_fp8.csv", [BRIDGE])
     *found, old = compare("nemo", tmp_path)
-    assert [row.predicted is not None for row in found] == [True, True, True, False, False]
-    assert found[3].reason == "tp is '2 (4)'" and old.reason is None
-    assert found[4].reason == "precision FP8-CS (FP8-MX)"
+    assert [row.reason for row in found] == [
+        None, None, None, "tp is '2 (4)'", None, "precision not stated", None, None, None,
+        "precision FP6",
+    ]  # fmt: skip
+    assert old.reason is None and found[4].published.seconds is None  # two figures in one cell
     whole, eight = (present(row.predicted).seconds for row in found[1:3])
     assert 0.5 * whole < eight < whole
+    assert present(found[6].predicted).seconds == eight  # release 25.09 is of 8-bit products
+    adapters = present(found[7].predicted)
+    assert adapters.seconds < whole
+    assert present(adapters.peak_bytes) < 0.6 * present(present(found[1].predicted).peak_bytes)
+    assert present(found[8].predicted).fits
     system = {
         "benchmark": "llama2_70b_lora", "nodes": 2, "accelerators_per_node": 8, "cp": "",
         "accelerator": "NVIDIA H200-SXM5-141GB", "global_batch": 8, "step_seconds_median": "",
-        "seconds_per_step_from_throughput": 1.7477,
+        "seconds_per_step_from_throughput": 1.7477, "grad_accum": 1, "sequence": "", "tp": "",
+        "pp": "",
     }  # fmt: skip
-    write(tmp_path / "mlperf_v5.0_llm.csv", [system])
-    (row,) = compare("mlperf", tmp_path)
-    assert row.published.seconds == 1.7477 and row.reason == "adapters (LoRA) are not modelled"
+    write(tmp_path / "mlperf_v5.0_llm.csv", [system, {**system, "cp": 4, "tp": 1, "pp": 1}])
+    inferred, stated = compare("mlperf", tmp_path)
+    assert inferred.published.seconds == 1.7477 and inferred.reason is None
+    assert present(inferred.predicted).fits  # 2 context ranks: 16 GPUs for 8 samples
+    assert "do not divide" not in str(stated.reason) and stated.predicted != inferred.predicted
 
 
 def test_operators(tmp_path: Path) -> None:

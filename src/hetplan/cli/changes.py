@@ -34,7 +34,7 @@ from hetplan.cli.options import (
 )
 from hetplan.cli.output import Display, emit, watched
 from hetplan.cli.plan import named_strategies, write_plan
-from hetplan.errors import InputError
+from hetplan.errors import require
 from hetplan.formulations.ditto.describe import rows_of, tables_of
 from hetplan.formulations.ditto.templates import readiness
 from hetplan.formulations.joint.plan import load_plan
@@ -283,10 +283,13 @@ def templates(
     """
     run = Run(make_options(time_limit=time_limit, gap=gap))
     posed = open_instance(instance)
-    if posed.problem != "ditto":
-        raise InputError(
-            "has no templates", where=instance, got=f"problem {posed.problem}", expected="ditto"
-        )
+    require(
+        posed.problem == "ditto",
+        "has no templates",
+        where=instance,
+        got=f"problem {posed.problem}",
+        expected="ditto",
+    )
     ready = watched(
         run,
         lambda: readiness(

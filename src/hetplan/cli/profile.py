@@ -558,10 +558,12 @@ def train(
         learned = train_links([Collectives.load(path) for path in files])
         table = links_table(learned)
     else:
-        if len(files) > 1:
-            raise InputError(
-                "hetplan profile train", got=len(files), expected="one file of measured operators"
-            )
+        require(
+            len(files) <= 1,
+            "hetplan profile train",
+            got=len(files),
+            expected="one file of measured operators",
+        )
         learned = train_operators(OperatorData.load(files[0]))
         table = operators_table(learned)
     emit(learned.model_dump(mode="json"), [table], json=json, output=output)

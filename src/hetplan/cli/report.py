@@ -8,7 +8,7 @@ import typer
 
 from hetplan.cli.options import JsonOption, PngOption, QuietOption, offer, target
 from hetplan.cli.output import emit, note
-from hetplan.errors import InputError, unknown_name
+from hetplan.errors import require, unknown_name
 from hetplan.files import write_text
 from hetplan.studies import page, papers
 from hetplan.studies.charts import write_pictures
@@ -50,8 +50,7 @@ def report(
         raise unknown_name("unknown paper", paper, papers.PAPERS)
     tell = (lambda line: None) if quiet else note
     exhibits, notes = papers.exhibits(paper, name, full=full, tell=tell)
-    if not exhibits:
-        raise InputError("no exhibit matches", where="--name", got=name)
+    require(exhibits, "no exhibit matches", where="--name", got=name)
     pictures = {e.name: made for e in exhibits if html or png if (made := e.chart())}
     tables = [e.table(() if at else notes) for at, e in enumerate(exhibits)]
     if html is not None:

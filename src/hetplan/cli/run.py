@@ -22,7 +22,7 @@ from hetplan.cli.options import (
     target,
 )
 from hetplan.cli.output import emit, note, write_document
-from hetplan.errors import InputError
+from hetplan.errors import InputError, require
 from hetplan.formulations.joint.plan import Plan, load_plan
 from hetplan.profiling.cluster import example_clusters
 from hetplan.runtime.devices import on_devices
@@ -77,10 +77,11 @@ class Training:
         """Raise InputError for options that do not go together."""
         if not virtual and time_scale is not None:
             raise InputError("--time-scale is for --virtual devices")
-        if virtual and self.backend == "torch":
-            raise InputError(
-                "--virtual devices are for hetplan's own engine", got="--backend torch"
-            )
+        require(
+            not (virtual and self.backend == "torch"),
+            "--virtual devices are for hetplan's own engine",
+            got="--backend torch",
+        )
 
 
 def predicted(
@@ -163,8 +164,10 @@ class Survival:
 
     def check(self) -> None:
         """Raise InputError for options that do not go together."""
-        if self.elastic and is_rank():
-            raise InputError("--elastic is for local ranks; torchrun has --max-restarts")
+        require(
+            not (self.elastic and is_rank()),
+            "--elastic is for local ranks; torchrun has --max-restarts",
+        )
         if self.elastic and (self.checkpoint is None or self.every is None):
             raise InputError(
                 "--elastic needs --checkpoint with a folder and --every with a number of steps"

@@ -24,7 +24,7 @@ from hetplan.cli.options import (
 )
 from hetplan.cli.output import emit, note, write_document
 from hetplan.cli.solve import describe, titled
-from hetplan.errors import InputError
+from hetplan.errors import InputError, require
 from hetplan.files import read_json, write_bytes, write_text
 from hetplan.formulations.joint.describe import degrees_table, stage_table, summary
 from hetplan.formulations.joint.plan import Plan, load_plan
@@ -152,8 +152,7 @@ def show_decision(instance: str, decision: str | None, *, json: bool) -> int:
     family's tables."""
     posed = open_instance(instance)
     claims = [claim for claim in claims_of(posed, instance, decision) if claim.decision is not None]
-    if not claims:
-        raise InputError("no decision to show", where=decision or instance)
+    require(claims, "no decision to show", where=decision or instance)
     shown = [in_full(posed, claim) for claim in claims]
     documents = [
         {"source": claim.source, **document}
@@ -336,11 +335,11 @@ def calibrated(plan: Plan, workload: Workload, path: Path) -> tuple[Workload, fl
     """The workload with a calibration's times, links and memory, and the seconds that its passes
     take beside their layers."""
     constants = Calibration.load(path)
-    if constants.cluster != workload.cluster.name:
-        raise InputError(
-            "is of another cluster",
-            where=str(path),
-            got=constants.cluster,
-            expected=repr(workload.cluster.name),
-        )
+    require(
+        constants.cluster == workload.cluster.name,
+        "is of another cluster",
+        where=str(path),
+        got=constants.cluster,
+        expected=repr(workload.cluster.name),
+    )
     return constants.adjusted(workload), constants.slot_seconds * slots(plan)

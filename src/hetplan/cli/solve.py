@@ -29,7 +29,7 @@ from hetplan.cli.options import (
     split_list,
 )
 from hetplan.cli.output import Display, emit, note, watched
-from hetplan.errors import HetplanError, InputError, UnsupportedError
+from hetplan.errors import HetplanError, InputError, UnsupportedError, require
 from hetplan.files import to_json
 from hetplan.instances.answers import Verdict, answer_document, judge, read_claims
 from hetplan.instances.library import Instance, plain
@@ -113,8 +113,7 @@ def chosen_methods(
     """The methods named, by problem, each once; `all` stands for every method. Raises InputError
     for one that no problem has."""
     names = list(dict.fromkeys(split_list(wanted) if wanted is not None else ["auto"]))
-    if not names:
-        raise InputError("no method named", where="--method", expected="at least one")
+    require(names, "no method named", where="--method", expected="at least one")
     having = {name: [method.name for method in own.methods] for name, own in families.items()}
     for name in names:
         if name != "all" and not any(name in own for own in having.values()):
@@ -277,8 +276,10 @@ def check(
     is missing
     (a result that is infeasible or unknown has nothing to verify).
     """
-    if instance == decision == "-":
-        raise InputError("instance and decision cannot both come from standard input")
+    require(
+        (instance, decision) != ("-", "-"),
+        "instance and decision cannot both come from standard input",
+    )
     posed = open_instance(instance)
     value, where = read_document(decision)
     claims = read_claims(value, posed, where=where)

@@ -21,7 +21,7 @@ from functools import partial
 from itertools import chain
 from typing import Any, TypedDict, Unpack
 
-from hetplan.errors import InputError, unknown_name
+from hetplan.errors import InputError, require, unknown_name
 from hetplan.planner.explain import Explanation, explain
 from hetplan.planner.fits import MEMORY_MARGIN, advice
 from hetplan.planner.joint import Joint
@@ -406,10 +406,7 @@ def precisions_of(names: str | Sequence[str]) -> tuple[Precision, ...]:
     for text in texts:
         if text not in known:
             raise unknown_name("unknown precision", text, (*PRECISIONS, AUTO))
-    if not texts:
-        raise InputError(
-            "no precision named", expected=f"some of {', '.join(PRECISIONS)}, or {AUTO}"
-        )
+    require(texts, "no precision named", expected=f"some of {', '.join(PRECISIONS)}, or {AUTO}")
     return tuple(known[text] for text in dict.fromkeys(texts))
 
 
@@ -483,11 +480,11 @@ def make_workloads(
         else:
             same = f"times and bytes are those of {twin.precision}"
             notes.append(f"{name} is not planned apart: {same}")
-    if not workloads:
-        raise InputError(
-            "no precision that every device has",
-            where=f"cluster {cluster.name}",
-            got=", ".join(precisions),
-            expected="; ".join(notes),
-        )
+    require(
+        workloads,
+        "no precision that every device has",
+        where=f"cluster {cluster.name}",
+        got=", ".join(precisions),
+        expected="; ".join(notes),
+    )
     return workloads, notes

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from hetplan.errors import UnsupportedError
+from hetplan.errors import UnsupportedError, require
 from hetplan.formulations.joint.plan import Plan, Prediction
 from hetplan.planner.strategy import (
     PLAIN,
@@ -191,13 +191,14 @@ def replay_candidate(candidate: Candidate, workload: Workload) -> Candidate:
         return candidate
     try:
         passes = sum(r.steps * len(r.stages) * len(r.stages[0].layers) for r in plan.replicas)
-        if passes > MOST_PASSES:
-            raise UnsupportedError(
-                "too many micro-batches to replay",
-                where=plan.name,
-                got=passes,
-                expected=f"{MOST_PASSES} passes",
-            )
+        require(
+            passes <= MOST_PASSES,
+            "too many micro-batches to replay",
+            where=plan.name,
+            got=passes,
+            expected=f"{MOST_PASSES} passes",
+            kind=UnsupportedError,
+        )
         replayed = replay(plan, workload)
     except UnsupportedError as error:
         text = f"not replayed, the iteration is that of the closed form: {error}"

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Any, ClassVar, Protocol
 
-from hetplan.errors import InputError, UnsupportedError, unknown_name
+from hetplan.errors import InputError, UnsupportedError, require, unknown_name
 from hetplan.formulations.joint.costs import Costs
 from hetplan.formulations.joint.plan import Plan, PlanDevice, Recomputation, Stage
 from hetplan.formulations.joint.pose import kept_of, pose
@@ -396,8 +396,7 @@ def make_strategies(
     """
     names = list(STRATEGIES) if names is None or ALL in names else list(dict.fromkeys(names))
     settings = settings or {}
-    if not names:
-        raise InputError("no strategy named", expected=f"some of {', '.join(STRATEGIES)}")
+    require(names, "no strategy named", expected=f"some of {', '.join(STRATEGIES)}")
     for name in names:
         if name not in STRATEGIES:
             raise unknown_name("unknown strategy", name, STRATEGIES)

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hetplan.errors import InputError
+from hetplan.errors import InputError, require
 from hetplan.planner.ranking import Planning, make_plans
 from hetplan.planner.search import OnCandidate, on_devices, shortest
 from hetplan.planner.strategy import Candidate, Part, Strategy, make_strategies, places_of
@@ -121,8 +121,7 @@ def removal(text: str, cluster: Cluster) -> Change:
             expected = f"at most {len(gone)}"
             raise InputError("more than there are", where="--remove", got=text, expected=expected)
     left = Counter(d.node for number, d in enumerate(cluster.devices) if number not in gone)
-    if not left:
-        raise InputError("nothing is left", where="--remove", got=text)
+    require(left, "nothing is left", where="--remove", got=text)
     kept = tuple(n for n in left if left[n] == cluster.nodes[n].devices)
     smaller = [replace(cluster.nodes[n], devices=left[n]) for n in left if n not in kept]
     name = f"remove {text}"
@@ -174,13 +173,13 @@ def relinked(
 
 def faster_network(gbit: float, cluster: Cluster) -> Change:
     """Every node's network at so many Gbit/s."""
-    if not 1e-6 <= gbit <= 1e9:
-        raise InputError(
-            "not usable",
-            where="--network-gbit-per-s",
-            got=gbit,
-            expected="Gbit/s between 1e-6 and 1e9",
-        )
+    require(
+        1e-6 <= gbit <= 1e9,
+        "not usable",
+        where="--network-gbit-per-s",
+        got=gbit,
+        expected="Gbit/s between 1e-6 and 1e9",
+    )
     had = [n for n in every_node(cluster) if cluster.nodes[n].network_bandwidth > gbit * GBIT]
     less = f" (node {ranges_text(had)}: less than now)" if had else ""
     return relinked(cluster, f"network at {gbit:g} Gbit/s{less}", network=gbit * GBIT)

@@ -75,13 +75,13 @@ class DeviceSpec(DeviceOverride):
 
     def peak_flops(self, precision: Precision, *, name: str = "device") -> float:
         """Dense peak in FLOP/s; raises InputError where the device has no units for `precision`."""
-        if precision not in self.peak_tflops:
-            raise InputError(
-                "has no peak_tflops for this precision",
-                where=name,
-                got=precision,
-                expected=", ".join(sorted(self.peak_tflops)),
-            )
+        require(
+            precision in self.peak_tflops,
+            "has no peak_tflops for this precision",
+            where=name,
+            got=precision,
+            expected=", ".join(sorted(self.peak_tflops)),
+        )
         return self.peak_tflops[precision] * 1e12
 
 

@@ -29,7 +29,7 @@ from hetplan.profiling.operators import (
     Saved,
 )
 from hetplan.profiling.profile import Date
-from hetplan.profiling.transformer import Experts, Latent, Transformer
+from hetplan.profiling.transformer import Experts, Latent, Mamba, Transformer
 from hetplan.profiling.zoo import BERT, LLAMA, ModelSpec, text_model
 from hetplan.schema import Count, Document, Name, NonNegative, PositiveCount, StrictModel, parse
 
@@ -37,6 +37,7 @@ from hetplan.schema import Count, Document, Name, NonNegative, PositiveCount, St
 LONGEST_DEFAULT_SEQUENCE = 4096
 
 Size = Annotated[int, Field(ge=1, le=10**7)]
+Pattern = Annotated[str, Field(pattern=r"^[M*E-]+$", max_length=4000)]
 Layers = Annotated[int, Field(ge=1, le=4000)]  # a chain has at most 4096 layers
 
 
@@ -219,6 +220,23 @@ KEYS: dict[str, dict[str, Key]] = {
         "parallel_attn": Key(("parallel",), bool, True),
         "tie_word_embeddings": Key(("tied",), bool, True),
     },
+    "nemotron_h": {
+        **LATER,
+        "hybrid_override_pattern": required(
+            "kind of each block, as M, *, - or E", "pattern", kind=Pattern
+        ),
+        "mamba_num_heads": Key(("mamba.heads",), Size, 128),
+        "mamba_head_dim": Key(("mamba.head_dim",), Size, 64),
+        "n_groups": Key(("mamba.groups",), Size, 8),
+        "ssm_state_size": Key(("mamba.state",), Size, 128),
+        "conv_kernel": Key(("mamba.kernel",), Size, 4),
+        "chunk_size": Key(("mamba.chunk",), Size, 128),
+        "n_routed_experts": Key(("experts.count",), Size, 8),
+        "num_experts_per_tok": Key(("experts.active",), Size, 2),
+        "moe_intermediate_size": Key(("experts.width",), Size, 7688),
+        "moe_shared_expert_intermediate_size": Key(("experts.shared",), Count, 7688),
+        "moe_latent_size": Key(("experts.latent",), Size | None, None),
+    },
     # calculon's model description (Isaev et al. 2023), with a vocabulary, which it leaves out:
     # GPT blocks whose heads may be wider than hidden / heads
     "calculon": {
@@ -263,6 +281,7 @@ ALWAYS: dict[str, dict[str, Any]] = {
     "olmo2": {**LLAMA, "qk_norm": "all"},
     "starcoder2": {"rotary": True, "dropout": False},
     "falcon": {"rotary": True, "dropout": False},
+    "nemotron_h": {**LLAMA, "gated": False, "rotary": False},  # squared ReLU
 }
 # Wrappers of a text model with encoders of images, which are left out.
 WRAPPERS = {"gemma3": "gemma3_text", "llama4": "llama4_text"}
@@ -311,7 +330,7 @@ def from_config(value: Any, *, name: str, where: str = "config") -> ModelSpec:
     if assumed:
         notes.append(f"{where}: assumed, as transformers does: {', '.join(assumed)}")
     sequence = min(sizes.pop("context"), LONGEST_DEFAULT_SEQUENCE)
-    parts: dict[str, dict[str, Any]] = {"experts": {}, "latent": {}}
+    parts: dict[str, dict[str, Any]] = {"experts": {}, "latent": {}, "mamba": {}}
     for field in [field for field in sizes if "." in field]:
         part, _, name_in_part = field.partition(".")
         parts[part][name_in_part] = sizes.pop(field)
@@ -319,6 +338,8 @@ def from_config(value: Any, *, name: str, where: str = "config") -> ModelSpec:
         sizes["experts"] = Experts(**parts["experts"])
     if parts["latent"]:
         sizes["latent"] = Latent(**parts["latent"])
+    if parts["mamba"]:
+        sizes["mamba"] = Mamba(**parts["mamba"])
     if sizes["embedding_width"] == sizes["hidden"]:
         sizes["embedding_width"] = None
     shape = Transformer(**{**ALWAYS.get(kind, {}), **sizes})
@@ -376,6 +397,9 @@ def check_sizes(sizes: dict[str, Any], config: dict[str, Any], where: str) -> No
          hidden, f"a multiple of {heads}"),
         (heads % kv_heads, "number of heads is not a multiple of num_key_value_heads",
          heads, f"a multiple of {kv_heads}"),
+        (len(sizes.get("pattern") or "M" * sizes["layers"]) != sizes["layers"],
+         "hybrid_override_pattern has another length than num_hidden_layers",
+         len(sizes.get("pattern", "")), str(sizes["layers"])),
         (active > count, "num_experts_per_tok is too large",
          active, f"at most the number of experts ({count})"),
     ):  # fmt: skip

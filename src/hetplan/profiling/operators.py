@@ -96,7 +96,8 @@ class Matmul:
     dimension that tensor parallelism divides. left, out: elements per sample that really move to
     and from memory where that is not m k and m n: an implicit convolution reads each pixel once,
     fused attention keeps the scores on the chip. input_gradient: False for a first layer, which has
-    no dA. attention: of an attention core, how it is computed; fused kernels skip what a causal
+    no dA. frozen: the weight is not trained, and has no dB. attention: of an attention core, how
+    it is computed; fused kernels skip what a causal
     mask hides, and compute the scores again in the backward pass (Dao et al. 2022).
     """
 
@@ -111,6 +112,7 @@ class Matmul:
     out: int | None = None
     input_gradient: bool = True
     attention: Literal["none", "standard", "fused", "fused-causal"] = "none"
+    frozen: bool = False
 
     def shape(self, micro_batch: int = 1, tensor: int = 1) -> Shape:
         """What one device of the group computes; dimensions that do not divide are padded up."""
@@ -137,7 +139,7 @@ class Matmul:
     @property
     def backward_products(self) -> int:
         """How many products of the forward's size the backward pass takes."""
-        return 2 if self.input_gradient else 1
+        return int(self.input_gradient) + int(not self.frozen)
 
 
 @dataclass(frozen=True)
@@ -230,7 +232,8 @@ class Layer:
 
     params: parameters that this layer owns. tied_params: parameters owned by an earlier layer (a
     language-model head that shares the embedding): a stage that holds this layer without the owner
-    keeps a copy of them. output: elements sent to the next layer.
+    keeps a copy of them. output: elements sent to the next layer. frozen: of `params`, those that
+    are not trained: they have no gradients and no optimizer states.
     """
 
     name: str
@@ -241,6 +244,7 @@ class Layer:
     saved: tuple[Saved, ...]
     reduces: tuple[Reduce, ...] = ()
     tied_params: int = 0
+    frozen: int = 0
 
     def forward_flops(self) -> float:
         """FLOPs of the matrix products, forward."""

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from hetplan.profiling.operators import (
+    BLOCKS,
     Attention,
     Elementwise,
     Layer,
@@ -33,7 +34,10 @@ Norm = Literal["layer", "rms", "pixel"]
 class Experts:
     """Mixture of experts in every `every`-th block, counted from 1, behind the first `dense` ones:
     `active` of `count` per token. width: of one expert, None: the feed-forward size. shared: width
-    of what every token visits as well."""
+    of what every token visits as well. latent: width to which tokens are projected before they
+    travel to experts (Nemotron 3's LatentMoE), None: the hidden size. early: gates act between an
+    expert's products, whose outputs are then not kept (Megatron Core, transformer/moe/experts.py).
+    """
 
     count: int
     active: int
@@ -41,6 +45,31 @@ class Experts:
     dense: int = 0
     width: int | None = None
     shared: int = 0
+    latent: int | None = None
+    early: bool = False
+
+
+@dataclass(frozen=True)
+class Mamba:
+    """A Mamba-2 layer (Dao and Gu 2024, Section 6): heads of head_dim, groups of heads that share
+    vectors B and C of `state`, a convolution over `kernel` tokens, scanned by chunks."""
+
+    heads: int
+    head_dim: int
+    groups: int
+    state: int
+    kernel: int = 4
+    chunk: int = 128
+
+    @property
+    def inner(self) -> int:
+        """Width of all heads."""
+        return self.heads * self.head_dim
+
+    @property
+    def mixed(self) -> int:
+        """Width of what is convolved: the heads' inputs, B and C."""
+        return self.inner + 2 * self.groups * self.state
 
 
 @dataclass(frozen=True)
@@ -85,7 +114,12 @@ class Transformer:
     block. latent: latent attention, head_dim is then rope + nope. qk_norm: norms of queries and
     keys, one for all heads or over all. block_norms: norms of a block. embedding_norm: LayerNorm
     behind the embedding (BERT). embedding_width: narrower embedding with projections (OPT-350m).
-    final_norm: norm before the head. cut: of context and expert parallelism.
+    final_norm: norm before the head. cut: of context and expert parallelism. pattern: of a hybrid,
+    what each block is, as Megatron writes it: M Mamba-2, * attention, - feed-forward network, E
+    experts; empty: attention and network in every block. adapter: rank of adapters beside frozen
+    weights (Hu et al. 2021, LoRA), 0 for none. input_bytes: of an element that a product with a
+    weight keeps of its input for the weight's gradient: 1 where Transformer Engine multiplies 8-bit
+    numbers (pytorch/module/layernorm_linear.py); None: the training precision's.
     """
 
     vocabulary: int
@@ -118,6 +152,10 @@ class Transformer:
     head: Literal["lm", "bert"] = "lm"
     experts: Experts | None = None
     cut: Cut = Cut()
+    pattern: str = ""
+    mamba: Mamba | None = None
+    adapter: int = 0
+    input_bytes: int | None = None
 
     def keys(self, s: int) -> int:
         """Keys that each of a rank's `s` tokens attends to."""
@@ -154,7 +192,13 @@ class Transformer:
         sizes = [self.heads, self.kv_heads, self.feed_forward]
         if self.experts:
             sizes += (self.experts.width or 0, self.experts.shared)
+        if self.mamba:
+            sizes += (self.mamba.heads, self.mamba.groups)
         return all(size % tensor == 0 for size in sizes)
+
+
+# Of a layer: whether it has the part; its parameters, operators and what is kept.
+Part = tuple[bool, int, tuple[Operator, ...], tuple[Saved, ...]]
 
 
 def transformer(
@@ -262,15 +306,48 @@ def expert_operators(t: Transformer, s: int, mixture: Experts) -> tuple[Operator
     up, held = 2 if t.gated else 1, -(-mixture.count // t.cut.expert)
     rows = -(-s * mixture.active * t.cut.expert // (mixture.count * t.cut.whole))
     inner = s * mixture.active * t.feed_forward
-    spread = (1 + mixture.active) * s * t.hidden
-    return (
-        Matmul("router", s, t.hidden, mixture.count),
+    width, columns = mixture.latent or t.hidden, t.cut.whole * t.feed_forward
+    spread = (1 + mixture.active) * s * width
+    moved: tuple[Operator, ...] = (
         Elementwise("dispatch", spread, spread, kind="copy"),
-        Matmul("experts-up", rows, t.hidden, up * t.cut.whole * t.feed_forward, held, split="n"),
+        Matmul("experts-up", rows, width, up * columns, held, split="n"),
         Elementwise("activation", (up + 1) * inner, (2 * up + 1) * inner, True, "activation"),
-        Matmul("experts-down", rows, t.cut.whole * t.feed_forward, t.hidden, held, split="k"),
+        Matmul("experts-down", rows, columns, width, held, split="k"),
         Elementwise("combine", spread, 2 * spread, kind="copy"),
     )
+    if mixture.latent:
+        down = Matmul("latent-down", s, t.hidden, width)
+        moved = (down, *moved, Matmul("latent-up", s, width, t.hidden))
+    return (Matmul("router", s, t.hidden, mixture.count), *moved)
+
+
+def mamba_part(t: Transformer, s: int, m: Mamba) -> Part:
+    """A Mamba-2 layer with its norm. The scan is that of chunks: products within them, and their
+    states; its backward pass computes the convolution again (mamba_ssm, ssd_combined.py)."""
+    size, tall, chunks = s * t.hidden, m.inner + m.mixed + m.heads, -(-s // m.chunk)
+    n, p, q = m.state, m.head_dim, m.chunk
+    own = t.hidden * (tall + m.inner) + (m.kernel + 1) * m.mixed + 3 * m.heads + m.inner
+    scan: Any = {"weight": False, "split": "count", "left": 0, "out": 0}
+    operators: tuple[Operator, ...] = (
+        norm("norm-1", size),
+        Matmul("mamba-in", s, t.hidden, tall, split="n"),
+        Elementwise("convolution", 2 * s * m.mixed, 3 * s * m.mixed, True, "activation"),
+        Matmul("scan-scores", q, n, q, m.groups * chunks, **scan),
+        Matmul("scan-inside", q, q, p, m.heads * chunks, **scan),
+        Matmul("scan-states", n, q, p, 2 * m.heads * chunks, **scan),
+        Elementwise("gated-norm", 3 * s * m.inner, 5 * s * m.inner, True, "norm"),
+        Matmul("mamba-out", s, m.inner, t.hidden, split="k"),
+        residual("residual-1", size, t.dropout),
+    )
+    saved = (
+        Saved("norm-1 input", size, split=False),
+        Saved("mamba-in input", size, split=False, element_bytes=t.input_bytes),
+        Saved("mamba-in output", s * tall, split=True),
+        Saved("scan output", s * m.inner, split=True),
+        Saved("mamba-out input", s * m.inner, split=True, element_bytes=t.input_bytes),
+        Saved("states", chunks * m.inner * n, split=True),
+    )
+    return True, own + t.norm_params, operators, saved
 
 
 def norm(name: str, size: int) -> Elementwise:
@@ -303,7 +380,7 @@ def attention_saved(t: Transformer, s: int) -> tuple[Saved, ...]:
         core += dropout_mask(t, "scores", scores, split=True)
     return (
         Saved("norm-1 input", size, split=False),
-        Saved("qkv input", size, split=False),
+        Saved("qkv input", size, split=False, element_bytes=t.input_bytes),
         Saved("queries", s * t.query_width, split=True),
         Saved("keys and values", s * (t.kv_width + t.kv_heads * t.value_dim), split=True),
         Saved("attention output", s * t.heads * t.value_dim, split=True),
@@ -316,21 +393,18 @@ def attention_saved(t: Transformer, s: int) -> tuple[Saved, ...]:
 def feed_forward_saved(t: Transformer, s: int, mixture: Experts | None) -> tuple[Saved, ...]:
     """What the feed-forward network keeps (19 s b h for a GPT block), with its norm."""
     size = s * t.hidden
-    active = mixture.active if mixture else 1
+    active, width = mixture.active if mixture else 1, (mixture and mixture.latent) or t.hidden
     up = 2 if t.gated else 1
-    routing: tuple[Saved, ...] = (
-        (
-            Saved("router input and weights", size + s * mixture.count, split=False),
-            Saved("expert outputs", active * size, split=False),
-        )
-        if mixture
-        else ()
-    )
+    routing: tuple[Saved, ...] = ()
+    if mixture:
+        routing = (Saved("router input and weights", size + s * mixture.count, split=False),)
+    if mixture and not mixture.early:
+        routing += (Saved("expert outputs", active * s * width, split=False),)
     return (
         Saved("norm-2 input", size, split=False),
-        Saved("up input", active * size, split=False),
+        Saved("up input", active * s * width, split=False, element_bytes=t.input_bytes),
         Saved("activation input", active * up * s * t.feed_forward, split=True),
-        Saved("down input", active * s * t.feed_forward, split=True),
+        Saved("down input", active * s * t.feed_forward, True, t.input_bytes),
         *routing,
         *dropout_mask(t, "residual-2", size),
     )
@@ -340,10 +414,27 @@ def transformer_layers(t: Transformer, sequence: int) -> tuple[Layer, ...]:
     """Embedding, blocks and head for samples of `sequence` tokens, no more than the learned
     positions, as one rank of the shape's cut has them; parameters are those of all ranks."""
     s = -(-sequence // t.cut.context)
-    return (embedding(t, s), *(block(t, s, index) for index in range(t.layers)), head(t, s))
+    chain = (embedding(t, s), *(block(t, s, index) for index in range(t.layers)), head(t, s))
+    return tuple(adapted(layer, t.adapter) for layer in chain) if t.adapter else chain
 
 
-Part = tuple[bool, int, tuple[Operator, ...], tuple[Saved, ...]]
+def adapted(layer: Layer, rank: int) -> Layer:
+    """The layer with frozen weights, and adapters of that rank beside the products of a block."""
+    operators: list[Operator] = []
+    own = 0
+    for op in layer.operators:
+        if not (isinstance(op, Matmul) and op.weight):
+            operators.append(op)
+            continue
+        operators.append(replace(op, frozen=True))
+        if layer.kind in BLOCKS and op.name != "router":
+            own += op.count * rank * (op.k + op.n)
+            inwards = replace(op, n=rank, split="k" if op.split == "k" else "none")
+            outwards = replace(op, k=rank, split="n" if op.split == "n" else "none")
+            operators += [inwards, outwards]
+    return replace(
+        layer, operators=tuple(operators), params=layer.params + own, frozen=layer.params
+    )
 
 
 def put_together(*parts: Part) -> tuple[int, tuple[Operator, ...], tuple[Saved, ...]]:
@@ -389,36 +480,44 @@ def embedding(t: Transformer, s: int) -> Layer:
 
 
 def block(t: Transformer, s: int, index: int) -> Layer:
-    """Block `index`: attention and (mixture-of-experts) feed-forward with norms and residuals."""
+    """Block `index`: attention and (mixture-of-experts) feed-forward with norms and residuals, or
+    what the pattern says."""
     if t.full_every and (index + 1) % t.full_every == 0:
         t = replace(t, window=None)
+    letter, size = t.pattern[index : index + 1], s * t.hidden
     mixture = t.experts if t.experts and (index + 1) % t.experts.every == 0 else None
-    if mixture and index < mixture.dense:
+    if mixture and (index < mixture.dense or letter not in ("", "E")):
         mixture = None
-    size = s * t.hidden
     inner = replace(t, feed_forward=mixture.width or t.feed_forward) if mixture else t
     networks = feed_forward_operators(inner, s)
-    saved = (*attention_saved(t, s), *feed_forward_saved(inner, s, mixture))
+    saved = feed_forward_saved(inner, s, mixture)
     feed_forward = feed_forward_params(inner)
     if mixture:
+        width = mixture.latent or t.hidden
         networks = expert_operators(inner, s, mixture)
-        feed_forward = mixture.count * (feed_forward + t.hidden)
+        feed_forward = mixture.count * (
+            feed_forward_params(replace(inner, hidden=width)) + t.hidden
+        ) + 2 * t.hidden * (mixture.latent or 0)
     if mixture and mixture.shared:
         shared = replace(t, feed_forward=mixture.shared)
         networks += feed_forward_operators(shared, s)
         saved += feed_forward_saved(shared, s, None)[2:4]
         feed_forward += feed_forward_params(shared)
-    operators = (
+    norms = range(3, t.block_norms + 1)
+    attention = (
         norm("norm-1", size),
         *attention_operators(t, s),
         residual("residual-1", size, t.dropout),
-        norm("norm-2", size),
-        *networks,
-        residual("residual-2", size, t.dropout),
-        *(norm(f"norm-{i}", size) for i in range(3, t.block_norms + 1)),
     )
-    params = attention_params(t) + feed_forward + t.block_norms * t.norm_params
-    reduces = tuple(Reduce(size, backward) for backward in (False, False, True, True))
+    network = (norm("norm-2", size), *networks, residual("residual-2", size, t.dropout))
+    params, operators, saved = put_together(
+        (letter in ("", "*"), attention_params(t), attention, attention_saved(t, s)),
+        (letter in ("", "E", "-"), feed_forward, network, saved),
+        (letter != "M", (1 if letter else t.block_norms) * t.norm_params, (), ()),
+        (bool(norms), 0, tuple(norm(f"norm-{i}", size) for i in norms), ()),
+        *([mamba_part(t, s, t.mamba)] if letter == "M" and t.mamba else []),
+    )
+    passes = (False, True) if letter else (False, False, True, True)
     return Layer(
         f"block-{index}",
         "moe-block" if mixture else "block",
@@ -426,7 +525,7 @@ def block(t: Transformer, s: int, index: int) -> Layer:
         operators,
         size,
         saved,
-        reduces,
+        tuple(Reduce(size, backward) for backward in passes),
     )
 
 

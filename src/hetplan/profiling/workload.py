@@ -200,12 +200,12 @@ class Workload:
     def __post_init__(self) -> None:
         check_global_batch(self.global_batch)
         check_profile(self.profile, self.model, self.cluster)
-        if not 0 <= self.memory_margin < 1:
-            raise InputError(
-                "memory margin is not usable",
-                got=self.memory_margin,
-                expected="a share from 0 to below 1",
-            )
+        require(
+            0 <= self.memory_margin < 1,
+            "memory margin is not usable",
+            got=self.memory_margin,
+            expected="a share from 0 to below 1",
+        )
 
     @property
     def sequence(self) -> int | None:

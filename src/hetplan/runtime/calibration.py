@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from hetplan.errors import InputError
+from hetplan.errors import require
 from hetplan.formulations.joint.plan import Plan, load_plan, parse_plan
 from hetplan.profiling.foreign import Foreign, read_foreign
 from hetplan.profiling.profile import Profile, ProfileTable
@@ -329,8 +329,7 @@ def calibrate(
 ) -> Estimate:
     """Estimate the constants, and judge them by runs left out. workloads: of each run. Raises
     InputError as `replay` does."""
-    if not runs:
-        raise InputError("no run", expected="at least one measured run")
+    require(runs, "no run", expected="at least one measured run")
     measured = np.array([run.seconds for run in runs])
     start = Fit(runs, workloads, candidates(workloads), rules)
     before = np.exp(start.fitted)

@@ -31,7 +31,7 @@ from multiprocessing import connection as pipes, get_context
 from pathlib import Path
 from typing import Any, NoReturn
 
-from hetplan.errors import HetplanError, InputError, one_line
+from hetplan.errors import HetplanError, InputError, one_line, require
 from hetplan.formulations.joint.plan import Plan, check_world
 from hetplan.runtime.devices import on_devices, required_torch
 from hetplan.runtime.job import Job, Loss, Measured, StepReport
@@ -103,11 +103,12 @@ def launch(job: Job, tell: Callable[[StepReport], None] | None = None) -> list[l
     torch.set_num_threads(1)
     job = on_devices(job)
     made = check_job(job)
-    if job.device == "cuda" and torch.cuda.is_initialized():
-        raise InputError(
-            "CUDA was used before the ranks are forked", where=job.factory or "this process",
-            expected="a model on the CPU or the meta device; the ranks bring it to their GPUs",
-        )  # fmt: skip
+    require(
+        not (job.device == "cuda" and torch.cuda.is_initialized()),
+        "CUDA was used before the ranks are forked",
+        where=job.factory or "this process",
+        expected="a model on the CPU or the meta device; the ranks bring it to their GPUs",
+    )
     with tempfile.TemporaryDirectory(prefix="hetplan-run-") as folder:
         supervisor = Supervisor(job, tell, made)
         with supervisor.signals():

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from hetplan.errors import InputError
+from hetplan.errors import require
 from hetplan.profiling.transformer import Transformer
 from hetplan.profiling.zoo import gpt2
 from hetplan.runtime.execution.chain import ALONE, Cut, Part, cut
@@ -357,8 +357,7 @@ def stand_in(names: Sequence[str], *, tensor: int = 1, seed: int = 0) -> Referen
     tensor: the widest tensor group that it must split over. Raises InputError for names that stand
     twice.
     """
-    if len(set(names)) < len(names):
-        raise InputError("layer names stand twice", expected="different names")
+    require(len(set(names)) == len(names), "layer names stand twice", expected="different names")
     heads, blocks = max(2, tensor), len(names) - 2 if len(names) > 1 else 1
     shape = replace(
         gpt2(blocks, 4 * heads, heads, vocabulary=max(32, tensor), positions=8),

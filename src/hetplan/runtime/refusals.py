@@ -1,7 +1,7 @@
 """What `hetplan run` cannot execute, known without torch: the planner says so when it makes a plan,
 the runtime before a process starts."""
 
-from hetplan.errors import UnsupportedError
+from hetplan.errors import UnsupportedError, require
 from hetplan.formulations.joint.plan import Plan
 from hetplan.profiling.models import Model
 from hetplan.profiling.transformer import Transformer
@@ -39,13 +39,14 @@ def check_own_layers(plan: Plan, model: Model) -> None:
     of the user's."""
     check_degrees(plan)
     if plan.schedule == "spmd":
-        if plan.workload.precision != "fp32":
-            raise UnsupportedError(
-                "SPMD programs are computed in fp32",
-                where=plan.name,
-                got=plan.workload.precision,
-                expected="--virtual, a plan for fp32, or --factory with a program",
-            )
+        require(
+            plan.workload.precision == "fp32",
+            "SPMD programs are computed in fp32",
+            where=plan.name,
+            got=plan.workload.precision,
+            expected="--virtual, a plan for fp32, or --factory with a program",
+            kind=UnsupportedError,
+        )
     elif model.spec.shape is None or model.sequence is None:
         raise UnsupportedError(
             f"{model.name} has no torch layers here; name your own by --factory module:function"

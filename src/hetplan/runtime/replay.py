@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from hetplan.errors import InputError, UnsupportedError
+from hetplan.errors import InputError, UnsupportedError, require
 from hetplan.formulations import family
 from hetplan.formulations.hap.data import Device, HapDecision
 from hetplan.formulations.hap.pose import priced, saved_bytes
@@ -269,11 +269,14 @@ def replay(plan: Plan, workload: Workload, settings: Settings | None = None) -> 
 
 def replay_program(plan: Plan, workload: Workload, settings: Settings) -> Replay:
     """One iteration of an SPMD program; every device is a unit of its own."""
-    if settings != Settings():
-        raise UnsupportedError(
-            "collectives of SPMD programs stand where the program has them", where=plan.name,
-            got="other settings than the default", expected="the default",
-        )  # fmt: skip
+    require(
+        settings == Settings(),
+        "collectives of SPMD programs stand where the program has them",
+        where=plan.name,
+        got="other settings than the default",
+        expected="the default",
+        kind=UnsupportedError,
+    )
     costs, usable = SpmdCosts.of(plan, workload), workload.device_bytes()
     return Replay(
         costs.timeline(),
@@ -299,13 +302,13 @@ def check_same(plan: Plan, workload: Workload) -> None:
         ("nodes", [d.node for d in plan.devices], [d.node for d in devices]),
     )
     for name, of_plan, of_workload in checks:
-        if of_plan != of_workload:
-            raise InputError(
-                f"{name} of the plan is not the workload's",
-                where=plan.name,
-                got=of_plan,
-                expected=repr(of_workload),
-            )
+        require(
+            of_plan == of_workload,
+            f"{name} of the plan is not the workload's",
+            where=plan.name,
+            got=of_plan,
+            expected=repr(of_workload),
+        )
 
 
 COMMUNICATES = (LABELS[Kind.TRANSFER], LABELS[Kind.COLLECTIVE])

@@ -7,7 +7,7 @@ from itertools import accumulate, pairwise
 
 import numpy as np
 
-from hetplan.errors import InputError
+from hetplan.errors import require
 from hetplan.formulations.joint.plan import Plan
 
 
@@ -22,12 +22,12 @@ class PlannedBatches:
 
     def __init__(self, plan: Plan, rank: int, length: int, *, seed: int | None = 0) -> None:
         held = [[plan.ranks[d] for s in r.stages for d in s.all_devices] for r in plan.replicas]
-        if [rank] not in held or not plan.replicas[held.index([rank])].samples:
-            raise InputError(
-                f"rank {rank} has no rows of its own",
-                where=plan.name,
-                expected="a replica on one device, with samples",
-            )
+        require(
+            [rank] in held and plan.replicas[held.index([rank])].samples,
+            f"rank {rank} has no rows of its own",
+            where=plan.name,
+            expected="a replica on one device, with samples",
+        )
         place = held.index([rank])
         sizes = [
             one.samples

@@ -12,7 +12,7 @@ from random import Random
 import numpy as np
 from numpy.typing import NDArray
 
-from hetplan.errors import InputError
+from hetplan.errors import require
 from hetplan.formulations.joint.plan import Plan
 from hetplan.profiling.profile import Profile
 from hetplan.profiling.workload import Workload
@@ -73,8 +73,12 @@ def scenarios(
 
     Raises InputError where a share or a number is not usable.
     """
-    if not 0 < unmeasured <= LARGEST:
-        raise InputError("spread", got=unmeasured, expected=f"more than 0, at most {LARGEST}")
+    require(
+        0 < unmeasured <= LARGEST,
+        "spread",
+        got=unmeasured,
+        expected=f"more than 0, at most {LARGEST}",
+    )
     spread = relative_spread(profile, unmeasured)
     wrong = [
         Scenario(f"{device} {word}", {device: 1 + sign * share})

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hetplan.errors import UnsupportedError
+from hetplan.errors import UnsupportedError, require
 from hetplan.formulations.ditto.data import DittoData, DittoDecision
 from hetplan.formulations.ditto.exact import first_template
 from hetplan.formulations.ditto.intervals import Space
@@ -125,11 +125,12 @@ def list_arcs(problem: DittoProblem) -> Arcs:
     kept = (alive >= 1) & (seconds <= slowest * (1 + TIE))
     peak_arc, which = np.nonzero(possible[kept])
     variables = 2 * int(kept.sum()) + len(peak_arc)
-    if variables > MOST_VARIABLES:
-        raise UnsupportedError(
-            f"a model of {variables} variables is too large for a general solver",
-            expected=f"at most {MOST_VARIABLES} (method exact takes more)",
-        )
+    require(
+        variables <= MOST_VARIABLES,
+        f"a model of {variables} variables is too large for a general solver",
+        expected=f"at most {MOST_VARIABLES} (method exact takes more)",
+        kind=UnsupportedError,
+    )
     option, first, last = option[kept], first[kept], last[kept]
     return Arcs(
         problem=p,

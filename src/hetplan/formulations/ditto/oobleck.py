@@ -15,7 +15,7 @@ from itertools import product
 import numpy as np
 
 from hetplan.compiled import kernel
-from hetplan.errors import UnsupportedError
+from hetplan.errors import UnsupportedError, require
 from hetplan.formulations.ditto.data import DittoData, DittoDecision
 from hetplan.formulations.ditto.folding import NoTemplate, Template, conclude
 from hetplan.formulations.ditto.problem import TIE, DittoProblem, Floats, Ints, Stages
@@ -96,11 +96,12 @@ class Division:
         self.most_stages = min(p.layers, int(p.devices.sum()))
         shape = (math.prod(sizes), self.most_stages + 1, len(self.members), 4)
         self.states = math.prod(shape[:3])
-        if self.states * BYTES_PER_STATE > MOST_BYTES:
-            raise UnsupportedError(
-                f"Oobleck's divide and conquer has {self.states} states here",
-                expected=f"at most {MOST_BYTES // BYTES_PER_STATE} (method exact needs no table)",
-            )
+        require(
+            self.states * BYTES_PER_STATE <= MOST_BYTES,
+            f"Oobleck's divide and conquer has {self.states} states here",
+            expected=f"at most {MOST_BYTES // BYTES_PER_STATE} (method exact needs no table)",
+            kind=UnsupportedError,
+        )
         self.coords = np.indices(sizes).reshape(len(sizes), -1).T
         self.strides = np.array([math.prod(sizes[i + 1 :]) for i in range(len(sizes))])
         self.seconds = np.full(shape, np.inf)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hetplan.errors import UnsupportedError
+from hetplan.errors import UnsupportedError, require
 from hetplan.formulations.ditto.data import DittoData, DittoDecision, DittoStage, group_sizes
 
 Floats = NDArray[np.float64]
@@ -206,12 +206,12 @@ def stage_times(weight: Floats) -> Floats:
     ties).
     """
     options, layers = weight.shape
-    if options * (layers + 1) ** 2 * 8 > MOST_TABLE_BYTES:
-        raise UnsupportedError(
-            f"stage times of {layers} layers under {options} options exceed "
-            f"{MOST_TABLE_BYTES} bytes",
-            expected="fewer layers: merge neighbouring ones",
-        )
+    require(
+        options * (layers + 1) ** 2 * 8 <= MOST_TABLE_BYTES,
+        f"stage times of {layers} layers under {options} options exceed {MOST_TABLE_BYTES} bytes",
+        expected="fewer layers: merge neighbouring ones",
+        kind=UnsupportedError,
+    )
     time = np.full((options, layers + 1, layers + 1), np.inf)
     for a in range(layers):
         time[:, a, a + 1 :] = np.cumsum(weight[:, a:], axis=1)

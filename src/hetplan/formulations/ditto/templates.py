@@ -30,7 +30,7 @@ from itertools import product
 
 import numpy as np
 
-from hetplan.errors import InputError
+from hetplan.errors import require
 from hetplan.formulations.ditto import exact
 from hetplan.formulations.ditto.data import DittoData, DittoDecision
 from hetplan.formulations.ditto.evaluate import price, stage_seconds
@@ -360,8 +360,7 @@ def readiness(
         ("failures", failures, 0 <= failures < sum(nodes), f"0 to {sum(nodes) - 1}"),
         ("micro-batches", wanted, wanted >= 1, "at least 1"),
     ):
-        if not allowed:
-            raise InputError("not usable", where=where, got=got, expected=expected)
+        require(allowed, "not usable", where=where, got=got, expected=expected)
     listed = template_list(data, run, fewest=fewest)
     run.report(note="instantiation")
     exactly, by_oobleck = (

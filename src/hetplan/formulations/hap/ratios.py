@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from hetplan.errors import InputError
+from hetplan.errors import require
 from hetplan.formulations.hap.problem import CostOfRatios, Floats, HapProblem
 from hetplan.solvers.general import minimise
 from hetplan.solvers.model import SMALLEST, Columns, Model, Totals
@@ -117,8 +117,7 @@ def shard_lengths(ratios: Sequence[float], length: int) -> list[int]:
     """Whole numbers near length * ratios [m] that sum to `length`: the nearest ones, then one up or
     down where it adds least to the rounding error until the sum is right. Raises InputError for a
     length below 1. Source: HAP, Section 5.1."""
-    if length < 1:
-        raise InputError("length of a dimension", got=length, expected="at least 1")
+    require(length >= 1, "length of a dimension", got=length, expected="at least 1")
     wanted = np.array(ratios, dtype=float) * length
     lengths = np.maximum(np.rint(wanted), 0).astype(np.int64)
     while (off := length - int(lengths.sum())) != 0:

@@ -5,7 +5,7 @@ from itertools import chain
 
 from hetplan.formulations.joint.data import JointData, JointDecision
 from hetplan.formulations.joint.evaluate import plan_of
-from hetplan.formulations.joint.plan import Plan, Replica, Stage
+from hetplan.formulations.joint.plan import Plan, Replica
 from hetplan.formulations.joint.replay import ChainReplayer, Replay
 from hetplan.text import (
     Table,
@@ -52,17 +52,16 @@ def degrees_table(plan: Plan) -> Table:
     """One row per stage of the first of like replicas, for a plan that no replay takes."""
     places = [(device.node, device.type) for device in plan.devices]
     rows = [
-        (str(j), layers_text(stage), devices_text(places, stage.all_devices))
+        (
+            str(j),
+            ranges_text(layer for layers in stage.layers for layer in range(*layers)),
+            devices_text(places, stage.all_devices),
+        )
         for j, stage in enumerate(plan.replicas[0].stages)
     ]
     notes = () if plan.refused is None else (plan.refused,)
     title = f"{plan.name}, {plan.origin or 'plan'}: {summary(plan)}"
     return Table(title, ("stage", "layers", "devices of replica 0"), tuple(rows), notes=notes)
-
-
-def layers_text(stage: Stage) -> str:
-    """`0-4,8-12`: the chain's layers."""
-    return ranges_text(layer for first, last in stage.layers for layer in range(first, last))
 
 
 def batches_text(replica: Replica) -> str:

@@ -244,12 +244,14 @@ class Degrees(StrictModel):
     @property
     def text(self) -> str:
         """`context 2, expert 8, expert tensor 1, sequence parallel`."""
-        again = f"{self.recompute_method or ''} recomputation of {self.recompute_layers} layers"
         parts = (
             (self.context > 1, f"context {self.context}"),
             (self.expert > 1, f"expert {self.expert}, expert tensor {self.expert_tensor}"),
             (self.sequence_parallel, "sequence parallel"),
-            (self.recompute_layers is not None, again.strip()),
+            (
+                self.recompute_layers is not None,
+                f"{self.recompute_method} recomputation of {self.recompute_layers} layers",
+            ),
             (self.offloaded > 0, f"{self.offloaded:.0%} of the optimizer states offloaded"),
             (bool(self.overlap), f"overlap of {', '.join(self.overlap)}"),
         )

@@ -20,7 +20,7 @@ from typing import Protocol
 
 import numpy as np
 
-from hetplan.errors import HetplanError, InputError
+from hetplan.errors import HetplanError, require
 from hetplan.formulations.poplar.problem import Floats
 
 
@@ -93,10 +93,12 @@ def explore(device: TrialDevice) -> Awareness:
     except OutOfMemoryOnDevice:
         return Awareness(0)
     per_sample = reading.after - reading.before
-    if per_sample <= 0:
-        raise InputError(
-            "memory of a forward pass", got=per_sample, expected="more than 0 bytes per sample"
-        )
+    require(
+        per_sample > 0,
+        "memory of a forward pass",
+        got=per_sample,
+        expected="more than 0 bytes per sample",
+    )
     high = int((reading.total - reading.before) / per_sample)
     points: dict[int, float] = {}
     tried: list[int] = []
@@ -188,15 +190,14 @@ def linear_curve(points: Mapping[int, float], largest: int) -> Floats:
 
 
 def _sorted_points(points: Mapping[int, float]) -> tuple[Floats, Floats]:
-    if not points:
-        raise InputError("curve without a measured point", expected="at least one {batch: seconds}")
+    require(points, "curve without a measured point", expected="at least one {batch: seconds}")
     for batch, seconds in points.items():
-        if batch < 1 or not (np.isfinite(seconds) and seconds > 0):
-            raise InputError(
-                f"measured point of batch {batch}",
-                got=seconds,
-                expected="batch >= 1 and seconds > 0",
-            )
+        require(
+            batch >= 1 and np.isfinite(seconds) and seconds > 0,
+            f"measured point of batch {batch}",
+            got=seconds,
+            expected="batch >= 1 and seconds > 0",
+        )
     batches = np.array(sorted(points), dtype=np.float64)
     return batches, np.array([points[int(b)] for b in batches])
 

@@ -15,7 +15,7 @@ from typing import Literal
 
 import numpy as np
 
-from hetplan.errors import InputError
+from hetplan.errors import InputError, require
 from hetplan.formulations.poplar.awareness import (
     dips,
     linear_curve,
@@ -174,10 +174,13 @@ def check_curves(workload: Workload, assumed: Assumptions) -> None:
                 got=bytes_text(curve.memory_bytes),
                 expected=f"at most {bytes_text(held)}",
             )
-        if assumed.shards != "equal":
-            raise InputError(
-                "measured with equal shards", where=where, got=assumed.shards, expected="equal"
-            )
+        require(
+            assumed.shards == "equal",
+            "measured with equal shards",
+            where=where,
+            got=assumed.shards,
+            expected="equal",
+        )
 
 
 def _devices(workload: Workload, curves: Mapping[str, Floats], fits: Sequence[int]) -> list[Device]:

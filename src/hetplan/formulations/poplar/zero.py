@@ -25,7 +25,7 @@ from typing import Literal
 
 import numpy as np
 
-from hetplan.errors import InputError
+from hetplan.errors import require
 from hetplan.formulations.poplar.problem import Floats
 from hetplan.profiling.cluster import Cluster
 from hetplan.profiling.frameworks import HETPLAN, Framework
@@ -99,21 +99,18 @@ class States:
 
 def check_stage(stage: int) -> None:
     """Raise InputError for anything but 0 to 3."""
-    if stage not in STAGES:
-        raise InputError("ZeRO stage", got=stage, expected="0, 1, 2 or 3")
+    require(stage in STAGES, "ZeRO stage", got=stage, expected="0, 1, 2 or 3")
 
 
 def parts(memory: Sequence[float], shards: Shards) -> Floats:
     """[n] the part of the shards on each device: equal, or in proportion to its memory (bytes)."""
     if shards == "equal":
         return np.full(len(memory), 1.0 / len(memory))
-    if shards != "memory":
-        raise InputError("shards", got=shards, expected="equal or memory")
+    require(shards == "memory", "shards", got=shards, expected="equal or memory")
     sizes = np.array(memory, dtype=float)
-    if not sizes.sum() > 0:
-        raise InputError(
-            "shards by memory, but no device has any", expected="memory on some device"
-        )
+    require(
+        sizes.sum() > 0, "shards by memory, but no device has any", expected="memory on some device"
+    )
     return np.asarray(sizes / sizes.sum())
 
 
@@ -130,8 +127,7 @@ class Communication:
 
         Where there are collectives in every step, the one per iteration hides behind the first.
         """
-        if not 0 <= share <= 1:
-            raise InputError("overlap", got=share, expected="a share from 0 to 1")
+        require(0 <= share <= 1, "overlap", got=share, expected="a share from 0 to 1")
         each, once = (
             seconds - min(share * seconds, hideable)
             for seconds in (self.per_step, self.per_iteration)

@@ -36,7 +36,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from hetplan.errors import InputError, UnsupportedError, one_line
+from hetplan.errors import InputError, UnsupportedError, one_line, require
 from hetplan.formulations.joint.plan import split
 from hetplan.runtime.execution.transport import Group, mirrored
 from hetplan.runtime.tracing.split import Shape, Split, mapped
@@ -326,10 +326,14 @@ def check_names(has: Sequence[str], wants: Sequence[str], where: str | None = No
     """Raise InputError where a model's layers are not the plan's."""
     what = "model does not match the plan"
     for k, (name, expected) in enumerate(zip(has, wants, strict=False)):
-        if name != expected:
-            raise InputError(f"{what}: layer {k}", where=where, got=name, expected=expected)
-    if len(has) != len(wants):
-        raise InputError(what, where=where, got=f"{len(has)} layers", expected=f"{len(wants)}")
+        require(name == expected, f"{what}: layer {k}", where=where, got=name, expected=expected)
+    require(
+        len(has) == len(wants),
+        what,
+        where=where,
+        got=f"{len(has)} layers",
+        expected=f"{len(wants)}",
+    )
 
 
 def outputs_of(

@@ -32,7 +32,7 @@ import torch.distributed as dist
 from pydantic import Field
 from torch import Tensor
 
-from hetplan.errors import HetplanError, InputError, kind_and_text
+from hetplan.errors import HetplanError, InputError, kind_and_text, require
 from hetplan.files import read_json, to_json, write_text
 from hetplan.runtime.execution.loop import Box, LossScale, Trained
 from hetplan.runtime.execution.spmd.machine import shared
@@ -64,8 +64,11 @@ def record_of(folder: Path) -> Record:
     """The record of a complete checkpoint. Raises InputError where it is not what was written."""
     where = str(folder / RECORD)
     record = parse(Record, read_json(folder / RECORD), where=where)
-    if record.files.pop(RECORD, None) != record.digest():
-        raise InputError("checkpoint is not what was written", where=where)
+    require(
+        record.files.pop(RECORD, None) == record.digest(),
+        "checkpoint is not what was written",
+        where=where,
+    )
     return record
 
 
@@ -175,8 +178,7 @@ def check_same(folder: str, **options: object) -> None:
 def latest(folder: str) -> Path:
     """The latest complete checkpoint of a folder; raises InputError where there is none."""
     folders = complete(folder)
-    if not folders:
-        raise InputError("no complete checkpoint", where=folder)
+    require(folders, "no complete checkpoint", where=folder)
     return folders[-1]
 
 
@@ -203,13 +205,17 @@ def load(model: Trained, optimizer: Any, folder: str) -> None:
     of another model."""
     stored = latest(folder)
     record = record_of(stored)
-    if {name: tuple(shape) for name, shape in record.shapes.items()} != model.shapes:
-        raise InputError("checkpoint is of another model", where=str(stored))
+    require(
+        {name: tuple(shape) for name, shape in record.shapes.items()} == model.shapes,
+        "checkpoint is of another model",
+        where=str(stored),
+    )
     changed = {name for name, _ in digests(stored).items() ^ record.files.items()}
-    if changed:
-        raise InputError(
-            f"checkpoint is not what was written: {', '.join(sorted(changed))}", where=str(stored)
-        )
+    require(
+        not changed,
+        f"checkpoint is not what was written: {', '.join(sorted(changed))}",
+        where=str(stored),
+    )
     for _, parameter in model.updated():
         for state, kind in record.states.items():
             if parameter.requires_grad:

@@ -29,7 +29,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hetplan.errors import InputError
+from hetplan.errors import InputError, require
 from hetplan.formulations.joint.plan import Place, Plan, Stage, split
 from hetplan.profiling.simulator.pipeline import order
 from hetplan.runtime.execution.chain import Chain, Cut, Parameter, Part
@@ -172,10 +172,7 @@ def pieces_of(
         units: dict[tuple[int, int, int], int] = {}
         for place in sorted(owning, key=lambda p: p.rank):
             units.setdefault(place.unit, place.rank)
-        if not owning:
-            raise InputError(
-                "nobody holds a part of a parameter", where=name, got=f"[{first}, {last})"
-            )
+        require(owning, "nobody holds a part of a parameter", where=name, got=f"[{first}, {last})")
         piece = Piece(name, dim, first, last, row, whole, frozenset(units.values()))
         pieces.append((tuple(sorted(p.rank for p in owning)), piece))
     return pieces

@@ -18,7 +18,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, schedules
 from torch.nn.parallel import DistributedDataParallel
 
-from hetplan.errors import UnsupportedError
+from hetplan.errors import UnsupportedError, require
 from hetplan.formulations.joint.plan import Plan
 from hetplan.runtime.execution.chain import Chain, Rows
 from hetplan.runtime.execution.distributed import Placed
@@ -50,11 +50,14 @@ def check_stock(plan: Plan, chain: Chain | None) -> None:
         "recomputation of the scores alone": plan.recomputation == "selective",
     }
     for what, lacks in lacking.items():
-        if lacks:
-            raise UnsupportedError(
-                "stock torch has no engine for this plan", where=plan.name, got=what,
-                expected="hetplan's own engine (--backend hetplan)",
-            )  # fmt: skip
+        require(
+            not lacks,
+            "stock torch has no engine for this plan",
+            where=plan.name,
+            got=what,
+            expected="hetplan's own engine (--backend hetplan)",
+            kind=UnsupportedError,
+        )
 
 
 class Part(nn.Module):

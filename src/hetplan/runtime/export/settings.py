@@ -36,14 +36,15 @@ def settings(grid: Grid) -> Settings:
     if degrees.recompute_layers is not None:
         again["recompute_method"] = degrees.recompute_method or "uniform"
         again["recompute_num_layers"] = degrees.recompute_layers
-    late = plan.degrees is not None and grid.chunks > 1 and "messages" not in degrees.overlap
     optional: Settings = {
         "context_parallel_size": degrees.context if degrees.context > 1 else None,
         "expert_model_parallel_size": degrees.expert if degrees.expert > 1 else None,
         "expert_tensor_parallel_size": degrees.expert_tensor if degrees.expert > 1 else None,
         "sequence_parallel": degrees.sequence_parallel,
         **{flag: name in degrees.overlap for name, flag in OVERLAP.items()},
-        "no_overlap_p2p_communication": late,
+        "no_overlap_p2p_communication": plan.degrees is not None
+        and grid.chunks > 1
+        and "messages" not in degrees.overlap,
         "use_distributed_optimizer": plan.zero > 0,
         "use_megatron_fsdp": plan.zero in SHARDED,
         "data_parallel_sharding_strategy": SHARDED.get(plan.zero),
@@ -68,8 +69,7 @@ def settings(grid: Grid) -> Settings:
 
 def stated(values: Settings) -> Settings:
     """Those that are set."""
-    unset = (None, False)
-    return {name: value for name, value in values.items() if not any(value is one for one in unset)}
+    return {k: v for k, v in values.items() if v is not None and v is not False}
 
 
 def stage_settings(grid: Grid) -> Settings:

@@ -28,7 +28,7 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 
-from hetplan.errors import InputError
+from hetplan.errors import InputError, require
 from hetplan.formulations.poplar.awareness import (
     Awareness,
     MemoryReading,
@@ -80,8 +80,7 @@ def measure_batch_curve(
     for what, value in (
         ("devices", devices), ("largest micro-batch", largest), ("repeats", repeats),
     ):  # fmt: skip
-        if value < 1:
-            raise InputError(what, got=value, expected="at least 1")
+        require(value >= 1, what, got=value, expected="at least 1")
     check_device(device)
     limit = memory
     if limit is None and device != "cpu":
@@ -298,18 +297,21 @@ def torchrun_place() -> list[int]:
     """This process's rank, all ranks, its rank within the node and the node's ranks; raises
     InputError outside of torchrun, or with a single rank."""
     for name in VARIABLES:
-        if not os.environ.get(name, "").isdecimal():
-            raise InputError(
-                "is missing", where=name,
-                expected="torchrun --nproc-per-node N -m hetplan profile collectives …",
-            )  # fmt: skip
+        require(
+            os.environ.get(name, "").isdecimal(),
+            "is missing",
+            where=name,
+            expected="torchrun --nproc-per-node N -m hetplan profile collectives …",
+        )
     place = [int(os.environ[name]) for name in VARIABLES]
     _, ranks, _, per_node = place
-    if ranks < 2 or per_node < 1 or ranks % per_node:
-        raise InputError(
-            "ranks are not usable", where="WORLD_SIZE", got=ranks,
-            expected="nodes of equally many, 2 or more in all",
-        )  # fmt: skip
+    require(
+        ranks >= 2 and per_node >= 1 and ranks % per_node == 0,
+        "ranks are not usable",
+        where="WORLD_SIZE",
+        got=ranks,
+        expected="nodes of equally many, 2 or more in all",
+    )
     return place
 
 

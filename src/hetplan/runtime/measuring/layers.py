@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from hetplan.errors import InputError
+from hetplan.errors import InputError, require
 from hetplan.formulations.poplar.awareness import OutOfMemoryOnDevice
 from hetplan.profiling.cluster import catalogue
 from hetplan.profiling.efficiency import MeasuredOperator, OperatorData
@@ -72,8 +72,7 @@ def measure_profile(
     check_device(device)
     shape_of(model)
     tell = tell or silent
-    if repeats < 1:
-        raise InputError("repeats", got=repeats, expected="at least 1")
+    require(repeats >= 1, "repeats", got=repeats, expected="at least 1")
     kind = name or device_name(device)
     tables = _kept(model, output)
     have = {(table.device, table.tensor, table.micro_batch) for table in tables}
@@ -119,10 +118,12 @@ def _kept(model: Model, output: str | os.PathLike[str] | None) -> list[ProfileTa
                 got=getattr(kept, key),
                 expected=str(expected),
             )
-    if kept.provenance.kind != "measured":
-        raise InputError(
-            "a predicted profile is there already", where=where, expected="another name"
-        )
+    require(
+        kept.provenance.kind == "measured",
+        "a predicted profile is there already",
+        where=where,
+        expected="another name",
+    )
     return list(kept.tables)
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from hetplan.errors import InputError, UnsupportedError
+from hetplan.errors import UnsupportedError, require
 from hetplan.formulations.poplar.awareness import OutOfMemoryOnDevice
 from hetplan.profiling.models import Model
 from hetplan.profiling.transformer import Transformer
@@ -59,8 +59,11 @@ def silent(line: str) -> None:
 def shard(shape: Transformer, tensor: int) -> Transformer:
     """One rank's part of a shape; raises InputError where the degree divides heads or feed-forward
     unevenly."""
-    if shape.heads % tensor or shape.feed_forward % tensor:
-        raise InputError("tensor degree does not divide heads and feed-forward size", got=tensor)
+    require(
+        shape.heads % tensor == shape.feed_forward % tensor == 0,
+        "tensor degree does not divide heads and feed-forward size",
+        got=tensor,
+    )
     return replace(
         shape,
         heads=shape.heads // tensor,

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hetplan.errors import InputError, UnsupportedError, one_line
+from hetplan.errors import InputError, UnsupportedError, one_line, require
 from hetplan.profiling.model_files import LayerEntry, ModelFile
 from hetplan.profiling.operators import ELEMENT_BYTES, Counted, Line, Precision
 from hetplan.runtime.tracing.counter import (
@@ -130,12 +130,14 @@ def growth(few: float, more: float, where: str) -> Line:
     """The straight line through sizes at 2 and at 3 samples."""
     each = more - few
     fixed = few - SAMPLES[0] * each
-    if each < 0 or fixed < -1e-6 * few:
-        raise UnsupportedError(
-            "an operator does not grow with the samples in a straight line", where=where,
-            got=f"{few:g} for 2 samples, {more:g} for 3",
-            expected="samples that do not influence each other",
-        )  # fmt: skip
+    require(
+        each >= 0 and fixed >= -1e-6 * few,
+        "an operator does not grow with the samples in a straight line",
+        where=where,
+        got=f"{few:g} for 2 samples, {more:g} for 3",
+        expected="samples that do not influence each other",
+        kind=UnsupportedError,
+    )
     return max(fixed, 0.0), each
 
 

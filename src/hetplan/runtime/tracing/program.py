@@ -26,7 +26,7 @@ from torch import Tensor as TorchTensor
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx.node import map_arg
 
-from hetplan.errors import InputError, UnsupportedError
+from hetplan.errors import InputError, UnsupportedError, require
 from hetplan.formulations.hap.spmd.operators import Shape
 from hetplan.formulations.hap.spmd.program import PARAMETER, Node, SingleProgram, Writer
 from hetplan.profiling.model_files import ModelFile
@@ -127,8 +127,7 @@ def trace(
         layers.enter(layer_of.get(walker.where, layers.names[-1].partition("#")[0]))
         walker.writer.layer = layers.names[-1]
         known[node] = called(walker, node, known)
-    if walker.unsupported:
-        raise UnsupportedError(listed(walker.unsupported), where=name)
+    require(not walker.unsupported, listed(walker.unsupported), where=name, kind=UnsupportedError)
     (made,) = [node.args[0] for node in program.graph.nodes if node.op == "output"]
     outputs = zip(program.graph_signature.output_specs, made, strict=True)
     results = [known.get(node, node) for s, node in outputs if s.kind is OutputKind.USER_OUTPUT]

@@ -26,7 +26,7 @@ from torch.export import Dim
 from torch.export.passes import move_to_device_pass
 from torch.fx import Node
 
-from hetplan.errors import InputError, UnsupportedError
+from hetplan.errors import UnsupportedError, require
 from hetplan.runtime.tracing.counter import numbered
 from hetplan.runtime.tracing.layers import Called, graph_of, labels
 
@@ -221,12 +221,13 @@ class Split:
         blocks = list(dict.fromkeys(filter(None, map(numbered, parts))))
         places = {name: k for k, name in enumerate(names)}
         if not set(parts) <= set(names):
-            if len(names) != len(blocks) + 2:
-                raise InputError(
-                    "model does not match the plan", where=type(module).__name__,
-                    got=f"the parts {', '.join(parts)}",
-                    expected=f"{', '.join(names)}, or {len(names) - 2} numbered blocks",
-                )  # fmt: skip
+            require(
+                len(names) == len(blocks) + 2,
+                "model does not match the plan",
+                where=type(module).__name__,
+                got=f"the parts {', '.join(parts)}",
+                expected=f"{', '.join(names)}, or {len(names) - 2} numbered blocks",
+            )
             places = {part: 1 + blocks.index(numbered(part)) for part in parts if numbered(part)}
             behind = parts.index(list(places)[-1])
             places |= dict.fromkeys(parts[behind + 1 :], len(names) - 1)

@@ -49,7 +49,8 @@ class Job:
     level 3. framework: what trained, for its memory; stack: for its time. buckets: parts in which
     gradients leave while the last backward pass goes on. pooled: the published bytes are those of
     the allocator's whole pool. last_stage: they are of the last stage's ranks, where frameworks
-    keep their log. context, expert: degrees. expert_tensor: the tensor degree of
+    keep their log. recomputed: layers of each chunk that are computed again, 0 for all where
+    recomputation is full. context, expert: degrees. expert_tensor: the tensor degree of
     experts."""
 
     shape: Transformer
@@ -73,6 +74,7 @@ class Job:
     context: int = 1
     expert: int = 1
     expert_tensor: int = 1
+    recomputed: int = 0
 
     @property
     def replicas(self) -> int:

@@ -30,7 +30,8 @@ class Machine:
 
 
 # NVLink 3 (A100): 12 links of 25 GB/s each way; NVLink 4 (H100, H200): 18; NVLink 5 (Blackwell):
-# 18 of 50 GB/s. Networks as the sources state them; where one is silent, a DGX's cards: eight of
+# 18 of 50 GB/s; Infinity Fabric (MI300X, MI325X): 7 of 64 GB/s.
+# Networks as the sources state them; where one is silent, a DGX's cards: eight of
 # 200 (A100) or 400 Gbit/s (later ones), as NVIDIA's datasheets of DGX A100, H100, H200, B200 and
 # B300 say. Racks of 72 GPUs on one NVLink hold 64 of a job; each GPU has a card of 400 (GB200) or
 # 800 Gbit/s (B300, GB300).
@@ -44,6 +45,8 @@ MACHINES = {
         "h100_80gb", "H100", "DGX-H100", "NVIDIA H100-SXM5-80GB",
     ),
     Machine("H200-SXM-141GB", 3600, 3200): ("H200 ", "NVIDIA H200-SXM5-141GB"),
+    Machine("MI300X", 3584, 3200): ("AMD Instinct MI300X",),
+    Machine("MI325X", 3584, 3200): ("AMD Instinct MI325X",),
     A100_80: ("A100-SXM4-80GB", "A100 ", "a100_80gb"),
     A100_40: ("a100_40gb",),
     Machine("GB200", 7200, 25600, 64): ("GB200", "DGX-GB200", "NVIDIA Blackwell GPU (GB200)"),

@@ -49,7 +49,17 @@ def predicted(job: Job) -> Predicted:
     """The job replayed where a plan says it, else in closed form; raises NotPosedError where
     neither can."""
     has_plan = job.context * job.expert == 1 and job.shape.layers >= job.pipeline * job.chunks
-    return replayed(job) if has_plan and not (job.zero == 3 and job.pipeline > 1) else priced(job)
+    further = job.shape.adapter or job.shape.pattern or job.recomputed
+    sharded = job.zero == 3 and job.pipeline > 1
+    return replayed(job) if has_plan and not (further or sharded) else priced(job)
+
+
+def cheapest(job: Job) -> Job:
+    """The job of a row that publishes no recomputation, with the fewest layers of each chunk
+    computed again so that it fits; with none where nothing does."""
+    layers = range(1, -(-job.shape.layers // (job.pipeline * job.chunks)) + 1)
+    again = (replace(job, recomputation="full", recomputed=n) for n in layers)
+    return next((each for each in (job, *again) if predicted(each).fits), job)
 
 
 def setting(job: Job) -> tuple[ModelFacts, Offer, Assumptions]:
@@ -86,8 +96,8 @@ def own_strategy(job: Job, facts: ModelFacts) -> Strategies:
         sequence_parallel=(job.stack.sequence_parallel and job.tensor > 1,),
         distributed_optimizer=(job.zero > 0,),
         recompute=(None if job.recomputation == "none" else job.recomputation,),
-        recompute_method=("uniform",),
-        recompute_layers=(1,),
+        recompute_method=("block",) if job.recomputed else ("uniform",),
+        recompute_layers=(job.recomputed or 1,),
         no_overlap_offload=(True,),
         offload=False,
     )

@@ -14,11 +14,11 @@ from hetplan.formulations.joint.plan import Recomputation
 from hetplan.profiling.frameworks import FSDP, MEGATRON
 from hetplan.profiling.model_files import from_config
 from hetplan.profiling.operators import STACKS, Precision
-from hetplan.profiling.transformer import Experts, Transformer, transformer
+from hetplan.profiling.transformer import Experts, Latent, Transformer, transformer
 from hetplan.profiling.zoo import bert, built_in, gpt2
 from hetplan.runtime.truth.job import Job
 from hetplan.runtime.truth.machines import VTRAIN, machine
-from hetplan.runtime.truth.ranked import predicted
+from hetplan.runtime.truth.ranked import cheapest, predicted
 from hetplan.runtime.truth.tables import GIB, Cells, Published, Source, require
 
 
@@ -162,7 +162,8 @@ def shape_of(model: str) -> Transformer:
     own = NAMES.get(name)
     shape = (built_in(own) if own else from_config(known[name]["config"], name=name)).shape
     assert shape is not None, "all are text models"
-    return shape
+    experts = shape.experts and replace(shape.experts, early=True)  # as Megatron Core has them
+    return replace(shape, experts=experts)
 
 
 def by_rate(row: Cells, gpu: str, *more: str) -> Published:
@@ -238,9 +239,8 @@ def megatron_published(row: Cells) -> Published:
 def megatron_job(row: Cells) -> Job:
     """GPT or BERT. The log is the last rank's (megatron/training/global_vars.py)."""
     require(row.flag("training_complete"), "the row is no complete training run")
-    family, _, name = row.text("case").partition("/")
+    family = row.text("case").partition("/")[0]
     require(family in ("gpt", "bert", "moe"), f"models of {family} are not modelled")
-    require("mla" not in name.split("_"), "ranks of latent attention are not stated")
     require(not row.flag("fsdp"), "Megatron's FSDP is not modelled")
     require(not row.text("layout"), f"layout {row.text('layout')} is not modelled")
     recompute = row.text("recompute")
@@ -294,9 +294,11 @@ def megatron_shape(row: Cells, family: str) -> Transformer:
         "kv_heads": row.whole("kv_groups", heads),
         "attention": "standard" if unfused else "fused",
     }
+    if "mla" in row.text("case").split("_"):  # ranks by default: arguments.py, _add_mla_args
+        changes |= {"latent": Latent(None, 32, 64, 128, 128), "head_dim": 192, "rotary": True}
     experts, build = row.whole("experts", 0), bert if family == "bert" else transformer
     if experts:
-        changes["experts"] = Experts(experts, row.whole("topk", 1))
+        changes["experts"] = Experts(experts, row.whole("topk", 1), early=True)
     return build(row.whole("layers"), hidden, heads, row.whole("ffn", 4 * hidden), **changes)
 
 
@@ -318,15 +320,39 @@ def megatron_stages(row: Cells, layers: int) -> dict[str, Any]:
 def bridge_job(row: Cells) -> Job:
     """Megatron Bridge's tables: dense models; the distributed optimizer is ZeRO 1, FSDP ZeRO 3."""
     precision = row.text("precision")
+    # Release 25.09 names no precision; 25.11 names FP8's two scalings for the same rows, and cells
+    # of 25.09 hold as many figures.
+    precision = precision or ("FP8" if row.text("release").startswith("25.09") else "")
     require(precision in BITS, f"precision {precision or 'not stated'}")
-    job = nemo_job(
-        row, row.text("system"), zero=3 if row.whole("fsdp", 0) else 1, bits=BITS[precision]
-    )
-    return replace(job, expert=row.whole("ep", 1) if job.shape.experts else 1)
+    zero = 3 if row.whole("fsdp", 0) else 1
+    job = nemo_job(row, row.text("system"), zero=zero, bits=BITS[precision])
+    return cheapest(replace(job, expert=row.whole("ep", 1) if job.shape.experts else 1))
 
 
+def bridge_published(row: Cells) -> Published:
+    """Tokens per second and GPU; unknown where a cell held two figures, which the table has as one:
+    more TFLOP/s than any GPU has."""
+    published = by_rate(row, row.text("system"), row.text("task"), row.text("precision"))
+    possible = (row.number("model_tflops_per_gpu") or 0.0) <= FASTEST_TFLOPS
+    return published if possible else replace(published, seconds=None)
+
+
+FASTEST_TFLOPS = 20_000.0  # beyond the 4-bit rate of a GB300
 # Of the products of a published precision.
-BITS = {"BF16": 16, "FP8": 8, "FP8-CS": 8, "FP8-MX": 8, "MXFP8": 8, "NVFP4": 4}
+BITS = {
+    "BF16": 16,
+    "FP8": 8,
+    "FP8-CS": 8,
+    "FP8-MX": 8,
+    "FP8-CS (FP8-MX)": 8,
+    "MXFP8": 8,
+    "NVFP4": 4,
+}
+
+
+# Ranks of adapters: NeMo's default (nemo/collections/llm/peft/lora.py, dim), and the MLPerf
+# benchmark's (training_policies, Llama 2 70B LoRA: rank 16, samples of 8192 tokens).
+NEMO_RANK, MLPERF_RANK, MLPERF_LORA_TOKENS = 32, 16, 8192
 
 
 def nemo_job(row: Cells, gpu: str, zero: int, *, bits: int) -> Job:
@@ -335,10 +361,11 @@ def nemo_job(row: Cells, gpu: str, zero: int, *, bits: int) -> Job:
     Fine-tuning takes whole samples, as packing makes them; tensor ranks hold whole experts, as
     Bridge's recipes have it.
     """
-    shape, task = shape_of(row.text("model")), row.text("task").lower()
-    require("lora" not in task, "adapters (LoRA) are not modelled")
+    shape = shape_of(row.text("model"))
+    if "lora" in row.text("task").lower():
+        shape = replace(shape, adapter=NEMO_RANK)
     return Job(
-        shape,
+        replace(shape, input_bytes=1 if bits < 16 else None),
         row.whole("sequence"),
         "bf16",
         machine(gpu),
@@ -370,23 +397,33 @@ def mlperf_published(row: Cells) -> Published:
 
 
 def mlperf_job(row: Cells) -> Job:
-    """In FP8; virtual stages are not stated, and count as one."""
-    require("lora" not in row.text("benchmark"), "adapters (LoRA) are not modelled")
-    return Job(
-        shape_of("LLAMA3.1-405B"),
-        row.whole("sequence"),
+    """In FP8; virtual stages are not stated, and count as one. Where LoRA's degrees are not stated,
+    the GPUs that share a sample are context ranks, as they are where they are stated; batch and
+    accumulation say how many."""
+    gpus, batch = row.whole("nodes") * row.whole("accelerators_per_node"), row.whole("global_batch")
+    lora = "lora" in row.text("benchmark")
+    if lora:
+        shape = replace(shape_of("LLAMA2-70B"), adapter=MLPERF_RANK)
+        context, rest = divmod(gpus * row.whole("grad_accum"), batch)
+        require(context > 0 and not rest, f"a batch of {batch} does not divide over {gpus} GPUs")
+    else:
+        shape, context = shape_of("LLAMA3.1-405B"), row.whole("cp")
+    job = Job(
+        replace(shape, input_bytes=1),
+        row.whole("sequence", MLPERF_LORA_TOKENS) if lora else row.whole("sequence"),
         "bf16",
         machine(row.text("accelerator")),
-        row.whole("nodes") * row.whole("accelerators_per_node"),
-        row.whole("global_batch"),
+        gpus,
+        batch,
         1,
-        tensor=row.whole("tp"),
-        pipeline=row.whole("pp"),
+        tensor=row.whole("tp", 1) if lora else row.whole("tp"),
+        pipeline=row.whole("pp", 1) if lora else row.whole("pp"),
         zero=1,
         stack=replace(STACKS["fused"], flash=3, fp8=True, sequence_parallel=True),
         buckets=8,
-        context=row.whole("cp"),
+        context=row.whole("cp", context),
     )
+    return cheapest(job)
 
 
 def runs(
@@ -407,13 +444,13 @@ SOURCES = {
     "megatron": {"megatron_golden.csv": runs(megatron_published, megatron_job, by_hand=True)},
     "nemo": {
         "nemo_megatron_bridge.csv": runs(
-            lambda row: by_rate(row, row.text("system"), row.text("task"), row.text("precision")),
+            bridge_published,
             bridge_job,
             by_hand=True,
         ),
         "nemo_24.07_h100_fp8.csv": runs(  # system and precision are the table's title
             lambda row: by_rate(row, "DGX-H100", row.text("task")),
-            partial(nemo_job, gpu="DGX-H100", zero=1, bits=8),
+            lambda row: cheapest(nemo_job(row, "DGX-H100", zero=1, bits=8)),
             by_hand=True,
         ),
     },

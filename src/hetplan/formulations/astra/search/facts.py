@@ -66,6 +66,18 @@ class ModelFacts:
         return sum(block.params for block in self.blocks) / self.layers
 
     @cached_property
+    def trained(self) -> float:
+        """The share of the blocks' parameters that has gradients and optimizer states; of adapters
+        a small one, which stands for embedding and head, too."""
+        frozen = sum(block.frozen for block in self.blocks) / self.layers
+        return 1 - frozen / self.block_params
+
+    @cached_property
+    def joins(self) -> float:
+        """Collectives of tensor ranks in one pass of an average block."""
+        return sum(len(block.reduces) for block in self.blocks) / (2 * self.layers)
+
+    @cached_property
     def expert_params(self) -> float:
         """The part of `block_params` that belongs to experts, and is divided by expert
         parallelism."""
@@ -83,7 +95,7 @@ class ModelFacts:
         if self.shape.experts is None:
             return 0.0
         share = sum(block.kind == "moe-block" for block in self.blocks) / self.layers
-        token = self.shape.hidden * ELEMENT_BYTES[self.precision]
+        token = (self.shape.experts.latent or self.shape.hidden) * ELEMENT_BYTES[self.precision]
         return share * self.shape.experts.active * self.sequence * token
 
     @cached_property

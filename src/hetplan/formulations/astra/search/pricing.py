@@ -186,10 +186,10 @@ class Priced:
         4.2.2)."""
         size = np.asarray(self.facts.boundary_bytes * self.own, dtype=np.float64)
         ones = np.ones_like(self.tp)
-        reduced = 2.0 * self.together("all-reduce", size, ones, self.tp)
-        return np.where(
-            self.sp == 1, 4.0 * self.together("all-gather", size, ones, self.tp), reduced
-        )
+        joins = self.facts.joins
+        reduced = joins * self.together("all-reduce", size, ones, self.tp)
+        gathered = 2 * joins * self.together("all-gather", size, ones, self.tp)
+        return np.where(self.sp == 1, gathered, reduced)
 
     @cached_property
     def expert_seconds(self) -> Floats:
@@ -290,11 +290,13 @@ class Priced:
         """Gradient reduction (and parameter gathering) that windows of computation leave
         uncovered.
 
-        dense, experts: parameters per rank. All-reduce; with the distributed optimizer
-        reduce-scatter of gradients and all-gather of weights (Rajbhandari et al. 2020, Section 7).
+        dense, experts: parameters per rank, of which the trained ones are exchanged. All-reduce;
+        with the distributed optimizer reduce-scatter of gradients and all-gather of weights
+        (Rajbhandari et al. 2020, Section 7).
         """
         weight, gradient, _ = STATE_BYTES[self.facts.precision]
         columns, seconds = self.table.columns, np.zeros_like(dense)
+        dense, experts = dense * self.facts.trained, experts * self.facts.trained
         after = np.where(columns["overlap_grad_reduce"] == 1, backward, 0.0)
         before = np.where(columns["overlap_param_gather"] == 1, forward, 0.0)
         for params, stride, ranks in self.groups(dense, experts):
@@ -317,9 +319,9 @@ class Priced:
         return once + uncovered(once * np.maximum(params / bucket - 1.0, 0.0), window)
 
     def optimizer_params(self, dense: Floats, experts: Floats) -> Floats:
-        """Parameters whose states a rank updates: all of its own, or its share with the distributed
-        optimizer."""
-        return np.asarray(
+        """Parameters whose states a rank updates: all of its own that are trained, or its share
+        with the distributed optimizer."""
+        return self.facts.trained * np.asarray(
             dense / np.where(self.sharded | self.fsdp, self.replicas, 1)
             + experts / np.where(self.sharded | self.fsdp, self.expert_replicas, 1)
         )
@@ -427,9 +429,12 @@ def stage_bytes(
     before, behind = end_activations(priced)
     states = priced.optimizer_params(dense, experts) * state
     activations = in_flight(priced, place) * (kept + first * before) + working + last * behind
-    layer = priced.stage_params + priced.expert_stage_params
-    shards = priced.optimizer_params(dense, experts) + 2 * layer  # one at work, and the next one
-    held = (weight + gradient) * np.where(priced.fsdp, shards, dense + experts)
+    layer, trained = priced.stage_params + priced.expert_stage_params, priced.facts.trained
+    shards = priced.optimizer_params(dense, experts) / trained
+    shards = shards + 2 * layer  # one at work, and the next one
+    frozen = (1 - trained) * (weight if not priced.assumed.stack.fp8 else 1)
+    each = frozen + trained * (weight + gradient)
+    held = each * np.where(priced.fsdp, shards, dense + experts)
     return held + states + activations + priced.assumed.reserved_bytes, states
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from hetplan.errors import InputError, require
+from hetplan.errors import require
 from hetplan.formulations.astra.data import AstraData
 from hetplan.formulations.astra.problem import Floats, Ints
 from hetplan.profiling.models import Model
@@ -34,12 +34,12 @@ class Job:
 
     def __post_init__(self) -> None:
         check_global_batch(self.global_batch)
-        if not 0 < self.tokens <= MOST_TOKENS:
-            raise InputError(
-                "tokens of the job",
-                got=self.tokens,
-                expected=f"more than 0, at most {MOST_TOKENS:g}",
-            )
+        require(
+            0 < self.tokens <= MOST_TOKENS,
+            "tokens of the job",
+            got=self.tokens,
+            expected=f"more than 0, at most {MOST_TOKENS:g}",
+        )
         require(
             self.money_limit is None or 0 <= self.money_limit < math.inf,
             "money limit",

@@ -19,7 +19,7 @@ Nodes are called as `PUBLISHED` or `BY_LAYER` says: instances and plan files hav
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from hetplan.errors import UnsupportedError
+from hetplan.errors import UnsupportedError, require
 from hetplan.formulations.hap.spmd.program import SingleProgram, Writer
 from hetplan.profiling.models import Model
 from hetplan.profiling.transformer import Experts, Transformer
@@ -260,8 +260,13 @@ def program_of(model: Model, batch: int) -> SingleProgram:
         )
     if t.window is not None and t.window < tokens:
         raise UnsupportedError("no rule for attention in a window", where="hap", got=model.name)
-    if t.norm == "pixel":
-        raise UnsupportedError("no rule for pixel norms", where="hap", got=model.name)
+    require(
+        t.norm != "pixel",
+        "no rule for pixel norms",
+        where="hap",
+        got=model.name,
+        kind=UnsupportedError,
+    )
     causal = t.vocabulary > 0 and t.head == "lm"
     blocks = Blocks(Writer(model.name), t, BY_LAYER, causal=causal)
     if t is spec.encoder:

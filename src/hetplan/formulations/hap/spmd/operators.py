@@ -33,7 +33,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from hetplan.errors import InputError, look_up
+from hetplan.errors import InputError, look_up, require
 
 Form = int
 Shape = tuple[int, ...]
@@ -288,8 +288,13 @@ def contract_shape(whole: Shapes, attributes: Attributes) -> Shape:
     """By the letters; every letter has one length."""
     where = attributes["equation"]
     terms, output = parsed(where)
-    if len(terms) != len(whole) or len(terms) not in (2, 3):
-        raise InputError("number of tensors", where=where, got=len(whole), expected="2 or 3")
+    require(
+        len(terms) == len(whole) and len(terms) in (2, 3),
+        "number of tensors",
+        where=where,
+        got=len(whole),
+        expected="2 or 3",
+    )
     lengths: dict[str, int] = {}
     for term, shape in zip(terms, whole, strict=True):
         if len(term) != len(shape):
@@ -321,8 +326,7 @@ def contract_work(
 def convolve_shape(whole: Shapes, attributes: Attributes) -> Shape:
     """x [b, c, H, W] with weight [o, c, k, l], `padding` and `stride` alike both ways."""
     (b, c, height, width), (o, inner, k, l) = whole[:2]
-    if inner != c:
-        raise InputError("input channels", where="convolve", got=c, expected=str(inner))
+    require(inner == c, "input channels", where="convolve", got=c, expected=str(inner))
     pad, stride = attributes.get("padding", 0), attributes.get("stride", 1)
     return (b, o, (height + 2 * pad - k) // stride + 1, (width + 2 * pad - l) // stride + 1)
 

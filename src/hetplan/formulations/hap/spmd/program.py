@@ -21,7 +21,7 @@ from typing import Any
 
 from networkx.utils import UnionFind
 
-from hetplan.errors import InputError
+from hetplan.errors import InputError, require
 from hetplan.formulations.hap.ratios import shard_lengths
 from hetplan.formulations.hap.spmd.operators import Shape, Way, operator
 
@@ -229,10 +229,13 @@ class Writer:
         shape: Shape,
         attributes: Mapping[str, Any],
     ) -> str:
-        if name in self._nodes or "|" in name:
-            raise InputError(
-                "name of a tensor", where=self.name, got=name, expected="a new one, without |"
-            )
+        require(
+            name not in self._nodes and "|" not in name,
+            "name of a tensor",
+            where=self.name,
+            got=name,
+            expected="a new one, without |",
+        )
         self._nodes[name] = Node(
             name, kind, inputs, shape, MappingProxyType(dict(attributes)), 0, self.layer
         )

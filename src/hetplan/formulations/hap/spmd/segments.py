@@ -13,7 +13,7 @@ from typing import Literal
 
 import networkx as nx
 
-from hetplan.errors import InputError, UnsupportedError
+from hetplan.errors import UnsupportedError, require
 from hetplan.formulations.hap.spmd.program import SingleProgram
 from hetplan.formulations.hap.spmd.rules import by_layer, work_of
 
@@ -31,10 +31,13 @@ def segmented(
     pymetis is not installed.
     """
     operators = program.computations
-    if not 1 <= count <= len(operators):
-        raise InputError(
-            "segments", where=program.name, got=count, expected=f"1 to {len(operators)}"
-        )
+    require(
+        1 <= count <= len(operators),
+        "segments",
+        where=program.name,
+        got=count,
+        expected=f"1 to {len(operators)}",
+    )
     parts = _runs_of_layers(program, count) if how == "layer" else _metis_parts(program, count)
     numbers: dict[int, int] = {}
     each = zip(operators, parts, strict=True)

@@ -26,7 +26,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from hetplan.errors import InputError
+from hetplan.errors import InputError, require
 from hetplan.formulations.hap.spmd.networks import program_of
 from hetplan.formulations.hap.spmd.program import PLACEHOLDER, Node, SingleProgram
 from hetplan.formulations.joint.plan import Plan, check_world
@@ -61,11 +61,13 @@ def samples_of(plan: Plan) -> int:
     """Samples of one run of the program."""
     batches = plan.replicas[0].micro_batches
     sizes = {batch.samples for batch in batches}
-    if len(sizes) != 1:
-        raise InputError(
-            "runs of an SPMD program are of different sizes", where=plan.name,
-            got=sorted(sizes), expected="equal ones",
-        )  # fmt: skip
+    require(
+        len(sizes) == 1,
+        "runs of an SPMD program are of different sizes",
+        where=plan.name,
+        got=sorted(sizes),
+        expected="equal ones",
+    )
     return sizes.pop()
 
 
