@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import gzip
 import json
+import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -174,6 +176,56 @@ def test_a_curve_goes_from_the_device_into_a_plan(hetplan: Call, tmp_path: Path)
         device = best["devices"][replica["stages"][0]["devices"][0][0]]
         largest = max(batch["samples"] for batch in replica["micro_batches"])
         assert device["type"] != "T4" or largest <= 3
+
+
+def test_one_command_measures_plans_and_runs(
+    hetplan: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two kinds of devices, which this CPU stands for, one with room for few samples."""
+    pytest.importorskip("torch", reason="torch is an extra of hetplan")
+    config, cluster, output = (tmp_path / n for n in ("config.json", "lab.yaml", "plan.json"))
+    config.write_text(json.dumps(TINY))
+    links = {"devices": 1, "intra_node_gbit_per_s": 80, "network_gbit_per_s": 10}
+    card = {"peak_tflops": {"fp32": 1}, "memory_gb_per_s": 20, "source": "this machine"}
+    sizes = {"roomy": 1.9, "narrow": 1.583}
+    document = {
+        "format": "hetplan-cluster", "version": 1, "name": "two-kinds",
+        "nodes": [{"count": 1, "device": name, **links} for name in sizes],
+        "devices": {name: {"memory_gib": size, **card} for name, size in sizes.items()},
+    }  # fmt: skip
+    cluster.write_text(json.dumps(document))
+    asked = (
+        "plan",
+        "--model",
+        config,
+        "--cluster",
+        cluster,
+        "--precision",
+        "fp32",
+        "--sequence",
+        8,
+    )
+    measured = ("--global-batch", 8, "--set", "poplar.zero=0", "--measure", "cpu", "--run", 2)
+    runs: list[subprocess.CompletedProcess[str]] = []
+    real = subprocess.run
+
+    def heard(*words: Any, **more: Any) -> subprocess.CompletedProcess[str]:
+        runs.append(real(*words, **{**more, "stdout": subprocess.PIPE, "text": True}))
+        return runs[-1]
+
+    monkeypatch.setattr(subprocess, "run", heard)
+    ran = hetplan(*asked, *measured, "-q", "--json", "-o", output)
+    assert ran.code == 0, ran.err
+    roomy, narrow = (BatchCurve.load(tmp_path / f"plan-{name}.json") for name in sizes)
+    assert (roomy.device, roomy.largest[0], roomy.devices) == ("roomy", 8, 2)
+    assert narrow.largest[0] == 5
+    best = ran.json["candidates"][ran.json["winner"]]
+    assert best["predicted_seconds"] == best["objective"] and not best["replayed"]
+    assert best["plan"] == json.loads(output.read_text()) | {"origin": best["plan"]["origin"]}
+    assert "measured batch curves: roomy, narrow" in best["plan"]["origin"]
+    assert "2 ranks on this machine" in runs[0].stdout and "at step 1" in runs[0].stdout
+    refused = hetplan(*asked, "--global-batch", 8, "--measure", "cpu")
+    assert refused.code == 2 and "--measure and --run need --output" in refused.err
 
 
 def test_nothing_fits_is_exit_code_1(hetplan: Call) -> None:

@@ -1,12 +1,14 @@
 """`hetplan plan`: one workload, all strategies; the ranking, what is proven, the winner's plan."""
 
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from textwrap import fill
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -37,6 +39,7 @@ from hetplan.cli.options import (
     with_links,
 )
 from hetplan.cli.output import Display, emit, note, watched
+from hetplan.errors import InputError
 from hetplan.formulations.joint.plan import save_plan
 from hetplan.solvers.run import OPTIMAL_GAP, Run, relative_gap
 from hetplan.text import (
@@ -98,6 +101,14 @@ class Choice:
             help="A strategy's own setting, as poplar.shards=memory; a wrong name lists them.",
         ),
     ] = None
+    measure: Annotated[
+        Literal["cpu", "cuda"] | None,
+        typer.Option("--measure", help="Measure every device type here first; Poplar plans by it."),
+    ] = None
+    run: Annotated[
+        int | None,
+        typer.Option("--run", metavar="N", help="Run the plan here for N iterations.", min=1),
+    ] = None
 
 
 def plan(
@@ -139,6 +150,8 @@ def plan(
     from hetplan.cli.profile import named, traced_model
     from hetplan.planner.ranking import Criteria, make_plans, make_workloads, only
 
+    if output is None and (choice.measure or choice.run):
+        raise InputError("--measure and --run need --output with the plan's file")
     run = Run(make_options(time_limit=time_limit, gap=gap, threads=threads, seed=seed))
     posed, notes = make_workloads(
         traced_model(choice.factory, model, only(precision), None, quiet=quiet)
@@ -156,7 +169,12 @@ def plan(
     workloads = [with_links(one, links) for one in posed]
     workload = workloads[0]
     settings = parse_dotted(choice.settings or [], "--set", "STRATEGY.NAME=VALUE")
-    strategies = named_strategies(choice.strategies, settings)
+    names = choice.strategies
+    if choice.measure and output:
+        curves = measured_curves(workload, choice.measure, output, quiet=quiet)
+        settings.setdefault("poplar", {})["curves"] = ",".join(map(str, curves))
+        names = names or ["poplar"]
+    strategies = named_strategies(names, settings)
     criteria = Criteria(choice.money_limit, choice.cheapest_within, choice.parts)
     display = Display(f"{workload.model.name} on {workload.cluster.name}")
     planning = watched(
@@ -177,7 +195,36 @@ def plan(
     for line in workload.model.notes:
         note(line)
     emit(planning.document(), planning_tables(planning, everything), json=json)
-    return 0 if best is not None else 1
+    if best is None or choice.run is None:
+        return 0 if best is not None else 1
+    # a process of its own: solvers and measurements leave threads, and ranks are forked
+    program = [
+        *(sys.executable, "-m", "hetplan", "run", str(output), "--steps", str(choice.run)),
+        *("--cluster", cluster, "--model", named(model), "--device", choice.measure or "auto"),
+    ]
+    return subprocess.run(program, stdout=2 if json else None, check=False).returncode  # 2: stderr
+
+
+def measured_curves(workload: "Workload", device: str, plan: Path, *, quiet: bool) -> list[Path]:
+    """Files beside the plan's, one per device type: its batch curve, measured on this machine's
+    GPU of the type's first number, or on the CPU within the memory of the type."""
+    from hetplan.runtime.measuring.batches import measure_batch_curve
+
+    types = [one.type for one in workload.cluster.devices]
+    paths = []
+    for name, held in workload.device_bytes().items():
+        curve = measure_batch_curve(
+            workload.model,
+            device if device == "cpu" else f"cuda:{types.index(name)}",
+            memory=held if device == "cpu" else None,
+            name=name,
+            devices=len(types),
+            largest=min(workload.global_batch, 256),
+            tell=None if quiet else note,
+        )
+        paths.append(plan.with_name(f"{plan.stem}-{name}.json"))
+        curve.save(paths[-1])
+    return paths
 
 
 def named_strategies(

@@ -156,8 +156,9 @@ class Trial:
         self.network = network(self.model, self.device, blocks=1 if self.shared else None)
         if self.shared:
             embedding, block, head = self.network.layers
-            layers = (embedding, *[block] * (len(own) - 2), head)
-            self.network = replace(self.network, layers=layers)
+            self.network = replace(
+                self.network, layers=(embedding, *[block] * (len(own) - 2), head)
+            )
 
     def at(self, stage: int) -> "TrialAt":
         """The device under a ZeRO stage."""
