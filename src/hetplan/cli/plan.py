@@ -168,24 +168,13 @@ def plan(
     )
     workloads = [with_links(one, links) for one in posed]
     workload = workloads[0]
-    settings = parse_dotted(choice.settings or [], "--set", "STRATEGY.NAME=VALUE")
-    names = choice.strategies
-    if choice.measure and output:
-        curves = measured_curves(workload, choice.measure, output, quiet=quiet)
-        settings.setdefault("poplar", {})["curves"] = ",".join(map(str, curves))
-        names = names or ["poplar"]
-    strategies = named_strategies(names, settings)
+    strategies = chosen_strategies(choice, workload, output, quiet=quiet)
     criteria = Criteria(choice.money_limit, choice.cheapest_within, choice.parts)
     display = Display(f"{workload.model.name} on {workload.cluster.name}")
     planning = watched(
         run,
         lambda: make_plans(
-            workloads,
-            strategies,
-            run,
-            criteria=criteria,
-            on_candidate=display.add,
-            notes=notes,
+            workloads, strategies, run, criteria=criteria, on_candidate=display.add, notes=notes
         ),
         display,
         quiet=quiet,
@@ -197,12 +186,28 @@ def plan(
     emit(planning.document(), planning_tables(planning, everything), json=json)
     if best is None or choice.run is None:
         return 0 if best is not None else 1
-    # a process of its own: solvers and measurements leave threads, and ranks are forked
-    program = [
-        *(sys.executable, "-m", "hetplan", "run", str(output), "--steps", str(choice.run)),
-        *("--cluster", cluster, "--model", named(model), "--device", choice.measure or "auto"),
-    ]
-    return subprocess.run(program, stdout=2 if json else None, check=False).returncode  # 2: stderr
+    words = ["--cluster", cluster, "--model", named(model), "--device", choice.measure or "auto"]
+    return run_here([str(output), "--steps", str(choice.run), *words], json=json)
+
+
+def run_here(words: Sequence[str], *, json: bool) -> int:
+    """`hetplan run` in a process of its own: solvers and measurements leave threads, and ranks are
+    forked. json: standard output is another document's, so that it prints to standard error."""
+    program = [sys.executable, "-m", "hetplan", "run", *words]
+    return subprocess.run(program, stdout=2 if json else None, check=False).returncode
+
+
+def chosen_strategies(
+    choice: Choice, workload: "Workload", output: Path | None, *, quiet: bool
+) -> "list[Strategy]":
+    """With their settings; Poplar on curves measured now where that is asked for."""
+    settings = parse_dotted(choice.settings or [], "--set", "STRATEGY.NAME=VALUE")
+    names = choice.strategies
+    if choice.measure and output:
+        curves = measured_curves(workload, choice.measure, output, quiet=quiet)
+        settings.setdefault("poplar", {})["curves"] = ",".join(map(str, curves))
+        names = names or ["poplar"]
+    return named_strategies(names, settings)
 
 
 def measured_curves(workload: "Workload", device: str, plan: Path, *, quiet: bool) -> list[Path]:
