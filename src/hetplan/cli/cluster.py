@@ -9,7 +9,7 @@ import typer
 
 from hetplan.cli.options import JsonOption, number, target
 from hetplan.cli.output import emit, note
-from hetplan.errors import InputError
+from hetplan.errors import InputError, require
 from hetplan.files import to_yaml, write_text
 from hetplan.formulations.astra.search.space import links_of
 from hetplan.profiling.cluster import GBIT, ClusterFile, build_cluster
@@ -75,8 +75,7 @@ def detect(
 ) -> int:
     """Describe the cluster that is here: local GPUs and links (through torch), a hostfile's or a
     Slurm job's nodes."""
-    if hostfile is not None and slurm is not None:
-        raise InputError("--hostfile and --slurm exclude each other")
+    require(hostfile is None or slurm is None, "--hostfile and --slurm exclude each other")
     local = described_node(device, devices, intra, network)
     job = slurm if slurm is not None else os.environ.get("SLURM_JOB_NODELIST") or None
     hosts = [local]

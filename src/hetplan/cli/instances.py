@@ -17,7 +17,7 @@ from hetplan.cli.options import (
     target,
 )
 from hetplan.cli.output import emit, note, print_json
-from hetplan.errors import InputError
+from hetplan.errors import InputError, require
 from hetplan.formulations import family
 from hetplan.instances.generate import draw
 from hetplan.instances.library import (
@@ -341,10 +341,11 @@ def schema(
     """Print the JSON schema of a file (JSON with and without --json)."""
     document: dict[str, Any]
     if kind in MODELS:
-        if problem is not None:
-            raise InputError(
-                f"--problem does not go with schema {kind}", expected="instance or decision"
-            )
+        require(
+            problem is None,
+            f"--problem does not go with schema {kind}",
+            expected="instance or decision",
+        )
         document = load(MODELS[kind]).model_json_schema()
     elif kind == "instance":
         document = instance_schema(problem)

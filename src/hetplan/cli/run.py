@@ -75,8 +75,7 @@ class Training:
 
     def check(self, *, virtual: bool, time_scale: float | None) -> None:
         """Raise InputError for options that do not go together."""
-        if not virtual and time_scale is not None:
-            raise InputError("--time-scale is for --virtual devices")
+        require(virtual or time_scale is None, "--time-scale is for --virtual devices")
         require(
             not (virtual and self.backend == "torch"),
             "--virtual devices are for hetplan's own engine",
@@ -168,12 +167,14 @@ class Survival:
             not (self.elastic and is_rank()),
             "--elastic is for local ranks; torchrun has --max-restarts",
         )
-        if self.elastic and (self.checkpoint is None or self.every is None):
-            raise InputError(
-                "--elastic needs --checkpoint with a folder and --every with a number of steps"
-            )
-        if not self.elastic and (self.strategies is not None or self.replan_seconds is not None):
-            raise InputError("--strategies and --replan-seconds are for --elastic")
+        require(
+            not self.elastic or None not in (self.checkpoint, self.every),
+            "--elastic needs --checkpoint with a folder and --every with a number of steps",
+        )
+        require(
+            self.elastic or (self.strategies is None and self.replan_seconds is None),
+            "--strategies and --replan-seconds are for --elastic",
+        )
 
     def replanner(
         self, job: Job, plan: Path, predict: Predict, setting: Setting, *, quiet: bool

@@ -283,8 +283,7 @@ def simulate(
     """
     loaded = load_plan(plan)
     workload = setting.workload(loaded, plan)
-    if links is not None and calibration is not None:
-        raise InputError("does not go with --calibration", where="--links")
+    require(links is None or calibration is None, "does not go with --calibration", where="--links")
     workload = with_links(workload, links)
     beside = 0.0
     if calibration is not None:

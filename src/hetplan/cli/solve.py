@@ -139,13 +139,13 @@ def check_back_ends(
         every = [method for family in families.values() for method in family.methods]
         users = list(dict.fromkeys(one.name for one in every if backend in one.backends))
         chosen = dict.fromkeys(name for names in methods.values() for name in names)
-        if not set(users) & set(chosen):
-            raise InputError(
-                f"no method chosen runs {backend}",
-                where=option,
-                got=", ".join(chosen),
-                expected=f"--method {' or '.join(users)}" if users else None,
-            )
+        require(
+            set(users) & set(chosen),
+            f"no method chosen runs {backend}",
+            where=option,
+            got=", ".join(chosen),
+            expected=f"--method {' or '.join(users)}" if users else None,
+        )
 
 
 def run_methods(

@@ -32,7 +32,7 @@ from hetplan.cli.options import (
     whole_numbers,
 )
 from hetplan.cli.output import emit, note, stopping
-from hetplan.errors import InputError
+from hetplan.errors import InputError, require
 from hetplan.files import write_text
 from hetplan.studies import page
 from hetplan.studies.charts import charts, write_pictures
@@ -99,8 +99,11 @@ class Workers:
     @contextlib.contextmanager
     def runner(self, stop: threading.Event) -> Iterator[Runner]:
         """What does the tasks."""
-        if self.scheduler is not None and self.slurm is not None:
-            raise InputError("cannot be used together", where="--scheduler, --slurm")
+        require(
+            self.scheduler is None or self.slurm is None,
+            "cannot be used together",
+            where="--scheduler, --slurm",
+        )
         jobs, limit = self.shares()[0], None if self.memory is None else int(self.memory * GIB)
         if self.scheduler is None and self.slurm is None:
             yield lambda work: run_tasks(work, jobs, memory_bytes=limit, stop=stop.is_set)
@@ -164,15 +167,17 @@ def run(
     Time-outs, crashes and refusals are rows, too. Exit code 0 when every run has its row, 1 when
     stopped before.
     """
-    if not sets and not smoke:
-        raise InputError(
-            "no instances named", expected="a set such as papers, a problem, instances, files"
-        )
+    require(
+        sets or smoke,
+        "no instances named",
+        expected="a set such as papers, a problem, instances, files",
+    )
     # the same sets find their rows again
     names = "-".join(re.sub(r"[^\w.]+", "-", name).strip("-") for name in sets or ["smoke"])
     folder = output or Path(f"study-{names}"[:86])
-    if folder.exists() and not folder.is_dir():
-        raise InputError("is a file, expected a folder", where=str(folder))
+    require(
+        folder.is_dir() or not folder.exists(), "is a file, expected a folder", where=str(folder)
+    )
     arrow()
     options = make_options(
         time_limit=min(time_limit, SMOKE_SECONDS) if smoke else time_limit,
@@ -256,10 +261,7 @@ def report(
         expected = f"a folder; papers have reports of their own: hetplan report {'|'.join(PAPERS)}"
         raise InputError("is no folder of a study", where=str(folder), expected=expected)
     rows = [r for r in read_rows(folder) if fnmatch.fnmatchcase(r["instance"], name or "*")]
-    if not rows:
-        raise InputError(
-            "no run matches" if name else "holds no runs yet", where=str(folder), got=name
-        )
+    require(rows, "no run matches" if name else "holds no runs yet", where=str(folder), got=name)
     study, title = Study(rows), f"Gap study {folder.resolve().name}"
     if output is not None:
         write_text(output, page.html(study, title))

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
-from hetplan.errors import UnsupportedError
+from hetplan.errors import UnsupportedError, require
 from hetplan.formulations.amp.problem import Configuration, megatron_placement
 from hetplan.formulations.astra.search.engine import search
 from hetplan.formulations.astra.search.links import Assumptions
@@ -172,12 +172,13 @@ class PoolProblem(Problem):
 def plan_of(best: AstraCandidate, workload: Workload, pool: Pool) -> Plan:
     """The strategy as a plan file with its price; raises UnsupportedError for recomputation that
     the file cannot say."""
-    if best.strategy["recompute_granularity"] == "hybrid":
-        raise UnsupportedError(
-            "a plan file cannot say hybrid recomputation",
-            where=summary(best),
-            expected="--param recompute=none,selective,full",
-        )
+    require(
+        best.strategy["recompute_granularity"] != "hybrid",
+        "a plan file cannot say hybrid recomputation",
+        where=summary(best),
+        expected="--param recompute=none,selective,full",
+        kind=UnsupportedError,
+    )
     price = Prediction(strategy="astra", method="search", closed_form_seconds=best.seconds)
     plan = PoolProblem(workload, pool.mode, pool).to_plan(best)
     more = {"prediction": price, "origin": f"hetplan plan search: {summary(best)}"}

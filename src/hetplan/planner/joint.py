@@ -9,7 +9,7 @@ run together (HAP's) are no chains.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from hetplan.errors import UnsupportedError
+from hetplan.errors import UnsupportedError, require
 from hetplan.formulations import family
 from hetplan.formulations.joint.data import JointData
 from hetplan.formulations.joint.evaluate import broken, decision_of, plan_of
@@ -52,8 +52,12 @@ class Joint(Strategy):
 
     def pose(self, workload: Workload, run: Run) -> "list[JointProblem]":
         """One problem."""
-        if workload.links is not None:
-            raise UnsupportedError("learned links are no part of the problem", where="joint")
+        require(
+            workload.links is None,
+            "learned links are no part of the problem",
+            where="joint",
+            kind=UnsupportedError,
+        )
         data = pose(workload, ("none", *useful_modes(workload)))
         return [JointProblem(data, self.starts, self.settings.seconds)]
 

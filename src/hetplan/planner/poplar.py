@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from hetplan.errors import InputError
+from hetplan.errors import require
 from hetplan.formulations import family
 from hetplan.formulations.joint.plan import MicroBatches, Plan, Replica, Stage, new_plan
 from hetplan.formulations.poplar.data import PoplarDecision
@@ -62,10 +62,12 @@ class PoplarSettings(StrictModel):
         curves: dict[str, BatchCurve] = {}
         for path in filter(None, (part.strip() for part in (self.curves or "").split(","))):
             curve = BatchCurve.load(path)
-            if curves.setdefault(curve.device, curve) is not curve:
-                raise InputError(
-                    "second batch curve of a device type", where=path, got=curve.device
-                )
+            require(
+                curves.setdefault(curve.device, curve) is curve,
+                "second batch curve of a device type",
+                where=path,
+                got=curve.device,
+            )
         measured = None if self.collectives is None else Collectives.load(self.collectives.strip())
         return Assumptions(self.shards, self.overlap, self.interpolation, curves, measured)
 

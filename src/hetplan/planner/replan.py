@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise, product
 from typing import Any
 
-from hetplan.errors import InputError
+from hetplan.errors import require
 from hetplan.formulations.joint.plan import Plan
 from hetplan.planner.ranking import make_plans
 from hetplan.planner.search import OnCandidate, on_devices
@@ -136,13 +136,13 @@ def parse_lost(texts: Sequence[str], workload: Workload) -> tuple[int, ...]:
     """`["node1", "node3"]` as node numbers; raises InputError for others, none or all of the
     cluster."""
     lost = {node_number(text, workload.cluster, "--lost") for text in texts}
-    if len(lost) in (0, len(workload.cluster.nodes)):
-        raise InputError(
-            "nothing is left" if lost else "no lost node named",
-            where="--lost",
-            got=", ".join(texts),
-            expected="node1, say",
-        )
+    require(
+        0 < len(lost) < len(workload.cluster.nodes),
+        "nothing is left" if lost else "no lost node named",
+        where="--lost",
+        got=", ".join(texts),
+        expected="node1, say",
+    )
     return tuple(sorted(lost))
 
 

@@ -143,10 +143,9 @@ def node_number(text: str, cluster: Cluster, option: str) -> int:
     """`node1` as 1; raises InputError for a node that there is not."""
     names = [f"node{n}" for n in every_node(cluster)]
     name = text.replace(" ", "")
-    if name not in names:
-        raise InputError(
-            "no such node", where=option, got=text, expected=f"{names[0]} to {names[-1]}"
-        )
+    require(
+        name in names, "no such node", where=option, got=text, expected=f"{names[0]} to {names[-1]}"
+    )
     return names.index(name)
 
 
@@ -261,12 +260,12 @@ def changed_workload(workload: Workload, cluster: Cluster) -> Workload:
     lacking = [name for name in cluster.types if name not in profile.devices()]
     if not lacking:
         return replace(workload, cluster=cluster)
-    if profile.provenance.kind != "predicted":
-        raise InputError(
-            f"the measured profile has no table for {lacking[0]!r}",
-            where=profile.model,
-            expected="one with it",
-        )
+    require(
+        profile.provenance.kind == "predicted",
+        f"the measured profile has no table for {lacking[0]!r}",
+        where=profile.model,
+        expected="one with it",
+    )
     made = make_workload(
         workload.model,
         cluster,

@@ -9,7 +9,7 @@ from dataclasses import replace
 from multiprocessing import get_context
 from typing import Any
 
-from hetplan.errors import InputError, UnsupportedError
+from hetplan.errors import InputError, UnsupportedError, require
 from hetplan.profiling.detect import Host, catalogued, local_network_gbit
 from hetplan.profiling.profile import Provenance
 from hetplan.runtime.job import Job
@@ -115,13 +115,13 @@ def local_node() -> Host:
     count = torch.cuda.device_count()
     here = [torch.cuda.get_device_properties(i) for i in range(count)]
     names = {properties.name for properties in here}
-    if len(names) > 1:
-        raise InputError(
-            "the GPUs of this node differ, and a node of a cluster file has one type",
-            where=name,
-            got=", ".join(sorted(names)),
-            expected="CUDA_VISIBLE_DEVICES with those of one type",
-        )
+    require(
+        len(names) <= 1,
+        "the GPUs of this node differ, and a node of a cluster file has one type",
+        where=name,
+        got=", ".join(sorted(names)),
+        expected="CUDA_VISIBLE_DEVICES with those of one type",
+    )
     device = catalogued(here[0].name, float(here[0].total_memory))
     return Host(name, count, device, copy_gbit(torch) if count > 1 else None, network)
 

@@ -7,7 +7,7 @@ from math import inf, isfinite
 from statistics import median
 from typing import Any, Literal
 
-from hetplan.errors import InputError
+from hetplan.errors import require
 from hetplan.formulations.joint.plan import Plan
 from hetplan.runtime.replay import trace_document
 from hetplan.runtime.watch import Event, Rehearsal
@@ -67,11 +67,9 @@ def check_options(
         ("--learning-rate", learning_rate, "a positive number"),
         ("--hang-after", hang_after, "a positive number"),
     ):
-        if value is not None and not 0 < value < inf:
-            raise InputError(name, got=value, expected=expected)
+        require(value is None or 0 < value < inf, name, got=value, expected=expected)
     for name, asked in (("--resume", resume), ("--every", every is not None)):
-        if asked and checkpoint is None:
-            raise InputError(f"{name} needs --checkpoint with a folder")
+        require(not asked or checkpoint is not None, f"{name} needs --checkpoint with a folder")
 
 
 @dataclass(frozen=True)

@@ -243,8 +243,12 @@ def measure_operators(
     """`count` products and `count` elementwise operators of sizes that `seed` draws; see
     `operators_of`. Raises InputError for numbers that are not usable."""
     check_device(device)
-    if count < 1 or repeats < 1:
-        raise InputError("operators and repeats", got=min(count, repeats), expected="at least 1")
+    require(
+        count >= 1 and repeats >= 1,
+        "operators and repeats",
+        got=min(count, repeats),
+        expected="at least 1",
+    )
     random, kind = Random(seed), device.partition(":")[0]
     drawn: list[Drawn] = []
     for _ in range(count):
