@@ -15,16 +15,16 @@ from fakes.sailor import KEPT, LAYERS, OUTPUT, PARAMS, add_plan, plan, sailor_fo
 from hetplan.cli.main import main
 from hetplan.errors import InputError
 from hetplan.profiling.sailor import Fit
-from hetplan.runtime.truth.compare import compare
-from hetplan.runtime.truth.sailor import (
+from hetplan.studies.truth.compare import compare
+from hetplan.studies.truth.sailor import (
     BYTES_PER_PARAM,
     Curve,
     Exchanges,
     clean,
     compare_plans,
 )
-from hetplan.runtime.truth.scores import spearman, summary
-from hetplan.runtime.truth.tables import Predicted
+from hetplan.studies.truth.scores import spearman, summary
+from hetplan.studies.truth.tables import Predicted
 
 SHARED = Path(__file__).parents[3] / "shared" / "data" / "sailor"
 WHOLE = list(range(LAYERS))

@@ -18,8 +18,8 @@ from hetplan.profiling.models import load_model
 from hetplan.profiling.operators import DEFAULT_STACK
 from hetplan.runtime.job import Job, Measured, StepReport
 from hetplan.runtime.replay import replay
-from hetplan.runtime.truth.scores import spearman
 from hetplan.runtime.watch import Rehearsal
+from hetplan.studies.truth.scores import spearman
 
 torch: Any = pytest.importorskip("torch", reason="torch is an extra of hetplan")
 

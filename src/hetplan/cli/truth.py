@@ -37,12 +37,12 @@ from hetplan.runtime.calibration import (
     load_measured_run,
 )
 from hetplan.runtime.sensitivity import Sensitivity, perturbed, scenarios, sensitivity as analyse
-from hetplan.runtime.truth.compare import SETS, calibrate_set, compare, reasons, standings
-from hetplan.runtime.truth.job import known_rows
-from hetplan.runtime.truth.scores import summary
-from hetplan.runtime.truth.tables import GIB, Compared
 from hetplan.schema import parse
 from hetplan.solvers.run import Options, Run
+from hetplan.studies.truth.compare import SETS, calibrate_set, compare, reasons, standings
+from hetplan.studies.truth.job import known_rows
+from hetplan.studies.truth.scores import summary
+from hetplan.studies.truth.tables import GIB, Compared
 from hetplan.text import Table, bytes_text, number_text, percent_text, seconds_text
 
 

@@ -26,10 +26,10 @@ from hetplan.profiling.cluster import ClusterFile, build_cluster, example_cluste
 from hetplan.profiling.models import load_model
 from hetplan.profiling.workload import Workload, make_workload
 from hetplan.runtime.replay import replay
-from hetplan.runtime.truth.scores import spearman
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Run
 from hetplan.studies.papers import Row, timed
+from hetplan.studies.truth.scores import spearman
 
 
 def workload_of(fixed: Row) -> Workload:

@@ -34,9 +34,9 @@ from hetplan.profiling.transformer import Transformer
 from hetplan.profiling.workload import Workload, make_workload, predict
 from hetplan.profiling.zoo import gpt2, text_model
 from hetplan.runtime.replay import Settings, replay
-from hetplan.runtime.truth.machines import A100_40, A100_80, Machine, cluster
-from hetplan.runtime.truth.tables import NotPosedError, Predicted, require
 from hetplan.schema import input_error
+from hetplan.studies.truth.machines import A100_40, A100_80, Machine, cluster
+from hetplan.studies.truth.tables import NotPosedError, Predicted, require
 
 # GPUs x samples x blocks, beyond any published run: thousands of GPUs, thousands of samples.
 LARGEST = 10**10

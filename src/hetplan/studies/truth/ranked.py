@@ -36,8 +36,8 @@ from hetplan.formulations.astra.search.space import (
 from hetplan.profiling.cluster import GBIT
 from hetplan.profiling.models import load_model
 from hetplan.profiling.zoo import text_model
-from hetplan.runtime.truth.job import Job, predicted as replayed
-from hetplan.runtime.truth.tables import Predicted, Ranked, require
+from hetplan.studies.truth.job import Job, predicted as replayed
+from hetplan.studies.truth.tables import Predicted, Ranked, require
 
 CAUSES = (
     "computing", "recomputing", "exchanges of experts", "other exchanges of layers",

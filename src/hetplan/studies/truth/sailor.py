@@ -52,7 +52,7 @@ from hetplan.profiling.sailor import (
 )
 from hetplan.profiling.simulator.pipeline import Replica, Sends, simulate_replicas
 from hetplan.profiling.simulator.tasks import Traffic
-from hetplan.runtime.truth.tables import Compared, Predicted, Published
+from hetplan.studies.truth.tables import Compared, Predicted, Published
 
 # A larger time at a smaller micro-batch: up to this ratio it is noise, beyond it a fault.
 NOISE = 1.1

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from hetplan.runtime.truth.tables import Compared
+from hetplan.studies.truth.tables import Compared
 
 
 @dataclass(frozen=True)

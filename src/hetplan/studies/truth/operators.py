@@ -10,7 +10,7 @@ from hetplan.profiling.cluster import GBIT, INTRA_NODE_LATENCY_US, DeviceSpec, N
 from hetplan.profiling.operators import ELEMENT_BYTES, Shape
 from hetplan.profiling.rates.collectives import collective_seconds, node_fabric
 from hetplan.profiling.rates.products import MoveKind, move_seconds, product_seconds
-from hetplan.runtime.truth.tables import Cells, Predicted, Published, Source, require
+from hetplan.studies.truth.tables import Cells, Predicted, Published, Source, require
 
 # Names of the sets, and of the catalogue.
 DEVICES = {

@@ -20,10 +20,10 @@ from hetplan.files import read_json
 from hetplan.formulations.joint.plan import Plan
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.calibration import Estimate, MeasuredRun, calibrate, predicted_seconds
-from hetplan.runtime.truth import job, operators, ranked, runs
-from hetplan.runtime.truth.sailor import compare_plans
-from hetplan.runtime.truth.scores import summary
-from hetplan.runtime.truth.tables import (
+from hetplan.studies.truth import job, operators, ranked, runs
+from hetplan.studies.truth.sailor import compare_plans
+from hetplan.studies.truth.scores import summary
+from hetplan.studies.truth.tables import (
     Cells,
     Compared,
     DamagedError,

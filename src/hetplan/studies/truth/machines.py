@@ -15,7 +15,7 @@ from hetplan.profiling.cluster import (
     Node,
     device,
 )
-from hetplan.runtime.truth.tables import NotPosedError
+from hetplan.studies.truth.tables import NotPosedError
 
 
 @dataclass(frozen=True)
