@@ -167,11 +167,8 @@ def run(
     Time-outs, crashes and refusals are rows, too. Exit code 0 when every run has its row, 1 when
     stopped before.
     """
-    require(
-        sets or smoke,
-        "no instances named",
-        expected="a set such as papers, a problem, instances, files",
-    )
+    expected = "a set such as papers, a problem, instances, files"
+    require(sets or smoke, "no instances named", expected=expected)
     # the same sets find their rows again
     names = "-".join(re.sub(r"[^\w.]+", "-", name).strip("-") for name in sets or ["smoke"])
     folder = output or Path(f"study-{names}"[:86])
