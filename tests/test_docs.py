@@ -21,8 +21,9 @@ from hetplan.formulations import FAMILIES, family
 from hetplan.formulations.joint.plan import load_plan
 from hetplan.instances.answers import judge, read_claims
 from hetplan.instances.library import parse_instance
-from hetplan.profiling.cluster import load_cluster
+from hetplan.profiling.cluster import catalogue, load_cluster
 from hetplan.profiling.profile import load_profile
+from hetplan.profiling.zoo import BUILT_IN
 from markdown_pages import PAGES, ROOT, blocks, links
 
 DOCS = ROOT / "docs"
@@ -208,3 +209,9 @@ def test_citation_and_changes_are_of_this_version() -> None:
     assert (citation["version"], citation["license"]) == (__version__, PROJECT["license"])
     changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     assert f"## [{__version__}]" in changes
+
+
+def test_the_page_of_files_lists_every_device_type_and_built_in_model() -> None:
+    page = (DOCS / "files.md").read_text()
+    missing = [name for name in (*catalogue(), *BUILT_IN) if f"`{name}`" not in page]
+    assert missing == []
