@@ -7,6 +7,7 @@ import gzip
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -226,6 +227,25 @@ def test_one_command_measures_plans_and_runs(
     assert "2 ranks on this machine" in runs[0].stdout and "at step 1" in runs[0].stdout
     refused = hetplan(*asked, "--global-batch", 8, "--measure", "cpu")
     assert refused.code == 2 and "--measure and --run need --output" in refused.err
+
+
+def test_the_run_behind_a_plan_gets_the_same_model(
+    hetplan: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("torch", reason="tracing needs torch")
+    asked: list[Sequence[str]] = []
+
+    def heard(words: Sequence[str], *, json: bool) -> int:
+        asked.append(words)
+        return 0
+
+    monkeypatch.setattr("hetplan.cli.plan.run_here", heard)
+    output, mine = tmp_path / "plan.json", "fakes.networks:text"
+    words = ("--cluster", "g4dn-4", "--global-batch", 16, "--strategies", "dp", "--run", 3)
+    hetplan("plan", *words, "-o", output, "-q", "--factory", mine)
+    hetplan("plan", *words, "-o", output, "-q", "--model", "gpt2")
+    common = [str(output), "--steps", "3", "--cluster", "g4dn-4", "--device", "auto"]
+    assert asked == [[*common, "--factory", mine], [*common, "--model", "gpt2"]]
 
 
 def test_nothing_fits_is_exit_code_1(hetplan: Call) -> None:

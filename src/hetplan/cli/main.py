@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not (sys.warnoptions or debugging()):  # those of libraries are for developers
             warnings.simplefilter("ignore")
         code = guarded(arguments)
-    if arguments is None and "hetplan.solvers.native" in sys.modules:
+    if arguments is None and sys.modules.keys() & {"hetplan.solvers.native", "torch.distributed"}:
         from hetplan.solvers.native import end_process
 
         end_process(code)

@@ -186,7 +186,8 @@ def plan(
     emit(planning.document(), planning_tables(planning, everything), json=json)
     if best is None or choice.run is None:
         return 0 if best is not None else 1
-    words = ["--cluster", cluster, "--model", named(model), "--device", choice.measure or "auto"]
+    source = ["--factory", choice.factory] if choice.factory else ["--model", named(model)]
+    words = ["--cluster", cluster, "--device", choice.measure or "auto", *source]
     return run_here([str(output), "--steps", str(choice.run), *words], json=json)
 
 

@@ -138,16 +138,16 @@ class SpmdProblem(Problem):
                 reason += f" in {runs}; hap.steps sets how many"
             raise NoPlan(result.status, reason, spent)
         decision, holding = self.in_whole_units(result.decision), posed.theory.holding
-        if not posed.fits(decision) and holding is not None and not holding.tied_whole:
+        usable, peak = posed.workload.device_bytes(), posed.device_bytes(decision)
+        devices = zip(posed.workload.cluster.devices, peak, strict=True)
+        over = [held for device, held in devices if held > usable[device.type]]
+        if over and holding is not None and not holding.tied_whole:
             with suppress(Stopped):  # no time for it: the program stays as it is
                 careful = pose(
                     posed.workload, posed.runs, run, tied_whole=True, links=posed.links,
                     cut=posed.cut,
                 )  # fmt: skip
                 return replace(self, posed=careful).solve(method, run)
-        usable, peak = posed.workload.device_bytes(), posed.device_bytes(decision)
-        devices = zip(posed.workload.cluster.devices, peak, strict=True)
-        over = [held for device, held in devices if held > usable[device.type]]
         whole, plan = "the iteration is in whole units", self.to_plan(decision)
         costs = SpmdCosts.of(plan, posed.workload, posed.links) if self.measured else None
         return replace(

@@ -148,12 +148,13 @@ def _settle() -> None:
 
 
 def end_process(code: int) -> None:
-    """End the process with `code` if native code was left behind that still runs; else return.
+    """End the process with `code` if native code was left behind that still runs, or torch is
+    loaded; else return.
 
     For the command line, which has nothing to do after its answer: an ordinary exit would wait for
-    that code.
+    that code, and gloo's threads that outlive the interpreter may abort the process.
     """
-    if not all(work.done() for work in _left):
+    if "torch.distributed" in sys.modules or not all(work.done() for work in _left):
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)

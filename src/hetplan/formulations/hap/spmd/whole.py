@@ -48,12 +48,12 @@ class Shard:
     bounds: Bounds = ()
     joined_apart: bool = False
 
-    def entries(self, rank: int) -> int:
-        """How many of them a rank holds."""
+    def entries(self, m: int) -> Floats:
+        """[m] how many of them each of `m` ranks holds."""
         if self.dimension is None:
-            return math.prod(self.shape)
-        first, last = self.bounds[rank]
-        return math.prod(self.shape) // self.shape[self.dimension] * (last - first)
+            return np.full(m, float(math.prod(self.shape)))
+        slices = np.diff(np.array(self.bounds))[:, 0]
+        return np.asarray(math.prod(self.shape) // self.shape[self.dimension] * slices, dtype=float)
 
 
 @dataclass(frozen=True)
@@ -128,8 +128,10 @@ class Decided:
 
     def entries(self) -> Floats:
         """[m] entries of parameters that each device holds."""
-        held = [[shard.entries(j) for shard in self.shards.values()] for j in range(self.m)]
-        return np.asarray(np.sum(held, axis=1), dtype=float)
+        total = np.zeros(self.m)
+        for shard in self.shards.values():
+            total += shard.entries(self.m)
+        return total
 
     def saved(self, saved: Mapping[str, float]) -> Floats:
         """[m] bytes of tensors kept for the backward pass; saved: node -> bytes of its tensor."""
