@@ -11,7 +11,7 @@ from typing import Annotated, Any, Self, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, FailFast, Field, Strict, ValidationError
 
-from hetplan.errors import LONGEST_KEY, InputError, json_path, suggestion
+from hetplan.errors import LONGEST_KEY, InputError, json_path, require, suggestion
 from hetplan.files import read_json, to_json, write_text
 
 
@@ -129,8 +129,13 @@ def check_header(value: Any, kind: str, version: int, *, where: str) -> None:
         ("version", "version not readable here", version),
     ):
         stated = value.get(key)
-        if isinstance(stated, bool) or stated != known:
-            raise InputError(what, where=f"{where}: {key}", got=stated, expected=f"{known}")
+        require(
+            not isinstance(stated, bool) and stated == known,
+            what,
+            where=f"{where}: {key}",
+            got=stated,
+            expected=f"{known}",
+        )
 
 
 def input_error(

@@ -316,9 +316,25 @@ def test_what_if(hetplan: Call, plan_files: tuple[Path, Path]) -> None:
     )
     ran = hetplan(*base, "--add", "2xT4", "--remove", "node0", "--network-gbit-per-s", 100)
     assert (ran.code, ran.err) == (0, "")
-    for expected in ("as it is", "add 2xT4", "remove node0", "network at 100 Gbit/s", "4 T4"):
+    for expected in ("as it is", "add 2xT4", "remove node0", "network at 100 Gbit/s", "on devices"):
         assert expected in ran.out
     found = hetplan(*base, "--json").json
     assert "network at 100 Gbit/s" in [v["change"] for v in found["variants"]]
     assert hetplan(*base, "--add", "2xT4", "--memory-margin", 0.9).code == 1
     assert "--add: not usable" in hetplan(*base, "--add", "T4").error
+
+
+def test_idle_devices_and_paradigms_without_a_plan_are_named(hetplan: Call, tmp_path: Path) -> None:
+    cluster = tmp_path / "uneven.yaml"
+    cluster.write_text(
+        "format: hetplan-cluster\nversion: 1\nname: uneven\nnodes:\n"
+        "- {devices: 4, device: A100-SXM4-80GB, intra_node_gbit_per_s: 4800, "
+        "network_gbit_per_s: 100}\n"
+        "- {devices: 3, device: T4, intra_node_gbit_per_s: 100, network_gbit_per_s: 1}\n"
+    )
+    asked = ("plan", "--model", "gpt2", "--cluster", cluster, "--global-batch", 8, "-q")
+    ran = hetplan(*asked, "--strategies", "dp,astra,poplar")
+    assert "3 devices idle; the best plan on all 7, " in " ".join(ran.out.split())
+    assert "no plan of dp: no micro-batch size" in ran.out
+    ran = hetplan(*asked, "--strategies", "dp,astra,poplar", "--all")
+    assert max(map(len, ran.out.splitlines())) <= 100

@@ -157,6 +157,17 @@ def test_folding_with_communication_follows_its_formula() -> None:
     assert folding.factors["new"] == by_hand
 
 
+def test_folding_with_communication_may_take_fewer_devices() -> None:
+    """60 s on one old device, 10 s on the new one; an all-reduce of a layer takes 2 s. p(5) = 12 +
+    16 = 28 s is nearest to 10 s: p(6) = 10 + 20 = 30 s, p(4) = 15 + 20 = 35 s."""
+    old = kind("old", [6.0] * 10, 1, 4, link=2.0)
+    data = instance(8, old, kind("new", [1.0] * 10, 1, 4))
+    weakest = data.device_types[0]
+    assert [virtual_seconds(weakest, d) for d in (4, 5, 6)] == pytest.approx([35.0, 28.0, 30.0])
+    assert fold(data, communication=True).factors["new"] == 5
+    assert fold(data).factors["new"] == 6
+
+
 def test_paper_needs_as_many_layers_as_virtual_devices() -> None:
     data = instance(8, kind("old", [4.0] * 5, 2), kind("new", [1.0] * 5, 1))
     for method in ("paper", "merge"):

@@ -11,14 +11,18 @@ from ditto.ditto_cases import workload_on
 from hetplan.formulations import family
 from hetplan.formulations.ditto.data import DittoDecision, DittoStage
 from hetplan.formulations.ditto.pose import group_size, pose
-from hetplan.formulations.joint.plan import Plan
-from hetplan.planner.ditto import Ditto, place
+from hetplan.formulations.joint.plan import Plan, ReadyTemplates
+from hetplan.planner.amp import DataParallel
+from hetplan.planner.ditto import Ditto, DittoSettings, free_devices, place
+from hetplan.planner.ranking import make_plans
+from hetplan.planner.replan import replan
 from hetplan.planner.strategy import Candidate, propose
 from hetplan.profiling.cluster import example_cluster
 from hetplan.profiling.profile import Profile
 from hetplan.profiling.workload import Workload, make_workload
 from hetplan.solvers.registry import evaluate
 from hetplan.solvers.run import Options, Run
+from present import present
 
 V100, T4 = {"device": "V100-SXM2-16GB", "devices": 2}, {"device": "T4", "devices": 4}
 
@@ -102,13 +106,50 @@ def test_every_template_finds_its_devices(draw: st.DataObject) -> None:
         stages.append(DittoStage(first=len(stages), last=len(stages) + 1, type=name, devices=x))
         left[name] -= x
         left = +left
-    groups = place(w, stages)
+    groups = place(stages, free_devices(w))
     taken = [device for group in groups for device in group]
     assert len(taken) == len(set(taken)) == sum(stage.devices for stage in stages)
     for stage, group in zip(stages, groups, strict=True):
         assert len(group) == stage.devices
         assert {w.cluster.devices[d].type for d in group} == {stage.type}
         assert len({w.cluster.devices[d].node for d in group}) == 1
+
+
+def test_pipelines_from_several_templates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five nodes of one T4 under a model of which one device holds too little: a pipeline on two
+    and one on three, the batch by speed. When nodes are lost, the same templates make the plan,
+    and nothing is solved."""
+    w = workload_on({"device": "T4", "devices": 1, "count": 5}, model="gpt2-large", batch=20)
+    strategy = Ditto(DittoSettings(failures=1))
+    (candidate,) = make_plans(w, [strategy], Run(Options(threads=1))).candidates
+    plan = candidate.plan
+    assert plan is not None and plan.templates is not None and candidate.fits_memory
+    assert Plan.model_validate_json(plan.model_dump_json()) == plan
+    assert sorted(len(replica.stages) for replica in plan.replicas) == [2, 3]
+    two, three = sorted(plan.replicas, key=lambda replica: len(replica.stages))
+    assert two.samples + three.samples == 20 and 1.2 < three.samples / two.samples < 2
+    assert sorted(plan.ranks) == [0, 1, 2, 3, 4]
+
+    def unwanted(*_: object) -> None:
+        raise AssertionError("solved again")
+
+    monkeypatch.setattr("hetplan.formulations.ditto.exact.solve", unwanted)
+    one = present(replan(plan, w, [0], Run(Options(threads=1))).best).candidate.plan
+    assert one is not None and one.origin == "ditto/templates" and one.templates == plan.templates
+    assert [len(replica.stages) for replica in one.replicas] == [2, 2] and 0 not in one.ranks
+    lost = [0, 1]  # more than the one failure asked for
+    fewer = present(replan(one, w, lost, Run(Options(threads=1))).best).candidate.plan
+    assert fewer is not None and [len(r.stages) for r in fewer.replicas] == [3]
+
+
+def test_where_no_template_is_left_all_strategies_plan_again() -> None:
+    w = workload_on({"device": "T4", "devices": 1, "count": 2})
+    stages = [DittoStage(first=0, last=14, type="V100-SXM2-16GB", devices=1)]
+    ready = ReadyTemplates(failures=0, samples=1, pipelines=[stages])
+    (candidate,) = propose(DataParallel(), w, Run())
+    plan = present(candidate.plan).model_copy(update={"templates": ready})
+    again = replan(plan, w, [1], Run(Options(threads=1, time_limit=1)))
+    assert present(again.best).candidate.strategy != "ditto" and len(again.choices) > 1
 
 
 def test_memory_that_no_template_meets_has_a_reason() -> None:

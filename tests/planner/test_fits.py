@@ -248,3 +248,10 @@ def test_what_is_advised_fits(options: dict[str, Any], change: dict[str, Any]) -
     fit, changed = (hp.fits("gpt2-large", pair, **one) for one in (options, options | change))
     assert not fit.fits and changed.fits
     assert any(line.endswith(f": {changed.layouts[0].text}") for line in fit.advice)
+
+
+def test_a_fit_reads_as_a_sentence() -> None:
+    fit = hp.fits("gpt2", "home", global_batch=8)
+    assert str(fit) == f"fits: {fit.layouts[0].text}"
+    lacks = hp.fits("llama2-70b", "home", global_batch=8)
+    assert str(lacks).startswith("does not fit; would fit: ") and lacks.advice[0] in str(lacks)

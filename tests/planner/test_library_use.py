@@ -14,6 +14,7 @@ import yaml
 import hetplan as hp
 from fakes.workloads import cluster, cluster_document
 from hetplan.errors import InputError
+from hetplan.planner.strategy import make_strategies
 from markdown_pages import ROOT
 
 NOTEBOOK = ROOT / "docs" / "quickstart.ipynb"
@@ -48,6 +49,13 @@ def test_clusters_by_file_name_or_object(tmp_path: Path) -> None:
     assert by_name.workload.cluster.counts() == {"T4": 16}
     with pytest.raises(InputError, match="unknown example cluster 'g4dn-5'; did you mean g4dn-4"):
         hp.plan("gpt2", "g4dn-5", global_batch=32)
+
+
+def test_strategies_may_be_one_text() -> None:
+    assert [s.name for s in make_strategies("dp")] == ["dp"]
+    assert [s.name for s in make_strategies("amp, dp")] == ["amp", "dp"]
+    with pytest.raises(InputError, match="unknown strategy 'dpp'; did you mean dp"):
+        hp.plan("gpt2", cluster(), global_batch=8, strategies="dpp")
 
 
 def test_everything_promised_is_there_and_nothing_is_loaded_before() -> None:

@@ -53,6 +53,8 @@ def test_dnn_partitioning_joins_colours(tmp_path: Path) -> None:
     assert table.backward_seconds == pytest.approx([0.004, 0.006])
     assert [layer.param_bytes for layer in found.layers] == [100, 5]
     assert [layer.activation_bytes for layer in found.layers] == [10, 0]
+    notes = import_file("dnn-partitioning", tmp_path / "d.json", Settings()).notes
+    assert any("their bytes are kept (100 bytes cost 1 in the file)" in note for note in notes)
 
 
 def test_dnn_partitioning_says_backward_in_words_or_numbers(tmp_path: Path) -> None:

@@ -21,7 +21,8 @@ torch: Any = pytest.importorskip("torch", reason="torch is an extra of hetplan")
 
 from fakes.rehearsals import plan as rehearsal_plan  # noqa: E402
 from fakes.workloads import cluster_document, small  # noqa: E402
-from hetplan.formulations.joint.plan import load_plan, save_plan  # noqa: E402
+from hetplan.formulations.ditto.data import DittoStage  # noqa: E402
+from hetplan.formulations.joint.plan import ReadyTemplates, load_plan, save_plan  # noqa: E402
 from hetplan.profiling.operators import DEFAULT_STACK  # noqa: E402
 from hetplan.runtime.execution.worker import called  # noqa: E402
 from parity.asking import ENVIRONMENT, Answers, latest, losses, request, served  # noqa: E402
@@ -51,12 +52,16 @@ BAD = {
 
 
 def elastic(folder: Path, cluster: Path) -> list[dict[str, Any]]:
-    """Two nodes, of which one is lost at the third step; and the same run without a loss."""
-    file = folder / "four.json"
-    save_plan(rehearsal_plan("four stages, even", small(stack=DEFAULT_STACK)), file)
+    """Two nodes, of which one is lost at the third step, with a template for the other; and the
+    same run without a loss."""
+    file, halves = folder / "four.json", ((0, 6), (6, 14))
+    stages = [DittoStage(first=a, last=b, type="V100-SXM2-16GB", devices=1) for a, b in halves]
+    ready = ReadyTemplates(failures=0, samples=1, pipelines=[stages])
+    plan = rehearsal_plan("four stages, even", small(stack=DEFAULT_STACK))
+    save_plan(plan.model_copy(update={"templates": ready}), file)
     (folder / "killed already").touch()
     common = ("run", file, "--factory", "parity.faulty:unlucky", "--steps", 5, "--cluster", cluster)
-    kept = ("--elastic", "--strategies", "dp", "--every", 2, "--json", "--checkpoint")
+    kept = ("--elastic", "--every", 2, "--json", "--checkpoint")
     return [
         request(name, *common, *kept, folder / name,
                 environment={"KILL_AT": "2:80", "KILLED": str(folder / killed)})
@@ -139,10 +144,10 @@ def test_a_run_goes_on_without_a_lost_node(answers: Answers) -> None:
         and "was killed by SIGKILL" in lost["error"]
     )
     folder = Path(answers["folder"]["path"]) / "elastic"
-    assert (
-        set(load_plan(folder / "plan-without-node1.json").ranks) == {0, 1}
-        and len(answers_by_name["ranks"]) == 2
-    )
+    again = load_plan(folder / "plan-without-node1.json")
+    assert set(again.ranks) == {0, 1} and len(answers_by_name["ranks"]) == 2
+    assert again.origin == "ditto/templates" and again.templates is not None
+    assert [s.layers for r in again.replicas for s in r.stages] == [[(0, 6)], [(6, 14)]]
     assert [step["step"] for step in answers_by_name["steps"]] == list(range(5)) and latest(
         folder
     ) == 5

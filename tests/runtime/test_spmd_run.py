@@ -48,7 +48,7 @@ def planned(workload: Workload, method: str, steps: int) -> Plan:
     posed = pose(workload, steps)
     result = solve(family("hap"), posed.theory.data, method, Run())
     assert isinstance(result.decision, HapDecision)
-    return SpmdProblem(posed, 1.0, 0.0).to_plan(result.decision)
+    return SpmdProblem(posed, posed, 1.0, 0.0).to_plan(result.decision)
 
 
 def test_stages_by_hand() -> None:

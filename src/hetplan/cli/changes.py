@@ -33,7 +33,7 @@ from hetplan.cli.options import (
     target,
 )
 from hetplan.cli.output import Display, emit, watched
-from hetplan.cli.plan import named_strategies, write_plan
+from hetplan.cli.plan import devices_used, named_strategies, write_plan
 from hetplan.errors import require
 from hetplan.formulations.ditto.describe import rows_of, tables_of
 from hetplan.formulations.ditto.templates import readiness
@@ -43,7 +43,7 @@ from hetplan.planner.ranking import make_workloads
 from hetplan.planner.replan import Replanning
 from hetplan.planner.what_if import ChangeResult, WhatIf
 from hetplan.solvers.run import Run
-from hetplan.text import Table, bytes_text, count_text, devices_counted, number_text, seconds_text
+from hetplan.text import Table, bytes_text, count_text, number_text, seconds_text
 
 
 def what_if(
@@ -119,17 +119,17 @@ def what_if(
 
 
 def best_plan_text(changed: ChangeResult) -> str:
-    """The best plan's name, and whether it is the plan as it is."""
+    """The best plan's name; `unchanged` where it is the plan as it is."""
     if changed.best is None:
         return "none"
-    return f"{changed.best.name} (as it is)" if changed.same_plan else changed.best.name
+    return "unchanged" if changed.same_plan else changed.best.name
 
 
 def what_if_table(answer: WhatIf) -> Table:
     """One line per change."""
     notes = [
-        "iterations are replayed; added nodes are linked as the cluster's of that device, else as "
-        "its best"
+        "iterations are replayed; money counts the devices that the plan uses",
+        "added nodes are linked as the cluster's of that device, else as its best",
     ]
     notes += [f"{v.change.name}: {reason}" for v in answer.variants for reason in v.reasons]
     return Table.of(
@@ -137,11 +137,10 @@ def what_if_table(answer: WhatIf) -> Table:
         (answer.base, *answer.variants),
         {
             "change": lambda v: v.change.name,
-            "devices": lambda v: devices_counted(v.workload.cluster.counts()),
             "best plan": best_plan_text,
+            "on devices": lambda v: devices_used(v.best) if v.best else "",
             "iteration": lambda v: seconds_text(v.best.predicted_seconds if v.best else None),
             "saves": lambda v: seconds_text(v.gain),
-            "per device": lambda v: seconds_text(v.gain_per_device),
             "tokens/s": lambda v: count_text(
                 v.best.tokens_per_second(v.workload) if v.best else None
             ),
@@ -150,7 +149,7 @@ def what_if_table(answer: WhatIf) -> Table:
             ),
         },
         notes,
-        right=(3, 4, 5, 6, 7),
+        right=(3, 4, 5, 6),
     )
 
 
@@ -198,7 +197,7 @@ def replan(
             workload,
             nodes,
             run,
-            strategies=named_strategies(strategies),
+            strategies=None if strategies is None else named_strategies(strategies),
             within=within,
             on_candidate=display.add,
         ),

@@ -85,12 +85,13 @@ def fits(
         recomputation=recomputation,
         micro_batch=micro_batch,
     )
-    emit(fit.document(), fit_tables(fit), json=json)
+    emit(fit.document(), fit_tables(fit, zero), json=json)
     return 0 if fit.fits else 1
 
 
-def fit_tables(fit: "Fit") -> Iterator[Table]:
-    """One line, the layouts, what the first one's fullest device holds, and what would help."""
+def fit_tables(fit: "Fit", zero: int | None) -> Iterator[Table]:
+    """One line, the layouts, what the first one's fullest device holds, and what would help. zero:
+    the level that was asked for."""
     workload = fit.workload
     cluster = devices_counted(workload.cluster.counts())
     job = f"{workload.model.name} in {workload.precision} on {cluster}"
@@ -104,6 +105,9 @@ def fit_tables(fit: "Fit") -> Iterator[Table]:
         "memory is answered, no plan can be timed"
         for kind in fit.without_peak
     ]
+    lacking = sorted({*workload.framework.levels} - {row.zero for row in rows})
+    if fit.fits and zero is None and lacking:
+        notes.append(f"no layout fits with ZeRO {' or '.join(map(str, lacking))}")
     if rows and rows[0].shape.devices < total:
         notes.append(f"unused: {total - rows[0].shape.devices} of {total} devices")
     if fit.fits:

@@ -292,9 +292,11 @@ def export_model(
     posed = open_instance(instance)
     models: list[Any] = []
     outcome = posed.family.method(method).load()(posed.data, Run(Options(), tap=models.append))
-    if not models:
-        reason = outcome.message or f"{method} answers it without a model"
-        raise InputError(f"has no model to export: {reason}", where=posed.name)
+    require(
+        models,
+        f"has no model to export: {outcome.message or f'{method} answers it without a model'}",
+        where=posed.name,
+    )
     exported = write_models(models, output)
     error = max(model.totals.error for model in models if model.totals)
     table = Table.of(

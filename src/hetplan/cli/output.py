@@ -32,8 +32,8 @@ from hetplan.text import Table, number_text, percent_text, seconds_text
 if TYPE_CHECKING:
     from hetplan.planner.strategy import Candidate
 
-# Where stdout is no terminal, nobody folds the lines: give tables room.
-PLAIN_WIDTH = 160
+# Where stdout is no terminal: what most terminals show without folding lines.
+PLAIN_WIDTH = 100
 # Between two columns; how wide a column of text is at most before it may be folded.
 GUTTER, PROSE = 2, 32
 

@@ -39,7 +39,7 @@ from hetplan.cli.options import (
     with_links,
 )
 from hetplan.cli.output import Display, emit, note, watched
-from hetplan.errors import InputError
+from hetplan.errors import require
 from hetplan.formulations.joint.plan import save_plan
 from hetplan.solvers.run import OPTIMAL_GAP, Run, relative_gap
 from hetplan.text import (
@@ -150,8 +150,10 @@ def plan(
     from hetplan.cli.profile import named, traced_model
     from hetplan.planner.ranking import Criteria, make_plans, make_workloads, only
 
-    if output is None and (choice.measure or choice.run):
-        raise InputError("--measure and --run need --output with the plan's file")
+    require(
+        output or not (choice.measure or choice.run),
+        "--measure and --run need --output with the plan's file",
+    )
     run = Run(make_options(time_limit=time_limit, gap=gap, threads=threads, seed=seed))
     posed, notes = make_workloads(
         traced_model(choice.factory, model, only(precision), None, quiet=quiet)
@@ -288,15 +290,13 @@ def verdict_table(planning: "Planning", best: "Candidate", explained: "Explanati
         f"{(flops or 0.0) / 1e12:.3g} TFLOP/s per device": flops is not None,
         f"${number_text(money, 4)} per million tokens": money is not None,
     }
-    idle = len(workload.cluster.devices) - len(plan.ranks if plan else ())
     critical = islice(explained.critical.items(), 3)
     lines = {
         "best plan": best.name + (f": {summary(plan)}" if plan else ""),
         "iteration": iteration_text(best, workload),
         "proven": proven_text(best, planning),
         "speed": ", ".join(text for text, known in speed.items() if known),
-        "devices": f"{devices_used(best)} in {workload.precision}"
-        + (f"; {counted(idle, 'device')} idle" if idle else ""),
+        "devices": f"{devices_used(best)} in {workload.precision}{idle_text(best, planning)}",
         "free memory": free_text(best, workload),
         "time goes to": ", ".join(
             f"{what} {percent_text(spent / (best.predicted_seconds or 1.0))}"
@@ -319,6 +319,11 @@ def paradigms_table(planning: "Planning", explained: "Explanation") -> Table:
         for name in explained.prices
     }
     hidden = len(planning.candidates) - len(fastest)
+    without = {
+        c.strategy: fill(f"no plan of {c.strategy}: {c.message or c.status}", SCREEN_WIDTH)
+        for c in reversed(planning.candidates)
+        if c.strategy not in fastest
+    }
     return Table.of(
         "the best plan of each paradigm",
         sorted(fastest.values(), key=lambda c: c.predicted_seconds or 0.0),
@@ -332,7 +337,10 @@ def paradigms_table(planning: "Planning", explained: "Explanation") -> Table:
             "own formula": lambda c: seconds_text(c.closed_form_seconds),
             "solved": lambda c: c.status if c.closed_form_seconds is not None else "",
         },
-        [f"{counted(hidden, 'other plan')}, notes, and why: --all"],
+        [
+            *without.values(),
+            f"{counted(hidden, 'other plan') + ', ' if hidden else ''}notes, and why: --all",
+        ],
         right=(1, 2, 3, 4, 5, 6),
     )
 
@@ -360,8 +368,9 @@ def ranking_table(planning: "Planning") -> Table:
         *(f"{c.name}: {c.message}" for c in planning.candidates if c.message),
         *planning.notes,
     )
-    title = workload_title(workload, planning.precisions)
-    return Table.of(title, planning.candidates, columns, notes, range(2, len(columns)))
+    title = fill(workload_title(workload, planning.precisions), SCREEN_WIDTH)
+    lines = (fill(text, SCREEN_WIDTH, subsequent_indent="  ") for text in notes)
+    return Table.of(title, planning.candidates, columns, lines, range(2, len(columns)))
 
 
 def no_winner(planning: "Planning") -> Table:
@@ -497,6 +506,18 @@ def proven_text(best: "Candidate", planning: "Planning") -> str:
     if best.closed_form_seconds is not None and best.status == "optimal":
         proven += f"; optimal for {best.strategy}'s own formula"
     return proven
+
+
+def idle_text(best: "Candidate", planning: "Planning") -> str:
+    """How many devices the best plan leaves idle, and what the best plan on all of them takes."""
+    devices = len(planning.workload.cluster.devices)
+    idle = devices - len(best.plan.ranks if best.plan else ())
+    on_all = (
+        f"; the best plan on all {devices}, {c.name}, takes {seconds_text(c.predicted_seconds)}"
+        for c in planning.candidates
+        if c.fits_memory and c.plan and len(c.plan.ranks) == devices
+    )
+    return f"; {counted(idle, 'device')} idle{next(on_all, '')}" if idle else ""
 
 
 def free_text(candidate: "Candidate", workload: "Workload") -> str:

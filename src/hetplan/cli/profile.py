@@ -115,15 +115,16 @@ def predict(
         "--micro-batches and --global-batch exclude each other",
     )
     require(model or factory, "missing option '--model'", expected="a name, a file, or --factory")
-    if factory is not None:
-        chosen = traced_model(factory, model, precision, model_output, quiet=quiet)
-    else:
-        chosen = load_model(
+    chosen = (
+        traced_model(factory, model, precision, model_output, quiet=quiet)
+        if factory is not None
+        else load_model(
             named(model),
             sequence=sequence,
             precision=precision,
             attention=load_stack(stack).attention,
         )
+    )
     # All powers of two up to the largest divide it, so they are its own default sizes.
     sizes = (
         whole_numbers(micro_batches, "--micro-batches")

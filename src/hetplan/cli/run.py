@@ -29,7 +29,7 @@ from hetplan.runtime.devices import on_devices
 from hetplan.runtime.job import Job, Loss, Measured, StepReport, check_options
 from hetplan.runtime.launch import Again, is_rank, launch, launch_elastic, serve
 from hetplan.runtime.watch import Rehearsal
-from hetplan.text import number_text
+from hetplan.text import counted, number_text
 
 Predict = Callable[[Plan, Path], Rehearsal | None]
 
@@ -247,9 +247,8 @@ def run(
     quiet: QuietOption = False,
 ) -> int:
     """Execute a plan with one process per device, and tell measured times beside predicted ones.
-    Under torchrun this process is one of them.
-
-    Exit code 1 when a rank died, failed or hung; the error names it and its place in the plan.
+    Under torchrun this process is one of them. Exit code 1 when a rank died, failed or hung; the
+    error names it and its place in the plan.
     """
     survival.check()
     check_options(
@@ -278,12 +277,15 @@ def run(
         **vars(training),
     )
     job = asked if is_rank() else on_devices(asked)
+    cores = len(os.sched_getaffinity(0)) if job.device == "cpu" else loaded.world_size
+    if loaded.world_size > 2 * cores and not (quiet or virtual or is_rank()):
+        note(f"{loaded.world_size} ranks share {counted(cores, 'core')} and take turns")
 
     def tell(report: StepReport) -> None:
         if not quiet:
             without_loss = job.virtual and loaded.schedule == "spmd"
-            loss = "" if without_loss else f": loss {number_text(report.loss)}"
-            note(f"step {report.step}{loss}")
+            loss = f": loss {number_text(report.loss)}"
+            note(f"step {report.step}{'' if without_loss else loss}")
 
     if is_rank():
         measured = serve(job)

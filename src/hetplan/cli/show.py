@@ -90,8 +90,7 @@ def show(
         if asked:
             raise InputError("is for plan files", where=f"--{asked[0]}", got=subject)
         return show_decision(subject, decision, json=json)
-    if decision is not None:
-        raise InputError("a plan has no second argument", got=decision)
+    require(decision is None, "a plan has no second argument", got=decision)
     files = {kind: path for kind, path in drawings.items() if path is not None}
     return show_plan(*document, setting, files, changes, json=json)
 
@@ -137,10 +136,11 @@ def plan_document(subject: str, *, asked: bool) -> tuple[Any, str] | None:
     ):
         return None
     value, where = read_document(subject)
-    if isinstance(value, dict) and "results" in value:
-        raise InputError(
-            f"is an answer; show it with: hetplan show INSTANCE {subject}", where=where
-        )
+    require(
+        not (isinstance(value, dict) and "results" in value),
+        f"is an answer; show it with: hetplan show INSTANCE {subject}",
+        where=where,
+    )
     is_plan = isinstance(value, dict) and (
         value.get("format") == "hetplan-plan" or "candidates" in value
     )

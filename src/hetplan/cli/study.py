@@ -32,7 +32,7 @@ from hetplan.cli.options import (
     whole_numbers,
 )
 from hetplan.cli.output import emit, note, stopping
-from hetplan.errors import InputError, require
+from hetplan.errors import require
 from hetplan.files import write_text
 from hetplan.studies import page
 from hetplan.studies.charts import charts, write_pictures
@@ -254,9 +254,12 @@ def report(
 
     Exit code 1 where rows contradict each other.
     """
-    if not folder.is_dir():
-        expected = f"a folder; papers have reports of their own: hetplan report {'|'.join(PAPERS)}"
-        raise InputError("is no folder of a study", where=str(folder), expected=expected)
+    require(
+        folder.is_dir(),
+        "is no folder of a study",
+        where=str(folder),
+        expected=f"a folder; papers have reports of their own: hetplan report {'|'.join(PAPERS)}",
+    )
     rows = [r for r in read_rows(folder) if fnmatch.fnmatchcase(r["instance"], name or "*")]
     require(rows, "no run matches" if name else "holds no runs yet", where=str(folder), got=name)
     study, title = Study(rows), f"Gap study {folder.resolve().name}"

@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import cache
 from importlib.metadata import entry_points
 
-from hetplan.errors import InputError, look_up, unknown_name
+from hetplan.errors import InputError, look_up
 from hetplan.solvers.registry import Family, Method, load
 
 FAMILIES: dict[str, str] = {
@@ -65,6 +65,5 @@ def plugin(module: str) -> Mapping[str, Sequence[Method]]:
             expected="a module with METHODS = {problem: [Method, ...]}",
         ) from None
     for problem in methods:
-        if problem not in FAMILIES:
-            raise unknown_name("unknown problem", problem, FAMILIES, where=f"{module}: METHODS")
+        look_up("unknown problem", problem, FAMILIES, where=f"{module}: METHODS")
     return methods

@@ -83,9 +83,8 @@ class Verdict:
     def holds(self) -> bool | None:
         """Whether everything stated is right; None where that cannot be told, for want of a
         decision."""
-        if self.complaints:
-            return False
-        return None if self.evaluation is None else True
+        judged = None if self.evaluation is None else True
+        return False if self.complaints else judged
 
     def document(self) -> dict[str, Any]:
         """As JSON types."""

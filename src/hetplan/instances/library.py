@@ -202,10 +202,12 @@ class Entry:
 
     def best_known(self) -> BestKnown | None:
         """The record beside the instance, None where there is none; raises InputError."""
-        if not self.best_file.is_file():
-            return None
-        return BestKnown.parsed(
-            _read(self.best_file), where=f"{self.problem}/{self.best_file.name}"
+        return (
+            None
+            if not self.best_file.is_file()
+            else BestKnown.parsed(
+                _read(self.best_file), where=f"{self.problem}/{self.best_file.name}"
+            )
         )
 
 

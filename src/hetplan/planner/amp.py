@@ -109,9 +109,11 @@ class AmpProblem(Problem):
 
     def solve(self, method: StrategyMethod, run: Run) -> Candidate:
         """A method's result as a candidate."""
-        if method is TRIALS:
-            return self.fastest_trial(run)
-        return self.candidate(method, solve(family("amp"), self.data, method.name, run))
+        return (
+            self.fastest_trial(run)
+            if method is TRIALS
+            else self.candidate(method, solve(family("amp"), self.data, method.name, run))
+        )
 
     def fastest_trial(self, run: Run) -> Candidate:
         """Algorithm 1 with its last line: of the ten least estimates the one that runs fastest. A

@@ -11,15 +11,23 @@ what the replay counts (see `planner.amp`). With stages of at most M devices, la
 split + M whole and devices have capacity - b working(1): never looser than the replay, exact for
 M = 1. The best over M = 1, 2, 4, … is taken; its bound is that of its micro-batch's problem as
 first posed.
+
+With `--set ditto.failures=F` the strategy proposes what Oobleck runs instead: F + 1 pipelines or
+more, made of templates that are proven for parts of the cluster, with micro-batches shared by
+speed. The plan file carries the templates, of which a plan after a loss is made without solving.
 """
 
+import time
+from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import fsum
-from typing import Any
+from operator import itemgetter
+from typing import Annotated, Any
 
 import numpy as np
+from pydantic import Field
 
 from hetplan.formulations import family
 from hetplan.formulations.ditto.data import DittoData, DittoStage
@@ -30,7 +38,19 @@ from hetplan.formulations.ditto.pose import (
     micro_batch_sizes,
     pose,
 )
-from hetplan.formulations.joint.plan import MicroBatches, Plan, Replica, new_plan
+from hetplan.formulations.ditto.templates import (
+    Pipeline,
+    instantiate,
+    ready_templates,
+    template_list,
+)
+from hetplan.formulations.joint.plan import (
+    MAX_RANKS,
+    MicroBatches,
+    ReadyTemplates,
+    Replica,
+    new_plan,
+)
 from hetplan.planner.amp import EQUAL_WITHIN, room
 from hetplan.planner.strategy import (
     Candidate,
@@ -42,16 +62,26 @@ from hetplan.planner.strategy import (
     tensor_stage,
 )
 from hetplan.profiling.workload import Workload
+from hetplan.schema import StrictModel
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Result, Run
 from hetplan.text import counted
 
 AUTO = StrategyMethod("auto", exact=True)
 Groups = list[list[int]]
+Rooms = dict[str, dict[int, list[int]]]  # type -> node -> devices
 
 
+class DittoSettings(StrictModel):
+    """`--set ditto.NAME=VALUE`."""
+
+    # Pipelines that may be lost: makes pipelines of templates, one more than that at least.
+    failures: Annotated[int, Field(ge=0, le=MAX_RANKS)] | None = None
+
+
+@dataclass(frozen=True)
 class Ditto(Strategy):
-    """One pipeline, stages of unequal width."""
+    """One pipeline, stages of unequal width. ready: templates made before, to make pipelines of."""
 
     name = "ditto"
     methods = (
@@ -60,21 +90,34 @@ class Ditto(Strategy):
         StrategyMethod("oobleck"),
         StrategyMethod("greedy-joined"),
     )
+    Settings = DittoSettings
     recomputes = True
 
-    def pose(self, workload: Workload, run: Run) -> "list[DittoProblem]":
+    settings: DittoSettings = field(default_factory=DittoSettings)
+    ready: ReadyTemplates | None = None
+
+    def pose(self, workload: Workload, run: Run) -> "list[DittoProblem | TemplatesProblem]":
         """One problem, with an instance for each micro-batch size."""
-        sizes = micro_batch_sizes(workload)
+        sizes, failures = micro_batch_sizes(workload), self.settings.failures
+        if self.ready is not None:
+            sizes = [size for size in sizes if size == self.ready.samples]
         if not sizes:
             raise NoPlan(
                 "infeasible",
                 "no micro-batch size with times of single devices of every type divides the global "
                 "batch",
             )
+        if failures is not None:
+            width = group_size(workload)
+            within = [instance_within_replay(workload, size, width) for size in sizes]
+            return [TemplatesProblem(workload, within, failures, self.ready)]
         return [DittoProblem(workload, [pose(workload, size) for size in sizes])]
 
     def within_replay(self, workload: Workload, run: Run, bound: float | None) -> Candidate | None:
-        """The best over all largest widths, in half of the time; the rest is for its bound."""
+        """The best over all largest widths, in half of the time; the rest is for its bound.
+        Templates for parts of the cluster are posed within the replay's memory."""
+        if self.settings.failures is not None:
+            return None
         widths = [1 << k for k in range(group_size(workload).bit_length())]
         sizes = micro_batch_sizes(workload)
         instances = [instance_within_replay(workload, b, width) for width in widths for b in sizes]
@@ -110,7 +153,7 @@ class DittoProblem(Problem):
             limit = min(self.baseline_seconds, run.options.time_limit or self.baseline_seconds)
             run.options = replace(run.options, time_limit=limit)
         results: list[Result[Any]] = []
-        templates: list[PlacedTemplate] = []
+        templates: list[tuple[float, Result[Any], PlacedTemplate]] = []
         for left, data in zip(range(len(self.instances), 0, -1), self.instances, strict=True):
             if run.should_stop and results:
                 break
@@ -120,42 +163,133 @@ class DittoProblem(Problem):
             results.append(result)
             if result.decision is not None:
                 stages = result.decision.stages
-                groups = place(self.workload, stages)
-                templates.append(PlacedTemplate(self.workload, data, result, stages, groups))
-        seconds = fsum(result.seconds for result in results)
+                groups = place(stages, free_devices(self.workload))
+                placed = PlacedTemplate(self.workload, data, stages, groups, data.micro_batches)
+                seconds = (result.objective or 0.0) + placed.send_seconds()
+                templates.append((seconds, result, placed))
+        solving = fsum(result.seconds for result in results)
         if not templates:
             proven = all(result.status == "infeasible" for result in results)
             status = "infeasible" if proven and len(results) == len(self.instances) else "unknown"
             texts = dict.fromkeys(result.message or "out of time" for result in results)
-            raise NoPlan(status, "; ".join(texts), seconds)
-        best = min(templates, key=lambda t: (t.result.objective or 0.0) + t.send_seconds())
+            raise NoPlan(status, "; ".join(texts), solving)
+        _, best, placed = min(templates, key=itemgetter(0))
         return replace(
-            Candidate.of_result("ditto", method, best.result),
-            closed_form_seconds=best.result.objective,
-            objective=best.result.objective,
+            Candidate.of_result("ditto", method, best),
+            closed_form_seconds=best.objective,
+            objective=best.objective,
             fits_memory=True,
-            peak_bytes=best.peak_bytes(),
-            solve_seconds=seconds,
-            plan=best.to_plan(),
-            message=joined(best.result.message, best.narrowness()),
+            peak_bytes=placed.peak_bytes(),
+            solve_seconds=solving,
+            plan=new_plan(self.workload, [placed.replica()]),
+            message=joined(best.message, narrowness(self.workload)),
         )
 
 
 @dataclass(frozen=True)
+class TemplatesProblem(Problem):
+    """Pipelines made of templates for parts of the cluster, at the micro-batch size where their
+    slowest takes least. ready: the templates, where they were made before."""
+
+    workload: Workload
+    instances: Sequence[DittoData]
+    failures: int
+    ready: ReadyTemplates | None
+
+    def renamed(self, method: StrategyMethod) -> StrategyMethod:
+        """Candidates are `ditto/templates`."""
+        return replace(method, name="templates")
+
+    def solve(self, method: StrategyMethod, run: Run) -> Candidate | None:
+        """The list of each size, each with its part of the time that is left, and the fastest
+        pipelines of it."""
+        if method is not AUTO:
+            return None
+        begun, made = time.perf_counter(), []
+        reason = "out of time"
+        for left, data in zip(range(len(self.instances), 0, -1), self.instances, strict=True):
+            run.report(note=f"{data.micro_batches} micro-batches")
+            part = run.part(time_limit=run.remaining / left)
+            templates = (
+                list(template_list(data, part).templates)
+                if self.ready is None
+                else ready_templates(data, self.ready.pipelines)
+            )
+            nodes = tuple(kind.nodes for kind in data.device_types)
+            chosen = instantiate(
+                templates, nodes, data.micro_batches, run.part(), failures=self.failures
+            )
+            reason = chosen.message or reason
+            if chosen.seconds is not None:
+                made.append((chosen.seconds, data, chosen.pipelines, templates))
+        solving = time.perf_counter() - begun
+        if not made:
+            raise NoPlan("unknown", reason, solving)
+        seconds, data, pipelines, templates = min(made, key=itemgetter(0))
+        placed = self.placed(data, pipelines)
+        ready = self.ready or ReadyTemplates(
+            failures=self.failures,
+            samples=self.workload.global_batch // data.micro_batches,
+            pipelines=[template.decision.stages for template in templates],
+        )
+        return Candidate(
+            strategy="ditto",
+            method=method,
+            status="feasible",
+            closed_form_seconds=seconds,
+            objective=seconds,
+            fits_memory=True,
+            peak_bytes=tuple(map(fsum, zip(*(one.peak_bytes() for one in placed), strict=True))),
+            solve_seconds=solving,
+            plan=new_plan(self.workload, [one.replica() for one in placed], templates=ready),
+            message=joined(
+                f"{counted(len(placed), 'pipeline')} from {counted(len(templates), 'template')}",
+                narrowness(self.workload),
+            ),
+        )
+
+    def placed(self, data: DittoData, pipelines: Sequence[Pipeline]) -> "list[PlacedTemplate]":
+        """Each pipeline on nodes of its own, the next ones of each kind; larger nodes are posed as
+        several."""
+        units = {
+            kind.name: [
+                (node, devices[at : at + kind.devices_per_node])
+                for node, devices in free_devices(self.workload)[kind.name].items()
+                for at in range(0, len(devices), kind.devices_per_node)
+            ]
+            for kind in data.device_types
+        }
+        placed = []
+        for pipeline in pipelines:
+            own: Rooms = {name: defaultdict(list) for name in units}
+            for name, count in zip(units, pipeline.template.nodes, strict=True):
+                for _ in range(count):
+                    node, devices = units[name].pop(0)
+                    own[name][node] += devices
+            stages = pipeline.template.decision.stages
+            groups = place(stages, own)
+            placed.append(
+                PlacedTemplate(self.workload, data, stages, groups, pipeline.micro_batches)
+            )
+        return placed
+
+
+def narrowness(workload: Workload) -> str:
+    """A note where stages cannot have all devices of a node; else empty."""
+    size = group_size(workload)
+    narrow = size < max(node.devices for node in workload.cluster.nodes)
+    return f"stages take at most {counted(size, 'device')}" if narrow else ""
+
+
+@dataclass(frozen=True)
 class PlacedTemplate:
-    """The template that a method found for one instance, placed on devices of the cluster."""
+    """A template found for an instance, placed on devices of the cluster, as one pipeline."""
 
     workload: Workload
     data: DittoData
-    result: Result[Any]
-    stages: list[DittoStage]  # of the result's decision
+    stages: list[DittoStage]
     groups: Groups  # devices of each
-
-    def narrowness(self) -> str:
-        """A note where stages cannot have all devices of a node; else empty."""
-        size = group_size(self.workload)
-        narrow = size < max(node.devices for node in self.workload.cluster.nodes)
-        return f"stages take at most {counted(size, 'device')}" if narrow else ""
+    micro_batches: int  # of the pipeline
 
     def send_seconds(self) -> float:
         """Seconds of one micro-batch from stage to stage over the slowest links in use."""
@@ -174,21 +308,21 @@ class PlacedTemplate:
         peaks = [0.0] * len(self.workload.cluster.devices)
         for k, (stage, group) in enumerate(zip(stages, self.groups, strict=True)):
             layers = slice(stage.first, stage.last)
-            alive = min(self.data.micro_batches, len(stages) - k)
+            alive = min(self.micro_batches, len(stages) - k)
             kept = alive * fsum(memory.layer_activation_bytes[layers])
             for device in group:
                 peaks[device] = (fsum(memory.layer_state_bytes[layers]) + kept) / len(group)
         return tuple(peaks)
 
-    def to_plan(self) -> Plan:
-        """One replica: every stage tensor parallel over its own group; 1F1B, no ZeRO."""
+    def replica(self) -> Replica:
+        """Every stage tensor parallel over its own group; 1F1B, no ZeRO."""
         stages = [
             tensor_stage([(stage.first, stage.last)], group)
             for stage, group in zip(self.stages, self.groups, strict=True)
         ]
-        count = self.data.micro_batches
-        batches = [MicroBatches(count=count, samples=self.workload.global_batch // count)]
-        return new_plan(self.workload, [Replica(stages=stages, micro_batches=batches)])
+        samples = self.workload.global_batch // self.data.micro_batches
+        batches = [MicroBatches(count=self.micro_batches, samples=samples)]
+        return Replica(stages=stages, micro_batches=batches)
 
 
 def instance_within_replay(workload: Workload, micro_batch: int, width: int) -> DittoData:
@@ -206,13 +340,12 @@ def instance_within_replay(workload: Workload, micro_batch: int, width: int) -> 
     return data.model_copy(update={"memory": memory})
 
 
-def place(workload: Workload, stages: Sequence[DittoStage]) -> Groups:
-    """Devices of each stage [S][x], each group in one node.
+def place(stages: Sequence[DittoStage], free: Rooms) -> Groups:
+    """Devices of each stage [S][x], each group in one node, taken from those that are free.
 
     Wide stages choose first, so that powers of two leave no remainder; a stage prefers the node of
     a neighbour in the pipeline, then the node with least room.
     """
-    free = free_devices(workload)
     node_of = [-1] * len(stages)
     groups: Groups = [[] for _ in stages]
     for k in sorted(range(len(stages)), key=lambda k: -stages[k].devices):
@@ -226,12 +359,12 @@ def place(workload: Workload, stages: Sequence[DittoStage]) -> Groups:
     return groups
 
 
-def free_devices(workload: Workload) -> dict[str, dict[int, list[int]]]:
+def free_devices(workload: Workload) -> Rooms:
     """Devices by the posed problem's type and by node."""
     nodes = workload.cluster.nodes
     kinds = list(dict.fromkeys(kind_of(node) for node in nodes))
     name = dict(zip(kinds, kind_names(kinds), strict=True))
-    free: dict[str, dict[int, list[int]]] = {text: {} for text in name.values()}
+    free: Rooms = {text: {} for text in name.values()}
     for device, place_of in enumerate(workload.cluster.devices):
         kind = kind_of(nodes[place_of.node])
         free[name[kind]].setdefault(place_of.node, []).append(device)

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from hetplan.errors import InputError, unknown_name
+from hetplan.errors import require, unknown_name
 from hetplan.formulations.joint.costs import Floats
 from hetplan.formulations.joint.pose import costs_of
 from hetplan.formulations.joint.sharding import Held, Passes, held_on
@@ -127,6 +127,13 @@ class Fit:
     advice: tuple[str, ...]
     limit_bytes: dict[str, float]
 
+    def __str__(self) -> str:
+        return (
+            f"fits: {self.layouts[0].text}"
+            if self.layouts
+            else "; ".join(["does not fit", *(f"would fit: {line}" for line in self.advice)])
+        )
+
     @property
     def fits(self) -> bool:
         """Whether some layout does."""
@@ -173,9 +180,12 @@ def fits(
     device's memory that stays free. zero, recomputation, micro_batch: where only one will do.
     Raises InputError.
     """
-    if micro_batch is not None and not 1 <= micro_batch <= (global_batch or micro_batch):
-        expected = "at least 1" + (f", at most the batch of {global_batch}" if global_batch else "")
-        raise InputError("micro-batch is not usable", got=micro_batch, expected=expected)
+    require(
+        micro_batch is None or 1 <= micro_batch <= (global_batch or micro_batch),
+        "micro-batch is not usable",
+        got=micro_batch,
+        expected="at least 1" + (f", at most the batch of {global_batch}" if global_batch else ""),
+    )
     on = cluster if isinstance(cluster, Cluster) else open_cluster(cluster)
 
     def posed(margin: float = memory_margin, **changes: Any) -> Workload:
@@ -194,9 +204,12 @@ def fits(
     mode = next((known for known in modes if known == recomputation), None)
     if recomputation is not None and mode is None:
         raise unknown_name(f"recomputation of {workload.framework.name}", recomputation, modes)
-    if zero is not None and zero not in levels:
-        expected = " or ".join(map(str, levels))
-        raise InputError(f"ZeRO of {workload.framework.name}", got=zero, expected=expected)
+    require(
+        zero is None or zero in levels,
+        f"ZeRO of {workload.framework.name}",
+        got=zero,
+        expected=" or ".join(map(str, levels)),
+    )
     wanted = Wanted(zero, mode, micro_batch)
     question = Question(workload, global_batch)
     fit = question.answer(wanted)

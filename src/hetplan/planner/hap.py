@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from hetplan.errors import require
 from hetplan.formulations import family
 from hetplan.formulations.hap.data import HapDecision
 from hetplan.formulations.hap.pose import Posed, pose
@@ -53,6 +54,8 @@ class HapSettings(StrictModel):
     # Parts of the model with ratios of their own, and how they are cut (METIS: extra `metis`).
     segments: Annotated[int, Field(ge=1, le=64)] = 1
     cut: Literal["layer", "metis"] = "layer"
+    # What gets ratios: every GPU, or every machine, whose GPUs then have equal parts of its own.
+    devices: Literal["gpus", "machines"] = "gpus"
 
 
 @dataclass(frozen=True)
@@ -80,19 +83,29 @@ class Hap(Strategy):
             text = f"one copy of the model states takes {held}, all devices have {bytes_text(room)}"
             raise NoPlan("infeasible", text)
         wanted, links = self.settings, None
+        machines = wanted.devices == "machines"
+        require(
+            not (machines and wanted.collectives),
+            "measured collectives are between GPUs, not machines",
+            where="hap.collectives",
+            expected="hap.devices=gpus",
+        )
         if wanted.collectives is not None:
             measured = Collectives.load(wanted.collectives)
             links = measured_links(measured, len(workload.cluster.devices))
+        begin, cut = begin_run(run, "hap"), (wanted.segments, wanted.cut)
         try:
-            posed = pose(
-                workload, wanted.steps, begin_run(run, "hap"), links=links,
-                cut=(wanted.segments, wanted.cut),
-            )  # fmt: skip
+            posed = pose(workload, wanted.steps, begin, links=links, cut=cut)
+            searched = (
+                pose(workload, posed.runs, begin, cut=cut, machines=True) if machines else posed
+            )
         except Stopped:
             spent = seconds_text(time.perf_counter() - begun)
             raise NoPlan("unknown", f"no time to write its theory down ({spent})") from None
         spent_seconds = time.perf_counter() - begun
-        return [SpmdProblem(posed, wanted.seconds, spent_seconds, measured=links is not None)]
+        return [
+            SpmdProblem(posed, searched, wanted.seconds, spent_seconds, measured=links is not None)
+        ]
 
 
 def reported_per_iteration(run: Run, runs: int, time_limit: float) -> Run:
@@ -112,9 +125,11 @@ def reported_per_iteration(run: Run, runs: int, time_limit: float) -> Run:
 
 @dataclass(frozen=True)
 class SpmdProblem(Problem):
-    """The workload as an instance of HAP's problem: a theory whose programs all devices run."""
+    """The workload as an instance of HAP's problem: a theory whose programs all devices run.
+    searched: what is solved, `posed` itself or the same of machines."""
 
     posed: Posed
+    searched: Posed
     search_seconds: float  # for the joint search
     posing_seconds: float  # spent on writing the theory down
     measured: bool = False  # whether its collectives are priced as measured
@@ -128,7 +143,7 @@ class SpmdProblem(Problem):
         limit = run.options.time_limit
         left = seconds if limit is None else max(limit - self.posing_seconds, 1e-3)
         timed = reported_per_iteration(run, posed.runs, min(seconds, left))
-        result = solve(family("hap"), posed.theory.data, method.name, timed)
+        result = solve(family("hap"), self.searched.theory.data, method.name, timed)
         spent = result.seconds + self.posing_seconds
         if not isinstance(result.decision, HapDecision) or result.objective is None:
             late = f"no program within {seconds_text(result.seconds)}; hap.seconds gives it longer"
@@ -137,17 +152,19 @@ class SpmdProblem(Problem):
                 runs = f"{counted(posed.runs, 'run')} of {posed.samples} samples"
                 reason += f" in {runs}; hap.steps sets how many"
             raise NoPlan(result.status, reason, spent)
-        decision, holding = self.in_whole_units(result.decision), posed.theory.holding
+        every = self.on_every_device(result.decision)
+        decision, holding = self.in_whole_units(every), posed.theory.holding
         usable, peak = posed.workload.device_bytes(), posed.device_bytes(decision)
         devices = zip(posed.workload.cluster.devices, peak, strict=True)
         over = [held for device, held in devices if held > usable[device.type]]
-        if over and holding is not None and not holding.tied_whole:
+        by_machine = self.searched is not posed
+        if over and holding is not None and not holding.tied_whole and not by_machine:
             with suppress(Stopped):  # no time for it: the program stays as it is
                 careful = pose(
                     posed.workload, posed.runs, run, tied_whole=True, links=posed.links,
                     cut=posed.cut,
                 )  # fmt: skip
-                return replace(self, posed=careful).solve(method, run)
+                return replace(self, posed=careful, searched=careful).solve(method, run)
         whole, plan = "the iteration is in whole units", self.to_plan(decision)
         costs = SpmdCosts.of(plan, posed.workload, posed.links) if self.measured else None
         return replace(
@@ -164,12 +181,24 @@ class SpmdProblem(Problem):
             message=joined(
                 result.message,
                 "collectives take what was measured" if self.measured else "",
+                "objective and bound are of machines as devices" if by_machine else "",
                 f"does not fit: one device has to hold {bytes_text(max(over))}" if over else "",
                 f"objective and bound are of ratios that divide everything; {whole}"
                 if method.exact
                 else "",
             ),
         )
+
+    def on_every_device(self, decision: HapDecision) -> HapDecision:
+        """The decision with the ratio of each machine divided evenly over its devices."""
+        if self.searched is self.posed:
+            return decision
+        cluster = self.posed.workload.cluster
+        ratios = [
+            [row[d.node] / cluster.nodes[d.node].devices for d in cluster.devices]
+            for row in decision.ratios
+        ]
+        return decision.model_copy(update={"ratios": ratios})
 
     def in_whole_units(self, decision: HapDecision) -> HapDecision:
         """The decision with ratios that cut samples whole, where the program in whole units then

@@ -63,12 +63,18 @@ class Criteria:
     def check(self, workload: Workload) -> None:
         """Raise InputError for what is no amount or no share, and where a price is unknown."""
         limit, percent = self.money_limit, self.cheapest_within
-        if limit is not None and not 0 < limit < math.inf:
-            expected = "dollars per million tokens greater than 0"
-            raise InputError("money limit", got=limit, expected=expected)
-        if percent is not None and not 0 <= percent < math.inf:
-            what = "percent that a cheaper plan may be slower"
-            raise InputError(what, got=percent, expected="a number from 0 on")
+        require(
+            limit is None or 0 < limit < math.inf,
+            "money limit",
+            got=limit,
+            expected="dollars per million tokens greater than 0",
+        )
+        require(
+            percent is None or 0 <= percent < math.inf,
+            "percent that a cheaper plan may be slower",
+            got=percent,
+            expected="a number from 0 on",
+        )
         cluster, what = workload.cluster, "money limit" if limit is not None else "cheapest plan"
         unpriced = [k for k in cluster.types if cluster.specs[k].price_per_hour is None]
         if unpriced and (limit is not None or percent is not None):
@@ -331,7 +337,7 @@ def plan(
     sequence: int | None = None,
     precision: str | Sequence[str] = "fp16",
     profile: str | os.PathLike[str] | Profile | None = None,
-    strategies: Sequence[str] | None = None,
+    strategies: str | Sequence[str] | None = None,
     settings: Settings | None = None,
     money_limit: float | None = None,
     cheapest_within: float | None = None,
@@ -347,7 +353,8 @@ def plan(
     a torch module with a method `batch(step, first, last)` -> (inputs, targets), which is traced.
     cluster: a file, the name of an example, or a Cluster. global_batch: samples per iteration.
     precision: one, several, or "auto" for all that every device has. profile: measured; None:
-    predicted. settings: strategy -> name -> value, what a strategy has to set of its own.
+    predicted. strategies: names, or one text with commas between them; None: all.
+    settings: strategy -> name -> value, what a strategy has to set of its own.
     time_limit: seconds for all of it. money_limit, cheapest_within, parts: see `Criteria`.
     on_candidate: called with every candidate as it is found. framework, stack, memory_margin:
     see `Training`.
@@ -390,9 +397,12 @@ def traced(module: Any, precision: str | Sequence[str]) -> Model:
 def only(names: str | Sequence[str]) -> Precision:
     """The one precision of a module, which is traced in it; raises InputError."""
     first, *others = precisions_of(names)
-    if others:
-        got = ", ".join((first, *others))
-        raise InputError("a module is planned in one precision", got=got, expected="one of them")
+    require(
+        not others,
+        "a module is planned in one precision",
+        got=", ".join((first, *others)),
+        expected="one of them",
+    )
     return first
 
 

@@ -21,6 +21,7 @@ from typing import Any
 
 from hetplan.errors import require
 from hetplan.formulations.joint.plan import Plan
+from hetplan.planner.ditto import Ditto, DittoSettings
 from hetplan.planner.ranking import make_plans
 from hetplan.planner.search import OnCandidate, on_devices
 from hetplan.planner.strategy import Candidate, Strategy
@@ -157,7 +158,8 @@ def replan(
     on_candidate: OnCandidate | None = None,
 ) -> Replanning:
     """Plan again without the lost nodes (numbers), and count what moves. plan: what runs now on
-    workload's cluster.
+    workload's cluster; where it carries templates and no strategies are named, pipelines are made
+    of these, and all strategies are asked only where none fits.
 
     Raises InputError unless plan and workload belong together.
     """
@@ -165,7 +167,14 @@ def replan(
     cluster = workload.cluster
     left = tuple(n for n in range(len(cluster.nodes)) if n not in lost)
     rest = replace(workload, cluster=cluster.part(left))
-    planning = make_plans(rest, strategies, run, on_candidate=on_candidate)
+    attempts, ready = [strategies], plan.templates
+    if strategies is None and ready is not None:
+        kept = DittoSettings(failures=max(ready.failures - len(lost), 0))
+        attempts = [[Ditto(kept, ready)], None]
+    for picked in attempts:
+        planning = make_plans(rest, picked, run, on_candidate=on_candidate)
+        if planning.best is not None:
+            break
     numbers, gone = cluster.devices_of(left), set(cluster.devices_of(lost))
     choices = []
     for candidate in planning.candidates:

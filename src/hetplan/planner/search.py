@@ -231,9 +231,11 @@ def with_replay(candidate: Candidate, replayed: Replay) -> Candidate:
     """The candidate with the memory of a replay of its plan, and with its seconds unless these were
     measured."""
     candidate = replace(candidate, peak_bytes=replayed.peak_bytes)
-    if candidate.measured:
-        return candidate
-    return replace(candidate, predicted_seconds=replayed.seconds, replay=replayed)
+    return (
+        candidate
+        if candidate.measured
+        else replace(candidate, predicted_seconds=replayed.seconds, replay=replayed)
+    )
 
 
 def excess_text(candidate: Candidate, replayed: Replay, workload: Workload) -> str:

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Any, ClassVar, Protocol
 
-from hetplan.errors import InputError, UnsupportedError, require, unknown_name
+from hetplan.errors import UnsupportedError, look_up, require
 from hetplan.formulations.joint.costs import Costs
 from hetplan.formulations.joint.plan import Plan, PlanDevice, Recomputation, Stage
 from hetplan.formulations.joint.pose import kept_of, pose
@@ -260,9 +260,8 @@ class Candidate:
 
     def tokens_per_second(self, workload: Workload) -> float | None:
         """Tokens (images) per second of training."""
-        if not self.predicted_seconds:
-            return None
-        return workload.tokens_per_iteration / self.predicted_seconds
+        seconds = self.predicted_seconds
+        return workload.tokens_per_iteration / seconds if seconds else None
 
     def flops_per_device(self, workload: Workload) -> float | None:
         """FLOP/s of matrix products on each device in use, nothing computed again."""
@@ -387,25 +386,28 @@ class NoPlan(Exception):
 
 
 def make_strategies(
-    names: Sequence[str] | None = None, settings: Settings | None = None
+    names: str | Sequence[str] | None = None, settings: Settings | None = None
 ) -> list[Strategy]:
     """The strategies of these names, made with their settings, each once; all strategies for `all`
-    or without names.
+    or without names. A text holds one name, or several separated by commas.
 
     Raises InputError for unknown names, and for settings that are not usable.
     """
+    names = [name.strip() for name in names.split(",")] if isinstance(names, str) else names
     names = list(STRATEGIES) if names is None or ALL in names else list(dict.fromkeys(names))
     settings = settings or {}
     require(names, "no strategy named", expected=f"some of {', '.join(STRATEGIES)}")
-    for name in names:
-        if name not in STRATEGIES:
-            raise unknown_name("unknown strategy", name, STRATEGIES)
-    kinds: dict[str, Any] = {name: load(STRATEGIES[name]) for name in names}
+    kinds: dict[str, Any] = {
+        name: load(look_up("unknown strategy", name, STRATEGIES)) for name in names
+    }
     known = [f"{n}.{key}" for n, kind in kinds.items() for key in kind.Settings.model_fields]
     for setting in (f"{name}.{key}" for name, values in settings.items() for key in values):
-        if setting not in known:
-            expected = f"one of {', '.join(known)}" if known else "none: these strategies have none"
-            raise InputError("no such setting", got=setting, expected=expected)
+        require(
+            setting in known,
+            "no such setting",
+            got=setting,
+            expected=f"one of {', '.join(known)}" if known else "none: these strategies have none",
+        )
     return [
         kind(parse(kind.Settings, dict(settings[name]), where=f"setting {name}"))
         if settings.get(name)

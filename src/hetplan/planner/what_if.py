@@ -117,9 +117,13 @@ def removal(text: str, cluster: Cluster) -> Change:
         count, kind = amount(text, "--remove")
         alike = [n for n in every_node(cluster) if cluster.nodes[n].device == kind]
         gone = list(cluster.devices_of(alike))[-count:]
-        if len(gone) < count:
-            expected = f"at most {len(gone)}"
-            raise InputError("more than there are", where="--remove", got=text, expected=expected)
+        require(
+            len(gone) == count,
+            "more than there are",
+            where="--remove",
+            got=text,
+            expected=f"at most {len(gone)}",
+        )
     left = Counter(d.node for number, d in enumerate(cluster.devices) if number not in gone)
     require(left, "nothing is left", where="--remove", got=text)
     kept = tuple(n for n in left if left[n] == cluster.nodes[n].devices)

@@ -76,9 +76,13 @@ def slurm_hosts(text: str) -> list[Host]:
         before, inside, after = match.groups(default="")
         numbers = [n for piece in inside.split(",") for n in _range(piece)] if inside else [""]
         names += [f"{before}{number}{after}" for number in numbers]
-        if len(names) > MOST_HOSTS:
-            expected = f"at most {MOST_HOSTS}"
-            raise InputError("too many nodes", where="node list", got=len(names), expected=expected)
+        require(
+            len(names) <= MOST_HOSTS,
+            "too many nodes",
+            where="node list",
+            got=len(names),
+            expected=f"at most {MOST_HOSTS}",
+        )
     require(names, "no node", where="node list", got=text, expected="such as gpu[01-04]")
     return [Host(name) for name in dict.fromkeys(names)]
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from hetplan.errors import InputError, require
+from hetplan.errors import require
 from hetplan.profiling.cluster import Cluster, load_cluster
 from hetplan.profiling.frameworks import HETPLAN, RESERVED_BYTES, Framework, load_framework
 from hetplan.profiling.models import Model, check_made_for, load_model
@@ -321,14 +321,13 @@ def check_profile(
     """
     where = where or f"profile of {profile.model}"
     check_made_for(model, profile.model, profile.sequence, profile.precision, where=where)
-    if len(profile.layers) != len(model.layers):
-        count = len(profile.layers)
-        raise InputError(
-            "number of layers differs",
-            where=f"{where}: layers",
-            got=count,
-            expected=f"{len(model.layers)}, as {model.name} has",
-        )
+    require(
+        len(profile.layers) == len(model.layers),
+        "number of layers differs",
+        where=f"{where}: layers",
+        got=len(profile.layers),
+        expected=f"{len(model.layers)}, as {model.name} has",
+    )
     missing = [name for name in cluster.types if name not in profile.devices()]
     require(
         not missing,

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hetplan.errors import InputError, look_up, require
+from hetplan.errors import look_up, require
 from hetplan.profiling.operators import Attention, Layer
 from hetplan.profiling.transformer import Experts, Transformer, transformer, transformer_layers
 from hetplan.profiling.vision import described, encoder, transgan_layers, vit_layers
@@ -67,20 +67,21 @@ class ModelSpec:
             )
             return None, self.build(0)
         chosen = self.sequence if sequence is None else sequence
-        if not 1 <= chosen <= LONGEST_SEQUENCE:
-            expected = f"1 to {LONGEST_SEQUENCE}"
-            raise InputError(
-                "sequence length is not usable", where=self.name, got=chosen, expected=expected
-            )
+        require(
+            1 <= chosen <= LONGEST_SEQUENCE,
+            "sequence length is not usable",
+            where=self.name,
+            got=chosen,
+            expected=f"1 to {LONGEST_SEQUENCE}",
+        )
         positions = 0 if self.shape is None else self.shape.positions
-        if positions and chosen > positions:
-            expected = f"at most {positions}"
-            raise InputError(
-                "sequence is longer than the learned positions",
-                where=self.name,
-                got=chosen,
-                expected=expected,
-            )
+        require(
+            not positions or chosen <= positions,
+            "sequence is longer than the learned positions",
+            where=self.name,
+            got=chosen,
+            expected=f"at most {positions}",
+        )
         return chosen, self.build(chosen)
 
 

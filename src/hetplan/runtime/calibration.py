@@ -138,10 +138,11 @@ class MeasuredFile(Foreign):
 def load_measured_run(path: str | os.PathLike[str]) -> MeasuredRun:
     """From a file as `MeasuredFile` describes; raises InputError."""
     file, where = read_foreign(MeasuredFile, path), os.fspath(path)
-    if isinstance(file.plan, str):
-        plan = load_plan(Path(path).parent / file.plan)
-    else:
-        plan = parse_plan(file.plan, where=f"{where}: plan")
+    plan = (
+        load_plan(Path(path).parent / file.plan)
+        if isinstance(file.plan, str)
+        else parse_plan(file.plan, where=f"{where}: plan")
+    )
     return MeasuredRun(plan, file.seconds, file.peak_bytes, where)
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from multiprocessing import get_context
 from typing import Any
 
-from hetplan.errors import InputError, UnsupportedError, require
+from hetplan.errors import UnsupportedError, require
 from hetplan.profiling.detect import Host, catalogued, local_network_gbit
 from hetplan.profiling.profile import Provenance
 from hetplan.runtime.job import Job
@@ -26,18 +26,21 @@ def on_devices(job: Job, local_ranks: int | None = None) -> Job:
     if job.device == "cpu":
         return job
     if job.virtual:
-        if job.device == "cuda":
-            raise UnsupportedError(
-                "rehearsals compute on the CPU",
-                got="--device cuda",
-                expected="--device cpu or auto",
-            )
+        require(
+            job.device != "cuda",
+            "rehearsals compute on the CPU",
+            got="--device cuda",
+            expected="--device cpu or auto",
+            kind=UnsupportedError,
+        )
         return replace(job, device="cpu")
     count = gpus()
-    if job.device == "cuda" and count == 0:
-        raise InputError(
-            "no GPU that torch can use here", got="--device cuda", expected="--device cpu or auto"
-        )
+    require(
+        job.device != "cuda" or count != 0,
+        "no GPU that torch can use here",
+        got="--device cuda",
+        expected="--device cpu or auto",
+    )
     shared = count if count < (local_ranks or job.plan.world_size) else 0
     return replace(job, device="cuda" if count else "cpu", shared_gpus=shared)
 
@@ -63,8 +66,12 @@ def check_device(device: str) -> None:
     here."""
     required_torch("measuring")
     here = ["cpu", *(f"cuda:{i}" for i in range(usable_gpus()))]
-    if device not in here and (device != "cuda" or len(here) == 1):
-        raise InputError("no such device here", got=device, expected=" or ".join(here))
+    require(
+        device in here or (device == "cuda" and len(here) != 1),
+        "no such device here",
+        got=device,
+        expected=" or ".join(here),
+    )
 
 
 def torch_here() -> Any:

@@ -32,9 +32,11 @@ DROPOUT = 0.1
 
 def norm(t: Transformer) -> nn.Module:
     """LayerNorm, RMSNorm or pixel norm (no parameters)."""
-    if t.norm == "layer":
-        return nn.LayerNorm(t.hidden)
-    return nn.RMSNorm(t.hidden, eps=1e-6, elementwise_affine=t.norm == "rms")
+    return (
+        nn.LayerNorm(t.hidden)
+        if t.norm == "layer"
+        else nn.RMSNorm(t.hidden, eps=1e-6, elementwise_affine=t.norm == "rms")
+    )
 
 
 def dropout(t: Transformer, site: str) -> Dropout:
@@ -140,14 +142,13 @@ class Attention(nn.Module):
             y.view(samples, length, n, t.head_dim).transpose(1, 2)
             for y, n in zip(parts, ((b - a) * groups, b - a, b - a), strict=True)
         )
+        mixed = q
         if b > a:
             mixed = (
                 checkpoint(self.mix, q, k, v, a, use_reentrant=False)
                 if self.selective
                 else self.mix(q, k, v, a)
             )
-        else:
-            mixed = q
         y = F.linear(mixed.transpose(1, 2).reshape(samples, length, widths[0]), self.out)
         y = self.tensor.leave(y)
         return y if self.out_bias is None else y + self.out_bias

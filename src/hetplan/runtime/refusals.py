@@ -16,11 +16,12 @@ def check_shape(shape: Transformer) -> None:
         "windows in some blocks only": bool(shape.full_every),
         "experts": shape.experts is not None,
     }
-    if any(lacking.values()):
-        names = ", ".join(name for name, lacks in lacking.items() if lacks)
-        raise UnsupportedError(
-            f"hetplan's own layers have no {names}: run the module itself by --factory"
-        )
+    names = [name for name, lacks in lacking.items() if lacks]
+    require(
+        not names,
+        f"hetplan's own layers have no {', '.join(names)}: run the module itself by --factory",
+        kind=UnsupportedError,
+    )
 
 
 def check_degrees(plan: Plan) -> None:

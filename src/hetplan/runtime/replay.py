@@ -96,11 +96,13 @@ def read_program(plan: Plan, program: SingleProgram) -> Decided:
     if program.segments == 1 < len(listed.ratios):
         runs = [step for step in listed.instructions if step.do == "Run"]
         program = in_segments(program, {step.tensor: step.segment for step in runs})
-    if program.segments != len(listed.ratios):
-        got, expected = f"{len(listed.ratios)} segments", f"{program.segments}"
-        raise InputError(
-            "program.ratios are not for this model", where=plan.name, got=got, expected=expected
-        )
+    require(
+        program.segments == len(listed.ratios),
+        "program.ratios are not for this model",
+        where=plan.name,
+        got=f"{len(listed.ratios)} segments",
+        expected=f"{program.segments}",
+    )
     m = len(listed.ratios[0])
     devices = [Device(name="any", flops_per_second=1.0)] * m
     theory = theory_of(program, devices, ring(m, 1e9), all_dimensions=True)
@@ -223,9 +225,11 @@ class SpmdCosts:
 def on_nodes_of(workload: Workload, devices: Sequence[int]) -> Workload:
     """The workload on the nodes of these devices alone."""
     nodes = sorted({workload.cluster.devices[d].node for d in devices})
-    if len(nodes) == len(workload.cluster.nodes):
-        return workload
-    return replace(workload, cluster=workload.cluster.part(nodes))
+    return (
+        workload
+        if len(nodes) == len(workload.cluster.nodes)
+        else replace(workload, cluster=workload.cluster.part(nodes))
+    )
 
 
 __all__ = ["Noise", "Replay", "Replayer", "Settings", "replay"]

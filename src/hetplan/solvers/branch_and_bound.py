@@ -47,9 +47,8 @@ class Incumbent(Generic[D]):
     def threshold(self) -> float:
         """The bound from which on a node need not be divided; infinite without an objective."""
         gap = self.run.options.gap if self.gap is None else self.gap
-        if math.isinf(self.objective):
-            return self.objective
-        return self.objective - gap * abs(self.objective)
+        allowed = 0.0 if math.isinf(self.objective) else gap * abs(self.objective)
+        return self.objective - allowed
 
     def offer(self, objective: float, decision: D) -> bool:
         """Keep the decision if it costs less than the best so far; True where it does."""

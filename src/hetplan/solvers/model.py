@@ -400,10 +400,11 @@ class Model:
         values, low, high = row.values, row.lower, row.upper
         in_seconds = seconds[row.columns]
         if in_seconds.any():
-            if row.levels is not None:
-                values = np.append(-_rises(row.levels * unit), 1.0)
-            else:
-                values = np.where(in_seconds, values, _dropped(values * unit))
+            values = (
+                np.where(in_seconds, values, _dropped(values * unit))
+                if row.levels is None
+                else np.append(-_rises(row.levels * unit), 1.0)
+            )
             low, high = low * unit, high * unit
         columns, values = _merged(row.columns, values)
         if not row.when:

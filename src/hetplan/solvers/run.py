@@ -225,9 +225,8 @@ def relative_gap(objective: float | None, bound: float | None) -> float | None:
     """(objective - bound) / objective, never below 0; None when either side is unknown."""
     if objective is None or bound is None:
         return None
-    if objective <= 0:  # only possible when everything costs nothing
-        return 0.0
-    return max(0.0, (objective - bound) / objective)
+    # 0 is only possible when everything costs nothing
+    return max(0.0, (objective - bound) / objective) if objective > 0 else 0.0
 
 
 class Stop(StrEnum):

@@ -133,10 +133,11 @@ class Groups:
         # contiguous, since a kernel is compiled anew for each layout of its arrays
         parts = Parts(*(np.ascontiguousarray(labels[name]) for name in Parts._fields))
         box = Box(self.box.low, self.box.high, limit)
-        if i == 0:
-            count = open_stage(grid, self.stages[j], parts, box, out, scratch)
-        else:
-            count = place_group(grid, self.stages[j], parts, i - 1, box, out, scratch)
+        count = (
+            open_stage(grid, self.stages[j], parts, box, out, scratch)
+            if i == 0
+            else place_group(grid, self.stages[j], parts, i - 1, box, out, scratch)
+        )
         out = Children._make(field[:count] for field in out)
         children = labels[out.parent]
         children["choice"], children["bound"] = out.choice, out.bound

@@ -187,9 +187,7 @@ def _burdens(seconds: Floats) -> Ints:
         return np.zeros((1, len(order)), dtype=np.int64)
     rank = np.argsort(order)
     slow = np.array([rank >= split for split in splits], dtype=np.int64)
-    if len(slow) == 1:
-        return slow
-    return np.array([[1, 0], [0, 1], [1, 1], [2, 1]]) @ slow
+    return slow if len(slow) == 1 else np.array([[1, 0], [0, 1], [1, 1], [2, 1]]) @ slow
 
 
 def _zones(

@@ -87,16 +87,6 @@ class Kinds:
         return list(zip(self.type[chosen].tolist(), self.layers[chosen].tolist(), strict=True))
 
 
-def fill_all_stages(model: Model, kinds: Kinds, w: Columns) -> None:  # (1)
-    """As many stages as the pipeline has."""
-    model.equal("stages", w, to=kinds.problem.P)
-
-
-def place_all_layers(model: Model, kinds: Kinds, w: Columns) -> None:  # (2)
-    """Every layer on one stage."""
-    model.equal("layers", w, kinds.layers, to=kinds.problem.N)
-
-
 def keep_to_devices(model: Model, kinds: Kinds, w: Columns) -> None:  # (3)
     """No type carries more stages than it has device groups."""
     for i, most in enumerate(kinds.problem.most_stages):
@@ -138,8 +128,8 @@ def build(kinds: Kinds, run: Run | None = None) -> Model:
     """The model of a problem that `infeasible_because` has no objection to."""
     model = Model("astra", run, kinds.totals)
     w = model.integer("w", len(kinds.type), 0, kinds.most)
-    fill_all_stages(model, kinds, w)
-    place_all_layers(model, kinds, w)
+    model.equal("stages", w, to=kinds.problem.P)  # (1): as many as the pipeline has
+    model.equal("layers", w, kinds.layers, to=kinds.problem.N)  # (2): every one on one stage
     keep_to_devices(model, kinds, w)
     theta = cover_slowest_stage(model, kinds, w)
     one_number_per_type(model, kinds, w)

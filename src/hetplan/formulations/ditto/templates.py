@@ -32,7 +32,7 @@ import numpy as np
 
 from hetplan.errors import require
 from hetplan.formulations.ditto import exact
-from hetplan.formulations.ditto.data import DittoData, DittoDecision
+from hetplan.formulations.ditto.data import DittoData, DittoDecision, DittoStage
 from hetplan.formulations.ditto.evaluate import price, stage_seconds
 from hetplan.solvers.general import minimise
 from hetplan.solvers.model import Model
@@ -55,6 +55,16 @@ class Template:
     times: tuple[float, ...]
     seconds: float
     bound: float | None
+
+    @classmethod
+    def of(
+        cls, data: DittoData, nodes: Nodes, decision: DittoDecision, bound: float | None = None
+    ) -> "Template":
+        """Stages priced with the data's times and micro-batches."""
+        times = tuple(stage_seconds(data, stage) for stage in decision.stages)
+        seconds = price(data.micro_batches, list(times)).objective
+        assert seconds is not None
+        return cls(nodes, decision, times, seconds, bound)
 
     @property
     def node_count(self) -> int:
@@ -102,12 +112,24 @@ def template_list(data: DittoData, run: Run, *, fewest: int = 1) -> TemplateList
                 return TemplateList(tuple(templates), tuple(infeasible), complete=False)
             infeasible.append(nodes)
             continue
-        times = tuple(stage_seconds(part, stage) for stage in answer.decision.stages)
-        seconds = price(data.micro_batches, list(times)).objective
-        assert seconds is not None
-        templates.append(Template(nodes, answer.decision, times, seconds, answer.bound))
+        templates.append(Template.of(part, nodes, answer.decision, answer.bound))
         run.report(note=f"{len(templates)} templates")
     return TemplateList(tuple(templates), tuple(infeasible), complete=True)
+
+
+def ready_templates(data: DittoData, ready: Sequence[Sequence[DittoStage]]) -> list[Template]:
+    """Templates that were made before, priced with this data's times; those with a type, or more
+    devices, than there are here are left out."""
+    templates = []
+    for stages in ready:
+        used = Counter[str]()
+        for stage in stages:
+            used[stage.type] += stage.devices
+        kinds = data.device_types
+        nodes = tuple(-(-used.pop(kind.name, 0) // kind.devices_per_node) for kind in kinds)
+        if not used and fits(nodes, tuple(kind.nodes for kind in kinds)):
+            templates.append(Template.of(data, nodes, DittoDecision(stages=list(stages))))
+    return templates
 
 
 def node_vectors(data: DittoData, fewest: int = 1) -> Iterator[Nodes]:

@@ -79,9 +79,8 @@ def data_parallel(
         return gathered or all_reduces_slices_of_data(triple)
 
     program = greedy_program(theory, restricted)
-    if all(allowed(data.triples[i]) for i in program):
-        return program
-    return greedy_program(theory, least)
+    keeps = all(allowed(data.triples[i]) for i in program)
+    return program if keeps else greedy_program(theory, least)
 
 
 def all_reduces_slices_of_data(triple: Triple) -> bool:

@@ -48,9 +48,7 @@ def reduced_or_answered(data: HapData, run: Run) -> ReducedTheory | Outcome[HapD
     if problem.program is not None:
         return ratios_only(problem, problem.program, run)
     theory = reduce_theory(problem)
-    if theory.goal is None:
-        return ratios_only(problem, theory.program([]), run)
-    return theory
+    return ratios_only(problem, theory.program([]), run) if theory.goal is None else theory
 
 
 def ratios_only(problem: HapProblem, program: Sequence[int], run: Run) -> Outcome[HapDecision]:
@@ -154,9 +152,8 @@ def least_seconds(theory: ReducedTheory) -> TripleSeconds:
     least = 1.0 / (devices * float(problem.speeds[-1]))
 
     def seconds_of(step: Step) -> float:
-        if step.comm:
-            return step.fixed + step.shared / devices
-        return step.fixed * mean + step.shared * least
+        computing = step.fixed * mean + step.shared * least
+        return step.fixed + step.shared / devices if step.comm else computing
 
     return seconds_of
 

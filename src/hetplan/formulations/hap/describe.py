@@ -39,9 +39,8 @@ def instructions(data: HapData, decision: HapDecision) -> list[dict[str, Any]]:
 
 def _tensor(properties: Sequence[str]) -> str:
     """The tensor that a triple gives; a dash where it gives nothing."""
-    if not properties:
-        return "-"
-    return properties[0].rpartition("|")[0].strip() or properties[0]
+    name = properties[0] if properties else "-"
+    return name.rpartition("|")[0].strip() or name
 
 
 def describe(data: HapData, decision: HapDecision) -> list[Table]:

@@ -13,12 +13,12 @@ on equal parts, with gradients synchronised once. Memory is a constraint of the 
 profile's saved activations.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 
-from hetplan.errors import InputError, UnsupportedError
+from hetplan.errors import InputError, UnsupportedError, require
 from hetplan.formulations.hap.data import Device, HapDecision
 from hetplan.formulations.hap.spmd.networks import program_of
 from hetplan.formulations.hap.spmd.operators import ELEMENT_FLOPS
@@ -30,11 +30,13 @@ from hetplan.formulations.hap.spmd.rules import (
     links_of,
     products_of,
     theory_of,
+    three_steps,
     work_of,
     worked_out,
 )
 from hetplan.formulations.hap.spmd.segments import segmented
 from hetplan.formulations.hap.spmd.whole import Decided
+from hetplan.profiling.cluster import Cluster
 from hetplan.profiling.operators import ELEMENT_BYTES
 from hetplan.profiling.profile import ProfileTable
 from hetplan.profiling.times import Rates
@@ -84,10 +86,12 @@ def pose(
     tied_whole: bool = False,
     links: Links | None = None,
     cut: Cut = (1, "layer"),
+    machines: bool = False,
 ) -> Posed:
     """The `hap` problem of `workload`, in `runs` runs (None: the fewest in which data parallelism
     fits in memory). tied_whole: as in `Holding`. links: default rings over the cluster's. cut: into
-    segments, as `segmented` does it.
+    segments, as `segmented` does it. machines: every node is one device, as fast as all that it
+    has, which train data-parallel (HAP, Section 3); `links` are not for these.
 
     Raises UnsupportedError where the model has no program, or the profile no times of single
     devices; InputError for runs that do not divide the global batch; `Stopped` where `run` should
@@ -101,12 +105,24 @@ def pose(
     program = segmented(program_of(workload.model, workload.global_batch // runs), *cut)
     links = links or links_of(workload.cluster)
     devices, weights = priced(workload, program)
-    precision = workload.precision
-    usable = workload.device_bytes()
+    precision, slices = workload.precision, len(devices)
+    usable, saved = workload.device_bytes(), saved_bytes(workload, program)
+    if machines:
+        nodes, speeds = workload.cluster.nodes, {one.name: one.flops_per_second for one in devices}
+        devices = [
+            Device(name=node.device, flops_per_second=node.devices * speeds[node.device])
+            for node in nodes
+        ]
+        # the devices of a node share what it keeps
+        saved = {name: size / min(node.devices for node in nodes) for name, size in saved.items()}
+        alone = tuple(replace(node, devices=1) for node in nodes)
+        inside = [node.intra_bandwidth for node in nodes if node.devices > 1]
+        between = links_of(Cluster(workload.cluster.name, alone, workload.cluster.specs))
+        links = three_steps(between, min(inside, default=np.inf))
     holding = Holding(
-        tuple(usable[device.type] for device in workload.cluster.devices),
+        tuple(usable[device.name] for device in devices),
         workload.state_bytes_per_param_byte * ELEMENT_BYTES[precision],
-        saved_bytes(workload, program),
+        saved,
         tied_whole,
     )
     theory = theory_of(
@@ -117,6 +133,7 @@ def pose(
         weights=weights,
         steps=runs,
         holding=holding,
+        slices=slices,
         run=run,
     )
     return Posed(workload, theory, runs, links, cut)
@@ -165,9 +182,12 @@ def tables(workload: Workload) -> dict[str, ProfileTable]:
     share = max(1, workload.global_batch // len(workload.cluster.devices))
     for name in workload.cluster.types:
         sizes = profile.micro_batches(name, 1)
-        if not sizes:
-            where = f"profile of {profile.model}"
-            raise UnsupportedError(f"no times of single devices of {name}", where=where)
+        require(
+            sizes,
+            f"no times of single devices of {name}",
+            where=f"profile of {profile.model}",
+            kind=UnsupportedError,
+        )
         table = profile.table(name, 1, max([b for b in sizes if b <= share] or [min(sizes)]))
         assert table is not None, "the profile lists this table"
         chosen[name] = table

@@ -186,10 +186,11 @@ def compile_problem(data: HapData) -> HapProblem:
     steps = []
     for i, triple in enumerate(data.triples):
         pre, post = frozenset(map(number, triple.pre)), frozenset(map(number, triple.post))
-        if isinstance(triple, Communication):
-            work = triple.fixed_seconds, triple.shared_seconds
-        else:
-            work = triple.fixed_flops, triple.shared_flops
+        work = (
+            (triple.fixed_seconds, triple.shared_seconds)
+            if isinstance(triple, Communication)
+            else (triple.fixed_flops, triple.shared_flops)
+        )
         held = (triple.fixed_bytes or 0.0, triple.shared_bytes or 0.0) if limited else (0.0, 0.0)
         steps.append(Step(i, triple.kind == "comm", pre, post, triple.segment, *work, *held))
     return HapProblem(

@@ -38,6 +38,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from hetplan.errors import require
+from hetplan.formulations.ditto.data import DittoStage
 from hetplan.profiling.workload import Workload
 from hetplan.schema import (
     Count,
@@ -258,8 +259,18 @@ class Degrees(StrictModel):
         return ", ".join(text for holds, text in parts if holds)
 
 
+class ReadyTemplates(StrictModel):
+    """Pipelines that stand ready for parts of the cluster (Oobleck, Ditto), from which a plan after
+    a loss is made. failures: pipelines that may be lost; samples: of a micro-batch; pipelines:
+    stages of each, on kinds of nodes."""
+
+    failures: Count
+    samples: PositiveCount
+    pipelines: list[list[DittoStage]] = Field(min_length=1, max_length=100_000)
+
+
 # Left out of the file where they are None.
-OPTIONAL = ("zero_shares", "prediction", "refused", "program", "degrees")
+OPTIONAL = ("zero_shares", "prediction", "refused", "program", "degrees", "templates")
 
 
 class Plan(Document):
@@ -271,6 +282,7 @@ class Plan(Document):
     refused: why `hetplan run` does not run it as it stands, and what would help (left out where it
     does). program: under the schedule `spmd`, what every device runs (left out otherwise).
     degrees: context, expert and further degrees (left out where there are none).
+    templates: what `plan replan` and `run --elastic` make the next plan of (left out elsewhere).
     """
 
     format: Literal["hetplan-plan"] = "hetplan-plan"
@@ -290,6 +302,7 @@ class Plan(Document):
     replicas: list[Replica] = Field(min_length=1, max_length=MAX_RANKS)
     program: SpmdProgram | None = None
     degrees: Degrees | None = None
+    templates: ReadyTemplates | None = None
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -160,20 +160,21 @@ def check_curves(workload: Workload, assumed: Assumptions) -> None:
     """Refuse curves of another workload, and curves beside shards that they were not measured
     with."""
     for name, curve in assumed.curves.items():
-        if name not in workload.cluster.types:
-            known = " or ".join(workload.cluster.types)
-            raise InputError(
-                "batch curve of a device type not in the cluster", got=name, expected=known
-            )
+        require(
+            name in workload.cluster.types,
+            "batch curve of a device type not in the cluster",
+            got=name,
+            expected=" or ".join(workload.cluster.types),
+        )
         check_curve(curve, workload.model, len(workload.cluster.devices))
         where, held = f"batch curve of {name}", workload.cluster.specs[name].memory_bytes
-        if curve.memory_bytes > held * (1 + 1e-9):
-            raise InputError(
-                "memory_bytes is more than the cluster's device has",
-                where=where,
-                got=bytes_text(curve.memory_bytes),
-                expected=f"at most {bytes_text(held)}",
-            )
+        require(
+            curve.memory_bytes <= held * (1 + 1e-09),
+            "memory_bytes is more than the cluster's device has",
+            where=where,
+            got=bytes_text(curve.memory_bytes),
+            expected=f"at most {bytes_text(held)}",
+        )
         require(
             assumed.shards == "equal",
             "measured with equal shards",
@@ -253,9 +254,11 @@ def measured_points(profile: Profile, device: str) -> dict[int, float]:
         for table in profile.tables
         if table.device == device and table.tensor == 1
     }
-    if not points:
-        where = f"profile of {profile.model}"
-        raise InputError(f"no table of device type {device!r} at tensor degree 1", where=where)
+    require(
+        points,
+        f"no table of device type {device!r} at tensor degree 1",
+        where=f"profile of {profile.model}",
+    )
     return points
 
 

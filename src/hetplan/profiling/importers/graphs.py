@@ -13,8 +13,8 @@ An operator's output crosses every cut between it and the last operator that nee
 - "Efficient Algorithms for Device Placement of DNN Graph Operators" (NeurIPS 2020), msr-fiddle,
   JSON. `nodes[]`: {"id", "name", "cpuLatency", "fpgaLatency" (ms; "fpga" is any accelerator),
   "size" (bytes: parameters and output), "isBackwardNode", "colorClass" (a forward node and its
-  backward node have the same)}; `edges[]`: {"sourceId", "destId", "size" (bytes)}. Graphs for
-  inference have no backward nodes: their backward seconds are 0.
+  backward node have the same)}; `edges[]`: {"sourceId", "destId", "size" (bytes), "cost"}.
+  Graphs for inference have no backward nodes: their backward seconds are 0.
 """
 
 import re
@@ -116,6 +116,7 @@ class Edge(Foreign):
     source: Count = Field(alias="sourceId")
     target: Count = Field(alias="destId")
     size: Bytes = Field(validation_alias=AliasChoices("communicationCost", "size"))
+    cost: Seconds = 0.0  # of a transfer, in the file's own unit
 
 
 def check_ends(edges: Sequence[Edge], known: Collection[int], where: str) -> None:
@@ -178,9 +179,12 @@ def pipedream_graph(path: str) -> tuple[dict[int, Operator], list[tuple[int, int
         else:
             expected = "nodeI -- … or nodeI -- nodeJ"
             raise InputError("not usable", where=where, got=line, expected=expected)
-    if not operators:
-        expected = "lines nodeI -- description -- forward_compute_time=…"
-        raise InputError("no node", where=path, expected=expected)
+    require(
+        operators,
+        "no node",
+        where=path,
+        expected="lines nodeI -- description -- forward_compute_time=…",
+    )
     for end in (end for edge in edges for end in edge):
         require(
             end in operators,
@@ -341,6 +345,8 @@ def read_dnn_partitioning(path: str, settings: Settings) -> Imported:
     colours = [node.colour for node in forward.values() if node.colour is not None]
     edges = [edge for edge in graph.edges if edge.source in forward and edge.target in forward]
     output = output_bytes(forward, edges)
+    rates = sorted(edge.size / edge.cost for edge in edges if edge.cost > 0)
+    rate = f" ({rates[len(rates) // 2]:.4g} bytes cost 1 in the file)" if rates else ""
     operators = {
         number: Operator(
             name=node.name,
@@ -362,7 +368,7 @@ def read_dnn_partitioning(path: str, settings: Settings) -> Imported:
         notes=(
             "" if len(forward) < len(nodes) else "a graph for inference: backward seconds are 0",
             f"left out: the transfer costs of {counted(len(graph.edges), 'edge')}; their bytes are "
-            "kept, and pass the links of the cluster file",
+            f"kept{rate}, and pass the links of the cluster file",
             "" if len({*colours}) == len(colours) else "nodes of one colour may be cut apart",
             "" if settings.micro_batch else ONE_SAMPLE.format("pass"),
         ),

@@ -170,9 +170,12 @@ def read_metis(path: str, settings: Settings) -> Imported:
         read = files[(match["device"], *sizes)] = read_foreign(MetisFile, file)
         for key in ("sent", "milliseconds"):
             count = len(getattr(read, key) or read.params)
-            if count != len(read.params):
-                expected = f"one per layer of parameters_per_layer_bytes ({len(read.params)})"
-                raise InputError(f"{key} has {count} entries", where=str(file), expected=expected)
+            require(
+                count == len(read.params),
+                f"{key} has {count} entries",
+                where=str(file),
+                expected=f"one per layer of parameters_per_layer_bytes ({len(read.params)})",
+            )
     require(files, "no file DeviceType.*_tp*_bs*.json", where=path)
     settings.one_kind(device for device, _, _ in files)
     (_, tensor, batch), chosen = min(files.items(), key=lambda item: (item[0][1:], item[0][0]))

@@ -41,9 +41,11 @@ def warm_up(
     passes = micro_batches * chunks
     if schedule == "gpipe":
         return passes
-    if schedule == "1f1b":
-        return min(stages - stage - 1, passes)
-    return min(2 * (stages - stage - 1) + (chunks - 1) * stages, passes)
+    return (
+        min(stages - stage - 1, passes)
+        if schedule == "1f1b"
+        else min(2 * (stages - stage - 1) + (chunks - 1) * stages, passes)
+    )
 
 
 @lru_cache(maxsize=1024)

@@ -270,11 +270,14 @@ def describe(
     layers = layers_of(module, names) if loss is None else None
     source: Ends | Split = Ends(len(names) - 1, count)
     if layers is None:
-        if compute is not None:
-            raise UnsupportedError(
-                "passes in half precision are for models that keep the contract of chains",
-                where=type(module).__name__, got=str(compute), expected="fp32",
-            )  # fmt: skip
+        require(
+            compute is None,
+            "passes in half precision are for models that keep the contract of chains",
+            where=type(module).__name__,
+            got=str(compute),
+            expected="fp32",
+            kind=UnsupportedError,
+        )
         source = Split(module, names, example, loss, lambda data: count(data[1]), device)
         layers, outputs = source.layers, source.outputs
     else:
@@ -306,10 +309,11 @@ def split_dimensions(
     dims: dict[str, int] = {}
     for layer, names in zip(layers, own, strict=True):
         for inside, cut in cuts_of(layer, Part(0, (1.0, 1.0))).items():
-            if dims.setdefault(names[inside], cut.dim) != cut.dim:
-                raise InputError(
-                    "shared parameter is cut along two dimensions", where=names[inside]
-                )
+            require(
+                dims.setdefault(names[inside], cut.dim) == cut.dim,
+                "shared parameter is cut along two dimensions",
+                where=names[inside],
+            )
     return dims
 
 
@@ -366,6 +370,8 @@ def outputs_of(
 
 def default_count(targets: Tensor) -> float:
     """Whole numbers other than -100; rows of anything else."""
-    if targets.is_floating_point() or targets.is_complex():
-        return float(len(targets))
-    return float((targets != -100).sum())
+    return (
+        float(len(targets))
+        if targets.is_floating_point() or targets.is_complex()
+        else float((targets != -100).sum())
+    )

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from hetplan.errors import HetplanError, InputError, UnsupportedError, kind_and_text
+from hetplan.errors import HetplanError, InputError, UnsupportedError, kind_and_text, require
 from hetplan.formulations.joint.plan import Plan, check_world
 from hetplan.runtime.devices import local_device
 from hetplan.runtime.execution.chain import Chain, Rows, TensorGroup, describe
@@ -67,16 +67,21 @@ class Placed(Trained):
     ) -> None:
         check_degrees(plan)
         check_world(plan, dist.get_world_size())
-        if plan.schedule == "spmd":
-            raise InputError(
-                "SPMD plans run single-device programs", where=plan.name, got=type(module).__name__,
-                expected="a SingleProgram or a ProgramModel",
-            )  # fmt: skip
-        if type(module).__name__ == "OptimizedModule":
-            raise UnsupportedError(
-                "plans cut modules into layers, which are compiled one by one", where=plan.name,
-                got="torch.compile(module)", expected="layer.compile() of model.chain.layers",
-            )  # fmt: skip
+        require(
+            plan.schedule != "spmd",
+            "SPMD plans run single-device programs",
+            where=plan.name,
+            got=type(module).__name__,
+            expected="a SingleProgram or a ProgramModel",
+        )
+        require(
+            type(module).__name__ != "OptimizedModule",
+            "plans cut modules into layers, which are compiled one by one",
+            where=plan.name,
+            got="torch.compile(module)",
+            expected="layer.compile() of model.chain.layers",
+            kind=UnsupportedError,
+        )
         self.module, self.plan, self.seed, self.step = module, plan, seed, 0
         self.device = local_device(device)
         self.layout = Layout(plan)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hetplan.errors import UnsupportedError
+from hetplan.errors import UnsupportedError, require
 from hetplan.runtime.execution.transport import gather_objects, host_total
 
 # Of torch.optim: those whose update of an element depends on others.
@@ -95,11 +95,13 @@ class Trained(ABC):
         own of this step. Returns the loss of the whole batch, the same on every rank. All ranks
         call this together. Raises UnsupportedError inside torch.autocast.
         """
-        if any(map(torch.is_autocast_enabled, ("cpu", "cuda"))):
-            raise UnsupportedError(
-                "stages send each other what they have agreed upon, not what autocast makes",
-                got="train_step inside torch.autocast", expected="distribute(…, precision='bf16')",
-            )  # fmt: skip
+        require(
+            not any(map(torch.is_autocast_enabled, ("cpu", "cuda"))),
+            "stages send each other what they have agreed upon, not what autocast makes",
+            got="train_step inside torch.autocast",
+            expected="distribute(…, precision='bf16')",
+            kind=UnsupportedError,
+        )
         step = self.step
         self.step += 1
         before = [(parameter, parameter.grad) for _, parameter in self.updated()]
@@ -136,11 +138,13 @@ class Trained(ABC):
         divided = (name in WHOLE_MODELS and held != self.shapes) or (
             name in WHOLE_PARAMETERS and not held.items() <= self.shapes.items()
         )
-        if host_total(float(divided)) > 0:
-            raise UnsupportedError(
-                "the plan divides what the optimizer needs whole", got=name,
-                expected="an elementwise one, such as AdamW or SGD",
-            )  # fmt: skip
+        require(
+            host_total(float(divided)) <= 0,
+            "the plan divides what the optimizer needs whole",
+            got=name,
+            expected="an elementwise one, such as AdamW or SGD",
+            kind=UnsupportedError,
+        )
         return optimizer
 
     def gradient_norm(self, norm_type: float = 2.0) -> Tensor:

@@ -29,7 +29,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hetplan.errors import InputError, require
+from hetplan.errors import require
 from hetplan.formulations.joint.plan import Place, Plan, Stage, split
 from hetplan.profiling.simulator.pipeline import order
 from hetplan.runtime.execution.chain import Chain, Cut, Parameter, Part
@@ -128,13 +128,13 @@ def held_by(layout: Layout, chain: Chain, place: Place) -> Held:
     part, held = layout.part(place), Held()
     for k in layout.layers(place):
         for name, cut in chain.cuts(k, part).items():
-            if held.setdefault(name, cut) != cut:
-                raise InputError(
-                    "shared parameter is cut in two ways",
-                    where=name,
-                    got=cut,
-                    expected=f"{held[name]}",
-                )
+            require(
+                held.setdefault(name, cut) == cut,
+                "shared parameter is cut in two ways",
+                where=name,
+                got=cut,
+                expected=f"{held[name]}",
+            )
     return held
 
 

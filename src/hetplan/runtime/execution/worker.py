@@ -18,7 +18,14 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from hetplan.errors import HetplanError, InputError, UnsupportedError, kind_and_text, one_line
+from hetplan.errors import (
+    HetplanError,
+    InputError,
+    UnsupportedError,
+    kind_and_text,
+    one_line,
+    require,
+)
 from hetplan.formulations.joint.plan import Plan
 from hetplan.profiling.models import load_model
 from hetplan.runtime.devices import local_device, peak_bytes, settle
@@ -66,9 +73,11 @@ def make_model(
 
 def make_program(job: Job) -> ProgramModel:
     """The job's single-device program. Raises InputError for an unusable factory."""
-    if job.factory is not None:
-        return as_model(called(job.factory, job.plan), job.plan)
-    return ProgramModel(planned_program(job.plan, job.model))
+    return (
+        as_model(called(job.factory, job.plan), job.plan)
+        if job.factory is not None
+        else ProgramModel(planned_program(job.plan, job.model))
+    )
 
 
 def make_module(job: Job) -> nn.Module:
@@ -103,8 +112,9 @@ def from_factory(text: str, plan: Plan | None) -> nn.Module:
 def called(text: str, plan: Plan | None) -> Any:
     """What `module:function` makes of the plan; the module is installed or in the working
     directory. Raises InputError for whatever its author's code raises."""
-    if not all(text.partition(":")):
-        raise InputError("--factory is not usable", got=text, expected="MODULE:FUNCTION")
+    require(
+        all(text.partition(":")), "--factory is not usable", got=text, expected="MODULE:FUNCTION"
+    )
     failure = "cannot be imported:"
     sys.path += [""] if "" not in sys.path else []
     try:
@@ -171,11 +181,14 @@ def check_program(job: Job) -> None:
         )  # fmt: skip
     if job.backend == "torch":
         check_stock(job.plan, None)
-    if job.save is not None:
-        raise UnsupportedError(
-            "SPMD programs are not gathered", where=job.plan.name, got="--save",
-            expected="--checkpoint, or a plan of another strategy",
-        )  # fmt: skip
+    require(
+        job.save is None,
+        "SPMD programs are not gathered",
+        where=job.plan.name,
+        got="--save",
+        expected="--checkpoint, or a plan of another strategy",
+        kind=UnsupportedError,
+    )
 
 
 def watch_of(job: Job, rank: int) -> Watch:

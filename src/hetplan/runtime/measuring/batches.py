@@ -289,9 +289,11 @@ def groups_of(ranks: int, per_node: int) -> dict[Kind, list[list[int]]]:
     if len(nodes) == 1:
         return {"node": nodes}
     everyone = list(range(ranks))
-    if per_node == 1:
-        return {"all": [everyone]}
-    return {"node": nodes, "between": [everyone[::per_node]], "all": [everyone]}
+    return (
+        {"all": [everyone]}
+        if per_node == 1
+        else {"node": nodes, "between": [everyone[::per_node]], "all": [everyone]}
+    )
 
 
 def torchrun_place() -> list[int]:

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from hetplan.errors import InputError, require
+from hetplan.errors import require
 from hetplan.formulations.poplar.awareness import OutOfMemoryOnDevice
 from hetplan.profiling.cluster import catalogue
 from hetplan.profiling.efficiency import MeasuredOperator, OperatorData
@@ -95,10 +95,7 @@ def measure_profile(
         tell(f"{place}: {1e3 * sum(table.seconds()):.4g} ms forward and backward")
         if output is not None:
             _profile(model, tables, device).save(output)
-    if not tables:
-        raise InputError(
-            "no size fits in the device's memory", where=device, got=min(micro_batches)
-        )
+    require(tables, "no size fits in the device's memory", where=device, got=min(micro_batches))
     return _profile(model, tables, device)
 
 
@@ -111,13 +108,13 @@ def _kept(model: Model, output: str | os.PathLike[str] | None) -> list[ProfileTa
     for key, expected in (
         ("model", model.name), ("sequence", model.sequence), ("precision", model.precision),
     ):  # fmt: skip
-        if getattr(kept, key) != expected:
-            raise InputError(
-                f"{key} of the profile that is there differs",
-                where=where,
-                got=getattr(kept, key),
-                expected=str(expected),
-            )
+        require(
+            getattr(kept, key) == expected,
+            f"{key} of the profile that is there differs",
+            where=where,
+            got=getattr(kept, key),
+            expected=str(expected),
+        )
     require(
         kept.provenance.kind == "measured",
         "a predicted profile is there already",

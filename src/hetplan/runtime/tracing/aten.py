@@ -160,9 +160,11 @@ def addmm(
     """bias + left @ right."""
     if beta != 1 or alpha != 1:
         raise MissingRule("addmm with factors")
-    if len(bias.shape) != 1:
-        return w.apply("add", matmul(w, left, right), bias)
-    return w.apply("contract", left, right, bias, label="addmm", equation="xy,yz,z->xz")
+    return (
+        w.apply("add", matmul(w, left, right), bias)
+        if len(bias.shape) != 1
+        else w.apply("contract", left, right, bias, label="addmm", equation="xy,yz,z->xz")
+    )
 
 
 def einsum(w: Walker, equation: str, tensors: Sequence[Any], *, path: Any = None) -> Tensor:

@@ -71,12 +71,12 @@ def trace(module: nn.Module, *, name: str, precision: Precision) -> ModelFile:
     """
     few, more = (run(module, samples, precision, name) for samples in SAMPLES)
     one, other = ([(c.name, c.layer, c.backward) for c in p.calls] for p in (few, more))
-    if one != other:
-        raise InputError(
-            "runs other operators for another number of samples",
-            where=name,
-            expected="the same for 2 and 3",
-        )
+    require(
+        one == other,
+        "runs other operators for another number of samples",
+        where=name,
+        expected="the same for 2 and 3",
+    )
     lists: dict[tuple[Counted, ...], int] = {}
     layers, width = [], ELEMENT_BYTES[precision]
     pairs = list(zip(few.calls, more.calls, strict=True))
@@ -151,9 +151,11 @@ def run(module: nn.Module, samples: int, precision: Precision, name: str) -> Pas
     batch = getattr(module, "batch", None)
     if not callable(batch):
         raise InputError(
-            "module has no data", where=name, got=type(module).__name__,
+            "module has no data",
+            where=name,
+            got=type(module).__name__,
             expected="a method batch(step, first, last) -> (inputs, targets)",
-        )  # fmt: skip
+        )
     layers, dtype = Layers(), DTYPES[precision]
     saved: dict[int, float] = defaultdict(float)
 

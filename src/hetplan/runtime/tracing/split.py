@@ -183,11 +183,14 @@ class Split:
         self.bases[node] = base = self.bases[arguments[0]] if view and arguments else node
         if alias is not None and alias.is_write:
             self.changes[base].append(node)
-            if self.kinds[node] != self.kinds[base] or base in self.held:
-                raise UnsupportedError(
-                    "the model changes in place what is not one layer's", where=base.name,
-                    got=name_of(node), expected="a copy before, no batch normalisation",
-                )  # fmt: skip
+            require(
+                self.kinds[node] == self.kinds[base] and base not in self.held,
+                "the model changes in place what is not one layer's",
+                where=base.name,
+                got=name_of(node),
+                expected="a copy before, no batch normalisation",
+                kind=UnsupportedError,
+            )
 
     def _runs(self, module: nn.Module) -> dict[Node, str]:
         """Node in a layer -> the part of the module that runs, named as a trace names it."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from hetplan.errors import InputError
+from hetplan.errors import require
 from hetplan.formulations.astra.data import AstraData
 from hetplan.formulations.astra.problem import Floats
 from hetplan.formulations.astra.search.facts import ModelFacts, model_facts
@@ -240,14 +240,13 @@ def search(
     rules = default_rules(columns_of(pool)) if rules is None else rules
     for offer in pool.offers:
         known = offer.spec.peak_tflops
-        if job.model.precision not in known:
-            what, got = "has no units for this precision", job.model.precision
-            raise InputError(
-                what,
-                where=offer.name,
-                got=got,
-                expected=f"--precision {' or '.join(sorted(known))}",
-            )
+        require(
+            job.model.precision in known,
+            "has no units for this precision",
+            where=offer.name,
+            got=job.model.precision,
+            expected=f"--precision {' or '.join(sorted(known))}",
+        )
     task = Task(job, pool, model_facts(job.model), space, rules, assumed, top)
     begun = time.perf_counter()
     segments = OnSegments(task, run) if pool.mode == "heterogeneous" else None

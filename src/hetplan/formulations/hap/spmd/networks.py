@@ -70,9 +70,11 @@ class Blocks:
         """The shape's kind of norm."""
         w, width = self.w, (self.t.hidden,)
         scale = w.parameter(f"{name}.scale", width)
-        if self.t.norm == "rms":
-            return w.apply("rms-norm", name, x, scale)
-        return w.apply("layer-norm", name, x, scale, w.parameter(f"{name}.shift", width))
+        return (
+            w.apply("rms-norm", name, x, scale)
+            if self.t.norm == "rms"
+            else w.apply("layer-norm", name, x, scale, w.parameter(f"{name}.shift", width))
+        )
 
     def attention(self, name: str, scores: str, x: str) -> str:
         """Projections to heads, attention, projection back."""
@@ -258,8 +260,13 @@ def program_of(model: Model, batch: int) -> SingleProgram:
         raise UnsupportedError(
             "no single-device program of this model", where="hap", got=model.name
         )
-    if t.window is not None and t.window < tokens:
-        raise UnsupportedError("no rule for attention in a window", where="hap", got=model.name)
+    require(
+        t.window is None or t.window >= tokens,
+        "no rule for attention in a window",
+        where="hap",
+        got=model.name,
+        kind=UnsupportedError,
+    )
     require(
         t.norm != "pixel",
         "no rule for pixel norms",
@@ -269,9 +276,11 @@ def program_of(model: Model, batch: int) -> SingleProgram:
     )
     causal = t.vocabulary > 0 and t.head == "lm"
     blocks = Blocks(Writer(model.name), t, BY_LAYER, causal=causal)
-    if t is spec.encoder:
-        return imagenet_vit(blocks, batch, tokens, layers)
-    return language_model(blocks, batch, tokens, layers)
+    return (
+        imagenet_vit(blocks, batch, tokens, layers)
+        if t is spec.encoder
+        else language_model(blocks, batch, tokens, layers)
+    )
 
 
 def imagenet_vit(blocks: Blocks, batch: int, tokens: int, layers: Sequence[str]) -> SingleProgram:

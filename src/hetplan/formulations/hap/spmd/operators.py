@@ -270,8 +270,7 @@ def broadcast_ways(whole: Shapes, attributes: Attributes) -> list[Way]:
 
 def gated_shape(whole: Shapes, attributes: Attributes) -> Shape:
     """The pair of gate and value in the last dimension becomes one entry."""
-    if whole[0][-1] != 2:
-        raise InputError("last dimension", where="gated", got=whole[0][-1], expected="2")
+    require(whole[0][-1] == 2, "last dimension", where="gated", got=whole[0][-1], expected="2")
     return whole[0][:-1]
 
 
@@ -297,13 +296,21 @@ def contract_shape(whole: Shapes, attributes: Attributes) -> Shape:
     )
     lengths: dict[str, int] = {}
     for term, shape in zip(terms, whole, strict=True):
-        if len(term) != len(shape):
-            what = f"{term} has {len(term)} letters"
-            raise InputError(what, where=where, got=shape, expected="as many dimensions")
+        require(
+            len(term) == len(shape),
+            f"{term} has {len(term)} letters",
+            where=where,
+            got=shape,
+            expected="as many dimensions",
+        )
         for letter, length in zip(term, shape, strict=True):
-            if lengths.setdefault(letter, length) != length:
-                expected = str(lengths[letter])
-                raise InputError(f"length of {letter}", where=where, got=length, expected=expected)
+            require(
+                lengths.setdefault(letter, length) == length,
+                f"length of {letter}",
+                where=where,
+                got=length,
+                expected=str(lengths[letter]),
+            )
     return tuple(lengths[letter] for letter in output)
 
 
@@ -348,11 +355,6 @@ def convolve_work(
 # Batch norms in two parts. The means of x and x^2 over samples and places [2, channels], of which a
 # slice of the samples gives summands: their All-Reduce synchronises the statistics. Then
 # (x, means, scale, shift).
-
-
-def moments_ways(whole: Shapes, attributes: Attributes) -> list[Way]:
-    """Any dimension; all but channels are summed over."""
-    return [Way((d,), d if d == 1 else PARTIAL) for d in range(len(whole[0]))]
 
 
 def batch_norm_ways(whole: Shapes, attributes: Attributes) -> list[Way]:
@@ -410,11 +412,6 @@ def embed_ways(whole: Shapes, attributes: Attributes) -> list[Way]:
     return [*numbers, Way((WHOLE, 1), rank), Way((WHOLE, 0), PARTIAL)]
 
 
-def cross_entropy_ways(whole: Shapes, attributes: Attributes) -> list[Way]:
-    """Any dimension of the labels; slices give summands of the mean."""
-    return [Way((d, d), PARTIAL) for d in range(len(whole[1]))]
-
-
 def cross_entropy_work(
     whole: Shapes, output: Shape, attributes: Attributes
 ) -> tuple[float, list[float]]:
@@ -436,9 +433,13 @@ def mean_ways(whole: Shapes, attributes: Attributes) -> list[Way]:
 def reshape_shape(whole: Shapes, attributes: Attributes) -> Shape:
     """`shape`, with as many entries."""
     shape: Shape = tuple(attributes["shape"])
-    if size(shape) != size(whole[0]):
-        expected = f"{size(whole[0])} in all"
-        raise InputError("number of entries", where="reshape", got=shape, expected=expected)
+    require(
+        size(shape) == size(whole[0]),
+        "number of entries",
+        where="reshape",
+        got=shape,
+        expected=f"{size(whole[0])} in all",
+    )
     return shape
 
 
@@ -489,7 +490,11 @@ OPERATORS: dict[str, Operator] = {
     **dict.fromkeys(
         ("layer-norm", "rms-norm", "softmax", "log-softmax"), Operator(unchanged, all_but_the_last)
     ),
-    "batch-moments": Operator(lambda s, a: (2, s[0][1]), moments_ways),
+    # any dimension; all but channels are summed over
+    "batch-moments": Operator(
+        lambda s, a: (2, s[0][1]),
+        lambda s, a: [Way((d,), d if d == 1 else PARTIAL) for d in range(len(s[0]))],
+    ),
     "batch-norm": Operator(unchanged, batch_norm_ways),
     # products
     "contract": Operator(contract_shape, contract_ways, contract_work),
@@ -503,7 +508,12 @@ OPERATORS: dict[str, Operator] = {
     "mean-pool": Operator(lambda s, a: s[0][:2], first_two, linear=True),
     # tables, means and the loss
     "embed": Operator(lambda s, a: (*s[0], s[1][1]), embed_ways, output_moved),
-    "cross-entropy": Operator(lambda s, a: (), cross_entropy_ways, cross_entropy_work),
+    # any dimension of the labels; slices give summands of the mean
+    "cross-entropy": Operator(
+        lambda s, a: (),
+        lambda s, a: [Way((d, d), PARTIAL) for d in range(len(s[1]))],
+        cross_entropy_work,
+    ),
     "mean": Operator(lambda s, a: other_lengths(s[0], a["dimension"]), mean_ways, linear=True),
     # moves
     "permute": Operator(

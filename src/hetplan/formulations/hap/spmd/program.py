@@ -198,11 +198,13 @@ class Writer:
     def finish(self) -> SingleProgram:
         """The program; its last node must be a scalar."""
         nodes = tuple(self._nodes.values())
-        if not nodes or nodes[-1].source or nodes[-1].shape != ():
-            raise InputError(
-                "the last operator must give a scalar loss", where=self.name,
-                got=nodes[-1].shape if nodes else None, expected="shape ()",
-            )  # fmt: skip
+        require(
+            nodes and not nodes[-1].source and nodes[-1].shape == (),
+            "the last operator must give a scalar loss",
+            where=self.name,
+            got=nodes[-1].shape if nodes else None,
+            expected="shape ()",
+        )
         return SingleProgram(self.name, nodes, dict(self._copies))
 
     def _once(self, tensor: str) -> str:

@@ -33,7 +33,7 @@ operators read counts once: as the first of them reads it, or as whole.
 """
 
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -198,6 +198,15 @@ def links_of(cluster: Cluster) -> Links:
     return ring(m, float(cluster.bandwidth()[apart].min()), latency, sharing)
 
 
+def three_steps(links: Links, bytes_per_second: float) -> Links:
+    """Collectives between machines of several devices: each begins with a gather or reduction to
+    one device of every machine and ends with a scatter or broadcast from it, both over links of
+    that speed. Source: HAP, Section 6."""
+    names = ("all_gather", "broadcast", "all_reduce", "reduce_scatter", "all_to_all")
+    inside = 2 / bytes_per_second
+    return replace(links, **{name: 1 / (1 / getattr(links, name) + inside) for name in names})
+
+
 def measured_links(measured: Collectives, devices: int) -> Links:
     """Links whose collectives take as long as measured on so many ranks. What was measured counts
     each rank's own bytes; of a reduce-scatter and an all-to-all, in all parts together. Raises
@@ -317,6 +326,7 @@ def theory_of(
     weights: Mapping[str, float] | None = None,
     steps: int = 1,
     holding: Holding | None = None,
+    slices: int | None = None,
     run: SolverRun | None = None,
 ) -> Theory:
     """The theory of `program` on `devices`; `all_dimensions`: also those that placeholders mark
@@ -324,11 +334,18 @@ def theory_of(
 
     weights: node -> factor on its FLOP (1 where left out). steps: how often the program runs before
     parameters change; gradients that add up meanwhile are all-reduced once, so that each run is
-    charged with that part of it. holding: makes memory a constraint. Raises `Stopped` where `run`
-    should stop.
+    charged with that part of it. holding: makes memory a constraint. slices: into so many a tensor
+    must be sliceable, where a device stands for several. Raises `Stopped` where `run` should stop.
     """
     writer = _Writer(
-        program, len(devices), links, element_bytes, all_dimensions, weights or {}, steps, holding
+        program,
+        slices or len(devices),
+        links,
+        element_bytes,
+        all_dimensions,
+        weights or {},
+        steps,
+        holding,
     )
     for node in program.computations:
         if run is not None:

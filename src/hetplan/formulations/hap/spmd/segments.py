@@ -70,8 +70,12 @@ def _runs_of_layers(program: SingleProgram, count: int) -> list[int]:
 
 def _metis_parts(program: SingleProgram, count: int) -> list[int]:
     """Of each operator: balanced work, few entries on edges between parts."""
-    if find_spec("pymetis") is None:
-        raise UnsupportedError("segments by METIS need pymetis", expected="pip install pymetis")
+    require(
+        find_spec("pymetis") is not None,
+        "segments by METIS need pymetis",
+        expected="pip install pymetis",
+        kind=UnsupportedError,
+    )
     import pymetis
 
     graph = _graph(program)

@@ -248,10 +248,8 @@ class Timed:
         weight = self.prices.weights.get(node.name, 1.0)
         work = work_of(self.program, node, self.gradients, weight)
         part = self.decided.shared_by(run, node.segment)
-        if not backward:
-            flops = work.forward
-        else:
-            flops = work.gradients[0] if run.factors else work.backward
+        back = work.gradients[0] if run.factors else work.backward
+        flops = back if backward else work.forward
         self.stages[-1].compute += flops * (part if run.way.shared else 1.0) / speeds
         if backward and run.factors:
             for tensor in (self.program.inputs(node)[0], node):

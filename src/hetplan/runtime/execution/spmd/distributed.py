@@ -176,11 +176,13 @@ class DistributedProgram(Trained):
         self.parameters: dict[str, nn.Parameter] = {}
         for name, shard in self.shards.items():
             whole = self.tensor(first(name, shard.shape))
-            if tuple(whole.shape) != shard.shape:
-                raise InputError(
-                    "first values of a parameter", where=name, got=tuple(whole.shape),
-                    expected=f"{shard.shape}",
-                )  # fmt: skip
+            require(
+                tuple(whole.shape) == shard.shape,
+                "first values of a parameter",
+                where=name,
+                got=tuple(whole.shape),
+                expected=f"{shard.shape}",
+            )
             if shard.dimension is not None:
                 whole = piece(whole, shard.dimension, shard.bounds[dist.get_rank()])
             self.parameters[name] = nn.Parameter(copied(whole))

@@ -81,10 +81,11 @@ class Ranks:
         or a broadcast from each owner of one."""
         with self.during():
             own = value.detach().movedim(dimension, 0).contiguous()
-            if manner == "padded":
-                parts = self.group.gather(own, [last - first for first, last in bounds])
-            else:
-                parts = self._grouped(own, bounds)
+            parts = (
+                self.group.gather(own, [last - first for first, last in bounds])
+                if manner == "padded"
+                else self._grouped(own, bounds)
+            )
             return torch.cat(parts).movedim(0, dimension).contiguous()
 
     def _grouped(self, own: Tensor, bounds: Bounds) -> list[Tensor]:
