@@ -24,7 +24,6 @@ from hetplan.formulations import family
 from hetplan.formulations.ditto.data import DittoData
 from hetplan.formulations.ditto.templates import (
     instantiate,
-    oobleck_instantiate,
     template_list,
 )
 from hetplan.solvers.registry import solve
@@ -273,26 +272,22 @@ def growth_text(row: Row, exact: Row) -> str:
 
 
 def templates(name: str, micro_batches: int) -> Row:
-    """The template list of a cluster, and its instantiation on all nodes, exact and by Oobleck's
-    procedure."""
+    """The template list of a cluster, and its instantiation on all nodes."""
     data = posed(CLUSTERS[name], micro_batches)
     options = Options(threads=2, time_limit=300.0)
     listing = Run(options)
     found = template_list(data, listing)
+    seconds, run = listing.elapsed, Run(options)
     nodes = tuple(kind.nodes for kind in data.device_types)
-    row: Row = {"cluster": name, "templates": len(found.templates), "list_seconds": listing.elapsed}
-    for label, function in (("exact", instantiate), ("oobleck", oobleck_instantiate)):
-        run = Run(options)
-        result = function(found.templates, nodes, micro_batches, run, failures=1)
-        row |= {
-            f"{label}_iteration": result.seconds,
-            f"{label}_seconds": run.elapsed,
-            f"{label}_stop": str(result.stop),
-        }
-        row[f"{label}_pipelines"] = [
-            [list(p.template.nodes), p.micro_batches] for p in result.pipelines
-        ]
-    return row
+    result = instantiate(found.templates, nodes, micro_batches, run, failures=1)
+    return {
+        "cluster": name,
+        "templates": len(found.templates),
+        "list_seconds": seconds,
+        "iteration": result.seconds,
+        "seconds": run.elapsed,
+        "pipelines": [[list(p.template.nodes), p.micro_batches] for p in result.pipelines],
+    }
 
 
 def template_rows(quick: bool) -> list[Row]:
@@ -303,27 +298,17 @@ def template_rows(quick: bool) -> list[Row]:
 
 def template_table(rows: list[Row]) -> str:
     """Templates and instantiations."""
-    cells = []
-    for row in rows:
-        exact, theirs = row["exact_iteration"], row["oobleck_iteration"]
-        more = (
-            None
-            if theirs is None
-            else f"+{100 * (theirs / exact - 1):.2f} % ({row['oobleck_stop']})"
+    cells = [
+        (
+            row["cluster"],
+            row["templates"],
+            seconds_text(row["list_seconds"]),
+            f"{row['iteration']:.5g} s, {len(row['pipelines'])} pipelines",
+            seconds_text(row["seconds"]),
         )
-        counts = (len(row["exact_pipelines"]), len(row["oobleck_pipelines"]))
-        cells.append(
-            (
-                row["cluster"],
-                row["templates"],
-                seconds_text(row["list_seconds"]),
-                f"{exact:.5g} s, {counts[0]} pipelines",
-                seconds_text(row["exact_seconds"]),
-                None if more is None else f"{more}, {counts[1]} pipelines",
-                seconds_text(row["oobleck_seconds"]),
-            )
-        )
-    header = ("cluster", "templates", "list in", "exact instantiation", "in", "Oobleck's", "in")
+        for row in rows
+    ]
+    header = ("cluster", "templates", "list in", "instantiation", "in")
     return markdown(
         "Templates for every part of the cluster; 128 micro-batches, f = 1", header, cells
     )

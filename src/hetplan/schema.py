@@ -6,7 +6,7 @@ say which).
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Self, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, FailFast, Field, Strict, ValidationError
@@ -115,6 +115,18 @@ def derived(where: str) -> Iterator[None]:
             got=first["input"],
             expected=expectation(first),
         ) from None
+
+
+def check_length(row: Sequence[object], count: int, where: str, per: str) -> None:
+    """A list has one entry per layer, device or whatever `per` names."""
+    require(len(row) == count, f"{where} has {len(row)} entries, expected one per {per} ({count})")
+
+
+def check_every_type(bytes_of: Mapping[str, float], types: Iterable[str]) -> None:
+    """memory.device_bytes names every device type."""
+    missing = sorted({*types} - {*bytes_of})
+    lacks = f"memory.device_bytes lacks device type {min(missing, default='')!r}"
+    require(not missing, f"{lacks}, expected every type")
 
 
 def check_header(value: Any, kind: str, version: int, *, where: str) -> None:

@@ -1,5 +1,4 @@
-"""`hetplan plan templates`: the list is proven and what runs from it is no worse than Oobleck's
-choice."""
+"""`hetplan plan templates`: the list and what runs from it are proven."""
 
 from __future__ import annotations
 
@@ -26,9 +25,8 @@ def test_templates(hetplan: Call, tmp_path: Path) -> None:
     assert document["complete"] and len(document["templates"]) == len(parts) - 1
     fastest = [t["node_count"] for t in document["templates"] if t["fastest_of_its_count"]]
     assert fastest == list(range(1, sum(counts) + 1))
-    exact, oobleck = document["instantiation"]["exact"], document["instantiation"]["oobleck"]
+    exact = document["instantiation"]["exact"]
     assert exact["stop"] == "optimal" and len(exact["pipelines"]) >= 2
-    assert exact["predicted_seconds"] <= oobleck["predicted_seconds"] * (1 + 1e-9)
     assert sum(p["micro_batches"] for p in exact["pipelines"]) == document["micro_batches"] == 32
 
 

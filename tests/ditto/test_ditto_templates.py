@@ -16,8 +16,6 @@ from hetplan.formulations.ditto.templates import (
     cluster_part,
     instantiate,
     node_vectors,
-    oobleck_instantiate,
-    proportional_shares,
     template_list,
 )
 from hetplan.solvers.run import Options, Run, Stop
@@ -106,41 +104,11 @@ def test_instantiation_equals_brute_force(seed: int) -> None:
     templates, nodes = random_templates(rng, micro_batches)
     best = brute_force(templates, nodes, micro_batches, failures)
     found = instantiate(templates, nodes, micro_batches, Run(RUN), failures=failures)
-    theirs = oobleck_instantiate(templates, nodes, micro_batches, Run(RUN), failures=failures)
     if best is None:
         assert found.stop is Stop.INFEASIBLE
         assert found.message
-        assert not theirs.pipelines
         return
     assert found.stop is Stop.OPTIMAL
     assert found.seconds == pytest.approx(best, rel=1e-12)
     assert found.bound == pytest.approx(best, rel=1e-12)
     check_instantiation(found, nodes, micro_batches, failures)
-    assert theirs.stop is Stop.DONE
-    if theirs.pipelines:
-        check_instantiation(theirs, nodes, micro_batches, failures)
-        assert theirs.seconds is not None
-        assert theirs.seconds >= best * (1 - 1e-12)
-        used = [sum(p.template.nodes[i] for p in theirs.pipelines) for i in range(len(nodes))]
-        assert tuple(used) == nodes
-
-
-@pytest.mark.parametrize("seed", range(30))
-def test_proportional_shares_equal_enumeration(seed: int) -> None:
-    rng = random.Random(seed)
-    kinds = [(rng.uniform(0.5, 3), rng.randint(1, 3)) for _ in range(rng.randint(1, 3))]
-    total = rng.randint(1, 12)
-    best = min(
-        (
-            max(rate * k for (rate, _), k in zip(kinds, ks, strict=True))
-            for ks in product(*(range(total // c + 1) for _, c in kinds))
-            if sum(c * k for (_, c), k in zip(kinds, ks, strict=True)) == total
-        ),
-        default=None,
-    )
-    found = proportional_shares(kinds, total)
-    assert (best is None) == (found is None)
-    if found is not None:
-        assert found[0] == pytest.approx(best)
-        assert sum(c * k for (_, c), k in zip(kinds, found[1], strict=True)) == total
-    assert proportional_shares([(1.0, 2)], 3) is None

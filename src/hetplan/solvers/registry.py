@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from hetplan.errors import DisagreementError, HetplanError, unknown_name
+from hetplan.errors import DisagreementError, HetplanError, InputError, unknown_name
 from hetplan.solvers.run import Outcome, Result, Run, Stop, Stopped, stop_reason
 
 # The general solvers behind the methods that every family has.
@@ -68,6 +68,16 @@ class Evaluation:
     objective: float | None
     violations: tuple[str, ...] = ()
     parts: Mapping[str, float] = field(default_factory=dict)
+
+
+def objections(check: Callable[..., None], *of: Any) -> tuple[str, ...]:
+    """What an evaluator's check, which raises InputError, has against a decision: one line or
+    none."""
+    try:
+        check(*of)
+    except InputError as error:
+        return (str(error),)
+    return ()
 
 
 @dataclass(frozen=True)

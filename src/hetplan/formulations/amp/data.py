@@ -12,6 +12,7 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
+from hetplan.errors import require
 from hetplan.schema import (
     SMALLEST,
     Count,
@@ -22,6 +23,8 @@ from hetplan.schema import (
     Range,
     Row,
     StrictModel,
+    check_every_type,
+    check_length,
 )
 
 
@@ -81,15 +84,10 @@ class AmpData(StrictModel):
 
     def _check_bandwidth(self) -> None:
         count = len(self.devices)
-        if len(self.bandwidth) != count:
-            raise ValueError(
-                f"bandwidth has {len(self.bandwidth)} rows, expected one per device ({count})"
-            )
+        rows = f"bandwidth has {len(self.bandwidth)} rows"
+        require(len(self.bandwidth) == count, f"{rows}, expected one per device ({count})")
         for i, row in enumerate(self.bandwidth):
-            if len(row) != count:
-                raise ValueError(
-                    f"bandwidth[{i}] has {len(row)} entries, expected one per device ({count})"
-                )
+            check_length(row, count, f"bandwidth[{i}]", "device")
         for i, row in enumerate(self.bandwidth):
             for j in range(i):
                 if row[j] != self.bandwidth[j][i]:
@@ -107,36 +105,18 @@ class AmpData(StrictModel):
         types = {device.type for device in self.devices}
         seen: dict[tuple[str, int, int], int] = {}
         for i, entry in enumerate(self.layer_seconds):
-            if len(entry.seconds) != len(self.layers):
-                raise ValueError(
-                    f"layer_seconds[{i}].seconds has {len(entry.seconds)} entries, "
-                    f"expected one per layer ({len(self.layers)})"
-                )
-            key = (entry.type, entry.tensor, entry.micro_batch)
-            if key in seen:
-                raise ValueError(
-                    f"layer_seconds[{i}] repeats layer_seconds[{seen[key]}] "
-                    "(same type, tensor, micro_batch)"
-                )
-            seen[key] = i
+            check_length(entry.seconds, len(self.layers), f"layer_seconds[{i}].seconds", "layer")
+            before = seen.setdefault((entry.type, entry.tensor, entry.micro_batch), i)
+            repeats = f"layer_seconds[{i}] repeats layer_seconds[{before}]"
+            require(before == i, f"{repeats} (same type, tensor, micro_batch)")
         missing = types - {entry.type for entry in self.layer_seconds}
-        if missing:
-            raise ValueError(
-                f"layer_seconds has no table for device type {min(missing)!r}, "
-                "expected one for each type"
-            )
+        lacks = f"layer_seconds has no table for device type {min(missing, default='')!r}"
+        require(not missing, f"{lacks}, expected one for each type")
 
     def _check_memory(self, memory: Memory) -> None:
-        if len(memory.layer_bytes_per_sample) != len(self.layers):
-            raise ValueError(
-                f"memory.layer_bytes_per_sample has {len(memory.layer_bytes_per_sample)} entries, "
-                f"expected one per layer ({len(self.layers)})"
-            )
-        missing = {device.type for device in self.devices} - set(memory.device_bytes)
-        if missing:
-            raise ValueError(
-                f"memory.device_bytes lacks device type {min(missing)!r}, expected every type"
-            )
+        where = "memory.layer_bytes_per_sample"
+        check_length(memory.layer_bytes_per_sample, len(self.layers), where, "layer")
+        check_every_type(memory.device_bytes, (device.type for device in self.devices))
 
 
 class AmpDecision(StrictModel):

@@ -24,108 +24,90 @@ from dataclasses import dataclass
 from itertools import combinations
 from math import fsum
 
+from hetplan.errors import require
 from hetplan.formulations.amp.data import AmpData, AmpDecision
-from hetplan.solvers.registry import Evaluation
+from hetplan.solvers.registry import Evaluation, objections
 
 # A sum of bytes may exceed a capacity by rounding in its last digits, not by more.
 MEMORY_TOLERANCE = 1e-9
 
 
 def evaluate(data: AmpData, decision: AmpDecision) -> Evaluation:
-    """Feasibility and price of `decision`; `parts` as in `Breakdown.parts`, violations one line
-    each."""
-    violations = check(data, decision)
+    """Feasibility and price of `decision`; `parts` as in `Breakdown.parts`. Violations: the first
+    of each check, and all of (6) where (1) to (5) hold."""
+    checks = (check_configuration, check_placement, check_stages)
+    violations = tuple(line for check in checks for line in objections(check, data, decision))
+    violations = violations or over_memory(data, decision)
     if violations:
         return Evaluation(None, violations)
     priced = price(data, decision)
     return Evaluation(priced.objective, (), priced.parts())
 
 
-def check(data: AmpData, decision: AmpDecision) -> tuple[str, ...]:
-    """Everything that `decision` breaks: checks (1) to (5), and (6) where those hold."""
-    violations = [
-        *check_configuration(data, decision),
-        *check_placement(data, decision),
-        *check_stages(data, decision),
-    ]
-    return tuple(violations or check_memory(data, decision))
-
-
-def check_configuration(data: AmpData, decision: AmpDecision) -> list[str]:
+def check_configuration(data: AmpData, decision: AmpDecision) -> None:
     """(1) the degrees multiply to the number of devices, (2) the global batch splits into a whole
     number of micro-batches per pipeline, (3) every device's type has a table at the tensor degree
     and micro-batch (all devices are used)."""
     pp, dp, tp, mbs = decision.pipeline, decision.data, decision.tensor, decision.micro_batch
-    key, count, share = (tp, mbs), len(data.devices), dp * mbs
-    known = {entry.type for entry in data.layer_seconds if (entry.tensor, entry.micro_batch) == key}
-    missing = sorted({device.type for device in data.devices} - known)
+    count, share = len(data.devices), dp * mbs
     degrees = f"pipeline {pp} x data {dp} x tensor {tp} is {pp * dp * tp}"
+    require(pp * dp * tp == count, f"{degrees}, expected the number of devices ({count})")
     product = f"data {dp} x micro_batch {mbs} = {share}"
-    faults = {
-        f"{degrees}, expected the number of devices ({count})": pp * dp * tp != count,
-        f"global_batch {data.global_batch} is no multiple of {product}": data.global_batch % share,
-        **{
-            f"no layer_seconds of type {n!r} for tensor {tp}, micro_batch {mbs}": 1 for n in missing
-        },
-    }
-    return [text for text, broken in faults.items() if broken]
+    fault = f"global_batch {data.global_batch} is no multiple of {product}"
+    require(data.global_batch % share == 0, fault)
+    known = {e.type for e in data.layer_seconds if (e.tensor, e.micro_batch) == (tp, mbs)}
+    for kind in (device.type for device in data.devices):
+        fault = f"no layer_seconds of type {kind!r} for tensor {tp}, micro_batch {mbs}"
+        require(kind in known, fault)
 
 
-def check_placement(data: AmpData, decision: AmpDecision) -> list[str]:
+def check_placement(data: AmpData, decision: AmpDecision) -> None:
     """(4) shape [pp][dp][tp], and every device exactly once."""
     placement, count = decision.placement, len(data.devices)
-    if len(placement) != decision.pipeline:
-        return [f"placement has {len(placement)} stages, expected pipeline ({decision.pipeline})"]
+    has = f"placement has {len(placement)} stages"
+    require(len(placement) == decision.pipeline, f"{has}, expected pipeline ({decision.pipeline})")
     for j, stage in enumerate(placement):
-        if len(stage) != decision.data:
-            return [f"placement[{j}] has {len(stage)} data ranks, expected data ({decision.data})"]
+        has = f"placement[{j}] has {len(stage)} data ranks"
+        require(len(stage) == decision.data, f"{has}, expected data ({decision.data})")
         for i, group in enumerate(stage):
-            if len(group) != decision.tensor:
-                return [
-                    f"placement[{j}][{i}] has {len(group)} devices, "
-                    f"expected tensor ({decision.tensor})"
-                ]
+            has = f"placement[{j}][{i}] has {len(group)} devices"
+            require(len(group) == decision.tensor, f"{has}, expected tensor ({decision.tensor})")
     place: dict[int, str] = {}
     for j, i, r, device in positions(decision):
         here = f"placement[{j}][{i}][{r}]"
-        if device >= count:
-            return [f"{here} is device {device}, expected one of 0..{count - 1}"]
-        if device in place:
-            return [f"{here} repeats device {device} of {place[device]}"]
-        place[device] = here
+        require(device < count, f"{here} is device {device}, expected one of 0..{count - 1}")
+        before = place.setdefault(device, here)
+        require(before == here, f"{here} repeats device {device} of {before}")
     unused = [d for d in range(count) if d not in place]
-    return [f"placement leaves device {unused[0]} unused ({len(unused)} in all)"] if unused else []
+    left = f"placement leaves device {min(unused, default=0)} unused ({len(unused)} in all)"
+    require(not unused, left)
 
 
-def check_stages(data: AmpData, decision: AmpDecision) -> list[str]:
+def check_stages(data: AmpData, decision: AmpDecision) -> None:
     """(5) one range per stage, contiguous from layer 0 to L, none empty."""
-    stages, count = decision.stages, len(data.layers)
-    if len(stages) != decision.pipeline:
-        return [f"stages has {len(stages)} ranges, expected pipeline ({decision.pipeline})"]
-    begin = 0
+    stages, begin, count = decision.stages, 0, len(data.layers)
+    has = f"stages has {len(stages)} ranges"
+    require(len(stages) == decision.pipeline, f"{has}, expected pipeline ({decision.pipeline})")
     for j, (first, last) in enumerate(stages):
-        if first != begin:
-            return [f"stages[{j}] begins at layer {first}, expected {begin}"]
-        if last <= first:
-            return [f"stages[{j}] is empty: [{first}, {last})"]
+        require(first == begin, f"stages[{j}] begins at layer {first}, expected {begin}")
+        require(first < last, f"stages[{j}] is empty: [{first}, {last})")
         begin = last
-    return [] if begin == count else [f"stages end at layer {begin}, expected {count}"]
+    require(begin == count, f"stages end at layer {begin}, expected {count}")
 
 
-def check_memory(data: AmpData, decision: AmpDecision) -> list[str]:
-    """(6) what each device holds fits its type's memory."""
+def over_memory(data: AmpData, decision: AmpDecision) -> tuple[str, ...]:
+    """(6) the devices that hold more than their type's memory."""
     peak = peak_bytes(data, decision)
     if peak is None or data.memory is None:
-        return []
-    violations = []
-    for j, i, r, device in positions(decision):
-        capacity = data.memory.device_bytes[data.devices[device].type]
-        if peak[device] > capacity * (1 + MEMORY_TOLERANCE):
-            where = (
-                f"device {device} (placement[{j}][{i}][{r}], type {data.devices[device].type!r})"
-            )
-            violations.append(f"{where} holds {peak[device]:.6g} bytes, has {capacity:.6g}")
-    return violations
+        return ()
+    types = [device.type for device in data.devices]
+    room = [data.memory.device_bytes[kind] for kind in types]
+    return tuple(
+        f"device {d} (placement[{j}][{i}][{r}], type {types[d]!r}) holds {peak[d]:.6g} bytes, "
+        f"has {room[d]:.6g}"
+        for j, i, r, d in positions(decision)
+        if peak[d] > room[d] * (1 + MEMORY_TOLERANCE)
+    )
 
 
 def positions(decision: AmpDecision) -> list[tuple[int, int, int, int]]:

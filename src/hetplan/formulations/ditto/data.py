@@ -14,7 +14,17 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from hetplan.schema import Count, Name, NonNegative, PositiveCount, Row, StrictModel
+from hetplan.errors import require
+from hetplan.schema import (
+    Count,
+    Name,
+    NonNegative,
+    PositiveCount,
+    Row,
+    StrictModel,
+    check_every_type,
+    check_length,
+)
 
 MOST_LAYERS = 4096
 
@@ -60,50 +70,35 @@ class DittoData(StrictModel):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         size, seen = self.devices_per_node, dict[str, int]()
-        if size & (size - 1) or size > 1024:
-            raise ValueError(f"devices_per_node is {size}, expected a power of two up to 1024")
-        if not 1 <= self.layers <= MOST_LAYERS:
-            raise ValueError(f"{self.layers} layers, expected 1 to {MOST_LAYERS}")
+        whole = size <= 1024 and not size & (size - 1)
+        require(whole, f"devices_per_node is {size}, expected a power of two up to 1024")
+        few = 1 <= self.layers <= MOST_LAYERS
+        require(few, f"{self.layers} layers, expected 1 to {MOST_LAYERS}")
         for i, kind in enumerate(self.device_types):
-            where = f"device_types[{i}]"
-            if kind.name in seen:
-                raise ValueError(
-                    f"{where}.name repeats device_types[{seen[kind.name]}].name ({kind.name!r})"
-                )
-            seen[kind.name] = i
-            if kind.devices_per_node != size:
-                got = f"{where}.devices_per_node is {kind.devices_per_node}"
-                raise ValueError(f"{got}, expected {size} everywhere")
+            where, before = f"device_types[{i}]", seen.setdefault(kind.name, i)
+            repeats = f"{where}.name repeats device_types[{before}].name ({kind.name!r})"
+            require(before == i, repeats)
+            got = f"{where}.devices_per_node is {kind.devices_per_node}"
+            require(kind.devices_per_node == size, f"{got}, expected {size} everywhere")
             self._check_rows(kind, where)
         if self.memory is not None:
             self._check_memory(self.memory)
         return self
 
     def _check_rows(self, kind: DeviceType, where: str) -> None:
-        expected = {str(x) for x in group_sizes(self.devices_per_node)[1:]}
-        if set(kind.allreduce_seconds) != expected:
-            listed = ", ".join(sorted(expected, key=int)) or "none"
-            got = ", ".join(sorted(kind.allreduce_seconds)) or "none"
-            raise ValueError(f"{where}.allreduce_seconds has sizes {got[:80]}, expected {listed}")
+        expected = [str(x) for x in group_sizes(self.devices_per_node)[1:]]
+        listed, got = (", ".join(x) or "none" for x in (expected, sorted(kind.allreduce_seconds)))
+        sizes = f"{where}.allreduce_seconds has sizes {got[:80]}"
+        require({*kind.allreduce_seconds} == {*expected}, f"{sizes}, expected {listed}")
         rows = {"forward_seconds": kind.forward_seconds, "backward_seconds": kind.backward_seconds}
         rows |= {f"allreduce_seconds.{x}": row for x, row in kind.allreduce_seconds.items()}
         for name, row in rows.items():
-            self._check_length(row, f"{where}.{name}")
+            check_length(row, self.layers, f"{where}.{name}", "layer")
 
     def _check_memory(self, memory: Memory) -> None:
-        self._check_length(memory.layer_state_bytes, "memory.layer_state_bytes")
-        self._check_length(memory.layer_activation_bytes, "memory.layer_activation_bytes")
-        missing = {kind.name for kind in self.device_types} - set(memory.device_bytes)
-        if missing:
-            raise ValueError(
-                f"memory.device_bytes lacks device type {min(missing)!r}, expected every type"
-            )
-
-    def _check_length(self, row: list[float], where: str) -> None:
-        if len(row) != self.layers:
-            raise ValueError(
-                f"{where} has {len(row)} entries, expected one per layer ({self.layers})"
-            )
+        for name in ("layer_state_bytes", "layer_activation_bytes"):
+            check_length(getattr(memory, name), self.layers, f"memory.{name}", "layer")
+        check_every_type(memory.device_bytes, (kind.name for kind in self.device_types))
 
 
 class DittoStage(StrictModel):

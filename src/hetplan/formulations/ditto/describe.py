@@ -48,7 +48,8 @@ def describe(data: DittoData, decision: DittoDecision) -> list[Table]:
 
 def rows_of(ready: Readiness) -> dict[str, Any]:
     """All of it as JSON types."""
-    fastest = {template.nodes for template in ready.listed.by_count().values()}
+    chosen, every = ready.exact, ready.listed.by_count().values()
+    fastest = {template.nodes for template in every}
     return {
         "complete": ready.listed.complete,
         "templates": [
@@ -68,7 +69,7 @@ def rows_of(ready: Readiness) -> dict[str, Any]:
         "micro_batches": ready.micro_batches,
         "failures": ready.failures,
         "instantiation": {
-            name: {
+            "exact": {
                 "stop": str(chosen.stop),
                 "predicted_seconds": chosen.seconds,
                 "bound": chosen.bound,
@@ -82,13 +83,12 @@ def rows_of(ready: Readiness) -> dict[str, Any]:
                     for pipeline in chosen.pipelines
                 ],
             }
-            for name, chosen in (("exact", ready.exact), ("oobleck", ready.oobleck))
         },
     }
 
 
 def tables_of(ready: Readiness) -> list[Table]:
-    """The fastest template of each number of nodes, then both instantiations."""
+    """The fastest template of each number of nodes, then the pipelines to run."""
     return [template_table(ready), instantiation_table(ready)]
 
 
@@ -133,23 +133,17 @@ def proof_text(template: Template) -> str:
 
 
 def instantiation_table(ready: Readiness) -> Table:
-    """One line per procedure."""
-    rows = tuple(
-        (
-            name,
-            "proven" if chosen.stop is Stop.OPTIMAL else str(chosen.stop),
-            seconds_text(chosen.seconds),
-            "-" if chosen.seconds is None or not best else percent_text(chosen.seconds / best - 1),
-            pipelines_text(ready, chosen) or chosen.message,
-        )
-        for best in (ready.exact.bound,)
-        for name, chosen in (("exact", ready.exact), ("oobleck", ready.oobleck))
+    """The pipelines to run."""
+    chosen = ready.exact
+    row = (
+        "proven" if chosen.stop is Stop.OPTIMAL else str(chosen.stop),
+        seconds_text(chosen.seconds),
+        pipelines_text(ready, chosen) or chosen.message,
     )
     title = (
         f"pipelines for {ready.micro_batches} micro-batches, {ready.failures} of them may be lost"
     )
-    header = ("procedure", "", "iteration", "above bound", "pipelines")
-    return Table(title, header, rows, right=(2, 3))
+    return Table(title, ("", "iteration", "pipelines"), (row,), right=(1,))
 
 
 def pipelines_text(ready: Readiness, chosen: Instantiation) -> str:

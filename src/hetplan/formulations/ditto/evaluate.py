@@ -15,10 +15,10 @@ Source Ditto, Section 3, eq. 1-3; Oobleck (SOSP 2023), Section 4.1.2; (5) is het
 """
 
 import math
-from collections import Counter
 
+from hetplan.errors import require
 from hetplan.formulations.ditto.data import DittoData, DittoDecision, DittoStage
-from hetplan.solvers.registry import Evaluation
+from hetplan.solvers.registry import Evaluation, objections
 
 # Of stages slower than all but this part of the slowest the first counts as slowest: it gives the
 # least T, so a minimum exists.
@@ -29,10 +29,12 @@ MEMORY_TOLERANCE = 1e-9
 
 def evaluate(data: DittoData, decision: DittoDecision) -> Evaluation:
     """Feasibility and price of a template; `parts`: T1, T2, T3, the slowest stage's time and
-    number."""
-    violations = check(data, decision)
+    number. Violations: the first of each check, and of (5) where (1) to (4) hold."""
+    checks = (check_cover, check_groups, check_devices, check_stage_count)
+    violations = tuple(line for check in checks for line in objections(check, data, decision))
+    violations = violations or objections(check_memory, data, decision)
     if violations:
-        return Evaluation(None, tuple(violations))
+        return Evaluation(None, violations)
     return price(data.micro_batches, [stage_seconds(data, stage) for stage in decision.stages])
 
 
@@ -70,83 +72,53 @@ def stage_seconds(data: DittoData, stage: DittoStage) -> float:
     )
 
 
-def check(data: DittoData, decision: DittoDecision) -> list[str]:
-    """Everything that `decision` breaks: checks (1) to (4), and (5) where those hold."""
-    violations = [
-        *check_cover(data, decision),
-        *check_groups(data, decision),
-        *check_devices(data, decision),
-        *check_stage_count(data, decision),
-    ]
-    return violations or check_memory(data, decision)
-
-
-def check_cover(data: DittoData, decision: DittoDecision) -> list[str]:
+def check_cover(data: DittoData, decision: DittoDecision) -> None:
     """(1) the stages part the layers."""
-    if not decision.stages:
-        return ["no stages, expected at least one"]
-    violations, at = [], 0
+    require(decision.stages, "no stages, expected at least one")
+    at = 0
     for k, stage in enumerate(decision.stages):
-        if stage.first != at:
-            violations.append(f"stages[{k}] begins with layer {stage.first}, expected {at}")
-        if stage.last <= stage.first:
-            violations.append(f"stages[{k}] is empty: [{stage.first}, {stage.last})")
+        require(stage.first == at, f"stages[{k}] begins with layer {stage.first}, expected {at}")
+        require(stage.first < stage.last, f"stages[{k}] is empty: [{stage.first}, {stage.last})")
         at = stage.last
-    if at != data.layers:
-        violations.append(f"the stages end at layer {at}, expected {data.layers}")
-    return violations
+    require(at == data.layers, f"the stages end at layer {at}, expected {data.layers}")
 
 
-def check_groups(data: DittoData, decision: DittoDecision) -> list[str]:
+def check_groups(data: DittoData, decision: DittoDecision) -> None:
     """(2) known types, and group sizes that one node offers."""
     names, most = [kind.name for kind in data.device_types], data.devices_per_node
-    violations = []
-    for k, stage in enumerate(decision.stages):
-        if stage.type not in names:
-            violations.append(
-                f"stages[{k}].type is {stage.type!r}, expected one of {', '.join(names)}"
-            )
-        if stage.devices > most or stage.devices & (stage.devices - 1):
-            violations.append(
-                f"stages[{k}].devices is {stage.devices}, expected a power of two up to {most}"
-            )
-    return violations
+    for k, (name, x) in enumerate((stage.type, stage.devices) for stage in decision.stages):
+        require(name in names, f"stages[{k}].type is {name!r}, expected one of {', '.join(names)}")
+        require(
+            x <= most and not x & (x - 1),
+            f"stages[{k}].devices is {x}, expected a power of two up to {most}",
+        )
 
 
-def check_devices(data: DittoData, decision: DittoDecision) -> list[str]:
+def check_devices(data: DittoData, decision: DittoDecision) -> None:
     """(3) no type gives more devices than it has."""
-    used: Counter[str] = Counter()
-    for stage in decision.stages:
-        used[stage.type] += stage.devices
-    limits = {kind.name: kind.nodes * kind.devices_per_node for kind in data.device_types}
-    return [
-        f"{used[name]} devices of type {name} are used, expected at most {limit}"
-        for name, limit in limits.items()
-        if used[name] > limit
-    ]
+    for kind in data.device_types:
+        used = sum(stage.devices for stage in decision.stages if stage.type == kind.name)
+        limit = kind.nodes * kind.devices_per_node
+        uses = f"{used} devices of type {kind.name} are used"
+        require(used <= limit, f"{uses}, expected at most {limit}")
 
 
-def check_stage_count(data: DittoData, decision: DittoDecision) -> list[str]:
+def check_stage_count(data: DittoData, decision: DittoDecision) -> None:
     """(4) every stage works in the steady phase."""
-    if len(decision.stages) <= data.micro_batches:
-        return []
-    return [f"{len(decision.stages)} stages, expected at most micro_batches ({data.micro_batches})"]
+    count, most = len(decision.stages), data.micro_batches
+    require(count <= most, f"{count} stages, expected at most micro_batches ({most})")
 
 
-def check_memory(data: DittoData, decision: DittoDecision) -> list[str]:
+def check_memory(data: DittoData, decision: DittoDecision) -> None:
     """(5) states and the activations of the micro-batches in flight fit each device."""
     memory, count = data.memory, len(decision.stages)
     if memory is None:
-        return []
-    violations = []
+        return
     for k, stage in enumerate(decision.stages):
         layers = slice(stage.first, stage.last)
         alive = min(data.micro_batches, count - k)
         held = math.fsum(memory.layer_state_bytes[layers])
         held = (held + alive * math.fsum(memory.layer_activation_bytes[layers])) / stage.devices
         limit = memory.device_bytes[stage.type]
-        if held > limit * (1 + MEMORY_TOLERANCE):
-            violations.append(
-                f"stages[{k}] needs {held:.6g} bytes per device, {stage.type} has {limit:.6g}"
-            )
-    return violations
+        needs = f"stages[{k}] needs {held:.6g} bytes per device"
+        require(held <= limit * (1 + MEMORY_TOLERANCE), f"{needs}, {stage.type} has {limit:.6g}")

@@ -16,9 +16,7 @@ Min    Z, the slowest pipeline  s.t.
 (3) sum_p k_p = B,  k_p >= S_i  (4) T_i(k_p) <= Z
 T_i grows with k. For a given Z a pipeline of template i takes S_i to K_i(Z) micro-batches, so (3)
 and (4) become sum_i c_i S_i <= B <= sum_i c_i K_i(Z): an integer programme in c alone, solved by
-CP-SAT for a bisection over the values that Z can take. Oobleck's own procedure enumerates the
-multisets that use all nodes, gives all pipelines of a template the same number of micro-batches,
-and takes T_i(k) to be proportional to k.
+CP-SAT for a bisection over the values that Z can take.
 """
 
 import bisect
@@ -271,78 +269,6 @@ def share_out(
     return tuple(Pipeline(t, k) for t, k in zip(chosen, share, strict=True))
 
 
-def oobleck_instantiate(
-    templates: Sequence[Template], nodes: Nodes, micro_batches: int, run: Run, *, failures: int = 0
-) -> Instantiation:
-    """Oobleck's procedure (Section 4.2.1 and 4.2.2): the multiset of least proportional time,
-    priced truly.
-
-    Each template's seconds per micro-batch are those of its own T; pipelines with fewer
-    micro-batches than stages are passed over, which Oobleck does not check.
-    """
-    best: tuple[float, tuple[Pipeline, ...]] | None = None
-    for option in multisets(list(templates), nodes):
-        if run.should_stop:
-            return Instantiation(stop_reason(run), best[1] if best else ())
-        if sum(option.values()) < failures + 1:
-            continue
-        kinds = [(templates[i], c) for i, c in sorted(option.items())]
-        shares = proportional_shares([(t.seconds, c) for t, c in kinds], micro_batches)
-        if shares is None or any(
-            k < len(t.times) for (t, _), k in zip(kinds, shares[1], strict=True)
-        ):
-            continue
-        if best is None or shares[0] < best[0]:
-            pipelines = tuple(
-                Pipeline(t, k) for (t, c), k in zip(kinds, shares[1], strict=True) for _ in range(c)
-            )
-            best = shares[0], pipelines
-    if best is None:
-        return Instantiation(
-            Stop.DONE,
-            message="no multiset of templates that uses all nodes takes the micro-batches",
-        )
-    return Instantiation(Stop.DONE, best[1])
-
-
-def multisets(templates: list[Template], nodes: Nodes, first: int = 0) -> Iterator[Counter[int]]:
-    """All multisets of templates (by number) whose nodes add up to `nodes` exactly."""
-    if not any(nodes):
-        yield Counter()
-        return
-    for i in range(first, len(templates)):
-        if fits(templates[i].nodes, nodes):
-            left = tuple(a - b for a, b in zip(nodes, templates[i].nodes, strict=True))
-            for rest in multisets(templates, left, i):
-                yield rest + Counter({i: 1})
-
-
-def proportional_shares(
-    kinds: Sequence[tuple[float, int]], micro_batches: int
-) -> tuple[float, list[int]] | None:
-    """Least max of rate_i k_i with sum c_i k_i = B, k_i whole; kinds: (rate, c). None: no such
-    k."""
-    least = np.full(micro_batches + 1, np.inf)  # of the kinds so far, by how many they take
-    least[0] = 0.0
-    shares = []  # [kinds, B + 1] the share of a kind in the least
-    for rate, c in kinds:
-        before, share = least, np.zeros(micro_batches + 1, dtype=np.int64)
-        least = before.copy()
-        for k in range(1, micro_batches // c + 1):
-            slowest = np.maximum(before[: len(before) - c * k], rate * k)
-            better = slowest < least[c * k :]
-            least[c * k :][better] = slowest[better]
-            share[c * k :][better] = k
-        shares.append(share)
-    if not np.isfinite(least[-1]):
-        return None
-    left, chosen = micro_batches, list[int]()
-    for (_, c), share in zip(reversed(kinds), reversed(shares), strict=True):
-        chosen.append(int(share[left]))
-        left -= c * chosen[-1]
-    return float(least[-1]), chosen[::-1]
-
-
 @dataclass(frozen=True)
 class Readiness:
     """The list, and what to run from it with `micro_batches` in all and `failures` pipelines to
@@ -353,7 +279,6 @@ class Readiness:
     failures: int
     listed: TemplateList
     exact: Instantiation
-    oobleck: Instantiation
 
     @property
     def names(self) -> list[str]:
@@ -369,7 +294,7 @@ def readiness(
     micro_batches: int | None = None,
     failures: int = 0,
 ) -> Readiness:
-    """Template list from `fewest` nodes on, then both instantiations on all nodes, within what is
+    """Template list from `fewest` nodes on, then the instantiation on all nodes, within what is
     left of `run`.
 
     micro_batches: in all; the instance's where None. Raises InputError for counts that no cluster
@@ -385,8 +310,5 @@ def readiness(
         require(allowed, "not usable", where=where, got=got, expected=expected)
     listed = template_list(data, run, fewest=fewest)
     run.report(note="instantiation")
-    exactly, by_oobleck = (
-        procedure(listed.templates, nodes, wanted, run, failures=failures)
-        for procedure in (instantiate, oobleck_instantiate)
-    )
-    return Readiness(data, wanted, failures, listed, exactly, by_oobleck)
+    chosen = instantiate(listed.templates, nodes, wanted, run, failures=failures)
+    return Readiness(data, wanted, failures, listed, chosen)

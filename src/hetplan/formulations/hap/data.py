@@ -23,7 +23,17 @@ from typing import Annotated, Literal, Self
 
 from pydantic import FailFast, Field, model_validator
 
-from hetplan.schema import Count, Matrix, Name, NonNegative, Positive, Row, StrictModel
+from hetplan.errors import require
+from hetplan.schema import (
+    Count,
+    Matrix,
+    Name,
+    NonNegative,
+    Positive,
+    Row,
+    StrictModel,
+    check_length,
+)
 
 Property = Annotated[str, Field(min_length=1, max_length=400)]
 Properties = Annotated[list[Property], FailFast()]
@@ -95,33 +105,23 @@ class HapData(StrictModel):
     def _consistent(self) -> Self:
         self._check_memory()
         for i, triple in enumerate(self.triples):
-            if triple.segment >= self.segments:
-                raise ValueError(
-                    f"triples[{i}].segment is {triple.segment}, "
-                    f"expected less than segments ({self.segments})"
-                )
+            got, most = f"triples[{i}].segment is {triple.segment}", self.segments
+            require(triple.segment < most, f"{got}, expected less than segments ({most})")
         for position, i in enumerate(self.program or ()):
-            if i >= len(self.triples):
-                raise ValueError(
-                    f"program[{position}] is {i}, "
-                    f"expected less than the number of triples ({len(self.triples)})"
-                )
+            got, count = f"program[{position}] is {i}", len(self.triples)
+            require(i < count, f"{got}, expected less than the number of triples ({count})")
         return self
 
     def _check_memory(self) -> None:
         if self.memory is None:
             for i, triple in enumerate(self.triples):
                 for key in ("fixed_bytes", "shared_bytes"):
-                    if (got := getattr(triple, key)) is not None:
-                        raise ValueError(
-                            f"triples[{i}].{key} is {got!r}, "
-                            "expected none without memory.device_bytes"
-                        )
-        elif len(self.memory.device_bytes) != len(self.devices):
-            raise ValueError(
-                f"memory.device_bytes has {len(self.memory.device_bytes)} entries, "
-                f"expected one per device ({len(self.devices)})"
-            )
+                    got = f"triples[{i}].{key} is {getattr(triple, key)!r}"
+                    expected = "expected none without memory.device_bytes"
+                    require(getattr(triple, key) is None, f"{got}, {expected}")
+        else:
+            where = "memory.device_bytes"
+            check_length(self.memory.device_bytes, len(self.devices), where, "device")
 
 
 class HapDecision(StrictModel):

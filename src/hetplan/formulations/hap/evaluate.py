@@ -5,8 +5,9 @@ import math
 from dataclasses import dataclass
 from operator import add
 
+from hetplan.errors import require
 from hetplan.formulations.hap.data import Communication, HapData, HapDecision
-from hetplan.solvers.registry import Evaluation
+from hetplan.solvers.registry import Evaluation, objections
 
 # Ratios that sum to 1 up to this are taken as they stand.
 SUM_TOLERANCE = 1e-9
@@ -15,15 +16,13 @@ MEMORY_TOLERANCE = 1e-9
 
 
 def evaluate(data: HapData, decision: HapDecision) -> Evaluation:
-    """Objective in seconds, or every constraint that `decision` breaks. Source: HAP, Section
-    3.2."""
-    violations = [
-        *program_violations(data, decision.program),
-        *_ratio_violations(data, decision.ratios),
-    ]
+    """Objective in seconds, or what program and ratios break first, or all devices that hold too
+    much. Source: HAP, Section 3.2."""
+    program = objections(check_program, data, decision.program)
+    violations = program + objections(check_ratios, data, decision.ratios)
     violations = violations or _memory_violations(data, decision)
     if violations:
-        return Evaluation(None, tuple(violations))
+        return Evaluation(None, violations)
     stages, _ = walked(data, decision)
     communication = [stage.comm_seconds for stage in stages]
     computation = [max(stage.compute_seconds) for stage in stages]
@@ -70,46 +69,35 @@ def walked(data: HapData, decision: HapDecision) -> tuple[list[Stage], list[tupl
     return stages, taken
 
 
-def program_violations(data: HapData, program: list[int]) -> list[str]:
-    """What makes the program no proof of the goal, one line each."""
-    problems: list[str] = []
+def check_program(data: HapData, program: list[int]) -> None:
+    """The program is a proof of the goal. Raises InputError with what it breaks first."""
     known: set[str] = set()
     used: dict[int, int] = {}
     for position, i in enumerate(program):
-        if i >= len(data.triples):
-            problems.append(f"program[{position}] is {i}, expected less than {len(data.triples)}")
-            continue
-        if i in used:
-            problems.append(f"program[{position}] repeats triple {i} of program[{used[i]}]")
-        used.setdefault(i, position)
-        missing = [p for p in data.triples[i].pre if p not in known]
-        if missing:
-            name = data.triples[i].instruction
-            problems.append(
-                f"program[{position}] ({name}) needs {missing[0]!r}, which nothing before it gives"
-            )
-        known.update(data.triples[i].post)
-    if data.goal not in known:
-        problems.append(f"the program does not establish the goal {data.goal!r}")
-    if data.program is not None and program != data.program:
-        problems.append("the program is not the one that the instance asks the ratios for")
-    return problems
+        here, count = f"program[{position}]", len(data.triples)
+        require(i < count, f"{here} is {i}, expected less than {count}")
+        before = used.setdefault(i, position)
+        require(before == position, f"{here} repeats triple {i} of program[{before}]")
+        triple = data.triples[i]
+        missing = next((p for p in triple.pre if p not in known), None)
+        needs = f"{here} ({triple.instruction}) needs {missing!r}"
+        require(missing is None, f"{needs}, which nothing before it gives")
+        known.update(triple.post)
+    require(data.goal in known, f"the program does not establish the goal {data.goal!r}")
+    require(
+        data.program in (None, program),
+        "the program is not the one that the instance asks the ratios for",
+    )
 
 
-def _ratio_violations(data: HapData, ratios: list[list[float]]) -> list[str]:
-    problems: list[str] = []
-    if len(ratios) != data.segments:
-        problems.append(
-            f"ratios has {len(ratios)} rows, expected one per segment ({data.segments})"
-        )
+def check_ratios(data: HapData, ratios: list[list[float]]) -> None:
+    """One row per segment with one share per device, which sum to 1."""
+    count, g = len(data.devices), data.segments
+    require(len(ratios) == g, f"ratios has {len(ratios)} rows, expected one per segment ({g})")
     for k, row in enumerate(ratios):
-        if len(row) != len(data.devices):
-            problems.append(
-                f"ratios[{k}] has {len(row)} entries, expected one per device ({len(data.devices)})"
-            )
-        elif abs(math.fsum(row) - 1.0) > SUM_TOLERANCE:
-            problems.append(f"ratios[{k}] sums to {math.fsum(row)!r}, expected 1")
-    return problems
+        has, total = f"ratios[{k}] has {len(row)} entries", math.fsum(row)
+        require(len(row) == count, f"{has}, expected one per device ({count})")
+        require(abs(total - 1.0) <= SUM_TOLERANCE, f"ratios[{k}] sums to {total!r}, expected 1")
 
 
 def held_bytes(data: HapData, decision: HapDecision) -> list[float]:
@@ -123,13 +111,11 @@ def held_bytes(data: HapData, decision: HapDecision) -> list[float]:
     return [math.fsum(parts) for parts in held]
 
 
-def _memory_violations(data: HapData, decision: HapDecision) -> list[str]:
+def _memory_violations(data: HapData, decision: HapDecision) -> tuple[str, ...]:
     """(4), of a program and ratios that keep to all else."""
-    if data.memory is None:
-        return []
-    limits = data.memory.device_bytes
-    return [
+    limits = data.memory.device_bytes if data.memory else [math.inf] * len(data.devices)
+    return tuple(
         f"device {j} ({data.devices[j].name}) holds {held:.6g} bytes, it has {limit:.6g}"
         for j, (held, limit) in enumerate(zip(held_bytes(data, decision), limits, strict=True))
         if held > limit * (1 + MEMORY_TOLERANCE)
-    ]
+    )

@@ -27,7 +27,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetplan.formulations.hap.data import Communication, HapData, HapDecision
-from hetplan.formulations.hap.evaluate import program_violations
+from hetplan.formulations.hap.evaluate import check_program
+from hetplan.solvers.registry import objections
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -210,7 +211,7 @@ def infeasible_because(data: HapData, problem: HapProblem) -> str | None:
     """Why there is no program, None where there is one: the goal cannot be derived, or the given
     program is no program. Memory is not looked at."""
     if data.program is not None:
-        return next(iter(program_violations(data, data.program)), None)
+        return next(iter(objections(check_program, data, data.program)), None)
     known, _ = derivable(problem.steps)
     if problem.goal in known:
         return None

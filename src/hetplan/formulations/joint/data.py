@@ -34,6 +34,7 @@ from hetplan.schema import (
     PositiveCount,
     Row,
     StrictModel,
+    check_length,
 )
 
 MOST_CHUNKS = 4  # of a stage
@@ -155,11 +156,7 @@ class JointData(StrictModel):
                 **{f"repeated.{mode}": row for mode, row in repeating.items()},
             }
             for name, row in rows.items():
-                count = len(row or ())
-                expected = f"expected one per layer ({len(self.layers)})"
-                require(
-                    count == len(self.layers), f"tables[{i}].{name} has {count} entries, {expected}"
-                )
+                check_length(row or (), len(self.layers), f"tables[{i}].{name}", "layer")
         return self
 
     @property

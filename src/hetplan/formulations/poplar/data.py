@@ -21,6 +21,7 @@ from pydantic import (
     model_validator,
 )
 
+from hetplan.errors import require
 from hetplan.schema import Count, Name, NonNegative, Positive, PositiveCount, StrictModel
 
 
@@ -78,8 +79,8 @@ class PoplarDecision(StrictModel):
 
     @model_validator(mode="after")
     def _one_of_both(self) -> Self:
-        if (self.devices is None) == (self.steps is None):
-            raise ValueError("a decision has either devices (ZeRO 0 and 1) or steps (ZeRO 2 and 3)")
+        fault = "a decision has either devices (ZeRO 0 and 1) or steps (ZeRO 2 and 3)"
+        require((self.devices is None) != (self.steps is None), fault)
         return self
 
     @model_serializer(mode="wrap")

@@ -6,14 +6,13 @@ Beside it   U = sum_i idle_i p_i                                                
 with idle_i = time to the slowest (eq. 2) and p_i = max_b b / t_i(b) (eq. 3).
 """
 
+from hetplan.errors import require
 from hetplan.formulations.poplar.data import Device, PoplarData, PoplarDecision, Share, Step
-from hetplan.solvers.registry import Evaluation
-
-_MAX_REPORTED = 5
+from hetplan.solvers.registry import Evaluation, objections
 
 
 def evaluate(data: PoplarData, decision: PoplarDecision) -> Evaluation:
-    """T in seconds, or the broken constraints.
+    """T in seconds, or the first broken constraint.
 
     parts: compute_seconds and comm_seconds (they add up to T), idle_seconds (summed over devices)
     and under_utilisation (eq. 4, in samples: what the idle devices could have processed at peak
@@ -35,9 +34,9 @@ def step_seconds(device: Device, batch: int) -> float:
 
 
 def _evaluate_shares(data: PoplarData, shares: list[Share]) -> Evaluation:
-    broken = _broken_shares(data, shares)
+    broken = objections(check_shares, data, shares)
     if broken:
-        return Evaluation(None, tuple(broken[:_MAX_REPORTED]))
+        return Evaluation(None, broken)
     busy = []
     for device, share in zip(data.devices, shares, strict=True):
         full, last = divmod(share.samples, share.micro_batch) if share.samples else (0, 0)
@@ -50,31 +49,28 @@ def _evaluate_shares(data: PoplarData, shares: list[Share]) -> Evaluation:
     return _evaluation(data, compute, data.comm_seconds, idle)
 
 
-def _broken_shares(data: PoplarData, shares: list[Share]) -> list[str]:
-    if len(shares) != len(data.devices):
-        return [
-            f"decision.devices has {len(shares)} entries, expected one per device "
-            f"({len(data.devices)})"
-        ]
-    broken = []
+def check_shares(data: PoplarData, shares: list[Share]) -> None:
+    """One share per device, each with a micro-batch that it holds; they add up to the batch."""
+    has, count = f"decision.devices has {len(shares)} entries", len(data.devices)
+    require(len(shares) == count, f"{has}, expected one per device ({count})")
     for i, (device, share) in enumerate(zip(data.devices, shares, strict=True)):
-        largest, least = len(device.step_seconds), min(share.samples, 1)
-        if not least <= share.micro_batch <= largest:
-            broken.append(
-                f"decision.devices[{i}].micro_batch is {share.micro_batch}, expected "
-                f"{least} to {largest} "
-                f"({share.samples} samples on {device.name})"
-            )
-    total = sum(share.samples for share in shares)
-    if total != data.global_batch:
-        broken.append(f"samples add up to {total}, expected global_batch ({data.global_batch})")
-    return broken
+        least, largest = min(share.samples, 1), len(device.step_seconds)
+        got = f"decision.devices[{i}].micro_batch is {share.micro_batch}"
+        expected = f"{least} to {largest} ({share.samples} samples on {device.name})"
+        require(least <= share.micro_batch <= largest, f"{got}, expected {expected}")
+    check_total(data, sum(share.samples for share in shares))
+
+
+def check_total(data: PoplarData, total: int) -> None:
+    """The samples are the global batch."""
+    wanted = data.global_batch
+    require(total == wanted, f"samples add up to {total}, expected global_batch ({wanted})")
 
 
 def _evaluate_steps(data: PoplarData, steps: list[Step]) -> Evaluation:
-    broken = _broken_steps(data, steps)
+    broken = objections(check_steps, data, steps)
     if broken:
-        return Evaluation(None, tuple(broken[:_MAX_REPORTED]))
+        return Evaluation(None, broken)
     compute, idle = 0.0, [0.0] * len(data.devices)
     for step in steps:
         busy = [step_seconds(d, b) for d, b in zip(data.devices, step.micro_batches, strict=True)]
@@ -85,27 +81,18 @@ def _evaluate_steps(data: PoplarData, steps: list[Step]) -> Evaluation:
     return _evaluation(data, compute, data.comm_seconds * sum(step.count for step in steps), idle)
 
 
-def _broken_steps(data: PoplarData, steps: list[Step]) -> list[str]:
-    broken, total = [], 0
+def check_steps(data: PoplarData, steps: list[Step]) -> None:
+    """In every step one micro-batch per device, which it holds, and some sample; they add up to the
+    batch."""
     for s, step in enumerate(steps):
-        if len(step.micro_batches) != len(data.devices):
-            broken.append(
-                f"decision.steps[{s}].micro_batches has {len(step.micro_batches)} entries, "
-                f"expected one per device ({len(data.devices)})"
-            )
-            continue
+        here, count = f"decision.steps[{s}]", len(data.devices)
+        has = f"{here}.micro_batches has {len(step.micro_batches)} entries"
+        require(len(step.micro_batches) == count, f"{has}, expected one per device ({count})")
         for i, (device, batch) in enumerate(zip(data.devices, step.micro_batches, strict=True)):
-            if batch > len(device.step_seconds):
-                broken.append(
-                    f"decision.steps[{s}].micro_batches[{i}] is {batch}, expected at most "
-                    f"{len(device.step_seconds)} on {device.name}"
-                )
-        if not any(step.micro_batches):
-            broken.append(f"decision.steps[{s}] is empty, expected at least one sample in a step")
-        total += step.count * sum(step.micro_batches)
-    if not broken and total != data.global_batch:
-        broken.append(f"samples add up to {total}, expected global_batch ({data.global_batch})")
-    return broken
+            got, most = f"{here}.micro_batches[{i}] is {batch}", len(device.step_seconds)
+            require(batch <= most, f"{got}, expected at most {most} on {device.name}")
+        require(any(step.micro_batches), f"{here} is empty, expected at least one sample in a step")
+    check_total(data, sum(step.count * sum(step.micro_batches) for step in steps))
 
 
 def _evaluation(data: PoplarData, compute: float, comm: float, idle: list[float]) -> Evaluation:
