@@ -41,21 +41,21 @@ FAMILY = Family(
         ),
         Method(
             "paper",
-            f"{_HERE}.paper:solve",
+            f"{_HERE}.paper:solve_by",
             False,
             "folding and recovery programme",
             "Ditto, Algorithm 2",
         ),
         Method(
             "paper-powers",
-            f"{_HERE}.paper:solve_with_powers",
+            f"{_HERE}.paper:solve_by",
             False,
             "the same, its choices only groups of 1, 2, 4, … devices",
             "hetplan, on Ditto's Algorithm 2",
         ),
         Method(
             "paper-communication",
-            f"{_HERE}.paper:solve_with_communication",
+            f"{_HERE}.paper:solve_by",
             False,
             "the same, folding with in-node communication",
             "Ditto, §5.3.2",
@@ -70,7 +70,7 @@ FAMILY = Family(
         ),
         Method(
             "greedy",
-            f"{_HERE}.paper:greedy",
+            f"{_HERE}.paper:solve_by",
             False,
             "greedy recovery",
             "Ditto, Algorithm 1",
@@ -78,7 +78,7 @@ FAMILY = Family(
         ),
         Method(
             "greedy-joined",
-            f"{_HERE}.paper:greedy_joined",
+            f"{_HERE}.paper:solve_by",
             False,
             "the same from every virtual template; stages without devices join neighbours",
             "hetplan, on Ditto's Algorithm 1",

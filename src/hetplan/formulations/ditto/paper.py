@@ -30,8 +30,9 @@ of its stages had to join.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -64,28 +65,9 @@ Atoms = list[tuple[int, int]]
 Groups = list[tuple[int, int, int, int]]
 
 
-def solve(data: DittoData, run: Run) -> Outcome[DittoDecision]:
-    """Ditto, folding without communication (as in its evaluation)."""
-    return conclude(data, run, lambda problem: ditto(data, problem, run))
-
-
-def solve_with_powers(data: DittoData, run: Run) -> Outcome[DittoDecision]:
-    """The same with the choices of 1, 2, 4, ..., M devices alone."""
-    return conclude(data, run, lambda problem: ditto(data, problem, run, powers=True))
-
-
-def solve_with_communication(data: DittoData, run: Run) -> Outcome[DittoDecision]:
-    """Ditto, folding with the in-node communication of Section 5.3.2."""
-    return conclude(data, run, lambda problem: ditto(data, problem, run, communication=True))
-
-
 def solve_by(method: str, data: DittoData, run: Run) -> Outcome[DittoDecision]:
-    """The best template that cuts only between virtual stages; proves nothing about others.
-
-    method: `merge`, or `merge-` and the name of a general solver.
-    """
-    solver = method.removeprefix("merge").removeprefix("-")
-    return conclude(data, run, lambda problem: merge(data, problem, run, solver))
+    """The template of one of `ALGORITHMS`; proves nothing about others."""
+    return conclude(data, run, lambda problem: ALGORITHMS[method](data, problem, run))
 
 
 def ditto(
@@ -96,7 +78,8 @@ def ditto(
     communication: bool = False,
     powers: bool = False,
 ) -> Template:
-    """Fold, divide the virtual cluster, recover."""
+    """Fold, divide the virtual cluster, recover; powers: with groups of 1, 2, 4, ..., M devices
+    alone."""
     folding = fold(data, communication=communication)
     atoms = virtual_stages(data, folding, run)
     details = {"virtual_stages": len(atoms), "factors": dict(folding.factors)}
@@ -216,13 +199,9 @@ def merged(data: DittoData, atoms: Atoms) -> DittoData:
     return DittoData(micro_batches=data.micro_batches, device_types=kinds, memory=memory)
 
 
-def greedy(data: DittoData, run: Run) -> Outcome[DittoDecision]:
-    """Algorithm 1 as printed, on Oobleck's best virtual template."""
-    return conclude(data, run, lambda problem: printed_greedy(data, problem, run))
-
-
 def printed_greedy(data: DittoData, problem: DittoProblem, run: Run) -> Template:
-    """Raises NoTemplate where stages or devices are left over."""
+    """Algorithm 1 as printed, on Oobleck's best virtual template. Raises NoTemplate where stages or
+    devices are left over."""
     folding, division, ranked = divided(data, run)
     groups, _ = assign(problem, folding, division, ranked[0][1], powers=False)
     bare = sum(not x for *_, x in groups)
@@ -236,13 +215,8 @@ def printed_greedy(data: DittoData, problem: DittoProblem, run: Run) -> Template
     return settled(problem, groups, {"virtual_stages": len(groups)})
 
 
-def greedy_joined(data: DittoData, run: Run) -> Outcome[DittoDecision]:
-    """The recovered template of the best virtual template that can be recovered."""
-    return conclude(data, run, lambda problem: recovered(data, problem, run))
-
-
 def recovered(data: DittoData, problem: DittoProblem, run: Run) -> Template:
-    """The best of `all_recovered`."""
+    """The best recovered template of all virtual templates."""
     return min(
         all_recovered(data, problem, run), key=lambda template: problem.price(template.stages)
     )
@@ -353,3 +327,16 @@ def option(problem: DittoProblem, kind: int, devices: int) -> int:
     """The option of a kind with the largest group of at most `devices` devices."""
     fits = (problem.option_kind == kind) & (problem.option_devices <= devices)
     return int(np.flatnonzero(fits)[-1])
+
+
+# By the names of their methods. `merge` is `exact` where no general solver is named.
+ALGORITHMS: dict[str, Callable[[DittoData, DittoProblem, Run], Template]] = {
+    "paper": ditto,
+    "paper-powers": partial(ditto, powers=True),
+    "paper-communication": partial(ditto, communication=True),
+    "merge": partial(merge, solver=""),
+    "merge-cp-sat": partial(merge, solver="cp-sat"),
+    "merge-milp": partial(merge, solver="milp"),
+    "greedy": printed_greedy,
+    "greedy-joined": recovered,
+}

@@ -17,13 +17,11 @@ from dataclasses import dataclass
 import networkx as nx
 import numpy as np
 
-from hetplan.formulations.hap.problem import Floats, ReducedTheory, Step
+from hetplan.formulations.hap.problem import NOTHING, Floats, ReducedTheory, Step
 from hetplan.solvers.run import Run
 
 # Fused alternatives of one triple beyond which its producers are left unfused.
 MOST_FUSED = 64
-# The node of programs that have nothing yet.
-NOTHING = -1
 
 
 @dataclass(frozen=True)
@@ -129,7 +127,6 @@ class Search:
         """property -> least computing, on the type that has least of it, on a way from it to the
         goal."""
         goal = self.theory.goal
-        assert goal is not None, "a posed theory has a goal that costs something"
         graph: nx.DiGraph[int] = nx.DiGraph()
         graph.add_node(goal)
         for move, times in zip(self.moves, self.times, strict=True):

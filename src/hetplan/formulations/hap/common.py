@@ -16,6 +16,7 @@ import numpy as np
 
 from hetplan.formulations.hap.data import HapData, HapDecision
 from hetplan.formulations.hap.problem import (
+    NOTHING,
     Combine,
     Floats,
     HapProblem,
@@ -48,7 +49,7 @@ def reduced_or_answered(data: HapData, run: Run) -> ReducedTheory | Outcome[HapD
     if problem.program is not None:
         return ratios_only(problem, problem.program, run)
     theory = reduce_theory(problem)
-    return ratios_only(problem, theory.program([]), run) if theory.goal is None else theory
+    return ratios_only(problem, theory.program([]), run) if theory.goal == NOTHING else theory
 
 
 def ratios_only(problem: HapProblem, program: Sequence[int], run: Run) -> Outcome[HapDecision]:
@@ -113,7 +114,7 @@ def greedy_program(
     by = derivations(theory.steps, seconds_of, combine)[1]
     order: list[int] = []
     derived: set[int] = set()
-    stack: list[tuple[int, bool]] = [] if theory.goal is None else [(theory.goal, False)]
+    stack: list[tuple[int, bool]] = [] if theory.goal == NOTHING else [(theory.goal, False)]
     while stack:
         p, ready = stack.pop()
         if p in derived:
@@ -162,7 +163,6 @@ def chain_bound(theory: ReducedTheory) -> float:
     """A lower bound of every program's cost: the dearest chain of preconditions, with the least
     seconds of each triple."""
     cost = derivations(theory.steps, least_seconds(theory), max)[0]
-    assert theory.goal is not None
     return cost[theory.goal] * (1 - 1e-12)
 
 

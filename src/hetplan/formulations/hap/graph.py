@@ -201,7 +201,6 @@ def graph_of_needs(
 
     Raises `Stopped` where `run` should stop.
     """
-    assert theory.goal is not None
     states = [frozenset((theory.goal,))]
     numbers = {states[0]: 0}
     arcs: list[tuple[int, int, int]] = []

@@ -25,6 +25,8 @@ import numpy as np
 
 from hetplan.formulations.hap.graph import CLOSE, Graph, Work
 from hetplan.formulations.hap.problem import CostOfRatios, Floats, HapProblem
+from hetplan.solvers.highs import loaded
+from hetplan.solvers.model import LinearArrays
 
 # Cuts for the best ratios of a program in a cell, and the relative gap at which there are enough.
 CUTS, EXACT = 60, 1e-10
@@ -81,34 +83,32 @@ def halves(cell: Floats, counts: Floats) -> tuple[Floats, Floats]:
 def game(P: Floats) -> tuple[float, Floats, Floats]:
     """(Value, mu [V], theta [C]) of the game min over mu in the simplex of max_c P[c] mu [C, V].
 
-    The value is what theta guarantees, a lower bound in any case. By the simplex method:
-    max sum z, N z <= 1, z >= 0, where N > 0 is the game seen from theta's side.
+    The value is what theta guarantees, a lower bound in any case. HiGHS maximises it; mu are the
+    duals.
     """
     (C, V), low, high = P.shape, float(P.min()), float(P.max())
     if not (np.isfinite(high) and high > low):
         return low, np.full(V, 1.0 / V), np.eye(C)[0]
-    table = np.zeros((V + 1, C + V + 1))
-    table[:V, :C] = (high - P.T) / (high - low) + 1.0
-    table[:V, C:-1] = np.eye(V)
-    table[:V, -1], table[V, :C] = 1.0, -1.0
-    basis = np.arange(C, C + V)
-    for _ in range(200):
-        entering = int(table[V, :-1].argmin())
-        if table[V, entering] >= -1e-13:
-            break
-        column = table[:V, entering]
-        ratio = np.divide(table[:V, -1], column, out=np.full(V, np.inf), where=column > 1e-13)
-        row = int(ratio.argmin())
-        table[row] /= table[row, entering]
-        factor = table[:, entering].copy()
-        factor[row] = 0.0
-        table -= factor[:, None] * table[row]
-        basis[row] = entering
-    theta = np.zeros(C + V)
-    theta[basis] = np.maximum(table[:V, -1], 0.0)
-    theta = theta[:C] / theta[:C].sum()
-    mu = np.maximum(table[V, C:-1], 0.0)
-    return float((theta @ P).min()), mu / mu.sum(), theta
+    rows = np.vstack([np.column_stack([(P.T - low) / (high - low), -np.ones(V)]), np.ones(C + 1)])
+    rows[V, C] = 0.0
+    programme = LinearArrays(
+        cost=-np.eye(C + 1)[C],
+        constant=0.0,
+        lower=np.zeros(C + 1),
+        upper=np.full(C + 1, np.inf),
+        integer=np.zeros(C + 1, dtype=np.bool_),
+        starts=np.arange(0, rows.size + 1, C + 1),
+        columns=np.tile(np.arange(C + 1), V + 1),
+        values=rows.ravel(),
+        row_lower=np.eye(V + 1)[V],
+        row_upper=np.append(np.full(V, np.inf), 1.0),
+    )
+    highs = loaded(programme)
+    highs.setOptionValue("presolve", "off")
+    highs.run()
+    theta = np.maximum(highs.getSolution().col_value[:C], 0.0)
+    mu = np.maximum(highs.getSolution().row_dual[:V], 0.0)
+    return float((theta / theta.sum() @ P).min()), mu / mu.sum(), theta / theta.sum()
 
 
 def game_value(P: Floats) -> float:

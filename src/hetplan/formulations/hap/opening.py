@@ -66,7 +66,6 @@ class Opener:
         Raises `Stopped` where `run` should stop.
 
         cost [steps, L, V]: of the steps by L means at the V vertices."""
-        assert self.theory.goal is not None
         states = _States(self.theory, cost, threshold, most)
         states.g[states.number(frozenset((self.theory.goal,)))] = 0.0
         arcs: dict[int, tuple[Ints, Ints]] = {}

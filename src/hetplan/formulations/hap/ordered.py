@@ -184,7 +184,6 @@ def arranged(theory: ReducedTheory, ratios: Floats, byte_price: float) -> Order 
         else:
             sources.add_edges_from(itertools.product(move.post, move.pre))
             changing[min(move.pre)].append(move)
-    assert theory.goal is not None, "a posed theory has a goal that costs something"
     wanted, useful = {theory.goal}, list[Known]()
     rest = np.zeros((len(order) + 1, problem.K))
     for i in range(len(order), -1, -1):

@@ -34,6 +34,8 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 TripleSeconds = Callable[["Step"], float]
 Combine = Callable[[list[float]], float]
+# The number of what needs no property.
+NOTHING = -1
 # Half of the evaluator's tolerance for memory, so that rounding alone cannot make it reject a
 # decision found here.
 FIT_TOLERANCE = 5e-10
@@ -91,7 +93,7 @@ class HapProblem:
     g: int
     steps: tuple[Step, ...]
     properties: tuple[str, ...]
-    goal: int | None
+    goal: int
     program: tuple[int, ...] | None
     capacity: Floats | None = None
 
@@ -195,13 +197,13 @@ def compile_problem(data: HapData) -> HapProblem:
         held = (triple.fixed_bytes or 0.0, triple.shared_bytes or 0.0) if limited else (0.0, 0.0)
         steps.append(Step(i, triple.kind == "comm", pre, post, triple.segment, *work, *held))
     return HapProblem(
+        goal=number(data.goal),
         speeds=types[:, 0].copy(),
         counts=counts.astype(np.int64),
         type_of=type_of.ravel().astype(np.int64),
         g=data.segments,
         steps=tuple(steps),
         properties=tuple(numbers),
-        goal=numbers.get(data.goal),
         program=None if data.program is None else tuple(data.program),
         capacity=types[:, 1] * (1 + FIT_TOLERANCE) if limited else None,
     )
@@ -272,13 +274,13 @@ def derivations(
 class ReducedTheory:
     """steps: the useful triples, without the properties that are had for nothing; by_post: property
     -> positions in `steps`; for_nothing: the costless triples, in order, that establish those
-    properties; goal: None when it is one of them."""
+    properties; goal: NOTHING when it is one of them."""
 
     problem: HapProblem
     steps: tuple[Step, ...]
     by_post: dict[int, tuple[int, ...]]
     for_nothing: tuple[Step, ...]
-    goal: int | None
+    goal: int
 
     @cached_property
     def level(self) -> dict[int, int]:
@@ -326,7 +328,6 @@ def reduce_theory(problem: HapProblem) -> ReducedTheory:
     _, applicable = derivable(problem.steps)
     had, for_nothing = derivable(step for step in applicable if step.costless)
     steps = [replace(s, pre=s.pre - had, post=s.post - s.pre - had) for s in applicable]
-    assert problem.goal is not None, "the goal of a feasible problem is a property"
     # properties from which the goal may follow, the goal included
     leads: nx.DiGraph[int] = nx.DiGraph((p, q) for s in steps for p in s.pre for q in s.post)
     leads.add_node(problem.goal)
@@ -336,7 +337,7 @@ def reduce_theory(problem: HapProblem) -> ReducedTheory:
     for n, step in enumerate(steps):
         for p in step.post:
             by_post.setdefault(p, []).append(n)
-    goal = None if problem.goal in had else problem.goal
+    goal = NOTHING if problem.goal in had else problem.goal
     return ReducedTheory(
         problem, tuple(steps), {p: tuple(ns) for p, ns in by_post.items()}, tuple(for_nothing), goal
     )

@@ -10,8 +10,8 @@ Narayanan et al. 2021 (SC), Section 4.1), in parts.
 """
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from functools import cached_property
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache, cached_property, lru_cache
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
@@ -57,28 +57,21 @@ class Costs:
         links: "LearnedLinks | None" = None,
     ) -> None:
         self.data, self.mode, self.links = data, recomputation, links
-        self._kind = [kind for kind, _ in data.devices]
-        self._node = [node for _, node in data.devices]
-        self._layers: dict[tuple[str, int, int], Floats] = {}
-        self._sums: dict[tuple[str, int, int], list[list[float]]] = {}
-        self._points: dict[tuple[str, int], tuple[Floats, Floats]] = {}
-        self._rings: dict[Hashable, tuple[Traffic, CollectiveCurve | None]] = {}  # of one byte
+        # the type of each device, and its node
+        self.kind = [kind for kind, _ in data.devices]
+        self.node = [node for _, node in data.devices]
+        self.layer_seconds = cache(self._layer_seconds)
+        self._summed = cache(self._sums)
+        self._table = cache(self._points)
+        self._ring = lru_cache(MOST_KEPT)(self._ring_of_a_byte)
         self._tensor_bytes = summed(layer.tensor_bytes for layer in data.layers)
         self.param_sums = summed(layer.param_bytes for layer in data.layers)
         self.tied = [l for l, layer in enumerate(data.layers) if layer.tied_param_bytes]
         self._kept = [layer.kept[recomputation] for layer in data.layers]
 
-    def node(self, device: int) -> int:
-        """The node of a device."""
-        return self._node[device]
-
-    def kind(self, device: int) -> str:
-        """The type of a device."""
-        return self._kind[device]
-
     def link(self, here: int, there: int) -> tuple[float, float]:
         """(bytes/s, seconds per message) between two devices."""
-        nodes, a, b = self.data.nodes, self._node[here], self._node[there]
+        nodes, a, b = self.data.nodes, self.node[here], self.node[there]
         return (
             (nodes[a].intra_bandwidth, nodes[a].intra_latency)
             if a == b
@@ -92,7 +85,7 @@ class Costs:
         """What replicas exchange of the gradients of so many bytes of weights."""
         return param_bytes / self.data.element_bytes * self.data.gradient_bytes
 
-    def layer_seconds(self, kind: str, tensor: int, rows: int) -> Floats:
+    def _layer_seconds(self, kind: str, tensor: int, rows: int) -> Floats:
         """[4, L] forward and backward seconds of `rows` samples on one device of a tensor group of
         that type, and what the host takes of them.
 
@@ -101,12 +94,6 @@ class Costs:
         Recomputation is part of the backward pass. Without a table of the degree, an even part of
         one device's.
         """
-        key = (kind, tensor, rows)
-        if key not in self._layers:
-            self._layers[key] = self._interpolated(kind, tensor, rows)
-        return self._layers[key]
-
-    def _interpolated(self, kind: str, tensor: int, rows: int) -> Floats:
         if rows == 0:
             return np.zeros((4, len(self.data.layers)))
         sizes, seconds = self._table(kind, tensor)
@@ -119,37 +106,35 @@ class Costs:
         share = (rows - sizes[after - 1]) / (sizes[after] - sizes[after - 1])
         return np.asarray(seconds[after - 1] + share * (seconds[after] - seconds[after - 1]))
 
-    def _table(self, kind: str, tensor: int) -> tuple[Floats, Floats]:
+    def _points(self, kind: str, tensor: int) -> tuple[Floats, Floats]:
         """(micro-batches [B], seconds [B, 4, L] as in `layer_seconds`)."""
-        if (kind, tensor) not in self._points:
-            of_kind = [table for table in self.data.tables if table.type == kind]
-            degree = tensor if any(table.tensor == tensor for table in of_kind) else 1
-            tables = sorted(
-                (table for table in of_kind if table.tensor == degree), key=lambda t: t.micro_batch
-            )
-            require(
-                tables,
-                f"no times of {kind} at tensor degree 1",
-                where=f"tables of {self.data.model}",
-            )
-            rows = np.array(
-                [
-                    (
-                        t.forward_seconds,
-                        t.backward_seconds,
-                        t.forward_host_seconds,
-                        t.backward_host_seconds,
-                    )
-                    for t in tables
-                ]
-            )
-            if self.mode != "none":
-                again = np.array([table.repeated[self.mode] for table in tables])
-                rows[:, 1] += again * rows[:, 0]
-                rows[:, 3] += again * rows[:, 2]
-            sizes = np.array([table.micro_batch for table in tables], float)
-            self._points[kind, tensor] = sizes, rows / (tensor / degree)
-        return self._points[kind, tensor]
+        of_kind = [table for table in self.data.tables if table.type == kind]
+        degree = tensor if any(table.tensor == tensor for table in of_kind) else 1
+        tables = sorted(
+            (table for table in of_kind if table.tensor == degree), key=lambda t: t.micro_batch
+        )
+        require(
+            tables,
+            f"no times of {kind} at tensor degree 1",
+            where=f"tables of {self.data.model}",
+        )
+        rows = np.array(
+            [
+                (
+                    t.forward_seconds,
+                    t.backward_seconds,
+                    t.forward_host_seconds,
+                    t.backward_host_seconds,
+                )
+                for t in tables
+            ]
+        )
+        if self.mode != "none":
+            again = np.array([table.repeated[self.mode] for table in tables])
+            rows[:, 1] += again * rows[:, 0]
+            rows[:, 3] += again * rows[:, 2]
+        sizes = np.array([table.micro_batch for table in tables], float)
+        return sizes, rows / (tensor / degree)
 
     def passes(self, stage: Stage, layers: Range, samples: int) -> tuple[float, float]:
         """(forward, backward) seconds of one micro-batch on a stage: its slowest device's, without
@@ -161,7 +146,7 @@ class Costs:
         """Seconds as in `layer_seconds` of the row group that takes longest."""
         (first, last), even = layers, len(set(stage.tensor_shares)) == 1
         if len(stage.devices) == 1 and even:
-            kinds = {self._kind[rank] for rank in stage.devices[0]}
+            kinds = {self.kind[rank] for rank in stage.devices[0]}
             if len(kinds) == 1:
                 of_kind = self._summed(kinds.pop(), len(stage.devices[0]), samples)
                 return [column[last] - column[first] for column in of_kind]
@@ -169,7 +154,7 @@ class Costs:
         for group, rows in zip(stage.devices, rows_of(stage, samples), strict=True):
             of_group = [0.0] * 4
             for rank, share in zip(group, stage.tensor_shares, strict=True):
-                sums = self._summed(self._kind[rank], len(group) if even else 1, rows)
+                sums = self._summed(self.kind[rank], len(group) if even else 1, rows)
                 scale = 1.0 if even else share / sum(stage.tensor_shares)
                 of_group = [
                     max(most, scale * (column[last] - column[first]))
@@ -178,12 +163,9 @@ class Costs:
             slowest = max(slowest, of_group, key=lambda seconds: seconds[0] + seconds[1])
         return slowest
 
-    def _summed(self, kind: str, tensor: int, rows: int) -> list[list[float]]:
+    def _sums(self, kind: str, tensor: int, rows: int) -> list[list[float]]:
         """`layer_seconds`, added up from the first layer on: [4][L + 1]."""
-        key = (kind, tensor, rows)
-        if key not in self._sums:
-            self._sums[key] = [summed(row) for row in self.layer_seconds(*key).tolist()]
-        return self._sums[key]
+        return [summed(row) for row in self.layer_seconds(kind, tensor, rows).tolist()]
 
     def reduces(self, stage: Stage, layers: Range, samples: int) -> tuple[Traffic, Traffic]:
         """What the all-reduces of the stage's tensor groups add to the forward and the backward
@@ -226,7 +208,7 @@ class Costs:
         of a learned one."""
         if self.links is None or size == 0:
             return 1.0
-        inside = len({self.node(rank) for rank in ranks}) == 1
+        inside = len({self.node[rank] for rank in ranks}) == 1
         return self.links.share(operation, "node" if inside else "between", len(ranks), size)
 
     def messages(self, pairs: Iterable[tuple[int, int, float]], *, ring: bool = False) -> Traffic:
@@ -245,7 +227,7 @@ class Costs:
             reached = size if ring or not learned else size / self._reached("send", (a, b), size)
             seconds = max(seconds, reached / speed)
             latency = max(latency, 0.0 if learned else delay)
-            m, n = self._node[a], self._node[b]
+            m, n = self.node[a], self.node[b]
             if m == n:
                 sides = ((2 * (len(nodes) + a), speed), (2 * (len(nodes) + b) + 1, speed))
             else:
@@ -274,21 +256,7 @@ class Costs:
         each = sizes if isinstance(sizes, Sequence) else [sizes] * len(groups)
         largest = max(each)
         parts = [size / largest if largest else 1.0 for size in each]
-        key = (*map(tuple, groups), *parts)
-        if key not in self._rings:
-            if len(self._rings) > MOST_KEPT:
-                self._rings.clear()
-            pairs, latency = [], 0.0
-            for group, part in zip(groups, parts, strict=True):
-                order = sorted(group)
-                hops = list(pairwise([*order, order[0]]))
-                pairs += [(a, b, part / len(group)) for a, b in hops]
-                if len(group) > 1 and self.links is None:
-                    delays = [self.link(a, b)[1] for a, b in hops]
-                    latency = max(latency, 2 * (sum(delays) - max(delays)))
-            once = self.messages(pairs, ring=True)._replace(latency=latency)
-            self._rings[key] = once, self._measured(groups)
-        once, curve = self._rings[key]
+        once, curve = self._ring(tuple(map(tuple, groups)), tuple(parts))
         reached = min(
             self._reached("all-reduce", group, size)
             for group, size in zip(groups, each, strict=True)
@@ -299,11 +267,26 @@ class Costs:
         busy = min(moving / seconds, 1.0) if seconds > 0 else 0.0
         return Traffic(seconds, 0.0, tuple((port, busy * share) for port, share in once.ports))
 
+    def _ring_of_a_byte(
+        self, groups: tuple[tuple[int, ...], ...], parts: tuple[float, ...]
+    ) -> tuple[Traffic, CollectiveCurve | None]:
+        """One round of one byte in the largest ring, and the measured curve."""
+        pairs, latency = [], 0.0
+        for group, part in zip(groups, parts, strict=True):
+            order = sorted(group)
+            hops = list(pairwise([*order, order[0]]))
+            pairs += [(a, b, part / len(group)) for a, b in hops]
+            if len(group) > 1 and self.links is None:
+                delays = [self.link(a, b)[1] for a, b in hops]
+                latency = max(latency, 2 * (sum(delays) - max(delays)))
+        once = self.messages(pairs, ring=True)._replace(latency=latency)
+        return once, self._measured(groups)
+
     def _measured(self, groups: Sequence[Sequence[int]]) -> CollectiveCurve | None:
         """The measured curve of all-reduces of the largest group, where each is in one node and
         all nodes are alike."""
         nodes = self.data.nodes
-        places = [{self._node[device] for device in group} for group in groups]
+        places = [{self.node[device] for device in group} for group in groups]
         first = nodes[min(places[0])]
         alike = all(
             nodes[node].device == first.device
@@ -317,7 +300,7 @@ class Costs:
     def update_seconds(self, device: int, param_bytes: float) -> float:
         """The optimizer's step on `param_bytes` of weights: memory-bound."""
         moved = param_bytes / self.data.element_bytes * UPDATE_BYTES
-        return self.data.types[self._kind[device]].update.seconds(moved)
+        return self.data.types[self.kind[device]].update.seconds(moved)
 
     @cached_property
     def inputs(self) -> tuple[float, ...]:

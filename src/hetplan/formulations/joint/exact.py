@@ -213,7 +213,7 @@ class Search:
     def seconds(self, rows: Rows, mode: Recomputation, samples: int) -> Floats:
         """[2, L + 1, L + 1] of a pass over every run of layers."""
         costs, L = self.space.replayer.costs(mode), len(self.data.layers)
-        kinds = tuple((costs.kind(row[0]), costs.node(row[0])) for row in rows)
+        kinds = tuple((costs.kind[row[0]], costs.node[row[0]]) for row in rows)
         key = (kinds, len(rows[0]), mode, samples)
         if key not in self.tables:
             stage, made = self.space.stage(rows, (0, 1)), np.zeros((2, L + 1, L + 1))
@@ -306,7 +306,7 @@ class Search:
             kept = (np.diff(np.array(sums)[cuts], axis=1)[:, s :: len(pipe)] @ flying.T).max(axis=1)
             if s == len(pipe) - 1:
                 kept = kept - b / len(rows) * data.logit_bytes / width
-            room = data.types[costs.kind(rows[0][0])].memory_bytes * (1 + 1e-9)
+            room = data.types[costs.kind[rows[0][0]]].memory_bytes * (1 + 1e-9)
             full |= held[:, s] * states / width + np.maximum(kept, 0.0) > room
         return full
 
