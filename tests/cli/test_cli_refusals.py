@@ -95,7 +95,6 @@ REFUSALS: dict[str, dict[str, str]] = {
     "plan --model llama2-7b --cluster poplar-a --global-batch 64 --strategies poplar": {
         "--set poplar.x=1": "no such setting (got 'poplar.x', expected one of poplar.zero",
         "--set poplar.shards=many": "setting poplar: shards: not usable (got 'many'",
-        "--set poplar.overlap=2": "setting poplar: overlap: not usable (got 2",
         "--set poplar.zero=4": "setting poplar: zero",
         "--set poplar.curves=nowhere.json": "nowhere.json",
         "--set shards=memory": "not usable (got 'shards=memory', expected STRATEGY.NAME=VALUE)",

@@ -126,30 +126,6 @@ def test_stages_can_be_chosen(workload: Workload) -> None:
     assert {candidate.label for candidate in third} == {"auto-zero3", "paper-zero3"}
 
 
-def test_overlap_stands_in_the_plan_and_ends_where_computation_does(workload: Workload) -> None:
-    """Nothing hides behind computation that does not take place: iterations are never shorter than
-    that."""
-    whole, half = pose(workload, 3), pose(workload, 3, Assumptions(overlap=0.5))
-    longest = max(max(device.step_seconds) for device in whole.data.devices)
-    slow = replace(
-        workload.cluster,
-        nodes=tuple(replace(n, network_bandwidth=1e8) for n in workload.cluster.nodes),
-    )
-    far = replace(workload, cluster=slow)
-    before, after = pose(far, 3), pose(far, 3, Assumptions(overlap=1.0))
-    assert before.data.comm_seconds > longest
-    assert after.data.comm_seconds == pytest.approx(before.data.comm_seconds - longest)
-    assert "where there is no more computation" in after.notes[0]
-    assert half.data.comm_seconds == pytest.approx(whole.data.comm_seconds / 2)
-    assert half.notes == ("overlap: 50 % of the communication is taken to hide behind computation",)
-    best = propose(Poplar(PoplarSettings(zero=3, overlap=0.5)), workload, Run())[0]
-    assert (
-        best.plan is not None
-        and half.notes[0] in best.plan.origin
-        and half.notes[0] in best.message
-    )
-
-
 def test_shards_by_memory_gain() -> None:
     """Cluster A: 80 and 40 GB. The plan says who holds how much."""
     workload = paper_workload("poplar-a", "llama2-7b")

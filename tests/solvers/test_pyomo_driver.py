@@ -10,7 +10,7 @@ import pytest
 
 from hetplan.errors import InputError, UnsupportedError
 from hetplan.solvers import highs, pyomo_driver
-from hetplan.solvers.pyomo_driver import dialect, engine
+from hetplan.solvers.pyomo_driver import engine, own_options
 from hetplan.solvers.run import Options, Run, Stop
 from milps import knapsack, small
 from stopping import After
@@ -88,9 +88,9 @@ def test_unknown_and_missing_solvers_are_refused() -> None:
 def test_interface_names_lead_to_their_engine() -> None:
     names = ("appsi_gurobi", "gurobi_direct_v2", "gurobi_persistent", "gurobi")
     assert {engine(name) for name in names} == {"gurobi"}
-    assert dialect("gurobi_direct").options(Options(threads=3, seed=4), limit=9.0) == {
+    assert own_options("gurobi_direct", Options(threads=3, seed=4), limit=9.0) == {
         "MIPGap": 8e-7, "Threads": 3, "Seed": 4, "TimeLimit": 9.0,
         "MIPGapAbs": 0, "FeasibilityTol": 1e-9, "IntFeasTol": 1e-9,
     }  # fmt: skip
-    assert "TimeLimit" not in dialect("gurobi").options(Options())
-    assert dialect("nobody_knows").options(Options()) == {}
+    assert "TimeLimit" not in own_options("gurobi", Options())
+    assert own_options("nobody_knows", Options()) == {}

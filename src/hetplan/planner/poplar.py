@@ -7,9 +7,7 @@ both are seconds per iteration.
 """
 
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Literal
-
-from pydantic import Field
+from typing import Literal
 
 from hetplan.errors import require
 from hetplan.formulations import family
@@ -48,10 +46,6 @@ class PoplarSettings(StrictModel):
     # All stages, the lowest at which every device holds a sample (Algorithm 1), or one of them.
     zero: Literal["all", "lowest", 0, 1, 2, 3] = "all"
     shards: Literal["equal", "memory"] = "equal"  # by the memory of each device
-    # The share of the communication that is hidden behind computation.
-    overlap: Annotated[float, Field(ge=0, le=1)] = 0.0
-    # Between measured micro-batches; the spline is the paper's.
-    interpolation: Literal["linear", "spline"] = "linear"
     # Files of `hetplan profile batch-curve`, separated by commas, one per device type.
     curves: str | None = None
     # A file of `hetplan profile collectives`, in place of the cluster's links.
@@ -69,7 +63,7 @@ class PoplarSettings(StrictModel):
                 got=curve.device,
             )
         measured = None if self.collectives is None else Collectives.load(self.collectives.strip())
-        return Assumptions(self.shards, self.overlap, self.interpolation, curves, measured)
+        return Assumptions(self.shards, curves, measured)
 
 
 @dataclass(frozen=True)
@@ -130,7 +124,6 @@ class ZeroStageProblem(Problem):
                 if once
                 else "",
                 *posed.notes,
-                *posed.dips,
             ),
         )
         if result.decision is None or result.objective is None:
@@ -186,7 +179,7 @@ class ZeroStageProblem(Problem):
         return new_plan(
             self.workload,
             replicas,
-            origin="; ".join(beside) if self.assumed.curves or self.assumed.overlap else "",
+            origin="; ".join(beside) if self.assumed.curves else "",
             zero=stage,
             zero_shares=posed.parts.tolist() if unequal else None,
         )

@@ -7,9 +7,9 @@ hetplan has no dialect for gets the time limit alone, and a bound only where it 
 
 import logging
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from pyomo.core.expr.numeric_expr import LinearExpression
 from pyomo.opt import SolverStatus, TerminationCondition
 from pyomo.version import version as PYOMO_VERSION
 
-from hetplan.errors import InputError, UnsupportedError, kind_and_text, one_line, require
+from hetplan.errors import UnsupportedError, kind_and_text, one_line, require
 from hetplan.solvers.model import LinearArrays, Model, ModelAnswer
 from hetplan.solvers.native import (
     GAP_SHARE,
@@ -74,85 +74,43 @@ _STOPPED = {
 }
 
 
-@dataclass(frozen=True)
-class Dialect:
-    """A solver's names of the common options (None: it has none), and what hetplan always sets.
-
-    clock: of the time limit, for the older direct interfaces, which ignore the one that Pyomo
-    passes.
-    """
-
-    gap: str | None = None
-    threads: str | None = None
-    seed: str | None = None
-    clock: str | None = None
-    always: Mapping[str, NativeValue] = field(default_factory=dict)
-
-    def options(self, common: Options, limit: float | None = None) -> dict[str, NativeValue]:
-        """The common options in the solver's own words; limit: seconds, where `clock` is to be
-        set."""
-        named = {
-            self.gap: common.gap * GAP_SHARE,
-            self.threads: common.threads,
-            self.seed: common.seed,
-        }
-        if limit is not None:
-            named[self.clock] = limit
-        return {**self.always, **{name: value for name, value in named.items() if name is not None}}
-
-    def common_name(self, native: str) -> str | None:
-        """The common option that `native` would repeat."""
-        for common in ("gap", "threads", "seed", "clock"):
-            if native == getattr(self, common):
-                return "time_limit" if common == "clock" else common
-        return None
-
-
-_DIALECTS = {
-    HIGHS: Dialect(
-        gap="mip_rel_gap",
-        threads="threads",
-        seed="random_seed",
-        clock="time_limit",
-        always={
-            "output_flag": False,
-            "mip_abs_gap": 0.0,
-            "mip_feasibility_tolerance": _TIGHT,
-            "primal_feasibility_tolerance": _TIGHT,
-            "dual_feasibility_tolerance": _TIGHT,
-        },
-    ),
-    "gurobi": Dialect(
-        gap="MIPGap",
-        threads="Threads",
-        seed="Seed",
-        clock="TimeLimit",
-        always={"MIPGapAbs": 0, "FeasibilityTol": _TIGHT, "IntFeasTol": _TIGHT},
-    ),
-    "cplex": Dialect(
-        gap="mip_tolerances_mipgap",
-        threads="threads",
-        seed="randomseed",
-        clock="timelimit",
-        always={
-            "mip_tolerances_absmipgap": 0,
-            "mip_tolerances_integrality": 0,
-            "simplex_tolerances_feasibility": _TIGHT,
-        },
-    ),
-    "scip": Dialect(
-        gap="limits/gap",
-        threads="lp/threads",
-        seed="randomization/randomseedshift",
-        always={"numerics/feastol": _TIGHT},
-    ),
-    "cbc": Dialect(
-        gap="ratioGap",
-        threads="threads",
-        seed="randomCbcSeed",
-        always={"allowableGap": 0, "primalTolerance": _TIGHT, "integerTolerance": _TIGHT},
-    ),
-    "glpk": Dialect(gap="mipgap", seed="seed"),
+# The solvers' own names of the common options. "time_limit" is for the older direct interfaces,
+# which ignore the limit that Pyomo passes.
+_NAMES = {
+    HIGHS: {
+        "gap": "mip_rel_gap", "threads": "threads", "seed": "random_seed",
+        "time_limit": "time_limit",
+    },
+    "gurobi": {
+        "gap": "MIPGap", "threads": "Threads", "seed": "Seed", "time_limit": "TimeLimit",
+    },
+    "cplex": {
+        "gap": "mip_tolerances_mipgap", "threads": "threads", "seed": "randomseed",
+        "time_limit": "timelimit",
+    },
+    "scip": {
+        "gap": "limits/gap", "threads": "lp/threads", "seed": "randomization/randomseedshift",
+    },
+    "cbc": {"gap": "ratioGap", "threads": "threads", "seed": "randomCbcSeed"},
+    "glpk": {"gap": "mipgap", "seed": "seed"},
+}  # fmt: skip
+# What hetplan always sets.
+_ALWAYS: dict[str, dict[str, NativeValue]] = {
+    HIGHS: {
+        "output_flag": False,
+        "mip_abs_gap": 0.0,
+        "mip_feasibility_tolerance": _TIGHT,
+        "primal_feasibility_tolerance": _TIGHT,
+        "dual_feasibility_tolerance": _TIGHT,
+    },
+    "gurobi": {"MIPGapAbs": 0, "FeasibilityTol": _TIGHT, "IntFeasTol": _TIGHT},
+    "cplex": {
+        "mip_tolerances_absmipgap": 0,
+        "mip_tolerances_integrality": 0,
+        "simplex_tolerances_feasibility": _TIGHT,
+    },
+    "scip": {"numerics/feastol": _TIGHT},
+    "cbc": {"allowableGap": 0, "primalTolerance": _TIGHT, "integerTolerance": _TIGHT},
 }
 
 
@@ -165,10 +123,18 @@ def engine(name: str) -> str:
     return base
 
 
-def dialect(name: str) -> Dialect:
-    """The dialect of a Pyomo interface name; an empty one for solvers that hetplan does not
-    know."""
-    return _DIALECTS.get(engine(name), Dialect())
+def own_options(name: str, common: Options, limit: float | None = None) -> dict[str, NativeValue]:
+    """The options of an interface in its solver's own words, none for solvers that hetplan does not
+    know; limit: seconds, where the solver is to be told."""
+    values = {
+        "gap": common.gap * GAP_SHARE,
+        "threads": common.threads,
+        "seed": common.seed,
+        "time_limit": limit,
+    }
+    named = {own: values[key] for key, own in _NAMES.get(engine(name), {}).items()}
+    told = {own: value for own, value in named.items() if value is not None}
+    return {**_ALWAYS.get(engine(name), {}), **told}
 
 
 def available(name: str) -> bool:
@@ -325,13 +291,13 @@ def _configured(options: Options, limit: float | None) -> Any:
         raise UnsupportedError(
             f"Pyomo does not find the solver {name!r} on this machine; available here: {here}"
         )
-    entries = dialect(name).options(
-        options, limit if name.endswith(("_direct", "_persistent")) else None
+    entries = own_options(
+        name, options, limit if name.endswith(("_direct", "_persistent")) else None
     )
+    taken = {own: key for key, own in _NAMES.get(engine(name), {}).items()}
     for key, value in options.native.get(BACKEND, {}).items():
         where = f"native option {BACKEND}.{key}"
-        if common := dialect(name).common_name(key):
-            raise InputError(f"{where} repeats the common option {common}")
+        require(key not in taken, f"{where} repeats the common option {taken.get(key)}")
         if engine(name) == HIGHS:
             _check_highs_option(key, value, where)
         entries[key] = value
@@ -415,11 +381,7 @@ def _bound(results: Any, stop: Stop, objective: float | None, options: Options) 
     stated = results.problem.lower_bound
     if isinstance(stated, int | float) and math.isfinite(stated) and stop is not Stop.ERROR:
         return float(stated) if objective is None else min(float(stated), objective)
-    if (
-        stop is Stop.OPTIMAL
-        and objective is not None
-        and dialect(options.pyomo_solver).gap is not None
-    ):
+    if stop is Stop.OPTIMAL and objective is not None and engine(options.pyomo_solver) in _NAMES:
         return objective - options.gap * GAP_SHARE * abs(objective)
     return None
 

@@ -27,6 +27,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cache
 from importlib import metadata
+from importlib.util import find_spec
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -130,13 +131,8 @@ def machine() -> dict[str, Any]:
 @cache
 def versions() -> dict[str, str]:
     """hetplan and what it solves with; absent where not installed."""
-    installed = {"hetplan": __version__}
-    for name in PACKAGES:
-        try:
-            installed[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return installed
+    here = {name: metadata.version(name) for name in PACKAGES if find_spec(name)}
+    return {"hetplan": __version__, **here}
 
 
 def processor() -> str:

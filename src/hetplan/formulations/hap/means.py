@@ -26,7 +26,7 @@ import numpy as np
 from hetplan.formulations.hap.graph import CLOSE, Graph, Work
 from hetplan.formulations.hap.problem import CostOfRatios, Floats, HapProblem
 from hetplan.solvers.highs import loaded
-from hetplan.solvers.model import LinearArrays
+from hetplan.solvers.model import SMALLEST, LinearArrays
 
 # Cuts for the best ratios of a program in a cell, and the relative gap at which there are enough.
 CUTS, EXACT = 60, 1e-10
@@ -89,7 +89,9 @@ def game(P: Floats) -> tuple[float, Floats, Floats]:
     (C, V), low, high = P.shape, float(P.min()), float(P.max())
     if not (np.isfinite(high) and high > low):
         return low, np.full(V, 1.0 / V), np.eye(C)[0]
-    rows = np.vstack([np.column_stack([(P.T - low) / (high - low), -np.ones(V)]), np.ones(C + 1)])
+    shares = (P.T - low) / (high - low)
+    shares = np.where(shares < SMALLEST, 0.0, shares)  # HiGHS warns of smaller ones
+    rows = np.vstack([np.column_stack([shares, -np.ones(V)]), np.ones(C + 1)])
     rows[V, C] = 0.0
     programme = LinearArrays(
         cost=-np.eye(C + 1)[C],

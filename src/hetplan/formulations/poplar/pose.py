@@ -11,16 +11,11 @@ fits.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Literal
 
 import numpy as np
 
 from hetplan.errors import InputError, require
-from hetplan.formulations.poplar.awareness import (
-    dips,
-    linear_curve,
-    spline_curve,
-)
+from hetplan.formulations.poplar.awareness import linear_curve
 from hetplan.formulations.poplar.data import Device, PoplarData
 from hetplan.formulations.poplar.paper import WHALE_PRECISION
 from hetplan.formulations.poplar.problem import Floats
@@ -35,9 +30,8 @@ from hetplan.formulations.poplar.zero import (
 from hetplan.profiling.measured import BatchCurve, Collectives, check_curve
 from hetplan.profiling.profile import Profile
 from hetplan.profiling.workload import Workload
-from hetplan.text import bytes_text, percent_text
+from hetplan.text import bytes_text
 
-Interpolation = Literal["linear", "spline"]
 # Longest curve of one device; larger micro-batches than this gain nothing.
 LONGEST_CURVE = 4096
 
@@ -51,16 +45,11 @@ class Assumptions:
     """What is assumed in posing a workload.
 
     shards: ZeRO's equal ones, or in proportion to each device's memory (stages 1 to 3; the paper's
-    future work). overlap: share of the communication that hides behind computation, 0 to 1, as far
-    as there is any
-    (`hideable`). interpolation: straight lines, or the paper's natural spline of speeds.
-    curves: measured batch curves by device type. collectives: measured ones in place of the
-    cluster's links.
+    future work). curves: measured batch curves by device type. collectives: measured ones in place
+    of the cluster's links.
     """
 
     shards: Shards = "equal"
-    overlap: float = 0.0
-    interpolation: Interpolation = "linear"
     curves: Mapping[str, BatchCurve] = field(default_factory=dict)
     collectives: Collectives | None = None
 
@@ -71,17 +60,15 @@ class Posed:
 
     parts [n]: of the shards on each device. once_seconds: collectives of stage 2 that are paid once
     per iteration, whatever the plan (the instance has no place for them: who states an iteration's
-    time or a bound on it adds them to both). dips: where a spline runs below the measurements
-    around it. unfit: why no plan is possible at this stage (then no device has a curve, and the
-    instance is infeasible), else None. notes: what is taken for granted, a line each: measured
-    curves and where they end, hidden communication.
+    time or a bound on it adds them to both). unfit: why no plan is possible at this stage (then no
+    device has a curve, and the instance is infeasible), else None. notes: what is taken for
+    granted, a line each: measured curves and where they end.
     """
 
     data: PoplarData
     states: States
     parts: Floats
     communication: Communication
-    dips: tuple[str, ...]
     unfit: str | None
     notes: tuple[str, ...] = ()
 
@@ -119,7 +106,7 @@ def pose(workload: Workload, zero_stage: int, assumed: Assumptions | None = None
         or measured_points(workload.profile, name)
         for name in cluster.types
     }
-    curves = {name: _curve(points[name], longest, assumed.interpolation) for name in cluster.types}
+    curves = {name: linear_curve(points[name], longest) for name in cluster.types}
     fits = [  # as measured, else by the memory model
         assumed.curves[device.type].largest[zero_stage]
         if device.type in assumed.curves
@@ -137,23 +124,11 @@ def pose(workload: Workload, zero_stage: int, assumed: Assumptions | None = None
         comm_seconds=whole.per_step if zero_stage >= 2 else whole.per_iteration,
         devices=_devices(workload, curves, [min(batch, longest) for batch in fits]),
     )
-    visible = whole.overlapped(assumed.overlap, hideable(data))
-    data = data.model_copy(
-        update={"comm_seconds": visible.per_step if data.stepwise else visible.per_iteration}
-    )
-    dipping = [
-        f"{name}: {dip}" for name in cluster.types for dip in dips(points[name], curves[name])
-    ]
     largest = dict.fromkeys(cluster.types, 0)
     for device, batch in zip(cluster.devices, fits, strict=True):
         largest[device.type] = max(largest[device.type], batch)
-    before, after = (c.per_step or c.per_iteration for c in (whole, visible))
-    hidden = hidden_text(assumed.overlap, before - after, before)
-    notes = [
-        *notes_of(workload, assumed, points, largest, longest),
-        *([hidden] if assumed.overlap and before else []),
-    ]
-    return Posed(data, states, held, visible, tuple(dipping), unfit, tuple(notes))
+    notes = tuple(notes_of(workload, assumed, points, largest, longest))
+    return Posed(data, states, held, whole, unfit, notes)
 
 
 def check_curves(workload: Workload, assumed: Assumptions) -> None:
@@ -262,16 +237,6 @@ def measured_points(profile: Profile, device: str) -> dict[int, float]:
     return points
 
 
-def _curve(points: Mapping[int, float], largest: int, interpolation: Interpolation) -> Floats:
-    """Interpolated between measurements; a spline is not trusted beyond the last one."""
-    straight = linear_curve(points, largest)
-    if interpolation == "linear":
-        return straight
-    last = min(max(points), largest)
-    straight[: last + 1] = spline_curve(points, last)
-    return straight
-
-
 def notes_of(
     workload: Workload,
     assumed: Assumptions,
@@ -298,27 +263,3 @@ def notes_of(
     if collectives is not None:
         where = f"{collectives.ranks} ranks of {collectives.device} by {collectives.backend}"
         yield f"collectives as measured on {where}"
-
-
-def hideable(data: PoplarData) -> float:
-    """Seconds of computation that the collectives can hide behind at most.
-
-    ZeRO 0 and 1: those of an iteration with every device at its peak; ZeRO 2 and 3: of the longest
-    step.
-    """
-    curves = [device.step_seconds for device in data.devices if device.step_seconds]
-    if not curves:
-        return 0.0
-    if data.stepwise:
-        return max(max(curve[: data.global_batch]) for curve in curves)
-    return data.global_batch / sum(max(b / t for b, t in enumerate(curve, 1)) for curve in curves)
-
-
-def hidden_text(share: float, hidden: float, whole: float) -> str:
-    """`overlap: 50 % of the communication …`, with what computation allows where that is less."""
-    asked = (
-        f"overlap: {percent_text(share)} of the communication is taken to hide behind computation"
-    )
-    if hidden < share * whole * (1 - 1e-9):
-        return f"{asked}, {percent_text(hidden / whole)} where there is no more computation"
-    return asked

@@ -121,19 +121,6 @@ class Communication:
     per_step: float
     per_iteration: float
 
-    def overlapped(self, share: float, hideable: float = float("inf")) -> "Communication":
-        """What remains visible when `share` (0 to 1) of it hides behind at most `hideable` seconds
-        of computation.
-
-        Where there are collectives in every step, the one per iteration hides behind the first.
-        """
-        require(0 <= share <= 1, "overlap", got=share, expected="a share from 0 to 1")
-        each, once = (
-            seconds - min(share * seconds, hideable)
-            for seconds in (self.per_step, self.per_iteration)
-        )
-        return Communication(each, once)
-
 
 def communication(
     states: States,
