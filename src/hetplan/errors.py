@@ -5,7 +5,7 @@ Names that a user gets wrong: one error for all of them, with the nearest known 
 """
 
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -160,6 +160,19 @@ def unknown_name(
     return InputError(f"{what} {name[:80]!r}{near}", where=where, expected=expected)
 
 
+def check_name(
+    what: str,
+    name: str,
+    known: Collection[str],
+    *,
+    where: str | None = None,
+    see: str | None = None,
+) -> None:
+    """Raise `unknown_name`'s error for a name that is not among `known`."""
+    if name not in known:
+        raise unknown_name(what, name, known, where=where, see=see)
+
+
 def look_up(
     what: str,
     name: str,
@@ -169,6 +182,5 @@ def look_up(
     see: str | None = None,
 ) -> T:
     """What `name` stands for; raises `unknown_name`'s error where it stands for nothing."""
-    if name not in known:
-        raise unknown_name(what, name, known, where=where, see=see)
+    check_name(what, name, known, where=where, see=see)
     return known[name]

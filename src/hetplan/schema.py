@@ -169,6 +169,8 @@ def input_error(
         "extra_forbidden": "unknown key" + similar_keys(first, model),
         # our own checks already say what was got and expected
         "value_error": first["msg"].removeprefix("Value error, "),
+        "union_tag_invalid": first["msg"],
+        "union_tag_not_found": first["msg"],
     }
     if first["type"] in complaints:
         return InputError(f"{complaints[first['type']]}{more}", where=place)

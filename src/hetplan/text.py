@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 T = TypeVar("T")
+K = TypeVar("K")
 
 
 @dataclass(frozen=True)
@@ -128,12 +129,18 @@ def names_text(names: Sequence[str]) -> str:
     return " .. ".join(dict.fromkeys([*names[:1], *names[-1:]])) or "-"
 
 
+def grouped(pairs: Iterable[tuple[K, T]]) -> dict[K, list[T]]:
+    """Key -> the values that stand beside it; keys and values in their order."""
+    groups: dict[K, list[T]] = {}
+    for key, value in pairs:
+        groups.setdefault(key, []).append(value)
+    return groups
+
+
 def devices_text(places: Sequence[tuple[int, str]], devices: Iterable[int]) -> str:
     """Devices by node and type: `node 0: 2 V100 (0-1); node 3: 2 T4 (12-13)`; places: (node, type)
     of each device."""
-    cells: dict[tuple[int, str], list[int]] = {}
-    for device in devices:
-        cells.setdefault(places[device], []).append(device)
+    cells = grouped((places[device], device) for device in devices)
     by_type = Counter(name for _, name in cells)
     if len(cells) > 4:  # too many to list: say how many of each type
         return "; ".join(

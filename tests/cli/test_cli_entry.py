@@ -25,8 +25,8 @@ from hetplan.instances.library import find, library
 from hetplan.solvers.run import Progress
 
 COMMANDS = (
-    "plan", "fits", "solve", "check", "run", "show", "export", "layout", "profile", "cluster",
-    "instances", "study", "report", "truth", "doctor",
+    "plan", "fits", "solve", "check", "run", "launch", "show", "export", "layout", "profile",
+    "cluster", "instances", "study", "report", "truth", "doctor",
 )  # fmt: skip
 # `hetplan` with the fake problem registered, as a program of its own.
 PROGRAM = (

@@ -325,13 +325,14 @@ def export_model(
     return 0
 
 
-Kind = Literal["instance", "decision", "plan", "cluster", "profile", "model"]
+Kind = Literal["instance", "decision", "plan", "cluster", "profile", "model", "job"]
 # Kind -> the pydantic model of its file.
 MODELS = {
     "plan": "hetplan.formulations.joint.plan:Plan",
     "cluster": "hetplan.profiling.cluster:ClusterFile",
     "profile": "hetplan.profiling.profile:Profile",
     "model": "hetplan.profiling.model_files:ModelFile",
+    "job": "hetplan.cli.launch:JobFile",
 }
 
 

@@ -8,7 +8,7 @@ import typer
 
 from hetplan.cli.options import JsonOption, PngOption, QuietOption, offer, target
 from hetplan.cli.output import emit, note
-from hetplan.errors import require, unknown_name
+from hetplan.errors import check_name, require
 from hetplan.files import write_text
 from hetplan.studies import page, papers
 from hetplan.studies.charts import write_pictures
@@ -46,8 +46,7 @@ def report(
     Ours is predicted, the paper's is measured. Each report takes two minutes at most; --full takes
     longer.
     """
-    if paper not in papers.PAPERS:
-        raise unknown_name("unknown paper", paper, papers.PAPERS)
+    check_name("unknown paper", paper, papers.PAPERS)
     tell = (lambda line: None) if quiet else note
     exhibits, notes = papers.exhibits(paper, name, full=full, tell=tell)
     require(exhibits, "no exhibit matches", where="--name", got=name)

@@ -47,6 +47,14 @@ class Training:
             help="Function that makes your model from the plan; default the built-in model.",
         ),
     ] = None
+    data: Annotated[
+        str | None,
+        typer.Option(
+            "--data",
+            metavar="MODULE:FUNCTION",
+            help="Function that makes batch(step, first, last) from the plan; default the model's.",
+        ),
+    ] = None
     device: Annotated[
         Literal["auto", "cpu", "cuda"],
         typer.Option("--device", help="What ranks compute on; auto: GPUs where there are any."),

@@ -28,7 +28,7 @@ from hetplan.cli.options import (
     whole_numbers,
 )
 from hetplan.cli.output import emit, note
-from hetplan.errors import require, unknown_name
+from hetplan.errors import check_name, require
 from hetplan.files import write_bytes
 from hetplan.formulations.astra.search import engine, space as pools
 from hetplan.formulations.astra.search.engine import columns_of
@@ -186,8 +186,7 @@ class Filter:
             name = left.replace("-", "_")
             require_option(bool(equals and right), "--param", text, "NAME=VALUE[,VALUE…]")
             require(name not in values, f"{name} is given twice", where="--param")
-            if name not in PARAMETERS:
-                raise unknown_name("unknown parameter", name, PARAMETERS, where="--param")
+            check_name("unknown parameter", name, PARAMETERS, where="--param")
             values[name] = parameter_value(right, getattr(usual, name))
         return replace(usual, **(dict(measured) | values))
 

@@ -7,7 +7,6 @@ about this very instance (its key says so, or its own decision is worth here wha
 it lies above the record's and no decision known refutes it.
 """
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,6 +31,7 @@ from hetplan.instances.library import (
     library,
 )
 from hetplan.schema import parse
+from hetplan.text import grouped
 
 # Less than this, relatively, is rounding and no news.
 NEWS = 1e-9
@@ -84,13 +84,15 @@ class Change:
 def findings_of_answers(value: Any, where: str) -> Iterator[Finding]:
     """The results of an answer document (`solve --json`); raises InputError."""
     answers = parse(AnswerFile, value, where=where)
-    for answer in answers.results:
-        yield Finding(
+    yield from (
+        Finding(
             where=f"{where}: {answer.method}",
             problem=answers.problem,
             instance=answers.instance,
             answer=answer,
         )
+        for answer in answers.results
+    )
 
 
 def shelf(folder: Path | None) -> list[Entry]:
@@ -104,9 +106,7 @@ def shelf(folder: Path | None) -> list[Entry]:
 def changes(entries: Iterable[Entry], findings: Iterable[Finding]) -> Iterator[Change]:
     """One per instance with findings; raises InputError where one is of an instance that is not
     there."""
-    by_name: dict[tuple[str, str], list[Finding]] = defaultdict(list)
-    for finding in findings:
-        by_name[finding.problem, finding.instance].append(finding)
+    by_name = grouped(((finding.problem, finding.instance), finding) for finding in findings)
     there = {(entry.problem, entry.name): entry for entry in entries}
     for key, group in by_name.items():
         require(

@@ -30,6 +30,7 @@ from hetplan.profiling.operators import ELEMENT_BYTES
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.replay import SpmdCosts, check_same, replay
 from hetplan.solvers.run import Run
+from hetplan.text import grouped
 
 WITHIN_PERCENT = 5.0  # by which a plan may be slower than the fastest one
 Interval = tuple[float, float]
@@ -331,10 +332,7 @@ def sharded(plan: Plan, parts: Held, kind: str) -> Iterator[tuple[int, Interval]
     if plan.zero < (1 if kind == "states" else 3):
         yield from parts
         return
-    sharers: dict[Interval, list[int]] = defaultdict(list)
-    for device, interval in parts:
-        sharers[interval].append(device)
-    for (begin, end), devices in sharers.items():
+    for (begin, end), devices in grouped((part, device) for device, part in parts).items():
         weights = {d: 1.0 if plan.zero_shares is None else plan.zero_shares[d] for d in devices}
         at = begin
         for device in sorted(devices):

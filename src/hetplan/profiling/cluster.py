@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from hetplan.errors import InputError, look_up, require, suggestion, unknown_name
+from hetplan.errors import InputError, check_name, look_up, require, suggestion
 from hetplan.files import read_yaml
 from hetplan.profiling.operators import Precision
 from hetplan.schema import Name, PositiveCount, Rate, StrictModel, check_header, parse
@@ -311,8 +311,7 @@ def _node(entry: NodeEntry) -> Node:
 
 def example_cluster(name: str, unknown: str = "unknown example cluster") -> Cluster:
     """A cluster that comes with hetplan, by name; raises InputError that suggests the nearest."""
-    if name not in example_clusters():
-        raise unknown_name(unknown, name, example_clusters())
+    check_name(unknown, name, example_clusters())
     return load_cluster(FOLDER / f"{name}.yaml")
 
 

@@ -42,6 +42,7 @@ from hetplan.schema import (
     Seconds,
     StrictModel,
 )
+from hetplan.text import grouped
 
 Kind = Literal["product", "elementwise"]
 KINDS: tuple[Kind, ...] = ("product", "elementwise")
@@ -305,9 +306,7 @@ Message = tuple[str, Group, int, float, float]  # operation, group, ranks, bytes
 
 def link_curves(messages: Iterable[Message]) -> list[LinkCurve]:
     """One curve for each operation, group and number of ranks; shares never fall."""
-    points: dict[tuple[str, Group, int], list[tuple[float, float]]] = {}
-    for operation, group, ranks, size, share in sorted(messages):
-        points.setdefault((operation, group, ranks), []).append((size, share))
+    points = grouped((message[:3], message[3:]) for message in sorted(messages))
     return [
         LinkCurve(
             operation=operation,

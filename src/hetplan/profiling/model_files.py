@@ -437,12 +437,11 @@ class ModelFile(Document):
     @model_validator(mode="after")
     def _lists_are_there(self) -> Self:
         for i, layer in enumerate(self.layers):
-            if layer.operators >= len(self.operator_lists):
-                raise ValueError(
-                    f"layers[{i}].operators is {layer.operators}, expected less than the "
-                    "number of lists "
-                    f"({len(self.operator_lists)})"
-                )
+            require(
+                layer.operators < len(self.operator_lists),
+                f"layers[{i}].operators is {layer.operators}, expected less than the number of "
+                f"lists ({len(self.operator_lists)})",
+            )
         return self
 
     def chain(self) -> tuple[Layer, ...]:

@@ -23,6 +23,8 @@ class Job:
     factory: str | None = None
     """`module:function` that makes the model from the plan (see `execution.chain`). None: the
     reference model `model`, or a narrow stand-in in a rehearsal."""
+    data: str | None = None
+    """`module:function` that makes `batch(step, first, last)` from the plan. None: the model's."""
     model: str | None = None
     """A name or a config.json, default the plan's."""
     rehearsal: Rehearsal | None = None

@@ -53,6 +53,7 @@ from hetplan.profiling.simulator.tasks import LABELS, Kind, Timeline
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.refusals import check_degrees
 from hetplan.solvers.registry import evaluate
+from hetplan.text import grouped
 
 NO_MATCH = "program does not match the model"
 
@@ -112,10 +113,10 @@ def read_program(plan: Plan, program: SingleProgram) -> Decided:
 def decision_of(listed: SpmdProgram, theory: Theory, where: str) -> HapDecision:
     """The triples that a plan's instructions stand for. Raises InputError for one that is none, or
     no proof."""
-    numbers: dict[str, list[int]] = {}
-    for i, instruction in enumerate(theory.instructions):
-        key = plan_instruction(instruction, theory.data.triples[i].segment).model_dump_json()
-        numbers.setdefault(key, []).append(i)
+    numbers = grouped(
+        (plan_instruction(instruction, theory.data.triples[i].segment).model_dump_json(), i)
+        for i, instruction in enumerate(theory.instructions)
+    )
     choices = []
     for position, step in enumerate(listed.instructions):
         key = step.model_dump_json()

@@ -60,5 +60,4 @@ class PlannedBatches:
         order = np.arange(self.length) if self.seed is None else drawn
         for iteration in range(self.done, self.iterations):
             rows = order[iteration * self.plan.workload.global_batch :]
-            for first, last in self.cuts:
-                yield rows[first:last].tolist()
+            yield from (rows[first:last].tolist() for first, last in self.cuts)

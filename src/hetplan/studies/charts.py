@@ -10,6 +10,7 @@ from typing import Any
 from hetplan.errors import InputError
 from hetplan.files import write_bytes
 from hetplan.studies.findings import PROVEN, SIZES, Study, cactus, profile, row_size
+from hetplan.text import grouped
 
 # Okabe and Ito's palette, told apart by the colour-blind.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#B0A800")
@@ -50,11 +51,11 @@ def figure(height: float) -> tuple[Any, Any]:
 
 def excesses(study: Study, problem: str) -> Any | None:
     """A row of dots per heuristic, its median marked."""
-    runs: dict[str, list[float]] = {}
-    for row in study.of(problem):
-        excess = study.excess(row)
-        if not row["exact"] and excess is not None:
-            runs.setdefault(row["method"], []).append(max(100 * excess, LEAST_EXCESS))
+    runs = grouped(
+        (row["method"], max(100 * excess, LEAST_EXCESS))
+        for row in study.of(problem)
+        if not row["exact"] and (excess := study.excess(row)) is not None
+    )
     if not runs:
         return None
     made, axes = figure(0.9 + 0.38 * len(runs))
@@ -129,12 +130,12 @@ def profiles(study: Study, problem: str) -> Any | None:
 
 def scaling(study: Study, problem: str) -> Any | None:
     """Seconds of each run against its instance's size, exact methods."""
-    points: dict[str, list[tuple[int, float, bool]]] = {}
-    for row in study.of(problem):
-        size = row_size(row) if row["exact"] and row["seconds"] is not None else None
-        if size and problem in SIZES:
-            point = size, max(row["seconds"], LEAST_SECONDS), row["status"] in PROVEN
-            points.setdefault(row["method"], []).append(point)
+    points = grouped(
+        (row["method"], (size, max(row["seconds"], LEAST_SECONDS), row["status"] in PROVEN))
+        for row in study.of(problem)
+        if problem in SIZES and row["exact"] and row["seconds"] is not None
+        if (size := row_size(row))
+    )
     if not points:
         return None
     made, axes = figure(3.4)

@@ -23,6 +23,7 @@ from hetplan.instances.library import Instance, find
 from hetplan.instances.update import changes, shelf
 from hetplan.solvers.run import OPTIMAL_GAP, relative_gap
 from hetplan.studies.rows import Row, findings_of_rows, made_on
+from hetplan.text import grouped
 
 # Excess up to this is called the optimum: the gap at which proofs may stop.
 SAME = 2 * OPTIMAL_GAP
@@ -172,17 +173,19 @@ def repriced(rows: Sequence[Row]) -> list[str]:
 
 def references(rows: Iterable[Row]) -> dict[tuple[str, str], Reference]:
     """Of every instance in the rows."""
-    objectives: dict[tuple[str, str], list[float]] = defaultdict(list)
-    bounds: dict[tuple[str, str], list[float]] = defaultdict(list)
-    for row in rows:
-        objectives[instance_of(row)] += [row["objective"], row["best_known"]]
-        bounds[instance_of(row)] += [row["bound"], row["bound_known"]]
+    of_instances = grouped((instance_of(row), row) for row in rows)
     return {
         key: Reference(
-            min((value for value in objectives[key] if value is not None), default=None),
-            max((value for value in bounds[key] if value is not None), default=None),
+            min(
+                (v for r in own for v in (r["objective"], r["best_known"]) if v is not None),
+                default=None,
+            ),
+            max(
+                (v for r in own for v in (r["bound"], r["bound_known"]) if v is not None),
+                default=None,
+            ),
         )
-        for key in objectives
+        for key, own in of_instances.items()
     }
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from hetplan.formulations.hap.data import HapData, HapDecision
 from hetplan.formulations.hap.evaluate import Stage, held_bytes, walked
-from hetplan.text import Table, bytes_text, counted, names_text, ranges_text, seconds_text
+from hetplan.text import Table, bytes_text, counted, grouped, names_text, ranges_text, seconds_text
 
 MOST_STAGES = 60
 
@@ -52,10 +52,10 @@ def describe(data: HapData, decision: HapDecision) -> list[Table]:
 def _ratios(data: HapData, decision: HapDecision) -> Table:
     """A row for the devices of equal speed, memory and ratios."""
     limits = [] if data.memory is None else data.memory.device_bytes
-    alike: dict[tuple[float, ...], list[int]] = {}
-    for j, device in enumerate(data.devices):
-        key = (device.flops_per_second, *limits[j : j + 1], *(row[j] for row in decision.ratios))
-        alike.setdefault(key, []).append(j)
+    alike = grouped(
+        ((device.flops_per_second, *limits[j : j + 1], *(row[j] for row in decision.ratios)), j)
+        for j, device in enumerate(data.devices)
+    )
     rows, held = [], held_bytes(data, decision)
     for members in alike.values():
         first = members[0]

@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 from hetplan.formulations.hap.data import Communication, HapData, HapDecision
 from hetplan.formulations.hap.evaluate import check_program
 from hetplan.solvers.registry import objections
+from hetplan.text import grouped
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -333,10 +334,7 @@ def reduce_theory(problem: HapProblem) -> ReducedTheory:
     leads.add_node(problem.goal)
     useful = nx.ancestors(leads, problem.goal) | {problem.goal}
     steps = [replace(s, post=s.post & useful) for s in steps if s.post & useful]
-    by_post: dict[int, list[int]] = {}
-    for n, step in enumerate(steps):
-        for p in step.post:
-            by_post.setdefault(p, []).append(n)
+    by_post = grouped((p, n) for n, step in enumerate(steps) for p in step.post)
     goal = NOTHING if problem.goal in had else problem.goal
     return ReducedTheory(
         problem, tuple(steps), {p: tuple(ns) for p, ns in by_post.items()}, tuple(for_nothing), goal

@@ -326,8 +326,7 @@ def ends(b: int, least: int, most: int) -> Iterator[tuple[int, int, int]]:
     while few <= most:
         rows = -(-b // few)
         many = min(most, (b - 1) // (rows - 1)) if rows > 1 else most
-        for r in sorted({few, many}):
-            yield r, few, many
+        yield from ((r, few, many) for r in sorted({few, many}))
         few = many + 1
 
 

@@ -105,8 +105,7 @@ def replicas(
     yield ()
     for pipe, left in pipelines(data, free):
         if pipe and (last is None or pipe <= last):
-            for rest in replicas(data, left, pipe):
-                yield (pipe, *rest)
+            yield from ((pipe, *rest) for rest in replicas(data, left, pipe))
 
 
 def pipelines(
@@ -122,8 +121,7 @@ def pipelines(
             left = tuple(n - c for n, c in zip(free, counts, strict=True))
             for t in data.tensor_degrees if any(counts) else ():
                 if not any(count % t for count in counts):
-                    for rest, end in pipelines(data, left):
-                        yield ((counts, t), *rest), end
+                    yield from ((((counts, t), *rest), end) for rest, end in pipelines(data, left))
 
 
 @lru_cache(maxsize=1000)
@@ -356,8 +354,10 @@ class Search:
                 if not bound < limit:
                     break
                 longer = node._replace(batches=(*node.batches, (g, b)))
-                for other, rest in self.batches(longer, left - g, limit):
-                    yield max(bound, other), ((g, b), *rest)
+                yield from (
+                    (max(bound, other), ((g, b), *rest))
+                    for other, rest in self.batches(longer, left - g, limit)
+                )
 
     def expand(self, node: Node, threshold: float) -> Expansion[Node]:
         """The node's children; a plan is replayed."""

@@ -50,6 +50,7 @@ from hetplan.schema import (
     Range,
     StrictModel,
 )
+from hetplan.text import grouped
 
 MAX_RANKS = 4096
 
@@ -329,16 +330,23 @@ class Plan(Document):
 
     def seats(self) -> Iterator[tuple[int, int, int, int, int]]:
         """(device, replica, stage, row group, tensor rank) of every device in use."""
-        for i, replica in enumerate(self.replicas):
-            for j, stage in enumerate(replica.stages):
-                for g, group in enumerate(stage.devices):
-                    for t, device in enumerate(group):
-                        yield device, i, j, g, t
+        return (
+            (device, i, j, g, t)
+            for i, replica in enumerate(self.replicas)
+            for j, stage in enumerate(replica.stages)
+            for g, group in enumerate(stage.devices)
+            for t, device in enumerate(group)
+        )
 
     @property
     def ranks(self) -> dict[int, int]:
         """Device -> process rank: the devices in use, numbered in their own order."""
         return {device: rank for rank, (device, *_) in enumerate(sorted(self.seats()))}
+
+    @property
+    def nodes(self) -> dict[int, list[int]]:
+        """Node -> its devices in use, in the order of ranks."""
+        return grouped((self.devices[device].node, device) for device in self.ranks)
 
     @cached_property
     def places(self) -> tuple[Place, ...]:

@@ -23,7 +23,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import accumulate, groupby, product
+from itertools import accumulate, groupby, product, takewhile
 from operator import itemgetter
 
 from hetplan.formulations.joint.data import JointData, JointDecision
@@ -39,6 +39,7 @@ from hetplan.formulations.joint.evaluate import decision_of, plan_of
 from hetplan.formulations.joint.moves import Moves
 from hetplan.formulations.joint.plan import Plan
 from hetplan.solvers.run import Outcome, Run, Stop, stop_reason
+from hetplan.text import grouped
 
 Valued = tuple[float, Design]
 VALUE = itemgetter(0)
@@ -157,11 +158,8 @@ class Search:
             design = self.space.repaired(design_of(start))
             if design is not None:
                 self.value(design)
-        by_count: dict[int, list[Design]] = {}
-        for design in constructions(self.space):
-            if self.late:
-                break
-            by_count.setdefault(len(design.pipes), []).append(design)
+        built = takewhile(lambda design: not self.late, constructions(self.space))
+        by_count = grouped((len(design.pipes), design) for design in built)
         for designs in by_count.values():
             value = math.inf
             for design in sorted(designs, key=self.space.least)[: self.parameters.replayed]:
@@ -305,8 +303,7 @@ def variations(space: Space, design: Design) -> Iterator[Callable[[Design], Desi
     ZeRO levels and recomputations."""
     longest = max(len(pipe.groups) for pipe in design.pipes)
     yield from (partial(rotated, by) for by in range(1, longest))
-    for schedule, chunks in SCHEDULES:
-        yield partial(space.scheduled, schedule=schedule, chunks=chunks)
+    yield from (partial(space.scheduled, schedule=name, chunks=n) for name, n in SCHEDULES)
     yield from (partial(replace, zero=zero) for zero in range(4))
     yield from (partial(replace, mode=mode) for mode in space.modes)
 

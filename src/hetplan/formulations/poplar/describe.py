@@ -4,7 +4,7 @@ from itertools import groupby
 
 from hetplan.formulations.poplar.data import PoplarData, PoplarDecision
 from hetplan.formulations.poplar.evaluate import evaluate, step_seconds
-from hetplan.text import Table, ranges_text, seconds_text
+from hetplan.text import Table, grouped, ranges_text, seconds_text
 
 Pieces = tuple[tuple[int, int], ...]
 
@@ -49,9 +49,7 @@ def describe(data: PoplarData, decision: PoplarDecision) -> list[Table]:
     pieces = pieces_of(data, decision)
     busy = busy_seconds(data, pieces)
     parts = evaluate(data, decision).parts
-    same: dict[tuple[str, Pieces], list[int]] = {}
-    for i, device in enumerate(data.devices):
-        same.setdefault((device.name, pieces[i]), []).append(i)
+    same = grouped(((device.name, pieces[i]), i) for i, device in enumerate(data.devices))
     rows = tuple(
         (
             f"{len(members)} {name} ({ranges_text(members)})",

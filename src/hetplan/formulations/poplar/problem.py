@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetplan.formulations.poplar.data import PoplarData
+from hetplan.text import grouped
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -81,10 +82,8 @@ NOTHING_FITS = "no device holds even one sample: every step_seconds is empty"
 def compile_problem(data: PoplarData) -> PoplarProblem:
     """`data` as groups, in the order of their first devices; devices that hold nothing are left
     out."""
-    members: dict[tuple[float, ...], list[int]] = {}
-    for i, device in enumerate(data.devices):
-        if device.step_seconds:
-            members.setdefault(tuple(device.step_seconds), []).append(i)
+    curves = [tuple(device.step_seconds) for device in data.devices]
+    members = grouped((curve, i) for i, curve in enumerate(curves) if curve)
     groups = tuple(
         Group(data.devices[numbers[0]].name, tuple(numbers), np.array([0.0, *curve]))
         for curve, numbers in members.items()

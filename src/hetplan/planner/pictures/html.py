@@ -16,6 +16,7 @@ from hetplan.planner.pictures.scene import Held, Offer, Scene, Span
 from hetplan.solvers.run import relative_gap
 from hetplan.text import (
     bytes_text,
+    grouped,
     more_text,
     number_text,
     percent_text,
@@ -188,9 +189,7 @@ def nodes(scene: Scene) -> Iterator[str]:
         n: tuple(cell(d, len(scene.rows)) for d in scene.devices if d.node == n)
         for n in range(len(scene.nodes))
     }
-    looks: dict[tuple[str, tuple[str, ...]], list[int]] = {}
-    for n, links in enumerate(scene.nodes):
-        looks.setdefault((links, cells[n]), []).append(n)
+    looks = grouped(((links, cells[n]), n) for n, links in enumerate(scene.nodes))
     for (links, inside), numbers in looks.items():
         count = f" ({len(numbers)} nodes)" if len(numbers) > 1 else ""
         head = f"<b>node {ranges_text(numbers)}</b>{count}<br>{links}"

@@ -17,7 +17,7 @@ from hetplan.profiling.simulator.tasks import LABELS, Kind
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.replay import Replay
 from hetplan.schema import NonNegative, parse
-from hetplan.text import devices_text, names_text
+from hetplan.text import devices_text, grouped, names_text
 
 COMMUNICATES = (LABELS[Kind.TRANSFER], LABELS[Kind.COLLECTIVE])
 ROWS = 96  # of a timeline; more cannot be read
@@ -181,11 +181,9 @@ def folded(plan: Plan, run: Replay) -> list[list[int]]:
     equally long."""
     if not run.by_device:
         return alike(plan, run)
-    kinds: dict[tuple[str, float], list[int]] = {}
-    for unit, (device, *_) in enumerate(run.devices):
-        key = plan.devices[device].type, float(run.timeline.busy[unit])
-        kinds.setdefault(key, []).append(unit)
-    return list(kinds.values())
+    busy, types = run.timeline.busy, [device.type for device in plan.devices]
+    pairs = (((types[own[0]], float(busy[u])), u) for u, own in enumerate(run.devices))
+    return list(grouped(pairs).values())
 
 
 def place_of(plan: Plan, run: Replay, units: Sequence[int]) -> str:

@@ -18,7 +18,6 @@ weights_only. What was changed since it was written is refused.
 
 import os
 import shutil
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
 from hashlib import file_digest, sha256
@@ -38,6 +37,7 @@ from hetplan.runtime.execution.loop import Box, LossScale, Trained
 from hetplan.runtime.execution.spmd.machine import shared
 from hetplan.runtime.execution.transport import gather_objects, host_group
 from hetplan.schema import Count, StrictModel, parse
+from hetplan.text import grouped
 
 KEPT = 2  # checkpoints in a folder
 RECORD = "hetplan.json"
@@ -93,13 +93,11 @@ def write_boxes(folder: Path, boxes: Iterable[Box]) -> None:
 
 def read_boxes(folder: Path, boxes: Iterable[Box]) -> None:
     """Fill some from stored ones."""
-    stored: dict[str, list[Any]] = defaultdict(list)
-    for file in folder.glob("*.pt"):
-        for name, *part in torch.load(file, mmap=True, weights_only=True):
-            stored[name].append(part)
+    files = (torch.load(file, mmap=True, weights_only=True) for file in folder.glob("*.pt"))
+    stored = grouped((name, part) for file in files for name, *part in file)
     for box in boxes:
         into, left = torch.empty(box.sizes, dtype=box.values.dtype), box.values.numel()
-        for offsets, whole, values in stored[box.name]:
+        for offsets, whole, values in stored.get(box.name, ()):
             if tuple(whole) != box.whole:
                 raise ValueError(f"{box.name} has sizes {list(whole)}, not {list(box.whole)}")
             sides = zip(box.offsets, box.sizes, offsets, values.shape, strict=True)
@@ -247,8 +245,7 @@ def boxes_of(
     mine: only what this rank answers for. Scalars are then there once per parameter, of the rank
     that has its first element.
     """
-    for box in model.boxes(mine=mine):
-        yield replace(box, name=f"model.{box.name}")
+    yield from (replace(box, name=f"model.{box.name}") for box in model.boxes(mine=mine))
     for state, kind in kinds.items():
         values = {
             id(p): optimizer.state[p][state]

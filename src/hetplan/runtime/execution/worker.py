@@ -81,8 +81,15 @@ def make_program(job: Job) -> ProgramModel:
 
 
 def make_module(job: Job) -> nn.Module:
-    """The job's model, on the meta device where it is hetplan's own. Raises InputError for an
-    unusable factory."""
+    """The job's model with its data. Raises InputError for an unusable factory."""
+    module = model_of(job)
+    if job.data is not None:
+        module.batch = called(job.data, job.plan, "--data")
+    return module
+
+
+def model_of(job: Job) -> nn.Module:
+    """The job's model, on the meta device where it is hetplan's own."""
     workload = job.plan.workload
     if job.factory is not None:
         return from_factory(job.factory, job.plan)
@@ -109,11 +116,11 @@ def from_factory(text: str, plan: Plan | None) -> nn.Module:
     return made
 
 
-def called(text: str, plan: Plan | None) -> Any:
+def called(text: str, plan: Plan | None, option: str = "--factory") -> Any:
     """What `module:function` makes of the plan; the module is installed or in the working
     directory. Raises InputError for whatever its author's code raises."""
     require(
-        all(text.partition(":")), "--factory is not usable", got=text, expected="MODULE:FUNCTION"
+        all(text.partition(":")), f"{option} is not usable", got=text, expected="MODULE:FUNCTION"
     )
     failure = "cannot be imported:"
     sys.path += [""] if "" not in sys.path else []
@@ -124,7 +131,7 @@ def called(text: str, plan: Plan | None) -> Any:
     except HetplanError:
         raise
     except (Exception, SystemExit) as error:
-        raise InputError(f"--factory {failure} {kind_and_text(error)}", got=text) from error
+        raise InputError(f"{option} {failure} {kind_and_text(error)}", got=text) from error
 
 
 def check_job(job: Job) -> Made | None:
@@ -170,6 +177,7 @@ def check_folder(job: Job) -> None:
 
 def check_program(job: Job) -> None:
     """The same of an SPMD plan; a rehearsal's costs have read its program already."""
+    require(job.data is None, "SPMD programs take their data from --factory", got="--data")
     if not job.virtual:
         program = make_program(job).program
         check_samples(program, job.plan)

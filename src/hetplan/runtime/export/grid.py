@@ -10,7 +10,7 @@ from hetplan.errors import UnsupportedError
 from hetplan.formulations.joint.plan import Plan, Replica
 from hetplan.profiling.transformer import Transformer
 from hetplan.schema import Range
-from hetplan.text import ranges_text
+from hetplan.text import grouped, ranges_text
 
 # Of Megatron-LM, and so of FlagScale.
 RECOMPUTATION: dict[str, dict[str, str | int]] = {
@@ -107,9 +107,8 @@ class Grid:
     def nodes(self) -> list[tuple[int, int]]:
         """(node, ranks) in the order of ranks; refuses ranks that come back to a node, which
         launchers cannot number."""
-        order: dict[int, list[int]] = {}
-        for rank, device in enumerate(self.ranked):
-            order.setdefault(self.plan.devices[device].node, []).append(rank)
+        node_of = [device.node for device in self.plan.devices]
+        order = grouped((node_of[device], rank) for rank, device in enumerate(self.ranked))
         for node, ranks in order.items():
             if ranks[-1] - ranks[0] >= len(ranks):
                 lacks = f"(node {node} has ranks {ranges_text(ranks)})"

@@ -15,12 +15,15 @@ may start different numbers of processes.
 """
 
 import shlex
+from collections.abc import Mapping
 
+from hetplan.errors import UnsupportedError, require
 from hetplan.formulations.joint.plan import Plan
 from hetplan.profiling.transformer import Transformer
 from hetplan.runtime.export.grid import RECOMPUTATION, Grid, heading
 from hetplan.runtime.export.settings import settings
 from hetplan.runtime.refusals import check_degrees
+from hetplan.text import grouped
 
 MEGATRON = (
     "Megatron-LM core 0.13 and later: megatron/training/arguments.py at 000c4ac, parallel_state.py"
@@ -38,10 +41,11 @@ def megatron(plan: Plan, shape: Transformer | None = None) -> str:
     grid.only("schedule", ("1f1b", "interleaved-1f1b"), "the order of passes")
     grid.only("recomputation", tuple(RECOMPUTATION), "which activations are kept")
     grid.check()
-    ranked, places = grid.ranked, dict[int, list[tuple[int, int]]]()
-    for rank, device in enumerate(ranked):
-        node, local = plan.devices[device].node, local_number(plan, device)
-        places.setdefault(node, []).append((local, rank))
+    ranked = grid.ranked
+    places = grouped(
+        (plan.devices[device].node, (local_number(plan, device), rank))
+        for rank, device in enumerate(ranked)
+    )
     rest = "data" if shape else "model, data"
     lines = [
         "#!/usr/bin/env bash",
@@ -90,13 +94,22 @@ def local_number(plan: Plan, device: int) -> int:
     return sum(other.node == node for other in plan.devices[:device])
 
 
-def torchrun(plan: Plan, shape: Transformer | None = None) -> str:
-    """hetplan's runtime under torchrun; every plan that it runs can be expressed."""
+def torchrun(
+    plan: Plan, shape: Transformer | None = None, *, variables: Mapping[str, str] | None = None
+) -> str:
+    """hetplan's runtime under torchrun; every plan that it runs can be expressed. variables: of all
+    ranks."""
     check_degrees(plan)
-    nodes: dict[int, list[str]] = {}
-    for device in plan.ranks:
-        local = str(local_number(plan, device))
-        nodes.setdefault(plan.devices[device].node, []).append(local)
+    nodes = {
+        node: [str(local_number(plan, device)) for device in devices]
+        for node, devices in plan.nodes.items()
+    }
+    require(
+        [device for devices in plan.nodes.values() for device in devices] == list(plan.ranks),
+        "devices of a node that are not numbered in a row, as torchrun numbers ranks",
+        where=plan.name,
+        kind=UnsupportedError,
+    )
     order = list(nodes)
     lines = [
         "#!/usr/bin/env bash",
@@ -104,6 +117,7 @@ def torchrun(plan: Plan, shape: Transformer | None = None) -> str:
         f"# On every node n of {', '.join(map(str, order))}: "
         f"NODE=n MASTER_ADDR=<address of node {order[0]}> bash <this file> PLAN.json ...",
         "set -euo pipefail",
+        *(f"export {name}={shlex.quote(value)}" for name, value in (variables or {}).items()),
         ': "${MASTER_ADDR:?address of the node of rank 0}"',
         'case "${NODE:?number of this node in the plan}" in',
         *(

@@ -27,6 +27,12 @@ class MissingRule(Exception):
     """A rule says that it does not cover a call; the text says what is missing."""
 
 
+def refuse(where: object, what: str) -> None:
+    """Raise MissingRule where a call has what its rule does not cover."""
+    if where:
+        raise MissingRule(what)
+
+
 @dataclass(frozen=True)
 class Tensor:
     """A tensor of the program."""
@@ -142,15 +148,14 @@ def linear(w: Walker, x: Tensor, weight: Tensor, bias: Any = None) -> Tensor:
 def matmul(w: Walker, left: Tensor, right: Tensor) -> Tensor:
     """[..., i, j] @ [..., j, k], equal leading dimensions, or a matrix on the right."""
     left, right = w.tensor(left), w.tensor(right)
-    if len(left.shape) < 2 or len(right.shape) < 2:
-        raise MissingRule("a product with a vector")
+    refuse(len(left.shape) < 2 or len(right.shape) < 2, "a product with a vector")
     lead = BATCH[: len(left.shape) - 2]
     if len(right.shape) == 2:
         return w.apply("contract", left, right, label="matmul", equation=f"{lead}xy,yz->{lead}xz")
-    if left.shape[:-2] != right.shape[:-2]:
-        raise MissingRule(
-            f"a product that repeats leading dimensions ({left.shape} and {right.shape})"
-        )
+    refuse(
+        left.shape[:-2] != right.shape[:-2],
+        f"a product that repeats leading dimensions ({left.shape} and {right.shape})",
+    )
     return w.apply("contract", left, right, label="matmul", equation=f"{lead}xy,{lead}yz->{lead}xz")
 
 
@@ -158,8 +163,7 @@ def addmm(
     w: Walker, bias: Tensor, left: Tensor, right: Tensor, *, beta: float = 1, alpha: float = 1
 ) -> Tensor:
     """bias + left @ right."""
-    if beta != 1 or alpha != 1:
-        raise MissingRule("addmm with factors")
+    refuse(beta != 1 or alpha != 1, "addmm with factors")
     return (
         w.apply("add", matmul(w, left, right), bias)
         if len(bias.shape) != 1
@@ -172,22 +176,28 @@ def einsum(w: Walker, equation: str, tensors: Sequence[Any], *, path: Any = None
     equation = equation.replace(" ", "")
     left, _, output = equation.partition("->")
     terms = left.split(",")
-    if len(terms) != 2 or "." in equation or not equation.count("->"):
-        raise MissingRule(f"einsum {equation} (two tensors, all letters written out)")
-    if any(len(set(term)) < len(term) for term in (*terms, output)):
-        raise MissingRule(f"einsum {equation} (a letter twice in one tensor)")
-    if any(x not in left for x in output) or any(
-        x not in output and x not in other for term, other in (terms, terms[::-1]) for x in term
-    ):
-        raise MissingRule(f"einsum {equation} (a sum over one tensor alone)")
+    refuse(
+        len(terms) != 2 or "." in equation or not equation.count("->"),
+        f"einsum {equation} (two tensors, all letters written out)",
+    )
+    refuse(
+        any(len(set(term)) < len(term) for term in (*terms, output)),
+        f"einsum {equation} (a letter twice in one tensor)",
+    )
+    refuse(
+        any(x not in left for x in output)
+        or any(
+            x not in output and x not in other for term, other in (terms, terms[::-1]) for x in term
+        ),
+        f"einsum {equation} (a sum over one tensor alone)",
+    )
     return w.apply("contract", *tensors, label="einsum", equation=equation)
 
 
 def equal_figures(value: Any) -> int:
     """The one number that a list repeats, one entry a direction."""
     numbers = [value] if isinstance(value, int) else list(value)
-    if len(set(numbers)) != 1:
-        raise MissingRule(f"different figures for the two directions ({numbers})")
+    refuse(len(set(numbers)) != 1, f"different figures for the two directions ({numbers})")
     return int(numbers[0])
 
 
@@ -196,8 +206,13 @@ def conv2d(
     dilation: Any = 1, groups: int = 1,
 ) -> Tensor:  # fmt: skip
     """A convolution without dilation and groups."""
-    if isinstance(padding, str) or equal_figures(dilation) != 1 or groups != 1 or len(x.shape) != 4:
-        raise MissingRule("convolution with dilation, groups or padding by name")
+    refuse(
+        isinstance(padding, str)
+        or equal_figures(dilation) != 1
+        or groups != 1
+        or len(x.shape) != 4,
+        "convolution with dilation, groups or padding by name",
+    )
     inputs = [x, weight] if bias is None else [x, weight, bias]
     return w.apply(
         "convolve",
@@ -213,10 +228,8 @@ def attention(
     is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
 ) -> Tensor:  # fmt: skip
     """scaled_dot_product_attention of [samples, heads, tokens, d], with grouped queries too."""
-    if attn_mask is not None:
-        raise MissingRule("attention with a mask (only is_causal has a rule)")
-    if len(q.shape) != 4:
-        raise MissingRule(f"attention over {len(q.shape)} dimensions (expected 4)")
+    refuse(attn_mask is not None, "attention with a mask (only is_causal has a rule)")
+    refuse(len(q.shape) != 4, f"attention over {len(q.shape)} dimensions (expected 4)")
     if dropout_p:
         w.same(q, "dropout in attention")
     if scale is not None and not math.isclose(scale * math.sqrt(q.shape[3]), 1.0, rel_tol=1e-12):
@@ -260,8 +273,7 @@ def mul(w: Walker, left: Any, right: Any) -> Tensor:
 
 def div(w: Walker, left: Any, right: Any, *, rounding_mode: Any = None) -> Tensor:
     """A quotient."""
-    if rounding_mode is not None:
-        raise MissingRule("division with rounding")
+    refuse(rounding_mode is not None, "division with rounding")
     number = scalar(right)
     if number is not None:
         return w.apply("scale", left, factor=1 / number)
@@ -283,24 +295,24 @@ def entrywise(kind: str, w: Walker, x: Tensor, **attributes: Any) -> Tensor:
 
 def greater(w: Walker, x: Tensor, other: Any) -> Tensor:
     """1 where an entry is more than 0."""
-    if scalar(other) != 0:
-        raise MissingRule("a comparison with anything but 0")
+    refuse(scalar(other) != 0, "a comparison with anything but 0")
     return w.apply("positive", x)
 
 
 def masked_fill(w: Walker, x: Tensor, mask: Any, value: Any) -> Tensor:
     """Minus infinity where a constant mask says so: a sum with a constant."""
     number = scalar(value)
-    if isinstance(mask, Tensor) or number is None or number > -1e30:
-        raise MissingRule("masked_fill (only a constant mask with minus infinity has a rule)")
+    refuse(
+        isinstance(mask, Tensor) or number is None or number > -1e30,
+        "masked_fill (only a constant mask with minus infinity has a rule)",
+    )
     hidden = mask.double().masked_fill(mask, -math.inf).masked_fill(~mask, 0.0)
     return w.apply("add", x, hidden)
 
 
 def over_the_last(kind: str, w: Walker, x: Tensor, dim: int, dtype: Any = None) -> Tensor:
     """softmax, log_softmax."""
-    if dim % len(x.shape) != len(x.shape) - 1:
-        raise MissingRule(f"{kind} over another dimension than the last")
+    refuse(dim % len(x.shape) != len(x.shape) - 1, f"{kind} over another dimension than the last")
     return w.apply(kind, x)
 
 
@@ -309,8 +321,10 @@ def layer_norm(
     eps: float = 1e-5, cudnn_enable: bool = True,
 ) -> Tensor:  # fmt: skip
     """Over the last dimension, with scale and shift."""
-    if len(shape) != 1 or weight is None or bias is None:
-        raise MissingRule("layer norm over several dimensions, or without scale or shift")
+    refuse(
+        len(shape) != 1 or weight is None or bias is None,
+        "layer norm over several dimensions, or without scale or shift",
+    )
     return w.apply("layer-norm", x, weight, bias, epsilon=float(eps))
 
 
@@ -328,8 +342,10 @@ def embedding(
     sparse: bool = False,
 ) -> Tensor:  # fmt: skip
     """Rows of a table."""
-    if padding_idx >= 0 or scale_grad_by_freq:
-        raise MissingRule("embedding with a padding index or gradients by frequency")
+    refuse(
+        padding_idx >= 0 or scale_grad_by_freq,
+        "embedding with a padding index or gradients by frequency",
+    )
     return w.apply("embed", ids, table)
 
 
@@ -339,14 +355,14 @@ def cross_entropy(
 ) -> Tensor:  # fmt: skip
     """The mean or the sum over rows of [rows, classes]."""
     labels = w.tensor(labels)
-    if weight is not None or reduction == 0 or label_smoothing != 0 or ignore_index >= 0:
-        raise MissingRule(
-            "cross-entropy with weights, smoothing, an index to ignore, or row by row"
-        )
-    if len(logits.shape) != 2 or len(labels.shape) != 1:
-        raise MissingRule(
-            "cross-entropy of more than two dimensions, or with probabilities as labels"
-        )
+    refuse(
+        weight is not None or reduction == 0 or label_smoothing != 0 or ignore_index >= 0,
+        "cross-entropy with weights, smoothing, an index to ignore, or row by row",
+    )
+    refuse(
+        len(logits.shape) != 2 or len(labels.shape) != 1,
+        "cross-entropy of more than two dimensions, or with probabilities as labels",
+    )
     count = labels.shape[0] if reduction == 1 else 1
     return w.apply("cross-entropy", logits, labels, count=count)
 
@@ -361,8 +377,7 @@ def nll_loss(
 ) -> Tensor:
     """Of log_softmax: both together are the cross-entropy."""
     behind = w.writer.node(x.name)
-    if behind.kind != "log-softmax":
-        raise MissingRule("nll_loss of anything but log_softmax")
+    refuse(behind.kind != "log-softmax", "nll_loss of anything but log_softmax")
     return cross_entropy(
         w, Tensor(behind.inputs[0], x.shape), labels, weight, reduction, ignore_index
     )
@@ -402,8 +417,7 @@ def max_pool2d(
     ceil_mode: bool = False,
 ) -> Tensor:  # fmt: skip
     """Squares, side by side or not."""
-    if equal_figures(dilation) != 1 or ceil_mode:
-        raise MissingRule("pooling with dilation, or rounded up")
+    refuse(equal_figures(dilation) != 1 or ceil_mode, "pooling with dilation, or rounded up")
     size = equal_figures(window)
     apart, around = equal_figures(stride or size), equal_figures(padding)
     return w.apply("max-pool", x, window=size, stride=apart, padding=around)
@@ -414,8 +428,10 @@ def batch_norm(
     momentum: float, eps: float,
 ) -> tuple[Any, ...]:  # fmt: skip
     """By the statistics of the batch; running ones follow from no step and are not kept."""
-    if not training or weight is None or bias is None:
-        raise MissingRule("batch norm by fixed statistics, or without scale and shift")
+    refuse(
+        not training or weight is None or bias is None,
+        "batch norm by fixed statistics, or without scale and shift",
+    )
     count = math.prod(x.shape) // x.shape[1]
     moments = w.apply("batch-moments", x, label="moments", count=count)
     made = w.apply("batch-norm", x, moments, weight, bias, epsilon=float(eps))
@@ -429,8 +445,7 @@ def adaptive_avg_pool2d(w: Walker, x: Tensor, size: Sequence[int]) -> Tensor:
         return x
     if x.shape[2:] == (1, 1):
         return w.apply("repeat", x, shape=(*x.shape[:2], height, width))
-    if (height, width) != (1, 1):
-        raise MissingRule(f"pooling of {x.shape[2:]} to {(height, width)}")
+    refuse((height, width) != (1, 1), f"pooling of {x.shape[2:]} to {(height, width)}")
     return w.reshape(w.apply("mean-pool", x), (*x.shape[:2], 1, 1))
 
 
@@ -461,8 +476,7 @@ def slice_(
     step: int = 1,
 ) -> Tensor:
     """A slice with step 1."""
-    if step != 1:
-        raise MissingRule("slices with a step")
+    refuse(step != 1, "slices with a step")
     d = dim % len(x.shape)
     first, last, _ = slice(start, end).indices(x.shape[d])
     return narrow(w, x, d, first, last)

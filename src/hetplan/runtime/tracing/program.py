@@ -34,7 +34,7 @@ from hetplan.profiling.models import Model, load_model
 from hetplan.runtime.tracing.aten import RULES, MissingRule, Tensor, Unsupported, Walker
 from hetplan.runtime.tracing.counter import Layers, name_of, tree_leaves
 from hetplan.runtime.tracing.layers import Called, chain_of, graph_of, labels
-from hetplan.text import counted
+from hetplan.text import counted, grouped
 
 # Assertions that torch.export writes: nothing to run.
 SILENT = ("aten._assert_tensor_metadata", "aten._assert_async", "aten._assert_scalar")
@@ -170,9 +170,7 @@ def trace_samples(module: Any, samples: int, *, name: str = "module") -> Traced:
 
 def listed(unsupported: Sequence[Unsupported]) -> str:
     """`2 operators without a rule: …`, each with all its places."""
-    places: dict[tuple[str, str], list[str]] = {}
-    for entry in unsupported:
-        places.setdefault((entry.operator, entry.missing), []).append(entry.where)
+    places = grouped(((entry.operator, entry.missing), entry.where) for entry in unsupported)
     texts = [f"{name} in {', '.join(where)}: {lack}" for (name, lack), where in places.items()]
     return f"{counted(len(texts), 'operator')} without a rule: {'; '.join(texts)}"
 

@@ -15,7 +15,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from hetplan.errors import InputError
+from hetplan.errors import require
 from hetplan.formulations.hap.spmd.operators import (
     PARTIAL,
     WHOLE,
@@ -166,11 +166,14 @@ class Machine:
     def begin(self, run: int, data: Mapping[str, Tensor]) -> None:
         """A run's number and data."""
         for node in self.program.nodes:
-            if node.kind == PLACEHOLDER and tuple(data[node.name].shape) != node.shape:
-                raise InputError(
-                    "data of a run", where=node.name, got=tuple(data[node.name].shape),
-                    expected=f"{node.shape}",
-                )  # fmt: skip
+            shape = tuple(data[node.name].shape) if node.kind == PLACEHOLDER else node.shape
+            require(
+                shape == node.shape,
+                "data of a run",
+                where=node.name,
+                got=shape,
+                expected=f"{node.shape}",
+            )
         self.data, self._number, self._stage, self._pass = data, run, 0, "forward"
 
     def run(self) -> float:

@@ -1,0 +1,178 @@
+"""`hetplan launch`: what a job file may say, the commands that follow from it, the files that are
+written, and a job that trains."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import yaml
+
+from export.by_hand import cut, plan_of
+from fakes.cli import Call
+from hetplan.cli import launch
+from hetplan.formulations.joint.plan import Plan, save_plan
+from markdown_pages import ROOT
+
+JOB = {
+    "format": "hetplan-job", "version": 1, "model": "gpt2", "cluster": "amp-mixed",
+    "global_batch": 32, "steps": 7, "launcher": {"kind": "slurm"},
+}  # fmt: skip
+
+
+def write(folder: Path, **changes: object) -> Path:
+    """A job file; None leaves a key out."""
+    path = folder / "My job.yaml"
+    document = {key: value for key, value in {**JOB, **changes}.items() if value is not None}
+    path.write_text(yaml.safe_dump(document))
+    return path
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Path:
+    """Two nodes, with four ranks and with three."""
+    path = tmp_path / "seven.json"
+    save_plan(plan_of(cut(5, 4, 3), tensor=[2, 2, 3], types=["A100"] * 4 + ["T4"] * 3), path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"stepz": 1, "steps": None}, "stepz: unknown key; did you mean steps?"),
+        ({"steps": "x"}, "steps: not usable (got 'x', expected a valid integer)"),
+        ({"global_batch": None}, "global_batch: required key is missing"),
+        ({"launcher": None}, "launcher: required key is missing"),
+        (
+            {"launcher": {"kind": "slrum"}},
+            "launcher: Input tag 'slrum' found using 'kind' does not",
+        ),
+        ({"launcher": {"hosts": []}}, "launcher: Unable to extract tag using discriminator 'kind'"),
+        ({"launcher": {"kind": "slurm", "optoins": {}}}, "optoins: unknown key; did you mean opti"),
+        ({"launcher": {"kind": "ray", "hosts": []}}, "launcher.ray.hosts: unknown key"),
+        ({"launcher": {"kind": "kubeflow"}}, "launcher.kubeflow.image: required key is missing"),
+        (
+            {"launcher": {"kind": "slurm", "options": {"time": 720}}},
+            "options.time: not usable",
+        ),
+        (
+            {"launcher": {"kind": "slurm", "options": {"time": "1\n2"}}},
+            "string should match pattern",
+        ),
+        ({"launcher": {"kind": "ssh", "hosts": ["-oProxyCommand=x"]}}, "hosts[0]: not usable (got"),
+        ({"launcher": {"kind": "ray", "env": {"A B": "x"}}}, "string should match pattern"),
+        ({"format": "hetplan-plan"}, "format: not a hetplan-job file"),
+    ],
+)
+def test_a_wrong_job_file_is_one_line(
+    hetplan: Call, tmp_path: Path, changes: dict[str, object], error: str
+) -> None:
+    said = hetplan("launch", write(tmp_path, **changes), "--dry-run").error
+    assert "My job.yaml: " in said and error in said
+
+
+def test_keys_are_the_options_of_the_two_commands(hetplan: Call) -> None:
+    for command, known in (("plan", launch.PLAN), ("run", launch.RUN)):
+        shown = set(re.findall(r"^  (?:-\w, )?--([a-z-]+)", hetplan(command, "--help").out, re.M))
+        named = {key.replace("_", "-") for key in known}
+        assert named <= shown <= named | {*launch.LEFT_OUT, "help"}
+    schema = hetplan("instances", "schema", "job").json
+    assert {"launcher", "cluster", "steps"} <= schema["properties"].keys()
+
+
+def test_a_dry_run_prints_the_commands(
+    hetplan: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    more = {"seed": 0, "resume": True, "elastic": False, "strategies": ["amp", "dp"],
+            "factory": "my_models:build", "money_limit": 0.5, "device": "cpu"}  # fmt: skip
+    ran = hetplan("launch", write(tmp_path, **more), "--dry-run")
+    folder, (first, last) = "My job-launch", ran.out.splitlines()
+    planning = "hetplan plan --cluster amp-mixed --global-batch 32 --model gpt2 --money-limit 0.5"
+    options = f"--seed 0 --strategies amp --strategies dp --output '{folder}/plan.json'"
+    assert sorted(shlex.split(first)) == sorted(shlex.split(f"{planning} {options}"))
+    assert shlex.split(last) == ["sbatch", f"{folder}/job.sbatch"]
+    assert not (tmp_path / folder).exists()
+    here = write(tmp_path, launcher={"kind": "local"}, **more)
+    _, last = hetplan("launch", here, "--dry-run", "-o", "x").out.splitlines()
+    running = "hetplan run x/plan.json --cluster amp-mixed --device cpu --model gpt2 --resume"
+    options = "--factory my_models:build --seed 0 --steps 7"
+    assert sorted(shlex.split(last)) == sorted(f"{running} {options}".split())
+    ran = hetplan("launch", write(tmp_path, model=None, factory="a:b"), "--dry-run")
+    assert "--factory a:b" in ran.out.splitlines()[0]
+
+
+@pytest.mark.parametrize(
+    ("launcher", "files"),
+    [
+        ({"kind": "ssh", "hosts": ["a", "b"], "env": {"X": "y z"}}, ["submit.sh", "hostfile"]),
+        ({"kind": "slurm", "env": {"X": "y z"}}, ["job.sbatch"]),
+        ({"kind": "jobset", "image": "i"}, ["job.yaml"]),
+        ({"kind": "kubeflow", "image": "i"}, ["job.yaml"]),
+        ({"kind": "ray"}, ["train.py"]),
+    ],
+)
+def test_files_are_written_for_a_plan(
+    hetplan: Call, tmp_path: Path, plan: Path, monkeypatch: pytest.MonkeyPatch,
+    launcher: dict[str, object], files: list[str],
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    ran = hetplan("launch", write(tmp_path, launcher=launcher, device="cpu"), "--plan", plan)
+    assert (ran.code, ran.err) == (0, "")
+    folder = tmp_path / "My job-launch"
+    first, last = ran.out.splitlines()
+    assert first == f"written to My job-launch: plan.json, {', '.join(['node.sh', *files])}"
+    assert f"My job-launch/{files[0]}" in shlex.split(last)
+    names = {path.name for path in folder.iterdir()}
+    assert names == {"plan.json", "node.sh", *files}
+    assert Plan.load(folder / "plan.json") == Plan.load(plan)
+    text = (folder / files[0]).read_text()
+    assert "--steps" in text and "gpus-per-node" not in text and "nvidia.com/gpu:" not in text
+    assert ("hetplan-my-job" in text) == (launcher["kind"] not in ("ssh", "ray"))
+    assert ("export X='y z'" in (folder / "node.sh").read_text()) == ("env" in launcher)
+
+
+def test_a_launcher_that_is_not_installed_is_one_line(
+    hetplan: Call, tmp_path: Path, plan: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    said = hetplan("launch", write(tmp_path), "--plan", plan, "--submit").error
+    assert said == "sbatch is not installed here"
+    assert not (tmp_path / "My job-launch").exists()
+
+
+def test_submit_calls_the_launcher(
+    hetplan: Call, tmp_path: Path, plan: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = tmp_path / "sbatch"
+    fake.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/called\nexit 7\n')
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.chdir(tmp_path)
+    ran = hetplan("launch", write(tmp_path), "--plan", plan, "--submit", "-o", "files")
+    assert ran.code == 7 and (tmp_path / "called").read_text() == "files/job.sbatch\n"
+
+
+def test_what_no_rank_would_run_is_refused(hetplan: Call, tmp_path: Path, plan: Path) -> None:
+    document = json.loads(plan.read_text()) | {"refused": "some reason"}
+    plan.write_text(json.dumps(document))
+    assert hetplan("launch", write(tmp_path), "--plan", plan).error.endswith("yaml: some reason")
+    assert hetplan("launch", write(tmp_path, factory="a:b"), "--plan", plan).code == 0
+    folder = tmp_path.parent / "elsewhere"
+    ray = write(tmp_path, launcher={"kind": "ray"}, factory="a:b")
+    said = hetplan("launch", ray, "--plan", plan, "-o", folder).error
+    assert said.startswith("the folder is not in the working directory, which Ray takes")
+
+
+def test_every_option_keeps_its_default() -> None:
+    values = inspect.signature(launch.JobFile).parameters
+    assert values["steps"].default == 10 and values["cluster"].default is inspect.Parameter.empty
+
+
+def test_the_page_shows_the_example() -> None:
+    page = (ROOT / "docs" / "runtime.md").read_text(encoding="utf-8")
+    assert (ROOT / "examples" / "job" / "job.yaml").read_text(encoding="utf-8") in page
