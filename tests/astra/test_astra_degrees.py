@@ -3,6 +3,7 @@ hand, and the search over all of them against enumeration."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -11,11 +12,11 @@ import pytest
 
 from hetplan.formulations.astra.search.engine import columns_of, search
 from hetplan.formulations.astra.search.facts import ModelFacts, model_facts
-from hetplan.formulations.astra.search.links import Assumptions
+from hetplan.formulations.astra.search.links import Assumptions, group_seconds
 from hetplan.formulations.astra.search.pricing import Priced, iteration_parts, offload_share
 from hetplan.formulations.astra.search.result import Job
 from hetplan.formulations.astra.search.rules import default_rules
-from hetplan.formulations.astra.search.space import Space, homogeneous, offer_of, strategies
+from hetplan.formulations.astra.search.space import Offer, Space, homogeneous, offer_of, strategies
 from hetplan.profiling.models import Model, load_model
 from hetplan.profiling.operators import Layer, Matmul
 from hetplan.profiling.rates.collectives import collective_seconds, node_fabric
@@ -89,6 +90,70 @@ def test_keys_and_values_go_round_the_context_ranks() -> None:
     assert one.ring_seconds[0] == pytest.approx(3 * hop)
     alone = priced(Space(**ONE))
     assert alone.ring_seconds[0] == 0.0 and one.forward[0] < alone.forward[0]
+
+
+def test_tokens_are_exchanged_for_heads() -> None:
+    one = priced(Space(**{**ONE, "context": (4,), "exchange": ("a2a",)}))
+    size = (16 + 8) * 2 * 64 * 2 * 2048 / 4 / 4  # a fourth of all four tensors of a rank's tokens
+    once = collective_seconds("all-to-all", size, 4, node_fabric(OFFER.node)).seconds
+    assert one.exchange_seconds[0] == pytest.approx(4 * once)
+    ring = priced(Space(**{**ONE, "context": (4,)}))
+    work = one.blocks[0, 0] + one.expert_seconds[0]  # nothing hides the exchange
+    assert one.forward[0] == pytest.approx(work + 4 * once) and ring.forward[0] != one.forward[0]
+    every = Space(**{**ONE, "tensor": (1, 2), "context": (4, 8), "exchange": ("p2p", "a2a")})
+    table = strategies(FACTS, every, [], gpus=16, global_batch=64)
+    heads = table.columns["tensor_model_parallel_size"] * table.columns["context_parallel_size"]
+    assert {*heads[table.columns["cp_comm_type"] == 1]} == {4, 8}  # of eight with keys
+    assert {*heads[table.columns["cp_comm_type"] == 0]} == {4, 8, 16}
+
+
+def test_shard_groups_gather_near_and_reduce_far() -> None:
+    more = {**ONE, "fsdp": (True,), "overlap": False}
+    far, near = priced(Space(**more)), priced(Space(**{**more, "shard_groups": (2,)}))
+    assert near.forward[0] < far.forward[0]  # within a node of eight
+    layers = FACTS.layers
+    dense = layers * near.stage_params + sum(near.end_params)
+    sizes = [4 * part / 8 for part in (dense, layers * near.expert_stage_params)]
+    stride, ranks = np.array([8]), np.array([2])
+    expected = [
+        group_seconds(OFFER, Assumptions(), "all-reduce", size, stride, ranks)[0] for size in sizes
+    ]
+    assert iteration_parts(near, np.zeros(1))[1][0] == pytest.approx(sum(expected))
+    assert iteration_parts(far, np.zeros(1))[1][0] == 0.0
+    table = strategies(FACTS, Space(**{**more, "shard_groups": (1, 2, 3, 8, 16)}), [], gpus=16,
+                       global_batch=64)  # fmt: skip
+    assert table.columns["num_distributed_optimizer_instances"].tolist() == [1, 2, 8]
+
+
+def test_switches_slow_what_passes_them() -> None:
+    """Nodes of eight, two under a switch: a ring of four nodes passes it once, an all-to-all with
+    every node."""
+    flat = replace(OFFER, most=32, intra_latency=0.0, network_latency=0.0)
+    slow = replace(flat, switch_nodes=2, uplink=flat.network / 8)
+    size, one = np.array([1e9]), np.array([1])
+
+    def seconds(offer: Offer, operation: str, ranks: int, stride: int = 1) -> float:
+        of = np.array([stride]), np.array([ranks])
+        return float(group_seconds(offer, Assumptions(), operation, size * one, *of)[0])
+
+    assert seconds(slow, "all-gather", 16) == seconds(flat, "all-gather", 16)
+    reached = 0.96 * 2 * slow.uplink
+    assert seconds(slow, "all-gather", 32) == pytest.approx(31 / 32 * 1e9 / reached)
+    # eight rings meet in a node, each with two nodes under every switch
+    assert seconds(slow, "all-gather", 4, 8) == pytest.approx(3 / 4 * 1e9 / (reached / 8))
+    assert seconds(slow, "all-to-all", 32) == pytest.approx(8 * seconds(flat, "all-to-all", 32))
+
+
+def test_a_rack_is_one_domain() -> None:
+    rack, nodes = offer_of("GB200", 144), offer_of("B200", 144)
+    assert (rack.node_devices, nodes.node_devices) == (72, 8) and rack.intra == nodes.intra
+    wide = np.array([1]), np.array([64])
+    seconds = [
+        group_seconds(offer, Assumptions(), "all-to-all", np.array([1e9]), *wide)[0]
+        for offer in (rack, nodes)
+    ]
+    assert seconds[0] == collective_seconds("all-to-all", 1e9, 64, node_fabric(rack.node)).seconds
+    assert 10 * seconds[0] < seconds[1]
 
 
 def test_shards_take_less_memory_and_more_time() -> None:

@@ -181,6 +181,29 @@ def test_every_degree_is_written(hetplan: Call, every_degree: Path) -> None:
     assert scale["model"]["num_experts"] == 8 and "hetero" not in scale["system"]
 
 
+def test_shard_groups_and_all_to_all_are_written(hetplan: Call, every_degree: Path) -> None:
+    """Shards over two of the four context and data ranks; torchtitan has the ring alone."""
+    plan = Plan.load(every_degree)
+    assert plan.degrees is not None
+    for more in ({"shard_groups": 2}, {"exchange": "all-to-all"}):
+        degrees = plan.degrees.model_copy(update=more)
+        Plan.model_validate(plan.model_dump() | {"degrees": degrees.model_dump()}).save(
+            every_degree
+        )
+        megatron = hetplan("export", every_degree, "--to", "megatron")
+        titan = hetplan("export", every_degree, "--to", "torchtitan")
+        if degrees.shard_groups == 1:
+            assert "  --cp-comm-type a2a\n" in megatron.out
+            assert titan.code == 2 and "attention by all-to-all" in titan.err
+            continue
+        assert "  --num-distributed-optimizer-instances 2\n" in megatron.out
+        assert "  --outer-dp-sharding-strategy no_shard\n" in megatron.out
+        way = tomllib.loads(titan.out)["parallelism"]
+        assert (way["data_parallel_replicate_degree"], way["data_parallel_shard_degree"]) == (2, 1)
+    with pytest.raises(ValueError, match=r"degrees\.shard_groups is 3, expected a divisor"):
+        Plan.model_validate(plan.model_dump() | {"degrees": {"context": 2, "shard_groups": 3}})
+
+
 def test_what_cannot_take_the_degrees_names_them(hetplan: Call, every_degree: Path) -> None:
     for words in (
         ("run", every_degree), ("export", every_degree, "--to", "torchrun"),

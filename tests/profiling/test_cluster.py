@@ -12,6 +12,7 @@ from hypothesis import given, settings, strategies as st
 from hetplan.cli.main import main
 from hetplan.errors import InputError
 from hetplan.profiling.cluster import (
+    GBIT,
     GIB,
     Cluster,
     ClusterFile,
@@ -455,3 +456,19 @@ def test_local_gpus_fill_what_hosts_do_not_tell(
     (node,) = load_cluster(target).nodes
     assert (node.devices, node.device) == (4, "T4")
     assert node.intra_bandwidth == 100e9 / 8 and node.network_bandwidth == 50e9 / 8
+
+
+def test_nodes_under_two_switches_share_uplinks(tmp_path: Path) -> None:
+    """Four nodes, two under a switch with uplinks of a fourth of what they have to each other."""
+    file = tmp_path / "racks.yaml"
+    file.write_text(
+        "format: hetplan-cluster\nversion: 1\nname: racks\nnodes:\n"
+        "  - {count: 4, devices: 1, device: T4, intra_node_gbit_per_s: 100, "
+        "network_gbit_per_s: 80, nodes_per_switch: 2, uplink_gbit_per_s: 20}\n"
+        "  - {count: 1, devices: 1, device: T4, intra_node_gbit_per_s: 100, "
+        "network_gbit_per_s: 40}\n"
+    )
+    between = load_cluster(file).bandwidth() / GBIT
+    assert between[0].tolist() == [100, 80, 20, 20, 20]
+    assert between[2].tolist() == [20, 20, 100, 80, 20]
+    assert between[4].tolist() == [20, 20, 20, 20, 100]

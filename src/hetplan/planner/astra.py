@@ -206,6 +206,7 @@ def degrees_of(best: AstraCandidate) -> Degrees | None:
     degrees = Degrees.model_validate(
         {
             "context": s["context_parallel_size"],
+            "exchange": "all-to-all" if s["cp_comm_type"] == "a2a" else "ring",
             "expert": s["expert_model_parallel_size"],
             "expert_tensor": s["expert_tensor_parallel_size"],
             "sequence_parallel": bool(s["sequence_parallel"]) and tp > 1,
@@ -213,6 +214,7 @@ def degrees_of(best: AstraCandidate) -> Degrees | None:
             "recompute_method": s["recompute_method"] if some else None,
             "recompute_layers": s["recompute_num_layers"] if some else None,
             "offloaded": best.offloaded,
+            "shard_groups": s["num_distributed_optimizer_instances"],
         }
     )
     return None if degrees == Degrees(expert_tensor=tp) else degrees

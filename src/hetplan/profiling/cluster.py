@@ -8,6 +8,7 @@ figures of datasheets in the units that those print, each entry with its source.
 `DeviceSpec` give SI. A cluster file may add types or override figures (`overridden`).
 """
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -155,7 +156,10 @@ NodeCount = Annotated[int, Field(ge=1, le=MAX_DEVICES)]
 
 
 class NodeEntry(StrictModel):
-    """One entry of `nodes`: `count` equal nodes of `devices` equal devices."""
+    """One entry of `nodes`: `count` equal nodes of `devices` equal devices. A rack whose devices
+    talk as those of a node do (NVL72) is one node. nodes_per_switch: of the entry's nodes, one
+    after the other, so many are under one switch; uplink_gbit_per_s: what a node gets of that
+    switch's links to all others where every node sends (None: as much as its own network)."""
 
     count: NodeCount = 1
     devices: NodeCount
@@ -164,6 +168,8 @@ class NodeEntry(StrictModel):
     network_gbit_per_s: Rate
     intra_node_latency_us: Microseconds = INTRA_NODE_LATENCY_US
     network_latency_us: Microseconds = NETWORK_LATENCY_US
+    nodes_per_switch: NodeCount = MAX_DEVICES
+    uplink_gbit_per_s: Rate | None = None
 
 
 class ClusterFile(StrictModel):
@@ -186,7 +192,8 @@ class ClusterDevice:
 
 @dataclass(frozen=True)
 class Node:
-    """One node: SI units, bytes per second and seconds per message."""
+    """One node: SI units, bytes per second and seconds per message. switch: which one it is under,
+    with at most switch_nodes; uplink: what it gets beyond that."""
 
     device: str
     devices: int
@@ -194,6 +201,9 @@ class Node:
     network_bandwidth: float
     intra_latency: float
     network_latency: float
+    switch: tuple[int, int] = (0, 0)
+    switch_nodes: int = MAX_DEVICES
+    uplink: float = math.inf
 
 
 @dataclass(frozen=True)
@@ -224,9 +234,15 @@ class Cluster:
         """[D, D] bytes/s, symmetric; the diagonal carries the node's own figure (nobody sends to
         himself)."""
         network = np.array([n.network_bandwidth for n in self.nodes])
-        return self._by_device(
-            [n.intra_bandwidth for n in self.nodes], np.minimum.outer(network, network)
+        beyond = np.minimum(network, [n.uplink for n in self.nodes])
+        switches = {n.switch: number for number, n in enumerate(self.nodes)}
+        under = np.array([switches[n.switch] for n in self.nodes])
+        between = np.where(
+            np.equal.outer(under, under),
+            np.minimum.outer(network, network),
+            np.minimum.outer(beyond, beyond),
         )
+        return self._by_device([n.intra_bandwidth for n in self.nodes], between)
 
     def latency(self) -> Floats:
         """[D, D] seconds per message, symmetric, 0 on the diagonal."""
@@ -292,13 +308,12 @@ def build_cluster(file: ClusterFile, *, where: str = "cluster") -> Cluster:
         or device(entry.device, where=f"{where}: nodes[{i}].device")
         for i, entry in enumerate(file.nodes)
     }
-    return Cluster(
-        file.name, tuple(_node(entry) for entry in file.nodes for _ in range(entry.count)), specs
-    )
+    nodes = [_node(entry, i, n) for i, entry in enumerate(file.nodes) for n in range(entry.count)]
+    return Cluster(file.name, tuple(nodes), specs)
 
 
-def _node(entry: NodeEntry) -> Node:
-    """A file's node in SI units."""
+def _node(entry: NodeEntry, place: int, number: int) -> Node:
+    """Node `number` of the file's entry at `place`, in SI units."""
     return Node(
         device=entry.device,
         devices=entry.devices,
@@ -306,6 +321,10 @@ def _node(entry: NodeEntry) -> Node:
         network_bandwidth=entry.network_gbit_per_s * GBIT,
         intra_latency=entry.intra_node_latency_us * 1e-6,
         network_latency=entry.network_latency_us * 1e-6,
+        # without uplinks of their own all nodes are alike
+        switch=(place, number // entry.nodes_per_switch) if entry.uplink_gbit_per_s else (0, 0),
+        switch_nodes=entry.nodes_per_switch,
+        uplink=(entry.uplink_gbit_per_s or math.inf) * GBIT,
     )
 
 

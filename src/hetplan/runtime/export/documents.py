@@ -74,8 +74,8 @@ def torchtitan(plan: Plan, shape: Transformer | None = None) -> str:
     grid.only("recomputation", tuple(CHECKPOINTING), lost)
     grid.check()
     tensor = grid.equal_width()
-    lost = "which activations are kept, or which states are on the host"
-    if degrees.recompute_layers or degrees.offloaded:
+    lost = "which activations are kept, which states are on the host, or how context ranks meet"
+    if degrees.recompute_layers or degrees.offloaded or degrees.exchange != "ring":
         raise grid.refuse(degrees.text, lost)
     if grid.pipeline * tensor * degrees.context > 1:
         check_divided(grid, degrees.context)
@@ -129,8 +129,8 @@ def titan_sections(grid: Grid, tensor: int, degrees: Degrees) -> dict[str, dict[
     if plan.workload.sequence is not None:
         training["seq_len"] = plan.workload.sequence
     parallelism: dict[str, Any] = {
-        "data_parallel_replicate_degree": 1 if sharded else grid.data,
-        "data_parallel_shard_degree": grid.data if sharded else 1,
+        "data_parallel_replicate_degree": degrees.shard_groups if sharded else grid.data,
+        "data_parallel_shard_degree": grid.data // degrees.shard_groups if sharded else 1,
         "tensor_parallel_degree": tensor,
         "pipeline_parallel_degree": grid.pipeline,
     }

@@ -28,7 +28,7 @@ SHARDED = {2: "optim_grads", 3: "optim_grads_params"}
 def settings(grid: Grid) -> Settings:
     """Degrees, batch, stages, recomputation and the optimizer's sharding."""
     plan, degrees = grid.plan, grid.plan.degrees or Degrees()
-    tensor = grid.equal_width()
+    tensor, hybrid = grid.equal_width(), degrees.shard_groups > 1
     if degrees.expert > 1 and tensor > 1 and not degrees.sequence_parallel:
         lacks = "expert parallelism beside tensor ranks that are not sequence parallel"
         raise grid.refuse(lacks, "the division of what lies between matrix products")
@@ -38,6 +38,7 @@ def settings(grid: Grid) -> Settings:
         again["recompute_num_layers"] = degrees.recompute_layers
     optional: Settings = {
         "context_parallel_size": degrees.context if degrees.context > 1 else None,
+        "cp_comm_type": "a2a" if degrees.exchange == "all-to-all" else None,
         "expert_model_parallel_size": degrees.expert if degrees.expert > 1 else None,
         "expert_tensor_parallel_size": degrees.expert_tensor if degrees.expert > 1 else None,
         "sequence_parallel": degrees.sequence_parallel,
@@ -48,6 +49,8 @@ def settings(grid: Grid) -> Settings:
         "use_distributed_optimizer": plan.zero > 0,
         "use_megatron_fsdp": plan.zero in SHARDED,
         "data_parallel_sharding_strategy": SHARDED.get(plan.zero),
+        "num_distributed_optimizer_instances": degrees.shard_groups if hybrid else None,
+        "outer_dp_sharding_strategy": "no_shard" if hybrid else None,
         "ckpt_format": "fsdp_dtensor" if plan.zero in SHARDED else None,
         "optimizer_cpu_offload": degrees.offloaded > 0,
         "optimizer_offload_fraction": round(degrees.offloaded, 4) or None,
@@ -164,6 +167,8 @@ BRIDGE: dict[str, tuple[str, ...]] = {
     ),
     "use_megatron_fsdp": ("ddp.use_megatron_fsdp", "dist.use_megatron_fsdp"),
     "data_parallel_sharding_strategy": ("ddp.data_parallel_sharding_strategy",),
+    "num_distributed_optimizer_instances": ("ddp.num_distributed_optimizer_instances",),
+    "outer_dp_sharding_strategy": ("ddp.outer_dp_sharding_strategy",),
     "ckpt_format": ("checkpoint.ckpt_format",),
     "optimizer_cpu_offload": ("optimizer.optimizer_cpu_offload",),
     "optimizer_offload_fraction": ("optimizer.optimizer_offload_fraction",),

@@ -113,11 +113,15 @@ class ModelFacts:
                 core += size if tensor.name in CORE_SAVED else 0.0
         return split, whole, core
 
-    @property
-    def key_value_bytes(self) -> float:
-        """Bytes per sample of a block's keys and values."""
-        shape, element = self.shape, ELEMENT_BYTES[self.precision]
-        return float(self.sequence * shape.kv_heads * (shape.head_dim + shape.value_dim) * element)
+    def kept(self, name: str, kinds: tuple[str, ...] = BLOCKS) -> float:
+        """Bytes per sample that an average block keeps of one tensor, in blocks of those kinds."""
+        of = (t for b in self.blocks if b.kind in kinds for t in b.saved if t.name == name)
+        return sum(tensor.size(self.precision) for tensor in of) / self.layers
+
+    def head_bytes(self, heads: int) -> float:
+        """Bytes per sample of keys and values, or queries and outputs, of so many heads."""
+        width = self.shape.head_dim + self.shape.value_dim
+        return float(self.sequence * heads * width * ELEMENT_BYTES[self.precision])
 
     @property
     def boundary_bytes(self) -> float:

@@ -7,7 +7,9 @@ network. Inside a node collectives take what was measured on its fabric
 (`hetplan.profiling.rates.collectives`). Between nodes a ring takes the bytes that pass its slowest
 link over what NCCL reaches of it, and the latency of every hop: most are within nodes, as many as
 there are nodes lead out of one. Learned links replace both by their share of the bandwidth, which
-has latency in it.
+has latency in it.Nodes under a switch reach what lies under
+others at their uplink's rate: of a ring one node sends beyond the switch for all of them, of an
+all-to-all every node sends all that leaves it.
 """
 
 from collections.abc import Mapping
@@ -94,7 +96,11 @@ def one_group(
         return np.array(each)
     parts = PARTS.get(operation, 1.0)
     moved = sizes if operation == "send" else parts * (ranks - 1) / ranks * sizes
-    network = offer.network / (here if message else min(stride, here))
+    sharing = here if message else min(stride, here)
+    network, under = offer.network / sharing, here * offer.switch_nodes
+    if stride * ranks > under:  # of a ring the last node under a switch alone sends beyond it
+        beside = 1 if message else max(1, under // max(stride, here))
+        network = min(network, beside * offer.uplink / sharing)
     if learned is not None:
         group: Group = "node" if inside else "between"
         known = operation if message else "all-reduce"

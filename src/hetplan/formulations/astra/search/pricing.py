@@ -48,6 +48,14 @@ from hetplan.profiling.profile import Profile
 from hetplan.profiling.times import CORE, Rates, layer_time, operator_time
 from hetplan.profiling.transformer import Cut
 
+# Columns in the order of `Priced`'s attributes.
+DEGREES = (
+    "pipeline_model_parallel_size", "tensor_model_parallel_size", "expert_model_parallel_size",
+    "data_parallel_size", "context_parallel_size", "expert_tensor_parallel_size",
+    "num_distributed_optimizer_instances", "micro_batch_size", "num_micro_batches",
+    "sequence_parallel",
+)  # fmt: skip
+AGAIN = ("recompute_granularity", "recompute_method", "recompute_num_layers")
 SELECTIVE, FULL, HYBRID = range(len(GRANULARITIES))
 # Bytes per parameter of weight, gradient and optimizer state (fp32 master weight and Adam's two
 # moments).
@@ -148,24 +156,26 @@ class Priced:
     ) -> None:
         self.facts, self.table, self.offer, self.assumed = facts, table, offer, assumed
         columns = table.columns
-        self.pp: Ints = columns["pipeline_model_parallel_size"]
-        self.tp: Ints = columns["tensor_model_parallel_size"]
-        self.ep: Ints = columns["expert_model_parallel_size"]
-        self.dp: Ints = columns["data_parallel_size"]
-        self.mbs: Ints = columns["micro_batch_size"]
-        self.cp: Ints = columns["context_parallel_size"]
-        self.etp: Ints = columns["expert_tensor_parallel_size"]
+        (
+            self.pp,
+            self.tp,
+            self.ep,
+            self.dp,
+            self.cp,
+            self.etp,
+            self.copies,
+            self.mbs,
+            self.K,
+            self.sp,
+        ) = (columns[name] for name in DEGREES)
+        self.granularity, self.method, self.recomputed = (columns[name] for name in AGAIN)
         self.fsdp = columns["use_fsdp"] == 1
         self.own: Floats = self.mbs / self.cp  # samples of a micro-batch, by their tokens on a rank
-        self.K: Ints = columns["num_micro_batches"]
-        self.sp: Ints = columns["sequence_parallel"]
         self.v: Ints = np.maximum(columns["virtual_pipeline_model_parallel_size"], 1)
         self.interleaved = columns["virtual_pipeline_model_parallel_size"] != NONE
         self.sharded = columns["use_distributed_optimizer"] == 1
-        self.granularity: Ints = columns["recompute_granularity"]
-        self.method: Ints = columns["recompute_method"]
-        self.recomputed: Ints = columns["recompute_num_layers"]
-        self.replicas: Ints = self.dp * self.cp
+        self.exchanged = columns["cp_comm_type"] == 1
+        self.replicas: Ints = self.dp * self.cp // self.copies  # that share what is sharded
         self.expert_replicas: Ints = self.tp * self.replicas // (self.etp * self.ep)
         self.selective = (self.granularity == SELECTIVE) | (self.granularity == HYBRID)
 
@@ -201,8 +211,16 @@ class Priced:
     @cached_property
     def ring_seconds(self) -> Floats:
         """Keys and values that go round the context ranks in one forward pass of a block."""
-        size = self.facts.key_value_bytes * self.own / self.tp
+        size = self.facts.head_bytes(self.facts.shape.kv_heads) * self.own / self.tp
         return (self.cp - 1) * self.together("send", size, self.tp, self.cp)
+
+    @cached_property
+    def exchange_seconds(self) -> Floats:
+        """Queries, keys, values and outputs exchanged, tokens for heads, in one pass of a block; of
+        their gradients as much."""
+        shape = self.facts.shape
+        size = sum(map(self.facts.head_bytes, (shape.heads, shape.kv_heads))) / 4
+        return 4 * self.together("all-to-all", size * self.own / self.tp, self.tp, self.cp)
 
     @cached_property
     def sharded_seconds(self) -> tuple[Floats, Floats]:
@@ -240,6 +258,7 @@ class Priced:
         )
         window = np.where(overlapped, self.blocks[products], 0.0)
         ring = uncovered(rounds * self.ring_seconds, rounds * self.blocks[CORE_FORWARD])
+        ring = np.where(self.exchanged, self.exchange_seconds, ring)
         exposed = uncovered(self.tensor_seconds, window) + uncovered(shards, self.blocks[figure])
         return np.asarray(self.blocks[figure] + self.expert_seconds + exposed + ring)
 
@@ -292,10 +311,12 @@ class Priced:
 
         dense, experts: parameters per rank, of which the trained ones are exchanged. All-reduce;
         with the distributed optimizer reduce-scatter of gradients and all-gather of weights
-        (Rajbhandari et al. 2020, Section 7).
+        (Rajbhandari et al. 2020, Section 7). Fully sharded stages reduce their shards once over the
+        groups that hold the same ones.
         """
         weight, gradient, _ = STATE_BYTES[self.facts.precision]
-        columns, seconds = self.table.columns, np.zeros_like(dense)
+        columns = self.table.columns
+        seconds = across = np.zeros_like(dense)
         dense, experts = dense * self.facts.trained, experts * self.facts.trained
         after = np.where(columns["overlap_grad_reduce"] == 1, backward, 0.0)
         before = np.where(columns["overlap_param_gather"] == 1, forward, 0.0)
@@ -305,7 +326,11 @@ class Priced:
             scatter = self._exchanged("all-gather", params, gradient, group, part * after)
             gather = self._exchanged("all-gather", params, weight, group, part * before)
             seconds = seconds + np.where(self.sharded, scatter + gather, reduce)
-        return np.where(self.fsdp, 0.0, seconds)
+            apart = (stride * ranks, self.copies)
+            across = across + self._exchanged(
+                "all-reduce", params / ranks, gradient, apart, part * after
+            )
+        return np.where(self.fsdp, across, seconds)
 
     def _exchanged(
         self, operation: str, params: Floats, element: int, group: tuple[Ints, Ints], window: Floats
@@ -376,10 +401,14 @@ def saved_bytes(priced: Priced, layers: Ints) -> tuple[Floats, Floats]:
 
     Without recomputation everything is kept; selective frees the attention core; a fully recomputed
     layer keeps its input, `uniform` one input for each group of layers, and one layer (or group) is
-    whole while it is recomputed.
+    whole while it is recomputed. Beside tensor ranks that divide tokens, what an expert's columns
+    have in common is gathered and kept whole. Context ranks that exchange tokens for heads keep
+    attention's output before and after the exchange.
     """
     split, whole, core = priced.facts.saved
-    replicated = np.where(priced.sp == 1, whole / priced.tp, whole)
+    gathered = priced.facts.kept("up input", ("moe-block",)) * (priced.etp - 1) / priced.tp
+    replicated = np.where(priced.sp == 1, whole / priced.tp + gathered, whole)
+    split = split + priced.exchanged * priced.facts.kept("attention output")
     entire = (split / priced.tp + replicated) * priced.own
     frugal = entire - core / priced.tp * priced.own
     boundary = priced.facts.boundary_bytes * priced.own / np.where(priced.sp == 1, priced.tp, 1)

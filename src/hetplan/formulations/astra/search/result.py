@@ -166,12 +166,17 @@ def summary(candidate: Candidate) -> str:
     repeats = " ".join(["recompute", *(str(s[key]) for key in again if s[key] is not None)])
     options = (
         (s["context_parallel_size"] != 1, f"cp {s['context_parallel_size']}"),
+        (s["cp_comm_type"] == "a2a", "all-to-all"),
         (s["expert_model_parallel_size"] != 1, f"ep {s['expert_model_parallel_size']}"),
         (
             s["expert_tensor_parallel_size"] != s["tensor_model_parallel_size"],
             f"expert tensor {s['expert_tensor_parallel_size']}",
         ),
         (s["use_fsdp"], "fully sharded"),
+        (
+            s["num_distributed_optimizer_instances"] != 1,
+            f"in {s['num_distributed_optimizer_instances']} groups",
+        ),
         (
             s["num_layers_per_virtual_pipeline_stage"] is not None,
             f"{s['virtual_pipeline_model_parallel_size']} virtual stages",

@@ -139,7 +139,7 @@ def segment_figures(
     offloaded = np.clip(
         np.max([share_needed(p, layers) for p in priced], axis=0), 0.0, float(offload)
     )
-    group = priced[0].tp * priced[0].replicas
+    group = priced[0].tp * priced[0].cp * priced[0].dp
     ends = np.stack([[p.blocks[EMBEDDING], p.blocks[HEAD]] for p in priced], axis=1)
 
     @lru_cache(maxsize=1)  # one strategy is asked for again and again

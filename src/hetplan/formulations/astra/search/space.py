@@ -28,6 +28,7 @@ from hetplan.formulations.astra.search.rules import Column, Rule, Table, dropped
 from hetplan.profiling.cluster import (
     GBIT,
     INTRA_NODE_LATENCY_US,
+    MAX_DEVICES,
     NETWORK_LATENCY_US,
     Cluster,
     DeviceSpec,
@@ -42,8 +43,11 @@ Mode = Literal["homogeneous", "heterogeneous", "cost"]
 # (devices per node, intra-node Gbit/s of one device in one direction, network Gbit/s of the node,
 # GB/s of one device to its host and of the host's memory per device), by prefix.
 # NVLink totals of the datasheets (both directions): V100 300, A100 600, A800 and H800 400, H100 and
-# H200 900 GB/s.
-# Networks: one adapter per device, 100 Gbit/s (V100), 200 (A100, A800) and 400 (H100, H800, H200).
+# H200 900 GB/s, B200 to GB300 1,800 GB/s; Infinity Fabric: MI300X and MI325X 896, MI355X 1,075
+# GB/s; Gaudi 2 and 3: 21 Ethernet ports of 100 and 200 Gbit/s inside, three outside.
+# A rack of GB200 or GB300 NVL72 is one scale-up domain of 72 devices.
+# Networks: one adapter per device, 100 Gbit/s (V100), 200 (A100, A800) and 400 (H100, H800, H20,
+# H200, B200, GB200, MI300X to MI355X) and 800 (B300, GB300).
 # Hosts: PCIe x16 of generation 3 (V100), 4 (A100, A800) and 5 (H100, H800, H200), 16, 32 and 64
 # GB/s in one direction less a fifth for protocol, NVLink-C2C (GH200) 450 GB/s; an eighth of two
 # sockets' DDR4-2666 (6 channels each), DDR4-3200 (8) and DDR5-4800 (8), GH200's LPDDR5X 500 GB/s.
@@ -55,6 +59,16 @@ _MACHINES: Mapping[str, tuple[int, float, float, float, float]] = {
     "H800": (8, 1600, 3200, 50, 77),
     "H200": (8, 3600, 3200, 50, 77),
     "GH200": (4, 3600, 800, 450, 500),
+    "H20": (8, 3600, 3200, 50, 77),
+    "B200": (8, 7200, 3200, 50, 77),
+    "B300": (8, 7200, 6400, 50, 77),
+    "GB200": (72, 7200, 28800, 225, 250),
+    "GB300": (72, 7200, 57600, 225, 250),
+    "MI300X": (8, 3584, 3200, 50, 77),
+    "MI325X": (8, 3584, 3200, 50, 77),
+    "MI355X": (8, 4300, 3200, 50, 77),
+    "Gaudi2": (8, 2100, 2400, 25, 51),
+    "Gaudi3": (8, 4200, 4800, 50, 77),
 }
 # Anything else: PCIe 4.0 x16 and one adapter of 100 Gbit/s.
 _PLAIN = (8, 200.0, 100.0, 25.0, 51.0)
@@ -63,7 +77,8 @@ _PLAIN = (8, 200.0, 100.0, 25.0, 51.0)
 @dataclass(frozen=True)
 class Offer:
     """One type of device in the pool. most: how many there are; SI units; host_link, host_memory:
-    bytes/s of one device to its host, and of the host's memory per device."""
+    bytes/s of one device to its host, and of the host's memory per device. switch_nodes: nodes
+    under one switch; uplink: bytes/s of one of them to what lies under others."""
 
     name: str
     spec: DeviceSpec
@@ -75,6 +90,8 @@ class Offer:
     host_memory: float
     intra_latency: float = INTRA_NODE_LATENCY_US * 1e-6
     network_latency: float = NETWORK_LATENCY_US * 1e-6
+    switch_nodes: int = MAX_DEVICES
+    uplink: float = math.inf
 
     @property
     def price_per_second(self) -> float | None:
@@ -190,6 +207,8 @@ def offers_of_cluster(cluster: Cluster) -> tuple[Offer, ...]:
                 host_memory=host_memory,
                 intra_latency=max(node.intra_latency for node in nodes),
                 network_latency=max(node.network_latency for node in nodes),
+                switch_nodes=min(node.switch_nodes for node in nodes),
+                uplink=min(node.uplink for node in nodes),
             )
         )
     return tuple(offers)
@@ -198,7 +217,9 @@ def offers_of_cluster(cluster: Cluster) -> tuple[Offer, ...]:
 GRANULARITIES = ("selective", "full", "hybrid")
 METHODS = ("block", "uniform")
 # String columns hold indices into these; numbers hold NONE where the option is not set.
+EXCHANGES = ("p2p", "a2a")
 VOCABULARY = {
+    "cp_comm_type": EXCHANGES,
     "recompute_granularity": GRANULARITIES,
     "recompute_method": METHODS,
     "offload_optimizer": ("auto",),
@@ -217,6 +238,8 @@ BASE = (
     "context_parallel_size",
     "expert_tensor_parallel_size",
     "use_fsdp",
+    "num_distributed_optimizer_instances",
+    "cp_comm_type",
 )
 OPTIONS = (
     "num_layers_per_virtual_pipeline_stage",
@@ -270,9 +293,12 @@ class Space:
     1..layers per stage. interleaving: whether virtual stages are tried at all. expert: 1..number of
     experts. offload: whether optimizer states may move to the host where they do not fit. overlap:
     communication overlapped wherever Megatron-LM can. Beyond the paper: context: degrees of context
-    parallelism. whole_experts: whether tensor ranks hold whole experts (expert-tensor degree 1).
-    fsdp: whether weights, gradients and optimizer states are sharded over all data and context
-    ranks. uneven: whether a stage may hold a layer less than the largest.
+    parallelism. exchange: how context ranks meet in attention: keys and values go round a ring
+    (p2p; Liu et al. 2023), or all ranks exchange tokens for heads (a2a; Jacobs et al. 2023).
+    whole_experts: whether tensor ranks hold whole experts (expert-tensor degree 1).
+    fsdp: whether weights, gradients and optimizer states are sharded over data and context ranks.
+    shard_groups: into so many groups those ranks divide, each with all shards (HSDP). uneven:
+    whether a stage may hold a layer less than the largest.
     """
 
     pipeline: tuple[int, ...] | None = None
@@ -280,8 +306,10 @@ class Space:
     micro_batch: tuple[int, ...] = tuple(range(1, 9))
     expert: tuple[int, ...] | None = None
     context: tuple[int, ...] = (1,)
+    exchange: tuple[str, ...] = EXCHANGES[:1]
     whole_experts: tuple[bool, ...] = (False,)
     fsdp: tuple[bool, ...] = (False,)
+    shard_groups: tuple[int, ...] = (1,)
     uneven: bool = False
     virtual: tuple[int, ...] | None = None
     interleaving: bool = True
@@ -297,6 +325,7 @@ class Space:
     def __post_init__(self) -> None:
         for name in (
             "pipeline", "tensor", "micro_batch", "expert", "virtual", "context", "recompute_layers",
+            "shard_groups",
         ):  # fmt: skip
             values = getattr(self, name)
             require(
@@ -305,12 +334,13 @@ class Space:
                 got=values,
                 expected="at least one, each 1 or more",
             )
-        for word in self.recompute:
-            if word is not None and word not in GRANULARITIES:
-                raise unknown_name("unknown kind of recomputation", word, ("none", *GRANULARITIES))
-        for word in self.recompute_method:
-            if word not in METHODS:
-                raise unknown_name("unknown method of recomputation", word, METHODS)
+        for of, words, known in (
+            ("kind of recomputation", self.recompute, (None, *GRANULARITIES)),
+            ("method of recomputation", self.recompute_method, METHODS),
+            ("exchange of context ranks", self.exchange, EXCHANGES),
+        ):
+            for word in (word for word in words if word not in known):
+                raise unknown_name(f"unknown {of}", str(word), [name or "none" for name in known])
 
     def recomputations(self, stage_layers: int) -> list[tuple[int, int, int]]:
         """All (granularity, method, layers), as indices and numbers with NONE, for stages of that
@@ -464,17 +494,26 @@ def _bases(
     tensors = [t for t in space.tensor or range(1, facts.shape.heads + 1) if t <= gpus]
     held = facts.shape.experts.count if facts.shape.experts else 1
     experts = list(space.expert or range(1, held + 1))
+    exchanges = [EXCHANGES.index(word) for word in space.exchange]
     further = [space.context, space.whole_experts if held > 1 else (False,), space.fsdp]
-    axes = [pipelines, tensors, experts, space.micro_batch, *further]
+    axes = [pipelines, tensors, experts, space.micro_batch, *further, space.shard_groups, exchanges]
     grid = np.array(list(product(*axes)), dtype=np.int64)
-    p, t, e, b, c, apart, fsdp = grid.reshape(-1, len(axes)).T
+    p, t, e, b, c, apart, fsdp, groups, a2a = grid.reshape(-1, len(axes)).T
     d, et = gpus // (p * t * c), np.where(apart, 1, t)
     gas = global_batch // np.maximum(b * d, 1)
     whole = (d * p * t * c == gpus) & (gas >= 1) & (gas * b * d == global_batch)
     whole &= (t * c * d % (et * e) == 0) & ((apart == 0) | (t > 1))
+    # whole shard groups of at least two ranks, of dense parameters and of experts
+    whole &= (groups == 1) | (
+        (fsdp == 1) & (2 * groups <= c * d) & (c * d % groups == 0)
+        & (t * c * d // (et * e) % groups == 0)
+    )  # fmt: skip
+    # every rank has whole heads after the exchange
+    heads, pairs = facts.shape.heads, facts.shape.kv_heads
+    whole &= (a2a == 0) | ((c > 1) & (heads % (t * c) == 0) & (pairs % (t * c) == 0))
     if whole_stages:
         whole &= N % p == 0
-    values = (np.full_like(p, gpus), p, t, e, d, b, gas, c, et, fsdp)
+    values = (np.full_like(p, gpus), p, t, e, d, b, gas, c, et, fsdp, groups, a2a)
     columns = {name: column[whole] for name, column in zip(BASE, values, strict=True)}
     options = sum(len(_options(space, p, -(-N // p))["sequence_parallel"]) for p in pipelines)
     return columns, math.prod(map(len, axes[1:])) * options
@@ -530,8 +569,10 @@ def nothing() -> Strategies:
 
 def _add_late_columns(columns: Columns, space: Space, gpu_type: int) -> None:
     """Overlap flags on wherever Megatron-LM allows them, and the device type."""
-    rows = len(columns["num_gpus"])
-    columns["tp_comm_overlap"] = columns["sequence_parallel"] * space.overlap
-    columns["overlap_grad_reduce"] = np.full(rows, int(space.overlap), dtype=np.int64)
-    columns["overlap_param_gather"] = columns["use_distributed_optimizer"] * space.overlap
-    columns["gpu_type"] = np.full(rows, gpu_type, dtype=np.int64)
+    same = np.ones_like(columns["num_gpus"])
+    columns |= {
+        "tp_comm_overlap": columns["sequence_parallel"] * space.overlap,
+        "overlap_grad_reduce": same * space.overlap,
+        "overlap_param_gather": columns["use_distributed_optimizer"] * space.overlap,
+        "gpu_type": same * gpu_type,
+    }
