@@ -154,7 +154,7 @@ def share_needed(priced: Priced) -> Any:
     """[R] the share of optimizer states that must leave so that every one of the stages fits."""
     P, worst = priced.pp, np.full(priced.table.rows, -np.inf)
     for place in range(int(P.max())):
-        first, last = np.full(len(P), float(place == 0)), (place == P - 1).astype(float)
+        first, last = np.full(len(P), float(place == 0)), 1.0 * np.equal(place, P - 1)
         held, states = stage_bytes(
             priced, priced.facts.layers // P, np.minimum(place, P - 1), first, last
         )

@@ -201,7 +201,7 @@ class Node:
     network_bandwidth: float
     intra_latency: float
     network_latency: float
-    switch: tuple[int, int] = (0, 0)
+    switch: tuple[int, int] = (-1, 0)
     switch_nodes: int = MAX_DEVICES
     uplink: float = math.inf
 
@@ -322,7 +322,7 @@ def _node(entry: NodeEntry, place: int, number: int) -> Node:
         intra_latency=entry.intra_node_latency_us * 1e-6,
         network_latency=entry.network_latency_us * 1e-6,
         # without uplinks of their own all nodes are alike
-        switch=(place, number // entry.nodes_per_switch) if entry.uplink_gbit_per_s else (0, 0),
+        switch=(place, number // entry.nodes_per_switch) if entry.uplink_gbit_per_s else (-1, 0),
         switch_nodes=entry.nodes_per_switch,
         uplink=(entry.uplink_gbit_per_s or math.inf) * GBIT,
     )
