@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from hetplan.solvers.run import D, Run, Stopped
+from hetplan.solvers.run import D, Run, Stop, Stopped, stop_reason
 
 N = TypeVar("N")
 
@@ -103,6 +103,13 @@ class Proof:
     empty: bool
     # Nodes expanded.
     expanded: int
+
+    def verdict(self, run: Run, none: str, unfinished: str = "") -> tuple[Stop, str]:
+        """How the search ended, and the message: that there is no decision, or why a search that
+        left no node open proves nothing."""
+        if self.proven:
+            return (Stop.INFEASIBLE, none) if self.empty else (Stop.OPTIMAL, "")
+        return stop_reason(run), unfinished if self.finished else ""
 
 
 def search(

@@ -44,7 +44,7 @@ from hetplan.formulations.amp.rows import (
 )
 from hetplan.solvers import branch_and_bound
 from hetplan.solvers.branch_and_bound import Expansion, Incumbent
-from hetplan.solvers.run import Outcome, Run, Stop, stop_reason
+from hetplan.solvers.run import Outcome, Run, Stop
 
 # First and last candidate time of the slowest stage.
 Intervals = tuple[tuple[int, int], ...]
@@ -182,18 +182,13 @@ def solve(data: AmpData, run: Run, parameters: Parameters = Parameters()) -> Out
         again = incumbent.objective < parameters.least_share * state.ceiling < np.inf
         if not (proof.proven and again):
             break
-    stop, message, bound = stop_reason(run), "", proof.bound
-    if proof.proven:
-        stop = Stop.INFEASIBLE if proof.empty else Stop.OPTIMAL
-        bound = incumbent.objective if exactly and not proof.empty else bound
-    elif proof.finished:
-        message = "given up before the proof: the search would need too much memory"
-    if proof.empty:
-        message = NO_ROOM if configurations else NO_CONFIGURATION
+    gave_up = "given up before the proof: the search would need too much memory"
+    stop, message = proof.verdict(run, NO_ROOM if configurations else NO_CONFIGURATION, gave_up)
+    exactly_proven = exactly and stop is Stop.OPTIMAL
     return Outcome(
         stop=stop,
         decision=None if incumbent.decision is None else incumbent.decision.decision(),
-        bound=bound,
+        bound=incumbent.objective if exactly_proven else proof.bound,
         solver=f"hetplan {__version__}",
         message=message,
         details={

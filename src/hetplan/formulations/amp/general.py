@@ -166,13 +166,10 @@ def solve_by(
     sweep = Sweep(run, incumbent, ask or partial(ask_solver, method, parameters.most_terms))
     sweep.build_seconds = time.perf_counter() - begun
     proof = search([(case.bound, case) for case in cases], sweep.expand, incumbent, run)
-    stop, message = stop_reason(run), sweep.message
-    if proof.proven:
-        stop, message = Stop.OPTIMAL, ""
-    elif sweep.failed and not run.should_stop:
-        stop = Stop.ERROR
-    if proof.empty:
-        stop, message = Stop.INFEASIBLE, NO_ROOM if cases else NO_CONFIGURATION
+    stop, message = proof.verdict(run, NO_ROOM if cases else NO_CONFIGURATION)
+    if not proof.proven:
+        stop = Stop.ERROR if sweep.failed and not run.should_stop else stop
+        message = sweep.message
     return Outcome(
         stop=stop,
         decision=None if incumbent.decision is None else incumbent.decision.decision(),

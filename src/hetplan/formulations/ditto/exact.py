@@ -31,7 +31,7 @@ from hetplan.formulations.ditto.problem import (
 from hetplan.solvers import branch_and_bound, labels
 from hetplan.solvers.branch_and_bound import Expansion, Incumbent, Proof
 from hetplan.solvers.labels import Extensions, Labels, Numbers
-from hetplan.solvers.run import Outcome, Run, Stop, stop_reason
+from hetplan.solvers.run import Outcome, Run, Stop
 
 NONE_FITS = "no template fits in memory"
 CUT = "a single θ takes more labels than memory allows, which leaves a gap"
@@ -200,15 +200,8 @@ def solve(
         return Outcome(stop=Stop.INFEASIBLE, message=reason)
     search = Search(problem, run, parameters)
     proof = search.solve()
-    stages, message = search.incumbent.decision, ""
-    if proof.empty:
-        stop, message = Stop.INFEASIBLE, NONE_FITS
-    elif proof.proven:
-        stop = Stop.OPTIMAL
-    elif proof.finished:
-        stop, message = Stop.LIMIT, CUT
-    else:
-        stop = stop_reason(run)
+    stop, message = proof.verdict(run, NONE_FITS, CUT)
+    stages = search.incumbent.decision
     return Outcome(
         stop=stop,
         decision=None if stages is None else problem.decision(stages),
