@@ -3,8 +3,7 @@
 A node is an interval of θ. It is bounded by prices of devices (`intervals`), divided while it is
 wide, and then its templates are sought by label setting (`paths`), which for a single θ is exact.
 The labels of least bound are kept first; where some had to be cut, the interval is divided, and a
-single θ is searched again with more of them. Templates that are met on the way, as cheapest paths
-for some prices, become incumbents early.
+single θ is searched again with more of them.
 
 Source: hetplan; the objective is Oobleck's (SOSP 2023, Section 4.1.2), the problem Ditto's (Section
 3). docs/method-ditto.md has the proofs.
@@ -23,7 +22,6 @@ from hetplan.formulations.ditto.intervals import CuttingPlanes, Priced, Space, b
 from hetplan.formulations.ditto.problem import (
     DittoProblem,
     Floats,
-    Ints,
     Stages,
     compile_problem,
     infeasible_because,
@@ -139,18 +137,15 @@ class Search:
         """The interval at its best prices."""
         low, high = self.ends(node)
         self.counts["intervals"] += 1
-        priced = best_prices(
+        return best_prices(
             self.space, self.space.arcs(low, high), self.space.charge(low),
             min(threshold, self.incumbent.threshold), self.parameters.planes, self.run,
         )  # fmt: skip
-        for stages in priced.met:
-            self.offer(stages)
-        return priced
 
     def label(self, node: Node, priced: Priced) -> tuple[float, float, float]:
         """(Least cost as charged, least bound cut off, longest stage of the cheapest path)."""
         high = self.ends(node)[1]
-        parts = Parts(self.space, priced, self.space.reach(high))
+        parts = Parts(self.space, priced)
         order = range(self.problem.layers, -1, -1)
         limits = labels.LabelLimits(node.width)
         labelled = labels.set_labels(
@@ -228,16 +223,13 @@ CELLS_PER_LABEL = 20
 class Parts:
     """The labels of one interval as it is charged; see `solvers.labels.LabelRules`."""
 
-    def __init__(self, space: Space, priced: Priced, reach: Ints | None) -> None:
-        self.space, self.priced, self.reach = space, priced, reach
+    def __init__(self, space: Space, priced: Priced) -> None:
+        self.space, self.priced = space, priced
         p, arcs = space.problem, priced.arcs
         self.kind, self.size = p.option_kind[arcs.option], p.option_devices[arcs.option]
         # what a label needs to be completed at best, besides its own cost and devices
         self.ahead: Floats = (
             priced.costs + priced.prices[self.kind] * self.size - priced.prices @ space.devices
-        )
-        self.strides = np.array(
-            [int((space.devices + 1)[k + 1 :].prod()) for k in range(len(space.devices))]
         )
 
     def root(self) -> Labels:
@@ -277,11 +269,6 @@ class Parts:
         if space.problem.has_memory:
             allowed &= labels["stages"] <= arcs.behind[few][:, None]
         arc, label = np.nonzero(allowed)
-        if self.reach is not None:
-            left = (space.devices - labels["used"]) @ self.strides
-            left = left[label] - (self.strides[kind] * size)[arc]
-            kept = self.reach.ravel()[left] >= first[arc]
-            arc, label = arc[kept], label[kept]
         if not len(arc):
             return
         children = labels[label]

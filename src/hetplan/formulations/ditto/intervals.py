@@ -23,7 +23,7 @@ import highspy
 import numpy as np
 
 from hetplan.compiled import kernel
-from hetplan.formulations.ditto.problem import TIE, DittoProblem, Floats, Ints, Stages
+from hetplan.formulations.ditto.problem import TIE, DittoProblem, Floats, Ints
 from hetplan.solvers.run import Run
 
 
@@ -254,8 +254,6 @@ class Priced:
     prices: Floats  # [K] seconds per device
     front: Floats  # [M, 2, L + 1] as in `cheapest_fronts`, with devices
     bound: float  # infinite where no template has its slowest stage in the interval
-    # Stages of paths that were met and keep to the devices.
-    met: list[Stages]
 
 
 def best_prices(
@@ -280,7 +278,7 @@ def best_prices(
         return float(front[-1, 0, -1] - prices @ space.devices)
 
     unit = min(threshold, space.most_seconds) or 1.0
-    lines, met = _Lines(len(used)), list[Stages]()
+    lines = _Lines(len(used))
     best, chosen, current = -np.inf, np.zeros(len(used)), np.zeros(len(used))
     for _ in range(planes.most):
         run.check()
@@ -290,24 +288,11 @@ def best_prices(
         if bound >= threshold or np.isinf(bound):
             break
         slope = used - space.devices
-        if (slope <= 0).all():
-            met.append(_stages(arcs, arc))
         highest = lines.add((bound - float(slope @ current)) / unit, slope)
         if highest is None or highest[0] * unit - best < planes.near * unit:
             break
         current = highest[1] * unit
-    return Priced(arcs, costs, chosen, front, bounded(chosen), met)
-
-
-def _stages(arcs: Arcs, arc: Ints) -> Stages:
-    """The path that `cheapest_fronts` found, first stage first."""
-    stages: Stages = []
-    row, i = len(arc) - 1, int(arc[-1, 0, -1])
-    while i >= 0:
-        stages.append((int(arcs.first[i]), int(arcs.end[i]), int(arcs.option[i])))
-        row = max(row - 1, 0)
-        i = int(arc[row, arcs.after[i], arcs.first[i]])
-    return stages[::-1]
+    return Priced(arcs, costs, chosen, front, bounded(chosen))
 
 
 class _Lines:

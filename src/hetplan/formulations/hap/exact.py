@@ -41,7 +41,7 @@ from hetplan.formulations.hap.graph import (
     shortest,
     work_of,
 )
-from hetplan.formulations.hap.means import Means, Multipliers, game_value, halves, holds, whole_cell
+from hetplan.formulations.hap.means import Means, Multipliers, game_value, halves, whole_cell
 from hetplan.formulations.hap.opening import Opener
 from hetplan.formulations.hap.problem import CostOfRatios, Floats, ReducedTheory
 from hetplan.formulations.hap.ratios import best_ratios
@@ -146,7 +146,7 @@ def _searched(
         part = run.part(time_limit=share * run.remaining, quiet=False)
         incumbent.run = part
         multipliers = None if problem.capacity is None else first_multipliers(problem)
-        first = Cell(whole_cell(problem), incumbent.ratios, multipliers=multipliers)
+        first = Cell(whole_cell(problem), multipliers=multipliers)
         cells = CellSearch(graph, incumbent, parameters)
         proof = branch_and_bound.search(
             [(0.0, first)], cells.expand, incumbent, part,
@@ -187,7 +187,6 @@ class Incumbent(branch_and_bound.Incumbent[list[int]]):
     """The best program, under its best ratios; every program is tried once."""
 
     theory: ReducedTheory | None = None
-    ratios: Floats | None = None  # [g, K]
     cost: CostOfRatios | None = None  # of the best program
     tried: set[tuple[int, ...]] = field(default_factory=set)
 
@@ -203,7 +202,7 @@ class Incumbent(branch_and_bound.Incumbent[list[int]]):
         best = best_ratios(problem, cost, self.run)
         if not (best.fits and self.offer(best.seconds, program)):
             return False
-        self.cost, self.ratios = cost, best.ratios
+        self.cost = cost
         return True
 
 
@@ -212,7 +211,6 @@ class Cell:
     """A node of the search."""
 
     simplices: Floats  # [g, K, K]
-    point: Floats | None = None  # [g, K] reference point of the cell before, or first good ratios
     # The arcs that are still worth it in this cell: programs at or above the threshold of the time
     # when it was made are left out. None: the whole graph.
     graph: Graph | None = None
@@ -244,8 +242,7 @@ class CellSearch:
         # a graph with arcs left out lacks programs at or above the threshold, so that no bound from
         # it may exceed that
         claimable = np.inf if cell.graph is None else threshold
-        point_in_cell = cell.point is not None and holds(cell.simplices, cell.point)
-        means = Means(self.problem, cell.simplices, cell.point if point_in_cell else None)
+        means = Means(self.problem, cell.simplices)
         floor, paths = -np.inf, cell.paths
         if cell.multipliers is not None and not graph.arcs_are_stages:
             floor, multipliers, binding, met = best_multipliers(
@@ -286,7 +283,7 @@ class CellSearch:
         if np.ptp(cell.simplices, axis=1).max() < self.parameters.least_size:
             return Expansion(dropped_bound=bound)
         kept = None if graph is self.graph else graph
-        child = replace(cell, point=means.point, graph=kept, parent_gap=gap)
+        child = replace(cell, graph=kept, parent_gap=gap)
         children = [
             (bound, replace(child, simplices=half))
             for half in halves(cell.simplices, self.problem.counts.astype(float))

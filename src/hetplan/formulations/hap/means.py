@@ -57,16 +57,6 @@ def vertices(cell: Floats) -> Floats:
     return np.array([[cell[k, v] for k, v in enumerate(pick)] for pick in picks])
 
 
-def coordinates(cell: Floats, point: Floats) -> Floats:
-    """[g, K] barycentric coordinates of a point [g, K], negative outside."""
-    return np.array([np.linalg.solve(s.T, row) for s, row in zip(cell, point, strict=True)])
-
-
-def holds(cell: Floats, point: Floats) -> bool:
-    """Whether a point lies in a cell, up to rounding."""
-    return bool(coordinates(cell, point).min() > -1e-9)
-
-
 def halves(cell: Floats, counts: Floats) -> tuple[Floats, Floats]:
     """Two cells that share the cut through the middle of the longest edge."""
     edges = [
@@ -170,17 +160,11 @@ class Multipliers:
 class Means:
     """Good multipliers for one cell, and what they make triples and stages cost."""
 
-    def __init__(self, problem: HapProblem, cell: Floats, hint: Floats | None) -> None:
-        """hint: a point [g, K] of the cell."""
+    def __init__(self, problem: HapProblem, cell: Floats) -> None:
         self.problem, self.x = problem, vertices(cell)  # x [V, g, K]
         self._slow = problem.speeds[-1] / problem.speeds
         V, _, K = self.x.shape
         self.mu = np.full(V, 1.0 / V)  # the reference point, barycentric
-        if hint is not None:
-            mu = np.ones(1)
-            for row in coordinates(cell, hint):
-                mu = np.outer(mu, np.maximum(row, 0.0)).ravel()
-            self.mu = mu / mu.sum()
         self.top_weights = np.eye(K)[self.point.argmax(axis=1)]
         self.byte_prices = np.zeros(K)
         # [L, K], rows of sum 1; each is a mean for all stages: weights found for the cell, all
