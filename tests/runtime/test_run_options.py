@@ -3,6 +3,7 @@ checkpoints that are damaged or somebody else's; and torchrun."""
 
 from __future__ import annotations
 
+import re
 import shutil
 import signal
 import socket
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +20,10 @@ import pytest
 torch: Any = pytest.importorskip("torch", reason="torch is an extra of hetplan")
 
 from hetplan.cli.main import main  # noqa: E402
+from hetplan.errors import InputError  # noqa: E402
 from hetplan.files import read_json, to_json  # noqa: E402
 from hetplan.formulations.joint.plan import load_plan, save_plan  # noqa: E402
-from hetplan.runtime.execution.worker import check_job  # noqa: E402
+from hetplan.runtime.execution.worker import check_job, make_module  # noqa: E402
 from hetplan.runtime.job import Job  # noqa: E402
 from hetplan.text import Table  # noqa: E402
 from parity.asking import ENVIRONMENT, refused  # noqa: E402
@@ -285,3 +288,24 @@ def test_plans_say_what_runs_refuse(
     assert plan.refused is not None and message in plan.refused
     assert "`hetplan run`" in told
     assert refused(capsys, "run", file, "--quiet") == f"hetplan: error: {plan.refused}\n"
+
+
+def test_data_of_a_run_are_the_functions(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = "def rows(step, first, last): pass\ndef make(plan):\n    return rows\n"
+    (tmp_path / "own_data.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    job = Job(plan=load_plan(file), factory="parity.cases:two", data="own_data:make")
+    assert make_module(job).batch.__name__ == "rows"
+    for text, message in (
+        ("own_data", "--data is not usable (got 'own_data', expected MODULE:FUNCTION)"),
+        ("own_data:nothing", "--data cannot be imported: AttributeError"),
+    ):
+        with pytest.raises(InputError, match=re.escape(message)):
+            check_job(replace(job, data=text))
+    with pytest.raises(InputError, match="--virtual devices have a model and data of their own"):
+        check_job(replace(job, factory=None, virtual=True))
+    program = job.plan.model_copy(update={"schedule": "spmd"})
+    with pytest.raises(InputError, match="SPMD programs take their data from --factory"):
+        check_job(replace(job, plan=program))

@@ -84,6 +84,11 @@ def make_module(job: Job) -> nn.Module:
     """The job's model with its data. Raises InputError for an unusable factory."""
     module = model_of(job)
     if job.data is not None:
+        require(
+            job.factory is not None or not job.virtual,
+            "--virtual devices have a model and data of their own",
+            got="--data",
+        )
         module.batch = called(job.data, job.plan, "--data")
     return module
 
