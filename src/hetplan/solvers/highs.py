@@ -99,14 +99,11 @@ def solve(model: Model, run: Run, report: Sink | None = None) -> ModelAnswer:
         _keep_last_word(highs, latest, bool(arrays.integer.any()))
     late = "HiGHS did not stop in time; its last report is taken"
     stop, message = _mapped(highs, run) if ended else (stop_reason(run), late)
-    duals = ended and stop is Stop.OPTIMAL and not arrays.integer.any()
     return ModelAnswer(
         stop=stop,
         solver=SOLVER,
         message=message,
         statistics={"nodes": int(highs.getInfo().mip_node_count)} if ended else {},
-        row_dual=np.array(highs.getSolution().row_dual, dtype=float) if duals else None,
-        column_dual=np.array(highs.getSolution().col_dual, dtype=float) if duals else None,
         model=model,
         **({} if stop is Stop.INFEASIBLE else _read(latest, arrays, scale, units)),
     )

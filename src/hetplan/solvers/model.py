@@ -446,8 +446,7 @@ class ModelAnswer:
     objective: the model's own price of the incumbent in the instance's unit (None without one).
     bound: proven, in the instance's unit, corrected for rounding; kept at time-outs; None without
     one. solver: name and version. statistics: JSON types only.
-    x [n]: the incumbent, integers whole, seconds in seconds. row_dual [m], column_dual [n]: of an
-    optimal LP, in objective units per unit of the row or column. model: whose columns they are,
+    x [n]: the incumbent, integers whole, seconds in seconds. model: whose columns they are,
     None for plain arrays.
     """
 
@@ -458,8 +457,6 @@ class ModelAnswer:
     message: str = ""
     statistics: Mapping[str, object] = field(default_factory=dict)
     x: Floats | None = None
-    row_dual: Floats | None = None
-    column_dual: Floats | None = None
     model: Model | None = None
 
     @property

@@ -64,16 +64,14 @@ def best_multipliers(
     graph: Graph,
     means: Means,
     start: Multipliers,
-    known: Sequence[ProgramTotals],
     threshold: float,
     run: Run,
-) -> tuple[float, Multipliers, list[ProgramTotals], list[ProgramTotals]]:
-    """(Bound of the cell, the multipliers that prove it, the paths that keep it from rising, all
-    paths met). It begins with multipliers and paths of a larger cell, and ends at the threshold."""
+) -> tuple[float, Multipliers, list[ProgramTotals]]:
+    """(Bound of the cell, the multipliers that prove it, the paths met). It begins with multipliers
+    of a larger cell, and ends at the threshold."""
     problem, multipliers = means.problem, start
-    assert problem.capacity is not None
-    paths = {p.program: p for p in known}
-    binding, best, chosen = list(known), -np.inf, start
+    paths: dict[tuple[int, ...], ProgramTotals] = {}
+    best, chosen = -np.inf, start
     for _ in range(ROUNDS):
         means.set_multipliers(multipliers)
         cost = means.costs(graph.work, multipliers.type_weights[None])[:, 0]
@@ -90,19 +88,18 @@ def best_multipliers(
         answer = _best_by_cuts(problem, means.x, list(paths.values()), run)
         if answer is None:
             break
-        hoped, multipliers, shares = answer
-        binding = [p for p, share in zip(paths.values(), shares, strict=True) if share > 0]
+        hoped, multipliers = answer
         if hoped - best <= PROMISE * max(abs(hoped), SMALLEST * problem.seconds_of_all):
             break
     means.set_multipliers(chosen)
-    return best, chosen, binding, list(paths.values())
+    return best, chosen, list(paths.values())
 
 
 def _best_by_cuts(
     problem: HapProblem, x: Floats, paths: Sequence[ProgramTotals], run: Run
-) -> tuple[float, Multipliers, Floats] | None:
+) -> tuple[float, Multipliers] | None:
     """(An upper bound of what any multipliers can prove, as far as the paths met limit it; the
-    multipliers that reach it; the paths' shares)."""
+    multipliers that reach it)."""
     assert problem.capacity is not None
     most = problem.seconds_of_all or 1.0
     room = np.where(problem.capacity > 0, problem.capacity, 1.0)
@@ -125,13 +122,12 @@ def _best_by_cuts(
             values = np.concatenate([-busy, -top, np.clip(-over, -1e9 * most, 1e9 * most)])
             model.row("cut", columns, np.append(1.0, values), upper=p.fixed_comm)
     answer = minimise("milp", model, run.part(), report=lambda i, b: None)
-    if answer.x is None or answer.row_dual is None or answer.objective is None:
+    if answer.x is None or answer.objective is None:
         return None
-    shares = np.abs(answer.row_dual[-len(paths) * len(x) :]).reshape(len(paths), -1).sum(axis=1)
     mean, top_weights = np.maximum(answer.values(w), 0.0), np.maximum(answer.values(u), 0.0)
     multipliers = Multipliers(
         mean / mean.sum(),
         top_weights / top_weights.sum(axis=1, keepdims=True),
         np.maximum(answer.values(price), 0.0) * most / room,
     )
-    return -answer.objective, multipliers, shares
+    return -answer.objective, multipliers

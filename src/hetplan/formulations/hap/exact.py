@@ -23,7 +23,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from hetplan.formulations.hap import model
-from hetplan.formulations.hap.byte_prices import ProgramTotals, best_multipliers, first_multipliers
+from hetplan.formulations.hap.byte_prices import best_multipliers, first_multipliers
 from hetplan.formulations.hap.common import (
     NONE_FITS,
     chain_bound,
@@ -215,9 +215,8 @@ class Cell:
     # when it was made are left out. None: the whole graph.
     graph: Graph | None = None
     parent_gap: float = np.inf  # share of the threshold that was missing in the cell before
-    # With memory: multipliers of the cell before, and the paths that they came from.
+    # With memory: multipliers of the cell before.
     multipliers: Multipliers | None = None
-    paths: tuple[ProgramTotals, ...] = ()
 
 
 class CellSearch:
@@ -243,12 +242,12 @@ class CellSearch:
         # it may exceed that
         claimable = np.inf if cell.graph is None else threshold
         means = Means(self.problem, cell.simplices)
-        floor, paths = -np.inf, cell.paths
+        floor = -np.inf
         if cell.multipliers is not None and not graph.arcs_are_stages:
-            floor, multipliers, binding, met = best_multipliers(
-                graph, means, cell.multipliers, paths, threshold, self.incumbent.run
+            floor, multipliers, met = best_multipliers(
+                graph, means, cell.multipliers, threshold, self.incumbent.run
             )
-            cell = replace(cell, multipliers=multipliers, paths=tuple(binding))
+            cell = replace(cell, multipliers=multipliers)
             for totals in met:
                 self.incumbent.try_program(totals.program)
         elif cell.multipliers is not None:
