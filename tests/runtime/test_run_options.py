@@ -153,6 +153,16 @@ def test_an_error_of_a_rank_under_torchrun_is_one_line_with_its_place(file: Path
     assert line.count("\n") == 1 and "hetplan: rank 0 (replica 0, stage 0" in line
 
 
+def test_a_stopped_rank_under_torchrun_is_noticed_by_another(file: Path) -> None:
+    first, stopped = ranks(file, "--factory", "parity.faulty:stopped", "--hang-after", 2)
+    line = first.communicate(timeout=120)[1]
+    stopped.kill()
+    stopped.communicate()
+    place = "rank 1 (replica 0, stage 1, row group 0, tensor rank 0; device 1, A on node 0)"
+    assert (first.returncode, line.count("\n")) == (1, 1), line
+    assert line.startswith(f"hetplan: {place}: hangs; no sign of life for ")
+
+
 def test_sigterm_under_torchrun_ends_all_ranks_behind_a_checkpoint(
     file: Path, tmp_path: Path
 ) -> None:

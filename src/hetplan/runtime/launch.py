@@ -411,8 +411,9 @@ def serve_rank(job: Job) -> Measured | None:
     asked: list[int] = []  # by SIGTERM, which torchrun hands on: all then end behind their step
     signal.signal(signal.SIGTERM, lambda number, frame: asked.append(number))
     try:
-        look_after(watch, job.hang_seconds, place)
+        look_after(watch, job.hang_seconds, job.plan)
         train(job, watch, reports.append, lambda: bool(asked), made)
+        watch.begins("end", 0, 0)
     except HetplanError:
         raise
     except Exception as error:

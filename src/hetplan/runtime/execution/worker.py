@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from multiprocessing.connection import Connection
@@ -334,23 +335,44 @@ def every_beat(act: Callable[[], None]) -> None:
     threading.Thread(target=beats, daemon=True).start()
 
 
-def look_after(watch: Watch, limit: float, place: str) -> None:
+def look_after(watch: Watch, limit: float, plan: Plan) -> None:
     """Where nobody else watches: from now on a thread ends the process, with one line, where a pass
-    neither goes on nor computes."""
-    activity = Activity()
+    neither goes on nor computes, or where the next rank is stopped.
+
+    Ranks beat in a store of torch's, by a connection of its own: a rank that waits in the group's
+    store would hold up the thread. A beat that stays away is counted in this thread's own looks, so
+    that a machine that slept, or a rank without a core, suspects nobody.
+    """
+    activity, rank, following = Activity(), dist.get_rank(), (dist.get_rank() + 1) % plan.world_size
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    again = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    everyones = dist.TCPStore(address, port, wait_for_workers=False) if following != rank else None
+    store = dist.PrefixStore(f"hetplan {again}", everyones or dist.HashStore())
+    looks = Counter[int]()  # by the number of the following rank's beats
 
     def look() -> None:
         state = watch.state()
+        with contextlib.suppress(dist.DistError):  # behind the last step the store may end first
+            store.add(str(rank), 1)
+            beats = store.add(str(following), 0)
+            looks[beats] += 1
+            silent = looks[beats] * PATIENCE.beat
+            if beats and silent > limit and state["what"] != "end":
+                give_up(plan, following, f"no sign of life for {silent:.0f} s")
         activity.note(state["used"])
         quiet = min(state["quiet"], activity.idle())
         waits = state["what"] not in PASSES or state["meeting"] is not None
-        if waits or quiet <= limit or at_work(os.getpid(), threading.get_native_id()):
-            return
-        where = "at {what} of chunk {chunk}, micro-batch {batch}".format(**state)
-        print(f"hetplan: {place}: hangs; {where} for {quiet:.0f} s", file=sys.stderr, flush=True)
-        os._exit(1)
+        if not waits and quiet > limit and not at_work(os.getpid(), threading.get_native_id()):
+            at = "at {what} of chunk {chunk}, micro-batch {batch}".format(**state)
+            give_up(plan, rank, f"{at} for {quiet:.0f} s")
 
     every_beat(look)
+
+
+def give_up(plan: Plan, rank: int, why: str) -> NoReturn:
+    """End this process because a rank hangs."""
+    print(f"hetplan: {plan.rank_text(rank)}: hangs; {why}", file=sys.stderr, flush=True)
+    os._exit(1)
 
 
 # What errors of torch.distributed say where another rank is gone.
