@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -17,19 +18,24 @@ from parity.cases import Case, Perceptron, R, S, even, zero
 TWO = [R([S((0, 4))], [(2, 2)])] * 2
 CASES = [
     Case("data parallel", "perceptron", TWO),
+    Case("data parallel, by layers", "perceptron", TWO),
+    Case("ZeRO 2, unequal", "perceptron", TWO, zero(2, 2, 1)),
     *(Case(f"ZeRO {level}", "perceptron", TWO, zero(level)) for level in (1, 2, 3)),
     Case("pipeline", "perceptron", [R(even([0, 2, 4]), [(2, 2), (1, 1)])]),
 ]
+BY_LAYERS = ("data parallel, by layers", "ZeRO 2, unequal")
 WORLDS = (2,)
-RECORDED = ("all_reduce", "all_gather", "broadcast", "isend", "recv")
+PASS = ("pass", 0)  # of a layer
+RECORDED = ("all_reduce", "all_gather", "broadcast", "reduce")
 
 
 def work(rank: int, world: int, folder: Path) -> None:
-    """By case: (name, bytes) of the second step."""
+    """By case: (name, bytes) of the second step, layers' passes among them."""
     torch.set_default_dtype(torch.float64)
     told: dict[str, list[tuple[str, int]]] = {}
     for case in CASES:
-        model: Any = distribute(Perceptron(), case.plan)
+        sections: Any = {"bucket_bytes": 1} if case.name in BY_LAYERS else {}
+        model: Any = distribute(Perceptron(), case.plan, **sections)
         optimizer = model.optimizer(torch.optim.SGD, lr=0.01)
         seen: list[tuple[str, int]] = []
 
@@ -46,7 +52,16 @@ def work(rank: int, world: int, folder: Path) -> None:
         model.train_step()
         optimizer.step()
         optimizer.zero_grad()
+        batched = dist.batch_isend_irecv
+
+        def messages(ops: list[Any], seen: list[tuple[str, int]] = seen, act: Any = batched) -> Any:
+            for op in ops:
+                seen.append((op.op.__name__, op.tensor.numel() * op.tensor.element_size()))
+            return act(ops)
+
         with ExitStack() as stack:
+            stack.enter_context(patch.object(dist, "batch_isend_irecv", messages))
+            model.watch.passed = partial(seen.append, PASS)
             for name in RECORDED:
                 stack.enter_context(patch.object(dist, name, recording(name)))
             model.train_step()

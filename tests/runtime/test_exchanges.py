@@ -10,6 +10,7 @@ import pytest
 torch: Any = pytest.importorskip("torch", reason="torch is an extra of hetplan")
 
 from parity.asking import run_forked  # noqa: E402
+from parity.recorded import PASS  # noqa: E402 (needs torch)
 
 WIDTH = 8  # bytes of fp64
 LAYERS = [6 * 5 + 5, 5 * 5 + 5, 5 * 3 + 3]  # elements of those that have parameters
@@ -25,26 +26,45 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, list[tuple[
     return [torch.load(folder / f"told-{rank}.pt") for rank in range(2)]
 
 
-def half(elements: int) -> int:
-    """Bytes of the larger share of two."""
-    return WIDTH * -(-elements // 2)
+def parts(elements: int, *shares: int) -> list[int]:
+    """Bytes of two shares, equal ones by default."""
+    first = round(elements * shares[0] / sum(shares)) if shares else elements // 2
+    return [WIDTH * first, WIDTH * (elements - first)]
+
+
+def scattered(*elements: int, shares: tuple[int, ...] = ()) -> list[tuple[str, int]]:
+    """Sums, each share for its owner."""
+    return [("reduce", size) for n in elements for size in parts(n, *shares)]
 
 
 def test_collectives_are_those_of_the_plan(told: list[dict[str, Any]]) -> None:
-    whole, shares = ("all_reduce", WIDTH * ALL), ("all_gather", half(ALL))
-    gathers = [("all_gather", half(n)) for n in LAYERS]
-    sums = [("all_reduce", WIDTH * n) for n in LAYERS]
-    passes = [*gathers, *(both for pair in zip(gathers[::-1], sums[::-1]) for both in pair)]  # noqa: B905
+    whole, shares = ("all_reduce", WIDTH * ALL), ("all_gather", max(parts(ALL)))
     expected = {
         "data parallel": [*AGREED, whole, *AGREED],
-        "ZeRO 1": [shares, *AGREED, whole, *AGREED],
-        "ZeRO 2": [shares, *AGREED, *[whole] * BATCHES, *AGREED],
+        "ZeRO 1": [shares, *AGREED, *scattered(ALL), *AGREED],
+        "ZeRO 2": [shares, *AGREED, *scattered(ALL) * BATCHES, *AGREED],
     }
     for rank in told:
         for name, exchanged in expected.items():
-            assert rank[name] == exchanged, name
-        # 1F1B of one stage: a forward pass, its backward pass, the next
-        assert rank["ZeRO 3"] == [*AGREED, *passes * BATCHES, *AGREED]
+            assert [e for e in rank[name] if e != PASS] == exchanged, name
+        others = [e for e in rank["ZeRO 2, unequal"] if e not in (PASS, *AGREED)]
+        of_layers = scattered(*reversed(LAYERS), shares=(2, 1))
+        assert [e for e in others if e[0] != "all_gather"] == of_layers * BATCHES
+
+
+def test_collectives_go_on_beside_the_passes(told: list[dict[str, Any]]) -> None:
+    """A layer's gradients are summed as soon as they are there; ZeRO 3 gathers one layer ahead, and
+    keeps one whose next pass follows. The layers 0, 1 and 3 have parameters."""
+    gathers = [("all_gather", max(parts(n))) for n in LAYERS]
+    sums = [scattered(n) for n in LAYERS]
+    (first, middle, last), (low, mid, high) = gathers, sums
+    forward = [middle, PASS, PASS, last, PASS, PASS]
+    backward = [PASS, *high, middle, PASS, first, PASS, *mid, PASS, *low]
+    totals = [("all_reduce", WIDTH * n) for n in reversed(LAYERS)]
+    overlapped = [PASS, totals[0], PASS, PASS, totals[1], PASS, totals[2]]
+    for rank in told:
+        assert rank["ZeRO 3"] == [*AGREED, first, *[*forward, *backward] * BATCHES, *AGREED]
+        assert rank["data parallel, by layers"] == [*AGREED, *[PASS] * 12, *overlapped, *AGREED]
 
 
 def test_messages_are_the_activations_and_their_gradients(told: list[dict[str, Any]]) -> None:
@@ -52,6 +72,9 @@ def test_messages_are_the_activations_and_their_gradients(told: list[dict[str, A
     sizes = Counter(WIDTH * 5 * rows for rows in (2, 2, 1))
     for one, other in (told, told[::-1]):
         sent = [size for name, size in one["pipeline"] if name == "isend"]
-        received = [size for name, size in other["pipeline"] if name == "recv"]
+        received = [size for name, size in other["pipeline"] if name == "irecv"]
         assert sent == received and Counter(sent) == sizes
-        assert [e for e in one["pipeline"] if e[0] not in ("isend", "recv")] == AGREED * 2
+        assert [e for e in one["pipeline"] if e[0] == "all_reduce"] == AGREED * 2
+    # the last stage has posted the second micro-batch's receive before it goes back with the first
+    names = [name for name, _ in told[1]["pipeline"][1:]]
+    assert names[:7] == ["irecv", "pass", "pass", "irecv", "pass", "pass", "isend"]

@@ -145,7 +145,8 @@ class Placed(Trained):
 
 class Distributed(Placed):
     """A part on hetplan's own engine, which takes every plan. staging: "always" sends everything by
-    way of the host's memory (see `execution.transport`).
+    way of the host's memory (see `execution.transport`). bucket_bytes: of gradients that are summed
+    together while the passes go on.
 
     Under fp16 the loss is scaled by a power of two, such that a token's gradient is about 1, times
     `scale`; where a gradient is not finite on any rank, all are None: optimizers skip the step.
@@ -158,11 +159,12 @@ class Distributed(Placed):
         *,
         precision: Literal["fp32", "bf16", "fp16"] = "fp32",
         staging: Staging = "auto",
+        bucket_bytes: int = 4 << 20,
         **options: Any,
     ) -> None:
         super().__init__(module, plan, precision=precision, **options)
         self.scaled = precision == "fp16"
-        plans = bucket_plans(self.layout, self.chain, by_layer=plan.zero == 3 and plan.in_step)
+        plans = bucket_plans(self.layout, self.chain, bucket_bytes)
         tensor_groups = [
             ranks
             for i, replica in enumerate(plan.replicas)
@@ -202,7 +204,7 @@ class Distributed(Placed):
         """All passes of the plan; rows: (first, last) -> (inputs, targets)."""
         of_step = self.rows_of(step, rows)
         with self.watch.during("prepare", 0, step):
-            self.states.begin()
+            self.states.begin(self.pipeline.visits)
             weight = host_total(self.pipeline.weight(of_step))
         scale = 2.0 ** floor(log2(weight)) * self.scale.value if self.scaled else 1.0
         summed = self.pipeline.run(of_step, Position(self.seed, step), weight / scale)

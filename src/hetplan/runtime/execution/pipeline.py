@@ -9,7 +9,7 @@ together.
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import product
+from itertools import product, zip_longest
 from typing import Any
 
 import torch
@@ -26,12 +26,13 @@ from hetplan.formulations.joint.plan import Place
 from hetplan.runtime.execution.chain import Chain, Rows
 from hetplan.runtime.execution.places import Layout, States
 from hetplan.runtime.execution.position import Position, at, drawing
-from hetplan.runtime.execution.transport import Message, Stream, Transport
+from hetplan.runtime.execution.transport import Message, Stream, Transport, done
 from hetplan.runtime.tracing.split import Shape
 from hetplan.schema import Range
 
 Values = tuple[Tensor, ...]  # what passes from layer to layer
 Gradients = Sequence[Tensor | None]
+Moment = tuple[int, int, bool]  # hop, micro-batch, forward
 
 
 @dataclass
@@ -44,66 +45,77 @@ class Mail:
     Activations are whole on all tensor ranks, so each one receives from one of the sender's. What a
     hop carries comes in the order of the micro-batches.
 
-    sent: those on their way, with their tensors; local: what a rank sends to itself.
+    sent: those on their way, with their tensors; expected: those that are to come, by (hop,
+    micro-batch, forward), with what they are received into; local: what a rank sends to itself.
     """
 
     layout: Layout
     place: Place
     transport: Transport
     sent: list[Message] = field(default_factory=list)
-    local: dict[tuple[int, int], list[Tensor]] = field(default_factory=dict)
+    expected: dict[Moment, tuple[list[Tensor], list[Message]]] = field(default_factory=dict)
+    local: dict[Moment, list[Tensor]] = field(default_factory=dict)
 
     def send(self, values: Sequence[Tensor], hop: int, batch: int, *, forward: bool) -> None:
         """My rows of what goes over a hop (virtual stages hop and hop + 1), to all who need
         them."""
         first, rank = self.layout.own_rows(self.place, batch)[0], self.place.rank
         self.sent = self.transport.pending(self.sent)
+        rows: list[tuple[Tensor, int]] = []
         carried = messages(self.layout, self.place.replica, hop, batch, forward=forward)
-        for (tag, sender, receiver), (a, b) in carried:
+        for (_, sender, receiver), (a, b) in carried:
             if sender == rank:
-                rows = [x[a - first : b - first].contiguous() for x in values]
+                own = [x[a - first : b - first].contiguous() for x in values]
                 if receiver == rank:
-                    self.local[tag, batch] = rows
-                else:
-                    self.sent += [self.transport.post(x, receiver, tag) for x in rows]
+                    self.local[hop, batch, forward] = own
+                rows += [(x, receiver) for x in own if receiver != rank]
+        self.sent += self.transport.post(rows, self._tag(hop, forward=forward))
 
-    def receive(
-        self, shapes: Sequence[Shape], hop: int, batch: int, *, forward: bool
-    ) -> list[Tensor]:
-        """My rows [rows, *shape] of what comes over a hop."""
+    def expect(self, shapes: Sequence[Shape], hop: int, batch: int, *, forward: bool) -> None:
+        """Begin to receive my rows [rows, *shape] of what comes over a hop."""
         (first, last), rank = self.layout.own_rows(self.place, batch), self.place.rank
         values = [self.transport.space((last - first, *shape), dtype) for shape, dtype in shapes]
+        rows: list[tuple[Tensor, int]] = []
         carried = messages(self.layout, self.place.replica, hop, batch, forward=forward)
-        for (tag, sender, receiver), (a, b) in carried:
-            if sender == receiver == rank:
-                values = self.local.pop((tag, batch))
-            elif receiver == rank:
-                for x in values:
-                    self.transport.fetch(x[a - first : b - first], sender, tag)
+        for (_, sender, receiver), (a, b) in carried:
+            if receiver == rank != sender:
+                rows += [(x[a - first : b - first], sender) for x in values]
+        begun = self.transport.fetch(rows, self._tag(hop, forward=forward))
+        self.expected[hop, batch, forward] = values, begun
+
+    def _tag(self, hop: int, *, forward: bool) -> int:
+        return tag_of(self.layout, self.place.replica, hop, forward=forward)
+
+    def receive(self, hop: int, batch: int, *, forward: bool) -> list[Tensor]:
+        """What was expected."""
+        values, begun = self.expected.pop((hop, batch, forward))
+        done(begun)
+        values = self.local.pop((hop, batch, forward), values)
         return [x.to(self.transport.device) for x in values]
 
     def settle(self) -> None:
         """Wait until everything sent has been received."""
-        for work, _ in self.sent:
-            work.wait()
+        done(self.sent)
         self.sent.clear()
+
+
+def tag_of(layout: Layout, replica: int, hop: int, *, forward: bool) -> int:
+    """Tags are such that two ranks send in one direction only, what one hop carries: two stages
+    meet once in as many hops as there are stages, or in each one where there are two."""
+    return 2 * (hop // max(1, len(layout.plan.replicas[replica].stages) - 1)) + forward
 
 
 def messages(
     layout: Layout, replica: int, hop: int, batch: int, *, forward: bool
 ) -> Iterator[tuple[Stream, Range]]:
-    """(tag, sender, receiver) and global rows of all that goes over a hop of a replica.
-
-    Tags are such that two ranks send in one direction only, what one hop carries: two stages meet
-    once in as many hops as there are stages, or in each one where there are two.
-    """
+    """(tag, sender, receiver) and global rows of all that goes over a hop of a replica."""
     count = len(layout.plan.replicas[replica].stages)
     stages = [hop % count, (hop + 1) % count]
     senders, receivers = (
         list(zip(layout.ranks_of(replica, s), layout.rows(replica, s, batch), strict=True))
         for s in (stages if forward else reversed(stages))
     )
-    tag = 2 * (hop // max(1, count - 1)) + forward
+    tag = tag_of(layout, replica, hop, forward=forward)
     for (sending, (a, b)), (receiving, (c, d)) in product(senders, receivers):
         if max(a, c) < min(b, d):
             for tensor, receiver in enumerate(receiving):
@@ -184,6 +196,13 @@ class Pipeline:
         self.watch = self.mail.transport.watch
         self.replica = self.layout.plan.replicas[self.place.replica]
         self.saved: dict[tuple[int, int], list[Saved]] = {}
+        self.actions = self.layout.actions(self.place)
+        layers = [range(first, last) for first, last in self.ranges]
+        self.visits = [
+            (backward, k)
+            for backward, chunk, _ in self.actions
+            for k in (reversed(layers[chunk]) if backward else layers[chunk])
+        ]
         self.position = Position()
         self.total: Tensor | float = 0.0
 
@@ -199,11 +218,12 @@ class Pipeline:
         """All passes; gradients are those of the losses divided by `weight`. Returns the sum of
         this rank's losses."""
         self.total, self.position = 0.0, position
-        for backward, chunk, batch in self.layout.actions(self.place):
+        self._expect(*self.actions[0])
+        for (backward, chunk, batch), then in zip_longest(self.actions, self.actions[1:]):
+            if then is not None:
+                self._expect(*then)
             if backward:
                 self._backward(chunk, batch, rows, weight)
-                if chunk == 0:
-                    self.states.after_step()
             else:
                 self._forward(chunk, batch, rows)
         assert not self.saved, "a forward pass has no backward pass"
@@ -239,14 +259,19 @@ class Pipeline:
         else:
             self.mail.send(x, self._hop(chunk), batch, forward=True)
 
+    def _expect(self, backward: bool, chunk: int, batch: int) -> None:
+        """Post a pass's receive while the one before computes."""
+        (first, last), (a, b) = self.ranges[chunk], self.layout.own_rows(self.place, batch)
+        if a < b and (last < self.end if backward else first > 0):
+            shapes = self.chain.outputs[(last if backward else first) - 1]
+            sent = [one for one in shapes if not backward or one[1].is_floating_point]
+            hop = self._hop(chunk) - (not backward)
+            self.mail.expect(sent, hop, batch, forward=not backward)
+
     def _receive(self, chunk: int, batch: int, *, forward: bool) -> list[Tensor]:
         """What the layer before a chunk gave, or the gradients of what the chunk's last one did."""
-        first, last = self.ranges[chunk]
-        shapes = self.chain.outputs[(first if forward else last) - 1]
         with self.watch.during("receive", chunk, batch):
-            hop = self._hop(chunk) - forward
-            sent = [one for one in shapes if forward or one[1].is_floating_point]
-            return self.mail.receive(sent, hop, batch, forward=forward)
+            return self.mail.receive(self._hop(chunk) - forward, batch, forward=forward)
 
     def _layer(
         self, k: int, x: Values, read: tuple[Any, ...], row: int, kept: list[Saved]

@@ -13,13 +13,15 @@ ZeRO 1  everyone updates its share of each bucket; the updated parameters are ga
 ZeRO 2  gradients live only as shares: replicas of one stage sum them after every micro-batch.
 ZeRO 3  parameters, too: replicas of one stage gather each layer before its passes and let go of it
 behind them.
-In pipelines ZeRO 2 and 3 do at the beginning and at the end of an iteration what they otherwise do
-at each pass: no other stage waits for a collective in the middle of its schedule.
+In replicas of one stage collectives go on beside the passes: a bucket's gradients are summed once
+its lowest layer has made them, and ZeRO 3 gathers one layer ahead. In pipelines all of it happens
+at the beginning and at the end of an iteration: no other stage waits for a collective in the middle
+of its schedule.
 Source: Rajbhandari et al. 2020 (ZeRO), Section 5; shares of any size are the plan's.
 """
 
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate, pairwise
@@ -114,7 +116,8 @@ class Piece:
 
 @dataclass(frozen=True)
 class BucketPlan:
-    """Pieces of the same owners (ranks), dtype and layers."""
+    """Pieces of the same owners (ranks) and dtype. layers: those behind whose backward passes
+    gradients are summed; none: behind all passes."""
 
     owners: tuple[int, ...]
     dtype: Any
@@ -138,16 +141,32 @@ def held_by(layout: Layout, chain: Chain, place: Place) -> Held:
     return held
 
 
-def bucket_plans(layout: Layout, chain: Chain, *, by_layer: bool) -> list[BucketPlan]:
-    """All buckets in one order; by_layer: parameters of different layers in different buckets (ZeRO
-    3)."""
+def sections(chain: Chain, bucket_bytes: int) -> dict[int, int]:
+    """Layer -> the lowest layer of its section: layers behind each other, from the last one on, of
+    at least so many bytes."""
+    sizes, lowest, section = Counter[int](), dict[int, int](), list[int]()
+    for p in chain.parameters.values():
+        sizes[min(p.layers)] += prod(p.shape) * p.dtype.itemsize
+    for k in reversed(range(len(chain.names))):
+        section.append(k)
+        if k == 0 or sum(sizes[i] for i in section) >= bucket_bytes:
+            lowest |= dict.fromkeys(section, k)
+            section = []
+    return lowest
+
+
+def bucket_plans(layout: Layout, chain: Chain, bucket_bytes: int) -> list[BucketPlan]:
+    """All buckets in one order; in replicas of one stage by sections of layers, under ZeRO 3 by
+    layers."""
+    plan, lowest = layout.plan, sections(chain, bucket_bytes)
     holders: dict[str, list[tuple[Place, Cut]]] = defaultdict(list)
-    for place in layout.plan.places:
+    for place in plan.places:
         for name, cut in held_by(layout, chain, place).items():
             holders[name].append((place, cut))
     buckets: dict[tuple[Any, ...], list[Piece]] = defaultdict(list)
     for name, parameter in chain.parameters.items():
-        layers = parameter.layers if by_layer else ()
+        layers = parameter.layers if plan.zero == 3 else (lowest[min(parameter.layers)],)
+        layers = layers if plan.in_step else ()
         for owners, piece in pieces_of(parameter, holders[name]):
             buckets[owners, parameter.dtype, layers].append(piece)
     ordered = sorted(buckets.items(), key=lambda item: (item[0][2], item[0][0], str(item[0][1])))
@@ -207,6 +226,10 @@ class Bucket:
     parts: list[Range]
     shard: Tensor | None = None
     shares: list[Share] = field(default_factory=list)
+    coming: Callable[[], list[Tensor]] | None = None
+    """What waits for everyone's shard."""
+    here: bool = True
+    """Whether the parameters have their values."""
 
     def rows(self, piece: Piece, tensor: Tensor) -> Tensor:
         """The piece's rows of a tensor that is laid out like the local parameter; a view."""
@@ -263,32 +286,48 @@ class Bucket:
                 self.shares.append(Share(piece, a, element + a - begin, b - a, values))
             begin += piece.size
 
+    def fetch(self) -> None:
+        """Begin to gather everyone's shard."""
+        assert self.shard is not None
+        if self.group is not None and self.coming is None:
+            lengths = [last - first for first, last in self.parts]
+            self.coming = self.group.gathering(self.shard, lengths)
+
     def gather(self) -> None:
         """Everyone's shard, written to the parameters."""
+        self.fetch()
         assert self.shard is not None
-        flat = self.shard
-        if self.group is not None:
-            flat = torch.cat(self.group.gather(flat, [last - first for first, last in self.parts]))
+        flat = self.shard if self.coming is None else torch.cat(self.coming())
+        self.coming = None
         self.spread(flat, self.data)
 
-    def join_gradients(self) -> None:
-        """Sum over the contributors: into the parameters' gradients (ZeRO 0), or my part of it into
-        my shares'."""
+    def join_gradients(self) -> Callable[[], None]:
+        """Begin to sum over the contributors. What is returned ends that: into the parameters'
+        gradients (ZeRO 0), or my part of it into my shares'."""
         alone = all(len(piece.contributors) == 1 for piece in self.plan.pieces)
         if self.shard is None and (self.group is None or alone):
-            return
+            return lambda: None
         gradients = {name: parameter.grad for name, parameter in self.parameters.items()}
-        flat = self.flat(gradients, counting=True)
+        flat, owners = self.flat(gradients, counting=True), self.plan.owners
+        finish: Callable[[], None] = lambda: None  # noqa: E731 (where nobody else has any)
         if self.group is not None:
-            self.group.total(flat)
-        if self.shard is None:
-            self.spread(flat, gradients)
-            return
-        for share in self.shares:
-            parameter = share.parameter
-            if parameter.requires_grad:
-                added, held = flat[share.begin : share.begin + share.size], parameter.grad
-                parameter.grad = added.clone() if held is None else held.add_(added)
+            finish = (
+                self.group.totalling(flat)
+                if self.shard is None
+                else self.group.scattering(flat, owners, self.parts)
+            )
+
+        def end() -> None:
+            finish()
+            if self.shard is None:
+                self.spread(flat, gradients)
+            for share in self.shares if self.shard is not None else ():
+                parameter = share.parameter
+                if parameter.requires_grad:
+                    added, held = flat[share.begin : share.begin + share.size], parameter.grad
+                    parameter.grad = added.clone() if held is None else held.add_(added)
+
+        return end
 
     def boxes(self, values: Mapping[int, Tensor] | None, *, scalars: bool) -> Iterator[Box]:
         """Of my shares (ZeRO 1 to 3), or of whole pieces; of flat tensors."""
@@ -340,46 +379,52 @@ class States:
         ]
         for bucket in self.buckets:
             bucket.begin(sharded=zero > 0)
+        self.begun: deque[Callable[[], None]] = deque()
         self._let_go(self.buckets)
 
-    def begin(self) -> None:
-        """Before an iteration: parameters that an optimizer changed elsewhere."""
+    def begin(self, visits: Sequence[tuple[bool, int]] = ()) -> None:
+        """Before an iteration: parameters that an optimizer changed elsewhere. visits: (backward,
+        layer) of all its passes, in their order."""
+        self.left = Counter(k for backward, k in visits if backward)
+        self.following = iter([*(k for _, k in visits[1:]), None])
         if self.zero and not self.per_layer:
             self._gather(self.buckets)
 
-    def of_layer(self, layer: int) -> list[Bucket]:
+    def of_layer(self, layer: int | None) -> list[Bucket]:
         """What is gathered and let go of with a layer: all of it under ZeRO 3 layer by layer."""
         return [b for b in self.buckets if self.per_layer and layer in b.plan.layers]
 
     def before_layer(self, layer: int) -> None:
-        """Before a pass of a layer."""
-        self._gather(self.of_layer(layer))
+        """Before a pass of a layer: its parameters; those of the next pass are on their way."""
+        self._gather([b for b in self.of_layer(layer) if not b.here])
+        self.next = next(self.following)
+        for bucket in self.of_layer(self.next):
+            if not bucket.here:
+                bucket.fetch()
 
     def after_layer(self, layer: int, *, backward: bool) -> None:
         """Behind a pass of a layer."""
-        buckets = self.of_layer(layer)
-        if backward:
-            self._join(buckets)
-        self._let_go(buckets)
-
-    def after_step(self) -> None:
-        """Behind the backward pass of a micro-batch."""
-        if self.per_step:
-            self._join(self.buckets)
+        self.left[layer] -= backward
+        if backward and (self.per_step or self.per_layer or not self.left[layer]):
+            self._join([b for b in self.buckets if layer in b.plan.layers])
+        self._let_go([b for b in self.of_layer(layer) if self.next not in b.plan.layers])
 
     def end(self) -> None:
         """Behind all passes of an iteration."""
-        if self.zero == 0:  # where no row came by
-            for parameter in self.parameters.values():
-                if parameter.grad is None and parameter.requires_grad:
-                    parameter.grad = torch.zeros_like(parameter)
-        if not (self.per_step or self.per_layer):
-            self._join(self.buckets)
+        self._join([b for b in self.buckets if not b.plan.layers])
+        while self.begun:
+            self.begun.popleft()()
         self._let_go(self.buckets)
 
     def _join(self, buckets: Sequence[Bucket]) -> None:
+        """Two buckets are on their way at most: each is a copy of its gradients."""
+        for parameter in parameters_of(buckets) if self.zero == 0 else ():
+            if parameter.grad is None and parameter.requires_grad:  # where no row came by
+                parameter.grad = torch.zeros_like(parameter)
         for bucket in buckets:
-            bucket.join_gradients()
+            self.begun.append(bucket.join_gradients())
+            if len(self.begun) > 2:
+                self.begun.popleft()()
         if self.zero:  # only now: a parameter's pieces may lie in several buckets
             for parameter in parameters_of(buckets):
                 parameter.grad = None
@@ -392,9 +437,12 @@ class States:
                     data.untyped_storage().resize_(data.numel() * data.element_size())
             for bucket in buckets:
                 bucket.gather()
+                bucket.here = True
 
     def _let_go(self, buckets: Sequence[Bucket]) -> None:
         """ZeRO 3: the parameters' memory, which the next gathering asks for again."""
         if self.zero == 3:
+            for bucket in buckets:
+                bucket.here = False
             for parameter in parameters_of(buckets):
                 parameter.data.untyped_storage().resize_(0)

@@ -15,7 +15,7 @@ import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from functools import cache
+from functools import cache, partial
 from typing import Any, Literal
 
 import torch
@@ -23,6 +23,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hetplan.runtime.watch import Watch
+from hetplan.schema import Range
 
 # whoever watches over the ranks notices earlier; NCCL's own are 10
 PATIENCE = timedelta(minutes=30)
@@ -64,7 +65,7 @@ def host_total(value: float) -> float:
 
 Staging = Literal["auto", "always"]
 Stream = tuple[int, int, int]  # (tag, sender, receiver) of messages
-Message = tuple[Any, Tensor]  # what to wait for, and what must live until then
+Message = tuple[Any, Sequence[Tensor]]  # what to wait for, and what must live until then
 HALF = (torch.float16, torch.bfloat16)
 
 
@@ -120,16 +121,22 @@ class Transport:
             return x
         return self.space(x.shape, x.dtype).copy_(x.detach())
 
-    def post(self, x: Tensor, rank: int, tag: int) -> Message:
-        """Send rows to another rank; contiguous, in the order in which they are received."""
-        carried = self.carried(x)
-        group, tag = self.lane(tag)
-        return dist.isend(carried, rank, group=group, tag=tag), carried
+    def post(self, rows: Sequence[tuple[Tensor, int]], tag: int) -> list[Message]:
+        """Begin to send each of these rows to another rank; contiguous, in the order in which they
+        are received."""
+        return self._begun(dist.isend, [(self.carried(x), rank) for x, rank in rows], tag)
 
-    def fetch(self, into: Tensor, rank: int, tag: int) -> None:
-        """Receive rows into contiguous memory of the carrier's."""
+    def fetch(self, into: Sequence[tuple[Tensor, int]], tag: int) -> list[Message]:
+        """Begin to receive rows, each from another rank, into contiguous memory of the
+        carrier's."""
+        return self._begun(dist.irecv, into, tag)
+
+    def _begun(self, act: Any, rows: Sequence[tuple[Tensor, int]], tag: int) -> list[Message]:
+        """What one hop carries, as one batch."""
         group, tag = self.lane(tag)
-        dist.recv(into, rank, group=group, tag=tag)
+        one_hops = [dist.P2POp(act, x, rank, group, tag) for x, rank in rows]
+        works = dist.batch_isend_irecv(one_hops) if one_hops else []
+        return [(work, [x for x, _ in rows]) for work in works]
 
     def lane(self, tag: int) -> tuple[Any, int]:
         """The group that a tag's messages go by, and the tag that is left to give."""
@@ -152,24 +159,37 @@ class Transport:
         # one order everywhere: each waits for its other end only
         for tag, sender, receiver in streams:
             if rank == sender:
-                work, _sent = made.post(torch.zeros(1, device=self.device), receiver, tag)
-                work.wait()
+                done(made.post([(torch.zeros(1, device=self.device), receiver)], tag))
             elif rank == receiver:
-                made.fetch(made.space((1,), torch.get_default_dtype()), sender, tag)
+                done(made.fetch([(made.space((1,), torch.get_default_dtype()), sender)], tag))
         return made
+
+
+def done(messages: Sequence[Message]) -> None:
+    """Wait for them."""
+    for work, _ in messages:
+        work.wait()
 
 
 @dataclass(frozen=True)
 class Group:
-    """Some ranks, and what they do together; every member makes the same calls in the same
-    order."""
+    """Some ranks, and what they do together; every member makes the same calls in the same order.
+
+    Those that only begin a collective return what waits for it.
+    """
 
     transport: Transport
     process: Any
 
     def total(self, x: Tensor, operation: Any = dist.ReduceOp.SUM) -> None:
         """All-reduce in place."""
-        self._in_place(x, lambda y: dist.all_reduce(y, operation, group=self.process))
+        self.totalling(x, operation)()
+
+    def totalling(self, x: Tensor, operation: Any = dist.ReduceOp.SUM) -> Callable[[], None]:
+        """The same, begun."""
+        return self._in_place(
+            x, lambda y: [dist.all_reduce(y, operation, group=self.process, async_op=True)]
+        )
 
     def reduced(self, x: Tensor, operation: Any = dist.ReduceOp.SUM) -> Tensor:
         """The same as a new tensor."""
@@ -179,25 +199,45 @@ class Group:
 
     def broadcast(self, x: Tensor, owner: int) -> None:
         """The values of a member (its number among all ranks), everywhere."""
-        self._in_place(x, lambda y: dist.broadcast(y, owner, group=self.process))
+        act = partial(dist.broadcast, src=owner, group=self.process, async_op=True)
+        self._in_place(x, lambda y: [act(y)])()
 
     def reduce(self, x: Tensor, owner: int) -> None:
         """The sum, for one member; the others' x is used up."""
-        self._in_place(x, lambda y: dist.reduce(y, owner, group=self.process))
+        self.scattering(x, [owner], [(0, len(x))])()
+
+    def scattering(
+        self, x: Tensor, owners: Sequence[int], parts: Sequence[Range]
+    ) -> Callable[[], None]:
+        """Begin to sum parts [first, last) of x, of any length, each for one member; what others
+        have there is used up. gloo's and NCCL's own reduce-scatter know equal parts only."""
+        each = list(zip(owners, parts, strict=True))
+        act = partial(dist.reduce, group=self.process, async_op=True)
+        return self._in_place(
+            x, lambda y: [act(y[a:b], dst=owner) for owner, (a, b) in each if a < b]
+        )
 
     def gather(self, own: Tensor, lengths: Sequence[int]) -> list[Tensor]:
-        """Every member's [length, …]; padded to the longest, since gloo and NCCL gather equal
-        parts."""
+        """Every member's [length, …]."""
+        return self.gathering(own, lengths)()
+
+    def gathering(self, own: Tensor, lengths: Sequence[int]) -> Callable[[], list[Tensor]]:
+        """The same, begun; padded to the longest, since gloo and NCCL gather equal parts."""
         longest, rest = max(lengths), own.shape[1:]
         if longest == 0 or 0 in rest:
-            return [own.new_empty((length, *rest)) for length in lengths]
+            return lambda: [own.new_empty((length, *rest)) for length in lengths]
         sent = self.transport.space((longest, *rest), own.dtype)
         sent[: len(own)] = own.detach()
         sent[len(own) :] = 0
         received = [self.transport.space(sent.shape, own.dtype) for _ in lengths]
-        with self.transport.watch.meets():
-            dist.all_gather(received, sent, group=self.process)
-        return [r[:length].to(own.device) for r, length in zip(received, lengths, strict=True)]
+        work = dist.all_gather(received, sent, group=self.process, async_op=True)
+
+        def finish() -> list[Tensor]:
+            with self.transport.watch.meets():
+                work.wait()
+            return [r[:length].to(own.device) for r, length in zip(received, lengths, strict=True)]
+
+        return finish
 
     def swap(self, sent: Tensor, leaving: Sequence[int], coming: Sequence[int]) -> Tensor:
         """From every member to every other one: parts of flat tensors, of any length."""
@@ -209,15 +249,21 @@ class Group:
             )
         return received.to(sent.device)
 
-    def _in_place(self, x: Tensor, act: Callable[[Tensor], object]) -> None:
+    def _in_place(self, x: Tensor, act: Callable[[Tensor], list[Any]]) -> Callable[[], None]:
         """Half precision goes by way of fp32: sums are more exact."""
         if x.numel() == 0:
-            return
+            return lambda: None
         y = self.transport.carried(x.float() if x.dtype in HALF else x).contiguous()
-        with self.transport.watch.meets():
-            act(y)
-        if y is not x:
-            x.detach().copy_(y)
+        works = act(y)
+
+        def finish() -> None:
+            with self.transport.watch.meets():
+                for work in works:
+                    work.wait()
+            if y is not x:
+                x.detach().copy_(y)
+
+        return finish
 
 
 def own_gpus(device: torch.device) -> bool:
