@@ -25,8 +25,16 @@ from parity.curves import (  # noqa: E402
     loaded,
 )
 from parity.frozen import alone  # noqa: E402
-from parity.gradients import STAGED, Written, check_case, read  # noqa: E402
-from parity.halves import CURVE, PRECISIONS, WORLDS, chosen, error_of  # noqa: E402
+from parity.gradients import STAGED, Written, check_case, read, single  # noqa: E402
+from parity.halves import (  # noqa: E402
+    AUTOCAST,
+    CURVE,
+    PRECISIONS,
+    WORLDS,
+    cast,
+    chosen,
+    error_of,
+)
 
 
 @pytest.fixture(scope="module")
@@ -123,6 +131,15 @@ def test_loss_and_gradients_are_those_of_one_process(
 ) -> None:
     bf16, fp16 = (error_of(case, precision, written_in_halves) for precision in PRECISIONS)
     assert 1e-5 < fp16 < bf16  # it was rounded, as either type does
+
+
+@pytest.mark.parametrize("case", cast(), ids=[case.name for case in cast()])
+def test_a_step_inside_of_autocast_is_that_of_one_process_there(
+    case: Case, written_in_halves: Written
+) -> None:
+    error_of(case, AUTOCAST, written_in_halves)
+    (loss, _), fp32 = written_in_halves[case.world][0][case.name, AUTOCAST], single(case)[0]
+    assert loss != pytest.approx(fp32, rel=1e-6)  # it was rounded
 
 
 def test_training_has_the_curve_of_fp32(

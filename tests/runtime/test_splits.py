@@ -65,7 +65,6 @@ STEPS, ROWS = 2, 8
             for name in FACTORIES
             for dtype in TYPES
             if (name, dtype) != ("gpt2", "float32")
-            and (name, dtype) != ("mixtral", "float64")  # torch's grouped products have no fp64
         ),
     ],
 )
@@ -82,6 +81,8 @@ def check_commands(name: str, dtype: str, tmp_path: Path) -> None:
     """One model in one type."""
     factory = f"parity.commanded:{'double_' if dtype == 'float64' else ''}{name}"
     module = made(name)
+    if name == "mixtral":  # torch's grouped product knows no fp64
+        module.set_experts_implementation("eager")
     on: list[Any] = ["--cluster", "home", "--global-batch", ROWS, "--precision", "fp32", "-q"]
     on += ["--time-limit", 2, "--factory", factory]
     if name in CONFIGURED:

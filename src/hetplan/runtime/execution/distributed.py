@@ -207,7 +207,9 @@ class Distributed(Placed):
             self.states.begin(self.pipeline.visits)
             weight = host_total(self.pipeline.weight(of_step))
         scale = 2.0 ** floor(log2(weight)) * self.scale.value if self.scaled else 1.0
-        summed = self.pipeline.run(of_step, Position(self.seed, step), weight / scale)
+        summed = self.pipeline.run(
+            of_step, Position(self.seed, step, autocast=self.autocast), weight / scale
+        )
         with self.watch.during("synchronise", 0, step):
             self.pipeline.mail.settle()
             self.states.end()

@@ -56,11 +56,14 @@ class Box:
 
 class Trained(ABC):
     """A rank's part of a model. step: iterations begun; seed: of dropout and of synthetic data;
-    shapes: of the unsplit parameters; scale: of passes in fp16."""
+    shapes: of the unsplit parameters; scale: of passes in fp16; autocast: type of an iteration's
+    passes inside torch.autocast."""
 
     step: int
     seed: int
+    device: Any
     scale = LossScale()
+    autocast: Any = None
     shapes: Mapping[str, tuple[int, ...]]
 
     @abstractmethod
@@ -93,13 +96,17 @@ class Trained(ABC):
 
         rows: (first, last) -> these global rows, as the model's `batch` returns them; default its
         own of this step. Returns the loss of the whole batch, the same on every rank. All ranks
-        call this together. Raises UnsupportedError inside torch.autocast.
+        call this together. Inside torch.autocast layers run in bf16 as it says, backward passes as
+        their forward passes did. Raises UnsupportedError for fp16 there.
         """
+        kind = torch.device(self.device).type
+        inside = torch.is_autocast_enabled(kind)
+        self.autocast = torch.get_autocast_dtype(kind) if inside else None
         require(
-            not any(map(torch.is_autocast_enabled, ("cpu", "cuda"))),
-            "stages send each other what they have agreed upon, not what autocast makes",
-            got="train_step inside torch.autocast",
-            expected="distribute(…, precision='bf16')",
+            self.autocast in (None, torch.bfloat16),
+            "the passes would need a scaled loss",
+            got=f"train_step inside torch.autocast of {self.autocast}",
+            expected="bf16, or distribute(…, precision='fp16')",
             kind=UnsupportedError,
         )
         step = self.step
@@ -107,7 +114,8 @@ class Trained(ABC):
         before = [(parameter, parameter.grad) for _, parameter in self.updated()]
         for parameter, _ in before:
             parameter.grad = None
-        loss = self.iteration(step, rows)
+        with torch.autocast(kind, enabled=False):
+            loss = self.iteration(step, rows)
         for parameter, gradient in before:
             if gradient is not None and parameter.grad is not None:
                 gradient += parameter.grad

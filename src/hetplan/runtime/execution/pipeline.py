@@ -161,11 +161,18 @@ def passed(
     chain: Chain, k: int, values: Sequence[Any], position: Position, again: str, device: Any
 ) -> Values:
     """A layer's pass, with the same random numbers whenever these rows pass. again: the plan's
-    recomputation; the last layer's pass is followed by its backward pass at once."""
+    recomputation; the last layer's pass is followed by its backward pass at once.
+
+    What passes on is of the type that stages have agreed upon, whatever autocast makes; no rounded
+    weights are kept for the next pass."""
+    half = position.autocast
+    types = [dtype for _, dtype in chain.outputs[k]] if k + 1 < len(chain.names) else [None]
 
     def act(*values: Any) -> Values:
-        with at(position), drawing(k, device):
-            return chain.call(k, values)
+        rounding = torch.autocast(device.type, half, enabled=half is not None, cache_enabled=False)
+        with at(position), drawing(k, device), rounding:
+            made = chain.call(k, values)
+        return tuple(y.to(dtype) for y, dtype in zip(made, types, strict=True))
 
     if again not in ("full", "operators") or k + 1 == len(chain.names):
         return act(*values)

@@ -13,6 +13,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,11 +24,13 @@ WORD = 1 << 64
 
 @dataclass(frozen=True)
 class Position:
-    """Where the layers that run now are: `first_row` is the global number of their first sample."""
+    """Where the layers that run now are: `first_row` is the global number of their first sample.
+    autocast: type of the passes by torch.autocast, where the user's loop is inside of it."""
 
     seed: int = 0
     step: int = 0
     first_row: int = 0
+    autocast: Any = None
 
 
 _now: Position | None = None

@@ -121,7 +121,8 @@ class Stock(Placed):
 
     def iteration(self, step: int, rows: Rows | None) -> float:
         """All passes; torch's engines say nothing of each of them."""
-        self.rows, self.position = self.rows_of(step, rows), Position(self.seed, step)
+        self.rows = self.rows_of(step, rows)
+        self.position = Position(self.seed, step, autocast=self.autocast)
         batches = self.layout.micro_batches[self.place.replica]
         ends = self.parts[-1].last == len(self.chain.names)
         with self.watch.during("prepare", 0, step):

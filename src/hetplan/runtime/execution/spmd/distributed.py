@@ -26,7 +26,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from hetplan.errors import InputError, require
+from hetplan.errors import InputError, UnsupportedError, require
 from hetplan.formulations.hap.spmd.networks import program_of
 from hetplan.formulations.hap.spmd.program import PLACEHOLDER, Node, SingleProgram
 from hetplan.formulations.joint.plan import Plan, check_world
@@ -203,6 +203,14 @@ class DistributedProgram(Trained):
 
     def iteration(self, step: int, rows: Data | None) -> float:
         """All runs of the program; rows: (first, last) -> placeholder -> these global rows."""
+        require(
+            self.autocast is None,
+            "SPMD programs are computed in their parameters' own type",
+            where=self.plan.name,
+            got="train_step inside torch.autocast",
+            expected="no torch.autocast around it",
+            kind=UnsupportedError,
+        )
         of_step = rows or (lambda first, last: self.batch(step, first, last))
         with self.watch.during("prepare", 0, step):
             dist.barrier(group=host_group())
