@@ -47,8 +47,7 @@ def read_bytes(path: str | os.PathLike[str], most: int = MAX_BYTES) -> bytes:
 def read_json(path: str | os.PathLike[str]) -> Any:
     """Parsed JSON; NaN, infinities, duplicate keys and nesting beyond 64 are refused with their
     place."""
-    name = os.fspath(path)
-    return parse_json(read_bytes(path), where=name)
+    return parse_json(read_bytes(path), where=os.fspath(path))
 
 
 @dataclass(frozen=True, eq=False)

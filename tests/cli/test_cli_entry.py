@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -21,7 +21,9 @@ import hetplan as package
 from fakes.cli import Call, Write
 from hetplan.cli.doctor import examined, local_gpus, report_tables
 from hetplan.cli.output import Display
+from hetplan.formulations.joint.plan import Plan
 from hetplan.instances.library import find, library
+from hetplan.planner.strategy import Candidate, StrategyMethod
 from hetplan.solvers.run import Progress
 
 COMMANDS = (
@@ -281,6 +283,13 @@ def test_progress_lines_without_a_terminal(capsys: pytest.CaptureFixture[str]) -
         shown.append(capsys.readouterr().err)
     line = "hetplan: numbers: patient: 3 s, incumbent 3, bound 0.5, gap 83.3 %, waiting\n"
     assert shown == ["", line, "", line.replace("3 s", "7 s"), ""]
+    for seconds, name in ((8.0, "first"), (8.2, "second")):
+        method, construct = StrategyMethod(name), cast("Any", Plan.model_construct)
+        display.add(Candidate(strategy="dp", method=method, status="", plan=construct(),
+                              predicted_seconds=2.0, fits_memory=True))  # fmt: skip
+        display.update(Progress(seconds, None, None))
+        first = "hetplan: dp/first 2 s\nhetplan: numbers: patient: 8 s\n"
+        assert capsys.readouterr().err == (first if name == "first" else "")
 
 
 def on_a_terminal(*arguments: object) -> tuple[int, str, str]:

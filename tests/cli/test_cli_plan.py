@@ -336,5 +336,7 @@ def test_idle_devices_and_paradigms_without_a_plan_are_named(hetplan: Call, tmp_
     ran = hetplan(*asked, "--strategies", "dp,astra,poplar")
     assert "3 devices idle; the best plan on all 7, " in " ".join(ran.out.split())
     assert "no plan of dp: no micro-batch size" in ran.out
+    free = ran.out.partition("free memory")[2].partition("time goes to")[0]
+    assert "on A100-SXM4-80GB" in free and "T4" not in free, "no T4 is in use"
     ran = hetplan(*asked, "--strategies", "dp,astra,poplar", "--all")
     assert max(map(len, ran.out.splitlines())) <= 100

@@ -108,13 +108,13 @@ def test_what_takes_the_place_of_a_star(seed: int, monkeypatch: pytest.MonkeyPat
     given = alternation.solve(data, run, alternation.Parameters(extensions=0))
     instead = "; the same search in the program's order ended"
     assert given.decision is not None
-    assert given.message == f"HAP's A*, cut off at 0 states{instead}"
+    assert given.message == f"HAP's A*, stopped before its first state{instead}"
     objective = evaluate(FAMILY, data, given.decision).objective
     assert objective == pytest.approx(solve(FAMILY, data, "paper").objective, rel=1e-6)
     monkeypatch.setattr(ordered, "search", lambda *_, **__: (None, None))
     given = alternation.solve(data, run, alternation.Parameters(extensions=0))
     assert given.decision is not None
-    assert given.message == "HAP's A*, cut off at 0 states and completed greedily"
+    assert given.message == "HAP's A*, stopped before its first state and completed greedily"
     derived = evaluate(FAMILY, data, given.decision).objective
     assert derived is not None and objective is not None and derived >= objective * (1 - 1e-9)
 

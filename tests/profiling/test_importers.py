@@ -54,7 +54,28 @@ def test_dnn_partitioning_joins_colours(tmp_path: Path) -> None:
     assert [layer.param_bytes for layer in found.layers] == [100, 5]
     assert [layer.activation_bytes for layer in found.layers] == [10, 0]
     notes = import_file("dnn-partitioning", tmp_path / "d.json", Settings()).notes
-    assert any("their bytes are kept (100 bytes cost 1 in the file)" in note for note in notes)
+    assert "on links of 0.0008 Gbit/s transfers take what the file says" in "".join(notes)
+
+
+def test_dnn_partitioning_carries_the_costs_of_transfers(tmp_path: Path) -> None:
+    """At the usual rate, 100 bytes per ms, the bytes behind a layer take what its edges cost; they
+    are kept and parameters are counted by the sizes. Sizes may be missing."""
+    document = changed(placement(), "edges", 0, "cost", value=0.3)
+    document["edges"].append({"sourceId": 1, "destId": 2, "cost": 0.1, "size": 10.0})
+    found = imported("dnn-partitioning", write(tmp_path / "d.json", document), tmp_path)
+    assert [layer.activation_bytes for layer in found.layers] == pytest.approx([30, 0])
+    assert [layer.saved_bytes for layer in found.layers] == [10, 0]
+    assert [layer.param_bytes for layer in found.layers] == [100, 5]
+    assert "transfers cost as there at 0.0008 Gbit/s" in found.provenance.source
+    for edge in document["edges"]:
+        del edge["size"]
+    found = imported("dnn-partitioning", write(tmp_path / "d.json", document), tmp_path)
+    assert "at 100 Gbit/s" in found.provenance.source
+    assert [layer.activation_bytes for layer in found.layers] == pytest.approx([0.3e-3 * 12.5e9, 0])
+    for edge in document["edges"]:
+        edge.update(size=10.0, cost=0.0)
+    found = imported("dnn-partitioning", write(tmp_path / "d.json", document), tmp_path)
+    assert [layer.activation_bytes for layer in found.layers] == [10, 0]
 
 
 def test_dnn_partitioning_says_backward_in_words_or_numbers(tmp_path: Path) -> None:
@@ -334,9 +355,15 @@ def test_published_pipedream(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["bert24_training", "bert24_inference", "resnet50_training"])
 def test_published_placements(name: str, tmp_path: Path) -> None:
     path = SHARED / "dnn-partitioning" / f"{name}.json"
-    (table,) = imported("dnn-partitioning", path, tmp_path).tables
-    milliseconds = sum(n["fpgaLatency"] for n in json.loads(path.read_text())["nodes"])
+    found = imported("dnn-partitioning", path, tmp_path)
+    (table,) = found.tables
+    document = json.loads(path.read_text())
+    milliseconds = sum(n["fpgaLatency"] for n in document["nodes"])
     assert sum(table.seconds()) == pytest.approx(milliseconds / 1e3)
+    # 2 ** 31 bytes cost 1 in these files
+    behind = [layer.activation_bytes / 2**31 for layer in found.layers]
+    dearest = max(edge["cost"] for edge in document["edges"])
+    assert max(behind) >= dearest > 0 == behind[-1]
 
 
 @beside

@@ -118,6 +118,9 @@ CHARTS = ("one dot per run", "Gaps", "Proofs", "profile", "size")
 
 def test_page() -> None:
     pytest.importorskip("matplotlib", reason="matplotlib is not installed (extra `plots`)")
+    times = [{**row, "begun": f"2026-01-0{i + 1}T10:30:0{i}+00:00"} for i, row in enumerate(ROWS)]
+    between = "begun from 2026-01-01 10:30 to 2026-01-0"
+    assert between in html(Study(times[::-1]), "x")
     text = html(Study(ROWS), "Gap <study>")
     page = Page(text)
     ids, links = page.attributes("id"), [v for v in page.attributes("href") if v[0] == "#"]

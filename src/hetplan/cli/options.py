@@ -128,8 +128,7 @@ def offer_methods(ctx: typer.Context, incomplete: str) -> list[str]:
 
 def offered(what: str, *names: str, metavar: str, help: str, **more: Any) -> Any:
     """An option whose values the shell completes. more: what `offer` takes beside."""
-    completer = offer(what, **more)
-    return typer.Option(*names, metavar=metavar, help=help, autocompletion=completer)
+    return typer.Option(*names, metavar=metavar, help=help, autocompletion=offer(what, **more))
 
 
 JsonOption = Annotated[

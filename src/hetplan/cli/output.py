@@ -205,8 +205,8 @@ def progress_line(label: str, progress: Progress) -> str:
 class Display:
     """What standard error shows of work under way: the best candidates so far, and the state.
 
-    On a terminal both change in place and go away at the end; elsewhere they are lines at 2 s, 4 s,
-    8 s … `add` may be called from another thread.
+    On a terminal both change in place and go away at the end; elsewhere lines at 2 s, 4 s, 8 s or
+    so, and as soon as there is a first candidate. `add` may be called from another thread.
     """
 
     def __init__(self, label: str) -> None:
@@ -217,6 +217,7 @@ class Display:
     def add(self, candidate: "Candidate") -> None:
         """A candidate, replayed; those without a plan are not shown."""
         if candidate.plan is not None and candidate.predicted_seconds is not None:
+            self.due = self.due if self.candidates else FIRST
             self.candidates = sorted(
                 [*self.candidates, candidate],
                 key=lambda c: (not c.fits_memory, c.predicted_seconds or 0.0),
@@ -230,7 +231,7 @@ class Display:
             if progress.seconds >= QUIET:
                 self._draw(lines)
         elif progress.seconds >= self.due:
-            self.due = max(2 * self.due, progress.seconds)
+            self.due = 2 * progress.seconds
             for line in lines:
                 note(line)
 

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -146,6 +147,7 @@ def plan(
 ) -> int:
     """Plan the training of a model on a cluster: the fastest plan that fits, replayed, with its
     bound. Exit code 0 when a plan fits, 1 when none does (or none was found in time)."""
+    begun = time.perf_counter()  # loading the planner counts, too
     # the planner's compiled kernels are not needed for completion
     from hetplan.cli.profile import named, traced_model
     from hetplan.planner.ranking import Criteria, make_plans, make_workloads, only
@@ -154,7 +156,8 @@ def plan(
         output or not (choice.measure or choice.run),
         "--measure and --run need --output with the plan's file",
     )
-    run = Run(make_options(time_limit=time_limit, gap=gap, threads=threads, seed=seed))
+    options = make_options(time_limit=time_limit, gap=gap, threads=threads, seed=seed)
+    run = Run(options, started=begun)
     posed, notes = make_workloads(
         traced_model(choice.factory, model, only(precision), None, quiet=quiet)
         if choice.factory
@@ -521,14 +524,16 @@ def idle_text(best: "Candidate", planning: "Planning") -> str:
 
 
 def free_text(candidate: "Candidate", workload: "Workload") -> str:
-    """By device type, what the fullest device leaves free of what training can use."""
+    """By device type in use, what the fullest device leaves free of what training can use."""
     if candidate.peak_bytes is None:
         return ""
-    pairs = list(zip(workload.cluster.devices, candidate.peak_bytes, strict=True))
+    used = candidate.plan.ranks if candidate.plan else range(len(candidate.peak_bytes))
+    held = [(workload.cluster.devices[i].type, candidate.peak_bytes[i]) for i in used]
     free = [
-        f"{bytes_text(limit - max(peak for device, peak in pairs if device.type == kind))} of "
+        f"{bytes_text(limit - max(peak for name, peak in held if name == kind))} of "
         f"{bytes_text(limit)} on {kind}"
         for kind, limit in workload.device_bytes().items()
+        if kind in dict(held)
     ]
     margin = f"{percent_text(workload.memory_margin)} of each device stays free for its allocator"
     return "; ".join([*free, *([margin] if workload.memory_margin else [])])

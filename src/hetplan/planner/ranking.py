@@ -181,13 +181,14 @@ def make_plans(
     )
     all_notes = list(notes)
     if criteria.wants_parts:
+        on_parts = run.share(PARTS_END)
         searches = [
-            start(s, w, run, replace(v, part=part))
+            start(s, w, on_parts, replace(v, part=part))
             for w, v in variants
             for part in parts_of_cluster(w)
             for s in picked
         ]
-        candidates, left_out = with_parts(candidates, searches, run)
+        candidates, left_out = with_parts(candidates, searches, on_parts)
         all_notes += left_out
     judged = [criteria.judged(candidate, first) for candidate in candidates]
     judged.sort(key=lambda pair: (not pair[1], *rank(pair[0], first)))
@@ -314,6 +315,9 @@ def workload_document(workload: Workload) -> dict[str, Any]:
 
 
 TIME_LIMIT = 60.0
+# No search of a part begins when less than an eleventh of the time is left: posing and replaying
+# take some of it.
+PARTS_END = 1.1
 AUTO = "auto"
 # What `auto` stands for; of equals the first wins, and bf16 needs no loss scaling.
 PREFERRED: tuple[Precision, ...] = ("bf16", "fp16", "fp32")
@@ -390,8 +394,7 @@ def traced(module: Any, precision: str | Sequence[str]) -> Model:
     from hetplan.runtime.tracing.layers import trace
     from hetplan.runtime.tracing.program import plannable
 
-    name = type(module).__name__
-    return plannable(module, trace(module, name=name, precision=only(precision)))
+    return plannable(module, trace(module, name=type(module).__name__, precision=only(precision)))
 
 
 def only(names: str | Sequence[str]) -> Precision:

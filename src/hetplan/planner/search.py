@@ -71,6 +71,16 @@ class StrategySearch:
         """The workload on the variant's part of the cluster."""
         return on_part(self.workload, self.variant.part)
 
+    @property
+    def late(self) -> bool:
+        """Whether time is over and there is an answer to give: on parts of the cluster none is
+        needed, on all of it one of this strategy, and some plan that fits."""
+        if self.variant.part is not None:
+            return self.run.should_stop
+        own = {(c.strategy, c.variant.precision) for c in self.known}
+        answered = (self.strategy.name, self.variant.precision) in own
+        return answered and not self.run.remaining and any(c.fits_memory for c in self.known)
+
     def exact_candidates(self, budget: Run) -> list[Candidate]:
         """Candidates of the methods that prove their answers."""
         return self.candidates_of(budget, lambda method: method.exact)
@@ -111,11 +121,10 @@ class StrategySearch:
         """The candidates of the methods that are wanted, replayed; those of exact methods within
         the replay's memory. On a part of the cluster only exact methods are asked. budget: for all
         of it together."""
-        whole = self.variant.part is None
-        methods = [m for m in self.strategy.methods if wanted(m) and (m.exact or whole)]
-        if not methods or (self.variant.part is not None and self.run.cancelled):
-            return []
         mode, part = self.variant.recomputation, self.variant.part
+        methods = [m for m in self.strategy.methods if wanted(m) and (m.exact or part is None)]
+        if not methods or self.late:
+            return []
         with derived(f"profile of {self.workload.model.name} under {mode}"):
             posed = recomputed(self.workload_on_part, mode)
         candidates = []

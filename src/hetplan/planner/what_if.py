@@ -239,8 +239,7 @@ def what_if(
         whole = change.added_devices < 0 and len(change.kept) == len(change.cluster.nodes)
         if planning.best is not None and whole:
             part = Part(f"idle: {change.name.removeprefix('remove ')}", change.kept)
-            variant = replace(planning.best.variant, part=part)
-            idle = replace(planning.best, variant=variant)
+            idle = replace(planning.best, variant=replace(planning.best.variant, part=part))
             numbers = workload.cluster.devices_of(change.kept)
             best = shortest(filter(None, (best, on_devices(idle, workload, numbers))))
     variants = []

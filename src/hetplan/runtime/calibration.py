@@ -188,8 +188,7 @@ def slots(plan: Plan) -> int:
 
 def predicted_seconds(plan: Plan, workload: Workload, values: Mapping[str, float]) -> float:
     """Seconds per iteration with these constants."""
-    bare = replay(plan, adjusted(workload, values)).seconds
-    return bare + values.get(SLOT, 0.0) * slots(plan)
+    return replay(plan, adjusted(workload, values)).seconds + values.get(SLOT, 0.0) * slots(plan)
 
 
 def candidates(workloads: Sequence[Workload]) -> list[str]:

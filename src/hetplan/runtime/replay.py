@@ -162,8 +162,7 @@ class SpmdCosts:
     def of(cls, plan: Plan, workload: Workload, links: Links | None = None) -> "SpmdCosts":
         """links: default rings over the workload's. Raises InputError where the program is not the
         model's, UnsupportedError for a model without one."""
-        runs = plan.replicas[0].steps
-        program = program_of(workload.model, workload.global_batch // runs)
+        program = program_of(workload.model, workload.global_batch // plan.replicas[0].steps)
         devices = plan.replicas[0].stages[0].devices[0]
         decided = read_program(plan, program)
         own = on_nodes_of(workload, devices)

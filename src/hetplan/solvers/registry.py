@@ -151,8 +151,7 @@ def solve(
     time limit counts, and judging: what the method did not call building was solving.
     """
     run = run or Run()
-    chosen = family.method(method)
-    function = chosen.load()
+    function = family.method(method).load()
     begun = time.perf_counter()
     try:
         outcome = function(data, run, **more)

@@ -98,8 +98,7 @@ def gaps(study: Study, problem: str) -> Any | None:
         runs = [row for row in runs if row["status"] != "infeasible"]
         known = sorted(max(100 * r["gap"], LEAST_EXCESS) for r in runs if r["gap"] is not None)
         lines[method] = known, len(runs)
-    label = "gap in % (left edge: none to speak of)"
-    return stairs(lines, label, "% of runs") if lines else None
+    return stairs(lines, "gap in % (left edge: none to speak of)", "% of runs") if lines else None
 
 
 def proofs(study: Study, problem: str) -> Any | None:

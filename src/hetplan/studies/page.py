@@ -121,7 +121,8 @@ def origin(rows: Sequence[Row]) -> Iterator[str]:
             yield f"{name}: {parts}"
     limits = sorted({row["time_limit"] for row in rows if row["time_limit"] is not None})
     yield "time limits: " + (", ".join(seconds_text(limit) for limit in limits) or "none")
-    yield f"{counted(len(rows), 'run')}, {rows[0]['begun']} to {max(row['begun'] for row in rows)}"
+    times = sorted(row["begun"][:16].replace("T", " ") for row in rows)
+    yield f"{counted(len(rows), 'run')}, begun from {times[0]} to {times[-1]} UTC"
 
 
 def in_words(study: Study, problem: str) -> str:

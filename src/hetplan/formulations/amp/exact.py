@@ -125,8 +125,7 @@ class Search:
             dropped = self.search(model, node.box, stages.intervals, node.width)
         except MemoryError:
             return Expansion(dropped_bound=node.box.bound)
-        width = node.width * self.parameters.widen
-        return Expansion([(dropped, replace(node, width=width))])
+        return Expansion([(dropped, replace(node, width=node.width * self.parameters.widen))])
 
     def whole_boxes(self, node: Node, model: RowModel) -> Iterator[tuple[float, Node]]:
         """Every synchronisation, in a box that has been searched once for the incumbent's sake;

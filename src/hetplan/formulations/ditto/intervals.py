@@ -73,8 +73,7 @@ class Space:
         self.limited = min(p.layers, int(p.devices.sum())) > p.micro_batches
         self.counted = self.limited or p.has_memory
         # More devices than layers times the largest group are of no use.
-        most = p.layers * int(p.option_devices.max(initial=0))
-        self.devices = np.minimum(p.devices, most)
+        self.devices = np.minimum(p.devices, p.layers * int(p.option_devices.max(initial=0)))
 
     @cached_property
     def candidates(self) -> Floats:
@@ -85,8 +84,7 @@ class Space:
     def most_seconds(self) -> float:
         """More than T of any template."""
         p = self.problem
-        most = float(p.time[:, 0, -1].max())
-        return (p.micro_batches + 2 * p.layers) * most
+        return (p.micro_batches + 2 * p.layers) * float(p.time[:, 0, -1].max())
 
     @cached_property
     def most_behind(self) -> Ints:
@@ -311,8 +309,7 @@ class _Lines:
     def add(self, constant: float, slope: Ints) -> tuple[float, Floats] | None:
         """Height and prices of the highest point with one more line; None where it is not found."""
         entries = np.append(-slope, 1.0)
-        infinite = highspy.kHighsInf
-        self.highs.addRow(-infinite, constant, len(entries), self.columns, entries)
+        self.highs.addRow(-highspy.kHighsInf, constant, len(entries), self.columns, entries)
         self.highs.run()
         if self.highs.getModelStatus() != highspy.HighsModelStatus.kOptimal:
             return None

@@ -34,6 +34,7 @@ from hetplan.solvers.run import Outcome, Run, Stop, stop_reason
 DOES_NOT_FIT = "no program was found that fits in memory at the ratios tried"
 REPEATED = "no program communicates each tensor at most once; that pruning was left out"
 CUT_OFF = "HAP's A*, cut off at {states} states{instead}"
+NOT_BEGUN = "HAP's A*, stopped before its first state{instead}"
 IN_ORDER = "; the same search in the program's order ended"
 KEPT = " and completed in the program's order, {width} states of each tensor, or greedily"
 DERIVED = " and completed greedily"
@@ -93,7 +94,8 @@ class _Programs:
     @property
     def note(self) -> str:
         """What was left out of HAP's procedure."""
-        cut_off = CUT_OFF.format(states=self._states, instead=self._instead)
+        cut_off = CUT_OFF if self._states else NOT_BEGUN
+        cut_off = cut_off.format(states=self._states, instead=self._instead)
         return (cut_off, REPEATED, "")[len(self._searches_left)]
 
     def at(self, ratios: Floats) -> Sequence[int]:

@@ -167,8 +167,7 @@ def _merged(rows: Floats) -> Floats:
     if not len(rows):
         return rows
     # equal to 12 digits: the cost changes by less than 1e-12 of itself
-    shapes = np.round(rows / sizes[:, None], 12)
-    _, where = np.unique(shapes, axis=0, return_inverse=True)
+    _, where = np.unique(np.round(rows / sizes[:, None], 12), axis=0, return_inverse=True)
     merged = np.zeros((int(where.max()) + 1, rows.shape[1]))
     np.add.at(merged, where.ravel(), rows)
     return merged

@@ -130,8 +130,7 @@ def _graph_of(graph: Graph, every: _OpenStages, cell: Floats) -> Graph:
     # node u where a stage begins, n + u where one has ended
     tail = np.concatenate([stage.begin, n + graph.tail[comm]])
     head = np.concatenate([np.where(stage.node == end, end, n + stage.node), graph.head[comm]])
-    ends = [graph.start, end]
-    nodes, number = np.unique(np.concatenate([ends, tail, head]), return_inverse=True)
+    nodes, number = np.unique(np.concatenate([[graph.start, end], tail, head]), return_inverse=True)
     keys = [(int(graph.component[u % n]), int(u >= n)) for u in nodes]
     label = np.arange(len(tail))
     steps_of_action = [_chain(graph, every, int(c)) for c in closed]

@@ -442,7 +442,8 @@ def solve(
             as_1f1b = deepest == C == 1 and schedule == "interleaved-1f1b"
             if deepest * C <= len(data.layers) and not as_1f1b:
                 node = Node(pipes, schedule, C, mode)
-                roots.append((search.quick(node), node))
+                # out of time: 0 bounds every node
+                roots.append((0.0 if run.should_stop else search.quick(node), node))
     proof = branch_and_bound.search(roots, search.expand, incumbent, run)
     stop, bound = stop_reason(run), max(general, proof.bound or 0.0 if few else 0.0) or None
     if few and proof.proven:

@@ -88,6 +88,8 @@ class Parameters:
     flat: float = 0.02
     steep: float = 3.0
     kept: int = 100_000  # prices remembered; then memory begins anew
+    # Seconds after the time limit in which a first plan that fits is still looked for.
+    grace: float = 1.0
 
 
 class Search:
@@ -111,9 +113,11 @@ class Search:
 
     @property
     def late(self) -> bool:
-        """Whether to return with what there is: something that fits is looked for even after the
-        time limit."""
-        return self.run.should_stop and (self.best is not None or self.run.cancelled)
+        """Whether to return with what there is: something that fits is looked for some time after
+        the time limit, too."""
+        over = self.run.elapsed - (self.run.options.time_limit or math.inf)
+        found = self.best is not None or over > self.parameters.grace
+        return self.run.should_stop and (found or self.run.cancelled)
 
     def value(self, design: Design, limit: float = math.inf) -> float:
         """Replayed seconds, and more where memory is too small. Above `limit`, any number between

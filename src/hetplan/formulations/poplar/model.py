@@ -146,8 +146,7 @@ def read(levels: Levels, answer: ModelAnswer) -> PoplarDecision:
     """The decision behind the steps of an answer, by the tie rule of `plans`."""
     problem, at_least = levels.problem, answer.counts("s")
     if not problem.stepwise:
-        limit = float(levels.times[int(at_least.sum()) - 1])
-        return shares_within(problem, limit)
+        return shares_within(problem, float(levels.times[int(at_least.sum()) - 1]))
     counts = (at_least - np.append(at_least[1:], 0)).tolist()
     taken = {t: n for t, n in zip(levels.times.tolist(), counts, strict=True) if n}
     decision = steps_within(problem, taken)

@@ -279,5 +279,4 @@ def read(value: Any, where: str) -> tuple[Plan, PlanningDocument | None]:
     offers, winner = document.candidates, document.winner
     if winner is None or not 0 <= winner < len(offers):
         raise InputError("no winner to show", where=f"{where}: winner", got=winner)
-    place = f"{where}: candidates[{winner}].plan"
-    return parse_plan(offers[winner].plan, where=place), document
+    return parse_plan(offers[winner].plan, where=f"{where}: candidates[{winner}].plan"), document

@@ -13,7 +13,8 @@ An operator's output crosses every cut between it and the last operator that nee
 - "Efficient Algorithms for Device Placement of DNN Graph Operators" (NeurIPS 2020), msr-fiddle,
   JSON. `nodes[]`: {"id", "name", "cpuLatency", "fpgaLatency" (ms; "fpga" is any accelerator),
   "size" (bytes: parameters and output), "isBackwardNode", "colorClass" (a forward node and its
-  backward node have the same)}; `edges[]`: {"sourceId", "destId", "size" (bytes), "cost"}.
+  backward node have the same)}; `edges[]`: {"sourceId", "destId", "cost" (ms of a transfer of the
+  source's output, the same on all of its edges), "size" (bytes; may be missing)}.
   Graphs for inference have no backward nodes: their backward seconds are 0.
 """
 
@@ -23,7 +24,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import networkx as nx
-from pydantic import AliasChoices, BeforeValidator, Field
+from pydantic import BeforeValidator, Field
 
 from hetplan.errors import InputError, require
 from hetplan.profiling.foreign import DegreeKey, Filled, Foreign, read_foreign
@@ -39,7 +40,6 @@ from hetplan.profiling.importers.common import (
     table_of_sums,
 )
 from hetplan.schema import Bytes, Count, Name, Seconds, parse
-from hetplan.text import counted
 
 MILLI = 1e-3
 EDGE = re.compile(r"\s*node(\d{1,8}) -- node(\d{1,8})\s*$")
@@ -115,8 +115,7 @@ class Edge(Foreign):
 
     source: Count = Field(alias="sourceId")
     target: Count = Field(alias="destId")
-    size: Bytes = Field(validation_alias=AliasChoices("communicationCost", "size"))
-    cost: Seconds = 0.0  # of a transfer, in the file's own unit
+    size: Bytes = Field(validation_alias="communicationCost")
 
 
 def check_ends(edges: Sequence[Edge], known: Collection[int], where: str) -> None:
@@ -131,11 +130,12 @@ def check_ends(edges: Sequence[Edge], known: Collection[int], where: str) -> Non
             )
 
 
-def output_bytes(nodes: Iterable[int], edges: Iterable[Edge]) -> dict[int, float]:
-    """Bytes of every node's output: the most that an edge carries from it."""
+def output_bytes(nodes: Iterable[int], carried: Iterable[tuple[int, float]]) -> dict[int, float]:
+    """Bytes of every node's output: the most that an edge carries from it. carried: the source and
+    the bytes of each edge."""
     sizes = dict.fromkeys(nodes, 0.0)
-    for edge in edges:
-        sizes[edge.source] = max(sizes[edge.source], edge.size)
+    for source, size in carried:
+        sizes[source] = max(sizes[source], size)
     return sizes
 
 
@@ -250,7 +250,8 @@ def read_piper(path: str, settings: Settings) -> Imported:
     check_ends(graph.edges, nodes, path)
     degrees = sorted(set.intersection(*(set(node.variants) for node in graph.nodes)))
     require(degrees, "no tensor degree that all nodes have", where=f"{path}: nodes")
-    output, least = output_bytes(nodes, graph.edges), degrees[0]
+    carried, least = ((edge.source, edge.size) for edge in graph.edges), degrees[0]
+    output = output_bytes(nodes, carried)
     operators = {
         number: Operator(
             name=node.name,
@@ -299,11 +300,33 @@ class PlacedNode(Foreign):
     colour: Count | None = Field(None, alias="colorClass")
 
 
+class PlacedEdge(Edge):
+    """An edge, and what the transfer of its source's output costs in ms."""
+
+    size: Bytes = 0.0
+    cost: Seconds = 0.0
+
+
 class PlacedGraph(Foreign):
     """The file."""
 
     nodes: Filled[list[PlacedNode]]
-    edges: list[Edge]
+    edges: list[PlacedEdge]
+
+
+PLAIN_RATE = 12.5e6  # bytes per ms, 100 Gbit/s, where no edge tells a rate
+
+
+def transfers(
+    nodes: Collection[int], edges: Sequence[PlacedEdge]
+) -> tuple[dict[int, float], dict[int, float], float]:
+    """Bytes of every node's output; the bytes whose transfer takes what the file says, at the third
+    value: the file's usual rate, bytes per ms. Without costs both are the same."""
+    rates = sorted(edge.size / edge.cost for edge in edges if edge.cost and edge.size)
+    rate = rates[len(rates) // 2] if rates else PLAIN_RATE
+    sizes = output_bytes(nodes, ((edge.source, edge.size) for edge in edges))
+    sent = output_bytes(nodes, ((edge.source, edge.cost * rate) for edge in edges))
+    return sizes if any(sizes.values()) else sent, sent if any(sent.values()) else sizes, rate
 
 
 def forward_node_of(
@@ -344,17 +367,16 @@ def read_dnn_partitioning(path: str, settings: Settings) -> Imported:
         backward[layer] += nodes[number].milliseconds * MILLI if nodes[number].backward else 0.0
     colours = [node.colour for node in forward.values() if node.colour is not None]
     edges = [edge for edge in graph.edges if edge.source in forward and edge.target in forward]
-    output = output_bytes(forward, edges)
-    rates = sorted(edge.size / edge.cost for edge in edges if edge.cost > 0)
-    rate = f" ({rates[len(rates) // 2]:.4g} bytes cost 1 in the file)" if rates else ""
+    kept, sent, rate = transfers(forward, edges)
+    gbit = f"{rate * 8 / 1e6:.4g} Gbit/s"
     operators = {
         number: Operator(
             name=node.name,
             forward=node.milliseconds * MILLI,
             backward=backward[number],
-            params=max(node.size - output[number], 0.0),
-            output=output[number],
-            kept=output[number],
+            params=max(node.size - kept[number], 0.0),
+            output=sent[number],
+            kept=kept[number],
         )
         for number, node in forward.items()
     }
@@ -364,11 +386,10 @@ def read_dnn_partitioning(path: str, settings: Settings) -> Imported:
         settings,
         path=path,
         device="dnn-partitioning-accelerator",
-        source="dnn-partitioning graph",
+        source=f"dnn-partitioning graph, transfers cost as there at {gbit}:",
         notes=(
             "" if len(forward) < len(nodes) else "a graph for inference: backward seconds are 0",
-            f"left out: the transfer costs of {counted(len(graph.edges), 'edge')}; their bytes are "
-            f"kept{rate}, and pass the links of the cluster file",
+            f"on links of {gbit} transfers take what the file says; the cluster file has the links",
             "" if len({*colours}) == len(colours) else "nodes of one colour may be cut apart",
             "" if settings.micro_batch else ONE_SAMPLE.format("pass"),
         ),

@@ -236,8 +236,7 @@ class Bucket:
         if tensor.dim() == 0:
             return tensor.reshape(1)
         cut = self.held[piece.name]
-        whole = ((0, tensor.shape[piece.dim]),)
-        ranges = cut.ranges if cut.dim == piece.dim else whole
+        ranges = cut.ranges if cut.dim == piece.dim else ((0, tensor.shape[piece.dim]),)
         before = sum(min(b, piece.first) - a for a, b in ranges if a < piece.first)
         return tensor.movedim(piece.dim, 0).narrow(0, before, piece.last - piece.first)
 

@@ -90,8 +90,7 @@ def flags(grid: Grid) -> list[list[str]]:
 
 def local_number(plan: Plan, device: int) -> int:
     """The device's number within its node."""
-    node = plan.devices[device].node
-    return sum(other.node == node for other in plan.devices[:device])
+    return sum(other.node == plan.devices[device].node for other in plan.devices[:device])
 
 
 def torchrun(

@@ -208,8 +208,7 @@ def _optimizer_seconds(own: Sequence[Any], device: str, repeats: int) -> float:
     """Median seconds of an AdamW step of a layer's own parameters."""
     if not own:
         return 0.0
-    optimizer = torch.optim.AdamW(own, lr=0.0)
-    return statistics.median(_timed(optimizer.step, device, repeats))
+    return statistics.median(_timed(torch.optim.AdamW(own, lr=0.0).step, device, repeats))
 
 
 LARGEST_FLOPS = {"cpu": 4e9, "cuda": 2e13}

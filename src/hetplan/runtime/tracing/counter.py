@@ -224,8 +224,7 @@ def traffic(name: str, args: Arguments, kwargs: dict[str, Any], out: Any) -> tup
     if name in SCATTERS:
         moved = sum(bytes_of(t) for t in inputs[1:])
         return 2 * moved, moved
-    distinct = {id(t): t for t in inputs}
-    return sum(map(bytes_of, distinct.values())), written
+    return sum(map(bytes_of, {id(t): t for t in inputs}.values())), written
 
 
 @dataclass(frozen=True)

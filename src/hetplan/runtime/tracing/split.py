@@ -65,8 +65,7 @@ def exported(module: nn.Module, data: Any, loss: Callable[..., Tensor] | None, d
     two = mapped(data, lambda x: torch.cat([x[:1], x[:1]]) if isinstance(x, Tensor) else x)
     dims = mapped(two, lambda x: {0: Dim("rows")} if isinstance(x, Tensor) else None)
     called, where = Called(module, loss), type(module).__name__
-    program = graph_of(called, two, where, dynamic_shapes=dims)
-    return move_to_device_pass(program, device).module()
+    return move_to_device_pass(graph_of(called, two, where, dynamic_shapes=dims), device).module()
 
 
 def name_of(node: Node) -> str:

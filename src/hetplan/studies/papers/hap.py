@@ -189,8 +189,7 @@ def accuracy(fixed: Row, row: Row) -> Row:
     counts = mixed(8)
     speeds = np.array([device.flops_per_second for device in devices(counts)])
     for layers, hidden, tokens in fixed["variants"]:
-        program = bert(512, shape(layers, hidden), tokens, 30522)
-        theory = theory_on(program, counts, GBIT, 8)
+        theory = theory_on(bert(512, shape(layers, hidden), tokens, 30522), counts, GBIT, 8)
         result = solved(theory.data, "paper")
         results.append(result)
         assert result.decision is not None, "data parallelism is a program"

@@ -250,8 +250,7 @@ def search(
     task = Task(job, pool, model_facts(job.model), space, rules, assumed, top)
     begun = time.perf_counter()
     segments = OnSegments(task, run) if pool.mode == "heterogeneous" else None
-    result = result_of(task, OnOneType(task), segments)
-    return replace(result, seconds=time.perf_counter() - begun)
+    return replace(result_of(task, OnOneType(task), segments), seconds=time.perf_counter() - begun)
 
 
 def result_of(task: Task, alone: OnOneType, segments: OnSegments | None) -> SearchResult:

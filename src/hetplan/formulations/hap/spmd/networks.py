@@ -274,8 +274,7 @@ def program_of(model: Model, batch: int) -> SingleProgram:
         got=model.name,
         kind=UnsupportedError,
     )
-    causal = t.vocabulary > 0 and t.head == "lm"
-    blocks = Blocks(Writer(model.name), t, BY_LAYER, causal=causal)
+    blocks = Blocks(Writer(model.name), t, BY_LAYER, causal=t.vocabulary > 0 and t.head == "lm")
     return (
         imagenet_vit(blocks, batch, tokens, layers)
         if t is spec.encoder

@@ -155,8 +155,7 @@ class Writer:
     def apply(self, kind: str, name: str, *inputs: str, **attributes: Any) -> str:
         """Operator `kind` on tensors written before; returns its tensor's name."""
         inputs = tuple(self._once(tensor) for tensor in inputs)
-        shapes = [self.shape(tensor) for tensor in inputs]
-        shape = operator(kind).shape(shapes, attributes)
+        shape = operator(kind).shape([self.shape(tensor) for tensor in inputs], attributes)
         return self._write(name, kind, inputs, shape, attributes)
 
     def linear(
@@ -191,8 +190,7 @@ class Writer:
 
     def loss(self, logits: str, labels: str) -> SingleProgram:
         """The program with the mean cross-entropy of all rows as its loss."""
-        count = math.prod(self.shape(labels))
-        self.apply("cross-entropy", "loss", logits, labels, count=count)
+        self.apply("cross-entropy", "loss", logits, labels, count=math.prod(self.shape(labels)))
         return self.finish()
 
     def finish(self) -> SingleProgram:

@@ -451,8 +451,7 @@ class _Writer:
                 price = self.links.price("All-Reduce", self.size(*held)).divided(self.steps)
                 sync = Synchronise(node.name, names, "All-Reduce", waiting[key], done)
                 self.communicate(sync, node.segment, price)
-            run = Run(node.name, way, waiting[key])
-            self.compute(run, pre, node.segment, fixed, shared)
+            self.compute(Run(node.name, way, waiting[key]), pre, node.segment, fixed, shared)
             self._factors(node, way, names, done)
 
     def _pre(self, node: Node, way: Way) -> list[str]:

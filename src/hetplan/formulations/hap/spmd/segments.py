@@ -98,8 +98,7 @@ def _graph(program: SingleProgram) -> nx.Graph[int]:
     graph: nx.Graph[int] = nx.Graph()
     number = {node.name: i for i, node in enumerate(program.computations)}
     for node in program.computations:
-        work = work_of(program, node, gradients).total
-        graph.add_node(number[node.name], work=work)
+        graph.add_node(number[node.name], work=work_of(program, node, gradients).total)
         for source in program.inputs(node):
             if not source.source:
                 graph.add_edge(number[source.name], number[node.name], entries=source.elements)

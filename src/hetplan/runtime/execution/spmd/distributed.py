@@ -59,8 +59,7 @@ class ProgramModel:
 
 def samples_of(plan: Plan) -> int:
     """Samples of one run of the program."""
-    batches = plan.replicas[0].micro_batches
-    sizes = {batch.samples for batch in batches}
+    sizes = {batch.samples for batch in plan.replicas[0].micro_batches}
     require(
         len(sizes) == 1,
         "runs of an SPMD program are of different sizes",
