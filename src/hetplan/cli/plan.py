@@ -152,10 +152,7 @@ def plan(
     from hetplan.cli.profile import named, traced_model
     from hetplan.planner.ranking import Criteria, make_plans, make_workloads, only
 
-    require(
-        output or not (choice.measure or choice.run),
-        "--measure and --run need --output with the plan's file",
-    )
+    require(output or not (choice.measure or choice.run), "--measure and --run need --output FILE")
     options = make_options(time_limit=time_limit, gap=gap, threads=threads, seed=seed)
     run = Run(options, started=begun)
     posed, notes = make_workloads(
