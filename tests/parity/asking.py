@@ -19,7 +19,11 @@ from hetplan.cli.main import main
 
 TESTS = Path(__file__).parent.parent
 PATH = os.pathsep.join((str(TESTS), os.environ.get("PYTHONPATH", "")))
-ENVIRONMENT = os.environ | {"PYTHONPATH": PATH, "OMP_NUM_THREADS": "1"}
+ENVIRONMENT = os.environ | {
+    "PYTHONPATH": PATH,
+    "OMP_NUM_THREADS": "1",
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # what runs there forks ranks that use CUDA
+}
 Answers = dict[str, dict[str, Any]]
 
 

@@ -29,14 +29,16 @@ from hetplan.runtime.references import stand_in
 
 def used_once() -> None:
     """Before processes are forked: torch imports hundreds of modules when it first describes a
-    chain on the meta device and trains for a step."""
+    chain on the meta device and trains for a step. No step where there is a GPU: the first one
+    begins autograd's threads for it, behind which no rank can be forked."""
     torch.set_num_threads(1)
     with torch.device("meta"):
         module = stand_in(["first", "between", "last"])
     describe(module, list(module.layers), example_of(module))
-    parameter = torch.nn.Parameter(torch.ones(1))
-    parameter.square().sum().backward()
-    torch.optim.AdamW([parameter]).step()
+    if not torch.cuda.is_available():
+        parameter = torch.nn.Parameter(torch.ones(1))
+        parameter.square().sum().backward()
+        torch.optim.AdamW([parameter]).step()
 
 
 def rank_main(work: Any, rank: int, world: int, folder: Path) -> None:

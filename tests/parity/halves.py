@@ -53,7 +53,7 @@ def work(rank: int, world: int, folder: Path) -> None:
                 steps[case.name, AUTOCAST] = step_of(case)
     if world == PLANS[CURVE].world_size:
         types = ("fp32", *PRECISIONS)
-        steps["curves"] = {p: train(PLANS[CURVE], "adamw", precision=p) for p in types}
+        steps["curves"] = {p: train(PLANS[CURVE], "sgd", precision=p) for p in types}
     torch.save(steps, folder / f"found-{world}-{rank}.pt")
 
 

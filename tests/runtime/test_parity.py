@@ -114,7 +114,7 @@ def test_a_checkpoint_has_the_unsplit_names(curves: tuple[Path, Curves]) -> None
 
 
 # Relative errors of the losses of ten steps: docs/runtime.md has them.
-LOSSES = {"bf16": 5e-3, "fp16": 1e-3}
+LOSSES = {"bf16": 5e-3, "fp16": 2e-3}
 
 
 @pytest.fixture(scope="module")

@@ -158,6 +158,42 @@ def test_what_cannot_be_split_is_refused(act: Any, names: list[str], message: st
         described(act, names)
 
 
+def attended(seen: Any) -> Any:
+    """Attention under a mask of [rows, 1, 3, 3], made from the rows."""
+
+    def act(_: Any, x: Any, targets: Any) -> Any:
+        row = x[:, None].unflatten(-1, (2, 2)).flatten(1, 2)  # [rows, 2, 2]
+        heads = torch.cat((row, row[:, :1]), 1)[:, None]
+        mixed = nn.functional.scaled_dot_product_attention(heads, heads, heads, attn_mask=seen(x))
+        return (mixed[:, 0, :2].flatten(1) - targets).square().mean()
+
+    return act
+
+
+@pytest.mark.parametrize(
+    ("seen", "expected"),
+    [
+        (lambda x: torch.ones(3, 3).tril().bool().expand(x.shape[0], 1, 3, 3), (None, True)),
+        (lambda x: torch.ones(3, 3).bool().expand(x.shape[0], 1, 3, 3), (None, False)),
+        (lambda x: torch.ones(3, 3).triu().bool().expand(x.shape[0], 1, 3, 3), "mask"),
+        (lambda x: torch.ones(3, 3).tril().log().expand(x.shape[0], 1, 3, 3), "mask"),
+    ],
+    ids=["causal", "everything", "another order", "added numbers"],
+)
+def test_masks_that_attention_can_say_by_itself_are_dropped(seen: Any, expected: Any) -> None:
+    """And the loss stays what it was."""
+    rows = torch.tensor([[0.3, -1.0, 0.5, 2.0]]), torch.tensor([[1.0, 0.0, -1.0, 0.5]])
+    module = with_data(Strange(attended(seen)), lambda step, first, last: rows)
+    chain = describe(module, ["linear"], rows)
+    (node,) = [n for n in chain.layers[0].graph.nodes if "scaled_dot" in n.name]
+    mask = node.kwargs.get("attn_mask", (*node.args, None, None, None, None)[3])
+    said = (mask, node.kwargs.get("is_causal", False))
+    assert said == expected if expected != "mask" else mask is not None
+    (read,) = chain.read(lambda first, last: rows, (0, 1), 0, 1, "cpu")
+    (loss,) = chain.call(0, read)
+    assert loss.item() == pytest.approx(4 * Called(module)(*rows).item(), rel=1e-6)
+
+
 def test_names_of_traces_and_of_configurations() -> None:
     for name in ("gpt2", "llama"):
         module: Any = FACTORIES[name]()

@@ -101,6 +101,9 @@ def launch(job: Job, tell: Callable[[StepReport], None] | None = None) -> list[l
     from hetplan.runtime.execution.worker import check_job
 
     torch.set_num_threads(1)
+    # torch asks whether there is a GPU while it traces a model; unless told to ask NVML it uses
+    # CUDA for that, and a process that has used CUDA cannot fork ranks that do
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     job = on_devices(job)
     made = check_job(job)
     require(

@@ -230,6 +230,8 @@ class Called(nn.Module):
         for layer in inner:
             x = layer(x)
         positional, named = _arguments(last.forward, x, None if self.loss else targets)
+        if "use_cache" in inspect.signature(last.forward).parameters:
+            named = {"use_cache": False, **named}  # keys and values, kept for texts that go on
         out = last(*positional, **named)
         return _tensor_of(self.loss(out, targets) if self.loss else out)
 

@@ -127,8 +127,9 @@ class Split:
         """Base -> what changes it in place."""
         for node in self.nodes:
             self._classify(node)
-        self.layers, self.outputs, self.inlets = self._cut(self._places(module, names), len(names))
         self.reading: dict[tuple[Node, ...], nn.Module] = {}
+        self._drop_causal_masks(data)
+        self.layers, self.outputs, self.inlets = self._cut(self._places(module, names), len(names))
 
     def _summed(self, graph: fx.Graph) -> Node:
         """The loss as a sum; what it was a mean over becomes what rows weigh."""
@@ -190,6 +191,26 @@ class Split:
                 expected="a copy before, no batch normalisation",
                 kind=UnsupportedError,
             )
+
+    def _drop_causal_masks(self, data: Any) -> None:
+        """Let attention say by itself that it is causal, or sees everything, where its mask does:
+        torch's flash kernels take no mask. A mask that reads the values of the data stays."""
+        for node in self.nodes:
+            own = node.args[3:4]
+            mask: Any = own[0] if own else node.kwargs.get("attn_mask")
+            if name_of(node) != "scaled_dot_product_attention" or self.kinds.get(mask) != DATA:
+                continue
+            if self.cone([mask], lambda one: name_of(one) == "sym_size").intersection(self.inputs):
+                continue
+            (seen,) = self.read(data, (mask,))
+            causal = torch.equal(seen, torch.ones_like(seen).tril())
+            if seen.dtype == torch.bool and (causal or bool(seen.all())):
+                if own:
+                    node.update_arg(3, None)
+                else:
+                    node.update_kwarg("attn_mask", None)
+                node.update_kwarg("is_causal", causal)
+                self.sources[node].remove(mask)
 
     def _runs(self, module: nn.Module) -> dict[Node, str]:
         """Node in a layer -> the part of the module that runs, named as a trace names it."""
