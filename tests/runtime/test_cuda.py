@@ -22,6 +22,7 @@ from parity.curves import check_equal, check_resumed, loaded  # noqa: E402
 from parity.faulty import PLACE, PLAN  # noqa: E402
 from parity.gradients import STAGED, TOLERANCE, Written, check_case, read  # noqa: E402
 from parity.halves import GRADIENTS, PRECISIONS, WORLDS, chosen, error_of  # noqa: E402
+from parity.splits import plan_of  # noqa: E402
 
 GPUS = gpus()
 
@@ -133,8 +134,9 @@ def gpt2_plan(*stages: tuple[int, int]) -> Plan:
 def answers(tmp_path_factory: pytest.TempPathFactory) -> Answers:
     """Every fault at the same time, then runs to measure one after the other."""
     folder = tmp_path_factory.mktemp("cuda")
-    file, one, two = (folder / f"{name}.json" for name in ("plan", "one", "two"))
+    file, one, two, split = (folder / f"{name}.json" for name in ("plan", "one", "two", "split"))
     save_plan(PLAN, file)
+    save_plan(plan_of("gpt2", 3), split)
     layers = len(load_model(MODEL).layers)
     save_plan(gpt2_plan((0, layers)), one)
     save_plan(gpt2_plan((0, 4), (4, layers)), two)
@@ -145,10 +147,15 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> Answers:
     ]  # fmt: skip
     written = served(asked, folder, width=len(asked))
     kept = folder / "kept"
+    of_others = ("--factory", "fakes.hugging:gpt2", "--steps", 3)
     timed = [
         request("one", "run", one, *cuda, "--steps", 6, "--json"),
         request("two", "run", two, *cuda, "--steps", 3, "--json", "--checkpoint", kept),
         request("table", "run", file, *cuda, "--factory", "parity.cases:two", "--steps", 2),
+        *(
+            request(f"split on {device}", "run", split, "--device", device, "--json", *of_others)
+            for device in ("cuda", "cpu")
+        ),
     ]
     written |= served(timed, folder, width=1)
     resumed = ("--steps", 3, "--json", "--checkpoint", kept, "--resume")
@@ -176,6 +183,16 @@ def test_stages_on_gpus_have_the_losses_of_one(answers: Answers) -> None:
     assert len(set(losses)) == 6
     halves = [step["loss"] for run in (first, second) for step in run["steps"]]
     assert halves == pytest.approx(losses, rel=1e-3)
+
+
+def test_a_model_of_others_is_traced_before_its_ranks_are_forked(answers: Answers) -> None:
+    """Hugging Face's GPT-2: torch asks for GPUs while it traces, and ranks still get theirs."""
+    losses = []
+    for device in ("cuda", "cpu"):
+        answer = answers[f"split on {device}"]
+        assert answer["code"] == 0, answer["err"]
+        losses.append([step["loss"] for step in json.loads(answer["out"])["steps"]])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
 
 
 def test_time_and_memory_are_near_the_profiles(answers: Answers) -> None:
