@@ -5,8 +5,9 @@ Names that a user gets wrong: one error for all of them, with the nearest known 
 """
 
 import difflib
+import importlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 LONGEST_KEY = 200
@@ -35,13 +36,10 @@ class InputError(HetplanError, ValueError):
         expected: str | None = None,
     ) -> None:
         self.what, self.where, self.got, self.expected = what, where, got, expected
-        details = []
-        if got is not None:
-            details.append(f"got {shorten(got)}")
-        if expected is not None:
-            details.append(f"expected {expected}")
+        parts = {"got": None if got is None else shorten(got), "expected": expected}
+        details = ", ".join(f"{word} {part}" for word, part in parts.items() if part is not None)
         text = f"{where}: {what}" if where else what
-        super().__init__(one_line(f"{text} ({', '.join(details)})" if details else text))
+        super().__init__(one_line(f"{text} ({details})" if details else text))
 
 
 class UnsupportedError(InputError):
@@ -70,6 +68,15 @@ class DisagreementError(HetplanError):
     exit_code = 3
 
 
+def optional(module: str, what: str, extra: str, *, where: str | None = None) -> Any:
+    """A module that one of hetplan's extras brings; raises InputError where it is not installed."""
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        expected = f"pip install 'hetplan[{extra}]'"
+        raise InputError(what, where=where, expected=expected) from None
+
+
 def one_line(text: str) -> str:
     """`text` on a single line, control characters escaped, so that one error stays one line."""
     joined = " ".join(text.split())
@@ -96,13 +103,12 @@ def shorten(value: object, limit: int = 80) -> str:
 
 def json_path(location: Sequence[int | str]) -> str:
     """Keys and indices as a JSON path: `("data", "layers", 3, "name")` -> `data.layers[3].name`."""
-    path = ""
-    for part in location:
-        if isinstance(part, int):
-            path += f"[{part}]"
-        else:  # a hostile key may be megabytes long
-            path += ("." if path else "") + shortened(part, LONGEST_KEY)
-    return path
+    parts = (
+        # a hostile key may be megabytes long
+        f"[{part}]" if isinstance(part, int) else f".{shortened(part, LONGEST_KEY)}"
+        for part in location
+    )
+    return "".join(parts).removeprefix(".")
 
 
 def shortened(text: str, limit: int) -> str:

@@ -14,7 +14,7 @@ import secrets
 import sys
 import zlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,12 +34,13 @@ def read_bytes(path: str | os.PathLike[str], most: int = MAX_BYTES) -> bytes:
         opener = gzip.open if name.endswith(".gz") else open
         with opener(name, "rb") as stream:
             content = stream.read(most + 1)
-    except FileNotFoundError:
-        raise InputError("no such file", where=name) from None
-    except IsADirectoryError:
-        raise InputError("is a folder, expected a file", where=name) from None
     except (OSError, EOFError, zlib.error, ValueError) as error:
-        raise InputError(f"cannot be read: {one_line(str(error))}", where=name) from None
+        reasons: dict[type[Exception], str] = {
+            FileNotFoundError: "no such file",
+            IsADirectoryError: "is a folder, expected a file",
+        }
+        what = reasons.get(type(error), f"cannot be read: {one_line(str(error))}")
+        raise InputError(what, where=name) from None
     require(len(content) <= most, "file is too large", where=name, expected=f"at most {most} bytes")
     return bytes(content)
 
@@ -95,24 +96,20 @@ def parse_json(content: bytes | str, *, where: str) -> Any:
     except json.JSONDecodeError as error:
         place = f"{where}: line {error.lineno} column {error.colno}"
         raise InputError(f"not valid JSON: {error.msg}", where=place) from None
-    for fault in faults:
-        path = path_of(fault, document)
-        if path is not None:  # else it stood in a value whose key stands twice
-            place = f"{where}: {json_path(path)}" if path else where
-            raise InputError(fault.what, where=place, got=fault.got, expected=fault.expected)
+    if faults:
+        path, fault = next(faults_in(document))
+        place = f"{where}: {json_path(path)}" if path else where
+        raise InputError(fault.what, where=place, got=fault.got, expected=fault.expected)
     return document
 
 
-def path_of(fault: Fault, value: Any) -> list[int | str] | None:
-    """Keys and indices that lead to a fault; None where it is not in `value`."""
-    if value is fault:
-        return []
+def faults_in(value: Any, *path: int | str) -> Iterator[tuple[Sequence[int | str], Fault]]:
+    """Each fault in `value`, with the keys and indices that lead to it."""
+    if isinstance(value, Fault):
+        yield path, value
     keys = value if isinstance(value, dict) else range(len(value) if isinstance(value, list) else 0)
     for key in keys:
-        path = path_of(fault, value[key])
-        if path is not None:
-            return [key, *path]
-    return None
+        yield from faults_in(value[key], *path, key)
 
 
 # One JSON string (its brackets do not count; an unclosed one runs to the end) or one bracket.

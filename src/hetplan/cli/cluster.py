@@ -9,7 +9,7 @@ import typer
 
 from hetplan.cli.options import JsonOption, number, target
 from hetplan.cli.output import emit, note
-from hetplan.errors import InputError, require
+from hetplan.errors import require
 from hetplan.files import to_yaml, write_text
 from hetplan.formulations.astra.search.space import links_of
 from hetplan.profiling.cluster import GBIT, ClusterFile, build_cluster
@@ -22,7 +22,7 @@ from hetplan.profiling.detect import (
 )
 from hetplan.runtime.devices import local_device_name, local_node
 from hetplan.schema import parse
-from hetplan.text import Table, number_text
+from hetplan.text import Table, lines_that_hold, number_text
 
 
 def detect(
@@ -84,26 +84,23 @@ def detect(
     elif job is not None:
         hosts = slurm_hosts(job)
     usual = links_of(local.device or "")[1] / GBIT
-    assumed_local = replace(local, intra_gbit=local.intra_gbit or usual)
-    document = cluster_document(hosts, name, assumed_local)
+    document = cluster_document(hosts, name, replace(local, intra_gbit=local.intra_gbit or usual))
     build_cluster(parse(ClusterFile, document, where="the detected cluster"))
-    assumed = []
-    if local.intra_gbit is None and max(node["devices"] for node in document["nodes"]) > 1:
-        assumed.append(
+    assumed = lines_that_hold(
+        {
             f"links within a node are assumed: {usual:g} Gbit/s, as in usual machines with "
-            f"{local.device}; --intra says otherwise"
-        )
-    if local.network_gbit is None and len(hosts) > 1:
-        assumed.append(
-            f"links between nodes are assumed: {ETHERNET_GBIT:g} Gbit/s; --network says otherwise"
-        )
+            f"{local.device}; --intra says otherwise": (
+                local.intra_gbit is None and max(node["devices"] for node in document["nodes"]) > 1
+            ),
+            f"links between nodes are assumed: {ETHERNET_GBIT:g} Gbit/s; --network says "
+            "otherwise": local.network_gbit is None and len(hosts) > 1,
+        }
+    )
     if output is not None:
         head = "".join(f"# {line}\n" for line in ("written by hetplan cluster detect", *assumed))
         write_text(output, head + to_yaml(document))
-    for line in assumed:
-        note(line)
-    emit(document, [nodes_table(document)], json=json)
-    return 0
+    note(*assumed)
+    return emit(document, [nodes_table(document)], json=json)
 
 
 def nodes_table(document: dict[str, Any]) -> Table:
@@ -134,13 +131,13 @@ def described_node(
         intra_gbit=intra or here.intra_gbit,
         network_gbit=network or here.network_gbit,
     )
-    if local.device is None:
-        raise InputError(
-            "device type is not known",
-            where="--device",
-            got=local_device_name(),
-            expected="a name of the catalogue",
-        )
+    require(
+        local.device is not None,
+        "device type is not known",
+        where="--device",
+        got=local_device_name(),
+        expected="a name of the catalogue",
+    )
     return local
 
 

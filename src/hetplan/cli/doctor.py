@@ -36,8 +36,9 @@ def doctor(json: JsonOption = False) -> int:
     Exit code 1 when something that hetplan needs is missing or fails.
     """
     report = examined()
-    emit(report, report_tables(report), json=json)
-    return 0 if all(check["ok"] for check in report["checks"]) else 1
+    return emit(
+        report, report_tables(report), json=json, ok=all(check["ok"] for check in report["checks"])
+    )
 
 
 def examined(needed: Sequence[str] = PACKAGES) -> dict[str, Any]:
@@ -75,10 +76,7 @@ def examined(needed: Sequence[str] = PACKAGES) -> dict[str, Any]:
 
 def installed(name: str) -> str | None:
     """The version of a distribution without importing it; None where it is not installed."""
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
+    return next((found.version for found in metadata.distributions(name=name)), None)
 
 
 def run_program(command: list[str], patience: float = 30.0) -> tuple[str, str]:

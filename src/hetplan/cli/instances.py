@@ -97,8 +97,7 @@ def show_list(
         },
         right=(2, 3, 4),
     )
-    emit({"instances": rows}, [table], json=json)
-    return 0
+    return emit({"instances": rows}, [table], json=json)
 
 
 def summary(entry: Entry) -> dict[str, Any]:
@@ -134,8 +133,7 @@ def show(
         proved = f", bound {number_text(known.bound, 8)} by {known.proved_by}"
         best_known = f"{number_text(known.objective, 8)} by {known.found_by}"
         rows.append(("best known", best_known + (proved if known.proved_by else ", no bound")))
-    emit(document, [Table(opened.name, ("", ""), tuple(rows))], json=json)
-    return 0
+    return emit(document, [Table(opened.name, ("", ""), tuple(rows))], json=json)
 
 
 def size_text(value: Any) -> str:
@@ -225,10 +223,12 @@ def update(
         if change.news and not dry_run:
             write(change)
     refused = [line for change in looked_at for line in change.refused]
-    document = {"instances": [change.document() for change in looked_at], "refused": refused}
-    emit(document, [change_table(looked_at, dry_run)], json=json)
-    for line in refused:
-        note(f"refused: {line}")
+    emit(
+        {"instances": [change.document() for change in looked_at], "refused": refused},
+        [change_table(looked_at, dry_run)],
+        json=json,
+    )
+    note(*(f"refused: {line}" for line in refused))
     return 1 if refused else 0
 
 
@@ -316,13 +316,15 @@ def export_model(
         ],
         right=(1, 2, 3, 4, 5),
     )
-    document = {
-        "instance": posed.name,
-        "method": method,
-        "models": [asdict(model) for model in exported],
-    }
-    emit(document, [table], json=json)
-    return 0
+    return emit(
+        {
+            "instance": posed.name,
+            "method": method,
+            "models": [asdict(model) for model in exported],
+        },
+        [table],
+        json=json,
+    )
 
 
 Kind = Literal["instance", "decision", "plan", "cluster", "profile", "model", "job"]

@@ -57,6 +57,7 @@ from hetplan.text import (
     Table,
     bytes_text,
     count_text,
+    lines_that_hold,
     number_text,
     percent_text,
     seconds_text,
@@ -114,7 +115,6 @@ def predict(
         micro_batches is None or global_batch is None,
         "--micro-batches and --global-batch exclude each other",
     )
-    require(model or factory, "missing option '--model'", expected="a name, a file, or --factory")
     chosen = (
         traced_model(factory, model, precision, model_output, quiet=quiet)
         if factory is not None
@@ -140,12 +140,10 @@ def predict(
         learned=learned_of(efficiency or [], on, chosen.precision),
         stack=load_stack(stack),
     )
-    for line in chosen.notes:
-        note(line)
-    emit(
+    note(*chosen.notes)
+    return emit(
         profile.model_dump(mode="json"), [profile_table(profile, chosen)], json=json, output=output
     )
-    return 0
 
 
 def named(model: str | None) -> str:
@@ -312,10 +310,8 @@ def import_(
         # JSON is YAML, but people edit cluster files
         as_text = to_yaml if imported.kind == "cluster" else to_json
         write_text(output, as_text(document))
-    for line in imported.notes:
-        note(line)
-    emit(document, [summary(imported, output)], json=json)
-    return 0
+    note(*imported.notes)
+    return emit(document, [summary(imported, output)], json=json)
 
 
 def summary(imported: Imported, path: Path | None) -> Table:
@@ -362,10 +358,9 @@ def measure(
         output=output,
         tell=None if quiet else note,
     )
-    emit(
+    return emit(
         profile.model_dump(mode="json"), [profile_table(profile, chosen)], json=json, output=output
     )
-    return 0
 
 
 def batch_curve(
@@ -418,8 +413,13 @@ def batch_curve(
         repeats=repeats,
         tell=None if quiet else note,
     )
-    emit(curve.model_dump(mode="json"), [curve_table(curve)], json=json, output=output)
-    return 0 if curve.zero_stage is not None else 1
+    return emit(
+        curve.model_dump(mode="json"),
+        [curve_table(curve)],
+        json=json,
+        output=output,
+        ok=curve.zero_stage is not None,
+    )
 
 
 def curve_table(curve: BatchCurve) -> Table:
@@ -427,11 +427,14 @@ def curve_table(curve: BatchCurve) -> Table:
     stages = ", ".join(f"ZeRO {stage}: {size}" for stage, size in enumerate(curve.largest))
     first = curve.zero_stage
     lowest = "no sample fits" if first is None else f"a sample fits from ZeRO {first} on"
-    notes = [f"largest micro-batch: {stages}; {lowest}"]
-    if curve.tried_up_to is not None and curve.tried_up_to in curve.largest:
-        notes.append(f"stopped at --max-micro-batch {curve.tried_up_to}: more may fit")
-    if (saved := curve.saved_bytes_per_sample) is not None:
-        notes.append(f"activations: {bytes_text(saved)} per sample, measured")
+    saved, most = curve.saved_bytes_per_sample, curve.tried_up_to
+    notes = lines_that_hold(
+        {
+            f"largest micro-batch: {stages}; {lowest}": True,
+            f"stopped at --max-micro-batch {most}: more may fit": most in curve.largest,
+            f"activations: {bytes_text(saved)} per sample, measured": saved is not None,
+        }
+    )
     return Table.of(
         f"{curve.model} x {curve.sequence} tokens in {curve.precision} on {curve.device}, measured "
         f"within {bytes_text(curve.memory_bytes)}, one of {curve.devices}",
@@ -475,8 +478,7 @@ def collectives(
         },
         right=(2, 3, 4, 5),
     )
-    emit(measured.model_dump(mode="json"), [table], json=json, output=output)
-    return 0
+    return emit(measured.model_dump(mode="json"), [table], json=json, output=output)
 
 
 def operators(
@@ -504,8 +506,9 @@ def operators(
         ("GB/s at most", number_text(measured.bytes_per_second / 1e9, 4)),
     )
     title = f"operators of {measured.device} in {measured.precision}, measured"
-    emit(measured.model_dump(mode="json"), [Table(title, ("", ""), rows)], json=json, output=output)
-    return 0
+    return emit(
+        measured.model_dump(mode="json"), [Table(title, ("", ""), rows)], json=json, output=output
+    )
 
 
 def quick(
@@ -533,8 +536,9 @@ def quick(
     if learned.bus_bytes_per_second is not None:
         rate = learned.bus_bytes_per_second * 8e-9
         note(f"a large all-reduce reaches {rate:.4g} Gbit/s of each GPU's links")
-    emit(learned.model_dump(mode="json"), [operators_table(learned)], json=json, output=output)
-    return 0
+    return emit(
+        learned.model_dump(mode="json"), [operators_table(learned)], json=json, output=output
+    )
 
 
 def train(
@@ -567,8 +571,7 @@ def train(
         )
         learned = train_operators(OperatorData.load(files[0]))
         table = operators_table(learned)
-    emit(learned.model_dump(mode="json"), [table], json=json, output=output)
-    return 0
+    return emit(learned.model_dump(mode="json"), [table], json=json, output=output)
 
 
 def links_table(learned: LinkEfficiencyFile) -> Table:
@@ -583,8 +586,13 @@ def links_table(learned: LinkEfficiencyFile) -> Table:
         f"{learned.trained_on}",
         "the lines were fitted with the sizes that are kept apart here",
     )
-    title = f"learned efficiency of links between {learned.device}, {learned.backend}"
-    return Table(title, ("prediction", "error"), rows, notes, right=(1,))
+    return Table(
+        f"learned efficiency of links between {learned.device}, {learned.backend}",
+        ("prediction", "error"),
+        rows,
+        notes,
+        right=(1,),
+    )
 
 
 def operators_table(learned: OperatorData) -> Table:

@@ -107,8 +107,9 @@ def predicted(
     if not virtual and not known:
         return None
     try:
-        workload = setting.workload(plan, where)
-        return Rehearsal.of(plan, workload, scale if virtual else 1.0, cores=free_cores())
+        return Rehearsal.of(
+            plan, setting.workload(plan, where), scale if virtual else 1.0, cores=free_cores()
+        )
     except InputError as error:
         if required or setting != Setting():
             raise
@@ -190,13 +191,13 @@ class Survival:
         """What plans again without lost nodes, by a process of its own: solvers leave threads
         behind, and ranks are forked. plan: the file of what runs now. Raises InputError where the
         cluster is not known."""
-        if job.rehearsal is None:
-            raise InputError(
-                "--elastic needs the plan's cluster",
-                where=job.plan.name,
-                got=job.plan.workload.cluster,
-                expected="--cluster with its file",
-            )
+        require(
+            job.rehearsal,
+            "--elastic needs the plan's cluster",
+            where=job.plan.name,
+            got=job.plan.workload.cluster,
+            expected="--cluster with its file",
+        )
         values = {
             "--cluster": setting.cluster,
             "--model": setting.model,
@@ -306,5 +307,4 @@ def run(
         return 0
     if trace is not None:
         write_document(trace, measured.trace())
-    emit(measured.document(), [measured.table()], json=json)
-    return 0
+    return emit(measured.document(), [measured.table()], json=json)

@@ -18,6 +18,7 @@ from hetplan.instances.library import Instance
 from hetplan.profiling.cluster import Cluster, ClusterFile, build_cluster, catalogue
 from hetplan.profiling.models import load_model
 from hetplan.profiling.workload import PREDICTOR, Workload, make_workload
+from hetplan.text import devices_counted
 
 SIZES: Mapping[str, int] = {"small": 8, "medium": 32}
 MODELS = (
@@ -63,15 +64,19 @@ class Draw:
                     "network_gbit_per_s": network,
                 }
             )
-        document = {"format": "hetplan-cluster", "version": 1, "name": "random", "nodes": nodes}
-        return build_cluster(ClusterFile.model_validate(document))
+        return build_cluster(
+            ClusterFile.model_validate(
+                {"format": "hetplan-cluster", "version": 1, "name": "random", "nodes": nodes}
+            )
+        )
 
     def workload(
         self, model: str | None = None, batches: tuple[int, ...] = (16, 32, 64, 128)
     ) -> Workload:
         """A model on a cluster."""
-        chosen = model or self.rng.choice(MODELS)
-        return make_workload(load_model(chosen), self.cluster(), self.rng.choice(batches))
+        return make_workload(
+            load_model(model or self.rng.choice(MODELS)), self.cluster(), self.rng.choice(batches)
+        )
 
 
 def draw(problem: str, seed: int, size: str = "small") -> Instance:
@@ -101,7 +106,7 @@ def draw(problem: str, seed: int, size: str = "small") -> Instance:
 
 def described(workload: Workload) -> str:
     """Model, devices and batch."""
-    devices = " + ".join(f"{count} {name}" for name, count in workload.cluster.counts().items())
+    devices = devices_counted(workload.cluster.counts())
     return f"{workload.model.name} on {devices}, batch {workload.global_batch}"
 
 

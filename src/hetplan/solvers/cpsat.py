@@ -85,12 +85,12 @@ class _Writer:
             offset=totals.offset + model.constant,
             under=totals.roundings / self.per_second,
         )
-        self.seconds, self.grid = model.is_seconds(), model.grids()
+        of = model.properties()
+        self.seconds, self.grid, whole = of["seconds"], of["grid"], of["integer"]
         self.units = np.where(self.seconds, self.per_second, np.maximum(self.grid, 1.0))
-        lower, upper = model.bounds()
-        upper = np.where(self.seconds, np.minimum(upper, totals.largest), upper)
+        lower, most = of["lower"], np.minimum(of["upper"], totals.largest)
+        upper = np.where(self.seconds, most, of["upper"])
         low, high = np.floor(lower * self.units), np.ceil(upper * self.units)
-        whole = model.is_integer()
         low, high = np.where(whole, np.ceil(lower), low), np.where(whole, np.floor(upper), high)
         unusable = ~(np.isfinite(low) & np.isfinite(high)) | ~(
             whole | self.seconds | (self.grid > 0)
@@ -147,7 +147,7 @@ class _Writer:
     def _check(self, number: int, row: Row, values: Floats) -> None:
         """Raises what `write` says."""
         rounded = values != np.trunc(values)
-        name = next(b for b in reversed(self.model.row_blocks) if b.first <= number).name
+        name = self.model.row_names[number]
         if (rounded & (self.seconds[row.columns] | self.negative[row.columns])).any():
             raise ValueError(f"{self.model.name}: {name}: values of seconds must be whole numbers")
         require(
@@ -179,7 +179,7 @@ class _Listener(cp_model.CpSolverSolutionCallback):
 
     def on_solution_callback(self) -> None:
         """Called for each better solution."""
-        self._latest.on_solution(list(self.response_proto.solution), self.objective_value)
+        self._latest.incumbent = (list(self.response_proto.solution), self.objective_value)
         self._latest.on_bound(self.best_objective_bound)
 
 
@@ -213,10 +213,11 @@ def solve(model: Model, run: Run, report: Sink | None = None) -> ModelAnswer:
     if status is not None:  # an abandoned search answers with its last reports
         statistics = {"branches": solver.num_branches, "conflicts": solver.num_conflicts}
         if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-            latest.on_solution(list(solver.response_proto.solution), solver.objective_value)
+            latest.incumbent = (list(solver.response_proto.solution), solver.objective_value)
             latest.on_bound(solver.best_objective_bound)
     (solution, objective), bound = latest.incumbent, latest.bound
-    units = np.where(model.is_seconds(), scale.per_unit, np.maximum(model.grids(), 1.0))
+    of = model.properties()
+    units = np.where(of["seconds"], scale.per_unit, np.maximum(of["grid"], 1.0))
     return ModelAnswer(
         stop=stop,
         objective=None if objective is None else scale.value(objective),
@@ -233,18 +234,16 @@ def _mapped(model: Any, solver: Any, status: Any, run: Run) -> tuple[Stop, str]:
     """CP-SAT's status as ours, with a message where there is more to say."""
     if status is None:
         return stop_reason(run), "CP-SAT did not stop in time; its last report is taken"
-    if status == cp_model.OPTIMAL:
-        return Stop.OPTIMAL, ""
-    if status == cp_model.INFEASIBLE:
-        return Stop.INFEASIBLE, ""
-    if status in (cp_model.FEASIBLE, cp_model.UNKNOWN):
-        return stop_reason(run), ""
     if status == cp_model.MODEL_INVALID:
         return Stop.ERROR, f"CP-SAT refuses the model: {str(model.validate())[:300]}"
-    return (
-        Stop.ERROR,
-        f"CP-SAT returned a status that hetplan does not know: {solver.status_name(status)}",
-    )
+    known = {
+        cp_model.OPTIMAL: Stop.OPTIMAL,
+        cp_model.INFEASIBLE: Stop.INFEASIBLE,
+        cp_model.FEASIBLE: stop_reason(run),
+        cp_model.UNKNOWN: stop_reason(run),
+    }
+    unknown = f"CP-SAT returned a status that hetplan does not know: {solver.status_name(status)}"
+    return known.get(status, Stop.ERROR), "" if status in known else unknown
 
 
 def _configured(options: Options) -> Any:

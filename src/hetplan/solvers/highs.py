@@ -12,7 +12,6 @@ from typing import Any
 
 import highspy
 import numpy as np
-from highspy import cb
 from numpy.typing import NDArray
 
 from hetplan.errors import require
@@ -24,8 +23,6 @@ BACKEND = "highs"
 SOLVER = f"HiGHS {version('highspy')}"
 TOLERANCE = 1e-9
 BOUND_ALLOWANCE = 1e-7  # relative
-_AT_NODE = cb.HighsCallbackType.kCallbackMipInterrupt
-_IMPROVED = cb.HighsCallbackType.kCallbackMipImprovingSolution
 FEASIBLE = 2  # HighsInfo.primal_solution_status: none, infeasible, feasible
 
 # kInterrupt and the limits become `stop_reason(run)`; what is missing here is logged and becomes
@@ -53,29 +50,6 @@ def label(options: Options) -> str:
     return SOLVER
 
 
-class _Listener:
-    """Keeps what HiGHS's callbacks report, and passes on the wish to stop."""
-
-    def __init__(self, latest: Latest) -> None:
-        self._latest = latest
-        self._stop = False
-
-    def __call__(self, kind: Any, message: str, out: Any, back: Any, data: Any) -> None:
-        """HiGHS's callback, from its thread."""
-        if kind == _IMPROVED:
-            self._latest.on_solution(
-                np.array(out.mip_solution, dtype=float), float(out.objective_function_value)
-            )
-        if kind in (_IMPROVED, _AT_NODE):
-            self._latest.on_bound(float(out.mip_dual_bound))
-        if self._stop and back is not None:
-            back.user_interrupt = 1
-
-    def interrupt(self) -> None:
-        """Ask HiGHS to stop at its next callback."""
-        self._stop = True
-
-
 def solve(model: Model, run: Run, report: Sink | None = None) -> ModelAnswer:
     """Minimise `model` within what is left of `run`.
 
@@ -91,10 +65,13 @@ def solve(model: Model, run: Run, report: Sink | None = None) -> ModelAnswer:
     highs = _prepared(arrays, run)
     run.check()
     latest = Latest()
-    listener = _Listener(latest)
-    _listen(highs, listener)
-    relay = latest.relay(scale, run, report)
-    ended = drive(highs.run, run=run, interrupt=listener.interrupt, poll=relay) is not None
+    _listen(highs, latest)
+    ended = (
+        drive(
+            highs.run, run=run, interrupt=highs.cancelSolve, poll=latest.relay(scale, run, report)
+        )
+        is not None
+    )
     if ended:
         _keep_last_word(highs, latest, bool(arrays.integer.any()))
     late = "HiGHS did not stop in time; its last report is taken"
@@ -120,10 +97,18 @@ def _without_columns(arrays: LinearArrays, scale: Scale) -> ModelAnswer:
 
 
 def loaded(arrays: LinearArrays) -> Any:
-    """A silent Highs with the model."""
-    highs = highspy.Highs()
+    """A silent Highs with the model, handed over row by row in one call that takes whole arrays."""
+    highs, (rows, columns) = highspy.Highs(), arrays.shape
     highs.setOptionValue("output_flag", False)
-    _check(_pass(highs, arrays), "passing the model")
+    entries = (arrays.starts[:-1].astype(np.int32), arrays.columns.astype(np.int32), arrays.values)
+    bounds = (arrays.lower, arrays.upper, arrays.row_lower, arrays.row_upper)
+    layout, sense = int(highspy.MatrixFormat.kRowwise), int(highspy.ObjSense.kMinimize)
+    status = highs.passModel(
+        columns, rows, len(arrays.values), layout, sense, arrays.constant, arrays.cost, *bounds,
+        *entries,
+        arrays.integer.astype(np.int32),
+    )  # fmt: skip
+    _check(status, "passing the model")
     return highs
 
 
@@ -175,27 +160,16 @@ def _check(status: Any, what: str) -> None:
     assert status == highspy.HighsStatus.kOk, f"HiGHS: {what}: {status}"
 
 
-def _pass(highs: Any, arrays: LinearArrays) -> Any:
-    """Hand the programme over row by row, in one call that takes whole arrays."""
-    rows, columns = arrays.shape
-    entries = (arrays.starts[:-1].astype(np.int32), arrays.columns.astype(np.int32), arrays.values)
-    bounds = (arrays.lower, arrays.upper, arrays.row_lower, arrays.row_upper)
-    layout, sense = int(highspy.MatrixFormat.kRowwise), int(highspy.ObjSense.kMinimize)
-    return highs.passModel(
-        columns, rows, len(arrays.values), layout, sense, arrays.constant, arrays.cost, *bounds,
-        *entries,
-        arrays.integer.astype(np.int32),
-    )  # fmt: skip
+def _listen(highs: Any, latest: Latest) -> None:
+    """Keep what HiGHS reports from its thread, and have it stop where it is cancelled."""
 
+    def improved(event: Any) -> None:
+        told = event.data_out
+        latest.incumbent = (np.array(told.mip_solution), float(told.objective_function_value))
 
-def _listen(highs: Any, listener: _Listener) -> None:
-    highs.setCallback(listener, None)
-    in_lp = (
-        cb.HighsCallbackType.kCallbackSimplexInterrupt,
-        cb.HighsCallbackType.kCallbackIpmInterrupt,
-    )
-    for kind in (_AT_NODE, _IMPROVED, *in_lp):
-        highs.startCallback(kind)
+    highs.HandleUserInterrupt = True
+    highs.cbMipImprovingSolution += improved
+    highs.cbMipInterrupt += lambda event: latest.on_bound(float(event.data_out.mip_dual_bound))
 
 
 def _keep_last_word(highs: Any, latest: Latest, is_mip: bool) -> None:
@@ -203,7 +177,7 @@ def _keep_last_word(highs: Any, latest: Latest, is_mip: bool) -> None:
     info = highs.getInfo()
     if info.primal_solution_status == FEASIBLE:
         values = np.array(highs.getSolution().col_value, dtype=float)
-        latest.on_solution(values, float(info.objective_function_value))
+        latest.incumbent = (values, float(info.objective_function_value))
     optimal = highs.getModelStatus() == highspy.HighsModelStatus.kOptimal
     if is_mip and (optimal or info.mip_node_count >= 0):
         latest.on_bound(float(info.mip_dual_bound))

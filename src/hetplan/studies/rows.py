@@ -7,6 +7,7 @@ Parquet reader takes the folder as one table.
 """
 
 import hashlib
+import importlib
 import io
 import itertools
 import json
@@ -18,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hetplan.errors import InputError, require, unknown_name
+from hetplan.errors import InputError, optional, require, unknown_name
 from hetplan.files import write_bytes
 from hetplan.formulations import FAMILIES, JOINED, family, join
 from hetplan.instances.answers import Answer
@@ -199,15 +200,10 @@ Row = dict[str, Any]
 
 
 def arrow() -> Any:
-    """pyarrow; raises InputError where it is not installed."""
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError:
-        raise InputError(
-            "studies keep their rows as Parquet", expected="pip install 'hetplan[study]'"
-        ) from None
-    return pyarrow
+    """pyarrow with its module `parquet`; raises InputError where it is not installed."""
+    pa = optional("pyarrow", "studies keep their rows as Parquet", "study")
+    importlib.import_module("pyarrow.parquet")
+    return pa
 
 
 def schema() -> Any:
@@ -299,9 +295,8 @@ class Tally:
 
     def text(self) -> str:
         """`12 of 40 runs: 9 optimal, 2 feasible, 1 unknown`."""
-        parts = [f"{n} {status}" for status, n in sorted(self.counts.items())]
-        earlier = [f"{self.known} from before"] if self.known else []
-        ended = ", ".join(earlier + parts)
+        counts = {"from before": self.known, **dict(sorted(self.counts.items()))}
+        ended = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
         return f"{self.done} of {counted(self.total, 'run')}" + (f": {ended}" if ended else "")
 
 
@@ -309,20 +304,18 @@ def carry_out(
     tasks: Sequence[Task],
     folder: Path,
     runner: Runner,
-    watch: Callable[[Tally], None] | None = None,
+    watch: Callable[[Tally], None] = lambda tally: None,
 ) -> Tally:
     """Do what has no row in `folder` yet; the tally at the end, or where the runner stopped
     early."""
     there = keys(folder)
     left = [task for task in tasks if task.key not in there]
     tally = Tally(len(tasks), len(tasks) - len(left))
-    if watch is not None:
-        watch(tally)
+    watch(tally)
     for row in runner(left):
         write_row(folder, row)
         tally.counts[row["status"]] += 1
-        if watch is not None:
-            watch(tally)
+        watch(tally)
     return tally
 
 
