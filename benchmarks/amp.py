@@ -225,11 +225,13 @@ def cuts(most_layers: int) -> tuple[str, list[dict[str, Any]]]:
         times = np.tile(np.r_[0.0, np.cumsum(seconds)], (stages, 1))
         links = np.zeros((stages, layers + 1))
         links[:-1, 1:] = link
+        # nothing is synchronised, and all fits in memory
+        free = np.zeros(stages), links[-1], np.zeros(times.shape, dtype=np.int64)
         evaluations[0], module.cheapest_cut = 0, counted
-        cut = cut_chain(32, times, links)
+        cut = cut_chain(32, times, links, *free)
         module.cheapest_cut = evaluate
         assert cut is not None
-        ours = best_of(lambda a=times, b=links: cut_chain(32, a, b)) * 1e3  # type: ignore[misc]
+        ours = best_of(lambda a=times, b=links, f=free: cut_chain(32, a, b, *f)) * 1e3  # type: ignore[misc]
         theirs = None
         if layers <= most_layers:
             found = paper_cut(seconds, link, 32)

@@ -13,11 +13,13 @@ from amp.oracle import Enumeration
 from hetplan.formulations.amp.data import AmpData
 from hetplan.formulations.amp.evaluate import evaluate
 from hetplan.formulations.amp.family import FAMILY
-from hetplan.formulations.amp.general import Ask, Parameters, Reply, ask_solver, solve_by
-from hetplan.formulations.amp.model import Question
-from hetplan.formulations.amp.problem import compile_problem, find_cells
+from hetplan.formulations.amp.general import Minimise, Parameters, solve_by
+from hetplan.formulations.amp.model import Programme, Question
+from hetplan.formulations.amp.problem import Strategy, compile_problem, find_cells
 from hetplan.formulations.amp.rows import quick_seconds
 from hetplan.formulations.amp.tables import Tables
+from hetplan.solvers.general import minimise
+from hetplan.solvers.model import Model, ModelAnswer
 from hetplan.solvers.native import Sink
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Options, Progress, Run, Stop
@@ -46,10 +48,13 @@ def run(**options: object) -> Run:
     return Run(Options(**{"threads": 1, "time_limit": 120.0, **options}))  # type: ignore[arg-type]
 
 
-def ask(model: str, tables: Tables, lower: float = 0.0, cutoff: float | None = None) -> Reply:
-    """One configuration without any help from the loop."""
-    question = Question(tables, lower, cutoff)
-    return ask_solver(model, math.inf, question, run(), lambda incumbent, bound: None)
+def ask(
+    method: str, tables: Tables, lower: float = 0.0, cutoff: float | None = None
+) -> tuple[ModelAnswer, Strategy | None]:
+    """One configuration without any help from the loop; and the strategy of the answer."""
+    programme = Programme(Question(tables, lower, cutoff), math.inf)
+    answer = minimise(method, programme.model, run(), lambda incumbent, bound: None)
+    return answer, programme.strategy(answer) if answer.has_solution else None
 
 
 @pytest.mark.parametrize("case", HELD, ids=str)
@@ -57,16 +62,17 @@ def ask(model: str, tables: Tables, lower: float = 0.0, cutoff: float | None = N
 def test_model_of_each_configuration_equals_enumeration(model: str, case: Case) -> None:
     data = data_of(case)
     for tables in tables_of(data):
-        best, reply = cheapest(data, tables), ask(model, tables)
+        best = cheapest(data, tables)
+        answer, strategy = ask(model, tables)
         if best is None:
-            assert reply.stop is Stop.INFEASIBLE
+            assert answer.stop is Stop.INFEASIBLE
             continue
-        assert reply.stop is Stop.OPTIMAL, reply.message
-        assert reply.strategy is not None and reply.bound is not None
-        assert evaluate(data, reply.strategy.decision()).objective == pytest.approx(
+        assert answer.stop is Stop.OPTIMAL, answer.message
+        assert strategy is not None and answer.bound is not None
+        assert evaluate(data, strategy.decision()).objective == pytest.approx(
             best, rel=1e-6, abs=1e-9
         )
-        assert best * (1 - 1e-6) - 1e-9 <= reply.bound <= best * (1 + 1e-9)
+        assert best * (1 - 1e-6) - 1e-9 <= answer.bound <= best * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("case", QUICK[:7], ids=str)
@@ -78,10 +84,10 @@ def test_nothing_is_found_below_the_optimum_and_the_optimum_is_found_at_it(
     for tables in tables_of(data):
         best = cheapest(data, tables)
         if best is not None and best > 0:
-            assert ask(model, tables, cutoff=best * (1 - 1e-6)).stop is Stop.INFEASIBLE
-            assert (
-                ask(model, tables, lower=best * 0.9, cutoff=best * (1 + 1e-6)).strategy is not None
-            )
+            below, _ = ask(model, tables, cutoff=best * (1 - 1e-6))
+            assert below.stop is Stop.INFEASIBLE
+            _, strategy = ask(model, tables, lower=best * 0.9, cutoff=best * (1 + 1e-6))
+            assert strategy is not None
 
 
 @pytest.mark.parametrize("case", CASES[::4], ids=str)
@@ -157,14 +163,16 @@ def test_infeasibility_says_why() -> None:
     assert result.status == "infeasible"  # no table that both types have
 
 
-def answering(reply: Reply) -> Ask:
+def answering(answer: ModelAnswer) -> Minimise:
     """A solver that always says the same."""
-    return lambda question, run, report: reply
+    return lambda method, model, run, report: answer
 
 
 def test_a_failing_back_end_is_an_error_that_keeps_incumbent_and_bound() -> None:
     data = mixed_cluster(nodes=2, per_node=2, layers=6)
-    outcome = solve_by("cp-sat", data, run(), answering(Reply(stop=Stop.ERROR, message="broken")))
+    outcome = solve_by(
+        "cp-sat", data, run(), answering(ModelAnswer(stop=Stop.ERROR, message="broken"))
+    )
     assert outcome.stop is Stop.ERROR and "broken" in outcome.message
     assert outcome.decision is not None and outcome.bound is not None
     assert evaluate(data, outcome.decision).objective > outcome.bound > 0  # type: ignore[operator]
@@ -176,7 +184,9 @@ def test_what_a_model_says_counts_up_to_the_cutoff_only(stop: Stop) -> None:
     cheaper than it says."""
     data = mixed_cluster(nodes=2, per_node=2, layers=6)
     bound = 1e9 if stop is Stop.OPTIMAL else None
-    outcome = solve_by("cp-sat", data, run(gap=0.01), answering(Reply(stop=stop, bound=bound)))
+    outcome = solve_by(
+        "cp-sat", data, run(gap=0.01), answering(ModelAnswer(stop=stop, bound=bound))
+    )
     assert (
         outcome.stop is Stop.OPTIMAL and outcome.decision is not None and outcome.bound is not None
     )
@@ -194,14 +204,22 @@ def test_huge_models_are_given_up() -> None:
 
 def test_an_open_configuration_leaves_the_others_their_turn() -> None:
     """One that another limit than time ends keeps its bound; all others are still asked."""
-    asked: list[str] = []
+    asked: list[Model] = []
+    configurations: set[str] = set()
+    going = run(time_limit=None)
 
-    def ask(question: Question, run: Run, report: Sink) -> Reply:
-        asked.append(str(question.tables.configuration))
-        return Reply(stop=Stop.LIMIT if len(asked) == 1 else Stop.INFEASIBLE)
+    def watch(progress: Progress) -> None:
+        if progress.note.startswith("pp"):
+            configurations.add(progress.note)
+
+    def answer(method: str, model: Model, run: Run, report: Sink) -> ModelAnswer:
+        asked.append(model)
+        return ModelAnswer(stop=Stop.LIMIT if len(asked) == 1 else Stop.INFEASIBLE)
+
+    going.watch = watch
 
     data = mixed_cluster(nodes=2, per_node=2, layers=6)
-    outcome = solve_by("cp-sat", data, run(time_limit=None), ask)
-    assert len(asked) == len(set(asked)) == outcome.details["models"]
+    outcome = solve_by("cp-sat", data, going, answer)
+    assert len(asked) == len(configurations) == outcome.details["models"]
     assert len(asked) > 1 and outcome.stop is Stop.LIMIT
     assert outcome.bound is not None and outcome.decision is not None

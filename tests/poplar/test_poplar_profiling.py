@@ -6,7 +6,6 @@ import math
 
 import numpy as np
 import pytest
-from scipy.interpolate import CubicSpline  # type: ignore[import-untyped]
 
 from hetplan.errors import InputError
 from hetplan.formulations import family
@@ -19,14 +18,6 @@ from hetplan.formulations.poplar.awareness import (
 )
 from hetplan.formulations.poplar.data import Device, PoplarData
 from hetplan.solvers.registry import solve
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_natural_splines_are_those_of_scipy(seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    x, y = np.cumsum(rng.uniform(0.5, 3.0, 6)), rng.uniform(0.2, 5.0, 6)
-    at = np.linspace(x[0], x[-1], 40)
-    assert natural_spline(x, y, at) == pytest.approx(CubicSpline(x, y, bc_type="natural")(at))
 
 
 def test_curves_pass_through_their_points() -> None:

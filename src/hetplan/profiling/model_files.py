@@ -330,16 +330,10 @@ def from_config(value: Any, *, name: str, where: str = "config") -> ModelSpec:
     if assumed:
         notes.append(f"{where}: assumed, as transformers does: {', '.join(assumed)}")
     sequence = min(sizes.pop("context"), LONGEST_DEFAULT_SEQUENCE)
-    parts: dict[str, dict[str, Any]] = {"experts": {}, "latent": {}, "mamba": {}}
-    for field in [field for field in sizes if "." in field]:
-        part, _, name_in_part = field.partition(".")
-        parts[part][name_in_part] = sizes.pop(field)
-    if parts["experts"]:
-        sizes["experts"] = Experts(**parts["experts"])
-    if parts["latent"]:
-        sizes["latent"] = Latent(**parts["latent"])
-    if parts["mamba"]:
-        sizes["mamba"] = Mamba(**parts["mamba"])
+    for part, kind_of_part in (("experts", Experts), ("latent", Latent), ("mamba", Mamba)):
+        fields = [field for field in sizes if field.startswith(f"{part}.")]
+        own = {field.removeprefix(f"{part}."): sizes.pop(field) for field in fields}
+        sizes[part] = kind_of_part(**own) if own else None
     if sizes["embedding_width"] == sizes["hidden"]:
         sizes["embedding_width"] = None
     shape = Transformer(**{**ALWAYS.get(kind, {}), **sizes})

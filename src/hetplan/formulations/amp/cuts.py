@@ -46,7 +46,9 @@ def parameter_cut(params: Floats, stages: int) -> Ints:
     """A cut whose largest stage has as few parameters as possible; params [L], k <= L. Source: AMP
     §4.1, Table 5."""
     sizes = np.tile(padded(params), (stages, 1))
-    cut = cut_chain(2, sizes, np.zeros_like(sizes))  # all cuts have the same sum of sizes
+    nothing, any_layer = np.zeros_like(sizes), np.zeros(sizes.shape, dtype=np.int64)
+    # all cuts have the same sum of sizes, and there is nothing to synchronise
+    cut = cut_chain(2, sizes, nothing, nothing[:, 0], nothing[0], any_layer)
     assert cut is not None, "without a limit on memory there always is one"
     return np.insert(cut, 0, 0)
 
@@ -70,7 +72,7 @@ def envelope_cut(placed: Placed) -> Ints | None:
         )
         first[j] = np.searchsorted(held, held - room)
     times = padded(placed.layer_seconds.max(axis=0))
-    cut = cut_chain(chosen.gas, times, links, sync=placed.sync, params=params, first=first)
+    cut = cut_chain(chosen.gas, times, links, placed.sync, params, first)
     return None if cut is None else np.insert(cut, 0, 0)
 
 
@@ -80,13 +82,7 @@ def padded(rows: Floats) -> Floats:
 
 
 def cut_chain(
-    gas: int,
-    times: Floats,
-    links: Floats,
-    *,
-    sync: Floats | None = None,
-    params: Floats | None = None,
-    first: Ints | None = None,
+    gas: int, times: Floats, links: Floats, sync: Floats, params: Floats, first: Ints
 ) -> Ints | None:
     """The best cut of L layers into k stages, the layer behind each stage's last [k]; None when
     memory allows none.
@@ -97,9 +93,6 @@ def cut_chain(
     sums of bytes. first [k, L+1]: first layer that memory allows for a stage ending at b.
     """
     stages, width = times.shape
-    sync = np.zeros(stages) if sync is None else sync
-    params = np.zeros(width) if params is None else params
-    first = np.zeros((stages, width), dtype=np.int64) if first is None else first
     thetas, syncs = _candidates(gas, times, sync, params)
     table = (stages + 1, width)
     scratch = np.empty(table), np.empty(table, np.int64)

@@ -12,7 +12,6 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 
 from hetplan.formulations.amp.cuts import find_first
 from hetplan.formulations.amp.data import AmpData, AmpDecision
@@ -30,9 +29,11 @@ from hetplan.formulations.amp.rows import quick_seconds, root_bound, row_model
 from hetplan.formulations.amp.tables import Tables
 from hetplan.solvers import general
 from hetplan.solvers.branch_and_bound import Expansion, Incumbent, search
-from hetplan.solvers.model import TooLarge
+from hetplan.solvers.model import Model, ModelAnswer, TooLarge
 from hetplan.solvers.native import Sink
-from hetplan.solvers.run import Outcome, Run, Stop, Stopped, stop_reason
+from hetplan.solvers.run import Outcome, Run, Stop, Stopped
+
+TOO_LARGE = "more than {} terms in its model; the method exact has no such limit"
 
 
 @dataclass(frozen=True)
@@ -49,24 +50,8 @@ class Parameters:
     most_terms: int = 500_000
 
 
-@dataclass(frozen=True, kw_only=True)
-class Reply:
-    """What a model said of one configuration, looking for decisions that cost at most the cut-off.
-
-    stop INFEASIBLE: there is none. bound: every such decision costs at least this. strategy: the
-    best one found. hopeless: more time would not help.
-    """
-
-    stop: Stop
-    bound: float | None = None
-    strategy: Strategy | None = None
-    build_seconds: float = 0.0
-    message: str = ""
-    hopeless: bool = False
-
-
-# (question, run for this model, where incumbents and bounds go) -> reply
-Ask = Callable[[Question, Run, Sink], Reply]
+# (method, model, run for it, where incumbents and bounds go) -> what a solver says of the model
+Minimise = Callable[[str, Model, Run, Sink], ModelAnswer]
 
 
 @dataclass(frozen=True)
@@ -84,7 +69,9 @@ class Sweep:
 
     run: Run
     incumbent: Incumbent[Strategy]
-    ask: Ask
+    method: str
+    most_terms: float
+    minimise: Minimise
     build_seconds: float = 0.0
     models: int = 0
     message: str = ""
@@ -94,57 +81,41 @@ class Sweep:
         """One model, which looks only for decisions below the threshold."""
         chosen = case.tables.configuration
         self.run.report(note=str(chosen))
+        self.models += 1
         cutoff = None if math.isinf(threshold) else threshold
-        reply = self.ask(
-            Question(case.tables, case.bound, cutoff), self.run.part(),
+        begun, part = time.perf_counter(), self.run.part()
+        try:
+            programme = Programme(Question(case.tables, case.bound, cutoff), self.most_terms, part)
+        except TooLarge:
+            self.message = f"{chosen}: {TOO_LARGE.format(self.most_terms)}"
+            return Expansion(dropped_bound=case.bound)
+        finally:
+            self.build_seconds += time.perf_counter() - begun
+        answer = self.minimise(
+            self.method, programme.model, part,
             lambda incumbent, bound: self.run.report(incumbent=incumbent),
         )  # fmt: skip
-        self.models += 1
-        self.build_seconds += reply.build_seconds
-        strategy = reply.strategy
-        if strategy is not None:
+        if answer.has_solution:
+            strategy = programme.strategy(answer)
             placed = place(case.tables.problem, strategy.configuration, strategy.placement)
             self.incumbent.offer(placed.seconds(strategy.cut), strategy)
-        if reply.stop is Stop.INFEASIBLE:
+        if answer.stop is Stop.INFEASIBLE:
             return Expansion(dropped_bound=threshold)
-        if reply.stop is Stop.ERROR or reply.hopeless:
-            self.failed |= reply.stop is Stop.ERROR
-            self.message = f"{chosen}: {reply.message}"
-        return Expansion(dropped_bound=max(case.bound, min(reply.bound or 0.0, threshold)))
-
-
-def ask_solver(method: str, most_terms: float, question: Question, run: Run, report: Sink) -> Reply:
-    """One configuration by the solver behind `method`: build, solve, read the strategy out of the
-    incumbent."""
-    begun = time.perf_counter()
-    try:
-        programme = Programme(question, most_terms, run)
-    except Stopped:
-        return Reply(stop=stop_reason(run), build_seconds=time.perf_counter() - begun)
-    except TooLarge:
-        message = f"more than {most_terms} terms in its model; the method exact has no such limit"
-        spent = time.perf_counter() - begun
-        return Reply(stop=Stop.LIMIT, build_seconds=spent, message=message, hopeless=True)
-    built = time.perf_counter()
-    answer = general.minimise(method, programme.model, run, report)
-    return Reply(
-        stop=answer.stop,
-        bound=answer.bound,
-        strategy=programme.strategy(answer) if answer.has_solution else None,
-        build_seconds=built - begun,
-        message=answer.message,
-    )
+        if answer.stop is Stop.ERROR:
+            self.failed = True
+            self.message = f"{chosen}: {answer.message}"
+        return Expansion(dropped_bound=max(case.bound, min(answer.bound or 0.0, threshold)))
 
 
 def solve_by(
     method: str,
     data: AmpData,
     run: Run,
-    ask: Ask | None = None,
+    minimise: Minimise = general.minimise,
     parameters: Parameters = Parameters(),
 ) -> Outcome[AmpDecision]:
     """The best decision over all configurations, with the bound that the solver behind `method`
-    proves; ask: another way to have a model solved."""
+    proves; minimise: another way to have a model solved."""
     begun, solver = time.perf_counter(), general.label(method, run.options)
     problem = compile_problem(data)
     cells = find_cells(problem)
@@ -163,8 +134,8 @@ def solve_by(
         for at, case in enumerate(cases):
             model = row_model(lay_out(problem, cells, case.tables.configuration))
             cases[at] = replace(case, bound=max(case.bound, root_bound(model, part.check)))
-    sweep = Sweep(run, incumbent, ask or partial(ask_solver, method, parameters.most_terms))
-    sweep.build_seconds = time.perf_counter() - begun
+    spent = time.perf_counter() - begun
+    sweep = Sweep(run, incumbent, method, parameters.most_terms, minimise, spent)
     proof = search([(case.bound, case) for case in cases], sweep.expand, incumbent, run)
     stop, message = proof.verdict(run, NO_ROOM if cases else NO_CONFIGURATION)
     if not proof.proven:

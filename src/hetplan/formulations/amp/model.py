@@ -159,7 +159,7 @@ def price_compute(m: Programme) -> None:  # (3)
         for (k, column), r in product(enumerate(on), m.lanes) if len(profiles) > 1 else []:
             held = m.x[cells.type == k, j, i, r]
             m.model.row("held", [column, *held], [1.0] + [-1.0] * len(held), lower=0.0)
-        conditions = [on[:0], *(on[list(profile.types)] for profile in profiles)]
+        conditions = [on[:0], *(on[list(types)] for types in profiles)]
         # the least that any group needs for the intervals of a stage
         least = m.tables.stages[j].sums(m.tables.seconds.min(axis=0))
         seconds = np.vstack([least, m.tables.compute(j)])

@@ -148,13 +148,9 @@ class RowModel:
         """[pp, Z, L + 1] furthest end of a stage that fits the zone's memory (1F1B)."""
         lay, config = self.layout, self.layout.config
         room = lay.zones.capacity * config.tensor * (1 + MEMORY_TOLERANCE)
-        result = np.empty((config.pipeline, len(room), len(lay.params)), dtype=np.int64)
-        for j in range(config.pipeline):
-            alive = min(config.gas, config.pipeline - j) * config.micro_batch
-            held = lay.state_factor * lay.params + alive * lay.saved
-            for z, bytes_ in enumerate(room):
-                result[j, z] = furthest(held, bytes_)
-        return result
+        alive = [min(config.gas, left) for left in range(config.pipeline, 0, -1)]
+        held = [lay.state_factor * lay.params + n * config.micro_batch * lay.saved for n in alive]
+        return np.array([[furthest(stage, bytes_) for bytes_ in room] for stage in held])
 
     def tables(self, stage_cap: float, sync_cap: float) -> tuple[Floats, Floats]:
         """(ahead [H, pp + 1, S, L + 1, A], start [H, A]) of `complete` under the caps, seconds."""

@@ -48,14 +48,6 @@ class Intervals:
 
 
 @dataclass(frozen=True)
-class Profile:
-    """The pace of a tensor group."""
-
-    types: tuple[int, ...]  # whose slowest it is, layer by layer
-    seconds: Floats  # [L]
-
-
-@dataclass(frozen=True)
 class Tables:
     """A problem, one configuration of it and its cells; all tables are in seconds."""
 
@@ -90,10 +82,11 @@ class Tables:
         return self.problem.seconds[self.configuration.tensor, self.configuration.micro_batch]
 
     @cached_property
-    def profiles(self) -> list[Profile]:
-        """The paces that tensor groups can have: of every set of types that is slower than any part
-        of it."""
-        kinds, profiles = range(len(self.problem.types)), []
+    def profiles(self) -> dict[tuple[int, ...], Floats]:
+        """The paces that tensor groups can have: a set of types -> its slowest seconds, layer by
+        layer [L], where that is slower than any part of the set."""
+        kinds = range(len(self.problem.types))
+        profiles: dict[tuple[int, ...], Floats] = {}
         for size in range(1, min(len(kinds), self.configuration.tensor) + 1):
             for types in combinations(kinds, size):
                 pace = self.seconds[list(types)].max(axis=0)
@@ -103,12 +96,12 @@ class Tables:
                     if part
                 ]
                 if not any((part == pace).all() for part in parts):
-                    profiles.append(Profile(types, pace))
+                    profiles[types] = pace
         return profiles
 
     def compute(self, stage: int) -> Floats:
         """[profiles, N]: slowest tables summed over the intervals of a stage."""
-        return np.stack([self.stages[stage].sums(profile.seconds) for profile in self.profiles])
+        return np.stack([self.stages[stage].sums(pace) for pace in self.profiles.values()])
 
     @cached_property
     def bandwidths(self) -> Floats:

@@ -215,11 +215,6 @@ def first_template(problem: DittoProblem) -> Stages | None:
     return search.incumbent.decision
 
 
-# Dominance is decided on a table of the combinations of devices and stages that occur, if it has no
-# more cells than this per label. Else only labels of the same combination are compared.
-CELLS_PER_LABEL = 20
-
-
 class Parts:
     """The labels of one interval as it is charged; see `solvers.labels.LabelRules`."""
 
@@ -283,33 +278,13 @@ class Parts:
         yield Extensions(children, label, first[arc])
 
     def undominated(self, bucket: int, labels: Labels) -> Numbers:
-        """The labels that no other one makes needless."""
-        if len(labels) < 2:
-            return np.arange(len(labels))
+        """The cheapest label of each phase and combination of devices, and of stages where their
+        number matters."""
         axes = [labels["phase"], *labels["used"].T]
         if self.space.counted:
             axes.append(labels["stages"])
-        key = np.stack(axes).astype(np.int64)
-        cost = labels["cost"]
-        key -= key.min(axis=1, keepdims=True)
-        shape = key.max(axis=1) + 1
-        if np.prod(shape.astype(float)) > CELLS_PER_LABEL * len(labels):
-            order = np.lexsort((cost, *key))
-            same = (np.diff(key[:, order], axis=1) == 0).all(axis=0)
-            cheapest: Numbers = order[np.append(True, ~same)]
-            return cheapest
-        strides = np.append(np.cumprod(shape[:0:-1])[::-1], 1)
-        flat = strides @ key
-        least = np.full(shape, np.inf)
-        np.minimum.at(least.ravel(), flat, cost)
-        lowest = np.flatnonzero(least.ravel()[flat] == cost)
-        for axis in range(1, len(shape)):
-            np.minimum.accumulate(least, axis=axis, out=least)
-        kept = lowest[np.unique(flat[lowest], return_index=True)[1]]
-        needed = np.ones(len(kept), dtype=np.bool_)
-        for axis in range(1, len(shape)):
-            inner = key[axis, kept] > 0
-            neighbour = flat[kept[inner]] - strides[axis]
-            needed[inner] &= least.ravel()[neighbour] > cost[kept[inner]]
-        alone: Numbers = kept[needed]
-        return alone
+        key = np.stack(axes)
+        order = np.lexsort((labels["cost"], *key))
+        differs = (np.diff(key[:, order], axis=1) != 0).any(axis=0)
+        cheapest: Numbers = order[np.append(True, differs)[: len(order)]]
+        return cheapest

@@ -16,6 +16,7 @@ template is a path over layers and phases. Its costs from the front also bound w
 paid for a part of a template.
 """
 
+from bisect import bisect_left
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -181,17 +182,8 @@ class Space:
 
         Reach grows with θ, so it is found by bisection.
         """
-        values = self.candidates
-        if not len(values) or not self._reaches(values[-1]):
-            return None
-        first, last = 0, len(values) - 1
-        while first < last:
-            middle = (first + last) // 2
-            if self._reaches(values[middle]):
-                last = middle
-            else:
-                first = middle + 1
-        return first
+        first = bisect_left(self.candidates, True, key=self._reaches)
+        return first if first < len(self.candidates) else None
 
     def _reaches(self, high: float) -> bool:
         """Whether stages of `high` may reach the last layer (memory and counts may forbid it)."""

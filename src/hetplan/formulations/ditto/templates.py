@@ -31,10 +31,12 @@ import numpy as np
 from hetplan.errors import require
 from hetplan.formulations.ditto import exact
 from hetplan.formulations.ditto.data import DittoData, DittoDecision, DittoStage
-from hetplan.formulations.ditto.evaluate import price, stage_seconds
+from hetplan.formulations.ditto.evaluate import stage_seconds
+from hetplan.formulations.ditto.problem import total_seconds
 from hetplan.solvers.general import minimise
 from hetplan.solvers.model import Model
 from hetplan.solvers.run import Run, Stop, stop_reason
+from hetplan.text import grouped
 
 Nodes = tuple[int, ...]
 
@@ -59,10 +61,9 @@ class Template:
         cls, data: DittoData, nodes: Nodes, decision: DittoDecision, bound: float | None = None
     ) -> "Template":
         """Stages priced with the data's times and micro-batches."""
-        times = tuple(stage_seconds(data, stage) for stage in decision.stages)
-        seconds = price(data.micro_batches, list(times)).objective
-        assert seconds is not None
-        return cls(nodes, decision, times, seconds, bound)
+        times = [stage_seconds(data, stage) for stage in decision.stages]
+        seconds = total_seconds(data.micro_batches, times)
+        return cls(nodes, decision, tuple(times), seconds, bound)
 
     @property
     def node_count(self) -> int:
@@ -71,9 +72,7 @@ class Template:
 
     def iteration_seconds(self, micro_batches: int) -> float:
         """T with another number of micro-batches, at least as many as there are stages."""
-        result = price(micro_batches, list(self.times)).objective
-        assert result is not None
-        return result
+        return total_seconds(micro_batches, list(self.times))
 
 
 @dataclass(frozen=True)
@@ -87,12 +86,8 @@ class TemplateList:
 
     def by_count(self) -> dict[int, Template]:
         """The fastest template of each number of nodes."""
-        best: dict[int, Template] = {}
-        for template in self.templates:
-            known = best.get(template.node_count)
-            if known is None or template.seconds < known.seconds:
-                best[template.node_count] = template
-        return dict(sorted(best.items()))
+        alike = grouped((template.node_count, template) for template in self.templates)
+        return {n: min(alike[n], key=lambda template: template.seconds) for n in sorted(alike)}
 
 
 def template_list(data: DittoData, run: Run, *, fewest: int = 1) -> TemplateList:

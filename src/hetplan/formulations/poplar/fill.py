@@ -80,11 +80,9 @@ class Folded:
             chain.append((fewer, min(half, wanted, fewer * pool.most)))
         self.levels: list[tuple[int, Floats]] = [(1, self.loss[: chain[-1][1] + 1])]
         for copies, wanted in reversed(chain[:-1]):
-            below = self.levels[-1][1]
-            if copies % 2 == 0:
-                self.levels.append((copies, double(below, pool.most, wanted)))
-            else:
-                self.levels.append((copies, merge(below, self.loss, wanted)))
+            below, odd = self.levels[-1][1], copies % 2 == 1
+            table = merge(below, self.loss, wanted) if odd else double(below, pool.most, wanted)
+            self.levels.append((copies, table))
 
     @property
     def table(self) -> Floats:
@@ -97,17 +95,12 @@ class Folded:
         wanted = Counter({deficit: 1})
         for (copies, _), (_, below) in zip(self.levels[:0:-1], self.levels[-2::-1], strict=True):
             parts: Counter[int] = Counter()
+            # an odd number is one device more than the number below, an even one twice as many
+            other, goes_on = (self.loss, lost) if copies % 2 else (below, parts)
             for total, times in wanted.items():
-                if copies % 2 == 0:
-                    low, half = max(0, total - len(below) + 1), total // 2
-                    pairs = below[low : half + 1] + below[total - half : total - low + 1][::-1]
-                    one = low + int(np.argmin(pairs))
-                    parts[one] += times
-                    parts[total - one] += times
-                else:
-                    one = best_split(below, self.loss, total)
-                    lost[one] += times
-                    parts[total - one] += times
+                one = best_split(below, other, total)
+                goes_on[one] += times
+                parts[total - one] += times
             wanted = parts
         lost.update(wanted)
         return lost

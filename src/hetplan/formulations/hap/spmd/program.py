@@ -12,6 +12,7 @@ whatever the ratios.
 """
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
@@ -122,7 +123,7 @@ class Writer:
         self.name = name
         self.layer = ""
         self._nodes: dict[str, Node] = {}
-        self._used: set[str] = set()
+        self._used = Counter[str]()
         self._copies: dict[str, str] = {}
 
     def shape(self, tensor: str) -> Shape:
@@ -212,13 +213,11 @@ class Writer:
             raise InputError("unknown tensor", where=self.name, got=tensor)
         if node.kind != PARAMETER:
             return tensor
-        if tensor not in self._used:
-            self._used.add(tensor)
+        self._used[tensor] += 1
+        if self._used[tensor] == 1:
             return tensor
-        count = sum(1 for owner in self._copies.values() if owner == tensor)
-        copy = f"{tensor}#{count + 2}"
+        copy = f"{tensor}#{self._used[tensor]}"
         self._copies[copy] = tensor
-        self._used.add(copy)
         return self._write(copy, PARAMETER, (), node.shape, {})
 
     def _write(

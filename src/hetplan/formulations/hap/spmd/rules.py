@@ -135,10 +135,6 @@ class Price:
     def __add__(self, other: "Price") -> "Price":
         return Price(self.fixed + other.fixed, self.shared + other.shared)
 
-    def divided(self, parts: int) -> "Price":
-        """One of so many equal parts."""
-        return Price(self.fixed / parts, self.shared / parts)
-
 
 @dataclass(frozen=True)
 class Links:
@@ -169,10 +165,6 @@ class Links:
             return Price(latency + size / self.broadcast)
         of_slices = {"Reduce-Scatter": self.reduce_scatter, "All-Gather": self.all_gather}
         return Price(latency, m * size / of_slices.get(name, self.all_to_all))
-
-    def mirrored(self, how: str, size: float) -> Price:
-        """The collective that stands for it in the backward pass."""
-        return self.price(OPPOSITE.get(how, how), size)
 
 
 def ring(devices: int, bytes_per_second: float, latency: float = 2e-5, sharing: int = 1) -> Links:
@@ -448,9 +440,9 @@ class _Writer:
             key = (way.output, names)
             if key not in waiting:
                 waiting[key] = property_name(f"{node.name}~{len(waiting) or ''}", way.output)
-                price = self.links.price("All-Reduce", self.size(*held)).divided(self.steps)
+                price = self.links.price("All-Reduce", self.size(*held))
                 sync = Synchronise(node.name, names, "All-Reduce", waiting[key], done)
-                self.communicate(sync, node.segment, price)
+                self.communicate(sync, node.segment, Price(price.fixed / self.steps))
             self.compute(Run(node.name, way, waiting[key]), pre, node.segment, fixed, shared)
             self._factors(node, way, names, done)
 
@@ -512,8 +504,10 @@ class _Writer:
 
     def _both_passes(self, how: str, node: Node) -> Price:
         """A collective on a tensor, with its mirror on the gradient if there is one."""
-        price, size = self.links.price(how, self.size(node)), self.size(node)
-        return price + self.links.mirrored(how, size) if node.name in self.gradients else price
+        price, back = (
+            self.links.price(one, self.size(node)) for one in (how, OPPOSITE.get(how, how))
+        )
+        return price + back if node.name in self.gradients else price
 
     def move_between_segments(self) -> None:
         """Tensors that another segment reads, under its ratios: a slice moves, other forms are as
