@@ -271,7 +271,7 @@ def test_an_interrupted_planning_tells_what_was_not_begun_in_its_order(workload:
 
 
 def test_a_plan_that_fits_ends_a_planning_whose_time_is_over(workload: Workload) -> None:
-    """What was not asked any more says so; what has no plan and no time left is asked once."""
+    """What was not asked any more says so."""
     planning = make_plans(workload, run=Run(Options(threads=1, time_limit=1e-9)))
     assert {c.strategy for c in planning.candidates} == set(STRATEGIES)
     not_begun = [c for c in planning.candidates if c.message.startswith("not begun: the time")]

@@ -74,10 +74,9 @@ class StrategySearch:
     @property
     def late(self) -> bool:
         """Whether time is over and there is an answer to give: on parts of the cluster none is
-        needed, on all of it some plan that fits, or what this strategy has said already."""
-        axes = self.strategy.name, self.variant.precision
-        answer = any(c.fits_memory or (c.strategy, c.variant.precision) == axes for c in self.known)
-        return self.run.should_stop if self.variant.part else answer and not self.run.remaining
+        needed, on all of it some plan that fits."""
+        fits = any(candidate.fits_memory for candidate in self.known)
+        return self.run.should_stop if self.variant.part else fits and not self.run.remaining
 
     def exact_candidates(self, budget: Run) -> list[Candidate]:
         """Candidates of the methods that prove their answers."""
