@@ -13,13 +13,16 @@ GENERAL = ("cp-sat", "milp", "pyomo")
 
 
 def pairs() -> list[object]:
-    """(method, case), general solvers on most cases only with `-m slow`."""
+    """(method, case); on most cases only with `-m slow` general solvers, and `auto`, which is
+    `exact` by another name."""
     return [
         pytest.param(
             method.name,
             case,
             id=f"{method.name}-{case[0]}{'' if case[1] is None else f'x{case[1]}'}",
-            marks=pytest.mark.slow if method.name in GENERAL and case not in QUICK else (),
+            marks=pytest.mark.slow
+            if method.name in (*GENERAL, "auto") and case not in QUICK
+            else (),
         )
         for method in exact_methods()
         for case in CASES

@@ -47,7 +47,18 @@ def test_every_file_is_counted() -> None:
     assert len(families) >= 10
 
 
-@pytest.mark.parametrize("name", PARAMETERS)
+# One of each kind of block: dense, windows, latent attention with experts, shared experts. The
+# others' parameters are counted in tests/profiling/test_models.py.
+QUICK = ("Qwen3-8B", "gemma-2-9b", "DeepSeek-V3", "gpt-oss-20b")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *QUICK,
+        *(pytest.param(n, marks=pytest.mark.slow) for n in PARAMETERS if n not in QUICK),
+    ],
+)
 def test_a_published_configuration_is_searched_and_written(
     hetplan: Call, tmp_path: Path, name: str
 ) -> None:

@@ -15,13 +15,15 @@ from fakes.cli import Call
 from hetplan.instances.library import find
 from present import present
 
+# The solvers take many seconds.
+SLOW_TO_READ = pytest.param("poplar-b-llama-0.5b-zero0", marks=pytest.mark.slow)
 # One model each. HAP's cp-sat restricts ratios to steps, so that its optimum is another.
 LINEAR = (
     "tiny-two-types",
     "tiny-two-types-equal",
     "tiny-fast-slow",
     "hap-chain-2x2",
-    pytest.param("poplar-b-llama-0.5b-zero0", marks=pytest.mark.slow),  # HiGHS takes many seconds
+    SLOW_TO_READ,
 )
 
 
@@ -70,7 +72,7 @@ def test_the_rounding_of_a_model_is_told(hetplan: Call, tmp_path: Path) -> None:
     assert text not in hetplan("instances", "export", "hap-chain-2x2", "-o", tmp_path / "m.mps").out
 
 
-@pytest.mark.parametrize("name", ["tiny-two-types", "tiny-fast-slow", "poplar-b-llama-0.5b-zero0"])
+@pytest.mark.parametrize("name", ["tiny-two-types", "tiny-fast-slow", SLOW_TO_READ])
 @pytest.mark.parametrize("ending", ["pb", "pbtxt"])
 def test_cp_sat_reads_it_back(hetplan: Call, tmp_path: Path, name: str, ending: str) -> None:
     path = tmp_path / f"model.{ending}"

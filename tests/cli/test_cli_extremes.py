@@ -133,7 +133,9 @@ def corner(rng: Random) -> tuple[dict[str, Any], dict[str, Any]]:
 PROFILE = profile_document()
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize(
+    "seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 10))]
+)
 def test_whatever_files_may_hold_can_be_planned(plan: Plan, seed: int) -> None:
     """Every strategy gives finite numbers, or says that nothing fits."""
     rng = Random(f"corner {seed}")

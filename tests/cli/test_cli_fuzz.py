@@ -24,7 +24,7 @@ NAMES = {
     "ditto": "tiny-fast-slow",
     "poplar": "tiles-5-zero3",
 }
-FILES = 100  # damaged ones, half by edits and half by bytes
+FILES = 60  # damaged ones, half by edits and half by bytes
 RULES = b"""# rules
 $tensor_model_parallel_size > 4 && $pipeline_model_parallel_size == 1
 $recompute_granularity == 'full' || $micro_batch_size % 2 != 0
@@ -80,7 +80,7 @@ def stated(name: str, rng: Random) -> Any:
     return rng.choice((best["decision"], best, answer))
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(s, marks=pytest.mark.slow) for s in (1, 2))])
 @pytest.mark.parametrize(
     ("make", "command"),
     [
@@ -122,7 +122,7 @@ def test_solving_odd_numbers(hetplan: Call, tmp_path: Path, problem: str) -> Non
     path, codes = tmp_path / "f.json", []
     # Poplar divides by its seconds
     least = (1e-30, 1e-30) if problem == "poplar" else (0.0, 5e-324)
-    for i in range(60):
+    for i in range(30):
         rng = Random(f"solve {i}")
         made = load_from_library(NAMES[problem]).document()
         if problem == "amp":
@@ -135,7 +135,7 @@ def test_solving_odd_numbers(hetplan: Call, tmp_path: Path, problem: str) -> Non
         codes.append(ran.code)
         if ran.code < 2:
             json.dumps(ran.json, allow_nan=False)
-    assert codes.count(2) < 20
+    assert codes.count(2) < 10
 
 
 def odd_numbers(rng: Random, value: Any, odd: Sequence[float]) -> Any:

@@ -81,14 +81,14 @@ def test_no_replica_is_faster_than_its_bound(seed: int, plans: int) -> None:
     assert checked
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(10))
 def test_no_plan_is_faster_than_the_bound(seed: int) -> None:
     rng = Random(seed)
     data = random_data(rng, batch=6)
     replayer = ChainReplayer.of(data)
     plans = (random_plan(rng, data) for _ in range(200))
     best = min(replayer.seconds(plan) for plan in plans if plan is not None)
-    bound = lower_bound(Relaxation(data), Run(Options(time_limit=1.0)))
+    bound = lower_bound(Relaxation(data), Run(Options(time_limit=0.5)))
     assert 0.02 * best < bound <= best
 
 

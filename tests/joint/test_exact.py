@@ -11,7 +11,7 @@ from hetplan.formulations.joint.replay import ChainReplayer
 from hetplan.solvers.run import Options, Run, Stop
 from joint.enumeration import all_plans, random_data
 
-QUICK = [pytest.param(seed, 2, 3, 3) for seed in range(30)]
+QUICK = [pytest.param(seed, 2, 3, 3) for seed in range(20)]
 SLOW = [
     pytest.param(seed, 3, 3 + seed % 2, 3, marks=pytest.mark.slow) for seed in range(1000, 1200)
 ]
@@ -34,7 +34,7 @@ def test_equal_to_full_enumeration(seed: int, devices: int, layers: int, batch: 
     replayer = ChainReplayer.of(data)
     replays = [replayer.replay(plan) for plan in all_plans(data)]
     best = min((replay.seconds for replay in replays if replay.fits), default=None)
-    bound = lower_bound(Relaxation(data), Run(Options(time_limit=0.5)))
+    bound = lower_bound(Relaxation(data), Run(Options(time_limit=0.2)))
     assert bound <= min(replay.seconds for replay in replays)
     run = Run(Options(time_limit=60))
     outcome = solve(data, run)

@@ -3,11 +3,11 @@ session.
 
 `parity.asking` starts it and writes lines: `{"requests", "answers", "width"}`, two files and how
 many run at a time. requests holds a list of `{"name", "program", "arguments", "environment",
-"signal"}`, answers gets by name `{"code", "out", "err", "left"}`; then "done" is written back.
-program: "hetplan", or "forked"
-(`parity.forked`); arguments: of several commands with "&&" between them. signal: sent to the run
-behind its first step. An answer comes when no process of the session is left, not even a zombie;
-left: whether some had to be killed for it, after `LIMIT` seconds.
+"folder", "signal"}`, answers gets by name `{"code", "out", "err", "left"}`; then "done" is written
+back. program: "hetplan", or "forked" (`parity.forked`); arguments: of several commands with "&&"
+between them. folder: to run in. signal: sent to the run behind its first step. An answer comes when
+no process of the session is left, not even a zombie; left: whether some had to be killed for it,
+after `LIMIT` seconds.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ NEEDED = (
     "torch.distributed.checkpoint",
     "hetplan.cli.main",
     "hetplan.cli.run",
+    "hetplan.planner.ranking",
     "hetplan.runtime.launch",
     "hetplan.runtime.execution.worker",
     "parity.cases",
@@ -67,6 +68,7 @@ def begin(request: Request, out: Path, err: Path) -> int:
         for path, number in ((out, 1), (err, 2)):
             os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), number)
         os.environ.update(request.get("environment", {}))
+        os.chdir(request.get("folder", "."))
         program = importlib.import_module(PROGRAMS[request["program"]]).main
         for whole, command in groupby(request["arguments"], lambda argument: argument != "&&"):
             code = program(list(command)) if whole else code

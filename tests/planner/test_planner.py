@@ -22,10 +22,12 @@ from hetplan.formulations.joint.plan import Plan
 from hetplan.planner import STRATEGIES
 from hetplan.planner.amp import TRIALS, AmpProblem, DataParallel
 from hetplan.planner.explain import explain
+from hetplan.planner.joint import Joint, JointSettings
 from hetplan.planner.ranking import Criteria, Planning, make_plans
 from hetplan.planner.search import StrategySearch, replay_candidate
 from hetplan.planner.strategy import (
     Candidate,
+    NoPlan,
     Part,
     Problem,
     Strategy,
@@ -39,7 +41,7 @@ from hetplan.profiling.frameworks import RESERVED_BYTES
 from hetplan.profiling.workload import Workload, make_workload
 from hetplan.runtime.replay import replay
 from hetplan.solvers.registry import evaluate
-from hetplan.solvers.run import Run
+from hetplan.solvers.run import Options, Run
 from present import present
 
 
@@ -266,6 +268,43 @@ def test_an_interrupted_planning_tells_what_was_not_begun_in_its_order(workload:
     exact = dict.fromkeys(c.strategy for c in seen if c.method.exact)
     assert list(exact) == ["poplar", "astra", "ditto", "dp", "amp", "hap", "joint"]
     assert len({c.name for c in seen}) == len(seen)
+
+
+def test_a_plan_that_fits_ends_a_planning_whose_time_is_over(workload: Workload) -> None:
+    """What was not asked any more says so."""
+    planning = make_plans(workload, run=Run(Options(threads=1, time_limit=1e-9)))
+    assert {c.strategy for c in planning.candidates} == set(STRATEGIES)
+    not_begun = [c for c in planning.candidates if c.message.startswith("not begun: the time")]
+    assert present(planning.best).fits_memory and planning.bound is None
+    assert len(planning.candidates) == len(STRATEGIES) and len(not_begun) >= 4
+
+
+def test_joint_keeps_a_quarter_of_the_time(
+    workload: Workload, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the others take, on a clock that only they move."""
+    clock, left, begun = [0.0], list[float](), dict[int, tuple[Run, float]]()
+
+    class Slow(DataParallel):
+        def pose(self, workload: Workload, run: Run) -> Any:
+            clock[0] += run.remaining
+            raise NoPlan("unknown", "it takes all the time that it may")
+
+    def last(joint: Joint, workload: Workload, run: Run) -> Any:
+        left.append(run.remaining)
+        raise NoPlan("unknown", "")
+
+    def elapsed(run: Run) -> float:
+        return clock[0] - begun.setdefault(id(run), (run, clock[0]))[1]
+
+    monkeypatch.setattr(Run, "elapsed", property(elapsed))
+    monkeypatch.setattr(Joint, "pose", last)
+    others = [type("Slow", (Slow,), {"name": f"slow-{i}"})() for i in range(20)]
+    run = Run(Options(time_limit=110.0))
+    assert not run.elapsed
+    make_plans(workload, [*others, Joint(JointSettings(seconds=30.0))], run)
+    # an eleventh is for the end, a third of what it has for plans that do not fit when replayed
+    assert left == [pytest.approx((100 - clock[0]) / 1.5)] and clock[0] <= 75
 
 
 def test_progress_of_a_method_shows_under_its_name(workload: Workload) -> None:

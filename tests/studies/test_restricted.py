@@ -29,7 +29,7 @@ NODES = [
 ]  # fmt: skip
 WORKLOAD = small(nodes=NODES)
 DATA = pose(WORKLOAD, ("none", "full"))
-STEPS = Parameters(steps=1200)
+STEPS = Parameters(steps=600)
 # As in the study, the papers' plans are among the starts; the constructions hold none of Poplar's.
 POPLAR = make_plans(WORKLOAD, make_strategies(["poplar"])).candidates
 STARTS = [decision_of(candidate.plan) for candidate in POPLAR if candidate.plan]
@@ -96,7 +96,7 @@ RULES: dict[str, Callable[[JointDecision], bool]] = {
 def whole() -> JointDecision:
     """The best plan without restriction."""
     run = Run(Options(time_limit=None))
-    return present(search(DATA, run, parameters=Parameters(steps=4000)).decision)
+    return present(search(DATA, run, parameters=Parameters(steps=2000)).decision)
 
 
 @pytest.mark.parametrize("name", [*restricted.SPACES, *restricted.WITHOUT])

@@ -123,7 +123,7 @@ def test_same_rows_though_a_worker_is_killed(
             watch,
         )
     assert killed and there.done == 10 and there.counts == {"feasible": 10}
-    carry_out(work(), tmp_path / "here", lambda left: run_tasks(left, 2, stop=lambda: False))
+    carry_out(work(), tmp_path / "here", lambda left: run_tasks(left, 1, stop=lambda: False))
     same = sorted(set(COLUMNS) - VARYING)
     ours, theirs = (
         [{name: row[name] for name in same} for row in read_rows(tmp_path / folder)]

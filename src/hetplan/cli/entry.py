@@ -1,6 +1,7 @@
 """The way in: loading the command line counts as running it, so that Ctrl-C is one line from the
 first moment on."""
 
+import gc
 import os
 
 ABORTED = 130
@@ -15,3 +16,5 @@ def main() -> int:
     except KeyboardInterrupt:
         os.write(2, b"hetplan: error: aborted\n")
         return ABORTED
+    finally:
+        gc.freeze()  # to look for garbage at the very end would take some tenths of a second

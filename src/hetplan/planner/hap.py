@@ -140,9 +140,7 @@ class SpmdProblem(Problem):
             self.posed,
             self.search_seconds if method.exact else self.search_seconds / 60,
         )
-        limit = run.options.time_limit
-        left = seconds if limit is None else max(limit - self.posing_seconds, 1e-3)
-        timed = reported_per_iteration(run, posed.runs, min(seconds, left))
+        timed = reported_per_iteration(run, posed.runs, max(min(seconds, run.remaining), 1e-3))
         result = solve(family("hap"), self.searched.theory.data, method.name, timed)
         spent = result.seconds + self.posing_seconds
         if not isinstance(result.decision, HapDecision) or result.objective is None:

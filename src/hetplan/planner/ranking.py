@@ -29,12 +29,14 @@ from hetplan.planner.search import OnCandidate, StrategySearch
 from hetplan.planner.strategy import (
     MOST_TYPES,
     Candidate,
+    NoPlan,
     Settings,
     Strategy,
     Variant,
     joined,
     make_strategies,
     parts_of_cluster,
+    refused,
 )
 from hetplan.profiling.cluster import Cluster, open_cluster
 from hetplan.profiling.frameworks import HETPLAN, Framework
@@ -165,7 +167,7 @@ def make_plans(
     posed.
     """
     in_precisions = (workload,) if isinstance(workload, Workload) else tuple(workload)
-    run, criteria, first = run or Run(), criteria or Criteria(), in_precisions[0]
+    run, criteria, first = (run or Run()).share(END), criteria or Criteria(), in_precisions[0]
     picked = make_strategies() if strategies is None else list(strategies)
     criteria.check(first)
     variants = [
@@ -181,21 +183,19 @@ def make_plans(
     )
     all_notes = list(notes)
     if criteria.wants_parts:
-        on_parts = run.share(PARTS_END)
         searches = [
-            start(s, w, on_parts, replace(v, part=part))
+            start(s, w, run, replace(v, part=part))
             for w, v in variants
             for part in parts_of_cluster(w)
             for s in picked
         ]
-        candidates, left_out = with_parts(candidates, searches, on_parts)
+        candidates, left_out = with_parts(candidates, searches, run)
         all_notes += left_out
     judged = [criteria.judged(candidate, first) for candidate in candidates]
     judged.sort(key=lambda pair: (not pair[1], *rank(pair[0], first)))
     ranked = tuple(candidate for candidate, _ in judged)
     allowed = [candidate for candidate, may_win in judged if may_win]
     winner = winner_of(allowed, first, criteria.cheapest_within)
-    nothing_fits = not any(candidate.fits_memory for candidate in ranked)
     smallest = min(in_precisions, key=lambda w: sum(l.saved_bytes for l in w.profile.layers))
     precision = None if winner is None else ranked[winner].variant.precision
     return Planning(
@@ -203,7 +203,7 @@ def make_plans(
         ranked,
         winner,
         tuple(all_notes),
-        advice(smallest) if nothing_fits else (),
+        () if any(candidate.fits_memory for candidate in ranked) else advice(smallest),
         tuple(w.precision for w in in_precisions),
         criteria,
     )
@@ -216,10 +216,12 @@ def search_all(searches: Sequence[StrategySearch], run: Run) -> list[Candidate]:
     follow, then the other heuristics, which are for comparison. Strategies that end soon go before
     those that may take all their time. `joint` is last and begins with the plans of the others.
     Each phase may take a share of the time that is left (a fifth for exact methods, which mostly
-    need little of it), joint all of it.
+    need little of it). At least a quarter of the time is for `joint`, where it can use that much.
     """
     candidates: list[list[Candidate]] = [[] for _ in searches]
-    last = [i for i, search in enumerate(searches) if isinstance(search.strategy, Joint)]
+    last = {i: s.strategy for i, s in enumerate(searches) if isinstance(s.strategy, Joint)}
+    usable = sum(joint.settings.seconds for joint in last.values()) / max(run.remaining, 1e-3)
+    others = run.share(1 / max(0.75, 1 - usable))
     order = sorted(
         (i for i in range(len(searches)) if i not in last), key=lambda i: searches[i].strategy.slow
     )
@@ -232,8 +234,13 @@ def search_all(searches: Sequence[StrategySearch], run: Run) -> list[Candidate]:
         *((len(last) - k, i, StrategySearch.exact_candidates) for k, i in enumerate(last)),
     ]
     for share, i, phase in phases:
-        search = replace(searches[i], known=tuple(chain.from_iterable(candidates)))
-        candidates[i] += phase(search, run.share(share))
+        within, known = run if i in last else others, tuple(chain.from_iterable(candidates))
+        search = replace(searches[i], run=within, known=known)
+        candidates[i] += phase(search, within.share(share))
+    for own, search in zip(candidates, searches, strict=True):
+        if not own and not search.variant.part and not others.remaining:
+            reason = NoPlan("unknown", "not begun: the time limit was reached")
+            own.append(refused(search.strategy, search.strategy.methods[0], reason))
     return list(chain.from_iterable(candidates))
 
 
@@ -315,9 +322,9 @@ def workload_document(workload: Workload) -> dict[str, Any]:
 
 
 TIME_LIMIT = 60.0
-# No search of a part begins when less than an eleventh of the time is left: posing and replaying
-# take some of it.
-PARTS_END = 1.1
+# An eleventh of the time is for what no search counts: Python's start, the replay of the last plan,
+# ranking, explaining and printing.
+END = 1.1
 AUTO = "auto"
 # What `auto` stands for; of equals the first wins, and bf16 needs no loss scaling.
 PREFERRED: tuple[Precision, ...] = ("bf16", "fp16", "fp32")

@@ -74,12 +74,9 @@ class StrategySearch:
     @property
     def late(self) -> bool:
         """Whether time is over and there is an answer to give: on parts of the cluster none is
-        needed, on all of it one of this strategy, and some plan that fits."""
-        if self.variant.part is not None:
-            return self.run.should_stop
-        own = {(c.strategy, c.variant.precision) for c in self.known}
-        answered = (self.strategy.name, self.variant.precision) in own
-        return answered and not self.run.remaining and any(c.fits_memory for c in self.known)
+        needed, on all of it some plan that fits."""
+        fits = any(candidate.fits_memory for candidate in self.known)
+        return self.run.should_stop if self.variant.part else fits and not self.run.remaining
 
     def exact_candidates(self, budget: Run) -> list[Candidate]:
         """Candidates of the methods that prove their answers."""
@@ -105,8 +102,7 @@ class StrategySearch:
         it pays where memory suffices is for `joint` to say."""
         axes = self.strategy.name, self.variant
         exact = [c for c in self.known if c.method.exact and (c.strategy, c.variant) == axes]
-        fits = any(candidate.fits_memory for candidate in exact)
-        if fits or not self.strategy.recomputes or self.run.cancelled:
+        if not self.strategy.recomputes or self.run.cancelled or any(c.fits_memory for c in exact):
             return []
         modes = useful_modes(self.workload_on_part)
         candidates: list[Candidate] = []
@@ -140,9 +136,11 @@ class StrategySearch:
                 candidate = self.within_memory(proposed, candidate, posed, budget)
             candidates.append(candidate)
         if part is not None:
-            numbers = self.workload.cluster.devices_of(part.nodes)
-            fitting = [c for c in candidates if c.plan is not None and c.fits_memory]
-            candidates = [on_devices(c, self.workload, numbers) for c in fitting]
+            candidates = [
+                on_devices(c, self.workload, self.workload.cluster.devices_of(part.nodes))
+                for c in candidates
+                if c.plan is not None and c.fits_memory
+            ]
         if self.on_candidate is not None:
             for candidate in candidates:
                 self.on_candidate(candidate)

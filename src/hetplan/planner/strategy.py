@@ -33,7 +33,7 @@ from hetplan.profiling.workload import Workload
 from hetplan.runtime.replay import Replay
 from hetplan.schema import StrictModel, derived, parse
 from hetplan.solvers.registry import load
-from hetplan.solvers.run import Progress, Result, Run, Stopped, relative_gap
+from hetplan.solvers.run import Result, Run, Stopped, relative_gap
 from hetplan.text import seconds_text
 
 MODES: tuple[Recomputation, ...] = ("selective", "full")
@@ -477,12 +477,7 @@ def begin_run(run: Run, label: str) -> Run:
     """
     run.incumbent = run.bound = None
     run.report(note=label)
-
-    def forward(progress: Progress) -> None:
-        note = f"{label} {progress.note}".strip()
-        run.report(incumbent=progress.incumbent, bound=progress.bound, note=note)
-
-    return replace(run.part(), watch=forward, hopeless=run.hopeless)
+    return replace(run.share(1, label), hopeless=run.hopeless)
 
 
 def tensor_stage(layers: Sequence[tuple[int, int]], group: Sequence[int]) -> Stage:

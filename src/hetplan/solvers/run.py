@@ -205,13 +205,13 @@ class Run:
         )
         return Run(options, None if quiet else self.watch, self.cancel, tap=self.tap)
 
-    def share(self, count: float) -> "Run":
+    def share(self, count: float, label: str = "") -> "Run":
         """A run inside this one with a `count`-th of the time that is left, whose progress this one
-        shows as its own."""
+        shows as its own, its notes behind `label`."""
 
         def show(progress: Progress) -> None:
             self.incumbent, self.bound = progress.incumbent, progress.bound
-            self.report(note=progress.note)
+            self.report(note=f"{label} {progress.note}".strip())
 
         return replace(self.part(time_limit=self.remaining / count), watch=show)
 

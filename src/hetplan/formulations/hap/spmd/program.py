@@ -20,9 +20,11 @@ from itertools import accumulate, pairwise
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 from networkx.utils import UnionFind
 
 from hetplan.errors import InputError, require
+from hetplan.formulations.hap.problem import Floats
 from hetplan.formulations.hap.ratios import shard_lengths
 from hetplan.formulations.hap.spmd.operators import Shape, Way, operator
 
@@ -289,6 +291,11 @@ class Axes:
         each = self.program.node(tensor).shape[d] // units
         ends = list(accumulate(_rounded(tuple(ratios), units), initial=0))
         return tuple((each * first, each * last) for first, last in pairwise(ends))
+
+    def shares(self, tensor: str, d: int, ratios: Sequence[float]) -> Floats:
+        """[m] each device's slice of dimension d as a share of it."""
+        units = self.units[self._axes[tensor, d]]
+        return np.array(_rounded(tuple(ratios), units)) / units
 
 
 # Whole units of each device; every slice of a program asks for a few of them.

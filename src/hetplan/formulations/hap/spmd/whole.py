@@ -81,8 +81,7 @@ class Decided:
         """[m] of the tensor on each device: slices, or 1 where it is whole or a summand."""
         if form < 0:
             return np.ones(self.m)
-        cut = np.array(self.bounds(tensor, form, segment))
-        return np.asarray((cut[:, 1] - cut[:, 0]) / cut[-1, 1])
+        return self.theory.axes.shares(tensor, form, self.decision.ratios[segment])
 
     def shared_by(self, instruction: Instruction, segment: int) -> Floats:
         """[m] of an instruction's shared work, or of the tensor that a collective moves."""
