@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from importlib.resources import files
-from itertools import groupby, product
+from itertools import product
 from typing import Any
 
 import yaml
@@ -19,11 +19,12 @@ from hetplan.instances.library import load_from_library
 from hetplan.solvers.registry import load, solve
 from hetplan.solvers.run import Options, Result, Run
 from hetplan.studies.charts import COLOURS, figure
-from hetplan.text import Table, number_text
+from hetplan.text import Table, grouped, number_text
 
 Row = dict[str, Any]
 PAPERS = ("amp", "astra", "ditto", "hap", "poplar")
 AGAIN = 20.0  # seconds
+MARKS = ("o-", "s--", "^:", "D-.")  # of groups, in charts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,17 +80,22 @@ class Exhibit:
         if not self.x:
             return None
         made, axes = figure(3.4)
-        colours = iter(COLOURS * len(self.rows))
-        style = "o" if any_text(self.rows, self.x) else "o-"
-        for name, group in groupby(self.rows, lambda row: row.get(self.by, "")):
-            rows = list(group)
-            for column in self.y:
-                points = [(row[self.x], row[column]) for row in rows if row.get(column) is not None]
-                label = f"{name}: {column}" if name else column
-                axes.plot(*zip(*points), style, color=next(colours), label=label)  # noqa: B905
+        words, groups = any_text(self.rows, self.x), grouped((r.get(self.by), r) for r in self.rows)
+        places = [row[self.x] for row in self.rows]
+        places = list(dict.fromkeys(places if words else sorted(places)))
+        for number, (name, rows) in enumerate(groups.items()):
+            marks = MARKS[number % len(MARKS)][: 1 if words else None]
+            for at, column in enumerate(self.y):
+                points = [(places.index(r[self.x]), r[column]) for r in rows if column in r]
+                colour = COLOURS[(at if len(self.y) > 1 else number) % len(COLOURS)]
+                of = name if isinstance(name, str) else f"{self.by} {name}"
+                label = f"{of}: {column}" if self.by else column
+                axes.plot(*zip(*points), marks, color=colour, label=label)  # noqa: B905
+        axes.set_xticks(range(len(places)), [cell(place) for place in places])
         axes.set(xlabel=self.x, ylim=(0, None))
-        axes.tick_params(axis="x", rotation=30 if style == "o" else 0)
-        axes.legend(frameon=False, fontsize=8)
+        axes.set_title(self.title, fontsize=8)
+        axes.tick_params(axis="x", rotation=30 if words else 0)
+        made.legend(frameon=False, fontsize=8, loc="outside right upper")
         return made
 
 
