@@ -14,7 +14,7 @@ from hetplan.formulations.poplar.awareness import OutOfMemoryOnDevice
 from hetplan.profiling.models import Model, load_model
 from hetplan.profiling.zoo import text_model
 from hetplan.runtime.measuring.batches import Trial, measure_batch_curve
-from hetplan.runtime.measuring.networks import network, saved_bytes
+from hetplan.runtime.measuring.networks import network as network_of, saved_bytes
 from hetplan.runtime.measuring.sharded import Sharded
 
 WORLDS = [2]
@@ -37,7 +37,7 @@ def gradients(sharded: Sharded, tokens: Tensor) -> tuple[list[Tensor], list[Tens
     """By parameter of each kind of layer: from shards that this rank holds of every layer, and of
     one process that has all weights, blocks added up."""
     torch.manual_seed(dist.get_rank())
-    plain = network(deep(), "cpu")
+    plain = network_of(deep(), "cpu")
     for shard, own in zip(sharded.shards, plain.own, strict=True):
         shard.normal_(std=0.02)
         everyones = [torch.empty_like(shard) for _ in range(dist.get_world_size())]
@@ -57,17 +57,19 @@ def gradients(sharded: Sharded, tokens: Tensor) -> tuple[list[Tensor], list[Tens
 def work(rank: int, world: int, folder: Path) -> None:
     """Gradients; memory that is short on one rank; a curve."""
     trial = Trial(deep(), "cpu", 1e12, devices=64, repeats=1)
+    network = trial.network
+    assert isinstance(network, Sharded)
     tokens = torch.arange(6).view(3, 2)
-    found = gradients(trial.network, tokens)
+    found = gradients(network, tokens)
     short = []
     for limited in (rank == 1, False):
         try:
-            with saved_bytes(trial.network.parameters, 100.0) if limited else nullcontext():
-                trial.network.loss(tokens)
+            with saved_bytes(network.parameters, 100.0) if limited else nullcontext():
+                network.loss(tokens)
             short.append(False)
         except OutOfMemoryOnDevice:
             short.append(True)
-    held = sum(shard.numel() for shard in trial.network.shards)
+    held = sum(shard.numel() for shard in network.shards)
     curve = measure_batch_curve(
         deep(), "cpu", memory=limit() + rank, devices=64, repeats=1, largest=4
     )
