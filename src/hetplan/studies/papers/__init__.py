@@ -34,8 +34,8 @@ class Exhibit:
     name: the paper's. said: what its text says, and where. reason: why ours differ. make:
     "module:function" of this package, (fixed, row) -> the row's own figures. rows: what the paper
     prints, or the cases of a picture; each: further columns, the rows are the product; full: longer
-    lists in their place, which take minutes. x, y, by: columns of the chart, and the one whose
-    values are lines of their own.
+    lists in their place, which take minutes. x, y, by: columns of the chart, and those
+    whose values are lines of their own.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Exhibit:
     full: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     x: str = ""
     y: Sequence[str] = ()
-    by: str = ""
+    by: Sequence[str] = ()
 
     def cases(self, full: bool) -> Iterator[Row]:
         """Every row before anything is worked out; `full: true` marks those that take long."""
@@ -75,22 +75,28 @@ class Exhibit:
             title, tuple(columns), tuple(cells), tuple(filter(None, texts)), tuple(numbers)
         )
 
+    def group(self, row: Row) -> str:
+        """Which lines of the chart a row belongs to."""
+        pairs = ((key, row[key]) for key in self.by)
+        return ", ".join(v if isinstance(v, str) else f"{key} {v}" for key, v in pairs)
+
     def chart(self) -> Any | None:
         """The figure by matplotlib; None for a table without one."""
         if not self.x:
             return None
-        made, axes = figure(3.4)
-        words, groups = any_text(self.rows, self.x), grouped((r.get(self.by), r) for r in self.rows)
+        words, many = any_text(self.rows, self.x), len(self.y) > 1
         places = [row[self.x] for row in self.rows]
         places = list(dict.fromkeys(places if words else sorted(places)))
+        groups = grouped((self.group(row), row) for row in self.rows)
+        made, axes = figure(max(3.4, 0.2 * len(groups) * len(self.y)))  # as high as the legend
         for number, (name, rows) in enumerate(groups.items()):
-            marks = MARKS[number % len(MARKS)][: 1 if words else None]
+            marks = MARKS[(number if many else number // len(COLOURS)) % len(MARKS)]
             for at, column in enumerate(self.y):
-                points = [(places.index(r[self.x]), r[column]) for r in rows if column in r]
-                colour = COLOURS[(at if len(self.y) > 1 else number) % len(COLOURS)]
-                of = name if isinstance(name, str) else f"{self.by} {name}"
-                label = f"{of}: {column}" if self.by else column
-                axes.plot(*zip(*points), marks, color=colour, label=label)  # noqa: B905
+                drawn = [row for row in rows if row.get(column) is not None]
+                points = [(places.index(row[self.x]), row[column]) for row in drawn]
+                colour = COLOURS[(at if many else number) % len(COLOURS)]
+                label = ": ".join(filter(None, (name, column)))
+                axes.plot(*zip(*points), marks[: 1 if words else None], color=colour, label=label)  # noqa: B905
         axes.set_xticks(range(len(places)), [cell(place) for place in places])
         axes.set(xlabel=self.x, ylim=(0, None))
         axes.set_title(self.title, fontsize=8)
