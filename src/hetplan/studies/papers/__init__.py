@@ -99,7 +99,7 @@ class Exhibit:
                 axes.plot(*zip(*points), marks[: 1 if words else None], color=colour, label=label)  # noqa: B905
         axes.set_xticks(range(len(places)), [cell(place) for place in places])
         axes.set(xlabel=self.x, ylim=(0, None))
-        axes.set_title(self.title, fontsize=8)
+        axes.set_title(self.title, fontsize=8, wrap=True)
         axes.tick_params(axis="x", rotation=30 if words else 0)
         made.legend(frameon=False, fontsize=8, loc="outside right upper")
         return made
