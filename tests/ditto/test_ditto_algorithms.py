@@ -14,7 +14,6 @@ from hetplan.formulations.ditto.data import DeviceType, DittoData, DittoDecision
 from hetplan.formulations.ditto.family import FAMILY
 from hetplan.formulations.ditto.folding import fold, single_devices, virtual_cluster
 from hetplan.formulations.ditto.oobleck import Division
-from hetplan.formulations.ditto.paper import merged
 from hetplan.formulations.ditto.problem import compile_problem
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Options, Result, Run
@@ -192,13 +191,34 @@ def test_algorithm_1_by_hand() -> None:
     assert result.objective == pytest.approx(27.0)
 
 
-@pytest.mark.parametrize("seed", range(6))
+def on_atoms(data: DittoData, atoms: list[tuple[int, int]]) -> DittoData:
+    """The virtual stages as layers."""
+
+    def summed(row: list[float]) -> list[float]:
+        return [sum(row[first:last]) for first, last in atoms]
+
+    kinds = [
+        kind.model_copy(
+            update={
+                "forward_seconds": summed(kind.forward_seconds),
+                "backward_seconds": summed(kind.backward_seconds),
+                "allreduce_seconds": {x: summed(r) for x, r in kind.allreduce_seconds.items()},
+            }
+        )
+        for kind in data.device_types
+    ]
+    return data.model_copy(update={"device_types": kinds})
+
+
+SMALL = [*((seed, 1) for seed in range(6)), (1, 2), (2, 2), (3, 2)]
+
+
+@pytest.mark.parametrize(("seed", "size"), SMALL)
 @pytest.mark.parametrize("method", ["merge", "merge-cp-sat", "merge-milp"])
-def test_merge_is_the_best_of_all_merges(seed: int, method: str) -> None:
+def test_merge_is_the_best_of_all_merges(seed: int, size: int, method: str) -> None:
     """Enumerated over the virtual stages."""
-    data = instance(seed, 1)
-    posed = merged(data, virtual_template(data))
-    best = oracle(posed)
+    data = instance(seed, size)
+    best = oracle(on_atoms(data, virtual_template(data)))
     assert best is not None
     result = solve(FAMILY, data, method, Run(Options(threads=1)))
     assert result.objective == pytest.approx(best.objective, rel=1e-6)

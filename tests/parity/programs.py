@@ -17,10 +17,16 @@ import torch.distributed as dist
 
 from fakes.programs import IDLE, NETWORKS, UNEVEN, drawn_program, every_rule, plan_of
 from fakes.simulated import Outcome, Values, random_values, reference
+from fakes.workloads import cluster, shape
 from hetplan.formulations.hap.data import HapDecision
+from hetplan.formulations.hap.pose import pose
 from hetplan.formulations.hap.spmd.program import SingleProgram
 from hetplan.formulations.hap.spmd.rules import Theory
 from hetplan.formulations.joint.plan import Plan
+from hetplan.planner.hap import SpmdProblem
+from hetplan.profiling.models import load_model
+from hetplan.profiling.workload import make_workload
+from hetplan.profiling.zoo import text_model
 from hetplan.runtime.execution.spmd.distributed import DistributedProgram, ProgramModel
 from hetplan.runtime.replay import read_program
 from parity import program_curves
@@ -93,6 +99,37 @@ class Case:
 
 
 @cache
+def of_machines(nodes: tuple[int, ...]) -> SpmdProblem:
+    """A small model on nodes of so many devices, posed on all devices and on machines."""
+    kinds = [{"devices": n, "device": kind} for n, kind in zip(nodes, ("V100-SXM2-16GB", "T4"))]  # noqa: B905
+    links = {"intra_node_gbit_per_s": 100, "network_gbit_per_s": 10}
+    on = cluster(nodes=[node | links for node in kinds])
+    model = load_model(text_model("small", "made up", 6, shape()), precision="fp32")
+    workload = make_workload(model, on, 2 * sum(nodes))
+    return SpmdProblem(pose(workload, 1), pose(workload, 1, machines=True), 30.0, 0.0)
+
+
+@dataclass(frozen=True)
+class MachineCase(Case):
+    """A plan of machines as virtual devices, which have the ratios. nodes: devices of each."""
+
+    nodes: tuple[int, ...] = ()
+
+    @property
+    def program(self) -> SingleProgram:
+        """The whole batch's."""
+        return of_machines(self.nodes).posed.theory.program
+
+    @cached_property
+    def plan(self) -> Plan:
+        """As the planner writes it for every device."""
+        problem = of_machines(self.nodes)
+        program = drawn_program(problem.searched.theory, self.seed)
+        decision = HapDecision(program=program, ratios=[list(row) for row in self.ratios])
+        return problem.to_plan(problem.in_whole_units(problem.on_every_device(decision)))
+
+
+@cache
 def tiny(network: str, world: int, segments: int) -> SingleProgram:
     """A network on small tensors, two samples a rank, its layers in runs of equal number."""
     made = NETWORKS[network](2 * world, world)
@@ -118,6 +155,8 @@ CASES = [
     *(Case("gpt2", world, 4, [UNEVEN[world]], runs=2) for world in (2, 4)),
     *(Case("bert-moe", 3, seed, [UNEVEN[3], IDLE[3], [0.1, 0.2, 0.7]]) for seed in (0, 2)),
     Case("llama-blocks", 2, 5, [UNEVEN[2]], dtype="float32"),
+    MachineCase("llama on machines", 3, 0, [[0.4, 0.6]], nodes=(2, 1)),
+    MachineCase("llama on machines", 4, 1, [[0.5, 0.5]], nodes=(3, 1)),
 ]
 WORLDS = sorted({case.world for case in CASES})
 STAGED = tuple(case.name for case in CASES if case.network in ("bert-moe", "vgg19"))

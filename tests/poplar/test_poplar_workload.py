@@ -175,6 +175,10 @@ def test_the_report_prices_every_method_alike() -> None:
     row = papers.tflops({}, {"cluster": "poplar-c", "model": "llama-0.5b", "ZeRO": 0})
     assert row["strong only"] == pytest.approx(workload.flops_per_iteration / alone / 1e12)
     assert row["weak only"] < row["DeepSpeed"] < row["strong only"] < row["Poplar"]
+    single = {"cluster": "poplar-c", "model": "llama-0.5b", "ZeRO": 0, "A800:V100S": "1:4"}
+    fewer = papers.tflops({}, single)
+    assert fewer["weak only"] == row["weak only"]
+    assert fewer["strong only"] == pytest.approx(row["strong only"] / 4, rel=0.02)
     assert papers.seconds("poplar-b", "llama-1.1b", (), 0) == {}
 
 

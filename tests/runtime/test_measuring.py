@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from hetplan.profiling.zoo import bert, gpt2, llama, text_model
 
 torch: Any = pytest.importorskip("torch", reason="torch is an extra of hetplan")
 
-from hetplan.runtime.measuring import layers as measure  # noqa: E402
+from hetplan.runtime.measuring import batches, layers as measure  # noqa: E402
 from hetplan.runtime.measuring.batches import (  # noqa: E402  # noqa: E402
     Trial,
     explore_stages,
@@ -34,6 +35,8 @@ from hetplan.runtime.measuring.batches import (  # noqa: E402  # noqa: E402
     torchrun_place,
 )
 from hetplan.runtime.measuring.networks import KINDS, network, out_of_memory, saved_bytes  # noqa: E402
+from parity.asking import run_forked  # noqa: E402
+from parity.shards import deep  # noqa: E402
 
 SMALL = {"vocabulary": 97}
 
@@ -169,6 +172,23 @@ def test_a_model_that_only_zero_3_holds_is_measured_on_one_device() -> None:
     curve = measure_batch_curve(model, "cpu", memory=limit, devices=64, repeats=1)
     assert (curve.zero_stage, curve.largest) == (3, [0, 0, 0, 2])
     assert "one block's weights for all blocks" in curve.provenance.source
+
+
+def test_ranks_measure_a_model_that_no_rank_holds(tmp_path: Path) -> None:
+    """Two ranks with half of each layer: the gradients of one process; memory that is short on one
+    rank is short on both, and they go on; the largest micro-batch is that of one device."""
+    run_forked("parity.shards", tmp_path)
+    ranks = [torch.load(tmp_path / f"shards-{rank}.pt") for rank in range(2)]
+    for (mine, whole), short, _, _ in ranks:
+        assert short == [True, False]
+        for gradient, expected in zip(mine, whole, strict=True):
+            assert (gradient - expected).abs().max() <= 1e-4 * expected.abs().max()
+    params = deep().params
+    assert params <= sum(held for _, _, held, _ in ranks) <= params + 2 * 14
+    first, second = (curve for *_, curve in ranks)
+    assert first == second and first["points"]
+    assert (first["devices"], first["zero_stage"], first["largest"]) == (64, 3, [0, 0, 0, 2])
+    assert "weights in shards on 2 ranks" in first["provenance"]["source"]
 
 
 def test_what_a_pass_keeps_once_does_not_make_the_estimate_too_low() -> None:
@@ -406,6 +426,26 @@ def test_outside_of_torchrun(
         monkeypatch.setenv(name, value)
     with pytest.raises(InputError, match="2 or more"):
         torchrun_place()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_rank_0_alone_writes_a_curve(
+    rank: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One process that is told that it is a rank, and joins nobody."""
+    for name, value in {"RANK": rank, "WORLD_SIZE": 2, "MASTER_ADDR": "", "MASTER_PORT": 1}.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setattr(batches, "joined_ranks", nullcontext)
+    config, target = tmp_path / "tiny.json", tmp_path / "curve.json"
+    config.write_text(json.dumps(GPT))
+    command = ["profile", "batch-curve", "--model", str(config), "--precision", "fp32"]
+    command += ["--memory-gib", "1", "--max-micro-batch", "1", "--repeats", "1"]
+    assert main([*command, "-o", str(target)]) == 0
+    captured = capsys.readouterr()
+    assert ("micro-batch 1:" in captured.err, "largest micro-batch" in captured.out) == (
+        not rank,
+    ) * 2
+    assert target.exists() == (not rank)
 
 
 def test_two_ranks_on_gloo(tmp_path: Path) -> None:

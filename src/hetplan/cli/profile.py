@@ -2,7 +2,9 @@
 (`import`) or measured on this machine (`measure`, `batch-curve`, `collectives`, `operators`,
 `quick`; they need torch), and what measurements tell of a device and of links (`train`)."""
 
+import os
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -393,9 +395,10 @@ def batch_curve(
     """Measure seconds per micro-batch and the largest that fits, by Poplar's Algorithm 1.
 
     Needs torch. Plan with it by `hetplan plan --set poplar.curves=FILE`. Exit code 1 where no
-    sample fits.
+    sample fits. Under torchrun the ranks hold the model's weights in shards, as under ZeRO 3.
     """
-    from hetplan.runtime.measuring.batches import measure_batch_curve
+    from hetplan.runtime.launch import is_rank
+    from hetplan.runtime.measuring.batches import joined_ranks, measure_batch_curve
 
     require(
         memory_gib is not None or device != "cpu",
@@ -403,22 +406,23 @@ def batch_curve(
         where="--memory-gib",
         expected="what training may use of a CPU's memory",
     )
-    curve = measure_batch_curve(
-        load_model(model, sequence=sequence, precision=precision),
-        device,
-        memory=None if memory_gib is None else memory_gib * GIB,
-        name=device_type,
-        devices=devices,
-        largest=max_micro_batch,
-        repeats=repeats,
-        tell=None if quiet else note,
-    )
+    lead = not is_rank() or os.environ["RANK"] == "0"
+    with joined_ranks(device) if is_rank() else nullcontext(device) as place:
+        curve = measure_batch_curve(
+            load_model(model, sequence=sequence, precision=precision),
+            place,
+            memory=None if memory_gib is None else memory_gib * GIB,
+            name=device_type,
+            devices=devices,
+            largest=max_micro_batch,
+            repeats=repeats,
+            tell=note if lead and not quiet else None,
+        )
+    fits = curve.zero_stage is not None
+    if not lead:
+        return int(not fits)
     return emit(
-        curve.model_dump(mode="json"),
-        [curve_table(curve)],
-        json=json,
-        output=output,
-        ok=curve.zero_stage is not None,
+        curve.model_dump(mode="json"), [curve_table(curve)], json=json, output=output, ok=fits
     )
 
 

@@ -6,7 +6,8 @@ kept, measured. On CUDA these are what torch's allocator says at its peak, tempo
 backward pass included; on a CPU, where nothing keeps such books, the distinct storages that
 autograd saves. A model whose weights and gradients exceed the limit, which only ZeRO 3 trains, is
 measured with one block's weights in the place of all blocks': values do not matter to seconds nor
-to activations, so that no other rank is needed to gather the others from.
+to activations. Where torchrun starts several ranks, these hold the weights in shards, and each
+layer is gathered before it passes.
 Source: Poplar (AAAI 2025), Algorithm 1.
 
 Collectives timed under torchrun, on gloo or NCCL, for every kind of group that the job has.
@@ -22,7 +23,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -55,6 +56,7 @@ from hetplan.runtime.measuring.networks import (
     silent,
     tokens_of,
 )
+from hetplan.runtime.measuring.sharded import Sharded
 
 
 def measure_batch_curve(
@@ -71,8 +73,9 @@ def measure_batch_curve(
     """Measure `model` on the torch device `device` under every ZeRO stage.
 
     memory: bytes to keep within, default what the GPU has free (a CPU needs a figure). name: the
-    device's type in cluster files. devices: size of the ZeRO group that shares the states. largest:
-    of the micro-batches tried. repeats: timed passes per size. tell: receives a line per size
+    device's type in cluster files. devices: size of the ZeRO group that shares the states, at least
+    the ranks of torch.distributed, which then hold the weights in shards. largest: of the
+    micro-batches tried. repeats: timed passes per size. tell: receives a line per size
     tried.
     Raises UnsupportedError without torch or for a model that has no torch layers, InputError for
     arguments.
@@ -89,21 +92,22 @@ def measure_batch_curve(
         raise InputError(
             "memory limit", got=memory, expected="more than 0 bytes; a CPU needs --memory-gib"
         )
+    ranks = dist.get_world_size() if dist.is_initialized() else 1
+    devices = max(devices, ranks)
     trial = Trial(model, device, limit, devices, largest, repeats, tell or silent)
     sizes = [stage.largest for stage in explore_stages(trial)]
     sample = max(trial.passes, default=None)
+    held = ", one block's weights for all blocks" if trial.shared else ""
+    if ranks > 1:
+        held = f", weights in shards on {ranks} ranks"
     return BatchCurve(
         model=model.name,
         sequence=model.sequence or 1,
         precision=model.precision,
         device=name or device_name(device),
         devices=devices,
-        memory_bytes=limit,
-        provenance=measured_here(
-            "hetplan profile batch-curve"
-            + (", one block's weights for all blocks" if trial.shared else ""),
-            device,
-        ),
+        memory_bytes=trial.limit,
+        provenance=measured_here(f"hetplan profile batch-curve{held}", device),
         zero_stage=next((stage for stage, size in enumerate(sizes) if size), None),
         largest=sizes,
         saved_bytes_per_sample=trial.passes[sample].saved_bytes / sample if sample else None,
@@ -132,7 +136,7 @@ class Trial:
 
     limit: bytes that training may use. devices: size of the ZeRO group. largest: no micro-batch
     beyond this is tried. repeats: timed passes behind one that is not. tell: receives a line per
-    micro-batch tried. shared: all blocks have one block's weights.
+    micro-batch tried. shared: all blocks have one block's weights, or those that ranks gather.
     """
 
     model: Model
@@ -152,13 +156,14 @@ class Trial:
         own = network(self.model, "meta").own
         weights = [sum(p.numel() * p.element_size() for p in layer) for layer in own]
         self.states = States.of_weights(weights, self.model.precision)
-        self.shared = 2 * sum(weights) > self.limit
+        self.shared = dist.is_initialized() or 2 * sum(weights) > self.limit
         self.network = network(self.model, self.device, blocks=1 if self.shared else None)
         if self.shared:
             embedding, block, head = self.network.layers
-            self.network = replace(
-                self.network, layers=(embedding, *[block] * (len(own) - 2), head)
-            )
+            self.network.layers = (embedding, *[block] * (len(own) - 2), head)
+        if dist.is_initialized():
+            self.network = Sharded(self.network, self.device)
+            self.limit = -self.network.largest(-self.limit)
 
     def at(self, stage: int) -> "TrialAt":
         """The device under a ZeRO stage."""
@@ -199,10 +204,11 @@ class Trial:
             size = kept()
         times = []
         for _ in range(self.repeats):
-            begun = now(self.device)
+            begun = now(self.device) - self.network.seconds_apart
             self.network.loss(tokens).backward()
-            times.append(now(self.device) - begun)
-        return Pass(statistics.median(times), max(times) - min(times), size)
+            times.append(now(self.device) - self.network.seconds_apart - begun)
+        found = (statistics.median(times), max(times) - min(times), size)
+        return Pass(*map(self.network.largest, found))
 
     @contextmanager
     def _kept(self, free: float, *, whole: bool = False) -> Iterator[Callable[[], float]]:
@@ -225,7 +231,7 @@ class Trial:
         def kept_on_device() -> float:
             torch.cuda.synchronize(self.device)
             read = torch.cuda.max_memory_allocated if whole else torch.cuda.memory_allocated
-            size = float(read(self.device) - before)
+            size = self.network.largest(float(read(self.device) - before))
             if size > free:
                 raise OutOfMemoryOnDevice(f"{size:.0f} bytes of activations, {free:.0f} free")
             return size
@@ -318,6 +324,26 @@ def torchrun_place() -> list[int]:
     return place
 
 
+@contextmanager
+def joined_ranks(device: str) -> Iterator[str]:
+    """torchrun's ranks as a process group; yields this rank's device.
+
+    device: cpu (gloo) or cuda (NCCL, each rank on the GPU of its local number).
+    """
+    local_rank = torchrun_place()[2]
+    check_device(device)
+    place = "cpu" if device == "cpu" else f"cuda:{local_rank}"
+    if device != "cpu":
+        torch.cuda.set_device(local_rank)
+    dist.init_process_group(
+        "gloo" if device == "cpu" else "nccl", timeout=datetime.timedelta(seconds=120)
+    )
+    try:
+        yield place
+    finally:
+        dist.destroy_process_group()
+
+
 def measure_collectives(
     device: str,
     *,
@@ -328,15 +354,9 @@ def measure_collectives(
 
     device: cpu (gloo) or cuda (NCCL, each rank on the GPU of its local number).
     """
-    rank, ranks, local_rank, per_node = torchrun_place()
-    check_device(device)
-    backend = "gloo" if device == "cpu" else "nccl"
-    place = "cpu" if device == "cpu" else f"cuda:{local_rank}"
-    if device != "cpu":
-        torch.cuda.set_device(local_rank)
-    dist.init_process_group(backend, timeout=datetime.timedelta(seconds=120))
+    rank, ranks, _, per_node = torchrun_place()
     fits = []
-    try:
+    with joined_ranks(device) as place:
         for kind, members in groups_of(ranks, per_node).items():
             made = [dist.new_group(group) for group in members]  # all ranks, in the same order
             mine = next((i for i, group in enumerate(members) if rank in group), None)
@@ -357,10 +377,9 @@ def measure_collectives(
                     speed, latency = line.bandwidth / 1e9, 1e6 * line.latency
                     (tell or silent)(f"{operation}, {kind}: {speed:.3g} GB/s, {latency:.3g} us")
         dist.barrier()
-    finally:
-        dist.destroy_process_group()
     if rank != 0:
         return None
+    backend = "gloo" if device == "cpu" else "nccl"
     return Collectives(
         backend=backend,
         device=device_name(device),

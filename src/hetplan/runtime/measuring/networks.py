@@ -8,6 +8,7 @@ import gc
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,21 +23,25 @@ from hetplan.runtime.tracing.counter import DTYPES, saved_by_autograd, storage
 KINDS = ("embedding", "block", "head")
 
 
-@dataclass(frozen=True)
+@dataclass
 class Network:
     """A text model on a device. layers: embedding, blocks, head; own: the parameters of each, a
-    shared table with the embedding alone."""
+    shared table with the embedding alone; seconds_apart: of collectives so far."""
 
     layers: tuple[nn.Module, ...]
     own: tuple[tuple[Tensor, ...], ...]
+    seconds_apart: float = 0.0
 
-    def loss(self, tokens: Tensor) -> Tensor:
+    def loss(self, tokens: Tensor) -> Any:
         """Of one micro-batch [B, S]; the targets are the tokens themselves."""
         x = tokens
         for layer in self.layers[:-1]:
             x = layer(x)
-        loss: Tensor = self.layers[-1](x, tokens)
-        return loss
+        return self.layers[-1](x, tokens)
+
+    def largest(self, value: float) -> float:
+        """Of all ranks, of which there is one."""
+        return value
 
     @property
     def parameters(self) -> list[Tensor]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from importlib.resources import files
-from itertools import groupby, product
+from itertools import product
 from typing import Any
 
 import yaml
@@ -19,11 +19,12 @@ from hetplan.instances.library import load_from_library
 from hetplan.solvers.registry import load, solve
 from hetplan.solvers.run import Options, Result, Run
 from hetplan.studies.charts import COLOURS, figure
-from hetplan.text import Table, number_text
+from hetplan.text import Table, grouped, number_text
 
 Row = dict[str, Any]
 PAPERS = ("amp", "astra", "ditto", "hap", "poplar")
 AGAIN = 20.0  # seconds
+MARKS = ("o-", "s--", "^:", "D-.")  # of groups, in charts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,8 +34,8 @@ class Exhibit:
     name: the paper's. said: what its text says, and where. reason: why ours differ. make:
     "module:function" of this package, (fixed, row) -> the row's own figures. rows: what the paper
     prints, or the cases of a picture; each: further columns, the rows are the product; full: longer
-    lists in their place, which take minutes. x, y, by: columns of the chart, and the one whose
-    values are lines of their own.
+    lists in their place, which take minutes. x, y, by: columns of the chart, and those
+    whose values are lines of their own.
     """
 
     name: str
@@ -48,7 +49,7 @@ class Exhibit:
     full: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     x: str = ""
     y: Sequence[str] = ()
-    by: str = ""
+    by: Sequence[str] = ()
 
     def cases(self, full: bool) -> Iterator[Row]:
         """Every row before anything is worked out; `full: true` marks those that take long."""
@@ -74,22 +75,33 @@ class Exhibit:
             title, tuple(columns), tuple(cells), tuple(filter(None, texts)), tuple(numbers)
         )
 
+    def group(self, row: Row) -> str:
+        """Which lines of the chart a row belongs to."""
+        pairs = ((key, row[key]) for key in self.by)
+        return ", ".join(v if isinstance(v, str) else f"{key} {v}" for key, v in pairs)
+
     def chart(self) -> Any | None:
         """The figure by matplotlib; None for a table without one."""
         if not self.x:
             return None
-        made, axes = figure(3.4)
-        colours = iter(COLOURS * len(self.rows))
-        style = "o" if any_text(self.rows, self.x) else "o-"
-        for name, group in groupby(self.rows, lambda row: row.get(self.by, "")):
-            rows = list(group)
-            for column in self.y:
-                points = [(row[self.x], row[column]) for row in rows if row.get(column) is not None]
-                label = f"{name}: {column}" if name else column
-                axes.plot(*zip(*points), style, color=next(colours), label=label)  # noqa: B905
+        words, many = any_text(self.rows, self.x), len(self.y) > 1
+        places = [row[self.x] for row in self.rows]
+        places = list(dict.fromkeys(places if words else sorted(places)))
+        groups = grouped((self.group(row), row) for row in self.rows)
+        made, axes = figure(max(3.4, 0.2 * len(groups) * len(self.y)))  # as high as the legend
+        for number, (name, rows) in enumerate(groups.items()):
+            marks = MARKS[(number if many else number // len(COLOURS)) % len(MARKS)]
+            for at, column in enumerate(self.y):
+                drawn = [row for row in rows if row.get(column) is not None]
+                points = [(places.index(row[self.x]), row[column]) for row in drawn]
+                colour = COLOURS[(at if many else number) % len(COLOURS)]
+                label = ": ".join(filter(None, (name, column)))
+                axes.plot(*zip(*points), marks[: 1 if words else None], color=colour, label=label)  # noqa: B905
+        axes.set_xticks(range(len(places)), [cell(place) for place in places])
         axes.set(xlabel=self.x, ylim=(0, None))
-        axes.tick_params(axis="x", rotation=30 if style == "o" else 0)
-        axes.legend(frameon=False, fontsize=8)
+        axes.set_title(self.title, fontsize=8, wrap=True)
+        axes.tick_params(axis="x", rotation=30 if words else 0)
+        made.legend(frameon=False, fontsize=8, loc="outside right upper")
         return made
 
 
