@@ -374,7 +374,8 @@ def ranking_table(planning: "Planning") -> Table:
 
 
 def no_winner(planning: "Planning") -> Table:
-    """Why there is none: everything that fits costs too much, or nothing fits in memory."""
+    """Why there is none: methods ended without an answer, nothing fits in memory, or all that fits
+    costs too much."""
     prices = [
         (price, c.name)
         for c in planning.candidates
@@ -382,9 +383,16 @@ def no_winner(planning: "Planning") -> Table:
         if (price := c.money_per_million_tokens(planning.workload)) is not None
     ]
     if not prices:
+        undecided = [
+            f"{c.name} has no answer: {c.message}"
+            for c in planning.candidates
+            if c.status == "unknown"
+        ]
+        if len(undecided) == len(planning.candidates):
+            return Table("no winner: no method had time for an answer", (), (), tuple(undecided))
         lines = [f"would fit: {line}" for line in planning.advice]
-        notes = (needs(planning.workload), *(lines or ["no number of devices would do"]))
-        return Table("no winner: nothing found fits in memory", (), (), notes)
+        advice = (needs(planning.workload), *(lines or ["no number of devices would do"]))
+        return Table("no winner: nothing found fits in memory", (), (), (*advice, *undecided))
     least, name = min(prices)
     limit = number_text(planning.criteria.money_limit, 4)
     return Table(

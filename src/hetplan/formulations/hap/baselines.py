@@ -44,7 +44,7 @@ def solve_by(method: str, data: HapData, run: Run) -> Outcome[HapDecision]:
     def rule(problem: HapProblem) -> Floats:
         return problem.even if method in ("dp-even", "deepspeed") else problem.proportional
 
-    theory = reduced_or_answered(data, run)
+    theory, message = reduced_or_answered(data, run), ""
     if isinstance(theory, Outcome):
         if theory.decision is None:
             return theory
@@ -56,9 +56,11 @@ def solve_by(method: str, data: HapData, run: Run) -> Outcome[HapDecision]:
         program = data_parallel(data, theory, ratios, factors=method == "tag")
         if method == "deepspeed":
             program = ordered.search(theory, ratios, run, most=STATES)[0] or program
+            message = "cut off by the time limit" if run.should_stop else ""
     if not problem.fits(problem.cost_of(program), ratios):
         return Outcome(stop=Stop.DONE, message=DOES_NOT_FIT)
-    return Outcome(stop=Stop.DONE, decision=problem.decision(program, ratios))
+    decision = problem.decision(program, ratios)
+    return Outcome(stop=Stop.DONE, decision=decision, message=message)
 
 
 def data_parallel(
