@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ import yaml
 
 from fakes.cli import Call, Ran
 from fakes.workloads import cluster_document, profile_document
+from hetplan.cli.plan import no_winner
 from hetplan.formulations.joint.plan import load_plan
 from hetplan.planner import STRATEGIES
 
@@ -340,3 +342,14 @@ def test_idle_devices_and_paradigms_without_a_plan_are_named(hetplan: Call, tmp_
     assert "on A100-SXM4-80GB" in free and "T4" not in free, "no T4 is in use"
     ran = hetplan(*asked, "--strategies", "dp,astra,poplar", "--all")
     assert max(map(len, ran.out.splitlines())) <= 100
+
+
+def test_methods_that_had_no_time_are_named_where_there_is_no_winner() -> None:
+    """Memory is not blamed for it."""
+    method = SimpleNamespace(
+        name="hap/auto", status="unknown", message="no time", fits_memory=None, plan=None
+    )
+    planning: Any = SimpleNamespace(candidates=[method])
+    table = no_winner(planning)
+    assert table.title == "no winner: no method had time for an answer"
+    assert list(table.notes) == ["hap/auto has no answer: no time"]
