@@ -106,3 +106,38 @@ def test_replicas_of_a_single_micro_batch_are_among_the_plans() -> None:
     best = replayer.seconds(fastest)
     assert best < 0.7 * min(replayer.seconds(plan) for plan in several)
     assert 0.5 * best < lower_bound(Relaxation(data), Run(Options(time_limit=3.0))) <= best
+
+
+def test_types_that_suit_different_layers_are_not_taken_for_slow_ones() -> None:
+    """A layer takes 1 ms on one type and 100 ms on the other, the next one the other way round: a
+    pipeline of both types is far faster than whole samples on each."""
+    data = random_data(Random(5), devices=1, layers=2, batch=8)
+    (node,) = data.nodes
+    near = {"network_bandwidth": 1e12, "network_latency": 0.0, "devices": 1, "all_reduce": {}}
+    nodes = [node.model_copy(update={"device": kind, **near}) for kind in ("slow", "fast")]
+    first = next(iter(data.types.values()))
+    room = first.model_copy(update={"memory_bytes": 1e12})
+    seconds = {"slow": [1e-3, 1e-1], "fast": [1e-1, 1e-3]}
+    host = {"forward_host_seconds": [0.0, 0.0], "backward_host_seconds": [0.0, 0.0]}
+    tables = [
+        data.tables[0].model_copy(
+            update={
+                "type": kind, "tensor": 1, "micro_batch": 1, "repeated": {},
+                "forward_seconds": row, "backward_seconds": row, **host,
+            }
+        )
+        for kind, row in seconds.items()
+    ]  # fmt: skip
+    layers = [layer.model_copy(update={"tied_param_bytes": 0.0}) for layer in data.layers]
+    data = data.model_copy(
+        update={
+            "nodes": nodes, "types": dict.fromkeys(seconds, room), "tables": tables,
+            "layers": layers, "global_batch": 8, "tensor_degrees": [1],
+        }
+    )  # fmt: skip
+    rng, replayer = Random(1), ChainReplayer.of(data)
+    plans = (random_plan(rng, data) for _ in range(400))
+    best = min(replayer.seconds(plan) for plan in plans if plan is not None)
+    bound = lower_bound(Relaxation(data), Run(Options(time_limit=1.0)))
+    assert best < 0.1  # whole samples on each device take 0.8 s
+    assert 0.016 * (1 - 1e-6) <= bound <= best

@@ -30,6 +30,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import linprog
 
 from hetplan.compiled import kernel
 from hetplan.formulations.joint.costs import Costs, Floats
@@ -158,11 +159,29 @@ class Relaxation:
             if t <= max(n.devices for n in nodes)
         }
 
-    def least_work(self, q: int) -> float:
-        """Seconds of a device of the type for one sample, in micro-batches of any size."""
+    def least_work(self, q: int) -> Floats:
+        """[L] seconds of a device of the type for one sample, in micro-batches of any size."""
         sizes = np.arange(1, self.data.global_batch + 1)[:, None]
         each = [t * self.seconds[k, t].sum(axis=1) / sizes for k, t in self.seconds if k == q]
-        return float(np.min(each, axis=(0, 1)).sum())
+        least: Floats = np.min(each, axis=(0, 1))
+        return least
+
+    def computing_alone(self) -> float:
+        """Seconds that devices compute at least, every layer's samples on the types that suit it:
+        min T over shares x[q, l] of a layer's samples with sum_q x[q, l] = 1 and, on each type of
+        n[q] devices, G sum_l w[q, l] x[q, l] <= n[q] T."""
+        work = self.data.global_batch * np.array(
+            [self.least_work(q) for q in range(len(self.types))]
+        )
+        Q, L = work.shape
+        loads = np.zeros((Q, Q * L + 1))
+        for q in range(Q):
+            loads[q, q * L : (q + 1) * L] = work[q] / work.max()
+        loads[:, -1] = -np.array(self.counts)
+        whole = np.hstack([np.tile(np.eye(L), Q), np.zeros((L, 1))])
+        cost = [0.0] * (Q * L) + [1.0]
+        solved = linprog(cost, A_ub=loads, b_ub=np.zeros(Q), A_eq=whole, b_eq=np.ones(L))
+        return float(solved.fun * work.max())
 
     def message(self, q: int, t: int, rows: int) -> float:
         """Seconds per byte of a sample until a tensor group has its rows of a micro-batch."""
@@ -646,13 +665,13 @@ def lower_bound(
 ) -> float:
     """Seconds that no plan replays below, at most `enough`. It rises until the run should stop."""
     data, tries = of.data, parameters
-    worth = 1 / np.array([of.least_work(q) for q in range(len(of.types))])
-    flat = data.global_batch / float(worth @ of.counts)
+    worth = 1 / np.array([of.least_work(q).sum() for q in range(len(of.types))])
+    prices = np.stack([worth * data.global_batch / float(worth @ of.counts)] * 2)
+    alone = of.computing_alone()
     patterns = [
-        Pattern(of, homes, tries, run, dict.fromkeys((True, False), np.stack([worth * flat] * 2)),
-                flat, tries.rise)
+        Pattern(of, homes, tries, run, dict.fromkeys((True, False), prices), alone, tries.rise)
         for homes in of.patterns(tries.patterns)
-    ]  # fmt: skip
+    ]
     least = patterns[0]
     try:
         while least.seconds < enough and least.rise >= tries.least_rise:
