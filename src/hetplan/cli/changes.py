@@ -145,6 +145,7 @@ def saved_text(changed: ChangeResult, precision: float) -> str:
 def what_if_table(answer: WhatIf) -> Table:
     """One line per change."""
     precision, every = percent_text(answer.precision), (answer.base, *answer.variants)
+    model, cluster = answer.base.workload.model.name, answer.base.workload.cluster.name
     search = "the cluster as it is was planned twice, and its plan improved by no more than "
     notes = [
         "iterations are replayed; money counts the devices that the plan uses",
@@ -175,9 +176,8 @@ def what_if_table(answer: WhatIf) -> Table:
             v.best.money_per_million_tokens(v.workload) if v.best else None, 4
         ),
     }
-    title = f"{answer.base.workload.model.name} on {answer.base.workload.cluster.name}"
     lines = (fill(text, SCREEN_WIDTH, subsequent_indent="  ") for text in notes)
-    return Table.of(title, every, columns, lines, right=range(3, len(columns)))
+    return Table.of(f"{model} on {cluster}", every, columns, lines, range(3, len(columns)))
 
 
 def replan(

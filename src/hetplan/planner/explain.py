@@ -165,11 +165,13 @@ def why(plan: Plan, run: Replay, workload: Workload, bound: float | None) -> dic
     said, gap = plan.prediction, relative_gap(run.seconds, bound)
     seconds, formula = (said.predicted_seconds, said.closed_form_seconds) if said else (None, None)
     other = seconds is not None and abs(seconds - run.seconds) > SAME * run.seconds
-    costs = "planned with other costs than these (a profile, links, or another cluster)"
     helps = sorted(effects(plan, run, workload).items(), key=lambda pair: pair[1])
     waiting = percent_text(1 - float(run.timeline.busy.max()) / run.seconds)
     lines = {
-        "plan file": f"says {seconds_text(seconds)}: {costs}" if other else "",
+        "plan file": f"says {seconds_text(seconds)}: planned with other costs than these (a "
+        "profile, links, or another cluster)"
+        if other
+        else "",
         "own formula": f"{seconds_text(formula)}, which leaves out what the replay counts"
         if formula
         else "",
@@ -307,11 +309,10 @@ def fullest_link(run: Replay, workload: Workload) -> Bottleneck | None:
         device = end - len(nodes)
         who = f"device {device} within its node"
         bandwidth = nodes[workload.cluster.devices[device].node].intra_bandwidth
-    rate = bandwidth * 8 / 1e9
-    link = f"{who} {'receives' if receives else 'sends'} at {rate:.4g} Gbit/s"
+    link = f"{who} {'receives' if receives else 'sends'} at {bandwidth * 8 / 1e9:.4g} Gbit/s"
     used = float(held.max()) / run.seconds
-    text = f"{link}: in use {percent_text(used)} of the time"
-    return Bottleneck(text, {"link": link, "held_share": used})
+    facts = {"link": link, "held_share": used}
+    return Bottleneck(f"{link}: in use {percent_text(used)} of the time", facts)
 
 
 def tightest(run: Replay, workload: Workload) -> Bottleneck:
@@ -320,20 +321,25 @@ def tightest(run: Replay, workload: Workload) -> Bottleneck:
     device = max(range(len(sizes)), key=lambda d: sizes[d][0] / max(sizes[d][1], 1.0))
     held, limit = sizes[device]
     verdict = "binds" if held > TIGHT * limit else f"{bytes_text(limit - held)} left"
-    of = f"device {device} ({workload.cluster.devices[device].type})"
     parts = run.held[device] if run.held else None  # of programs no components are known
-    components = parts and asdict(parts)
-    facts = {"device": device, "bytes": held, "limit_bytes": limit, "components": components}
-    text = f"{of}: {share_text(held, limit)}; {verdict}"
+    facts = {
+        "device": device,
+        "bytes": held,
+        "limit_bytes": limit,
+        "components": parts and asdict(parts),
+    }
+    kind = workload.cluster.devices[device].type
+    text = f"device {device} ({kind}): {share_text(held, limit)}; {verdict}"
     return Bottleneck(f"{text}: {parts.text}" if parts else text, facts)
 
 
 def cost_text(candidate: Candidate, best: Candidate, workload: Workload) -> str:
     """`amp/auto 347 ms (+11 %), $0.06 per million tokens`."""
     more, money = longer(candidate, best), candidate.money_per_million_tokens(workload)
-    text = f"{candidate.name} {seconds_text(candidate.predicted_seconds)}"
-    if more is not None:
-        text += f" ({more_text(more)})"
-    if money is not None:
-        text += f", ${number_text(money, 3)} per million tokens"
-    return text if candidate.fits_memory else f"{text}, does not fit"
+    longer_by = "" if more is None else f" ({more_text(more)})"
+    known = {
+        f"{candidate.name} {seconds_text(candidate.predicted_seconds)}{longer_by}": True,
+        f"${number_text(money, 3)} per million tokens": money is not None,
+        "does not fit": not candidate.fits_memory,
+    }
+    return ", ".join(text for text, holds in known.items() if holds)

@@ -273,8 +273,11 @@ def what_if(
     base = ChangeResult(as_is, workload, best, None, first.bound)
     improved = longer(first.best, best) if first.best is not None and best is not None else None
     precision = max(improved or 0.0, LEAST_PRECISION) if searches else 0.0
-    own = [result for result in results if result[0] is not as_is]
-    variants = (compared(base, change, changed, p, precision) for change, changed, p in own)
+    variants = (
+        compared(base, change, changed, planning, precision)
+        for change, changed, planning in results
+        if change is not as_is
+    )
     return WhatIf(base, tuple(variants), precision)
 
 

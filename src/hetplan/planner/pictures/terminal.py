@@ -75,19 +75,19 @@ def drawn(row: Row, seconds: float) -> str:
 
 def memory(scene: Scene) -> Table:
     """One line per kind of devices in use that hold the same, the fullest where they are many."""
-    like = grouped(((d.kind, d.node, d.place, d.held, d.limit), d.device) for d in scene.used)
-    fullest = sorted(like.items(), key=lambda item: -item[0][3] / max(item[0][4], 1.0))[:LISTED]
-    more = len(scene.used) - sum(len(devices) for _, devices in fullest)
+    like = grouped(((d.kind, d.place, d.held, d.limit), d) for d in scene.used).values()
+    fullest = sorted(like, key=lambda own: -own[0].held / max(own[0].limit, 1.0))[:LISTED]
+    more = len(scene.used) - sum(map(len, fullest))
     return Table.of(
         "memory",
-        sorted(fullest, key=lambda item: item[1]),
+        sorted(fullest, key=lambda own: own[0].device),
         {
-            "devices": lambda item: ranges_text(item[1]),
-            "type": lambda item: item[0][0],
-            "node": lambda item: f"{item[0][1]}",
-            "place": lambda item: item[0][2],
-            "each holds": lambda item: share_text(item[0][3], item[0][4]),
-            "of it": lambda item: percent_text(item[0][3] / max(item[0][4], 1.0)),
+            "devices": lambda own: ranges_text(d.device for d in own),
+            "type": lambda own: own[0].kind,
+            "node": lambda own: ranges_text(d.node for d in own),
+            "place": lambda own: own[0].place,
+            "each holds": lambda own: share_text(own[0].held, own[0].limit),
+            "of it": lambda own: percent_text(own[0].held / max(own[0].limit, 1.0)),
         },
         [
             "limits are all that training can use; `hetplan plan` keeps a margin of that free",
