@@ -404,6 +404,8 @@ def test_a_saved_plan_is_explained(planning: Planning, workload: Workload) -> No
     for unit, busy in enumerate(run.timeline.busy):
         parts = waits(run.timeline, unit)
         assert min(parts) >= 0 and sum(parts) + busy == pytest.approx(run.seconds)
+        own = [event for event in run.timeline.events() if event["unit"] == unit]
+        assert parts[0] == min(e["start"] for e in own if e["kind"] == "forward")
     helps = effects(plan, run, workload)
     slow = perturbed(workload.profile, {"T4": np.full(len(workload.profile.layers), 1 / 1.1)})
     faster = replay(plan, replace(workload, profile=slow)).seconds / run.seconds - 1
