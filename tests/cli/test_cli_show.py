@@ -24,7 +24,8 @@ def test_terminal(hetplan: Call, files: tuple[Path, Path, Path]) -> None:
     plan, planning, cluster = files
     ran = hetplan("show", plan, "--cluster", cluster)
     assert (ran.code, ran.err) == (0, "")
-    assert "stage 0 (x2)" in ran.out and "F forward" in ran.out and "candidates" not in ran.out
+    assert "stage 0 of pipelines 0-1 (x2)" in ran.out and "F forward" in ran.out
+    assert "candidates" not in ran.out and "\n0-1      V100-SXM2-16GB" in ran.out  # hold the same
     assert "dp/enumeration *" in hetplan("show", planning, "--cluster", cluster).out
     found = hetplan("show", plan, "--cluster", cluster, "--json").json
     assert sum(row["alike"] for row in found["rows"]) == 4 and found["offers"] == []

@@ -162,9 +162,15 @@ def test_a_page_says_what_changes_bring() -> None:
         ChangeDocument(change="as it is", best=best),
         ChangeDocument(change="add 2xT4", seconds_saved=0.25, best=best),
         ChangeDocument(change="remove node1"),
+        ChangeDocument(change="add 1xT4", seconds_saved=0.01, within_precision=True, best=best),
     )
     words = Page(page(replace(picture(), changes=asked))).text
-    assert {"add 2xT4", "250 ms", "nothing fits"} <= set(words)
+    assert {
+        "add 2xT4",
+        "250 ms",
+        "nothing fits",
+        "nothing beyond the search's precision",
+    } <= set(words)
 
 
 def test_a_formula_is_no_replay() -> None:
@@ -186,8 +192,11 @@ def test_names_cannot_break_out() -> None:
 
 
 def test_the_terminal_shows_the_same() -> None:
-    timeline, memory, candidates = tables(picture())
-    assert len(timeline.rows) == len(picture().rows) and len(memory.rows) == 4
+    timeline, why, memory, candidates = tables(picture())
+    assert len(timeline.rows) == len(picture().rows)
+    kinds = {(d.kind, d.place, d.held, d.limit) for d in picture().used}
+    assert len(memory.rows) == len(kinds)  # devices that hold the same share a line
+    assert [line[0] for line in why.rows] == [*picture().why]
     for row, cells in zip(picture().rows, timeline.rows, strict=True):
         letters = cells[3]
         assert letters == drawn(row, picture().seconds) and len(letters) == COLUMNS

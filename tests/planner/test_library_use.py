@@ -15,6 +15,7 @@ import hetplan as hp
 from fakes.workloads import cluster, cluster_document
 from hetplan.errors import InputError
 from hetplan.planner.strategy import make_strategies
+from hetplan.text import seconds_text
 from markdown_pages import ROOT
 
 NOTEBOOK = ROOT / "docs" / "quickstart.ipynb"
@@ -33,6 +34,9 @@ def test_plan_returns_typed_objects(tmp_path: Path) -> None:
     assert hp.replay(again, planning.workload).seconds == best.predicted_seconds
     full = hp.plan("gpt2", cluster(), global_batch=8, strategies=["dp"], memory_margin=0.9)
     assert full.best is None and full.workload.memory_margin == 0.9
+    took, *misfit = str(planning), *str(full).splitlines()
+    assert took.startswith(f"dp/enumeration {seconds_text(best.predicted_seconds)}, 0 % from its")
+    assert misfit[0].startswith("dp/enumeration") and len(misfit) == 1 + len(full.advice)
 
 
 def test_clusters_by_file_name_or_object(tmp_path: Path) -> None:

@@ -10,18 +10,27 @@ from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from fakes.amp_plans import decision_of
-from fakes.workloads import one_thread, small
+from fakes.workloads import one_thread, pipeline, small
 from hetplan.errors import InputError
 from hetplan.formulations import family
 from hetplan.formulations.amp.paper import rank
 from hetplan.formulations.amp.pose import pose
-from hetplan.formulations.joint.plan import Plan
+from hetplan.formulations.joint.plan import Plan, new_plan
 from hetplan.planner import STRATEGIES
 from hetplan.planner.amp import TRIALS, AmpProblem, DataParallel
-from hetplan.planner.explain import explain
+from hetplan.planner.explain import (
+    critical_parts,
+    effects,
+    explain,
+    name_of,
+    unit_names,
+    waits,
+    why,
+)
 from hetplan.planner.joint import Joint, JointSettings
 from hetplan.planner.ranking import Criteria, Planning, make_plans
 from hetplan.planner.search import StrategySearch, replay_candidate
@@ -40,8 +49,10 @@ from hetplan.profiling.cluster import example_cluster
 from hetplan.profiling.frameworks import RESERVED_BYTES
 from hetplan.profiling.workload import Workload, make_workload
 from hetplan.runtime.replay import replay
+from hetplan.runtime.sensitivity import perturbed
 from hetplan.solvers.registry import evaluate
 from hetplan.solvers.run import Options, Run
+from hetplan.text import seconds_text
 from present import present
 
 
@@ -423,3 +434,49 @@ def test_paradigms_that_cannot_win_end_early_and_say_so() -> None:
         workload, [DataParallel(), strategy], one_thread(), criteria=Criteria(cheapest_within=5.0)
     )
     assert strategy.asked[2:] and not any(strategy.asked[2:]) and money.best is not None
+
+
+def test_a_saved_plan_is_explained(planning: Planning, workload: Workload) -> None:
+    """What it computes and where it waits is all of its time; what would help is asked of replays;
+    the plan file says what is proven, and whether other costs made it."""
+    plan, run = present(planning.candidates[0].plan), present(planning.candidates[0].replay)
+    for unit, busy in enumerate(run.timeline.busy):
+        parts = waits(run.timeline, unit)
+        assert min(parts) >= 0 and sum(parts) + busy == pytest.approx(run.seconds)
+        own = [event for event in run.timeline.events() if event["unit"] == unit]
+        assert parts[0] == min(e["start"] for e in own if e["kind"] == "forward")
+    helps = effects(plan, run, workload)
+    slow = perturbed(workload.profile, {"T4": np.full(len(workload.profile.layers), 1 / 1.1)})
+    faster = replay(plan, replace(workload, profile=slow)).seconds / run.seconds - 1
+    assert helps["T4 10 % faster"] == pytest.approx(faster) and -1 < min(helps.values()) <= 0
+    text = why(plan, run, workload, 0.75 * run.seconds)
+    assert "plan file" not in text and "25 % below this one" in text["left open"]
+    assert [what for what in text if what != "fullest link"] == [
+        "own formula",
+        "time goes to",
+        "busiest",
+        "all stages",
+        "tightest memory",
+        "would help",
+        "left open",
+    ]
+    elsewhere = replace(workload, profile=slow)
+    other = why(plan, replay(plan, elsewhere), elsewhere, None)
+    assert other["plan file"].startswith(f"says {seconds_text(run.seconds)}: planned with other")
+    assert "no bound of all plans" in other["left open"]
+
+
+def test_like_pipelines_share_a_name(workload: Workload) -> None:
+    """Of two on V100 and T4 each, the second stage is one thing, whichever pipeline decides."""
+    stages = [
+        [{"layers": [[0, 9]], "devices": [[a]]}, {"layers": [[9, 14]], "devices": [[b]]}]
+        for a, b in ((0, 2), (1, 3))
+    ]
+    batches = [{"count": 4, "samples": 1}]
+    plan = new_plan(workload, [{"stages": own, "micro_batches": batches} for own in stages])
+    run = replay(plan, workload)
+    assert unit_names(plan, run) == {0: "stage 0", 1: "stage 1", 2: "stage 0", 3: "stage 1"}
+    assert not any("pipeline" in part for part in critical_parts(plan, run))
+    replicas = [plan.replicas[0], pipeline(workload).replicas[0]]
+    unlike = plan.model_copy(update={"replicas": replicas})
+    assert name_of(unlike, run, [2]) == "stage 0 of pipeline 1"

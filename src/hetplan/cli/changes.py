@@ -1,8 +1,9 @@
 """Plans for a cluster that changes: `plan what-if`, `plan replan`, `plan templates` (Oobleck)."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from textwrap import fill
 from typing import Annotated
 
 import typer
@@ -33,7 +34,7 @@ from hetplan.cli.options import (
     target,
 )
 from hetplan.cli.output import Display, emit, watched
-from hetplan.cli.plan import devices_used, named_strategies, write_plan
+from hetplan.cli.plan import SCREEN_WIDTH, devices_used, named_strategies, write_plan
 from hetplan.errors import require
 from hetplan.formulations.ditto.describe import rows_of, tables_of
 from hetplan.formulations.ditto.templates import readiness
@@ -43,7 +44,13 @@ from hetplan.planner.ranking import make_workloads
 from hetplan.planner.replan import Replanning
 from hetplan.planner.what_if import ChangeResult, WhatIf
 from hetplan.solvers.run import Run
-from hetplan.text import Table, bytes_text, count_text, number_text, seconds_text
+from hetplan.text import (
+    Table,
+    bytes_text,
+    number_text,
+    percent_text,
+    seconds_text,
+)
 
 
 def what_if(
@@ -54,8 +61,9 @@ def what_if(
         list[str] | None,
         typer.Option(
             "--add",
-            metavar="COUNTxDEVICE",
-            help="Add one node of these devices, as 2xA100-SXM4-80GB.",
+            metavar="COUNTxDEVICE[@nodeN]",
+            help="Add one node of these devices, as 2xA100-SXM4-80GB; or, with @node1, put them "
+            "into that node.",
         ),
     ] = None,
     remove: Annotated[
@@ -81,7 +89,8 @@ def what_if(
     quiet: QuietOption = False,
 ) -> int:
     """Plan again after each change and print what it gains; without changes, one node more or less
-    of each kind, and each kind of link twice as fast.
+    of each kind, and each kind of link twice as fast. Says where a gain is within the search's own
+    precision.
 
     Exit code 0 when a plan fits on the cluster as it is, 1 when none does.
     """
@@ -125,32 +134,50 @@ def best_plan_text(changed: ChangeResult) -> str:
     return "unchanged" if changed.same_plan else changed.best.name
 
 
+def saved_text(changed: ChangeResult, precision: float) -> str:
+    """`24.91 ms, 8.03 %`; `within 5.4 %` where the search alone may differ by more."""
+    if changed.within_precision:
+        return f"within {percent_text(precision)}"
+    share = changed.relative_gain
+    return seconds_text(changed.gain) + (f", {percent_text(share)}" if share else "")
+
+
 def what_if_table(answer: WhatIf) -> Table:
     """One line per change."""
+    precision, every = percent_text(answer.precision), (answer.base, *answer.variants)
+    model, cluster = answer.base.workload.model.name, answer.base.workload.cluster.name
+    search = "the cluster as it is was planned twice, and its plan improved by no more than "
     notes = [
         "iterations are replayed; money counts the devices that the plan uses",
         "added nodes are linked as the cluster's of that device, else as its best",
+        *([f"precision of the search: {precision}; {search}that"] if answer.precision else []),
+        *(
+            f"{v.change.name}: no {'loss' if v.change.added_devices < 0 else 'gain'} within the "
+            f"search's precision of {precision}"
+            for v in answer.variants
+            if v.within_precision
+        ),
+        *(f"{v.change.name}: {reason}" for v in answer.variants for reason in v.reasons),
+        *(
+            f"{v.change.name}: {v.best.message}"
+            for v in every
+            if v.best is not None and asking.FOUND_FOR in v.best.message
+        ),
     ]
-    notes += [f"{v.change.name}: {reason}" for v in answer.variants for reason in v.reasons]
-    return Table.of(
-        f"{answer.base.workload.model.name} on {answer.base.workload.cluster.name}",
-        (answer.base, *answer.variants),
-        {
-            "change": lambda v: v.change.name,
-            "best plan": best_plan_text,
-            "on devices": lambda v: devices_used(v.best) if v.best else "",
-            "iteration": lambda v: seconds_text(v.best.predicted_seconds if v.best else None),
-            "saves": lambda v: seconds_text(v.gain),
-            "tokens/s": lambda v: count_text(
-                v.best.tokens_per_second(v.workload) if v.best else None
-            ),
-            "$/1M tok": lambda v: number_text(
-                v.best.money_per_million_tokens(v.workload) if v.best else None, 4
-            ),
-        },
-        notes,
-        right=(3, 4, 5, 6),
-    )
+    bounded = any(v.bound is not None for v in every)
+    columns: dict[str, Callable[[ChangeResult], str]] = {
+        "change": lambda v: v.change.name,
+        "best plan": best_plan_text,
+        "on devices": lambda v: devices_used(v.best) if v.best else "",
+        "iteration": lambda v: seconds_text(v.best.predicted_seconds if v.best else None),
+        "saves": lambda v: saved_text(v, answer.precision),
+        **({"bound": lambda v: seconds_text(v.bound)} if bounded else {}),
+        "$/1M tok": lambda v: number_text(
+            v.best.money_per_million_tokens(v.workload) if v.best else None, 4
+        ),
+    }
+    lines = (fill(text, SCREEN_WIDTH, subsequent_indent="  ") for text in notes)
+    return Table.of(f"{model} on {cluster}", every, columns, lines, range(3, len(columns)))
 
 
 def replan(

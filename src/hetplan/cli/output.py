@@ -27,7 +27,7 @@ from hetplan.errors import HetplanError, one_line
 from hetplan.files import to_json, write_text
 from hetplan.solvers.native import begin, over
 from hetplan.solvers.run import Progress, Run
-from hetplan.text import Table, number_text, percent_text, seconds_text
+from hetplan.text import Table, number_text, percent_text
 
 if TYPE_CHECKING:
     from hetplan.planner.strategy import Candidate
@@ -237,7 +237,7 @@ class Display:
 
     def update(self, progress: Progress) -> None:
         """Show the state of things, where it is time to."""
-        lines = [candidate_line(candidate) for candidate in self.candidates[:SHOWN]]
+        lines = [str(candidate) for candidate in self.candidates[:SHOWN]]
         lines.append(progress_line(self.label, progress))
         if sys.stderr.isatty():
             if progress.seconds >= QUIET:
@@ -250,14 +250,6 @@ class Display:
     def close(self) -> None:
         """Take away what should not stay."""
         self.live.stop()
-
-
-def candidate_line(candidate: "Candidate") -> str:
-    """`amp/auto 347 ms, 0 % from its problem's bound`; whether it fits."""
-    text = f"{candidate.name} {seconds_text(candidate.predicted_seconds)}"
-    if candidate.gap is not None:
-        text += f", {percent_text(candidate.gap)} from its own problem's bound"
-    return text if candidate.fits_memory else f"{text}, does not fit"
 
 
 def watched(run: Run, work: Callable[[], T], display: Display, *, quiet: bool) -> T:

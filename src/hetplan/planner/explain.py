@@ -4,30 +4,40 @@ ranking.
 An iteration lasts as long as one chain of tasks that follow each other without waiting
 (`path_to_end`). The seconds of this chain are divided by what its tasks are. Speeding up anything
 that is not on it gains nothing.
+
+A plan that was saved is explained from its replay alone (`why`). What a faster device or network
+would bring is asked by replaying the plan with it.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from hetplan.formulations.joint.describe import alike
+from hetplan.formulations.joint.plan import Plan
 from hetplan.planner.strategy import Candidate
-from hetplan.profiling.simulator.tasks import COMPUTES, Kind, path_to_end
+from hetplan.profiling.simulator.tasks import COMPUTES, Kind, Timeline, path_to_end
 from hetplan.profiling.workload import Workload
-from hetplan.runtime.replay import Replay
+from hetplan.runtime.replay import Replay, replay
+from hetplan.runtime.sensitivity import perturbed
+from hetplan.solvers.run import relative_gap
 from hetplan.text import (
     Table,
     bytes_text,
+    grouped,
     more_text,
     number_text,
     percent_text,
+    ranges_text,
     seconds_text,
     share_text,
 )
 
 PARTS_SHOWN = 5  # of the chain
 TIGHT = 0.9  # of a device's memory in use
+SAME = 1e-6  # relative: seconds that differ by more come from other costs
 
 
 @dataclass(frozen=True)
@@ -82,7 +92,11 @@ class Explanation:
         costs = [cost_text(c, winner, workload) for c in self.paper_candidates]
         rows = {
             "closed form": f"{closed}; replayed {against}" if winner.optimism else "",
-            **({} if winner.replay is None else reasons(winner.replay, workload)),
+            **(
+                reasons(winner.plan, winner.replay, workload)
+                if winner.plan is not None and winner.replay is not None
+                else {}
+            ),
             "chosen": self.why_chosen,
             "runner-up": self.runner_up and cost_text(self.runner_up, winner, workload),
             "papers' own": "; ".join(costs),
@@ -109,10 +123,10 @@ def explain(
     within = f"{number_text(percent)} % slower than {fastest.name}"
     took = seconds_text(fastest.predicted_seconds)
     slower = winner > 0 and percent is not None
-    run = best.replay
+    run, plan = best.replay, best.plan
     return Explanation(
-        critical={} if run is None else critical_parts(run),
-        busiest=None if run is None else busiest(run),
+        critical=critical_parts(plan, run) if plan is not None and run is not None else {},
+        busiest=busiest(plan, run) if plan is not None and run is not None else None,
         fullest_link=None if run is None else fullest_link(run, workload),
         tightest=None if run is None else tightest(run, workload),
         winner=best,
@@ -123,18 +137,84 @@ def explain(
     )
 
 
-def reasons(run: Replay, workload: Workload) -> dict[str, str]:
+def reasons(plan: Plan, run: Replay, workload: Workload) -> dict[str, str]:
     """What the iteration's time goes to, and what has least to spare, for people."""
-    shares = [(what, spent / run.seconds) for what, spent in critical_parts(run).items()]
+    shares = [(what, spent / run.seconds) for what, spent in critical_parts(plan, run).items()]
     rest = sum(share for _, share in shares[PARTS_SHOWN:])
     shown = [*shares[:PARTS_SHOWN], *([("other", rest)] if rest > 0 else [])]
-    link = fullest_link(run, workload)
+    link, busy = fullest_link(run, workload), float(run.timeline.busy.mean()) / run.seconds
+    first, between, last = np.mean([waits(run.timeline, u) for u in range(len(run.owners))], axis=0)
     return {
         "time goes to": ", ".join(f"{what} {percent_text(share)}" for what, share in shown),
-        "busiest": busiest(run).text,
+        "busiest": busiest(plan, run).text,
+        "all stages": f"on average they compute {percent_text(busy)} of the time; they wait "
+        f"{percent_text(first / run.seconds)} for their first pass, "
+        f"{percent_text(between / run.seconds)} between passes, and "
+        f"{percent_text(last / run.seconds)} after their last pass, until gradients are "
+        "synchronised and all are done",
         "fullest link": "" if link is None else link.text,
         "tightest memory": tightest(run, workload).text,
     }
+
+
+def why(plan: Plan, run: Replay, workload: Workload, bound: float | None) -> dict[str, str]:
+    """Why a plan takes that long, for people, without the ranking that it comes from.
+
+    bound: seconds that no plan of stages replays below; None where it is not known.
+    """
+    said, gap = plan.prediction, relative_gap(run.seconds, bound)
+    seconds, formula = (said.predicted_seconds, said.closed_form_seconds) if said else (None, None)
+    other = seconds is not None and abs(seconds - run.seconds) > SAME * run.seconds
+    helps = sorted(effects(plan, run, workload).items(), key=lambda pair: pair[1])
+    waiting = percent_text(1 - float(run.timeline.busy.max()) / run.seconds)
+    lines = {
+        "plan file": f"says {seconds_text(seconds)}: planned with other costs than these (a "
+        "profile, links, or another cluster)"
+        if other
+        else "",
+        "own formula": f"{seconds_text(formula)}, which leaves out what the replay counts"
+        if formula
+        else "",
+        **reasons(plan, run, workload),
+        "would help": ", ".join(f"{what}: {more_text(change)}" for what, change in helps),
+        "left open": "how much faster another plan could be; this file has no bound of all plans"
+        if gap is None
+        else f"no plan of stages is faster than {seconds_text(bound)}, {percent_text(gap)} below "
+        f"this one; the waits of the busiest stage are {waiting}; whether any plan is faster than "
+        "this one is not proven",
+    }
+    return {what: text for what, text in lines.items() if text}
+
+
+def effects(plan: Plan, run: Replay, workload: Workload) -> dict[str, float]:
+    """By what ratio the plan's iteration changes when a device type in use computes a tenth faster,
+    and when links are twice as fast; replayed. Links that were measured stay as they are."""
+    cluster, layers = workload.cluster, np.ones(len(workload.profile.layers))
+    changed = {
+        f"{kind} 10 % faster": replace(
+            workload, profile=perturbed(workload.profile, {kind: layers / 1.1})
+        )
+        for kind in dict.fromkeys(plan.devices[device].type for device in plan.ranks)
+    }
+    if workload.links is None:
+        network = [replace(n, network_bandwidth=2 * n.network_bandwidth) for n in cluster.nodes]
+        inside = [replace(n, intra_bandwidth=2 * n.intra_bandwidth) for n in cluster.nodes]
+        changed |= {
+            f"{links} twice as fast": replace(
+                workload, cluster=replace(cluster, nodes=tuple(nodes))
+            )
+            for links, nodes in (("network", network), ("links inside nodes", inside))
+        }
+    return {what: replay(plan, one).seconds / run.seconds - 1.0 for what, one in changed.items()}
+
+
+def waits(timeline: Timeline, unit: int) -> tuple[float, float, float]:
+    """Seconds in which a unit waits for its first pass, between passes, and after its last one."""
+    tasks = timeline.tasks
+    passes = (tasks.unit == unit) & np.isin(tasks.kind, (Kind.FORWARD, Kind.BACKWARD))
+    first, last = float(timeline.start[passes].min()), float(timeline.end[passes].max())
+    between = max(last - first - float(tasks.seconds[passes].sum()), 0.0)
+    return first, between, max(float(timeline.idle[unit]) - first - between, 0.0)
 
 
 def same_plan(one: Candidate, other: Candidate) -> bool:
@@ -152,40 +232,69 @@ def longer(candidate: Candidate, best: Candidate) -> float | None:
     return candidate.predicted_seconds / best.predicted_seconds - 1.0
 
 
-def critical_parts(run: Replay) -> dict[str, float]:
+def critical_parts(plan: Plan, run: Replay) -> dict[str, float]:
     """The deciding chain by what its tasks are, largest first; latencies go to their messages."""
     tasks = run.timeline.tasks
+    names = unit_names(plan, run)
     spent: dict[str, float] = {}
     for i in path_to_end(run.timeline):
-        label = label_of(run, Kind(int(tasks.kind[i])), int(tasks.unit[i]))
+        label = label_of(run, Kind(int(tasks.kind[i])), names[int(tasks.unit[i])])
         spent[label] = spent.get(label, 0.0) + float(tasks.seconds[i] + tasks.delay[i])
     largest = sorted(spent.items(), key=lambda item: -item[1])
     return {what: seconds for what, seconds in largest if seconds > 0}
 
 
-def label_of(run: Replay, kind: Kind, unit: int) -> str:
-    """What a task is, for people."""
-    if kind not in COMPUTES:
-        if run.by_device:
-            return "collectives of the program"
-        transfer = kind == Kind.TRANSFER
-        return "transfers between stages" if transfer else "gradients and weights joined"
-    does = "updates weights" if kind == Kind.OPTIMIZER else "computes"
+def label_of(run: Replay, kind: Kind, unit: str) -> str:
+    """What a task of the unit of this name is, for people."""
+    if run.by_device and kind not in COMPUTES:
+        return "collectives of the program"
+    others = {
+        Kind.OPTIMIZER: f"{unit} updates weights",
+        Kind.TRANSFER: "transfers between stages",
+        Kind.COLLECTIVE: "gradients and weights synchronised",
+    }
+    return others.get(kind, f"{unit} computes")
+
+
+def folded(plan: Plan, run: Replay) -> list[list[int]]:
+    """Units that do the same: a stage of like pipelines, or the devices of a program that compute
+    equally long."""
+    if not run.by_device:
+        return alike(plan, run)
+    busy, types = run.timeline.busy, [device.type for device in plan.devices]
+    pairs = (((types[own[0]], float(busy[u])), u) for u, own in enumerate(run.devices))
+    return list(grouped(pairs).values())
+
+
+def name_of(plan: Plan, run: Replay, units: Sequence[int]) -> str:
+    """`stage 3` of all pipelines; `stage 3 of pipelines 0,2` of some; of a program the first
+    device, `device 0`."""
     if run.by_device:
-        return f"device {run.devices[unit][0]} {does}"
-    replica, stage = run.owners[unit]
-    of = "" if len({r for r, _ in run.owners}) == 1 else f" of pipeline {replica}"
-    return f"stage {stage}{of} {does}"
+        return f"device {run.devices[units[0]][0]}"
+    pipelines = ranges_text(run.owners[unit][0] for unit in units)
+    several = "s" if len(units) > 1 else ""
+    of = "" if len(units) == len(plan.replicas) else f" of pipeline{several} {pipelines}"
+    return f"stage {run.owners[units[0]][1]}{of}"
 
 
-def busiest(run: Replay) -> Bottleneck:
-    """The stage, or the device of a program, that computes longest."""
+def unit_names(plan: Plan, run: Replay) -> dict[int, str]:
+    """The name of every unit; units that do the same share it."""
+    return {u: name_of(plan, run, units) for units in folded(plan, run) for u in units}
+
+
+def busiest(plan: Plan, run: Replay) -> Bottleneck:
+    """The stage, or the device of a program, that computes longest, and when it waits."""
     unit = int(np.argmax(run.timeline.busy))
-    (replica, stage), busy = run.owners[unit], float(run.timeline.busy[unit]) / run.seconds
-    device = run.devices[unit][0] if run.by_device else None
-    who = f"stage {stage} of pipeline {replica}" if device is None else f"device {device}"
-    facts = {"replica": replica, "stage": stage, "busy_share": busy, "device": device}
-    return Bottleneck(f"{who}: computes {percent_text(busy)} of the time", facts)
+    (replica, stage), busy = run.owners[unit], float(run.timeline.busy[unit])
+    device, share = run.devices[unit][0] if run.by_device else None, busy / run.seconds
+    facts = {"replica": replica, "stage": stage, "busy_share": share, "device": device}
+    first, between, last = map(seconds_text, waits(run.timeline, unit))
+    text = (
+        f"{unit_names(plan, run)[unit]} computes {seconds_text(busy)}, {percent_text(share)} of "
+        f"the time; it waits {first} for its first pass, {between} between passes and {last} "
+        "after its last one"
+    )
+    return Bottleneck(text, facts)
 
 
 def fullest_link(run: Replay, workload: Workload) -> Bottleneck | None:
@@ -200,11 +309,10 @@ def fullest_link(run: Replay, workload: Workload) -> Bottleneck | None:
         device = end - len(nodes)
         who = f"device {device} within its node"
         bandwidth = nodes[workload.cluster.devices[device].node].intra_bandwidth
-    rate = bandwidth * 8 / 1e9
-    link = f"{who} {'receives' if receives else 'sends'} at {rate:.4g} Gbit/s"
+    link = f"{who} {'receives' if receives else 'sends'} at {bandwidth * 8 / 1e9:.4g} Gbit/s"
     used = float(held.max()) / run.seconds
-    text = f"{link}: in use {percent_text(used)} of the time"
-    return Bottleneck(text, {"link": link, "held_share": used})
+    facts = {"link": link, "held_share": used}
+    return Bottleneck(f"{link}: in use {percent_text(used)} of the time", facts)
 
 
 def tightest(run: Replay, workload: Workload) -> Bottleneck:
@@ -213,20 +321,25 @@ def tightest(run: Replay, workload: Workload) -> Bottleneck:
     device = max(range(len(sizes)), key=lambda d: sizes[d][0] / max(sizes[d][1], 1.0))
     held, limit = sizes[device]
     verdict = "binds" if held > TIGHT * limit else f"{bytes_text(limit - held)} left"
-    of = f"device {device} ({workload.cluster.devices[device].type})"
     parts = run.held[device] if run.held else None  # of programs no components are known
-    components = parts and asdict(parts)
-    facts = {"device": device, "bytes": held, "limit_bytes": limit, "components": components}
-    text = f"{of}: {share_text(held, limit)}; {verdict}"
+    facts = {
+        "device": device,
+        "bytes": held,
+        "limit_bytes": limit,
+        "components": parts and asdict(parts),
+    }
+    kind = workload.cluster.devices[device].type
+    text = f"device {device} ({kind}): {share_text(held, limit)}; {verdict}"
     return Bottleneck(f"{text}: {parts.text}" if parts else text, facts)
 
 
 def cost_text(candidate: Candidate, best: Candidate, workload: Workload) -> str:
     """`amp/auto 347 ms (+11 %), $0.06 per million tokens`."""
     more, money = longer(candidate, best), candidate.money_per_million_tokens(workload)
-    text = f"{candidate.name} {seconds_text(candidate.predicted_seconds)}"
-    if more is not None:
-        text += f" ({more_text(more)})"
-    if money is not None:
-        text += f", ${number_text(money, 3)} per million tokens"
-    return text if candidate.fits_memory else f"{text}, does not fit"
+    longer_by = "" if more is None else f" ({more_text(more)})"
+    known = {
+        f"{candidate.name} {seconds_text(candidate.predicted_seconds)}{longer_by}": True,
+        f"${number_text(money, 3)} per million tokens": money is not None,
+        "does not fit": not candidate.fits_memory,
+    }
+    return ", ".join(text for text, holds in known.items() if holds)

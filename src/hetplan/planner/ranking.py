@@ -110,6 +110,10 @@ class Planning:
     precisions: tuple[str, ...] = ()  # all that were planned
     criteria: Criteria = Criteria()
 
+    def __str__(self) -> str:
+        """A line for each candidate, best first, then notes and what would fit."""
+        return "\n".join([*map(str, self.candidates), *self.notes, *self.advice])
+
     @property
     def best(self) -> Candidate | None:
         """The winner itself."""

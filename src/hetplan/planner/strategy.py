@@ -34,7 +34,7 @@ from hetplan.runtime.replay import Replay
 from hetplan.schema import StrictModel, derived, parse
 from hetplan.solvers.registry import load
 from hetplan.solvers.run import Result, Run, Stopped, relative_gap
-from hetplan.text import seconds_text
+from hetplan.text import percent_text, seconds_text
 
 MODES: tuple[Recomputation, ...] = ("selective", "full")
 # Of more device types the parts are too many to solve each.
@@ -234,6 +234,16 @@ class Candidate:
             solve_seconds=result.seconds,
             message=message,
         )
+
+    def __str__(self) -> str:
+        """`amp/auto 347 ms, 0 % from its own problem's bound`; whether it fits; why there is no
+        plan."""
+        if self.plan is None:
+            return f"{self.name}: {self.message or self.status}"
+        text = f"{self.name} {seconds_text(self.predicted_seconds)}"
+        if self.gap is not None:
+            text += f", {percent_text(self.gap)} from its own problem's bound"
+        return text if self.fits_memory else f"{text}, does not fit"
 
     @property
     def label(self) -> str:

@@ -2,12 +2,18 @@
 
 The best plan of the cluster as it is also runs on a larger or faster cluster, and on one that lacks
 only devices that it leaves idle. It is replayed there, so that a change that only adds never costs.
-The other way round, a plan for the cluster without some nodes also runs where these nodes are idle,
-so that losing nodes never gains.
+The other way round, a plan that uses no added device also runs on the cluster as it is, so that
+losing devices never gains.
+
+More searching improves a plan even where nothing changes. So the cluster as it is is planned twice:
+the second time begins with the plan of the first, with another seed, as every change does, and all
+get the same time. By how much the first plan was slower than the best one for the cluster as it is
+is the precision of the answer: a smaller difference may come from the search alone.
 Where no changes are given, the marginal ones are asked: one more node of each kind, one less, each
 kind of link twice as fast.
 """
 
+import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,13 +21,20 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hetplan.errors import InputError, require
+from hetplan.planner.explain import longer
+from hetplan.planner.joint import Joint
 from hetplan.planner.ranking import Planning, make_plans
 from hetplan.planner.search import OnCandidate, on_devices, shortest
-from hetplan.planner.strategy import Candidate, Part, Strategy, make_strategies, places_of
+from hetplan.planner.strategy import Candidate, Strategy, make_strategies, places_of
 from hetplan.profiling.cluster import GBIT, Cluster, Node, device
 from hetplan.profiling.workload import Workload, make_workload
 from hetplan.solvers.run import Run
 from hetplan.text import ranges_text
+
+# Where robust seconds differ by a hundredth, they count in place of seconds (`joint.search`), so
+# that no smaller difference is the search's.
+LEAST_PRECISION = 0.01
+FOUND_FOR = "the plan was found for another row: "
 
 
 @dataclass(frozen=True)
@@ -29,8 +42,9 @@ class Change:
     """A named change of a cluster."""
 
     name: str
-    cluster: Cluster  # the changed one; the nodes that keep all their devices come first
-    kept: tuple[int, ...]  # the numbers of those nodes in the cluster as it is
+    cluster: Cluster
+    # The changed cluster's first devices are these of the cluster as it is; added ones follow.
+    numbers: tuple[int, ...]
     added_devices: int = 0  # below 0: so many are removed
 
 
@@ -42,15 +56,11 @@ class ChangeResult:
     workload: Workload
     best: Candidate | None  # None where nothing fits
     gain: float | None  # seconds per iteration saved; negative: lost
+    bound: float | None = None  # seconds that no plan of stages replays below
+    relative_gain: float | None = None  # as a share of the iteration before the change
+    within_precision: bool = False  # whether the gain may come from the search alone
     same_plan: bool = False  # whether the best is the plan as it is, moved to the changed cluster
     reasons: tuple[str, ...] = ()  # where there is no plan: why, candidate by candidate
-
-    @property
-    def gain_per_device(self) -> float | None:
-        """Seconds per iteration saved for each device added or removed."""
-        if self.gain is None or not self.change.added_devices:
-            return None
-        return self.gain / abs(self.change.added_devices)
 
     def document(self) -> Mapping[str, Any]:
         """As JSON types."""
@@ -58,7 +68,8 @@ class ChangeResult:
             "change": self.change.name,
             "devices": self.workload.cluster.counts(),
             "seconds_saved": self.gain,
-            "seconds_saved_per_device": self.gain_per_device,
+            "within_precision": self.within_precision,
+            "bound": self.bound,
             "best": None if self.best is None else self.best.document(self.workload),
         }
 
@@ -69,18 +80,20 @@ class WhatIf:
 
     base: ChangeResult
     variants: tuple[ChangeResult, ...]
+    precision: float  # differences up to this share of an iteration may come from the search alone
 
     def document(self) -> dict[str, Any]:
         """As JSON types."""
         return {
             "base": self.base.document(),
+            "precision": self.precision,
             "variants": [v.document() for v in self.variants],
         }
 
 
-def every_node(cluster: Cluster) -> tuple[int, ...]:
-    """The numbers of all nodes."""
-    return tuple(range(len(cluster.nodes)))
+def every_device(cluster: Cluster) -> tuple[int, ...]:
+    """The numbers of all devices."""
+    return tuple(range(len(cluster.devices)))
 
 
 def with_nodes(cluster: Cluster, name: str, nodes: Iterable[Node]) -> Cluster:
@@ -93,9 +106,24 @@ def with_nodes(cluster: Cluster, name: str, nodes: Iterable[Node]) -> Cluster:
 
 def addition(text: str, cluster: Cluster) -> Change:
     """`2xA100-SXM4-80GB`: one more node of two; linked as the cluster's nodes of that device, else
-    as its best."""
-    count, kind = amount(text, "--add")
-    nodes = cluster.nodes
+    as its best. `2xA100-SXM4-80GB@node1`: two more devices in a node that has such."""
+    alone, _, place = text.partition("@")
+    count, kind = amount(alone, "--add")
+    nodes, name = list(cluster.nodes), f"add {text}"
+    if place:
+        number = node_number(place, cluster, "--add")
+        node = nodes.pop(number)
+        require(
+            node.device == kind,
+            "a node has devices of one type",
+            where="--add",
+            got=text,
+            expected=f"{count}x{node.device}@{place}",
+        )
+        others = [n for n in range(len(cluster.nodes)) if n != number]
+        nodes.append(replace(node, devices=node.devices + count))
+        numbers = tuple(cluster.devices_of([*others, number]))
+        return Change(name, with_nodes(cluster, name, nodes), numbers, count)
     best = Node(
         kind,
         count,
@@ -105,8 +133,7 @@ def addition(text: str, cluster: Cluster) -> Change:
         min(n.network_latency for n in nodes),
     )
     added = replace(next((n for n in nodes if n.device == kind), best), devices=count)
-    name = f"add {text}"
-    return Change(name, with_nodes(cluster, name, (*nodes, added)), every_node(cluster), count)
+    return Change(name, with_nodes(cluster, name, (*nodes, added)), every_device(cluster), count)
 
 
 def removal(text: str, cluster: Cluster) -> Change:
@@ -115,7 +142,7 @@ def removal(text: str, cluster: Cluster) -> Change:
         gone = list(cluster.devices_of([node_number(text, cluster, "--remove")]))
     else:
         count, kind = amount(text, "--remove")
-        alike = [n for n in every_node(cluster) if cluster.nodes[n].device == kind]
+        alike = [n for n, node in enumerate(cluster.nodes) if node.device == kind]
         gone = list(cluster.devices_of(alike))[-count:]
         require(
             len(gone) == count,
@@ -124,13 +151,12 @@ def removal(text: str, cluster: Cluster) -> Change:
             got=text,
             expected=f"at most {len(gone)}",
         )
-    left = Counter(d.node for number, d in enumerate(cluster.devices) if number not in gone)
+    left = [number for number in every_device(cluster) if number not in gone]
     require(left, "nothing is left", where="--remove", got=text)
-    kept = tuple(n for n in left if left[n] == cluster.nodes[n].devices)
-    smaller = [replace(cluster.nodes[n], devices=left[n]) for n in left if n not in kept]
+    counts = Counter(cluster.devices[number].node for number in left)
+    nodes = [replace(cluster.nodes[n], devices=counts[n]) for n in sorted(counts)]
     name = f"remove {text}"
-    nodes = (*(cluster.nodes[n] for n in kept), *smaller)
-    return Change(name, with_nodes(cluster, name, nodes), kept, -len(gone))
+    return Change(name, with_nodes(cluster, name, nodes), tuple(left), -len(gone))
 
 
 def amount(text: str, option: str) -> tuple[int, str]:
@@ -145,7 +171,7 @@ def amount(text: str, option: str) -> tuple[int, str]:
 
 def node_number(text: str, cluster: Cluster, option: str) -> int:
     """`node1` as 1; raises InputError for a node that there is not."""
-    names = [f"node{n}" for n in every_node(cluster)]
+    names = [f"node{n}" for n in range(len(cluster.nodes))]
     name = text.replace(" ", "")
     require(
         name in names, "no such node", where=option, got=text, expected=f"{names[0]} to {names[-1]}"
@@ -171,7 +197,7 @@ def relinked(
         else node
         for node in cluster.nodes
     ]
-    return Change(name, with_nodes(cluster, name, nodes), every_node(cluster))
+    return Change(name, with_nodes(cluster, name, nodes), every_device(cluster))
 
 
 def faster_network(gbit: float, cluster: Cluster) -> Change:
@@ -183,7 +209,7 @@ def faster_network(gbit: float, cluster: Cluster) -> Change:
         got=gbit,
         expected="Gbit/s between 1e-6 and 1e9",
     )
-    had = [n for n in every_node(cluster) if cluster.nodes[n].network_bandwidth > gbit * GBIT]
+    had = [n for n, node in enumerate(cluster.nodes) if node.network_bandwidth > gbit * GBIT]
     less = f" (node {ranges_text(had)}: less than now)" if had else ""
     return relinked(cluster, f"network at {gbit:g} Gbit/s{less}", network=gbit * GBIT)
 
@@ -191,7 +217,7 @@ def faster_network(gbit: float, cluster: Cluster) -> Change:
 def marginal(cluster: Cluster) -> Iterator[Change]:
     """One more node of each kind, one less; networks twice as fast, of all nodes and of each
     kind's, where there are several; links inside the nodes of each kind twice as fast."""
-    every, several = every_node(cluster), len(cluster.nodes) > 1
+    every, several = range(len(cluster.nodes)), len(cluster.nodes) > 1
     of_kind = {k: [n for n in every if cluster.nodes[n].device == k] for k in cluster.types}
     for kind, numbers in of_kind.items():
         yield addition(f"{cluster.nodes[numbers[0]].devices}x{kind}", cluster)
@@ -218,42 +244,64 @@ def what_if(
     strategies: Sequence[Strategy] | None = None,
     on_candidate: OnCandidate | None = None,
 ) -> WhatIf:
-    """Plan as it is and after each change, in equal shares of the run's time. The workload's
-    profile must be predicted where devices are added."""
+    """Plan as it is, then, beginning with that plan, again as it is and after each change; all in
+    equal shares of the run's time. The workload's profile must be predicted where devices are
+    added."""
     run, strategies = run or Run(), strategies or make_strategies()
-    as_is = Change("as it is", workload.cluster, every_node(workload.cluster))
-    planned: list[tuple[Change, Workload, Planning]] = []
-    first = run.share(len(changes) + 1)
-    best = make_plans(workload, strategies, first, on_candidate=on_candidate).best
-    for left, change in zip(range(len(changes), 0, -1), changes, strict=True):
+    searches = any(isinstance(strategy, Joint) for strategy in strategies)
+    as_is = Change("as it is", workload.cluster, every_device(workload.cluster))
+    asked = [*([as_is] if searches else []), *changes]
+    seconds = run.remaining / (len(asked) + 1)
+
+    def planned(changed: Workload, start: Candidate | None, seed: int) -> Planning:
+        share = run.share(max(run.remaining / seconds, 1.0) if seconds < math.inf else 1.0)
+        share.options = replace(share.options, seed=seed)
+        plans = [start.plan] if start and start.plan else []
+        begun = [strategy.beginning_with(plans) for strategy in strategies]
+        return make_plans(changed, begun, share, on_candidate=on_candidate)
+
+    first = planned(workload, None, run.options.seed)
+    results: list[tuple[Change, Workload, Planning]] = []
+    for change in asked:
         if run.cancelled:
             break
         changed = changed_workload(workload, change.cluster)
-        before = plan_as_it_is(best, workload, changed, change)
-        moved = [before.plan] if before and before.plan else []
-        begun = [strategy.beginning_with(moved) for strategy in strategies]
-        planning = make_plans(changed, begun, run.share(left), on_candidate=on_candidate)
-        planned.append((change, changed, planning))
-    for change, _, planning in planned:
-        # Where nothing but whole nodes goes, the plan runs with these idle, too.
-        whole = change.added_devices < 0 and len(change.kept) == len(change.cluster.nodes)
-        if planning.best is not None and whole:
-            part = Part(f"idle: {change.name.removeprefix('remove ')}", change.kept)
-            idle = replace(planning.best, variant=replace(planning.best.variant, part=part))
-            numbers = workload.cluster.devices_of(change.kept)
-            best = shortest(filter(None, (best, on_devices(idle, workload, numbers))))
-    variants = []
-    for change, changed, planning in planned:
-        before = plan_as_it_is(best, workload, changed, change)
-        after = shortest(filter(None, (planning.best, before)))
-        gain = None
-        if best is not None and after is not None:
-            gain = (best.predicted_seconds or 0.0) - (after.predicted_seconds or 0.0)
-        same = after is not None and after is before
-        reasons = (f"{c.name}: {c.message}" for c in planning.candidates if c.message)
-        why = tuple(reasons) if after is None else ()
-        variants.append(ChangeResult(change, changed, after, gain, same, why))
-    return WhatIf(ChangeResult(as_is, workload, best, None), tuple(variants))
+        start = plan_as_it_is(first.best, workload, changed, change)
+        results.append((change, changed, planned(changed, start, run.options.seed ^ 1)))
+    again = (on_cluster_as_it_is(p.best, workload, change) for change, _, p in results)
+    best = shortest(filter(None, (first.best, *again)))
+    base = ChangeResult(as_is, workload, best, None, first.bound)
+    improved = longer(first.best, best) if first.best is not None and best is not None else None
+    precision = max(improved or 0.0, LEAST_PRECISION) if searches else 0.0
+    variants = (
+        compared(base, change, changed, planning, precision)
+        for change, changed, planning in results
+        if change is not as_is
+    )
+    return WhatIf(base, tuple(variants), precision)
+
+
+def compared(
+    base: ChangeResult, change: Change, changed: Workload, planning: Planning, precision: float
+) -> ChangeResult:
+    """What comes of a change, planned, beside the cluster as it is."""
+    before = plan_as_it_is(base.best, base.workload, changed, change)
+    after = shortest(filter(None, (planning.best, before)))
+    why = (f"{c.name}: {c.message}" for c in planning.candidates if c.message)
+    result = ChangeResult(change, changed, after, None, planning.bound)
+    if after is None or base.best is None:
+        return replace(result, reasons=tuple(why) if after is None else ())
+    seconds = base.best.predicted_seconds or 0.0
+    gain = seconds - (after.predicted_seconds or 0.0)
+    # what the same plan gains owes nothing to the search
+    sure = before is not None and (before.predicted_seconds or 0.0) < seconds
+    return replace(
+        result,
+        gain=gain,
+        relative_gain=gain / seconds,
+        within_precision=abs(gain) <= precision * seconds and not sure and precision > 0,
+        same_plan=after is before,
+    )
 
 
 def changed_workload(workload: Workload, cluster: Cluster) -> Workload:
@@ -288,8 +336,7 @@ def plan_as_it_is(
     gone."""
     if best is None or best.plan is None or best.replay is None:
         return None
-    cluster = workload.cluster  # in the changed one the nodes that are kept come first
-    places = places_of(cluster.devices_of(change.kept), len(cluster.devices))
+    places = places_of(change.numbers, len(workload.cluster.devices))
     if any(places[number] < 0 for number in best.plan.ranks):
         return None
     return replace(
@@ -300,3 +347,16 @@ def plan_as_it_is(
         bound=None,
         message="the plan as it is",
     )
+
+
+def on_cluster_as_it_is(
+    best: Candidate | None, workload: Workload, change: Change
+) -> Candidate | None:
+    """A change's best plan, replayed on the cluster as it is; None where it uses added devices, and
+    where its seconds on other links are not known."""
+    if best is None or best.plan is None or max(best.plan.ranks) >= len(change.numbers):
+        return None
+    if best.replay is None and change.added_devices >= 0:
+        return None
+    numbers = [*change.numbers, *[-1] * change.added_devices]
+    return replace(on_devices(best, workload, numbers), message=f"{FOUND_FOR}{change.name}")

@@ -316,7 +316,9 @@ def changes(scene: Scene) -> str:
             change.change,
             "nothing fits" if change.best is None else change.best.name,
             seconds_text(change.best.predicted_seconds if change.best else None),
-            seconds_text(change.seconds_saved),
+            "nothing beyond the search's precision"
+            if change.within_precision
+            else seconds_text(change.seconds_saved),
         )
         for change in scene.changes
     ]

@@ -10,14 +10,14 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from hetplan.errors import InputError
-from hetplan.formulations.joint.describe import alike, summary
+from hetplan.formulations.joint.describe import summary
 from hetplan.formulations.joint.plan import Plan, parse_plan
-from hetplan.planner.explain import reasons
+from hetplan.planner.explain import folded, name_of, why
 from hetplan.profiling.simulator.tasks import LABELS, Kind
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.replay import Replay
 from hetplan.schema import NonNegative, parse
-from hetplan.text import devices_text, grouped, names_text
+from hetplan.text import devices_text, names_text
 
 COMMUNICATES = (LABELS[Kind.TRANSFER], LABELS[Kind.COLLECTIVE])
 ROWS = 96  # of a timeline; more cannot be read
@@ -58,7 +58,7 @@ class Held:
     kind: str
     held: float
     limit: float
-    place: str  # `s3`, empty where the device is idle
+    place: str  # `stage 3`, empty where the device is idle
     row: int | None  # number of its row
 
 
@@ -100,6 +100,7 @@ class ChangeDocument(Printed):
 
     change: str
     seconds_saved: float | None = None
+    within_precision: bool = False
     best: Offer | None = None
 
 
@@ -108,6 +109,7 @@ class WhatIfDocument(Printed):
 
     base: ChangeDocument
     variants: list[ChangeDocument]
+    precision: NonNegative = 0.0
 
 
 @dataclass(frozen=True)
@@ -155,6 +157,9 @@ def scene(
             )
             for one in rows
         ]
+    bound = None if planning is None else planning.bound
+    if planning is None and plan.prediction and plan.prediction.strategy == "joint":
+        bound = plan.prediction.bound  # of joint's own problem, which is this one
     nodes = [
         f"{node.intra_bandwidth * 8e-9:.4g} Gbit/s inside, "
         f"{node.network_bandwidth * 8e-9:.4g} Gbit/s to others"
@@ -169,29 +174,11 @@ def scene(
         more=len(units) - len(rows),
         devices=memory(plan, run, workload, units),
         nodes=tuple(nodes),
-        why=reasons(run, workload),
+        why=why(plan, run, workload, bound),
         offers=() if planning is None else tuple(planning.candidates),
         winner=None if planning is None else planning.winner,
-        bound=None if planning is None else planning.bound,
+        bound=bound,
     )
-
-
-def folded(plan: Plan, run: Replay) -> list[list[int]]:
-    """The units of each row: a stage of like pipelines, or the devices of a program that compute
-    equally long."""
-    if not run.by_device:
-        return alike(plan, run)
-    busy, types = run.timeline.busy, [device.type for device in plan.devices]
-    pairs = (((types[own[0]], float(busy[u])), u) for u, own in enumerate(run.devices))
-    return list(grouped(pairs).values())
-
-
-def place_of(plan: Plan, run: Replay, units: Sequence[int]) -> str:
-    """`s3`; `p1 s3` where pipelines differ; `d0` of a program's device."""
-    replica, stage = run.owners[units[0]]
-    if run.by_device:
-        return f"d{run.devices[units[0]][0]}"
-    return f"s{stage}" if len(units) == len(plan.replicas) else f"p{replica} s{stage}"
 
 
 def row(plan: Plan, run: Replay, workload: Workload, units: Sequence[int]) -> Row:
@@ -199,9 +186,7 @@ def row(plan: Plan, run: Replay, workload: Workload, units: Sequence[int]) -> Ro
     replica, stage = run.owners[units[0]]
     names = [layer.name for layer in workload.profile.layers]
     places = [(device.node, device.type) for device in workload.cluster.devices]
-    words = {"p": "pipeline ", "s": "stage ", "d": "device "}
-    parts = place_of(plan, run, units).split()
-    title = ", ".join(words[part[0]] + part[1:] for part in parts)
+    title = name_of(plan, run, units)
     ranges = plan.replicas[replica].stages[stage].layers
     computes, communicates = spans(run, units[0])
     busy = max(float(run.timeline.busy[unit]) for unit in units)
@@ -260,7 +245,7 @@ def memory(
     """Memory and place of every device of the cluster. rows: the units of each."""
     place: dict[int, tuple[str, int | None]] = {}
     for number, units in enumerate(rows):
-        name = place_of(plan, run, units)
+        name = name_of(plan, run, units)
         for unit in units:
             place |= dict.fromkeys(run.devices[unit], (name, number))
     sizes = zip(workload.cluster.devices, run.peak_bytes, run.limit_bytes, strict=True)

@@ -1,9 +1,19 @@
 """A plan on the terminal: stages, a timeline of letters, memory, and the candidates."""
 
-from hetplan.planner.pictures.scene import Row, Scene, sampled
-from hetplan.text import Table, counted, percent_text, seconds_text, share_text
+from textwrap import fill
 
-COLUMNS, LISTED = 72, 32
+from hetplan.planner.pictures.scene import Row, Scene, sampled
+from hetplan.text import (
+    Table,
+    counted,
+    grouped,
+    percent_text,
+    ranges_text,
+    seconds_text,
+    share_text,
+)
+
+COLUMNS, LISTED, WORDS = 72, 32, 82  # WORDS: columns of a reason
 LETTERS = {
     "forward": "F",
     "backward": "B",
@@ -15,7 +25,18 @@ LETTERS = {
 
 def tables(scene: Scene) -> list[Table]:
     """What `hetplan show` prints."""
-    return [timeline(scene), memory(scene), *([candidates(scene)] if scene.offers else [])]
+    return [
+        timeline(scene),
+        reasons(scene),
+        memory(scene),
+        *([candidates(scene)] if scene.offers else []),
+    ]
+
+
+def reasons(scene: Scene) -> Table:
+    """Why the iteration takes that long, in words."""
+    rows = tuple((what, fill(text, WORDS)) for what, text in scene.why.items())
+    return Table(f"why it takes {seconds_text(scene.seconds)}", ("", ""), rows)
 
 
 def timeline(scene: Scene) -> Table:
@@ -38,7 +59,7 @@ def timeline(scene: Scene) -> Table:
             "computes": lambda row: percent_text(row.busy),
         },
         [*notes, *([f"{counted(more, 'more stage')}; --html draws more"] if more else [])],
-        right=(4,),
+        right=(3, 4),
     )
 
 
@@ -53,22 +74,26 @@ def drawn(row: Row, seconds: float) -> str:
 
 
 def memory(scene: Scene) -> Table:
-    """One line per device in use, the fullest of them where they are many."""
-    fullest = sorted(scene.used, key=lambda d: -d.held / max(d.limit, 1.0))[:LISTED]
-    more = len(scene.used) - len(fullest)
+    """One line per kind of devices in use that hold the same, the fullest where they are many."""
+    like = grouped(((d.kind, d.place, d.held, d.limit), d) for d in scene.used).values()
+    fullest = sorted(like, key=lambda own: -own[0].held / max(own[0].limit, 1.0))[:LISTED]
+    more = len(scene.used) - sum(map(len, fullest))
     return Table.of(
         "memory",
-        sorted(fullest, key=lambda d: d.device),
+        sorted(fullest, key=lambda own: own[0].device),
         {
-            "device": lambda d: f"{d.device}",
-            "type": lambda d: d.kind,
-            "node": lambda d: f"{d.node}",
-            "place": lambda d: d.place,
-            "holds": lambda d: share_text(d.held, d.limit),
-            "of it": lambda d: percent_text(d.held / max(d.limit, 1.0)),
+            "devices": lambda own: ranges_text(d.device for d in own),
+            "type": lambda own: own[0].kind,
+            "node": lambda own: ranges_text(d.node for d in own),
+            "place": lambda own: own[0].place,
+            "each holds": lambda own: share_text(own[0].held, own[0].limit),
+            "of it": lambda own: percent_text(own[0].held / max(own[0].limit, 1.0)),
         },
-        [f"left out: {counted(more, 'device')} with more room"] if more else [],
-        right=(0, 2, 4, 5),
+        [
+            "limits are all that training can use; `hetplan plan` keeps a margin of that free",
+            *([f"left out: {counted(more, 'device')} with more room"] if more else []),
+        ],
+        right=(2, 4, 5),
     )
 
 
