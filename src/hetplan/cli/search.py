@@ -1,8 +1,10 @@
 """`hetplan plan search`: Astra's strategy search on a real model and a pool of GPUs."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -269,6 +271,10 @@ def search(
         ),
     ] = False,
     top: Annotated[int, typer.Option("--top", metavar="N", help="Strategies to list.", min=1)] = 10,
+    replayed: Annotated[
+        int,
+        typer.Option("--replay", metavar="N", help="Replay the N best (needs --cluster).", min=0),
+    ] = 0,
     time_limit: TimeOption = None,
     json: JsonOption = False,
     output: OutputOption = None,
@@ -286,12 +292,13 @@ def search(
         expected=".svg, .png",
     )
     canvas = None if written.plot is None else figure(4.8)
-    require(
-        written.write_plan is None or gpus.cluster is not None,
-        "a plan is for a cluster",
-        where="--write-plan",
-        expected="--cluster",
-    )
+    for option, asked in (("--write-plan", written.write_plan), ("--replay", replayed)):
+        require(
+            not asked or gpus.cluster is not None,
+            "a plan is for a cluster",
+            where=option,
+            expected="--cluster",
+        )
     run = Run(make_options(time_limit=time_limit))
     trained = load_model(model, sequence=sequence, precision=precision)
     job, pool = Job(trained, global_batch, tokens, money_limit), gpus.pool()
@@ -309,12 +316,16 @@ def search(
         write_instance(result, written.instance, job, pool)
     for line in trained.notes:
         note(line)
-    emit(as_document(job, pool, result), tables(job, pool, result), json=json, output=output)
+    document, replays, profile = as_document(job, pool, result), Replays(), measurements.profile
+    if gpus.cluster is not None and replayed:
+        replays = replays_of(result.top[:replayed], pool, gpus.cluster, job, profile)
+    document["replayed_seconds"] = [seconds for _, seconds in replays]
+    shown = chain(tables(job, pool, result), replay_tables(replays))
+    emit(document, shown, json=json, output=output)
     if result.best is None:
         return 1
     if written.write_plan is not None and gpus.cluster is not None:
-        profile, path = measurements.profile, written.write_plan
-        save_best(result.best, pool, gpus.cluster, job, profile, path)
+        save_best(result.best, pool, gpus.cluster, job, profile, written.write_plan)
     return 0
 
 
@@ -348,6 +359,32 @@ def save_best(
 
     on = open_cluster(cluster)
     plan_of(best, make_workload(job.model, on, job.global_batch, profile=profile), pool).save(path)
+
+
+Replays = list[tuple[Candidate, float | None]]
+
+
+def replays_of(
+    candidates: Sequence[Candidate], pool: Pool, cluster: str, job: Job, profile: Path | None
+) -> Replays:
+    """Strategies with their replayed seconds, None where a plan or the replay cannot say them."""
+    from hetplan.planner.astra import replayed_seconds
+
+    on = open_cluster(cluster)
+    workload = make_workload(job.model, on, job.global_batch, profile=profile)
+    return [(c, replayed_seconds(c, workload, pool)) for c in candidates]
+
+
+def replay_tables(replays: Replays) -> Iterator[Table]:
+    """The best by the formula, which is proven, in the order of their replays; nothing without."""
+    order = sorted(replays, key=lambda pair: math.inf if pair[1] is None else pair[1])
+    columns: dict[str, Callable[[tuple[Candidate, float | None]], str]] = {
+        "replayed": lambda pair: seconds_text(pair[1]),
+        "own formula": lambda pair: seconds_text(pair[0].seconds),
+        "strategy": lambda pair: summary(pair[0]),
+    }
+    title = f"the {len(order)} best by the formula, fastest replay first"
+    yield from [Table.of(title, order, columns, (), (0, 1))] if order else ()
 
 
 def name_and_count(text: str) -> tuple[str, int]:

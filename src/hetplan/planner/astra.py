@@ -14,6 +14,7 @@ proposed.
 import math
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise, product
 
@@ -68,7 +69,7 @@ from hetplan.runtime.refusals import refusal
 from hetplan.runtime.replay import replay
 from hetplan.solvers.run import Run
 
-MANY = 16  # devices, of a model without experts, from which on all degrees are searched
+MANY = 32  # devices, of a model without experts, from which on all degrees are searched
 REPLAYED = 8  # of the best by the formula
 MOST_SAMPLES = MOST_CONTEXT = 8  # of a micro-batch, and context ranks
 
@@ -260,8 +261,8 @@ def divisors(count: int) -> tuple[int, ...]:
 
 
 def plan_of(best: AstraCandidate, workload: Workload, pool: Pool) -> Plan:
-    """The strategy as a plan file with its price; raises UnsupportedError for recomputation that
-    the file cannot say."""
+    """The strategy as a plan file with its price, and that of its replay where there is one; raises
+    UnsupportedError for recomputation that the file cannot say."""
     require(
         best.strategy["recompute_granularity"] != "hybrid",
         "a plan file cannot say hybrid recomputation",
@@ -269,11 +270,26 @@ def plan_of(best: AstraCandidate, workload: Workload, pool: Pool) -> Plan:
         expected="--param recompute=none,selective,full",
         kind=UnsupportedError,
     )
-    price = Prediction(strategy="astra", method="search", closed_form_seconds=best.seconds)
-    plan = PoolProblem(workload, pool.mode, pool).to_plan(best)
+    plan, seconds = PoolProblem(workload, pool.mode, pool).to_plan(best), None
+    with suppress(UnsupportedError):
+        seconds = replay(plan, workload).seconds
+    price = Prediction(
+        strategy="astra",
+        method="search",
+        predicted_seconds=seconds,
+        closed_form_seconds=best.seconds,
+    )
     more = {"prediction": price, "origin": f"hetplan plan search: {summary(best)}"}
     plan = plan.model_copy(update=more)
     return plan.model_copy(update={"refused": refusal(plan, workload.model)})
+
+
+def replayed_seconds(best: AstraCandidate, workload: Workload, pool: Pool) -> float | None:
+    """Of an iteration; None where the plan file or the replay cannot say the strategy."""
+    with suppress(UnsupportedError):
+        price = plan_of(best, workload, pool).prediction
+        return price and price.predicted_seconds
+    return None
 
 
 # Megatron's flags of communication beside computation, as `Degrees.overlap` has them.

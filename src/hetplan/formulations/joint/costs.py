@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from hetplan.errors import require
 from hetplan.formulations.joint.data import JointData
-from hetplan.formulations.joint.plan import Recomputation, Stage, split
+from hetplan.formulations.joint.plan import Degrees, Recomputation, Stage, split
 from hetplan.profiling.operators import CONTENTION
 from hetplan.profiling.rates.collectives import CollectiveCurve
 from hetplan.profiling.simulator.tasks import Traffic
@@ -53,9 +53,11 @@ class Costs:
     context: so many row groups of a stage take every sample together, each with its part of the
     tokens, of which bytes and seconds are then; 1: they share the samples.
     expert_sums [L + 1]: of `param_sums`, what belongs to experts that are spread over ranks.
+    degrees: further ones that these costs are of.
     """
 
     context = 1
+    degrees: Degrees | None = None
 
     def __init__(
         self,

@@ -21,7 +21,7 @@ being posted ahead.
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 
@@ -46,15 +46,6 @@ from hetplan.profiling.workload import Workload, predict
 from hetplan.schema import Range
 
 Rings = Sequence[Sequence[int]]
-
-
-def degrees_of(plan: Plan, workload: Workload) -> Degrees | None:
-    """The degrees that change anything; None for a plan that is the same without them."""
-    degrees, tensor = plan.degrees, len(plan.replicas[0].stages[0].tensor_shares)
-    if degrees is None or model_facts(workload.model).expert_params:
-        return None if degrees == Degrees(expert_tensor=tensor) else degrees
-    degrees = degrees.model_copy(update={"expert_tensor": tensor})
-    return None if degrees == Degrees(expert_tensor=tensor) else degrees
 
 
 def one_rank(plan: Plan, workload: Workload, degrees: Degrees) -> Workload:
@@ -160,20 +151,23 @@ def check_replayable(plan: Plan, workload: Workload, degrees: Degrees) -> None:
 
 
 class DegreeCosts(Costs):
-    """Costs of plans with these degrees; bytes of weights are such that a tensor rank's part of
+    """Costs of plans with these degrees. tensor: ranks of a tensor group. apart: ranks over which
+    a block's experts are divided. assumed, priced: of Astra's search, by device type and samples of
+    a micro-batch; bytes of weights are such that a tensor rank's part of
     them is what it holds of dense weights and of experts together."""
 
+    degrees: Degrees
+
     def __init__(self, plan: Plan, workload: Workload, degrees: Degrees) -> None:
-        own = one_rank(plan, workload, degrees)
+        own, self.apart = one_rank(plan, workload, degrees), degrees.expert * degrees.expert_tensor
         tensor = len(plan.replicas[0].stages[0].tensor_shares)
         modes = tuple(dict.fromkeys((*PLAIN, plan.recomputation)))
         data, facts = pose(own, modes), model_facts(workload.model)
         chain = zip(data.layers, workload.model.layers, own.model.layers, strict=True)
-        held = tensor / (degrees.expert * degrees.expert_tensor)
         experts, layers = [], []
         for posed, whole, part in chain:
             all_experts = expert_params_of(whole) * data.element_bytes
-            experts.append(all_experts * held)
+            experts.append(all_experts * tensor / self.apart)
             dense = posed.param_bytes - all_experts
             kept = {
                 mode: further_kept(each, part, degrees, tensor, own, again=mode == "full")
@@ -185,16 +179,12 @@ class DegreeCosts(Costs):
         super().__init__(
             data.model_copy(update={"layers": layers}), plan.recomputation, workload.links
         )
-        self.degrees, self.context = degrees, degrees.context
+        self.degrees, self.context, self.tensor = degrees, degrees.context, tensor
         self.expert_sums = summed(experts)
-        assumed = Assumptions(profile=workload.profile, links=workload.links, stack=own.stack)
+        self.assumed = Assumptions(profile=workload.profile, links=workload.links, stack=own.stack)
         offers = {offer.name: offer for offer in offers_of_cluster(workload.cluster)}
-        self.assumed = assumed
-        self.priced = cache(
-            lambda kind, samples: Priced(
-                facts, strategy_of(plan, degrees, samples), offers[kind], assumed
-            )
-        )
+        rows = partial(strategy_of, plan, degrees)
+        self.priced = cache(lambda kind, n: Priced(facts, rows(n), offers[kind], self.assumed))
 
     def passes(self, stage: Stage, layers: Range, samples: int) -> tuple[float, float]:
         """With what blocks wait for inside passes."""
@@ -229,32 +219,11 @@ class DegreeZero(ZeroCosts):
     costs: DegreeCosts
 
     @property
-    def degrees(self) -> Degrees:
-        """The plan's."""
-        return self.costs.degrees
-
-    @property
-    def level(self) -> int:
-        """Full shards are held on pipelines, too."""
-        return self.plan.zero
-
-    @property
-    def offloaded(self) -> float:
-        """As the plan says."""
-        return self.degrees.offloaded
-
-    @property
-    def tensor(self) -> int:
-        """Ranks of a tensor group."""
-        return len(self.plan.replicas[0].stages[0].tensor_shares)
-
-    @property
     def sharing(self) -> tuple[int, int]:
         """Ranks over which a group's shards of dense weights are spread, and those of experts."""
-        stage = self.plan.replicas[0].stages[0]
-        ranks = len(self.plan.replicas) * len(stage.devices) // self.degrees.shard_groups
-        apart = self.degrees.expert * self.degrees.expert_tensor
-        return ranks, ranks * self.tensor // apart
+        degrees, costs = self.costs.degrees, self.costs
+        ranks = len(self.plan.replicas) * degrees.context // degrees.shard_groups
+        return ranks, ranks * costs.tensor // costs.apart
 
     def held(self, stage: Stage) -> tuple[float, float]:
         """Bytes of dense weights and of experts, as `DegreeCosts` counts them."""
@@ -270,7 +239,7 @@ class DegreeZero(ZeroCosts):
 
     def update_seconds(self, stage: Stage) -> float:
         """On the device, and of the offloaded part on the host."""
-        here, share = super().update_seconds(stage), self.degrees.offloaded
+        here, share = super().update_seconds(stage), self.costs.degrees.offloaded
         if not share:
             return here
         params = sum(self.held(stage)) * stage.parts[0] * self.shares(stage)[0]
@@ -283,12 +252,11 @@ class DegreeZero(ZeroCosts):
 
     def ring_parts(self, owners: Sequence[Owner]) -> Iterator[tuple[Rings, float]]:
         """(rings, part of a rank's bytes that they join) of dense weights, and of experts."""
-        replicas, groups = self.plan.replicas, self.degrees.shard_groups
+        replicas, groups = self.plan.replicas, self.costs.degrees.shard_groups
         in_order = sorted(owners, key=lambda owner: owner[1])
         order = [d for i, j in in_order for d in replicas[i].stages[j].all_devices]
-        stages, ranks = len({j for _, j in owners}), self.sharing
-        apart = self.degrees.expert * self.degrees.expert_tensor
-        for stride, same in zip((self.tensor, apart), ranks, strict=True):
+        stages, strides = len({j for _, j in owners}), (self.costs.tensor, self.costs.apart)
+        for stride, same in zip(strides, self.sharing, strict=True):
             if self.plan.zero < 3:
                 yield spaced(order, stride, stages * same), 1.0
             elif stages > 1:  # the same shard of tied weights in both
@@ -300,7 +268,7 @@ class DegreeZero(ZeroCosts):
         """Each over its own ranks."""
         for owners, sizes in self.shared_parts().items():
             for size, (rings, part) in zip(sizes, self.ring_parts(owners), strict=True):
-                own = size * part / self.tensor
+                own = size * part / self.costs.tensor
                 if not size or len(rings[0]) == 1:
                     continue
                 if self.plan.zero == 3:
@@ -313,7 +281,7 @@ class DegreeZero(ZeroCosts):
     def hidden(self, joined: Joined, size: float, ranks: int, part: float) -> Joined:
         """In buckets, and with what the next forward pass leaves uncovered of gathering weights.
         part: of that pass that may hide them."""
-        assumed, overlap = self.costs.assumed, self.degrees.overlap
+        assumed, overlap = self.costs.assumed, self.costs.degrees.overlap
         bucket = max(assumed.bucket_params, assumed.bucket_params_per_rank * ranks)
         buckets = max(size / self.costs.data.element_bytes / bucket, 1.0)
         if "gradients" in overlap:
@@ -337,13 +305,15 @@ def spaced(order: Sequence[int], stride: int, ranks: int) -> Rings:
 def zero_costs(plan: Plan, workload: Workload) -> ZeroCosts | None:
     """Costs of a plan with degrees; made once, kept with the workload. None where the plan is the
     same without them."""
-    degrees = degrees_of(plan, workload)
-    if degrees is None:
+    degrees, tensor = plan.degrees, len(plan.replicas[0].stages[0].tensor_shares)
+    if degrees is not None and not model_facts(workload.model).expert_params:
+        degrees = degrees.model_copy(update={"expert_tensor": tensor})
+    if degrees is None or degrees == Degrees(expert_tensor=tensor):
         return None
     check_replayable(plan, workload, degrees)
-    table = strategy_of(plan, degrees, plan.replicas[0].micro_batches[0].samples)
-    batches = tuple(batch.samples for batch in plan.replicas[0].micro_batches)
-    key = str(degrees), plan.recomputation, batches, str(table.row(0))
+    sizes = [batch.samples for batch in plan.replicas[0].micro_batches]
+    row = strategy_of(plan, degrees, sizes[0]).row(0)
+    key = str(degrees), plan.recomputation, str(sizes), str(row)
     kept: dict[object, DegreeCosts] = vars(workload).setdefault("_degree_costs", {})
     if key not in kept:
         kept[key] = DegreeCosts(plan, workload, degrees)

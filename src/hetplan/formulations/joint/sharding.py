@@ -151,14 +151,11 @@ class ZeroCosts:
 
     @property
     def level(self) -> int:
-        """The level by which states are held: on pipelines what the framework offers there."""
+        """The level by which states are held: on pipelines what the framework offers there, and
+        full shards with further degrees."""
+        as_said = self.divided is not None or self.costs.degrees is not None
         deepest = max(self.costs.data.framework.pipeline_levels)
-        return self.plan.zero if self.divided is not None else min(self.plan.zero, deepest)
-
-    @property
-    def offloaded(self) -> float:
-        """The share of the optimizer states that is on the host."""
-        return 0.0
+        return self.plan.zero if as_said else min(self.plan.zero, deepest)
 
     def shared_parts(self) -> dict[tuple[Owner, ...], tuple[float, float]]:
         """Who holds them -> bytes of all weights, those of experts apart; tied ones in two stages
@@ -368,6 +365,7 @@ def memory(zero: "ZeroCosts", kept: Floats) -> tuple[Held, ...]:
     of the second, … keeps at once."""
     plan, costs, kept_by_stage = zero.plan, zero.costs, iter(kept.tolist())
     held = [Held()] * len(plan.devices)
+    offloaded = costs.degrees.offloaded if costs.degrees else 0.0
     for replica in plan.replicas:
         samples = max(batch.samples for batch in replica.micro_batches)
         for stage in replica.stages:
@@ -382,7 +380,7 @@ def memory(zero: "ZeroCosts", kept: Floats) -> tuple[Held, ...]:
                 if (part, share) not in alike:
                     states = part * weights, part * largest, zero.level, share
                     there = held_on(costs.data, states, passes, kept_here, rows)
-                    here = there.optimizer * (1 - zero.offloaded)
+                    here = there.optimizer * (1 - offloaded)
                     alike[part, share] = replace(there, optimizer=here)
                 held[device] = alike[part, share]
     return tuple(held)
