@@ -368,11 +368,14 @@ def replays_of(
     candidates: Sequence[Candidate], pool: Pool, cluster: str, job: Job, profile: Path | None
 ) -> Replays:
     """Strategies with their replayed seconds, None where a plan or the replay cannot say them."""
-    from hetplan.planner.astra import replayed_seconds
+    from hetplan.planner.astra import PoolProblem, can_be_said, replayed_seconds
 
     on = open_cluster(cluster)
     workload = make_workload(job.model, on, job.global_batch, profile=profile)
-    return [(c, replayed_seconds(c, workload, pool)) for c in candidates]
+    make = PoolProblem(workload, pool.mode, pool).to_plan
+    return [
+        (c, replayed_seconds(make(c), workload) if can_be_said(c) else None) for c in candidates
+    ]
 
 
 def replay_tables(replays: Replays) -> Iterator[Table]:

@@ -264,19 +264,17 @@ def plan_of(best: AstraCandidate, workload: Workload, pool: Pool) -> Plan:
     """The strategy as a plan file with its price, and that of its replay where there is one; raises
     UnsupportedError for recomputation that the file cannot say."""
     require(
-        best.strategy["recompute_granularity"] != "hybrid",
+        can_be_said(best),
         "a plan file cannot say hybrid recomputation",
         where=summary(best),
         expected="--param recompute=none,selective,full",
         kind=UnsupportedError,
     )
-    plan, seconds = PoolProblem(workload, pool.mode, pool).to_plan(best), None
-    with suppress(UnsupportedError):
-        seconds = replay(plan, workload).seconds
+    plan = PoolProblem(workload, pool.mode, pool).to_plan(best)
     price = Prediction(
         strategy="astra",
         method="search",
-        predicted_seconds=seconds,
+        predicted_seconds=replayed_seconds(plan, workload),
         closed_form_seconds=best.seconds,
     )
     more = {"prediction": price, "origin": f"hetplan plan search: {summary(best)}"}
@@ -284,11 +282,15 @@ def plan_of(best: AstraCandidate, workload: Workload, pool: Pool) -> Plan:
     return plan.model_copy(update={"refused": refusal(plan, workload.model)})
 
 
-def replayed_seconds(best: AstraCandidate, workload: Workload, pool: Pool) -> float | None:
-    """Of an iteration; None where the plan file or the replay cannot say the strategy."""
+def can_be_said(best: AstraCandidate) -> bool:
+    """Whether a plan file has words for the strategy."""
+    return best.strategy["recompute_granularity"] != "hybrid"
+
+
+def replayed_seconds(plan: Plan, workload: Workload) -> float | None:
+    """Of an iteration; None for what the replay does not have."""
     with suppress(UnsupportedError):
-        price = plan_of(best, workload, pool).prediction
-        return price and price.predicted_seconds
+        return replay(plan, workload).seconds
     return None
 
 
