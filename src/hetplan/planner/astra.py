@@ -248,7 +248,10 @@ def least_seconds(job: Job, space: Space, pool: Pool, assumed: Assumptions) -> f
     facts, offer = model_facts(job.model), pool.offers[0]
     names = ("tensor", "micro_batch", "sequence_parallel", "context", "expert", "whole_experts")
     axes = [getattr(space, name) for name in names]
-    t, b, sp, c, e, whole = np.array(list(product(*axes)), dtype=np.int64).T
+    grid = np.array(list(product(*axes)), dtype=np.int64).T
+    tensor, context, expert = grid[[0, 3, 4]]
+    possible = (tensor * context <= offer.most) & (expert <= offer.most)
+    t, b, sp, c, e, whole = grid[:, possible & (tensor > grid[2]) & (tensor > grid[5])]
     columns = (t, b, sp, c, e, np.where(whole, t, 1))
     block = block_seconds(facts, offer, columns, assumed)
     each = facts.layers * (block[FORWARD] + block[BACKWARD]) + block[EMBEDDING] + block[HEAD]
