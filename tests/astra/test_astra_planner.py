@@ -9,12 +9,13 @@ import pytest
 
 from fakes.workloads import cluster
 from hetplan.cli.plan import proven_text
+from hetplan.errors import UnsupportedError
 from hetplan.formulations.astra.search.engine import search
 from hetplan.formulations.astra.search.links import Assumptions
 from hetplan.formulations.astra.search.result import Job, summary
 from hetplan.formulations.astra.search.space import homogeneous, offers_of_cluster
 from hetplan.formulations.joint.plan import Plan
-from hetplan.planner.astra import Astra, PoolProblem
+from hetplan.planner.astra import Astra, PoolProblem, plan_of
 from hetplan.planner.ranking import make_plans
 from hetplan.planner.strategy import make_strategies, propose
 from hetplan.profiling.cluster import example_cluster
@@ -68,6 +69,9 @@ def test_a_homogeneous_plan_survives_its_file_and_its_peaks_leave_the_reserve_ou
     )
     assert candidate.peak_bytes is not None and found.best is not None
     assert max(candidate.peak_bytes) == pytest.approx(max(found.best.stage_bytes))
+    many = {**found.best.strategy, "virtual_pipeline_model_parallel_size": 25}
+    with pytest.raises(UnsupportedError, match="virtual stages without layers"):
+        plan_of(replace(found.best, strategy=many), workload, pool)
     stages = (("T4", 1), ("V100", 3), ("V100", 2), ("T4", 6))  # not in the order of the pool
     mixed = replace(found.best, stages=stages, segments=(("V100", 2, 5), ("T4", 2, 7)))
     assert "[1 x T4: 1 layer | 2 x V100: 5 layers | 1 x T4: 6 layers]" in summary(mixed)

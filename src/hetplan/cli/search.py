@@ -1,10 +1,9 @@
 """`hetplan plan search`: Astra's strategy search on a real model and a pool of GPUs."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
-from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -218,7 +217,7 @@ class Measurements:
 
 @dataclass(frozen=True, kw_only=True)
 class Written:
-    """Files beside the document."""
+    """Files beside the document, and replays in it."""
 
     plot: Annotated[Path | None, target("--plot", help="Pareto plot: a .svg or .png file.")] = None
     instance: Annotated[
@@ -229,6 +228,26 @@ class Written:
         Path | None,
         target("--write-plan", help="Write the best as a plan file (needs --cluster)."),
     ] = None
+    replayed: Annotated[
+        int,
+        typer.Option("--replay", metavar="N", help="Replay the N best (needs --cluster).", min=0),
+    ] = 0
+
+    def check(self, cluster: str | None) -> None:
+        """Raise InputError for another kind of picture, or a plan for no cluster."""
+        require(
+            self.plot is None or self.plot.suffix.lower() in (".svg", ".png"),
+            "unknown kind of picture",
+            where=str(self.plot),
+            expected=".svg, .png",
+        )
+        for option, asked in (("--write-plan", self.write_plan), ("--replay", self.replayed)):
+            require(
+                not asked or cluster is not None,
+                "a plan is for a cluster",
+                where=option,
+                expected="--cluster",
+            )
 
 
 def show_shipped_rules(wanted: bool) -> None:
@@ -271,10 +290,6 @@ def search(
         ),
     ] = False,
     top: Annotated[int, typer.Option("--top", metavar="N", help="Strategies to list.", min=1)] = 10,
-    replayed: Annotated[
-        int,
-        typer.Option("--replay", metavar="N", help="Replay the N best (needs --cluster).", min=0),
-    ] = 0,
     time_limit: TimeOption = None,
     json: JsonOption = False,
     output: OutputOption = None,
@@ -285,20 +300,8 @@ def search(
     Exit code 0 when a strategy was found, 1 when none passes the rules, fits in memory and keeps
     the money limit.
     """
-    require(
-        written.plot is None or written.plot.suffix.lower() in (".svg", ".png"),
-        "unknown kind of picture",
-        where=str(written.plot),
-        expected=".svg, .png",
-    )
+    written.check(gpus.cluster)
     canvas = None if written.plot is None else figure(4.8)
-    for option, asked in (("--write-plan", written.write_plan), ("--replay", replayed)):
-        require(
-            not asked or gpus.cluster is not None,
-            "a plan is for a cluster",
-            where=option,
-            expected="--cluster",
-        )
     run = Run(make_options(time_limit=time_limit))
     trained = load_model(model, sequence=sequence, precision=precision)
     job, pool = Job(trained, global_batch, tokens, money_limit), gpus.pool()
@@ -316,16 +319,14 @@ def search(
         write_instance(result, written.instance, job, pool)
     for line in trained.notes:
         note(line)
-    document, replays, profile = as_document(job, pool, result), Replays(), measurements.profile
-    if gpus.cluster is not None and replayed:
-        replays = replays_of(result.top[:replayed], pool, gpus.cluster, job, profile)
-    document["replayed_seconds"] = [seconds for _, seconds in replays]
-    shown = chain(tables(job, pool, result), replay_tables(replays))
-    emit(document, shown, json=json, output=output)
+    cluster, profile, count = gpus.cluster, measurements.profile, written.replayed
+    replays = replays_of(result.top[:count], pool, cluster, job, profile) if cluster else []
+    document = as_document(job, pool, result, replays)
+    emit(document, tables(job, pool, result, replays), json=json, output=output)
     if result.best is None:
         return 1
-    if written.write_plan is not None and gpus.cluster is not None:
-        save_best(result.best, pool, gpus.cluster, job, profile, written.write_plan)
+    if written.write_plan is not None and cluster is not None:
+        save_best(result.best, pool, cluster, job, profile, written.write_plan)
     return 0
 
 
@@ -361,33 +362,21 @@ def save_best(
     plan_of(best, make_workload(job.model, on, job.global_batch, profile=profile), pool).save(path)
 
 
-Replays = list[tuple[Candidate, float | None]]
+Replays = list[tuple[float | None, Candidate]]
 
 
 def replays_of(
     candidates: Sequence[Candidate], pool: Pool, cluster: str, job: Job, profile: Path | None
 ) -> Replays:
     """Strategies with their replayed seconds, None where a plan or the replay cannot say them."""
-    from hetplan.planner.astra import PoolProblem, can_be_said, replayed_seconds
+    if not candidates:
+        return []
+    from hetplan.planner.astra import PoolProblem, replayed_seconds, unsaid
 
     on = open_cluster(cluster)
     workload = make_workload(job.model, on, job.global_batch, profile=profile)
     make = PoolProblem(workload, pool.mode, pool).to_plan
-    return [
-        (c, replayed_seconds(make(c), workload) if can_be_said(c) else None) for c in candidates
-    ]
-
-
-def replay_tables(replays: Replays) -> Iterator[Table]:
-    """The best by the formula, which is proven, in the order of their replays; nothing without."""
-    order = sorted(replays, key=lambda pair: math.inf if pair[1] is None else pair[1])
-    columns: dict[str, Callable[[tuple[Candidate, float | None]], str]] = {
-        "replayed": lambda pair: seconds_text(pair[1]),
-        "own formula": lambda pair: seconds_text(pair[0].seconds),
-        "strategy": lambda pair: summary(pair[0]),
-    }
-    title = f"the {len(order)} best by the formula, fastest replay first"
-    yield from [Table.of(title, order, columns, (), (0, 1))] if order else ()
+    return [(None if unsaid(c) else replayed_seconds(make(c), workload), c) for c in candidates]
 
 
 def name_and_count(text: str) -> tuple[str, int]:
@@ -412,7 +401,7 @@ def parameter_value(text: str, usual: object) -> Any:
     return whole_numbers([text], "--param")
 
 
-def as_document(job: Job, pool: Pool, result: SearchResult) -> dict[str, Any]:
+def as_document(job: Job, pool: Pool, result: SearchResult, replays: Replays) -> dict[str, Any]:
     """The search as one JSON document."""
     return {
         "workload": {
@@ -439,11 +428,12 @@ def as_document(job: Job, pool: Pool, result: SearchResult) -> dict[str, Any]:
             ],
         },
         **result.as_dict(),
+        "replayed_seconds": [seconds for seconds, _ in replays],
     }
 
 
-def tables(job: Job, pool: Pool, result: SearchResult) -> Iterator[Table]:
-    """Counts, the best strategies, the Pareto set."""
+def tables(job: Job, pool: Pool, result: SearchResult, replays: Replays) -> Iterator[Table]:
+    """Counts, the best strategies, the Pareto set, and what was replayed."""
     counts = ", ".join(f"{value:,} {key.replace('_', ' ')}" for key, value in result.counts.items())
     title = f"{job.model.name}, global batch {job.global_batch}: {pool.mode} pool"
     notes = [
@@ -465,6 +455,11 @@ def tables(job: Job, pool: Pool, result: SearchResult) -> Iterator[Table]:
     if result.top != result.pareto[: len(result.top)]:
         yield candidate_table("by throughput", result.top, job)
     yield candidate_table("Pareto set of throughput and money", result.pareto, job)
+    if replays:
+        order = sorted(replays, key=lambda pair: math.inf if pair[0] is None else pair[0])
+        title = f"the {len(order)} best by the formula, fastest replay first"
+        rows = ((seconds_text(s), seconds_text(c.seconds), summary(c)) for s, c in order)
+        yield Table(title, ("replayed", "own formula", "strategy"), tuple(rows), right=(0, 1))
 
 
 def candidate_table(title: str, candidates: Sequence[Candidate], job: Job) -> Table:

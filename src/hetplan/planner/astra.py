@@ -154,8 +154,10 @@ class PoolProblem(Problem):
     def fastest(self, top: Sequence[AstraCandidate], run: Run) -> AstraCandidate:
         """Of the strategies the one with the shortest replay that fits, as far as time allows; the
         first where none does."""
-        shortest, best = math.inf, top[0]
-        for candidate in top:
+        said = [candidate for candidate in top if not unsaid(candidate)]
+        require(said, f"a plan file cannot say {unsaid(top[0])}", kind=UnsupportedError)
+        shortest, best = math.inf, said[0]
+        for candidate in said:
             replayed = replay(self.to_plan(candidate), self.workload)
             if replayed.fits and replayed.seconds < shortest:
                 shortest, best = replayed.seconds, candidate
@@ -265,12 +267,12 @@ def divisors(count: int) -> tuple[int, ...]:
 
 def plan_of(best: AstraCandidate, workload: Workload, pool: Pool) -> Plan:
     """The strategy as a plan file with its price, and that of its replay where there is one; raises
-    UnsupportedError for recomputation that the file cannot say."""
+    UnsupportedError for what the file cannot say."""
     require(
-        can_be_said(best),
-        "a plan file cannot say hybrid recomputation",
+        not unsaid(best),
+        f"a plan file cannot say {unsaid(best)}",
         where=summary(best),
-        expected="--param recompute=none,selective,full",
+        expected="--param recompute=none,selective,full, or --param interleaving=false",
         kind=UnsupportedError,
     )
     plan = PoolProblem(workload, pool.mode, pool).to_plan(best)
@@ -285,9 +287,12 @@ def plan_of(best: AstraCandidate, workload: Workload, pool: Pool) -> Plan:
     return plan.model_copy(update={"refused": refusal(plan, workload.model)})
 
 
-def can_be_said(best: AstraCandidate) -> bool:
-    """Whether a plan file has words for the strategy."""
-    return best.strategy["recompute_granularity"] != "hybrid"
+def unsaid(best: AstraCandidate) -> str:
+    """What of the strategy a plan file has no words for; empty: nothing."""
+    if best.strategy["recompute_granularity"] == "hybrid":
+        return "hybrid recomputation"
+    parts = len(best.stages) * degree(best, "virtual_pipeline_model_parallel_size")
+    return "virtual stages without layers" if parts > sum(n for _, n in best.stages) else ""
 
 
 def replayed_seconds(plan: Plan, workload: Workload) -> float | None:

@@ -57,17 +57,16 @@ def one_rank(plan: Plan, workload: Workload, degrees: Degrees) -> Workload:
     hidden = "tensor" in degrees.overlap and tensor <= min(
         offer.node_devices for offer in offers_of_cluster(workload.cluster)
     )
+    stack, framework, profile = workload.stack, workload.framework, workload.profile
+    divided = {"sequence_parallel": sequence_parallel or framework.sequence_parallel}
+    framework = framework.model_copy(update=divided)
     stack = replace(
-        workload.stack,
-        sequence_parallel=workload.stack.sequence_parallel or sequence_parallel,
-        hidden_reduces=workload.stack.hidden_reduces or hidden,
+        stack,
+        sequence_parallel=stack.sequence_parallel or sequence_parallel,
+        hidden_reduces=stack.hidden_reduces or hidden,
     )
-    framework, profile = workload.framework, workload.profile
-    if sequence_parallel:
-        framework = framework.model_copy(update={"sequence_parallel": True})
     model = replace(workload.model, layers=(own.first, *own.blocks, own.last))
-    measured = profile.provenance.kind != "predicted"
-    if cut != Cut() or (sequence_parallel and not measured):
+    if cut != Cut() or (sequence_parallel and profile.provenance.kind == "predicted"):
         sizes = sorted({batch.samples for batch in plan.replicas[0].micro_batches})
         profile = predict(
             model, workload.cluster, micro_batches=sizes, tensor_degrees=[tensor], stack=stack
@@ -105,21 +104,18 @@ def strategy_of(plan: Plan, degrees: Degrees, samples: int) -> Strategies:
 def check_replayable(plan: Plan, workload: Workload, degrees: Degrees) -> None:
     """Raise UnsupportedError for what this replay does not have, InputError for degrees that the
     model cannot have."""
-    replicas, shape = plan.replicas, model_facts(workload.model).shape
-    stages = [stage for replica in replicas for stage in replica.stages]
-    tensor, context = len(stages[0].tensor_shares), degrees.context
-    forms = {
-        str([(s.layers, s.tensor_shares) for s in r.stages] + r.micro_batches) for r in replicas
-    }
-    kinds = max(len({plan.devices[d].type for d in stage.all_devices}) for stage in stages)
-    uneven = any(len({*s.tensor_shares}) > 1 or len(s.tensor_shares) != tensor for s in stages)
+    shape, tensor = model_facts(workload.model).shape, len(plan.replicas[0].stages[0].tensor_shares)
+    stages = [stage for replica in plan.replicas for stage in replica.stages]
+    forms = {str(([s.layers for s in r.stages], r.micro_batches)) for r in plan.replicas}
     lacking = {
         "ZeRO 2": plan.zero == 2,
         "zero_shares": plan.zero_shares is not None,
         "recomputation of some layers": degrees.recompute_layers is not None,
         "unlike replicas": len(forms) > 1,
-        "stages of several device types": kinds > 1,
-        "unequal tensor ranks": uneven,
+        "stages of several device types": any(
+            len({plan.devices[d].type for d in stage.all_devices}) > 1 for stage in stages
+        ),
+        "unequal tensor ranks": any({*s.parts} != {1 / tensor} for s in stages),
         "a model without a text decoder": workload.model.spec.shape is None,
     }
     names = [name for name, lacks in lacking.items() if lacks]
@@ -130,19 +126,24 @@ def check_replayable(plan: Plan, workload: Workload, degrees: Degrees) -> None:
         got=degrees.text,
         kind=UnsupportedError,
     )
-    experts, exchanged = shape.experts, degrees.exchange == "all-to-all"
-    heads = math.gcd(shape.heads, shape.kv_heads)
+    experts, heads = shape.experts, math.gcd(shape.heads, shape.kv_heads)
     width = (experts.width if experts else None) or shape.feed_forward
+    ranks = degrees.context * tensor if degrees.exchange == "all-to-all" else 1
     divisions = (
-        ("degrees.context", context, "the tokens of a sample", workload.model.tokens_per_sample),
-        ("degrees.context x tensor ranks", exchanged * context * tensor, "the heads", heads),
+        (
+            "degrees.context",
+            degrees.context,
+            "the tokens of a sample",
+            workload.model.tokens_per_sample,
+        ),
+        ("degrees.context x tensor ranks", ranks, "the heads", heads),
         ("degrees.expert", degrees.expert, "the experts", experts.count if experts else 1),
         ("degrees.expert_tensor", degrees.expert_tensor, "the tensor ranks", tensor),
         ("degrees.expert_tensor", degrees.expert_tensor, "an expert's columns", width),
     )
     for name, parts, what, whole in divisions:
         require(
-            not parts or whole % parts == 0,
+            whole % parts == 0,
             f"{name} does not divide {what}",
             where=plan.name,
             got=parts,
@@ -204,13 +205,11 @@ def further_kept(
     again: whether the layer is computed again."""
     sizes = {t.name: t.size(own.precision) for t in layer.saved}
     doubled = sizes.get("attention output", 0.0) * (degrees.exchange == "all-to-all")
-    gathered = 0.0
-    if layer.kind == "moe-block" and tensor > 1:
-        gathered = sizes["up input"] * (degrees.expert_tensor - 1) / (tensor - 1)
-    name = "working_bytes" if again else "saved_bytes"
-    beside = "gathered_working_bytes" if again else "gathered_bytes"
-    more = {name: getattr(kept, name) + doubled, beside: max(getattr(kept, beside), gathered)}
-    return kept.model_copy(update=more)
+    columns = (degrees.expert_tensor - 1) / max(tensor - 1, 1) * (layer.kind == "moe-block")
+    what = "working" if again else "saved"
+    name, beside = f"{what}_bytes", "gathered_working_bytes" if again else "gathered_bytes"
+    gathered = max(getattr(kept, beside), columns * sizes.get("up input", 0.0))
+    return kept.model_copy(update={name: getattr(kept, name) + doubled, beside: gathered})
 
 
 class DegreeZero(ZeroCosts):
@@ -242,13 +241,20 @@ class DegreeZero(ZeroCosts):
         here, share = super().update_seconds(stage), self.costs.degrees.offloaded
         if not share:
             return here
-        params = sum(self.held(stage)) * stage.parts[0] * self.shares(stage)[0]
-        batch = self.plan.replicas[0].micro_batches[0].samples
-        passes = [self.costs.passes(stage, layers, batch)[1] for layers in stage.layers]
-        priced = self.costs.priced(self.costs.kind[stage.devices[0][0]], batch)
-        sizes = (params / self.costs.data.element_bytes, share, sum(passes))
+        held = sum(self.held(stage)) * stage.parts[0] * self.shares(stage)[0]
+        sizes = (held / self.costs.data.element_bytes, share, self.window(stage, 1))
+        priced = self.costs.priced(self.costs.kind[stage.devices[0][0]], self.samples)
         there = priced.offload_seconds(*(np.array([size]) for size in sizes))
         return (1 - share) * here + float(there[0])
+
+    @property
+    def samples(self) -> int:
+        """Of a micro-batch."""
+        return self.plan.replicas[0].micro_batches[0].samples
+
+    def window(self, stage: Stage, side: int) -> float:
+        """Seconds of one micro-batch on the stage, forward or (1) backward."""
+        return sum(self.costs.passes(stage, run, self.samples)[side] for run in stage.layers)
 
     def ring_parts(self, owners: Sequence[Owner]) -> Iterator[tuple[Rings, float]]:
         """(rings, part of a rank's bytes that they join) of dense weights, and of experts."""
@@ -271,12 +277,8 @@ class DegreeZero(ZeroCosts):
                 own = size * part / self.costs.tensor
                 if not size or len(rings[0]) == 1:
                     continue
-                if self.plan.zero == 3:
-                    each = self.costs.ring(rings, self.costs.gradient_bytes(own))
-                    yield self.hidden(Joined(owners, each, None), own, len(rings[0]), 0.0)
-                else:
-                    joined, part = self.join(owners, rings, own), size / sum(sizes)
-                    yield self.hidden(joined, own, len(rings[0]), part)
+                joined = self.join(owners, rings, own, divided=0 < self.plan.zero < 3)
+                yield self.hidden(joined, own, len(rings[0]), size / sum(sizes))
 
     def hidden(self, joined: Joined, size: float, ranks: int, part: float) -> Joined:
         """In buckets, and with what the next forward pass leaves uncovered of gathering weights.
@@ -288,11 +290,9 @@ class DegreeZero(ZeroCosts):
             joined = joined._replace(buckets=math.ceil(buckets))
         if joined.weights is None or "weights" not in overlap:
             return joined
-        i, j = joined.owners[0]
-        stage, batch = self.plan.replicas[i].stages[j], self.plan.replicas[i].micro_batches[0]
-        window = sum(self.costs.passes(stage, run, batch.samples)[0] for run in stage.layers)
-        once = joined.weights.seconds / buckets
-        left = uncovered(np.array(once * (buckets - 1)), np.array(part * window))
+        (i, j), once = joined.owners[0], joined.weights.seconds / buckets
+        window = part * self.window(self.plan.replicas[i].stages[j], 0)
+        left = uncovered(np.array(once * (buckets - 1)), np.array(window))
         return joined._replace(weights=joined.weights._replace(seconds=once + float(left)))
 
 

@@ -174,28 +174,30 @@ class ZeroCosts:
             add(tuple(sorted({*first, *self.owners(layer)})), copied)
         return parts
 
-    def groups_of(self, owners: Sequence[Owner]) -> list[list[int]]:
-        """The owners' row groups."""
-        replicas = self.plan.replicas
-        return [group for i, j in owners for group in replicas[i].stages[j].devices]
-
     def joined(self) -> Iterator[Joined]:
         """All-reduces of what several devices hold: rings over the owners' row groups, one per
         tensor rank, each with its part of the bytes. ZeRO reduces and scatters first, and gathers
         after the update."""
+        replicas = self.plan.replicas
         for owners, (size, _) in self.shared_parts().items():
-            groups = self.groups_of(owners)
+            groups = [group for i, j in owners for group in replicas[i].stages[j].devices]
             ranks = max(map(len, groups))
             rings = [[group[r * len(group) // ranks] for group in groups] for r in range(ranks)]
             if len(groups) > 1:
-                yield self.join(owners, rings, size / ranks)
+                yield self.join(owners, rings, size / ranks, divided=self.plan.zero > 0)
 
     def join(
-        self, owners: tuple[Owner, ...], rings: Sequence[Sequence[int]], size: float
+        self,
+        owners: tuple[Owner, ...],
+        rings: Sequence[Sequence[int]],
+        size: float,
+        *,
+        divided: bool,
     ) -> Joined:
-        """Of `size` bytes of weights on every rank of the rings."""
+        """Of `size` bytes of weights on every rank of the rings. divided: whether each has a shard
+        of the states."""
         gradients = self.costs.ring(rings, self.costs.gradient_bytes(size))
-        if not self.plan.zero:
+        if not divided:
             return Joined(owners, gradients, None)
         weights = self.costs.ring(rings, size)
         first, then = (x._replace(seconds=x.seconds / 2) for x in (gradients, weights))
