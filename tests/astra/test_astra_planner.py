@@ -108,7 +108,7 @@ def test_degrees_of_a_mixture_are_planned_and_the_bound_covers_them() -> None:
         "count": 2, "devices": 4, "device": "A100-SXM4-80GB", "intra_node_gbit_per_s": 2400,
         "network_gbit_per_s": 800,
     }  # fmt: skip
-    on = cluster(nodes=[node], devices={"A100-SXM4-80GB": {"memory_gib": 8}})
+    on = cluster(nodes=[node], devices={"A100-SXM4-80GB": {"memory_gib": 12}})
     workload = make_workload(model, on, 16)
     strategies = make_strategies("astra,joint", {"joint": {"seconds": 0.5}})
     planning = make_plans(workload, strategies, Run(Options(time_limit=30.0, threads=1)))
@@ -123,6 +123,8 @@ def test_degrees_of_a_mixture_are_planned_and_the_bound_covers_them() -> None:
     assert joint.plan is None or joint.plan.degrees is None
     assert planning.bound == min(joint.bound, own.computing_alone)
     assert own.predicted_seconds is not None and planning.bound < own.predicted_seconds
+    tighter = replace(own, computing_alone=joint.bound / 2)
+    assert replace(planning, candidates=(tighter, joint)).bound == joint.bound / 2
     said = "no plan of stages, with context and expert ranks or without, is faster than"
     assert said in proven_text(own, planning)
     problem = PoolProblem(workload, "degrees", homogeneous(offers_of_cluster(on)[0]))
@@ -134,4 +136,5 @@ def test_degrees_of_a_mixture_are_planned_and_the_bound_covers_them() -> None:
     )  # fmt: skip
     found = search(Job(model, 16), pool, space=space, assumed=assumed, top=8)
     each = [replay(problem.to_plan(c), workload) for c in found.top]
+    assert sum(run.fits for run in each) > 1
     assert own.predicted_seconds == min(run.seconds for run in each if run.fits)

@@ -229,7 +229,7 @@ def test_overlap_hides_what_it_names() -> None:
     weights = replay(plan(Degrees(overlap=["weights"]), **shape), on)
     # all weights are one bucket of 40 million: none is hidden
     assert weights.seconds == pytest.approx(base.seconds, rel=1e-12)
-    wide = {"tp": 2, "dp": 2}
+    wide: dict[str, Any] = {"tp": 2, "dp": 2}
     plain = replay(plan(Degrees(expert_tensor=2, overlap=["offload"]), **wide), on)
     hidden = replay(plan(Degrees(expert_tensor=2, overlap=["tensor"]), **wide), on)
     assert hidden.seconds < plain.seconds
@@ -248,8 +248,8 @@ def test_buckets_of_forty_million_parameters(overlap: Any) -> None:
         for d in range(8)
     ]
     both = [
-        replay(new_plan(on, replicas, zero=1, degrees=Degrees(overlap=names)), on)
-        for names in (["offload"], overlap)
+        replay(new_plan(on, replicas, zero=1, degrees=degrees), on)
+        for degrees in (Degrees(overlap=["offload"]), Degrees(overlap=overlap))
     ]
     before, after = (run.timeline.tasks for run in both)
     collectives = [tasks.seconds[tasks.kind == 3] for tasks in (before, after)]
