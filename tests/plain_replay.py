@@ -89,8 +89,15 @@ class Cluster:
         m, n = self.nodes[self.place[a]], self.nodes[self.place[b]]
         if self.place[a] == self.place[b]:
             return m.intra_bandwidth, m.intra_latency
-        slower = min(m.network_bandwidth, n.network_bandwidth)
+        slower = min(m.network_bandwidth, n.network_bandwidth, *self.uplinks(m, n))
         return slower, max(m.network_latency, n.network_latency)
+
+    def uplinks(self, m: Any, n: Any) -> list[float]:
+        """Bytes/s of the switches' links that a message between two nodes passes."""
+        if m.switch == n.switch:
+            return []
+        under = [[one.uplink for one in self.nodes if one.switch == end.switch] for end in (m, n)]
+        return [sum(rates) for rates in under]
 
     def together(self, messages: list[tuple[int, int, float]]) -> tuple[float, float, Any]:
         """(seconds, latency, seconds by port) of messages at once."""
@@ -104,6 +111,11 @@ class Cluster:
             else:
                 ports[2 * m] += size / self.nodes[m].network_bandwidth
                 ports[2 * n + 1] += size / self.nodes[n].network_bandwidth
+                ends = self.nodes[m], self.nodes[n]
+                for side, rate in enumerate(self.uplinks(*ends)):
+                    first = 2 * (len(self.nodes) + len(self.place))  # behind all others
+                    switch = [one.switch for one in self.nodes].index(ends[side].switch)
+                    ports[first + 2 * switch + side] += size / rate
         slowest = max((size / self.link(a, b)[0] for a, b, size in messages), default=0.0)
         latency = max((self.link(a, b)[1] for a, b, _ in messages), default=0.0)
         return max([slowest, *ports.values()]), latency, ports

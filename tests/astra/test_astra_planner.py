@@ -7,16 +7,24 @@ from dataclasses import replace
 
 import pytest
 
+from fakes.workloads import cluster
+from hetplan.cli.plan import proven_text
+from hetplan.errors import UnsupportedError
 from hetplan.formulations.astra.search.engine import search
 from hetplan.formulations.astra.search.links import Assumptions
 from hetplan.formulations.astra.search.result import Job, summary
 from hetplan.formulations.astra.search.space import homogeneous, offers_of_cluster
 from hetplan.formulations.joint.plan import Plan
-from hetplan.planner.astra import Astra, PoolProblem
-from hetplan.planner.strategy import propose
+from hetplan.planner.astra import Astra, PoolProblem, plan_of
+from hetplan.planner.ranking import make_plans
+from hetplan.planner.strategy import make_strategies, propose
 from hetplan.profiling.cluster import example_cluster
+from hetplan.profiling.models import load_model
+from hetplan.profiling.transformer import Experts
 from hetplan.profiling.workload import make_workload
-from hetplan.solvers.run import Run
+from hetplan.profiling.zoo import llama, text_model
+from hetplan.runtime.replay import replay
+from hetplan.solvers.run import Options, Run
 
 
 def test_mixed_cluster_uses_every_device_once() -> None:
@@ -61,6 +69,9 @@ def test_a_homogeneous_plan_survives_its_file_and_its_peaks_leave_the_reserve_ou
     )
     assert candidate.peak_bytes is not None and found.best is not None
     assert max(candidate.peak_bytes) == pytest.approx(max(found.best.stage_bytes))
+    many = {**found.best.strategy, "virtual_pipeline_model_parallel_size": 25}
+    with pytest.raises(UnsupportedError, match="virtual stages without layers"):
+        plan_of(replace(found.best, strategy=many), workload, pool)
     stages = (("T4", 1), ("V100", 3), ("V100", 2), ("T4", 6))  # not in the order of the pool
     mixed = replace(found.best, stages=stages, segments=(("V100", 2, 5), ("T4", 2, 7)))
     assert "[1 x T4: 1 layer | 2 x V100: 5 layers | 1 x T4: 6 layers]" in summary(mixed)
@@ -86,3 +97,44 @@ def test_models_without_blocks_get_a_reason() -> None:
     workload = make_workload("vgg19", example_cluster("g4dn-4"), 16)
     for candidate in propose(Astra(), workload, Run()):
         assert candidate.plan is None and "takes transformers" in candidate.message
+
+
+def test_degrees_of_a_mixture_are_planned_and_the_bound_covers_them() -> None:
+    """Too many experts for one device: they are spread over ranks. Of the best by the formula the
+    one with the shortest replay is proposed; nothing replays below the bound."""
+    shape = llama(4, 1024, 16, 3584, kv_heads=8, experts=Experts(count=8, active=2))
+    model = load_model(text_model("mixture", "test", 1024, shape), precision="bf16")
+    node = {
+        "count": 2, "devices": 4, "device": "A100-SXM4-80GB", "intra_node_gbit_per_s": 2400,
+        "network_gbit_per_s": 800,
+    }  # fmt: skip
+    on = cluster(nodes=[node], devices={"A100-SXM4-80GB": {"memory_gib": 12}})
+    workload = make_workload(model, on, 16)
+    strategies = make_strategies("astra,joint", {"joint": {"seconds": 0.5}})
+    planning = make_plans(workload, strategies, Run(Options(time_limit=30.0, threads=1)))
+    (own,) = (c for c in planning.candidates if c.name == "astra/degrees")
+    assert own.plan is not None and own.plan.degrees is not None and own.fits_memory
+    assert own.plan.degrees.expert > 1 and own.replay is not None and own is planning.best
+    assert own.bound is not None and own.closed_form_seconds is not None
+    assert own.bound <= own.closed_form_seconds * (1 + 1e-12)
+    assert (own.status == "optimal") == (own.bound == own.closed_form_seconds)
+    (joint,) = (c for c in planning.candidates if c.strategy == "joint")
+    assert joint.bound is not None and own.computing_alone is not None
+    assert joint.plan is None or joint.plan.degrees is None
+    assert planning.bound == min(joint.bound, own.computing_alone)
+    assert own.predicted_seconds is not None and planning.bound < own.predicted_seconds
+    tighter = replace(own, computing_alone=joint.bound / 2)
+    assert replace(planning, candidates=(tighter, joint)).bound == joint.bound / 2
+    said = "no plan of stages, with context and expert ranks or without, is faster than"
+    assert said in proven_text(own, planning)
+    problem = PoolProblem(workload, "degrees", homogeneous(offers_of_cluster(on)[0]))
+    space, pool = problem.plannable(), problem.pool
+    (name, usable), *_ = workload.device_bytes().items()
+    assumed = Assumptions(
+        reserved_bytes=on.specs[name].memory_bytes - usable, profile=workload.profile,
+        stack=workload.stack,
+    )  # fmt: skip
+    found = search(Job(model, 16), pool, space=space, assumed=assumed, top=8)
+    each = [replay(problem.to_plan(c), workload) for c in found.top]
+    assert sum(run.fits for run in each) > 1
+    assert own.predicted_seconds == min(run.seconds for run in each if run.fits)

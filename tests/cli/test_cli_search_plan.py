@@ -208,11 +208,46 @@ def test_what_cannot_take_the_degrees_names_them(hetplan: Call, every_degree: Pa
     for words in (
         ("run", every_degree), ("export", every_degree, "--to", "torchrun"),
         ("export", every_degree, "--to", "deepspeed"),
-        ("plan", "simulate", every_degree, "--cluster", every_degree.with_name("cluster.yaml"),
-         "--model", every_degree.with_name("mixtral.json")),
     ):  # fmt: skip
         refused = hetplan(*words)
         assert refused.code != 0 and "context 2, expert 4, expert tensor 1" in refused.err, words
+
+
+def test_the_plan_is_replayed(hetplan: Call, every_degree: Path) -> None:
+    """As it was when it was written; a plan that its model cannot have is refused in one line."""
+    words = (
+        "plan", "simulate", every_degree, "--cluster", every_degree.with_name("cluster.yaml"),
+        "--model", every_degree.with_name("mixtral.json"), "--json",
+    )  # fmt: skip
+    plan = Plan.load(every_degree)
+    assert plan.prediction is not None and plan.prediction.closed_form_seconds is not None
+    ran = hetplan(*words)
+    assert ran.code == 0, ran.err
+    assert ran.json["predicted_seconds"] == pytest.approx(plan.prediction.predicted_seconds)
+    assert ran.json["predicted_seconds"] == pytest.approx(
+        plan.prediction.closed_form_seconds, rel=0.2
+    )
+    config = every_degree.with_name("mixtral.json")
+    config.write_text(json.dumps(MIXTRAL | {"num_local_experts": 6}))
+    refused = hetplan(*words)
+    assert refused.code == 2 and refused.err.count("\n") == 1
+    assert "degrees.expert does not divide the experts (got 4, expected a divisor" in refused.err
+
+
+@pytest.mark.parametrize("replayed", [0, 3])
+def test_the_best_are_replayed(hetplan: Call, replayed: int) -> None:
+    """Hybrid recomputation has no words in a plan, and is left without seconds."""
+    given = params(**PLAIN | {"recompute": "none,hybrid", "overlap": "true"})
+    words = (*SEARCH[:-1], 3, "--no-default-rules", *given, "--replay", replayed)
+    ran, text = hetplan(*words, "--json"), hetplan(*words)
+    seconds, top = ran.json["replayed_seconds"], ran.json["top"]
+    assert len(seconds) == replayed and ("fastest replay first" in text.out) == (replayed > 0)
+    for one, candidate in zip(seconds, top, strict=False):
+        hybrid = candidate["strategy"]["recompute_granularity"] == "hybrid"
+        assert (one is None) == hybrid
+        assert hybrid or one == pytest.approx(candidate["seconds"], rel=0.3)
+    nowhere = hetplan("plan", "search", "-m", "gpt2", "-g", "A800:8", "--replay", 1)
+    assert nowhere.code == 2 and "--replay: a plan is for a cluster" in nowhere.err
 
 
 def test_the_rule_of_degrees(every_degree: Path) -> None:

@@ -370,3 +370,38 @@ def test_measured_fabrics_say_what_an_all_reduce_takes() -> None:
     assert eight.seconds == known
     assert len(eight.ports) == 16 and all(0 < share < 1 for _, share in eight.ports)
     assert eight.seconds > 14 * 1e8 / 8 / 300e9  # the ring by the datasheet
+
+
+def test_nodes_share_the_uplink_of_their_switch() -> None:
+    """Two replicas of two stages, the first stages under one switch and the second ones under
+    another: their messages take turns at the links between the switches, which carry what one card
+    does; under one switch they do not."""
+
+    def seconds(**links: Any) -> float:
+        nodes = [
+            {
+                "count": 4, "devices": 1, "device": "T4", "intra_node_gbit_per_s": 100,
+                "network_gbit_per_s": 8, "network_latency_us": 0, **links,
+            }
+        ]  # fmt: skip
+        workload = small(2, nodes=nodes)
+        replicas = [
+            {
+                "stages": [
+                    {"layers": [(0, 7)], "devices": [[i]]},
+                    {"layers": [(7, 14)], "devices": [[2 + i]]},
+                ],
+                "micro_batches": [{"count": 1, "samples": 1}],
+            }
+            for i in range(2)
+        ]
+        run = replay(new_plan(workload, replicas), workload)
+        tasks = run.timeline.tasks
+        starts = run.timeline.start[(tasks.kind == Kind.TRANSFER) & (tasks.unit % 2 == 0)]
+        sent = workload.profile.layers[6].activation_bytes / 1e9
+        assert max(starts) - min(starts) == pytest.approx(sent if links else 0.0)
+        return run.seconds
+
+    alone = seconds()
+    shared = seconds(nodes_per_switch=2, uplink_gbit_per_s=4)
+    assert shared > alone

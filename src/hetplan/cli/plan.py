@@ -503,13 +503,15 @@ def iteration_text(best: "Candidate", workload: "Workload") -> str:
 def proven_text(best: "Candidate", planning: "Planning") -> str:
     """What is proven of all plans, and of the best one's own formula."""
     seconds, bound = best.predicted_seconds, planning.bound
-    gap = relative_gap(seconds, bound)
+    gap, plans = relative_gap(seconds, bound), "plan of stages"
+    if planning.computing_alone:
+        plans += ", with context and expert ranks or without,"
     if gap is None:
         proven = "how much faster another plan could be is not known"
     elif gap <= OPTIMAL_GAP:
-        proven = "no plan of stages is faster when replayed: it is optimal"
+        proven = f"no {plans} is faster when replayed: it is optimal"
     else:
-        faster = f"no plan of stages is faster than {seconds_text(bound)}"
+        faster = f"no {plans} is faster than {seconds_text(bound)}"
         proven = f"{faster} when replayed (gap {percent_text(gap)})"
     if best.closed_form_seconds is not None and best.status == "optimal":
         proven += f"; optimal for {best.strategy}'s own formula"

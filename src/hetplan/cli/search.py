@@ -1,5 +1,6 @@
 """`hetplan plan search`: Astra's strategy search on a real model and a pool of GPUs."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
@@ -216,7 +217,7 @@ class Measurements:
 
 @dataclass(frozen=True, kw_only=True)
 class Written:
-    """Files beside the document."""
+    """Files beside the document, and replays in it."""
 
     plot: Annotated[Path | None, target("--plot", help="Pareto plot: a .svg or .png file.")] = None
     instance: Annotated[
@@ -227,6 +228,26 @@ class Written:
         Path | None,
         target("--write-plan", help="Write the best as a plan file (needs --cluster)."),
     ] = None
+    replayed: Annotated[
+        int,
+        typer.Option("--replay", metavar="N", help="Replay the N best (needs --cluster).", min=0),
+    ] = 0
+
+    def check(self, cluster: str | None) -> None:
+        """Raise InputError for another kind of picture, or a plan for no cluster."""
+        require(
+            self.plot is None or self.plot.suffix.lower() in (".svg", ".png"),
+            "unknown kind of picture",
+            where=str(self.plot),
+            expected=".svg, .png",
+        )
+        for option, asked in (("--write-plan", self.write_plan), ("--replay", self.replayed)):
+            require(
+                not asked or cluster is not None,
+                "a plan is for a cluster",
+                where=option,
+                expected="--cluster",
+            )
 
 
 def show_shipped_rules(wanted: bool) -> None:
@@ -279,19 +300,8 @@ def search(
     Exit code 0 when a strategy was found, 1 when none passes the rules, fits in memory and keeps
     the money limit.
     """
-    require(
-        written.plot is None or written.plot.suffix.lower() in (".svg", ".png"),
-        "unknown kind of picture",
-        where=str(written.plot),
-        expected=".svg, .png",
-    )
+    written.check(gpus.cluster)
     canvas = None if written.plot is None else figure(4.8)
-    require(
-        written.write_plan is None or gpus.cluster is not None,
-        "a plan is for a cluster",
-        where="--write-plan",
-        expected="--cluster",
-    )
     run = Run(make_options(time_limit=time_limit))
     trained = load_model(model, sequence=sequence, precision=precision)
     job, pool = Job(trained, global_batch, tokens, money_limit), gpus.pool()
@@ -309,12 +319,14 @@ def search(
         write_instance(result, written.instance, job, pool)
     for line in trained.notes:
         note(line)
-    emit(as_document(job, pool, result), tables(job, pool, result), json=json, output=output)
+    cluster, profile, count = gpus.cluster, measurements.profile, written.replayed
+    replays = replays_of(result.top[:count], pool, cluster, job, profile) if cluster else []
+    document = as_document(job, pool, result, replays)
+    emit(document, tables(job, pool, result, replays), json=json, output=output)
     if result.best is None:
         return 1
-    if written.write_plan is not None and gpus.cluster is not None:
-        profile, path = measurements.profile, written.write_plan
-        save_best(result.best, pool, gpus.cluster, job, profile, path)
+    if written.write_plan is not None and cluster is not None:
+        save_best(result.best, pool, cluster, job, profile, written.write_plan)
     return 0
 
 
@@ -350,6 +362,23 @@ def save_best(
     plan_of(best, make_workload(job.model, on, job.global_batch, profile=profile), pool).save(path)
 
 
+Replays = list[tuple[float | None, Candidate]]
+
+
+def replays_of(
+    candidates: Sequence[Candidate], pool: Pool, cluster: str, job: Job, profile: Path | None
+) -> Replays:
+    """Strategies with their replayed seconds, None where a plan or the replay cannot say them."""
+    if not candidates:
+        return []
+    from hetplan.planner.astra import PoolProblem, replayed_seconds, unsaid
+
+    on = open_cluster(cluster)
+    workload = make_workload(job.model, on, job.global_batch, profile=profile)
+    make = PoolProblem(workload, pool.mode, pool).to_plan
+    return [(None if unsaid(c) else replayed_seconds(make(c), workload), c) for c in candidates]
+
+
 def name_and_count(text: str) -> tuple[str, int]:
     """`A800:2048` as ("A800", 2048); raises InputError."""
     name, colon, count = text.rpartition(":")
@@ -372,7 +401,7 @@ def parameter_value(text: str, usual: object) -> Any:
     return whole_numbers([text], "--param")
 
 
-def as_document(job: Job, pool: Pool, result: SearchResult) -> dict[str, Any]:
+def as_document(job: Job, pool: Pool, result: SearchResult, replays: Replays) -> dict[str, Any]:
     """The search as one JSON document."""
     return {
         "workload": {
@@ -399,11 +428,12 @@ def as_document(job: Job, pool: Pool, result: SearchResult) -> dict[str, Any]:
             ],
         },
         **result.as_dict(),
+        "replayed_seconds": [seconds for seconds, _ in replays],
     }
 
 
-def tables(job: Job, pool: Pool, result: SearchResult) -> Iterator[Table]:
-    """Counts, the best strategies, the Pareto set."""
+def tables(job: Job, pool: Pool, result: SearchResult, replays: Replays) -> Iterator[Table]:
+    """Counts, the best strategies, the Pareto set, and what was replayed."""
     counts = ", ".join(f"{value:,} {key.replace('_', ' ')}" for key, value in result.counts.items())
     title = f"{job.model.name}, global batch {job.global_batch}: {pool.mode} pool"
     notes = [
@@ -425,6 +455,11 @@ def tables(job: Job, pool: Pool, result: SearchResult) -> Iterator[Table]:
     if result.top != result.pareto[: len(result.top)]:
         yield candidate_table("by throughput", result.top, job)
     yield candidate_table("Pareto set of throughput and money", result.pareto, job)
+    if replays:
+        order = sorted(replays, key=lambda pair: math.inf if pair[0] is None else pair[0])
+        title = f"the {len(order)} best by the formula, fastest replay first"
+        rows = ((seconds_text(s), seconds_text(c.seconds), summary(c)) for s, c in order)
+        yield Table(title, ("replayed", "own formula", "strategy"), tuple(rows), right=(0, 1))
 
 
 def candidate_table(title: str, candidates: Sequence[Candidate], job: Job) -> Table:

@@ -2,26 +2,43 @@
 it enumerates.
 
 Only what a plan file can say is searched: 1F1B with or without interleaving, the distributed
-optimizer (ZeRO 1), recomputation of nothing, the attention core or everything; no sequence
-parallelism, offloading or overlap. On several types the stages become segments (mode 2, every
-device used); beside it stands the best on one type alone.
+optimizer (ZeRO 1), recomputation of nothing, the attention core or everything; no offloading or
+overlap. On several types the stages become segments (mode 2, every device used); beside it stands
+the best on one type alone.
+
+`astra/degrees`, on devices of one type: context, expert, expert-tensor and sequence parallelism and
+full shards, too. Of the best by the formula, which is proven, the one with the shortest replay is
+proposed.
 """
 
+import math
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, product
+
+import numpy as np
 
 from hetplan.errors import UnsupportedError, require
 from hetplan.formulations.amp.problem import Configuration, megatron_placement
 from hetplan.formulations.astra.search.engine import search
+from hetplan.formulations.astra.search.facts import model_facts
 from hetplan.formulations.astra.search.links import Assumptions
+from hetplan.formulations.astra.search.pricing import (
+    BACKWARD,
+    EMBEDDING,
+    FORWARD,
+    HEAD,
+    block_seconds,
+)
 from hetplan.formulations.astra.search.result import (
     Candidate as AstraCandidate,
     Job,
     summary,
 )
 from hetplan.formulations.astra.search.space import (
+    EXCHANGES,
     Pool,
     Space,
     heterogeneous,
@@ -45,10 +62,16 @@ from hetplan.planner.strategy import (
     Problem,
     Strategy,
     StrategyMethod,
+    joined,
 )
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.refusals import refusal
+from hetplan.runtime.replay import replay
 from hetplan.solvers.run import Run
+
+MANY = 32  # devices, of a model without experts, from which on all degrees are searched
+REPLAYED = 8  # of the best by the formula
+MOST_SAMPLES = MOST_CONTEXT = 8  # of a micro-batch, and context ranks
 
 
 class Astra(Strategy):
@@ -59,9 +82,12 @@ class Astra(Strategy):
 
     def pose(self, workload: Workload, run: Run) -> "list[PoolProblem]":
         """A search per pool of devices."""
-        offers = offers_of_cluster(workload.cluster)
+        offers, shape = offers_of_cluster(workload.cluster), workload.model.spec.shape
         if len(offers) == 1:
-            return [PoolProblem(workload, "homogeneous", homogeneous(offers[0]))]
+            pool = homogeneous(offers[0])
+            many = shape is not None and (shape.experts or offers[0].most >= MANY)
+            names = ("homogeneous", *(["degrees"] if many else []))
+            return [PoolProblem(workload, name, pool) for name in names]
         whole = heterogeneous(sum(offer.most for offer in offers), offers)
         return [
             PoolProblem(workload, "heterogeneous", whole),
@@ -88,12 +114,24 @@ class PoolProblem(Problem):
         reserve = max(nominal[kind].memory_bytes - usable[kind] for kind in usable)
         job, space = Job(self.workload.model, self.workload.global_batch), self.plannable()
         assumptions = Assumptions(
-            reserved_bytes=reserve, profile=self.workload.profile, links=self.workload.links
+            reserved_bytes=reserve,
+            profile=self.workload.profile,
+            links=self.workload.links,
+            stack=self.workload.stack,
         )
-        result = search(job, self.pool, space=space, assumed=assumptions, run=run, top=1)
-        seconds, best = time.perf_counter() - begun, result.best
+        top = REPLAYED if self.name == "degrees" else 1
+        result = search(job, self.pool, space=space, assumed=assumptions, run=run, top=top)
+        best, message = result.best, result.proof
         if best is None:
+            seconds = time.perf_counter() - begun
             raise NoPlan("infeasible" if result.proven else "unknown", result.reason, seconds)
+        bound, alone = best.seconds if result.proven else None, None
+        if top > 1:
+            alone = least_seconds(job, space, self.pool, assumptions)
+            best = self.fastest(result.top, run)
+            message = joined(
+                message, f"of the {len(result.top)} best by the formula, the shortest replay"
+            )
         peaks = [0.0] * len(self.workload.cluster.devices)  # the planner takes the reserve off
         for stage, size in zip(self.placed(best), best.stage_bytes, strict=True):
             for device in (device for group in stage for device in group):
@@ -101,22 +139,37 @@ class PoolProblem(Problem):
         return Candidate(
             strategy="astra",
             method=method,
-            status="optimal" if result.proven else "feasible",
+            status="optimal" if bound == best.seconds else "feasible",
             closed_form_seconds=best.seconds,
             objective=best.seconds,
-            bound=best.seconds if result.proven else None,
+            bound=bound,
+            computing_alone=alone,
             fits_memory=True,
             peak_bytes=tuple(peaks),
-            solve_seconds=seconds,
+            solve_seconds=time.perf_counter() - begun,
             plan=self.to_plan(best),
-            message=result.proof,
+            message=message,
         )
+
+    def fastest(self, top: Sequence[AstraCandidate], run: Run) -> AstraCandidate:
+        """Of the strategies the one with the shortest replay that fits, as far as time allows; the
+        first where none does."""
+        said = [candidate for candidate in top if not unsaid(candidate)]
+        require(said, f"a plan file cannot say {unsaid(top[0])}", kind=UnsupportedError)
+        shortest, best = math.inf, said[0]
+        for candidate in said:
+            replayed = replay(self.to_plan(candidate), self.workload)
+            if replayed.fits and replayed.seconds < shortest:
+                shortest, best = replayed.seconds, candidate
+            if run.should_stop:
+                break
+        return best
 
     def plannable(self) -> Space:
         """What a plan can say, for the tensor degrees and micro-batches that the profile has of
         every type."""
         types = [offer.name for offer in self.pool.offers]
-        return Space(
+        space = Space(
             **measured_sizes(self.workload.profile, types),
             expert=(1,),
             sequence_parallel=(False,),
@@ -126,6 +179,27 @@ class PoolProblem(Problem):
             no_overlap_offload=(True,),
             offload=False,
             overlap=False,
+        )
+        if self.name != "degrees":
+            return space
+        model, most = self.workload.model, self.pool.offers[0].most
+        mixture = model.spec.shape.experts if model.spec.shape else None
+        powers = [2**e for e in range(most.bit_length())]
+        return replace(
+            space,
+            pipeline=tuple(p for p in powers if most % p == 0),
+            micro_batch=tuple(b for b in space.micro_batch if b <= MOST_SAMPLES),
+            virtual=(1, 2, 4),
+            context=tuple(
+                c for c in powers if c <= MOST_CONTEXT and model.tokens_per_sample % c == 0
+            ),
+            exchange=EXCHANGES,
+            expert=divisors(mixture.count if mixture else 1),
+            whole_experts=(False, True),
+            fsdp=(False, True),
+            uneven=True,
+            sequence_parallel=(False, True),
+            recompute=(None, "full"),
         )
 
     def placed(self, best: AstraCandidate) -> list[list[list[int]]]:
@@ -166,24 +240,66 @@ class PoolProblem(Problem):
             schedule="interleaved-1f1b" if len(ranges[0]) > 1 else "1f1b",
             zero=3 if sharded else int(bool(best.strategy["use_distributed_optimizer"])),
             recomputation="none" if repeated is None else repeated,
+            degrees=degrees_of(best),
         )
 
 
+def least_seconds(job: Job, space: Space, pool: Pool, assumed: Assumptions) -> float:
+    """Seconds that no strategy of the space takes less than, by computing alone: the best
+    device-seconds of a sample over all degrees and micro-batches."""
+    facts, offer = model_facts(job.model), pool.offers[0]
+    names = ("tensor", "micro_batch", "sequence_parallel", "context", "expert", "whole_experts")
+    axes = [getattr(space, name) for name in names]
+    grid = np.array(list(product(*axes)), dtype=np.int64).T
+    tensor, context, expert = grid[[0, 3, 4]]
+    possible = (tensor * context <= offer.most) & (expert <= offer.most)
+    t, b, sp, c, e, whole = grid[:, possible & (tensor > grid[2]) & (tensor > grid[5])]
+    columns = (t, b, sp, c, e, np.where(whole, t, 1))
+    block = block_seconds(facts, offer, columns, assumed)
+    each = facts.layers * (block[FORWARD] + block[BACKWARD]) + block[EMBEDDING] + block[HEAD]
+    return float(job.global_batch * (t * c * each / b).min()) / offer.most
+
+
+def divisors(count: int) -> tuple[int, ...]:
+    """Of a number, ascending."""
+    return tuple(n for n in range(1, count + 1) if count % n == 0)
+
+
 def plan_of(best: AstraCandidate, workload: Workload, pool: Pool) -> Plan:
-    """The strategy as a plan file with its price; raises UnsupportedError for recomputation that
-    the file cannot say."""
+    """The strategy as a plan file with its price, and that of its replay where there is one; raises
+    UnsupportedError for what the file cannot say."""
     require(
-        best.strategy["recompute_granularity"] != "hybrid",
-        "a plan file cannot say hybrid recomputation",
+        not unsaid(best),
+        f"a plan file cannot say {unsaid(best)}",
         where=summary(best),
-        expected="--param recompute=none,selective,full",
+        expected="--param recompute=none,selective,full, or --param interleaving=false",
         kind=UnsupportedError,
     )
-    price = Prediction(strategy="astra", method="search", closed_form_seconds=best.seconds)
     plan = PoolProblem(workload, pool.mode, pool).to_plan(best)
+    price = Prediction(
+        strategy="astra",
+        method="search",
+        predicted_seconds=replayed_seconds(plan, workload),
+        closed_form_seconds=best.seconds,
+    )
     more = {"prediction": price, "origin": f"hetplan plan search: {summary(best)}"}
-    plan = plan.model_copy(update={**more, "degrees": degrees_of(best)})
+    plan = plan.model_copy(update=more)
     return plan.model_copy(update={"refused": refusal(plan, workload.model)})
+
+
+def unsaid(best: AstraCandidate) -> str:
+    """What of the strategy a plan file has no words for; empty: nothing."""
+    if best.strategy["recompute_granularity"] == "hybrid":
+        return "hybrid recomputation"
+    parts = len(best.stages) * degree(best, "virtual_pipeline_model_parallel_size")
+    return "virtual stages without layers" if parts > sum(n for _, n in best.stages) else ""
+
+
+def replayed_seconds(plan: Plan, workload: Workload) -> float | None:
+    """Of an iteration; None for what the replay does not have."""
+    with suppress(UnsupportedError):
+        return replay(plan, workload).seconds
+    return None
 
 
 # Megatron's flags of communication beside computation, as `Degrees.overlap` has them.

@@ -17,6 +17,7 @@ import numpy as np
 
 from hetplan.formulations.joint.describe import alike
 from hetplan.formulations.joint.plan import Plan
+from hetplan.formulations.joint.pose import costs_of
 from hetplan.planner.strategy import Candidate
 from hetplan.profiling.simulator.tasks import COMPUTES, Kind, Timeline, path_to_end
 from hetplan.profiling.workload import Workload
@@ -298,14 +299,17 @@ def busiest(plan: Plan, run: Replay) -> Bottleneck:
 
 
 def fullest_link(run: Replay, workload: Workload) -> Bottleneck | None:
-    """The side of a node's network card, or of a device's port in its node, that is held
-    longest."""
+    """The side of a node's network card, of a device's port in its node, or of a switch's links to
+    the others, that is held longest."""
     held, nodes = run.timeline.port_seconds, workload.cluster.nodes
     if not len(held) or held.max() <= 0:
         return None
     end, receives = divmod(int(np.argmax(held)), 2)
     who, bandwidth = f"node {end}", nodes[min(end, len(nodes) - 1)].network_bandwidth
-    if end >= len(nodes):
+    if end >= len(nodes) + len(workload.cluster.devices):
+        switch = end - len(nodes) - len(workload.cluster.devices)
+        who, bandwidth = f"switch {switch}", costs_of(workload).data.uplinks[switch]
+    elif end >= len(nodes):
         device = end - len(nodes)
         who = f"device {device} within its node"
         bandwidth = nodes[workload.cluster.devices[device].node].intra_bandwidth

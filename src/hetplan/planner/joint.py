@@ -3,7 +3,8 @@ is shortest.
 
 It is asked last and begins with the plans of the others, so that it is no slower than any of
 them that is a chain of stages. Its bound holds for all chains of stages; programs that all devices
-run together (HAP's) are no chains.
+run together (HAP's) are no chains. Of a plan with further degrees (context, expert ranks) it begins
+with the pipeline, whose row groups then share samples: neither its plans nor its bound have any.
 """
 
 from collections.abc import Iterable, Sequence
@@ -73,11 +74,8 @@ class JointProblem(Problem):
     def solve(self, method: StrategyMethod, run: Run) -> Candidate:
         """The best of search and proof."""
         part = run.part(time_limit=self.seconds, quiet=False)
-        starts = [
-            decision_of(plan)
-            for plan in self.starts
-            if plan.program is None and not any(broken(self.data, plan))
-        ]
+        chains = [plan for plan in self.starts if plan.program is None]
+        starts = [decision_of(plan) for plan in chains if not any(broken(self.data, plan))]
         result = solve(family("joint"), self.data, method.name, part, starts=starts)
         if result.decision is None:
             raise NoPlan(

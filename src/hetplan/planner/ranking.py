@@ -121,13 +121,20 @@ class Planning:
 
     @property
     def bound(self) -> float | None:
-        """Seconds that no chain of stages replays below, in any of the precisions; None where the
-        sixth problem was not posed of each."""
+        """Seconds that no chain of stages replays below, in any of the precisions, nor one with
+        further degrees where these were searched (`computing_alone`); None where the sixth problem
+        was not posed of each."""
         bounds = [
             c.bound for c in self.candidates if c.strategy == Joint.name and not c.variant.part
         ]
         known = [bound for bound in bounds if bound is not None]
-        return min(known) if len(known) == max(len(self.precisions), 1) else None
+        every = len(known) == max(len(self.precisions), 1)
+        return min([*known, *self.computing_alone]) if every else None
+
+    @property
+    def computing_alone(self) -> list[float]:
+        """Of each search over further degrees, seconds that none of its plans replays below."""
+        return [c.computing_alone for c in self.candidates if c.computing_alone is not None]
 
     @property
     def explanation(self) -> Explanation | None:

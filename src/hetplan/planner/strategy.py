@@ -214,6 +214,8 @@ class Candidate:
     bound: float | None = None  # of the same problem; it bounds no other strategy's
     fits_memory: bool | None = None
     peak_bytes: tuple[float, ...] | None = None  # [D] held by each device of the cluster
+    # of all plans with further degrees that were searched, None: none were
+    computing_alone: float | None = None
     solve_seconds: float = 0.0
     details: Mapping[str, object] = field(default_factory=dict)  # the evaluator's, for people
     plan: Plan | None = None

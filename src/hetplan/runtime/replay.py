@@ -44,14 +44,15 @@ from hetplan.formulations.hap.spmd.rules import (
 )
 from hetplan.formulations.hap.spmd.segments import in_segments
 from hetplan.formulations.hap.spmd.whole import Decided, Prices, Stage, Timed
+from hetplan.formulations.joint.degrees import zero_costs
 from hetplan.formulations.joint.plan import Plan, SpmdInstruction, SpmdProgram
 from hetplan.formulations.joint.pose import costs_of
 from hetplan.formulations.joint.replay import ChainReplayer, Noise, Replay, Settings
+from hetplan.formulations.joint.sharding import ZeroCosts
 from hetplan.profiling.operators import ELEMENT_BYTES
 from hetplan.profiling.simulator.pipeline import Collective, Replica as Pipeline, simulate_stages
 from hetplan.profiling.simulator.tasks import LABELS, Kind, Timeline
 from hetplan.profiling.workload import Workload
-from hetplan.runtime.refusals import check_degrees
 from hetplan.solvers.registry import evaluate
 from hetplan.text import grouped
 
@@ -252,6 +253,11 @@ class Replayer(ChainReplayer):
             return self.replay(plan).seconds
         return super().robust_seconds(plan, noise)
 
+    def zero(self, plan: Plan) -> ZeroCosts:
+        """The plan's costs, with its further degrees."""
+        further = None if plan.degrees is None else zero_costs(plan, self.workload)
+        return further or super().zero(plan)
+
     def parts(self, plan: Plan) -> tuple[list[Pipeline], list[Collective]]:
         """What the simulator takes of a plan without a program."""
         check_same(plan, self.workload)
@@ -259,8 +265,8 @@ class Replayer(ChainReplayer):
 
     def replay(self, plan: Plan) -> Replay:
         """One iteration of a plan, with its timeline and memory."""
+        check_same(plan, self.workload)
         if plan.program is not None:
-            check_same(plan, self.workload)
             return replay_program(plan, self.workload, self.settings)
         return super().replay(plan)
 
@@ -292,9 +298,7 @@ def replay_program(plan: Plan, workload: Workload, settings: Settings) -> Replay
 
 
 def check_same(plan: Plan, workload: Workload) -> None:
-    """Raise InputError unless the plan was made for such a model, cluster and batch,
-    UnsupportedError where it has further degrees."""
-    check_degrees(plan)
+    """Raise InputError unless the plan was made for such a model, cluster and batch."""
     made, devices = plan.workload, workload.cluster.devices
     checks = (
         ("model", made.model, workload.model.name),

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from hetplan.errors import require
 from hetplan.formulations.joint.data import JointData
-from hetplan.formulations.joint.plan import Recomputation, Stage, split
+from hetplan.formulations.joint.plan import Degrees, Recomputation, Stage, split
 from hetplan.profiling.operators import CONTENTION
 from hetplan.profiling.rates.collectives import CollectiveCurve
 from hetplan.profiling.simulator.tasks import Traffic
@@ -47,8 +47,17 @@ class Costs:
     the links' bandwidths.
 
     Ports are numbered: 2 n and 2 n + 1, the card of node n sends and receives; 2 (N + d) and
-    2 (N + d) + 1, device d sends to and receives from its node; N nodes.
+    2 (N + d) + 1, device d sends to and receives from its node; 2 (N + D + w) and the next one,
+    switch w sends to and receives from the others; N nodes, D devices.
+
+    context: so many row groups of a stage take every sample together, each with its part of the
+    tokens, of which bytes and seconds are then; 1: they share the samples.
+    expert_sums [L + 1]: of `param_sums`, what belongs to experts that are spread over ranks.
+    degrees: further ones that these costs are of.
     """
+
+    context = 1
+    degrees: Degrees | None = None
 
     def __init__(
         self,
@@ -66,6 +75,7 @@ class Costs:
         self._ring = lru_cache(MOST_KEPT)(self._ring_of_a_byte)
         self._tensor_bytes = summed(layer.tensor_bytes for layer in data.layers)
         self.param_sums = summed(layer.param_bytes for layer in data.layers)
+        self.expert_sums = [0.0] * len(self.param_sums)
         self.tied = [l for l, layer in enumerate(data.layers) if layer.tied_param_bytes]
         self._kept = [layer.kept[recomputation] for layer in data.layers]
 
@@ -76,10 +86,24 @@ class Costs:
             (nodes[a].intra_bandwidth, nodes[a].intra_latency)
             if a == b
             else (
-                min(nodes[a].network_bandwidth, nodes[b].network_bandwidth),
+                min(rate for _, rate in self.sides(here, there)),
                 max(nodes[a].network_latency, nodes[b].network_latency),
             )
         )
+
+    def sides(self, here: int, there: int) -> tuple[tuple[int, float], ...]:
+        """(port, bytes/s) that a message between two devices passes."""
+        nodes, m, n = self.data.nodes, self.node[here], self.node[there]
+        count, rate = len(nodes), nodes[m].intra_bandwidth
+        if m == n:
+            return (2 * (count + here), rate), (2 * (count + there) + 1, rate)
+        cards = (2 * m, nodes[m].network_bandwidth), (2 * n + 1, nodes[n].network_bandwidth)
+        out, into = nodes[m].switch, nodes[n].switch
+        if out == into:
+            return cards
+        first, uplinks = count + len(self.node), self.data.uplinks
+        ends = ((w, 2 * (first + w) + side) for side, w in enumerate((out, into)) if w is not None)
+        return (*cards, *((port, uplinks[w]) for w, port in ends))
 
     def gradient_bytes(self, param_bytes: float) -> float:
         """What replicas exchange of the gradients of so many bytes of weights."""
@@ -151,7 +175,7 @@ class Costs:
                 of_kind = self._summed(kinds.pop(), len(stage.devices[0]), samples)
                 return [column[last] - column[first] for column in of_kind]
         slowest = [0.0] * 4
-        for group, rows in zip(stage.devices, rows_of(stage, samples), strict=True):
+        for group, rows in zip(stage.devices, self.rows(stage, samples), strict=True):
             of_group = [0.0] * 4
             for rank, share in zip(group, stage.tensor_shares, strict=True):
                 sums = self._summed(self.kind[rank], len(group) if even else 1, rows)
@@ -167,6 +191,14 @@ class Costs:
         """`layer_seconds`, added up from the first layer on: [4][L + 1]."""
         return [summed(row) for row in self.layer_seconds(kind, tensor, rows).tolist()]
 
+    def rows(self, stage: Stage, samples: int) -> list[int]:
+        """Samples of a micro-batch on each row group of a stage."""
+        return (
+            [samples]
+            if len(stage.devices) == 1
+            else [end - begin for begin, end in split(samples * self.context, stage.row_shares)]
+        )
+
     def reduces(self, stage: Stage, layers: Range, samples: int) -> tuple[Traffic, Traffic]:
         """What the all-reduces of the stage's tensor groups add to the forward and the backward
         pass of a micro-batch; a full recomputation repeats the forward pass's, and one by operator
@@ -174,7 +206,7 @@ class Costs:
         size = self._tensor_bytes[layers[1]] - self._tensor_bytes[layers[0]]
         if len(stage.tensor_shares) == 1 or size == 0:
             return Traffic(), Traffic()
-        ring = self.ring(stage.devices, [size * rows for rows in rows_of(stage, samples)])
+        ring = self.ring(stage.devices, [size * rows for rows in self.rows(stage, samples)])
         spent = self._slowest(stage, layers, samples)
         made = []
         for seconds, host, times in zip(
@@ -191,7 +223,7 @@ class Costs:
     def transfer(self, here: Stage, there: Stage, layer: int, samples: int) -> Traffic:
         """One micro-batch's activation after `layer` (or its gradient), in the order of rows."""
         size = self.data.layers[layer].activation_bytes
-        sends, takes = split(samples, here.row_shares), split(samples, there.row_shares)
+        sends, takes = (split(samples * self.context, s.row_shares) for s in (here, there))
         pairs = []
         for g, (a, b) in zip(here.devices, sends, strict=True):
             for h, (c, d) in zip(there.devices, takes, strict=True):
@@ -217,7 +249,7 @@ class Costs:
 
         ring: they are a collective's round, whose efficiency is not theirs.
         """
-        nodes, learned = self.data.nodes, self.links is not None
+        learned = self.links is not None
         loads: dict[int, float] = {}  # seconds of each port
         seconds = latency = 0.0
         for a, b, size in pairs:
@@ -227,13 +259,7 @@ class Costs:
             reached = size if ring or not learned else size / self._reached("send", (a, b), size)
             seconds = max(seconds, reached / speed)
             latency = max(latency, 0.0 if learned else delay)
-            m, n = self.node[a], self.node[b]
-            if m == n:
-                sides = ((2 * (len(nodes) + a), speed), (2 * (len(nodes) + b) + 1, speed))
-            else:
-                cards = nodes[m].network_bandwidth, nodes[n].network_bandwidth
-                sides = ((2 * m, cards[0]), (2 * n + 1, cards[1]))
-            for port, rate in sides:
+            for port, rate in self.sides(a, b):
                 loads[port] = loads.get(port, 0.0) + reached / rate
         seconds = max([seconds, *loads.values()])
         if seconds == 0:
@@ -336,15 +362,6 @@ class Costs:
 def summed(values: Iterable[float]) -> list[float]:
     """Added up from the first on, beginning with 0."""
     return list(accumulate(values, initial=0.0))
-
-
-def rows_of(stage: Stage, samples: int) -> list[int]:
-    """Samples of a micro-batch on each row group of a stage."""
-    return (
-        [samples]
-        if len(stage.devices) == 1
-        else [end - begin for begin, end in split(samples, stage.row_shares)]
-    )
 
 
 def slope(sizes: Floats, seconds: Floats) -> Floats:

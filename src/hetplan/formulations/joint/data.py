@@ -11,6 +11,8 @@ Rules   those of a plan file (`plan`), and: tensor degrees are among `tensor_deg
 Least   the replayed seconds of one iteration (`replay`).
 """
 
+import math
+from functools import cached_property
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, Strict, model_validator
@@ -36,14 +38,16 @@ from hetplan.schema import (
     StrictModel,
     check_length,
 )
+from hetplan.text import grouped
 
 MOST_CHUNKS = 4  # of a stage
 
 
 class Node(StrictModel):
     """Equal devices behind one network card: bytes/s and seconds per message inside the node and of
-    the card, per direction. all_reduce: by the number of ranks, where such a fabric was
-    measured."""
+    the card, per direction. switch: under which one it is, None: under one that all others
+    without are; uplink_bandwidth: its part of that switch's links to all others, None: they are no
+    limit. all_reduce: by the number of ranks, where such a fabric was measured."""
 
     device: Name
     devices: Annotated[int, Field(ge=1, le=4096)]
@@ -51,6 +55,8 @@ class Node(StrictModel):
     intra_latency: NonNegative
     network_bandwidth: Positive
     network_latency: NonNegative
+    switch: Count | None = None
+    uplink_bandwidth: Positive | None = None
     all_reduce: dict[Annotated[PositiveCount, Strict(False)], CollectiveCurve] = Field(
         default_factory=dict
     )
@@ -163,6 +169,13 @@ class JointData(StrictModel):
     def devices(self) -> list[tuple[str, int]]:
         """[D] type and node of every device."""
         return [(node.device, n) for n, node in enumerate(self.nodes) for _ in range(node.devices)]
+
+    @cached_property
+    def uplinks(self) -> dict[int, float]:
+        """Bytes/s of a switch's links to all others, which the nodes under it share."""
+        each = ((n.switch, n.uplink_bandwidth or math.inf) for n in self.nodes)
+        under = grouped((switch, rate) for switch, rate in each if switch is not None)
+        return {switch: sum(rates) for switch, rates in under.items()}
 
     @property
     def modes(self) -> tuple[Recomputation, ...]:

@@ -222,7 +222,7 @@ class SpmdProgram(StrictModel):
 
 class Degrees(StrictModel):
     """What a plan of `hetplan plan search` says beside stages, tensor ranks and replicas, in the
-    words of Megatron-LM. `hetplan export` writes it; the replay and `hetplan run` refuse it.
+    words of Megatron-LM. `hetplan export` writes it, and it is replayed (`degrees`).
 
     context: the row groups of a stage are then its context ranks, each with a part of every
     sample's tokens. exchange: how they meet in attention: keys and values go round a ring, or all

@@ -1,6 +1,7 @@
 """The sixth problem of a workload: its numbers, gathered into one self-contained instance."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Collection, Sequence
 
 from hetplan.formulations.joint.costs import Costs
 from hetplan.formulations.joint.data import DeviceType, JointData, Kept, Layer, Node, Table
@@ -31,7 +32,7 @@ def pose(workload: Workload, modes: Sequence[Recomputation] = PLAIN) -> JointDat
     exchanged = workload.stack.gradient_bytes
     logits = [t for t in model.layers[-1].saved if t.name == LOGITS]
     largest = max(node.devices for node in cluster.nodes)
-    usable = workload.device_bytes()
+    usable, switches = workload.device_bytes(), dict.fromkeys(n.switch for n in cluster.nodes)
     with derived(f"{model.name} on {cluster.name}"):
         return JointData(
             model=model.name,
@@ -48,7 +49,7 @@ def pose(workload: Workload, modes: Sequence[Recomputation] = PLAIN) -> JointDat
             hidden_reduces=workload.stack.hidden_reduces,
             framework=workload.framework,
             tensor_degrees=[t for t in range(1, largest + 1) if model.tensor_degree_fits(t)],
-            nodes=[node_of(node) for node in cluster.nodes],
+            nodes=[node_of(node, switches) for node in cluster.nodes],
             types={
                 kind: DeviceType(
                     memory_bytes=usable[kind],
@@ -75,9 +76,9 @@ def pose(workload: Workload, modes: Sequence[Recomputation] = PLAIN) -> JointDat
         )
 
 
-def node_of(node: ClusterNode) -> Node:
-    """The node with the measured all-reduces of its fabric."""
-    fabric = node_fabric(node)
+def node_of(node: ClusterNode, switches: Collection[tuple[int, int]]) -> Node:
+    """The node with the measured all-reduces of its fabric. switches: of the cluster, in order."""
+    fabric, limited = node_fabric(node), node.uplink < math.inf
     curves = {n: stretched(fabric, "all-reduce", n) for n in range(2, node.devices + 1)}
     return Node(
         device=node.device,
@@ -86,6 +87,8 @@ def node_of(node: ClusterNode) -> Node:
         intra_latency=node.intra_latency,
         network_bandwidth=node.network_bandwidth,
         network_latency=node.network_latency,
+        switch=[*switches].index(node.switch) if limited else None,
+        uplink_bandwidth=node.uplink if limited else None,
         all_reduce={n: curve for n, curve in curves.items() if curve is not None},
     )
 

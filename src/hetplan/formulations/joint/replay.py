@@ -7,10 +7,9 @@ are cut differently, tied embeddings across stages), and the optimizer's step.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
-from itertools import chain, pairwise
 
 import numpy as np
 
@@ -160,7 +159,10 @@ class ChainReplayer:
             expected="another way of sending",
             kind=UnsupportedError,
         )
-        return simulated(plan, self.zero(plan), self.settings)
+        settings, degrees = self.settings, plan.degrees
+        if degrees and "messages" in degrees.overlap and settings.sends == "waiting":
+            settings = replace(settings, sends="asynchronous")
+        return simulated(plan, self.zero(plan), settings)
 
     def zero(self, plan: Plan) -> ZeroCosts:
         """The plan's costs, with those of its sharded states."""
@@ -262,7 +264,8 @@ def stage_costs(
     passes = [[costs.passes(stage, layers, n) for n in sizes] for layers in stage.layers]
     both = [[costs.reduces(stage, layers, n) for n in sizes] for layers in stage.layers]
     reduces = [[[pair[side] for pair in row] for row in both] for side in (0, 1)]
-    share, tensor = max(stage.row_shares) / sum(stage.row_shares), len(stage.tensor_shares)
+    share = costs.context * max(stage.row_shares) / sum(stage.row_shares)
+    tensor = len(stage.tensor_shares)
     each = [costs.saved_bytes(layers, tensor) for layers in stage.layers]
     return passes, reduces, [[math.ceil(n * share) * size for n in sizes] for size in each]
 
@@ -280,51 +283,16 @@ def hop(
 
 
 def gradient_collectives(zero: ZeroCosts, settings: Settings) -> list[Collective]:
-    """All-reduces of the gradients of layers that several devices hold: ZeRO 0, and ZeRO 1 to 3 on
-    pipelines.
-
-    Layers with the same owners go together. ZeRO reduces and scatters first, and gathers after the
-    update.
-    """
-    plan, costs = zero.plan, zero.costs
-    by_owners: dict[tuple[Owner, ...], float] = {}
-    for owners, size in shared_parts(zero):
-        by_owners[owners] = by_owners.get(owners, 0.0) + size
+    """What is joined of layers that several devices hold: ZeRO 0, and ZeRO 1 to 3 on pipelines."""
     joined = []
-    for owners, size in by_owners.items():
-        traffic = ring_of(plan, owners, costs.gradient_bytes(size), costs)
-        if traffic.seconds == 0:
+    for owners, gradients, weights, buckets in zero.joined():
+        if gradients.seconds == 0:
             continue
-        reduced = Collective(
-            members=owners,
-            seconds=traffic.seconds / (2 if plan.zero else 1),
-            ports=traffic.ports,
-            buckets=settings.buckets,
+        parts, ports = max(settings.buckets, buckets), gradients.ports
+        joined.append(
+            Collective(members=owners, seconds=gradients.seconds, ports=ports, buckets=parts)
         )
-        joined.append(reduced)
-        if plan.zero:
-            weights = ring_of(plan, owners, size, costs)
-            half, ports = weights.seconds / 2, weights.ports
-            joined.append(Collective(members=owners, seconds=half, ports=ports, when="parameters"))
+        if weights is not None:
+            after, ports = weights.seconds, weights.ports
+            joined.append(Collective(members=owners, seconds=after, ports=ports, when="parameters"))
     return joined
-
-
-def shared_parts(zero: ZeroCosts) -> Iterator[tuple[tuple[Owner, ...], float]]:
-    """(who holds them, bytes) of all weights; tied ones in two stages have the holders of both."""
-    sums, first = zero.costs.param_sums, zero.owners(0)
-    for begin, end in pairwise([*sorted({*chain(*zero.firsts)}), len(sums) - 1]):
-        yield zero.owners(begin), sums[end] - sums[begin]
-    for layer, copied in zero.copies.items():
-        yield first, -copied  # the first layer's own, joined with the copies instead
-        yield tuple(sorted({*first, *zero.owners(layer)})), copied
-
-
-def ring_of(plan: Plan, owners: Sequence[Owner], size: float, costs: Costs) -> Traffic:
-    """Rings over the owners' row groups, one per tensor rank, each with its part of `size`
-    bytes."""
-    groups = [group for i, j in owners for group in plan.replicas[i].stages[j].devices]
-    if len(groups) == 1:
-        return Traffic()
-    ranks = max(map(len, groups))
-    rings = [[group[r * len(group) // ranks] for group in groups] for r in range(ranks)]
-    return costs.ring(rings, size / ranks)

@@ -22,10 +22,11 @@ what recomputation needs beside.
 """
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import chain, pairwise
+from typing import NamedTuple
 
 import numpy as np
 
@@ -35,11 +36,21 @@ from hetplan.formulations.joint.plan import Plan, Stage
 from hetplan.formulations.poplar.zero import collective_seconds
 from hetplan.profiling.operators import CONTENTION
 from hetplan.profiling.simulator.pipeline import Collective
-from hetplan.profiling.simulator.tasks import Ports
+from hetplan.profiling.simulator.tasks import Ports, Traffic
 from hetplan.schema import Range
 from hetplan.text import bytes_text
 
 Owner = tuple[int, int]  # replica, stage
+
+
+class Joined(NamedTuple):
+    """What `owners` join: gradients behind their last backward passes, in so many buckets at least;
+    and with ZeRO the weights behind their updates."""
+
+    owners: tuple[Owner, ...]
+    gradients: Traffic
+    weights: Traffic | None
+    buckets: int = 1
 
 
 def hidden(
@@ -137,6 +148,60 @@ class ZeroCosts:
             return tuple(self.divided[stage.all_devices].tolist())
         ranks = self._data_ranks[stage.layers[0][0]] if self.plan.zero else 1
         return (1 / ranks,) * len(stage.all_devices)
+
+    @property
+    def level(self) -> int:
+        """The level by which states are held: on pipelines what the framework offers there, and
+        full shards with further degrees."""
+        as_said = self.divided is not None or self.costs.degrees is not None
+        deepest = max(self.costs.data.framework.pipeline_levels)
+        return self.plan.zero if as_said else min(self.plan.zero, deepest)
+
+    def shared_parts(self) -> dict[tuple[Owner, ...], tuple[float, float]]:
+        """Who holds them -> bytes of all weights, those of experts apart; tied ones in two stages
+        have the holders of both."""
+        sums, experts, first = self.costs.param_sums, self.costs.expert_sums, self.owners(0)
+        parts: dict[tuple[Owner, ...], tuple[float, float]] = {}
+
+        def add(owners: tuple[Owner, ...], size: float, apart: float = 0.0) -> None:
+            before = parts.get(owners, (0.0, 0.0))
+            parts[owners] = before[0] + (size - apart), before[1] + apart
+
+        for begin, end in pairwise([*sorted({*chain(*self.firsts)}), len(sums) - 1]):
+            add(self.owners(begin), sums[end] - sums[begin], experts[end] - experts[begin])
+        for layer, copied in self.copies.items():
+            add(first, -copied)  # the first layer's own, joined with the copies instead
+            add(tuple(sorted({*first, *self.owners(layer)})), copied)
+        return parts
+
+    def joined(self) -> Iterator[Joined]:
+        """All-reduces of what several devices hold: rings over the owners' row groups, one per
+        tensor rank, each with its part of the bytes. ZeRO reduces and scatters first, and gathers
+        after the update."""
+        replicas = self.plan.replicas
+        for owners, (size, _) in self.shared_parts().items():
+            groups = [group for i, j in owners for group in replicas[i].stages[j].devices]
+            ranks = max(map(len, groups))
+            rings = [[group[r * len(group) // ranks] for group in groups] for r in range(ranks)]
+            if len(groups) > 1:
+                yield self.join(owners, rings, size / ranks, divided=self.plan.zero > 0)
+
+    def join(
+        self,
+        owners: tuple[Owner, ...],
+        rings: Sequence[Sequence[int]],
+        size: float,
+        *,
+        divided: bool,
+    ) -> Joined:
+        """Of `size` bytes of weights on every rank of the rings. divided: whether each has a shard
+        of the states."""
+        gradients = self.costs.ring(rings, self.costs.gradient_bytes(size))
+        if not divided:
+            return Joined(owners, gradients, None)
+        weights = self.costs.ring(rings, size)
+        first, then = (x._replace(seconds=x.seconds / 2) for x in (gradients, weights))
+        return Joined(owners, first, then)
 
     @cached_property
     def half_rings(self) -> dict[float, tuple[float, Ports]]:
@@ -301,13 +366,12 @@ def memory(zero: "ZeroCosts", kept: Floats) -> tuple[Held, ...]:
     """[D] what devices hold at their peak. kept: bytes that every stage of the first replica, then
     of the second, … keeps at once."""
     plan, costs, kept_by_stage = zero.plan, zero.costs, iter(kept.tolist())
-    held, level = [Held()] * len(plan.devices), plan.zero
-    if zero.divided is None:
-        level = min(level, max(costs.data.framework.pipeline_levels))
+    held = [Held()] * len(plan.devices)
+    offloaded = costs.degrees.offloaded if costs.degrees else 0.0
     for replica in plan.replicas:
         samples = max(batch.samples for batch in replica.micro_batches)
         for stage in replica.stages:
-            rows = samples * max(stage.row_shares) / sum(stage.row_shares)
+            rows = samples * costs.context * max(stage.row_shares) / sum(stage.row_shares)
             layers, kept_here = tuple(stage.layers), next(kept_by_stage)
             passes, weights, largest = stage_bytes(
                 costs, layers, len(stage.tensor_shares), zero.copied_in(stage)
@@ -316,8 +380,10 @@ def memory(zero: "ZeroCosts", kept: Floats) -> tuple[Held, ...]:
             each = zip(stage.all_devices, stage.parts, zero.shares(stage), strict=True)
             for device, part, share in each:
                 if (part, share) not in alike:
-                    states = part * weights, part * largest, level, share
-                    alike[part, share] = held_on(costs.data, states, passes, kept_here, rows)
+                    states = part * weights, part * largest, zero.level, share
+                    there = held_on(costs.data, states, passes, kept_here, rows)
+                    here = there.optimizer * (1 - offloaded)
+                    alike[part, share] = replace(there, optimizer=here)
                 held[device] = alike[part, share]
     return tuple(held)
 

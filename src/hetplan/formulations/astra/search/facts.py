@@ -81,13 +81,7 @@ class ModelFacts:
     def expert_params(self) -> float:
         """The part of `block_params` that belongs to experts, and is divided by expert
         parallelism."""
-        sizes = [
-            op.count * op.k * op.n
-            for b in self.blocks
-            for op in b.operators
-            if isinstance(op, Matmul) and op.name in ("experts-up", "experts-down")
-        ]
-        return sum(sizes) / self.layers
+        return sum(map(expert_params_of, self.blocks)) / self.layers
 
     @cached_property
     def dispatched_bytes(self) -> float:
@@ -128,6 +122,15 @@ class ModelFacts:
         """Bytes per sample between two blocks: what a stage sends on, and what full recomputation
         keeps."""
         return float(self.blocks[0].output * ELEMENT_BYTES[self.precision])
+
+
+def expert_params_of(layer: Layer) -> float:
+    """Parameters of all experts of a layer."""
+    return sum(
+        op.count * op.k * op.n
+        for op in layer.operators
+        if isinstance(op, Matmul) and op.name in ("experts-up", "experts-down")
+    )
 
 
 def model_facts(model: Model) -> ModelFacts:

@@ -242,25 +242,35 @@ class Priced:
     @cached_property
     def forward(self) -> Floats:
         """One block forward, with its exposed collectives."""
-        return self._pass(FORWARD, PRODUCTS_FORWARD, 1, self.sharded_seconds[0])
+        return self._pass(FORWARD, PRODUCTS_FORWARD, self.exchanges[0])
 
     @cached_property
     def backward(self) -> Floats:
         """One block backward, with its exposed collectives, without recomputation; keys, values and
         their gradients go round."""
-        return self._pass(BACKWARD, PRODUCTS_BACKWARD, 2, sum(self.sharded_seconds, np.zeros(1)))
+        return self._pass(BACKWARD, PRODUCTS_BACKWARD, self.exchanges[1])
 
-    def _pass(self, figure: int, products: int, rounds: int, shards: Floats) -> Floats:
+    @cached_property
+    def exchanges(self) -> tuple[Floats, Floats]:
+        """What one block waits for, forward and backward, beside its tensor ranks: experts' tokens,
+        context ranks' keys or heads, and shards."""
+        gather, scatter = self.sharded_seconds
+        return self._exchanges(FORWARD, 1, gather), self._exchanges(BACKWARD, 2, gather + scatter)
+
+    def _exchanges(self, figure: int, rounds: int, shards: Floats) -> Floats:
+        ring = uncovered(rounds * self.ring_seconds, rounds * self.blocks[CORE_FORWARD])
+        ring = np.where(self.exchanged, self.exchange_seconds, ring)
+        return self.expert_seconds + ring + uncovered(shards, self.blocks[figure])
+
+    def _pass(self, figure: int, products: int, exchanges: Floats) -> Floats:
         # Transformer Engine overlaps these collectives through NVLink-mapped buffers: inside a node
         # only.
         overlapped = (self.table.columns["tp_comm_overlap"] == 1) & (
             self.tp <= self.offer.node_devices
         )
         window = np.where(overlapped, self.blocks[products], 0.0)
-        ring = uncovered(rounds * self.ring_seconds, rounds * self.blocks[CORE_FORWARD])
-        ring = np.where(self.exchanged, self.exchange_seconds, ring)
-        exposed = uncovered(self.tensor_seconds, window) + uncovered(shards, self.blocks[figure])
-        return np.asarray(self.blocks[figure] + self.expert_seconds + exposed + ring)
+        exposed = uncovered(self.tensor_seconds, window)
+        return np.asarray(self.blocks[figure] + exposed + exchanges)
 
     def fully_recomputed(self, layers: Ints) -> Floats:
         """How many of a stage's `layers` are computed again in full. The number counts per
@@ -357,14 +367,16 @@ class Priced:
 
         covered: computation that hides the transfers unless `no_overlap_offload_optimizer`.
         """
-        weight, gradient, _ = STATE_BYTES[self.facts.precision]
         here = (1 - offloaded) * params * ADAM_BYTES / (self.offer.spec.memory_bytes_per_s * 0.8)
+        return np.asarray(here + self.offload_seconds(params, offloaded, covered))
+
+    def offload_seconds(self, params: Floats, offloaded: Floats, covered: Floats) -> Floats:
+        """The host's part of `optimizer_seconds`."""
+        weight, gradient, _ = STATE_BYTES[self.facts.precision]
         there = offloaded * params * ADAM_BYTES / self.offer.host_memory
         moved = offloaded * params * (weight + gradient) / self.offer.host_link
         blocking = self.table.columns["no_overlap_offload_optimizer"] == 1
-        return np.asarray(
-            here + there + np.where(blocking, moved, np.maximum(0.0, moved - covered))
-        )
+        return np.asarray(there + np.where(blocking, moved, np.maximum(0.0, moved - covered)))
 
 
 def after_pipeline(
