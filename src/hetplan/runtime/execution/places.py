@@ -51,6 +51,11 @@ class Layout:
         devices = self.plan.replicas[replica].stages[stage].devices
         return [[self.plan.ranks[d] for d in group] for group in devices]
 
+    def meeting(self, replica: int, stage: int) -> list[list[int]]:
+        """Ranks of a stage that compute layers together: tensor ranks, context ranks."""
+        rows = self.ranks_of(replica, stage)
+        return [*rows, *map(list, zip(*rows, strict=True))] if self.context > 1 else rows
+
     def stage(self, place: Place) -> Stage:
         """A rank's stage."""
         return self.plan.replicas[place.replica].stages[place.stage]
@@ -73,10 +78,30 @@ class Layout:
             row += replica.samples
         return batches
 
+    @property
+    def context(self) -> int:
+        """Row groups that take the same rows, each a part of their tokens."""
+        return self.plan.degrees.context if self.plan.degrees else 1
+
+    @property
+    def sequence_parallel(self) -> bool:
+        """Whether tensor ranks divide the tokens between a split model's layers."""
+        return self.plan.degrees is not None and self.plan.degrees.sequence_parallel
+
+    def unit(self, place: Place) -> tuple[int, int, int]:
+        """Ranks that compute a set of rows together: one contribution to each gradient."""
+        return place.replica, place.stage, place.group if self.context == 1 else 0
+
+    def speaks(self, place: Place) -> bool:
+        """Whether a rank is the first of its unit."""
+        return place.tensor == 0 and (self.context == 1 or place.group == 0)
+
     def rows(self, replica: int, stage: int, batch: int) -> list[Range]:
         """[row group] global rows of a micro-batch."""
         first, last = self.micro_batches[replica][batch]
         shares = self.plan.replicas[replica].stages[stage].row_shares
+        if self.context > 1:
+            return [(first, last)] * self.context
         return [(first + a, first + b) for a, b in split(last - first, shares)]
 
     def own_rows(self, place: Place, batch: int) -> Range:
@@ -98,7 +123,7 @@ Held = dict[str, Cut]  # name -> what a rank holds of it
 @dataclass(frozen=True)
 class Piece:
     """Rows [first, last) of dimension `dim` of a parameter of `whole` elements, `row` of them each.
-    contributors: one owner of each unit (see `Place.unit`), whose gradient counts."""
+    contributors: one owner of each unit (see `Layout.unit`), whose gradient counts."""
 
     name: str
     dim: int
@@ -167,7 +192,7 @@ def bucket_plans(layout: Layout, chain: Chain, bucket_bytes: int) -> list[Bucket
     for name, parameter in chain.parameters.items():
         layers = parameter.layers if plan.zero == 3 else (lowest[min(parameter.layers)],)
         layers = layers if plan.in_step else ()
-        for owners, piece in pieces_of(parameter, holders[name]):
+        for owners, piece in pieces_of(parameter, holders[name], layout):
             buckets[owners, parameter.dtype, layers].append(piece)
     ordered = sorted(buckets.items(), key=lambda item: (item[0][2], item[0][0], str(item[0][1])))
     return [
@@ -177,7 +202,7 @@ def bucket_plans(layout: Layout, chain: Chain, bucket_bytes: int) -> list[Bucket
 
 
 def pieces_of(
-    parameter: Parameter, holders: list[tuple[Place, Cut]]
+    parameter: Parameter, holders: list[tuple[Place, Cut]], layout: Layout
 ) -> list[tuple[tuple[int, ...], Piece]]:
     """(owners, piece) for each piece of a parameter."""
     name, dim, shape = parameter.name, parameter.dim, parameter.shape or (1,)
@@ -190,7 +215,7 @@ def pieces_of(
         owning = [p for p, cuts in ranges if any(a <= first and last <= b for a, b in cuts)]
         units: dict[tuple[int, int, int], int] = {}
         for place in sorted(owning, key=lambda p: p.rank):
-            units.setdefault(place.unit, place.rank)
+            units.setdefault(layout.unit(place), place.rank)
         require(owning, "nobody holds a part of a parameter", where=name, got=f"[{first}, {last})")
         piece = Piece(name, dim, first, last, row, whole, frozenset(units.values()))
         pieces.append((tuple(sorted(p.rank for p in owning)), piece))
