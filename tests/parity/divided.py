@@ -3,7 +3,7 @@ the next one from its checkpoint under a plan that does not; and the same in one
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,9 @@ from unittest.mock import patch
 import torch
 import transformers as hf
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
 
 from fakes.hugging import CONFIGURED, TEXT, TOKENS, gpt2, text, with_data
 from hetplan.formulations.joint.plan import Plan, parse_plan
@@ -40,7 +42,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {"llama": llama, "gpt2": gpt2}
 @dataclass(frozen=True)
 class Case:
     """A replica of stages [first, last) of layers, each on `context` row groups of `tensor` ranks;
-    share: of the parameters that a tensor rank holds, at most."""
+    holds, computes: shares of all parameters and of all FLOPs that a rank has at most."""
 
     name: str
     model: str
@@ -48,7 +50,8 @@ class Case:
     context: int = 1
     tensor: int = 1
     sequence_parallel: bool = False
-    share: float = 1.0
+    holds: float = 1.0
+    computes: float = 1.0
     options: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -101,17 +104,41 @@ def planned(name: str, world: int, replicas: list[Any], **options: Any) -> Plan:
 
 
 CASES = [
-    Case("tensor", "llama", tensor=2, share=0.56),
-    Case("tensor, recomputed", "gpt2", tensor=2, share=0.56, options={"recomputation": "full"}),
-    Case("sequence parallel", "llama", tensor=2, sequence_parallel=True, share=0.56),
-    Case("context", "llama", context=2),
+    Case("tensor", "llama", tensor=2, holds=0.56, computes=0.56),
+    Case(
+        "tensor, recomputed",
+        "gpt2",
+        tensor=2,
+        holds=0.56,
+        computes=0.56,
+        options={"recomputation": "full"},
+    ),
+    Case("sequence parallel", "llama", tensor=2, sequence_parallel=True, holds=0.56, computes=0.56),
+    Case("context", "llama", context=2, computes=0.56),
     Case("context", "gpt2", context=2, options={"zero": 1}),
     Case("tensor, pipeline", "gpt2", ((0, 2), (2, 5)), tensor=2),
     Case("context, pipeline", "llama", ((0, 2), (2, 5)), context=2),
-    Case("context, tensor", "llama", context=2, tensor=2, share=0.56),
+    Case("context, tensor", "llama", context=2, tensor=2, holds=0.56, computes=0.56),
 ]
+QUICK = CASES[1], CASES[3]
 WORLDS = sorted({case.world for case in CASES})
 PREPARED: dict[str, tuple[nn.Module, Split]] = {}
+
+
+class Counting(TorchDispatchMode):
+    """FLOPs on this rank: of operators on local tensors."""
+
+    total = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented
+        made = func(*args, **(kwargs or {}))
+        flops = flop_registry.get(func.overloadpacket)
+        shapes_alone = any(kind not in (Tensor, nn.Parameter) for kind in types)
+        if flops is not None and not shapes_alone:
+            self.total += flops(*args, **(kwargs or {}), out_val=made)
+        return made
 
 
 def made(name: str) -> Any:
@@ -139,7 +166,12 @@ def restored(name: str) -> nn.Module:
     return module
 
 
-def work(rank: int, world: int, folder: Path) -> None:
+def quick(rank: int, world: int, folder: Path) -> None:
+    """Two cases of two ranks."""
+    work(rank, world, folder, QUICK)
+
+
+def work(rank: int, world: int, folder: Path, cases: Sequence[Case] = CASES) -> None:
     """All cases of this size."""
     left: dict[Any, Any] = {}
     halves = [
@@ -147,7 +179,7 @@ def work(rank: int, world: int, folder: Path) -> None:
          ROWS // world)
         for rank in range(world)
     ]  # fmt: skip
-    for case in (case for case in CASES if case.world == world):
+    for case in (case for case in cases if case.world == world):
         key, kept = (case.name, case.model), str(folder / f"{case.name}-{case.model}")
         first = {n: p.detach().clone() for n, p in PREPARED[case.model][0].named_parameters()}
         left[key] = {"losses": [], "weights": []}
@@ -159,11 +191,11 @@ def work(rank: int, world: int, folder: Path) -> None:
                 optimizer = model.optimizer(torch.optim.SGD, lr=RATE)
                 if part:
                     checkpoint.load(model, optimizer, kept)
-                with FlopCounterMode(display=False) as counter:
+                with Counting() as counter:
                     left[key]["losses"].append(model.train_step())
                 optimizer.step()
                 if not part:
-                    left[key]["flops"] = counter.get_total_flops()
+                    left[key]["flops"] = counter.total
                     left[key]["held"] = sum(p.numel() for p in model.states.parameters.values())
                     checkpoint.save(model, optimizer, kept)
                 state = model.gather().state_dict()
@@ -182,10 +214,10 @@ def alone(name: str) -> tuple[list[float], list[dict[str, Tensor]], int]:
         optimizer = torch.optim.SGD(module.parameters(), lr=RATE)
         losses, weights, flops = [], [], 0
         for step in range(2):
-            with FlopCounterMode(display=False) as counter:
+            with Counting() as counter:
                 loss = called(*module.batch(step, 0, ROWS))
                 loss.backward()
-            flops = flops or counter.get_total_flops()
+            flops = flops or counter.total
             optimizer.step()
             optimizer.zero_grad()
             losses.append(float(loss.detach()))

@@ -44,7 +44,7 @@ def check_executed(plan: Plan) -> None:
     widths = {len(stage.tensor_shares) for r in plan.replicas for stage in r.stages}
     lacking = {
         "ring attention": (degrees.context > 1 and degrees.exchange == "ring", "all-to-all"),
-        "expert parallelism": (degrees.expert * degrees.expert_tensor > 1, "expert 1"),
+        "expert parallelism": (degrees.expert > 1, "expert 1"),
         "divided tokens between stages of different tensor degrees": (
             degrees.sequence_parallel and len(widths) > 1, "one tensor degree",
         ),
@@ -67,7 +67,7 @@ def check_own_layers(plan: Plan, model: Model) -> None:
     require(
         degrees is None or (degrees.context == 1 and not degrees.sequence_parallel),
         "hetplan's own layers do not divide tokens: run the module itself by --factory",
-        where=plan.name, kind=UnsupportedError,
+        where=plan.name, got=degrees and degrees.text, kind=UnsupportedError,
     )  # fmt: skip
     if plan.schedule == "spmd":
         require(

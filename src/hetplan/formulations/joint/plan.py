@@ -144,6 +144,11 @@ class Place:
     tensor: int
     device: int
 
+    @property
+    def unit(self) -> tuple[int, int, int]:
+        """What computes a set of rows together: one contribution to each gradient."""
+        return self.replica, self.stage, self.group
+
 
 class Prediction(StrictModel):
     """What the planner said of the plan: seconds per iteration, replayed and by the strategy's

@@ -315,8 +315,7 @@ def describe(
 def divided_cuts(
     divided: Mapping[str, Divided], names: Sequence[str], part: Part
 ) -> dict[str, Cut]:
-    """name -> what a rank holds of a split model's layer: equal parts where there are such, else all
-    of it."""
+    """name -> what a rank holds of a split model's layer: equal parts, or else all of it."""
     made = {}
     for name in divided.keys() & set(names):
         one, ranks = divided[name], len(part.shares)

@@ -88,12 +88,8 @@ class Layout:
         """Whether tensor ranks divide the tokens between a split model's layers."""
         return self.plan.degrees is not None and self.plan.degrees.sequence_parallel
 
-    def unit(self, place: Place) -> tuple[int, int, int]:
-        """Ranks that compute a set of rows together: one contribution to each gradient."""
-        return place.replica, place.stage, place.group if self.context == 1 else 0
-
     def speaks(self, place: Place) -> bool:
-        """Whether a rank is the first of its unit."""
+        """Whether a rank tells the loss of those that compute the same rows."""
         return place.tensor == 0 and (self.context == 1 or place.group == 0)
 
     def rows(self, replica: int, stage: int, batch: int) -> list[Range]:
@@ -123,7 +119,7 @@ Held = dict[str, Cut]  # name -> what a rank holds of it
 @dataclass(frozen=True)
 class Piece:
     """Rows [first, last) of dimension `dim` of a parameter of `whole` elements, `row` of them each.
-    contributors: one owner of each unit (see `Layout.unit`), whose gradient counts."""
+    contributors: one owner of each unit (see `Place.unit`), whose gradient counts."""
 
     name: str
     dim: int
@@ -192,7 +188,7 @@ def bucket_plans(layout: Layout, chain: Chain, bucket_bytes: int) -> list[Bucket
     for name, parameter in chain.parameters.items():
         layers = parameter.layers if plan.zero == 3 else (lowest[min(parameter.layers)],)
         layers = layers if plan.in_step else ()
-        for owners, piece in pieces_of(parameter, holders[name], layout):
+        for owners, piece in pieces_of(parameter, holders[name]):
             buckets[owners, parameter.dtype, layers].append(piece)
     ordered = sorted(buckets.items(), key=lambda item: (item[0][2], item[0][0], str(item[0][1])))
     return [
@@ -202,7 +198,7 @@ def bucket_plans(layout: Layout, chain: Chain, bucket_bytes: int) -> list[Bucket
 
 
 def pieces_of(
-    parameter: Parameter, holders: list[tuple[Place, Cut]], layout: Layout
+    parameter: Parameter, holders: list[tuple[Place, Cut]]
 ) -> list[tuple[tuple[int, ...], Piece]]:
     """(owners, piece) for each piece of a parameter."""
     name, dim, shape = parameter.name, parameter.dim, parameter.shape or (1,)
@@ -215,7 +211,7 @@ def pieces_of(
         owning = [p for p, cuts in ranges if any(a <= first and last <= b for a, b in cuts)]
         units: dict[tuple[int, int, int], int] = {}
         for place in sorted(owning, key=lambda p: p.rank):
-            units.setdefault(layout.unit(place), place.rank)
+            units.setdefault(place.unit, place.rank)
         require(owning, "nobody holds a part of a parameter", where=name, got=f"[{first}, {last})")
         piece = Piece(name, dim, first, last, row, whole, frozenset(units.values()))
         pieces.append((tuple(sorted(p.rank for p in owning)), piece))

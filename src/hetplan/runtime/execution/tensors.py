@@ -10,6 +10,7 @@ Between layers a value lies whole on every rank; under context and sequence para
 (dimension 1) are divided. Source of the latter: Korthikanti et al. 2022, Section 4.2.2.
 """
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import zip_longest
@@ -17,7 +18,7 @@ from math import prod
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.fx import Node
@@ -52,7 +53,8 @@ def tidied(x: Any) -> Any:
 
 class Spread(fx.Interpreter):
     """A layer's graph on the ranks of a mesh. parameters: name inside -> its form; before, after:
-    forms of what comes from the layer before and of what passes on."""
+    forms of what comes from the layer before and of what passes on. context: whether the first
+    dimension of the mesh is that of context ranks."""
 
     def __init__(
         self,
@@ -61,9 +63,12 @@ class Spread(fx.Interpreter):
         parameters: Mapping[str, Form],
         before: Sequence[Form],
         after: Sequence[Form],
+        *,
+        context: bool,
     ) -> None:
         super().__init__(layer)
         self.mesh, self.parameters, self.before, self.after = mesh, parameters, before, after
+        self.context = context
         self.whole: Form = [Replicate()] * mesh.ndim
 
     def __call__(self, *values: Any) -> tuple[Tensor, ...]:
@@ -82,8 +87,23 @@ class Spread(fx.Interpreter):
 
     def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
         """A parameter, a buffer or a constant."""
-        value = super().get_attr(target, args, kwargs)
-        return self.enter(value, self.parameters.get(target, self.whole))
+        value, form = (
+            super().get_attr(target, args, kwargs),
+            self.parameters.get(target, self.whole),
+        )
+        if not (self.context and isinstance(value, nn.Parameter)):
+            return self.enter(value, form)
+        return mirrored(
+            lambda x: self.enter(x, form), lambda gradient: self.own_part(gradient, form), value
+        )
+
+    def own_part(self, gradient: Any, form: Form) -> Tensor:
+        """This context rank's contribution to a gradient, which is summed behind the passes."""
+        summands = gradient.placements[0].is_partial()
+        kept = gradient.placements[0] if summands else Replicate()
+        here = gradient.redistribute(placements=[kept, *form[1:]]).to_local()
+        first = summands or self.mesh.get_local_rank(0) == 0
+        return here if first else torch.zeros_like(here)
 
     def run_node(self, n: Node) -> Any:
         """An operator on distributed tensors."""
@@ -144,7 +164,9 @@ class Spread(fx.Interpreter):
         for name, x in zip(("query", "key", "value"), (q, k, v), strict=True):
             values[name] = tidied(tidied(x).redistribute(placements=divided))
         local = mapped(values, lambda x: x.to_local() if isinstance(x, DTensor) else x)
-        return tidied(self.enter(n.target(**local), divided))  # type: ignore[operator]
+        made = tidied(self.enter(n.target(**local), divided))  # type: ignore[operator]
+        back = Shard(2) in q.placements  # heads for tokens again
+        return tidied(made.redistribute(placements=q.placements)) if back else made
 
     def _moved(self, form: Form, n: Node, args: Any, kwargs: Any) -> Any:
         """An operator on this rank's parts of values in a form."""
@@ -164,14 +186,12 @@ def spread(
     """The chain whose layers a stage's ranks compute together, with what passes on between them
     here; of a model that says itself how it is divided, as it is. Raises UnsupportedError where
     the ranks cannot."""
+    check_spread(chain, layout, place)
     if not isinstance(chain.source, Split):
         return chain
     for layer in chain.layers:
         layer.__dict__.pop("forward", None)  # of another plan
-    ranks = layout.ranks_of(place.replica, place.stage)
-    context = [row[place.tensor] for row in ranks] if layout.context > 1 else []
-    both = ((context, True), (ranks[place.group], layout.sequence_parallel))
-    axes = [(own, divides) for own, divides in both if len(own) > 1]
+    axes, ranks = axes_of(layout, place), layout.ranks_of(place.replica, place.stage)
     cuts = {k: chain.cuts(k, layout.part(place)) for k in layout.layers(place)}
     held = {
         name: cut.dim for own in cuts.values() for name, cut in own.items()
@@ -179,8 +199,13 @@ def spread(
     }  # fmt: skip
     parts = prod(len(own) for own, divides in axes if divides)
     if parts == 1 and not held:
+        if axes and layout.speaks(place):
+            print(
+                f"hetplan: {layout.plan.rank_text(place.rank)}: all of its tensor ranks compute "
+                "whole layers; equal shares and the model's `tensor_plan` would divide them",
+                file=sys.stderr, flush=True,
+            )  # fmt: skip
         return chain
-    check_spread(chain, layout, place, axes, parts)
     mesh = DeviceMesh.from_group(
         [groups[tuple(own)].process for own, _ in axes], torch.device(chain.source.device).type,
         mesh=torch.tensor(ranks if len(axes) > 1 else axes[0][0]),
@@ -197,7 +222,9 @@ def spread(
             inside: [*[Replicate()] * (len(axes) - 1), Shard(held[name])]
             for inside, name in chain.own[k].items() if name in held
         }  # fmt: skip
-        chain.layers[k].forward = Spread(chain.layers[k], mesh, weights, edges[k], edges[k + 1])
+        chain.layers[k].forward = Spread(
+            chain.layers[k], mesh, weights, edges[k], edges[k + 1], context=layout.context > 1
+        )
     here = [
         tuple(
             ((shape[0] // parts, *shape[1:]) if Shard(1) in form else shape, dtype)
@@ -208,31 +235,33 @@ def spread(
     return replace(chain, outputs=tuple(here))
 
 
-def check_spread(
-    chain: Chain, layout: Layout, place: Place, axes: Sequence[tuple[list[int], bool]], parts: int
-) -> None:
-    """Raise UnsupportedError where tokens or heads do not divide, or ranks are not in order."""
-    plan, sequence = layout.plan, layout.plan.workload.sequence
-    require(
-        parts == 1 or (sequence is not None and sequence % parts == 0),
-        "the ranks of a stage do not divide the tokens of a sample",
-        where=plan.name, got=f"{sequence} tokens", expected=f"a multiple of {parts}",
-        kind=UnsupportedError,
-    )  # fmt: skip
-    for own, _ in axes:
-        require(
-            own == sorted(own),
-            "ranks of a stage that share a model's layers are not in order",
-            where=plan.name, got=own, expected=sorted(own), kind=UnsupportedError,
-        )  # fmt: skip
-    ranks = prod(len(own) for own, _ in axes)
-    for k in layout.layers(place) if layout.context > 1 else ():
-        for node in chain.layers[k].graph.nodes:
-            if name_of(node) == ATTENTION:
-                heads = {value.meta["val"].shape[1] for value in node.args[:3]}
-                require(
-                    all(h % ranks == 0 for h in heads),
-                    "context and tensor ranks do not divide the heads of attention",
-                    where=chain.names[k], got=f"{max(heads)} heads and {ranks} ranks",
-                    kind=UnsupportedError,
-                )  # fmt: skip
+def axes_of(layout: Layout, place: Place) -> list[tuple[list[int], bool]]:
+    """Context ranks and tensor ranks that compute a rank's layers with it, and whether they divide
+    tokens; those of several ranks only."""
+    ranks = layout.ranks_of(place.replica, place.stage)
+    context = [row[place.tensor] for row in ranks] if layout.context > 1 else []
+    both = ((context, True), (ranks[place.group], layout.sequence_parallel))
+    return [(own, divides) for own, divides in both if len(own) > 1]
+
+
+def check_spread(chain: Chain, layout: Layout, place: Place) -> None:
+    """Raise UnsupportedError where a stage's ranks cannot compute its layers together."""
+    axes, sequence = axes_of(layout, place), layout.plan.workload.sequence
+    parts = prod(len(own) for own, divides in axes if divides)
+    together, split = prod(len(own) for own, _ in axes), isinstance(chain.source, Split)
+    heads = {
+        value.meta["val"].shape[1]
+        for k in layout.layers(place) if split and layout.context > 1
+        for node in chain.layers[k].graph.nodes if name_of(node) == ATTENTION
+        for value in node.args[:3]
+    }  # fmt: skip
+    refusals = {
+        "a model that says itself how it is divided does not divide tokens": parts > 1
+        and not split,
+        f"{parts} ranks do not divide the tokens of a sample": (sequence or 1) % parts > 0,
+        f"{together} ranks do not divide the heads of attention": any(h % together for h in heads),
+        "ranks that share a split model's layers are not in order": split
+        and any(own != sorted(own) for own, _ in axes),
+    }
+    for what, refused in refusals.items():
+        require(not refused, what, where=layout.plan.rank_text(place.rank), kind=UnsupportedError)

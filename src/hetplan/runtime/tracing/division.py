@@ -12,7 +12,7 @@ from fnmatch import fnmatch
 from torch import nn
 from torch.fx import Node
 
-from hetplan.runtime.tracing.split import Split, name_of
+from hetplan.runtime.tracing.split import Split, name_of, path_of
 
 # For modules that say nothing: the names of GPT-2, BERT, ViT, T5 and others.
 COLUMNS = (
@@ -43,22 +43,29 @@ class Divided:
 
 
 def divisions(module: nn.Module, split: Split) -> dict[str, Divided]:
-    """Parameter -> how it is divided. Operators that take blocks apart again are marked in the
-    graph: meta["blocks"] is their parameter and the number of blocks."""
+    """Parameter, by the name that layers have for it -> how it is divided. What takes a product's
+    blocks apart is marked: meta["blocks"] is the parameter and the number of blocks."""
     words = getattr(module, "tensor_plan", None) or getattr(module, "_tp_plan", None) or TABLE
     made: dict[str, Divided] = {}
-    for node, (name, value) in split.held.items():
-        path = name.rpartition(".")[0]
-        word = next((word for pattern, word in words.items() if fnmatch(path, pattern)), "")
-        for user in node.users if isinstance(value, nn.Parameter) and value.dim() < 3 else ():
-            place, outputs = WEIGHTS.get(name_of(user), (None, 0))
-            weighs = place is not None and user.args[place] is node
-            if place is not None and word.startswith("colwise") and weighs == (value.dim() == 2):
-                dim = outputs if weighs else 0
-                blocks, together = uses_of(user, value.shape[dim], name)
-                made[name] = Divided(dim, blocks, value.shape[dim] // blocks, together)
-            elif weighs and word == "rowwise":
-                made[name] = Divided(1 - outputs, 1, value.shape[1 - outputs], 1)
+    for layer in split.layers:
+        parameters = dict(layer.named_parameters(remove_duplicate=False))
+        for node in layer.graph.find_nodes(op="get_attr"):
+            value = parameters.get(str(node.target))
+            for user in node.users if value is not None and value.dim() < 3 else ():
+                place, outputs = WEIGHTS.get(name_of(user), (None, 0))
+                path, name = path_of(user), str(node.target)
+                word = next((word for pattern, word in words.items() if fnmatch(path, pattern)), "")
+                weighs = place is not None and user.args[place] is node
+                if (
+                    place is not None
+                    and word.startswith("colwise")
+                    and weighs == (value.dim() == 2)
+                ):
+                    dim = outputs if weighs else 0
+                    blocks, together = uses_of(user, value.shape[dim], name)
+                    made[name] = Divided(dim, blocks, value.shape[dim] // blocks, together)
+                elif weighs and word == "rowwise":
+                    made[name] = Divided(1 - outputs, 1, value.shape[1 - outputs], 1)
     return made
 
 
