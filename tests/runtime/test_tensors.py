@@ -109,7 +109,7 @@ def test_own_layers_and_rings_are_refused() -> None:
         check_spread(own, Layout(plan), plan.places[0])
     assert plan.degrees is not None
     ring = plan.model_copy(update={"degrees": plan.degrees.model_copy(update={"exchange": "ring"})})
-    with pytest.raises(UnsupportedError, match="ring attention.*all-to-all"):
+    with pytest.raises(UnsupportedError, match=r"ring attention.*all-to-all"):
         check_executed(ring)
 
 

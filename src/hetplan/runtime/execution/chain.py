@@ -316,12 +316,11 @@ def divided_cuts(
     divided: Mapping[str, Divided], names: Sequence[str], part: Part
 ) -> dict[str, Cut]:
     """name -> what a rank holds of a split model's layer: equal parts, or else all of it."""
-    made = {}
-    for name in divided.keys() & set(names):
-        one, ranks = divided[name], len(part.shares)
-        even = len(set(part.shares)) == 1 and one.goes_into(ranks)
-        made[name] = cut(one.dim, one.length, part if even else Part(), one.blocks)
-    return made
+    return {
+        name: cut(one.dim, one.length, part if one.goes_into(part.shares) else Part(), one.blocks)
+        for name, one in divided.items()
+        if name in names
+    }
 
 
 def split_dimensions(

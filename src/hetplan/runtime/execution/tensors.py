@@ -11,7 +11,7 @@ Between layers a value lies whole on every rank; under context and sequence para
 """
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import zip_longest
 from math import prod
@@ -29,7 +29,7 @@ from hetplan.runtime.execution.chain import Chain
 from hetplan.runtime.execution.places import Layout
 from hetplan.runtime.execution.transport import Group, mirrored
 from hetplan.runtime.tracing.division import VIEWS
-from hetplan.runtime.tracing.split import Shape, Split, mapped, name_of
+from hetplan.runtime.tracing.split import Split, mapped, name_of
 
 ATTENTION = "scaled_dot_product_attention"
 Form = Sequence[Any]  # placements, one for each dimension of a mesh
@@ -53,7 +53,8 @@ def tidied(x: Any) -> Any:
 
 class Spread(fx.Interpreter):
     """A layer's graph on the ranks of a mesh. parameters: name inside -> its form; before, after:
-    forms of what comes from the layer before and of what passes on. context: whether the first
+    forms of what comes from the layer before and of what passes on; form_of: that of a value of one
+    sample's shape between products. context: whether the first
     dimension of the mesh is that of context ranks."""
 
     def __init__(
@@ -63,12 +64,13 @@ class Spread(fx.Interpreter):
         parameters: Mapping[str, Form],
         before: Sequence[Form],
         after: Sequence[Form],
+        form_of: Callable[[Sequence[int]], Form],
         *,
         context: bool,
     ) -> None:
         super().__init__(layer)
         self.mesh, self.parameters, self.before, self.after = mesh, parameters, before, after
-        self.context = context
+        self.form_of, self.context = form_of, context
         self.whole: Form = [Replicate()] * mesh.ndim
 
     def __call__(self, *values: Any) -> tuple[Tensor, ...]:
@@ -113,12 +115,23 @@ class Spread(fx.Interpreter):
         kind = name_of(n)
         if kind == "getitem":
             return n.target(*args)  # type: ignore[operator]
+        if kind not in VIEWS:
+            args = mapped(args, self.settled)
         if kind == "cat":  # caches that are empty have one dimension
             args = ([x for x in args[0] if x.dim() > 1 or x.numel()], *args[1:])
         made = self._special(kind, n, args, kwargs)
         if made is None:
             made = self._usual(kind, n, args, kwargs)
         return mapped(made, lambda y: self.enter(y, self.whole))
+
+    def settled(self, x: Any) -> Any:
+        """A value that ranks have summands of, summed up; else what reads it would gather weights
+        to pass the summands on."""
+        if not isinstance(x, DTensor) or not any(p.is_partial() for p in x.placements):
+            return x
+        both = zip(x.placements, self.form_of(x.shape[1:]), strict=True)
+        form = [edge if placement.is_partial() else placement for placement, edge in both]
+        return tidied(x.redistribute(placements=form))
 
     def _special(self, kind: str, n: Node, args: Any, kwargs: Any) -> Any:
         """What is not left to DTensor; None: nothing."""
@@ -212,18 +225,26 @@ def spread(
         mesh_dim_names=tuple(f"axis {k}" for k in range(len(axes))),
     )  # fmt: skip
 
-    def forms(shapes: Sequence[Shape]) -> list[Form]:
-        tokens = [shape[:1] == (layout.plan.workload.sequence,) for shape, _ in shapes]
-        return [[Shard(1) if t and divides else Replicate() for _, divides in axes] for t in tokens]
+    def form_of(shape: Sequence[int]) -> Form:
+        tokens = len(shape) > 1 and shape[0] == layout.plan.workload.sequence
+        return [Shard(1) if tokens and divides else Replicate() for _, divides in axes]
 
-    edges = [[], *map(forms, chain.outputs), [[Replicate()] * len(axes)]]
+    edges: list[list[Form]] = [
+        [], *([form_of(shape) for shape, _ in shapes] for shapes in chain.outputs), [form_of(())]
+    ]  # fmt: skip
     for k in cuts:
         weights = {
             inside: [*[Replicate()] * (len(axes) - 1), Shard(held[name])]
             for inside, name in chain.own[k].items() if name in held
         }  # fmt: skip
         chain.layers[k].forward = Spread(
-            chain.layers[k], mesh, weights, edges[k], edges[k + 1], context=layout.context > 1
+            chain.layers[k],
+            mesh,
+            weights,
+            edges[k],
+            edges[k + 1],
+            form_of,
+            context=layout.context > 1,
         )
     here = [
         tuple(

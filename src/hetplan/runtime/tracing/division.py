@@ -6,6 +6,7 @@ the module's attribute `tensor_plan`, or the one that its author gave it, or the
 plan is exact; it decides what is computed where. Weights under other words stay whole.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
 
@@ -37,9 +38,9 @@ class Divided:
     length: int
     together: int
 
-    def goes_into(self, ranks: int) -> bool:
-        """Whether so many get equal parts."""
-        return self.length % (self.together * ranks) == 0
+    def goes_into(self, shares: Sequence[float]) -> bool:
+        """Whether ranks of these shares get equal parts."""
+        return len(set(shares)) == 1 and self.length % (self.together * len(shares)) == 0
 
 
 def divisions(module: nn.Module, split: Split) -> dict[str, Divided]:
