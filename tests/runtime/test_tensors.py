@@ -104,7 +104,7 @@ def test_own_layers_and_rings_are_refused() -> None:
     check_executed(plan)
     with torch.device("meta"):
         module: Any = MODELS["untied"]()
-    own = describe(module, names_of(module), module.batch(0, 0, 1))
+    own = describe(module, names_of("untied"), module.batch(0, 0, 1))
     with pytest.raises(UnsupportedError, match="does not divide tokens"):
         check_spread(own, Layout(plan), plan.places[0])
     assert plan.degrees is not None

@@ -114,7 +114,7 @@ class Spread(fx.Interpreter):
         args, kwargs = self.fetch_args_kwargs_from_env(n)
         kind = name_of(n)
         if kind == "getitem":
-            return n.target(*args)  # type: ignore[operator]
+            return n.target(*args)
         if kind not in VIEWS:
             args = mapped(args, self.settled)
         if kind == "cat":  # caches that are empty have one dimension
@@ -139,7 +139,7 @@ class Spread(fx.Interpreter):
             return self._attention(n, args, kwargs)
         if kind == "dropout" and args[1] > 0 and args[2]:
             kept = torch.ones(args[0].shape, dtype=args[0].dtype, device=self.mesh.device_type)
-            return args[0] * self.enter(n.target(kept, *args[1:]), self.whole)  # type: ignore[operator]
+            return args[0] * self.enter(n.target(kept, *args[1:]), self.whole)
         if torch.Tag.nondeterministic_seeded in getattr(n.target, "tags", ()):
             return self._moved(self.whole, n, args, kwargs)
         name, blocks = n.meta.get("blocks", ("", 1))
@@ -156,16 +156,19 @@ class Spread(fx.Interpreter):
         if kind in VIEWS:
             args = (tidied(args[0]), *args[1:])
         try:
-            made = n.target(*args, **kwargs)  # type: ignore[operator]
+            made = n.target(*args, **kwargs)
         except (RuntimeError, AssertionError):
             return self._moved(self.whole, n, args, kwargs)
         return tidied(made) if kind in VIEWS else made
 
     def _attention(self, n: Node, args: Any, kwargs: Any) -> Any:
         """By heads where all ranks get equally many; dropout in it is drawn for all heads."""
-        values = {a.name: x for a, x in zip(n.target._schema.arguments, args, strict=False)}
+        values: dict[str, Any] = {
+            a.name: x for a, x in zip(n.target._schema.arguments, args, strict=False)
+        }
         values |= kwargs
-        q, k, v, mask = (values.get(name) for name in ("query", "key", "value", "attn_mask"))
+        q, k, v = (values[name] for name in ("query", "key", "value"))
+        mask = values.get("attn_mask")
         heads = [x.shape[1] for x in (q, k, v) if x.dim() == 4]
         even = len(heads) == 3 and all(h % self.mesh.size() == 0 for h in heads)
         if not even or values.get("dropout_p", 0.0) > 0:
@@ -177,7 +180,7 @@ class Spread(fx.Interpreter):
         for name, x in zip(("query", "key", "value"), (q, k, v), strict=True):
             values[name] = tidied(tidied(x).redistribute(placements=divided))
         local = mapped(values, lambda x: x.to_local() if isinstance(x, DTensor) else x)
-        made = tidied(self.enter(n.target(**local), divided))  # type: ignore[operator]
+        made = tidied(self.enter(n.target(**local), divided))
         back = Shard(2) in q.placements  # heads for tokens again
         return tidied(made.redistribute(placements=q.placements)) if back else made
 
@@ -189,7 +192,7 @@ class Spread(fx.Interpreter):
                 return x
             return tidied(tidied(x).redistribute(placements=form)).to_local()
 
-        made = n.target(*mapped(args, local), **mapped(kwargs, local))  # type: ignore[operator]
+        made = n.target(*mapped(args, local), **mapped(kwargs, local))
         return mapped(made, lambda y: self.enter(y, form))
 
 

@@ -9,6 +9,7 @@ plan is exact; it decides what is computed where. Weights under other words stay
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
+from typing import Any
 
 from torch import nn
 from torch.fx import Node
@@ -51,7 +52,7 @@ def divisions(module: nn.Module, split: Split) -> dict[str, Divided]:
     for layer in split.layers:
         parameters = dict(layer.named_parameters(remove_duplicate=False))
         for node in layer.graph.find_nodes(op="get_attr"):
-            value = parameters.get(str(node.target))
+            value: Any = parameters.get(str(node.target))
             for user in node.users if value is not None and value.dim() < 3 else ():
                 place, outputs = WEIGHTS.get(name_of(user), (None, 0))
                 path, name = path_of(user), str(node.target)
