@@ -20,6 +20,7 @@ CASES = [
     Case("data parallel", "untied", TWO),  # with dropout
     *(Case(f"ZeRO {level}", "perceptron", TWO, zero(level)) for level in (2, 3)),
     Case("ZeRO 3, fp32", "perceptron", TWO, zero(3), dtype="float32"),  # gloo has other sums there
+    Case("ZeRO 3, shards of columns", "untied", TWO, zero(3)),
     Case("pipelines, ZeRO 3", "perceptron", PIPE * 2, zero(3)),
     Case("gpipe", "untied", PIPE, {"schedule": "gpipe"}),
     Case("1f1b", "untied", PIPE),

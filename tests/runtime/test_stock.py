@@ -81,7 +81,7 @@ ONE = [R([S((0, 4))], [(2, 2)])] * 2
         ("perceptron", ONE, zero(3, 2, 1), "unequal ZeRO shards"),
         ("untied", [R(even([0, 2, 4]), [(1, 2)])], {}, "fewer micro-batches"),
         ("gpt", [R(even([0, 2, 5]), [(4, 2)])], {}, "parameters of several stages"),
-        ("untied", ONE, zero(3), "parameters that layers divide"),
+        ("untied", [R([S((0, 4))], [(1, 2)])] * 3, zero(3), "uneven shards of parameters"),
         ("untied", ONE, {"recomputation": "selective"}, "recomputation of the scores"),
     ],
 )

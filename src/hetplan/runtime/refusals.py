@@ -35,10 +35,40 @@ def check_degrees(plan: Plan) -> None:
         )
 
 
+def check_executed(plan: Plan) -> None:
+    """Raise UnsupportedError for the first of a plan's degrees that the runtime does not execute.
+    What overlaps what is the runtime's own choice."""
+    degrees = plan.degrees
+    if degrees is None:
+        return
+    widths = {len(stage.tensor_shares) for r in plan.replicas for stage in r.stages}
+    lacking = {
+        "ring attention": (degrees.context > 1 and degrees.exchange == "ring", "all-to-all"),
+        "expert parallelism": (degrees.expert > 1, "expert 1"),
+        "divided tokens between stages of different tensor degrees": (
+            degrees.sequence_parallel and len(widths) > 1, "one tensor degree",
+        ),
+        "recomputation of some layers of a stage": (degrees.recompute_layers is not None, "all"),
+        "optimizer states on the host": (degrees.offloaded > 0, "states on the devices"),
+        "groups of shards": (degrees.shard_groups > 1, "one group"),
+    }  # fmt: skip
+    for what, (lacks, expected) in lacking.items():
+        require(
+            not lacks, f"`hetplan run` has no {what}", where=plan.name, got=degrees.text,
+            expected=f"{expected}, or hetplan export", kind=UnsupportedError,
+        )  # fmt: skip
+
+
 def check_own_layers(plan: Plan, model: Model) -> None:
     """Raise UnsupportedError where hetplan cannot run a plan of a described model without a module
     of the user's."""
-    check_degrees(plan)
+    check_executed(plan)
+    degrees = plan.degrees
+    require(
+        degrees is None or (degrees.context == 1 and not degrees.sequence_parallel),
+        "hetplan's own layers do not divide tokens: run the module itself by --factory",
+        where=plan.name, got=degrees and degrees.text, kind=UnsupportedError,
+    )  # fmt: skip
     if plan.schedule == "spmd":
         require(
             plan.workload.precision == "fp32",

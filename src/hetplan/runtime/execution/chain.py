@@ -30,6 +30,7 @@ Parameters shared by several layers (tied embeddings) are the same object in eac
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -39,6 +40,7 @@ from torch import Tensor, nn
 from hetplan.errors import InputError, UnsupportedError, one_line, require
 from hetplan.formulations.joint.plan import split
 from hetplan.runtime.execution.transport import Group, mirrored
+from hetplan.runtime.tracing.division import Divided, divisions
 from hetplan.runtime.tracing.split import Shape, Split, mapped
 from hetplan.schema import Range
 
@@ -64,6 +66,11 @@ class Cut:
 
     dim: int
     ranges: tuple[Range, ...]
+
+    @property
+    def size(self) -> int:
+        """Of the dimension."""
+        return sum(b - a for a, b in self.ranges)
 
     def take(self, whole: Tensor) -> Tensor:
         """The part of an unsplit tensor, as a tensor of its own."""
@@ -280,6 +287,9 @@ def describe(
         )
         source = Split(module, names, example, loss, lambda data: count(data[1]), device)
         layers, outputs = source.layers, source.outputs
+        divided = divisions(module, source)
+        for layer in layers:
+            layer.cuts = partial(divided_cuts, divided, [n for n, _ in layer.named_parameters()])
     else:
         outputs = outputs_of(names, layers, example[0], compute)
     seen: dict[int, str] = {}
@@ -300,6 +310,17 @@ def describe(
         for name, (p, where) in shapes.items()
     }
     return Chain(tuple(names), layers, parameters, tuple(own), outputs, source, compute)
+
+
+def divided_cuts(
+    divided: Mapping[str, Divided], names: Sequence[str], part: Part
+) -> dict[str, Cut]:
+    """name -> what a rank holds of a split model's layer: equal parts, or else all of it."""
+    return {
+        name: cut(one.dim, one.length, part if one.goes_into(part.shares) else Part(), one.blocks)
+        for name, one in divided.items()
+        if name in names
+    }
 
 
 def split_dimensions(

@@ -29,6 +29,7 @@ from hetplan.runtime.execution.loop import Box, Trained
 from hetplan.runtime.execution.pipeline import Mail, Pipeline, streams
 from hetplan.runtime.execution.places import Held, Layout, States, bucket_plans, held_by
 from hetplan.runtime.execution.position import Position
+from hetplan.runtime.execution.tensors import spread
 from hetplan.runtime.execution.transport import (
     Group,
     Staging,
@@ -36,7 +37,7 @@ from hetplan.runtime.execution.transport import (
     gather_objects,
     host_total,
 )
-from hetplan.runtime.refusals import check_degrees
+from hetplan.runtime.refusals import check_executed
 from hetplan.runtime.tracing.split import leaves
 from hetplan.runtime.watch import Watch
 
@@ -65,7 +66,7 @@ class Placed(Trained):
         precision: Literal["fp32", "bf16", "fp16"] = "fp32",
         chain: Chain | None = None,
     ) -> None:
-        check_degrees(plan)
+        check_executed(plan)
         check_world(plan, dist.get_world_size())
         require(
             plan.schedule != "spmd",
@@ -139,7 +140,12 @@ class Placed(Trained):
             parts = [part for own in gather_objects(mine[name]) for part in own]
             if dist.get_rank() == 0:
                 whole = torch.cat([values for _, values in sorted(parts, key=itemgetter(0))])
-                self.module.get_parameter(name).data.copy_(whole.view(self.shapes[name]))
+                parameter, dim = (
+                    self.module.get_parameter(name).data,
+                    self.chain.parameters[name].dim,
+                )
+                moved = parameter.movedim(dim, 0) if parameter.dim() else parameter
+                moved.copy_(whole.view(moved.shape))
         return self.module
 
 
@@ -169,7 +175,7 @@ class Distributed(Placed):
             ranks
             for i, replica in enumerate(plan.replicas)
             for j in range(len(replica.stages))
-            for ranks in self.layout.ranks_of(i, j)
+            for ranks in self.layout.meeting(i, j)
         ]
         self.transport = Transport.over(self.device, staging, self.watch)
         groups = self.transport.groups([*tensor_groups, *(p.owners for p in plans)])
@@ -177,6 +183,7 @@ class Distributed(Placed):
         held = held_by(self.layout, self.chain, self.place)
         parameters = self.take(held)
         self._join_tensor_group(groups)
+        self.chain = spread(self.chain, self.layout, self.place, groups)
         shares = [plan.zero_shares[p.device] if plan.zero_shares else 1.0 for p in plan.places]
         self.states = States(
             plans, groups, self.place.rank, parameters, held,

@@ -112,12 +112,15 @@ def messages(
     count = len(layout.plan.replicas[replica].stages)
     stages = [hop % count, (hop + 1) % count]
     senders, receivers = (
-        list(zip(layout.ranks_of(replica, s), layout.rows(replica, s, batch), strict=True))
+        list(
+            enumerate(zip(layout.ranks_of(replica, s), layout.rows(replica, s, batch), strict=True))
+        )
         for s in (stages if forward else reversed(stages))
     )
     tag = tag_of(layout, replica, hop, forward=forward)
-    for (sending, (a, b)), (receiving, (c, d)) in product(senders, receivers):
-        if max(a, c) < min(b, d):
+    for (i, (sending, (a, b))), (j, (receiving, (c, d))) in product(senders, receivers):
+        # context ranks have the same rows, and pass on their own tokens
+        if max(a, c) < min(b, d) and (layout.context == 1 or i == j):
             for tensor, receiver in enumerate(receiving):
                 sender = sending[tensor * len(sending) // len(receiving)]
                 yield (tag, sender, receiver), (max(a, c), min(b, d))
@@ -214,9 +217,9 @@ class Pipeline:
         self.total: Tensor | float = 0.0
 
     def weight(self, rows: Rows) -> float:
-        """What this rank's targets weigh: to be added up over all ranks; one tensor rank speaks for
-        its group."""
-        if self.ranges[-1][1] < self.end or self.place.tensor != 0:
+        """What this rank's targets weigh: to be added up over all ranks; one rank speaks for those
+        that compute the same rows."""
+        if self.ranges[-1][1] < self.end or not self.layout.speaks(self.place):
             return 0.0
         mine = [self.layout.own_rows(self.place, k) for k in range(self.replica.steps)]
         return float(sum(self.chain.source.weigh(rows(a, b)) for a, b in mine if a < b))
@@ -234,7 +237,7 @@ class Pipeline:
             else:
                 self._forward(chunk, batch, rows)
         assert not self.saved, "a forward pass has no backward pass"
-        return float(self.total) if self.place.tensor == 0 else 0.0
+        return float(self.total) if self.layout.speaks(self.place) else 0.0
 
     def _hop(self, chunk: int) -> int:
         """The virtual stage of a chunk here: hop v leads to the next one, hop v - 1 here."""

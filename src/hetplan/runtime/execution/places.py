@@ -51,6 +51,11 @@ class Layout:
         devices = self.plan.replicas[replica].stages[stage].devices
         return [[self.plan.ranks[d] for d in group] for group in devices]
 
+    def meeting(self, replica: int, stage: int) -> list[list[int]]:
+        """Ranks of a stage that compute layers together: tensor ranks, context ranks."""
+        rows = self.ranks_of(replica, stage)
+        return [*rows, *map(list, zip(*rows, strict=True))] if self.context > 1 else rows
+
     def stage(self, place: Place) -> Stage:
         """A rank's stage."""
         return self.plan.replicas[place.replica].stages[place.stage]
@@ -73,10 +78,26 @@ class Layout:
             row += replica.samples
         return batches
 
+    @property
+    def context(self) -> int:
+        """Row groups that take the same rows, each a part of their tokens."""
+        return self.plan.degrees.context if self.plan.degrees else 1
+
+    @property
+    def sequence_parallel(self) -> bool:
+        """Whether tensor ranks divide the tokens between a split model's layers."""
+        return self.plan.degrees is not None and self.plan.degrees.sequence_parallel
+
+    def speaks(self, place: Place) -> bool:
+        """Whether a rank tells the loss of those that compute the same rows."""
+        return place.tensor == 0 and (self.context == 1 or place.group == 0)
+
     def rows(self, replica: int, stage: int, batch: int) -> list[Range]:
         """[row group] global rows of a micro-batch."""
         first, last = self.micro_batches[replica][batch]
         shares = self.plan.replicas[replica].stages[stage].row_shares
+        if self.context > 1:
+            return [(first, last)] * self.context
         return [(first + a, first + b) for a, b in split(last - first, shares)]
 
     def own_rows(self, place: Place, batch: int) -> Range:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, schedules
+from torch.distributed.tensor import Shard
 from torch.nn.parallel import DistributedDataParallel
 
 from hetplan.errors import UnsupportedError, require
@@ -45,7 +46,8 @@ def check_stock(plan: Plan, chain: Chain | None) -> None:
         "parameters of several stages": any(
             len({begin_of[k] for k in p.layers}) > 1 for p in parameters
         ),
-        "shards of parameters that layers divide": plan.zero > 0 and any(p.dim for p in parameters),
+        "uneven shards of parameters along another dimension than the first": plan.zero > 0
+        and any(p.dim and p.shape[p.dim] % len(plan.replicas) for p in parameters),
         "fp16's loss scale": chain is not None and chain.compute is torch.float16,
         "recomputation of the scores alone": plan.recomputation == "selective",
     }
@@ -114,10 +116,18 @@ class Stock(Placed):
             mesh = DeviceMesh.from_group(group, torch.device(self.device).type)
             alone = all(len(p.layers) == 1 for p in self.chain.parameters.values())
             for module in (*part.layers, part) if alone else (part,):
-                fully_shard(module, mesh=mesh, reshard_after_forward=self.plan.zero == 3)
+                fully_shard(
+                    module, mesh=mesh, reshard_after_forward=self.plan.zero == 3,
+                    shard_placement_fn=self._placement,
+                )  # fmt: skip
         elif group.size() > 1 and any(p.requires_grad for p in part.parameters()):
             return DistributedDataParallel(part, process_group=group)
         return part
+
+    def _placement(self, parameter: nn.Parameter) -> Any:
+        """The dimension that checkpoints have in front."""
+        (name,) = {name for name, held in self.updated() if held is parameter}
+        return Shard(self.chain.parameters[name].dim)
 
     def iteration(self, step: int, rows: Rows | None) -> float:
         """All passes; torch's engines say nothing of each of them."""
@@ -160,11 +170,12 @@ class Stock(Placed):
             held = parameter.data if values is None else values.get(id(parameter))
             if held is None or (mine and replica and not self.plan.zero):
                 continue
-            rows, *rest = *self.shapes[name], 1
+            whole, dim = (*self.shapes[name], 1), self.chain.parameters[name].dim
+            rows, rest = whole[dim], [*whole[:dim], *whole[dim + 1 :]]
             first = min(-(-rows // count) * replica, rows) if self.plan.zero else 0
             size, here = local(parameter).numel(), local(held).detach()
             if here.dim():
-                here = here.movedim(self.chain.parameters[name].dim, 0)
+                here = here.movedim(dim, 0)
             yield Box(name, (first * prod(rest),), (size,), (rows * prod(rest),), here)
 
 

@@ -34,6 +34,7 @@ from hetplan.runtime.execution.chain import Chain, describe
 from hetplan.runtime.execution.checkpoint import check_same, check_writable, complete, load, save
 from hetplan.runtime.execution.distributed import COMPUTE, Distributed, example_of
 from hetplan.runtime.execution.loop import Trained
+from hetplan.runtime.execution.places import Layout
 from hetplan.runtime.execution.spmd.distributed import (
     DistributedProgram,
     ProgramModel,
@@ -43,10 +44,11 @@ from hetplan.runtime.execution.spmd.distributed import (
     planned_program,
 )
 from hetplan.runtime.execution.stock import Stock, check_stock
+from hetplan.runtime.execution.tensors import check_spread
 from hetplan.runtime.execution.transport import gather_objects, host_total
 from hetplan.runtime.job import Job, Report, StepReport
 from hetplan.runtime.references import build, stand_in
-from hetplan.runtime.refusals import check_degrees, check_own_layers
+from hetplan.runtime.refusals import check_executed, check_own_layers
 from hetplan.runtime.replay import read_program
 from hetplan.runtime.watch import PASSES, PATIENCE, WAITS, Activity, Virtual, Watch, at_work
 
@@ -143,7 +145,7 @@ def called(text: str, plan: Plan | None, option: str = "--factory") -> Any:
 def check_job(job: Job) -> Made | None:
     """Everything that can be wrong with plan and model, before a process starts; what ranks need
     not make again, where it is no program. Raises InputError."""
-    check_degrees(job.plan)
+    check_executed(job.plan)
     check_folder(job)
     if job.plan.schedule == "spmd":
         check_program(job)
@@ -152,6 +154,8 @@ def check_job(job: Job) -> Made | None:
     chain = describe(
         module, job.plan.workload.layers, example_of(module), compute=COMPUTE[precision_of(job)]
     )
+    for place in job.plan.places:
+        check_spread(chain, Layout(job.plan), place)
     if job.backend == "torch":
         check_stock(job.plan, chain)
     if job.save is not None:

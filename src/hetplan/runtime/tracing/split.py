@@ -75,6 +75,13 @@ def name_of(node: Node) -> str:
     return str(named).rpartition("::")[2]
 
 
+def path_of(node: Node) -> str:
+    """The path of the module whose code an operator stands in."""
+    stack: Any = node.meta.get("nn_module_stack", {})
+    path: str = ["", *(path.partition("@")[0] for path, _ in stack.values())][-1]
+    return path.removeprefix("module").lstrip(".")
+
+
 def shape_of(node: Node) -> Shape:
     """What passes on from one layer to the next, of one sample."""
     value = node.meta["val"]
@@ -222,10 +229,7 @@ class Split:
         label = run = ""
         for node in self.nodes:
             if node in needed and self.kinds[node] == LAYER:
-                stack: Any = node.meta.get("nn_module_stack", {})
-                path = ["", *(path.partition("@")[0] for path, _ in stack.values())][-1]
-                path = path.removeprefix("module").lstrip(".")
-                now = label_of.get(id(module.get_submodule(path)), label)
+                now = label_of.get(id(module.get_submodule(path_of(node))), label)
                 if now != label:
                     label = now
                     times[label] += 1

@@ -1,0 +1,225 @@
+"""Users' models on tensor ranks and context ranks: one step under a plan that divides their layers,
+the next one from its checkpoint under a plan that does not; and the same in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import transformers as hf
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+from fakes.hugging import CONFIGURED, TEXT, TOKENS, gpt2, text, with_data
+from hetplan.formulations.joint.plan import Plan, parse_plan
+from hetplan.runtime import distribute
+from hetplan.runtime.execution import chain, checkpoint
+from hetplan.runtime.execution.distributed import example_of
+from hetplan.runtime.tracing.layers import Called
+from hetplan.runtime.tracing.split import Split
+from parity.device import default_type
+from parity.splits import doubled
+
+ROWS, RATE = 4, 0.1
+ONE = ((0, 5),)
+
+
+def llama(plan: object = None) -> nn.Module:
+    """Four heads, two of keys and values."""
+    config = hf.LlamaConfig(**TEXT | {"num_attention_heads": 4}, num_key_value_heads=2)
+    return with_data(hf.LlamaForCausalLM(config), text)
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {"llama": llama, "gpt2": gpt2}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A replica of stages [first, last) of layers, each on `context` row groups of `tensor` ranks;
+    holds, computes: shares of all parameters and of all FLOPs that a rank has at most."""
+
+    name: str
+    model: str
+    stages: tuple[tuple[int, int], ...] = ONE
+    context: int = 1
+    tensor: int = 1
+    sequence_parallel: bool = False
+    holds: float = 1.0
+    computes: float = 1.0
+    options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def world(self) -> int:
+        """Ranks."""
+        return len(self.stages) * self.context * self.tensor
+
+    @property
+    def plan(self) -> Plan:
+        """Two micro-batches of two samples; devices go stage by stage."""
+        each = self.context * self.tensor
+        stages = [
+            {
+                "layers": [list(layers)],
+                "devices": [
+                    [j * each + g * self.tensor + t for t in range(self.tensor)]
+                    for g in range(self.context)
+                ],
+                "row_shares": [1.0] * self.context,
+                "tensor_shares": [1.0] * self.tensor,
+            }
+            for j, layers in enumerate(self.stages)
+        ]
+        degrees = {
+            "context": self.context, "exchange": "all-to-all",
+            "sequence_parallel": self.sequence_parallel,
+        }  # fmt: skip
+        more = {"degrees": degrees} if self.context > 1 or self.sequence_parallel else {}
+        return planned(self.name, self.world, [(stages, ROWS)], **self.options, **more)
+
+
+def planned(name: str, world: int, replicas: list[Any], **options: Any) -> Plan:
+    """A plan of replicas of (stages, samples) in micro-batches of at most two samples."""
+    workload = {
+        "model": name, "cluster": "made up", "global_batch": ROWS, "sequence": TOKENS,
+        "precision": "fp32", "layers": CONFIGURED,
+    }  # fmt: skip
+    document = {
+        "format": "hetplan-plan", "version": 1, "name": name, "workload": workload,
+        "devices": [{"type": "A", "node": 0}] * world,
+        "replicas": [
+            {
+                "stages": stages,
+                "micro_batches": [{"count": -(-rows // 2), "samples": min(rows, 2)}],
+            }
+            for stages, rows in replicas
+        ],
+    }  # fmt: skip
+    return parse_plan(document | options, where=name)
+
+
+CASES = [
+    Case("tensor", "llama", tensor=2, holds=0.56, computes=0.56),
+    Case(
+        "tensor, recomputed",
+        "gpt2",
+        tensor=2,
+        holds=0.53,
+        computes=0.67,  # half of a step and a third more
+        options={"recomputation": "full"},
+    ),
+    Case("sequence parallel", "llama", tensor=2, sequence_parallel=True, holds=0.56, computes=0.56),
+    Case("context", "llama", context=2, computes=0.56),
+    Case("context", "gpt2", context=2, computes=0.5, options={"zero": 3}),
+    Case("tensor, pipeline", "gpt2", ((0, 2), (2, 5)), tensor=2),
+    Case("context, pipeline", "llama", ((0, 2), (2, 5)), context=2),
+    Case("context, tensor", "llama", context=2, tensor=2, holds=0.56, computes=0.56),
+]
+QUICK = CASES[1], CASES[3]
+WORLDS = sorted({case.world for case in CASES})
+PREPARED: dict[str, tuple[nn.Module, Split]] = {}
+
+
+class Counting(TorchDispatchMode):
+    """FLOPs on this rank: of operators on local tensors."""
+
+    total = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented
+        made = func(*args, **(kwargs or {}))
+        flops = flop_registry.get(func.overloadpacket)
+        shapes_alone = any(kind not in (Tensor, nn.Parameter) for kind in types)
+        if flops is not None and not shapes_alone:
+            self.total += flops(*args, **(kwargs or {}), out_val=made)
+        return made
+
+
+def made(name: str) -> Any:
+    """A model with its first weights."""
+    torch.manual_seed(3)
+    return MODELS[name]()
+
+
+def prepare() -> None:
+    """Splits both models before there are ranks."""
+    for name in MODELS:
+        with default_type("float64"), doubled():
+            module = made(name)
+            split = Split(module, CONFIGURED, example_of(module), None, lambda data: 0.0, "cpu")
+            PREPARED[name] = module, split
+
+
+def restored(name: str) -> nn.Module:
+    """A prepared model whose layers have their whole weights again."""
+    module, split = PREPARED[name]
+    for layer in split.layers:
+        for inside, _ in list(layer.named_parameters(remove_duplicate=False)):
+            owner, _, last = inside.rpartition(".")
+            setattr(layer.get_submodule(owner), last, module.get_parameter(inside))
+    return module
+
+
+def quick(rank: int, world: int, folder: Path) -> None:
+    """Two cases of two ranks."""
+    work(rank, world, folder, QUICK)
+
+
+def work(rank: int, world: int, folder: Path, cases: Sequence[Case] = CASES) -> None:
+    """All cases of this size."""
+    left: dict[Any, Any] = {}
+    halves = [
+        ([{"layers": [[0, 5]], "devices": [[rank]], "row_shares": [1.0], "tensor_shares": [1.0]}],
+         ROWS // world)
+        for rank in range(world)
+    ]  # fmt: skip
+    for case in (case for case in cases if case.world == world):
+        key, kept = (case.name, case.model), str(folder / f"{case.name}-{case.model}")
+        first = {n: p.detach().clone() for n, p in PREPARED[case.model][0].named_parameters()}
+        left[key] = {"losses": [], "weights": []}
+        for part, plan in enumerate((case.plan, planned(case.name, world, halves))):
+            module, split = restored(case.model), PREPARED[case.model][1]
+            with default_type("float64"):
+                with patch.object(chain, "Split", lambda *_, split=split: split):
+                    model = distribute(module, plan)
+                optimizer = model.optimizer(torch.optim.SGD, lr=RATE)
+                if part:
+                    checkpoint.load(model, optimizer, kept)
+                with Counting() as counter:
+                    left[key]["losses"].append(model.train_step())
+                optimizer.step()
+                if not part:
+                    left[key]["flops"] = counter.total
+                    left[key]["held"] = sum(p.numel() for p in model.states.parameters.values())
+                    checkpoint.save(model, optimizer, kept)
+                state = model.gather().state_dict()
+                left[key]["weights"].append({n: state[n].clone() for n in first})
+        with torch.no_grad():
+            for n, p in PREPARED[case.model][0].named_parameters():
+                p.copy_(first[n])
+    torch.save(left, folder / f"left-{world}-{rank}.pt")
+
+
+def alone(name: str) -> tuple[list[float], list[dict[str, Tensor]], int]:
+    """Losses and weights of both steps of one process, and the FLOPs of the first one."""
+    with default_type("float64"), doubled():
+        module = made(name)
+        called = Called(module)
+        optimizer = torch.optim.SGD(module.parameters(), lr=RATE)
+        losses, weights, flops = [], [], 0
+        for step in range(2):
+            with Counting() as counter:
+                loss = called(*module.batch(step, 0, ROWS))
+                loss.backward()
+            flops = flops or counter.total
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(float(loss.detach()))
+            weights.append({n: p.detach().clone() for n, p in module.named_parameters()})
+    return losses, weights, flops
