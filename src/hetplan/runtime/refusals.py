@@ -25,8 +25,8 @@ def check_shape(shape: Transformer) -> None:
 
 
 def check_degrees(plan: Plan) -> None:
-    """Raise UnsupportedError for a plan with context, expert or further degrees, which neither the
-    replay nor the runtime has."""
+    """Raise UnsupportedError for a plan with context, expert or further degrees, which the replay
+    does not have."""
     if plan.degrees is not None:
         raise UnsupportedError(
             f"the plan has {plan.degrees.text}, which are priced in closed form only",
@@ -35,10 +35,47 @@ def check_degrees(plan: Plan) -> None:
         )
 
 
+def check_executed(plan: Plan) -> None:
+    """Raise UnsupportedError for the first of a plan's degrees that the runtime does not execute.
+    What overlaps what is the runtime's own choice."""
+    degrees = plan.degrees
+    if degrees is None:
+        return
+    together = degrees.recompute_method == "uniform" and (degrees.recompute_layers or 1) > 1
+    unequal = degrees.shard_groups > 1 and plan.zero_shares is not None
+    apart = degrees.expert > 1 and not same_passes(plan)
+    lacking = {
+        "context parallelism": (degrees.context > 1, "context 1"),
+        "sequence parallelism": (degrees.sequence_parallel, "tensor ranks without it"),
+        "experts in tensor parts": (degrees.expert > 1 < degrees.expert_tensor, "expert tensor 1"),
+        "experts over replicas whose passes differ": (apart, "equal stages and micro-batches"),
+        "layers that are computed again together": (together, "one by one"),
+        "optimizer states on the host": (degrees.offloaded > 0, "states on the devices"),
+        "groups of unequal shards": (unequal, "no zero_shares"),
+    }
+    for what, (lacks, expected) in lacking.items():
+        require(
+            not lacks, f"`hetplan run` has no {what}", where=plan.name, got=degrees.text,
+            expected=f"{expected}, or hetplan export", kind=UnsupportedError,
+        )  # fmt: skip
+
+
+def same_passes(plan: Plan) -> bool:
+    """Whether all replicas have the same stages, and samples in the same micro-batches."""
+    passes = [
+        (
+            [(stage.layers, len(stage.tensor_shares)) for stage in replica.stages],
+            [b.samples > 0 for b in replica.micro_batches for _ in range(b.count)],
+        )
+        for replica in plan.replicas
+    ]
+    return all(own == passes[0] for own in passes)
+
+
 def check_own_layers(plan: Plan, model: Model) -> None:
     """Raise UnsupportedError where hetplan cannot run a plan of a described model without a module
     of the user's."""
-    check_degrees(plan)
+    check_executed(plan)
     if plan.schedule == "spmd":
         require(
             plan.workload.precision == "fp32",

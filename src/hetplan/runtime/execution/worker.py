@@ -46,7 +46,7 @@ from hetplan.runtime.execution.stock import Stock, check_stock
 from hetplan.runtime.execution.transport import gather_objects, host_total
 from hetplan.runtime.job import Job, Report, StepReport
 from hetplan.runtime.references import build, stand_in
-from hetplan.runtime.refusals import check_degrees, check_own_layers
+from hetplan.runtime.refusals import check_executed, check_own_layers
 from hetplan.runtime.replay import read_program
 from hetplan.runtime.watch import PASSES, PATIENCE, WAITS, Activity, Virtual, Watch, at_work
 
@@ -143,15 +143,16 @@ def called(text: str, plan: Plan | None, option: str = "--factory") -> Any:
 def check_job(job: Job) -> Made | None:
     """Everything that can be wrong with plan and model, before a process starts; what ranks need
     not make again, where it is no program. Raises InputError."""
-    check_degrees(job.plan)
+    check_executed(job.plan)
     check_folder(job)
     if job.plan.schedule == "spmd":
         check_program(job)
         return None
     module = make_module(job)
     chain = describe(
-        module, job.plan.workload.layers, example_of(module), compute=COMPUTE[precision_of(job)]
-    )
+        module, job.plan.workload.layers, example_of(module), compute=COMPUTE[precision_of(job)],
+        spread=1 if job.virtual else job.plan.further.expert,
+    )  # fmt: skip
     if job.backend == "torch":
         check_stock(job.plan, chain)
     if job.save is not None:
