@@ -62,6 +62,15 @@ def mixtral(plan: object = None) -> nn.Module:
     return with_data(hf.MixtralForCausalLM(config), text)
 
 
+def qwen(plan: object = None) -> nn.Module:
+    """Qwen3's mixture, six experts of which two work, after a dense layer."""
+    config = hf.Qwen3MoeConfig(
+        **TEXT, num_key_value_heads=1, head_dim=8, num_experts=6, num_experts_per_tok=2,
+        moe_intermediate_size=8, mlp_only_layers=[0],
+    )  # fmt: skip
+    return with_data(hf.Qwen3MoeForCausalLM(config), text)
+
+
 def bert(plan: object = None) -> nn.Module:
     """BERT for masked words, tied."""
     return with_data(hf.BertForMaskedLM(hf.BertConfig(**TEXT, **QUIET)), text)

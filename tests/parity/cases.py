@@ -392,6 +392,19 @@ FAMILIES = [
         ],
         INTERLEAVED | {"zero": 1},
     ),
+    *(
+        Case(
+            f"ZeRO {level} in two groups, {shape}",
+            "gpt",
+            replicas,
+            zero(level) | {"degrees": {"shard_groups": 2}},
+        )
+        for level in (1, 2, 3)
+        for shape, replicas in (
+            ("replicas", [R([S((0, 5))], [(2, 1 + i % 2)]) for i in range(4)]),
+            ("pipelines", [R(even([0, 2, 5]), [(1, 2)])] * 4),
+        )
+    ),
     Case("stages of one layer each", "gpt", [R(even([0, 1, 2, 3, 4, 5]), [(6, 1)])]),
     Case(
         "eight ranks, everything at once",

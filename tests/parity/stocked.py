@@ -22,6 +22,8 @@ CASES = [
     Case("ZeRO 3, fp32", "perceptron", TWO, zero(3), dtype="float32"),  # gloo has other sums there
     Case("ZeRO 3, shards of columns", "untied", TWO, zero(3)),
     Case("pipelines, ZeRO 3", "perceptron", PIPE * 2, zero(3)),
+    Case("HSDP", "perceptron", TWO * 2, zero(3) | {"degrees": {"shard_groups": 2}}),
+    Case("pipelines, HSDP", "perceptron", PIPE * 2, zero(3) | {"degrees": {"shard_groups": 2}}),
     Case("gpipe", "untied", PIPE, {"schedule": "gpipe"}),
     Case("1f1b", "untied", PIPE),
     Case(
@@ -31,7 +33,7 @@ CASES = [
     Case("pipelines, recomputed", "untied", PIPE * 2, {"recomputation": "full"}),
     Case("products recomputed", "untied", PIPE, {"recomputation": "operators"}),
 ]  # fmt: skip
-QUICK = ("ZeRO 3, fp32", "1f1b")
+QUICK = ("ZeRO 3, fp32", "HSDP", "1f1b")
 WORLDS = (2, 4)
 STEPS = 2
 

@@ -25,8 +25,8 @@ def check_shape(shape: Transformer) -> None:
 
 
 def check_degrees(plan: Plan) -> None:
-    """Raise UnsupportedError for a plan with context, expert or further degrees, which neither the
-    replay nor the runtime has."""
+    """Raise UnsupportedError for a plan with context, expert or further degrees, which the replay
+    does not have."""
     if plan.degrees is not None:
         raise UnsupportedError(
             f"the plan has {plan.degrees.text}, which are priced in closed form only",
@@ -42,21 +42,41 @@ def check_executed(plan: Plan) -> None:
     if degrees is None:
         return
     widths = {len(stage.tensor_shares) for r in plan.replicas for stage in r.stages}
+    together = degrees.recompute_method == "uniform" and (degrees.recompute_layers or 1) > 1
+    unequal = degrees.shard_groups > 1 and plan.zero_shares is not None
+    apart = degrees.expert > 1 and not same_passes(plan)
+    divided = degrees.context > 1 or degrees.sequence_parallel
     lacking = {
         "ring attention": (degrees.context > 1 and degrees.exchange == "ring", "all-to-all"),
-        "expert parallelism": (degrees.expert > 1, "expert 1"),
         "divided tokens between stages of different tensor degrees": (
             degrees.sequence_parallel and len(widths) > 1, "one tensor degree",
         ),
-        "recomputation of some layers of a stage": (degrees.recompute_layers is not None, "all"),
+        "experts over ranks that divide tokens": (
+            degrees.expert > 1 and divided, "context 1, no sequence parallelism",
+        ),
+        "experts in tensor parts": (degrees.expert > 1 < degrees.expert_tensor, "expert tensor 1"),
+        "experts over replicas whose passes differ": (apart, "equal stages and micro-batches"),
+        "layers that are computed again together": (together, "one by one"),
         "optimizer states on the host": (degrees.offloaded > 0, "states on the devices"),
-        "groups of shards": (degrees.shard_groups > 1, "one group"),
+        "groups of unequal shards": (unequal, "no zero_shares"),
     }  # fmt: skip
     for what, (lacks, expected) in lacking.items():
         require(
             not lacks, f"`hetplan run` has no {what}", where=plan.name, got=degrees.text,
             expected=f"{expected}, or hetplan export", kind=UnsupportedError,
         )  # fmt: skip
+
+
+def same_passes(plan: Plan) -> bool:
+    """Whether all replicas have the same stages, and samples in the same micro-batches."""
+    passes = [
+        (
+            [(stage.layers, len(stage.tensor_shares)) for stage in replica.stages],
+            [b.samples > 0 for b in replica.micro_batches for _ in range(b.count)],
+        )
+        for replica in plan.replicas
+    ]
+    return all(own == passes[0] for own in passes)
 
 
 def check_own_layers(plan: Plan, model: Model) -> None:

@@ -222,7 +222,8 @@ class SpmdProgram(StrictModel):
 
 class Degrees(StrictModel):
     """What a plan of `hetplan plan search` says beside stages, tensor ranks and replicas, in the
-    words of Megatron-LM. `hetplan export` writes it, and it is replayed (`degrees`).
+    words of Megatron-LM. `hetplan export` writes it, and it is replayed (`degrees`); `hetplan run`
+    refuses what it does not execute (`runtime/refusals.py`).
 
     context: the row groups of a stage are then its context ranks, each with a part of every
     sample's tokens. exchange: how they meet in attention: keys and values go round a ring, or all
@@ -368,6 +369,11 @@ class Plan(Document):
             f"rank {rank} (replica {p.replica}, stage {p.stage}, row group {p.group}, "
             f"tensor rank {p.tensor}; device {p.device}, {device.type} on node {device.node})"
         )
+
+    @property
+    def further(self) -> Degrees:
+        """The degrees, where there are none those that change nothing."""
+        return self.degrees or Degrees()
 
     @property
     def in_step(self) -> bool:

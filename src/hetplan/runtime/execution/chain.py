@@ -49,23 +49,31 @@ Rows = Callable[[int, int], Any]  # global rows [first, last) -> (inputs, target
 
 @dataclass(frozen=True)
 class Part:
-    """The `index`-th of several shares."""
+    """The `index`-th of several shares. expert: place among the ranks over which whole experts are
+    spread, and their number."""
 
     index: int = 0
     shares: tuple[float, ...] = (1.0,)
+    expert: tuple[int, int] = (0, 1)
 
     def of(self, length: int) -> Range:
         """[first, last) of `length` heads, columns, rows or experts; may be empty."""
         return split(length, self.shares)[self.index]
 
+    def experts(self, count: int) -> "Cut":
+        """Of stacked experts."""
+        own, ranks = self.expert
+        return Cut(0, (split(count, [1.0] * ranks)[own],), apart=True)
+
 
 @dataclass(frozen=True)
 class Cut:
     """What a rank holds of a parameter: `ranges` [first, last) of dimension `dim`, one behind the
-    other."""
+    other. apart: each rank of a tensor group has a gradient of its own samples' part."""
 
     dim: int
     ranges: tuple[Range, ...]
+    apart: bool = False
 
     @property
     def size(self) -> int:
@@ -270,11 +278,13 @@ def describe(
     compute: Any = None,
     loss: Callable[..., Tensor] | None = None,
     device: str = "cpu",
+    spread: int = 1,
 ) -> Chain:
     """The chain that a module is, or is split into; example: (inputs, targets) of a sample or more.
-    Raises InputError where it is none for the plan."""
+    spread: over so many ranks its experts are spread. Raises InputError where it is none for the
+    plan."""
     count = getattr(module, "count", default_count)
-    layers = layers_of(module, names) if loss is None else None
+    layers = layers_of(module, names) if loss is None and spread == 1 else None
     source: Ends | Split = Ends(len(names) - 1, count)
     if layers is None:
         require(
@@ -285,7 +295,8 @@ def describe(
             expected="fp32",
             kind=UnsupportedError,
         )
-        source = Split(module, names, example, loss, lambda data: count(data[1]), device)
+        weigh: Callable[[Any], float] = lambda data: count(data[1])  # noqa: E731
+        source = Split(module, names, example, loss, weigh, device, spread=spread)
         layers, outputs = source.layers, source.outputs
         divided = divisions(module, source)
         for layer in layers:

@@ -38,6 +38,7 @@ from hetplan.runtime.execution.transport import (
     host_total,
 )
 from hetplan.runtime.refusals import check_executed
+from hetplan.runtime.tracing.experts import Experts
 from hetplan.runtime.tracing.split import leaves
 from hetplan.runtime.watch import Watch
 
@@ -90,6 +91,7 @@ class Placed(Trained):
         self.chain = chain or describe(
             module, plan.workload.layers, paired(example) if example else example_of(module),
             compute=COMPUTE[precision], loss=loss, device=self.device,
+            spread=plan.further.expert,
         )  # fmt: skip
         self.shapes = {name: p.shape for name, p in self.chain.parameters.items()}
         self.watch = watch or Watch()
@@ -178,11 +180,14 @@ class Distributed(Placed):
             for ranks in self.layout.meeting(i, j)
         ]
         self.transport = Transport.over(self.device, staging, self.watch)
-        groups = self.transport.groups([*tensor_groups, *(p.owners for p in plans)])
+        groups = self.transport.groups(
+            [*tensor_groups, *(group for p in plans for group in p.groups)]
+        )
+        exchanging = self.transport.groups(self.layout.expert_groups.values(), number=-1)
         self.transport = self.transport.opened(lambda: streams(self.layout))
         held = held_by(self.layout, self.chain, self.place)
         parameters = self.take(held)
-        self._join_tensor_group(groups)
+        self._join_groups(groups, exchanging)
         self.chain = spread(self.chain, self.layout, self.place, groups)
         shares = [plan.zero_shares[p.device] if plan.zero_shares else 1.0 for p in plan.places]
         self.states = States(
@@ -194,16 +199,22 @@ class Distributed(Placed):
             Mail(self.layout, self.place, self.transport),
         )  # fmt: skip
 
-    def _join_tensor_group(self, groups: Mapping[tuple[int, ...], Group]) -> None:
-        """Tell every module inside that has a `tensor` which part it is, and all whether they
-        compute again what they can."""
+    def _join_groups(
+        self,
+        groups: Mapping[tuple[int, ...], Group],
+        exchanging: Mapping[tuple[int, ...], Group],
+    ) -> None:
+        """Tell every module inside that has a `tensor` which part it is, experts who has the
+        others, and all whether they compute again what they can."""
         ranks = self.layout.ranks_of(self.place.replica, self.place.stage)[self.place.group]
         part = self.layout.part(self.place)
-        group = TensorGroup(part.index, part.shares, groups.get(tuple(sorted(ranks))))
+        group = TensorGroup(part.index, part.shares, part.expert, groups.get(tuple(sorted(ranks))))
         layers = [self.chain.layers[k] for k in self.layout.layers(self.place)]
         for module in [inner for layer in layers for inner in layer.modules()]:
             if isinstance(getattr(module, "tensor", None), TensorGroup):
                 module.tensor = group
+            if isinstance(module, Experts):
+                module.join(group, exchanging[self.layout.expert_groups[self.place.rank]])
             if self.plan.recomputation == "selective" and hasattr(module, "selective"):
                 module.selective = True
 
@@ -243,7 +254,8 @@ class Distributed(Placed):
     ) -> Iterator[Box]:
         """Of flat tensors, the dimension that tensor ranks split in front."""
         for bucket in self.states.buckets:
-            if self.states.zero or not mine or bucket.rank == bucket.plan.owners[0]:
+            first = bucket.plan.sharing[0] if self.states.zero else bucket.plan.owners[:1]
+            if not mine or bucket.rank in first:
                 yield from bucket.boxes(values, scalars=scalars)
 
 

@@ -288,7 +288,7 @@ class Pipeline:
     ) -> Values:
         """A layer's forward pass on a graph of its own; what comes out is detached."""
         x = tuple(value.detach().requires_grad_(value.is_floating_point()) for value in x)
-        position, again = replace(self.position, first_row=row), self.layout.plan.recomputation
+        position, again = replace(self.position, first_row=row), self.layout.again(self.place, k)
         y = passed(self.chain, k, (*x, *read), position, again, self.mail.transport.device)
         self.watch.passed()
         kept.append(Saved(x, y))

@@ -38,6 +38,7 @@ from hetplan.runtime.execution.chain import Chain, Cut, Parameter, Part
 from hetplan.runtime.execution.loop import Box
 from hetplan.runtime.execution.transport import Group
 from hetplan.schema import Range
+from hetplan.text import grouped
 
 
 @dataclass(frozen=True)
@@ -61,8 +62,34 @@ class Layout:
         return self.plan.replicas[place.replica].stages[place.stage]
 
     def part(self, place: Place) -> Part:
-        """A rank's part of its tensor group."""
-        return Part(place.tensor, tuple(self.stage(place).tensor_shares))
+        """A rank's part of its tensor group and of its experts."""
+        spread = self.expert_groups.get(place.rank, (place.rank,))
+        shares = tuple(self.stage(place).tensor_shares)
+        return Part(place.tensor, shares, (spread.index(place.rank), len(spread)))
+
+    @cached_property
+    def expert_groups(self) -> dict[int, tuple[int, ...]]:
+        """Rank -> the ranks over which the experts of its layers are spread: neighbours in a stage,
+        whose ranks go replica by replica. Empty: each rank has all of them."""
+        made: dict[int, tuple[int, ...]] = {}
+        ranks = self.plan.further.expert
+        for j in range(len(self.plan.replicas[0].stages)) if ranks > 1 else ():
+            grids = [self.ranks_of(i, j) for i in range(len(self.plan.replicas))]
+            everyone = [rank for grid in grids for row in grid for rank in row]
+            for k in range(0, len(everyone), ranks):
+                group = tuple(sorted(everyone[k : k + ranks]))
+                made |= dict.fromkeys(group, group)
+        return made
+
+    def again(self, place: Place, layer: int) -> str:
+        """What of a layer is computed again: by blocks, of a virtual stage's first ones behind the
+        embedding."""
+        degrees = self.plan.further
+        (first,) = (a for a, b in self.stage(place).layers if a <= layer < b)
+        number = layer - max(first, 1)
+        some = degrees.recompute_method == "block" and degrees.recompute_layers is not None
+        left_out = some and not 0 <= number < (degrees.recompute_layers or 0)
+        return "none" if left_out else self.plan.recomputation
 
     def layers(self, place: Place) -> list[int]:
         """A rank's layers, all chunks one behind the other."""
@@ -137,13 +164,25 @@ class Piece:
 
 @dataclass(frozen=True)
 class BucketPlan:
-    """Pieces of the same owners (ranks) and dtype. layers: those behind whose backward passes
-    gradients are summed; none: behind all passes."""
+    """Pieces of the same owners (ranks) and dtype. sharing: the owners by groups, each of which
+    holds all of ZeRO's shards. layers: those behind whose backward passes gradients are summed;
+    none: behind all passes."""
 
     owners: tuple[int, ...]
+    sharing: tuple[tuple[int, ...], ...]
     dtype: Any
     layers: tuple[int, ...]
     pieces: tuple[Piece, ...]
+
+    def around(self, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The owners that hold all shards with one, and those that hold the same one."""
+        own = next(group for group in self.sharing if rank in group)
+        return own, tuple(group[own.index(rank)] for group in self.sharing)
+
+    @property
+    def groups(self) -> list[tuple[int, ...]]:
+        """All that do something together."""
+        return [self.owners, *self.sharing, *zip(*self.sharing, strict=True)]
 
 
 def held_by(layout: Layout, chain: Chain, place: Place) -> Held:
@@ -192,9 +231,19 @@ def bucket_plans(layout: Layout, chain: Chain, bucket_bytes: int) -> list[Bucket
             buckets[owners, parameter.dtype, layers].append(piece)
     ordered = sorted(buckets.items(), key=lambda item: (item[0][2], item[0][0], str(item[0][1])))
     return [
-        BucketPlan(owners, dtype, layers, tuple(pieces))
+        BucketPlan(owners, sharing(plan, owners), dtype, layers, tuple(pieces))
         for (owners, dtype, layers), pieces in ordered
     ]
+
+
+def sharing(plan: Plan, owners: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+    """Owners by groups of neighbouring replicas, as many as the plan says; one group where they
+    would be unequal."""
+    count = plan.further.shard_groups
+    replica = {rank: plan.places[rank].replica for rank in owners}
+    each = grouped((replica[rank] * count // len(plan.replicas), rank) for rank in owners)
+    equal = len({len(group) for group in each.values()}) == 1 and len(each) == count
+    return tuple(map(tuple, each.values())) if equal else (owners,)
 
 
 def pieces_of(
@@ -205,13 +254,14 @@ def pieces_of(
     whole = prod(shape)
     row = whole // max(1, shape[dim])
     ranges = [(p, cut.ranges if cut.dim == dim else ((0, shape[dim]),)) for p, cut in holders]
+    apart = any(cut.apart for _, cut in holders)
     ends = sorted({0, shape[dim], *(end for _, cuts in ranges for both in cuts for end in both)})
     pieces = []
     for first, last in pairwise(ends):
         owning = [p for p, cuts in ranges if any(a <= first and last <= b for a, b in cuts)]
-        units: dict[tuple[int, int, int], int] = {}
+        units: dict[tuple[int, ...], int] = {}
         for place in sorted(owning, key=lambda p: p.rank):
-            units.setdefault(place.unit, place.rank)
+            units.setdefault((place.rank,) if apart else place.unit, place.rank)
         require(owning, "nobody holds a part of a parameter", where=name, got=f"[{first}, {last})")
         piece = Piece(name, dim, first, last, row, whole, frozenset(units.values()))
         pieces.append((tuple(sorted(p.rank for p in owning)), piece))
@@ -235,13 +285,16 @@ Tensors = Mapping[str, Tensor | None]  # laid out like the local parameters, by 
 
 @dataclass
 class Bucket:
-    """A bucket plan on one of its owners. parameters: those that it has pieces of; parts [owners]:
-    of the flat bucket; shard: the values of mine, ZeRO 1-3; shares: one for each piece that this
-    rank updates elements of."""
+    """A bucket plan on one of its owners. sharing: those that hold all shards with this rank;
+    groups: what its owners, the sharing ones, and those of the same shard do together, where there
+    are several; parameters: those that it has pieces of; parts [sharing]: of the flat bucket;
+    shard: the values of mine, ZeRO 1-3; shares: one for each piece that this rank updates elements
+    of."""
 
     plan: BucketPlan
     rank: int
-    group: Group | None
+    sharing: tuple[int, ...]
+    groups: tuple[Group | None, Group | None, Group | None]
     parameters: Mapping[str, nn.Parameter]
     held: Held
     parts: list[Range]
@@ -286,13 +339,18 @@ class Bucket:
         """The parameters' values."""
         return {name: parameter.data for name, parameter in self.parameters.items()}
 
+    @property
+    def part(self) -> Range:
+        """Mine of the flat bucket."""
+        return self.parts[self.sharing.index(self.rank)]
+
     def begin(self, *, sharded: bool) -> None:
         """The first owner's values, everywhere, and what this rank updates of them."""
         flat = self.flat(self.data)
-        if self.group is not None:
-            self.group.broadcast(flat, self.plan.owners[0])
+        if self.groups[0] is not None:
+            self.groups[0].broadcast(flat, self.plan.owners[0])
             self.spread(flat, self.data)
-        first, last = self.parts[self.plan.owners.index(self.rank)]
+        first, last = self.part
         if sharded:
             self.shard = flat[first:last].clone()
         begin = 0
@@ -309,9 +367,9 @@ class Bucket:
     def fetch(self) -> None:
         """Begin to gather everyone's shard."""
         assert self.shard is not None
-        if self.group is not None and self.coming is None:
+        if self.groups[1] is not None and self.coming is None:
             lengths = [last - first for first, last in self.parts]
-            self.coming = self.group.gathering(self.shard, lengths)
+            self.coming = self.groups[1].gathering(self.shard, lengths)
 
     def gather(self) -> None:
         """Everyone's shard, written to the parameters."""
@@ -325,20 +383,21 @@ class Bucket:
         """Begin to sum over the contributors. What is returned ends that: into the parameters'
         gradients (ZeRO 0), or my part of it into my shares'."""
         alone = all(len(piece.contributors) == 1 for piece in self.plan.pieces)
-        if self.shard is None and (self.group is None or alone):
+        owning, sharing, alike = self.groups
+        if self.shard is None and (owning is None or alone):
             return lambda: None
         gradients = {name: parameter.grad for name, parameter in self.parameters.items()}
-        flat, owners = self.flat(gradients, counting=True), self.plan.owners
+        flat = self.flat(gradients, counting=True)
         finish: Callable[[], None] = lambda: None  # noqa: E731 (where nobody else has any)
-        if self.group is not None:
-            finish = (
-                self.group.totalling(flat)
-                if self.shard is None
-                else self.group.scattering(flat, owners, self.parts)
-            )
+        if self.shard is None and owning is not None:
+            finish = owning.totalling(flat)
+        elif sharing is not None:
+            finish = sharing.scattering(flat, self.sharing, self.parts)
 
         def end() -> None:
             finish()
+            if alike is not None and self.shard is not None:
+                alike.total(flat[slice(*self.part)])
             if self.shard is None:
                 self.spread(flat, gradients)
             for share in self.shares if self.shard is not None else ():
@@ -389,13 +448,15 @@ class States:
             Bucket(
                 p,
                 rank,
-                groups.get(p.owners),
+                sharing,
+                (groups.get(p.owners), groups.get(sharing), groups.get(alike)),
                 {piece.name: parameters[piece.name] for piece in p.pieces},
                 held,
-                split(sum(piece.size for piece in p.pieces), [shares[r] for r in p.owners]),
+                split(sum(piece.size for piece in p.pieces), [shares[r] for r in sharing]),
             )
             for p in plans
             if rank in p.owners
+            for sharing, alike in [p.around(rank)]
         ]
         for bucket in self.buckets:
             bucket.begin(sharded=zero > 0)

@@ -2,11 +2,12 @@
 `fully_shard`, and the stages and schedules of torch.distributed.pipelining.
 
 Pipelines are equal replicas of stages on one device each, with equal micro-batches; ZeRO 2 and 3
-are FSDP2 without and with resharding behind the forward pass. The layers, the data, the loss and
-checkpoints are those of `execution.distributed`, so that a run may go on under either engine.
+are FSDP2 without and with resharding behind the forward pass, over one group of ranks or over
+several that hold all shards each (HSDP). The layers, the data, the loss and checkpoints are those
+of `execution.distributed`, so that a run may go on under either engine.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from typing import Any
@@ -42,6 +43,7 @@ def check_stock(plan: Plan, chain: Chain | None) -> None:
         **{lacks: True for lacks, _ in unequal(plan)},
         "tensor groups": any(len(stage.all_devices) > 1 for stage in first.stages),
         "ZeRO 1": plan.zero == 1,
+        "experts over ranks": plan.further.expert > 1,
         "fewer micro-batches than stages": 1 < len(first.stages) > first.steps,
         "parameters of several stages": any(
             len({begin_of[k] for k in p.layers}) > 1 for p in parameters
@@ -76,8 +78,9 @@ class Part(nn.Module):
         """What passes on, or [1] the sum of the losses."""
         stock, chain, own = self.stock[0], self.stock[0].chain, (int(rows[0]), int(rows[-1]) + 1)
         read = chain.read(stock.rows, own, self.first, self.last, stock.device)
-        position, again = replace(stock.position, first_row=own[0]), stock.plan.recomputation
+        position = replace(stock.position, first_row=own[0])
         for k, inputs in zip(range(self.first, self.last), read, strict=True):
+            again = stock.layout.again(stock.place, k)
             x = passed(chain, k, (*x, *inputs), position, again, torch.device(stock.device))
             stock.watch.passed()
         return x[0].reshape(1).clone() if self.last == len(chain.names) else x
@@ -94,12 +97,15 @@ class Stock(Placed):
         ranks = [[self.layout.ranks_of(i, j)[0][0] for j in stages] for i in replicas]
         backend = "gloo" if self.device == "cpu" else "nccl"
         pipelines = [one_group(own, backend) for own in ranks]
-        alike = [one_group(own, backend) for own in zip(*ranks, strict=True)]
+        alike = list(zip(*ranks, strict=True))
+        replicated = [one_group(own, backend) for own in alike]
+        self.groups = plan.further.shard_groups
+        self.mesh = self._mesh(alike, backend) if plan.zero else None
         chunks = self.layout.stage(self.place).layers
         self.parts = [Part(self, first, last) for first, last in chunks]
         made = [
             PipelineStage(
-                self._wrapped(part, alike[self.place.stage]),
+                self._wrapped(part, replicated[self.place.stage]),
                 len(stages) * chunk + self.place.stage, len(stages) * len(chunks),
                 torch.device(self.device), group=pipelines[self.place.replica],
             )
@@ -113,11 +119,10 @@ class Stock(Placed):
     def _wrapped(self, part: Part, group: Any) -> nn.Module:
         """A part that sums its gradients over the replicas, under FSDP2 layer by layer."""
         if self.plan.zero:
-            mesh = DeviceMesh.from_group(group, torch.device(self.device).type)
             alone = all(len(p.layers) == 1 for p in self.chain.parameters.values())
             for module in (*part.layers, part) if alone else (part,):
                 fully_shard(
-                    module, mesh=mesh, reshard_after_forward=self.plan.zero == 3,
+                    module, mesh=self.mesh, reshard_after_forward=self.plan.zero == 3,
                     shard_placement_fn=self._placement,
                 )  # fmt: skip
         elif group.size() > 1 and any(p.requires_grad for p in part.parameters()):
@@ -128,6 +133,20 @@ class Stock(Placed):
         """The dimension that checkpoints have in front."""
         (name,) = {name for name, held in self.updated() if held is parameter}
         return Shard(self.chain.parameters[name].dim)
+
+    def _mesh(self, alike: Sequence[Sequence[int]], backend: str) -> DeviceMesh:
+        """The replicas of this rank's stage: one group, or [groups that hold all shards, ranks of
+        one]. alike [stages]: their replicas' ranks. All ranks together."""
+        device, own = torch.device(self.device).type, alike[self.place.stage]
+        if self.groups == 1:
+            return DeviceMesh.from_group(one_group(own, backend), device)
+        grids = [torch.tensor(ranks).view(self.groups, -1) for ranks in alike]
+        sides = [[grid.t().tolist() for grid in grids], [grid.tolist() for grid in grids]]
+        made = [[(one_group(r, backend), r) for each in side for r in each] for side in sides]
+        mine = [next(g for g, ranks in side if self.place.rank in ranks) for side in made]
+        return DeviceMesh.from_group(
+            mine, device, mesh=grids[self.place.stage], mesh_dim_names=("replicate", "shard")
+        )
 
     def iteration(self, step: int, rows: Rows | None) -> float:
         """All passes; torch's engines say nothing of each of them."""
@@ -165,10 +184,11 @@ class Stock(Placed):
     ) -> Iterator[Box]:
         """As of `execution.distributed`; FSDP2's shares are of equally many rows, but for the last
         ones."""
-        count, replica = len(self.plan.replicas), self.place.replica
+        count = len(self.plan.replicas) // self.groups
+        group, replica = divmod(self.place.replica, count)
         for name, parameter in self.updated():
             held = parameter.data if values is None else values.get(id(parameter))
-            if held is None or (mine and replica and not self.plan.zero):
+            if held is None or (mine and (group or (replica and not self.plan.zero))):
                 continue
             whole, dim = (*self.shapes[name], 1), self.chain.parameters[name].dim
             rows, rest = whole[dim], [*whole[:dim], *whole[dim + 1 :]]

@@ -99,11 +99,14 @@ class Transport:
         """What exchanges."""
         return "gloo" if self.carrier.type == "cpu" else "nccl"
 
-    def groups(self, members: Iterable[Sequence[int]]) -> "dict[tuple[int, ...], Group]":
-        """A group for each set of two ranks or more; the same call on every rank."""
+    def groups(
+        self, members: Iterable[Sequence[int]], number: int = 0
+    ) -> "dict[tuple[int, ...], Group]":
+        """A group for each set of two ranks or more; the same call on every rank. number: see
+        `one_group`."""
         everyone = sorted({tuple(sorted(ranks)) for ranks in members})
         several = [ranks for ranks in everyone if len(ranks) > 1]
-        return {ranks: Group(self, one_group(ranks, self.backend)) for ranks in several}
+        return {ranks: Group(self, one_group(ranks, self.backend, number)) for ranks in several}
 
     @property
     def everyone(self) -> "Group":

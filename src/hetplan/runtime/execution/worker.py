@@ -152,8 +152,9 @@ def check_job(job: Job) -> Made | None:
         return None
     module = make_module(job)
     chain = describe(
-        module, job.plan.workload.layers, example_of(module), compute=COMPUTE[precision_of(job)]
-    )
+        module, job.plan.workload.layers, example_of(module), compute=COMPUTE[precision_of(job)],
+        spread=1 if job.virtual else job.plan.further.expert,
+    )  # fmt: skip
     for place in job.plan.places:
         check_spread(chain, Layout(job.plan), place)
     if job.backend == "torch":

@@ -22,7 +22,7 @@ from hetplan.formulations.joint.plan import Plan
 from hetplan.profiling.transformer import Transformer
 from hetplan.runtime.export.grid import RECOMPUTATION, Grid, heading
 from hetplan.runtime.export.settings import settings
-from hetplan.runtime.refusals import check_degrees
+from hetplan.runtime.refusals import check_executed
 from hetplan.text import grouped
 
 MEGATRON = (
@@ -98,7 +98,7 @@ def torchrun(
 ) -> str:
     """hetplan's runtime under torchrun; every plan that it runs can be expressed. variables: of all
     ranks."""
-    check_degrees(plan)
+    check_executed(plan)
     nodes = {
         node: [str(local_number(plan, device)) for device in devices]
         for node, devices in plan.nodes.items()

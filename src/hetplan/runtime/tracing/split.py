@@ -17,6 +17,7 @@ that micro-batches of any size weigh what they should.
 import operator
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from itertools import pairwise
 from typing import Any
 
@@ -25,9 +26,11 @@ from torch import Tensor, fx, nn
 from torch.export import Dim
 from torch.export.passes import move_to_device_pass
 from torch.fx import Node
+from torch.fx.node import map_arg
 
 from hetplan.errors import UnsupportedError, require
 from hetplan.runtime.tracing.counter import numbered
+from hetplan.runtime.tracing.experts import Experts, as_nodes
 from hetplan.runtime.tracing.layers import Called, graph_of, labels
 
 DATA, TABLE, LAYER = range(3)  # what is made of one and another is of the later kind
@@ -58,14 +61,19 @@ def leaves(value: Any) -> list[Any]:
     return leaves
 
 
-def exported(module: nn.Module, data: Any, loss: Callable[..., Tensor] | None, device: str) -> Any:
+def exported(
+    module: nn.Module, data: Any, loss: Callable[..., Tensor] | None, device: str, *, spread: int
+) -> Any:
     """The module's loss as an fx.GraphModule of any number of rows. data: (inputs, targets) of one
-    row or more. Raises UnsupportedError where torch.export cannot."""
+    row or more. spread: see `Split`. Raises UnsupportedError where
+    torch.export cannot."""
     # torch.export takes a size of 1 for a constant
     two = mapped(data, lambda x: torch.cat([x[:1], x[:1]]) if isinstance(x, Tensor) else x)
     dims = mapped(two, lambda x: {0: Dim("rows")} if isinstance(x, Tensor) else None)
     called, where = Called(module, loss), type(module).__name__
-    return move_to_device_pass(graph_of(called, two, where, dynamic_shapes=dims), device).module()
+    with as_nodes(module, spread) if spread > 1 else nullcontext():
+        made = graph_of(called, two, where, dynamic_shapes=dims)
+    return move_to_device_pass(made, device).module()
 
 
 def name_of(node: Node) -> str:
@@ -99,8 +107,8 @@ class Split:
     each layer reads of the data.
 
     data: (inputs, targets) of a row or more. weigh: what some rows' losses weigh, where the model
-    gives their sum. Raises UnsupportedError where the module cannot be split,
-    InputError where the names are not those of its parts.
+    gives their sum. spread: over so many ranks experts are spread. Raises UnsupportedError where
+    the module cannot be split, InputError where the names are not those of its parts.
     """
 
     def __init__(
@@ -111,9 +119,11 @@ class Split:
         loss: Callable[..., Tensor] | None,
         weigh: Callable[[Any], float],
         device: str,
+        *,
+        spread: int = 1,
     ) -> None:
-        made = exported(module, data, loss, device)
-        self.nodes, self.device = made.graph.nodes, device
+        made = exported(module, data, loss, device, spread=spread)
+        self.module, self.nodes, self.device = module, made.graph.nodes, device
         self.inputs = made.graph.find_nodes(op="placeholder")
         own = dict(module.named_parameters(remove_duplicate=False))
         first = {id(p): (name, p) for name, p in module.named_parameters()}
@@ -307,6 +317,10 @@ class Split:
             if node in wanted and node in self.held:
                 name, root[name] = self.held[node]
                 made[node] = graph.get_attr(name)
+            elif node in wanted and node.target is torch.ops.hetplan.experts.default:
+                *read, path = map_arg(node.args, made.__getitem__)
+                root[path] = Experts(self.module.get_submodule(path))
+                made[node] = graph.call_module(path, tuple(read))
             elif node in wanted:
                 made[node] = graph.node_copy(node, made.__getitem__)
         graph.output(tuple(made[node] for node in outputs))
