@@ -51,7 +51,7 @@ def plain(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
         return shell(command, folder)
     from parity.asking import request, served
 
-    more = {"folder": str(folder), "environment": {"COLUMNS": "160"}}
+    more: dict[str, Any] = {"folder": str(folder), "environment": {"COLUMNS": "160"}}
     with TemporaryDirectory() as files:
         answer = served([request("page", *words[1:], **more)], Path(files), 1)["page"]
     return subprocess.CompletedProcess(words, answer["code"], answer["out"], answer["err"])

@@ -182,7 +182,10 @@ def changed(case: str, **more: Any) -> Plan:
     ("more", "message"),
     [
         ({"degrees": {"expert": 2, "expert_tensor": 2}}, "experts in tensor parts"),
-        ({"degrees": {"sequence_parallel": True}}, "sequence parallelism"),
+        (
+            {"degrees": {"expert": 4, "sequence_parallel": True}},
+            "experts over ranks that divide tokens",
+        ),
         ({"degrees": {"offloaded": 0.5}}, "optimizer states on the host"),
         (
             {"degrees": {"recompute_method": "uniform", "recompute_layers": 2}},

@@ -137,7 +137,7 @@ def natural_spline(x: Floats, y: Floats, at: Floats) -> Floats:
     if len(x) == 1:
         return np.full(len(at), y[0])
     # scipy.interpolate takes a tenth of a second to load, which few plans need
-    from scipy.interpolate import CubicSpline  # type: ignore[import-untyped]
+    from scipy.interpolate import CubicSpline
 
     return np.asarray(CubicSpline(x, y, bc_type="natural")(at))
 

@@ -326,9 +326,16 @@ def describe(
 def divided_cuts(
     divided: Mapping[str, Divided], names: Sequence[str], part: Part
 ) -> dict[str, Cut]:
-    """name -> what a rank holds of a split model's layer: equal parts, or else all of it."""
+    """name -> what a rank holds of a split model's layer: equal parts, or else all of it, and
+    beside experts over ranks."""
+    _, spread = part.expert
     return {
-        name: cut(one.dim, one.length, part if one.goes_into(part.shares) else Part(), one.blocks)
+        name: cut(
+            one.dim,
+            one.length,
+            part if spread == 1 and one.goes_into(part.shares) else Part(),
+            one.blocks,
+        )
         for name, one in divided.items()
         if name in names
     }

@@ -203,7 +203,7 @@ def spread(
     here; of a model that says itself how it is divided, as it is. Raises UnsupportedError where
     the ranks cannot."""
     check_spread(chain, layout, place)
-    if not isinstance(chain.source, Split):
+    if not isinstance(chain.source, Split) or layout.plan.further.expert > 1:
         return chain
     for layer in chain.layers:
         layer.__dict__.pop("forward", None)  # of another plan
