@@ -23,17 +23,19 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import cache
+from functools import cache, partial
 from importlib import metadata
 from importlib.util import find_spec
-from multiprocessing.connection import Connection, wait
+from itertools import islice
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from hetplan import __version__
-from hetplan.errors import HetplanError, InputError, one_line, require
+from hetplan.errors import HetplanError, InputError, kind_and_text, one_line, require
 from hetplan.instances.answers import result_document
 from hetplan.instances.library import parse_instance
 from hetplan.solvers.registry import solve
@@ -160,6 +162,11 @@ PRELOAD = (
     "ortools.sat.python.cp_model",
     "hetplan.studies.workers",
 )
+# How many tasks wait at the scheduler per thread of the workers: enough to keep them busy, few to
+# drop on Ctrl-C.
+AHEAD = 3
+# Of the list of this process's children, which `multiprocessing` keeps without one.
+CHILDREN = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -179,35 +186,6 @@ class Patience:
         )
 
 
-@dataclass
-class Running:
-    """A task in its process."""
-
-    task: Task
-    process: Any
-    pipe: Connection
-    begun: str = field(default_factory=now)
-    started: float = field(default_factory=time.monotonic)
-    bound: float | None = None  # the best that it has reported
-    row: Row | None = None
-
-    @property
-    def seconds(self) -> float:
-        """Since it was started."""
-        return time.monotonic() - self.started
-
-    def failed(self, reason: str, stop: str = "error") -> Row:
-        """The row of a task that did not come to an end of its own."""
-        return failed(
-            self.task,
-            reason,
-            stop=stop,
-            seconds=self.seconds,
-            bound=self.bound,
-            begun=self.begun,
-        )
-
-
 def run_tasks(
     tasks: Iterable[Task],
     jobs: int,
@@ -223,58 +201,72 @@ def run_tasks(
     memory_bytes: address space of each task's process, None for no limit. preload: what the server
     process imports.
     """
-    context = multiprocessing.get_context("forkserver")
+    context, over = multiprocessing.get_context("forkserver"), threading.Event()
     context.set_forkserver_preload(list(preload))
-    waiting = iter(tasks)
-    running: list[Running] = []
-    try:
-        while True:
-            while len(running) < jobs and not stop():
-                task = next(waiting, None)
-                if task is None:
-                    break
-                running.append(start(context, task, memory_bytes))
-            if not running or stop():
-                return
-            wait([r.pipe for r in running] + [r.process.sentinel for r in running], timeout=0.2)
-            for one in list(running):
-                row = settled(one, patience)
-                if row is not None:
-                    running.remove(one)
-                    yield row
-    finally:
-        for one in running:
-            end(one)
+    work = partial(perform_apart, memory_bytes=memory_bytes, patience=patience, stop=over.is_set)
+    with ThreadPoolExecutor(jobs) as pool:
+        try:
+            yield from rows_of(pool, work, tasks, jobs, stop)
+        finally:
+            over.set()
 
 
-def start(context: Any, task: Task, memory_bytes: int | None) -> Running:
-    """The task in a new process."""
+def rows_of(
+    pool: Executor,
+    work: Callable[[Task], Row],
+    tasks: Iterable[Task],
+    ahead: int,
+    stop: Callable[[], bool],
+) -> Iterator[Row]:
+    """The rows as they come from a pool that is given `ahead` tasks at a time, until `stop` says
+    so."""
+    waiting, pending = iter(tasks), dict[Future[Row], Task]()
+    while not stop():
+        for task in islice(waiting, ahead - len(pending)):
+            pending[pool.submit(work, task)] = task
+        if not pending:
+            return
+        for future in wait(pending, timeout=0.2, return_when=FIRST_COMPLETED).done:
+            task, error = pending.pop(future), future.exception()
+            yield future.result() if error is None else failed(task, kind_and_text(error))
+
+
+def perform_apart(
+    task: Task, memory_bytes: int | None, patience: Patience, stop: Callable[[], bool]
+) -> Row:
+    """The task's row, whatever becomes of its process; once `stop` says so, one that nobody
+    wants."""
+    context, begun, started = multiprocessing.get_context("forkserver"), now(), time.monotonic()
+    limit, bound = task.options["time_limit"], None
     ours, theirs = context.Pipe()
     process = context.Process(target=child, args=(task, theirs, memory_bytes), daemon=True)
-    process.start()
+    with CHILDREN:
+        process.start()
     theirs.close()
-    return Running(task, process, ours)
-
-
-def settled(one: Running, patience: Patience) -> Row | None:
-    """The row of a task that has ended or had to be; None while it runs."""
-    dead = not one.process.is_alive()  # asked first: what it sent before is read below
-    with contextlib.suppress(EOFError, OSError):  # it died: its exit code tells how
-        while one.pipe.poll():
-            kind, value = one.pipe.recv()
-            if kind == "bound":
-                one.bound = value
-            else:
-                one.row = value
-    row = one.row
-    if row is None and dead:
-        row = one.failed(death(one.process.exitcode))
-    elif row is None and one.seconds > patience.limit(one.task.options["time_limit"]):
-        late = one.seconds - (one.task.options["time_limit"] or 0)
-        row = one.failed(f"killed: still running {late:.0f} s after its time limit", "limit")
-    if row is not None:
-        end(one)
-    return row
+    reason, why = "stopped from the keyboard", "interrupted"
+    try:
+        while not stop():
+            seconds = time.monotonic() - started
+            if ours.poll(0.2):
+                kind, value = ours.recv()
+                if kind == "row":
+                    return dict(value)
+                bound = value
+            elif seconds > patience.limit(limit):
+                late = f"{seconds - limit:.0f} s after its time limit"
+                reason, why = f"killed: still running {late}", "limit"
+                break
+    except (EOFError, OSError):  # it died: its exit code tells how
+        with CHILDREN:
+            process.join()
+        reason, why = death(process.exitcode), "error"
+    finally:
+        ours.close()
+        process.kill()
+        with CHILDREN:
+            process.join()
+    seconds = time.monotonic() - started
+    return failed(task, reason, stop=why, seconds=seconds, bound=bound, begun=begun)
 
 
 def death(code: int | None) -> str:
@@ -284,16 +276,6 @@ def death(code: int | None) -> str:
         hint = ", out of memory perhaps" if -code == signal.SIGKILL else ""
         return f"its process was ended by {name}{hint}"
     return f"its process ended with exit code {code}"
-
-
-def end(one: Running) -> None:
-    """Close the pipe and make sure that the process is gone."""
-    one.pipe.close()
-    if one.process.is_alive():
-        one.process.join(0.5 if one.row is not None else 0.0)
-    if one.process.is_alive():
-        one.process.kill()
-    one.process.join()
 
 
 def child(task: Task, pipe: Connection, memory_bytes: int | None) -> None:
@@ -316,7 +298,7 @@ def child(task: Task, pipe: Connection, memory_bytes: int | None) -> None:
     except MemoryError:
         row = failed(task, "out of memory")
     except Exception as error:  # noqa: BLE001 - a bug in one method is a row, and the study goes on
-        row = failed(task, f"{type(error).__name__}: {one_line(str(error))}")
+        row = failed(task, kind_and_text(error))
     with lock:
         pipe.send(("row", row))
 
@@ -325,14 +307,9 @@ def follow(pipe: Connection) -> None:
     """End this process when the study's is gone: the study never writes, so that reading ends with
     it alone."""
     with contextlib.suppress(OSError, EOFError):
-        wait([pipe])
+        pipe.poll(None)
         pipe.recv()
     os._exit(1)
-
-
-# How many tasks wait at the scheduler per thread of the workers: enough to keep them busy, few to
-# drop on Ctrl-C.
-AHEAD = 3
 
 
 def perform_there(task: Task, memory_bytes: int | None) -> Row:
@@ -423,30 +400,9 @@ def run_on(
     client: Any, tasks: Iterable[Task], *, memory_bytes: int | None = None, stop: Callable[[], bool]
 ) -> Iterator[Row]:
     """The rows as they come from the cluster behind `client`."""
-    distributed = dask()
-    waiting = iter(tasks)
-    known: dict[str, Task] = {}
-    pending = distributed.as_completed(loop=client.loop)
-
-    def submit(count: int) -> None:
-        for _ in range(count):
-            task = next(waiting, None)
-            if task is None:
-                return
-            known[task.key] = task
-            pending.add(client.submit(perform_there, task, memory_bytes, key=task.key, pure=False))
-
-    submit(AHEAD * max(1, sum(client.nthreads().values())))
-    for future in pending:
-        if stop():
-            client.cancel(list(pending.futures))
-            return
-        task = known.pop(future.key)
-        error = future.exception()
-        yield (
-            future.result()
-            if error is None
-            else failed(task, f"{type(error).__name__}: {one_line(str(error))}")
-        )
-        future.release()
-        submit(1)
+    pool, threads = client.get_executor(pure=False), sum(client.nthreads().values())
+    work = partial(perform_there, memory_bytes=memory_bytes)
+    try:
+        yield from rows_of(pool, work, tasks, AHEAD * max(1, threads), stop)
+    finally:
+        pool.shutdown(wait=False)
