@@ -84,8 +84,7 @@ def detect(
     elif job is not None:
         hosts = slurm_hosts(job)
     usual = links_of(local.device or "")[1] / GBIT
-    assumed_local = replace(local, intra_gbit=local.intra_gbit or usual)
-    document = cluster_document(hosts, name, assumed_local)
+    document = cluster_document(hosts, name, replace(local, intra_gbit=local.intra_gbit or usual))
     build_cluster(parse(ClusterFile, document, where="the detected cluster"))
     assumed = []
     if local.intra_gbit is None and max(node["devices"] for node in document["nodes"]) > 1:

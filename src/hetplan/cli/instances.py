@@ -225,8 +225,11 @@ def update(
         if change.news and not dry_run:
             write(change)
     refused = [line for change in looked_at for line in change.refused]
-    document = {"instances": [change.document() for change in looked_at], "refused": refused}
-    emit(document, [change_table(looked_at, dry_run)], json=json)
+    emit(
+        {"instances": [change.document() for change in looked_at], "refused": refused},
+        [change_table(looked_at, dry_run)],
+        json=json,
+    )
     for line in refused:
         note(f"refused: {line}")
     return 1 if refused else 0
@@ -316,12 +319,15 @@ def export_model(
         ],
         right=(1, 2, 3, 4, 5),
     )
-    document = {
-        "instance": posed.name,
-        "method": method,
-        "models": [asdict(model) for model in exported],
-    }
-    emit(document, [table], json=json)
+    emit(
+        {
+            "instance": posed.name,
+            "method": method,
+            "models": [asdict(model) for model in exported],
+        },
+        [table],
+        json=json,
+    )
     return 0
 
 

@@ -583,8 +583,13 @@ def links_table(learned: LinkEfficiencyFile) -> Table:
         f"{learned.trained_on}",
         "the lines were fitted with the sizes that are kept apart here",
     )
-    title = f"learned efficiency of links between {learned.device}, {learned.backend}"
-    return Table(title, ("prediction", "error"), rows, notes, right=(1,))
+    return Table(
+        f"learned efficiency of links between {learned.device}, {learned.backend}",
+        ("prediction", "error"),
+        rows,
+        notes,
+        right=(1,),
+    )
 
 
 def operators_table(learned: OperatorData) -> Table:

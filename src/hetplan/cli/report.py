@@ -56,6 +56,10 @@ def report(
         write_text(html, page.of_tables(f"{paper}: the paper and hetplan", tables, pictures))
     if png is not None:
         write_pictures(png, pictures)
-    document = {"paper": paper, "notes": notes, "exhibits": [asdict(e) for e in exhibits]}
-    emit(document, tables, json=json, output=output)
+    emit(
+        {"paper": paper, "notes": notes, "exhibits": [asdict(e) for e in exhibits]},
+        tables,
+        json=json,
+        output=output,
+    )
     return 0

@@ -107,8 +107,9 @@ def predicted(
     if not virtual and not known:
         return None
     try:
-        workload = setting.workload(plan, where)
-        return Rehearsal.of(plan, workload, scale if virtual else 1.0, cores=free_cores())
+        return Rehearsal.of(
+            plan, setting.workload(plan, where), scale if virtual else 1.0, cores=free_cores()
+        )
     except InputError as error:
         if required or setting != Setting():
             raise

@@ -233,8 +233,12 @@ def result_tables(
         "time": lambda result: seconds_text(result.seconds),
         "message": lambda result: result.message,
     }
-    title = f"{instance.name} ({instance.problem}: {instance.family.title})"
-    yield Table.of(title, results, columns, right=range(2, len(columns) - 1))
+    yield Table.of(
+        f"{instance.name} ({instance.problem}: {instance.family.title})",
+        results,
+        columns,
+        right=range(2, len(columns) - 1),
+    )
     solved = [result for result in results if result.objective is not None]
     if solved and alone:
         best = min(solved, key=lambda result: result.objective or 0.0)
@@ -286,9 +290,15 @@ def check(
     if isinstance(value, dict) and "results" in value and value.get("instance") != posed.name:
         note(f"{where} answers instance {value.get('instance')!r}, checked against {posed.name!r}")
     verdicts = judge(claims, posed)
-    documents = [verdict.document() for verdict in verdicts]
-    document = {"instance": posed.name, "problem": posed.problem, "decisions": documents}
-    emit(document, verdict_tables(posed, verdicts), json=json)
+    emit(
+        {
+            "instance": posed.name,
+            "problem": posed.problem,
+            "decisions": [verdict.document() for verdict in verdicts],
+        },
+        verdict_tables(posed, verdicts),
+        json=json,
+    )
     return 0 if all(verdict.holds for verdict in verdicts) else 1
 
 

@@ -167,8 +167,11 @@ def run(
     Time-outs, crashes and refusals are rows, too. Exit code 0 when every run has its row, 1 when
     stopped before.
     """
-    expected = "a set such as papers, a problem, instances, files"
-    require(sets or smoke, "no instances named", expected=expected)
+    require(
+        sets or smoke,
+        "no instances named",
+        expected="a set such as papers, a problem, instances, files",
+    )
     # the same sets find their rows again
     names = "-".join(re.sub(r"[^\w.]+", "-", name).strip("-") for name in sets or ["smoke"])
     folder = output or Path(f"study-{names}"[:86])
@@ -188,13 +191,16 @@ def run(
     stop = threading.Event()
     with stopping(stop), workers.runner(stop) as runner:
         tally = carry_out(work, folder, runner, None if quiet else show_progress)
-    document = {
-        "folder": str(folder),
-        "runs": tally.total,
-        "done": tally.done,
-        "counts": dict(tally.counts),
-    }
-    emit(document, summary(folder, work, tally), json=json)
+    emit(
+        {
+            "folder": str(folder),
+            "runs": tally.total,
+            "done": tally.done,
+            "counts": dict(tally.counts),
+        },
+        summary(folder, work, tally),
+        json=json,
+    )
     return 0 if tally.done == tally.total else 1
 
 

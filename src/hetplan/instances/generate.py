@@ -63,15 +63,19 @@ class Draw:
                     "network_gbit_per_s": network,
                 }
             )
-        document = {"format": "hetplan-cluster", "version": 1, "name": "random", "nodes": nodes}
-        return build_cluster(ClusterFile.model_validate(document))
+        return build_cluster(
+            ClusterFile.model_validate(
+                {"format": "hetplan-cluster", "version": 1, "name": "random", "nodes": nodes}
+            )
+        )
 
     def workload(
         self, model: str | None = None, batches: tuple[int, ...] = (16, 32, 64, 128)
     ) -> Workload:
         """A model on a cluster."""
-        chosen = model or self.rng.choice(MODELS)
-        return make_workload(load_model(chosen), self.cluster(), self.rng.choice(batches))
+        return make_workload(
+            load_model(model or self.rng.choice(MODELS)), self.cluster(), self.rng.choice(batches)
+        )
 
 
 def draw(problem: str, seed: int, size: str = "small") -> Instance:

@@ -134,8 +134,7 @@ def change(entry: Entry, findings: Sequence[Finding]) -> Change:
             refused.append(str(error))
     known = []
     if before is not None:
-        record = claim_of_record(before, instance, entry.name)
-        known = [replace(record, source="the record")]
+        known = [replace(claim_of_record(before, instance, entry.name), source="the record")]
     verdicts = judge([*(claim for _, claim in usable), *known], instance)
     own = verdicts.pop() if known else None
     judged = [(f, verdict) for (f, _), verdict in zip(usable, verdicts, strict=True)]

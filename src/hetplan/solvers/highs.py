@@ -12,7 +12,6 @@ from typing import Any
 
 import highspy
 import numpy as np
-from highspy import cb
 from numpy.typing import NDArray
 
 from hetplan.errors import require
@@ -24,8 +23,6 @@ BACKEND = "highs"
 SOLVER = f"HiGHS {version('highspy')}"
 TOLERANCE = 1e-9
 BOUND_ALLOWANCE = 1e-7  # relative
-_AT_NODE = cb.HighsCallbackType.kCallbackMipInterrupt
-_IMPROVED = cb.HighsCallbackType.kCallbackMipImprovingSolution
 FEASIBLE = 2  # HighsInfo.primal_solution_status: none, infeasible, feasible
 
 # kInterrupt and the limits become `stop_reason(run)`; what is missing here is logged and becomes
@@ -53,29 +50,6 @@ def label(options: Options) -> str:
     return SOLVER
 
 
-class _Listener:
-    """Keeps what HiGHS's callbacks report, and passes on the wish to stop."""
-
-    def __init__(self, latest: Latest) -> None:
-        self._latest = latest
-        self._stop = False
-
-    def __call__(self, kind: Any, message: str, out: Any, back: Any, data: Any) -> None:
-        """HiGHS's callback, from its thread."""
-        if kind == _IMPROVED:
-            self._latest.on_solution(
-                np.array(out.mip_solution, dtype=float), float(out.objective_function_value)
-            )
-        if kind in (_IMPROVED, _AT_NODE):
-            self._latest.on_bound(float(out.mip_dual_bound))
-        if self._stop and back is not None:
-            back.user_interrupt = 1
-
-    def interrupt(self) -> None:
-        """Ask HiGHS to stop at its next callback."""
-        self._stop = True
-
-
 def solve(model: Model, run: Run, report: Sink | None = None) -> ModelAnswer:
     """Minimise `model` within what is left of `run`.
 
@@ -91,10 +65,13 @@ def solve(model: Model, run: Run, report: Sink | None = None) -> ModelAnswer:
     highs = _prepared(arrays, run)
     run.check()
     latest = Latest()
-    listener = _Listener(latest)
-    _listen(highs, listener)
-    relay = latest.relay(scale, run, report)
-    ended = drive(highs.run, run=run, interrupt=listener.interrupt, poll=relay) is not None
+    _listen(highs, latest)
+    ended = (
+        drive(
+            highs.run, run=run, interrupt=highs.cancelSolve, poll=latest.relay(scale, run, report)
+        )
+        is not None
+    )
     if ended:
         _keep_last_word(highs, latest, bool(arrays.integer.any()))
     late = "HiGHS did not stop in time; its last report is taken"
@@ -188,14 +165,16 @@ def _pass(highs: Any, arrays: LinearArrays) -> Any:
     )  # fmt: skip
 
 
-def _listen(highs: Any, listener: _Listener) -> None:
-    highs.setCallback(listener, None)
-    in_lp = (
-        cb.HighsCallbackType.kCallbackSimplexInterrupt,
-        cb.HighsCallbackType.kCallbackIpmInterrupt,
-    )
-    for kind in (_AT_NODE, _IMPROVED, *in_lp):
-        highs.startCallback(kind)
+def _listen(highs: Any, latest: Latest) -> None:
+    """Keep what HiGHS reports from its thread, and have it stop where it is cancelled."""
+
+    def improved(event: Any) -> None:
+        told = event.data_out
+        latest.on_solution(np.array(told.mip_solution), float(told.objective_function_value))
+
+    highs.HandleUserInterrupt = True
+    highs.cbMipImprovingSolution += improved
+    highs.cbMipInterrupt += lambda event: latest.on_bound(float(event.data_out.mip_dual_bound))
 
 
 def _keep_last_word(highs: Any, latest: Latest, is_mip: bool) -> None:

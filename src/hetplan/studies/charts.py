@@ -66,8 +66,11 @@ def excesses(study: Study, problem: str) -> Any | None:
         axes.scatter(sorted(shown), spread, s=12, alpha=0.55, color=COLOURS[0], linewidths=0)
         middle = statistics.median(shown)
         axes.plot([middle, middle], [at - 0.36, at + 0.36], color=COLOURS[1], linewidth=2.2)
-    label = "% above the best known (left edge: the optimum; bar: median)"
-    axes.set(xscale="log", xlim=(LEAST_EXCESS * 0.8, None), xlabel=label)
+    axes.set(
+        xscale="log",
+        xlim=(LEAST_EXCESS * 0.8, None),
+        xlabel="% above the best known (left edge: the optimum; bar: median)",
+    )
     return made
 
 

@@ -133,8 +133,10 @@ def machine() -> dict[str, Any]:
 @cache
 def versions() -> dict[str, str]:
     """hetplan and what it solves with; absent where not installed."""
-    here = {name: metadata.version(name) for name in PACKAGES if find_spec(name)}
-    return {"hetplan": __version__, **here}
+    return {
+        "hetplan": __version__,
+        **{name: metadata.version(name) for name in PACKAGES if find_spec(name)},
+    }
 
 
 def processor() -> str:

@@ -36,7 +36,7 @@ from hetplan.profiling.zoo import gpt2, text_model
 from hetplan.runtime.replay import Settings, replay
 from hetplan.schema import input_error
 from hetplan.studies.truth.machines import A100_40, A100_80, Machine, cluster
-from hetplan.studies.truth.tables import NotPosedError, Predicted, require
+from hetplan.studies.truth.tables import Predicted, require
 
 # GPUs x samples x blocks, beyond any published run: thousands of GPUs, thousands of samples.
 LARGEST = 10**10
@@ -83,9 +83,8 @@ class Job:
         passes = self.gpus * self.global_batch * self.shape.layers
         require(0 < passes <= LARGEST, f"{passes:.1g} GPUs x samples x blocks to replay")
         replicas, rest = divmod(self.gpus, self.tensor * self.pipeline)
-        if rest or not replicas:
-            degrees = f"tensor {self.tensor} and pipeline {self.pipeline}"
-            raise NotPosedError(f"{degrees} do not divide {self.gpus} GPUs")
+        degrees = f"tensor {self.tensor} and pipeline {self.pipeline}"
+        require(replicas and not rest, f"{degrees} do not divide {self.gpus} GPUs")
         return replicas
 
 
@@ -108,65 +107,37 @@ def posed(job: Job) -> tuple[Plan, Workload]:
     return posed_plan(job, workload), workload
 
 
+@cache
 def posed_workload(job: Job) -> Workload:
     """The model with a predicted profile of what the plan needs, on the machine's nodes."""
-    return workload_of(
-        job.shape,
-        job.sequence,
-        job.precision,
-        job.machine,
-        job.gpus,
-        job.tensor,
-        tuple(sorted({batch.samples for batch in micro_batches(job)})),
-        job.global_batch,
-        job.framework,
-        job.stack,
-    )
-
-
-@cache
-def workload_of(
-    shape: Transformer,
-    sequence: int,
-    precision: Precision,
-    machine: Machine,
-    gpus: int,
-    tensor: int,
-    samples: tuple[int, ...],
-    global_batch: int,
-    framework: Framework,
-    stack: Stack,
-) -> Workload:
-    """A workload whose profile has one tensor degree and these micro-batches."""
     model = load_model(
-        text_model("published", "a published run", sequence, shape),
-        sequence=sequence,
-        precision=precision,
+        text_model("published", "a published run", job.sequence, job.shape),
+        sequence=job.sequence,
+        precision=job.precision,
     )
-    nodes = cluster(machine, gpus)
+    nodes = cluster(job.machine, job.gpus)
     return make_workload(
         model,
         nodes,
-        global_batch,
+        job.global_batch,
         profile=predict(
             model,
             nodes,
-            micro_batches=samples,
-            tensor_degrees=[tensor],
-            stack=stack,
+            micro_batches=sorted({batch.samples for batch in micro_batches(job)}),
+            tensor_degrees=[job.tensor],
+            stack=job.stack,
             date="2026-01-01",
         ),
-        framework=framework,
-        stack=stack,
+        framework=job.framework,
+        stack=job.stack,
     )
 
 
 def micro_batches(job: Job) -> list[MicroBatches]:
     """Those of each replica; the last one may be smaller."""
     own, rest = divmod(job.global_batch, job.replicas)
-    if rest:
-        batch = f"a batch of {job.global_batch}"
-        raise NotPosedError(f"{batch} does not divide over {job.replicas} replicas")
+    batch = f"a batch of {job.global_batch}"
+    require(not rest, f"{batch} does not divide over {job.replicas} replicas")
     full, last = divmod(own, job.micro_batch)
     sizes = ((full, job.micro_batch), (1, last))
     return [MicroBatches(count=n, samples=size) for n, size in sizes if n and size]
@@ -348,11 +319,10 @@ def known_rows() -> Iterator[dict[str, Any]]:
     """Every run beside its prediction."""
     for run in RUNS:
         workload = posed_workload(run.job)
-        reached = utilisation(workload, predicted(run.job).seconds)
         yield {
             "name": run.name,
             "gpus": run.job.gpus,
             "published": run.published(workload),
-            "predicted": reached,
+            "predicted": utilisation(workload, predicted(run.job).seconds),
             "source": run.source,
         }

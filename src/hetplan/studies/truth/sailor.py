@@ -65,16 +65,11 @@ ELEMENT = 4  # all of it is fp32
 FRAMEWORK_BYTES = {"GH-96": 4.76e9}
 
 
-@dataclass(frozen=True)
-class Exchanges:
-    """How DeepSpeed's pipeline engine exchanges activations and gradients. sends: as torch's p2p
-    over NCCL does. host_seconds: at each end; some ten calls of torch (buffers, detaching, the send
-    or receive itself) of about 30 us each, as eager kernel launches take on the host."""
-
-    sends: Sends = "waiting"
-    host_seconds: float = 3e-4
-
-
+# How DeepSpeed's pipeline engine exchanges activations and gradients: as torch's p2p over NCCL
+# does; at each end some ten calls of torch (buffers, detaching, the send or receive itself) of
+# about 30 us each, as eager kernel launches take on the host.
+SENDS: Sends = "waiting"
+HOST_SECONDS = 3e-4
 # Attention heads; the data do not tell them. By the models' own configurations.
 HEADS = {"OPT-350": 16, "GPT-Neo-2.7": 20, "OPT-30": 56, "LLAMA-3-8": 32}
 
@@ -110,14 +105,15 @@ class Curve:
 def curve(model: ModelData, kind: str, tensor: int) -> Curve:
     """The curve of a GPU type and degree; a degree without tables is scaled from the nearest one
     that has some."""
-    tables = model.tables.get(kind)
-    if tables is None:
-        raise NotPricedError(
-            f"no profile of {model.name}",
-            where="profiles",
-            got=kind,
-            expected=", ".join(model.tables),
-        )
+    require(
+        kind in model.tables,
+        f"no profile of {model.name}",
+        where="profiles",
+        got=kind,
+        expected=", ".join(model.tables),
+        kind=NotPricedError,
+    )
+    tables = model.tables[kind]
     nearest = nearest_degree((degree for degree, _ in sorted(tables)), tensor)
     sizes = np.array(sorted(batch for degree, batch in tables if degree == nearest), float)
     chosen = np.stack([tables[nearest, int(batch)] for batch in sizes], axis=1)  # [3, B, L]
@@ -154,21 +150,18 @@ class Predictor:
 
     def predict(self, run: PlanRun) -> Predicted:
         """One plan; raises InputError where the data lack a GPU type or a degree's sizes."""
-        flush, after = [], []
-        peaks: list[float | None] = []
+        flush, after, peaks = [], [], []
         for pipeline in run.pipelines:
             share = run.global_batch / len(run.pipelines)
             batches = max(1, math.ceil(share / (run.micro_batch * len(pipeline.groups[0]))))
-            replicas = self.replicas(pipeline, run.micro_batch, batches)
-            flush.append(simulate_replicas(replicas).seconds)
+            flush.append(
+                simulate_replicas(self.replicas(pipeline, run.micro_batch, batches)).seconds
+            )
             after.append((self.reduction(pipeline, len(run.pipelines)), self.update(pipeline)))
             peaks.append(self.peak_bytes(pipeline, run.micro_batch, batches))
         ending = float(np.max(after, axis=0).sum())
         known = [peak for peak in peaks if peak is not None]
-        return Predicted(
-            max(flush) + ending,
-            max(known) if len(known) == len(peaks) else None,
-        )
+        return Predicted(max(flush) + ending, max(known) if known == peaks else None)
 
     def replicas(self, pipeline: RunPipeline, micro_batch: int, batches: int) -> list[Replica]:
         """The pipeline's replicas; of stages with unlike numbers of replicas one of the slowest
@@ -195,8 +188,8 @@ class Predictor:
                 Replica(
                     stages=stages,
                     micro_batches=batches,
-                    sends=Exchanges.sends,
-                    exchange_seconds=Exchanges.host_seconds,
+                    sends=SENDS,
+                    exchange_seconds=HOST_SECONDS,
                     forward=passes[:, 0, None, None],
                     backward=passes[:, 1, None, None],
                     kinds=np.zeros(batches, np.int64),
@@ -378,9 +371,8 @@ def published(run: PlanRun) -> Published:
         for node in (n for stage in pipeline.groups for group in stage for n in group.nodes):
             used[node.kind] += node.gpus
     folder, gpus = run.file.rpartition("/")[0], ", ".join(f"{n} {k}" for k, n in used.items())
-    workload = f"{folder}, batch {run.global_batch}, {gpus}"
     return Published(
-        workload,
+        f"{folder}, batch {run.global_batch}, {gpus}",
         run.seconds,
         run.max_bytes,
         kind=run.file.partition("/")[0] if "/" in run.file else "",
@@ -399,14 +391,14 @@ def model_of(run: PlanRun, names: Sequence[str], load: Callable[[str], ModelData
     if name is None:
         models = [load(known) for known in names]
         fitting = [m for m in models if m.layers == run.layers and run.kinds <= set(m.tables)]
-        if len(fitting) != 1:
-            kinds = ", ".join(sorted(run.kinds))
-            raise NotPricedError(
-                f"which model has {run.layers} layers and profiles of {kinds}",
-                where=run.file,
-                got=", ".join(m.name for m in fitting) or "none",
-                expected="exactly one",
-            )
+        require(
+            len(fitting) == 1,
+            f"which model has {run.layers} layers and profiles of {', '.join(sorted(run.kinds))}",
+            where=run.file,
+            got=", ".join(m.name for m in fitting) or "none",
+            expected="exactly one",
+            kind=NotPricedError,
+        )
         return fitting[0]
     require(
         name in names,

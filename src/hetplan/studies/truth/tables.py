@@ -22,7 +22,7 @@ class DamagedError(InputError):
     """A table that cannot be read; says file, row and column."""
 
 
-def require(holds: bool, otherwise: str) -> None:
+def require(holds: object, otherwise: str) -> None:
     """Raise NotPosedError unless a row is of the kind that can be said."""
     if not holds:
         raise NotPosedError(otherwise)
