@@ -5,8 +5,9 @@ Names that a user gets wrong: one error for all of them, with the nearest known 
 """
 
 import difflib
+import importlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 LONGEST_KEY = 200
@@ -68,6 +69,15 @@ class DisagreementError(HetplanError):
     hetplan."""
 
     exit_code = 3
+
+
+def optional(module: str, what: str, extra: str, *, where: str | None = None) -> Any:
+    """A module that one of hetplan's extras brings; raises InputError where it is not installed."""
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        expected = f"pip install 'hetplan[{extra}]'"
+        raise InputError(what, where=where, expected=expected) from None
 
 
 def one_line(text: str) -> str:

@@ -14,7 +14,7 @@ import secrets
 import sys
 import zlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -95,24 +95,24 @@ def parse_json(content: bytes | str, *, where: str) -> Any:
     except json.JSONDecodeError as error:
         place = f"{where}: line {error.lineno} column {error.colno}"
         raise InputError(f"not valid JSON: {error.msg}", where=place) from None
-    for fault in faults:
-        path = path_of(fault, document)
-        if path is not None:  # else it stood in a value whose key stands twice
-            place = f"{where}: {json_path(path)}" if path else where
-            raise InputError(fault.what, where=place, got=fault.got, expected=fault.expected)
+    if faults:
+        path, fault = next(faults_in(document))
+        place = f"{where}: {json_path(path)}" if path else where
+        raise InputError(fault.what, where=place, got=fault.got, expected=fault.expected)
     return document
 
 
-def path_of(fault: Fault, value: Any) -> list[int | str] | None:
-    """Keys and indices that lead to a fault; None where it is not in `value`."""
-    if value is fault:
-        return []
-    keys = value if isinstance(value, dict) else range(len(value) if isinstance(value, list) else 0)
-    for key in keys:
-        path = path_of(fault, value[key])
-        if path is not None:
-            return [key, *path]
-    return None
+def faults_in(value: Any, *path: int | str) -> Iterator[tuple[Sequence[int | str], Fault]]:
+    """Each fault in `value`, with the keys and indices that lead to it."""
+    if isinstance(value, Fault):
+        yield path, value
+    pairs = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value if isinstance(value, list) else ())
+    )
+    for key, item in pairs:
+        yield from faults_in(item, *path, key)
 
 
 # One JSON string (its brackets do not count; an unclosed one runs to the end) or one bracket.

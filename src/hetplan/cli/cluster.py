@@ -101,8 +101,7 @@ def detect(
         write_text(output, head + to_yaml(document))
     for line in assumed:
         note(line)
-    emit(document, [nodes_table(document)], json=json)
-    return 0
+    return emit(document, [nodes_table(document)], json=json)
 
 
 def nodes_table(document: dict[str, Any]) -> Table:

@@ -36,8 +36,9 @@ def doctor(json: JsonOption = False) -> int:
     Exit code 1 when something that hetplan needs is missing or fails.
     """
     report = examined()
-    emit(report, report_tables(report), json=json)
-    return 0 if all(check["ok"] for check in report["checks"]) else 1
+    return emit(
+        report, report_tables(report), json=json, ok=all(check["ok"] for check in report["checks"])
+    )
 
 
 def examined(needed: Sequence[str] = PACKAGES) -> dict[str, Any]:

@@ -85,8 +85,7 @@ def fits(
         recomputation=recomputation,
         micro_batch=micro_batch,
     )
-    emit(fit.document(), fit_tables(fit, zero), json=json)
-    return 0 if fit.fits else 1
+    return emit(fit.document(), fit_tables(fit, zero), json=json, ok=fit.fits)
 
 
 def fit_tables(fit: "Fit", zero: int | None) -> Iterator[Table]:

@@ -97,8 +97,7 @@ def show_list(
         },
         right=(2, 3, 4),
     )
-    emit({"instances": rows}, [table], json=json)
-    return 0
+    return emit({"instances": rows}, [table], json=json)
 
 
 def summary(entry: Entry) -> dict[str, Any]:
@@ -134,8 +133,7 @@ def show(
         proved = f", bound {number_text(known.bound, 8)} by {known.proved_by}"
         best_known = f"{number_text(known.objective, 8)} by {known.found_by}"
         rows.append(("best known", best_known + (proved if known.proved_by else ", no bound")))
-    emit(document, [Table(opened.name, ("", ""), tuple(rows))], json=json)
-    return 0
+    return emit(document, [Table(opened.name, ("", ""), tuple(rows))], json=json)
 
 
 def size_text(value: Any) -> str:
@@ -319,7 +317,7 @@ def export_model(
         ],
         right=(1, 2, 3, 4, 5),
     )
-    emit(
+    return emit(
         {
             "instance": posed.name,
             "method": method,
@@ -328,7 +326,6 @@ def export_model(
         [table],
         json=json,
     )
-    return 0
 
 
 Kind = Literal["instance", "decision", "plan", "cluster", "profile", "model", "job"]

@@ -92,5 +92,4 @@ def layout(
         notes,
         right=(0, 1, 4),
     )
-    emit(document, [shown], json=json)
-    return 0
+    return emit(document, [shown], json=json)

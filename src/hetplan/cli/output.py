@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
@@ -108,14 +108,25 @@ def drop(stream: TextIO) -> None:
     os.close(nowhere)
 
 
-def emit(document: Any, tables: Iterable[Table], *, json: bool, output: Path | None = None) -> None:
+def emit(
+    document: Any,
+    tables: Iterable[Table],
+    *,
+    json: bool,
+    output: Path | None = None,
+    ok: bool = True,
+) -> int:
     """A command's result: the document to a file, if one is named; to stdout with `json`, else the
-    tables, which are not made before they are printed where `tables` is a generator."""
+    tables, which are not made before they are printed where `tables` is a generator.
+
+    Returns the command's exit code: 0 where the result is `ok`, else 1.
+    """
     write_document(output, document)
     if json:
         print_json(document)
     else:
         print_tables(tables)
+    return 0 if ok else 1
 
 
 def print_json(document: Any) -> None:
@@ -211,7 +222,7 @@ class Display:
 
     def __init__(self, label: str) -> None:
         self.label, self.due = label, FIRST
-        self.live: Live | None = None
+        self.live = Live(console=Console(file=sys.stderr), transient=True, auto_refresh=False)
         self.candidates: list[Candidate] = []
 
     def add(self, candidate: "Candidate") -> None:
@@ -229,22 +240,16 @@ class Display:
         lines.append(progress_line(self.label, progress))
         if sys.stderr.isatty():
             if progress.seconds >= QUIET:
-                self._draw(lines)
+                self.live.start()
+                self.live.update(Text("\n".join(lines)), refresh=True)
         elif progress.seconds >= self.due:
             self.due = 2 * progress.seconds
             for line in lines:
                 note(line)
 
-    def _draw(self, lines: Sequence[str]) -> None:
-        if self.live is None:
-            self.live = Live(console=Console(file=sys.stderr), transient=True, auto_refresh=False)
-            self.live.start()
-        self.live.update(Text("\n".join(lines)), refresh=True)
-
     def close(self) -> None:
         """Take away what should not stay."""
-        if self.live is not None:
-            self.live.stop()
+        self.live.stop()
 
 
 def candidate_line(candidate: "Candidate") -> str:

@@ -114,7 +114,6 @@ def predict(
         micro_batches is None or global_batch is None,
         "--micro-batches and --global-batch exclude each other",
     )
-    require(model or factory, "missing option '--model'", expected="a name, a file, or --factory")
     chosen = (
         traced_model(factory, model, precision, model_output, quiet=quiet)
         if factory is not None
@@ -142,10 +141,9 @@ def predict(
     )
     for line in chosen.notes:
         note(line)
-    emit(
+    return emit(
         profile.model_dump(mode="json"), [profile_table(profile, chosen)], json=json, output=output
     )
-    return 0
 
 
 def named(model: str | None) -> str:
@@ -314,8 +312,7 @@ def import_(
         write_text(output, as_text(document))
     for line in imported.notes:
         note(line)
-    emit(document, [summary(imported, output)], json=json)
-    return 0
+    return emit(document, [summary(imported, output)], json=json)
 
 
 def summary(imported: Imported, path: Path | None) -> Table:
@@ -362,10 +359,9 @@ def measure(
         output=output,
         tell=None if quiet else note,
     )
-    emit(
+    return emit(
         profile.model_dump(mode="json"), [profile_table(profile, chosen)], json=json, output=output
     )
-    return 0
 
 
 def batch_curve(
@@ -418,8 +414,13 @@ def batch_curve(
         repeats=repeats,
         tell=None if quiet else note,
     )
-    emit(curve.model_dump(mode="json"), [curve_table(curve)], json=json, output=output)
-    return 0 if curve.zero_stage is not None else 1
+    return emit(
+        curve.model_dump(mode="json"),
+        [curve_table(curve)],
+        json=json,
+        output=output,
+        ok=curve.zero_stage is not None,
+    )
 
 
 def curve_table(curve: BatchCurve) -> Table:
@@ -475,8 +476,7 @@ def collectives(
         },
         right=(2, 3, 4, 5),
     )
-    emit(measured.model_dump(mode="json"), [table], json=json, output=output)
-    return 0
+    return emit(measured.model_dump(mode="json"), [table], json=json, output=output)
 
 
 def operators(
@@ -504,8 +504,9 @@ def operators(
         ("GB/s at most", number_text(measured.bytes_per_second / 1e9, 4)),
     )
     title = f"operators of {measured.device} in {measured.precision}, measured"
-    emit(measured.model_dump(mode="json"), [Table(title, ("", ""), rows)], json=json, output=output)
-    return 0
+    return emit(
+        measured.model_dump(mode="json"), [Table(title, ("", ""), rows)], json=json, output=output
+    )
 
 
 def quick(
@@ -533,8 +534,9 @@ def quick(
     if learned.bus_bytes_per_second is not None:
         rate = learned.bus_bytes_per_second * 8e-9
         note(f"a large all-reduce reaches {rate:.4g} Gbit/s of each GPU's links")
-    emit(learned.model_dump(mode="json"), [operators_table(learned)], json=json, output=output)
-    return 0
+    return emit(
+        learned.model_dump(mode="json"), [operators_table(learned)], json=json, output=output
+    )
 
 
 def train(
@@ -567,8 +569,7 @@ def train(
         )
         learned = train_operators(OperatorData.load(files[0]))
         table = operators_table(learned)
-    emit(learned.model_dump(mode="json"), [table], json=json, output=output)
-    return 0
+    return emit(learned.model_dump(mode="json"), [table], json=json, output=output)
 
 
 def links_table(learned: LinkEfficiencyFile) -> Table:

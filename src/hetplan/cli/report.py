@@ -56,10 +56,9 @@ def report(
         write_text(html, page.of_tables(f"{paper}: the paper and hetplan", tables, pictures))
     if png is not None:
         write_pictures(png, pictures)
-    emit(
+    return emit(
         {"paper": paper, "notes": notes, "exhibits": [asdict(e) for e in exhibits]},
         tables,
         json=json,
         output=output,
     )
-    return 0

@@ -307,5 +307,4 @@ def run(
         return 0
     if trace is not None:
         write_document(trace, measured.trace())
-    emit(measured.document(), [measured.table()], json=json)
-    return 0
+    return emit(measured.document(), [measured.table()], json=json)

@@ -290,7 +290,7 @@ def check(
     if isinstance(value, dict) and "results" in value and value.get("instance") != posed.name:
         note(f"{where} answers instance {value.get('instance')!r}, checked against {posed.name!r}")
     verdicts = judge(claims, posed)
-    emit(
+    return emit(
         {
             "instance": posed.name,
             "problem": posed.problem,
@@ -298,8 +298,8 @@ def check(
         },
         verdict_tables(posed, verdicts),
         json=json,
+        ok=all(verdict.holds for verdict in verdicts),
     )
-    return 0 if all(verdict.holds for verdict in verdicts) else 1
 
 
 def verdict_tables(instance: Instance, verdicts: Sequence[Verdict]) -> Iterator[Table]:

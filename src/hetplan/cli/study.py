@@ -191,7 +191,7 @@ def run(
     stop = threading.Event()
     with stopping(stop), workers.runner(stop) as runner:
         tally = carry_out(work, folder, runner, None if quiet else show_progress)
-    emit(
+    return emit(
         {
             "folder": str(folder),
             "runs": tally.total,
@@ -200,8 +200,8 @@ def run(
         },
         summary(folder, work, tally),
         json=json,
+        ok=tally.done == tally.total,
     )
-    return 0 if tally.done == tally.total else 1
 
 
 def slurm_settings(texts: Sequence[str]) -> dict[str, Any]:

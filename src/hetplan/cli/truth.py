@@ -192,18 +192,17 @@ def table(
     """Every set at once, today's figures beside those of an earlier predictor."""
     rows = standings(folder)
     parts = {f"{row['name']} {row['part']}": (row["before"], row["now"]) for row in rows}
-    emit(
+    return emit(
         {"parts": rows},
         [figures_table("predictions beside published measurements: before -> now", parts)],
         json=json,
     )
-    return 0
 
 
 def known(json: JsonOption = False) -> int:
     """Model FLOPs utilisation of well-known runs, published and predicted; needs no files."""
     rows = list(known_rows())
-    emit(
+    return emit(
         {"runs": rows},
         [
             Table.of(
@@ -223,7 +222,6 @@ def known(json: JsonOption = False) -> int:
         ],
         json=json,
     )
-    return 0
 
 
 def calibrate(
@@ -293,8 +291,7 @@ def calibrate(
             for run, seconds in zip(measured, estimated.predictions, strict=True)
         ],
     }
-    emit(document | more, tables, json=json)
-    return 0 if constants is not None else 1
+    return emit(document | more, tables, json=json, ok=constants is not None)
 
 
 def calibration_table(runs: Sequence[MeasuredRun], estimated: Estimate) -> Table:
@@ -374,12 +371,11 @@ def sensitivity(
     tried = [] if strategies is None else split_list(strategies)
     anew = planned_anew(analysis, workload, tried, time_limit, spread / 100) if tried else []
     names = [name for name, _ in named]
-    emit(
+    return emit(
         sensitivity_document(analysis, names, anew),
         sensitivity_tables(analysis, names, anew, spread),
         json=json,
     )
-    return 0
 
 
 def read_plans(path: Path) -> list[tuple[str, Plan]]:

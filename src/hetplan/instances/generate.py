@@ -18,6 +18,7 @@ from hetplan.instances.library import Instance
 from hetplan.profiling.cluster import Cluster, ClusterFile, build_cluster, catalogue
 from hetplan.profiling.models import load_model
 from hetplan.profiling.workload import PREDICTOR, Workload, make_workload
+from hetplan.text import devices_counted
 
 SIZES: Mapping[str, int] = {"small": 8, "medium": 32}
 MODELS = (
@@ -105,7 +106,7 @@ def draw(problem: str, seed: int, size: str = "small") -> Instance:
 
 def described(workload: Workload) -> str:
     """Model, devices and batch."""
-    devices = " + ".join(f"{count} {name}" for name, count in workload.cluster.counts().items())
+    devices = devices_counted(workload.cluster.counts())
     return f"{workload.model.name} on {devices}, batch {workload.global_batch}"
 
 

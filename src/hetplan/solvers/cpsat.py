@@ -233,18 +233,16 @@ def _mapped(model: Any, solver: Any, status: Any, run: Run) -> tuple[Stop, str]:
     """CP-SAT's status as ours, with a message where there is more to say."""
     if status is None:
         return stop_reason(run), "CP-SAT did not stop in time; its last report is taken"
-    if status == cp_model.OPTIMAL:
-        return Stop.OPTIMAL, ""
-    if status == cp_model.INFEASIBLE:
-        return Stop.INFEASIBLE, ""
-    if status in (cp_model.FEASIBLE, cp_model.UNKNOWN):
-        return stop_reason(run), ""
     if status == cp_model.MODEL_INVALID:
         return Stop.ERROR, f"CP-SAT refuses the model: {str(model.validate())[:300]}"
-    return (
-        Stop.ERROR,
-        f"CP-SAT returned a status that hetplan does not know: {solver.status_name(status)}",
-    )
+    known = {
+        cp_model.OPTIMAL: Stop.OPTIMAL,
+        cp_model.INFEASIBLE: Stop.INFEASIBLE,
+        cp_model.FEASIBLE: stop_reason(run),
+        cp_model.UNKNOWN: stop_reason(run),
+    }
+    unknown = f"CP-SAT returned a status that hetplan does not know: {solver.status_name(status)}"
+    return known.get(status, Stop.ERROR), "" if status in known else unknown
 
 
 def _configured(options: Options) -> Any:

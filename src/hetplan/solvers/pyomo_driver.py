@@ -154,26 +154,27 @@ def as_pyomo(
     """
     model, run = pyo.ConcreteModel(name), run or Run()
     rows, columns = arrays.shape
-    model.x = pyo.Var(range(columns))
-    x = list(model.x.values())
-    for i, variable in enumerate(x):
+
+    def bounds(model: pyo.ConcreteModel, i: int) -> tuple[float | None, float | None]:
         run.check()
-        variable.setlb(_finite(arrays.lower[i]))
-        variable.setub(_finite(arrays.upper[i]))
-        if arrays.integer[i]:
-            variable.domain = pyo.Integers
-    model.row = pyo.Constraint(range(rows))
-    for r in range(rows):
+        return _finite(arrays.lower[i]), _finite(arrays.upper[i])
+
+    def row(model: pyo.ConcreteModel, r: int) -> Any:
         run.check()
         entries = slice(arrays.starts[r], arrays.starts[r + 1])
         lower, upper = _finite(arrays.row_lower[r]), _finite(arrays.row_upper[r])
         if entries.start == entries.stop or (lower is None and upper is None):
-            continue
+            return pyo.Constraint.Skip
         terms = LinearExpression(
             linear_coefs=arrays.values[entries].tolist(),
             linear_vars=[x[c] for c in arrays.columns[entries]],
         )
-        model.row.add(r, (lower, terms, upper) if lower != upper else terms == lower)
+        return (lower, terms, upper) if lower != upper else terms == lower
+
+    domains = {i: pyo.Integers if whole else pyo.Reals for i, whole in enumerate(arrays.integer)}
+    model.x = pyo.Var(range(columns), domain=domains, bounds=bounds)
+    x = list(model.x.values())
+    model.row = pyo.Constraint(range(rows), rule=row)
     used = np.flatnonzero(arrays.cost)
     cost = LinearExpression(
         constant=arrays.constant,

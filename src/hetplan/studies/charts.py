@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hetplan.errors import InputError
+from hetplan.errors import optional
 from hetplan.files import write_bytes
 from hetplan.studies.findings import PROVEN, SIZES, Study, cactus, profile, row_size
 from hetplan.text import grouped
@@ -35,13 +35,8 @@ def charts(study: Study, problem: str) -> Mapping[str, Any]:
 
 def figure(height: float) -> tuple[Any, Any]:
     """(figure, axes) without a display; raises InputError where matplotlib is not installed."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise InputError(
-            "pictures need matplotlib", expected="pip install 'hetplan[plots]'"
-        ) from None
-    made = Figure(figsize=(WIDE, height), layout="constrained")
+    figures = optional("matplotlib.figure", "pictures need matplotlib", "plots")
+    made = figures.Figure(figsize=(WIDE, height), layout="constrained")
     axes = made.add_subplot()
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(True, color="#e4e4e4", linewidth=0.6)

@@ -7,6 +7,7 @@ Parquet reader takes the folder as one table.
 """
 
 import hashlib
+import importlib
 import io
 import itertools
 import json
@@ -18,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hetplan.errors import InputError, require, unknown_name
+from hetplan.errors import InputError, optional, require, unknown_name
 from hetplan.files import write_bytes
 from hetplan.formulations import FAMILIES, JOINED, family, join
 from hetplan.instances.answers import Answer
@@ -199,15 +200,10 @@ Row = dict[str, Any]
 
 
 def arrow() -> Any:
-    """pyarrow; raises InputError where it is not installed."""
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError:
-        raise InputError(
-            "studies keep their rows as Parquet", expected="pip install 'hetplan[study]'"
-        ) from None
-    return pyarrow
+    """pyarrow with its module `parquet`; raises InputError where it is not installed."""
+    pa = optional("pyarrow", "studies keep their rows as Parquet", "study")
+    importlib.import_module("pyarrow.parquet")
+    return pa
 
 
 def schema() -> Any:

@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import Any
 
 from hetplan import __version__
-from hetplan.errors import HetplanError, InputError, kind_and_text, one_line, require
+from hetplan.errors import HetplanError, InputError, kind_and_text, one_line, optional, require
 from hetplan.instances.answers import result_document
 from hetplan.instances.library import parse_instance
 from hetplan.solvers.registry import solve
@@ -324,13 +324,7 @@ def perform_there(task: Task, memory_bytes: int | None) -> Row:
 
 def dask() -> Any:
     """dask.distributed; raises InputError where it is not installed."""
-    try:
-        import distributed
-    except ImportError:
-        raise InputError(
-            "needs Dask", where="--scheduler", expected="pip install 'hetplan[dask]'"
-        ) from None
-    return distributed
+    return optional("distributed", "needs Dask", "dask", where="--scheduler")
 
 
 @contextlib.contextmanager
@@ -359,12 +353,7 @@ def slurm(jobs: int, options: dict[str, Any], renew_every: str = "5s") -> Iterat
     InputError where the settings are not dask-jobqueue's, or where Slurm refuses the jobs.
     """
     distributed = dask()
-    try:
-        from dask_jobqueue.slurm import SLURMCluster
-    except ImportError:
-        raise InputError(
-            "needs dask-jobqueue", where="--slurm", expected="pip install 'hetplan[slurm]'"
-        ) from None
+    queue = optional("dask_jobqueue.slurm", "needs dask-jobqueue", "slurm", where="--slurm")
     require(
         shutil.which("sbatch") is not None,
         "no command sbatch on this machine",
@@ -372,7 +361,7 @@ def slurm(jobs: int, options: dict[str, Any], renew_every: str = "5s") -> Iterat
         expected="a node of a Slurm cluster",
     )
     try:
-        cluster = SLURMCluster(**options)
+        cluster = queue.SLURMCluster(**options)
     except (TypeError, ValueError) as error:
         raise InputError(f"not usable: {one_line(str(error))[:300]}", where="--slurm") from None
     submit(cluster, jobs)
