@@ -106,13 +106,9 @@ def faults_in(value: Any, *path: int | str) -> Iterator[tuple[Sequence[int | str
     """Each fault in `value`, with the keys and indices that lead to it."""
     if isinstance(value, Fault):
         yield path, value
-    pairs = (
-        value.items()
-        if isinstance(value, dict)
-        else enumerate(value if isinstance(value, list) else ())
-    )
-    for key, item in pairs:
-        yield from faults_in(item, *path, key)
+    keys = value if isinstance(value, dict) else range(len(value) if isinstance(value, list) else 0)
+    for key in keys:
+        yield from faults_in(value[key], *path, key)
 
 
 # One JSON string (its brackets do not count; an unclosed one runs to the end) or one bracket.

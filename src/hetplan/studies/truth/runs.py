@@ -29,9 +29,10 @@ def over(amount: float, rate: float | None) -> float | None:
 
 def vtrain_published(row: Cells) -> Published:
     """vTrain (Bang et al., MICRO 2024): milliseconds of an iteration."""
-    shape = f"GPT {row.text('# layers')} x {row.text('hidden size')}"
-    batch = f"{row.text('sequence length')} tokens, batch {row.text('global batch')}"
-    workload = f"{shape}, {batch}, {row.text('# GPUs')} A100"
+    workload = (
+        "GPT {# layers} x {hidden size}, {sequence length} tokens, batch {global batch}, "
+        "{# GPUs} A100"
+    ).format_map(row)
     return Published(workload, over(row.number("iteration time (ms)") or 0.0, 1e3), kind="A100")
 
 
@@ -97,13 +98,12 @@ SHARDING = {"FULL_SHARD": 3, "SHARD_GRAD_OP": 2, "NO_SHARD": 0}
 
 def mosaic_published(row: Cells) -> Published:
     """MosaicML llm-foundry's benchmarks: tokens per second, and MFU in percent."""
-    tokens, batch, gpu = row.text("SeqLen (T)"), row.text("GlobalBatchSize"), row.text("GPU")
     workload = (
-        f"MPT-{row.text('Model')}, {tokens} tokens, batch {batch}, {row.text('# GPUs')} {gpu}"
-    )
+        "MPT-{Model}, {SeqLen (T)} tokens, batch {GlobalBatchSize}, {# GPUs} {GPU}"
+    ).format_map(row)
     amount = (row.number("SeqLen (T)") or 0.0) * (row.number("GlobalBatchSize") or 0.0)
     seconds = over(amount, row.number("Throughput (T/s)")) or None
-    return Published(workload, seconds, None, over(row.number("MFU") or 0.0, 100), gpu)
+    return Published(workload, seconds, None, over(row.number("MFU") or 0.0, 100), row["GPU"])
 
 
 def mosaic_job(row: Cells) -> Job:
@@ -168,11 +168,11 @@ def shape_of(model: str) -> Transformer:
 
 def by_rate(row: Cells, gpu: str, *more: str) -> Published:
     """Tokens per second and GPU; a workload is named by model, `more`, tokens, batch and GPUs."""
-    named = [row.text("model"), *more, f"{row.text('sequence')} tokens"]
-    workload = f"{', '.join(named)}, batch {row.text('global_batch')}, {row.text('gpus')} {gpu}"
+    named = ", ".join([row["model"], *more])
+    run = "{sequence} tokens, batch {global_batch}, {gpus}".format_map(row)
     tokens = (row.number("global_batch") or 0.0) * (row.number("sequence") or 0.0)
     rate = (row.number("tokens_per_second_per_gpu") or 0.0) * (row.number("gpus") or 0.0)
-    return Published(workload, over(tokens, rate) or None, kind=gpu)
+    return Published(f"{named}, {run} {gpu}", over(tokens, rate) or None, kind=gpu)
 
 
 def titan_published(row: Cells) -> Published:
@@ -227,13 +227,11 @@ def megatron_published(row: Cells) -> Published:
     """Megatron-LM's functional tests: median seconds, and the most that torch's allocator gave.
     Tiny models and deterministic kernels: best as a truth of memory."""
     family, gpu = row.text("case").partition("/")[0], row.text("gpu") or row.text("platform")
-    shape = (
-        f"{family} {row.text('layers')} x {row.text('hidden')}, {row.text('experts') or 0} experts"
-    )
-    batch = f"{row.text('sequence')} tokens, batch {row.text('global_batch')}"
-    workload = f"{shape}, {batch}, {row.text('nodes')} x {row.text('gpus_per_node')} {gpu}"
+    run = ("{sequence} tokens, batch {global_batch}, {nodes} x {gpus_per_node}").format_map(row)
+    shape = f"{family} {row['layers']} x {row['hidden']}, {row['experts'] or 0} experts"
     seconds = row.number("seconds_per_iteration_median") or None
-    return Published(workload, seconds, row.number("max_allocated_bytes") or None, kind=gpu)
+    held = row.number("max_allocated_bytes") or None
+    return Published(f"{shape}, {run} {gpu}", seconds, held, kind=gpu)
 
 
 def megatron_job(row: Cells) -> Job:
@@ -388,12 +386,10 @@ def nemo_job(row: Cells, gpu: str, zero: int, *, bits: int) -> Job:
 def mlperf_published(row: Cells) -> Published:
     """MLPerf training v5.0: the median of the steps, else by the rate."""
     seconds = row.number("step_seconds_median") or row.number("seconds_per_step_from_throughput")
-    gpu = row.text("accelerator")
     workload = (
-        f"{row.text('benchmark')}, batch {row.text('global_batch')}, {row.text('nodes')} x "
-        f"{row.text('accelerators_per_node')} {gpu}"
-    )
-    return Published(workload, seconds or None, kind=gpu)
+        "{benchmark}, batch {global_batch}, {nodes} x {accelerators_per_node} {accelerator}"
+    ).format_map(row)
+    return Published(workload, seconds or None, kind=row["accelerator"])
 
 
 def mlperf_job(row: Cells) -> Job:

@@ -44,6 +44,10 @@ class Cells:
             raise DamagedError("column is missing", where=file, got=columns, expected=column)
         return self.texts[column].strip()
 
+    def __getitem__(self, column: str) -> str:
+        """As `text`, so that a format string of columns can be filled by `format_map`."""
+        return self.text(column)
+
     def number(self, column: str) -> float | None:
         """A finite number >= 0, None for an empty cell; raises DamagedError."""
         text = self.text(column)
