@@ -36,13 +36,10 @@ class InputError(HetplanError, ValueError):
         expected: str | None = None,
     ) -> None:
         self.what, self.where, self.got, self.expected = what, where, got, expected
-        details = []
-        if got is not None:
-            details.append(f"got {shorten(got)}")
-        if expected is not None:
-            details.append(f"expected {expected}")
+        parts = {"got": None if got is None else shorten(got), "expected": expected}
+        details = ", ".join(f"{word} {part}" for word, part in parts.items() if part is not None)
         text = f"{where}: {what}" if where else what
-        super().__init__(one_line(f"{text} ({', '.join(details)})" if details else text))
+        super().__init__(one_line(f"{text} ({details})" if details else text))
 
 
 class UnsupportedError(InputError):
@@ -106,13 +103,12 @@ def shorten(value: object, limit: int = 80) -> str:
 
 def json_path(location: Sequence[int | str]) -> str:
     """Keys and indices as a JSON path: `("data", "layers", 3, "name")` -> `data.layers[3].name`."""
-    path = ""
-    for part in location:
-        if isinstance(part, int):
-            path += f"[{part}]"
-        else:  # a hostile key may be megabytes long
-            path += ("." if path else "") + shortened(part, LONGEST_KEY)
-    return path
+    parts = (
+        # a hostile key may be megabytes long
+        f"[{part}]" if isinstance(part, int) else f".{shortened(part, LONGEST_KEY)}"
+        for part in location
+    )
+    return "".join(parts).removeprefix(".")
 
 
 def shortened(text: str, limit: int) -> str:

@@ -312,7 +312,7 @@ TREE: Mapping[str, Any] = {
             "report": ("study:report", "A study's findings."),
         },
     ),
-    "report": ("report:report", "Set a paper's tables and figures beside hetplan's."),
+    "report": ("study:paper_report", "Set a paper's tables and figures beside hetplan's."),
     "truth": (
         "Hold predictions against what was measured.",
         None,

@@ -1,5 +1,6 @@
 """`hetplan study run`: many methods on many instances, every run a row that is kept; `study
-report`: its findings."""
+report`: its findings. `hetplan report`: a paper's tables and figures, each beside what hetplan
+makes of it."""
 
 import contextlib
 import fnmatch
@@ -32,12 +33,12 @@ from hetplan.cli.options import (
     whole_numbers,
 )
 from hetplan.cli.output import emit, note, stopping
-from hetplan.errors import require
+from hetplan.errors import check_name, require
 from hetplan.files import write_text
 from hetplan.studies import page
 from hetplan.studies.charts import charts, write_pictures
 from hetplan.studies.findings import Study, repriced
-from hetplan.studies.papers import PAPERS
+from hetplan.studies.papers import PAPERS, exhibits as exhibits_of
 from hetplan.studies.rows import Runner, Tally, Task, arrow, carry_out, read_rows, tasks, write_rows
 from hetplan.studies.workers import connected, run_on, run_tasks, slurm
 from hetplan.text import Table, counted
@@ -270,7 +271,7 @@ def report(
     require(rows, "no run matches" if name else "holds no runs yet", where=str(folder), got=name)
     study, title = Study(rows), f"Gap study {folder.resolve().name}"
     if output is not None:
-        write_text(output, page.html(study, title))
+        write_text(output, page.document(title, page.lines(study)))
     if markdown is not None:
         write_text(markdown, page.markdown(study, title))
     if png is not None:
@@ -305,3 +306,53 @@ def report(
     for line in conflicts:
         note(line)
     return 1 if conflicts else 0
+
+
+def paper_report(
+    paper: Annotated[
+        str,
+        typer.Argument(
+            metavar="PAPER",
+            help=", ".join(PAPERS),
+            autocompletion=offer("papers"),
+        ),
+    ],
+    name: Annotated[
+        str | None,
+        typer.Option("--name", metavar="PATTERN", help="Only exhibits named so: 'Figure 1*'."),
+    ] = None,
+    full: Annotated[
+        bool, typer.Option("--full", help="All rows: many minutes for some papers.")
+    ] = False,
+    output: Annotated[
+        Path | None, target("--output", "-o", metavar="FILE", help="The JSON document.")
+    ] = None,
+    html: Annotated[
+        Path | None, target("--html", help="A web page with tables and charts.")
+    ] = None,
+    png: PngOption = None,
+    json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> int:
+    """Set a paper's tables and figures beside hetplan's, with what its text says and why ours
+    differ.
+
+    Ours is predicted, the paper's is measured. Each report takes two minutes at most; --full takes
+    longer.
+    """
+    check_name("unknown paper", paper, PAPERS)
+    tell = (lambda line: None) if quiet else note
+    exhibits, notes = exhibits_of(paper, name, full=full, tell=tell)
+    require(exhibits, "no exhibit matches", where="--name", got=name)
+    pictures = {e.name: made for e in exhibits if html or png if (made := e.chart())}
+    tables = [e.table(() if at else notes) for at, e in enumerate(exhibits)]
+    if html is not None:
+        write_text(html, page.of_tables(f"{paper}: the paper and hetplan", tables, pictures))
+    if png is not None:
+        write_pictures(png, pictures)
+    return emit(
+        {"paper": paper, "notes": notes, "exhibits": [asdict(e) for e in exhibits]},
+        tables,
+        json=json,
+        output=output,
+    )

@@ -179,7 +179,7 @@ class _Listener(cp_model.CpSolverSolutionCallback):
 
     def on_solution_callback(self) -> None:
         """Called for each better solution."""
-        self._latest.on_solution(list(self.response_proto.solution), self.objective_value)
+        self._latest.incumbent = (list(self.response_proto.solution), self.objective_value)
         self._latest.on_bound(self.best_objective_bound)
 
 
@@ -213,7 +213,7 @@ def solve(model: Model, run: Run, report: Sink | None = None) -> ModelAnswer:
     if status is not None:  # an abandoned search answers with its last reports
         statistics = {"branches": solver.num_branches, "conflicts": solver.num_conflicts}
         if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-            latest.on_solution(list(solver.response_proto.solution), solver.objective_value)
+            latest.incumbent = (list(solver.response_proto.solution), solver.objective_value)
             latest.on_bound(solver.best_objective_bound)
     (solution, objective), bound = latest.incumbent, latest.bound
     units = np.where(model.is_seconds(), scale.per_unit, np.maximum(model.grids(), 1.0))

@@ -170,7 +170,7 @@ def _listen(highs: Any, latest: Latest) -> None:
 
     def improved(event: Any) -> None:
         told = event.data_out
-        latest.on_solution(np.array(told.mip_solution), float(told.objective_function_value))
+        latest.incumbent = (np.array(told.mip_solution), float(told.objective_function_value))
 
     highs.HandleUserInterrupt = True
     highs.cbMipImprovingSolution += improved
@@ -182,7 +182,7 @@ def _keep_last_word(highs: Any, latest: Latest, is_mip: bool) -> None:
     info = highs.getInfo()
     if info.primal_solution_status == FEASIBLE:
         values = np.array(highs.getSolution().col_value, dtype=float)
-        latest.on_solution(values, float(info.objective_function_value))
+        latest.incumbent = (values, float(info.objective_function_value))
     optimal = highs.getModelStatus() == highspy.HighsModelStatus.kOptimal
     if is_mip and (optimal or info.mip_node_count >= 0):
         latest.on_bound(float(info.mip_dual_bound))

@@ -57,23 +57,17 @@ class Scale:
         return self.value(z) + self.under
 
 
+@dataclass
 class Latest:
     """The latest incumbent and bound of a model, in its own unit: written by native threads, read
-    by ours."""
+    by ours.
 
-    def __init__(self) -> None:
-        self.bound: float | None = None
-        # one object, so that a reader never sees half of an incumbent
-        self._incumbent: tuple[Any, float] | None = None
+    incumbent: (solution, objective), one object so that a reader never sees half of it; solution:
+    whatever the driver wants to have of it.
+    """
 
-    def on_solution(self, solution: Any, objective: float) -> None:
-        """Keep an incumbent; solution: whatever the driver wants to have of it."""
-        self._incumbent = (solution, objective)
-
-    @property
-    def incumbent(self) -> tuple[Any, float | None]:
-        """(solution, objective) of the incumbent, (None, None) without one."""
-        return self._incumbent or (None, None)
+    incumbent: tuple[Any, float | None] = (None, None)
+    bound: float | None = None
 
     def on_bound(self, bound: float) -> None:
         """Keep the best finite bound (back ends say infinity for none)."""

@@ -165,13 +165,8 @@ def of_tables(title: str, tables: Iterable[Table], pictures: Mapping[str, Any]) 
     return document(title, parts)
 
 
-def html(study: Study, title: str) -> str:
-    """The page."""
-    return document(title, lines(study))
-
-
 def lines(study: Study) -> Iterator[str]:
-    """The page's parts."""
+    """The parts of a study's page."""
     yield f"<p>{FIGURES}</p><ul>"
     yield from (f"<li>{escape(line)}</li>" for line in origin(study.rows))
     yield "</ul>"
