@@ -147,7 +147,7 @@ class _Writer:
     def _check(self, number: int, row: Row, values: Floats) -> None:
         """Raises what `write` says."""
         rounded = values != np.trunc(values)
-        name = next(b for b in reversed(self.model.row_blocks) if b.first <= number).name
+        name = self.model.row_names[number]
         if (rounded & (self.seconds[row.columns] | self.negative[row.columns])).any():
             raise ValueError(f"{self.model.name}: {name}: values of seconds must be whole numbers")
         require(

@@ -4,7 +4,9 @@ Columns and rows carry the names of the formulation (`x_3_1`, `cover_2`), so tha
 constraints again.
 """
 
+import itertools
 import tempfile
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,8 +85,9 @@ def write_linear(model: Model, arrays: LinearArrays, file: str) -> bool:
     highs = loaded(arrays)
     for number, name in enumerate(member_names(model.column_blocks)):
         highs.passColName(number, name)
-    for number, name in enumerate(member_names(model.row_blocks)):
-        highs.passRowName(number, name)
+    numbers = defaultdict(itertools.count)
+    for row, name in enumerate(model.row_names):
+        highs.passRowName(row, f"{name}_{next(numbers[name])}")
     written: bool = highs.writeModel(file) in (
         highspy.HighsStatus.kOk,
         highspy.HighsStatus.kWarning,

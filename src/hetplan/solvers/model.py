@@ -72,7 +72,7 @@ class Totals:
 
 @dataclass(frozen=True)
 class Block:
-    """A named block of columns or rows: `size` of them from number `first` on."""
+    """A named block of columns: `size` of them from number `first` on."""
 
     name: str
     first: int
@@ -163,8 +163,8 @@ class Model:
         self.check = (run or Run()).check  # raises `Stopped` once the run should stop
         self.constant = 0.0
         self.column_blocks: list[Block] = []
-        self.row_blocks: list[Block] = []
         self.rows: list[Row] = []
+        self.row_names: list[str] = []  # of the constraint that each row belongs to
         # What each block of columns has, [its size] each, by "lower", "upper" and so on.
         self._of_columns: dict[str, list[Floats]] = defaultdict(list)
         self._costs: list[tuple[Columns, Floats]] = []
@@ -298,14 +298,9 @@ class Model:
         self.terms_left -= len(row.columns)
         if self.terms_left < 0:
             raise TooLarge
-        number = len(self.rows)
         self.rows.append(row)
-        last = self.row_blocks[-1] if self.row_blocks else None
-        if last is not None and last.name == name:
-            self.row_blocks[-1] = Block(name, last.first, last.size + 1, (last.size + 1,))
-        else:
-            self.row_blocks.append(Block(name, number, 1, (1,)))
-        return number
+        self.row_names.append(name)
+        return len(self.rows) - 1
 
     # What the writers read.
 
@@ -415,9 +410,9 @@ class Model:
         )
         big_m = min(0.0, least - low) if high == np.inf else max(0.0, most - high)
         if not math.isfinite(big_m):
-            block = next(b for b in reversed(self.row_blocks) if b.first <= number)
             raise ValueError(
-                f"{self.name}: {block.name}: a row under a condition needs bounded columns"
+                f"{self.name}: {self.row_names[number]}: a row under a condition needs bounded "
+                "columns"
             )
         shift = sum(big_m for condition in row.when if condition >= 0)
         factors = [big_m if condition >= 0 else -big_m for condition in row.when]

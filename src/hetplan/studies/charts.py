@@ -10,6 +10,7 @@ from typing import Any
 from hetplan.errors import optional
 from hetplan.files import write_bytes
 from hetplan.studies.findings import PROVEN, SIZES, Study, cactus, profile, row_size
+from hetplan.studies.rows import Row
 from hetplan.text import grouped
 
 # Okabe and Ito's palette, told apart by the colour-blind.
@@ -87,39 +88,39 @@ def stairs(lines: Mapping[str, tuple[Sequence[float], int]], across: str, upward
     return made
 
 
+def by_method(study: Study, problem: str) -> Mapping[str, Sequence[Row]]:
+    """Exact method -> its rows."""
+    return grouped((row["method"], row) for row in study.of(problem) if row["exact"])
+
+
 def gaps(study: Study, problem: str) -> Any | None:
     """Share of an exact method's runs whose gap is at most so much; those without a gap never
     come."""
     lines = {}
-    for method in study.methods(problem, exact=True):
-        runs = [r for r in study.of(problem) if r["method"] == method]
-        runs = [row for row in runs if row["status"] != "infeasible"]
-        known = sorted(max(100 * r["gap"], LEAST_EXCESS) for r in runs if r["gap"] is not None)
-        lines[method] = known, len(runs)
+    for method, runs in by_method(study, problem).items():
+        feasible = [row["gap"] for row in runs if row["status"] != "infeasible"]
+        known = sorted(max(100 * gap, LEAST_EXCESS) for gap in feasible if gap is not None)
+        lines[method] = known, len(feasible)
     return stairs(lines, "gap in % (left edge: none to speak of)", "% of runs") if lines else None
 
 
 def proofs(study: Study, problem: str) -> Any | None:
     """Share of instances proven within a time, per exact method."""
-    rows = [row for row in study.of(problem) if row["exact"]]
-    total = len({(row["instance"], row["seed"]) for row in rows})
+    runs = by_method(study, problem)
+    total = len({(row["instance"], row["seed"]) for rows in runs.values() for row in rows})
     lines = {
-        method: (
-            [max(s, LEAST_SECONDS) for s in cactus(r for r in rows if r["method"] == method)],
-            total,
-        )
-        for method in study.methods(problem, exact=True)
+        method: ([max(seconds, LEAST_SECONDS) for seconds in cactus(rows)], total)
+        for method, rows in runs.items()
     }
     return stairs(lines, "seconds", "% of instances proven") if lines else None
 
 
 def profiles(study: Study, problem: str) -> Any | None:
     """Share of instances on which a method is within a factor of the fastest."""
-    methods = study.methods(problem, exact=True)
-    ratios = profile(study, problem, methods)
+    ratios = profile(study, problem, study.methods(problem, exact=True))
     rows = [row for row in study.of(problem) if row["exact"] and row["status"] in PROVEN]
     total = len({(row["instance"], row["seed"]) for row in rows})
-    if total == 0 or len(methods) < 2:
+    if total == 0 or len(ratios) < 2:
         return None
     lines = {method: (values, total) for method, values in ratios.items()}
     return stairs(lines, "times the seconds of the fastest", "% of instances")

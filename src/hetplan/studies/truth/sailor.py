@@ -304,9 +304,8 @@ class Predictor:
                     inner = max(inner, float(sizes.output[-1]))
                 kept = min(stages - s, batches) * sizes.kept[layers].sum() + 3 * inner + exchanged
                 states = BYTES_PER_PARAM * sizes.params[layers].sum() / ELEMENT
-                reserved = self.framework
-                if reserved is None:
-                    reserved = max(FRAMEWORK_BYTES.get(k, RESERVED_BYTES) for k in group.kinds)
+                usual = max(FRAMEWORK_BYTES.get(kind, RESERVED_BYTES) for kind in group.kinds)
+                reserved = usual if self.framework is None else self.framework
                 peak = max(peak, float(states + samples * kept + reserved))
         return peak
 
@@ -321,13 +320,10 @@ def _cards(pipeline: RunPipeline) -> list[list[int]]:
         for group in groups:
             kind, gpus = group.nodes[0][:2]
             node, left = free.get((kind, gpus), (-1, 0))
-            if len(group.nodes) > 1:
-                node = count
+            if len(group.nodes) > 1 or left < group.tensor:
+                node, left = count, max(gpus, group.tensor)
                 count += len(group.nodes)
-            else:
-                if left < group.tensor:
-                    node, left = count, max(gpus, group.tensor)
-                    count += 1
+            if len(group.nodes) == 1:
                 free[kind, gpus] = node, left - group.tensor
             cards[-1].append(node)
     return cards
