@@ -22,7 +22,7 @@ from hetplan.profiling.detect import (
 )
 from hetplan.runtime.devices import local_device_name, local_node
 from hetplan.schema import parse
-from hetplan.text import Table, number_text
+from hetplan.text import Table, lines_that_hold, number_text
 
 
 def detect(
@@ -86,21 +86,20 @@ def detect(
     usual = links_of(local.device or "")[1] / GBIT
     document = cluster_document(hosts, name, replace(local, intra_gbit=local.intra_gbit or usual))
     build_cluster(parse(ClusterFile, document, where="the detected cluster"))
-    assumed = []
-    if local.intra_gbit is None and max(node["devices"] for node in document["nodes"]) > 1:
-        assumed.append(
+    assumed = lines_that_hold(
+        {
             f"links within a node are assumed: {usual:g} Gbit/s, as in usual machines with "
-            f"{local.device}; --intra says otherwise"
-        )
-    if local.network_gbit is None and len(hosts) > 1:
-        assumed.append(
-            f"links between nodes are assumed: {ETHERNET_GBIT:g} Gbit/s; --network says otherwise"
-        )
+            f"{local.device}; --intra says otherwise": (
+                local.intra_gbit is None and max(node["devices"] for node in document["nodes"]) > 1
+            ),
+            f"links between nodes are assumed: {ETHERNET_GBIT:g} Gbit/s; --network says "
+            "otherwise": local.network_gbit is None and len(hosts) > 1,
+        }
+    )
     if output is not None:
         head = "".join(f"# {line}\n" for line in ("written by hetplan cluster detect", *assumed))
         write_text(output, head + to_yaml(document))
-    for line in assumed:
-        note(line)
+    note(*assumed)
     return emit(document, [nodes_table(document)], json=json)
 
 

@@ -17,7 +17,7 @@ from hetplan.cli.options import (
     open_cluster,
 )
 from hetplan.cli.output import emit
-from hetplan.text import Table, bytes_text, devices_counted
+from hetplan.text import Table, bytes_text, devices_counted, lines_that_hold
 
 if TYPE_CHECKING:
     from hetplan.planner.fits import Fit, Layout
@@ -105,10 +105,15 @@ def fit_tables(fit: "Fit", zero: int | None) -> Iterator[Table]:
         for kind in fit.without_peak
     ]
     lacking = sorted({*workload.framework.levels} - {row.zero for row in rows})
-    if fit.fits and zero is None and lacking:
-        notes.append(f"no layout fits with ZeRO {' or '.join(map(str, lacking))}")
-    if rows and rows[0].shape.devices < total:
-        notes.append(f"unused: {total - rows[0].shape.devices} of {total} devices")
+    used = rows[0].shape.devices if rows else total
+    notes += lines_that_hold(
+        {
+            f"no layout fits with ZeRO {' or '.join(map(str, lacking))}": (
+                fit.fits and zero is None and bool(lacking)
+            ),
+            f"unused: {total - used} of {total} devices": used < total,
+        }
+    )
     if fit.fits:
         title = f"fits: {job}: {rows[0].text}"
         notes.append(ORDER)

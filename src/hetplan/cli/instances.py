@@ -228,8 +228,7 @@ def update(
         [change_table(looked_at, dry_run)],
         json=json,
     )
-    for line in refused:
-        note(f"refused: {line}")
+    note(*(f"refused: {line}" for line in refused))
     return 1 if refused else 0
 
 

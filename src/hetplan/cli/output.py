@@ -93,10 +93,11 @@ def open_streams() -> None:
         )
 
 
-def note(text: str) -> None:
-    """A line on standard error, control characters escaped; where that fails nobody can be told."""
+def note(*lines: str) -> None:
+    """Lines on standard error, control characters escaped; where that fails nobody can be told."""
     try:
-        print(f"hetplan: {one_line(text)}", file=sys.stderr, flush=True)
+        for line in lines:
+            print(f"hetplan: {one_line(line)}", file=sys.stderr, flush=True)
     except OSError:
         drop(sys.stderr)
 
@@ -244,8 +245,7 @@ class Display:
                 self.live.update(Text("\n".join(lines)), refresh=True)
         elif progress.seconds >= self.due:
             self.due = 2 * progress.seconds
-            for line in lines:
-                note(line)
+            note(*lines)
 
     def close(self) -> None:
         """Take away what should not stay."""

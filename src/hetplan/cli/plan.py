@@ -49,6 +49,7 @@ from hetplan.text import (
     count_text,
     counted,
     devices_counted,
+    lines_that_hold,
     more_text,
     number_text,
     percent_text,
@@ -183,8 +184,7 @@ def plan(
     )
     best = planning.best
     write_plan(best, output)
-    for line in workload.model.notes:
-        note(line)
+    note(*workload.model.notes)
     emit(planning.document(), planning_tables(planning, everything), json=json)
     if best is None or choice.run is None:
         return 0 if best is not None else 1
@@ -295,7 +295,7 @@ def verdict_table(planning: "Planning", best: "Candidate", explained: "Explanati
         "best plan": best.name + (f": {summary(plan)}" if plan else ""),
         "iteration": iteration_text(best, workload),
         "proven": proven_text(best, planning),
-        "speed": ", ".join(text for text, known in speed.items() if known),
+        "speed": ", ".join(lines_that_hold(speed)),
         "devices": f"{devices_used(best)} in {workload.precision}{idle_text(best, planning)}",
         "free memory": free_text(best, workload),
         "time goes to": ", ".join(

@@ -139,8 +139,7 @@ def predict(
         learned=learned_of(efficiency or [], on, chosen.precision),
         stack=load_stack(stack),
     )
-    for line in chosen.notes:
-        note(line)
+    note(*chosen.notes)
     return emit(
         profile.model_dump(mode="json"), [profile_table(profile, chosen)], json=json, output=output
     )
@@ -310,8 +309,7 @@ def import_(
         # JSON is YAML, but people edit cluster files
         as_text = to_yaml if imported.kind == "cluster" else to_json
         write_text(output, as_text(document))
-    for line in imported.notes:
-        note(line)
+    note(*imported.notes)
     return emit(document, [summary(imported, output)], json=json)
 
 

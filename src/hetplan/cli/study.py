@@ -303,8 +303,7 @@ def report(
         for problem in study.problems
     }
     emit({"folder": str(folder), "problems": problems, "conflicts": conflicts}, tables, json=json)
-    for line in conflicts:
-        note(line)
+    note(*conflicts)
     return 1 if conflicts else 0
 
 

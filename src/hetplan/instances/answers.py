@@ -13,7 +13,8 @@ claims; the evaluator prices every decision again, and what is stated beside it 
     found it
 """
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -26,6 +27,7 @@ from hetplan.profiling.foreign import Foreign
 from hetplan.schema import Name, parse
 from hetplan.solvers.registry import Evaluation, evaluate
 from hetplan.solvers.run import OPTIMAL_GAP, Result, relative_gap
+from hetplan.text import lines_that_hold
 
 Status = Literal["optimal", "feasible", "infeasible", "unknown"]
 Figure = Annotated[float, Field(allow_inf_nan=False)]
@@ -203,54 +205,62 @@ def judge(claims: Sequence[Claim], instance: Instance) -> list[Verdict]:
     best = min(holding, key=lambda pair: pair[0], default=None)
     verdicts = []
     for claim, evaluation in zip(claims, priced, strict=True):
-        complaints = [] if evaluation is None else list(evaluation.violations)
         worth = None if evaluation is None else evaluation.objective
-        complaints += [*wrong_figures(claim, worth), *wrong_status(claim, worth)]
-        if best is not None:
-            complaints += refuted(claim, *best)
-        verdicts.append(Verdict(claim, evaluation, tuple(complaints)))
+        violations = () if evaluation is None else evaluation.violations
+        verdicts.append(Verdict(claim, evaluation, (*violations, *complaints(claim, worth, best))))
     return verdicts
 
 
-def wrong_figures(claim: Claim, objective: float | None) -> Iterator[str]:
-    """(2) and (3); `objective` is the evaluator's."""
-    stated = claim.objective
-    if stated is not None and objective is not None and abs(stated - objective) > slack(objective):
-        yield f"stated objective {stated!r} is not the decision's ({objective!r})"
-    if claim.gap is not None:
-        gap = relative_gap(objective if stated is None else stated, claim.bound)
-        if gap is None:
-            yield f"stated gap {claim.gap!r} without an objective and a bound"
-        elif abs(claim.gap - gap) > TOLERANCE:
-            yield f"stated gap {claim.gap!r} is not that of objective and bound ({gap!r})"
-
-
-def wrong_status(claim: Claim, objective: float | None) -> Iterator[str]:
-    """(4); `objective` is the evaluator's."""
-    if claim.decision is None:
-        if claim.status in ("optimal", "feasible"):
-            yield f"stated {claim.status} without a decision"
-        if claim.objective is not None:
-            yield f"stated objective {claim.objective!r} without a decision"
-        return
-    if claim.status in ("infeasible", "unknown"):
-        yield f"stated {claim.status} with a decision"
-    if claim.status == "optimal":
-        gap = relative_gap(objective if claim.objective is None else claim.objective, claim.bound)
-        if claim.bound is None:
-            yield "stated optimal without a bound that proves it"
-        elif gap is not None and gap > OPTIMAL_GAP * (1 + TOLERANCE):
-            yield f"stated optimal with a gap of {gap!r}, expected at most {OPTIMAL_GAP!r}"
-
-
-def refuted(claim: Claim, objective: float, holder: Claim) -> Iterator[str]:
-    """(5): what the best decision that holds refutes."""
-    own = holder is claim
-    whose = "the decision's objective" if own else f"the objective of {holder.source}'s decision"
-    if claim.bound is not None and claim.bound > objective + slack(objective):
-        yield f"stated bound {claim.bound!r} exceeds {whose} ({objective!r})"
-    if claim.status == "infeasible" and not own:
-        yield f"stated infeasible, but {holder.source}'s decision holds"
+def complaints(
+    claim: Claim, objective: float | None, best: tuple[float, Claim] | None
+) -> list[str]:
+    """What (2) to (5) have against a claim. objective: the evaluator's, of the claim's decision;
+    best: the least objective of all decisions that hold, and who claims it."""
+    stated, status, gap, bound = claim.objective, claim.status, claim.gap, claim.bound
+    known, own_gap = (
+        claim.decision is not None,
+        relative_gap(objective if stated is None else stated, bound),
+    )
+    least, holder = best or (math.inf, claim)
+    whose = "the decision's objective"
+    if holder is not claim:
+        whose = f"the objective of {holder.source}'s decision"
+    against = {
+        # (2)
+        f"stated objective {stated!r} is not the decision's ({objective!r})": (
+            stated is not None
+            and objective is not None
+            and abs(stated - objective) > slack(objective)
+        ),
+        # (3)
+        f"stated gap {gap!r} without an objective and a bound": (
+            gap is not None and own_gap is None
+        ),
+        f"stated gap {gap!r} is not that of objective and bound ({own_gap!r})": (
+            gap is not None and own_gap is not None and abs(gap - own_gap) > TOLERANCE
+        ),
+        # (4)
+        f"stated {status} without a decision": not known and status in ("optimal", "feasible"),
+        f"stated objective {stated!r} without a decision": not known and stated is not None,
+        f"stated {status} with a decision": known and status in ("infeasible", "unknown"),
+        "stated optimal without a bound that proves it": (
+            known and status == "optimal" and bound is None
+        ),
+        f"stated optimal with a gap of {own_gap!r}, expected at most {OPTIMAL_GAP!r}": (
+            known
+            and status == "optimal"
+            and own_gap is not None
+            and own_gap > OPTIMAL_GAP * (1 + TOLERANCE)
+        ),
+        # (5)
+        f"stated bound {bound!r} exceeds {whose} ({least!r})": (
+            bound is not None and bound > least + slack(least)
+        ),
+        f"stated infeasible, but {holder.source}'s decision holds": (
+            status == "infeasible" and holder is not claim
+        ),
+    }
+    return lines_that_hold(against)
 
 
 def slack(objective: float) -> float:

@@ -124,10 +124,10 @@ def change(entry: Entry, findings: Sequence[Finding]) -> Change:
     usable: list[tuple[Finding, Claim]] = []
     refused = []
     for finding in findings:
-        if finding.about is not None and not finding.about(instance):
-            refused.append(f"{finding.where}: is about another instance called {entry.name}")
-            continue
         try:
+            about_this = finding.about is None or finding.about(instance)
+            other = f"is about another instance called {entry.name}"
+            require(about_this, other, where=finding.where)
             claim = claim_of(finding.answer, instance, finding.where, "decision")
             usable.append((finding, claim))
         except InputError as error:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from hetplan.errors import DisagreementError, HetplanError, InputError, unknown_name
+from hetplan.errors import DisagreementError, HetplanError, InputError, look_up
 from hetplan.solvers.run import Outcome, Result, Run, Stop, Stopped, stop_reason
 
 # The general solvers behind the methods that every family has.
@@ -105,15 +105,8 @@ class Family:
 
     def method(self, name: str) -> Method:
         """The method called `name`; raises InputError listing the family's methods."""
-        for method in self.methods:
-            if method.name == name:
-                return method
-        raise unknown_name(
-            "unknown method",
-            name,
-            [method.name for method in self.methods],
-            where=f"problem {self.name}",
-        )
+        known = {method.name: method for method in self.methods}
+        return look_up("unknown method", name, known, where=f"problem {self.name}")
 
     def load_data(self) -> Any:
         """The pydantic model of the instance's `data`."""
