@@ -57,6 +57,7 @@ from hetplan.text import (
     Table,
     bytes_text,
     count_text,
+    lines_that_hold,
     number_text,
     percent_text,
     seconds_text,
@@ -426,11 +427,14 @@ def curve_table(curve: BatchCurve) -> Table:
     stages = ", ".join(f"ZeRO {stage}: {size}" for stage, size in enumerate(curve.largest))
     first = curve.zero_stage
     lowest = "no sample fits" if first is None else f"a sample fits from ZeRO {first} on"
-    notes = [f"largest micro-batch: {stages}; {lowest}"]
-    if curve.tried_up_to is not None and curve.tried_up_to in curve.largest:
-        notes.append(f"stopped at --max-micro-batch {curve.tried_up_to}: more may fit")
-    if (saved := curve.saved_bytes_per_sample) is not None:
-        notes.append(f"activations: {bytes_text(saved)} per sample, measured")
+    saved, most = curve.saved_bytes_per_sample, curve.tried_up_to
+    notes = lines_that_hold(
+        {
+            f"largest micro-batch: {stages}; {lowest}": True,
+            f"stopped at --max-micro-batch {most}: more may fit": most in curve.largest,
+            f"activations: {bytes_text(saved)} per sample, measured": saved is not None,
+        }
+    )
     return Table.of(
         f"{curve.model} x {curve.sequence} tokens in {curve.precision} on {curve.device}, measured "
         f"within {bytes_text(curve.memory_bytes)}, one of {curve.devices}",

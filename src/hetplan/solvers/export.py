@@ -7,7 +7,7 @@ constraints again.
 import itertools
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -85,7 +85,7 @@ def write_linear(model: Model, arrays: LinearArrays, file: str) -> bool:
     highs = loaded(arrays)
     for number, name in enumerate(member_names(model.column_blocks)):
         highs.passColName(number, name)
-    numbers = defaultdict(itertools.count)
+    numbers: dict[str, Iterator[int]] = defaultdict(itertools.count)
     for row, name in enumerate(model.row_names):
         highs.passRowName(row, f"{name}_{next(numbers[name])}")
     written: bool = highs.writeModel(file) in (

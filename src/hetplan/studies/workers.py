@@ -309,7 +309,6 @@ def follow(pipe: Connection) -> None:
     """End this process when the study's is gone: the study never writes, so that reading ends with
     it alone."""
     with contextlib.suppress(OSError, EOFError):
-        pipe.poll(None)
         pipe.recv()
     os._exit(1)
 

@@ -5,16 +5,17 @@ import io
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hetplan.errors import HetplanError, InputError
+from hetplan.errors import InputError, require as require_input
 from hetplan.files import read_bytes
 
 GIB = 2**30
 
 
-class NotPosedError(HetplanError):
+class NotPosedError(InputError):
     """A published run that hetplan cannot say; the text is the reason."""
 
 
@@ -22,10 +23,10 @@ class DamagedError(InputError):
     """A table that cannot be read; says file, row and column."""
 
 
-def require(holds: object, otherwise: str) -> None:
-    """Raise NotPosedError unless a row is of the kind that can be said."""
-    if not holds:
-        raise NotPosedError(otherwise)
+# Raise NotPosedError unless a row is of the kind that can be said; DamagedError unless a table is
+# in order.
+require = partial(require_input, kind=NotPosedError)
+require_intact = partial(require_input, kind=DamagedError)
 
 
 @dataclass(frozen=True)
@@ -39,9 +40,9 @@ class Cells:
 
     def text(self, column: str) -> str:
         """As it stands; raises DamagedError without such a column."""
-        if column not in self.texts:
-            file, columns = self.where.rpartition(": row ")[0], ", ".join(self.texts)
-            raise DamagedError("column is missing", where=file, got=columns, expected=column)
+        file, columns = self.where.rpartition(": row ")[0], ", ".join(self.texts)
+        present = column in self.texts
+        require_intact(present, "column is missing", where=file, got=columns, expected=column)
         return self.texts[column].strip()
 
     def __getitem__(self, column: str) -> str:
@@ -55,10 +56,13 @@ class Cells:
             value = float(text or "0")
         except ValueError:
             value = math.nan
-        if not 0 <= value < math.inf:
-            raise DamagedError(
-                "is no number", where=f"{self.where}: {column}", got=text, expected="a number >= 0"
-            )
+        require_intact(
+            0 <= value < math.inf,
+            "is no number",
+            where=f"{self.where}: {column}",
+            got=text,
+            expected="a number >= 0",
+        )
         return value if text else None
 
     def whole(self, column: str, default: int | None = None) -> int:
@@ -67,8 +71,8 @@ class Cells:
         text = self.text(column)
         if not text and default is not None:
             return default
-        if self.by_hand and not text.replace(".0", "").isdecimal():
-            raise NotPosedError(f"{column} is {text!r}" if text else f"{column} is not stated")
+        stated = f"{column} is {text!r}" if text else f"{column} is not stated"
+        require(not self.by_hand or text.replace(".0", "").isdecimal(), stated)
         value = self.number(column)
         if value is None or not value.is_integer() or value > 1e9:
             raise DamagedError("is no whole number", where=f"{self.where}: {column}", got=text)
@@ -88,15 +92,19 @@ def read_table(path: Path, *, by_hand: bool = False) -> Iterator[Cells]:
         table = [line for line in lines if line]
     except (UnicodeDecodeError, csv.Error) as error:
         raise DamagedError(f"is no table: {error}", where=where) from None
-    if len(table) < 2:
-        raise DamagedError("has no rows", where=where, expected="a header and at least one row")
+    require_intact(
+        len(table) >= 2, "has no rows", where=where, expected="a header and at least one row"
+    )
     header, *rows = table
     for i, row in enumerate(rows):
         place = f"{where}: row {i}"
-        if len(row) != len(header):
-            raise DamagedError(
-                "number of cells", where=place, got=len(row), expected=f"{len(header)}"
-            )
+        require_intact(
+            len(row) == len(header),
+            "number of cells",
+            where=place,
+            got=len(row),
+            expected=f"{len(header)}",
+        )
         yield Cells(place, dict(zip(header, row, strict=True)), by_hand)
 
 
