@@ -9,7 +9,7 @@ import typer
 
 from hetplan.cli.options import JsonOption, number, target
 from hetplan.cli.output import emit, note
-from hetplan.errors import InputError, require
+from hetplan.errors import require
 from hetplan.files import to_yaml, write_text
 from hetplan.formulations.astra.search.space import links_of
 from hetplan.profiling.cluster import GBIT, ClusterFile, build_cluster
@@ -131,13 +131,13 @@ def described_node(
         intra_gbit=intra or here.intra_gbit,
         network_gbit=network or here.network_gbit,
     )
-    if local.device is None:
-        raise InputError(
-            "device type is not known",
-            where="--device",
-            got=local_device_name(),
-            expected="a name of the catalogue",
-        )
+    require(
+        local.device is not None,
+        "device type is not known",
+        where="--device",
+        got=local_device_name(),
+        expected="a name of the catalogue",
+    )
     return local
 
 

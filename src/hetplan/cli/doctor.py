@@ -76,10 +76,7 @@ def examined(needed: Sequence[str] = PACKAGES) -> dict[str, Any]:
 
 def installed(name: str) -> str | None:
     """The version of a distribution without importing it; None where it is not installed."""
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
+    return next((found.version for found in metadata.distributions(name=name)), None)
 
 
 def run_program(command: list[str], patience: float = 30.0) -> tuple[str, str]:

@@ -191,13 +191,13 @@ class Survival:
         """What plans again without lost nodes, by a process of its own: solvers leave threads
         behind, and ranks are forked. plan: the file of what runs now. Raises InputError where the
         cluster is not known."""
-        if job.rehearsal is None:
-            raise InputError(
-                "--elastic needs the plan's cluster",
-                where=job.plan.name,
-                got=job.plan.workload.cluster,
-                expected="--cluster with its file",
-            )
+        require(
+            job.rehearsal,
+            "--elastic needs the plan's cluster",
+            where=job.plan.name,
+            got=job.plan.workload.cluster,
+            expected="--cluster with its file",
+        )
         values = {
             "--cluster": setting.cluster,
             "--model": setting.model,

@@ -355,12 +355,11 @@ def _read(
 ) -> ModelAnswer:
     """Pyomo's results as an answer; loads the incumbent into the model's variables."""
     stop, message = _mapped(results, run)
-    if stop is Stop.INFEASIBLE or message == UNCLEAR:
+    # some interfaces hand out an LP's infeasible iterates
+    iterate = stop is not Stop.OPTIMAL and not whole
+    if stop is Stop.INFEASIBLE or message == UNCLEAR or iterate:
         return ModelAnswer(stop=stop, message=message)
     objective = None
-    if stop is not Stop.OPTIMAL and not whole:
-        # some interfaces hand out an LP's infeasible iterates
-        return ModelAnswer(stop=stop, message=message)
     if len(results.solution) > 0 and len(results.solution[0].variable) > 0:
         # a stopped run's incumbent is welcome, no warning needed
         results.solver.status = SolverStatus.ok
