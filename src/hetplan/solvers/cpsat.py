@@ -85,12 +85,12 @@ class _Writer:
             offset=totals.offset + model.constant,
             under=totals.roundings / self.per_second,
         )
-        self.seconds, self.grid = model.is_seconds(), model.grids()
+        of = model.properties()
+        self.seconds, self.grid, whole = of["seconds"], of["grid"], of["integer"]
         self.units = np.where(self.seconds, self.per_second, np.maximum(self.grid, 1.0))
-        lower, upper = model.bounds()
-        upper = np.where(self.seconds, np.minimum(upper, totals.largest), upper)
+        lower, most = of["lower"], np.minimum(of["upper"], totals.largest)
+        upper = np.where(self.seconds, most, of["upper"])
         low, high = np.floor(lower * self.units), np.ceil(upper * self.units)
-        whole = model.is_integer()
         low, high = np.where(whole, np.ceil(lower), low), np.where(whole, np.floor(upper), high)
         unusable = ~(np.isfinite(low) & np.isfinite(high)) | ~(
             whole | self.seconds | (self.grid > 0)
@@ -216,7 +216,8 @@ def solve(model: Model, run: Run, report: Sink | None = None) -> ModelAnswer:
             latest.incumbent = (list(solver.response_proto.solution), solver.objective_value)
             latest.on_bound(solver.best_objective_bound)
     (solution, objective), bound = latest.incumbent, latest.bound
-    units = np.where(model.is_seconds(), scale.per_unit, np.maximum(model.grids(), 1.0))
+    of = model.properties()
+    units = np.where(of["seconds"], scale.per_unit, np.maximum(of["grid"], 1.0))
     return ModelAnswer(
         stop=stop,
         objective=None if objective is None else scale.value(objective),

@@ -60,7 +60,7 @@ def minimise(method: str, model: Model, run: Run, report: Sink | None = None) ->
     report: where incumbents and bounds go, in seconds; default: `run.report`, right when the model
     is the whole problem.
     """
-    if run.tap is not None and model.is_integer().any():
+    if run.tap is not None and model.properties()["integer"].any():
         run.tap(model)
         return ModelAnswer(
             stop=stop_reason(run),

@@ -32,7 +32,7 @@ Units and rounding:
 """
 
 import math
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
@@ -49,6 +49,10 @@ from hetplan.solvers.run import Run, Stop
 Columns = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Shape = int | Sequence[int]
+# What each column has: bounds, kind, and its grid (0 where there is none).
+PROPERTIES = np.dtype(
+    [("lower", float), ("upper", float), ("integer", bool), ("seconds", bool), ("grid", float)]
+)
 # Double-precision solvers drop or distort coefficients beyond these without a word.
 SMALLEST, LARGEST = 1e-9, 1e15
 
@@ -79,26 +83,18 @@ class Block:
     size: int
     shape: tuple[int, ...]
 
-    def member_name(self, number: int) -> str:
-        """The name of one member, safe for LP and MPS files: `x_3_1`."""
-        if not self.shape:
-            return self.name
-        return "_".join(
-            [self.name, *(str(i) for i in np.unravel_index(number - self.first, self.shape))]
-        )
-
 
 def member_names(blocks: list[Block]) -> list[str]:
-    """The names of all members, in order; where two blocks have one name, the second one's members
-    are numbered on from the first one's."""
+    """The names of all members, in order, safe for LP and MPS files: `x_3_1`. Where two blocks have
+    one name, the second one's members are numbered on from the first one's."""
     names: list[str] = []
-    seen: dict[str, int] = {}
+    seen = Counter[str]()
     for block in blocks:
-        before = seen.get(block.name, 0)
-        for number in range(block.first, block.first + block.size):
-            numbered_on = f"{block.name}_{before + number - block.first}"
-            names.append(numbered_on if before else block.member_name(number))
-        seen[block.name] = before + block.size
+        before = seen[block.name]
+        numbered_on = ((before + number,) for number in range(block.size))
+        places = numbered_on if before else np.ndindex(block.shape)
+        names += ["_".join(map(str, (block.name, *place))) for place in places]
+        seen[block.name] += block.size
     return names
 
 
@@ -165,8 +161,7 @@ class Model:
         self.column_blocks: list[Block] = []
         self.rows: list[Row] = []
         self.row_names: list[str] = []  # of the constraint that each row belongs to
-        # What each block of columns has, [its size] each, by "lower", "upper" and so on.
-        self._of_columns: dict[str, list[Floats]] = defaultdict(list)
+        self._properties: list[NDArray[Any]] = []  # of each block of columns
         self._costs: list[tuple[Columns, Floats]] = []
         self._fixed: list[tuple[Columns, float]] = []
         self.size = 0
@@ -223,23 +218,14 @@ class Model:
         grid: int = 0,
     ) -> Columns:
         self.check()
-        dimensions = (shape,) if isinstance(shape, int) else tuple(shape)
-        count = int(np.prod(dimensions, dtype=np.int64))
-
-        self.column_blocks.append(Block(name, self.size, count, dimensions))
-        properties = {
-            "lower": -np.inf if lower is None else lower,
-            "upper": np.inf if upper is None else upper,
-            "integer": integer,
-            "seconds": seconds,
-            "grid": grid,
-        }
-        for what, values in properties.items():
-            spread = np.broadcast_to(np.asarray(values, dtype=float), dimensions)
-            self._of_columns[what].append(spread.reshape(count).astype(float))
-        numbers = np.arange(self.size, self.size + count, dtype=np.int64).reshape(dimensions)
-        self.size += count
-        return numbers
+        block = np.empty(shape, PROPERTIES)
+        block["lower"] = -np.inf if lower is None else lower
+        block["upper"] = np.inf if upper is None else upper
+        block["integer"], block["seconds"], block["grid"] = integer, seconds, grid
+        self._properties.append(block.ravel())
+        self.column_blocks.append(Block(name, self.size, block.size, block.shape))
+        self.size += block.size
+        return np.arange(self.size - block.size, self.size, dtype=np.int64).reshape(block.shape)
 
     def fix(self, columns: ArrayLike, value: float) -> None:
         """Set both bounds of the columns to `value`."""
@@ -304,12 +290,12 @@ class Model:
 
     # What the writers read.
 
-    def bounds(self) -> tuple[Floats, Floats]:
-        """(lower [n], upper [n]), infinite where there is none."""
-        lower, upper = (_joined(self._of_columns[side]) for side in ("lower", "upper"))
+    def properties(self) -> NDArray[Any]:
+        """[n] of `PROPERTIES`; bounds are infinite where there is none."""
+        joined = np.concatenate([np.empty(0, PROPERTIES), *self._properties])
         for numbers, value in self._fixed:
-            lower[numbers] = upper[numbers] = value
-        return lower, upper
+            joined["lower"][numbers] = joined["upper"][numbers] = value
+        return joined
 
     def costs(self) -> Floats:
         """[n] of the objective."""
@@ -317,18 +303,6 @@ class Model:
         for numbers, costs in self._costs:
             np.add.at(cost, numbers, costs)
         return cost
-
-    def is_integer(self) -> NDArray[np.bool_]:
-        """[n] whether a column is an integer."""
-        return _joined(self._of_columns["integer"]).astype(bool)
-
-    def is_seconds(self) -> NDArray[np.bool_]:
-        """[n] whether a column is in seconds."""
-        return _joined(self._of_columns["seconds"]).astype(bool)
-
-    def grids(self) -> Floats:
-        """[n] the grid of continuous columns, 0 where there is none."""
-        return _joined(self._of_columns["grid"])
 
     def milp_scale(self) -> Scale:
         """The power of two that brings the objective to about 1e3 (1 without `totals`)."""
@@ -340,7 +314,7 @@ class Model:
 
     def milp_units(self) -> Floats:
         """[n] what the columns are multiplied by for double-precision solvers."""
-        return np.where(self.is_seconds(), self.milp_scale().per_unit, 1.0)
+        return np.where(self.properties()["seconds"], self.milp_scale().per_unit, 1.0)
 
     def without_costs(self) -> "Model":
         """The same columns and rows. No model without costs is unbounded, so that a solver's answer
@@ -356,9 +330,9 @@ class Model:
         are too small become 0. Raises ValueError for a row under a condition that nothing bounds.
         """
         unit = self.milp_scale().per_unit
-        seconds, (lower, upper) = self.is_seconds(), self.bounds()
-        scale = np.where(seconds, unit, 1.0)
-        lower, upper = lower * scale, upper * scale
+        properties = self.properties()
+        seconds, scale = properties["seconds"], np.where(properties["seconds"], unit, 1.0)
+        lower, upper = properties["lower"] * scale, properties["upper"] * scale
         written = []
         for number, row in enumerate(self.rows):
             self.check()
@@ -373,10 +347,10 @@ class Model:
             constant=self.constant * unit,
             lower=lower,
             upper=upper,
-            integer=self.is_integer(),
+            integer=properties["integer"],
             starts=starts,
             columns=np.concatenate([np.zeros(0, np.int64), *(row.columns for row in written)]),
-            values=_joined([row.values for row in written]),
+            values=np.concatenate([np.zeros(0), *(row.values for row in written)]),
             row_lower=np.array([row.lower for row in written], dtype=float),
             row_upper=np.array([row.upper for row in written], dtype=float),
         )
@@ -474,10 +448,6 @@ class ModelAnswer:
     def counts(self, columns: Any) -> Columns:
         """`values` of integer columns as integers."""
         return np.asarray(np.rint(self.values(columns)), dtype=np.int64)
-
-
-def _joined(parts: Sequence[Any]) -> Floats:
-    return np.concatenate([np.zeros(0), *parts])
 
 
 def _paired(columns: ArrayLike, values: ArrayLike) -> tuple[Columns, Floats]:

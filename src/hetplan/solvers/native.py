@@ -77,6 +77,7 @@ class Latest:
     def relay(self, scale: Scale, run: Run, report: Sink | None) -> Callable[[], None]:
         """A function that passes news on, in the instance's unit: to `report`, or to `run` without
         one."""
+        tell = report or (lambda incumbent, bound: run.report(incumbent=incumbent, bound=bound))
         last: tuple[float | None, float | None] = (None, None)
 
         def poll() -> None:
@@ -87,10 +88,7 @@ class Latest:
             last = seen
             incumbent = None if seen[0] is None else scale.incumbent(seen[0])
             bound = None if seen[1] is None else scale.value(seen[1])
-            if report is None:
-                run.report(incumbent=incumbent, bound=bound)
-            else:
-                report(incumbent, bound)
+            tell(incumbent, bound)
 
         return poll
 
