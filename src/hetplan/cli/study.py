@@ -191,7 +191,7 @@ def run(
     work = list(tasks(sets or ["smoke"], split_list(methods or ["all"]), numbers, options))
     stop = threading.Event()
     with stopping(stop), workers.runner(stop) as runner:
-        tally = carry_out(work, folder, runner, None if quiet else show_progress)
+        tally = carry_out(work, folder, runner, (lambda tally: None) if quiet else show_progress)
     return emit(
         {
             "folder": str(folder),

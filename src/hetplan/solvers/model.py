@@ -333,10 +333,10 @@ class Model:
         properties = self.properties()
         seconds, scale = properties["seconds"], np.where(properties["seconds"], unit, 1.0)
         lower, upper = properties["lower"] * scale, properties["upper"] * scale
-        written = []
-        for number, row in enumerate(self.rows):
-            self.check()
-            written.append(self._linear_row(number, row, unit, seconds, (lower, upper)))
+        written = [
+            self._linear_row(number, row, unit, seconds, (lower, upper))
+            for number, row in enumerate(self.rows)
+        ]
         starts = np.zeros(len(written) + 1, dtype=np.int64)
         np.cumsum([len(row.columns) for row in written], out=starts[1:])
         cost = self.costs()
@@ -366,6 +366,7 @@ class Model:
         bounds: tuple[Floats, Floats],
     ) -> Row:
         """The row in the programme's unit, its condition as a big-M coefficient."""
+        self.check()
         values, low, high = row.values, row.lower, row.upper
         in_seconds = seconds[row.columns]
         if in_seconds.any():

@@ -117,7 +117,7 @@ def proofs(study: Study, problem: str) -> Any | None:
 
 def profiles(study: Study, problem: str) -> Any | None:
     """Share of instances on which a method is within a factor of the fastest."""
-    ratios = profile(study, problem, study.methods(problem, exact=True))
+    ratios = profile(study, problem, list(by_method(study, problem)))
     rows = [row for row in study.of(problem) if row["exact"] and row["status"] in PROVEN]
     total = len({(row["instance"], row["seed"]) for row in rows})
     if total == 0 or len(ratios) < 2:

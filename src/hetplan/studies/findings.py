@@ -95,16 +95,10 @@ class Study:
             return 0.0 if row["objective"] <= 0 else None
         return max(0.0, float(row["objective"]) / best - 1)
 
-    def methods(self, problem: str, exact: bool | None = None) -> list[str]:
-        """Of a problem's rows; exact: only those that prove optima, or only those that do not."""
-        wanted = [row for row in self.of(problem) if exact is None or row["exact"] is exact]
-        return list(dict.fromkeys(row["method"] for row in wanted))
-
     def summaries(self, problem: str) -> list[Summary]:
         """One per method, exact ones first."""
-        rows = self.of(problem)
-        names = [*self.methods(problem, exact=True), *self.methods(problem, exact=False)]
-        return [self.summary([row for row in rows if row["method"] == name]) for name in names]
+        runs = grouped((row["method"], row) for row in self.of(problem)).values()
+        return [self.summary(rows) for rows in sorted(runs, key=lambda rows: not rows[0]["exact"])]
 
     def summary(self, rows: Sequence[Row]) -> Summary:
         """Of the rows of one method on one problem."""

@@ -295,9 +295,8 @@ class Tally:
 
     def text(self) -> str:
         """`12 of 40 runs: 9 optimal, 2 feasible, 1 unknown`."""
-        parts = [f"{n} {status}" for status, n in sorted(self.counts.items())]
-        earlier = [f"{self.known} from before"] if self.known else []
-        ended = ", ".join(earlier + parts)
+        counts = {"from before": self.known, **dict(sorted(self.counts.items()))}
+        ended = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
         return f"{self.done} of {counted(self.total, 'run')}" + (f": {ended}" if ended else "")
 
 
@@ -305,20 +304,18 @@ def carry_out(
     tasks: Sequence[Task],
     folder: Path,
     runner: Runner,
-    watch: Callable[[Tally], None] | None = None,
+    watch: Callable[[Tally], None] = lambda tally: None,
 ) -> Tally:
     """Do what has no row in `folder` yet; the tally at the end, or where the runner stopped
     early."""
     there = keys(folder)
     left = [task for task in tasks if task.key not in there]
     tally = Tally(len(tasks), len(tasks) - len(left))
-    if watch is not None:
-        watch(tally)
+    watch(tally)
     for row in runner(left):
         write_row(folder, row)
         tally.counts[row["status"]] += 1
-        if watch is not None:
-            watch(tally)
+        watch(tally)
     return tally
 
 
