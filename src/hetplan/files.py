@@ -34,12 +34,13 @@ def read_bytes(path: str | os.PathLike[str], most: int = MAX_BYTES) -> bytes:
         opener = gzip.open if name.endswith(".gz") else open
         with opener(name, "rb") as stream:
             content = stream.read(most + 1)
-    except FileNotFoundError:
-        raise InputError("no such file", where=name) from None
-    except IsADirectoryError:
-        raise InputError("is a folder, expected a file", where=name) from None
     except (OSError, EOFError, zlib.error, ValueError) as error:
-        raise InputError(f"cannot be read: {one_line(str(error))}", where=name) from None
+        reasons: dict[type[Exception], str] = {
+            FileNotFoundError: "no such file",
+            IsADirectoryError: "is a folder, expected a file",
+        }
+        what = reasons.get(type(error), f"cannot be read: {one_line(str(error))}")
+        raise InputError(what, where=name) from None
     require(len(content) <= most, "file is too large", where=name, expected=f"at most {most} bytes")
     return bytes(content)
 

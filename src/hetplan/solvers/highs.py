@@ -97,10 +97,18 @@ def _without_columns(arrays: LinearArrays, scale: Scale) -> ModelAnswer:
 
 
 def loaded(arrays: LinearArrays) -> Any:
-    """A silent Highs with the model."""
-    highs = highspy.Highs()
+    """A silent Highs with the model, handed over row by row in one call that takes whole arrays."""
+    highs, (rows, columns) = highspy.Highs(), arrays.shape
     highs.setOptionValue("output_flag", False)
-    _check(_pass(highs, arrays), "passing the model")
+    entries = (arrays.starts[:-1].astype(np.int32), arrays.columns.astype(np.int32), arrays.values)
+    bounds = (arrays.lower, arrays.upper, arrays.row_lower, arrays.row_upper)
+    layout, sense = int(highspy.MatrixFormat.kRowwise), int(highspy.ObjSense.kMinimize)
+    status = highs.passModel(
+        columns, rows, len(arrays.values), layout, sense, arrays.constant, arrays.cost, *bounds,
+        *entries,
+        arrays.integer.astype(np.int32),
+    )  # fmt: skip
+    _check(status, "passing the model")
     return highs
 
 
@@ -150,19 +158,6 @@ def set_native(highs: Any, name: str, value: NativeValue, where: str) -> None:
 
 def _check(status: Any, what: str) -> None:
     assert status == highspy.HighsStatus.kOk, f"HiGHS: {what}: {status}"
-
-
-def _pass(highs: Any, arrays: LinearArrays) -> Any:
-    """Hand the programme over row by row, in one call that takes whole arrays."""
-    rows, columns = arrays.shape
-    entries = (arrays.starts[:-1].astype(np.int32), arrays.columns.astype(np.int32), arrays.values)
-    bounds = (arrays.lower, arrays.upper, arrays.row_lower, arrays.row_upper)
-    layout, sense = int(highspy.MatrixFormat.kRowwise), int(highspy.ObjSense.kMinimize)
-    return highs.passModel(
-        columns, rows, len(arrays.values), layout, sense, arrays.constant, arrays.cost, *bounds,
-        *entries,
-        arrays.integer.astype(np.int32),
-    )  # fmt: skip
 
 
 def _listen(highs: Any, latest: Latest) -> None:

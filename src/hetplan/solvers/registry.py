@@ -14,6 +14,7 @@ from typing import Any
 
 from hetplan.errors import DisagreementError, HetplanError, InputError, look_up
 from hetplan.solvers.run import Outcome, Result, Run, Stop, Stopped, stop_reason
+from hetplan.text import lines_that_hold
 
 # The general solvers behind the methods that every family has.
 BACKENDS = {"cp-sat": ("cp-sat",), "milp": ("highs",), "pyomo": ("pyomo",)}
@@ -157,22 +158,22 @@ def solve(
     spent = time.perf_counter() - begun
     objective, shown = None, {}
     if outcome.decision is not None:
-        if outcome.stop is Stop.INFEASIBLE:
-            raise DisagreementError(
-                f"{family.name}/{method}: calls infeasible what it has a decision for"
-            )
         evaluation = evaluate(family, data, outcome.decision)
-        if evaluation.objective is None:
-            raise DisagreementError(
-                f"{family.name}/{method}: decision rejected: {evaluation.violations[0]}"
-            )
-        objective = evaluation.objective
+        objective, bound = evaluation.objective, outcome.bound
+        wrong = lines_that_hold(
+            {
+                "calls infeasible what it has a decision for": outcome.stop is Stop.INFEASIBLE,
+                f"decision rejected: {next(iter(evaluation.violations), None)}": objective is None,
+                f"bound {bound!r} exceeds objective {objective!r}": (
+                    bound is not None
+                    and objective is not None
+                    and bound > objective * (1 + BOUND_TOLERANCE)
+                ),
+            }
+        )
+        if wrong:
+            raise DisagreementError(f"{family.name}/{method}: {wrong[0]}")
         shown = {name: evaluation.parts[name] for name in family.beside}
-        bound = outcome.bound
-        if bound is not None and bound > objective * (1 + BOUND_TOLERANCE):
-            raise DisagreementError(
-                f"{family.name}/{method}: bound {bound!r} exceeds objective {objective!r}"
-            )
     return Result(
         method=method,
         stop=outcome.stop,
