@@ -18,8 +18,8 @@ from hetplan.profiling.sailor import Fit
 from hetplan.studies.truth.compare import compare
 from hetplan.studies.truth.sailor import (
     BYTES_PER_PARAM,
+    HOST_SECONDS,
     Curve,
-    Exchanges,
     clean,
     compare_plans,
 )
@@ -52,7 +52,7 @@ def test_the_slowest_replica_and_its_card_decide(folder: Path) -> None:
 def test_receivers_wait_and_pairs_exchange_in_turn(folder: Path) -> None:
     document = plan([[0, 1], [2, 3]], [[("fast", 1)], [("slow", 1)]], 1, 16)
     found = predicted(folder, document)
-    move, host = OUTPUT / 1e9, Exchanges().host_seconds
+    move, host = OUTPUT / 1e9, HOST_SECONDS
     first, last = 2 * 0.003 + host, 2 * 0.009 + 2 * host
     # for each of 16 micro-batches the slow stage computes, and waits for the next activation, which
     # waits for its gradient

@@ -10,6 +10,7 @@ import threading
 from concurrent.futures import wait
 from itertools import permutations
 
+import highspy
 import numpy as np
 import pytest
 
@@ -229,13 +230,9 @@ def test_models_may_run_side_by_side_on_any_number_of_threads() -> None:
 
 
 def test_cancel_returns_although_highs_hears_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    deaf: list[highs._Listener] = []
-    really = highs._Listener.interrupt
-
-    def unheard(listener: highs._Listener) -> None:
-        deaf.append(listener)
-
-    monkeypatch.setattr(highs._Listener, "interrupt", unheard)
+    deaf: list[highspy.Highs] = []
+    really = highspy.Highs.cancelSolve
+    monkeypatch.setattr(highspy.Highs, "cancelSolve", lambda solver: deaf.append(solver))
     run = a_run()
     run.watch = lambda progress: run.cancel.set() if progress.incumbent is not None else None
     answer = highs.solve(knapsack(), run)
