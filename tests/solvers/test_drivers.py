@@ -232,7 +232,11 @@ def test_models_may_run_side_by_side_on_any_number_of_threads() -> None:
 def test_cancel_returns_although_highs_hears_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     deaf: list[highspy.Highs] = []
     really = highspy.Highs.cancelSolve
-    monkeypatch.setattr(highspy.Highs, "cancelSolve", lambda solver: deaf.append(solver))
+
+    def unheard(solver: highspy.Highs) -> None:
+        deaf.append(solver)
+
+    monkeypatch.setattr(highspy.Highs, "cancelSolve", unheard)
     run = a_run()
     run.watch = lambda progress: run.cancel.set() if progress.incumbent is not None else None
     answer = highs.solve(knapsack(), run)
