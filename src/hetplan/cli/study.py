@@ -168,11 +168,8 @@ def run(
     Time-outs, crashes and refusals are rows, too. Exit code 0 when every run has its row, 1 when
     stopped before.
     """
-    require(
-        sets or smoke,
-        "no instances named",
-        expected="a set such as papers, a problem, instances, files",
-    )
+    expected = "a set such as papers, a problem, instances, files"
+    require(sets or smoke, "no instances named", expected=expected)
     # the same sets find their rows again
     names = "-".join(re.sub(r"[^\w.]+", "-", name).strip("-") for name in sets or ["smoke"])
     folder = output or Path(f"study-{names}"[:86])
@@ -192,13 +189,9 @@ def run(
     stop = threading.Event()
     with stopping(stop), workers.runner(stop) as runner:
         tally = carry_out(work, folder, runner, (lambda tally: None) if quiet else show_progress)
+    runs = {"runs": tally.total, "done": tally.done, "counts": dict(tally.counts)}
     return emit(
-        {
-            "folder": str(folder),
-            "runs": tally.total,
-            "done": tally.done,
-            "counts": dict(tally.counts),
-        },
+        {"folder": str(folder), **runs},
         summary(folder, work, tally),
         json=json,
         ok=tally.done == tally.total,
