@@ -95,6 +95,11 @@ class Study:
             return 0.0 if row["objective"] <= 0 else None
         return max(0.0, float(row["objective"]) / best - 1)
 
+    def methods(self, problem: str, *, exact: bool) -> list[str]:
+        """Of a problem's rows: those that prove optima, or those that do not."""
+        wanted = (row["method"] for row in self.of(problem) if row["exact"] is exact)
+        return list(dict.fromkeys(wanted))
+
     def summaries(self, problem: str) -> list[Summary]:
         """One per method, exact ones first."""
         runs = grouped((row["method"], row) for row in self.of(problem)).values()
