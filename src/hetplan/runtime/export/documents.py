@@ -284,10 +284,12 @@ def flagscale_document(grid: Grid, types: list[str]) -> dict[str, Any]:
         },
         **RECOMPUTATION[plan.recomputation],
     }
-    model = {
-        "num_layers": grid.blocks(),
-        "seq_length": plan.workload.sequence,
-        "micro_batch_size": grid.micro_batch,
-        "global_batch_size": plan.workload.global_batch,
+    return {
+        "system": system,
+        "model": {
+            "num_layers": grid.blocks(),
+            "seq_length": plan.workload.sequence,
+            "micro_batch_size": grid.micro_batch,
+            "global_batch_size": plan.workload.global_batch,
+        },
     }
-    return {"system": system, "model": model}

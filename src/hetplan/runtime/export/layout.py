@@ -73,8 +73,12 @@ def balanced(seconds: Sequence[float], pipeline: int, virtual: int = 1, mtp: int
     slowest, _ = least(spans, pipeline * virtual, np.maximum, early)
     squares = np.where(spans <= slowest, spans**2, np.inf)
     _, ends = least(squares, pipeline * virtual, np.add, early)
-    stages = tuple(float(reach[last] - reach[first]) for first, last in pairwise((0, *ends)))
-    return Layout(pipeline, units, ends, stages)
+    return Layout(
+        pipeline=pipeline,
+        units=units,
+        ends=ends,
+        seconds=tuple(float(reach[b] - reach[a]) for a, b in pairwise((0, *ends))),
+    )
 
 
 def least(
