@@ -19,8 +19,7 @@ from export.by_hand import BLOCKS, UNEVEN, cut, kinds_of, plan_of, run_script
 from hetplan.errors import UnsupportedError
 from hetplan.formulations.joint.plan import Plan
 from hetplan.runtime.export import EXPORTERS, export
-from hetplan.runtime.export.grid import Grid
-from hetplan.runtime.export.settings import stage_settings
+from hetplan.runtime.export.grid import Grid, stage_settings
 
 
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])

@@ -95,15 +95,18 @@ class Calibration(Document):
 
     def values(self) -> dict[str, float]:
         """Constants by name, as `predicted_seconds` takes them."""
-        factors = {HOST: self.host, WITHIN: self.within, BETWEEN: self.between}
-        kinds = {COMPUTE + kind: factor for kind, factor in self.compute.items()}
-        return factors | kinds | {SLOT: self.slot_seconds}
+        return {
+            HOST: self.host,
+            WITHIN: self.within,
+            BETWEEN: self.between,
+            SLOT: self.slot_seconds,
+            **{COMPUTE + kind: factor for kind, factor in self.compute.items()},
+        }
 
     def adjusted(self, workload: Workload) -> Workload:
         """The workload with these times, links and memory; what passes take beside is not in it."""
-        held = self.framework_bytes
-        reserved = workload.reserved_bytes if held is None else held
-        return replace(adjusted(workload, self.values()), reserved_bytes=reserved)
+        changed, held = adjusted(workload, self.values()), self.framework_bytes
+        return changed if held is None else replace(changed, reserved_bytes=held)
 
 
 @dataclass(frozen=True)
@@ -138,12 +141,14 @@ class MeasuredFile(Foreign):
 def load_measured_run(path: str | os.PathLike[str]) -> MeasuredRun:
     """From a file as `MeasuredFile` describes; raises InputError."""
     file, where = read_foreign(MeasuredFile, path), os.fspath(path)
-    plan = (
+    return MeasuredRun(
         load_plan(Path(path).parent / file.plan)
         if isinstance(file.plan, str)
-        else parse_plan(file.plan, where=f"{where}: plan")
+        else parse_plan(file.plan, where=f"{where}: plan"),
+        file.seconds,
+        file.peak_bytes,
+        where,
     )
-    return MeasuredRun(plan, file.seconds, file.peak_bytes, where)
 
 
 def adjusted(workload: Workload, values: Mapping[str, float]) -> Workload:
@@ -161,8 +166,11 @@ def adjusted(workload: Workload, values: Mapping[str, float]) -> Workload:
         scaled(table, values.get(COMPUTE + table.device, 1.0), values.get(HOST, 1.0))
         for table in workload.profile.tables
     ]
-    profile = Profile(**{**dict(workload.profile), "tables": tables})
-    return replace(workload, cluster=replace(workload.cluster, nodes=nodes), profile=profile)
+    return replace(
+        workload,
+        cluster=replace(workload.cluster, nodes=nodes),
+        profile=Profile(**{**dict(workload.profile), "tables": tables}),
+    )
 
 
 def scaled(table: ProfileTable, compute: float, host: float) -> ProfileTable:
@@ -194,9 +202,8 @@ def predicted_seconds(plan: Plan, workload: Workload, values: Mapping[str, float
 def candidates(workloads: Sequence[Workload]) -> list[str]:
     """The constants that runs on these workloads could tell."""
     kinds = {kind: None for workload in workloads for kind in workload.cluster.types}
-    tables = [table for workload in workloads for table in workload.profile.tables]
-    host = HOST if any(table.forward_host_seconds for table in tables) else SLOT
-    return [*(COMPUTE + kind for kind in kinds), host, WITHIN, BETWEEN]
+    knows_host = any(t.forward_host_seconds for w in workloads for t in w.profile.tables)
+    return [*(COMPUTE + kind for kind in kinds), HOST if knows_host else SLOT, WITHIN, BETWEEN]
 
 
 @dataclass
@@ -211,8 +218,7 @@ class Fit:
 
     def __post_init__(self) -> None:
         self.measured = np.log([run.seconds for run in self.runs])
-        counts = np.array([slots(run.plan) for run in self.runs])
-        self.slot = float(np.median(np.exp(self.measured) / counts))
+        self.slot = float(np.median([run.seconds / slots(run.plan) for run in self.runs]))
         self.x = np.zeros(len(self.names))
         self.known: dict[tuple[int, tuple[tuple[str, float], ...]], float] = {}
         self.look()
@@ -240,8 +246,8 @@ class Fit:
         """Predictions and slopes at x."""
         self.fitted, step = self.predicted(self.x), self.rules.difference
         if slopes:
-            moved = [self.predicted(self.x + step * unit) for unit in np.eye(len(self.names))]
-            changes = [seconds - self.fitted for seconds in moved]
+            units = np.eye(len(self.names))
+            changes = [self.predicted(self.x + step * unit) - self.fitted for unit in units]
             self.slopes = np.array(changes).reshape(len(self.names), len(self.runs)).T / step
         self.settle()
 
@@ -293,11 +299,13 @@ class Fit:
 
 def fitted(fit: Fit) -> tuple[Fit, dict[str, str]]:
     """The fit of the constants that the runs tell, and the others with the reason."""
-    rules, refused = fit.rules, dict[str, str]()
+    rules = fit.rules
     tells = (np.abs(fit.slopes) >= rules.moves).sum(axis=0)
-    for name, count in zip(fit.names, tells, strict=True):
-        if count < rules.runs:
-            refused[name] = f"{count} runs depend on it, expected {rules.runs}"
+    refused = {
+        name: f"{count} runs depend on it, expected {rules.runs}"
+        for name, count in zip(fit.names, tells, strict=True)
+        if count < rules.runs
+    }
     while True:
         best = selected(fit, [name for name in fit.names if name not in refused])
         best.solve()
@@ -307,10 +315,8 @@ def fitted(fit: Fit) -> tuple[Fit, dict[str, str]]:
             break
         worst = int(np.argmax(deviation))
         refused[best.names[worst]] = f"uncertain by a factor of {np.exp(deviation[worst]):.3g}"
-    for name in fit.names:
-        if name not in best.names:
-            refused.setdefault(name, "runs left out are no better with it, or too few")
-    return best, refused
+    others = [name for name in fit.names if name not in best.names and name not in refused]
+    return best, refused | dict.fromkeys(others, "runs left out are no better with it, or too few")
 
 
 def selected(fit: Fit, free: Sequence[str]) -> Fit:
@@ -330,24 +336,27 @@ def calibrate(
     """Estimate the constants, and judge them by runs left out. workloads: of each run. Raises
     InputError as `replay` does."""
     require(runs, "no run", expected="at least one measured run")
-    measured = np.array([run.seconds for run in runs])
     start = Fit(runs, workloads, candidates(workloads), rules)
     before = np.exp(start.fitted)
     fit, refused = fitted(start)
     if not fit.names:
         what = f"{len(runs)} runs are too few" if len(runs) < rules.runs else "runs do not tell"
-        whys = "; ".join(f"{name}: {why}" for name, why in refused.items())
-        return Estimate(None, f"{what}: {whys}", tuple(before), ())
+        reason = f"{what}: {'; '.join(f'{name}: {why}' for name, why in refused.items())}"
+        return Estimate(None, reason, tuple(before), ())
     left_out = fit.left_out()
-    off, off_left_out = (np.abs(seconds / measured - 1) for seconds in (before, left_out))
+    off, off_left_out = (
+        np.abs(seconds / np.exp(start.measured) - 1) for seconds in (before, left_out)
+    )
     error_before, error_left_out = float(off.mean()), float(off_left_out.mean())
     gain = off - off_left_out
     if gain.mean() <= rules.surely * gain.std(ddof=1) / np.sqrt(len(runs)):
-        reason = (
+        return Estimate(
+            None,
             "runs left out are predicted hardly better with constants "
-            f"({100 * error_left_out:.3g} % off) than without ({100 * error_before:.3g} %)"
+            f"({100 * error_left_out:.3g} % off) than without ({100 * error_before:.3g} %)",
+            tuple(before),
+            tuple(left_out),
         )
-        return Estimate(None, reason, tuple(before), tuple(left_out))
     values = fit.values(fit.x)
     calibration = Calibration(
         cluster=workloads[0].cluster.name,

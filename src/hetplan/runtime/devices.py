@@ -41,8 +41,11 @@ def on_devices(job: Job, local_ranks: int | None = None) -> Job:
         got="--device cuda",
         expected="--device cpu or auto",
     )
-    shared = count if count < (local_ranks or job.plan.world_size) else 0
-    return replace(job, device="cuda" if count else "cpu", shared_gpus=shared)
+    return replace(
+        job,
+        device="cuda" if count else "cpu",
+        shared_gpus=count if count < (local_ranks or job.plan.world_size) else 0,
+    )
 
 
 def gpus() -> int:
@@ -129,8 +132,13 @@ def local_node() -> Host:
         got=", ".join(sorted(names)),
         expected="CUDA_VISIBLE_DEVICES with those of one type",
     )
-    device = catalogued(here[0].name, float(here[0].total_memory))
-    return Host(name, count, device, copy_gbit(torch) if count > 1 else None, network)
+    return Host(
+        name,
+        count,
+        catalogued(here[0].name, float(here[0].total_memory)),
+        copy_gbit(torch) if count > 1 else None,
+        network,
+    )
 
 
 def local_device_name() -> str | None:

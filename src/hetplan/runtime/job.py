@@ -139,8 +139,8 @@ class Measured:
     @property
     def losses(self) -> dict[int, float]:
         """By step."""
-        losses = {**self.earlier, **{report.step: report.loss for report in self.reports[0]}}
-        return dict(sorted(losses.items()))
+        own = {report.step: report.loss for report in self.reports[0]}
+        return dict(sorted({**self.earlier, **own}.items()))
 
     def timed(self, rank: int) -> Sequence[StepReport]:
         """The steps whose passes are timed: on GPUs the last one, which waits for each of them."""
@@ -223,17 +223,18 @@ class Measured:
         ]
         header = ("rank", "replica", "stage", "part", "device", "passes, predicted", "measured",
                   "waits")  # fmt: skip
-        title, notes = self._title(), tuple(self._notes())
-        return Table(title, header, tuple(rows), notes, right=(0, 1, 2, 5, 6, 7))
+        return Table(
+            self._title(), header, tuple(rows), tuple(self._notes()), right=(0, 1, 2, 5, 6, 7)
+        )
 
     def _title(self) -> str:
         job, plan = self.job, self.job.plan
         where = "GPUs" if job.device == "cuda" else "this machine"
         if job.virtual and job.rehearsal is not None:
-            scale = seconds_text(1 / job.rehearsal.scale)
-            where = f"virtual devices, 1 s here for {scale} there"
-        ranks = counted(plan.world_size, "rank")
-        return f"{plan.name}, {plan.origin or 'plan'}: {ranks} on {where}"
+            where = f"virtual devices, 1 s here for {seconds_text(1 / job.rehearsal.scale)} there"
+        return (
+            f"{plan.name}, {plan.origin or 'plan'}: {counted(plan.world_size, 'rank')} on {where}"
+        )
 
     def _notes(self) -> list[str]:
         job, predicted, losses = self.job, self.predicted, list(self.losses.items())
@@ -242,8 +243,8 @@ class Measured:
             f"{percent_text(self.bubble)} of it without passes"
         ]
         if predicted is not None:
-            off = f", off by {percent_text(self.seconds / predicted - 1)}"
-            more = off if job.virtual else " on the plan's devices"
+            off = percent_text(self.seconds / predicted - 1)
+            more = f", off by {off}" if job.virtual else " on the plan's devices"
             notes.append(f"predicted: {seconds_text(predicted)} per iteration{more}")
         if job.shared_gpus:
             notes.append(
@@ -271,10 +272,9 @@ class Measured:
         ratio = self.seconds / self.job.rehearsal.seconds
         if ratio < LATE:
             return None
-        scale = number_text(1.2 * ratio * self.job.rehearsal.scale)
         return (
             "late: this machine did not keep up with the ranks' work and messages; "
-            f"--time-scale {scale} may do"
+            f"--time-scale {number_text(1.2 * ratio * self.job.rehearsal.scale)} may do"
         )
 
     def slowest(self) -> str | None:
@@ -285,16 +285,21 @@ class Measured:
         """
         if self.job.virtual and self.late() is None:
             return None
-        predicted = {rank: self.predicted_busy(rank) for rank in range(len(self.reports))}
-        ratios = [(self.busy(rank) / s, rank) for rank, s in predicted.items() if s]
+        ratios = [
+            (self.busy(rank) / predicted, rank)
+            for rank in range(len(self.reports))
+            if (predicted := self.predicted_busy(rank))
+        ]
         if not ratios:
             return None
         usual = median(ratio for ratio, _ in ratios)
         worst, rank = max(ratios)
         if worst < SLOW * usual:
             return None
-        place = self.job.plan.rank_text(rank)
-        return f"slow: {place} took {worst:.3g} times its prediction, the others {usual:.3g}"
+        return (
+            f"slow: {self.job.plan.rank_text(rank)} took {worst:.3g} times its prediction, "
+            f"the others {usual:.3g}"
+        )
 
     def trace(self) -> dict[str, Any]:
         """The last step as a trace; a row is a rank."""
@@ -303,9 +308,13 @@ class Measured:
             (p.replica, p.rank, f"rank {p.rank}: stage {p.stage}, part {p.group}.{p.tensor}")
             for p in self.job.plan.places
         ]
-        spans = []
-        for replica, rank, _ in rows:
-            for what, _, batch, start, end in self.reports[rank][-1].events:
-                name = f"{what} {batch}" if what in ("forward", "backward", "receive") else what
-                spans.append((replica, rank, name, what, start - begin, end - begin))
+        numbered = ("forward", "backward", "receive")
+        spans = [
+            (
+                replica, rank, f"{e.what} {e.batch}" if e.what in numbered else e.what, e.what,
+                e.start - begin, e.end - begin,
+            )
+            for replica, rank, _ in rows
+            for e in self.reports[rank][-1].events
+        ]  # fmt: skip
         return trace_document(rows, spans)

@@ -87,8 +87,9 @@ class RankError(HetplanError):
 
 def rank_error(plan: Plan, number: int, text: str, *, lost: bool) -> RankError:
     """Of a rank by its number. lost: it is, rather than in error itself."""
-    device = plan.places[number].device if lost else None
-    return RankError(f"{plan.rank_text(number)}: {text}", device)
+    return RankError(
+        f"{plan.rank_text(number)}: {text}", plan.places[number].device if lost else None
+    )
 
 
 def launch(job: Job, tell: Callable[[StepReport], None] | None = None) -> list[list[StepReport]]:
@@ -143,8 +144,10 @@ class Supervisor:
             ours, theirs = FORK.Pipe(duplex=False)
             # a rank must not hold the parent's ends: it notices by them when the parent is gone
             parents = [ours, *(rank.connection for rank in self.ranks)]
-            arguments = (self.job, number, store, theirs, parents, self.stop, self.made)
-            process = FORK.Process(target=rank_main, args=arguments)
+            process = FORK.Process(
+                target=rank_main,
+                args=(self.job, number, store, theirs, parents, self.stop, self.made),
+            )
             process.start()
             theirs.close()
             self.ranks.append(Rank(process, ours, time.monotonic()))
@@ -159,8 +162,7 @@ class Supervisor:
             self._reap()
             if any(rank.failure for rank in self.ranks):
                 self._explain()
-            alive = [(n, rank) for n, rank in enumerate(self.ranks) if not rank.gone]
-            hung = find_hung(alive, self.job)
+            hung = find_hung([(n, r) for n, r in enumerate(self.ranks) if not r.gone], self.job)
             if hung is not None:
                 raise hung
 
@@ -219,8 +221,9 @@ class Supervisor:
         while time.monotonic() < until and all(r.bereft for r in self.ranks if r.failure):
             self._listen(0.1)
             self._reap()
-        failed = [(r.bereft, n, r.failure) for n, r in enumerate(self.ranks) if r.failure]
-        _, number, text = min(failed)
+        _, number, text = min(
+            (r.bereft, n, r.failure) for n, r in enumerate(self.ranks) if r.failure
+        )
         raise rank_error(self.job.plan, number, text, lost=self.ranks[number].lost)
 
     def end(self) -> None:
@@ -299,13 +302,12 @@ def hangs(rank: Rank, job: Job) -> bool:
         return idle > first and not at_work(pid)
     if what in PASSES and not job.virtual and idle > limit and not at_work(pid):
         return True
-    patience = max(limit, 10 * state["longest"])
-    if what == "checkpoint" or not state["longest"]:  # nothing to compare with
-        patience = first
+    compared = what != "checkpoint" and state["longest"]  # else there is nothing to compare with
+    patience = max(limit, 10 * state["longest"]) if compared else first
     patience += PATIENCE.spinning if job.device == "cuda" else 0.0
-    if quiet <= patience:
-        return False
-    return quiet >= PATIENCE.starting or not starved(pid, state["spent"], limit)
+    return quiet > patience and (
+        quiet >= PATIENCE.starting or not starved(pid, state["spent"], limit)
+    )
 
 
 # (job of the plan that ran, numbers of all nodes lost so far) -> one of another plan, or None where
@@ -407,8 +409,10 @@ def serve_rank(job: Job) -> Measured | None:
     try:
         dist.init_process_group("gloo")
     except dist.DistNetworkError as error:
-        meeting = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-        raise InputError(f"cannot meet at {meeting}: {one_line(str(error))[:200]}") from None
+        raise InputError(
+            f"cannot meet at {os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}: "
+            f"{one_line(str(error))[:200]}"
+        ) from None
     reports: list[StepReport] = []
     watch, place = watch_of(job, dist.get_rank()), job.plan.rank_text(dist.get_rank())
     asked: list[int] = []  # by SIGTERM, which torchrun hands on: all then end behind their step

@@ -12,6 +12,7 @@ anything that does.
 import zlib
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -116,8 +117,7 @@ class Attention(nn.Module):
         self.qkv_bias = nn.Parameter(torch.empty(width)) if t.attention_bias else None
         self.out = nn.Parameter(torch.empty(t.hidden, t.query_width))
         self.out_bias = nn.Parameter(torch.empty(t.hidden)) if t.output_bias else None
-        standard = t.dropout and t.attention == "standard"
-        self.drop = Dropout(probability if standard else 0.0, site)
+        self.drop = Dropout(probability if t.dropout and t.attention == "standard" else 0.0, site)
 
     def cuts(self, part: Part) -> dict[str, Cut]:
         """Heads: rows of qkv, columns of out."""
@@ -142,13 +142,8 @@ class Attention(nn.Module):
             y.view(samples, length, n, t.head_dim).transpose(1, 2)
             for y, n in zip(parts, ((b - a) * groups, b - a, b - a), strict=True)
         )
-        mixed = q
-        if b > a:
-            mixed = (
-                checkpoint(self.mix, q, k, v, a, use_reentrant=False)
-                if self.selective
-                else self.mix(q, k, v, a)
-            )
+        again = partial(checkpoint, self.mix, use_reentrant=False)
+        mixed = (again if self.selective else self.mix)(q, k, v, a) if b > a else q
         y = F.linear(mixed.transpose(1, 2).reshape(samples, length, widths[0]), self.out)
         y = self.tensor.leave(y)
         return y if self.out_bias is None else y + self.out_bias
@@ -311,8 +306,9 @@ class Reference(nn.Module):
         last = name.rpartition(".")[2]
         norm = "norm" in name or "after" in name
         if norm or last == "bias" or last.endswith("_bias"):
-            fill = float(norm and last == "weight")
-            return torch.full(parameter.shape, fill, dtype=parameter.dtype)
+            return torch.full(
+                parameter.shape, float(norm and last == "weight"), dtype=parameter.dtype
+            )
         generator = torch.Generator().manual_seed(zlib.crc32(f"{self.seed} {name}".encode()))
         drawn = torch.empty(parameter.shape, dtype=torch.float32).normal_(
             0.0, 0.02, generator=generator
@@ -346,9 +342,11 @@ def text_layers(shape: Transformer) -> dict[str, nn.Module]:
     for what these layers do not compute."""
     check_shape(shape)
     embedding = Embedding(shape, "embedding")
-    blocks = {f"block-{i}": Block(shape, f"block-{i}") for i in range(shape.layers)}
-    head = Head(shape, embedding.table if shape.tied else None)
-    return {"embedding": embedding, **blocks, "head": head}
+    return {
+        "embedding": embedding,
+        **{f"block-{i}": Block(shape, f"block-{i}") for i in range(shape.layers)},
+        "head": Head(shape, embedding.table if shape.tied else None),
+    }
 
 
 def stand_in(names: Sequence[str], *, tensor: int = 1, seed: int = 0) -> Reference:
@@ -364,8 +362,7 @@ def stand_in(names: Sequence[str], *, tensor: int = 1, seed: int = 0) -> Referen
         gpt2(blocks, 4 * heads, heads, vocabulary=max(32, tensor), positions=8),
         feed_forward=8 * heads, dropout=False, tied=len(names) > 1,
     )  # fmt: skip
-    layers = list(text_layers(shape).values())
-    if len(names) == 1:
-        layers = [Called(build(shape, 8))]
-    named = dict(zip(names, layers, strict=True))
-    return Reference(named, vocabulary=shape.vocabulary, sequence=8, seed=seed)
+    layers = [Called(build(shape, 8))] if len(names) == 1 else list(text_layers(shape).values())
+    return Reference(
+        dict(zip(names, layers, strict=True)), vocabulary=shape.vocabulary, sequence=8, seed=seed
+    )

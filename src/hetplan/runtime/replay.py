@@ -68,9 +68,9 @@ def plan_instruction(instruction: Instruction, segment: int) -> SpmdInstruction:
             after=form_name(instruction.way.output),
         )  # fmt: skip
     if isinstance(instruction, Change):
-        to = reading_segment(instruction) if instruction.how == "Repartition" else segment
         return SpmdInstruction(
-            do=instruction.how, tensor=instruction.tensor, segment=to,
+            do=instruction.how, tensor=instruction.tensor,
+            segment=reading_segment(instruction) if instruction.how == "Repartition" else segment,
             before=[form_name(instruction.source)], after=form_name(instruction.target),
         )  # fmt: skip
     form = instruction.after.rpartition("|")[2]
@@ -83,11 +83,13 @@ def plan_instruction(instruction: Instruction, segment: int) -> SpmdInstruction:
 
 def write_program(theory: Theory, decision: HapDecision) -> SpmdProgram:
     """A decision as plan files have it."""
-    instructions = [
-        plan_instruction(theory.instructions[i], theory.data.triples[i].segment)
-        for i in decision.program
-    ]
-    return SpmdProgram(instructions=instructions, ratios=decision.ratios)
+    return SpmdProgram(
+        instructions=[
+            plan_instruction(theory.instructions[i], theory.data.triples[i].segment)
+            for i in decision.program
+        ],
+        ratios=decision.ratios,
+    )
 
 
 def read_program(plan: Plan, program: SingleProgram) -> Decided:
@@ -96,8 +98,9 @@ def read_program(plan: Plan, program: SingleProgram) -> Decided:
     listed = plan.program
     assert listed is not None, "plans with the schedule spmd have a program"
     if program.segments == 1 < len(listed.ratios):
-        runs = [step for step in listed.instructions if step.do == "Run"]
-        program = in_segments(program, {step.tensor: step.segment for step in runs})
+        program = in_segments(
+            program, {step.tensor: step.segment for step in listed.instructions if step.do == "Run"}
+        )
     require(
         program.segments == len(listed.ratios),
         "program.ratios are not for this model",
@@ -106,8 +109,12 @@ def read_program(plan: Plan, program: SingleProgram) -> Decided:
         expected=f"{program.segments}",
     )
     m = len(listed.ratios[0])
-    devices = [Device(name="any", flops_per_second=1.0)] * m
-    theory = theory_of(program, devices, ring(m, 1e9), all_dimensions=True)
+    theory = theory_of(
+        program,
+        [Device(name="any", flops_per_second=1.0)] * m,
+        ring(m, 1e9),
+        all_dimensions=True,
+    )
     return Decided(theory, decision_of(listed, theory, plan.name))
 
 
@@ -144,8 +151,11 @@ def refusal(step: SpmdInstruction, place: str, theory: Theory, where: str) -> In
     if step.tensor not in {node.name for node in theory.program.nodes}:
         what, expected = f"{place} is about an unknown tensor", f"one of {theory.program.name}'s"
         return InputError(f"{NO_MATCH}: {what}", where=where, got=step.tensor, expected=expected)
-    got = f"{step.do} {step.tensor} ({', '.join(step.before)}) -> {step.after}"
-    return InputError(f"{NO_MATCH}: no rule allows {place}", where=where, got=got)
+    return InputError(
+        f"{NO_MATCH}: no rule allows {place}",
+        where=where,
+        got=f"{step.do} {step.tensor} ({', '.join(step.before)}) -> {step.after}",
+    )
 
 
 @dataclass(frozen=True)
@@ -169,9 +179,8 @@ class SpmdCosts:
         own = on_nodes_of(workload, devices)
         speeds, weights = priced(own, program)
         by_type = {device.name: device.flops_per_second for device in speeds}
-        types = [workload.cluster.devices[d].type for d in devices]
         prices = Prices(
-            np.array([by_type[name] for name in types]),
+            np.array([by_type[workload.cluster.devices[d].type] for d in devices]),
             weights,
             replace(links or links_of(own.cluster), devices=len(devices)),
             ELEMENT_BYTES[workload.precision],
@@ -217,10 +226,8 @@ class SpmdCosts:
         tensors kept for the backward pass, as HAP's problem counts them."""
         states = self.workload.state_bytes_per_param_byte * self.prices.element_bytes
         holding = Holding((), states, saved_bytes(self.workload, self.decided.theory.program))
-        peak = [0.0] * len(self.plan.devices)
-        for device, held in zip(self.devices, self.decided.bytes(holding), strict=True):
-            peak[device] = held
-        return tuple(peak)
+        held = dict(zip(self.devices, self.decided.bytes(holding), strict=True))
+        return tuple(held.get(device, 0.0) for device in range(len(self.plan.devices)))
 
 
 def on_nodes_of(workload: Workload, devices: Sequence[int]) -> Workload:
@@ -249,9 +256,8 @@ class Replayer(ChainReplayer):
 
     def robust_seconds(self, plan: Plan, noise: Noise | None = None) -> float:
         """The median of replays whose durations are noisy; of an SPMD program its seconds."""
-        if plan.program is not None:
-            return self.replay(plan).seconds
-        return super().robust_seconds(plan, noise)
+        of_chains = super().robust_seconds
+        return of_chains(plan, noise) if plan.program is None else self.replay(plan).seconds
 
     def zero(self, plan: Plan) -> ZeroCosts:
         """The plan's costs, with its further degrees."""
@@ -300,7 +306,7 @@ def replay_program(plan: Plan, workload: Workload, settings: Settings) -> Replay
 def check_same(plan: Plan, workload: Workload) -> None:
     """Raise InputError unless the plan was made for such a model, cluster and batch."""
     made, devices = plan.workload, workload.cluster.devices
-    checks = (
+    for name, of_plan, of_workload in (
         ("model", made.model, workload.model.name),
         ("global_batch", made.global_batch, workload.global_batch),
         ("sequence", made.sequence, workload.sequence),
@@ -308,8 +314,7 @@ def check_same(plan: Plan, workload: Workload) -> None:
         ("number of layers", len(made.layers), len(workload.profile.layers)),
         ("devices", [d.type for d in plan.devices], [d.type for d in devices]),
         ("nodes", [d.node for d in plan.devices], [d.node for d in devices]),
-    )
-    for name, of_plan, of_workload in checks:
+    ):
         require(
             of_plan == of_workload,
             f"{name} of the plan is not the workload's",
@@ -359,8 +364,11 @@ def trace_document(
         head = {"ph": "M", "pid": replica}
         events.append({**head, "name": "process_name", "args": {"name": f"replica {replica}"}})
         events.append({**head, "tid": row, "name": "thread_name", "args": {"name": label}})
-    for replica, row, name, category, start, end in spans:
-        times = {"ts": start * MICRO, "dur": (end - start) * MICRO}
-        place = {"pid": replica, "tid": row}
-        events.append({"name": name, "cat": category, "ph": "X", **times, **place})
+    events += [
+        {
+            "name": name, "cat": category, "ph": "X", "ts": start * MICRO,
+            "dur": (end - start) * MICRO, "pid": replica, "tid": row,
+        }
+        for replica, row, name, category, start, end in spans
+    ]  # fmt: skip
     return {"traceEvents": events, "displayTimeUnit": "ms"}

@@ -56,8 +56,11 @@ class PlannedBatches:
         return (self.iterations - self.done) * len(self.cuts)
 
     def __iter__(self) -> Iterator[list[int]]:
-        drawn = np.random.default_rng((self.seed or 0, self.epoch)).permutation(self.length)
-        order = np.arange(self.length) if self.seed is None else drawn
+        order = (
+            np.arange(self.length)
+            if self.seed is None
+            else np.random.default_rng((self.seed, self.epoch)).permutation(self.length)
+        )
         for iteration in range(self.done, self.iterations):
             rows = order[iteration * self.plan.workload.global_batch :]
             yield from (rows[first:last].tolist() for first, last in self.cuts)

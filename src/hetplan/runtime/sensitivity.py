@@ -37,11 +37,10 @@ def relative_spread(profile: Profile, unmeasured: float = UNMEASURED) -> dict[st
     device's tables."""
     spread_of = {}
     for device in profile.devices():
-        tables = [table for table in profile.tables if table.device == device]
         rows = [
             np.array(spread) / 2 / np.maximum(np.array(table.seconds()), 1e-15)
-            for table in tables
-            if (spread := table.spread()) is not None
+            for table in profile.tables
+            if table.device == device and (spread := table.spread()) is not None
         ]
         spread_of[device] = (
             np.minimum(np.median(rows, axis=0), LARGEST)
@@ -57,11 +56,14 @@ def perturbed(profile: Profile, factors: Mapping[str, Sequence[float] | Floats])
     tables = []
     for table in profile.tables:
         row = np.asarray(factors.get(table.device, np.ones(len(profile.layers))), float)
-        changes = {
-            "forward_seconds": (row * table.forward_seconds).tolist(),
-            "backward_seconds": (row * table.backward_seconds).tolist(),
-        }
-        tables.append(table.model_copy(update=changes))
+        tables.append(
+            table.model_copy(
+                update={
+                    "forward_seconds": (row * table.forward_seconds).tolist(),
+                    "backward_seconds": (row * table.backward_seconds).tolist(),
+                }
+            )
+        )
     return Profile(**{**dict(profile), "tables": tables})
 
 
@@ -86,13 +88,14 @@ def scenarios(
         for word, sign in (("slower", 1.0), ("faster", -1.0))
     ]
     random = Random(seed)
-    for i in range(draws):
-        factors = {
+    drawn = [
+        {
             device: np.array([1 + random.uniform(-1, 1) * s for s in share])
             for device, share in spread.items()
         }
-        wrong.append(Scenario(f"draw {i + 1}", factors))
-    return wrong
+        for _ in range(draws)
+    ]
+    return [*wrong, *(Scenario(f"draw {i}", factors) for i, factors in enumerate(drawn, 1))]
 
 
 @dataclass(frozen=True)
@@ -157,5 +160,8 @@ def sensitivity(
         outcome(one.name, replace(workload, profile=perturbed(workload.profile, one.factors)))
         for one in scenarios(workload.profile, draws, seed, unmeasured)
     ]
-    measured = any(table.readings is not None for table in workload.profile.tables)
-    return Sensitivity(outcome("as it is", workload), tuple(outcomes), measured)
+    return Sensitivity(
+        nominal=outcome("as it is", workload),
+        outcomes=tuple(outcomes),
+        measured=any(table.readings is not None for table in workload.profile.tables),
+    )

@@ -178,8 +178,9 @@ def starved(pid: int, spent: float, limit: float) -> bool:
     spent: seconds of a core that it had used when the wait began.
     """
     try:
-        used = cpu_seconds(pid)
-        return used - spent < limit / 2 and any(state in ("R", "D") for state in thread_states(pid))
+        return cpu_seconds(pid) - spent < limit / 2 and any(
+            state in ("R", "D") for state in thread_states(pid)
+        )
     except (OSError, ValueError, IndexError):  # no /proc, or the process has just ended
         return False
 
@@ -197,15 +198,21 @@ def at_work(pid: int, but: int | None = None) -> bool:
 
 def descendants(pid: int) -> list[int]:
     """All that a process has started, directly or not."""
-    files = Path(f"/proc/{pid}/task").glob("*/children")
-    started = [int(child) for file in files for child in file.read_text().split()]
+    started = [
+        int(child)
+        for file in Path(f"/proc/{pid}/task").glob("*/children")
+        for child in file.read_text().split()
+    ]
     return [*started, *(pid for child in started for pid in descendants(child))]
 
 
 def thread_states(pid: int, but: int | None = None) -> list[str]:
     """R: running or ready to, S: waits, D: waits for a disk, T: stopped."""
-    paths = Path(f"/proc/{pid}/task").glob("*/stat")
-    return [fields(path)[0] for path in paths if path.parent.name != str(but)]
+    return [
+        fields(path)[0]
+        for path in Path(f"/proc/{pid}/task").glob("*/stat")
+        if path.parent.name != str(but)
+    ]
 
 
 def cpu_seconds(pid: int) -> float:
@@ -261,14 +268,16 @@ class Rehearsal:
 
     def busy(self, rank: int) -> float:
         """Seconds of a rank's passes here."""
-        passes = self.timeline.spent(Kind.FORWARD, Kind.BACKWARD)
-        return self.scale * float(passes[self.units[rank]])
+        return self.scale * float(
+            self.timeline.spent(Kind.FORWARD, Kind.BACKWARD)[self.units[rank]]
+        )
 
     def real_seconds(self, place: Place) -> float:
         """Of a core, for an iteration of a rank on narrow layers."""
         if self.plan.program is not None:
-            met = self.timeline.tasks.kind == Kind.COLLECTIVE
-            return COLLECTIVE_SECONDS * int(np.count_nonzero(met))
+            return COLLECTIVE_SECONDS * int(
+                np.count_nonzero(self.timeline.tasks.kind == Kind.COLLECTIVE)
+            )
         replica = self.plan.replicas[place.replica]
         ranges = replica.stages[place.stage].layers
         layers = sum(last - first for first, last in ranges)

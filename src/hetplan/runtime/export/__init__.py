@@ -9,7 +9,7 @@ from hetplan.profiling.models import find_model
 from hetplan.profiling.transformer import Transformer
 from hetplan.profiling.zoo import BUILT_IN
 from hetplan.runtime.export import documents, scripts
-from hetplan.runtime.export.grid import refuse
+from hetplan.runtime.export.grid import Grid
 
 EXPORTERS: dict[str, Callable[[Plan, Transformer | None], str]] = {
     "megatron": scripts.megatron,
@@ -26,9 +26,11 @@ def export(plan: Plan, to: str, model: str | None = None) -> str:
     file, None for the plan's where that is built in. Raises InputError for an unknown name,
     UnsupportedError for what `to` cannot say."""
     exporter = look_up("unknown framework", to, EXPORTERS)
-    if plan.program is not None and to != "torchrun":
-        lost = "the program: which tensors are sliced, and every collective"
-        raise refuse(plan, to, "SPMD programs", lost)
+    Grid(plan, to).refuse(
+        plan.program is not None and to != "torchrun",
+        "SPMD programs",
+        "the program: which tensors are sliced, and every collective",
+    )
     name = model or (plan.workload.model if plan.workload.model in BUILT_IN else None)
     shape = None if name is None else find_model(name).shape
     return exporter(plan, shape if shape is not None and sayable(shape) else None)
@@ -37,5 +39,10 @@ def export(plan: Plan, to: str, model: str | None = None) -> str:
 def sayable(shape: Transformer) -> bool:
     """Whether Megatron's arguments describe the model: blocks of two norms between an embedding and
     a language model's head."""
-    plain = shape.head == "lm" and shape.block_norms == 2 and shape.final_norm
-    return plain and not shape.embedding_norm and shape.embedding_width is None
+    return (
+        shape.head == "lm"
+        and shape.block_norms == 2
+        and shape.final_norm
+        and not shape.embedding_norm
+        and shape.embedding_width is None
+    )

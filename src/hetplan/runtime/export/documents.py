@@ -10,8 +10,14 @@ import yaml
 from hetplan.files import to_json
 from hetplan.formulations.joint.plan import Degrees, Plan
 from hetplan.profiling.transformer import Transformer
-from hetplan.runtime.export.grid import RECOMPUTATION, Grid, heading
-from hetplan.runtime.export.settings import bridge_sections, model_settings, settings
+from hetplan.runtime.export.grid import (
+    RECOMPUTATION,
+    Grid,
+    bridge_sections,
+    heading,
+    model_settings,
+    settings,
+)
 
 TORCHTITAN = (
     "torchtitan's TOML job config: torchtitan/config/job_config.py at 6404b93 (September 2025)"
@@ -29,34 +35,40 @@ def deepspeed(plan: Plan, shape: Transformer | None = None) -> str:
     it starts: with another number of devices than the plan's it refuses to run.
     """
     grid = Grid(plan, "DeepSpeed's JSON")
-    if plan.degrees is not None:
-        lost = "what the model's code and DeepSpeed's would have to do"
-        raise grid.refuse(plan.degrees.text, lost)
-    for i, replica in enumerate(plan.replicas):
-        if len(replica.stages) > 1:
-            raise grid.refuse(
-                f"pipelines (replicas[{i}] has {len(replica.stages)} stages)",
-                "the cut into stages, which DeepSpeed takes from the model's code (PipelineModule)",
-            )
-    grid.check()
-    if grid.widths[0] > 1:
-        lost = "the tensor groups; every device would hold the whole model"
-        raise grid.refuse(f"tensor parallelism of degree {grid.widths[0]}", lost)
-    lost = (
-        "that layers are computed again, which the model's code has to do; without it "
-        "memory may not suffice"
+    grid.refuse(
+        plan.degrees is not None,
+        (plan.degrees or Degrees()).text,
+        "what the model's code and DeepSpeed's would have to do",
     )
-    grid.only("recomputation", ("none",), lost)
+    for i, replica in enumerate(plan.replicas):
+        grid.refuse(
+            len(replica.stages) > 1,
+            f"pipelines (replicas[{i}] has {len(replica.stages)} stages)",
+            "the cut into stages, which DeepSpeed takes from the model's code (PipelineModule)",
+        )
+    grid.check()
+    grid.refuse(
+        grid.widths[0] > 1,
+        f"tensor parallelism of degree {grid.widths[0]}",
+        "the tensor groups; every device would hold the whole model",
+    )
+    grid.only(
+        "recomputation",
+        ("none",),
+        "that layers are computed again, which the model's code has to do; without it "
+        "memory may not suffice",
+    )
     precision = plan.workload.precision
-    document = {
-        "train_batch_size": plan.workload.global_batch,
-        "train_micro_batch_size_per_gpu": grid.micro_batch,
-        "gradient_accumulation_steps": grid.count,
-        "zero_optimization": {"stage": plan.zero},
-        "fp16": {"enabled": precision == "fp16"},
-        "bf16": {"enabled": precision == "bf16"},
-    }
-    return to_json(document)
+    return to_json(
+        {
+            "train_batch_size": plan.workload.global_batch,
+            "train_micro_batch_size_per_gpu": grid.micro_batch,
+            "gradient_accumulation_steps": grid.count,
+            "zero_optimization": {"stage": plan.zero},
+            "fp16": {"enabled": precision == "fp16"},
+            "bf16": {"enabled": precision == "bf16"},
+        }
+    )
 
 
 def torchtitan(plan: Plan, shape: Transformer | None = None) -> str:
@@ -70,13 +82,18 @@ def torchtitan(plan: Plan, shape: Transformer | None = None) -> str:
     grid, degrees = Grid(plan, "torchtitan"), plan.degrees or Degrees()
     grid.only("precision", tuple(DTYPES), "the precision of training")
     grid.only("zero", (0, 3), "which states are sharded (FSDP shards all of them)")
-    lost = "which activations are kept (torchtitan's selective mode keeps others)"
-    grid.only("recomputation", tuple(CHECKPOINTING), lost)
+    grid.only(
+        "recomputation",
+        tuple(CHECKPOINTING),
+        "which activations are kept (torchtitan's selective mode keeps others)",
+    )
     grid.check()
     tensor = grid.equal_width()
-    lost = "which activations are kept, which states are on the host, or how context ranks meet"
-    if degrees.recompute_layers or degrees.offloaded or degrees.exchange != "ring":
-        raise grid.refuse(degrees.text, lost)
+    grid.refuse(
+        degrees.recompute_layers or degrees.offloaded or degrees.exchange != "ring",
+        degrees.text,
+        "which activations are kept, which states are on the host, or how context ranks meet",
+    )
     if grid.pipeline * tensor * degrees.context > 1:
         check_divided(grid, degrees.context)
     lines = [
@@ -103,18 +120,18 @@ def check_divided(grid: Grid, context: int) -> None:
     since its DDP stands alone, and mixed precision."""
     plan = grid.plan
     sharded = plan.zero == 3 and grid.data * context > 1
-    if grid.data > 1 and not sharded:
-        raise grid.refuse(
-            f"ZeRO 0 on {grid.data} replicas beside a pipeline or tensor groups "
-            "(its DDP stands alone; ZeRO 3 would do)",
-            "the replicas: it ends with an error",
-        )
-    if plan.workload.precision != "fp32" and not sharded:
-        raise grid.refuse(
-            f"{plan.workload.precision} on a pipeline or tensor groups without FSDP "
-            "(fp32, or ZeRO 3 on several replicas, would do)",
-            "the precision: mixed_precision_param would do nothing, and everything run in fp32",
-        )
+    grid.refuse(
+        grid.data > 1 and not sharded,
+        f"ZeRO 0 on {grid.data} replicas beside a pipeline or tensor groups "
+        "(its DDP stands alone; ZeRO 3 would do)",
+        "the replicas: it ends with an error",
+    )
+    grid.refuse(
+        plan.workload.precision != "fp32" and not sharded,
+        f"{plan.workload.precision} on a pipeline or tensor groups without FSDP "
+        "(fp32, or ZeRO 3 on several replicas, would do)",
+        "the precision: mixed_precision_param would do nothing, and everything run in fp32",
+    )
 
 
 def titan_sections(grid: Grid, tensor: int, degrees: Degrees) -> dict[str, dict[str, Any]]:
@@ -142,8 +159,11 @@ def titan_sections(grid: Grid, tensor: int, degrees: Degrees) -> dict[str, dict[
     if sharded:
         parallelism["fsdp_reshard_after_forward"] = "always"
     if grid.pipeline > 1:
-        blocks = [[f"layers.{i}"] for i in range(grid.blocks())]
-        names = [["tok_embeddings"], *blocks, ["norm", "output"]]
+        names = [
+            ["tok_embeddings"],
+            *([f"layers.{i}"] for i in range(grid.blocks())),
+            ["norm", "output"],
+        ]
         parallelism |= {
             "pipeline_parallel_schedule": SCHEDULES[plan.schedule],
             "pipeline_parallel_microbatch_size": grid.micro_batch,
@@ -188,8 +208,11 @@ def flagscale(plan: Plan, shape: Transformer | None = None) -> str:
         *heading(plan, "FlagScale", FLAGSCALE),
         f"# hostfile, in this order: {', '.join(nodes)}",
     ]
-    text = yaml.safe_dump(document, sort_keys=False, default_flow_style=None, width=110)
-    return "\n".join([*comments, text])
+    return (
+        "\n".join(comments)
+        + "\n"
+        + yaml.safe_dump(document, sort_keys=False, default_flow_style=None, width=110)
+    )
 
 
 def plain_document(grid: Grid) -> dict[str, Any]:
@@ -213,8 +236,8 @@ def bridge(plan: Plan, shape: Transformer | None = None) -> str:
     document = bridge_sections(grid)
     if plan.workload.precision != "fp32":
         document["mixed_precision"] = f"{plan.workload.precision}_mixed"
-    text = yaml.safe_dump(document, sort_keys=False, width=110)
-    return "\n".join([*heading(plan, "Megatron Bridge", BRIDGE_VERSION), text])
+    comments = heading(plan, "Megatron Bridge", BRIDGE_VERSION)
+    return "\n".join([*comments, yaml.safe_dump(document, sort_keys=False, width=110)])
 
 
 def stage_types(grid: Grid) -> list[str]:
@@ -223,24 +246,26 @@ def stage_types(grid: Grid) -> list[str]:
     for j, groups in enumerate(grid.devices):
         types = sorted({grid.plan.devices[d].type for group in groups for d in group})
         stages += types
-        if len(types) > 1:
-            raise grid.refuse(
-                f"a stage over several device types (stage {j}: {', '.join(types)})",
-                "which replica runs on which type",
-            )
+        grid.refuse(
+            len(types) > 1,
+            f"a stage over several device types (stage {j}: {', '.join(types)})",
+            "which replica runs on which type",
+        )
     return stages
 
 
 def flagscale_document(grid: Grid, types: list[str]) -> dict[str, Any]:
     """As YAML types; refuses an embedding or a head on a stage of its own."""
     plan, blocks = grid.plan, grid.blocks_by_stage()
-    if not all(blocks):
-        raise grid.refuse(
-            f"a stage without blocks (stage {blocks.index(0)})",
-            "a stage of embedding or head alone",
-        )
-    kinds = groupby(zip(grid.widths, types, strict=True))
-    meshes = [(width, name, len(list(run))) for (width, name), run in kinds]
+    grid.refuse(
+        not all(blocks),
+        f"a stage without blocks (stage {blocks.index(min(blocks))})",
+        "a stage of embedding or head alone",
+    )
+    meshes = [
+        (width, name, len(list(run)))
+        for (width, name), run in groupby(zip(grid.widths, types, strict=True))
+    ]
     system: dict[str, Any] = {
         "tensor_model_parallel_size": grid.widths[0],
         "pipeline_model_parallel_size": grid.pipeline,
@@ -259,10 +284,12 @@ def flagscale_document(grid: Grid, types: list[str]) -> dict[str, Any]:
         },
         **RECOMPUTATION[plan.recomputation],
     }
-    model = {
-        "num_layers": grid.blocks(),
-        "seq_length": plan.workload.sequence,
-        "micro_batch_size": grid.micro_batch,
-        "global_batch_size": plan.workload.global_batch,
+    return {
+        "system": system,
+        "model": {
+            "num_layers": grid.blocks(),
+            "seq_length": plan.workload.sequence,
+            "micro_batch_size": grid.micro_batch,
+            "global_batch_size": plan.workload.global_batch,
+        },
     }
-    return {"system": system, "model": model}

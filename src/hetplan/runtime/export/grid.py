@@ -2,13 +2,19 @@
 ranks.
 
 Every check names what the framework lacks and what an export without it would lose.
+
+What can be said stands in the arguments of Megatron-LM (their names with underscores), which
+FlagScale takes as they are and Megatron Bridge under other names. A setting of True is a bare flag;
+what is Megatron's default is left out.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
-from hetplan.errors import UnsupportedError
-from hetplan.formulations.joint.plan import Plan, Replica
+from hetplan.errors import UnsupportedError, require
+from hetplan.formulations.joint.plan import Degrees, Plan, Replica
 from hetplan.profiling.transformer import Transformer
+from hetplan.runtime.export.layout import runs_text
 from hetplan.schema import Range
 from hetplan.text import grouped, ranges_text
 
@@ -22,15 +28,6 @@ RECOMPUTATION: dict[str, dict[str, str | int]] = {
         "recompute_num_layers": 1,
     },
 }
-
-
-def refuse(plan: Plan, framework: str, lacks: str, lost: str) -> UnsupportedError:
-    """The error for what a framework cannot express."""
-    return UnsupportedError(
-        f"{framework} cannot express {lacks}; what would be lost: {lost}",
-        where=plan.name,
-        expected="a plan without it (other --strategies or --precision), or --to torchrun",
-    )
 
 
 class Grid:
@@ -49,21 +46,27 @@ class Grid:
         self.chunks = len(self.stages[0])
         self.micro_batch, self.count = first.micro_batches[0].samples, first.steps
 
-    def refuse(self, lacks: str, lost: str) -> UnsupportedError:
-        """The error for what the framework cannot express."""
-        return refuse(self.plan, self.framework, lacks, lost)
+    def refuse(self, where: object, lacks: str, lost: str) -> None:
+        """Raise UnsupportedError where the plan has what the framework cannot express."""
+        require(
+            not where,
+            f"{self.framework} cannot express {lacks}; what would be lost: {lost}",
+            where=self.plan.name,
+            expected="a plan without it (other --strategies or --precision), or --to torchrun",
+            kind=UnsupportedError,
+        )
 
     def only(self, key: str, known: Sequence[object], lost: str) -> None:
         """Refuse a plan whose `key` (zero, schedule, recomputation, precision) is none of
         `known`."""
         value = getattr(self.plan.workload if key == "precision" else self.plan, key)
-        if value not in known:
-            raise self.refuse(f"{key} {value} (only {', '.join(map(str, known))})", lost)
+        only = ", ".join(map(str, known))
+        self.refuse(value not in known, f"{key} {value} (only {only})", lost)
 
     def check(self) -> None:
         """Refuse a plan whose replicas differ, or whose samples or weights divide unequally."""
         for lacks, lost in unequal(self.plan):
-            raise self.refuse(lacks, lost)
+            self.refuse(True, lacks, lost)
 
     @property
     def devices(self) -> list[list[list[int]]]:
@@ -83,20 +86,22 @@ class Grid:
 
     def equal_width(self) -> int:
         """The tensor degree of all stages; refuses different ones."""
-        if len(set(self.widths)) > 1:
-            widths = ", ".join(map(str, self.widths))
-            raise self.refuse(
-                f"stages of different tensor degrees ({widths})", "the stages' widths"
-            )
+        self.refuse(
+            len(set(self.widths)) > 1,
+            f"stages of different tensor degrees ({', '.join(map(str, self.widths))})",
+            "the stages' widths",
+        )
         return self.widths[0]
 
     def blocks(self) -> int:
         """The number of blocks of a chain embedding, blocks, head; refuses other chains."""
         names = self.plan.workload.layers
         ends = (names[0], names[-1]) == ("embedding", "head")
-        if len(names) < 3 or not ends or self.plan.workload.sequence is None:
-            lacks = "layers other than one embedding, blocks and one head"
-            raise self.refuse(f"{lacks} ({names[0]} .. {names[-1]})", "where each layer goes")
+        self.refuse(
+            len(names) < 3 or not ends or self.plan.workload.sequence is None,
+            f"layers other than one embedding, blocks and one head ({names[0]} .. {names[-1]})",
+            "where each layer goes",
+        )
         return len(names) - 2
 
     def blocks_by_stage(self) -> list[int]:
@@ -110,12 +115,12 @@ class Grid:
         node_of = [device.node for device in self.plan.devices]
         order = grouped((node_of[device], rank) for rank, device in enumerate(self.ranked))
         for node, ranks in order.items():
-            if ranks[-1] - ranks[0] >= len(ranks):
-                lacks = f"(node {node} has ranks {ranges_text(ranks)})"
-                raise self.refuse(
-                    f"ranks of one node that are not consecutive {lacks}",
-                    "the placement of stages and replicas on nodes",
-                )
+            self.refuse(
+                ranks[-1] - ranks[0] >= len(ranks),
+                "ranks of one node that are not consecutive "
+                f"(node {node} has ranks {ranges_text(ranks)})",
+                "the placement of stages and replicas on nodes",
+            )
         return [(node, len(ranks)) for node, ranks in order.items()]
 
 
@@ -150,8 +155,10 @@ def unequal(plan: Plan) -> Iterator[tuple[str, str]]:
         (counts, "different numbers of micro-batches", "replica"),
     ):
         if len(numbers) > 1:
-            lost = f"the samples that each {takes} takes by its speed"
-            yield f"{lacks} ({listed(sorted(numbers))})", lost
+            yield (
+                f"{lacks} ({listed(sorted(numbers))})",
+                f"the samples that each {takes} takes by its speed",
+            )
 
 
 def listed(numbers: Iterable[float]) -> str:
@@ -176,3 +183,177 @@ def heading(plan: Plan, framework: str, version: str) -> list[str]:
             f"{prediction.predicted_seconds:.6g} s per iteration predicted (replayed)"
         )
     return lines
+
+
+Settings = dict[str, Any]
+
+# `Degrees.overlap` as Megatron has it.
+OVERLAP = {
+    "tensor": "tp_comm_overlap",
+    "gradients": "overlap_grad_reduce",
+    "weights": "overlap_param_gather",
+    "offload": "overlap_cpu_optimizer_d2h_h2d",
+}
+# Of Megatron's FSDP, by ZeRO level.
+SHARDED = {2: "optim_grads", 3: "optim_grads_params"}
+
+
+def settings(grid: Grid) -> Settings:
+    """Degrees, batch, stages, recomputation and the optimizer's sharding."""
+    plan, degrees = grid.plan, grid.plan.degrees or Degrees()
+    tensor, hybrid = grid.equal_width(), degrees.shard_groups > 1
+    grid.refuse(
+        degrees.expert > 1 and tensor > 1 and not degrees.sequence_parallel,
+        "expert parallelism beside tensor ranks that are not sequence parallel",
+        "the division of what lies between matrix products",
+    )
+    again = dict(RECOMPUTATION[plan.recomputation])
+    if degrees.recompute_layers is not None:
+        again["recompute_method"] = degrees.recompute_method or "uniform"
+        again["recompute_num_layers"] = degrees.recompute_layers
+    optional: Settings = {
+        "context_parallel_size": degrees.context if degrees.context > 1 else None,
+        "cp_comm_type": "a2a" if degrees.exchange == "all-to-all" else None,
+        "expert_model_parallel_size": degrees.expert if degrees.expert > 1 else None,
+        "expert_tensor_parallel_size": degrees.expert_tensor if degrees.expert > 1 else None,
+        "sequence_parallel": degrees.sequence_parallel,
+        **{flag: name in degrees.overlap for name, flag in OVERLAP.items()},
+        "no_overlap_p2p_communication": plan.degrees is not None
+        and grid.chunks > 1
+        and "messages" not in degrees.overlap,
+        "use_distributed_optimizer": plan.zero > 0,
+        "use_megatron_fsdp": plan.zero in SHARDED,
+        "data_parallel_sharding_strategy": SHARDED.get(plan.zero),
+        "num_distributed_optimizer_instances": degrees.shard_groups if hybrid else None,
+        "outer_dp_sharding_strategy": "no_shard" if hybrid else None,
+        "ckpt_format": "fsdp_dtensor" if plan.zero in SHARDED else None,
+        "optimizer_cpu_offload": degrees.offloaded > 0,
+        "optimizer_offload_fraction": round(degrees.offloaded, 4) or None,
+    }
+    return {
+        "tensor_model_parallel_size": tensor,
+        "pipeline_model_parallel_size": grid.pipeline,
+        "micro_batch_size": grid.micro_batch,
+        "global_batch_size": plan.workload.global_batch,
+        "num_layers": grid.blocks(),
+        "seq_length": plan.workload.sequence,
+        **({plan.workload.precision: True} if plan.workload.precision != "fp32" else {}),
+        **stage_settings(grid),
+        **again,
+        **stated(optional),
+        **(model_settings(grid.shape, plan.workload.sequence or 0) if grid.shape else {}),
+    }
+
+
+def stated(values: Settings) -> Settings:
+    """Those that are set."""
+    return {k: v for k, v in values.items() if v is not None and v is not False}
+
+
+def stage_settings(grid: Grid) -> Settings:
+    """How the blocks divide: nothing where that is Megatron's own even cut, which divides what the
+    first and the last stage leave evenly over the others."""
+    counts = grid.blocks_by_stage()
+    if len(counts) == 1:
+        return {}
+    if all(counts) and len(set(counts)) == 1:
+        return {"num_layers_per_virtual_pipeline_stage": counts[0]} if grid.chunks > 1 else {}
+    first, *middle, last = counts
+    if all(counts) and grid.chunks == 1 and len(set(middle)) == 1:
+        return {
+            f"decoder_{end}_pipeline_num_layers": count
+            for end, count in (("first", first), ("last", last))
+            if count != middle[0]
+        }
+    kinds = ["E", *["t"] * grid.blocks(), "L"]
+    stages = (runs_text(kinds[first:last]) for first, last in grid.virtual_stages)
+    return {"pipeline_model_parallel_layout": "|".join(stages)}  # `Et*5|t*6|t*5L`
+
+
+def model_settings(t: Transformer, sequence: int) -> Settings:
+    """A text model's own figures. Megatron pads the vocabulary itself."""
+    experts, latent = t.experts, t.latent
+    values: Settings = {
+        "hidden_size": t.hidden,
+        "ffn_hidden_size": t.feed_forward,
+        "num_attention_heads": t.heads,
+        "kv_channels": t.head_dim,
+        "group_query_attention": t.kv_heads < t.heads,
+        "num_query_groups": t.kv_heads if t.kv_heads < t.heads else None,
+        "vocab_size": t.vocabulary,
+        "max_position_embeddings": max(sequence, t.positions),
+        "position_embedding_type": "rope" if t.rotary else None if t.positions else "none",
+        "normalization": "RMSNorm" if t.norm == "rms" else None,
+        "swiglu": t.gated,
+        "disable_bias_linear": not t.feed_forward_bias,
+        "add_qkv_bias": t.attention_bias and not t.feed_forward_bias,
+        "qk_layernorm": t.qk_norm != "none",
+        "untie_embeddings_and_output_weights": not t.tied,
+        "window_size": f"({t.window - 1},0)" if t.window else None,
+        "window_attn_skip_freq": t.full_every or None,
+    }
+    values |= {} if t.dropout else {"attention_dropout": 0.0, "hidden_dropout": 0.0}
+    if latent:
+        values |= {
+            "multi_latent_attention": True,
+            "q_lora_rank": latent.query,
+            "kv_lora_rank": latent.keys,
+            "qk_head_dim": latent.nope,
+            "qk_pos_emb_head_dim": latent.rope,
+            "v_head_dim": latent.value,
+        }
+    if experts:
+        visited = [(i + 1) % experts.every == 0 and i >= experts.dense for i in range(t.layers)]
+        values |= {
+            "num_experts": experts.count,
+            "moe_router_topk": experts.active,
+            "moe_ffn_hidden_size": experts.width,
+            "moe_shared_expert_intermediate_size": experts.shared or None,
+            "moe_layer_freq": None if all(visited) else str([int(one) for one in visited]),
+        }
+    return stated(values)
+
+
+# Megatron's arguments -> the places in Megatron Bridge's ConfigContainer, where that is not `model`
+# and the same name; those that begin with ! hold the opposite.
+BRIDGE: dict[str, tuple[str, ...]] = {
+    "num_experts": ("model.num_moe_experts",),
+    "swiglu": ("model.gated_linear_unit",),
+    "disable_bias_linear": ("!model.add_bias_linear",),
+    "untie_embeddings_and_output_weights": ("!model.share_embeddings_and_output_weights",),
+    "group_query_attention": (),
+    "max_position_embeddings": (),
+    "seq_length": ("model.seq_length", "dataset.sequence_length"),
+    "micro_batch_size": ("train.micro_batch_size",),
+    "global_batch_size": ("train.global_batch_size",),
+    "decoder_first_pipeline_num_layers": ("model.num_layers_in_first_pipeline_stage",),
+    "decoder_last_pipeline_num_layers": ("model.num_layers_in_last_pipeline_stage",),
+    "no_overlap_p2p_communication": ("!model.overlap_p2p_comm",),
+    "tp_comm_overlap": ("comm_overlap.tp_comm_overlap",),
+    "overlap_grad_reduce": ("ddp.overlap_grad_reduce",),
+    "overlap_param_gather": ("ddp.overlap_param_gather",),
+    "use_distributed_optimizer": (
+        "ddp.use_distributed_optimizer", "optimizer.use_distributed_optimizer",
+    ),
+    "use_megatron_fsdp": ("ddp.use_megatron_fsdp", "dist.use_megatron_fsdp"),
+    "data_parallel_sharding_strategy": ("ddp.data_parallel_sharding_strategy",),
+    "num_distributed_optimizer_instances": ("ddp.num_distributed_optimizer_instances",),
+    "outer_dp_sharding_strategy": ("ddp.outer_dp_sharding_strategy",),
+    "ckpt_format": ("checkpoint.ckpt_format",),
+    "optimizer_cpu_offload": ("optimizer.optimizer_cpu_offload",),
+    "optimizer_offload_fraction": ("optimizer.optimizer_offload_fraction",),
+    "overlap_cpu_optimizer_d2h_h2d": ("optimizer.overlap_cpu_optimizer_d2h_h2d",),
+}  # fmt: skip
+
+
+def bridge_sections(grid: Grid) -> dict[str, Any]:
+    """Sections of Bridge's configuration."""
+    values, document = settings(grid), dict[str, Any]()
+    values.pop(grid.plan.workload.precision, None)
+    if values.pop("num_layers_per_virtual_pipeline_stage", None):
+        values["virtual_pipeline_model_parallel_size"] = grid.chunks
+    for name, value in values.items():
+        for place in BRIDGE.get(name, (f"model.{name}",)):
+            section, _, key = place.removeprefix("!").partition(".")
+            document.setdefault(section, {})[key] = not value if place[0] == "!" else value
+    return document

@@ -92,14 +92,13 @@ def ssh(start: Start) -> dict[str, str]:
     words = shlex.join([f"{start.folder}/node.sh", f"{start.folder}/plan.json", *start.words])
     here, first = shlex.quote(start.root), hosts[next(iter(nodes))].rpartition("@")[2]
     begin, end = f"cd {here} && NODE=", f" MASTER_ADDR={first} bash {words}"
-    calls = [
-        f"ssh -o BatchMode=yes {hosts[node]} {shlex.quote(f'{begin}{node}{end}')} &"
-        for node in nodes
-    ]
     return {
         "submit.sh": SUBMIT.format(
             comments="\n".join(heading(start.plan, "ssh", "torchrun on every host")),
-            commands="\n".join(calls),
+            commands="\n".join(
+                f"ssh -o BatchMode=yes {hosts[node]} {shlex.quote(f'{begin}{node}{end}')} &"
+                for node in nodes
+            ),
         ),
         "hostfile": "".join(f"{hosts[n]} slots={len(ranks)}\n" for n, ranks in nodes.items()),
     }
@@ -228,10 +227,12 @@ def kubernetes(start: Start) -> dict[str, str]:
         plan=indent(json.dumps(start.plan.model_dump(mode="json"), indent=1), " " * 4),
         script=indent(torchrun(start.plan, variables=start.launcher.env), " " * 4),
     )
-    job = OBJECTS[start.launcher.kind].format(
-        name=start.name, spec=indent(spec, " " * 2), runtime=indent(spec, " " * 6)
-    )
-    return {"job.yaml": files + job}
+    return {
+        "job.yaml": files
+        + OBJECTS[start.launcher.kind].format(
+            name=start.name, spec=indent(spec, " " * 2), runtime=indent(spec, " " * 6)
+        )
+    }
 
 
 RAY = '''import os
@@ -305,8 +306,8 @@ def ray(start: Start) -> dict[str, str]:
         "DEVICES": kinds,
         "GPUS": start.gpus,
     }
-    lines = [*heading(start.plan, "Ray Train", "Ray 2.51 and later"), RAY]
-    return {"train.py": re.sub("@([A-Z]+)@", lambda name: repr(values[name[1]]), "\n".join(lines))}
+    text = "\n".join([*heading(start.plan, "Ray Train", "Ray 2.51 and later"), RAY])
+    return {"train.py": re.sub("@([A-Z]+)@", lambda name: repr(values[name[1]]), text)}
 
 
 def seats(plan: Plan, workers: Sequence[tuple[str, str]]) -> list[tuple[int, int, int]]:

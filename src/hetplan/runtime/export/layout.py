@@ -64,16 +64,21 @@ def balanced(seconds: Sequence[float], pipeline: int, virtual: int = 1, mtp: int
     """
     embedding, *blocks, head = seconds
     units = ("E", *"t" * len(blocks), *(["m" * mtp] if mtp else []), "L")
-    more = [mtp * blocks[-1]] if mtp else []
-    each = np.array([0.0, embedding, *blocks, *more, (1 + mtp) * head])
+    each = np.array(
+        [0.0, embedding, *blocks, *([mtp * blocks[-1]] if mtp else []), (1 + mtp) * head]
+    )
     reach, parts = np.cumsum(each), np.cumsum(np.rint(each * (4e7 / each.sum())))
     spans = np.where(np.tri(len(reach), k=-1), np.inf, parts - parts[:, None])
     early = (pipeline * (virtual - 1) if mtp else 0, len(blocks) + 1)
     slowest, _ = least(spans, pipeline * virtual, np.maximum, early)
-    level = np.where(spans <= slowest, spans**2, np.inf)
-    ends = least(level, pipeline * virtual, np.add, early)[1]
-    stages = tuple(float(reach[last] - reach[first]) for first, last in pairwise((0, *ends)))
-    return Layout(pipeline, units, ends, stages)
+    squares = np.where(spans <= slowest, spans**2, np.inf)
+    _, ends = least(squares, pipeline * virtual, np.add, early)
+    return Layout(
+        pipeline=pipeline,
+        units=units,
+        ends=ends,
+        seconds=tuple(float(reach[b] - reach[a]) for a, b in pairwise((0, *ends))),
+    )
 
 
 def least(

@@ -20,8 +20,7 @@ from collections.abc import Mapping
 from hetplan.errors import UnsupportedError, require
 from hetplan.formulations.joint.plan import Plan
 from hetplan.profiling.transformer import Transformer
-from hetplan.runtime.export.grid import RECOMPUTATION, Grid, heading
-from hetplan.runtime.export.settings import settings
+from hetplan.runtime.export.grid import RECOMPUTATION, Grid, heading, settings
 from hetplan.runtime.refusals import check_executed
 from hetplan.text import grouped
 
@@ -46,11 +45,11 @@ def megatron(plan: Plan, shape: Transformer | None = None) -> str:
         (plan.devices[device].node, (local_number(plan, device), rank))
         for rank, device in enumerate(ranked)
     )
-    rest = "data" if shape else "model, data"
     lines = [
         "#!/usr/bin/env bash",
         *heading(plan, "Megatron-LM", MEGATRON),
-        f"# Behind the script come pretrain_gpt.py and the flags of {rest} and optimizer.",
+        f"# Behind the script come pretrain_gpt.py and the flags of "
+        f"{'data' if shape else 'model, data'} and optimizer.",
         f"# On every node n of {', '.join(map(str, sorted(places)))}: "
         f"NODE=n MASTER_ADDR=<address of node {plan.devices[ranked[0]].node}> bash <this file> ...",
         "set -euo pipefail",

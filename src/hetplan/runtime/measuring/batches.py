@@ -97,9 +97,8 @@ def measure_batch_curve(
     trial = Trial(model, device, limit, devices, largest, repeats, tell or silent)
     sizes = [stage.largest for stage in explore_stages(trial)]
     sample = max(trial.passes, default=None)
-    held = ", one block's weights for all blocks" if trial.shared else ""
-    if ranks > 1:
-        held = f", weights in shards on {ranks} ranks"
+    sharing = ", one block's weights for all blocks" if trial.shared else ""
+    held = f", weights in shards on {ranks} ranks" if ranks > 1 else sharing
     return BatchCurve(
         model=model.name,
         sequence=model.sequence or 1,
@@ -207,8 +206,8 @@ class Trial:
             begun = now(self.device) - self.network.seconds_apart
             self.network.loss(tokens).backward()
             times.append(now(self.device) - self.network.seconds_apart - begun)
-        found = (statistics.median(times), max(times) - min(times), size)
-        return Pass(*map(self.network.largest, found))
+        largest, spread = self.network.largest, max(times) - min(times)
+        return Pass(largest(statistics.median(times)), largest(spread), largest(size))
 
     @contextmanager
     def _kept(self, free: float, *, whole: bool = False) -> Iterator[Callable[[], float]]:
@@ -266,9 +265,10 @@ class TrialAt:
             added = self.trial.forward_bytes(2 * batch, self.free) - kept
         except OutOfMemoryOnDevice:
             added = kept
-        of_largest = self.resident + added / batch * (self.trial.largest + 0.5)
         return MemoryReading(
-            min(self.trial.limit, of_largest), self.resident, self.resident + added
+            min(self.trial.limit, self.resident + added / batch * (self.trial.largest + 0.5)),
+            self.resident,
+            self.resident + added,
         )
 
     def step_seconds(self, batch: int) -> float:
@@ -362,9 +362,11 @@ def measure_collectives(
             mine = next((i for i, group in enumerate(members) if rank in group), None)
             for operation in OPERATIONS:
                 dist.barrier()
-                points = None
-                if mine is not None:
-                    points = _points(operation, members[mine], made[mine], place, repeats)
+                points = (
+                    None
+                    if mine is None
+                    else _points(operation, members[mine], made[mine], place, repeats)
+                )
                 if rank == 0 and points is not None:
                     line = fit_line([p.bytes for p in points], [p.seconds for p in points])
                     fits.append(
@@ -433,8 +435,10 @@ def _operation(
             dist.recv(target, ranks[0], group=group)
 
     def broadcast() -> None:
-        pairs = zip(everyones, ranks, strict=True)
-        work = [dist.broadcast(part, r, group=group, async_op=True) for part, r in pairs]
+        work = [
+            dist.broadcast(part, rank, group=group, async_op=True)
+            for part, rank in zip(everyones, ranks, strict=True)
+        ]
         for one in work:
             one.wait()
 

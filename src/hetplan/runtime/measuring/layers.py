@@ -145,11 +145,10 @@ def measure_layers(
         tokens = tokens_of(model, batch, device, tensor=tensor)
         with torch.no_grad():
             x = made.layers[0](tokens)
-        inputs = ((tokens,), (x,), (x, tokens))
         of_kind = {
             name: _read(layer, arguments, own, device, repeats)
             for name, layer, own, arguments in zip(
-                KINDS, made.layers, made.own, inputs, strict=True
+                KINDS, made.layers, made.own, ((tokens,), (x,), (x, tokens)), strict=True
             )
         }
     rows = [of_kind[layer.kind] for layer in model.layers]
@@ -195,20 +194,19 @@ def _read(
         "backward_seconds": statistics.median(backward),
         "forward_spread_seconds": max(forward) - min(forward),
         "backward_spread_seconds": max(backward) - min(backward),
-        "optimizer_seconds": _optimizer_seconds(own, device, repeats),
+        # of an AdamW step of the layer's own parameters, where it has some
+        "optimizer_seconds": (
+            statistics.median(_timed(torch.optim.AdamW(own, lr=0.0).step, device, repeats))
+            if own
+            else 0.0
+        ),
         "saved_bytes": saved,
     }
     if device != "cpu":
-        peak = torch.cuda.max_memory_allocated(device) - before - saved
-        reading["peak_bytes"] = float(max(peak, 0.0))
+        reading["peak_bytes"] = float(
+            max(torch.cuda.max_memory_allocated(device) - before - saved, 0.0)
+        )
     return reading
-
-
-def _optimizer_seconds(own: Sequence[Any], device: str, repeats: int) -> float:
-    """Median seconds of an AdamW step of a layer's own parameters."""
-    if not own:
-        return 0.0
-    return statistics.median(_timed(torch.optim.AdamW(own, lr=0.0).step, device, repeats))
 
 
 LARGEST_FLOPS = {"cpu": 4e9, "cuda": 2e13}
@@ -246,11 +244,14 @@ def measure_operators(
         expected="at least 1",
     )
     random, kind = Random(seed), device.partition(":")[0]
-    drawn: list[Drawn] = []
-    for _ in range(count):
-        sizes = _sizes(random, LARGEST_FLOPS[kind])
-        elements = int(2 ** random.uniform(12, math.log2(LARGEST_ELEMENTS[kind])))
-        drawn.append((sizes, elements, random.random() < 0.5))
+    drawn = [
+        (
+            _sizes(random, LARGEST_FLOPS[kind]),
+            int(2 ** random.uniform(12, math.log2(LARGEST_ELEMENTS[kind]))),
+            random.random() < 0.5,
+        )
+        for _ in range(count)
+    ]
     data = operators_of(drawn, device, precision, repeats, name=name, tell=tell)
     return data.model_copy(
         update={"provenance": measured_here("hetplan profile operators", device)}

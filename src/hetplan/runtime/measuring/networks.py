@@ -84,8 +84,7 @@ def network(model: Model, device: str, *, tensor: int = 1, blocks: int | None = 
     Raises UnsupportedError for a model without torch layers.
     """
     shape = shard(shape_of(model)[0], tensor)
-    if blocks is not None:
-        shape = replace(shape, layers=blocks)
+    shape = replace(shape, layers=shape.layers if blocks is None else blocks)
     with torch.device(device):
         layers = nn.ModuleList(text_layers(shape).values()).to(DTYPES[model.precision])
     own: list[list[Tensor]] = [[] for _ in layers]

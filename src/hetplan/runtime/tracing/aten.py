@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -104,9 +104,8 @@ class Walker:
 
     def reshape(self, x: Tensor, shape: Sequence[int]) -> Tensor:
         """x in another shape; nothing is written where it has it."""
-        if tuple(shape) == x.shape:
-            return x
-        return self.apply("reshape", x, shape=tuple(int(n) for n in shape))
+        wanted = tuple(int(n) for n in shape)
+        return x if wanted == x.shape else self.apply("reshape", x, shape=wanted)
 
     def refuse(self, operator: str, missing: str, where: str | None = None) -> None:
         """Write an operator (or a parameter) down as unsupported, once."""
@@ -213,10 +212,9 @@ def conv2d(
         or len(x.shape) != 4,
         "convolution with dilation, groups or padding by name",
     )
-    inputs = [x, weight] if bias is None else [x, weight, bias]
     return w.apply(
         "convolve",
-        *inputs,
+        *([x, weight] if bias is None else [x, weight, bias]),
         label="conv2d",
         padding=equal_figures(padding),
         stride=equal_figures(stride),
@@ -230,8 +228,7 @@ def attention(
     """scaled_dot_product_attention of [samples, heads, tokens, d], with grouped queries too."""
     refuse(attn_mask is not None, "attention with a mask (only is_causal has a rule)")
     refuse(len(q.shape) != 4, f"attention over {len(q.shape)} dimensions (expected 4)")
-    if dropout_p:
-        w.same(q, "dropout in attention")
+    q = w.same(q, "dropout in attention" if dropout_p else None)
     if scale is not None and not math.isclose(scale * math.sqrt(q.shape[3]), 1.0, rel_tol=1e-12):
         q = w.apply("scale", q, factor=scale * math.sqrt(q.shape[3]))
     if k.shape[1] != q.shape[1]:
@@ -363,8 +360,7 @@ def cross_entropy(
         len(logits.shape) != 2 or len(labels.shape) != 1,
         "cross-entropy of more than two dimensions, or with probabilities as labels",
     )
-    count = labels.shape[0] if reduction == 1 else 1
-    return w.apply("cross-entropy", logits, labels, count=count)
+    return w.apply("cross-entropy", logits, labels, count=labels.shape[0] if reduction == 1 else 1)
 
 
 def nll_loss(
@@ -408,8 +404,7 @@ def total(
     dtype: Any = None,
 ) -> Tensor:
     """A sum as a multiple of the mean."""
-    factor = math.prod(x.shape) / max(1, math.prod(w.made))
-    return w.apply("scale", mean(w, x, dim), factor=factor)
+    return w.apply("scale", mean(w, x, dim), factor=math.prod(x.shape) / max(1, math.prod(w.made)))
 
 
 def max_pool2d(
@@ -432,8 +427,7 @@ def batch_norm(
         not training or weight is None or bias is None,
         "batch norm by fixed statistics, or without scale and shift",
     )
-    count = math.prod(x.shape) // x.shape[1]
-    moments = w.apply("batch-moments", x, label="moments", count=count)
+    moments = w.apply("batch-moments", x, label="moments", count=math.prod(x.shape) // x.shape[1])
     made = w.apply("batch-norm", x, moments, weight, bias, epsilon=float(eps))
     return w.same(made, "running statistics of a batch norm"), None, None, mean, variance
 
@@ -462,9 +456,11 @@ def expand(w: Walker, x: Tensor, *_: Any, **__: Any) -> Tensor:
 
 def narrow(w: Walker, x: Tensor, d: int, start: int, stop: int) -> Tensor:
     """The range [start, stop) of dimension d."""
-    if (start, stop) == (0, x.shape[d]):
-        return x
-    return w.apply("select", x, label="slice", dimension=d, start=start, stop=stop)
+    return (
+        x
+        if (start, stop) == (0, x.shape[d])
+        else w.apply("select", x, label="slice", dimension=d, start=start, stop=stop)
+    )
 
 
 def slice_(
@@ -494,8 +490,7 @@ def split_with_sizes(
 ) -> tuple[Tensor, ...]:
     """Ranges one after the other."""
     d = dim % len(x.shape)
-    ends = zip(sizes, accumulate(sizes), strict=True)
-    return tuple(narrow(w, x, d, end - size, end) for size, end in ends)
+    return tuple(narrow(w, x, d, *ends) for ends in pairwise(accumulate(sizes, initial=0)))
 
 
 def cat(w: Walker, tensors: Sequence[Any], dim: int = 0) -> Tensor:
@@ -515,12 +510,16 @@ def _keep(ctx: Any, inputs: Any, output: Any) -> None:  # torch passes these by 
 
 def _backward(ctx: Any, gradient: Any) -> Any:
     (gates,) = ctx.saved_tensors
-    places = places_of_tokens(gates, ctx.active, ctx.capacity)
-    return (gradient * places).sum(dim=-1), None, None
+    chosen = gradient * places_of_tokens(gates, ctx.active, ctx.capacity)
+    return chosen.sum(dim=-1), None, None
 
 
-SCHEMA = "(Tensor gates, int active, int capacity) -> Tensor"
-route = torch.library.custom_op("hetplan::route", _forward, mutates_args=(), schema=SCHEMA)
+route = torch.library.custom_op(
+    "hetplan::route",
+    _forward,
+    mutates_args=(),
+    schema="(Tensor gates, int active, int capacity) -> Tensor",
+)
 route.register_fake(lambda gates, active, capacity: gates.new_empty((*gates.shape, capacity)))
 route.register_autograd(_backward, setup_context=_keep)
 

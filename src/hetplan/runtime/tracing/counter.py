@@ -198,8 +198,11 @@ def name_of(operator: Any) -> str:
 def is_ruled(operator: Any, name: str) -> bool:
     """Whether it is known what the operator does."""
     known = (*PRODUCTS, *FILLS, *GATHERS, *SCATTERS, *MEMORY)
-    tags = {torch.Tag.pointwise, torch.Tag.reduction}
-    return name in known or name.removesuffix("_") in known or bool(tags & set(operator.tags))
+    return (
+        name in known
+        or name.removesuffix("_") in known
+        or not {torch.Tag.pointwise, torch.Tag.reduction}.isdisjoint(operator.tags)
+    )
 
 
 def tensors(value: Any) -> list[Tensor]:
@@ -294,9 +297,16 @@ class Counter(TorchDispatchMode):
             self._follow(layer, (args, kwargs), out)
         if not func.is_view and name not in FREE:
             read, written = traffic(name, args, kwargs, out)
-            made = tuple(PRODUCTS[name](args, out)) if name in PRODUCTS else ()
             self.calls.append(
-                Call(name, layer, self.backward, read, written, made, is_ruled(func, name))
+                Call(
+                    name=name,
+                    layer=layer,
+                    backward=self.backward,
+                    read=read,
+                    written=written,
+                    products=tuple(PRODUCTS[name](args, out)) if name in PRODUCTS else (),
+                    ruled=is_ruled(func, name),
+                )
             )
         return out
 

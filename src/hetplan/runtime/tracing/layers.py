@@ -79,16 +79,20 @@ def trace(module: nn.Module, *, name: str, precision: Precision) -> ModelFile:
     )
     lists: dict[tuple[Counted, ...], int] = {}
     layers, width = [], ELEMENT_BYTES[precision]
-    pairs = list(zip(few.calls, more.calls, strict=True))
     for k, layer in enumerate(few.names):
-        own = tuple(counted(a, b, width, f"{name}: {layer}") for a, b in pairs if a.layer == k)
+        own = tuple(
+            counted(a, b, width, f"{name}: {layer}")
+            for a, b in zip(few.calls, more.calls, strict=True)
+            if a.layer == k
+        )
         layers.append(
             LayerEntry(
                 name=layer,
                 params=few.params[k],
                 tied_params=few.tied[k],
-                output=one_sample(few.crossing[k], more.crossing[k], layer) / width,
-                saved=one_sample(few.saved[k], more.saved[k], layer) / width,
+                # at one sample, what does not grow included
+                output=sum(growth(few.crossing[k], more.crossing[k], layer)) / width,
+                saved=sum(growth(few.saved[k], more.saved[k], layer)) / width,
                 operators=lists.setdefault(own, len(lists)),
             )
         )
@@ -110,10 +114,13 @@ def counted(a: Call, b: Call, width: int, where: str) -> Counted:
     if one is not None and other is not None:
         count, m, k, n = (growth(x, y, where) for x, y in zip(one, other, strict=True))
         product = count, m, k, n
-    read = growth(a.read / width, b.read / width, where)
-    written = growth(a.written / width, b.written / width, where)
     return Counted(
-        name=a.name, backward=a.backward, read=read, written=written, product=product, ruled=a.ruled
+        name=a.name,
+        backward=a.backward,
+        read=growth(a.read / width, b.read / width, where),
+        written=growth(a.written / width, b.written / width, where),
+        product=product,
+        ruled=a.ruled,
     )
 
 
@@ -139,11 +146,6 @@ def growth(few: float, more: float, where: str) -> Line:
         kind=UnsupportedError,
     )
     return max(fixed, 0.0), each
-
-
-def one_sample(few: float, more: float, where: str) -> float:
-    """The size at one sample, what does not grow included."""
-    return sum(growth(few, more, where))
 
 
 def run(module: nn.Module, samples: int, precision: Precision, name: str) -> Passes:
@@ -175,20 +177,23 @@ def run(module: nn.Module, samples: int, precision: Precision, name: str) -> Pas
             with counter:
                 torch.autograd.backward([out], [ones])
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
-            what = f"{one_line(str(error))[:80]}: the size of what it gives depends on values"
             raise UnsupportedError(
-                f"{what}, which a trace has none of", where=_place(name, layers)
+                f"{one_line(str(error))[:80]}: the size of what it gives depends on values, "
+                "which a trace has none of",
+                where=_place(name, layers),
             ) from None
         except FAILURES as error:
-            what = f"module does not run on fake tensors: {one_line(str(error))[:200]}"
-            raise InputError(what, where=_place(name, layers)) from error
+            raise InputError(
+                f"module does not run on fake tensors: {one_line(str(error))[:200]}",
+                where=_place(name, layers),
+            ) from error
     if not layers.names:
         layers.enter(type(module).__name__)
     params, tied = _owned(module, state, counter, len(layers.names))
-    sizes = [saved[k] for k in range(len(layers.names))]
     text = isinstance(data[0], Tensor) and data[0].dim() == 2 and not data[0].is_floating_point()
     return Passes(
-        tuple(layers.names), tuple(counter.calls), tuple(sizes), tuple(counter.crossing()),
+        tuple(layers.names), tuple(counter.calls),
+        tuple(saved[k] for k in range(len(layers.names))), tuple(counter.crossing()),
         tuple(params), tuple(tied), data[0].shape[1] if text else None,
     )  # fmt: skip
 
@@ -201,8 +206,10 @@ def _place(name: str, layers: Layers) -> str:
 def faked(module: nn.Module, dtype: torch.dtype) -> dict[str, Tensor]:
     """Fake parameters and buffers by name; those that are one stay one."""
     made: dict[int, Tensor] = {}
-    parameters = module.named_parameters(remove_duplicate=False)
-    named = dict(parameters) | dict(module.named_buffers(remove_duplicate=False))
+    named: dict[str, Tensor] = {
+        **dict(module.named_parameters(remove_duplicate=False)),
+        **dict(module.named_buffers(remove_duplicate=False)),
+    }
     for tensor in named.values():
         made.setdefault(id(tensor), fake(tensor, dtype).requires_grad_(tensor.requires_grad))
     return {name: made[id(tensor)] for name, tensor in named.items()}
@@ -212,8 +219,9 @@ def fake(value: Any, dtype: torch.dtype) -> Any:
     """A tensor's likeness without values, in `dtype` where it is real; other data as they are."""
     if not isinstance(value, Tensor):
         return value
-    kind = dtype if value.is_floating_point() else value.dtype
-    return torch.empty(value.shape, dtype=kind, device="cpu")
+    return torch.empty(
+        value.shape, dtype=dtype if value.is_floating_point() else value.dtype, device="cpu"
+    )
 
 
 class Called(nn.Module):
@@ -300,8 +308,7 @@ def _watched(module: nn.Module, layers: Layers) -> Iterator[None]:
             def enter(_: nn.Module, __: Any, label: str = label) -> None:
                 layers.enter(label)
 
-            handle = module.get_submodule(path).register_forward_pre_hook(enter)
-            stack.callback(handle.remove)
+            stack.callback(module.get_submodule(path).register_forward_pre_hook(enter).remove)
         yield
 
 

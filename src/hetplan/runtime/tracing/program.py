@@ -61,8 +61,15 @@ class Packed:
 
     def unpack(self, gradient: TorchTensor) -> dict[str, TorchTensor]:
         """To the owners' gradients."""
-        parts = gradient.chunk(len(self.owners), dim=self.axis)
-        return {n: p.reshape(s) for n, s, p in zip(self.owners, self.shapes, parts, strict=True)}
+        return {
+            owner: part.reshape(shape)
+            for owner, shape, part in zip(
+                self.owners,
+                self.shapes,
+                gradient.chunk(len(self.owners), dim=self.axis),
+                strict=True,
+            )
+        }
 
 
 @dataclass(frozen=True)
@@ -86,15 +93,14 @@ class Traced:
 
     def values(self, module: Any, arguments: Any) -> dict[str, TorchTensor]:
         """Values of all sources: the module's parameters, and arguments like those traced."""
-        values = self.data(arguments)
         own = {name: p.detach() for name, p in module.named_parameters()}
-        for node in self.program.parameters:
-            if node.name in self.packed:
-                made = self.packed[node.name]
-                values[node.name] = made.pack([own[owner] for owner in made.owners])
-            else:
-                values[node.name] = own[self.program.copies.get(node.name, node.name)]
-        return values
+        packed = {
+            name: made.pack([own[owner] for owner in made.owners])
+            for name, made in self.packed.items()
+        }
+        names = [node.name for node in self.program.parameters if node.name not in packed]
+        plain = {name: own[self.program.copies.get(name, name)] for name in names}
+        return self.data(arguments) | plain | packed
 
 
 def trace(
@@ -133,9 +139,11 @@ def trace(
     results = [known.get(node, node) for s, node in outputs if s.kind is OutputKind.USER_OUTPUT]
     loss = results[0] if len(results) == 1 else None
     if not isinstance(loss, Tensor) or loss.shape != ():
-        got = loss.shape if isinstance(loss, Tensor) else f"{len(results)} values"
         raise InputError(
-            "forward must return one scalar, the loss", where=name, got=got, expected="shape ()"
+            "forward must return one scalar, the loss",
+            where=name,
+            got=loss.shape if isinstance(loss, Tensor) else f"{len(results)} values",
+            expected="shape ()",
         )
     written, packed = fused(pruned(walker.writer.finish(), loss.name))
     return Traced(written, inputs, walker.data, walker.notes, packed)
@@ -179,12 +187,14 @@ def decompositions() -> dict[Any, Any]:
     """What torch itself makes of operators that need no rule; every other one stays as it is, but
     for changes in place, which go."""
     known, aten = torch.export.default_decompositions(), torch.ops.aten
-    names = (
-        aten.mse_loss.default, aten.rsub.Scalar, aten.rsub.Tensor, aten.square.default,
-        aten.stack.default, aten.t.default, aten.transpose.int, aten.unbind.int, aten.split.Tensor,
-        aten.broadcast_tensors.default,
-    )  # fmt: skip
-    return {name: known[name] for name in names}
+    return {
+        name: known[name]
+        for name in (
+            aten.mse_loss.default, aten.rsub.Scalar, aten.rsub.Tensor, aten.square.default,
+            aten.stack.default, aten.t.default, aten.transpose.int, aten.unbind.int,
+            aten.split.Tensor, aten.broadcast_tensors.default,
+        )
+    }  # fmt: skip
 
 
 def refuse_regions(walker: Walker, program: Any, module: Any) -> None:
@@ -201,8 +211,11 @@ def refuse_regions(walker: Walker, program: Any, module: Any) -> None:
         behind[node] |= {name for source in node.all_input_nodes for name in behind[source]}
         if str(node.target) == GRADIENTS_SET and not node.args[0] and behind[node]:
             names = ", ".join(sorted(behind[node])[:LISTED])
-            missing = f"no rule for what it makes of parameters ({names})"
-            walker.refuse("torch.no_grad", missing, place_of(node, module))
+            walker.refuse(
+                "torch.no_grad",
+                f"no rule for what it makes of parameters ({names})",
+                place_of(node, module),
+            )
 
 
 def sources(
@@ -221,8 +234,11 @@ def sources(
         if entry.kind is InputKind.PARAMETER:
             owner = canonical(user_module(module), own_path(entry.target, module))
             if not trained[owner].requires_grad and node.users:
-                missing = "does not require gradients, and every parameter is trained"
-                walker.refuse("parameter", missing, owner)
+                walker.refuse(
+                    "parameter",
+                    "does not require gradients, and every parameter is trained",
+                    owner,
+                )
             if owner not in owners:
                 shape = tuple(int(n) for n in value.shape)
                 owners[owner] = Tensor(walker.writer.parameter(walker.fresh(owner), shape), shape)
@@ -231,9 +247,13 @@ def sources(
             known[node] = tensors[entry.target]
         elif hasattr(value, "shape"):
             shape = tuple(int(n) for n in value.shape)
-            below = None if value.is_floating_point() else classes_of(node)
-            whole, label = tuple(unsliced.get(len(inputs), ())), walker.fresh(node.name)
-            walker.writer.placeholder(label, shape, below=below, unsliced=whole)
+            label = walker.fresh(node.name)
+            walker.writer.placeholder(
+                label,
+                shape,
+                below=None if value.is_floating_point() else classes_of(node),
+                unsliced=tuple(unsliced.get(len(inputs), ())),
+            )
             inputs.append(label)
             known[node] = Tensor(label, shape)
         else:
@@ -362,9 +382,9 @@ class _Fuser:
 
     def linear(self, node: Node) -> bool:
         """Whether it is a product of [a, b, x] with a parameter that nothing shares."""
-        own = self.program.inputs(node)[1:]
-        alone = all(p.kind == PARAMETER and p.name not in self.tied for p in own)
-        return alone and node.attributes.get("equation") in LINEAR
+        return node.attributes.get("equation") in LINEAR and all(
+            p.kind == PARAMETER and p.name not in self.tied for p in self.program.inputs(node)[1:]
+        )
 
     def projection(self, name: str) -> list[Node]:
         """What turns rows into heads [b, n, s, d], and the product before; none where it is
@@ -396,7 +416,12 @@ class _Fuser:
             equation = "bsh,ndh,nd->bnsd"
         inputs = (products[0].inputs[0], *(p.name for p in made))
         joint = Node(
-            base, "contract", inputs, (b, n, s, 3 * d), frozen(equation=equation), 0, layer
+            base,
+            "contract",
+            inputs,
+            (b, n, s, 3 * d),
+            MappingProxyType({"equation": equation}),
+            layer=layer,
         )
         self.instead[node.name] = (*made, joint, replace(node, inputs=(base,)))
         for nodes in projections:
@@ -419,7 +444,7 @@ class _Fuser:
         inputs = (heads.name, weight.name, *node.inputs[2:])
         self.instead[node.name] = (
             weight,
-            replace(node, inputs=inputs, attributes=frozen(equation=equation)),
+            replace(node, inputs=inputs, attributes=MappingProxyType({"equation": equation})),
         )
         self.instead.update(dict.fromkeys((*(n.name for n in nodes), node.inputs[1]), ()))
 
@@ -429,8 +454,3 @@ class _Fuser:
         self.packed[name] = Packed(tuple(owners), shapes, shape, axis)
         whole = (*shape[:axis], len(owners) * shape[axis], *shape[axis + 1 :])
         return Node(name, PARAMETER, (), whole, layer=layer)
-
-
-def frozen(**attributes: Any) -> Mapping[str, Any]:
-    """Attributes of a node."""
-    return MappingProxyType(attributes)
