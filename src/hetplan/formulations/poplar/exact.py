@@ -28,10 +28,13 @@ import numpy as np
 
 from hetplan.compiled import kernel
 from hetplan.formulations.poplar.data import PoplarData, PoplarDecision
-from hetplan.formulations.poplar.fill import Pool, capacity, fill, least_losses
 from hetplan.formulations.poplar.paper import known_before
 from hetplan.formulations.poplar.plans import (
+    Pool,
+    capacity,
+    fill,
     largest_shares,
+    least_losses,
     pools_of,
     share_seconds,
     shares_within,
