@@ -377,14 +377,17 @@ class Search:
         if node.halvings < self.parameters.bisection.halvings:
             parts = halves(model, node.box, threshold, self.run.check, self.parameters.bisection)
             made = node.halvings + 1 if len(parts) > 1 else self.parameters.bisection.halvings
-            children = [(box.bound, replace(node, box=box, halvings=made)) for box in parts]
-            return Expansion(children, dropped_bound=threshold)
+            return Expansion(
+                [(box.bound, replace(node, box=box, halvings=made)) for box in parts],
+                dropped_bound=threshold,
+            )
         if node.straddling:
             layout = self.lay_out(node.config, self.parameters.most_shapes)
             if not layout.complete:
                 return Expansion(dropped_bound=node.box.bound)
-            whole = replace(node, model=row_model(layout), straddling=False)
-            return Expansion([(node.box.bound, whole)])
+            return Expansion(
+                [(node.box.bound, replace(node, model=row_model(layout), straddling=False))]
+            )
         if node.width > self.parameters.most_width:
             return Expansion(dropped_bound=node.box.bound)
         try:

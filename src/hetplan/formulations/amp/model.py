@@ -364,8 +364,7 @@ def solve_by(
     begun, solver = time.perf_counter(), general.label(method, run.options)
     problem = compile_problem(data)
     cells = find_cells(problem)
-    exported = run.tap is not None
-    gap = -parameters.exported if exported else parameters.worth * run.options.gap
+    gap = parameters.worth * run.options.gap if run.tap is None else -parameters.exported
     incumbent = Incumbent[Strategy](run, gap)
     cases = [
         Case(Tables(problem, config, cells), quick_seconds(problem, config))
@@ -379,8 +378,9 @@ def solve_by(
         for at, case in enumerate(cases):
             model = row_model(lay_out(problem, cells, case.tables.configuration))
             cases[at] = replace(case, bound=max(case.bound, root_bound(model, part.check)))
-    spent = time.perf_counter() - begun
-    sweep = Sweep(run, incumbent, method, parameters.most_terms, minimise, spent)
+    sweep = Sweep(
+        run, incumbent, method, parameters.most_terms, minimise, time.perf_counter() - begun
+    )
     proof = search([(case.bound, case) for case in cases], sweep.expand, incumbent, run)
     stop, message = proof.verdict(run, NO_ROOM if cases else NO_CONFIGURATION)
     if not proof.proven:

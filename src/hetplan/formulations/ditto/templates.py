@@ -65,8 +65,7 @@ class Template:
     ) -> "Template":
         """Stages priced with the data's times and micro-batches."""
         times = [stage_seconds(data, stage) for stage in decision.stages]
-        seconds = total_seconds(data.micro_batches, times)
-        return cls(nodes, decision, tuple(times), seconds, bound)
+        return cls(nodes, decision, tuple(times), total_seconds(data.micro_batches, times), bound)
 
     @property
     def node_count(self) -> int:

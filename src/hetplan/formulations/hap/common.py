@@ -214,12 +214,10 @@ def outcome_of(
         best = best_ratios(problem, problem.cost_of(kept), run)
         if best.fits:
             decision = problem.decision(kept, best.ratios)
-    if bound is not None and not np.isfinite(bound):
-        bound = None
     return Outcome(
         stop=stop,
         decision=decision,
-        bound=None if bound is None else max(float(bound), 0.0),
+        bound=None if bound is None or not np.isfinite(bound) else max(float(bound), 0.0),
         build_seconds=build_seconds,
         solver=solver,
         message=message,
@@ -284,8 +282,7 @@ def least_seconds(theory: ReducedTheory) -> TripleSeconds:
 def chain_bound(theory: ReducedTheory) -> float:
     """A lower bound of every program's cost: the dearest chain of preconditions, with the least
     seconds of each triple."""
-    cost = derivations(theory.steps, least_seconds(theory), max)[0]
-    return cost[theory.goal] * (1 - 1e-12)
+    return derivations(theory.steps, least_seconds(theory), max)[0][theory.goal] * (1 - 1e-12)
 
 
 def fitting_program(theory: ReducedTheory, run: Run) -> tuple[list[int], float]:

@@ -25,9 +25,10 @@ MEMORY_TOLERANCE = 1e-9
 def evaluate(data: HapData, decision: HapDecision) -> Evaluation:
     """Objective in seconds, or what program and ratios break first, or all devices that hold too
     much. Source: HAP, Section 3.2."""
-    program = objections(check_program, data, decision.program)
-    violations = program + objections(check_ratios, data, decision.ratios)
-    violations = violations or _memory_violations(data, decision)
+    violations = (
+        objections(check_program, data, decision.program)
+        + objections(check_ratios, data, decision.ratios)
+    ) or _memory_violations(data, decision)
     if violations:
         return Evaluation(None, violations)
     stages, _ = walked(data, decision)

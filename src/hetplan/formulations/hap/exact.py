@@ -153,9 +153,8 @@ def _searched(
         incumbent.run = part
         multipliers = None if problem.capacity is None else first_multipliers(problem)
         first = Cell(whole_cell(problem), multipliers=multipliers)
-        cells = CellSearch(graph, incumbent, parameters)
         proof = branch_and_bound.search(
-            [(0.0, first)], cells.expand, incumbent, part,
+            [(0.0, first)], CellSearch(graph, incumbent, parameters).expand, incumbent, part,
             SearchLimits(
                 patience=None if surely_ends(graph) else parameters.patience, rounding=SUM_ROUNDING
             ),
@@ -287,8 +286,7 @@ class CellSearch:
             return Expansion(dropped_bound=min(bound, claimable), progress=surely_ends(graph))
         if np.ptp(cell.simplices, axis=1).max() < self.parameters.least_size:
             return Expansion(dropped_bound=bound)
-        kept = None if graph is self.graph else graph
-        child = replace(cell, graph=kept, parent_gap=gap)
+        child = replace(cell, graph=None if graph is self.graph else graph, parent_gap=gap)
         children = [
             (bound, replace(child, simplices=half))
             for half in halves(cell.simplices, self.problem.counts.astype(float))

@@ -71,8 +71,7 @@ class Opener:
         gives: nx.DiGraph[int] = nx.DiGraph((q, p) for s in alone for q in s.pre for p in s.post)
         gives.add_nodes_from(level)
         for p, column in self._place.items():
-            banned = nx.ancestors(gives, p) | {p}
-            allowed[[self._place[w] for w in banned], column] = False
+            allowed[[self._place[w] for w in nx.ancestors(gives, p) | {p}], column] = False
         upwards = sorted(steps, key=lambda s: min(level[p] for p in s.post))
         changed = True
         while changed:
@@ -109,8 +108,7 @@ class Opener:
                 arcs[u] = states.arcs(states.needs[u], self._settling(states.needs[u]))
             heads, steps = arcs[u]
             after = states.g[u] + states.cost[steps]
-            better = (after < states.g[heads] * SAME).any(axis=1)
-            for k in np.flatnonzero(better):
+            for k in np.flatnonzero((after < states.g[heads] * SAME).any(axis=1)):
                 v = int(heads[k])
                 states.g[v] = np.minimum(states.g[v], after[k])
                 if v and v not in waiting:

@@ -388,8 +388,7 @@ def solve_by(method: str, data: HapData, run: Run) -> Outcome[HapDecision]:
             message = "cut off by the time limit" if run.should_stop else ""
     if not problem.fits(problem.cost_of(program), ratios):
         return Outcome(stop=Stop.DONE, message=UNFIT_DATA_PARALLEL)
-    decision = problem.decision(program, ratios)
-    return Outcome(stop=Stop.DONE, decision=decision, message=message)
+    return Outcome(stop=Stop.DONE, decision=problem.decision(program, ratios), message=message)
 
 
 def data_parallel(
@@ -406,8 +405,7 @@ def data_parallel(
         return least(step) if allowed(data.triples[step.index]) else np.inf
 
     def allowed(triple: Triple) -> bool:
-        gathered = factors and "factors" in triple.instruction
-        return gathered or all_reduces_slices_of_data(triple)
+        return (factors and "factors" in triple.instruction) or all_reduces_slices_of_data(triple)
 
     program = greedy_program(theory, restricted)
     keeps = all(allowed(data.triples[i]) for i in program)

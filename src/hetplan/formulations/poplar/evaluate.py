@@ -50,8 +50,7 @@ def _evaluate_shares(data: PoplarData, shares: list[Share]) -> Evaluation:
             + step_seconds(device, last)
         )
     compute = max(busy)
-    idle = [compute - seconds for seconds in busy]
-    return _evaluation(data, compute, data.comm_seconds, idle)
+    return _evaluation(data, compute, data.comm_seconds, [compute - seconds for seconds in busy])
 
 
 def check_shares(data: PoplarData, shares: list[Share]) -> None:

@@ -268,8 +268,7 @@ def collective_seconds(
     if n == 1:
         return 0.0
     padded = (n - 1) * (size * float(held.max()) / bandwidth + messages * latency)
-    exact = size / bandwidth + n * (n - 1) * messages * latency
-    return min(padded, exact)
+    return min(padded, size / bandwidth + n * (n - 1) * messages * latency)
 
 
 def ring(cluster: Cluster, members: Sequence[int]) -> tuple[float, float]:
