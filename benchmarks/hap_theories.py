@@ -18,6 +18,7 @@ from dataclasses import replace
 
 from hetplan.errors import InputError
 from hetplan.formulations.hap.data import Communication, Compute, Device, HapData, Triple
+from hetplan.formulations.hap.pose import segmented
 from hetplan.formulations.hap.spmd.networks import (
     PUBLISHED,
     Blocks,
@@ -29,7 +30,6 @@ from hetplan.formulations.hap.spmd.networks import (
 )
 from hetplan.formulations.hap.spmd.program import SingleProgram, Writer
 from hetplan.formulations.hap.spmd.rules import ELEMENT_BYTES, Theory, holding_of, ring, theory_of
-from hetplan.formulations.hap.spmd.segments import segmented
 from hetplan.profiling.transformer import Transformer, transformer
 from hetplan.studies.papers.hap import GBIT, devices
 

@@ -12,8 +12,7 @@ from amp.generate import instance
 from amp.mixed import mixed_cluster
 from amp.oracle import Enumeration
 from hetplan.formulations.amp.evaluate import evaluate
-from hetplan.formulations.amp.exact import Parameters, solve
-from hetplan.formulations.amp.labels import GroupLimits, Groups
+from hetplan.formulations.amp.exact import GroupLimits, Groups, Parameters, solve
 from hetplan.formulations.amp.layout import lay_out
 from hetplan.formulations.amp.problem import compile_problem, find_cells
 from hetplan.formulations.amp.rows import (

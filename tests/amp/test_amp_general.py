@@ -13,11 +13,10 @@ from amp.oracle import Enumeration
 from hetplan.formulations.amp.data import AmpData
 from hetplan.formulations.amp.evaluate import evaluate
 from hetplan.formulations.amp.family import FAMILY
-from hetplan.formulations.amp.general import Minimise, Parameters, solve_by
-from hetplan.formulations.amp.model import Programme, Question
+from hetplan.formulations.amp.layout import Tables
+from hetplan.formulations.amp.model import Minimise, Parameters, Programme, Question, solve_by
 from hetplan.formulations.amp.problem import Strategy, compile_problem, find_cells
 from hetplan.formulations.amp.rows import quick_seconds
-from hetplan.formulations.amp.tables import Tables
 from hetplan.solvers.general import minimise
 from hetplan.solvers.model import Model, ModelAnswer
 from hetplan.solvers.native import Sink

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from fakes.cli import Call
+from hetplan.instances.answers import changes, shelf
 from hetplan.instances.library import BestKnown, find, save_instance
-from hetplan.instances.update import changes, shelf
 from hetplan.solvers.run import Options
 from present import present
 

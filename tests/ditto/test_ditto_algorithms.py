@@ -12,8 +12,7 @@ import pytest
 from ditto.ditto_oracle import solve as oracle, total
 from hetplan.formulations.ditto.data import DeviceType, DittoData, DittoDecision
 from hetplan.formulations.ditto.family import FAMILY
-from hetplan.formulations.ditto.folding import fold, single_devices, virtual_cluster
-from hetplan.formulations.ditto.oobleck import Division
+from hetplan.formulations.ditto.oobleck import Division, fold, single_devices, virtual_cluster
 from hetplan.formulations.ditto.problem import compile_problem
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Options, Result, Run

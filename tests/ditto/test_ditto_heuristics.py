@@ -12,8 +12,7 @@ from ditto.ditto_cases import data_of, middle_instance
 from ditto.ditto_oracle import solve as oracle
 from hetplan.formulations.ditto.data import DittoData
 from hetplan.formulations.ditto.family import FAMILY
-from hetplan.formulations.ditto.folding import NoTemplate, fold, virtual_seconds
-from hetplan.formulations.ditto.oobleck import Division
+from hetplan.formulations.ditto.oobleck import Division, NoTemplate, fold, virtual_seconds
 from hetplan.formulations.ditto.paper import all_recovered, virtual_stages
 from hetplan.formulations.ditto.problem import DittoProblem, compile_problem
 from hetplan.solvers.registry import solve

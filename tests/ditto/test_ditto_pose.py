@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from ditto.ditto_cases import workload_on
-from hetplan.formulations.ditto.describe import describe
 from hetplan.formulations.ditto.family import FAMILY
 from hetplan.formulations.ditto.pose import group_size, micro_batch_sizes, pose
+from hetplan.formulations.ditto.templates import describe
 from hetplan.solvers.registry import solve
 
 

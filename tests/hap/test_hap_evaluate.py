@@ -9,8 +9,7 @@ from fakes.theories import chain
 from hap.hap_cases import instance, programs
 from hetplan.errors import InputError
 from hetplan.formulations.hap.data import Communication, Device, HapData, HapDecision
-from hetplan.formulations.hap.describe import instructions, listing, show
-from hetplan.formulations.hap.evaluate import evaluate, walked
+from hetplan.formulations.hap.evaluate import evaluate, instructions, listing, show, walked
 from hetplan.formulations.hap.family import FAMILY
 from hetplan.schema import parse
 from hetplan.solvers.registry import load, solve

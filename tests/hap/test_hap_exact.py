@@ -15,8 +15,7 @@ from hap.hap_cases import all_programs, instance, known, known_limited, oracle
 from hetplan.errors import InputError
 from hetplan.formulations.hap.common import chain_bound, reduced_or_answered
 from hetplan.formulations.hap.data import Compute, HapData, HapDecision
-from hetplan.formulations.hap.describe import show
-from hetplan.formulations.hap.evaluate import evaluate
+from hetplan.formulations.hap.evaluate import evaluate, show
 from hetplan.formulations.hap.exact import Parameters, solve as exact
 from hetplan.formulations.hap.family import FAMILY
 from hetplan.formulations.hap.problem import ReducedTheory

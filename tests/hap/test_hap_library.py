@@ -12,7 +12,7 @@ import pytest
 from fakes.theories import chain, theory_named
 from hap.hap_cases import instance, least_at, programs
 from hetplan.formulations import family
-from hetplan.formulations.hap import alternation, astar, ordered
+from hetplan.formulations.hap import astar, paper
 from hetplan.formulations.hap.common import reduced_or_answered
 from hetplan.formulations.hap.data import HapData, HapDecision
 from hetplan.formulations.hap.family import FAMILY
@@ -105,14 +105,14 @@ def test_what_takes_the_place_of_a_star(seed: int, monkeypatch: pytest.MonkeyPat
     order, the cheapest derivations are."""
     run = Run(Options(threads=1))
     data = chain(1 + seed % 3, 2, seed)
-    given = alternation.solve(data, run, alternation.Parameters(extensions=0))
+    given = paper.solve(data, run, paper.Parameters(extensions=0))
     instead = "; the same search in the program's order ended"
     assert given.decision is not None
     assert given.message == f"HAP's A*, stopped before its first state{instead}"
     objective = evaluate(FAMILY, data, given.decision).objective
     assert objective == pytest.approx(solve(FAMILY, data, "paper").objective, rel=1e-6)
-    monkeypatch.setattr(ordered, "search", lambda *_, **__: (None, None))
-    given = alternation.solve(data, run, alternation.Parameters(extensions=0))
+    monkeypatch.setattr(paper, "search", lambda *_, **__: (None, None))
+    given = paper.solve(data, run, paper.Parameters(extensions=0))
     assert given.decision is not None
     assert given.message == "HAP's A*, stopped before its first state and completed greedily"
     derived = evaluate(FAMILY, data, given.decision).objective

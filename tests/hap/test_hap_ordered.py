@@ -8,7 +8,7 @@ import pytest
 
 from fakes.theories import chain, residual
 from hap.hap_cases import tight
-from hetplan.formulations.hap import alternation, ordered
+from hetplan.formulations.hap import paper
 from hetplan.formulations.hap.common import reduced_or_answered
 from hetplan.formulations.hap.data import HapData
 from hetplan.formulations.hap.evaluate import evaluate
@@ -26,7 +26,7 @@ def at_proportional(data: HapData) -> tuple[float | None, float]:
     assert isinstance(theory, ReducedTheory)
     problem = theory.problem
     row = np.tile(problem.proportional, (problem.g, 1))
-    program, width = ordered.search(theory, row, Run(), most=4096)
+    program, width = paper.search(theory, row, Run(), most=4096)
     assert width is None
     least = solve(FAMILY, data, "exact", Run(Options(threads=1))).bound
     assert least is not None
@@ -63,7 +63,7 @@ def test_no_program_at_the_ratios_is_better_than_an_exchange_of_stages_explains(
     theory = reduced_or_answered(data, Run())
     assert isinstance(theory, ReducedTheory)
     problem, row = theory.problem, np.array([[1 / 3, 2 / 3]])
-    program, width = ordered.search(theory, row, Run(), most=4096)
+    program, width = paper.search(theory, row, Run(), most=4096)
     assert program is not None and width is None
     found = problem.seconds(problem.cost_of(program), row)
     costs = [
@@ -80,7 +80,7 @@ def test_whole_networks_end(name: str) -> None:
     best = entry.best_known()
     assert best is not None and best.objective is not None
     data, run = entry.load().data, Run(Options(threads=1, time_limit=60))
-    result = alternation.solve(data, run, alternation.Parameters(extensions=20))
+    result = paper.solve(data, run, paper.Parameters(extensions=20))
     assert result.decision is not None
     assert evaluate(data, result.decision).objective == pytest.approx(best.objective, rel=0.01)
     instead = "the same search in the program's order ended"
@@ -98,8 +98,8 @@ def test_experts_and_limited_memory_have_an_answer_and_a_label(name: str, above:
     best = entry.best_known()
     assert best is not None and best.objective is not None
     data, run = entry.load().data, Run(Options(threads=1, time_limit=300))
-    parameters = alternation.Parameters(extensions=20, ordered_states=64, ordered_seconds=100)
-    result = alternation.solve(data, run, parameters)
+    parameters = paper.Parameters(extensions=20, ordered_states=64, ordered_seconds=100)
+    result = paper.solve(data, run, parameters)
     assert result.decision is not None
     assert evaluate(data, result.decision).objective == pytest.approx(best.objective, rel=above)
     kept = " and completed in the program's order, 64 states of each tensor, or greedily"
@@ -110,7 +110,7 @@ def test_more_states_are_never_worse() -> None:
     """And none left out that could be better is the end of it."""
     theory = reduced_or_answered(residual(2, 2, 3, operators=12), Run())
     assert isinstance(theory, ReducedTheory)
-    order = ordered.arranged(theory, theory.problem.proportional[None], 0.0)
+    order = paper.arranged(theory, theory.problem.proportional[None], 0.0)
     assert order is not None
     scores, left_out = [], True
     assert order.within(1, np.inf, Run())[1]
@@ -131,5 +131,5 @@ def test_circles_have_no_order() -> None:
     data = HapData.model_validate({"devices": devices, "triples": triples, "goal": "c|I"})
     theory = reduced_or_answered(data, Run())
     assert isinstance(theory, ReducedTheory)
-    assert ordered.search(theory, np.array([[0.5, 0.5]]), Run(), most=16) == (None, None)
+    assert paper.search(theory, np.array([[0.5, 0.5]]), Run(), most=16) == (None, None)
     assert solve(FAMILY, data, "paper").objective is not None

@@ -10,8 +10,7 @@ import pytest
 
 from fakes.theories import chain, residual
 from hap.hap_cases import known, known_limited, programs, tight
-from hetplan.formulations.hap.byte_prices import first_multipliers
-from hetplan.formulations.hap.common import reduced_or_answered
+from hetplan.formulations.hap.common import best_ratios, reduced_or_answered
 from hetplan.formulations.hap.data import HapData
 from hetplan.formulations.hap.evaluate import evaluate
 from hetplan.formulations.hap.exact import (
@@ -27,11 +26,11 @@ from hetplan.formulations.hap.graph import Graph, graph_of_needs, work_of
 from hetplan.formulations.hap.means import (
     Means,
     Multipliers,
+    first_multipliers,
     whole_cell,
 )
 from hetplan.formulations.hap.opening import Opener
 from hetplan.formulations.hap.problem import ReducedTheory
-from hetplan.formulations.hap.ratios import best_ratios
 from hetplan.solvers import registry
 from hetplan.solvers.branch_and_bound import Proof, SearchLimits, search
 from hetplan.solvers.run import Options, Outcome, Run

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from hetplan.instances.answers import Change, changes, findings_of_answers, shelf, write
 from hetplan.instances.library import BestKnown, find, save_instance
-from hetplan.instances.update import Change, changes, findings_of_answers, shelf, write
 from hetplan.solvers.run import Options
 from present import present
 

@@ -10,7 +10,7 @@ import pytest
 import hetplan as hp
 from fakes.workloads import cluster, cluster_document, one_thread, profile_document, small
 from hetplan.errors import InputError
-from hetplan.formulations.joint.describe import stage_table
+from hetplan.formulations.joint.evaluate import stage_table
 from hetplan.planner.ranking import (
     AUTO,
     PREFERRED,

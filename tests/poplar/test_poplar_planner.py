@@ -11,7 +11,7 @@ from hetplan.errors import InputError
 from hetplan.formulations import family
 from hetplan.formulations.joint.plan import Plan
 from hetplan.formulations.poplar.data import Device, PoplarData, PoplarDecision, Share, Step
-from hetplan.formulations.poplar.describe import describe, pieces_of
+from hetplan.formulations.poplar.evaluate import describe, pieces_of
 from hetplan.formulations.poplar.pose import Assumptions, pose
 from hetplan.planner.poplar import Poplar, PoplarSettings, ZeroStageProblem
 from hetplan.planner.ranking import make_plans

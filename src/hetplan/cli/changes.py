@@ -36,8 +36,7 @@ from hetplan.cli.options import (
 from hetplan.cli.output import Display, emit, watched
 from hetplan.cli.plan import SCREEN_WIDTH, devices_used, named_strategies, write_plan
 from hetplan.errors import require
-from hetplan.formulations.ditto.describe import rows_of, tables_of
-from hetplan.formulations.ditto.templates import readiness
+from hetplan.formulations.ditto.templates import readiness, rows_of, tables_of
 from hetplan.formulations.joint.plan import load_plan
 from hetplan.planner import replan as again, what_if as asking
 from hetplan.planner.ranking import make_workloads

@@ -19,6 +19,7 @@ from hetplan.cli.options import (
 from hetplan.cli.output import emit, note, print_json
 from hetplan.errors import InputError, require
 from hetplan.formulations import family
+from hetplan.instances.answers import Change, Finding, changes, findings_of_answers, shelf, write
 from hetplan.instances.generate import draw
 from hetplan.instances.library import (
     SETS,
@@ -29,7 +30,6 @@ from hetplan.instances.library import (
     load_instance,
     save_instance,
 )
-from hetplan.instances.update import Change, Finding, changes, findings_of_answers, shelf, write
 from hetplan.solvers.export import method_of, write_models
 from hetplan.solvers.registry import load
 from hetplan.solvers.run import Options, Run

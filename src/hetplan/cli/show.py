@@ -26,7 +26,7 @@ from hetplan.cli.output import emit, note, write_document
 from hetplan.cli.solve import describe, titled
 from hetplan.errors import InputError, require
 from hetplan.files import read_json, write_bytes, write_text
-from hetplan.formulations.joint.describe import degrees_table, stage_table, summary
+from hetplan.formulations.joint.evaluate import degrees_table, stage_table, summary
 from hetplan.formulations.joint.plan import Plan, load_plan
 from hetplan.instances.answers import Claim, parse_decision, read_claims
 from hetplan.instances.library import Instance, find, plain

@@ -236,10 +236,9 @@ def _entries() -> Iterator[Entry]:
 def entries_in(folder: Path) -> list[Entry]:
     """The instance files in a folder and below; other JSON may lie beside them."""
     named = [path for path in sorted(folder.rglob("*.json*")) if record_name(path.name) is not None]
-    documents = ((path, read_json(path)) for path in named)
     return [
         entry_of(path)
-        for path, value in documents
+        for path, value in ((path, read_json(path)) for path in named)
         if isinstance(value, dict) and value.get("format") == FORMAT
     ]
 

@@ -13,7 +13,7 @@ from hetplan.errors import require
 from hetplan.formulations import family
 from hetplan.formulations.joint.plan import MicroBatches, Plan, Replica, Stage, new_plan
 from hetplan.formulations.poplar.data import PoplarDecision
-from hetplan.formulations.poplar.describe import pieces_of
+from hetplan.formulations.poplar.evaluate import pieces_of
 from hetplan.formulations.poplar.pose import (
     Assumptions,
     NoStageFits,
@@ -21,7 +21,7 @@ from hetplan.formulations.poplar.pose import (
     pose,
     pose_lowest_stage,
 )
-from hetplan.formulations.poplar.zero import STAGES
+from hetplan.formulations.poplar.problem import STAGES
 from hetplan.planner.strategy import (
     Candidate,
     NoPlan,

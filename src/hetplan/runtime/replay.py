@@ -23,7 +23,7 @@ import numpy as np
 from hetplan.errors import InputError, UnsupportedError, require
 from hetplan.formulations import family
 from hetplan.formulations.hap.data import Device, HapDecision
-from hetplan.formulations.hap.pose import priced, saved_bytes
+from hetplan.formulations.hap.pose import in_segments, priced, saved_bytes
 from hetplan.formulations.hap.spmd.networks import program_of
 from hetplan.formulations.hap.spmd.operators import (
     Change,
@@ -42,7 +42,6 @@ from hetplan.formulations.hap.spmd.rules import (
     ring,
     theory_of,
 )
-from hetplan.formulations.hap.spmd.segments import in_segments
 from hetplan.formulations.hap.spmd.whole import Decided, Prices, Stage, Timed
 from hetplan.formulations.joint.degrees import zero_costs
 from hetplan.formulations.joint.plan import Plan, SpmdInstruction, SpmdProgram

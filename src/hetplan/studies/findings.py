@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
+from hetplan.instances.answers import changes, shelf
 from hetplan.instances.library import Instance, find
-from hetplan.instances.update import changes, shelf
 from hetplan.solvers.run import OPTIMAL_GAP, relative_gap
 from hetplan.studies.rows import Row, findings_of_rows, made_on
 from hetplan.text import grouped

@@ -22,7 +22,7 @@ from typing import Any
 from hetplan.errors import InputError, optional, require, unknown_name
 from hetplan.files import write_bytes
 from hetplan.formulations import FAMILIES, JOINED, family, join
-from hetplan.instances.answers import Answer
+from hetplan.instances.answers import Answer, Finding
 from hetplan.instances.library import (
     SETS,
     BestKnown,
@@ -33,7 +33,6 @@ from hetplan.instances.library import (
     in_set,
     library,
 )
-from hetplan.instances.update import Finding
 from hetplan.solvers.registry import Family
 from hetplan.solvers.run import Options
 from hetplan.text import counted

@@ -261,9 +261,8 @@ def device_grid(nodes: Sequence[int]) -> Ints:
     device's node.
     """
     members = by_node(nodes)
-    columns = math.gcd(*map(len, members))
     return np.array([device for node in members for device in node], dtype=np.int64).reshape(
-        -1, columns
+        -1, math.gcd(*map(len, members))
     )
 
 

@@ -109,11 +109,10 @@ def cut_chain(
         # f is constant from this cut up to the corner: what is left has a smaller θ or a smaller s
         below = min(t1, int(np.searchsorted(thetas, slowest * (1 - 1e-12))) - 1)
         left = min(s1, int(np.searchsorted(syncs, synced * (1 - 1e-12))) - 1)
-        rest = [(t0, below, s0, s1), (max(t0, below + 1), t1, s0, left)]
         return Expansion(
             [
                 (float(waits[half[0]] + syncs[half[2]] + f), half)
-                for a, b, c, d in rest
+                for a, b, c, d in [(t0, below, s0, s1), (max(t0, below + 1), t1, s0, left)]
                 if a <= b and c <= d
                 for half in _halves((a, b, c, d), waits, syncs)
             ]

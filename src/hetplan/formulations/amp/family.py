@@ -12,7 +12,7 @@ FAMILY = Family(
     data=f"{_HERE}.data:AmpData",
     decision=f"{_HERE}.data:AmpDecision",
     evaluate=f"{_HERE}.evaluate:evaluate",
-    describe=f"{_HERE}.describe:describe",
+    describe=f"{_HERE}.evaluate:describe",
     methods=(
         Method(
             "auto", f"{_HERE}.exact:solve", True, "the fastest way to a proven optimum: `exact`"
@@ -25,19 +25,19 @@ FAMILY = Family(
         ),
         Method(
             "cp-sat",
-            f"{_HERE}.general:solve_by",
+            f"{_HERE}.model:solve_by",
             True,
             "one CP-SAT model per degrees and micro-batch",
         ),
         Method(
             "milp",
-            f"{_HERE}.general:solve_by",
+            f"{_HERE}.model:solve_by",
             True,
             "one mixed-integer programme per degrees and micro-batch, HiGHS",
         ),
         Method(
             "pyomo",
-            f"{_HERE}.general:solve_by",
+            f"{_HERE}.model:solve_by",
             True,
             "the same programme through Pyomo, for any solver it knows",
         ),

@@ -209,8 +209,7 @@ def open_row(
         row_cost(grid, stage.ahead, state, b, total, slowest, one)
         for h in range(out.shape[0]):
             for level in range(out.shape[1]):
-                absorbed = max(0, level - grid.weight[h, z])
-                out[h, level] = min(out[h, level], one[h, absorbed])
+                out[h, level] = min(out[h, level], one[h, max(0, level - grid.weight[h, z])])
 
 
 @kernel

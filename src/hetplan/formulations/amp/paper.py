@@ -148,9 +148,14 @@ def rank(data: AmpData, run: Run | None = None, *, released: bool = False) -> Ra
         if released and chosen.gas == 1:
             cut = uniform_cut(problem.layers, chosen.pipeline)
         placed = place(problem, chosen, placement)
-        strategy = Strategy(chosen, placement, cut)
-        estimate = averages.estimate(problem, cut)
-        candidates.append(Candidate(strategy, estimate, placed.seconds(cut), placed.fits(cut)))
+        candidates.append(
+            Candidate(
+                Strategy(chosen, placement, cut),
+                averages.estimate(problem, cut),
+                placed.seconds(cut),
+                placed.fits(cut),
+            )
+        )
         run.report(note=f"{len(candidates)} configurations estimated")
     return Ranking(sorted(candidates, key=lambda each: each.estimate), skipped, finished)
 
@@ -161,7 +166,6 @@ def solve_by(method: str, data: AmpData, run: Run) -> Outcome[AmpDecision]:
     place of the programme's (§4.5)."""
     ranking = rank(data, run, released=method == "paper-released")
     fitting = [candidate for candidate in ranking.candidates if candidate.fits]
-    stop = Stop.DONE if ranking.finished else stop_reason(run)
     best = fitting[0] if fitting else None
     if best is not None and method in CUTS:
         best = recut(compile_problem(data), best, CUTS[method])
@@ -170,7 +174,7 @@ def solve_by(method: str, data: AmpData, run: Run) -> Outcome[AmpDecision]:
         details["estimate_seconds"] = best.estimate
         details["rank"] = 1 + [candidate.fits for candidate in ranking.candidates].index(True)
     return Outcome(
-        stop=stop,
+        stop=Stop.DONE if ranking.finished else stop_reason(run),
         decision=None if best is None or not best.fits else best.strategy.decision(),
         message=message(ranking, best),
         details=details,
@@ -184,8 +188,12 @@ def recut(
     chosen = best.strategy.configuration
     cut = cut_of(problem, chosen.pipeline)
     placed = place(problem, chosen, best.strategy.placement)
-    strategy = replace(best.strategy, cut=cut)
-    return replace(best, strategy=strategy, seconds=placed.seconds(cut), fits=placed.fits(cut))
+    return replace(
+        best,
+        strategy=replace(best.strategy, cut=cut),
+        seconds=placed.seconds(cut),
+        fits=placed.fits(cut),
+    )
 
 
 def message(ranking: Ranking, best: Candidate | None) -> str:

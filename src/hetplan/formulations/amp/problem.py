@@ -167,8 +167,7 @@ def interchangeable(labels: Sequence[Hashable], matrix: Floats) -> list[list[int
     while left:
         first = left[0]
         alike = [i for i in left if labels[i] == labels[first]]
-        rows = matrix[alike]
-        differs = rows != matrix[first]
+        differs = matrix[alike] != matrix[first]
         mismatches = differs.sum(axis=1) - differs[:, first] - differs[np.arange(len(alike)), alike]
         group = [i for i, count in zip(alike, mismatches, strict=True) if i == first or count == 0]
         classes.append(group)
@@ -191,14 +190,11 @@ def find_cells(problem: AmpProblem) -> Cells:
     ]
     classes = interchangeable(labels, between)
     order = np.array([cell for kind in classes for cell in kind])
-    kinds: NDArray[np.int64] = np.array(
-        [n for n, kind in enumerate(classes) for _ in kind], dtype=np.int64
-    )
     return Cells(
         members=tuple(tuple(groups[cell]) for cell in order),
         size=np.array([len(groups[cell]) for cell in order], dtype=np.int64),
         type=problem.device_type[first[order]],
-        kind=kinds,
+        kind=np.repeat(np.arange(len(classes)), [len(kind) for kind in classes]),
         bandwidth=np.ascontiguousarray(between[np.ix_(order, order)]),
     )
 

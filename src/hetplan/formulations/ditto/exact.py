@@ -144,18 +144,16 @@ class Search:
 
     def label(self, node: Node, priced: Priced) -> tuple[float, float, float]:
         """(Least cost as charged, least bound cut off, longest stage of the cheapest path)."""
-        high = self.ends(node)[1]
         parts = Parts(self.space, priced)
-        order = range(self.problem.layers, -1, -1)
-        limits = labels.LabelLimits(node.width)
         labelled = labels.set_labels(
-            parts, parts.root(), order, self.run, threshold=lambda: self.incumbent.threshold,
-            limits=limits, path_fields=["first", "option"],
+            parts, parts.root(), range(self.problem.layers, -1, -1), self.run,
+            threshold=lambda: self.incumbent.threshold,
+            limits=labels.LabelLimits(node.width), path_fields=["first", "option"],
         )  # fmt: skip
         self.counts["searched"] += 1
         self.counts["labels"] += labelled.count
         if not len(labelled.last):
-            return math.inf, labelled.cut_bound, high
+            return math.inf, labelled.cut_bound, self.ends(node)[1]
         cheapest = labelled.last[labelled.last["cost"].argmin()]
         stages = parts.stages(labelled.path(cheapest))
         self.offer(stages)

@@ -93,5 +93,5 @@ FAMILY = Family(
             baseline=True,
         ),
     ),
-    describe=f"{_HERE}.describe:describe",
+    describe=f"{_HERE}.templates:describe",
 )

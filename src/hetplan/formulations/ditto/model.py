@@ -168,8 +168,7 @@ def least_objective(problem: DittoProblem) -> float:
     """
     layers = problem.weight.min(axis=0)
     work, stages = float(layers.sum()), problem.most_stages
-    longest = max(float(layers.max(initial=0.0)), work / stages)
-    theta = longest * (1 - TIE)
+    theta = max(float(layers.max(initial=0.0)), work / stages) * (1 - TIE)
     return (work + (problem.micro_batches - stages) * theta) * (1 - ALLOWANCE)
 
 

@@ -39,7 +39,9 @@ import numpy as np
 
 from hetplan.formulations.ditto import exact
 from hetplan.formulations.ditto.data import DeviceType, DittoData, DittoDecision, Memory
-from hetplan.formulations.ditto.folding import (
+from hetplan.formulations.ditto.model import formulate
+from hetplan.formulations.ditto.oobleck import (
+    Division,
     Folding,
     NoTemplate,
     Template,
@@ -48,8 +50,6 @@ from hetplan.formulations.ditto.folding import (
     single_devices,
     virtual_cluster,
 )
-from hetplan.formulations.ditto.model import formulate
-from hetplan.formulations.ditto.oobleck import Division
 from hetplan.formulations.ditto.problem import (
     DittoProblem,
     Ints,

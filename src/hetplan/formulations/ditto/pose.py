@@ -64,9 +64,9 @@ def group_size(workload: Workload) -> int:
     """M: the largest power of two that divides every node's devices and is a tensor degree of the
     model."""
     size = 1
-    while all(node.devices % (2 * size) == 0 for node in workload.cluster.nodes):
-        if not workload.model.tensor_degree_fits(2 * size):
-            break
+    while workload.model.tensor_degree_fits(2 * size) and all(
+        node.devices % (2 * size) == 0 for node in workload.cluster.nodes
+    ):
         size *= 2
     return size
 
@@ -101,7 +101,6 @@ def device_type(
             f"no times of single devices of {device} for micro-batch {micro_batch}",
             where=f"profile of {workload.profile.model}",
         )
-    layers = workload.profile.layers
     return DeviceType(
         name=name,
         nodes=nodes,
@@ -113,7 +112,7 @@ def device_type(
                 all_reduce_seconds(layer.tensor_bytes / 2 * micro_batch, x, bandwidth, latency)
                 if layer.tensor_bytes
                 else 0.0
-                for layer in layers
+                for layer in workload.profile.layers
             ]
             for x in group_sizes(devices)[1:]
         },

@@ -5,12 +5,12 @@ Branch and bound over cells of ratios (module `means`) on the graph of needs, in
 where that has too many states, in one order (the canonical graph, module `graph`). In a cell the
 slowest type of every stage is replaced by a mean over types. Costs then add up along a path, and
 the shortest path is a lower bound. Arcs that lie on no program below the threshold in the cell are
-left out. When few are left, whole stages become arcs (module `staging`), and the bound of a cell
+left out. When few are left, whole stages become arcs (module `opening`), and the bound of a cell
 that shrinks to a point tends to the least cost there. On a canonical graph all stages have one
 mean; where dividing cells no longer helps, the states that a cell leaves open become a graph in all
 orders (module `opening`).
 
-With memory, bytes have prices (module `byte_prices`). Where cells are too many (several segments,
+With memory, bytes have prices (module `means`). Where cells are too many (several segments,
 many device types), or do not close the gap on a graph in all orders, HiGHS solves the mixed-integer
 programme of paths (module `model`), from the bound and the program found. Source: hetplan, for HAP,
 Section 3.2.
@@ -23,9 +23,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from hetplan.formulations.hap import model
-from hetplan.formulations.hap.byte_prices import best_multipliers, first_multipliers
 from hetplan.formulations.hap.common import (
     NONE_FITS,
+    best_ratios,
     chain_bound,
     first_program,
     fitting_program,
@@ -41,11 +41,17 @@ from hetplan.formulations.hap.graph import (
     shortest,
     work_of,
 )
-from hetplan.formulations.hap.means import Means, Multipliers, game_value, halves, whole_cell
-from hetplan.formulations.hap.opening import Opener
+from hetplan.formulations.hap.means import (
+    Means,
+    Multipliers,
+    best_multipliers,
+    first_multipliers,
+    game_value,
+    halves,
+    whole_cell,
+)
+from hetplan.formulations.hap.opening import Opener, graph_of_stages
 from hetplan.formulations.hap.problem import CostOfRatios, Floats, ReducedTheory
-from hetplan.formulations.hap.ratios import best_ratios
-from hetplan.formulations.hap.staging import graph_of_stages
 from hetplan.solvers import branch_and_bound
 from hetplan.solvers.branch_and_bound import Expansion, SearchLimits
 from hetplan.solvers.run import Outcome, Run, Stop, Stopped, stop_reason
@@ -147,9 +153,8 @@ def _searched(
         incumbent.run = part
         multipliers = None if problem.capacity is None else first_multipliers(problem)
         first = Cell(whole_cell(problem), multipliers=multipliers)
-        cells = CellSearch(graph, incumbent, parameters)
         proof = branch_and_bound.search(
-            [(0.0, first)], cells.expand, incumbent, part,
+            [(0.0, first)], CellSearch(graph, incumbent, parameters).expand, incumbent, part,
             SearchLimits(
                 patience=None if surely_ends(graph) else parameters.patience, rounding=SUM_ROUNDING
             ),
@@ -281,8 +286,7 @@ class CellSearch:
             return Expansion(dropped_bound=min(bound, claimable), progress=surely_ends(graph))
         if np.ptp(cell.simplices, axis=1).max() < self.parameters.least_size:
             return Expansion(dropped_bound=bound)
-        kept = None if graph is self.graph else graph
-        child = replace(cell, graph=kept, parent_gap=gap)
+        child = replace(cell, graph=None if graph is self.graph else graph, parent_gap=gap)
         children = [
             (bound, replace(child, simplices=half))
             for half in halves(cell.simplices, self.problem.counts.astype(float))

@@ -46,13 +46,13 @@ FAMILY = Family(
         ),
         Method(
             "paper",
-            f"{_HERE}.alternation:solve",
+            f"{_HERE}.paper:solve",
             False,
             "A* for fixed ratios and the ratio programme for a fixed program, in turn",
             "HAP, §3.1, Fig. 10, §4.5, §5",
         ),
         *(
-            Method(name, f"{_HERE}.baselines:solve_by", False, summary, "HAP, §7.1", baseline=True)
+            Method(name, f"{_HERE}.paper:solve_by", False, summary, "HAP, §7.1", baseline=True)
             for name, summary in (
                 ("dp-even", "data parallelism, even ratios (DP-EV)"),
                 ("dp-proportional", "data parallelism, ratios in proportion to speed (DP-CP)"),
@@ -61,6 +61,6 @@ FAMILY = Family(
             )
         ),
     ),
-    describe=f"{_HERE}.describe:describe",
-    show=f"{_HERE}.describe:show",
+    describe=f"{_HERE}.evaluate:describe",
+    show=f"{_HERE}.evaluate:show",
 )

@@ -45,13 +45,12 @@ class Rows:
     @classmethod
     def joined(cls, parts: Iterable[Self]) -> Self:
         """The rows of all parts, one part after the other."""
-        columns = zip(*(part.columns for part in parts), strict=True)
         return cls(
             *(
                 type(column[0]).joined(column)
                 if isinstance(column[0], Rows)
                 else np.concatenate(column)
-                for column in columns
+                for column in zip(*(part.columns for part in parts), strict=True)
             )
         )
 

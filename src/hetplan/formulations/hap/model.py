@@ -29,6 +29,7 @@ import numpy as np
 
 from hetplan.formulations.hap.common import (
     NONE_FITS,
+    best_ratios,
     chain_bound,
     fitting_program,
     outcome_of,
@@ -37,7 +38,6 @@ from hetplan.formulations.hap.common import (
 from hetplan.formulations.hap.data import HapData, HapDecision
 from hetplan.formulations.hap.graph import Flags, Graph, graph_of_needs
 from hetplan.formulations.hap.problem import Floats, HapProblem, ReducedTheory
-from hetplan.formulations.hap.ratios import best_ratios
 from hetplan.solvers.general import UNBUILT, label, minimise
 from hetplan.solvers.model import SMALLEST, Columns, Model, Totals
 from hetplan.solvers.run import Outcome, Run, Stop, Stopped, stop_reason

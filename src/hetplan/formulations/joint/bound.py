@@ -216,8 +216,7 @@ class Relaxation:
         if where == HOME:
             card = cards[0] if self.several else 0.0
             return 1 / (t * self.fabrics[q] + card)
-        slower = cards[min(where - 1, len(cards) - 1)]
-        return 1 / slower if self.several else math.inf
+        return 1 / cards[min(where - 1, len(cards) - 1)] if self.several else math.inf
 
     def patterns(self, most: int) -> list[Homes]:
         """All numbers of homes among alike nodes; of too many, one pattern that says nothing."""
@@ -251,8 +250,7 @@ def fabric_rate(node: Node) -> float:
     rates = [node.intra_bandwidth]
     for curve in node.all_reduce.values():
         sizes = 2.0 ** np.arange(0, max(curve.log2_bytes) + 8, 0.125)
-        taken = np.array([curve.at(float(size)) for size in sizes])
-        rates += list(sizes[1:] / taken[:-1])
+        rates += list(sizes[1:] / np.array([curve.at(float(size)) for size in sizes])[:-1])
     return float(max(rates))
 
 

@@ -12,7 +12,7 @@ FAMILY = Family(
     data=f"{_HERE}.data:JointData",
     decision=f"{_HERE}.data:JointDecision",
     evaluate=f"{_HERE}.evaluate:evaluate",
-    describe=f"{_HERE}.describe:describe",
+    describe=f"{_HERE}.evaluate:describe",
     methods=(
         Method(
             "auto", f"{_HERE}.exact:solve", True, "the fastest way to a proven optimum: `exact`"

@@ -163,8 +163,7 @@ class Search:
             if design is not None:
                 self.value(design)
         built = takewhile(lambda design: not self.late, constructions(self.space))
-        by_count = grouped((len(design.pipes), design) for design in built)
-        for designs in by_count.values():
+        for designs in grouped((len(design.pipes), design) for design in built).values():
             value = math.inf
             for design in sorted(designs, key=self.space.least)[: self.parameters.replayed]:
                 if not self.late:

@@ -28,10 +28,13 @@ import numpy as np
 
 from hetplan.compiled import kernel
 from hetplan.formulations.poplar.data import PoplarData, PoplarDecision
-from hetplan.formulations.poplar.fill import Pool, capacity, fill, least_losses
-from hetplan.formulations.poplar.paper import known_before
+from hetplan.formulations.poplar.paper import known_before, largest_within
 from hetplan.formulations.poplar.plans import (
+    Pool,
+    capacity,
+    fill,
     largest_shares,
+    least_losses,
     pools_of,
     share_seconds,
     shares_within,
@@ -70,12 +73,9 @@ def solve(data: PoplarData, run: Run, effort: Effort = Effort()) -> Outcome[Popl
         return Outcome(stop=Stop.INFEASIBLE, message=NOTHING_FITS)
     known = known_before(data, problem)
     search = solve_steps if problem.stepwise else solve_shares
-    outcome = search(problem, known, run, effort)
-    if outcome is None:
-        outcome = Outcome(
-            stop=Stop.LIMIT, decision=known.decision, bound=known.bound, message=TOO_LARGE
-        )
-    return outcome
+    return search(problem, known, run, effort) or Outcome(
+        stop=Stop.LIMIT, decision=known.decision, bound=known.bound, message=TOO_LARGE
+    )
 
 
 def solve_shares(
@@ -172,8 +172,7 @@ def step_sizes(problem: PoplarProblem, times: Floats) -> Ints:
     """[J] min(M(T), G)."""
     most = np.zeros(len(times), np.int64)
     for group in problem.groups:
-        falling = np.minimum.accumulate(group.seconds[: problem.total + 1][::-1])[::-1]
-        most += group.count * (np.searchsorted(falling, times, side="right") - 1)
+        most += group.count * largest_within(group.seconds[: problem.total + 1], times)
     return np.minimum(most, problem.total)
 
 

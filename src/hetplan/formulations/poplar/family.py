@@ -12,7 +12,7 @@ FAMILY = Family(
     data=f"{_HERE}.data:PoplarData",
     decision=f"{_HERE}.data:PoplarDecision",
     evaluate=f"{_HERE}.evaluate:evaluate",
-    describe=f"{_HERE}.describe:describe",
+    describe=f"{_HERE}.evaluate:describe",
     beside=("under_utilisation",),
     methods=(
         Method(

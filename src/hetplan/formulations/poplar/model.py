@@ -105,8 +105,7 @@ def build_levels(problem: PoplarProblem, ceiling: float) -> Levels | None:
     times = np.unique(np.concatenate(seconds))
     times = times[times <= ceiling * (1 + 1e-12)]
     size = sum(len(row) for row in seconds) + len(times)
-    levels = Levels(problem, tuple(seconds), times, floor, ceiling)
-    return levels if size <= MAX_LOADS else None
+    return Levels(problem, tuple(seconds), times, floor, ceiling) if size <= MAX_LOADS else None
 
 
 def add_up_to_the_batch(model: Model, levels: Levels, y: list[Columns]) -> None:  # (1)
@@ -119,8 +118,7 @@ def fit_into_steps(model: Model, levels: Levels, y: list[Columns], s: Columns) -
     """Loads of v_j or longer need steps of v_j or longer."""
     for group, row, columns in zip(levels.problem.groups, levels.seconds, y, strict=True):
         order = np.argsort(row, kind="stable")
-        firsts = np.flatnonzero(np.diff(row[order], prepend=-1.0) > 0)
-        for first in firsts.tolist():
+        for first in np.flatnonzero(np.diff(row[order], prepend=-1.0) > 0).tolist():
             taking = columns[order[first:]]
             step = s[np.searchsorted(levels.times, row[order[first]]) :][:1]
             values = np.repeat([1.0, -group.count], [len(taking), len(step)])

@@ -119,8 +119,7 @@ def search_shares(problem: PoplarProblem, splines: list[Floats]) -> PoplarDecisi
     shares = [Shares(curve) for curve in splines]
     group_of = np.repeat(np.arange(len(shares)), [group.count for group in problem.groups])
     speed = np.array([share.peak for share in shares])[group_of]
-    optimal = problem.total / speed.sum()
-    loads = np.floor(optimal * speed * (1 + 1e-12)).astype(np.int64)
+    loads = np.floor((problem.total / speed.sum()) * speed * (1 + 1e-12)).astype(np.int64)
     times = np.array([shares[k].of(int(g))[0] for k, g in zip(group_of, loads, strict=True)])
     for _ in range(problem.total - int(loads.sum())):
         i = int(np.argmax((times.max() - times) * speed))
@@ -134,8 +133,7 @@ def search_steps(problem: PoplarProblem, splines: list[Floats]) -> PoplarDecisio
     """Algorithm 2, lines 17 to 29."""
     times = np.unique(np.concatenate([curve[1:] for curve in splines]))
     counts = np.array([group.count for group in problem.groups])
-    # find(g, t): the largest batch of at most t seconds, whatever lies below it; [groups, times]
-    batches = np.array([_find(curve, times) for curve in splines])
+    batches = np.array([largest_within(curve, times) for curve in splines])  # [groups, times]
     size = counts @ batches
     steps = -(-problem.total // size)
     best = int(np.argmin((times + problem.comm) * steps))
@@ -151,7 +149,8 @@ def search_steps(problem: PoplarProblem, splines: list[Floats]) -> PoplarDecisio
     return steps_decision(problem, rows)
 
 
-def _find(curve: Floats, times: Floats) -> Ints:
+def largest_within(curve: Floats, times: Floats) -> Ints:
+    """Algorithm 2's find(g, t): the largest batch of at most t seconds, whatever lies below it."""
     falling = np.minimum.accumulate(curve[::-1])[::-1]
     return np.asarray(np.searchsorted(falling, times, side="right") - 1, dtype=np.int64)
 
@@ -179,8 +178,7 @@ def deepspeed(data: PoplarData, run: Run) -> Outcome[PoplarDecision]:
 
 def whale(data: PoplarData, run: Run) -> Outcome[PoplarDecision]:
     """Micro-batches and shares in proportion to peak fp32 FLOP/s."""
-    weights, message = peak_flops(data)
-    return _in_proportion(data, weights, message)
+    return _in_proportion(data, *peak_flops(data))
 
 
 def solve_by(method: str, data: PoplarData, run: Run) -> Outcome[PoplarDecision]:

@@ -10,7 +10,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from hetplan.errors import InputError
-from hetplan.formulations.joint.describe import summary
+from hetplan.formulations.joint.evaluate import summary
 from hetplan.formulations.joint.plan import Plan, parse_plan
 from hetplan.planner.explain import folded, name_of, why
 from hetplan.profiling.simulator.tasks import LABELS, Kind

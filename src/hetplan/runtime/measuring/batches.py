@@ -1,7 +1,7 @@
 """Poplar's Algorithm 1 on a live device: passes of a real model, timed, within a memory limit.
 
 One device tries for a whole ZeRO group: it is charged with the model states that it would hold as
-one of `devices` (see `formulations.poplar.zero`) and with the activations that the pass really
+one of `devices` (see `formulations.poplar.problem`) and with the activations that the pass really
 kept, measured. On CUDA these are what torch's allocator says at its peak, temporaries of the
 backward pass included; on a CPU, where nothing keeps such books, the distinct storages that
 autograd saves. A model whose weights and gradients exceed the limit, which only ZeRO 3 trains, is
@@ -36,7 +36,7 @@ from hetplan.formulations.poplar.awareness import (
     OutOfMemoryOnDevice,
     explore,
 )
-from hetplan.formulations.poplar.zero import STAGES, States
+from hetplan.formulations.poplar.problem import STAGES, States
 from hetplan.profiling.measured import (
     OPERATIONS,
     BatchCurve,

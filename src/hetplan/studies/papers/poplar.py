@@ -14,8 +14,7 @@ import numpy as np
 from hetplan.formulations import family
 from hetplan.formulations.poplar.awareness import CurveDevice, explore, spline_curve
 from hetplan.formulations.poplar.pose import pose
-from hetplan.formulations.poplar.problem import Floats
-from hetplan.formulations.poplar.zero import STAGES
+from hetplan.formulations.poplar.problem import STAGES, Floats
 from hetplan.profiling.cluster import example_cluster
 from hetplan.profiling.models import load_model
 from hetplan.profiling.workload import Workload, predict

@@ -24,8 +24,8 @@ import numpy as np
 from networkx.utils import UnionFind
 
 from hetplan.errors import InputError, require
+from hetplan.formulations.hap.common import shard_lengths
 from hetplan.formulations.hap.problem import Floats
-from hetplan.formulations.hap.ratios import shard_lengths
 from hetplan.formulations.hap.spmd.operators import Shape, Way, operator
 
 PLACEHOLDER, PARAMETER = "placeholder", "parameter"
@@ -169,8 +169,7 @@ class Writer:
         parameters = [self.parameter(f"{name}.weight", weight)]
         if bias is not None:
             terms, output = equation.split("->")
-            letters = terms.replace(",", "")
-            lengths = dict(zip(letters, (*self.shape(x), *weight), strict=True))
+            lengths = dict(zip(terms.replace(",", ""), (*self.shape(x), *weight), strict=True))
             parameters.append(self.parameter(f"{name}.bias", [lengths[letter] for letter in bias]))
             equation = f"{terms},{bias}->{output}"
         return self.apply("contract", name, x, *parameters, equation=equation)
@@ -306,10 +305,9 @@ def ways_of(program: SingleProgram, node: Node) -> list[Way]:
     """All ways of a node but the replicated one; a source gives no summands."""
     inputs = program.inputs(node)
     whole: list[Shape] = [source.shape for source in inputs]
-    ways = operator(node.kind).all_ways(whole, node.attributes)
     return [
         w
-        for w in ways
+        for w in operator(node.kind).all_ways(whole, node.attributes)
         if not any(s.source and form == -2 for s, form in zip(inputs, w.inputs, strict=True))
     ]
 
