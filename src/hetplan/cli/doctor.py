@@ -135,7 +135,13 @@ def report_tables(report: dict[str, Any]) -> list[Table]:
         ("GPUs", "; ".join(gpus) or report["gpus_missing"]),
         ("solver programs", ", ".join(programs) or "none found"),
     )
-    checks = tuple(
-        ("ok" if c["ok"] else "FAILED", c["check"], c["detail"]) for c in report["checks"]
-    )
-    return [Table("", ("", ""), rows), Table("checks", ("", "", ""), checks)]
+    return [
+        Table("", ("", ""), rows),
+        Table(
+            "checks",
+            ("", "", ""),
+            tuple(
+                ("ok" if c["ok"] else "FAILED", c["check"], c["detail"]) for c in report["checks"]
+            ),
+        ),
+    ]

@@ -103,8 +103,10 @@ def show_list(
 def summary(entry: Entry) -> dict[str, Any]:
     """One row of the list; what is not known is None."""
     best = entry.best_known()
-    keys = ("objective", "bound", "gap", "status", "found_by", "proved_by")
-    known = {key: getattr(best, key, None) for key in keys}
+    known = {
+        key: getattr(best, key, None)
+        for key in ("objective", "bound", "gap", "status", "found_by", "proved_by")
+    }
     return {"problem": entry.problem, "name": entry.name, **known}
 
 

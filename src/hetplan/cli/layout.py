@@ -55,8 +55,12 @@ def layout(
         (names[0], names[-1]) == ("embedding", "head"), "--model", model, "a language model"
     )
     require_option(trained.tensor_degree_fits(tensor), "--tensor", tensor, "a divisor of the heads")
-    on = Cluster(offer.name, (offer.node,), {offer.name: offer.spec})
-    (table,) = predict(trained, on, micro_batches=[micro_batch], tensor_degrees=[tensor]).tables
+    (table,) = predict(
+        trained,
+        Cluster(offer.name, (offer.node,), {offer.name: offer.spec}),
+        micro_batches=[micro_batch],
+        tensor_degrees=[tensor],
+    ).tables
     best = balanced(table.seconds(), pipeline, virtual, mtp)
     slowest, titan = max(best.seconds), best.torchtitan()
     loads = [sum(best.seconds[rank::pipeline]) for rank in range(pipeline)]

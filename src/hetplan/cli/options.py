@@ -60,8 +60,9 @@ def number(*names: str, least: float, most: float, help: str, metavar: str = "N"
     """An option that is a number between two others; not a number is refused as well."""
 
     def check(value: float | None) -> float | None:
-        usable = value is None or least <= value <= most
-        require_option(usable, names[0], value, f"{least:g} to {most:g}")
+        require_option(
+            value is None or least <= value <= most, names[0], value, f"{least:g} to {most:g}"
+        )
         return value
 
     return typer.Option(*names, metavar=metavar, help=help, callback=check)
@@ -382,8 +383,12 @@ def whole_numbers(
     numbers: set[int] = set()
     for text in split_list(texts):
         ends = [int(end) if end.isdecimal() and len(end) < 9 else -1 for end in text.split("-")]
-        usable = len(ends) <= 2 and least <= ends[0] <= ends[-1] <= most
-        require_option(usable, option, text, f"whole numbers from {least} to {most}, as 1,2 or 1-8")
+        require_option(
+            len(ends) <= 2 and least <= ends[0] <= ends[-1] <= most,
+            option,
+            text,
+            f"whole numbers from {least} to {most}, as 1,2 or 1-8",
+        )
         numbers.update(range(ends[0], ends[-1] + 1))
     require(numbers, "no number given", where=option)
     return tuple(sorted(numbers))

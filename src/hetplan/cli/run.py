@@ -216,9 +216,10 @@ class Survival:
             target = folder / f"plan-without-{'-'.join(nodes)}.json"
             program = [sys.executable, "-m", "hetplan", "plan", "replan", str(files[-1])]
             words = ["--lost", ",".join(nodes), "--output", str(target), "--json", "--quiet"]
-            options = [word for pair in pairs for word in pair]
             done = subprocess.run(
-                [*program, *words, *options], stdout=subprocess.DEVNULL, check=False
+                [*program, *words, *[word for pair in pairs for word in pair]],
+                stdout=subprocess.DEVNULL,
+                check=False,
             )
             if done.returncode != 0:
                 return None
@@ -299,8 +300,12 @@ def run(
     if is_rank():
         measured = serve(job)
     elif survival.elastic:
-        again = survival.replanner(job, plan, predict, setting, quiet=quiet)
-        measured = launch_elastic(job, again, tell, None if quiet else note_loss)
+        measured = launch_elastic(
+            job,
+            survival.replanner(job, plan, predict, setting, quiet=quiet),
+            tell,
+            None if quiet else note_loss,
+        )
     else:
         measured = Measured(job, launch(job, tell))
     if measured is None:  # another rank tells

@@ -187,8 +187,14 @@ def run(
         native=native,
         pyomo_solver=pyomo_solver,
     )
-    numbers = whole_numbers([seeds], "--seeds", 0, LARGEST_SEED)
-    work = list(tasks(sets or ["smoke"], split_list(methods or ["all"]), numbers, options))
+    work = list(
+        tasks(
+            sets or ["smoke"],
+            split_list(methods or ["all"]),
+            whole_numbers([seeds], "--seeds", 0, LARGEST_SEED),
+            options,
+        )
+    )
     stop = threading.Event()
     with stopping(stop), workers.runner(stop) as runner:
         tally = carry_out(work, folder, runner, (lambda tally: None) if quiet else show_progress)
@@ -210,8 +216,9 @@ def slurm_settings(texts: Sequence[str]) -> dict[str, Any]:
     settings: dict[str, Any] = {}
     for text in texts:
         name, equals, value = text.partition("=")
-        usable = bool(equals) and name.isidentifier()
-        require_option(usable, "--slurm", text, "NAME=VALUE, such as cores=2")
+        require_option(
+            bool(equals) and name.isidentifier(), "--slurm", text, "NAME=VALUE, such as cores=2"
+        )
         settings[name] = native_value(value)
     return settings
 
@@ -340,8 +347,9 @@ def paper_report(
     longer.
     """
     check_name("unknown paper", paper, PAPERS)
-    tell = (lambda line: None) if quiet else note
-    exhibits, notes = exhibits_of(paper, name, full=full, tell=tell)
+    exhibits, notes = exhibits_of(
+        paper, name, full=full, tell=(lambda line: None) if quiet else note
+    )
     require(exhibits, "no exhibit matches", where="--name", got=name)
     pictures = {e.name: made for e in exhibits if html or png if (made := e.chart())}
     tables = [e.table(() if at else notes) for at, e in enumerate(exhibits)]

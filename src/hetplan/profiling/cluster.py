@@ -122,9 +122,9 @@ def overridden(name: str, override: DeviceOverride, *, where: str) -> DeviceSpec
     if base is None:
         for key in ("memory_gib", "peak_tflops", "memory_gb_per_s"):
             if key not in parts:
-                nearest = suggestion(name, catalogue())
                 raise InputError(
-                    f"{key} is missing for a device that the catalogue does not know{nearest}",
+                    f"{key} is missing for a device that the catalogue does not know"
+                    f"{suggestion(name, catalogue())}",
                     where=where,
                 )
         return DeviceSpec(**{"source": "the cluster file", **parts})

@@ -316,8 +316,11 @@ def expert_operators(t: Transformer, s: int, mixture: Experts) -> tuple[Operator
         Elementwise("combine", spread, 2 * spread, kind="copy"),
     )
     if mixture.latent:
-        down = Matmul("latent-down", s, t.hidden, width)
-        moved = (down, *moved, Matmul("latent-up", s, width, t.hidden))
+        moved = (
+            Matmul("latent-down", s, t.hidden, width),
+            *moved,
+            Matmul("latent-up", s, width, t.hidden),
+        )
     return (Matmul("router", s, t.hidden, mixture.count), *moved)
 
 
@@ -475,8 +478,15 @@ def embedding(t: Transformer, s: int) -> Layer:
             dropout_mask(t, "embedding", size),
         ),
     )
-    reduces = (Reduce(s * width, backward=False),)  # ranks hold parts of the vocabulary
-    return Layer("embedding", "embedding", params, operators, size, saved, reduces)
+    return Layer(
+        "embedding",
+        "embedding",
+        params,
+        operators,
+        size,
+        saved,
+        (Reduce(s * width, backward=False),),  # ranks hold parts of the vocabulary
+    )
 
 
 def block(t: Transformer, s: int, index: int) -> Layer:
@@ -573,5 +583,6 @@ def head(t: Transformer, s: int) -> Layer:
     )
     # Backward: the input's gradient. Forward: maximum, target logit and sum of exponentials, fp32.
     reduces = (Reduce(s * width, backward=True), Reduce(3 * s, backward=False, element_bytes=4))
-    tied = v * width if t.tied else 0
-    return Layer("head", "head", params, operators, 0, saved, reduces, tied_params=tied)
+    return Layer(
+        "head", "head", params, operators, 0, saved, reduces, tied_params=v * width if t.tied else 0
+    )

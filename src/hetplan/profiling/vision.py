@@ -17,8 +17,9 @@ VGG19 = (*(64, 64, 0, 128, 128, 0), *((256,) * 4), 0, *((512,) * 4), 0, *((512,)
 
 def encoder(hidden: int, layers: int, heads: int, feed_forward: int, **changes: Any) -> Transformer:
     """A transformer encoder without vocabulary or dropout."""
-    shape = {"vocabulary": 0, "dropout": False, **changes}
-    return transformer(layers, hidden, heads, feed_forward, **shape)
+    return transformer(
+        layers, hidden, heads, feed_forward, **{"vocabulary": 0, "dropout": False, **changes}
+    )
 
 
 def vit_layers(
@@ -58,7 +59,6 @@ def vit_layers(
 def described(network: str) -> tuple[Layer, ...]:
     """Layers that stand in `networks.yaml`: of VGG-19 all, of TransGAN's generator its ends and
     what lies between its blocks."""
-    rows = read_yaml(Path(__file__).with_name("networks.yaml"))[network]
     return tuple(
         Layer(
             **row
@@ -69,7 +69,7 @@ def described(network: str) -> tuple[Layer, ...]:
                 "saved": tuple(Saved(**tensor) for tensor in row["saved"]),
             }
         )
-        for row in rows
+        for row in read_yaml(Path(__file__).with_name("networks.yaml"))[network]
     )
 
 

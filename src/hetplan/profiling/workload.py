@@ -163,8 +163,11 @@ def default_micro_batches(global_batch: int, largest: int = LARGEST_MICRO_BATCH)
 def default_tensor_degrees(model: Model, cluster: Cluster) -> tuple[int, ...]:
     """Powers of two up to the largest node that divide the model's heads and feed-forward size."""
     largest = max(node.devices for node in cluster.nodes)
-    powers = (1 << i for i in range(largest.bit_length()))
-    return tuple(tp for tp in powers if tp <= largest and model.tensor_degree_fits(tp))
+    return tuple(
+        tp
+        for tp in (1 << i for i in range(largest.bit_length()))
+        if tp <= largest and model.tensor_degree_fits(tp)
+    )
 
 
 # Bytes of weight, gradient, fp32 master weight and Adam's two moments per parameter: 2 + 2 + 4 + 4
@@ -259,8 +262,9 @@ class Workload:
     @property
     def state_bytes(self) -> float:
         """Weights, gradients and optimizer states of one copy of the model, undivided."""
-        owned = sum(layer.param_bytes for layer in self.profile.layers)
-        return self.state_bytes_per_param_byte * owned
+        return self.state_bytes_per_param_byte * sum(
+            layer.param_bytes for layer in self.profile.layers
+        )
 
     def device_bytes(self) -> dict[str, float]:
         """Usable memory by device type: the nominal one less `reserved_bytes` and the margin, at
@@ -297,17 +301,23 @@ def make_workload(
     if not isinstance(cluster, Cluster):
         cluster = load_cluster(cluster)
     if profile is None:
-        batches = default_micro_batches(global_batch)
-        profile = predict(model, cluster, micro_batches=batches, stack=stack)
+        profile = predict(
+            model, cluster, micro_batches=default_micro_batches(global_batch), stack=stack
+        )
     elif not isinstance(profile, Profile):
         where = os.fspath(profile)
         profile = load_profile(profile)
         check_profile(profile, model, cluster, where=where)
     if isinstance(framework, str):
         framework = load_framework(framework)
-    reserved = framework.reserved_bytes
     return Workload(
-        model, cluster, profile, global_batch, reserved, framework=framework, stack=stack
+        model,
+        cluster,
+        profile,
+        global_batch,
+        framework.reserved_bytes,
+        framework=framework,
+        stack=stack,
     )
 
 

@@ -95,13 +95,12 @@ def text_model(
     notes: tuple[str, ...] = (),
 ) -> ModelSpec:
     """A language model as a ModelSpec."""
-    fits = shape.tensor_degree_fits
     return ModelSpec(
         name,
         source,
         sequence,
         lambda s: transformer_layers(shape, s),
-        fits,
+        shape.tensor_degree_fits,
         published,
         notes,
         shape,
@@ -138,14 +137,24 @@ def gpt2(layers: int, hidden: int, heads: int, **changes: Any) -> Transformer:
 
 def llama(layers: int, hidden: int, heads: int, feed_forward: int, **changes: Any) -> Transformer:
     """A model of Llama's kind, with a head of its own."""
-    kind = {**LLAMA, "vocabulary": 32000, "tied": False, **changes}
-    return transformer(layers, hidden, heads, feed_forward, **kind)
+    return transformer(
+        layers,
+        hidden,
+        heads,
+        feed_forward,
+        **{**LLAMA, "vocabulary": 32000, "tied": False, **changes},
+    )
 
 
 def bert(layers: int, hidden: int, heads: int, feed_forward: int, **changes: Any) -> Transformer:
     """A model of BERT's kind."""
-    kind = {**BERT, "vocabulary": 30522, "positions": 512, "types": 2, **changes}
-    return transformer(layers, hidden, heads, feed_forward, **kind)
+    return transformer(
+        layers,
+        hidden,
+        heads,
+        feed_forward,
+        **{**BERT, "vocabulary": 30522, "positions": 512, "types": 2, **changes},
+    )
 
 
 def checkpoint(params: int, repository: str) -> Published:

@@ -144,8 +144,9 @@ def timeline_data(scene: Scene) -> str:
         }
         for row in scene.rows
     ]
-    document = {"seconds": scene.seconds, "kinds": KINDS, "rows": rows}
-    return json.dumps(document, separators=(",", ":")).replace("<", "\\u003c")
+    return json.dumps(
+        {"seconds": scene.seconds, "kinds": KINDS, "rows": rows}, separators=(",", ":")
+    ).replace("<", "\\u003c")
 
 
 def bar(share: float, mark: float | None = None, colour: str = "forward") -> Markup:
@@ -178,8 +179,12 @@ def stages(scene: Scene) -> str:
             )
         )
     header = ("stage", "devices", "layers", "computes", "memory of the fullest device")
-    caption = "Pipelines that do the same share one line; of them the first is drawn."
-    return table(header, lines, text=(1, 2), caption=caption)
+    return table(
+        header,
+        lines,
+        text=(1, 2),
+        caption="Pipelines that do the same share one line; of them the first is drawn.",
+    )
 
 
 def nodes(scene: Scene) -> Iterator[str]:
@@ -224,9 +229,12 @@ def prices(offers: Sequence[Offer]) -> str:
         )
         for o, s in zip(best, seconds, strict=True)
     ]
-    caption = "What it costs to plan in one paradigm alone: its best plan against the best of all."
     return table(
-        ("paradigm", "best plan", "iteration", "longer by"), lines, text=(1,), caption=caption
+        ("paradigm", "best plan", "iteration", "longer by"),
+        lines,
+        text=(1,),
+        caption="What it costs to plan in one paradigm alone: its best plan against the best of "
+        "all.",
     )
 
 

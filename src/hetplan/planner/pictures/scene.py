@@ -131,8 +131,10 @@ class Scene:
     def document(self) -> dict[str, Any]:
         """As JSON types."""
         models = {"offers": self.offers, "changes": self.changes}
-        plain = {name: [one.model_dump() for one in every] for name, every in models.items()}
-        return {**asdict(self), **plain}
+        return {
+            **asdict(self),
+            **{name: [one.model_dump() for one in every] for name, every in models.items()},
+        }
 
     @property
     def used(self) -> list[Held]:
@@ -204,14 +206,17 @@ def row(plan: Plan, run: Replay, workload: Workload, units: Sequence[int]) -> Ro
     title = ", ".join(words[part[0]] + part[1:] for part in parts)
     ranges = plan.replicas[replica].stages[stage].layers
     computes, communicates = spans(run, units[0])
-    busy = max(float(run.timeline.busy[unit]) for unit in units)
     return Row(
         title=title if len(units) == 1 else f"{title} (x{len(units)})",
         devices=devices_text(places, chain.from_iterable(run.devices[unit] for unit in units)),
         layers="; ".join(names_text(names[first:last]) for first, last in ranges),
         computes=computes,
         communicates=communicates,
-        busy=busy / run.seconds if run.seconds else 0.0,
+        busy=(
+            max(float(run.timeline.busy[unit]) for unit in units) / run.seconds
+            if run.seconds
+            else 0.0
+        ),
         alike=len(units),
     )
 
@@ -242,8 +247,9 @@ def sampled(lane: Sequence[Span], seconds: float, bins: int = BINS) -> tuple[Spa
     for span in lane:
         first, last = int(span.start / width), min(int(span.end / width), bins - 1)
         for b in range(first, last + 1):
-            inside = min(span.end, (b + 1) * width) - max(span.start, b * width)
-            share[kinds.index(span.kind), b] += inside
+            share[kinds.index(span.kind), b] += min(span.end, (b + 1) * width) - max(
+                span.start, b * width
+            )
     share[-1] = width - share[:-1].sum(axis=0)  # idle
     most = share.argmax(axis=0)
     ends = [0, *(np.flatnonzero(np.diff(most)) + 1).tolist(), bins]
@@ -263,10 +269,11 @@ def memory(
         name = place_of(plan, run, units)
         for unit in units:
             place |= dict.fromkeys(run.devices[unit], (name, number))
-    sizes = zip(workload.cluster.devices, run.peak_bytes, run.limit_bytes, strict=True)
     return tuple(
         Held(d, device.node, device.type, held, limit, *place.get(d, ("", None)))
-        for d, (device, held, limit) in enumerate(sizes)
+        for d, (device, held, limit) in enumerate(
+            zip(workload.cluster.devices, run.peak_bytes, run.limit_bytes, strict=True)
+        )
     )
 
 

@@ -149,8 +149,9 @@ def curve_of(fabric: str, operation: str, ranks: int) -> Curve | None:
     """The measured curve that serves an operation of so many ranks; None where there is none."""
     kind = operation if operation == "send" else "all-reduce"
     asked = (fabric, kind, 2 if kind == "send" else ranks)
-    every = shipped().collectives
-    return next((c for c in every if (c.fabric, c.operation, c.ranks) == asked), None)
+    return next(
+        (c for c in shipped().collectives if (c.fabric, c.operation, c.ranks) == asked), None
+    )
 
 
 @cache
