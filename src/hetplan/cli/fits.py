@@ -92,8 +92,10 @@ def fit_tables(fit: "Fit", zero: int | None) -> Iterator[Table]:
     """One line, the layouts, what the first one's fullest device holds, and what would help. zero:
     the level that was asked for."""
     workload = fit.workload
-    cluster = devices_counted(workload.cluster.counts())
-    job = f"{workload.model.name} in {workload.precision} on {cluster}"
+    job = (
+        f"{workload.model.name} in {workload.precision} on "
+        f"{devices_counted(workload.cluster.counts())}"
+    )
     rows = fit.layouts or (() if fit.nearest is None else (fit.nearest,))
     limits = (f"{bytes_text(limit)} of {kind}" for kind, limit in fit.limit_bytes.items())
     fullest = (max(row.held, key=lambda held: held.allocated) for row in rows[:1])

@@ -133,8 +133,13 @@ def show(
     rows += [(key, size_text(value)) for key, value in document["data"].items()]
     if known is not None:
         proved = f", bound {number_text(known.bound, 8)} by {known.proved_by}"
-        best_known = f"{number_text(known.objective, 8)} by {known.found_by}"
-        rows.append(("best known", best_known + (proved if known.proved_by else ", no bound")))
+        rows.append(
+            (
+                "best known",
+                f"{number_text(known.objective, 8)} by {known.found_by}"
+                + (proved if known.proved_by else ", no bound"),
+            )
+        )
     return emit(document, [Table(opened.name, ("", ""), tuple(rows))], json=json)
 
 

@@ -66,8 +66,11 @@ def guarded(arguments: Sequence[str] | None) -> int:
     except Exception as error:  # noqa: BLE001 (the last boundary: a bug is one line too, debugging shows it all)
         if isinstance(error, _USAGE_ERROR):
             return complain(usage_text(error), USAGE, error)
-        hint = "this is a bug; HETPLAN_DEBUG=1 shows where"
-        return complain(f"{type(error).__name__}: {error} ({hint})", BUG, error)
+        return complain(
+            f"{type(error).__name__}: {error} (this is a bug; HETPLAN_DEBUG=1 shows where)",
+            BUG,
+            error,
+        )
     if returned == ABORTED:  # what typer makes of KeyboardInterrupt, in silence
         return complain("aborted", ABORTED)
     return returned if isinstance(returned, int) else 0

@@ -91,8 +91,9 @@ def beginning(names: Iterable[str], incomplete: str, *, many: bool) -> list[str]
     """The names that begin as typed; of a comma-separated list its last part, without the names
     that the list has already."""
     before, comma, last = incomplete.rpartition(",") if many else ("", "", incomplete)
-    taken = before.split(",")
-    return [f"{before}{comma}{n}" for n in names if n.startswith(last) and n not in taken]
+    return [
+        f"{before}{comma}{n}" for n in names if n.startswith(last) and n not in before.split(",")
+    ]
 
 
 def offer(what: str, *, ending: str = "", many: bool = False) -> Callable[[str], list[str]]:

@@ -173,12 +173,16 @@ def plan(
     workloads = [with_links(one, links) for one in posed]
     workload = workloads[0]
     strategies = chosen_strategies(choice, workload, output, quiet=quiet)
-    criteria = Criteria(choice.money_limit, choice.cheapest_within, choice.parts)
     display = Display(f"{workload.model.name} on {workload.cluster.name}")
     planning = watched(
         run,
         lambda: make_plans(
-            workloads, strategies, run, criteria=criteria, on_candidate=display.add, notes=notes
+            workloads,
+            strategies,
+            run,
+            criteria=Criteria(choice.money_limit, choice.cheapest_within, choice.parts),
+            on_candidate=display.add,
+            notes=notes,
         ),
         display,
         quiet=quiet,
@@ -370,9 +374,8 @@ def ranking_table(planning: "Planning") -> Table:
         *(f"{c.name}: {c.message}" for c in planning.candidates if c.message),
         *planning.notes,
     )
-    title = fill(workload_title(workload, planning.precisions), SCREEN_WIDTH)
     return Table.of(
-        title,
+        fill(workload_title(workload, planning.precisions), SCREEN_WIDTH),
         planning.candidates,
         columns,
         (fill(text, SCREEN_WIDTH, subsequent_indent="  ") for text in notes),
@@ -406,9 +409,9 @@ def no_winner(planning: "Planning") -> Table:
         )
         return Table("no winner: nothing found fits in memory", (), (), (*advice, *undecided))
     least, name = min(prices)
-    limit = number_text(planning.criteria.money_limit, 4)
     return Table(
-        f"no winner: nothing that fits costs at most {limit} per million tokens",
+        "no winner: nothing that fits costs at most "
+        f"{number_text(planning.criteria.money_limit, 4)} per million tokens",
         (),
         (),
         (f"cheapest that fits: {name}, {number_text(least, 4)} per million tokens",),
@@ -524,8 +527,10 @@ def proven_text(best: "Candidate", planning: "Planning") -> str:
     elif gap <= OPTIMAL_GAP:
         proven = "no plan of stages is faster when replayed: it is optimal"
     else:
-        faster = f"no plan of stages is faster than {seconds_text(bound)}"
-        proven = f"{faster} when replayed (gap {percent_text(gap)})"
+        proven = (
+            f"no plan of stages is faster than {seconds_text(bound)} when replayed "
+            f"(gap {percent_text(gap)})"
+        )
     if best.closed_form_seconds is not None and best.status == "optimal":
         proven += f"; optimal for {best.strategy}'s own formula"
     return proven

@@ -552,8 +552,10 @@ def quick(
     )
     learned = train_operators(measure_quickly(device, precision, name=device_type))
     if learned.bus_bytes_per_second is not None:
-        rate = learned.bus_bytes_per_second * 8e-9
-        note(f"a large all-reduce reaches {rate:.4g} Gbit/s of each GPU's links")
+        note(
+            f"a large all-reduce reaches {learned.bus_bytes_per_second * 8e-9:.4g} Gbit/s of each "
+            "GPU's links"
+        )
     return emit(
         learned.model_dump(mode="json"), [operators_table(learned)], json=json, output=output
     )

@@ -97,9 +97,8 @@ def solve(
             break
     documents = [answer_document(*answer, options.as_dict()) for answer in answers]
     alone = len(posed) == 1
-    whole = documents[0] if alone else {"answers": documents}
     emit(
-        whole,
+        documents[0] if alone else {"answers": documents},
         (table for answer in answers for table in result_tables(*answer, alone=alone)),
         json=json,
         output=output,
@@ -326,8 +325,7 @@ def verdict_tables(instance: Instance, verdicts: Sequence[Verdict]) -> Iterator[
         if evaluation is None:
             stated = f"stated {claim.status}" if claim.status else "no status stated"
             bound = "" if claim.bound is None else f", bound {number_text(claim.bound, 10)}"
-            nothing = f"no decision ({stated}{bound})"
-            yield Table(title, (), (), (*verdict.complaints, nothing))
+            yield Table(title, (), (), (*verdict.complaints, f"no decision ({stated}{bound})"))
             continue
         rows = tuple(
             (name, number_text(v, 10))

@@ -305,7 +305,6 @@ def calibrate(
 def calibration_table(runs: Sequence[MeasuredRun], estimated: Estimate) -> Table:
     """Runs beside their predictions, and the constants."""
     constants = estimated.calibration
-    left_out = estimated.left_out or (None,) * len(runs)
     notes = [f"not calibrated: {estimated.reason}"]
     if constants is not None:
         values = constants.values()
@@ -322,7 +321,12 @@ def calibration_table(runs: Sequence[MeasuredRun], estimated: Estimate) -> Table
     word = "calibrated" if constants is not None else "not calibrated"
     return Table.of(
         "calibration",
-        zip(runs, estimated.predictions, left_out, strict=True),
+        zip(
+            runs,
+            estimated.predictions,
+            estimated.left_out or (None,) * len(runs),
+            strict=True,
+        ),
         {
             "run": lambda row: row[0].where,
             "measured": lambda row: seconds_text(row[0].seconds),

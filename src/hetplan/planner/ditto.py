@@ -127,9 +127,10 @@ class Ditto(Strategy):
         widths = [1 << k for k in range(group_size(workload).bit_length())]
         sizes = micro_batch_sizes(workload)
         instances = [instance_within_replay(workload, b, width) for width in widths for b in sizes]
-        half = run.part(time_limit=run.remaining / 2, quiet=False)
         try:
-            best = DittoProblem(workload, instances).solve(AUTO, half)
+            best = DittoProblem(workload, instances).solve(
+                AUTO, run.part(time_limit=run.remaining / 2, quiet=False)
+            )
         except NoPlan:
             return None
         assert best.plan is not None and best.objective is not None
@@ -339,9 +340,14 @@ class PlacedTemplate:
             tensor_stage([(stage.first, stage.last)], group)
             for stage, group in zip(self.stages, self.groups, strict=True)
         ]
-        samples = self.workload.global_batch // self.data.micro_batches
         return Replica(
-            stages=stages, micro_batches=[MicroBatches(count=self.micro_batches, samples=samples)]
+            stages=stages,
+            micro_batches=[
+                MicroBatches(
+                    count=self.micro_batches,
+                    samples=self.workload.global_batch // self.data.micro_batches,
+                )
+            ],
         )
 
 

@@ -95,8 +95,10 @@ class Layout:
         """The layout in words."""
         again = "no" if self.recomputation == "none" else self.recomputation
         shape, zero = self.shape, f"ZeRO {self.zero}, " if self.zero else ""
-        degrees = f"tensor {shape.tensor}, pipeline {shape.pipeline}, data {shape.data}"
-        return f"{degrees}, {zero}{again} recomputation, micro-batch {self.micro_batch}"
+        return (
+            f"tensor {shape.tensor}, pipeline {shape.pipeline}, data {shape.data}, "
+            f"{zero}{again} recomputation, micro-batch {self.micro_batch}"
+        )
 
     def document(self) -> dict[str, Any]:
         """As JSON types."""
@@ -346,15 +348,16 @@ class Question:
 
     def devices(self, wanted: Wanted) -> Iterator[str]:
         """How many more devices of each type would do; nothing where no number of it does."""
-        there = self.workload.cluster.nodes
         for kind in self.limits:
-            alike = [node for node in there if node.device == kind]
+            alike = [node for node in self.workload.cluster.nodes if node.device == kind]
             largest = max(alike, key=lambda node: node.devices)
             most = (MAX_DEVICES - len(self.workload.cluster.devices)) // largest.devices
             more = smallest(partial(self.enough, like=largest, wanted=wanted), most)
             if more is not None:
-                added = f"{more * largest.devices} more {kind}"
-                yield f"{added} ({counted(more, 'node')} of {largest.devices})"
+                yield (
+                    f"{more * largest.devices} more {kind} "
+                    f"({counted(more, 'node')} of {largest.devices})"
+                )
 
     def enough(self, count: int, like: Node, wanted: Wanted) -> bool:
         """Whether so many further nodes of a kind make it fit."""

@@ -162,8 +162,10 @@ class SpmdProblem(Problem):
             late = f"no program within {seconds_text(result.seconds)}; hap.seconds gives it longer"
             reason = result.message or late
             if result.status == "infeasible":
-                runs = f"{counted(posed.runs, 'run')} of {posed.samples} samples"
-                reason += f" in {runs}; hap.steps sets how many"
+                reason += (
+                    f" in {counted(posed.runs, 'run')} of {posed.samples} samples; hap.steps sets "
+                    "how many"
+                )
             raise NoPlan(result.status, reason, spent)
         every = self.on_every_device(result.decision)
         decision, holding = self.in_whole_units(every), posed.theory.holding

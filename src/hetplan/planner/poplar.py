@@ -179,12 +179,13 @@ class ZeroStageProblem(Problem):
             for i, pieces in enumerate(pieces_of(posed.data, decision))
             if (row := pieces or none)
         ]
-        unequal = stage > 0 and len(set(posed.parts.tolist())) > 1
         beside = ("", "priced with what a replay does not know of", *posed.notes)
         return new_plan(
             self.workload,
             replicas,
             origin="; ".join(beside) if self.assumed.curves else "",
             zero=stage,
-            zero_shares=posed.parts.tolist() if unequal else None,
+            zero_shares=(
+                posed.parts.tolist() if stage > 0 and len(set(posed.parts.tolist())) > 1 else None
+            ),
         )

@@ -187,9 +187,13 @@ def replan(
             both = [whole, on_devices(whole, workload, in_place(plan, whole.plan, workload, lost))]
             made = [Choice(c, moves(plan, c.plan, workload, gone)) for c in both if c.plan]
             choices.append(min(made, key=lambda choice: choice.moves.all_bytes))
-    before = replay(plan, workload).seconds
     return Replanning(
-        workload, tuple(lost), before, tuple(choices), least_moved(choices, within), within
+        workload,
+        tuple(lost),
+        replay(plan, workload).seconds,
+        tuple(choices),
+        least_moved(choices, within),
+        within,
     )
 
 

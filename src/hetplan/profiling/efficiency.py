@@ -221,8 +221,10 @@ class Learned:
                 data.device, self.spec, data.precision, tuple(op.shape for op in chosen)
             )
         else:
-            moved = [op.elements * data.element_bytes for op in chosen]
-            estimates = tuple(move_seconds("pointwise", b, data.device, self.spec) for b in moved)
+            estimates = tuple(
+                move_seconds("pointwise", op.elements * data.element_bytes, data.device, self.spec)
+                for op in chosen
+            )
         return np.array([estimate.seconds for estimate in estimates])
 
     def factor(self, op: Operator, micro_batch: int, tensor: int) -> float:

@@ -432,9 +432,10 @@ def adapted(layer: Layer, rank: int) -> Layer:
         operators.append(replace(op, frozen=True))
         if layer.kind in BLOCKS and op.name != "router":
             own += op.count * rank * (op.k + op.n)
-            inwards = replace(op, n=rank, split="k" if op.split == "k" else "none")
-            outwards = replace(op, k=rank, split="n" if op.split == "n" else "none")
-            operators += [inwards, outwards]
+            operators += [
+                replace(op, n=rank, split="k" if op.split == "k" else "none"),
+                replace(op, k=rank, split="n" if op.split == "n" else "none"),
+            ]
     return replace(
         layer, operators=tuple(operators), params=layer.params + own, frozen=layer.params
     )
@@ -527,7 +528,6 @@ def block(t: Transformer, s: int, index: int) -> Layer:
         (bool(norms), 0, tuple(norm(f"norm-{i}", size) for i in norms), ()),
         *([mamba_part(t, s, t.mamba)] if letter == "M" and t.mamba else []),
     )
-    passes = (False, True) if letter else (False, False, True, True)
     return Layer(
         f"block-{index}",
         "moe-block" if mixture else "block",
@@ -535,7 +535,10 @@ def block(t: Transformer, s: int, index: int) -> Layer:
         operators,
         size,
         saved,
-        tuple(Reduce(size, backward) for backward in passes),
+        tuple(
+            Reduce(size, backward)
+            for backward in ((False, True) if letter else (False, False, True, True))
+        ),
     )
 
 

@@ -34,8 +34,9 @@ def figure(scene: Scene, kind: str) -> bytes:
     drawing = Figure(figsize=(12, sum(heights) + 1.5), layout="constrained")
     FigureCanvasAgg(drawing)
     above, below = drawing.subplots(2, 1, height_ratios=heights)
-    took = f"{seconds_text(scene.seconds)} per iteration, predicted"
-    drawing.suptitle(f"{scene.title}: {took}", fontsize=13)
+    drawing.suptitle(
+        f"{scene.title}: {seconds_text(scene.seconds)} per iteration, predicted", fontsize=13
+    )
     timeline(above, scene)
     memory(below, scene)
     stream = io.BytesIO()

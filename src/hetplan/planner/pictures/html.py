@@ -178,9 +178,8 @@ def stages(scene: Scene) -> str:
                 with_bar(held, bar(share, None, "over" if share > 1 else "forward")),
             )
         )
-    header = ("stage", "devices", "layers", "computes", "memory of the fullest device")
     return table(
-        header,
+        ("stage", "devices", "layers", "computes", "memory of the fullest device"),
         lines,
         text=(1, 2),
         caption="Pipelines that do the same share one line; of them the first is drawn.",
@@ -197,8 +196,10 @@ def nodes(scene: Scene) -> Iterator[str]:
     looks = grouped(((links, cells[n]), n) for n, links in enumerate(scene.nodes))
     for (links, inside), numbers in looks.items():
         count = f" ({len(numbers)} nodes)" if len(numbers) > 1 else ""
-        head = f"<b>node {ranges_text(numbers)}</b>{count}<br>{links}"
-        yield f'<div class="node"><p>{head}</p><ul>{"".join(inside)}</ul></div>'
+        yield (
+            f'<div class="node"><p><b>node {ranges_text(numbers)}</b>{count}<br>{links}</p>'
+            f"<ul>{''.join(inside)}</ul></div>"
+        )
 
 
 def cell(device: Held, rows: int) -> str:
@@ -241,7 +242,6 @@ def prices(offers: Sequence[Offer]) -> str:
 def candidates(scene: Scene) -> str:
     """All plans with their bounds."""
     most = max((o.predicted_seconds or 0.0 for o in scene.offers), default=0.0) or 1.0
-    header = ("plan", "status", "iteration", "closed form", "bound", "$/1M tokens")
     caption = (
         "Iterations are replayed. Closed form, status and bound are of each strategy's own "
         "problem; its bound is the mark across the bar."
@@ -255,7 +255,13 @@ def candidates(scene: Scene) -> str:
         for o in scene.offers
         for name, status, seconds, *rest in (cells(o),)
     ]
-    return table(header, lines, text=(1,), caption=caption, winner=scene.winner)
+    return table(
+        ("plan", "status", "iteration", "closed form", "bound", "$/1M tokens"),
+        lines,
+        text=(1,),
+        caption=caption,
+        winner=scene.winner,
+    )
 
 
 def cells(offer: Offer) -> tuple[str, ...]:

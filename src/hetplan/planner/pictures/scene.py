@@ -200,16 +200,19 @@ def row(plan: Plan, run: Replay, workload: Workload, units: Sequence[int]) -> Ro
     """The row of these units."""
     replica, stage = run.owners[units[0]]
     names = [layer.name for layer in workload.profile.layers]
-    places = [(device.node, device.type) for device in workload.cluster.devices]
     words = {"p": "pipeline ", "s": "stage ", "d": "device "}
-    parts = place_of(plan, run, units).split()
-    title = ", ".join(words[part[0]] + part[1:] for part in parts)
-    ranges = plan.replicas[replica].stages[stage].layers
+    title = ", ".join(words[part[0]] + part[1:] for part in place_of(plan, run, units).split())
     computes, communicates = spans(run, units[0])
     return Row(
         title=title if len(units) == 1 else f"{title} (x{len(units)})",
-        devices=devices_text(places, chain.from_iterable(run.devices[unit] for unit in units)),
-        layers="; ".join(names_text(names[first:last]) for first, last in ranges),
+        devices=devices_text(
+            [(device.node, device.type) for device in workload.cluster.devices],
+            chain.from_iterable(run.devices[unit] for unit in units),
+        ),
+        layers="; ".join(
+            names_text(names[first:last])
+            for first, last in plan.replicas[replica].stages[stage].layers
+        ),
         computes=computes,
         communicates=communicates,
         busy=(

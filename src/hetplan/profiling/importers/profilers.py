@@ -214,8 +214,10 @@ def metis_layers(file: MetisFile, tensor: int, batch: int) -> tuple[list[Profile
             for held, p in zip(memory, params, strict=True)
         ]
     else:
-        entries = f"{len(memory)} entries for {len(params)} layers"
-        notes.append(f"layer_memory_total_mb has {entries}: saved_bytes are 0")
+        notes.append(
+            f"layer_memory_total_mb has {len(memory)} entries for {len(params)} layers: "
+            "saved_bytes are 0"
+        )
     layers = [
         layer(f"layer-{i}", params[i] * tensor, file.sent[i] / batch if file.sent else 0.0, kept[i])
         for i in range(len(params))
