@@ -252,7 +252,7 @@ TREE: Mapping[str, Any] = {
     "launch": ("launch:launch", "Plan a job file and start it: here, ssh, Slurm, Kubernetes, Ray."),
     "show": ("show:show", "Draw a plan, or print a decision in full."),
     "export": ("show:export", "Print a plan as a framework's flags or configuration."),
-    "layout": ("layout:layout", "Balance virtual pipeline stages, for Megatron and torchtitan."),
+    "layout": ("fits:layout", "Balance virtual pipeline stages, for Megatron and torchtitan."),
     "profile": (
         "Predict or measure what a model costs.",
         "measure",
