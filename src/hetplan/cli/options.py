@@ -123,8 +123,11 @@ def offer_methods(ctx: typer.Context, incomplete: str) -> list[str]:
     # An option that still lacks its value keeps the arguments before it from being assigned.
     loose = [word for word in ctx.args if not word.startswith("-")]
     entry = find(str(next(iter([*(ctx.params.get("instances") or ()), *loose]), "")))
-    known = list(FAMILIES) if entry is None else [entry.problem]
-    names = dict.fromkeys(method.name for name in known for method in family(name).methods)
+    names = dict.fromkeys(
+        method.name
+        for name in (list(FAMILIES) if entry is None else [entry.problem])
+        for method in family(name).methods
+    )
     return beginning([*names, "all"], incomplete, many=True)
 
 

@@ -297,8 +297,11 @@ class TemplatesProblem(Problem):
 def narrowness(workload: Workload) -> str:
     """A note where stages cannot have all devices of a node; else empty."""
     size = group_size(workload)
-    narrow = size < max(node.devices for node in workload.cluster.nodes)
-    return f"stages take at most {counted(size, 'device')}" if narrow else ""
+    return (
+        f"stages take at most {counted(size, 'device')}"
+        if size < max(node.devices for node in workload.cluster.nodes)
+        else ""
+    )
 
 
 @dataclass(frozen=True)

@@ -521,8 +521,15 @@ class Question:
             passes = Passes.of(costs, [(first, end)], tensor)
             states = sum(weights) / tensor, max(weights) / tensor
             kept = batch * self.alive(shape, stage, batch) * passes.saved
-            divided = (*states, level, 1 / shape.data if level else 1.0)
-            held.append(held_on(costs.data, divided, passes, kept, batch))
+            held.append(
+                held_on(
+                    costs.data,
+                    (*states, level, 1 / shape.data if level else 1.0),
+                    passes,
+                    kept,
+                    batch,
+                )
+            )
             for kind in shape.kinds[stage]:
                 left = self.limits[kind] - held[-1].allocated
                 free[kind] = min(free.get(kind, left), left)

@@ -165,8 +165,10 @@ class Correction:
     def covariance(self, one: Floats, other: Floats) -> Floats:
         """[N, M] between rows."""
         far = ((one[:, None] - other[None]) ** 2).sum(axis=2)
-        near = np.exp(-far / (2 * self.smoothing.length**2))
-        return np.asarray(self.smoothing.general**2 + self.smoothing.spread**2 * near)
+        return np.asarray(
+            self.smoothing.general**2
+            + self.smoothing.spread**2 * np.exp(-far / (2 * self.smoothing.length**2))
+        )
 
     @cached_property
     def inverse(self) -> Floats:
@@ -207,9 +209,9 @@ class Learned:
         for kind in KINDS:
             chosen = [op for op in self.data.operators if op.kind == kind][: SMOOTHING.largest]
             if chosen:
-                rows = np.array([sizes_of(op.shape, op.elements) for op in chosen])
                 corrections[kind] = Correction(
-                    rows, np.log(np.array([op.seconds for op in chosen]) / self.expected(chosen))
+                    np.array([sizes_of(op.shape, op.elements) for op in chosen]),
+                    np.log(np.array([op.seconds for op in chosen]) / self.expected(chosen)),
                 )
         return corrections
 

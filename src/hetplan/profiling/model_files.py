@@ -339,9 +339,12 @@ def from_config(value: Any, *, name: str, where: str = "config") -> ModelSpec:
         sizes[part] = kind_of_part(**own) if own else None
     if sizes["embedding_width"] == sizes["hidden"]:
         sizes["embedding_width"] = None
-    shape = Transformer(**{**ALWAYS.get(kind, {}), **sizes})
     return text_model(
-        name[:200], f"Hugging Face {kind} configuration", sequence, shape, notes=tuple(notes)
+        name[:200],
+        f"Hugging Face {kind} configuration",
+        sequence,
+        Transformer(**{**ALWAYS.get(kind, {}), **sizes}),
+        notes=tuple(notes),
     )
 
 

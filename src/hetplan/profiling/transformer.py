@@ -206,9 +206,12 @@ def transformer(
 ) -> Transformer:
     """A shape whose heads share the hidden size, each with its own key and value; `others` are
     further fields, or these two."""
-    usual = {"kv_heads": heads, "head_dim": hidden // heads}
     return Transformer(
-        layers=layers, hidden=hidden, heads=heads, feed_forward=feed_forward, **(usual | others)
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        feed_forward=feed_forward,
+        **({"kv_heads": heads, "head_dim": hidden // heads} | others),
     )
 
 

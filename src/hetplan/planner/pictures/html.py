@@ -210,8 +210,10 @@ def cell(device: Held, rows: int) -> str:
     )
     look = "" if device.row is None else f' style="background: hsl({hue:.0f} 62% {light}%)"'
     held = f"{bytes_text(device.held)} of {bytes_text(device.limit)}"
-    place = device.place or "idle"
-    return f'<li{look} title="{escape(held)}"><b>{place}</b>{escape(device.kind)}</li>'
+    return (
+        f'<li{look} title="{escape(held)}"><b>{device.place or "idle"}</b>'
+        f"{escape(device.kind)}</li>"
+    )
 
 
 def prices(offers: Sequence[Offer]) -> str:

@@ -234,8 +234,14 @@ def spans(run: Replay, unit: int) -> tuple[tuple[Span, ...], tuple[Span, ...]]:
     lanes: tuple[list[Span], list[Span]] = ([], [])
     for i in events[np.argsort(timeline.start[events], kind="stable")]:
         kind = LABELS[Kind(int(tasks.kind[i]))]
-        ends = float(timeline.start[i]), float(timeline.end[i])
-        lanes[kind in COMMUNICATES].append(Span(kind, *ends, int(tasks.micro_batch[i])))
+        lanes[kind in COMMUNICATES].append(
+            Span(
+                kind,
+                float(timeline.start[i]),
+                float(timeline.end[i]),
+                int(tasks.micro_batch[i]),
+            )
+        )
     return tuple(lanes[0]), tuple(lanes[1])
 
 
