@@ -15,12 +15,13 @@ repeated (Chen et al. 2016).
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 
 from hetplan.errors import require
 from hetplan.profiling.cluster import DeviceSpec, Floats
+from hetplan.profiling.efficiency import Learned
 from hetplan.profiling.operators import (
     DEFAULT_STACK,
     ELEMENT_BYTES,
@@ -41,10 +42,6 @@ from hetplan.profiling.operators import (
 )
 from hetplan.profiling.rates.products import MoveKind, move_seconds, product_seconds
 from hetplan.profiling.rates.shipped import Estimate
-
-if TYPE_CHECKING:
-    from hetplan.profiling.efficiency import Learned
-
 
 # The share of its speed that a 16-bit product keeps where k or n is no multiple of 8, by the
 # largest power of two that divides both (NVIDIA, "Matrix Multiplication Background": operands of
@@ -87,7 +84,7 @@ def layer_time(
     *,
     micro_batch: int = 1,
     tensor: int = 1,
-    learned: "Learned | None" = None,
+    learned: Learned | None = None,
 ) -> LayerTime:
     """Seconds of `layer` for `micro_batch` samples, split over `tensor` devices of such rates.
 

@@ -7,10 +7,10 @@ import datetime
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 from hetplan.errors import require
 from hetplan.profiling.cluster import Cluster, load_cluster
+from hetplan.profiling.efficiency import Learned, LearnedLinks
 from hetplan.profiling.frameworks import HETPLAN, RESERVED_BYTES, Framework, load_framework
 from hetplan.profiling.models import Model, check_made_for, load_model
 from hetplan.profiling.operators import DEFAULT_STACK, ELEMENT_BYTES, Precision, Stack, load_stack
@@ -18,9 +18,6 @@ from hetplan.profiling.profile import Profile, ProfileLayer, ProfileTable, Prove
 from hetplan.profiling.rates.shipped import shipped
 from hetplan.profiling.times import Rates, layer_time
 from hetplan.schema import derived
-
-if TYPE_CHECKING:
-    from hetplan.profiling.efficiency import Learned, LearnedLinks
 
 # 1: a roofline of shares of the datasheets (2025). 2: measured rates, fused attention, the host.
 PREDICTOR = 2
@@ -35,7 +32,7 @@ def predict(
     micro_batches: Sequence[int],
     tensor_degrees: Sequence[int] | None = None,
     stack: Stack = DEFAULT_STACK,
-    learned: "Mapping[str, Learned] | None" = None,
+    learned: Mapping[str, Learned] | None = None,
     date: str | None = None,
 ) -> Profile:
     """A predicted profile of `model` for every device type, tensor degree and micro-batch size.
@@ -100,7 +97,7 @@ def _table(
     tensor: int,
     micro_batch: int,
     stack: Stack,
-    learned: "Learned | None",
+    learned: Learned | None,
 ) -> ProfileTable:
     """One table; equal layers are computed once."""
     middle = Rates(device, cluster.specs[device], model.precision, stack)
@@ -195,7 +192,7 @@ class Workload:
     global_batch: int
     reserved_bytes: float = RESERVED_BYTES
     working_bytes: Mapping[int, float] = field(default_factory=dict)
-    links: "LearnedLinks | None" = None
+    links: LearnedLinks | None = None
     framework: Framework = HETPLAN
     stack: Stack = DEFAULT_STACK
     memory_margin: float = 0.0
