@@ -173,16 +173,12 @@ def plan(
     workloads = [with_links(one, links) for one in posed]
     workload = workloads[0]
     strategies = chosen_strategies(choice, workload, output, quiet=quiet)
+    criteria = Criteria(choice.money_limit, choice.cheapest_within, choice.parts)
     display = Display(f"{workload.model.name} on {workload.cluster.name}")
     planning = watched(
         run,
         lambda: make_plans(
-            workloads,
-            strategies,
-            run,
-            criteria=Criteria(choice.money_limit, choice.cheapest_within, choice.parts),
-            on_candidate=display.add,
-            notes=notes,
+            workloads, strategies, run, criteria=criteria, on_candidate=display.add, notes=notes
         ),
         display,
         quiet=quiet,
