@@ -192,13 +192,9 @@ def run(
     stop = threading.Event()
     with stopping(stop), workers.runner(stop) as runner:
         tally = carry_out(work, folder, runner, (lambda tally: None) if quiet else show_progress)
+    counts = {"runs": tally.total, "done": tally.done, "counts": dict(tally.counts)}
     return emit(
-        {
-            "folder": str(folder),
-            "runs": tally.total,
-            "done": tally.done,
-            "counts": dict(tally.counts),
-        },
+        {"folder": str(folder), **counts},
         summary(folder, work, tally),
         json=json,
         ok=tally.done == tally.total,
