@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from hetplan.profiling.models import Model
 from hetplan.profiling.transformer import Experts, Transformer
-from hetplan.profiling.vision import VGG19
+from hetplan.profiling.zoo import VGG19
 from hetplan.runtime.execution.chain import ALONE, Cut, Part, cut
 from hetplan.runtime.execution.position import Dropout, key_of, mixed, signed, uniform
 from hetplan.runtime.references import Block, Reference, activated, text_layers
@@ -161,7 +161,7 @@ def build_vgg(
     classes: int = 1000,
     inner: int = 4096,
 ) -> Pictures:
-    """A VGG; `plan` as in `profiling.vision`: widths, 0 for pooling."""
+    """A VGG; `plan` as in `profiling.zoo`: widths, 0 for pooling."""
     layers: dict[str, nn.Module] = {}
     channels, side = 3, image
     for i, width in enumerate(plan):

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from fakes.theories import sizes
 from hetplan.profiling.transformer import Transformer
-from hetplan.profiling.vision import VGG19
+from hetplan.profiling.zoo import VGG19
 from hetplan.runtime.tracing.aten import route
 
 # (module that returns the loss, example arguments)

@@ -13,8 +13,7 @@ from torch import nn
 from fakes.references import build, build_vgg, build_vit
 from hetplan.formulations.joint.plan import Plan, parse_plan
 from hetplan.profiling.transformer import Experts
-from hetplan.profiling.vision import encoder
-from hetplan.profiling.zoo import bert, gpt2, llama
+from hetplan.profiling.zoo import bert, encoder, gpt2, llama
 from hetplan.runtime.references import stand_in
 
 SMALL: dict[str, Any] = {"vocabulary": 23}

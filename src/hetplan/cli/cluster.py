@@ -97,8 +97,11 @@ def detect(
         }
     )
     if output is not None:
-        head = "".join(f"# {line}\n" for line in ("written by hetplan cluster detect", *assumed))
-        write_text(output, head + to_yaml(document))
+        write_text(
+            output,
+            "".join(f"# {line}\n" for line in ("written by hetplan cluster detect", *assumed))
+            + to_yaml(document),
+        )
     note(*assumed)
     return emit(document, [nodes_table(document)], json=json)
 

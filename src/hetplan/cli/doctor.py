@@ -125,7 +125,6 @@ def local_gpus(patience: float = 30.0) -> tuple[list[dict[str, Any]] | None, str
 def report_tables(report: dict[str, Any]) -> list[Table]:
     """The report for people."""
     gpus = [f"{gpu['name']} ({bytes_text(gpu['memory_bytes'])})" for gpu in report["gpus"] or []]
-    programs = [name for name, path in report["solver_binaries"].items() if path]
     rows = (
         ("hetplan", report["hetplan"]),
         ("python", f"{report['python']} on {report['platform']}"),
@@ -133,9 +132,19 @@ def report_tables(report: dict[str, Any]) -> list[Table]:
         ("cores", str(report["cores"])),
         ("memory", bytes_text(report["memory_bytes"])),
         ("GPUs", "; ".join(gpus) or report["gpus_missing"]),
-        ("solver programs", ", ".join(programs) or "none found"),
+        (
+            "solver programs",
+            ", ".join(name for name, path in report["solver_binaries"].items() if path)
+            or "none found",
+        ),
     )
-    checks = tuple(
-        ("ok" if c["ok"] else "FAILED", c["check"], c["detail"]) for c in report["checks"]
-    )
-    return [Table("", ("", ""), rows), Table("checks", ("", "", ""), checks)]
+    return [
+        Table("", ("", ""), rows),
+        Table(
+            "checks",
+            ("", "", ""),
+            tuple(
+                ("ok" if c["ok"] else "FAILED", c["check"], c["detail"]) for c in report["checks"]
+            ),
+        ),
+    ]

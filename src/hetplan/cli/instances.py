@@ -103,8 +103,10 @@ def show_list(
 def summary(entry: Entry) -> dict[str, Any]:
     """One row of the list; what is not known is None."""
     best = entry.best_known()
-    keys = ("objective", "bound", "gap", "status", "found_by", "proved_by")
-    known = {key: getattr(best, key, None) for key in keys}
+    known = {
+        key: getattr(best, key, None)
+        for key in ("objective", "bound", "gap", "status", "found_by", "proved_by")
+    }
     return {"problem": entry.problem, "name": entry.name, **known}
 
 
@@ -131,8 +133,13 @@ def show(
     rows += [(key, size_text(value)) for key, value in document["data"].items()]
     if known is not None:
         proved = f", bound {number_text(known.bound, 8)} by {known.proved_by}"
-        best_known = f"{number_text(known.objective, 8)} by {known.found_by}"
-        rows.append(("best known", best_known + (proved if known.proved_by else ", no bound")))
+        rows.append(
+            (
+                "best known",
+                f"{number_text(known.objective, 8)} by {known.found_by}"
+                + (proved if known.proved_by else ", no bound"),
+            )
+        )
     return emit(document, [Table(opened.name, ("", ""), tuple(rows))], json=json)
 
 

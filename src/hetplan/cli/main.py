@@ -66,8 +66,11 @@ def guarded(arguments: Sequence[str] | None) -> int:
     except Exception as error:  # noqa: BLE001 (the last boundary: a bug is one line too, debugging shows it all)
         if isinstance(error, _USAGE_ERROR):
             return complain(usage_text(error), USAGE, error)
-        hint = "this is a bug; HETPLAN_DEBUG=1 shows where"
-        return complain(f"{type(error).__name__}: {error} ({hint})", BUG, error)
+        return complain(
+            f"{type(error).__name__}: {error} (this is a bug; HETPLAN_DEBUG=1 shows where)",
+            BUG,
+            error,
+        )
     if returned == ABORTED:  # what typer makes of KeyboardInterrupt, in silence
         return complain("aborted", ABORTED)
     return returned if isinstance(returned, int) else 0
@@ -119,8 +122,9 @@ class Command(TyperCommand):
             pretty_exceptions_enable=False,
             context_settings=SETTINGS,
         )
-        whole = getattr(import_module(f"hetplan.cli.{module}"), function)
-        app.command(self.name)(with_groups_as_options(whole))
+        app.command(self.name)(
+            with_groups_as_options(getattr(import_module(f"hetplan.cli.{module}"), function))
+        )
         return typer.main.get_command(app)
 
     def make_context(self, *args: Any, **extra: Any) -> Any:
@@ -153,8 +157,9 @@ def with_groups_as_options(function: Callable[..., int]) -> Callable[..., int]:
     @functools.wraps(function)
     def call(**values: Any) -> int:
         for name, kind in groups.items():
-            fields = [field.name for field in dataclasses.fields(kind)]
-            values[name] = kind(**{field: values.pop(field) for field in fields})
+            values[name] = kind(
+                **{field.name: values.pop(field.name) for field in dataclasses.fields(kind)}
+            )
         return function(**values)
 
     call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -247,7 +252,7 @@ TREE: Mapping[str, Any] = {
     "launch": ("launch:launch", "Plan a job file and start it: here, ssh, Slurm, Kubernetes, Ray."),
     "show": ("show:show", "Draw a plan, or print a decision in full."),
     "export": ("show:export", "Print a plan as a framework's flags or configuration."),
-    "layout": ("layout:layout", "Balance virtual pipeline stages, for Megatron and torchtitan."),
+    "layout": ("fits:layout", "Balance virtual pipeline stages, for Megatron and torchtitan."),
     "profile": (
         "Predict or measure what a model costs.",
         "measure",
@@ -349,15 +354,19 @@ def make(name: str, entry: tuple[Any, ...]) -> Command | Group:
     if len(entry) == 2:
         return Command(name, *entry)
     line, default, commands = entry
-    inner = {command: make(command, part) for command, part in commands.items()}
-    return Group(name, line, inner, default)
+    return Group(
+        name, line, {command: make(command, part) for command, part in commands.items()}, default
+    )
 
 
 @functools.cache
 def program() -> Group:
     """The whole command line."""
-    text = "Plan the training of one model on mixed GPUs, with a proven bound on every plan."
-    whole = Group("hetplan", text, {name: make(name, entry) for name, entry in TREE.items()})
+    whole = Group(
+        "hetplan",
+        "Plan the training of one model on mixed GPUs, with a proven bound on every plan.",
+        {name: make(name, entry) for name, entry in TREE.items()},
+    )
     options = typer.Typer()
     options.callback()(program_options)
     whole.params += typer.main.get_command(options).params

@@ -60,8 +60,9 @@ def number(*names: str, least: float, most: float, help: str, metavar: str = "N"
     """An option that is a number between two others; not a number is refused as well."""
 
     def check(value: float | None) -> float | None:
-        usable = value is None or least <= value <= most
-        require_option(usable, names[0], value, f"{least:g} to {most:g}")
+        require_option(
+            value is None or least <= value <= most, names[0], value, f"{least:g} to {most:g}"
+        )
         return value
 
     return typer.Option(*names, metavar=metavar, help=help, callback=check)
@@ -90,8 +91,9 @@ def beginning(names: Iterable[str], incomplete: str, *, many: bool) -> list[str]
     """The names that begin as typed; of a comma-separated list its last part, without the names
     that the list has already."""
     before, comma, last = incomplete.rpartition(",") if many else ("", "", incomplete)
-    taken = before.split(",")
-    return [f"{before}{comma}{n}" for n in names if n.startswith(last) and n not in taken]
+    return [
+        f"{before}{comma}{n}" for n in names if n.startswith(last) and n not in before.split(",")
+    ]
 
 
 def offer(what: str, *, ending: str = "", many: bool = False) -> Callable[[str], list[str]]:
@@ -121,8 +123,11 @@ def offer_methods(ctx: typer.Context, incomplete: str) -> list[str]:
     # An option that still lacks its value keeps the arguments before it from being assigned.
     loose = [word for word in ctx.args if not word.startswith("-")]
     entry = find(str(next(iter([*(ctx.params.get("instances") or ()), *loose]), "")))
-    known = list(FAMILIES) if entry is None else [entry.problem]
-    names = dict.fromkeys(method.name for name in known for method in family(name).methods)
+    names = dict.fromkeys(
+        method.name
+        for name in (list(FAMILIES) if entry is None else [entry.problem])
+        for method in family(name).methods
+    )
     return beginning([*names, "all"], incomplete, many=True)
 
 
@@ -382,8 +387,12 @@ def whole_numbers(
     numbers: set[int] = set()
     for text in split_list(texts):
         ends = [int(end) if end.isdecimal() and len(end) < 9 else -1 for end in text.split("-")]
-        usable = len(ends) <= 2 and least <= ends[0] <= ends[-1] <= most
-        require_option(usable, option, text, f"whole numbers from {least} to {most}, as 1,2 or 1-8")
+        require_option(
+            len(ends) <= 2 and least <= ends[0] <= ends[-1] <= most,
+            option,
+            text,
+            f"whole numbers from {least} to {most}, as 1,2 or 1-8",
+        )
         numbers.update(range(ends[0], ends[-1] + 1))
     require(numbers, "no number given", where=option)
     return tuple(sorted(numbers))

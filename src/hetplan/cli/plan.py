@@ -154,8 +154,9 @@ def plan(
     from hetplan.planner.ranking import Criteria, make_plans, make_workloads, only
 
     require(output or not (choice.measure or choice.run), "--measure and --run need --output FILE")
-    options = make_options(time_limit=time_limit, gap=gap, threads=threads, seed=seed)
-    run = Run(options, started=begun)
+    run = Run(
+        make_options(time_limit=time_limit, gap=gap, threads=threads, seed=seed), started=begun
+    )
     posed, notes = make_workloads(
         traced_model(choice.factory, model, only(precision), None, quiet=quiet)
         if choice.factory
@@ -196,8 +197,9 @@ def plan(
 def run_here(words: Sequence[str], *, json: bool) -> int:
     """`hetplan run` in a process of its own: solvers and measurements leave threads, and ranks are
     forked. json: standard output is another document's, so that it prints to standard error."""
-    program = [sys.executable, "-m", "hetplan", "run", *words]
-    return subprocess.run(program, stdout=2 if json else None, check=False).returncode
+    return subprocess.run(
+        [sys.executable, "-m", "hetplan", "run", *words], stdout=2 if json else None, check=False
+    ).returncode
 
 
 def chosen_strategies(
@@ -207,8 +209,9 @@ def chosen_strategies(
     settings = parse_dotted(choice.settings or [], "--set", "STRATEGY.NAME=VALUE")
     names = choice.strategies
     if choice.measure and output:
-        curves = measured_curves(workload, choice.measure, output, quiet=quiet)
-        settings.setdefault("poplar", {})["curves"] = ",".join(map(str, curves))
+        settings.setdefault("poplar", {})["curves"] = ",".join(
+            map(str, measured_curves(workload, choice.measure, output, quiet=quiet))
+        )
         names = names or ["poplar"]
     return named_strategies(names, settings)
 
@@ -307,8 +310,7 @@ def verdict_table(planning: "Planning", best: "Candidate", explained: "Explanati
         "note": "; ".join(planning.notes),
     }
     rows = tuple((key, fill(text, VALUE_WIDTH)) for key, text in lines.items() if text)
-    title = fill(workload_title(workload, planning.precisions), SCREEN_WIDTH)
-    return Table(title, ("", ""), rows)
+    return Table(fill(workload_title(workload, planning.precisions), SCREEN_WIDTH), ("", ""), rows)
 
 
 def paradigms_table(planning: "Planning", explained: "Explanation") -> Table:
@@ -368,9 +370,13 @@ def ranking_table(planning: "Planning") -> Table:
         *(f"{c.name}: {c.message}" for c in planning.candidates if c.message),
         *planning.notes,
     )
-    title = fill(workload_title(workload, planning.precisions), SCREEN_WIDTH)
-    lines = (fill(text, SCREEN_WIDTH, subsequent_indent="  ") for text in notes)
-    return Table.of(title, planning.candidates, columns, lines, range(2, len(columns)))
+    return Table.of(
+        fill(workload_title(workload, planning.precisions), SCREEN_WIDTH),
+        planning.candidates,
+        columns,
+        (fill(text, SCREEN_WIDTH, subsequent_indent="  ") for text in notes),
+        range(2, len(columns)),
+    )
 
 
 def no_winner(planning: "Planning") -> Table:
@@ -390,13 +396,18 @@ def no_winner(planning: "Planning") -> Table:
         ]
         if len(undecided) == len(planning.candidates):
             return Table("no winner: no method had time for an answer", (), (), tuple(undecided))
-        lines = [f"would fit: {line}" for line in planning.advice]
-        advice = (needs(planning.workload), *(lines or ["no number of devices would do"]))
+        advice = (
+            needs(planning.workload),
+            *(
+                [f"would fit: {line}" for line in planning.advice]
+                or ["no number of devices would do"]
+            ),
+        )
         return Table("no winner: nothing found fits in memory", (), (), (*advice, *undecided))
     least, name = min(prices)
-    limit = number_text(planning.criteria.money_limit, 4)
     return Table(
-        f"no winner: nothing that fits costs at most {limit} per million tokens",
+        "no winner: nothing that fits costs at most "
+        f"{number_text(planning.criteria.money_limit, 4)} per million tokens",
         (),
         (),
         (f"cheapest that fits: {name}, {number_text(least, 4)} per million tokens",),
@@ -426,8 +437,9 @@ def pareto_tables(planning: "Planning") -> Iterator[Table]:
 def devices_used(candidate: "Candidate") -> str:
     """`12 V100-SXM2-16GB + 4 T4`."""
     plan = candidate.plan
-    counts = Counter(plan.devices[device].type for device in plan.ranks) if plan else Counter[str]()
-    return devices_counted(counts)
+    return devices_counted(
+        Counter(plan.devices[device].type for device in plan.ranks) if plan else Counter[str]()
+    )
 
 
 def figures_notes(planning: "Planning") -> tuple[str, ...]:
@@ -473,8 +485,10 @@ def memory_text(candidate: "Candidate", workload: "Workload") -> str:
     if candidate.peak_bytes is None:
         return "-"
     usable = workload.device_bytes()
-    pairs = zip(candidate.peak_bytes, workload.cluster.devices, strict=True)
-    shares = [(peak, usable[device.type]) for peak, device in pairs]
+    shares = [
+        (peak, usable[device.type])
+        for peak, device in zip(candidate.peak_bytes, workload.cluster.devices, strict=True)
+    ]
     text = share_text(*max(shares, key=lambda share: share[0] / max(share[1], 1.0)))
     return text if candidate.fits_memory else f"{text} !"
 
@@ -534,8 +548,10 @@ def free_text(candidate: "Candidate", workload: "Workload") -> str:
     """By device type in use, what the fullest device leaves free of what training can use."""
     if candidate.peak_bytes is None:
         return ""
-    used = candidate.plan.ranks if candidate.plan else range(len(candidate.peak_bytes))
-    held = [(workload.cluster.devices[i].type, candidate.peak_bytes[i]) for i in used]
+    held = [
+        (workload.cluster.devices[i].type, candidate.peak_bytes[i])
+        for i in (candidate.plan.ranks if candidate.plan else range(len(candidate.peak_bytes)))
+    ]
     free = [
         f"{bytes_text(limit - max(peak for name, peak in held if name == kind))} of "
         f"{bytes_text(limit)} on {kind}"

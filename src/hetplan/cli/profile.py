@@ -209,8 +209,12 @@ def tensor_degrees(texts: Sequence[str], model: Model) -> tuple[int, ...]:
     """Tensor parallel degrees that the model can take; raises InputError."""
     degrees = whole_numbers(texts, "--tensor")
     for degree in degrees:
-        expected = "a divisor of the model's heads and feed-forward size"
-        require_option(model.tensor_degree_fits(degree), "--tensor", degree, expected)
+        require_option(
+            model.tensor_degree_fits(degree),
+            "--tensor",
+            degree,
+            "a divisor of the model's heads and feed-forward size",
+        )
     return degrees
 
 
@@ -310,8 +314,7 @@ def import_(
     document = imported.document
     if output is not None:
         # JSON is YAML, but people edit cluster files
-        as_text = to_yaml if imported.kind == "cluster" else to_json
-        write_text(output, as_text(document))
+        write_text(output, (to_yaml if imported.kind == "cluster" else to_json)(document))
     note(*imported.notes)
     return emit(document, [summary(imported, output)], json=json)
 
@@ -321,12 +324,17 @@ def summary(imported: Imported, path: Path | None) -> Table:
     where = "" if path is None else f", written to {path}"
     document = imported.document
     if imported.kind != "profile":
-        entries = tuple((key, str(value)) for key, value in document.items())
-        return Table(f"{imported.kind}{where}", ("key", "value"), entries)
+        return Table(
+            f"{imported.kind}{where}",
+            ("key", "value"),
+            tuple((key, str(value)) for key, value in document.items()),
+        )
     profile = Profile.model_validate(document, strict=False)
     params = bytes_text(sum(layer.param_bytes for layer in profile.layers))
-    title = f"profile of {profile.model}, {len(profile.layers)} layers, {params} of parameters"
-    return passes_table(title + where, profile)
+    return passes_table(
+        f"profile of {profile.model}, {len(profile.layers)} layers, {params} of parameters{where}",
+        profile,
+    )
 
 
 def measure(
@@ -509,9 +517,15 @@ def operators(
         ("TFLOP/s at most", number_text(measured.flops_per_second / 1e12, 4)),
         ("GB/s at most", number_text(measured.bytes_per_second / 1e9, 4)),
     )
-    title = f"operators of {measured.device} in {measured.precision}, measured"
     return emit(
-        measured.model_dump(mode="json"), [Table(title, ("", ""), rows)], json=json, output=output
+        measured.model_dump(mode="json"),
+        [
+            Table(
+                f"operators of {measured.device} in {measured.precision}, measured", ("", ""), rows
+            )
+        ],
+        json=json,
+        output=output,
     )
 
 
@@ -538,8 +552,10 @@ def quick(
     )
     learned = train_operators(measure_quickly(device, precision, name=device_type))
     if learned.bus_bytes_per_second is not None:
-        rate = learned.bus_bytes_per_second * 8e-9
-        note(f"a large all-reduce reaches {rate:.4g} Gbit/s of each GPU's links")
+        note(
+            f"a large all-reduce reaches {learned.bus_bytes_per_second * 8e-9:.4g} Gbit/s of each "
+            "GPU's links"
+        )
     return emit(
         learned.model_dump(mode="json"), [operators_table(learned)], json=json, output=output
     )

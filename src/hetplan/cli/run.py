@@ -216,9 +216,10 @@ class Survival:
             target = folder / f"plan-without-{'-'.join(nodes)}.json"
             program = [sys.executable, "-m", "hetplan", "plan", "replan", str(files[-1])]
             words = ["--lost", ",".join(nodes), "--output", str(target), "--json", "--quiet"]
-            options = [word for pair in pairs for word in pair]
             done = subprocess.run(
-                [*program, *words, *options], stdout=subprocess.DEVNULL, check=False
+                [*program, *words, *[word for pair in pairs for word in pair]],
+                stdout=subprocess.DEVNULL,
+                check=False,
             )
             if done.returncode != 0:
                 return None

@@ -97,14 +97,21 @@ def solve(
             break
     documents = [answer_document(*answer, options.as_dict()) for answer in answers]
     alone = len(posed) == 1
-    whole = documents[0] if alone else {"answers": documents}
-    tables = (table for answer in answers for table in result_tables(*answer, alone=alone))
-    emit(whole, tables, json=json, output=output)
+    emit(
+        documents[0] if alone else {"answers": documents},
+        (table for answer in answers for table in result_tables(*answer, alone=alone)),
+        json=json,
+        output=output,
+    )
     every = [result for _, results in answers for result in results]
     if any(BUG in result.details for result in every):
         return 3
-    solved = all(result.status in ("optimal", "feasible") for result in every)
-    return 0 if solved and len(answers) == len(posed) else 1
+    return (
+        0
+        if all(result.status in ("optimal", "feasible") for result in every)
+        and len(answers) == len(posed)
+        else 1
+    )
 
 
 def chosen_methods(
@@ -136,8 +143,14 @@ def check_back_ends(
     for backend, native in options.native.items():
         wanted.setdefault(backend, f"--native {backend}.{next(iter(native))}")
     for backend, option in wanted.items():
-        every = [method for family in families.values() for method in family.methods]
-        users = list(dict.fromkeys(one.name for one in every if backend in one.backends))
+        users = list(
+            dict.fromkeys(
+                method.name
+                for family in families.values()
+                for method in family.methods
+                if backend in method.backends
+            )
+        )
         chosen = dict.fromkeys(name for names in methods.values() for name in names)
         require(
             set(users) & set(chosen),
@@ -171,8 +184,9 @@ def run_methods(
             kind = type(error).__name__
             text = str(error) if isinstance(error, HetplanError) else f"{kind}: {error}"
             message = text if refused else f"bug in hetplan: {text}"
-            details = {} if refused else {BUG: kind}
-            results.append(no_result(method, options, Stop.ERROR, message, details))
+            results.append(
+                no_result(method, options, Stop.ERROR, message, {} if refused else {BUG: kind})
+            )
         if run.cancelled:
             later, message = methods[len(results) :], "not begun: stopped from the keyboard"
             results += [no_result(name, options, Stop.INTERRUPTED, message) for name in later]
@@ -311,11 +325,13 @@ def verdict_tables(instance: Instance, verdicts: Sequence[Verdict]) -> Iterator[
         if evaluation is None:
             stated = f"stated {claim.status}" if claim.status else "no status stated"
             bound = "" if claim.bound is None else f", bound {number_text(claim.bound, 10)}"
-            nothing = f"no decision ({stated}{bound})"
-            yield Table(title, (), (), (*verdict.complaints, nothing))
+            yield Table(title, (), (), (*verdict.complaints, f"no decision ({stated}{bound})"))
             continue
-        parts = {**evaluation.parts, "objective": evaluation.objective}
-        rows = tuple((name, number_text(v, 10)) for name, v in parts.items() if v is not None)
+        rows = tuple(
+            (name, number_text(v, 10))
+            for name, v in {**evaluation.parts, "objective": evaluation.objective}.items()
+            if v is not None
+        )
         yield Table(
             title, ("part", "value") if rows else (), rows, notes=verdict.complaints, right=(1,)
         )

@@ -203,8 +203,9 @@ def slurm_settings(texts: Sequence[str]) -> dict[str, Any]:
     settings: dict[str, Any] = {}
     for text in texts:
         name, equals, value = text.partition("=")
-        usable = bool(equals) and name.isidentifier()
-        require_option(usable, "--slurm", text, "NAME=VALUE, such as cores=2")
+        require_option(
+            bool(equals) and name.isidentifier(), "--slurm", text, "NAME=VALUE, such as cores=2"
+        )
         settings[name] = native_value(value)
     return settings
 
@@ -333,8 +334,9 @@ def paper_report(
     longer.
     """
     check_name("unknown paper", paper, PAPERS)
-    tell = (lambda line: None) if quiet else note
-    exhibits, notes = exhibits_of(paper, name, full=full, tell=tell)
+    exhibits, notes = exhibits_of(
+        paper, name, full=full, tell=(lambda line: None) if quiet else note
+    )
     require(exhibits, "no exhibit matches", where="--name", got=name)
     pictures = {e.name: made for e in exhibits if html or png if (made := e.chart())}
     tables = [e.table(() if at else notes) for at, e in enumerate(exhibits)]

@@ -88,8 +88,11 @@ def validate(
     figures = summary(rows)
     document = {"set": name, "rows": [row.document() for row in rows], "summary": figures}
     parts = {part: (None, own) for part, own in parts_of(figures).items()}
-    whys = [f"{count} x {reason}" for reason, count in reasons(rows)]
-    tables = [figures_table(f"{name}, predicted", parts, whys)]
+    tables = [
+        figures_table(
+            f"{name}, predicted", parts, [f"{count} x {reason}" for reason, count in reasons(rows)]
+        )
+    ]
     if name != "operators":  # they are a hundred thousand: the JSON lists them
         tables.insert(0, rows_table(name, rows))
     emit(document, tables, json=json)
@@ -154,8 +157,11 @@ COLUMNS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
 def parts_of(whole: Figures) -> dict[str, Figures]:
     """A set's figures as a whole, by file, and by GPU type or operator; a plan that is a file of
     its own stands in its folder."""
-    files = {name: part for name, part in whole["files"].items() if not name.endswith(".json")}
-    return {"all": whole, **files, **whole["kinds"]}
+    return {
+        "all": whole,
+        **{name: part for name, part in whole["files"].items() if not name.endswith(".json")},
+        **whole["kinds"],
+    }
 
 
 def figures_table(
@@ -271,8 +277,10 @@ def calibrate(
             part: (before[part], figures)
             for part, figures in parts_of(more["rest"]["after"]).items()
         }
-        rates = figures_table("the other rows: before -> calibrated", parts)
-        tables = [calibration_table(measured, estimated), rates]
+        tables = [
+            calibration_table(measured, estimated),
+            figures_table("the other rows: before -> calibrated", parts),
+        ]
     else:
         measured, more = tuple(load_measured_run(path) for path in runs), {}
         setting = Setting(cluster=cluster, model=model, profile=profile)
@@ -297,7 +305,6 @@ def calibrate(
 def calibration_table(runs: Sequence[MeasuredRun], estimated: Estimate) -> Table:
     """Runs beside their predictions, and the constants."""
     constants = estimated.calibration
-    left_out = estimated.left_out or (None,) * len(runs)
     notes = [f"not calibrated: {estimated.reason}"]
     if constants is not None:
         values = constants.values()
@@ -308,12 +315,18 @@ def calibration_table(runs: Sequence[MeasuredRun], estimated: Estimate) -> Table
             f"{percent_text(constants.error_left_out)} of runs left out"
         )
         if constants.framework_bytes is not None:
-            held = bytes_text(constants.framework_bytes)
-            notes.append(f"framework and driver hold {held} of each device")
+            notes.append(
+                f"framework and driver hold {bytes_text(constants.framework_bytes)} of each device"
+            )
     word = "calibrated" if constants is not None else "not calibrated"
     return Table.of(
         "calibration",
-        zip(runs, estimated.predictions, left_out, strict=True),
+        zip(
+            runs,
+            estimated.predictions,
+            estimated.left_out or (None,) * len(runs),
+            strict=True,
+        ),
         {
             "run": lambda row: row[0].where,
             "measured": lambda row: seconds_text(row[0].seconds),
@@ -384,10 +397,9 @@ def read_plans(path: Path) -> list[tuple[str, Plan]]:
     value, where = read_json(path), str(path)
     if not isinstance(value, dict) or "candidates" not in value:
         return [(path.name, parse_plan(value, where=where))]
-    offers = parse(PlanningDocument, value, where=where).candidates
     named = [
         (o.name, parse_plan(o.plan, where=f"{where}: candidates[{i}].plan"))
-        for i, o in enumerate(offers)
+        for i, o in enumerate(parse(PlanningDocument, value, where=where).candidates)
         if o.plan is not None
     ]
     require(named, "no candidate has a plan", where=where)
@@ -404,8 +416,9 @@ def planned_anew(
     """The best plan of these strategies where one device type is off as a whole, beside the given
     plans there."""
     rows = []
-    whole_types = scenarios(workload.profile, 0, 0, unmeasured)
-    for outcome, scenario in zip(analysis.outcomes, whole_types, strict=False):
+    for outcome, scenario in zip(
+        analysis.outcomes, scenarios(workload.profile, 0, 0, unmeasured), strict=False
+    ):
         held = replace(workload, profile=perturbed(workload.profile, scenario.factors))
         best = make_plans(held, make_strategies(strategies), Run(Options(time_limit=limit))).best
         seconds = None if best is None else best.predicted_seconds

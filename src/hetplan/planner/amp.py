@@ -74,8 +74,9 @@ class Amp(Strategy):
         for left, problem in zip(range(len(problems), 0, -1), problems, strict=True):
             if run.should_stop:
                 break
-            part = run.part(time_limit=run.remaining / left)
-            result = solve(family("amp"), problem.data, "auto", part)
+            result = solve(
+                family("amp"), problem.data, "auto", run.part(time_limit=run.remaining / left)
+            )
             candidates.append(problem.candidate(AUTO, result))
             if (
                 bound
@@ -160,8 +161,12 @@ class AmpProblem(Problem):
 
         Every tensor group takes all rows of a micro-batch and equal parts of every weight.
         """
-        count = self.data.global_batch // (decision.data * decision.micro_batch)
-        batches = [MicroBatches(count=count, samples=decision.micro_batch)]
+        batches = [
+            MicroBatches(
+                count=self.data.global_batch // (decision.data * decision.micro_batch),
+                samples=decision.micro_batch,
+            )
+        ]
         replicas = [
             Replica(
                 stages=[
@@ -291,8 +296,9 @@ def problems_within_replay(workload: Workload) -> Iterator[AmpProblem]:
             update={"device_bytes": rooms, "layer_bytes_per_sample": kept}
         )
         if any(rooms.values()):
-            changes = {"layer_seconds": tables, "memory": memory}
-            yield AmpProblem(workload, whole.model_copy(update=changes))
+            yield AmpProblem(
+                workload, whole.model_copy(update={"layer_seconds": tables, "memory": memory})
+            )
 
 
 def room(capacity: float, beside: float) -> float:

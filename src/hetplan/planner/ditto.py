@@ -109,8 +109,14 @@ class Ditto(Strategy):
             )
         if failures is not None:
             width = group_size(workload)
-            within = [instance_within_replay(workload, size, width) for size in sizes]
-            return [TemplatesProblem(workload, within, failures, self.ready)]
+            return [
+                TemplatesProblem(
+                    workload,
+                    [instance_within_replay(workload, size, width) for size in sizes],
+                    failures,
+                    self.ready,
+                )
+            ]
         return [DittoProblem(workload, [pose(workload, size) for size in sizes])]
 
     def within_replay(self, workload: Workload, run: Run, bound: float | None) -> Candidate | None:
@@ -121,14 +127,19 @@ class Ditto(Strategy):
         widths = [1 << k for k in range(group_size(workload).bit_length())]
         sizes = micro_batch_sizes(workload)
         instances = [instance_within_replay(workload, b, width) for width in widths for b in sizes]
-        half = run.part(time_limit=run.remaining / 2, quiet=False)
         try:
-            best = DittoProblem(workload, instances).solve(AUTO, half)
+            best = DittoProblem(workload, instances).solve(
+                AUTO, run.part(time_limit=run.remaining / 2, quiet=False)
+            )
         except NoPlan:
             return None
         assert best.plan is not None and best.objective is not None
-        size = best.plan.replicas[0].micro_batches[0].samples
-        loose = solve(family("ditto"), pose(workload, size), "auto", run.part())
+        loose = solve(
+            family("ditto"),
+            pose(workload, best.plan.replicas[0].micro_batches[0].samples),
+            "auto",
+            run.part(),
+        )
         reached = loose.bound is not None and best.objective <= loose.bound * (1 + EQUAL_WITHIN)
         return replace(best, bound=loose.bound, status="optimal" if reached else "feasible")
 
@@ -157,15 +168,22 @@ class DittoProblem(Problem):
             if run.should_stop and results:
                 break
             run.report(note=f"{data.micro_batches} micro-batches")
-            part = run.part(time_limit=run.remaining / left)
-            result = solve(family("ditto"), data, method.name, part)
+            result = solve(
+                family("ditto"), data, method.name, run.part(time_limit=run.remaining / left)
+            )
             results.append(result)
             if result.decision is not None:
                 stages = result.decision.stages
-                groups = place(stages, free_devices(self.workload))
-                placed = PlacedTemplate(self.workload, data, stages, groups, data.micro_batches)
-                seconds = (result.objective or 0.0) + placed.send_seconds()
-                templates.append((seconds, result, placed))
+                placed = PlacedTemplate(
+                    self.workload,
+                    data,
+                    stages,
+                    place(stages, free_devices(self.workload)),
+                    data.micro_batches,
+                )
+                templates.append(
+                    ((result.objective or 0.0) + placed.send_seconds(), result, placed)
+                )
         solving = fsum(result.seconds for result in results)
         if not templates:
             proven = all(result.status == "infeasible" for result in results)
@@ -208,15 +226,17 @@ class TemplatesProblem(Problem):
         reason = "out of time"
         for left, data in zip(range(len(self.instances), 0, -1), self.instances, strict=True):
             run.report(note=f"{data.micro_batches} micro-batches")
-            part = run.part(time_limit=run.remaining / left)
             templates = (
-                list(template_list(data, part).templates)
+                list(template_list(data, run.part(time_limit=run.remaining / left)).templates)
                 if self.ready is None
                 else ready_templates(data, self.ready.pipelines)
             )
-            nodes = tuple(kind.nodes for kind in data.device_types)
             chosen = instantiate(
-                templates, nodes, data.micro_batches, run.part(), failures=self.failures
+                templates,
+                tuple(kind.nodes for kind in data.device_types),
+                data.micro_batches,
+                run.part(),
+                failures=self.failures,
             )
             reason = chosen.message or reason
             if chosen.seconds is not None:
@@ -266,9 +286,10 @@ class TemplatesProblem(Problem):
                     node, devices = units[name].pop(0)
                     own[name][node] += devices
             stages = pipeline.template.decision.stages
-            groups = place(stages, own)
             placed.append(
-                PlacedTemplate(self.workload, data, stages, groups, pipeline.micro_batches)
+                PlacedTemplate(
+                    self.workload, data, stages, place(stages, own), pipeline.micro_batches
+                )
             )
         return placed
 
@@ -276,8 +297,11 @@ class TemplatesProblem(Problem):
 def narrowness(workload: Workload) -> str:
     """A note where stages cannot have all devices of a node; else empty."""
     size = group_size(workload)
-    narrow = size < max(node.devices for node in workload.cluster.nodes)
-    return f"stages take at most {counted(size, 'device')}" if narrow else ""
+    return (
+        f"stages take at most {counted(size, 'device')}"
+        if size < max(node.devices for node in workload.cluster.nodes)
+        else ""
+    )
 
 
 @dataclass(frozen=True)
@@ -319,9 +343,15 @@ class PlacedTemplate:
             tensor_stage([(stage.first, stage.last)], group)
             for stage, group in zip(self.stages, self.groups, strict=True)
         ]
-        samples = self.workload.global_batch // self.data.micro_batches
-        batches = [MicroBatches(count=self.micro_batches, samples=samples)]
-        return Replica(stages=stages, micro_batches=batches)
+        return Replica(
+            stages=stages,
+            micro_batches=[
+                MicroBatches(
+                    count=self.micro_batches,
+                    samples=self.workload.global_batch // self.data.micro_batches,
+                )
+            ],
+        )
 
 
 def instance_within_replay(workload: Workload, micro_batch: int, width: int) -> DittoData:
@@ -334,8 +364,14 @@ def instance_within_replay(workload: Workload, micro_batch: int, width: int) -> 
         (layer.saved_bytes + (width - 1) * layer.replicated_saved_bytes) * micro_batch
         for layer in workload.profile.layers
     ]
-    rooms = {name: room(capacity, beside) for name, capacity in data.memory.device_bytes.items()}
-    memory = data.memory.model_copy(update={"device_bytes": rooms, "layer_activation_bytes": kept})
+    memory = data.memory.model_copy(
+        update={
+            "device_bytes": {
+                name: room(capacity, beside) for name, capacity in data.memory.device_bytes.items()
+            },
+            "layer_activation_bytes": kept,
+        }
+    )
     return data.model_copy(update={"memory": memory})
 
 
@@ -365,6 +401,5 @@ def free_devices(workload: Workload) -> Rooms:
     name = dict(zip(kinds, kind_names(kinds), strict=True))
     free: Rooms = {text: {} for text in name.values()}
     for device, place_of in enumerate(workload.cluster.devices):
-        kind = kind_of(nodes[place_of.node])
-        free[name[kind]].setdefault(place_of.node, []).append(device)
+        free[name[kind_of(nodes[place_of.node])]].setdefault(place_of.node, []).append(device)
     return free

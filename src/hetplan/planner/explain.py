@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from hetplan.formulations.joint.describe import alike
+from hetplan.formulations.joint.evaluate import alike
 from hetplan.formulations.joint.plan import Plan
 from hetplan.formulations.joint.pose import costs_of
 from hetplan.planner.strategy import Candidate

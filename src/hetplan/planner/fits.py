@@ -95,8 +95,10 @@ class Layout:
         """The layout in words."""
         again = "no" if self.recomputation == "none" else self.recomputation
         shape, zero = self.shape, f"ZeRO {self.zero}, " if self.zero else ""
-        degrees = f"tensor {shape.tensor}, pipeline {shape.pipeline}, data {shape.data}"
-        return f"{degrees}, {zero}{again} recomputation, micro-batch {self.micro_batch}"
+        return (
+            f"tensor {shape.tensor}, pipeline {shape.pipeline}, data {shape.data}, "
+            f"{zero}{again} recomputation, micro-batch {self.micro_batch}"
+        )
 
     def document(self) -> dict[str, Any]:
         """As JSON types."""
@@ -142,8 +144,11 @@ class Fit:
     @property
     def without_peak(self) -> tuple[str, ...]:
         """Device types whose speed in the precision is not known, so that no plan can be timed."""
-        specs = self.workload.cluster.specs.items()
-        return tuple(k for k, spec in specs if self.workload.precision not in spec.peak_tflops)
+        return tuple(
+            k
+            for k, spec in self.workload.cluster.specs.items()
+            if self.workload.precision not in spec.peak_tflops
+        )
 
     def document(self) -> dict[str, Any]:
         """As JSON types."""
@@ -219,8 +224,10 @@ def fits(
     def other(name: str, batch: int | None = global_batch, **held: Any) -> str | None:
         """What would fit under a change that has this name; None where nothing does, as where
         nothing is changed."""
-        layouts = Question(posed(**held), batch).fitting(wanted)
-        return next((f"{name}: {layout.text}" for layout in layouts), None)
+        return next(
+            (f"{name}: {layout.text}" for layout in Question(posed(**held), batch).fitting(wanted)),
+            None,
+        )
 
     lines = [
         *question.wishes(wanted),
@@ -250,8 +257,10 @@ def advice(workload: Workload) -> tuple[str, ...]:
             if free < 0
         )
         lines.append(f"{more}: {fit.nearest.text}")
-    larger = Question(workload, None).fitting(wanted)
-    lines += (f"with a larger global batch: {layout.text}" for layout in islice(larger, 1))
+    lines += (
+        f"with a larger global batch: {layout.text}"
+        for layout in islice(Question(workload, None).fitting(wanted), 1)
+    )
     return (*lines, *question.devices(wanted))
 
 
@@ -265,8 +274,13 @@ def memory_workload(
     """A workload whose bytes count and not its seconds; see `with_peaks`."""
     if not isinstance(model, Model):
         model = load_model(model, attention=DEFAULT_STACK.attention, **held)
-    profile = predict(model, with_peaks(cluster, model.precision), micro_batches=[1])
-    return make_workload(model, cluster, batch, profile=profile, framework=framework)
+    return make_workload(
+        model,
+        cluster,
+        batch,
+        profile=predict(model, with_peaks(cluster, model.precision), micro_batches=[1]),
+        framework=framework,
+    )
 
 
 def with_peaks(cluster: Cluster, precision: Precision) -> Cluster:
@@ -287,8 +301,10 @@ class Question:
     def __init__(self, workload: Workload, batch: int | None) -> None:
         self.workload, self.batch = workload, batch
         self.limits = workload.device_bytes()
-        one = with_peaks(workload.cluster.part([0]), workload.precision)
-        alone = replace(workload, cluster=one)  # costs are priced by pairs
+        # costs are priced by pairs
+        alone = replace(
+            workload, cluster=with_peaks(workload.cluster.part([0]), workload.precision)
+        )
         self.modes = workload.framework.recomputation
         self.costs = {mode: costs_of(alone, mode) for mode in self.modes}
         self.layers = workload.profile.layers
@@ -302,8 +318,9 @@ class Question:
         if layouts:
             return Fit(self.workload, layouts, None, (), self.limits)
         batch, nodes = wanted.micro_batch or 1, self.workload.cluster.nodes
-        choices = self.choices(nodes, wanted, frugal=True)
-        shares = [(self.least_share(*one, batch), one) for one in choices]
+        shares = [
+            (self.least_share(*one, batch), one) for one in self.choices(nodes, wanted, frugal=True)
+        ]
         share, choice = min(shares, key=lambda pair: pair[0], default=(inf, None))
         nearest = self.layout(*choice, batch) if choice is not None and share < inf else None
         return Fit(self.workload, (), nearest, (), self.limits)
@@ -331,20 +348,25 @@ class Question:
 
     def devices(self, wanted: Wanted) -> Iterator[str]:
         """How many more devices of each type would do; nothing where no number of it does."""
-        there = self.workload.cluster.nodes
         for kind in self.limits:
-            alike = [node for node in there if node.device == kind]
+            alike = [node for node in self.workload.cluster.nodes if node.device == kind]
             largest = max(alike, key=lambda node: node.devices)
             most = (MAX_DEVICES - len(self.workload.cluster.devices)) // largest.devices
             more = smallest(partial(self.enough, like=largest, wanted=wanted), most)
             if more is not None:
-                added = f"{more * largest.devices} more {kind}"
-                yield f"{added} ({counted(more, 'node')} of {largest.devices})"
+                yield (
+                    f"{more * largest.devices} more {kind} "
+                    f"({counted(more, 'node')} of {largest.devices})"
+                )
 
     def enough(self, count: int, like: Node, wanted: Wanted) -> bool:
         """Whether so many further nodes of a kind make it fit."""
-        choices = self.choices([*self.workload.cluster.nodes, *[like] * count], wanted, frugal=True)
-        return any(self.cut(*choice, wanted.micro_batch or 1) for choice in choices)
+        return any(
+            self.cut(*choice, wanted.micro_batch or 1)
+            for choice in self.choices(
+                [*self.workload.cluster.nodes, *[like] * count], wanted, frugal=True
+            )
+        )
 
     def choices(
         self, nodes: Sequence[Node], wanted: Wanted, *, frugal: bool = False
@@ -358,15 +380,18 @@ class Question:
         )
         for mode in modes[-1:] if frugal else modes:
             for shape in shapes:
-                levels = self.levels(shape, wanted)
-                yield from ((shape, level, mode) for level in levels[-1 if frugal else 0 :])
+                yield from (
+                    (shape, level, mode)
+                    for level in self.levels(shape, wanted)[-1 if frugal else 0 :]
+                )
 
     def levels(self, shape: Shape, wanted: Wanted) -> tuple[int, ...]:
         """The framework's ZeRO levels; of a single replica the lowest, which has nothing to
         divide."""
         framework = self.workload.framework
-        plain = shape.tensor * shape.pipeline == 1
-        levels = framework.levels if plain else framework.pipeline_levels
+        levels = (
+            framework.levels if shape.tensor * shape.pipeline == 1 else framework.pipeline_levels
+        )
         if shape.data == 1:
             levels = levels[:1]
         return levels if wanted.zero is None else tuple(n for n in levels if n == wanted.zero)
@@ -384,8 +409,9 @@ class Question:
                 replicas = self.divided(sum(groups[kind] for kind in kinds[:few]), wanted)
                 yield Shape(tensor, replicas, (kinds[:few],))
             longest = min(total, len(self.layers))
-            powers = (2**i for i in range(1, longest.bit_length()))
-            for stages in sorted({*powers, longest} - {1, 0}):
+            for stages in sorted(
+                {*(2**i for i in range(1, longest.bit_length())), longest} - {1, 0}
+            ):
                 replicas = total // stages
                 while sum(count // replicas for count in groups.values()) < stages:
                     replicas -= 1
@@ -397,15 +423,17 @@ class Question:
         """The most replicas that share the batch evenly, a micro-batch each at least."""
         if self.batch is None:
             return replicas
-        largest = min(replicas, self.batch // (wanted.micro_batch or 1))
-        return next(n for n in range(largest, 0, -1) if self.batch % n == 0)
+        return next(
+            n
+            for n in range(min(replicas, self.batch // (wanted.micro_batch or 1)), 0, -1)
+            if self.batch % n == 0
+        )
 
     def largest(self, shape: Shape, level: int, mode: Recomputation, wanted: Wanted) -> int | None:
         """The largest micro-batch that fits; None where none does."""
         own = LARGEST_MICRO_BATCH if self.batch is None else self.batch // shape.data
         best = None
-        sizes = (wanted.micro_batch,) if wanted.micro_batch else default_micro_batches(own)
-        for size in sizes:
+        for size in (wanted.micro_batch,) if wanted.micro_batch else default_micro_batches(own):
             if self.cut(shape, level, mode, size) is None:
                 break
             best = size
@@ -457,8 +485,9 @@ class Question:
         sizes = [layer.param_bytes / tensor for layer in self.layers]
         states, logits, tied = (sum(sizes), max(sizes), level, part), batch * passes.logits, 0.0
         if shape.pipeline > 1:
-            divided = tensor if framework.sequence_parallel else 1
-            sent = max(layer.activation_bytes for layer in self.layers) / divided
+            sent = max(layer.activation_bytes for layer in self.layers) / (
+                tensor if framework.sequence_parallel else 1
+            )
             passes, tied = replace(passes, boundary=sent), self.layers[-1].tied_param_bytes
         fixed, last = (
             held_on(self.costs["none"].data, states, one, logits, batch).allocated
@@ -480,8 +509,7 @@ class Question:
         """With its layers cut so that devices are equally full."""
         ends: tuple[int, ...] | None = (len(self.layers),)
         if shape.pipeline > 1:
-            share = self.least_share(shape, level, mode, batch)
-            ends = self.cut(shape, level, mode, batch, share)
+            ends = self.cut(shape, level, mode, batch, self.least_share(shape, level, mode, batch))
         assert ends is not None, "only asked of choices whose layers fit somewhere"
         costs, tensor = self.costs[mode], shape.tensor
         held, free = [], dict[str, float]()
@@ -493,8 +521,15 @@ class Question:
             passes = Passes.of(costs, [(first, end)], tensor)
             states = sum(weights) / tensor, max(weights) / tensor
             kept = batch * self.alive(shape, stage, batch) * passes.saved
-            divided = (*states, level, 1 / shape.data if level else 1.0)
-            held.append(held_on(costs.data, divided, passes, kept, batch))
+            held.append(
+                held_on(
+                    costs.data,
+                    (*states, level, 1 / shape.data if level else 1.0),
+                    passes,
+                    kept,
+                    batch,
+                )
+            )
             for kind in shape.kinds[stage]:
                 left = self.limits[kind] - held[-1].allocated
                 free[kind] = min(free.get(kind, left), left)

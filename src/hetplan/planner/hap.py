@@ -79,9 +79,11 @@ class Hap(Strategy):
         begun, usable = time.perf_counter(), workload.device_bytes()
         room = sum(usable[device.type] for device in workload.cluster.devices)
         if workload.state_bytes > room:  # however the parameters are sliced, somebody holds each
-            held = bytes_text(workload.state_bytes)
-            text = f"one copy of the model states takes {held}, all devices have {bytes_text(room)}"
-            raise NoPlan("infeasible", text)
+            raise NoPlan(
+                "infeasible",
+                f"one copy of the model states takes {bytes_text(workload.state_bytes)}, "
+                f"all devices have {bytes_text(room)}",
+            )
         wanted, links = self.settings, None
         machines = wanted.devices == "machines"
         require(
@@ -91,8 +93,9 @@ class Hap(Strategy):
             expected="hap.devices=gpus",
         )
         if wanted.collectives is not None:
-            measured = Collectives.load(wanted.collectives)
-            links = measured_links(measured, len(workload.cluster.devices))
+            links = measured_links(
+                Collectives.load(wanted.collectives), len(workload.cluster.devices)
+            )
         begin, cut = begin_run(run, "hap"), (wanted.segments, wanted.cut)
         try:
             posed = pose(workload, wanted.steps, begin, links=links, cut=cut)
@@ -100,11 +103,18 @@ class Hap(Strategy):
                 pose(workload, posed.runs, begin, cut=cut, machines=True) if machines else posed
             )
         except Stopped:
-            spent = seconds_text(time.perf_counter() - begun)
-            raise NoPlan("unknown", f"no time to write its theory down ({spent})") from None
-        spent_seconds = time.perf_counter() - begun
+            raise NoPlan(
+                "unknown",
+                f"no time to write its theory down ({seconds_text(time.perf_counter() - begun)})",
+            ) from None
         return [
-            SpmdProblem(posed, searched, wanted.seconds, spent_seconds, measured=links is not None)
+            SpmdProblem(
+                posed,
+                searched,
+                wanted.seconds,
+                time.perf_counter() - begun,
+                measured=links is not None,
+            )
         ]
 
 
@@ -119,8 +129,9 @@ def reported_per_iteration(run: Run, runs: int, time_limit: float) -> Run:
         )
         run.report(incumbent=incumbent, bound=bound, note=progress.note)
 
-    options = replace(run.options, time_limit=time_limit)
-    return Run(options, watch, run.cancel, hopeless=run.hopeless / runs)
+    return Run(
+        replace(run.options, time_limit=time_limit), watch, run.cancel, hopeless=run.hopeless / runs
+    )
 
 
 @dataclass(frozen=True)
@@ -140,21 +151,30 @@ class SpmdProblem(Problem):
             self.posed,
             self.search_seconds if method.exact else self.search_seconds / 60,
         )
-        timed = reported_per_iteration(run, posed.runs, max(min(seconds, run.remaining), 1e-3))
-        result = solve(family("hap"), self.searched.theory.data, method.name, timed)
+        result = solve(
+            family("hap"),
+            self.searched.theory.data,
+            method.name,
+            reported_per_iteration(run, posed.runs, max(min(seconds, run.remaining), 1e-3)),
+        )
         spent = result.seconds + self.posing_seconds
         if not isinstance(result.decision, HapDecision) or result.objective is None:
             late = f"no program within {seconds_text(result.seconds)}; hap.seconds gives it longer"
             reason = result.message or late
             if result.status == "infeasible":
-                runs = f"{counted(posed.runs, 'run')} of {posed.samples} samples"
-                reason += f" in {runs}; hap.steps sets how many"
+                reason += (
+                    f" in {counted(posed.runs, 'run')} of {posed.samples} samples; hap.steps sets "
+                    "how many"
+                )
             raise NoPlan(result.status, reason, spent)
         every = self.on_every_device(result.decision)
         decision, holding = self.in_whole_units(every), posed.theory.holding
         usable, peak = posed.workload.device_bytes(), posed.device_bytes(decision)
-        devices = zip(posed.workload.cluster.devices, peak, strict=True)
-        over = [held for device, held in devices if held > usable[device.type]]
+        over = [
+            held
+            for device, held in zip(posed.workload.cluster.devices, peak, strict=True)
+            if held > usable[device.type]
+        ]
         by_machine = self.searched is not posed
         if over and holding is not None and not holding.tied_whole and not by_machine:
             with suppress(Stopped):  # no time for it: the program stays as it is
@@ -202,8 +222,13 @@ class SpmdProblem(Problem):
         """The decision with ratios that cut samples whole, where the program in whole units then
         fits and is no slower."""
         posed, batch = self.posed, self.posed.samples
-        cut = [[n / batch for n in shard_lengths(row, batch)] for row in decision.ratios]
-        rounded = decision.model_copy(update={"ratios": cut})
+        rounded = decision.model_copy(
+            update={
+                "ratios": [
+                    [n / batch for n in shard_lengths(row, batch)] for row in decision.ratios
+                ]
+            }
+        )
         return min(
             (rounded, decision),
             key=lambda d: (not posed.fits(d), Decided(posed.theory, d).seconds()),
@@ -213,7 +238,10 @@ class SpmdProblem(Problem):
         """One replica of one stage on all devices, with the program that they run."""
         posed, workload = self.posed, self.posed.workload
         layers, devices = len(workload.profile.layers), range(len(workload.cluster.devices))
-        batches = [MicroBatches(count=posed.runs, samples=posed.samples)]
-        replica = Replica(stages=[tensor_stage([(0, layers)], devices)], micro_batches=batches)
-        program = write_program(posed.theory, decision)
-        return new_plan(workload, [replica], schedule="spmd", program=program)
+        replica = Replica(
+            stages=[tensor_stage([(0, layers)], devices)],
+            micro_batches=[MicroBatches(count=posed.runs, samples=posed.samples)],
+        )
+        return new_plan(
+            workload, [replica], schedule="spmd", program=write_program(posed.theory, decision)
+        )

@@ -62,8 +62,11 @@ class PoplarSettings(StrictModel):
                 where=path,
                 got=curve.device,
             )
-        measured = None if self.collectives is None else Collectives.load(self.collectives.strip())
-        return Assumptions(self.shards, curves, measured)
+        return Assumptions(
+            self.shards,
+            curves,
+            None if self.collectives is None else Collectives.load(self.collectives.strip()),
+        )
 
 
 @dataclass(frozen=True)
@@ -85,9 +88,9 @@ class Poplar(Strategy):
                 return [ZeroStageProblem(workload, pose_lowest_stage(workload, assumed), assumed)]
             except NoStageFits as error:
                 raise NoPlan("infeasible", str(error)) from None
-        stages = STAGES if zero == "all" else (zero,)
         return [
-            ZeroStageProblem(workload, pose(workload, stage, assumed), assumed) for stage in stages
+            ZeroStageProblem(workload, pose(workload, stage, assumed), assumed)
+            for stage in (STAGES if zero == "all" else (zero,))
         ]
 
 
@@ -150,8 +153,10 @@ class ZeroStageProblem(Problem):
         From stage 1 on every device holds its shards, with samples or without; under stage 0 a
         device without samples is left out and holds nothing.
         """
-        pieces = pieces_of(self.posed.data, decision)
-        largest = [max((batch for _, batch in row), default=0) for row in pieces]
+        largest = [
+            max((batch for _, batch in row), default=0)
+            for row in pieces_of(self.posed.data, decision)
+        ]
         return tuple(
             self.posed.device_bytes(i, batch) if batch or self.posed.data.zero_stage else 0.0
             for i, batch in enumerate(largest)
@@ -174,12 +179,13 @@ class ZeroStageProblem(Problem):
             for i, pieces in enumerate(pieces_of(posed.data, decision))
             if (row := pieces or none)
         ]
-        unequal = stage > 0 and len(set(posed.parts.tolist())) > 1
         beside = ("", "priced with what a replay does not know of", *posed.notes)
         return new_plan(
             self.workload,
             replicas,
             origin="; ".join(beside) if self.assumed.curves else "",
             zero=stage,
-            zero_shares=posed.parts.tolist() if unequal else None,
+            zero_shares=(
+                posed.parts.tolist() if stage > 0 and len(set(posed.parts.tolist())) > 1 else None
+            ),
         )

@@ -170,8 +170,10 @@ def replan(
     rest = replace(workload, cluster=cluster.part(left))
     attempts, ready = [strategies], plan.templates
     if strategies is None and ready is not None:
-        kept = DittoSettings(failures=max(ready.failures - len(lost), 0))
-        attempts = [[Ditto(kept, ready)], None]
+        attempts = [
+            [Ditto(DittoSettings(failures=max(ready.failures - len(lost), 0)), ready)],
+            None,
+        ]
     for picked in attempts:
         planning = make_plans(rest, picked, run, on_candidate=on_candidate)
         if planning.best is not None:
@@ -182,13 +184,17 @@ def replan(
         if candidate.plan is not None and candidate.fits_memory:
             whole = on_devices(candidate, workload, numbers)
             assert whole.plan is not None
-            places = in_place(plan, whole.plan, workload, lost)
-            both = [whole, on_devices(whole, workload, places)]
+            both = [whole, on_devices(whole, workload, in_place(plan, whole.plan, workload, lost))]
             made = [Choice(c, moves(plan, c.plan, workload, gone)) for c in both if c.plan]
             choices.append(min(made, key=lambda choice: choice.moves.all_bytes))
-    before = replay(plan, workload).seconds
-    best = least_moved(choices, within)
-    return Replanning(workload, tuple(lost), before, tuple(choices), best, within)
+    return Replanning(
+        workload,
+        tuple(lost),
+        replay(plan, workload).seconds,
+        tuple(choices),
+        least_moved(choices, within),
+        within,
+    )
 
 
 def least_moved(choices: Sequence[Choice], within: float) -> int | None:
@@ -253,8 +259,9 @@ def matched(
 ) -> dict[int, int]:
     """A place for each item, the pairs of largest gain first; of equal gains, its own."""
     chosen: dict[int, int] = {}
-    pairs = product(items, places)
-    for item, place in sorted(pairs, key=lambda p: (-gains.get(p, 0.0), p[0] != p[1], p)):
+    for item, place in sorted(
+        product(items, places), key=lambda p: (-gains.get(p, 0.0), p[0] != p[1], p)
+    ):
         if item not in chosen and place not in chosen.values():
             chosen[item] = place
     return chosen
@@ -320,8 +327,9 @@ def program_parts(plan: Plan, workload: Workload) -> dict[int, Held]:
                 if shard.dimension is not None:
                     (first, last), length = shard.bounds[rank], shard.shape[shard.dimension]
                 if last > first:
-                    ends = begin + share * first / length, begin + share * last / length
-                    parts[l].append((device, ends))
+                    parts[l].append(
+                        (device, (begin + share * first / length, begin + share * last / length))
+                    )
             begin += share
     return parts
 
@@ -343,8 +351,9 @@ def sharded(plan: Plan, parts: Held, kind: str) -> Iterator[tuple[int, Interval]
 
 def pieces(had: Held, wanted: Held) -> Iterator[tuple[float, float, set[int], set[int]]]:
     """(begin, end, who held it, who needs it) between any two ends of intervals."""
-    ends = {end for _, interval in (*had, *wanted) for end in interval}
-    for begin, end in pairwise(sorted(ends)):
+    for begin, end in pairwise(
+        sorted({end for _, interval in (*had, *wanted) for end in interval})
+    ):
         takers = covering(wanted, (begin + end) / 2)
         if takers and end - begin > TINY:
             yield begin, end, covering(had, (begin + end) / 2), takers

@@ -122,9 +122,9 @@ def overridden(name: str, override: DeviceOverride, *, where: str) -> DeviceSpec
     if base is None:
         for key in ("memory_gib", "peak_tflops", "memory_gb_per_s"):
             if key not in parts:
-                nearest = suggestion(name, catalogue())
                 raise InputError(
-                    f"{key} is missing for a device that the catalogue does not know{nearest}",
+                    f"{key} is missing for a device that the catalogue does not know"
+                    f"{suggestion(name, catalogue())}",
                     where=where,
                 )
         return DeviceSpec(**{"source": "the cluster file", **parts})
@@ -258,8 +258,11 @@ class Cluster:
         nodes are left out."""
         kept = tuple(self.nodes[n] for n in nodes)
         types = {node.device for node in kept}
-        specs = {kind: spec for kind, spec in self.specs.items() if kind in types}
-        return Cluster(name or self.name, kept, specs)
+        return Cluster(
+            name or self.name,
+            kept,
+            {kind: spec for kind, spec in self.specs.items() if kind in types},
+        )
 
     def devices_of(self, nodes: Sequence[int]) -> list[int]:
         """Numbers of the devices of some nodes, node by node: what `part(nodes)` numbers 0, 1, …"""

@@ -71,8 +71,9 @@ def slurm_hosts(text: str) -> list[Host]:
     for part in filter(None, map(str.strip, OUTER_COMMA.split(text))):
         match = BRACKETS.match(part)
         if match is None:
-            expected = "such as gpu[01-04,07]"
-            raise InputError("not usable", where="node list", got=text, expected=expected)
+            raise InputError(
+                "not usable", where="node list", got=text, expected="such as gpu[01-04,07]"
+            )
         before, inside, after = match.groups(default="")
         numbers = [n for piece in inside.split(",") for n in _range(piece)] if inside else [""]
         names += [f"{before}{number}{after}" for number in numbers]

@@ -165,14 +165,20 @@ class Correction:
     def covariance(self, one: Floats, other: Floats) -> Floats:
         """[N, M] between rows."""
         far = ((one[:, None] - other[None]) ** 2).sum(axis=2)
-        near = np.exp(-far / (2 * self.smoothing.length**2))
-        return np.asarray(self.smoothing.general**2 + self.smoothing.spread**2 * near)
+        return np.asarray(
+            self.smoothing.general**2
+            + self.smoothing.spread**2 * np.exp(-far / (2 * self.smoothing.length**2))
+        )
 
     @cached_property
     def inverse(self) -> Floats:
         """[N, N] of the covariance with noise."""
-        noise = self.smoothing.noise**2 * np.eye(len(self.rows))
-        return np.asarray(np.linalg.inv(self.covariance(self.rows, self.rows) + noise))
+        return np.asarray(
+            np.linalg.inv(
+                self.covariance(self.rows, self.rows)
+                + self.smoothing.noise**2 * np.eye(len(self.rows))
+            )
+        )
 
     @cached_property
     def weights(self) -> Floats:
@@ -203,20 +209,24 @@ class Learned:
         for kind in KINDS:
             chosen = [op for op in self.data.operators if op.kind == kind][: SMOOTHING.largest]
             if chosen:
-                rows = np.array([sizes_of(op.shape, op.elements) for op in chosen])
-                seconds = np.array([op.seconds for op in chosen])
-                corrections[kind] = Correction(rows, np.log(seconds / self.expected(chosen)))
+                corrections[kind] = Correction(
+                    np.array([sizes_of(op.shape, op.elements) for op in chosen]),
+                    np.log(np.array([op.seconds for op in chosen]) / self.expected(chosen)),
+                )
         return corrections
 
     def expected(self, operators: Iterable[MeasuredOperator]) -> Floats:
         """Seconds of operators of one kind, before any of them was measured."""
         data, chosen = self.data, list(operators)
         if chosen[0].kind == "product":
-            shapes = tuple(op.shape for op in chosen)
-            estimates = products_seconds(data.device, self.spec, data.precision, shapes)
+            estimates = products_seconds(
+                data.device, self.spec, data.precision, tuple(op.shape for op in chosen)
+            )
         else:
-            moved = [op.elements * data.element_bytes for op in chosen]
-            estimates = tuple(move_seconds("pointwise", b, data.device, self.spec) for b in moved)
+            estimates = tuple(
+                move_seconds("pointwise", op.elements * data.element_bytes, data.device, self.spec)
+                for op in chosen
+            )
         return np.array([estimate.seconds for estimate in estimates])
 
     def factor(self, op: Operator, micro_batch: int, tensor: int) -> float:

@@ -176,11 +176,15 @@ class BatchCurve(Document):
     def _consistent(self) -> Self:
         sizes = [point.micro_batch for point in self.points]
         most, end = max(self.largest), self.tried_up_to
-        ascending = sizes == sorted(set(sizes))
-        require(ascending, "points are not in ascending order of micro_batch, each once")
+        require(
+            sizes == sorted(set(sizes)),
+            "points are not in ascending order of micro_batch, each once",
+        )
         require(sizes or not most, f"largest is {self.largest}, but points is empty")
-        within = end is None or most <= end
-        require(within, f"largest is {self.largest}, expected at most tried_up_to ({end})")
+        require(
+            end is None or most <= end,
+            f"largest is {self.largest}, expected at most tried_up_to ({end})",
+        )
         first = next((stage for stage, size in enumerate(self.largest) if size), None)
         require(
             first == self.zero_stage,

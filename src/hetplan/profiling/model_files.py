@@ -293,8 +293,11 @@ def load_file(path: Path) -> ModelSpec:
     value, where = read_json(path), str(path)
     if isinstance(value, dict) and value.get("format") == FORMAT:
         return ModelFile.parsed(value, where=where).spec()
-    name = path.resolve().parent.name if path.stem == "config" else path.stem
-    return from_config(value, name=name or "model", where=where)
+    return from_config(
+        value,
+        name=(path.resolve().parent.name if path.stem == "config" else path.stem) or "model",
+        where=where,
+    )
 
 
 def from_config(value: Any, *, name: str, where: str = "config") -> ModelSpec:
@@ -336,9 +339,13 @@ def from_config(value: Any, *, name: str, where: str = "config") -> ModelSpec:
         sizes[part] = kind_of_part(**own) if own else None
     if sizes["embedding_width"] == sizes["hidden"]:
         sizes["embedding_width"] = None
-    shape = Transformer(**{**ALWAYS.get(kind, {}), **sizes})
-    source = f"Hugging Face {kind} configuration"
-    return text_model(name[:200], source, sequence, shape, notes=tuple(notes))
+    return text_model(
+        name[:200],
+        f"Hugging Face {kind} configuration",
+        sequence,
+        Transformer(**{**ALWAYS.get(kind, {}), **sizes}),
+        notes=tuple(notes),
+    )
 
 
 def parse_config(value: dict[str, Any], kind: str, where: str) -> dict[str, Any]:
@@ -352,11 +359,11 @@ def parse_config(value: dict[str, Any], kind: str, where: str) -> dict[str, Any]
     if missing:
         first, *others = missing
         also = f"; {', '.join(others)} missing too" if others else ""
-        meaning = schema.model_fields[first].description
         raise InputError(
             "key is missing",
             where=f"{where}: {first}",
-            expected=f"the {meaning}, which every {kind} configuration gives{also}",
+            expected=f"the {schema.model_fields[first].description}, which every {kind} "
+            f"configuration gives{also}",
         )
     return parse(schema, value, where=where).model_dump()
 
@@ -456,8 +463,14 @@ class ModelFile(Document):
 
     def without_rule(self) -> Mapping[str, int]:
         """Operators that no rule describes, with how often they are called in both passes."""
-        lists = (self.operator_lists[layer.operators] for layer in self.layers)
-        return dict(Counter(op.name for ops in lists for op in ops if not op.ruled).most_common())
+        return dict(
+            Counter(
+                op.name
+                for layer in self.layers
+                for op in self.operator_lists[layer.operators]
+                if not op.ruled
+            ).most_common()
+        )
 
     def spec(self) -> ModelSpec:
         """As a model that can be loaded; it has no other sequence length, and no tensor

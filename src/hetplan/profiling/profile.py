@@ -157,11 +157,15 @@ class Profile(Document):
                 require(length == len(self.layers), f"tables[{i}].{key} has {length} {expected}")
             for key, row in table.readings or ():
                 if row is not None:
-                    place = f"tables[{i}].readings.{key}"
-                    require(len(row) == len(self.layers), f"{place} has {len(row)} {expected}")
+                    require(
+                        len(row) == len(self.layers),
+                        f"tables[{i}].readings.{key} has {len(row)} {expected}",
+                    )
             before = seen.setdefault((table.device, table.tensor, table.micro_batch), i)
-            same = "(same device, tensor, micro_batch)"
-            require(before == i, f"tables[{i}] repeats tables[{before}] {same}")
+            require(
+                before == i,
+                f"tables[{i}] repeats tables[{before}] (same device, tensor, micro_batch)",
+            )
         return self
 
     def devices(self) -> tuple[str, ...]:

@@ -234,8 +234,10 @@ class RunPipeline(Foreign):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         layers = list(chain(*self.layers))
-        in_turn = layers == list(range(len(layers)))
-        require(in_turn, "layers_per_stage does not take the layers in turn, from 0 on")
+        require(
+            layers == list(range(len(layers))),
+            "layers_per_stage does not take the layers in turn, from 0 on",
+        )
         require(
             len(self.groups) == len(self.layers),
             f"tmp_per_stage has {len(self.groups)} entries, expected one per stage "
@@ -273,5 +275,6 @@ class PlanRun(Foreign):
 
 def load_run(path: Path, root: Path) -> PlanRun:
     """The plan of a file below `root`; raises InputError with file, place, got and expected."""
-    run = read_foreign(PlanRun, path)
-    return run.model_copy(update={"file": path.relative_to(root).as_posix()})
+    return read_foreign(PlanRun, path).model_copy(
+        update={"file": path.relative_to(root).as_posix()}
+    )

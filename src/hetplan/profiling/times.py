@@ -15,12 +15,13 @@ repeated (Chen et al. 2016).
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 
 from hetplan.errors import require
 from hetplan.profiling.cluster import DeviceSpec, Floats
+from hetplan.profiling.efficiency import Learned
 from hetplan.profiling.operators import (
     DEFAULT_STACK,
     ELEMENT_BYTES,
@@ -41,10 +42,6 @@ from hetplan.profiling.operators import (
 )
 from hetplan.profiling.rates.products import MoveKind, move_seconds, product_seconds
 from hetplan.profiling.rates.shipped import Estimate
-
-if TYPE_CHECKING:
-    from hetplan.profiling.efficiency import Learned
-
 
 # The share of its speed that a 16-bit product keeps where k or n is no multiple of 8, by the
 # largest power of two that divides both (NVIDIA, "Matrix Multiplication Background": operands of
@@ -87,7 +84,7 @@ def layer_time(
     *,
     micro_batch: int = 1,
     tensor: int = 1,
-    learned: "Learned | None" = None,
+    learned: Learned | None = None,
 ) -> LayerTime:
     """Seconds of `layer` for `micro_batch` samples, split over `tensor` devices of such rates.
 
@@ -114,8 +111,9 @@ def layer_time(
     device = np.sum([nothing, *((t.forward, t.backward) for t in times)], axis=0) + casts
     if rates.stack.gather_copies and tensor > 1 and micro_batch > 1:  # read and written, twice
         for reduce in layer.reduces:
-            copied = 4 * micro_batch * reduce.elements
-            device[int(reduce.backward)] += rates.moved_seconds(copied, "copy")
+            device[int(reduce.backward)] += rates.moved_seconds(
+                4 * micro_batch * reduce.elements, "copy"
+            )
     launched = np.sum([nothing, *(launches(op) for op in layer.operators)], axis=0)
     if tensor > 1:
         launched = launched + [sum(r.backward == back for r in layer.reduces) for back in (0, 1)]
@@ -156,8 +154,11 @@ class Rates:
 
     def moved_seconds(self, elements: float, kind: Kind) -> float:
         """Seconds of moving so many elements of the precision."""
-        moved = elements * ELEMENT_BYTES[self.precision]
-        return self.end_of(move_seconds(MOVES[kind], moved, self.device, self.spec))
+        return self.end_of(
+            move_seconds(
+                MOVES[kind], elements * ELEMENT_BYTES[self.precision], self.device, self.spec
+            )
+        )
 
     def end_of(self, estimate: Estimate) -> float:
         """The end of an estimate that is asked for."""
@@ -170,8 +171,7 @@ class Rates:
             if self.precision != "fp32"
             else 1.0
         )
-        seconds = product_seconds(self.device, self.spec, self.precision, shape)
-        return self.end_of(seconds) / share
+        return self.end_of(product_seconds(self.device, self.spec, self.precision, shape)) / share
 
     def attention_seconds(self, op: Matmul, shape: Shape) -> tuple[float, float]:
         """Seconds of one of the two products of fused attention, forward and backward: five
@@ -195,8 +195,7 @@ def operator_time(op: Operator, rates: Rates, micro_batch: int, tensor: int) -> 
     if shape is not None and shape.count:
         seconds = rates.product_seconds(shape)
     else:
-        kind = op.kind if isinstance(op, Elementwise) else "add"
-        seconds = rates.moved_seconds(moved, kind)
+        seconds = rates.moved_seconds(moved, op.kind if isinstance(op, Elementwise) else "add")
     if isinstance(op, Matmul):
         if (rates.stack.fp8 or rates.stack.fp4) and op.weight:
             operands = op.shape(micro_batch, tensor)
@@ -207,8 +206,10 @@ def operator_time(op: Operator, rates: Rates, micro_batch: int, tensor: int) -> 
         return LayerTime(seconds, seconds * op.backward_products)
     if isinstance(op, Counted):
         return LayerTime(0.0, seconds) if op.backward else LayerTime(seconds, 0.0)
-    back = rates.moved_seconds(op.moved_back(micro_batch, tensor), op.kind)
-    return LayerTime(rates.stack.kernels * seconds, rates.stack.kernels * back)
+    return LayerTime(
+        rates.stack.kernels * seconds,
+        rates.stack.kernels * rates.moved_seconds(op.moved_back(micro_batch, tensor), op.kind),
+    )
 
 
 def all_reduce_seconds(size: float, ranks: int, bandwidth: float, latency: float = 0.0) -> float:
@@ -264,5 +265,8 @@ def kept_bytes(
         )
         core = sum(t.size(precision) for t in layer.saved if t.name in FUSED_SAVED) / tensor
         return before + core + outputs / 2 * ELEMENT_BYTES[precision]
-    kept = [t for t in layer.saved if not (mode == "selective" and t.name in CORE_SAVED)]
-    return sum(t.size(precision) / (tensor if t.split else 1) for t in kept)
+    return sum(
+        t.size(precision) / (tensor if t.split else 1)
+        for t in layer.saved
+        if not (mode == "selective" and t.name in CORE_SAVED)
+    )

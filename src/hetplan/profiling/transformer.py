@@ -206,9 +206,12 @@ def transformer(
 ) -> Transformer:
     """A shape whose heads share the hidden size, each with its own key and value; `others` are
     further fields, or these two."""
-    usual = {"kv_heads": heads, "head_dim": hidden // heads}
     return Transformer(
-        layers=layers, hidden=hidden, heads=heads, feed_forward=feed_forward, **(usual | others)
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        feed_forward=feed_forward,
+        **({"kv_heads": heads, "head_dim": hidden // heads} | others),
     )
 
 
@@ -316,8 +319,11 @@ def expert_operators(t: Transformer, s: int, mixture: Experts) -> tuple[Operator
         Elementwise("combine", spread, 2 * spread, kind="copy"),
     )
     if mixture.latent:
-        down = Matmul("latent-down", s, t.hidden, width)
-        moved = (down, *moved, Matmul("latent-up", s, width, t.hidden))
+        moved = (
+            Matmul("latent-down", s, t.hidden, width),
+            *moved,
+            Matmul("latent-up", s, width, t.hidden),
+        )
     return (Matmul("router", s, t.hidden, mixture.count), *moved)
 
 
@@ -429,9 +435,10 @@ def adapted(layer: Layer, rank: int) -> Layer:
         operators.append(replace(op, frozen=True))
         if layer.kind in BLOCKS and op.name != "router":
             own += op.count * rank * (op.k + op.n)
-            inwards = replace(op, n=rank, split="k" if op.split == "k" else "none")
-            outwards = replace(op, k=rank, split="n" if op.split == "n" else "none")
-            operators += [inwards, outwards]
+            operators += [
+                replace(op, n=rank, split="k" if op.split == "k" else "none"),
+                replace(op, k=rank, split="n" if op.split == "n" else "none"),
+            ]
     return replace(
         layer, operators=tuple(operators), params=layer.params + own, frozen=layer.params
     )
@@ -475,8 +482,15 @@ def embedding(t: Transformer, s: int) -> Layer:
             dropout_mask(t, "embedding", size),
         ),
     )
-    reduces = (Reduce(s * width, backward=False),)  # ranks hold parts of the vocabulary
-    return Layer("embedding", "embedding", params, operators, size, saved, reduces)
+    return Layer(
+        "embedding",
+        "embedding",
+        params,
+        operators,
+        size,
+        saved,
+        (Reduce(s * width, backward=False),),  # ranks hold parts of the vocabulary
+    )
 
 
 def block(t: Transformer, s: int, index: int) -> Layer:
@@ -517,7 +531,6 @@ def block(t: Transformer, s: int, index: int) -> Layer:
         (bool(norms), 0, tuple(norm(f"norm-{i}", size) for i in norms), ()),
         *([mamba_part(t, s, t.mamba)] if letter == "M" and t.mamba else []),
     )
-    passes = (False, True) if letter else (False, False, True, True)
     return Layer(
         f"block-{index}",
         "moe-block" if mixture else "block",
@@ -525,7 +538,10 @@ def block(t: Transformer, s: int, index: int) -> Layer:
         operators,
         size,
         saved,
-        tuple(Reduce(size, backward) for backward in passes),
+        tuple(
+            Reduce(size, backward)
+            for backward in ((False, True) if letter else (False, False, True, True))
+        ),
     )
 
 
@@ -573,5 +589,6 @@ def head(t: Transformer, s: int) -> Layer:
     )
     # Backward: the input's gradient. Forward: maximum, target logit and sum of exponentials, fp32.
     reduces = (Reduce(s * width, backward=True), Reduce(3 * s, backward=False, element_bytes=4))
-    tied = v * width if t.tied else 0
-    return Layer("head", "head", params, operators, 0, saved, reduces, tied_params=tied)
+    return Layer(
+        "head", "head", params, operators, 0, saved, reduces, tied_params=v * width if t.tied else 0
+    )

@@ -7,10 +7,10 @@ import datetime
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 from hetplan.errors import require
 from hetplan.profiling.cluster import Cluster, load_cluster
+from hetplan.profiling.efficiency import Learned, LearnedLinks
 from hetplan.profiling.frameworks import HETPLAN, RESERVED_BYTES, Framework, load_framework
 from hetplan.profiling.models import Model, check_made_for, load_model
 from hetplan.profiling.operators import DEFAULT_STACK, ELEMENT_BYTES, Precision, Stack, load_stack
@@ -18,9 +18,6 @@ from hetplan.profiling.profile import Profile, ProfileLayer, ProfileTable, Prove
 from hetplan.profiling.rates.shipped import shipped
 from hetplan.profiling.times import Rates, layer_time
 from hetplan.schema import derived
-
-if TYPE_CHECKING:
-    from hetplan.profiling.efficiency import Learned, LearnedLinks
 
 # 1: a roofline of shares of the datasheets (2025). 2: measured rates, fused attention, the host.
 PREDICTOR = 2
@@ -35,7 +32,7 @@ def predict(
     micro_batches: Sequence[int],
     tensor_degrees: Sequence[int] | None = None,
     stack: Stack = DEFAULT_STACK,
-    learned: "Mapping[str, Learned] | None" = None,
+    learned: Mapping[str, Learned] | None = None,
     date: str | None = None,
 ) -> Profile:
     """A predicted profile of `model` for every device type, tensor degree and micro-batch size.
@@ -100,7 +97,7 @@ def _table(
     tensor: int,
     micro_batch: int,
     stack: Stack,
-    learned: "Learned | None",
+    learned: Learned | None,
 ) -> ProfileTable:
     """One table; equal layers are computed once."""
     middle = Rates(device, cluster.specs[device], model.precision, stack)
@@ -163,8 +160,11 @@ def default_micro_batches(global_batch: int, largest: int = LARGEST_MICRO_BATCH)
 def default_tensor_degrees(model: Model, cluster: Cluster) -> tuple[int, ...]:
     """Powers of two up to the largest node that divide the model's heads and feed-forward size."""
     largest = max(node.devices for node in cluster.nodes)
-    powers = (1 << i for i in range(largest.bit_length()))
-    return tuple(tp for tp in powers if tp <= largest and model.tensor_degree_fits(tp))
+    return tuple(
+        tp
+        for tp in (1 << i for i in range(largest.bit_length()))
+        if tp <= largest and model.tensor_degree_fits(tp)
+    )
 
 
 # Bytes of weight, gradient, fp32 master weight and Adam's two moments per parameter: 2 + 2 + 4 + 4
@@ -192,7 +192,7 @@ class Workload:
     global_batch: int
     reserved_bytes: float = RESERVED_BYTES
     working_bytes: Mapping[int, float] = field(default_factory=dict)
-    links: "LearnedLinks | None" = None
+    links: LearnedLinks | None = None
     framework: Framework = HETPLAN
     stack: Stack = DEFAULT_STACK
     memory_margin: float = 0.0
@@ -259,8 +259,9 @@ class Workload:
     @property
     def state_bytes(self) -> float:
         """Weights, gradients and optimizer states of one copy of the model, undivided."""
-        owned = sum(layer.param_bytes for layer in self.profile.layers)
-        return self.state_bytes_per_param_byte * owned
+        return self.state_bytes_per_param_byte * sum(
+            layer.param_bytes for layer in self.profile.layers
+        )
 
     def device_bytes(self) -> dict[str, float]:
         """Usable memory by device type: the nominal one less `reserved_bytes` and the margin, at
@@ -297,17 +298,23 @@ def make_workload(
     if not isinstance(cluster, Cluster):
         cluster = load_cluster(cluster)
     if profile is None:
-        batches = default_micro_batches(global_batch)
-        profile = predict(model, cluster, micro_batches=batches, stack=stack)
+        profile = predict(
+            model, cluster, micro_batches=default_micro_batches(global_batch), stack=stack
+        )
     elif not isinstance(profile, Profile):
         where = os.fspath(profile)
         profile = load_profile(profile)
         check_profile(profile, model, cluster, where=where)
     if isinstance(framework, str):
         framework = load_framework(framework)
-    reserved = framework.reserved_bytes
     return Workload(
-        model, cluster, profile, global_batch, reserved, framework=framework, stack=stack
+        model,
+        cluster,
+        profile,
+        global_batch,
+        framework.reserved_bytes,
+        framework=framework,
+        stack=stack,
     )
 
 

@@ -34,8 +34,9 @@ def figure(scene: Scene, kind: str) -> bytes:
     drawing = Figure(figsize=(12, sum(heights) + 1.5), layout="constrained")
     FigureCanvasAgg(drawing)
     above, below = drawing.subplots(2, 1, height_ratios=heights)
-    took = f"{seconds_text(scene.seconds)} per iteration, predicted"
-    drawing.suptitle(f"{scene.title}: {took}", fontsize=13)
+    drawing.suptitle(
+        f"{scene.title}: {seconds_text(scene.seconds)} per iteration, predicted", fontsize=13
+    )
     timeline(above, scene)
     memory(below, scene)
     stream = io.BytesIO()
@@ -49,8 +50,12 @@ def timeline(axes: Any, scene: Scene) -> None:
         axes.broken_barh([], (0, 1), facecolors=colour, label=kind)  # in the legend, drawn or not
         for i, row in enumerate(scene.rows):
             for lane, low, thick in ((row.computes, -0.4, 0.45), (row.communicates, 0.07, 0.33)):
-                bars = [(s.start, s.end - s.start) for s in lane if s.kind == kind]
-                axes.broken_barh(bars, (i + low, thick), facecolors=colour, linewidth=0)
+                axes.broken_barh(
+                    [(s.start, s.end - s.start) for s in lane if s.kind == kind],
+                    (i + low, thick),
+                    facecolors=colour,
+                    linewidth=0,
+                )
     axes.set_yticks(range(len(scene.rows)), [row.title for row in scene.rows], fontsize=8)
     axes.set(ylim=(len(scene.rows) - 0.5, -0.5), xlim=(0, scene.seconds), xlabel="seconds")
     axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), fontsize=8, ncols=5)
@@ -60,8 +65,12 @@ def memory(axes: Any, scene: Scene) -> None:
     """A bar per device in use, its limit above it."""
     at = range(len(scene.used))
     axes.bar(at, [d.limit / GIB for d in scene.used], color="#e4e7eb", width=0.85)
-    colours = [OVER if d.held > d.limit else COLOURS["forward"] for d in scene.used]
-    axes.bar(at, [d.held / GIB for d in scene.used], color=colours, width=0.85)
+    axes.bar(
+        at,
+        [d.held / GIB for d in scene.used],
+        color=[OVER if d.held > d.limit else COLOURS["forward"] for d in scene.used],
+        width=0.85,
+    )
     if len(scene.used) <= 48:
         axes.set_xticks(at, [str(d.device) for d in scene.used], fontsize=8)
     axes.set(xlabel="device", ylabel="GiB held, of what there is")

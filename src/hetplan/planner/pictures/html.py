@@ -144,8 +144,9 @@ def timeline_data(scene: Scene) -> str:
         }
         for row in scene.rows
     ]
-    document = {"seconds": scene.seconds, "kinds": KINDS, "rows": rows}
-    return json.dumps(document, separators=(",", ":")).replace("<", "\\u003c")
+    return json.dumps(
+        {"seconds": scene.seconds, "kinds": KINDS, "rows": rows}, separators=(",", ":")
+    ).replace("<", "\\u003c")
 
 
 def bar(share: float, mark: float | None = None, colour: str = "forward") -> Markup:
@@ -177,9 +178,12 @@ def stages(scene: Scene) -> str:
                 with_bar(held, bar(share, None, "over" if share > 1 else "forward")),
             )
         )
-    header = ("stage", "devices", "layers", "computes", "memory of the fullest device")
-    caption = "Pipelines that do the same share one line; of them the first is drawn."
-    return table(header, lines, text=(1, 2), caption=caption)
+    return table(
+        ("stage", "devices", "layers", "computes", "memory of the fullest device"),
+        lines,
+        text=(1, 2),
+        caption="Pipelines that do the same share one line; of them the first is drawn.",
+    )
 
 
 def nodes(scene: Scene) -> Iterator[str]:
@@ -192,8 +196,10 @@ def nodes(scene: Scene) -> Iterator[str]:
     looks = grouped(((links, cells[n]), n) for n, links in enumerate(scene.nodes))
     for (links, inside), numbers in looks.items():
         count = f" ({len(numbers)} nodes)" if len(numbers) > 1 else ""
-        head = f"<b>node {ranges_text(numbers)}</b>{count}<br>{links}"
-        yield f'<div class="node"><p>{head}</p><ul>{"".join(inside)}</ul></div>'
+        yield (
+            f'<div class="node"><p><b>node {ranges_text(numbers)}</b>{count}<br>{links}</p>'
+            f"<ul>{''.join(inside)}</ul></div>"
+        )
 
 
 def cell(device: Held, rows: int) -> str:
@@ -204,8 +210,10 @@ def cell(device: Held, rows: int) -> str:
     )
     look = "" if device.row is None else f' style="background: hsl({hue:.0f} 62% {light}%)"'
     held = f"{bytes_text(device.held)} of {bytes_text(device.limit)}"
-    place = device.place or "idle"
-    return f'<li{look} title="{escape(held)}"><b>{place}</b>{escape(device.kind)}</li>'
+    return (
+        f'<li{look} title="{escape(held)}"><b>{device.place or "idle"}</b>'
+        f"{escape(device.kind)}</li>"
+    )
 
 
 def prices(offers: Sequence[Offer]) -> str:
@@ -224,16 +232,18 @@ def prices(offers: Sequence[Offer]) -> str:
         )
         for o, s in zip(best, seconds, strict=True)
     ]
-    caption = "What it costs to plan in one paradigm alone: its best plan against the best of all."
     return table(
-        ("paradigm", "best plan", "iteration", "longer by"), lines, text=(1,), caption=caption
+        ("paradigm", "best plan", "iteration", "longer by"),
+        lines,
+        text=(1,),
+        caption="What it costs to plan in one paradigm alone: its best plan against the best of "
+        "all.",
     )
 
 
 def candidates(scene: Scene) -> str:
     """All plans with their bounds."""
     most = max((o.predicted_seconds or 0.0 for o in scene.offers), default=0.0) or 1.0
-    header = ("plan", "status", "iteration", "closed form", "bound", "$/1M tokens")
     caption = (
         "Iterations are replayed. Closed form, status and bound are of each strategy's own "
         "problem; its bound is the mark across the bar."
@@ -247,7 +257,13 @@ def candidates(scene: Scene) -> str:
         for o in scene.offers
         for name, status, seconds, *rest in (cells(o),)
     ]
-    return table(header, lines, text=(1,), caption=caption, winner=scene.winner)
+    return table(
+        ("plan", "status", "iteration", "closed form", "bound", "$/1M tokens"),
+        lines,
+        text=(1,),
+        caption=caption,
+        winner=scene.winner,
+    )
 
 
 def cells(offer: Offer) -> tuple[str, ...]:

@@ -99,11 +99,10 @@ def memory(scene: Scene) -> Table:
 
 def candidates(scene: Scene) -> Table:
     """Seconds of the plans, with the bound of each strategy's own problem."""
-    timed = [offer for offer in scene.offers if offer.predicted_seconds is not None]
     best = None if scene.winner is None else scene.offers[scene.winner]
     return Table.of(
         "candidates",
-        timed,
+        [offer for offer in scene.offers if offer.predicted_seconds is not None],
         {
             "plan": lambda offer: f"{offer.name} *" if offer is best else offer.name,
             "iteration": lambda offer: seconds_text(offer.predicted_seconds),

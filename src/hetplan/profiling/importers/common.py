@@ -45,8 +45,12 @@ class Settings:
 
     def device_note(self, device: str) -> str:
         """That the device's name is not the file's, where the user gave none."""
-        option = "--device-type gives the name in cluster files"
-        return "" if self.device else f"the file names no device type: {device!r}; {option}"
+        return (
+            ""
+            if self.device
+            else f"the file names no device type: {device!r}; "
+            "--device-type gives the name in cluster files"
+        )
 
 
 @dataclass(frozen=True)
@@ -152,13 +156,16 @@ def profile(
 ) -> Imported:
     """A measured profile and what had to be assumed (empty notes are left out); raises InputError
     where sizes are out of range."""
-    today = datetime.datetime.now(datetime.UTC).date().isoformat()
     with derived(where):
         made = Profile(
             model=settings.model or model[:200],
             sequence=settings.sequence or sequence,
             precision=settings.precision or precision,
-            provenance=Provenance(kind="measured", source=source[:200], date=today),
+            provenance=Provenance(
+                kind="measured",
+                source=source[:200],
+                date=datetime.datetime.now(datetime.UTC).date().isoformat(),
+            ),
             layers=layers,
             tables=tables,
         )

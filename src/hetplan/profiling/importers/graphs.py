@@ -57,9 +57,10 @@ def ordered(
     try:
         order = list(nx.lexicographical_topological_sort(graph))
     except nx.NetworkXUnfeasible:
-        first = min(source for source, _ in nx.find_cycle(graph))
         raise InputError(
-            "operators wait for each other in a circle", where=where, got=names[first]
+            "operators wait for each other in a circle",
+            where=where,
+            got=names[min(source for source, _ in nx.find_cycle(graph))],
         ) from None
     in_turn: nx.DiGraph[int] = nx.DiGraph()
     in_turn.add_nodes_from(order)
@@ -98,9 +99,8 @@ def graph_profile(
     notes: Iterable[str],
 ) -> Imported:
     """A profile with one table of operators in an order of work."""
-    crossing = in_order(operators, edges, path)
     return chain_profile(
-        [(operators[number], size) for number, size in crossing.items()],
+        [(operators[number], size) for number, size in in_order(operators, edges, path).items()],
         settings,
         model=Path(path).stem,
         device=device,
@@ -177,8 +177,9 @@ def pipedream_graph(path: str) -> tuple[dict[int, Operator], list[tuple[int, int
                 node.activation,
             )
         else:
-            expected = "nodeI -- … or nodeI -- nodeJ"
-            raise InputError("not usable", where=where, got=line, expected=expected)
+            raise InputError(
+                "not usable", where=where, got=line, expected="nodeI -- … or nodeI -- nodeJ"
+            )
     require(
         operators,
         "no node",
@@ -335,8 +336,11 @@ def forward_node_of(
     """Of each node the forward node that it is one layer with: of a backward node the first of its
     colour; where there is none, the last forward node that it follows, else the one of the backward
     node that it follows."""
-    names = {number: node.name for number, node in nodes.items()}
-    graph = ordered(names, ((edge.source, edge.target) for edge in edges), where)
+    graph = ordered(
+        {number: node.name for number, node in nodes.items()},
+        ((edge.source, edge.target) for edge in edges),
+        where,
+    )
     first = dict[int | None, int]()
     for number, node in nodes.items():
         if not node.backward and node.colour is not None:

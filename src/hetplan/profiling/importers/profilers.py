@@ -107,8 +107,7 @@ def layers(data: ModelData) -> list[ProfileLayer]:
     low = data.sizes[least]
     replicated = 0.0 * low.kept
     if more:
-        other = data.sizes[more[0]].kept
-        divided = (low.kept - other) / (1 / least - 1 / more[0])
+        divided = (low.kept - data.sizes[more[0]].kept) / (1 / least - 1 / more[0])
         replicated = (low.kept - divided / least).clip(0.0, low.kept)
     whole = replicated + (low.kept - replicated) * least
     return [
@@ -164,8 +163,11 @@ def read_metis(path: str, settings: Settings) -> Imported:
     for file in paths:
         match = NAME.match(file.name)
         if match is None:
-            expected = "DeviceType.<device>_tp<degree>_bs<batch>.json"
-            raise InputError("name is not usable", where=str(file), expected=expected)
+            raise InputError(
+                "name is not usable",
+                where=str(file),
+                expected="DeviceType.<device>_tp<degree>_bs<batch>.json",
+            )
         sizes = max(int(match["tensor"]), 1), max(int(match["batch"]), 1)
         read = files[(match["device"], *sizes)] = read_foreign(MetisFile, file)
         for key in ("sent", "milliseconds"):
@@ -212,8 +214,10 @@ def metis_layers(file: MetisFile, tensor: int, batch: int) -> tuple[list[Profile
             for held, p in zip(memory, params, strict=True)
         ]
     else:
-        entries = f"{len(memory)} entries for {len(params)} layers"
-        notes.append(f"layer_memory_total_mb has {entries}: saved_bytes are 0")
+        notes.append(
+            f"layer_memory_total_mb has {len(memory)} entries for {len(params)} layers: "
+            "saved_bytes are 0"
+        )
     layers = [
         layer(f"layer-{i}", params[i] * tensor, file.sent[i] / batch if file.sent else 0.0, kept[i])
         for i in range(len(params))
@@ -267,11 +271,17 @@ def read_calculon(path: str, settings: Settings) -> Imported:
     )
     if "networks" in document or "matrix" in document:
         return system(parse(CalculonSystem, document, where=path), path, settings)
-    sizes = {key: document[key] for key in CALCULON_KEYS if key in document}
-    config = {"model_type": "calculon", **sizes, "vocab_size": VOCABULARY}
+    config = {
+        "model_type": "calculon",
+        **{key: document[key] for key in CALCULON_KEYS if key in document},
+        "vocab_size": VOCABULARY,
+    }
     from_config(config, name=Path(path).stem, where=path)  # raises InputError where it cannot be
-    note = f"calculon's models are blocks alone: a vocabulary of {VOCABULARY} is assumed"
-    return Imported("model", config, (note,))
+    return Imported(
+        "model",
+        config,
+        (f"calculon's models are blocks alone: a vocabulary of {VOCABULARY} is assumed",),
+    )
 
 
 def system(described: CalculonSystem, path: str, settings: Settings) -> Imported:

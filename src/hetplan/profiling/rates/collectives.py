@@ -87,8 +87,12 @@ class Fabric:
 
 def node_fabric(node: Node, wires: Wires = WIRES) -> Fabric:
     """The fabric inside a node, by its device type and `intra_node_gbit_per_s`."""
-    known = (chips for chips in wires.chips if node.device.startswith(chips.names))
-    served = (c for c in known if node.intra_bandwidth >= wires.least * c.bandwidth)
+    served = (
+        chips
+        for chips in wires.chips
+        if node.device.startswith(chips.names)
+        and node.intra_bandwidth >= wires.least * chips.bandwidth
+    )
     return Fabric(node.intra_bandwidth, node.intra_latency, wires.inside, next(served, None))
 
 
@@ -149,8 +153,9 @@ def curve_of(fabric: str, operation: str, ranks: int) -> Curve | None:
     """The measured curve that serves an operation of so many ranks; None where there is none."""
     kind = operation if operation == "send" else "all-reduce"
     asked = (fabric, kind, 2 if kind == "send" else ranks)
-    every = shipped().collectives
-    return next((c for c in every if (c.fabric, c.operation, c.ranks) == asked), None)
+    return next(
+        (c for c in shipped().collectives if (c.fabric, c.operation, c.ranks) == asked), None
+    )
 
 
 @cache

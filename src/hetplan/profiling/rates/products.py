@@ -184,8 +184,11 @@ class Trees:
         node = np.zeros((len(features), len(tree)), dtype=np.int64)
         inner = self.feature.shape[1]
         while node[0, 0] < inner:
-            right = features[row, self.feature[tree, node]] >= self.threshold[tree, node]
-            node = 2 * node + 1 + right
+            node = (
+                2 * node
+                + 1
+                + (features[row, self.feature[tree, node]] >= self.threshold[tree, node])
+            )
         return np.asarray(self.start + self.leaf[tree, node - inner].sum(axis=1))
 
 
@@ -207,8 +210,11 @@ def mean_tiling(precision: Precision) -> Tiling:
 
 def mean_of(tilings: Sequence[Tiling]) -> Tiling:
     """The geometric mean of each figure."""
-    logs = [[*t.slowness, *t.wave_seconds, t.memory, t.start_seconds] for t in tilings]
-    mean = np.exp(np.log(logs).mean(axis=0)).tolist()
+    mean = np.exp(
+        np.log([[*t.slowness, *t.wave_seconds, t.memory, t.start_seconds] for t in tilings]).mean(
+            axis=0
+        )
+    ).tolist()
     half = len(tilings[0].slowness)
     return Tiling(
         slowness=mean[:half], wave_seconds=mean[half:-2], memory=mean[-2], start_seconds=mean[-1]
@@ -249,8 +255,9 @@ def _estimates(
     """One for each shape."""
     known = measured_products(device, precision)
     sizes = np.array([(s.count, s.m, s.k, s.n) for s in shapes], float).reshape(-1, 4)
-    tiling = mean_tiling(precision) if known is None else known[0].tiling
-    seconds, features = physical(machine, tiling, sizes, physics)
+    seconds, features = physical(
+        machine, mean_tiling(precision) if known is None else known[0].tiling, sizes, physics
+    )
     low, high, source = physics.low, physics.high, "roofline over tiles, never measured"
     if known is None:
         return tuple(Estimate(s, s * low, s * high, source) for s in seconds.tolist())

@@ -23,7 +23,7 @@ from hetplan.errors import UnsupportedError, require
 from hetplan.formulations.hap.spmd.program import SingleProgram, Writer
 from hetplan.profiling.models import Model
 from hetplan.profiling.transformer import Experts, Transformer
-from hetplan.profiling.vision import VGG19
+from hetplan.profiling.zoo import VGG19
 
 # i: number of a block; layer: its name in the profile.
 PUBLISHED = {
