@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy.stats import bootstrap  # type: ignore[import-untyped]
+from scipy.stats import bootstrap
 
 from hetplan.instances.library import in_set, library
 from hetplan.solvers.run import relative_gap

@@ -9,7 +9,7 @@ from collections import Counter
 from random import Random
 
 import pytest
-from scipy.interpolate import CubicSpline  # type: ignore[import-untyped]
+from scipy.interpolate import CubicSpline
 
 from hetplan.formulations import family
 from hetplan.formulations.poplar.awareness import CurveDevice, explore
