@@ -373,8 +373,7 @@ def replays_of(
         return []
     from hetplan.planner.astra import PoolProblem, replayed_seconds, unsaid
 
-    on = open_cluster(cluster)
-    workload = make_workload(job.model, on, job.global_batch, profile=profile)
+    workload = make_workload(job.model, open_cluster(cluster), job.global_batch, profile=profile)
     make = PoolProblem(workload, pool.mode, pool).to_plan
     return [(None if unsaid(c) else replayed_seconds(make(c), workload), c) for c in candidates]
 

@@ -39,7 +39,6 @@ from hetplan.solvers.registry import evaluate, solve
 from hetplan.solvers.run import Result, Run
 from hetplan.text import bytes_text
 
-Placement = list[list[list[int]]]
 AUTO = StrategyMethod("auto", exact=True)
 TRIALS = StrategyMethod("paper-trials", paper=True)
 # How many of its least estimates AMP runs (§4.5).

@@ -168,9 +168,8 @@ class PoolProblem(Problem):
     def plannable(self) -> Space:
         """What a plan can say, for the tensor degrees and micro-batches that the profile has of
         every type."""
-        types = [offer.name for offer in self.pool.offers]
         space = Space(
-            **measured_sizes(self.workload.profile, types),
+            **measured_sizes(self.workload.profile, [offer.name for offer in self.pool.offers]),
             expert=(1,),
             sequence_parallel=(False,),
             recompute=(None, "selective", "full"),
@@ -249,13 +248,11 @@ def least_seconds(job: Job, space: Space, pool: Pool, assumed: Assumptions) -> f
     device-seconds of a sample over all degrees and micro-batches."""
     facts, offer = model_facts(job.model), pool.offers[0]
     names = ("tensor", "micro_batch", "sequence_parallel", "context", "expert", "whole_experts")
-    axes = [getattr(space, name) for name in names]
-    grid = np.array(list(product(*axes)), dtype=np.int64).T
+    grid = np.array(list(product(*[getattr(space, name) for name in names])), dtype=np.int64).T
     tensor, context, expert = grid[[0, 3, 4]]
     possible = (tensor * context <= offer.most) & (expert <= offer.most)
     t, b, sp, c, e, whole = grid[:, possible & (tensor > grid[2]) & (tensor > grid[5])]
-    columns = (t, b, sp, c, e, np.where(whole, t, 1))
-    block = block_seconds(facts, offer, columns, assumed)
+    block = block_seconds(facts, offer, (t, b, sp, c, e, np.where(whole, t, 1)), assumed)
     each = facts.layers * (block[FORWARD] + block[BACKWARD]) + block[EMBEDDING] + block[HEAD]
     return float(job.global_batch * (t * c * each / b).min()) / offer.most
 
@@ -358,6 +355,5 @@ def chunks(best: AstraCandidate, layers: int) -> list[list[tuple[int, int]]]:
     sizes = [blocks // virtual for _ in range(virtual) for _, blocks in best.stages]
     if sum(sizes) < layers - 2:
         sizes = [last - first for first, last in split(layers - 2, [1.0] * (virtual * count))]
-    ends = [end + 1 for end in accumulate(sizes)]
-    ranges = list(pairwise([0, *ends[:-1], layers]))
+    ranges = list(pairwise([0, *[end + 1 for end in accumulate(sizes)][:-1], layers]))
     return [ranges[stage::count] for stage in range(count)]

@@ -141,8 +141,7 @@ class Planning:
         """Why the winner takes as long as it does; None without one."""
         if self.winner is None:
             return None
-        percent = self.criteria.cheapest_within
-        return explain(self.candidates, self.winner, self.workload, percent)
+        return explain(self.candidates, self.winner, self.workload, self.criteria.cheapest_within)
 
     def document(self) -> dict[str, Any]:
         """As JSON types."""

@@ -125,8 +125,7 @@ class Attention(nn.Module):
         groups, (a, b) = t.heads // t.kv_heads, part.of(t.kv_heads)
         queries = (a * groups * t.head_dim, b * groups * t.head_dim)
         keys = (t.query_width + a * t.head_dim, t.query_width + b * t.head_dim)
-        values = (keys[0] + t.kv_width, keys[1] + t.kv_width)
-        rows = Cut(0, (queries, keys, values))
+        rows = Cut(0, (queries, keys, (keys[0] + t.kv_width, keys[1] + t.kv_width)))
         cuts = {"qkv": rows, "out": Cut(1, (queries,))}
         return cuts if self.qkv_bias is None else cuts | {"qkv_bias": rows}
 

@@ -24,17 +24,6 @@ def check_shape(shape: Transformer) -> None:
     )
 
 
-def check_degrees(plan: Plan) -> None:
-    """Raise UnsupportedError for a plan with context, expert or further degrees, which the replay
-    does not have."""
-    if plan.degrees is not None:
-        raise UnsupportedError(
-            f"the plan has {plan.degrees.text}, which are priced in closed form only",
-            where=plan.name,
-            expected="hetplan export, or a plan of `hetplan plan search` without them",
-        )
-
-
 def check_executed(plan: Plan) -> None:
     """Raise UnsupportedError for the first of a plan's degrees that the runtime does not execute.
     What overlaps what is the runtime's own choice."""

@@ -235,8 +235,7 @@ def keys(folder: Path) -> set[str]:
     """Of the rows there."""
     names = {path.stem for path in (folder / FOLDER).glob("*.parquet")}
     if Path(PACKED).stem in names:
-        pa = arrow()
-        kept = pa.parquet.read_table(folder / FOLDER / PACKED, columns=["key"])
+        kept = arrow().parquet.read_table(folder / FOLDER / PACKED, columns=["key"])
         names = (names - {Path(PACKED).stem}) | set(kept["key"].to_pylist())
     return names
 

@@ -112,8 +112,7 @@ def stage_counts(total: int, room: Ints) -> Iterator[Ints]:
             least = np.maximum(0, left - behind[i])
             choices = np.minimum(left, room[i]) - least + 1
             of = np.repeat(np.arange(len(left)), choices)
-            begins = choices.cumsum() - choices
-            value = np.arange(len(of)) - begins[of] + least[of]
+            value = np.arange(len(of)) - (choices.cumsum() - choices)[of] + least[of]
             block, left = np.column_stack([block[of], value]), left[of] - value
         yield block
 

@@ -213,8 +213,7 @@ def cheapest_fronts(
         if m == 0 and rows > 1:
             continue
         for i in range(len(cost)):
-            paid = cost[i] + prices[kind[i]] * size[i]
-            value = front[fewer, after[i], first[i]] + paid
+            value = front[fewer, after[i], first[i]] + (cost[i] + prices[kind[i]] * size[i])
             if value < front[m, before[i], end[i]]:
                 front[m, before[i], end[i]] = value
                 arc[m, before[i], end[i]] = i

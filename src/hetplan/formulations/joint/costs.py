@@ -214,8 +214,7 @@ class Costs:
         ):
             device = math.sqrt(max(seconds * seconds - host * host, 0.0))
             reduce = ring.seconds / 2 * times
-            hidden = self.data.hidden_reduces
-            device += reduce - hidden * (1 - CONTENTION) * min(device, reduce)
+            device += reduce - self.data.hidden_reduces * (1 - CONTENTION) * min(device, reduce)
             whole = float(together(np.array(device), np.array(host)))
             made.append(ring._replace(seconds=max(whole - seconds, 0.0)))
         return made[0], made[1]

@@ -123,8 +123,7 @@ class ChainReplayer:
     def excess(self, plan: Plan) -> float:
         """By what share of its memory the fullest device holds too much."""
         zero, kept = self.zero(plan), [p.peak_bytes for p in self.parts(plan)[0]]
-        held = memory(zero, np.concatenate(kept))
-        each = zip(held, limits(plan, zero.costs), strict=True)
+        each = zip(memory(zero, np.concatenate(kept)), limits(plan, zero.costs), strict=True)
         return max(max(device.allocated / max(limit, 1.0) - 1, 0.0) for device, limit in each)
 
     def robust_seconds(self, plan: Plan, noise: Noise | None = None) -> float:

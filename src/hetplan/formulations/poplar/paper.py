@@ -262,6 +262,5 @@ def rounded(total: int, weights: Floats) -> Ints:
     remainders."""
     exact = total * (weights / weights.sum())
     floors: Ints = np.floor(exact * (1 - 1e-14)).astype(np.int64)  # never more than `total` in sum
-    order = np.argsort(floors - exact, kind="stable")
-    floors[order[: total - int(floors.sum())]] += 1
+    floors[np.argsort(floors - exact, kind="stable")[: total - int(floors.sum())]] += 1
     return floors

@@ -275,8 +275,7 @@ class Pipeline:
         if a < b and (last < self.end if backward else first > 0):
             shapes = self.chain.outputs[(last if backward else first) - 1]
             sent = [one for one in shapes if not backward or one[1].is_floating_point]
-            hop = self._hop(chunk) - (not backward)
-            self.mail.expect(sent, hop, batch, forward=not backward)
+            self.mail.expect(sent, self._hop(chunk) - (not backward), batch, forward=not backward)
 
     def _receive(self, chunk: int, batch: int, *, forward: bool) -> list[Tensor]:
         """What the layer before a chunk gave, or the gradients of what the chunk's last one did."""

@@ -266,8 +266,7 @@ class Split:
                 expected=f"{', '.join(names)}, or {len(names) - 2} numbered blocks",
             )
             places = {part: 1 + blocks.index(numbered(part)) for part in parts if numbered(part)}
-            behind = parts.index(list(places)[-1])
-            places |= dict.fromkeys(parts[behind + 1 :], len(names) - 1)
+            places |= dict.fromkeys(parts[parts.index(list(places)[-1]) + 1 :], len(names) - 1)
         made: dict[Node, int] = {}
         now = 0
         for node, part in runs.items():

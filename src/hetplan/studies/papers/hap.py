@@ -62,8 +62,7 @@ def theory_on(program: SingleProgram, counts: Counts, gbit: float, machines: int
 @cache
 def network(name: str, counts: Counts, gbit: float = GBIT) -> Theory:
     """A model of Table 1; the 64 GPUs of §7.1 stand in eight machines."""
-    m = sum(n for _, n in counts)
-    return theory_on(NETWORKS[name](m), counts, gbit, 8)
+    return theory_on(NETWORKS[name](sum(n for _, n in counts)), counts, gbit, 8)
 
 
 @cache

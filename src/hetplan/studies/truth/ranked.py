@@ -82,7 +82,6 @@ def own_strategy(job: Job, facts: ModelFacts) -> Strategies:
     require(job.shape.tensor_degree_fits(job.tensor), f"tensor {job.tensor} divides no heads")
     stages = job.pipeline * job.chunks  # embedding and loss may count as layers
     require(facts.layers + 2 >= stages, f"{facts.layers} blocks are too few for the stages")
-    chunk = -(-facts.layers // stages)
     space = Space(
         pipeline=(job.pipeline,),
         tensor=(job.tensor,),
@@ -91,7 +90,7 @@ def own_strategy(job: Job, facts: ModelFacts) -> Strategies:
         context=(job.context,),
         whole_experts=(job.expert_tensor < job.tensor,),
         fsdp=(job.zero == 3,),
-        virtual=(chunk,),
+        virtual=(-(-facts.layers // stages),),
         interleaving=job.chunks > 1,
         sequence_parallel=(job.stack.sequence_parallel and job.tensor > 1,),
         distributed_optimizer=(job.zero > 0,),

@@ -133,8 +133,7 @@ def _overwrite(
             continue
         forward = float(np.mean([measured.forward_seconds[i] for i in inside]))
         backward = float(np.mean([measured.backward_seconds[i] for i in inside]))
-        scale = forward / table[FORWARD, number]
-        table[[CORE_FORWARD, PRODUCTS_FORWARD], number] *= scale
+        table[[CORE_FORWARD, PRODUCTS_FORWARD], number] *= forward / table[FORWARD, number]
         table[PRODUCTS_BACKWARD, number] *= backward / table[BACKWARD, number]
         table[FORWARD, number], table[BACKWARD, number] = forward, backward
         seconds = measured.seconds()

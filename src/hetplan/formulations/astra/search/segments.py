@@ -453,8 +453,7 @@ class Kinds:
         phi = np.where(m > 0, g, 0.0).max(axis=1)
         if (g > 0).all():
             phi = np.maximum(phi, N / (m @ (1 / g)))
-        bound = (work + (self.K - 1) * theta + phi) * SHRINK
-        return bound, theta * SHRINK, phi * SHRINK, work
+        return (work + (self.K - 1) * theta + phi) * SHRINK, theta * SHRINK, phi * SHRINK, work
 
     def least_time(
         self, m: Ints, start: tuple[float, float, float], limit: float
@@ -489,10 +488,8 @@ class Kinds:
         extra = self.N - n.sum(axis=-1)
         possible = ~((m > 0) & (cap < low)).any(axis=-1) & (extra >= 0)
         room = m * np.maximum(cap - low, 0)
-        before = room.cumsum(axis=-1) - room
-        n = n + np.clip(extra[..., None] - before, 0, room)
-        work = n @ self.c + m @ self.h
-        return np.where(possible & (n.sum(axis=-1) == self.N), work, np.inf), n
+        n = n + np.clip(extra[..., None] - (room.cumsum(axis=-1) - room), 0, room)
+        return np.where(possible & (n.sum(axis=-1) == self.N), n @ self.c + m @ self.h, np.inf), n
 
 
 def strategy_bounds(figures: SegmentFigures, P: Ints, K: Ints, N: int) -> tuple[Floats, Floats]:

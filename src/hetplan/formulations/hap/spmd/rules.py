@@ -172,8 +172,7 @@ def ring(devices: int, bytes_per_second: float, latency: float = 2e-5, sharing: 
     twice that
     (Thakur et al. 2005); in an all-to-all `sharing` devices send (m - 1) / m of their slices over
     one link."""
-    part = max(devices - 1, 1) / devices
-    once = bytes_per_second / part
+    once = bytes_per_second / (max(devices - 1, 1) / devices)
     exchange = once * devices / sharing
     return Links(devices, once, bytes_per_second, once / 2, once, exchange, latency)
 

@@ -135,8 +135,7 @@ def synthetic_initial(seed: int) -> Initial:
         if last in ("scale", "shift", "bias"):
             return np.full(shape, float(last == "scale"))
         draw = np.random.default_rng((seed, zlib.crc32(name.encode())))
-        fan = max(1, int(np.prod(shape[1:])))
-        return np.asarray(draw.standard_normal(shape) / np.sqrt(fan))
+        return np.asarray(draw.standard_normal(shape) / np.sqrt(max(1, int(np.prod(shape[1:])))))
 
     return initial
 
