@@ -321,8 +321,12 @@ def search(
         note(line)
     cluster, profile, count = gpus.cluster, measurements.profile, written.replayed
     replays = replays_of(result.top[:count], pool, cluster, job, profile) if cluster else []
-    document = as_document(job, pool, result, replays)
-    emit(document, tables(job, pool, result, replays), json=json, output=output)
+    emit(
+        as_document(job, pool, result, replays),
+        tables(job, pool, result, replays),
+        json=json,
+        output=output,
+    )
     if result.best is None:
         return 1
     if written.write_plan is not None and cluster is not None:
@@ -358,8 +362,11 @@ def save_best(
     # loaded with the planner, which the search itself does not need
     from hetplan.planner.astra import plan_of
 
-    on = open_cluster(cluster)
-    plan_of(best, make_workload(job.model, on, job.global_batch, profile=profile), pool).save(path)
+    plan_of(
+        best,
+        make_workload(job.model, open_cluster(cluster), job.global_batch, profile=profile),
+        pool,
+    ).save(path)
 
 
 Replays = list[tuple[float | None, Candidate]]

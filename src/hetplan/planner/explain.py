@@ -315,8 +315,9 @@ def fullest_link(run: Replay, workload: Workload) -> Bottleneck | None:
         bandwidth = nodes[workload.cluster.devices[device].node].intra_bandwidth
     link = f"{who} {'receives' if receives else 'sends'} at {bandwidth * 8 / 1e9:.4g} Gbit/s"
     used = float(held.max()) / run.seconds
-    facts = {"link": link, "held_share": used}
-    return Bottleneck(f"{link}: in use {percent_text(used)} of the time", facts)
+    return Bottleneck(
+        f"{link}: in use {percent_text(used)} of the time", {"link": link, "held_share": used}
+    )
 
 
 def tightest(run: Replay, workload: Workload) -> Bottleneck:

@@ -167,8 +167,10 @@ class SpmdProblem(Problem):
                     "how many"
                 )
             raise NoPlan(result.status, reason, spent)
-        every = self.on_every_device(result.decision)
-        decision, holding = self.in_whole_units(every), posed.theory.holding
+        decision, holding = (
+            self.in_whole_units(self.on_every_device(result.decision)),
+            posed.theory.holding,
+        )
         usable, peak = posed.workload.device_bytes(), posed.device_bytes(decision)
         over = [
             held

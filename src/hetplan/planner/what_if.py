@@ -122,8 +122,12 @@ def addition(text: str, cluster: Cluster) -> Change:
         )
         others = [n for n in range(len(cluster.nodes)) if n != number]
         nodes.append(replace(node, devices=node.devices + count))
-        numbers = tuple(cluster.devices_of([*others, number]))
-        return Change(name, with_nodes(cluster, name, nodes), numbers, count)
+        return Change(
+            name,
+            with_nodes(cluster, name, nodes),
+            tuple(cluster.devices_of([*others, number])),
+            count,
+        )
     best = Node(
         kind,
         count,

@@ -122,8 +122,9 @@ def fit_line(sizes: Sequence[float], seconds: Sequence[float]) -> Line:
     """
     n, t = np.asarray(sizes, float), np.asarray(seconds, float)
     weight = 1.0 / t
-    columns = np.stack([weight, n * weight], axis=1)
-    a, slope = np.linalg.lstsq(columns, np.ones_like(t), rcond=None)[0]
+    a, slope = np.linalg.lstsq(np.stack([weight, n * weight], axis=1), np.ones_like(t), rcond=None)[
+        0
+    ]
     if a < 0:
         a, slope = 0.0, float((n * weight).sum() / ((n * weight) ** 2).sum())
     if slope <= 0:

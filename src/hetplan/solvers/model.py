@@ -274,9 +274,16 @@ class Model:
         for stair, above in pairwise(stairs):
             self.row(f"{name}_order", [stair, above], [1.0, -1.0], lower=0.0)
         time = self.seconds(name, upper=upper)
-        columns = np.append(stairs, time)
-        values = np.append(-np.diff(levels, prepend=0.0), 1.0)
-        self._add_row(f"{name}_stairs", Row(columns, values, 0.0, np.inf, levels=levels))
+        self._add_row(
+            f"{name}_stairs",
+            Row(
+                np.append(stairs, time),
+                np.append(-np.diff(levels, prepend=0.0), 1.0),
+                0.0,
+                np.inf,
+                levels=levels,
+            ),
+        )
         return time
 
     def _add_row(self, name: str, row: Row) -> int:
@@ -391,9 +398,9 @@ class Model:
             )
         shift = sum(big_m for condition in row.when if condition >= 0)
         factors = [big_m if condition >= 0 else -big_m for condition in row.when]
-        conditions = [c if c >= 0 else ~c for c in row.when]
         columns, values = _merged(
-            np.append(columns, np.array(conditions, dtype=np.int64)), np.append(values, factors)
+            np.append(columns, np.array([c if c >= 0 else ~c for c in row.when], dtype=np.int64)),
+            np.append(values, factors),
         )
         return Row(columns, values, low + shift, high + shift)
 

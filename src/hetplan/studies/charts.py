@@ -80,9 +80,14 @@ def stairs(lines: Mapping[str, tuple[Sequence[float], int]], across: str, upward
             axes.plot([], [], label=f"{method} (none)", color=colour)
             continue
         shares = [100 * k / count for k in range(len(values) + 1)]
-        ends = [min(every) / 1.5, *values, max(every) * 1.5]
-        heights = [*shares, shares[-1]]
-        axes.step(ends, heights, where="post", label=method, color=colour, linewidth=1.8)
+        axes.step(
+            [min(every) / 1.5, *values, max(every) * 1.5],
+            [*shares, shares[-1]],
+            where="post",
+            label=method,
+            color=colour,
+            linewidth=1.8,
+        )
     axes.set(xscale="log", ylim=(0, 103), xlabel=across, ylabel=upwards)
     axes.legend(frameon=False, fontsize=8)
     return made

@@ -223,9 +223,12 @@ def write_rows(path: Path, rows: Sequence[Row]) -> None:
     pa = arrow()
     cells = [{name: row.get(name) for name in COLUMNS} for row in rows]
     buffer = io.BytesIO()
-    table = pa.Table.from_pylist(cells, schema=schema())
     pa.parquet.write_table(
-        table, buffer, compression="zstd", compression_level=19, write_page_checksum=True
+        pa.Table.from_pylist(cells, schema=schema()),
+        buffer,
+        compression="zstd",
+        compression_level=19,
+        write_page_checksum=True,
     )
     path.parent.mkdir(parents=True, exist_ok=True)
     write_bytes(path, buffer.getvalue())
@@ -253,8 +256,9 @@ def read_rows(folder: Path) -> list[Row]:
     rows: dict[str, Row] = {}
     for path in sorted((folder / FOLDER).glob("*.parquet")):
         try:
-            content = io.BytesIO(path.read_bytes())
-            table = pa.parquet.read_table(content, page_checksum_verification=True)
+            table = pa.parquet.read_table(
+                io.BytesIO(path.read_bytes()), page_checksum_verification=True
+            )
         except (pa.ArrowException, OSError) as error:
             raise InputError(
                 f"cannot be read: {str(error).splitlines()[0]}", where=str(path)

@@ -64,8 +64,11 @@ class Layout:
     def part(self, place: Place) -> Part:
         """A rank's part of its tensor group and of its experts."""
         spread = self.expert_groups.get(place.rank, (place.rank,))
-        shares = tuple(self.stage(place).tensor_shares)
-        return Part(place.tensor, shares, (spread.index(place.rank), len(spread)))
+        return Part(
+            place.tensor,
+            tuple(self.stage(place).tensor_shares),
+            (spread.index(place.rank), len(spread)),
+        )
 
     @cached_property
     def expert_groups(self) -> dict[int, tuple[int, ...]]:
@@ -135,8 +138,13 @@ class Layout:
         """(backward, chunk, micro-batch) in the order of the schedule."""
         replica = self.plan.replicas[place.replica]
         assert self.plan.schedule != "spmd", "programs have an order of their own"
-        chunks = len(replica.stages[0].layers)
-        passes = order(self.plan.schedule, len(replica.stages), place.stage, replica.steps, chunks)
+        passes = order(
+            self.plan.schedule,
+            len(replica.stages),
+            place.stage,
+            replica.steps,
+            len(replica.stages[0].layers),
+        )
         return [(bool(b), int(c), int(m)) for b, c, m in zip(*passes, strict=True)]
 
 
@@ -368,8 +376,9 @@ class Bucket:
         """Begin to gather everyone's shard."""
         assert self.shard is not None
         if self.groups[1] is not None and self.coming is None:
-            lengths = [last - first for first, last in self.parts]
-            self.coming = self.groups[1].gathering(self.shard, lengths)
+            self.coming = self.groups[1].gathering(
+                self.shard, [last - first for first, last in self.parts]
+            )
 
     def gather(self) -> None:
         """Everyone's shard, written to the parameters."""

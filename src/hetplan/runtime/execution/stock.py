@@ -80,8 +80,14 @@ class Part(nn.Module):
         read = chain.read(stock.rows, own, self.first, self.last, stock.device)
         position = replace(stock.position, first_row=own[0])
         for k, inputs in zip(range(self.first, self.last), read, strict=True):
-            again = stock.layout.again(stock.place, k)
-            x = passed(chain, k, (*x, *inputs), position, again, torch.device(stock.device))
+            x = passed(
+                chain,
+                k,
+                (*x, *inputs),
+                position,
+                stock.layout.again(stock.place, k),
+                torch.device(stock.device),
+            )
             stock.watch.passed()
         return x[0].reshape(1).clone() if self.last == len(chain.names) else x
 

@@ -40,9 +40,12 @@ def tidy(x: Any) -> Any:
     here = x.to_local()
     if here.is_contiguous():
         return x
-    stride = torch.empty(x.shape, device="meta").stride()
     return DTensor.from_local(
-        here.contiguous(), x.device_mesh, x.placements, shape=x.shape, stride=stride
+        here.contiguous(),
+        x.device_mesh,
+        x.placements,
+        shape=x.shape,
+        stride=torch.empty(x.shape, device="meta").stride(),
     )
 
 

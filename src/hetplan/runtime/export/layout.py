@@ -71,8 +71,7 @@ def balanced(seconds: Sequence[float], pipeline: int, virtual: int = 1, mtp: int
     spans = np.where(np.tri(len(reach), k=-1), np.inf, parts - parts[:, None])
     early = (pipeline * (virtual - 1) if mtp else 0, len(blocks) + 1)
     slowest, _ = least(spans, pipeline * virtual, np.maximum, early)
-    squares = np.where(spans <= slowest, spans**2, np.inf)
-    _, ends = least(squares, pipeline * virtual, np.add, early)
+    _, ends = least(np.where(spans <= slowest, spans**2, np.inf), pipeline * virtual, np.add, early)
     return Layout(
         pipeline=pipeline,
         units=units,

@@ -95,8 +95,12 @@ class Exhibit:
                 drawn = [row for row in rows if row.get(column) is not None]
                 points = [(places.index(row[self.x]), row[column]) for row in drawn]
                 colour = COLOURS[(at if many else number) % len(COLOURS)]
-                label = ": ".join(filter(None, (name, column)))
-                axes.plot(*zip(*points), marks[: 1 if words else None], color=colour, label=label)  # noqa: B905
+                axes.plot(
+                    *zip(*points, strict=False),
+                    marks[: 1 if words else None],
+                    color=colour,
+                    label=": ".join(filter(None, (name, column))),
+                )
         axes.set_xticks(range(len(places)), [cell(place) for place in places])
         axes.set(xlabel=self.x, ylim=(0, None))
         axes.set_title(self.title, fontsize=8, wrap=True)

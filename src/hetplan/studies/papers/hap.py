@@ -55,8 +55,9 @@ def devices(counts: Counts) -> list[Device]:
 def theory_on(program: SingleProgram, counts: Counts, gbit: float, machines: int) -> Theory:
     """A program's theory; GPUs of one machine share its network in an all-to-all."""
     every = devices(counts)
-    sharing = max(1, len(every) // machines)
-    return theory_of(program, every, ring(len(every), gbit / 8 * 1e9, sharing=sharing))
+    return theory_of(
+        program, every, ring(len(every), gbit / 8 * 1e9, sharing=max(1, len(every) // machines))
+    )
 
 
 @cache
@@ -69,14 +70,16 @@ def network(name: str, counts: Counts, gbit: float = GBIT) -> Theory:
 def experts(count: int, held: int) -> Theory:
     """Figure 17: BERT-MoE with tokens for `count` experts on two A100 and two P100, `held` with
     what is padded."""
-    program = bert(8 * count, shape(12), 128, 30522, held)
-    return theory_on(program, (("A100", 2), ("P100", 2)), GBIT, 2)
+    return theory_on(
+        bert(8 * count, shape(12), 128, 30522, held), (("A100", 2), ("P100", 2)), GBIT, 2
+    )
 
 
 def solved(data: HapData, method: str) -> Result[Any]:
     """A method on an instance."""
-    limit = LIMIT.get(method, 10.0)
-    return solve(family("hap"), data, method, Run(Options(threads=1, time_limit=limit)))
+    return solve(
+        family("hap"), data, method, Run(Options(threads=1, time_limit=LIMIT.get(method, 10.0)))
+    )
 
 
 @cache
@@ -107,8 +110,7 @@ def iterations(fixed: Row, row: Row) -> Row:
     }
     seconds: Row = {name: result.objective for name, result in results.items()}
     baselines = [seconds[name] for name in fixed["baselines"][row["model"]]]
-    best = min(filter(None, baselines), default=None)
-    speed_up = {"ours, speed-up": over(best, seconds["HAP"])}
+    speed_up = {"ours, speed-up": over(min(filter(None, baselines), default=None), seconds["HAP"])}
     return seconds | speed_up | search_text(results["HAP"])
 
 

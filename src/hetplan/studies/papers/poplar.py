@@ -34,8 +34,13 @@ def paper_workload(cluster: str, model_name: str, counts: tuple[int, ...] = ()) 
     numbers = counts or [node.devices for node in whole.nodes]
     nodes = zip(whole.nodes, numbers, strict=True)
     on = replace(whole, nodes=tuple(replace(node, devices=n) for node, n in nodes))
-    batches = range(1, LARGEST_PREDICTED + 1)
-    profile = predict(model, on, micro_batches=batches, tensor_degrees=(1,), date="2025-01-01")
+    profile = predict(
+        model,
+        on,
+        micro_batches=range(1, LARGEST_PREDICTED + 1),
+        tensor_degrees=(1,),
+        date="2025-01-01",
+    )
     return Workload(model, on, profile, TOKENS // model.tokens_per_sample)
 
 

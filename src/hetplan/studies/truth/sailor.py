@@ -229,8 +229,14 @@ class Predictor:
         rows = micro_batch * len(pipeline.groups[0]) / len(pipeline.groups[stage])
         size = float(self.output[pipeline.layers[stage][-1]]) * rows
         if a == b:
-            pair = max(2, groups[0].tensor + groups[1].tensor)
-            here = Traffic(size / self.links.local(groups[0].kinds[0], pair, size), 0.0, between)
+            here = Traffic(
+                size
+                / self.links.local(
+                    groups[0].kinds[0], max(2, groups[0].tensor + groups[1].tensor), size
+                ),
+                0.0,
+                between,
+            )
             return here, here
         pairs = min(group.tensor for group in groups)
         bandwidth = min(
@@ -267,8 +273,10 @@ class Predictor:
                     continue
                 size = each * group.tensor / len(group.nodes)
                 loads[number] += size
-                ranks = min(group.tensor, node.gpus)
-                slowest = min(slowest, self.links.network(node.kind, ranks, size / members))
+                slowest = min(
+                    slowest,
+                    self.links.network(node.kind, min(group.tensor, node.gpus), size / members),
+                )
         # A ring moves at the pace of its slowest card.
         return max(inside, max(loads.values(), default=0.0) / slowest)
 

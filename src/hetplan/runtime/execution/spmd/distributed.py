@@ -246,8 +246,7 @@ class DistributedProgram(Trained):
             answers = shard.dimension is not None or number % world == rank
             held = parameter if values is None else values.get(id(parameter))
             if held is not None and parameter.numel() > 0 and (answers or not mine):
-                sizes = tuple(parameter.shape)
-                yield Box(name, tuple(offsets), sizes, shard.shape, held.detach())
+                yield Box(name, tuple(offsets), tuple(parameter.shape), shard.shape, held.detach())
 
 
 def as_model(model: Any, plan: Plan) -> ProgramModel:

@@ -158,8 +158,10 @@ def cross_entropy(inputs: Inputs, attributes: Attributes, place: Place) -> Tenso
             "label of a cross-entropy, which leaves none out (no ignore_index)",
             got=int(wrong[0]), expected=f"0 to {logits.shape[-1] - 1}",
         )  # fmt: skip
-    rows = logits.reshape(-1, logits.shape[-1])
-    return F.cross_entropy(rows, labels.flatten(), reduction="sum") / attributes["count"]
+    return (
+        F.cross_entropy(logits.reshape(-1, logits.shape[-1]), labels.flatten(), reduction="sum")
+        / attributes["count"]
+    )
 
 
 def batch_moments(inputs: Inputs, attributes: Attributes, place: Place) -> Tensor:

@@ -239,8 +239,9 @@ class Machine:
             if form == WHOLE and not complete:
                 return self.ranks.total(gradient)
             if cut:
-                bounds = self.decided.bounds(node.name, form, segment)
-                return self.ranks.gather(gradient, form, bounds, "padded")
+                return self.ranks.gather(
+                    gradient, form, self.decided.bounds(node.name, form, segment), "padded"
+                )
             return gradient
 
         return mirrored(read, joined, self.parameters[name])
