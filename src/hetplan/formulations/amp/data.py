@@ -114,8 +114,12 @@ class AmpData(StrictModel):
         require(not missing, f"{lacks}, expected one for each type")
 
     def _check_memory(self, memory: Memory) -> None:
-        where = "memory.layer_bytes_per_sample"
-        check_length(memory.layer_bytes_per_sample, len(self.layers), where, "layer")
+        check_length(
+            memory.layer_bytes_per_sample,
+            len(self.layers),
+            "memory.layer_bytes_per_sample",
+            "layer",
+        )
         check_every_type(memory.device_bytes, (device.type for device in self.devices))
 
 

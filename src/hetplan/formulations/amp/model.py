@@ -89,8 +89,11 @@ class Question:
         """For the writers. Rounded down are two values in each t_ij, one in each e_ij and in
         sigma."""
         pp, gas = self.tables.configuration.pipeline, self.tables.configuration.gas
-        least = min(self.lower, self.upper)
-        return Totals(least=least, largest=self.upper, roundings=2 * (gas - 1) + 3 * pp + 1)
+        return Totals(
+            least=min(self.lower, self.upper),
+            largest=self.upper,
+            roundings=2 * (gas - 1) + 3 * pp + 1,
+        )
 
 
 class Programme:
@@ -187,8 +190,9 @@ def price_compute(m: Programme) -> None:  # (3)
         conditions = [on[:0], *(on[list(types)] for types in profiles)]
         # the least that any group needs for the intervals of a stage
         least = m.tables.stages[j].sums(m.tables.seconds.min(axis=0))
-        seconds = np.vstack([least, m.tables.compute(j)])
-        m.stage[j, i].append(m.both(f"compute_{j}_{i}", m.y[j], conditions, seconds))
+        m.stage[j, i].append(
+            m.both(f"compute_{j}_{i}", m.y[j], conditions, np.vstack([least, m.tables.compute(j)]))
+        )
 
 
 def price_reduce(m: Programme) -> None:  # (4)
@@ -273,8 +277,12 @@ def levels(
     ]
     for p, q in pairs:
         for c, level, others in slow:
-            columns = [reach[level], p[c], *q[others]]
-            m.model.row(f"{name}_lowest", columns, [1.0] + [-1.0] * (1 + len(others)), lower=-1.0)
+            m.model.row(
+                f"{name}_lowest",
+                [reach[level], p[c], *q[others]],
+                [1.0] + [-1.0] * (1 + len(others)),
+                lower=-1.0,
+            )
     return reach
 
 

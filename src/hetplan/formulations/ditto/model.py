@@ -89,8 +89,7 @@ class Arcs:
         p = self.problem
         roundings = p.micro_batches + 2 * p.most_stages
         largest = roundings * float(self.seconds.max(initial=0.0))
-        least = least_objective(p)
-        return Totals(least=least, largest=largest, roundings=roundings, error=FINEST)
+        return Totals(least=least_objective(p), largest=largest, roundings=roundings, error=FINEST)
 
     def stages(self, answer: ModelAnswer) -> Stages:
         """The template of a solver's answer, in order."""
@@ -229,14 +228,16 @@ def count_stages_behind(model: Model, v: Variables) -> None:  # (3)
 def keep_to_devices(model: Model, v: Variables) -> None:  # (4)
     """Each kind gives what it has."""
     for i, available in enumerate(v.arcs.problem.devices.tolist()):
-        of_kind = np.flatnonzero(v.arcs.kind == i)
-        model.row("devices", *v.every(of_kind, v.arcs.devices), upper=available)
+        model.row(
+            "devices", *v.every(np.flatnonzero(v.arcs.kind == i), v.arcs.devices), upper=available
+        )
 
 
 def keep_to_micro_batches(model: Model, v: Variables) -> None:  # (5)
     """No more stages than micro-batches."""
-    stages = np.concatenate([v.before, v.after, v.peak])
-    model.row("stages", stages, upper=v.arcs.problem.micro_batches)
+    model.row(
+        "stages", np.concatenate([v.before, v.after, v.peak]), upper=v.arcs.problem.micro_batches
+    )
 
 
 def fit_memory(model: Model, v: Variables) -> None:  # (6)

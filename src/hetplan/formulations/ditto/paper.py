@@ -232,8 +232,9 @@ def all_recovered(data: DittoData, problem: DittoProblem, run: Run) -> list[Temp
         stages = join_left_over(problem, assigned, times)
         joined = sum(r < 0 for _, _, r in assigned)
         message = f"{joined} of {count} virtual stages got no devices and joined a neighbour"
-        details = {"virtual_stages": count, "joined": joined}
-        templates.append(Template(stages, message if joined else "", details))
+        templates.append(
+            Template(stages, message if joined else "", {"virtual_stages": count, "joined": joined})
+        )
     return templates
 
 

@@ -223,8 +223,11 @@ def most_micro_batches(template: Template, seconds: float, limit: int) -> int:
     """K_i: the most micro-batches within `seconds`, at most `limit`; fewer than S_i where even
     these take longer."""
     least = len(template.times)
-    numbers = range(least, limit + 1)
-    return least - 1 + bisect.bisect_right(numbers, seconds, key=template.iteration_seconds)
+    return (
+        least
+        - 1
+        + bisect.bisect_right(range(least, limit + 1), seconds, key=template.iteration_seconds)
+    )
 
 
 def count_pipelines(

@@ -125,8 +125,12 @@ def _programme(
             model.row("largest", [top[k], ratio[k, d]], [1.0, -1.0], lower=0.0)
     for s, d in np.ndindex(len(cost.F), problem.K):
         values = np.append(1.0, -cost.S[s] / problem.speeds[d])
-        fixed = float(cost.F[s] / problem.speeds[d])
-        model.row("stage", np.append(T[s], ratio[:, d]), values, lower=fixed)
+        model.row(
+            "stage",
+            np.append(T[s], ratio[:, d]),
+            values,
+            lower=float(cost.F[s] / problem.speeds[d]),
+        )
     if problem.capacity is not None:
         # in units of the largest coefficient; what is then too small for a solver becomes 0
         for d, room in enumerate(problem.capacity * (1 - margin) - cost.fixed_bytes):

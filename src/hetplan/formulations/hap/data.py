@@ -120,8 +120,9 @@ class HapData(StrictModel):
                     expected = "expected none without memory.device_bytes"
                     require(getattr(triple, key) is None, f"{got}, {expected}")
         else:
-            where = "memory.device_bytes"
-            check_length(self.memory.device_bytes, len(self.devices), where, "device")
+            check_length(
+                self.memory.device_bytes, len(self.devices), "memory.device_bytes", "device"
+            )
 
 
 class HapDecision(StrictModel):

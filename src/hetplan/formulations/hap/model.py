@@ -100,8 +100,12 @@ def follow_a_path(model: Model, s: ArcColumns) -> None:  # (1)
     """One unit from {goal} to the empty set; each node is left at most once."""
     for u in range(s.graph.n - 1):
         out, into = s.z[s.graph.tail == u], s.z[s.graph.head == u]
-        values = np.repeat([1.0, -1.0], [len(out), len(into)])
-        model.equal("path", np.append(out, into), values, to=float(u == s.graph.start))
+        model.equal(
+            "path",
+            np.append(out, into),
+            np.repeat([1.0, -1.0], [len(out), len(into)]),
+            to=float(u == s.graph.start),
+        )
         model.row("once", out, upper=1.0)
 
 
@@ -176,8 +180,12 @@ def fit_memory(model: Model, s: ArcColumns) -> None:  # (8)
         model.fix(s.z[fixed > room], 0.0)
         parts = np.concatenate([np.minimum(fixed, 2.0 * unit), shared]) / unit
         parts = np.minimum(np.where(parts < SMALLEST, 0.0, parts), MOST_TIMES)
-        columns = np.concatenate([s.z, s.w_of_segment[:, d]])
-        model.row("memory", columns, parts, upper=room / unit * (1 + SLACK))
+        model.row(
+            "memory",
+            np.concatenate([s.z, s.w_of_segment[:, d]]),
+            parts,
+            upper=room / unit * (1 + SLACK),
+        )
 
 
 def forbid(model: Model, s: ArcColumns, program: Sequence[int]) -> None:  # (9)

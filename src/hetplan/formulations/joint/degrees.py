@@ -312,8 +312,12 @@ def zero_costs(plan: Plan, workload: Workload) -> ZeroCosts | None:
         return None
     check_replayable(plan, workload, degrees)
     sizes = [batch.samples for batch in plan.replicas[0].micro_batches]
-    row = strategy_of(plan, degrees, sizes[0]).row(0)
-    key = str(degrees), plan.recomputation, str(sizes), str(row)
+    key = (
+        str(degrees),
+        plan.recomputation,
+        str(sizes),
+        str(strategy_of(plan, degrees, sizes[0]).row(0)),
+    )
     kept: dict[object, DegreeCosts] = vars(workload).setdefault("_degree_costs", {})
     if key not in kept:
         kept[key] = DegreeCosts(plan, workload, degrees)

@@ -76,8 +76,13 @@ def design_of(plan: Plan | JointDecision) -> Design:
         micro = max(batch.samples for batch in replica.micro_batches)
         if replica.samples:
             pipes.append(Pipe(groups, tuple(ends[:-1]), micro, replica.samples))
-    chunks = len(plan.replicas[0].stages[0].layers)
-    return Design(tuple(pipes), plan.schedule, chunks, plan.zero, plan.recomputation)
+    return Design(
+        tuple(pipes),
+        plan.schedule,
+        len(plan.replicas[0].stages[0].layers),
+        plan.zero,
+        plan.recomputation,
+    )
 
 
 def stage_of(group: Group, *layers: tuple[int, int]) -> Stage:

@@ -205,8 +205,9 @@ class Moves:
                 samples, cuts = (pipe.samples + k) // 2, pipe.cuts if by_rows else ()
                 if not samples or not groups or not all(groups):
                     return None
-                micro = min(pipe.micro, samples)
-                made.append(self._cut(design, Pipe(groups, cuts, micro, samples)))
+                made.append(
+                    self._cut(design, Pipe(groups, cuts, min(pipe.micro, samples), samples))
+                )
         return with_pipes(design, made)
 
     def samples(self, design: Design) -> Design | None:

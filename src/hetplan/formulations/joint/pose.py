@@ -152,6 +152,7 @@ def costs_of(workload: Workload, mode: Recomputation = "none") -> Costs:
     """The workload's costs under a mode of recomputation: made once, kept with the workload."""
     kept: dict[Recomputation, Costs] = vars(workload).setdefault("_costs", {})
     if mode not in kept:
-        modes = dict.fromkeys((*PLAIN, mode))
-        kept[mode] = Costs(pose(workload, tuple(modes)), mode, workload.links)
+        kept[mode] = Costs(
+            pose(workload, tuple(dict.fromkeys((*PLAIN, mode)))), mode, workload.links
+        )
     return kept[mode]

@@ -437,8 +437,9 @@ def held_on(
     of the largest micro-batch.
     """
     framework, (weights, largest, level, share) = data.framework, states
-    width = data.element_bytes
-    own, gradients, optimizer, buffers = framework.held_bytes(weights, largest, width, level, share)
+    own, gradients, optimizer, buffers = framework.held_bytes(
+        weights, largest, data.element_bytes, level, share
+    )
     apart = framework.logit_bytes is not None
     logits, loss, working = rows * passes.logits, rows * passes.loss, rows * passes.working
     return Held(

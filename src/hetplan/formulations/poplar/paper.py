@@ -80,8 +80,11 @@ def solve(data: PoplarData, run: Run) -> Outcome[PoplarDecision]:
 def known_before(data: PoplarData, problem: PoplarProblem) -> Known[PoplarDecision]:
     """Bound and plan of a problem in which something fits: Algorithm 2 on the curves themselves."""
     decision = algorithm_2(problem, [group.seconds for group in problem.groups])
-    seconds = evaluate(data, decision).objective
-    return Known(bound=fluid_seconds(problem), decision=decision, objective=seconds)
+    return Known(
+        bound=fluid_seconds(problem),
+        decision=decision,
+        objective=evaluate(data, decision).objective,
+    )
 
 
 def algorithm_2(problem: PoplarProblem, curves: list[Floats]) -> PoplarDecision:

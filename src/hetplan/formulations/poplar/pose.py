@@ -80,9 +80,9 @@ class Posed:
     def device_bytes(self, device: int, micro_batch: int) -> float:
         """Predicted bytes on a device whose largest micro-batch is `micro_batch` (without the
         reserve)."""
-        part = float(self.parts[device])
         return (
-            self.states.resident(self.data.zero_stage, part) + micro_batch * self.states.per_sample
+            self.states.resident(self.data.zero_stage, float(self.parts[device]))
+            + micro_batch * self.states.per_sample
         )
 
 
@@ -167,8 +167,9 @@ def _devices(workload: Workload, curves: Mapping[str, Floats], fits: Sequence[in
         spec = workload.cluster.specs[name]
         # as the baseline `whale` counts; a cluster file's own device may state none
         flops = spec.peak_flops(WHALE_PRECISION) if WHALE_PRECISION in spec.peak_tflops else None
-        seconds = curves[name][1 : largest + 1].tolist()
-        return Device(name=name, step_seconds=seconds, flops_per_second=flops)
+        return Device(
+            name=name, step_seconds=curves[name][1 : largest + 1].tolist(), flops_per_second=flops
+        )
 
     return [made(d.type, n) for d, n in zip(workload.cluster.devices, fits, strict=True)]
 

@@ -146,8 +146,9 @@ class States:
         model."""
         layers = workload.profile.layers
         saved = sum(layer.saved_bytes for layer in layers) + workload.working_bytes.get(1, 0.0)
-        weights = [layer.param_bytes for layer in layers]
-        return cls.of_weights(weights, workload.precision, saved, workload.framework)
+        return cls.of_weights(
+            [layer.param_bytes for layer in layers], workload.precision, saved, workload.framework
+        )
 
     @classmethod
     def of_weights(
@@ -236,9 +237,14 @@ def communication(
         taking = range(len(held)) if members is None else members
         if not taking:
             return Communication(0.0, 0.0)
-        equal = np.full(len(taking), 1.0 / len(taking))
         return Communication(
-            0.0, 2.0 * collective_seconds(states.gradients, equal, *link("all-reduce", taking))
+            0.0,
+            2.0
+            * collective_seconds(
+                states.gradients,
+                np.full(len(taking), 1.0 / len(taking)),
+                *link("all-reduce", taking),
+            ),
         )
     all_of_them = range(len(held)) if sharers is None else sharers
     messages = states.layers if stage == 3 else 1

@@ -217,8 +217,9 @@ class OnSegments:
 
     def instance(self, point: Point) -> AstraData:
         """A point as an instance, which the exact method of problem `astra` solves to the same."""
-        offers = self.task.pool.offers
-        return segment_instance(self.table, offers, self.figures, point.strategy, point.stages)
+        return segment_instance(
+            self.table, self.task.pool.offers, self.figures, point.strategy, point.stages
+        )
 
 
 def search(

@@ -386,8 +386,9 @@ def after_pipeline(
     dense, experts = layers * priced.stage_params + ends, layers * priced.expert_stage_params
     forward, backward = layers * priced.forward, layers * priced.backward
     reduction = priced.exposed_reduction(dense, experts, forward, backward)
-    params = priced.optimizer_params(dense, experts)
-    return reduction, priced.optimizer_seconds(params, offloaded, backward)
+    return reduction, priced.optimizer_seconds(
+        priced.optimizer_params(dense, experts), offloaded, backward
+    )
 
 
 def iteration_parts(priced: Priced, offloaded: Floats) -> tuple[Floats, Floats, Floats]:

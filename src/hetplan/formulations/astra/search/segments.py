@@ -440,8 +440,12 @@ class Kinds:
     def stages(self, m: Ints, n: Ints) -> tuple[Stages, ...]:
         """Counts m and layers n per kind in pipeline order, the fullest between the ends last."""
         rows = zip(self.kind.tolist(), self.type.tolist(), m.tolist(), n.tolist(), strict=True)
-        used = [Stages(*row) for row in rows if row[2]]
-        return tuple(sorted(used, key=lambda s: (s.kind, s.layers / s.number)))
+        return tuple(
+            sorted(
+                [Stages(*row) for row in rows if row[2]],
+                key=lambda s: (s.kind, s.layers / s.number),
+            )
+        )
 
     def lower_bounds(self, m: Ints) -> tuple[Floats, Floats, Floats, Floats]:
         """What T is at least for each vector [V], and its parts: divisible layers for the slowest

@@ -107,8 +107,13 @@ class Blocks:
         gates = w.linear(f"{name}.router", x, "bsh,eh->bse", (e, t.hidden))
         gates = w.apply("softmax", f"{name}.gates", gates)
         weights = w.apply("route", f"{name}.route", gates, active=mixture.active, capacity=places)
-        where = w.apply("positive", f"{name}.where", weights)
-        x = w.apply("contract", f"{name}.dispatch", where, x, equation="bsec,bsh->bech")
+        x = w.apply(
+            "contract",
+            f"{name}.dispatch",
+            w.apply("positive", f"{name}.where", weights),
+            x,
+            equation="bsec,bsh->bech",
+        )
         if t.gated:
             x = w.linear(f"{name}.up", x, "bech,efuh->becfu", (e, t.feed_forward, 2, t.hidden))
             x = w.apply("gated", f"{name}.gated", x)

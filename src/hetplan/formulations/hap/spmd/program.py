@@ -177,8 +177,9 @@ class Writer:
     def convolution(self, name: str, x: str, channels: int) -> str:
         """A 3 x 3 convolution with bias that keeps the size, and a ReLU."""
         weight = self.parameter(f"{name}.weight", (channels, self.shape(x)[1], 3, 3))
-        bias = self.parameter(f"{name}.bias", (channels,))
-        x = self.apply("convolve", name, x, weight, bias, padding=1)
+        x = self.apply(
+            "convolve", name, x, weight, self.parameter(f"{name}.bias", (channels,)), padding=1
+        )
         return self.apply("relu", f"{name}.relu", x)
 
     def classifier(self, x: str, labels: str, widths: Mapping[str, int]) -> SingleProgram:

@@ -91,8 +91,9 @@ def work_of(program: SingleProgram, node: Node, needed: Set[str], weight: float 
     needed: the tensors with gradients, `program.needs_gradient()`. weight: a factor on all of it.
     """
     inputs = program.inputs(node)
-    shapes = [source.shape for source in inputs]
-    forward, backward = operator(node.kind).work(shapes, node.shape, node.attributes)
+    forward, backward = operator(node.kind).work(
+        [source.shape for source in inputs], node.shape, node.attributes
+    )
     pairs = zip(inputs, backward, strict=True)
     passed = needed if node.name in needed else ()
     return Work(weight * forward, tuple(weight * b if s.name in passed else 0.0 for s, b in pairs))

@@ -119,8 +119,9 @@ class Decided:
             forms = self.ways.get(node.name, {(WHOLE, ())})
             form, cut = min(forms)
             if len(forms) > 1 or form == WHOLE:
-                apart = any(form != WHOLE for form, _ in forms)
-                shards[node.name] = Shard(node.name, node.shape, joined_apart=apart)
+                shards[node.name] = Shard(
+                    node.name, node.shape, joined_apart=any(form != WHOLE for form, _ in forms)
+                )
             else:
                 shards[node.name] = Shard(node.name, node.shape, form, cut)
         return shards
@@ -244,8 +245,7 @@ class Timed:
     def _compute(self, run: Run, *, backward: bool) -> None:
         """One pass of an operator, in the end what is computed from gathered factors."""
         node, speeds = self.program.node(run.node), self.prices.speeds
-        weight = self.prices.weights.get(node.name, 1.0)
-        work = work_of(self.program, node, self.gradients, weight)
+        work = work_of(self.program, node, self.gradients, self.prices.weights.get(node.name, 1.0))
         part = self.decided.shared_by(run, node.segment)
         back = work.gradients[0] if run.factors else work.backward
         flops = back if backward else work.forward
