@@ -132,8 +132,13 @@ def check_every_type(bytes_of: Mapping[str, float], types: Iterable[str]) -> Non
 def check_header(value: Any, kind: str, version: int, *, where: str) -> None:
     """Refuse what is no file of this kind and version, before any other complaint; raises
     InputError."""
-    expected = f'an object with "format": "{kind}"'
-    require(isinstance(value, dict), "not an object", where=where, got=value, expected=expected)
+    require(
+        isinstance(value, dict),
+        "not an object",
+        where=where,
+        got=value,
+        expected=f'an object with "format": "{kind}"',
+    )
     for key, what, known in (
         ("format", f"not a {kind} file", kind),
         ("version", "version not readable here", version),

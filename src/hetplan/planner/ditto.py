@@ -331,8 +331,9 @@ class PlacedTemplate:
         peaks = [0.0] * len(self.workload.cluster.devices)
         for k, (stage, group) in enumerate(zip(stages, self.groups, strict=True)):
             layers = slice(stage.first, stage.last)
-            alive = min(self.micro_batches, len(stages) - k)
-            kept = alive * fsum(memory.layer_activation_bytes[layers])
+            kept = min(self.micro_batches, len(stages) - k) * fsum(
+                memory.layer_activation_bytes[layers]
+            )
             for device in group:
                 peaks[device] = (fsum(memory.layer_state_bytes[layers]) + kept) / len(group)
         return tuple(peaks)

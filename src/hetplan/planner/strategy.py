@@ -68,8 +68,12 @@ class Variant:
         """The plan of a strategy that posed the workload in this variant."""
         if self.recomputation == "none":
             return plan
-        origin = f"{plan.origin}+{self.recomputation}"
-        return plan.model_copy(update={"recomputation": self.recomputation, "origin": origin})
+        return plan.model_copy(
+            update={
+                "recomputation": self.recomputation,
+                "origin": f"{plan.origin}+{self.recomputation}",
+            }
+        )
 
 
 PLAIN = Variant()

@@ -160,5 +160,6 @@ class Experts(nn.Module):
         """What the experts here make of a row each."""
         if len(here) == 0:  # the backward pass meets the others, too
             return here + sum(value[:0].sum() for value in held.values())
-        ones = here.new_ones(len(here), 1)
-        return torch.func.functional_call(self.own[0], held, (here, index[:, None], ones))
+        return torch.func.functional_call(
+            self.own[0], held, (here, index[:, None], here.new_ones(len(here), 1))
+        )

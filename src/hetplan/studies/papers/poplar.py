@@ -93,8 +93,11 @@ def rated(fixed: Row, row: Row) -> tuple[Floats, Floats, Row]:
     aware = explore(CurveDevice(own.step_seconds))
     speed = batches / np.array(own.step_seconds)
     spline = batches / spline_curve(aware.points, aware.largest)[1:]
-    flops = own.flops_per_second
-    return speed, spline, {"Whale's": flops, "Poplar's": spline.max(), "true": speed[-1]}
+    return (
+        speed,
+        spline,
+        {"Whale's": own.flops_per_second, "Poplar's": spline.max(), "true": speed[-1]},
+    )
 
 
 def capability(fixed: Row, row: Row) -> Row:
