@@ -14,8 +14,7 @@ from hetplan.formulations.poplar.awareness import OutOfMemoryOnDevice
 from hetplan.profiling.models import Model, load_model
 from hetplan.profiling.zoo import text_model
 from hetplan.runtime.measuring.batches import Trial, measure_batch_curve
-from hetplan.runtime.measuring.networks import network as network_of, saved_bytes
-from hetplan.runtime.measuring.sharded import Sharded
+from hetplan.runtime.measuring.networks import Sharded, network as network_of, saved_bytes
 
 WORLDS = [2]
 

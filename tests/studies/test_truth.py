@@ -22,8 +22,16 @@ from hetplan.profiling.transformer import transformer_layers
 from hetplan.profiling.zoo import text_model
 from hetplan.runtime.calibration import predicted_seconds
 from hetplan.studies.truth.compare import calibrate_set, compare
-from hetplan.studies.truth.job import EAGER, PARALLEL, gpt, layer_ranges, posed_plan, posed_workload
-from hetplan.studies.truth.machines import A100_80, cluster
+from hetplan.studies.truth.job import (
+    A100_80,
+    EAGER,
+    PARALLEL,
+    cluster,
+    gpt,
+    layer_ranges,
+    posed_plan,
+    posed_workload,
+)
 from hetplan.studies.truth.runs import megatron_job, mosaic_job, vtrain_job
 from hetplan.studies.truth.scores import Scoring, order, regret, summarised, tied
 from hetplan.studies.truth.tables import Cells, Compared, Predicted, Published

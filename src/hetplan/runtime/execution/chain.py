@@ -40,8 +40,7 @@ from torch import Tensor, nn
 from hetplan.errors import InputError, UnsupportedError, one_line, require
 from hetplan.formulations.joint.plan import split
 from hetplan.runtime.execution.transport import Group, mirrored
-from hetplan.runtime.tracing.division import Divided, divisions
-from hetplan.runtime.tracing.split import Shape, Split, mapped
+from hetplan.runtime.tracing.split import Divided, Shape, Split, divisions, mapped
 from hetplan.schema import Range
 
 Rows = Callable[[int, int], Any]  # global rows [first, last) -> (inputs, targets), tensors in them

@@ -1,7 +1,7 @@
 """Layers of users' models on several ranks at once, by torch's DTensor.
 
 The graphs that `tracing.split` makes have the sizes of whole tensors, so that DTensor can run them:
-each rank holds columns or rows of a weight, as `tracing.division` says, and DTensor moves what an
+each rank holds columns or rows of a weight, as `tracing.split` says, and DTensor moves what an
 operator needs. What it has no rule for is computed whole on every rank, from gathered values.
 Attention runs on whole sequences of some heads: where tokens are divided, they are exchanged for
 heads. Random numbers are drawn for whole tensors, so that ranks drop what one process does.
@@ -28,8 +28,7 @@ from hetplan.formulations.joint.plan import Place
 from hetplan.runtime.execution.chain import Chain
 from hetplan.runtime.execution.places import Layout
 from hetplan.runtime.execution.transport import Group, mirrored
-from hetplan.runtime.tracing.division import VIEWS
-from hetplan.runtime.tracing.split import Split, mapped, name_of
+from hetplan.runtime.tracing.split import RESHAPES, Split, mapped, name_of
 
 ATTENTION = "scaled_dot_product_attention"
 Form = Sequence[Any]  # placements, one for each dimension of a mesh
@@ -118,7 +117,7 @@ class Spread(fx.Interpreter):
         kind = name_of(n)
         if kind == "getitem":
             return n.target(*args)
-        if kind not in VIEWS:
+        if kind not in RESHAPES:
             args = mapped(args, self.settled)
         if kind == "cat":  # caches that are empty have one dimension
             args = ([x for x in args[0] if x.dim() > 1 or x.numel()], *args[1:])
@@ -156,13 +155,13 @@ class Spread(fx.Interpreter):
 
     def _usual(self, kind: str, n: Node, args: Any, kwargs: Any) -> Any:
         """By DTensor's rule, else whole on every rank."""
-        if kind in VIEWS:
+        if kind in RESHAPES:
             args = (tidied(args[0]), *args[1:])
         try:
             made = n.target(*args, **kwargs)
         except (RuntimeError, AssertionError):
             return self._moved(self.whole, n, args, kwargs)
-        return tidied(made) if kind in VIEWS else made
+        return tidied(made) if kind in RESHAPES else made
 
     def _attention(self, n: Node, args: Any, kwargs: Any) -> Any:
         """By heads where all ranks get equally many; dropout in it is drawn for all heads."""

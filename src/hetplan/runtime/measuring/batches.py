@@ -50,13 +50,13 @@ from hetplan.profiling.models import Model
 from hetplan.runtime.devices import check_device, device_name, measured_here, now
 from hetplan.runtime.measuring.networks import (
     Network,
+    Sharded,
     network,
     out_of_memory,
     saved_bytes,
     silent,
     tokens_of,
 )
-from hetplan.runtime.measuring.sharded import Sharded
 
 
 def measure_batch_curve(

@@ -16,8 +16,7 @@ from hetplan.profiling.model_files import from_config
 from hetplan.profiling.operators import STACKS, Precision
 from hetplan.profiling.transformer import Experts, Latent, Transformer, transformer
 from hetplan.profiling.zoo import bert, built_in, gpt2
-from hetplan.studies.truth.job import Job
-from hetplan.studies.truth.machines import VTRAIN, machine
+from hetplan.studies.truth.job import VTRAIN, Job, machine
 from hetplan.studies.truth.ranked import cheapest, predicted
 from hetplan.studies.truth.tables import GIB, Cells, Published, Source, require
 
