@@ -139,8 +139,10 @@ def nearest(name: str, known: Iterable[str], most: int = 4) -> list[str]:
         beginning = difflib.SequenceMatcher(None, lower[: len(wanted)], wanted).ratio() / BEGINNING
         return max(whole, beginning if len(wanted) >= 3 else 0.0)
 
-    alike = [other for other in known if likeness(other) >= 1]
-    return sorted(alike, key=lambda other: (-likeness(other), len(other)))[:most]
+    return sorted(
+        [other for other in known if likeness(other) >= 1],
+        key=lambda other: (-likeness(other), len(other)),
+    )[:most]
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:

@@ -323,6 +323,10 @@ def templates(
         Display(f"{posed.name}: templates"),
         quiet=quiet,
     )
-    document = {"instance": posed.name, "problem": "ditto", **rows_of(ready)}
-    emit(document, tables_of(ready), json=json, output=output)
+    emit(
+        {"instance": posed.name, "problem": "ditto", **rows_of(ready)},
+        tables_of(ready),
+        json=json,
+        output=output,
+    )
     return 0 if ready.listed.complete and ready.exact.pipelines else 1

@@ -300,8 +300,12 @@ def run(
     if is_rank():
         measured = serve(job)
     elif survival.elastic:
-        again = survival.replanner(job, plan, predict, setting, quiet=quiet)
-        measured = launch_elastic(job, again, tell, None if quiet else note_loss)
+        measured = launch_elastic(
+            job,
+            survival.replanner(job, plan, predict, setting, quiet=quiet),
+            tell,
+            None if quiet else note_loss,
+        )
     else:
         measured = Measured(job, launch(job, tell))
     if measured is None:  # another rank tells

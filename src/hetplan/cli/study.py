@@ -168,8 +168,11 @@ def run(
     Time-outs, crashes and refusals are rows, too. Exit code 0 when every run has its row, 1 when
     stopped before.
     """
-    expected = "a set such as papers, a problem, instances, files"
-    require(sets or smoke, "no instances named", expected=expected)
+    require(
+        sets or smoke,
+        "no instances named",
+        expected="a set such as papers, a problem, instances, files",
+    )
     # the same sets find their rows again
     names = "-".join(re.sub(r"[^\w.]+", "-", name).strip("-") for name in sets or ["smoke"])
     folder = output or Path(f"study-{names}"[:86])
@@ -184,8 +187,14 @@ def run(
         native=native,
         pyomo_solver=pyomo_solver,
     )
-    numbers = whole_numbers([seeds], "--seeds", 0, LARGEST_SEED)
-    work = list(tasks(sets or ["smoke"], split_list(methods or ["all"]), numbers, options))
+    work = list(
+        tasks(
+            sets or ["smoke"],
+            split_list(methods or ["all"]),
+            whole_numbers([seeds], "--seeds", 0, LARGEST_SEED),
+            options,
+        )
+    )
     stop = threading.Event()
     with stopping(stop), workers.runner(stop) as runner:
         tally = carry_out(work, folder, runner, (lambda tally: None) if quiet else show_progress)

@@ -127,8 +127,11 @@ def random_strategy(
     """A uniformly random bijection and a uniformly random cut for `chosen`."""
     shape = (chosen.pipeline, chosen.data, chosen.tensor)
     inner = 1 + np.sort(rng.choice(problem.layers - 1, size=chosen.pipeline - 1, replace=False))
-    cut = np.concatenate([[0], inner, [problem.layers]]).astype(np.int64)
-    return Strategy(chosen, rng.permutation(problem.devices).reshape(shape), cut)
+    return Strategy(
+        chosen,
+        rng.permutation(problem.devices).reshape(shape),
+        np.concatenate([[0], inner, [problem.layers]]).astype(np.int64),
+    )
 
 
 def best_of(

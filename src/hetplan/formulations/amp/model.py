@@ -154,8 +154,11 @@ class Programme:
         t = self.tables
         chosen = [answer.values(row).argmax() for row in self.y]
         last = [int(n.last[k]) for n, k in zip(t.stages, chosen, strict=True)]
-        placement = t.cells.devices(answer.values(self.x).argmax(axis=0))
-        return Strategy(t.configuration, placement, np.array([0, *last]))
+        return Strategy(
+            t.configuration,
+            t.cells.devices(answer.values(self.x).argmax(axis=0)),
+            np.array([0, *last]),
+        )
 
 
 def place_every_device(m: Programme) -> None:  # (1)
@@ -199,15 +202,25 @@ def price_reduce(m: Programme) -> None:  # (4)
     """A tensor group all-reduces at the lowest bandwidth between two of its devices."""
     for j, i in m.groups if len(m.tables.tensor_levels) else []:
         pairs = [(m.x[:, j, i, r], m.x[:, j, i, s]) for r, s in combinations(m.lanes, 2)]
-        low = levels(m, f"tensor_{j}_{i}", m.tables.tensor_levels, pairs)
-        m.stage[j, i].append(m.both(f"reduce_{j}_{i}", m.y[j], low, m.tables.reduce(j)))
+        m.stage[j, i].append(
+            m.both(
+                f"reduce_{j}_{i}",
+                m.y[j],
+                levels(m, f"tensor_{j}_{i}", m.tables.tensor_levels, pairs),
+                m.tables.reduce(j),
+            )
+        )
 
 
 def price_links(m: Programme) -> None:  # (4)
     """A micro-batch goes to the next stage over the slowest of the group's lanes."""
     for j, i in product(m.stages[:-1], m.ranks) if len(m.tables.link_levels) else []:
-        pairs = [(m.x[:, j, i, r], m.x[:, j + 1, i, r]) for r in m.lanes]
-        low = levels(m, f"link_{j}_{i}", m.tables.link_levels, pairs)
+        low = levels(
+            m,
+            f"link_{j}_{i}",
+            m.tables.link_levels,
+            [(m.x[:, j, i, r], m.x[:, j + 1, i, r]) for r in m.lanes],
+        )
         m.link[j, i].append(m.both(f"send_{j}_{i}", m.v[j], low, m.tables.link(j)))
 
 
@@ -223,8 +236,12 @@ def add_up(m: Programme) -> None:  # (4) (6)
                 for r in m.lanes
                 for i, h in combinations(m.ranks, 2)
             ]
-            low = levels(m, f"sync_{j}", m.tables.sync_levels, pairs)
-            cost = m.both(f"sync_{j}", m.y[j], low, m.tables.sync(j))
+            cost = m.both(
+                f"sync_{j}",
+                m.y[j],
+                levels(m, f"sync_{j}", m.tables.sync_levels, pairs),
+                m.tables.sync(j),
+            )
             m.at_least("synchronisation", sigma, [cost])
     for i in m.ranks:
         slowest = m.model.seconds(f"m_{i}", upper=m.upper)
@@ -384,8 +401,15 @@ def solve_by(
     cases.sort(key=lambda case: case.bound)
     with contextlib.suppress(Stopped):  # the bounds that take no time stand
         for at, case in enumerate(cases):
-            model = row_model(lay_out(problem, cells, case.tables.configuration))
-            cases[at] = replace(case, bound=max(case.bound, root_bound(model, part.check)))
+            cases[at] = replace(
+                case,
+                bound=max(
+                    case.bound,
+                    root_bound(
+                        row_model(lay_out(problem, cells, case.tables.configuration)), part.check
+                    ),
+                ),
+            )
     sweep = Sweep(
         run, incumbent, method, parameters.most_terms, minimise, time.perf_counter() - begun
     )

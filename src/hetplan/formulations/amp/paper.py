@@ -71,8 +71,9 @@ class Averages:
 
     def estimate(self, problem: AmpProblem, cut: Ints) -> float:
         """(3), seconds per iteration."""
-        sync = (self.sync * np.add.reduceat(problem.params, cut[:-1])).max()
-        return chain_seconds(self.layer, self.link, self.gas, cut) + float(sync)
+        return chain_seconds(self.layer, self.link, self.gas, cut) + float(
+            (self.sync * np.add.reduceat(problem.params, cut[:-1])).max()
+        )
 
 
 @dataclass(frozen=True)

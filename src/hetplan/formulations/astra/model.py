@@ -56,8 +56,7 @@ class Kinds:
         # what the optimum costs at most, seconds; a stage that alone costs more is left out
         self.upper = worst if even is None else even
         alone = np.maximum(p.K * p.stage_seconds, (p.K - 1) * p.stage_seconds + least_work(p))
-        within = (alone[:, 1:] <= self.upper * (1 + 1e-9)).sum(axis=1)
-        kept = np.minimum(p.most_layers, within)
+        kept = np.minimum(p.most_layers, (alone[:, 1:] <= self.upper * (1 + 1e-9)).sum(axis=1))
         self.type: Ints = np.repeat(np.arange(p.M), kept)
         self.layers: Ints = np.concatenate([np.arange(1, most + 1) for most in kept])
         self.seconds: Floats = p.stage_seconds[self.type, self.layers]
@@ -102,8 +101,12 @@ def cover_slowest_stage(model: Model, kinds: Kinds, w: Columns) -> Columns:  # (
     theta = model.staircase("theta", step, levels)
     for q in np.flatnonzero(rung > 0).tolist():
         above = kinds.at_least(q)
-        values = np.append(np.ones(len(above)), -float(kinds.most[q]))
-        model.row("reach", np.append(w[above], step[rung[q]]), values, upper=0)
+        model.row(
+            "reach",
+            np.append(w[above], step[rung[q]]),
+            np.append(np.ones(len(above)), -float(kinds.most[q])),
+            upper=0,
+        )
     return theta
 
 
@@ -161,5 +164,6 @@ def formulate(data: AstraData, run: Run) -> Formulation[AstraDecision] | Outcome
 
 def solve(data: AstraData, run: Run) -> Outcome[AstraDecision]:
     """The model through CP-SAT, without the options that are meant for a method of that name."""
-    own = replace(run, options=replace(run.options, native={}))
-    return solve_with("cp-sat", formulate, data, own)
+    return solve_with(
+        "cp-sat", formulate, data, replace(run, options=replace(run.options, native={}))
+    )

@@ -93,8 +93,9 @@ def infeasible_because(problem: AstraProblem) -> str | None:
     available = int(problem.most_stages.sum())
     if available < problem.P:
         return f"the devices (and max_layers) allow {available} stages, {problem.P} are asked for"
-    widest = np.repeat(problem.most_layers, problem.most_stages)
-    room = int(np.sort(widest)[::-1][: problem.P].sum())
+    room = int(
+        np.sort(np.repeat(problem.most_layers, problem.most_stages))[::-1][: problem.P].sum()
+    )
     if room < problem.N:
         return (
             f"max_layers leaves room for {room} layers in {problem.P} stages, there are {problem.N}"

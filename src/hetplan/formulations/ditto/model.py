@@ -214,15 +214,22 @@ def keep_below_the_slowest(model: Model, v: Variables) -> None:  # (2)
     behind = arcs.seconds * (1 - TIE)
     for layer in range(arcs.problem.layers):
         q = np.flatnonzero((arcs.first <= layer) & (layer < arcs.last))
-        columns = np.concatenate([v.before[q], v.after[q], [v.theta]])
-        values = np.concatenate([arcs.seconds[q], behind[q], [-1.0]])
-        model.row("slowest", columns, values, upper=0.0)
+        model.row(
+            "slowest",
+            np.concatenate([v.before[q], v.after[q], [v.theta]]),
+            np.concatenate([arcs.seconds[q], behind[q], [-1.0]]),
+            upper=0.0,
+        )
 
 
 def count_stages_behind(model: Model, v: Variables) -> None:  # (3)
     """k* knows how many stages lie behind it."""
-    values = np.append(v.arcs.behind, -np.ones(len(v.after)))
-    model.equal("count", np.append(v.peak, v.after), values, to=0.0)
+    model.equal(
+        "count",
+        np.append(v.peak, v.after),
+        np.append(v.arcs.behind, -np.ones(len(v.after))),
+        to=0.0,
+    )
 
 
 def keep_to_devices(model: Model, v: Variables) -> None:  # (4)

@@ -82,8 +82,11 @@ def ditto(
     alone."""
     folding = fold(data, communication=communication)
     atoms = virtual_stages(data, folding, run)
-    details = {"virtual_stages": len(atoms), "factors": dict(folding.factors)}
-    return settled(problem, recover(problem, folding, atoms, powers=powers), details)
+    return settled(
+        problem,
+        recover(problem, folding, atoms, powers=powers),
+        {"virtual_stages": len(atoms), "factors": dict(folding.factors)},
+    )
 
 
 def settled(problem: DittoProblem, groups: Groups, details: Mapping[str, object]) -> Template:

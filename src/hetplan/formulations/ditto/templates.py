@@ -130,8 +130,12 @@ def ready_templates(data: DittoData, ready: Sequence[Sequence[DittoStage]]) -> l
 def node_vectors(data: DittoData, fewest: int = 1) -> Iterator[Nodes]:
     """All vectors of at least `fewest` nodes, by number of nodes."""
     every = product(*(range(kind.nodes + 1) for kind in data.device_types))
-    enough = (nodes for nodes in every if sum(nodes) >= max(fewest, 1))
-    return iter(sorted(enough, key=lambda nodes: (sum(nodes), nodes)))
+    return iter(
+        sorted(
+            ((nodes for nodes in every if sum(nodes) >= max(fewest, 1))),
+            key=lambda nodes: (sum(nodes), nodes),
+        )
+    )
 
 
 def cluster_part(data: DittoData, nodes: Nodes) -> DittoData:

@@ -124,11 +124,10 @@ def _programme(
         for d in range(problem.K):
             model.row("largest", [top[k], ratio[k, d]], [1.0, -1.0], lower=0.0)
     for s, d in np.ndindex(len(cost.F), problem.K):
-        values = np.append(1.0, -cost.S[s] / problem.speeds[d])
         model.row(
             "stage",
             np.append(T[s], ratio[:, d]),
-            values,
+            np.append(1.0, -cost.S[s] / problem.speeds[d]),
             lower=float(cost.F[s] / problem.speeds[d]),
         )
     if problem.capacity is not None:

@@ -227,8 +227,9 @@ class Means:
         L = len(self.weights)
         fixed, shared = self._units(np.vstack([self.weights, self._stage_weights]))
         rows = _mixtures(work.fixed_seconds, work.shared_seconds)
-        known = [self._stage_of_mixture.get(row.tobytes(), -L) for row in rows]
-        which = L + np.array(known, dtype=np.int64)
+        which = L + np.array(
+            [self._stage_of_mixture.get(row.tobytes(), -L) for row in rows], dtype=np.int64
+        )
         point = np.tensordot(shared, self.mu, (1, 0))
         score = np.outer(work.fixed_seconds, fixed[:L]) + work.shared_seconds @ point[:L].T
         mine = fixed[which] * work.fixed_seconds + np.einsum(
@@ -272,8 +273,9 @@ def _mixtures(F: Floats, S: Floats) -> Floats:
     """[s, 1 + g]: rows of work scaled to sum 1 and rounded, to be compared."""
     rows = np.column_stack([F, S])
     total = rows.sum(axis=1, keepdims=True)
-    shares = np.divide(rows, total, out=np.zeros_like(rows), where=total > 0)
-    return np.asarray(np.round(shares, DIGITS) + 0.0)  # no negative zeros
+    return np.asarray(
+        np.round(np.divide(rows, total, out=np.zeros_like(rows), where=total > 0), DIGITS) + 0.0
+    )  # no negative zeros
 
 
 # All memory of a device costs at most so many times the seconds of all triples.
@@ -300,8 +302,11 @@ class ProgramTotals:
 def first_multipliers(problem: HapProblem) -> Multipliers:
     """Means that make every ratio cost the same; bytes cost nothing."""
     w = problem.speeds * problem.counts
-    top_weights = np.tile(problem.counts / problem.counts.sum(), (problem.g, 1))
-    return Multipliers(w / w.sum(), top_weights, np.zeros(problem.K))
+    return Multipliers(
+        w / w.sum(),
+        np.tile(problem.counts / problem.counts.sum(), (problem.g, 1)),
+        np.zeros(problem.K),
+    )
 
 
 def _totals(problem: HapProblem, graph: Graph, arcs: list[int]) -> ProgramTotals:

@@ -118,9 +118,12 @@ def carry_the_ratios(model: Model, s: ArcColumns) -> None:  # (2)
         out, into = s.w[s.graph.tail == u], s.w[s.graph.head == u]
         for k, d in np.ndindex(*ratio.shape):
             begins = [ratio[k, d]] if u == s.graph.start else []
-            columns = [*out[:, k, d], *into[:, k, d], *begins]
-            values = np.repeat([1.0, -1.0], [len(out), len(into) + len(begins)])
-            model.equal("carry", columns, values, to=0.0)
+            model.equal(
+                "carry",
+                [*out[:, k, d], *into[:, k, d], *begins],
+                np.repeat([1.0, -1.0], [len(out), len(into) + len(begins)]),
+                to=0.0,
+            )
 
 
 def share_out(model: Model, s: ArcColumns) -> None:  # (3)

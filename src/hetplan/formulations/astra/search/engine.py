@@ -90,7 +90,6 @@ class Task:
         seconds, counts = sum(parts), Counter(name for name, _ in stages)
         layers = {name: sum(n for other, n in stages if other == name) for name in offers}
         cut = tuple((name, counts[name], layers[name]) for name in offers if counts[name])
-        placed = [(offers[name], n) for name, n in stages]
         return Candidate(
             seconds=seconds,
             parts=parts,
@@ -100,7 +99,9 @@ class Task:
             strategy=table.row(r),
             offloaded=share,
             stages=stages,
-            stage_bytes=stage_peaks(self.facts, table, r, placed, share, self.assumed),
+            stage_bytes=stage_peaks(
+                self.facts, table, r, [(offers[name], n) for name, n in stages], share, self.assumed
+            ),
             segments=cut if segments else (),
         )
 
@@ -133,8 +134,13 @@ class OnOneType:
                 fits = np.flatnonzero(share <= float(task.space.offload))
                 tables.append(table.take(fits))
                 shares.append(share[fits])
-                priced = Priced(task.facts, tables[-1], offer, task.assumed)
-                parts.append(np.stack(iteration_parts(priced, shares[-1])))
+                parts.append(
+                    np.stack(
+                        iteration_parts(
+                            Priced(task.facts, tables[-1], offer, task.assumed), shares[-1]
+                        )
+                    )
+                )
         self.table, self.parts = joined(tables), np.concatenate(parts, axis=1)
         self.share, self.seconds = np.concatenate(shares), self.parts.sum(axis=0)
         prices = np.array([o.price_per_second for o in offers], dtype=np.float64)  # None is NaN
@@ -202,8 +208,9 @@ class OnSegments:
         share = float(self.figures.offloaded[r])
         one, behind = self.table.take(np.array([r])), []
         for part in point.stages:
-            priced = Priced(task.facts, one, offers[part.type], task.assumed)
-            reduction, update = after_layers(priced, 0, share)
+            reduction, update = after_layers(
+                Priced(task.facts, one, offers[part.type], task.assumed), 0, share
+            )
             behind += [
                 (float(reduction[part.kind, n - 1]), float(update[part.kind, n - 1]))
                 for n in set(part.each)

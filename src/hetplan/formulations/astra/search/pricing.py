@@ -267,8 +267,7 @@ class Priced:
         overlapped = (self.table.columns["tp_comm_overlap"] == 1) & (
             self.tp <= self.offer.node_devices
         )
-        window = np.where(overlapped, self.blocks[products], 0.0)
-        exposed = uncovered(self.tensor_seconds, window)
+        exposed = uncovered(self.tensor_seconds, np.where(overlapped, self.blocks[products], 0.0))
         return np.asarray(self.blocks[figure] + exposed + exchanges)
 
     def fully_recomputed(self, layers: Ints) -> Floats:
@@ -429,8 +428,11 @@ def saved_bytes(priced: Priced, layers: Ints) -> tuple[Floats, Floats]:
     kept = np.ceil(again / group) * boundary + (layers - again) * np.where(
         priced.selective, frugal, entire
     )
-    core_again = np.where(priced.selective, entire - frugal, 0.0)
-    working = np.where(again > 0, np.minimum(group, layers) * entire, core_again)
+    working = np.where(
+        again > 0,
+        np.minimum(group, layers) * entire,
+        np.where(priced.selective, entire - frugal, 0.0),
+    )
     return kept, working
 
 

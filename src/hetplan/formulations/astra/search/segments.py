@@ -175,8 +175,9 @@ def after_layers(priced: Priced, r: int, share: float) -> tuple[Floats, Floats]:
 
 def _least_exposed(priced: Priced, offloaded: Floats) -> Floats:
     """g: r(N) / N of a middle stage; r(n) / n never rises with n."""
-    every = np.full_like(priced.pp, priced.facts.layers)
-    reduction, update = after_pipeline(priced, every, np.zeros(priced.table.rows), offloaded)
+    reduction, update = after_pipeline(
+        priced, np.full_like(priced.pp, priced.facts.layers), np.zeros(priced.table.rows), offloaded
+    )
     return (reduction + update) / priced.facts.layers * (1 - 1e-12)
 
 
@@ -477,8 +478,7 @@ class Kinds:
             return np.inf, m
         thetas, phis = self.thetas[first:last, None], self.phis[None, left:right]
         least, most = (bound[None, left:right] for bound in self.by_phi)
-        caps = np.minimum(self.by_theta[first:last, None], most)
-        total, n = self.least_work(m, least, caps)
+        total, n = self.least_work(m, least, np.minimum(self.by_theta[first:last, None], most))
         total = total + more * thetas + phis
         best = np.unravel_index(int(total.argmin()), total.shape)
         return float(total[best]), n[best]
