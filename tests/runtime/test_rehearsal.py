@@ -158,7 +158,8 @@ def commands(folder: Path) -> dict[str, list[str]]:
         family = words[words.index("--strategies") + 1]
         words = [str(folder / word) if word.endswith(".json") else word for word in words]
         words[words.index("--steps") + 1] = "2"
-        by_family[family] = [words[0], "--time-limit", "3", *words[1:], "--json"]
+        limit = "20" if family == "hap" else "3"  # HAP writes its theory down first, and then ends
+        by_family[family] = [words[0], "--time-limit", limit, *words[1:], "--json"]
     return by_family
 
 
