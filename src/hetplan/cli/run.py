@@ -300,12 +300,8 @@ def run(
     if is_rank():
         measured = serve(job)
     elif survival.elastic:
-        measured = launch_elastic(
-            job,
-            survival.replanner(job, plan, predict, setting, quiet=quiet),
-            tell,
-            None if quiet else note_loss,
-        )
+        again = survival.replanner(job, plan, predict, setting, quiet=quiet)
+        measured = launch_elastic(job, again, tell, None if quiet else note_loss)
     else:
         measured = Measured(job, launch(job, tell))
     if measured is None:  # another rank tells

@@ -187,14 +187,8 @@ def run(
         native=native,
         pyomo_solver=pyomo_solver,
     )
-    work = list(
-        tasks(
-            sets or ["smoke"],
-            split_list(methods or ["all"]),
-            whole_numbers([seeds], "--seeds", 0, LARGEST_SEED),
-            options,
-        )
-    )
+    numbers = whole_numbers([seeds], "--seeds", 0, LARGEST_SEED)
+    work = list(tasks(sets or ["smoke"], split_list(methods or ["all"]), numbers, options))
     stop = threading.Event()
     with stopping(stop), workers.runner(stop) as runner:
         tally = carry_out(work, folder, runner, (lambda tally: None) if quiet else show_progress)
