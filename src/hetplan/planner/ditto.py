@@ -161,7 +161,8 @@ class DittoProblem(Problem):
         """The instances one after the other, each with its part of the time that is left; of their
         templates the best."""
         if not method.exact:
-            run = run.part(time_limit=self.baseline_seconds, quiet=False)
+            limit = min(self.baseline_seconds, run.options.time_limit or self.baseline_seconds)
+            run.options = replace(run.options, time_limit=limit)
         results: list[Result[Any]] = []
         templates: list[tuple[float, Result[Any], PlacedTemplate]] = []
         for left, data in zip(range(len(self.instances), 0, -1), self.instances, strict=True):
