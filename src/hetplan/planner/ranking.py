@@ -240,7 +240,7 @@ def search_all(searches: Sequence[StrategySearch], run: Run) -> list[Candidate]:
         *((10, i, partial(StrategySearch.candidates_of, wanted=lambda m: m.quick)) for i in order),
         *((5, i, StrategySearch.exact_candidates) for i in order),
         *((10, i, StrategySearch.recomputing_candidates) for i in order),
-        *((20, i, later) for i in order),
+        *((8, i, later) for i in order),
         *((len(last) - k, i, StrategySearch.exact_candidates) for k, i in enumerate(last)),
     ]
     for share, i, phase in phases:
