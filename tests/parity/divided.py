@@ -186,7 +186,7 @@ def work(rank: int, world: int, folder: Path, cases: Sequence[Case] = CASES) -> 
         for part, plan in enumerate((case.plan, planned(case.name, world, halves))):
             module, split = restored(case.model), PREPARED[case.model][1]
             with default_type("float64"):
-                with patch.object(chain, "Split", lambda *_, split=split: split):
+                with patch.object(chain, "Split", lambda *_, split=split, **__: split):
                     model = distribute(module, plan)
                 optimizer = model.optimizer(torch.optim.SGD, lr=RATE)
                 if part:

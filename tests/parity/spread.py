@@ -166,7 +166,12 @@ def work(rank: int, world: int, folder: Path) -> None:
                 loss = model.train_step()
             gradients = {id(p): p.grad for _, p in model.updated()}
             boxes = [
-                (box.name, box.offsets[0], box.values.reshape(-1).clone())
+                (
+                    box.name,
+                    model.chain.parameters[box.name].dim,
+                    box.offsets[0],
+                    box.values.reshape(-1).clone(),
+                )  # fmt: skip
                 for box in model.boxes(gradients, mine=True)
             ]
             norm = float(model.clip_grad_norm_(1e9))

@@ -63,8 +63,8 @@ def test_losses_gradients_and_weights_are_those_of_one_process(
     assert [rank["loss"] for rank in ranks] == pytest.approx([expected["loss"]] * len(ranks), 1e-10)
     gradients = expected["gradients"]
     seen = dict.fromkeys(gradients, 0)
-    for name, first, values in (box for rank in ranks for box in rank["gradients"]):
-        whole = gradients[name].reshape(-1)
+    for name, dim, first, values in (box for rank in ranks for box in rank["gradients"]):
+        whole = gradients[name].movedim(dim, 0).reshape(-1)
         seen[name] += len(values)
         error = (values - whole[first : first + len(values)]).abs().max() / whole.abs().max()
         assert error < 1e-10, (name, first, float(error))
