@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -24,13 +25,23 @@ def test_the_same_seed_is_the_same_instance(problem: str, seed: int) -> None:
     assert parse_instance(one.document(), where="again").data == one.data
 
 
+def like(value: Any) -> Any:
+    """What equals a JSON value up to the rounding of exp and log, in which C libraries differ."""
+    if isinstance(value, dict):
+        return {key: like(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [like(part) for part in value]
+    return pytest.approx(value, rel=1e-12, abs=0) if isinstance(value, float) else value
+
+
 def check_drawn(instance: Instance) -> int:
     """The predictor that a random instance names; what the current one made is drawn again."""
     named = present(re.search(r"predicted profile \(predictor (\d+)\)", instance.origin))
     if int(named[1]) == PREDICTOR:
         problem, size, seed = instance.name.split("-")[1:]
         again = draw(problem, int(seed), size)
-        assert (again.origin, again.data) == (instance.origin, instance.data)
+        assert again.origin == instance.origin
+        assert again.document() == like(instance.document())
     return int(named[1])
 
 
