@@ -21,6 +21,8 @@ from hetplan.formulations.joint.plan import Plan, parse_plan
 from hetplan.runtime import distribute
 from hetplan.runtime.execution import chain, checkpoint
 from hetplan.runtime.execution.distributed import example_of
+from hetplan.runtime.execution.tensors import in_ring
+from hetplan.runtime.execution.transport import Transport
 from hetplan.runtime.tracing.layers import Called
 from hetplan.runtime.tracing.split import Split
 from parity.device import default_type
@@ -49,6 +51,7 @@ class Case:
     stages: tuple[tuple[int, int], ...] = ONE
     context: int = 1
     tensor: int = 1
+    exchange: str = "all-to-all"
     sequence_parallel: bool = False
     holds: float = 1.0
     computes: float = 1.0
@@ -76,7 +79,7 @@ class Case:
             for j, layers in enumerate(self.stages)
         ]
         degrees = {
-            "context": self.context, "exchange": "all-to-all",
+            "context": self.context, "exchange": self.exchange,
             "sequence_parallel": self.sequence_parallel,
         }  # fmt: skip
         more = {"degrees": degrees} if self.context > 1 or self.sequence_parallel else {}
@@ -119,8 +122,14 @@ CASES = [
     Case("tensor, pipeline", "gpt2", ((0, 2), (2, 5)), tensor=2),
     Case("context, pipeline", "llama", ((0, 2), (2, 5)), context=2),
     Case("context, tensor", "llama", context=2, tensor=2, holds=0.56, computes=0.56),
-]
-QUICK = CASES[1], CASES[3]
+    Case("ring", "gpt2", context=2, exchange="ring", computes=0.56, options={"zero": 3}),
+    Case("ring", "llama", context=3, exchange="ring", computes=0.4),
+    Case(
+        "ring, tensor, recomputed", "llama", context=2, tensor=2, exchange="ring",
+        holds=0.56, computes=0.42, options={"recomputation": "full"},
+    ),
+]  # fmt: skip
+QUICK = CASES[1], CASES[3], CASES[8]
 WORLDS = sorted({case.world for case in CASES})
 PREPARED: dict[str, tuple[nn.Module, Split]] = {}
 
@@ -166,17 +175,46 @@ def restored(name: str) -> nn.Module:
     return module
 
 
+def check_ring(rank: int, world: int) -> None:
+    """Values and gradients of a ring beside torch's attention: fewer heads of keys, wider values,
+    masks of both kinds, under which some ranks see no key of others."""
+    torch.manual_seed(5)
+    ring, tokens = Transport.over("cpu").groups([range(world)])[tuple(range(world))], 3 * world
+    seen = torch.rand(2, 1, tokens, tokens) < 0.5
+    seen[:, :, :, 0], seen[0, 0, :, 3:] = True, False
+    added = torch.rand(4, tokens, tokens).double()
+    added[:, :, 3:] = -torch.inf
+    options: list[dict[str, Any]] = [
+        {}, {"is_causal": True, "scale": 0.3}, {"attn_mask": seen}, {"attn_mask": added},
+        {"attn_mask": seen[:, :, :1]},
+    ]  # fmt: skip
+    for option in options:
+        sizes = ((4, 5), (2, 5), (2, 7))
+        inputs = [torch.rand(2, h, tokens, w).double().requires_grad_() for h, w in sizes]
+        part = slice(3 * rank, 3 * rank + 3)
+        own = [x.detach()[:, :, part].clone().requires_grad_() for x in inputs]
+        whole = nn.functional.scaled_dot_product_attention(*inputs, **option, enable_gqa=True)
+        here = in_ring(ring, rank, *own, **option)
+        weights = torch.rand_like(whole)
+        (whole * weights).sum().backward()
+        (here * weights[:, :, part]).sum().backward()
+        pairs = [(here, whole), *zip((x.grad for x in own), (x.grad for x in inputs), strict=True)]
+        for ours, like in pairs:
+            torch.testing.assert_close(ours, like[:, :, part], rtol=1e-12, atol=1e-12)
+
+
 def quick(rank: int, world: int, folder: Path) -> None:
-    """Two cases of two ranks."""
+    """Some cases of two ranks."""
     work(rank, world, folder, QUICK)
 
 
 def work(rank: int, world: int, folder: Path, cases: Sequence[Case] = CASES) -> None:
     """All cases of this size."""
+    check_ring(rank, world)
     left: dict[Any, Any] = {}
     halves = [
         ([{"layers": [[0, 5]], "devices": [[rank]], "row_shares": [1.0], "tensor_shares": [1.0]}],
-         ROWS // world)
+         ROWS * (rank + 1) // world - ROWS * rank // world)
         for rank in range(world)
     ]  # fmt: skip
     for case in (case for case in cases if case.world == world):

@@ -171,7 +171,7 @@ def work(rank: int, world: int, folder: Path) -> None:
                     model.chain.parameters[box.name].dim,
                     box.offsets[0],
                     box.values.reshape(-1).clone(),
-                )  # fmt: skip
+                )
                 for box in model.boxes(gradients, mine=True)
             ]
             norm = float(model.clip_grad_norm_(1e9))

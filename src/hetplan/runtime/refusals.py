@@ -36,7 +36,6 @@ def check_executed(plan: Plan) -> None:
     apart = degrees.expert > 1 and not same_passes(plan)
     divided = degrees.context > 1 or degrees.sequence_parallel
     lacking = {
-        "ring attention": (degrees.context > 1 and degrees.exchange == "ring", "all-to-all"),
         "divided tokens between stages of different tensor degrees": (
             degrees.sequence_parallel and len(widths) > 1, "one tensor degree",
         ),

@@ -4,7 +4,8 @@ The graphs that `tracing.split` makes have the sizes of whole tensors, so that D
 each rank holds columns or rows of a weight, as `tracing.split` says, and DTensor moves what an
 operator needs. What it has no rule for is computed whole on every rank, from gathered values.
 Attention runs on whole sequences of some heads: where tokens are divided, they are exchanged for
-heads. Random numbers are drawn for whole tensors, so that ranks drop what one process does.
+heads; or keys and values of all tokens go round a ring of context ranks. Random numbers are drawn
+for whole tensors, so that ranks drop what one process does.
 
 Between layers a value lies whole on every rank; under context and sequence parallelism its tokens
 (dimension 1) are divided. Source of the latter: Korthikanti et al. 2022, Section 4.2.2.
@@ -13,6 +14,7 @@ Between layers a value lies whole on every rank; under context and sequence para
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import zip_longest
 from math import prod
 from typing import Any
@@ -57,7 +59,7 @@ class Spread(fx.Interpreter):
     """A layer's graph on the ranks of a mesh. parameters: name inside -> its form; before, after:
     forms of what comes from the layer before and of what passes on; form_of: that of a value of one
     sample's shape between products. context: whether the first
-    dimension of the mesh is that of context ranks."""
+    dimension of the mesh is that of context ranks. ring: these, where keys and values go round."""
 
     def __init__(
         self,
@@ -69,10 +71,11 @@ class Spread(fx.Interpreter):
         form_of: Callable[[Sequence[int]], Form],
         *,
         context: bool,
+        ring: Group | None,
     ) -> None:
         super().__init__(layer)
         self.mesh, self.parameters, self.before, self.after = mesh, parameters, before, after
-        self.form_of, self.context = form_of, context
+        self.form_of, self.context, self.ring = form_of, context, ring
         self.whole: Form = [Replicate()] * mesh.ndim
 
     def __call__(self, *values: Any) -> tuple[Tensor, ...]:
@@ -172,17 +175,21 @@ class Spread(fx.Interpreter):
         q, k, v = (values[name] for name in ("query", "key", "value"))
         mask = values.get("attn_mask")
         heads = [x.shape[1] for x in (q, k, v) if x.dim() == 4]
-        even = len(heads) == 3 and all(h % self.mesh.size() == 0 for h in heads)
+        parts = self.mesh.size() // (self.ring.process.size() if self.ring else 1)
+        even = len(heads) == 3 and all(h % parts == 0 for h in heads)
         if not even or values.get("dropout_p", 0.0) > 0:
             return self._moved(self.whole, n, args, kwargs)
-        divided = [Shard(1)] * self.mesh.ndim
+        divided: list[Any] = [Shard(1)] * self.mesh.ndim
+        form = [Replicate(), *divided[1:]] if self.ring else divided
         if mask is not None:
             own = mask.dim() == 4 and mask.shape[1] > 1
-            values["attn_mask"] = mask.redistribute(placements=divided if own else self.whole)
+            values["attn_mask"] = mask.redistribute(placements=form if own else self.whole)
+        divided = [Shard(2), *divided[1:]] if self.ring else divided
         for name, x in zip(("query", "key", "value"), (q, k, v), strict=True):
             values[name] = tidied(tidied(x).redistribute(placements=divided))
         local = mapped(values, lambda x: x.to_local() if isinstance(x, DTensor) else x)
-        made = tidied(self.enter(n.target(**local), divided))
+        here = in_ring(self.ring, self.mesh.get_local_rank(0), **local) if self.ring else None
+        made = tidied(self.enter(n.target(**local) if here is None else here, divided))
         back = Shard(2) in q.placements  # heads for tokens again
         return tidied(made.redistribute(placements=q.placements)) if back else made
 
@@ -196,6 +203,55 @@ class Spread(fx.Interpreter):
 
         made = n.target(*mapped(args, local), **mapped(kwargs, local))
         return mapped(made, lambda y: self.enter(y, form))
+
+
+def in_ring(
+    ring: Group,
+    own: int,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+    **_: Any,
+) -> Tensor:
+    """Attention of a rank's queries [samples, heads, tokens, width] to the keys and values of all
+    ranks, which go round the ring; own: the rank's number in it. Only the values of one rank are
+    here at a time, and their part of the result counts by its share of the sum of exponentials.
+
+    Source: Liu et al. 2023 (Ring Attention), Section 3; every rank has successive tokens.
+    """
+    tokens, ranks, width = query.shape[-2], ring.process.size(), key.shape[-1]
+    there, before = ([n == (own + step) % ranks for n in range(ranks)] for step in (1, -1))
+
+    def moved(to: Sequence[bool], x: Tensor) -> Tensor:
+        sides = (
+            [one * x.numel() for one in side] for side in (to, before if to is there else there)
+        )
+        return ring.swap(x.reshape(-1), *sides).view(x.shape)
+
+    both = torch.cat([key, value], -1).repeat_interleave(query.shape[1] // key.shape[1], 1)
+    least, columns = torch.finfo(query.dtype).min, both.shape[-2]
+    if is_causal:
+        attn_mask = query.new_ones(tokens * ranks, columns * ranks, dtype=torch.bool).tril()
+    if attn_mask is not None:
+        attn_mask = attn_mask.expand(*attn_mask.shape[:-2], tokens * ranks, columns * ranks)
+        attn_mask = attn_mask.narrow(-2, own * tokens, tokens)
+    sums, parts = [], []
+    for hop in range(ranks):
+        keys, values = both[..., :width], both[..., width:]
+        scores = query @ keys.mT * (width**-0.5 if scale is None else scale)
+        if attn_mask is not None:
+            block = attn_mask.narrow(-1, (own - hop) % ranks * columns, columns)
+            hides = block.dtype == torch.bool
+            scores = scores.masked_fill(~block, least) if hides else (scores + block).clamp(least)
+        sums.append(scores.logsumexp(-1, keepdim=True))
+        parts.append(scores.softmax(-1) @ values)
+        if hop + 1 < ranks:
+            both = mirrored(partial(moved, there), partial(moved, before), both)
+    shares = torch.cat(sums, -1).softmax(-1).split(1, -1)
+    return torch.stack([s * part for s, part in zip(shares, parts, strict=True)]).sum(0)
 
 
 def spread(
@@ -250,6 +306,7 @@ def spread(
             edges[k + 1],
             form_of,
             context=layout.context > 1,
+            ring=groups[tuple(axes[0][0])] if in_a_ring(layout) else None,
         )
     here = [
         tuple(
@@ -259,6 +316,11 @@ def spread(
         for shapes, made in zip(chain.outputs, edges[1:], strict=False)
     ]
     return replace(chain, outputs=tuple(here))
+
+
+def in_a_ring(layout: Layout) -> bool:
+    """Whether keys and values go round a ring of context ranks."""
+    return layout.context > 1 and layout.plan.further.exchange == "ring"
 
 
 def axes_of(layout: Layout, place: Place) -> list[tuple[list[int], bool]]:
@@ -275,6 +337,7 @@ def check_spread(chain: Chain, layout: Layout, place: Place) -> None:
     axes, sequence = axes_of(layout, place), layout.plan.workload.sequence
     parts = prod(len(own) for own, divides in axes if divides)
     together, split = prod(len(own) for own, _ in axes), isinstance(chain.source, Split)
+    together //= layout.context if in_a_ring(layout) else 1
     heads = {
         value.meta["val"].shape[1]
         for k in layout.layers(place) if split and layout.context > 1
