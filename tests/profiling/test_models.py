@@ -11,11 +11,14 @@ from typing import Any
 import pytest
 
 from hetplan.errors import InputError
+from hetplan.formulations.astra.search.facts import model_facts
 from hetplan.profiling.model_files import KEYS, from_config
-from hetplan.profiling.models import load_model
+from hetplan.profiling.models import Model, load_model
 from hetplan.profiling.operators import Matmul
 from hetplan.profiling.transformer import transformer_layers
 from hetplan.profiling.zoo import BUILT_IN, gpt2, text_model
+from hetplan.runtime.export.grid import model_settings
+from present import present
 
 PUBLISHED = {name: spec.published for name, spec in BUILT_IN.items() if spec.published is not None}
 
@@ -244,6 +247,35 @@ MIXTRAL = MISTRAL | {
     "architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "num_local_experts": 8,
     "num_experts_per_tok": 2, "sliding_window": None, "router_aux_loss_coef": 0.02,
 }  # fmt: skip
+
+
+def test_experts_compute_up_to_their_capacity() -> None:
+    """A quarter more than at even load: products of the experts, and the bytes that travel; the
+    same weights."""
+    key = "moe_expert_capacity_factor"
+    plain, padded = (
+        load_model(from_config(MIXTRAL | more, name="m")) for more in ({}, {key: 1.25})
+    )
+
+    def products(model: Model) -> dict[str, float]:
+        return {
+            op.name: op.m * op.k * op.n * op.count
+            for op in model.layers[1].operators
+            if isinstance(op, Matmul)
+        }
+
+    grown = {"experts-up": 1.25, "experts-down": 1.25}
+    for name, flops in products(plain).items():
+        assert products(padded)[name] == flops * grown.get(name, 1), name
+    sizes = [model_facts(model).dispatched_bytes for model in (plain, padded)]
+    assert sizes[1] == 1.25 * sizes[0] and plain.params == padded.params
+    assert padded.layers[1].saved_bytes("bf16") > plain.layers[1].saved_bytes("bf16")
+    shape = present(padded.spec.shape)
+    settings = model_settings(shape, 4096)
+    assert settings[key] == 1.25 and settings["moe_pad_expert_input_to_capacity"] is True
+    assert key not in model_settings(present(plain.spec.shape), 4096)
+    with pytest.raises(InputError, match=key):
+        from_config(MIXTRAL | {key: 0}, name="m")
 
 
 OPT_125M: dict[str, Any] = {

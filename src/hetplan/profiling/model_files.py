@@ -251,6 +251,11 @@ KEYS: dict[str, dict[str, Key]] = {
         "num_blocks": DEPTH,
     },
 }
+# Megatron-LM's key, which transformers does not have.
+CAPACITY = Key(("experts.capacity",), Annotated[float, Field(gt=0, le=1000)] | None, None)
+for keys in KEYS.values():
+    if any("experts.count" in key.fields for key in keys.values()):
+        keys["moe_expert_capacity_factor"] = CAPACITY
 CALCULON_KEYS = tuple(key for key in KEYS["calculon"] if key != "vocab_size")
 
 # model type -> what all its models have, where that is not GPT-2's.
@@ -325,7 +330,11 @@ def from_config(value: Any, *, name: str, where: str = "config") -> ModelSpec:
     sizes = {field: config[key] for key, entry in KEYS[kind].items() for field in entry.fields}
     fill_sizes(sizes)
     check_sizes(sizes, config, where)
-    left_out = {key: entry.fields[0] for key, entry in KEYS[kind].items() if key not in value}
+    left_out = {
+        key: entry.fields[0]
+        for key, entry in KEYS[kind].items()
+        if key not in value and entry is not CAPACITY
+    }
     assumed = [
         f"{key} = {json.dumps(sizes[field] if config[key] is None else config[key])}"
         for key, field in left_out.items()

@@ -13,6 +13,7 @@ by columns, then rows, so two all-reduces of s h forward and two backward per bl
 split in embedding and head.
 """
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -37,6 +38,8 @@ class Experts:
     of what every token visits as well. latent: width to which tokens are projected before they
     travel to experts (Nemotron 3's LatentMoE), None: the hidden size. early: gates act between an
     expert's products, whose outputs are then not kept (Megatron Core, transformer/moe/experts.py).
+    capacity: every expert gets so many times the tokens of even load, padded (Lepikhin et al. 2021,
+    GShard, Section 2.2); None: as many as come, none dropped or padded.
     """
 
     count: int
@@ -47,6 +50,11 @@ class Experts:
     shared: int = 0
     latent: int | None = None
     early: bool = False
+    capacity: float | None = None
+
+    def rows(self, tokens: int) -> int:
+        """Of all experts together, for so many tokens."""
+        return math.ceil(tokens * self.active * (self.capacity or 1))
 
 
 @dataclass(frozen=True)
@@ -307,10 +315,11 @@ def expert_operators(t: Transformer, s: int, mixture: Experts) -> tuple[Operator
     """Router, dispatch, this rank's experts at even load (each pads its rows up to a whole token),
     combine."""
     up, held = 2 if t.gated else 1, -(-mixture.count // t.cut.expert)
-    rows = -(-s * mixture.active * t.cut.expert // (mixture.count * t.cut.whole))
-    inner = s * mixture.active * t.feed_forward
+    sent = mixture.rows(s)
+    rows = -(-sent * t.cut.expert // (mixture.count * t.cut.whole))
+    inner = sent * t.feed_forward
     width, columns = mixture.latent or t.hidden, t.cut.whole * t.feed_forward
-    spread = (1 + mixture.active) * s * width
+    spread = (s + sent) * width
     moved: tuple[Operator, ...] = (
         Elementwise("dispatch", spread, spread, kind="copy"),
         Matmul("experts-up", rows, width, up * columns, held, split="n"),
@@ -399,18 +408,18 @@ def attention_saved(t: Transformer, s: int) -> tuple[Saved, ...]:
 def feed_forward_saved(t: Transformer, s: int, mixture: Experts | None) -> tuple[Saved, ...]:
     """What the feed-forward network keeps (19 s b h for a GPT block), with its norm."""
     size = s * t.hidden
-    active, width = mixture.active if mixture else 1, (mixture and mixture.latent) or t.hidden
+    rows, width = mixture.rows(s) if mixture else s, (mixture and mixture.latent) or t.hidden
     up = 2 if t.gated else 1
     routing: tuple[Saved, ...] = ()
     if mixture:
         routing = (Saved("router input and weights", size + s * mixture.count, split=False),)
     if mixture and not mixture.early:
-        routing += (Saved("expert outputs", active * s * width, split=False),)
+        routing += (Saved("expert outputs", rows * width, split=False),)
     return (
         Saved("norm-2 input", size, split=False),
-        Saved("up input", active * s * width, split=False, element_bytes=t.input_bytes),
-        Saved("activation input", active * up * s * t.feed_forward, split=True),
-        Saved("down input", active * s * t.feed_forward, True, t.input_bytes),
+        Saved("up input", rows * width, split=False, element_bytes=t.input_bytes),
+        Saved("activation input", rows * up * t.feed_forward, split=True),
+        Saved("down input", rows * t.feed_forward, True, t.input_bytes),
         *routing,
         *dropout_mask(t, "residual-2", size),
     )

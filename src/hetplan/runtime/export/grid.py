@@ -309,6 +309,8 @@ def model_settings(t: Transformer, sequence: int) -> Settings:
             "moe_router_topk": experts.active,
             "moe_ffn_hidden_size": experts.width,
             "moe_shared_expert_intermediate_size": experts.shared or None,
+            "moe_expert_capacity_factor": experts.capacity,
+            "moe_pad_expert_input_to_capacity": experts.capacity is not None,
             "moe_layer_freq": None if all(visited) else str([int(one) for one in visited]),
         }
     return stated(values)
