@@ -33,10 +33,11 @@ from hetplan.formulations.amp.problem import (
 )
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Options, Run, Stop
+from quick import rest_slow
 
 
 @pytest.mark.parametrize("method", [method.name for method in heuristics()])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", rest_slow(CASES, len(CASES) // 3))
 def test_heuristic_is_valid_and_never_below_the_optimum(
     method: str, case: tuple[int, int | None]
 ) -> None:

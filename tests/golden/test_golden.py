@@ -33,6 +33,7 @@ from hetplan.runtime.replay import decision_of as program_decision, replay
 from hetplan.solvers.registry import evaluate
 from hetplan.solvers.run import Options, Run
 from present import present
+from quick import rest_slow
 
 FILE = Path(__file__).with_name("golden.json")
 SEVERAL = ("amp", "astra", "poplar", "ditto", "dp")
@@ -114,7 +115,7 @@ def is_decision_of_amp(plan: Plan) -> bool:
     )
 
 
-@pytest.mark.parametrize("name", WORKLOADS)
+@pytest.mark.parametrize("name", rest_slow(WORKLOADS, 4))
 def test_what_wins_and_what_it_takes(name: str) -> None:
     kept, found = json.loads(FILE.read_text(encoding="utf-8"))[name], figures(name)
     assert found["predicted_seconds"] == pytest.approx(kept["predicted_seconds"], rel=0.02)
@@ -183,7 +184,7 @@ OF_HAP = {
 }
 
 
-@pytest.mark.parametrize("name", WORKLOADS)
+@pytest.mark.parametrize("name", rest_slow(WORKLOADS, 2))
 def test_haps_evaluator_simulator_and_model_agree(name: str) -> None:
     """The program is read back from the plan file and judged by the evaluator of HAP's problem."""
     method, whole = OF_HAP.get(name, "paper"), posed_for_hap(workload(name))

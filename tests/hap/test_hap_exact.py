@@ -63,8 +63,8 @@ EXACT = [
         marks=pytest.mark.slow if seed >= few else (),
     )
     for cases, methods in (
-        (known, {"auto": 240, "milp": 240, "cp-sat": 240, "pyomo": 80}),
-        (known_limited, {"auto": 80, "milp": 80, "cp-sat": 60, "pyomo": 30}),
+        (known, {"auto": 120, "milp": 120, "cp-sat": 80, "pyomo": 20}),
+        (known_limited, {"auto": 60, "milp": 60, "cp-sat": 30, "pyomo": 15}),
     )
     for method, few in methods.items()
     for seed in SEEDS

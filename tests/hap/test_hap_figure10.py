@@ -19,6 +19,7 @@ from hetplan.formulations.hap.family import FAMILY
 from hetplan.formulations.hap.problem import ReducedTheory
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Run
+from quick import rest_slow
 
 Pair = tuple[float, float]
 
@@ -157,7 +158,7 @@ def best_ratio(data: HapData, Q: tuple[int, ...]) -> float:
 
 
 @pytest.mark.parametrize("once", [True, False])
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", rest_slow(range(30), 10))
 def test_the_search_is_figure_10(seed: int, once: bool) -> None:
     data = tight(seed)[0]
     reduced = reduced_or_answered(data, Run())
@@ -169,7 +170,7 @@ def test_the_search_is_figure_10(seed: int, once: bool) -> None:
     assert program == (None if printed is None else list(printed))
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", rest_slow(range(30), 8))
 def test_the_paper_is_the_alternation(seed: int) -> None:
     data, slow = tight(seed)[0], 1 / 3
     seen, costs = set[tuple[int, ...]](), []

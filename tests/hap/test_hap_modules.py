@@ -50,8 +50,8 @@ def alone(module: Any, batch: int) -> list[float]:
     ("make", "slow", "steps", "segments"),
     [
         (strangers.resnet, 2, 1, 2),
-        (strangers.vit, 1, 2, 1),
-        (strangers.perceptron, 2, 1, 1),
+        pytest.param(strangers.vit, 1, 2, 1, marks=pytest.mark.slow),
+        pytest.param(strangers.perceptron, 2, 1, 1, marks=pytest.mark.slow),
     ],
 )
 def test_a_module_is_planned_and_trains_as_on_one_process(

@@ -18,6 +18,7 @@ from hetplan.planner.ranking import make_plans
 from hetplan.planner.strategy import make_strategies
 from hetplan.solvers.run import Options, Run
 from present import present
+from quick import rest_slow
 
 restricted = benchmark("restricted")
 
@@ -99,7 +100,7 @@ def whole() -> JointDecision:
     return present(search(DATA, run, parameters=Parameters(steps=2000)).decision)
 
 
-@pytest.mark.parametrize("name", [*restricted.SPACES, *restricted.WITHOUT])
+@pytest.mark.parametrize("name", rest_slow([*restricted.SPACES, *restricted.WITHOUT], 5))
 def test_answers_keep_to_the_rules_of_their_part(name: str, whole: JointDecision) -> None:
     part = {**restricted.SPACES, **restricted.WITHOUT}[name]
     run = Run(Options(time_limit=None))
