@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from fakes.workloads import cluster
@@ -14,6 +15,7 @@ from hetplan.formulations.astra.search.engine import search
 from hetplan.formulations.astra.search.links import Assumptions
 from hetplan.formulations.astra.search.result import Job, summary
 from hetplan.formulations.astra.search.space import homogeneous, offers_of_cluster
+from hetplan.formulations.joint.bound import computing_alone
 from hetplan.formulations.joint.plan import Plan
 from hetplan.planner.astra import Astra, PoolProblem, plan_of
 from hetplan.planner.ranking import make_plans
@@ -25,6 +27,7 @@ from hetplan.profiling.workload import make_workload
 from hetplan.profiling.zoo import llama, text_model
 from hetplan.runtime.replay import replay
 from hetplan.solvers.run import Options, Run
+from present import present
 
 
 def test_mixed_cluster_uses_every_device_once() -> None:
@@ -138,3 +141,51 @@ def test_degrees_of_a_mixture_are_planned_and_the_bound_covers_them() -> None:
     each = [replay(problem.to_plan(c), workload) for c in found.top]
     assert sum(run.fits for run in each) > 1
     assert own.predicted_seconds == min(run.seconds for run in each if run.fits)
+
+
+def test_degrees_of_a_mixture_are_planned_over_two_types_of_device() -> None:
+    """Each stage on one type, the faster one with more blocks; no plan computes less than the
+    bound."""
+    shape = llama(6, 1024, 16, 3584, kv_heads=8, experts=Experts(count=8, active=2))
+    model = load_model(text_model("mixture", "test", 1024, shape), precision="bf16")
+    kinds = ("A100-SXM4-80GB", "H100-SXM5-80GB")
+    nodes = [
+        {
+            "count": 1, "devices": 4, "device": kind, "intra_node_gbit_per_s": 2400,
+            "network_gbit_per_s": 800,
+        }
+        for kind in kinds
+    ]  # fmt: skip
+    on = cluster(nodes=nodes, devices={kind: {"memory_gib": 12} for kind in kinds})
+    workload = make_workload(model, on, 16)
+    made = {c.name: c for c in propose(Astra(), workload, Run(Options(threads=1, time_limit=20)))}
+    own = made["astra/degrees"]
+    plan = present(own.plan)
+    assert plan.degrees is not None and plan.degrees.expert > 1
+    stages = plan.replicas[0].stages
+    types = [{plan.devices[d].type for d in stage.all_devices} for stage in stages]
+    assert all(len(kind) == 1 for kind in types) and set().union(*types) == set(kinds)
+    blocks = {
+        kind: sum(
+            last - first
+            for stage, of in zip(stages, types, strict=True)
+            for first, last in stage.layers
+            if of == {kind}
+        )
+        for kind in kinds
+    }
+    assert blocks[kinds[1]] > blocks[kinds[0]]
+    replayed = replay(plan, workload)
+    assert replayed.fits and present(own.computing_alone) < replayed.seconds
+    others = [c for c in made.values() if c is not own and c.plan is not None]
+    fitting = [run.seconds for c in others if (run := replay(present(c.plan), workload)).fits]
+    assert all(replayed.seconds < seconds for seconds in fitting)
+
+
+def test_layers_are_computed_where_they_suit_best() -> None:
+    """Device-seconds by type and kind of layer: together they take less than either type's rate
+    says."""
+    work = np.array([[1.0, 9.0], [9.0, 1.0]])
+    assert computing_alone(work, [1, 1]) == pytest.approx(1.0)
+    assert computing_alone(work[:1], [2]) == pytest.approx(5.0)
+    assert computing_alone(work, [1, 2]) == pytest.approx(10 / 11)

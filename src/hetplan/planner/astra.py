@@ -6,9 +6,9 @@ optimizer (ZeRO 1), recomputation of nothing, the attention core or everything; 
 overlap. On several types the stages become segments (mode 2, every device used); beside it stands
 the best on one type alone.
 
-`astra/degrees`, on devices of one type: context, expert, expert-tensor and sequence parallelism and
-full shards, too. Of the best by the formula, which is proven, the one with the shortest replay is
-proposed.
+`astra/degrees`: context, expert, expert-tensor and sequence parallelism and full shards, too; on
+several types where all blocks are alike. Of the best by the formula, which is proven, the one with
+the shortest replay is proposed.
 """
 
 import math
@@ -46,6 +46,7 @@ from hetplan.formulations.astra.search.space import (
     measured_sizes,
     offers_of_cluster,
 )
+from hetplan.formulations.joint.bound import computing_alone
 from hetplan.formulations.joint.plan import (
     Degrees,
     MicroBatches,
@@ -83,16 +84,14 @@ class Astra(Strategy):
     def pose(self, workload: Workload, run: Run) -> "list[PoolProblem]":
         """A search per pool of devices."""
         offers, shape = offers_of_cluster(workload.cluster), workload.model.spec.shape
-        if len(offers) == 1:
-            pool = homogeneous(offers[0])
-            many = shape is not None and (shape.experts or offers[0].most >= MANY)
-            names = ("homogeneous", *(["degrees"] if many else []))
-            return [PoolProblem(workload, name, pool) for name in names]
-        whole = heterogeneous(sum(offer.most for offer in offers), offers)
-        return [
-            PoolProblem(workload, "heterogeneous", whole),
-            *(PoolProblem(workload, f"only-{o.name}", homogeneous(o)) for o in offers),
-        ]
+        devices, one = sum(offer.most for offer in offers), len(offers) == 1
+        whole = homogeneous(offers[0]) if one else heterogeneous(devices, offers)
+        many = shape is not None and (shape.experts or devices >= MANY)
+        alike = many and (one or len(model_facts(workload.model).different_blocks) == 1)
+        names = (whole.mode, *(["degrees"] if alike else []))
+        parts = [] if one else [(f"only-{o.name}", homogeneous(o)) for o in offers]
+        pools = [*((name, whole) for name in names), *parts]
+        return [PoolProblem(workload, name, pool) for name, pool in pools]
 
 
 @dataclass(frozen=True)
@@ -181,12 +180,12 @@ class PoolProblem(Problem):
         )
         if self.name != "degrees":
             return space
-        model, most = self.workload.model, self.pool.offers[0].most
+        model, most = self.workload.model, sum(offer.most for offer in self.pool.offers)
         mixture = model.spec.shape.experts if model.spec.shape else None
         powers = [2**e for e in range(most.bit_length())]
         return replace(
             space,
-            pipeline=tuple(p for p in powers if most % p == 0),
+            pipeline=tuple(p for p in range(1, most + 1) if most % p == 0),
             micro_batch=tuple(b for b in space.micro_batch if b <= MOST_SAMPLES),
             virtual=(1, 2, 4),
             context=tuple(
@@ -244,17 +243,21 @@ class PoolProblem(Problem):
 
 
 def least_seconds(job: Job, space: Space, pool: Pool, assumed: Assumptions) -> float:
-    """Seconds that no strategy of the space takes less than, by computing alone: the best
-    device-seconds of a sample over all degrees and micro-batches."""
-    facts, offer = model_facts(job.model), pool.offers[0]
+    """Seconds that no strategy of the space takes less than, by computing alone: of embedding,
+    blocks and head the best device-seconds of a sample on each type over all degrees and
+    micro-batches, where it suits best."""
+    facts = model_facts(job.model)
     names = ("tensor", "micro_batch", "sequence_parallel", "context", "expert", "whole_experts")
     grid = np.array(list(product(*[getattr(space, name) for name in names])), dtype=np.int64).T
-    tensor, context, expert = grid[[0, 3, 4]]
-    possible = (tensor * context <= offer.most) & (expert <= offer.most)
-    t, b, sp, c, e, whole = grid[:, possible & (tensor > grid[2]) & (tensor > grid[5])]
-    block = block_seconds(facts, offer, (t, b, sp, c, e, np.where(whole, t, 1)), assumed)
-    each = facts.layers * (block[FORWARD] + block[BACKWARD]) + block[EMBEDDING] + block[HEAD]
-    return float(job.global_batch * (t * c * each / b).min()) / offer.most
+    work, counts = [], [offer.most for offer in pool.offers]
+    possible = (grid[0] > grid[2]) & (grid[0] > grid[5]) & (grid[4] <= sum(counts))
+    for offer in pool.offers:
+        t, b, sp, c, e, whole = grid[:, possible & (grid[0] * grid[3] <= offer.most)]
+        block = block_seconds(facts, offer, (t, b, sp, c, e, np.where(whole, t, 1)), assumed)
+        passes = facts.layers * (block[FORWARD] + block[BACKWARD])
+        each = np.stack([passes, block[EMBEDDING], block[HEAD]])
+        work.append((each * t * c / b).min(axis=1))
+    return computing_alone(job.global_batch * np.array(work), counts)
 
 
 def divisors(count: int) -> tuple[int, ...]:

@@ -166,23 +166,6 @@ class Relaxation:
         least: Floats = np.min(each, axis=(0, 1))
         return least
 
-    def computing_alone(self) -> float:
-        """Seconds that devices compute at least, every layer's samples on the types that suit it:
-        min T over shares x[q, l] of a layer's samples with sum_q x[q, l] = 1 and, on each type of
-        n[q] devices, G sum_l w[q, l] x[q, l] <= n[q] T."""
-        work = self.data.global_batch * np.array(
-            [self.least_work(q) for q in range(len(self.types))]
-        )
-        Q, L = work.shape
-        loads = np.zeros((Q, Q * L + 1))
-        for q in range(Q):
-            loads[q, q * L : (q + 1) * L] = work[q] / work.max()
-        loads[:, -1] = -np.array(self.counts)
-        whole = np.hstack([np.tile(np.eye(L), Q), np.zeros((L, 1))])
-        cost = [0.0] * (Q * L) + [1.0]
-        solved = linprog(cost, A_ub=loads, b_ub=np.zeros(Q), A_eq=whole, b_eq=np.ones(L))
-        return float(solved.fun * work.max())
-
     def message(self, q: int, t: int, rows: int) -> float:
         """Seconds per byte of a sample until a tensor group has its rows of a micro-batch."""
         best = math.inf
@@ -234,6 +217,23 @@ class Relaxation:
             other = [n - h for n, h in zip(self.counts, home, strict=True)]
             made.append(Homes(tuple(nodes), tuple(home), tuple(other), replicas))
         return made
+
+
+def computing_alone(work: Floats, counts: Sequence[int]) -> float:
+    """Seconds that so many devices of each type compute at least, every layer's samples on the
+    types that suit it. work [types, layers]: device-seconds of all samples.
+
+    min T over shares x[q, l] of a layer's samples with sum_q x[q, l] = 1 and, on each type of n[q]
+    devices, sum_l w[q, l] x[q, l] <= n[q] T."""
+    Q, L = work.shape
+    loads = np.zeros((Q, Q * L + 1))
+    for q in range(Q):
+        loads[q, q * L : (q + 1) * L] = work[q] / work.max()
+    loads[:, -1] = -np.array(counts)
+    whole = np.hstack([np.tile(np.eye(L), Q), np.zeros((L, 1))])
+    cost = [0.0] * (Q * L) + [1.0]
+    solved = linprog(cost, A_ub=loads, b_ub=np.zeros(Q), A_eq=whole, b_eq=np.ones(L))
+    return float(solved.fun * work.max())
 
 
 def never_less(seconds: Floats) -> Floats:
@@ -665,7 +665,9 @@ def lower_bound(
     data, tries = of.data, parameters
     worth = 1 / np.array([of.least_work(q).sum() for q in range(len(of.types))])
     prices = np.stack([worth * data.global_batch / float(worth @ of.counts)] * 2)
-    alone = of.computing_alone()
+    alone = computing_alone(
+        of.data.global_batch * np.array([of.least_work(q) for q in range(len(of.types))]), of.counts
+    )
     patterns = [
         Pattern(of, homes, tries, run, dict.fromkeys((True, False), prices), alone, tries.rise)
         for homes in of.patterns(tries.patterns)
