@@ -225,31 +225,27 @@ def in_ring(
     tokens, ranks, width = query.shape[-2], ring.process.size(), key.shape[-1]
     there, before = ([n == (own + step) % ranks for n in range(ranks)] for step in (1, -1))
 
-    def moved(to: Sequence[bool], x: Tensor) -> Tensor:
-        sides = (
-            [one * x.numel() for one in side] for side in (to, before if to is there else there)
-        )
-        return ring.swap(x.reshape(-1), *sides).view(x.shape)
+    def moved(to: Sequence[bool], back: Sequence[bool], x: Tensor) -> Tensor:
+        leaving, coming = ([side * x.numel() for side in sides] for sides in (to, back))
+        return ring.swap(x.reshape(-1), leaving, coming).view(x.shape)
 
     both = torch.cat([key, value], -1).repeat_interleave(query.shape[1] // key.shape[1], 1)
-    least, columns = torch.finfo(query.dtype).min, both.shape[-2]
-    if is_causal:
-        attn_mask = query.new_ones(tokens * ranks, columns * ranks, dtype=torch.bool).tril()
-    if attn_mask is not None:
-        attn_mask = attn_mask.expand(*attn_mask.shape[:-2], tokens * ranks, columns * ranks)
-        attn_mask = attn_mask.narrow(-2, own * tokens, tokens)
-    sums, parts = [], []
+    columns, sums, parts = both.shape[-2], [], []
+    if attn_mask is None:
+        seen = query.new_ones(tokens * ranks, columns * ranks, dtype=torch.bool)
+        attn_mask = seen.tril() if is_causal else seen
+    attn_mask = attn_mask.expand(*attn_mask.shape[:-2], tokens * ranks, columns * ranks)
     for hop in range(ranks):
-        keys, values = both[..., :width], both[..., width:]
-        scores = query @ keys.mT * (width**-0.5 if scale is None else scale)
-        if attn_mask is not None:
-            block = attn_mask.narrow(-1, (own - hop) % ranks * columns, columns)
-            hides = block.dtype == torch.bool
-            scores = scores.masked_fill(~block, least) if hides else (scores + block).clamp(least)
+        rows = attn_mask.narrow(-2, own * tokens, tokens)
+        block = rows.narrow(-1, (own - hop) % ranks * columns, columns)
+        scores = query @ both[..., :width].mT * (width**-0.5 if scale is None else scale)
+        least = torch.finfo(scores.dtype).min  # not -inf: a row may see nothing in a block
+        hides = block.dtype == torch.bool
+        scores = scores.masked_fill(~block, least) if hides else (scores + block).clamp(least)
         sums.append(scores.logsumexp(-1, keepdim=True))
-        parts.append(scores.softmax(-1) @ values)
+        parts.append(scores.softmax(-1) @ both[..., width:])
         if hop + 1 < ranks:
-            both = mirrored(partial(moved, there), partial(moved, before), both)
+            both = mirrored(partial(moved, there, before), partial(moved, before, there), both)
     shares = torch.cat(sums, -1).softmax(-1).split(1, -1)
     return torch.stack([s * part for s, part in zip(shares, parts, strict=True)]).sum(0)
 
