@@ -20,8 +20,13 @@ def with_slow_blocks(page: Path) -> bool:
     return any(block.mark == "slow" for block in blocks(page, "console"))
 
 
+LONG = ("tutorial-commands",)  # a minute and more
+
 CASES = [
-    *(pytest.param(page, False, id=page.stem) for page in TUTORIALS),
+    *(
+        pytest.param(page, False, id=page.stem, marks=pytest.mark.slow if page.stem in LONG else ())
+        for page in TUTORIALS
+    ),
     *(
         pytest.param(page, True, id=f"{page.stem} whole", marks=pytest.mark.slow)
         for page in TUTORIALS

@@ -14,7 +14,7 @@ import yaml
 
 from export.by_hand import cut, plan_of
 from fakes.cli import Call
-from hetplan.cli import launch
+from hetplan.cli import run as launch
 from hetplan.formulations.joint.plan import Plan, save_plan
 from markdown_pages import ROOT
 

@@ -15,9 +15,8 @@ import pytest
 
 from fakes.cli import Call
 from hetplan.profiling.cluster import example_cluster
-from hetplan.profiling.measured import BatchCurve
 from hetplan.profiling.models import load_model
-from hetplan.profiling.profile import load_profile
+from hetplan.profiling.profile import BatchCurve, load_profile
 from hetplan.profiling.workload import predict
 
 GPT2 = ("profile", "predict", "--model", "gpt2", "--cluster", "amp-mixed", "--sequence", 128)

@@ -22,8 +22,7 @@ import yaml
 from export.schemas import complaints
 from hetplan.errors import InputError, UnsupportedError
 from hetplan.formulations.joint.plan import Plan, save_plan
-from hetplan.runtime.export.launchers import KINDS, LAUNCHERS, Start, seats
-from hetplan.runtime.export.scripts import torchrun
+from hetplan.runtime.export.scripts import KINDS, LAUNCHERS, Start, seats, torchrun
 from hetplan.schema import StrictModel
 
 FILES = Path(__file__).parent.parent / "files"

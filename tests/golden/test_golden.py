@@ -140,7 +140,7 @@ def slowest_stage_seconds(plan: Plan, workload: Workload) -> float:
     return batches.count * slowest
 
 
-@pytest.mark.parametrize("name", WORKLOADS)
+@pytest.mark.parametrize("name", rest_slow(WORKLOADS, 4))
 def test_evaluator_simulator_and_models_agree(name: str) -> None:
     """Whatever strategy proposed it, a plan that is a decision of AMP's problem costs no less than
     the proven bound."""
@@ -184,7 +184,7 @@ OF_HAP = {
 }
 
 
-@pytest.mark.parametrize("name", rest_slow(WORKLOADS, 2))
+@pytest.mark.parametrize("name", rest_slow(WORKLOADS, 1))
 def test_haps_evaluator_simulator_and_model_agree(name: str) -> None:
     """The program is read back from the plan file and judged by the evaluator of HAP's problem."""
     method, whole = OF_HAP.get(name, "paper"), posed_for_hap(workload(name))

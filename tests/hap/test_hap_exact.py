@@ -41,6 +41,7 @@ def without(data: HapData) -> HapData:
     return data.model_copy(update={"memory": None, "triples": triples})
 
 
+@pytest.mark.slow
 def test_the_cases_reach_what_they_should() -> None:
     """Infeasible ones (with memory, by memory alone), several segments, all numbers of types."""
     seen: Counter[str] = Counter()

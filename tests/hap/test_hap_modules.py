@@ -49,9 +49,9 @@ def alone(module: Any, batch: int) -> list[float]:
 @pytest.mark.parametrize(
     ("make", "slow", "steps", "segments"),
     [
-        (strangers.resnet, 2, 1, 2),
+        pytest.param(strangers.resnet, 2, 1, 2, marks=pytest.mark.slow),
         pytest.param(strangers.vit, 1, 2, 1, marks=pytest.mark.slow),
-        pytest.param(strangers.perceptron, 2, 1, 1, marks=pytest.mark.slow),
+        (strangers.perceptron, 2, 1, 1),
     ],
 )
 def test_a_module_is_planned_and_trains_as_on_one_process(

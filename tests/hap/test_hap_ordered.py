@@ -89,7 +89,11 @@ def test_whole_networks_end(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "above"),
-    [("hap-bert-moe-6", 1e-6), ("hap-gpt2-6-memory", 0.08), ("hap-vgg19-6-memory", 0.05)],
+    [
+        ("hap-bert-moe-6", 1e-6),
+        pytest.param("hap-gpt2-6-memory", 0.08, marks=pytest.mark.slow),
+        pytest.param("hap-vgg19-6-memory", 0.05, marks=pytest.mark.slow),
+    ],
 )
 def test_experts_and_limited_memory_have_an_answer_and_a_label(name: str, above: float) -> None:
     """Few states of each tensor reach the optimum of a mixture of experts; with memory several

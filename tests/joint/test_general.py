@@ -18,7 +18,9 @@ from hetplan.solvers.run import Options, Run, Stop
 from joint.enumeration import all_plans, random_data, random_plan
 from joint.test_exact import tightened
 
-QUICK = [pytest.param(seed, 2, 3, 3) for seed in range(10)]
+QUICK = [
+    pytest.param(seed, 2, 3, 3, marks=pytest.mark.slow if seed >= 5 else ()) for seed in range(10)
+]
 SLOW = [pytest.param(seed, 3, 3, 3, marks=pytest.mark.slow) for seed in range(2000, 2200)]
 
 

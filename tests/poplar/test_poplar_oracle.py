@@ -18,6 +18,7 @@ from hetplan.solvers.registry import evaluate, solve
 from hetplan.solvers.run import Options, Outcome, Result, Run, Stop
 from poplar.poplar_cases import curve, instance, oracle
 from present import present
+from quick import rest_slow
 
 SEEDS = range(320)
 POPLAR = family("poplar")
@@ -61,7 +62,7 @@ def test_the_cases_reach_what_they_should() -> None:
 
 
 @pytest.mark.parametrize("method", ["auto", "exact", "cp-sat", "milp", "pyomo"])
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", rest_slow(SEEDS, 80))
 def test_exact_methods_equal_enumeration(seed: int, method: str) -> None:
     """In time, and where enumeration knows all plans of that time in equation 4 of the paper."""
     data, best = known(seed)

@@ -19,8 +19,8 @@ from hetplan.formulations.poplar.problem import States, collective_seconds, comm
 from hetplan.instances.library import Entry, library
 from hetplan.planner.poplar import PoplarSettings
 from hetplan.profiling.cluster import example_cluster
-from hetplan.profiling.measured import Collectives
 from hetplan.profiling.models import load_model
+from hetplan.profiling.profile import Collectives
 from hetplan.profiling.workload import PREDICTOR, Workload, make_workload
 from hetplan.solvers.registry import evaluate, solve
 from hetplan.studies.papers import poplar as papers
@@ -125,6 +125,7 @@ def test_options_of_a_posed_workload(cluster_a: Workload) -> None:
         pose(cluster_a, 4)
 
 
+@pytest.mark.slow
 def test_the_packaged_experiments_are_complete_and_what_the_code_gives_today() -> None:
     """Every combination but the two that do not fit: 1.1B on 16 GB cards without sharing
     anything. Curves are compared with those of the predictor that the origin names."""

@@ -33,16 +33,16 @@ from hetplan.profiling.efficiency import (
     train,
     train_links,
 )
-from hetplan.profiling.measured import (
+from hetplan.profiling.models import load_model
+from hetplan.profiling.operators import Shape
+from hetplan.profiling.profile import (
     OPERATIONS,
     Collectives,
     FittedCollective,
+    Provenance,
     SizePoint,
     fit_line,
 )
-from hetplan.profiling.models import load_model
-from hetplan.profiling.operators import Shape
-from hetplan.profiling.profile import Provenance
 from hetplan.profiling.rates.products import move_seconds, products_seconds
 from hetplan.profiling.workload import predict
 

@@ -23,8 +23,7 @@ from hetplan.studies.truth.sailor import (
     clean,
     compare_plans,
 )
-from hetplan.studies.truth.scores import spearman, summary
-from hetplan.studies.truth.tables import Predicted
+from hetplan.studies.truth.tables import Predicted, spearman, summary
 
 SHARED = Path(__file__).parents[3] / "shared" / "data" / "sailor"
 WHOLE = list(range(LAYERS))

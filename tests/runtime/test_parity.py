@@ -75,11 +75,13 @@ def curves(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Curves]:
     return folder, loaded(folder, "curves")
 
 
+@pytest.mark.slow
 def test_any_two_plans_give_the_same_loss_curve(curves: tuple[Path, Curves]) -> None:
     """Ten steps, with momentum and with AdamW."""
     check_equal(curves[1])
 
 
+@pytest.mark.slow
 def test_a_checkpoint_goes_on_under_another_plan(curves: tuple[Path, Curves]) -> None:
     """Other cuts, widths, shares, ZeRO levels and numbers of ranks."""
     run_forked("parity.curves:resume", curves[0])
@@ -96,6 +98,7 @@ def test_frozen_parameters_stay_as_they_are(tmp_path: Path) -> None:
         assert losses[-1] < 0.9 * losses[0]
 
 
+@pytest.mark.slow
 def test_a_checkpoint_has_the_unsplit_names(curves: tuple[Path, Curves]) -> None:
     """What is stored can be read without hetplan's plans: every tensor once, whole."""
     folder = curves[0] / "ZeRO 3-adamw" / f"step-{STEPS // 2}"

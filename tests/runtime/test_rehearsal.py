@@ -19,7 +19,7 @@ from hetplan.profiling.operators import DEFAULT_STACK
 from hetplan.runtime.job import Job, Measured, StepReport
 from hetplan.runtime.replay import replay
 from hetplan.runtime.watch import Rehearsal
-from hetplan.studies.truth.scores import spearman
+from hetplan.studies.truth.tables import spearman
 
 torch: Any = pytest.importorskip("torch", reason="torch is an extra of hetplan")
 
@@ -169,6 +169,7 @@ def test_every_family_has_a_line() -> None:
     ] == list(FAMILIES)
 
 
+@pytest.mark.slow
 def test_one_workload_of_each_family_is_planned_and_rehearsed(tmp_path: Path) -> None:
     """A machine under load may be late, but never early."""
     lines = commands(tmp_path)

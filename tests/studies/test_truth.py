@@ -33,8 +33,17 @@ from hetplan.studies.truth.job import (
     posed_workload,
 )
 from hetplan.studies.truth.runs import megatron_job, mosaic_job, vtrain_job
-from hetplan.studies.truth.scores import Scoring, order, regret, summarised, tied
-from hetplan.studies.truth.tables import Cells, Compared, Predicted, Published
+from hetplan.studies.truth.tables import (
+    Cells,
+    Compared,
+    Predicted,
+    Published,
+    Scoring,
+    order,
+    regret,
+    summarised,
+    tied,
+)
 from present import present
 
 Row = Mapping[str, Any]

@@ -341,7 +341,7 @@ MODELS = {
     "cluster": "hetplan.profiling.cluster:ClusterFile",
     "profile": "hetplan.profiling.profile:Profile",
     "model": "hetplan.profiling.model_files:ModelFile",
-    "job": "hetplan.cli.launch:JobFile",
+    "job": "hetplan.cli.run:JobFile",
 }
 
 

@@ -249,7 +249,7 @@ TREE: Mapping[str, Any] = {
     "solve": ("solve:solve", "Solve an instance; every result has its proven bound."),
     "check": ("solve:check", "Verify decisions against an instance, price them again."),
     "run": ("run:run", "Execute a plan; measured times beside predicted ones."),
-    "launch": ("launch:launch", "Plan a job file and start it: here, ssh, Slurm, Kubernetes, Ray."),
+    "launch": ("run:launch", "Plan a job file and start it: here, ssh, Slurm, Kubernetes, Ray."),
     "show": ("show:show", "Draw a plan, or print a decision in full."),
     "export": ("show:export", "Print a plan as a framework's flags or configuration."),
     "layout": ("fits:layout", "Balance virtual pipeline stages, for Megatron and torchtitan."),

@@ -44,10 +44,9 @@ from hetplan.profiling.efficiency import (
 )
 from hetplan.profiling.importers import import_file
 from hetplan.profiling.importers.common import Imported, Settings
-from hetplan.profiling.measured import BatchCurve, Collectives
 from hetplan.profiling.models import Model, load_model
 from hetplan.profiling.operators import Precision, load_stack
-from hetplan.profiling.profile import Profile
+from hetplan.profiling.profile import BatchCurve, Collectives, Profile
 from hetplan.profiling.rates.products import measured_products
 from hetplan.profiling.workload import (
     LARGEST_MICRO_BATCH,

@@ -54,7 +54,7 @@ from hetplan.profiling.profile import load_profile
 from hetplan.profiling.workload import check_profile, make_workload
 from hetplan.schema import LEAST_RATE, MOST_RATE, derived
 from hetplan.solvers.run import Run
-from hetplan.studies.charts import as_picture, figure
+from hetplan.studies.page import as_picture, figure
 from hetplan.text import Table, count_text, number_text, seconds_text
 
 # Dots drawn at most, and how far above the set's dearest point they may lie.

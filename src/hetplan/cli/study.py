@@ -36,8 +36,8 @@ from hetplan.cli.output import emit, note, stopping
 from hetplan.errors import check_name, require
 from hetplan.files import write_text
 from hetplan.studies import page
-from hetplan.studies.charts import charts, write_pictures
 from hetplan.studies.findings import Study, repriced
+from hetplan.studies.page import charts, write_pictures
 from hetplan.studies.papers import PAPERS, exhibits as exhibits_of
 from hetplan.studies.rows import Runner, Tally, Task, arrow, carry_out, read_rows, tasks, write_rows
 from hetplan.studies.workers import connected, run_on, run_tasks, slurm

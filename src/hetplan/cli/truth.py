@@ -41,8 +41,7 @@ from hetplan.schema import parse
 from hetplan.solvers.run import Options, Run
 from hetplan.studies.truth.compare import SETS, calibrate_set, compare, reasons, standings
 from hetplan.studies.truth.job import known_rows
-from hetplan.studies.truth.scores import summary
-from hetplan.studies.truth.tables import GIB, Compared
+from hetplan.studies.truth.tables import GIB, Compared, summary
 from hetplan.text import Table, bytes_text, number_text, percent_text, seconds_text
 
 

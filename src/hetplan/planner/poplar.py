@@ -30,7 +30,7 @@ from hetplan.planner.strategy import (
     StrategyMethod,
     joined,
 )
-from hetplan.profiling.measured import BatchCurve, Collectives
+from hetplan.profiling.profile import BatchCurve, Collectives
 from hetplan.profiling.workload import Workload
 from hetplan.schema import StrictModel
 from hetplan.solvers.registry import solve

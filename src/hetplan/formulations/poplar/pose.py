@@ -27,8 +27,7 @@ from hetplan.formulations.poplar.problem import (
     communication,
     parts,
 )
-from hetplan.profiling.measured import BatchCurve, Collectives, check_curve
-from hetplan.profiling.profile import Profile
+from hetplan.profiling.profile import BatchCurve, Collectives, Profile, check_curve
 from hetplan.profiling.workload import Workload
 from hetplan.text import bytes_text
 

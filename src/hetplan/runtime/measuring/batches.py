@@ -37,7 +37,8 @@ from hetplan.formulations.poplar.awareness import (
     explore,
 )
 from hetplan.formulations.poplar.problem import STAGES, States
-from hetplan.profiling.measured import (
+from hetplan.profiling.models import Model
+from hetplan.profiling.profile import (
     OPERATIONS,
     BatchCurve,
     Collectives,
@@ -46,7 +47,6 @@ from hetplan.profiling.measured import (
     SizePoint,
     fit_line,
 )
-from hetplan.profiling.models import Model
 from hetplan.runtime.devices import check_device, device_name, measured_here, now
 from hetplan.runtime.measuring.networks import (
     Network,

@@ -29,7 +29,7 @@ from hetplan.runtime.replay import replay
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Run
 from hetplan.studies.papers import Row, timed
-from hetplan.studies.truth.scores import spearman
+from hetplan.studies.truth.tables import spearman
 
 
 def workload_of(fixed: Row) -> Workload:

@@ -22,7 +22,6 @@ from hetplan.profiling.workload import Workload
 from hetplan.runtime.calibration import Estimate, MeasuredRun, calibrate, predicted_seconds
 from hetplan.studies.truth import job, operators, ranked, runs
 from hetplan.studies.truth.sailor import compare_plans
-from hetplan.studies.truth.scores import summary
 from hetplan.studies.truth.tables import (
     Cells,
     Compared,
@@ -30,6 +29,7 @@ from hetplan.studies.truth.tables import (
     NotPosedError,
     Source,
     read_table,
+    summary,
 )
 
 SOURCES = {**runs.SOURCES, "operators": operators.FILES}
