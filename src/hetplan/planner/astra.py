@@ -70,7 +70,7 @@ from hetplan.runtime.refusals import refusal
 from hetplan.runtime.replay import replay
 from hetplan.solvers.run import Run
 
-MANY = 32  # devices, of a model without experts, from which on all degrees are searched
+ALL_DEGREES_FROM = 32  # devices; of a model with experts, from one on
 REPLAYED = 8  # of the best by the formula
 MOST_SAMPLES = MOST_CONTEXT = 8  # of a micro-batch, and context ranks
 
@@ -86,7 +86,7 @@ class Astra(Strategy):
         offers, shape = offers_of_cluster(workload.cluster), workload.model.spec.shape
         devices, one = sum(offer.most for offer in offers), len(offers) == 1
         whole = homogeneous(offers[0]) if one else heterogeneous(devices, offers)
-        many = shape is not None and (shape.experts or devices >= MANY)
+        many = shape is not None and (shape.experts or devices >= ALL_DEGREES_FROM)
         alike = many and (one or len(model_facts(workload.model).different_blocks) == 1)
         names = (whole.mode, *(["degrees"] if alike else []))
         parts = [] if one else [(f"only-{o.name}", homogeneous(o)) for o in offers]
