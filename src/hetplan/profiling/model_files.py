@@ -28,10 +28,18 @@ from hetplan.profiling.operators import (
     Precision,
     Saved,
 )
-from hetplan.profiling.profile import Date
 from hetplan.profiling.transformer import Experts, Latent, Mamba, Transformer
 from hetplan.profiling.zoo import BERT, LLAMA, ModelSpec, text_model
-from hetplan.schema import Count, Document, Name, NonNegative, PositiveCount, StrictModel, parse
+from hetplan.schema import (
+    Count,
+    Date,
+    Document,
+    Name,
+    NonNegative,
+    PositiveCount,
+    StrictModel,
+    parse,
+)
 
 # Contexts of 32k and more are for inference; pre-training runs at a few thousand tokens.
 LONGEST_DEFAULT_SEQUENCE = 4096

@@ -29,6 +29,7 @@ from hetplan.profiling.operators import Precision
 from hetplan.schema import (
     Bytes,
     Count,
+    Date,
     Document,
     Name,
     Positive,
@@ -37,8 +38,6 @@ from hetplan.schema import (
     SecondsRow,
     StrictModel,
 )
-
-Date = Annotated[str, Field(pattern=r"^\d{4}-\d{2}-\d{2}$")]
 
 
 class WithoutEmpty(StrictModel):
