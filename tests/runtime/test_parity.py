@@ -36,24 +36,56 @@ from parity.halves import (  # noqa: E402
     error_of,
 )
 
+FEW = 4  # ranks, at most, of the cases that the default tests run
+SMALL = [case for case in CASES if case.world <= FEW]
+LARGE = [case for case in CASES if case.world > FEW]
+
+
+def written_by(cases: list[Case], folder: Path) -> Written:
+    """World size -> [rank] -> case -> (loss, fragments), of all sizes up to the cases'."""
+    sizes = sorted({case.world for case in cases})
+    run_forked("parity.gradients", folder, PARITY_RANKS=str(sizes[-1]))
+    return read(folder, sizes)
+
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
-    """World size -> [rank] -> case -> (loss, fragments)."""
-    folder = tmp_path_factory.mktemp("parity")
-    run_forked("parity.gradients", folder)
-    return read(folder, sorted({case.world for case in CASES}))
+    return written_by(SMALL, tmp_path_factory.mktemp("parity"))
 
 
-@pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
+@pytest.fixture(scope="module")
+def all_written(tmp_path_factory: pytest.TempPathFactory) -> Written:
+    return written_by(CASES, tmp_path_factory.mktemp("all"))
+
+
+@pytest.mark.parametrize("case", SMALL, ids=[case.name for case in SMALL])
 def test_loss_and_gradients_equal_one_process(case: Case, written: Written) -> None:
     check_case(case, written)
 
 
-@pytest.mark.parametrize("name", STAGED)
-def test_staging_and_lanes_change_nothing(name: str, written: Written) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize("case", LARGE, ids=[case.name for case in LARGE])
+def test_loss_and_gradients_of_many_ranks_equal_one_process(
+    case: Case, all_written: Written
+) -> None:
+    check_case(case, all_written)
+
+
+@pytest.mark.parametrize("case", [case for case in SMALL if case.name in STAGED])
+def test_staging_and_lanes_change_nothing(case: Case, written: Written) -> None:
     """Copies to other buffers and back, and no tags: the same numbers, bit by bit."""
-    (case,) = [case for case in CASES if case.name == name]
+    check_staged(case, written)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [case for case in LARGE if case.name in STAGED])
+def test_staging_and_lanes_change_nothing_on_many_ranks(case: Case, all_written: Written) -> None:
+    check_staged(case, all_written)
+
+
+def check_staged(case: Case, written: Written) -> None:
+    """With and without, bit by bit."""
+    name = case.name
     for rank in written[case.world]:
         (loss, fragments), (again, staged) = rank[name], rank[f"staged: {name}"]
         assert loss == again and len(fragments) == len(staged)
