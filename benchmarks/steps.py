@@ -1,6 +1,6 @@
 """Step times of hetplan's engine beside stock torch's on the same GPT, ranks, rows and weights.
 
-    python benchmarks/steps.py [--device cuda] [--steps N] [--output FILE]
+    python benchmarks/steps.py [--device cuda] [--width N] [--steps N] [--output FILE]
 
 Two gloo ranks, one thread each; on a GPU one rank alone, with a larger GPT in bf16 autocast. Both
 engines are in the same processes and take their steps in turns, each pair in the other order, so
@@ -23,7 +23,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -251,11 +251,13 @@ def main() -> int:
     """Run, print, write."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--device", choices=NETWORKS, default="cpu")
+    parser.add_argument("--width", type=int, help="of a block; default 128, on a GPU 768")
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--output")
     options = parser.parse_args()
     torch.set_num_threads(1)
     network = NETWORKS[options.device]
+    network = replace(network, width=options.width or network.width)
     table, kept = [], []
     for kind, times in ranks(network, 2, options.steps).items() if network.device == "cpu" else ():
         itself = times.get("by itself")

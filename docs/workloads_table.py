@@ -30,7 +30,7 @@ HEADER = (
         "no plan is faster than",
         "gap",
     ),
-    *("best of a paper's formula", "by its formula", "best paper's own procedure"),
+    *("best of the other strategies", "by its formula", "best paper's own procedure"),
 )
 
 
