@@ -15,7 +15,10 @@ from parity.gradients import Written, assembled, single, step_of
 PRECISIONS = ("bf16", "fp16")
 MODELS_TRIED = ("gpt", "llama", "bert", "moe", "vit", "vgg", "untied")
 WORLDS = (2, 4)
-DIVIDED = ("recomputation under ZeRO 3: full", "recomputation under ZeRO 3: operators")
+DIVIDED = (
+    "recomputation under ZeRO 3: full", "recomputation under ZeRO 3: operators",
+    "ZeRO 1 on pipelines", "ZeRO 2 on pipelines",
+)  # fmt: skip
 AUTOCAST = "autocast"  # bf16, by the user's loop
 CURVE = "ZeRO 3 on a pipeline"
 # Relative errors of the loss, and of all gradients together: docs/runtime.md has them.

@@ -12,12 +12,14 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 
 from fakes.programs import IDLE, NETWORKS, UNEVEN, drawn_program, every_rule, plan_of
 from fakes.simulated import Outcome, Values, random_values, reference
 from fakes.workloads import cluster, shape
+from hetplan.errors import UnsupportedError
 from hetplan.formulations.hap.data import HapDecision
 from hetplan.formulations.hap.pose import pose
 from hetplan.formulations.hap.spmd.program import SingleProgram
@@ -165,6 +167,9 @@ STAGED = tuple(case.name for case in CASES if case.network in ("bert-moe", "vgg1
 def step_of(case: Case, **options: Any) -> tuple[float, dict[str, Any]]:
     """Loss and parts of gradients of one step."""
     model = DistributedProgram(case.model, case.plan, device=DEVICE, **options)
+    refusal = pytest.raises(UnsupportedError, match=r"inside torch\.autocast")
+    with refusal, torch.autocast(torch.device(DEVICE).type, torch.bfloat16):
+        model.train_step()
     loss = model.train_step()
     gradients = {name: present(p.grad).cpu().clone() for name, p in model.updated()}
     return loss, {n: (model.shards[n].dimension, g) for n, g in gradients.items()}
