@@ -257,7 +257,7 @@ StackOption = Annotated[
         "stacks",
         "--stack",
         metavar="NAME",
-        help="The software that computes: eager-2021, eager, fused, compiled or graphs.",
+        help="The software that computes: eager-2021, eager, fused, compiled, graphs, fp8 or fp4.",
     ),
 ]
 MarginOption = Annotated[

@@ -320,6 +320,14 @@ STACKS = {
         Stack("fused", "fused", 40e-6, 1.0, 4, False, "fused kernels under eager PyTorch"),
         Stack("compiled", "fused", 15e-6, 0.7, 4, False, "torch.compile by block", 3),
         Stack("graphs", "fused", 2e-6, 0.7, 4, False, "CUDA graphs", 3),
+        Stack(
+            "fp8", "fused", 40e-6, 1.0, 4, False,
+            "fused kernels, products with weights in 8 bits (Transformer Engine)", 3, fp8=True,
+        ),
+        Stack(
+            "fp4", "fused", 40e-6, 1.0, 4, False,
+            "fused kernels, products with weights in 4 bits (Transformer Engine)", 3, fp4=True,
+        ),
     )
 }  # fmt: skip
 # Shares of the 16-bit peak that fused attention reaches forward and backward on long sequences, by

@@ -297,6 +297,17 @@ def make_workload(
         model = load_model(model, sequence=sequence, precision=precision, attention=stack.attention)
     if not isinstance(cluster, Cluster):
         cluster = load_cluster(cluster)
+    require(
+        not (stack.fp8 or stack.fp4)
+        or (
+            model.precision != "fp32"
+            and all({stack.name, "fp8"} <= {*spec.peak_tflops} for spec in cluster.specs.values())
+        ),
+        "the stack needs 16-bit training on devices with units for its products",
+        where=cluster.name,
+        got=f"stack {stack.name}, {model.precision}",
+        expected=f"--precision bf16, devices with {stack.name} in the catalogue, or another stack",
+    )
     if profile is None:
         profile = predict(
             model, cluster, micro_batches=default_micro_batches(global_batch), stack=stack

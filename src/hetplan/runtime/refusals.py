@@ -27,7 +27,11 @@ def check_shape(shape: Transformer) -> None:
 def check_executed(plan: Plan) -> None:
     """Raise UnsupportedError for the first of a plan's degrees that the runtime does not execute.
     What overlaps what is the runtime's own choice."""
-    degrees = plan.degrees
+    degrees, stack = plan.degrees, plan.workload.stack
+    require(
+        stack not in ("fp8", "fp4"), f"`hetplan run` has no products in {stack}",
+        where=plan.name, expected="hetplan export", kind=UnsupportedError,
+    )  # fmt: skip
     if degrees is None:
         return
     widths = {len(stage.tensor_shares) for r in plan.replicas for stage in r.stages}

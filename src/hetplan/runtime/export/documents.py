@@ -36,8 +36,8 @@ def deepspeed(plan: Plan, shape: Transformer | None = None) -> str:
     """
     grid = Grid(plan, "DeepSpeed's JSON")
     grid.refuse(
-        plan.degrees is not None,
-        (plan.degrees or Degrees()).text,
+        plan.degrees is not None or plan.workload.stack in ("fp8", "fp4"),
+        (plan.degrees or Degrees()).text or f"products in {plan.workload.stack}",
         "what the model's code and DeepSpeed's would have to do",
     )
     for i, replica in enumerate(plan.replicas):
@@ -90,8 +90,11 @@ def torchtitan(plan: Plan, shape: Transformer | None = None) -> str:
     grid.check()
     tensor = grid.equal_width()
     grid.refuse(
-        degrees.recompute_layers or degrees.offloaded or degrees.exchange != "ring",
-        degrees.text,
+        degrees.recompute_layers
+        or degrees.offloaded
+        or degrees.exchange != "ring"
+        or plan.workload.stack in ("fp8", "fp4"),
+        degrees.text or f"products in {plan.workload.stack}",
         "which activations are kept, which states are on the host, or how context ranks meet",
     )
     if grid.pipeline * tensor * degrees.context > 1:

@@ -308,6 +308,8 @@ def settings(grid: Grid) -> Settings:
         again["recompute_method"] = degrees.recompute_method or "uniform"
         again["recompute_num_layers"] = degrees.recompute_layers
     optional: Settings = {
+        "fp8_format": "hybrid" if plan.workload.stack == "fp8" else None,
+        "fp4_format": "e2m1" if plan.workload.stack == "fp4" else None,
         "context_parallel_size": degrees.context if degrees.context > 1 else None,
         "cp_comm_type": "a2a" if degrees.exchange == "all-to-all" else None,
         "expert_model_parallel_size": degrees.expert if degrees.expert > 1 else None,
@@ -416,6 +418,8 @@ def model_settings(t: Transformer, sequence: int) -> Settings:
 # and the same name; those that begin with ! hold the opposite.
 BRIDGE: dict[str, tuple[str, ...]] = {
     "num_experts": ("model.num_moe_experts",),
+    "fp8_format": ("model.fp8",),
+    "fp4_format": ("model.fp4",),
     "swiglu": ("model.gated_linear_unit",),
     "disable_bias_linear": ("!model.add_bias_linear",),
     "untie_embeddings_and_output_weights": ("!model.share_embeddings_and_output_weights",),
