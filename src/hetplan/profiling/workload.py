@@ -301,12 +301,15 @@ def make_workload(
         not (stack.fp8 or stack.fp4)
         or (
             model.precision != "fp32"
-            and all({stack.name, "fp8"} <= {*spec.peak_tflops} for spec in cluster.specs.values())
+            and all(
+                {"fp8", "fp4" if stack.fp4 else "fp8"} <= {*spec.peak_tflops}
+                for spec in cluster.specs.values()
+            )
         ),
         "the stack needs 16-bit training on devices with units for its products",
         where=cluster.name,
         got=f"stack {stack.name}, {model.precision}",
-        expected=f"--precision bf16, devices with {stack.name} in the catalogue, or another stack",
+        expected="--precision bf16, devices with such rates in the catalogue, or another stack",
     )
     if profile is None:
         profile = predict(
