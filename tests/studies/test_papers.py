@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -59,7 +60,9 @@ def test_hap_says_where_its_search_was_cut_off() -> None:
     data = hap.network("vgg19", (("V100", 1), ("P100", 1))).data
     result = hap.solved(data, "paper")
     text = hap.search_text(result)["HAP's A*"]
-    assert text.startswith("cut off at ") and " states" in text and result.message.endswith(text)
+    # on a busy machine the time is over before the states are
+    assert re.match(r"cut off (at \d+ states|by the time limit)", text)
+    assert result.message.endswith(text)
     assert hap.search_text(hap.solved(data, "dp-even")) == {"HAP's A*": "ended"}
 
 
