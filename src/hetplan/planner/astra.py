@@ -89,9 +89,10 @@ class Astra(Strategy):
         many = shape is not None and (shape.experts or devices >= ALL_DEGREES_FROM)
         alike = many and (one or len(model_facts(workload.model).different_blocks) == 1)
         names = (whole.mode, *(["degrees"] if alike else []))
-        parts = [] if one else [(f"only-{o.name}", homogeneous(o)) for o in offers]
-        pools = [*((name, whole) for name in names), *parts]
-        return [PoolProblem(workload, name, pool) for name, pool in pools]
+        return [
+            *(PoolProblem(workload, name, whole) for name in names),
+            *(PoolProblem(workload, f"only-{o.name}", homogeneous(o)) for o in offers if not one),
+        ]
 
 
 @dataclass(frozen=True)
@@ -185,7 +186,7 @@ class PoolProblem(Problem):
         powers = [2**e for e in range(most.bit_length())]
         return replace(
             space,
-            pipeline=tuple(p for p in range(1, most + 1) if most % p == 0),
+            pipeline=divisors(most),
             micro_batch=tuple(b for b in space.micro_batch if b <= MOST_SAMPLES),
             virtual=(1, 2, 4),
             context=tuple(

@@ -27,9 +27,9 @@ def check_shape(shape: Transformer) -> None:
 def check_executed(plan: Plan) -> None:
     """Raise UnsupportedError for the first of a plan's degrees that the runtime does not execute.
     What overlaps what is the runtime's own choice."""
-    degrees, stack = plan.degrees, plan.workload.stack
+    degrees, narrow = plan.degrees, plan.workload.narrow
     require(
-        stack not in ("fp8", "fp4"), f"`hetplan run` has no products in {stack}",
+        not narrow, f"`hetplan run` has no {narrow}",
         where=plan.name, expected="hetplan export", kind=UnsupportedError,
     )  # fmt: skip
     if degrees is None:

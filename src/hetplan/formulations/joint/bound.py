@@ -663,11 +663,10 @@ def lower_bound(
 ) -> float:
     """Seconds that no plan replays below, at most `enough`. It rises until the run should stop."""
     data, tries = of.data, parameters
-    worth = 1 / np.array([of.least_work(q).sum() for q in range(len(of.types))])
+    work = np.array([of.least_work(q) for q in range(len(of.types))])
+    worth = 1 / np.array([row.sum() for row in work])
     prices = np.stack([worth * data.global_batch / float(worth @ of.counts)] * 2)
-    alone = computing_alone(
-        of.data.global_batch * np.array([of.least_work(q) for q in range(len(of.types))]), of.counts
-    )
+    alone = computing_alone(data.global_batch * work, of.counts)
     patterns = [
         Pattern(of, homes, tries, run, dict.fromkeys((True, False), prices), alone, tries.rise)
         for homes in of.patterns(tries.patterns)

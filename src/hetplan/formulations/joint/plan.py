@@ -79,6 +79,11 @@ class PlanWorkload(StrictModel):
     stack: Name = "fused"
     layers: list[Name] = Field(min_length=1, max_length=4096)
 
+    @property
+    def narrow(self) -> str:
+        """`products in fp8`, where the stack has them; else empty."""
+        return f"products in {self.stack}" if self.stack in ("fp8", "fp4") else ""
+
 
 class MicroBatches(StrictModel):
     """`count` equal micro-batches of `samples` (0: takes part without samples, ZeRO 1 to 3)."""

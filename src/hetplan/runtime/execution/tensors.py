@@ -229,21 +229,25 @@ def in_ring(
         leaving, coming = ([side * x.numel() for side in sides] for sides in (to, back))
         return ring.swap(x.reshape(-1), leaving, coming).view(x.shape)
 
-    both = torch.cat([key, value], -1).repeat_interleave(query.shape[1] // key.shape[1], 1)
-    columns, sums, parts = both.shape[-2], [], []
-    if attn_mask is None:
-        seen = query.new_ones(tokens * ranks, columns * ranks, dtype=torch.bool)
-        attn_mask = seen.tril() if is_causal else seen
-    attn_mask = attn_mask.expand(*attn_mask.shape[:-2], tokens * ranks, columns * ranks)
+    both, columns, sums, parts = torch.cat([key, value], -1), key.shape[-2], [], []
+    least = torch.finfo(query.dtype).min  # not -inf: a row may see nothing in a block
+    if attn_mask is not None:
+        attn_mask = attn_mask.expand(*attn_mask.shape[:-2], tokens * ranks, columns * ranks)
+        attn_mask = attn_mask.narrow(-2, own * tokens, tokens)
     for hop in range(ranks):
-        rows = attn_mask.narrow(-2, own * tokens, tokens)
-        block = rows.narrow(-1, (own - hop) % ranks * columns, columns)
-        scores = query @ both[..., :width].mT * (width**-0.5 if scale is None else scale)
-        least = torch.finfo(scores.dtype).min  # not -inf: a row may see nothing in a block
+        first = (own - hop) % ranks * columns
+        seen = query.new_ones(tokens, columns, dtype=torch.bool)
+        block = (
+            seen.tril(own * tokens - first if is_causal else columns)
+            if attn_mask is None
+            else attn_mask.narrow(-1, first, columns)
+        )
+        here = both.repeat_interleave(query.shape[1] // key.shape[1], 1)
+        scores = query @ here[..., :width].mT * (width**-0.5 if scale is None else scale)
         hides = block.dtype == torch.bool
         scores = scores.masked_fill(~block, least) if hides else (scores + block).clamp(least)
         sums.append(scores.logsumexp(-1, keepdim=True))
-        parts.append(scores.softmax(-1) @ both[..., width:])
+        parts.append(scores.softmax(-1) @ here[..., width:])
         if hop + 1 < ranks:
             both = mirrored(partial(moved, there, before), partial(moved, before, there), both)
     shares = torch.cat(sums, -1).softmax(-1).split(1, -1)

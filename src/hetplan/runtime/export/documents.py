@@ -36,8 +36,8 @@ def deepspeed(plan: Plan, shape: Transformer | None = None) -> str:
     """
     grid = Grid(plan, "DeepSpeed's JSON")
     grid.refuse(
-        plan.degrees is not None or plan.workload.stack in ("fp8", "fp4"),
-        (plan.degrees or Degrees()).text or f"products in {plan.workload.stack}",
+        plan.degrees is not None or plan.workload.narrow,
+        plan.workload.narrow or (plan.degrees or Degrees()).text,
         "what the model's code and DeepSpeed's would have to do",
     )
     for i, replica in enumerate(plan.replicas):
@@ -93,8 +93,8 @@ def torchtitan(plan: Plan, shape: Transformer | None = None) -> str:
         degrees.recompute_layers
         or degrees.offloaded
         or degrees.exchange != "ring"
-        or plan.workload.stack in ("fp8", "fp4"),
-        degrees.text or f"products in {plan.workload.stack}",
+        or plan.workload.narrow,
+        plan.workload.narrow or degrees.text,
         "which activations are kept, which states are on the host, or how context ranks meet",
     )
     if grid.pipeline * tensor * degrees.context > 1:

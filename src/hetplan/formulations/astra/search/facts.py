@@ -89,9 +89,8 @@ class ModelFacts:
         if self.shape.experts is None:
             return 0.0
         share = sum(block.kind == "moe-block" for block in self.blocks) / self.layers
-        share *= self.shape.experts.capacity or 1
         token = (self.shape.experts.latent or self.shape.hidden) * ELEMENT_BYTES[self.precision]
-        return share * self.shape.experts.active * self.sequence * token
+        return share * self.shape.experts.rows(self.sequence) * token
 
     @cached_property
     def saved(self) -> tuple[float, float, float]:
