@@ -7,6 +7,7 @@ measured rates.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from itertools import pairwise
 from typing import Any
@@ -109,9 +110,13 @@ class Cluster:
                 ports[2 * (len(self.nodes) + a)] += size / self.nodes[m].intra_bandwidth
                 ports[2 * (len(self.nodes) + b) + 1] += size / self.nodes[m].intra_bandwidth
             else:
-                ports[2 * m] += size / self.nodes[m].network_bandwidth
-                ports[2 * n + 1] += size / self.nodes[n].network_bandwidth
                 ends = self.nodes[m], self.nodes[n]
+                for side, (device, place) in enumerate(((a, m), (b, n))):
+                    rails = len({one.switch for one in self.nodes if one.uplink < math.inf})
+                    own = len(self.nodes) + len(self.place) + rails + device
+                    has = ends[side].rails
+                    rate = ends[side].network_bandwidth / (ends[side].devices if has else 1)
+                    ports[2 * (own if has else place) + side] += size / rate
                 for side, rate in enumerate(self.uplinks(*ends)):
                     first = 2 * (len(self.nodes) + len(self.place))  # behind all others
                     switch = [one.switch for one in self.nodes].index(ends[side].switch)
@@ -129,7 +134,13 @@ class Cluster:
         for group, size in zip(groups, sizes, strict=True):
             ring = sorted(group)
             hops = list(pairwise([*ring, ring[0]]))
-            messages += [(a, b, size / len(ring)) for a, b in hops]
+            for a, b in hops:
+                m, n = self.place[a], self.place[b]
+                pairs = [(a, b)]
+                if m != n and (self.nodes[m].rails or self.nodes[n].rails):
+                    here, there = ([d for d in ring if self.place[d] == x] for x in (m, n))
+                    pairs = list(zip(here, there, strict=False))
+                messages += [(c, d, size / len(ring) / len(pairs)) for c, d in pairs]
             if len(ring) > 1:
                 delays = sorted(self.link(a, b)[1] for a, b in hops)
                 latency = max(latency, 2 * sum(delays[:-1]))

@@ -73,8 +73,7 @@ def optional(module: str, what: str, extra: str, *, where: str | None = None) ->
     try:
         return importlib.import_module(module)
     except ImportError:
-        expected = f"pip install 'hetplan[{extra}]'"
-        raise InputError(what, where=where, expected=expected) from None
+        raise InputError(what, where=where, expected=f"pip install 'hetplan[{extra}]'") from None
 
 
 def one_line(text: str) -> str:

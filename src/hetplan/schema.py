@@ -1,4 +1,5 @@
-"""What every file's schema shares: strict pydantic models, units as types, and one-line errors.
+"""What every file's schema shares: strict pydantic models, units as types, one-line errors; and
+what other programs wrote, as models of the keys that are read.
 
 All numbers are SI: seconds, bytes, bytes per second, FLOP, FLOP per second (suffixes in the names
 say which).
@@ -9,9 +10,19 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Self, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, FailFast, Field, Strict, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    FailFast,
+    Field,
+    RootModel,
+    Strict,
+    ValidationError,
+)
 
-from hetplan.errors import LONGEST_KEY, InputError, json_path, require, suggestion
+from hetplan.errors import LONGEST_KEY, InputError, T, json_path, require, suggestion
 from hetplan.files import read_json, to_json, write_text
 
 
@@ -176,10 +187,12 @@ def input_error(
         "union_tag_invalid": first["msg"],
         "union_tag_not_found": first["msg"],
     }
-    if first["type"] in complaints:
-        return InputError(f"{complaints[first['type']]}{more}", where=place)
-    return InputError(
-        f"not usable{more}", where=place, got=first["input"], expected=expectation(first)
+    return (
+        InputError(f"{complaints[first['type']]}{more}", where=place)
+        if first["type"] in complaints
+        else InputError(
+            f"not usable{more}", where=place, got=first["input"], expected=expectation(first)
+        )
     )
 
 
@@ -214,3 +227,38 @@ def expectation(problem: Mapping[str, Any]) -> str:
     complaint = str(problem["msg"]).partition(" after validation")[0]
     message = complaint.removeprefix("Input should ").removeprefix("be ")
     return message[:1].lower() + message[1:]
+
+
+class Foreign(BaseModel):
+    """An object with strict types for the keys that are read; others are ignored."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class ForeignRoot(RootModel[T]):
+    """A whole document that is no object with known keys."""
+
+    model_config = ConfigDict(frozen=True, strict=True, allow_inf_nan=False)
+
+
+Filled = Annotated[T, Field(min_length=1)]
+# A tensor degree as the key of an object: JSON has only texts there.
+DegreeKey = Annotated[int, Field(ge=1, le=4096), Strict(False)]
+
+
+def in_order(by_number: Any) -> Any:
+    """Entries of {"0": …, "1": …, …} by number; a validator, raises ValueError."""
+    require(isinstance(by_number, dict), 'is no object {"0": …, "1": …, …}')
+    numbers = [str(number) for number in range(len(by_number))]
+    missing = [number for number in numbers if number not in by_number]
+    require(not missing, f"layer {next(iter(missing), None)} is missing, expected layers from 0 on")
+    return [by_number[number] for number in numbers]
+
+
+# An object with one entry for every layer, as a list.
+ByLayer = Annotated[Filled[list[T]], BeforeValidator(in_order)]
+
+
+def read_foreign(kind: type[M], path: str | os.PathLike[str]) -> M:
+    """A JSON file as a model; raises InputError naming file, place, got and expected."""
+    return parse(kind, read_json(path), where=os.fspath(path))

@@ -24,7 +24,7 @@ NAMES = {
     "ditto": "tiny-fast-slow",
     "poplar": "tiles-5-zero3",
 }
-FILES = 100  # damaged ones, half by edits and half by bytes
+FILES = 60  # damaged ones, half by edits and half by bytes
 RULES = b"""# rules
 $tensor_model_parallel_size > 4 && $pipeline_model_parallel_size == 1
 $recompute_granularity == 'full' || $micro_batch_size % 2 != 0
@@ -33,6 +33,33 @@ $num_layers_per_virtual_pipeline_stage != None && -$num_micro_batches + 3 < 2 * 
 """
 CLUSTER = cluster_document(devices={"T4": {"memory_gib": 15, "peak_tflops": {"fp16": 60}}})
 CONFIGS = (
+    {
+        "model_type": "t5",
+        "d_model": 64,
+        "d_kv": 16,
+        "d_ff": 128,
+        "num_layers": 2,
+        "num_heads": 4,
+        "vocab_size": 100,
+    },
+    {
+        "model_type": "clip",
+        "projection_dim": 32,
+        "text_config": {
+            "hidden_size": 64,
+            "intermediate_size": 128,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "vocab_size": 100,
+        },
+        "vision_config": {
+            "hidden_size": 64,
+            "intermediate_size": 128,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "patch_size": 32,
+        },
+    },
     {
         "model_type": "gpt2",
         "n_layer": 4,

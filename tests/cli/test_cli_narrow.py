@@ -45,8 +45,8 @@ def test_fewer_bits_are_faster_and_exported(hetplan: Call, cluster: Path, tmp_pa
         assert ("--fp4-format e2m1" in flags) == (stack == "fp4")
         bridge = hetplan("export", plan, "--to", "bridge").out
         assert ("fp8: hybrid" in bridge) == (stack == "fp8")
-        ran = hetplan("run", plan, "--steps", 1, "-q")
         if stack != "fused":
+            ran = hetplan("run", plan, "--steps", 1, "-q")
             assert ran.code == 2 and f"no products in {stack}" in ran.err
             refused = hetplan("export", plan, "--to", "deepspeed")
             assert refused.code == 2 and f"products in {stack}" in refused.error

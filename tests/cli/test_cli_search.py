@@ -160,3 +160,25 @@ def test_every_key_is_there(hetplan: Call, gpus: str) -> None:
     for part in inner:
         assert [key for key in part if f"`{key}`" not in text] == []
     assert {f"${name}" for name in best["strategy"]} <= set(names("Rules"))
+
+
+def test_products_in_fewer_bits_are_faster(hetplan: Call, tmp_path: Path) -> None:
+    """Where devices have units for them; the plan names what computes."""
+    seconds, plan = [], tmp_path / "plan.json"
+    asked = ("plan", "search", "--model", "llama2-7b", "--global-batch", 64, "--precision", "bf16")
+    pool = tmp_path / "two.yaml"
+    pool.write_text(
+        "format: hetplan-cluster\nversion: 1\nname: two\nnodes:\n  - {count: 2, devices: 4, "
+        "device: B200, intra_node_gbit_per_s: 2400, network_gbit_per_s: 400}\n"
+    )
+    for stack in ("fused", "fp8", "fp4"):
+        more = ("--stack", stack, "--write-plan", plan, "--json", *NARROW, "-p", "overlap=false")
+        ran = hetplan(*asked, "--cluster", pool, *more)
+        assert ran.code == 0, ran.err
+        seconds.append(ran.json["best"]["seconds"])
+        assert json.loads(plan.read_text())["workload"]["stack"] == stack
+    assert seconds[0] > seconds[1] > seconds[2]
+    refused = hetplan(*asked, "--gpus", "A800:16", "--stack", "fp8")
+    assert refused.code == 2 and "stack fp8, bf16" in refused.error
+    unknown = hetplan(*asked, "--gpus", "A800:16", "--stack", "fp16")
+    assert unknown.code == 2 and "--stack: unknown software stack" in unknown.error

@@ -16,7 +16,7 @@ import pytest
 
 from chromium import needs_chromium, rendered
 from fakes.workloads import cluster_document, small
-from hetplan.errors import InputError, UnsupportedError
+from hetplan.errors import InputError
 from hetplan.planner.pictures.html import KINDS, cells as figures_of, page
 from hetplan.planner.pictures.scene import (
     BINS,
@@ -219,7 +219,9 @@ def test_without_matplotlib_that_is_said(monkeypatch: pytest.MonkeyPatch) -> Non
     from hetplan.planner.pictures.figure import figure
 
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(UnsupportedError, match=r"pip install 'hetplan\[plots\]', or --html"):
+    with pytest.raises(
+        InputError, match=r"--png: needs matplotlib \(expected pip install 'hetplan"
+    ):
         figure(picture(), "png")
 
 

@@ -653,9 +653,9 @@ def test_windows_reach_back_but_in_full_blocks() -> None:
         ([1], "not an object"),
         ({}, r"model_type: model type is not supported \(expected one of gpt2, llama"),
         (
-            {"model_type": "t5"},
-            r"not supported \(got 't5', expected one of gpt2, llama, .*, gemma3, llama4; any torch "
-            r"module goes by `hetplan profile predict --factory",
+            {"model_type": "mamba"},
+            r"not supported \(got 'mamba', expected one of gpt2, llama, .*, gemma3, llama4; any "
+            r"torch module goes by `hetplan profile predict --factory",
         ),
         ({"model_type": ["gpt2"]}, "model type is not supported"),
         ({**GPT2_XL, "n_layer": "12"}, r"n_layer: not usable \(got '12', expected a valid integer"),

@@ -15,10 +15,12 @@ from hetplan.errors import InputError, UnsupportedError
 from hetplan.formulations.amp.data import AmpDecision
 from hetplan.formulations.amp.evaluate import peak_bytes
 from hetplan.formulations.amp.pose import pose
+from hetplan.formulations.joint.costs import Costs
 from hetplan.formulations.joint.plan import Plan, new_plan
 from hetplan.formulations.joint.pose import costs_of
 from hetplan.formulations.joint.sharding import hidden
 from hetplan.planner.amp import AmpProblem
+from hetplan.planner.explain import fullest_link
 from hetplan.planner.poplar import Poplar
 from hetplan.planner.strategy import propose
 from hetplan.profiling.rates.collectives import collective_seconds, node_fabric
@@ -405,3 +407,46 @@ def test_nodes_share_the_uplink_of_their_switch() -> None:
     alone = seconds()
     shared = seconds(nodes_per_switch=2, uplink_gbit_per_s=4)
     assert shared > alone
+
+
+def test_devices_with_cards_of_their_own_share_none() -> None:
+    """Two nodes of two devices. A message takes as long as on half of the network, and two do not
+    wait for each other; a ring of all four passes on through both cards of each node."""
+
+    def both(rails: bool) -> tuple[Costs, Workload]:
+        node = {
+            "count": 2, "devices": 2, "device": "T4", "intra_node_gbit_per_s": 800,
+            "network_gbit_per_s": 8, "network_latency_us": 0, "intra_node_latency_us": 0,
+            "rails": rails,
+        }  # fmt: skip
+        workload = small(2, nodes=[node])
+        return costs_of(workload), workload
+
+    (shared, _), (own, w) = both(rails=False), both(rails=True)
+    size = 1e6
+    assert shared.messages([(0, 2, size)]).seconds == pytest.approx(size / 1e9)
+    assert own.messages([(0, 2, size)]).seconds == pytest.approx(2 * size / 1e9)
+    two = [(0, 2, size), (1, 3, size)]
+    assert shared.messages(two).seconds == own.messages(two).seconds == 2 * size / 1e9
+    ports = [{port for port, _ in own.messages([pair]).ports} for pair in two]
+    assert not ports[0] & ports[1] and all(len(each) == 2 for each in ports)
+    # 6 rounds of a fourth of the bytes, through both cards at once, or one
+    rings = [costs.ring([[0, 1, 2, 3]], size).seconds for costs in (shared, own)]
+    assert rings == pytest.approx([6 * size / 4 / 1e9] * 2)
+    pairs = [costs.ring([[0, 2], [1, 3]], size).seconds for costs in (shared, own)]
+    assert pairs == pytest.approx([2 * size / 2 / 0.5e9] * 2)
+    assert own.ring([[0, 2]], size).seconds == pytest.approx(
+        2 * shared.ring([[0, 2]], size).seconds
+    )
+    replicas = [
+        {
+            "stages": [
+                {"layers": [(0, 7)], "devices": [[0]]},
+                {"layers": [(7, 14)], "devices": [[2]]},
+            ],
+            "micro_batches": [{"count": 2, "samples": 1}],
+        }
+    ]
+    plan = new_plan(w, replicas)
+    link = fullest_link(replay(plan, w), w)
+    assert link is not None and "the card of device 0 sends at 4 Gbit/s" in link.text

@@ -212,9 +212,11 @@ class Group(TyperGroup):
             self.default, [], parent=ctx, resilient_parsing=True
         )
         arguments = [p for p in inner.command.params if p.param_type_name == "argument"]
-        if arguments and not incomplete.startswith("-"):
-            return [*offered, *arguments[0].shell_complete(inner, incomplete)]
-        return [*offered, *inner.command.shell_complete(inner, incomplete)]
+        return (
+            [*offered, *arguments[0].shell_complete(inner, incomplete)]
+            if arguments and not incomplete.startswith("-")
+            else [*offered, *inner.command.shell_complete(inner, incomplete)]
+        )
 
 
 VALIDATE = (

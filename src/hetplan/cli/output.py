@@ -80,8 +80,7 @@ def open_streams() -> None:
         ("stderr", "w", os.O_WRONLY),
     ):
         if getattr(sys, name) is None:
-            nowhere = os.open(os.devnull, direction)
-            setattr(sys, name, os.fdopen(nowhere, mode, encoding="utf-8"))
+            setattr(sys, name, os.fdopen(os.open(os.devnull, direction), mode, encoding="utf-8"))
     if type(sys.stdout) is io.TextIOWrapper:
         closed = sys.stdout
         sys.stdout = Output(

@@ -426,10 +426,10 @@ def batch_curve(
             tell=note if lead and not quiet else None,
         )
     fits = curve.zero_stage is not None
-    if not lead:
-        return int(not fits)
-    return emit(
-        curve.model_dump(mode="json"), [curve_table(curve)], json=json, output=output, ok=fits
+    return (
+        emit(curve.model_dump(mode="json"), [curve_table(curve)], json=json, output=output, ok=fits)
+        if lead
+        else int(not fits)
     )
 
 

@@ -17,6 +17,7 @@ from hetplan.cli.options import (
     PrecisionOption,
     ProfileOption,
     SequenceOption,
+    StackOption,
     TimeOption,
     make_options,
     number,
@@ -50,8 +51,9 @@ from hetplan.instances.library import Instance, save_instance
 from hetplan.profiling.cluster import GBIT, MAX_DEVICES, Cluster
 from hetplan.profiling.efficiency import LearnedLinks, LinkEfficiencyFile
 from hetplan.profiling.models import Model, load_model
+from hetplan.profiling.operators import DEFAULT_STACK, load_stack
 from hetplan.profiling.profile import load_profile
-from hetplan.profiling.workload import check_profile, make_workload
+from hetplan.profiling.workload import Workload, check_profile, check_units, make_workload
 from hetplan.schema import LEAST_RATE, MOST_RATE, derived
 from hetplan.solvers.run import Run
 from hetplan.studies.page import as_picture, figure
@@ -194,11 +196,12 @@ class Filter:
 
 @dataclass(frozen=True, kw_only=True)
 class Measurements:
-    """What was measured, in place of what is predicted."""
+    """What was measured, in place of what is predicted; and the software that computes."""
 
     profile: ProfileOption = None
     efficiency: EfficiencyOption = None
     links: LinksOption = None
+    stack: StackOption = DEFAULT_STACK.name
 
     def assumptions(self, model: Model, pool: Pool) -> Assumptions:
         """What prices follow from; raises InputError for what is of another model or type."""
@@ -207,12 +210,24 @@ class Measurements:
         offers, profile, links = pool.offers, None, None
         types = Cluster("the pool", tuple(o.node for o in offers), {o.name: o.spec for o in offers})
         learned = learned_of(self.efficiency or [], types, model.precision)
+        stack = load_stack(self.stack, where="--stack")
+        check_units(stack, model, types)
         if self.profile is not None:
             profile = load_profile(self.profile)
             check_profile(profile, model, types, where=str(self.profile))
         if self.links is not None:
             links = LearnedLinks(LinkEfficiencyFile.load(self.links))
-        return Assumptions(profile=profile, learned=learned, links=links)
+        return Assumptions(profile=profile, learned=learned, links=links, stack=stack)
+
+    def workload(self, job: Job, cluster: str) -> Workload:
+        """What the search plans, on a cluster."""
+        return make_workload(
+            job.model,
+            open_cluster(cluster),
+            job.global_batch,
+            profile=self.profile,
+            stack=self.stack,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -303,7 +318,12 @@ def search(
     written.check(gpus.cluster)
     canvas = None if written.plot is None else figure(4.8)
     run = Run(make_options(time_limit=time_limit))
-    trained = load_model(model, sequence=sequence, precision=precision)
+    trained = load_model(
+        model,
+        sequence=sequence,
+        precision=precision,
+        attention=load_stack(measurements.stack, where="--stack").attention,
+    )
     job, pool = Job(trained, global_batch, tokens, money_limit), gpus.pool()
     assumed, types = measurements.assumptions(trained, pool), [o.name for o in pool.offers]
     sizes = {} if assumed.profile is None else measured_sizes(assumed.profile, types)
@@ -319,8 +339,8 @@ def search(
         write_instance(result, written.instance, job, pool)
     for line in trained.notes:
         note(line)
-    cluster, profile, count = gpus.cluster, measurements.profile, written.replayed
-    replays = replays_of(result.top[:count], pool, cluster, job, profile) if cluster else []
+    cluster, count = gpus.cluster, written.replayed
+    replays = replays_of(result.top[:count], pool, cluster, job, measurements) if cluster else []
     emit(
         as_document(job, pool, result, replays),
         tables(job, pool, result, replays),
@@ -330,7 +350,7 @@ def search(
     if result.best is None:
         return 1
     if written.write_plan is not None and cluster is not None:
-        save_best(result.best, pool, cluster, job, profile, written.write_plan)
+        save_best(result.best, pool, cluster, job, measurements, written.write_plan)
     return 0
 
 
@@ -356,31 +376,27 @@ def pareto_picture(result: SearchResult, made: Any, axes: Any, path: Path, title
 
 
 def save_best(
-    best: Candidate, pool: Pool, cluster: str, job: Job, profile: Path | None, path: Path
+    best: Candidate, pool: Pool, cluster: str, job: Job, measured: Measurements, path: Path
 ) -> None:
     """The best strategy's plan file; raises UnsupportedError where it cannot say an option."""
     # loaded with the planner, which the search itself does not need
     from hetplan.planner.astra import plan_of
 
-    plan_of(
-        best,
-        make_workload(job.model, open_cluster(cluster), job.global_batch, profile=profile),
-        pool,
-    ).save(path)
+    plan_of(best, measured.workload(job, cluster), pool).save(path)
 
 
 Replays = list[tuple[float | None, Candidate]]
 
 
 def replays_of(
-    candidates: Sequence[Candidate], pool: Pool, cluster: str, job: Job, profile: Path | None
+    candidates: Sequence[Candidate], pool: Pool, cluster: str, job: Job, measured: Measurements
 ) -> Replays:
     """Strategies with their replayed seconds, None where a plan or the replay cannot say them."""
     if not candidates:
         return []
     from hetplan.planner.astra import PoolProblem, replayed_seconds, unsaid
 
-    workload = make_workload(job.model, open_cluster(cluster), job.global_batch, profile=profile)
+    workload = measured.workload(job, cluster)
     make = PoolProblem(workload, pool.mode, pool).to_plan
     return [(None if unsaid(c) else replayed_seconds(make(c), workload), c) for c in candidates]
 

@@ -232,9 +232,11 @@ def result_tables(
     best_bound = max((r.bound for r in results if r.bound is not None), default=0.0)
 
     def above(result: Result[Any]) -> float | None:
-        if result.objective is None or best_bound <= 0:
-            return None
-        return max(0.0, result.objective / best_bound - 1.0)
+        return (
+            None
+            if result.objective is None or best_bound <= 0
+            else max(0.0, result.objective / best_bound - 1.0)
+        )
 
     columns: dict[str, Callable[[Result[Any]], str]] = {
         "method": lambda result: result.method,
@@ -266,9 +268,11 @@ def part_of(name: str) -> Callable[[Result[Any]], str]:
 
 def describe(instance: Instance, decision: Any, source: str) -> list[Table]:
     """The decision as tables of its family, else as JSON on a note."""
-    if instance.family.describe is None:
-        return [Table(source, (), (), notes=(to_json(plain(decision)).rstrip(),))]
-    return titled(source, load(instance.family.describe)(instance.data, decision))
+    return (
+        [Table(source, (), (), notes=(to_json(plain(decision)).rstrip(),))]
+        if instance.family.describe is None
+        else titled(source, load(instance.family.describe)(instance.data, decision))
+    )
 
 
 def titled(source: str, tables: Sequence[Table]) -> list[Table]:

@@ -41,8 +41,7 @@ from hetplan.instances.library import (
     library,
     plain,
 )
-from hetplan.profiling.foreign import Foreign
-from hetplan.schema import Name, parse
+from hetplan.schema import Foreign, Name, parse
 from hetplan.solvers.registry import Evaluation, evaluate
 from hetplan.solvers.run import OPTIMAL_GAP, Result, relative_gap
 from hetplan.text import grouped, lines_that_hold
@@ -221,12 +220,14 @@ def judge(claims: Sequence[Claim], instance: Instance) -> list[Verdict]:
         if e and e.objective is not None
     ]
     best = min(holding, key=lambda pair: pair[0], default=None)
-    verdicts = []
-    for claim, evaluation in zip(claims, priced, strict=True):
-        worth = None if evaluation is None else evaluation.objective
-        violations = () if evaluation is None else evaluation.violations
-        verdicts.append(Verdict(claim, evaluation, (*violations, *complaints(claim, worth, best))))
-    return verdicts
+    return [
+        Verdict(
+            claim,
+            e,
+            (*(e.violations if e else ()), *complaints(claim, e.objective if e else None, best)),
+        )
+        for claim, e in zip(claims, priced, strict=True)
+    ]
 
 
 def complaints(

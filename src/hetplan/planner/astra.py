@@ -70,9 +70,21 @@ from hetplan.runtime.refusals import refusal
 from hetplan.runtime.replay import replay
 from hetplan.solvers.run import Run
 
-ALL_DEGREES_FROM = 32  # devices; of a model with experts, from one on
-REPLAYED = 8  # of the best by the formula
-MOST_SAMPLES = MOST_CONTEXT = 8  # of a micro-batch, and context ranks
+
+@dataclass(frozen=True)
+class Limits:
+    """What of context, expert and further degrees is searched; more of each takes more seconds.
+    devices: from so many on, of a model with experts from one on. samples, context: of a
+    micro-batch, and context ranks, at most; the bound by computing alone holds up to these.
+    replayed: of the best by the formula."""
+
+    devices: int = 32
+    samples: int = 8
+    context: int = 8
+    replayed: int = 8
+
+
+LIMITS = Limits()
 
 
 class Astra(Strategy):
@@ -80,18 +92,19 @@ class Astra(Strategy):
 
     name = "astra"
     methods = (StrategyMethod("search", exact=True),)
+    slow = True
 
     def pose(self, workload: Workload, run: Run) -> "list[PoolProblem]":
         """A search per pool of devices."""
         offers, shape = offers_of_cluster(workload.cluster), workload.model.spec.shape
         devices, one = sum(offer.most for offer in offers), len(offers) == 1
         whole = homogeneous(offers[0]) if one else heterogeneous(devices, offers)
-        many = shape is not None and (shape.experts or devices >= ALL_DEGREES_FROM)
+        many = shape is not None and (shape.experts or devices >= LIMITS.devices)
         alike = many and (one or len(model_facts(workload.model).different_blocks) == 1)
-        names = (whole.mode, *(["degrees"] if alike else []))
         return [
-            *(PoolProblem(workload, name, whole) for name in names),
+            PoolProblem(workload, whole.mode, whole),
             *(PoolProblem(workload, f"only-{o.name}", homogeneous(o)) for o in offers if not one),
+            *([PoolProblem(workload, "degrees", whole)] if alike else []),
         ]
 
 
@@ -119,7 +132,7 @@ class PoolProblem(Problem):
             links=self.workload.links,
             stack=self.workload.stack,
         )
-        top = REPLAYED if self.name == "degrees" else 1
+        top = LIMITS.replayed if self.name == "degrees" else 1
         result = search(job, self.pool, space=space, assumed=assumptions, run=run, top=top)
         best, message = result.best, result.proof
         if best is None:
@@ -187,10 +200,10 @@ class PoolProblem(Problem):
         return replace(
             space,
             pipeline=divisors(most),
-            micro_batch=tuple(b for b in space.micro_batch if b <= MOST_SAMPLES),
+            micro_batch=tuple(b for b in space.micro_batch if b <= LIMITS.samples),
             virtual=(1, 2, 4),
             context=tuple(
-                c for c in powers if c <= MOST_CONTEXT and model.tokens_per_sample % c == 0
+                c for c in powers if c <= LIMITS.context and model.tokens_per_sample % c == 0
             ),
             exchange=EXCHANGES,
             expert=divisors(mixture.count if mixture else 1),
@@ -225,8 +238,13 @@ class PoolProblem(Problem):
         replicas = [
             Replica(
                 stages=[
-                    divided_stage(r, d[i * context : (i + 1) * context])
-                    for r, d in zip(ranges, devices, strict=True)
+                    Stage(  # equal context ranks, each of equal tensor ranks
+                        layers=list(layers),
+                        devices=groups[i * context : (i + 1) * context],
+                        row_shares=[1.0] * context,
+                        tensor_shares=[1.0] * len(groups[0]),
+                    )
+                    for layers, groups in zip(ranges, devices, strict=True)
                 ],
                 micro_batches=[batches],
             )
@@ -256,8 +274,7 @@ def least_seconds(job: Job, space: Space, pool: Pool, assumed: Assumptions) -> f
         t, b, sp, c, e, whole = grid[:, possible & (grid[0] * grid[3] <= offer.most)]
         block = block_seconds(facts, offer, (t, b, sp, c, e, np.where(whole, t, 1)), assumed)
         passes = facts.layers * (block[FORWARD] + block[BACKWARD])
-        each = np.stack([passes, block[EMBEDDING], block[HEAD]])
-        work.append((each * t * c / b).min(axis=1))
+        work.append((np.stack([passes, block[EMBEDDING], block[HEAD]]) * t * c / b).min(axis=1))
     return computing_alone(job.global_batch * np.array(work), counts)
 
 
@@ -335,16 +352,6 @@ def degrees_of(best: AstraCandidate) -> Degrees | None:
         }
     )
     return None if degrees == Degrees(expert_tensor=tp) else degrees
-
-
-def divided_stage(layers: Sequence[tuple[int, int]], groups: Sequence[Sequence[int]]) -> Stage:
-    """A stage of equal context ranks, each of equal tensor ranks."""
-    return Stage(
-        layers=list(layers),
-        devices=[list(group) for group in groups],
-        row_shares=[1.0] * len(groups),
-        tensor_shares=[1.0] * len(groups[0]),
-    )
 
 
 def degree(best: AstraCandidate, name: str) -> int:

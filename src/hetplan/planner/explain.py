@@ -228,9 +228,11 @@ def same_plan(one: Candidate, other: Candidate) -> bool:
 
 def longer(candidate: Candidate, best: Candidate) -> float | None:
     """How much longer an iteration takes than the best one's, as a ratio above 0."""
-    if candidate.predicted_seconds is None or not best.predicted_seconds:
-        return None
-    return candidate.predicted_seconds / best.predicted_seconds - 1.0
+    return (
+        None
+        if candidate.predicted_seconds is None or not best.predicted_seconds
+        else candidate.predicted_seconds / best.predicted_seconds - 1.0
+    )
 
 
 def critical_parts(plan: Plan, run: Replay) -> dict[str, float]:
@@ -306,9 +308,13 @@ def fullest_link(run: Replay, workload: Workload) -> Bottleneck | None:
         return None
     end, receives = divmod(int(np.argmax(held)), 2)
     who, bandwidth = f"node {end}", nodes[min(end, len(nodes) - 1)].network_bandwidth
-    if end >= len(nodes) + len(workload.cluster.devices):
-        switch = end - len(nodes) - len(workload.cluster.devices)
-        who, bandwidth = f"switch {switch}", costs_of(workload).data.uplinks[switch]
+    costs = costs_of(workload)
+    switch = end - len(nodes) - len(workload.cluster.devices)
+    if switch >= len(costs.data.uplinks):
+        device = switch - len(costs.data.uplinks)
+        who, bandwidth = f"the card of device {device}", costs.card(device)[1]
+    elif switch >= 0:
+        who, bandwidth = f"switch {switch}", costs.data.uplinks[switch]
     elif end >= len(nodes):
         device = end - len(nodes)
         who = f"device {device} within its node"

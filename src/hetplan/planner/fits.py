@@ -520,13 +520,12 @@ class Question:
                 weights[-1] += here[-1].tied_param_bytes
             passes = Passes.of(costs, [(first, end)], tensor)
             states = sum(weights) / tensor, max(weights) / tensor
-            kept = batch * self.alive(shape, stage, batch) * passes.saved
             held.append(
                 held_on(
                     costs.data,
                     (*states, level, 1 / shape.data if level else 1.0),
                     passes,
-                    kept,
+                    batch * self.alive(shape, stage, batch) * passes.saved,
                     batch,
                 )
             )

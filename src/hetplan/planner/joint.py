@@ -5,17 +5,27 @@ It is asked last and begins with the plans of the others, so that it is no slowe
 them that is a chain of stages. Its bound holds for all chains of stages; programs that all devices
 run together (HAP's) are no chains. Of a plan with further degrees (context, expert ranks) it begins
 with the pipeline, whose row groups then share samples: neither its plans nor its bound have any.
+
+`joint/degrees` begins with the plans that have further degrees and changes these, stages, cuts,
+devices, micro-batches, schedule, ZeRO and recomputation together; all replicas stay alike. Its
+tensor and context degrees and its micro-batches are those of `astra/degrees`, whose bound by
+computing alone holds for its plans, too.
 """
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from hetplan.errors import UnsupportedError, require
+from hetplan.errors import InputError, UnsupportedError, require
 from hetplan.formulations import family
 from hetplan.formulations.joint.data import JointData
+from hetplan.formulations.joint.degrees import zero_costs
+from hetplan.formulations.joint.design import Design, Space
 from hetplan.formulations.joint.evaluate import broken, decision_of, plan_of
-from hetplan.formulations.joint.plan import Plan
+from hetplan.formulations.joint.plan import Plan, check_degrees
 from hetplan.formulations.joint.pose import pose
+from hetplan.formulations.joint.search import Parameters, Search
+from hetplan.planner.astra import LIMITS
 from hetplan.planner.strategy import (
     Candidate,
     NoPlan,
@@ -25,6 +35,7 @@ from hetplan.planner.strategy import (
     useful_modes,
 )
 from hetplan.profiling.workload import Workload
+from hetplan.runtime.replay import Replayer
 from hetplan.schema import Positive, StrictModel
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Run
@@ -51,8 +62,8 @@ class Joint(Strategy):
         """The strategy with more plans to begin with."""
         return Joint(self.settings, [*self.starts, *plans])
 
-    def pose(self, workload: Workload, run: Run) -> "list[JointProblem]":
-        """One problem."""
+    def pose(self, workload: Workload, run: Run) -> "list[Problem]":
+        """Plans without further degrees, and with them where some begin so."""
         require(
             workload.links is None,
             "learned links are no part of the problem",
@@ -60,7 +71,10 @@ class Joint(Strategy):
             kind=UnsupportedError,
         )
         data = pose(workload, ("none", *useful_modes(workload)))
-        return [JointProblem(data, self.starts, self.settings.seconds)]
+        further = [plan for plan in self.starts if plan.degrees is not None]
+        seconds = self.settings.seconds / (2 if further else 1)
+        whole = JointProblem(data, self.starts, seconds)
+        return [whole, FurtherProblem(workload, data, further, seconds)] if further else [whole]
 
 
 @dataclass(frozen=True)
@@ -86,4 +100,86 @@ class JointProblem(Problem):
             objective=result.objective,
             fits_memory=True,
             plan=plan_of(self.data, result.decision),
+        )
+
+
+# Of designs with further degrees, whose replays are slow: a few hundred are tried in a second.
+FURTHER = Parameters(
+    shares={
+        "cut": 4, "order": 2, "swap": 1, "unite": 1, "divide": 1, "pair": 1,
+        "micro": 1, "schedule": 1, "zero": 1, "mode": 0.5, "further": 3,
+    },
+    together=(1.0,), far=4.0, near=3.0, scattered=60, away=5, width=8, first_steps=60,
+)  # fmt: skip
+
+
+class FurtherSpace(Space):
+    """Designs with further degrees: all replicas alike, row groups are context ranks."""
+
+    def __init__(self, data: JointData, workload: Workload) -> None:
+        super().__init__(data)
+        self.workload, self.replayer = workload, Replayer(workload)
+        self.samples = {t.micro_batch for t in data.tables if t.micro_batch <= LIMITS.samples}
+
+    def least(self, design: Design) -> float:
+        """Nothing is known without a replay."""
+        return 0.0
+
+    def repaired(self, design: Design) -> Design | None:
+        """With degrees that suit its groups; None where none do."""
+        made = super().repaired(design)
+        if made is None or made.degrees is None:
+            return None
+        pipe, now = made.pipes[0], made.degrees
+        alike = {(len(p.groups), p.cuts, p.micro, p.samples) for p in made.pipes}
+        (context, tensor), *unlike = {(len(g), len(g[0])) for p in made.pipes for g in p.groups}
+        whole = pipe.micro in self.samples and pipe.samples % pipe.micro == 0
+        if len(alike) > 1 or unlike or not whole or context > LIMITS.context:
+            return None
+        changes = {
+            "context": context,
+            "exchange": now.exchange if context > 1 else "ring",
+            "expert_tensor": min(now.expert_tensor, tensor),
+            "sequence_parallel": now.sequence_parallel and tensor > 1,
+        }
+        made = replace(made, degrees=now.model_copy(update=changes))
+        with suppress(InputError, UnsupportedError, ValueError):
+            plan = self.sketch(made)
+            check_degrees(plan)
+            zero_costs(plan, self.workload)
+            return made
+        return None
+
+
+@dataclass(frozen=True)
+class FurtherProblem(Problem):
+    """Plans with further degrees to begin with. seconds: at most."""
+
+    workload: Workload
+    data: JointData
+    starts: Sequence[Plan]
+    seconds: float
+
+    def renamed(self, method: StrategyMethod) -> StrategyMethod:
+        """`degrees`."""
+        return StrategyMethod("degrees")
+
+    def solve(self, method: StrategyMethod, run: Run) -> Candidate:
+        """The shortest replay that fits."""
+        part = run.part(time_limit=self.seconds, quiet=False)
+        search = Search(FurtherSpace(self.data, self.workload), part, FURTHER)
+        search.begin(self.starts)
+        search.vary()
+        search.rounds()
+        if search.best is None:
+            raise NoPlan("unknown", "no plan with further degrees fits", part.elapsed)
+        return Candidate(
+            strategy="joint",
+            method=method,
+            status="feasible",
+            objective=search.best[0][0],
+            fits_memory=True,
+            solve_seconds=part.elapsed,
+            plan=Plan.model_validate(dict(search.best[1])),
+            message=f"{search.replays} plans replayed",
         )

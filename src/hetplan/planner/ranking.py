@@ -139,9 +139,11 @@ class Planning:
     @property
     def explanation(self) -> Explanation | None:
         """Why the winner takes as long as it does; None without one."""
-        if self.winner is None:
-            return None
-        return explain(self.candidates, self.winner, self.workload, self.criteria.cheapest_within)
+        return (
+            None
+            if self.winner is None
+            else explain(self.candidates, self.winner, self.workload, self.criteria.cheapest_within)
+        )
 
     def document(self) -> dict[str, Any]:
         """As JSON types."""
@@ -226,7 +228,8 @@ def search_all(searches: Sequence[StrategySearch], run: Run) -> list[Candidate]:
     follow, then the other heuristics, which are for comparison. Strategies that end soon go before
     those that may take all their time. `joint` is last and begins with the plans of the others.
     Each phase may take a share of the time that is left (a fifth for exact methods, which mostly
-    need little of it). At least a quarter of the time is for `joint`, where it can use that much.
+    need little of it; the last ones up to a half). At least a quarter of the time is for `joint`,
+    where it can use that much.
     """
     candidates: list[list[Candidate]] = [[] for _ in searches]
     last = {i: s.strategy for i, s in enumerate(searches) if isinstance(s.strategy, Joint)}
@@ -238,7 +241,10 @@ def search_all(searches: Sequence[StrategySearch], run: Run) -> list[Candidate]:
     later = partial(StrategySearch.candidates_of, wanted=lambda m: not (m.quick or m.exact))
     phases: list[tuple[int, int, Callable[[StrategySearch, Run], list[Candidate]]]] = [
         *((10, i, partial(StrategySearch.candidates_of, wanted=lambda m: m.quick)) for i in order),
-        *((5, i, StrategySearch.exact_candidates) for i in order),
+        *(
+            (min(5, len(order) - k + 1), i, StrategySearch.exact_candidates)
+            for k, i in enumerate(order)
+        ),
         *((10, i, StrategySearch.recomputing_candidates) for i in order),
         *((8, i, later) for i in order),
         *((len(last) - k, i, StrategySearch.exact_candidates) for k, i in enumerate(last)),

@@ -273,6 +273,8 @@ def on_devices(candidate: Candidate, workload: Workload, numbers: Sequence[int])
     """
     assert candidate.plan is not None
     plan = renumbered(candidate.plan, workload, numbers)
-    if candidate.replay is None:
-        return replace(candidate, plan=plan, peak_bytes=None)
-    return with_replay(replace(candidate, plan=plan), replay(plan, workload))
+    return (
+        replace(candidate, plan=plan, peak_bytes=None)
+        if candidate.replay is None
+        else with_replay(replace(candidate, plan=plan), replay(plan, workload))
+    )

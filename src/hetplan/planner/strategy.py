@@ -265,9 +265,11 @@ class Candidate:
     def optimism(self) -> float | None:
         """How many times longer the replay takes than the closed form says; None where one is
         missing."""
-        if self.predicted_seconds is None or not self.closed_form_seconds:
-            return None
-        return self.predicted_seconds / self.closed_form_seconds
+        return (
+            None
+            if self.predicted_seconds is None or not self.closed_form_seconds
+            else self.predicted_seconds / self.closed_form_seconds
+        )
 
     @property
     def gap(self) -> float | None:
@@ -281,9 +283,11 @@ class Candidate:
 
     def flops_per_device(self, workload: Workload) -> float | None:
         """FLOP/s of matrix products on each device in use, nothing computed again."""
-        if self.plan is None or not self.predicted_seconds:
-            return None
-        return workload.flops_per_iteration / self.predicted_seconds / len(self.plan.ranks)
+        return (
+            None
+            if self.plan is None or not self.predicted_seconds
+            else workload.flops_per_iteration / self.predicted_seconds / len(self.plan.ranks)
+        )
 
     def utilisation(self, workload: Workload) -> float | None:
         """Model FLOPs utilisation of the devices in use; None where a peak is unknown."""
@@ -308,9 +312,11 @@ class Candidate:
         types = [self.plan.devices[device].type for device in self.plan.ranks]
         prices = [workload.cluster.specs[name].price_per_hour for name in types]
         known = [price for price in prices if price is not None]
-        if len(known) < len(prices):
-            return None
-        return sum(known) / 3600 * self.predicted_seconds / workload.tokens_per_iteration * 1e6
+        return (
+            None
+            if len(known) < len(prices)
+            else sum(known) / 3600 * self.predicted_seconds / workload.tokens_per_iteration * 1e6
+        )
 
     def document(self, workload: Workload) -> Mapping[str, Any]:
         """As JSON types."""

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from hetplan.errors import InputError, check_name, look_up, require, suggestion
+from hetplan.errors import check_name, look_up, require, suggestion
 from hetplan.files import read_yaml
 from hetplan.profiling.operators import Precision
 from hetplan.schema import Name, PositiveCount, Rate, StrictModel, check_header, parse
@@ -121,12 +121,12 @@ def overridden(name: str, override: DeviceOverride, *, where: str) -> DeviceSpec
     parts = override.model_dump(exclude_none=True)
     if base is None:
         for key in ("memory_gib", "peak_tflops", "memory_gb_per_s"):
-            if key not in parts:
-                raise InputError(
-                    f"{key} is missing for a device that the catalogue does not know"
-                    f"{suggestion(name, catalogue())}",
-                    where=where,
-                )
+            require(
+                key in parts,
+                f"{key} is missing for a device that the catalogue does not know"
+                f"{suggestion(name, catalogue())}",
+                where=where,
+            )
         return DeviceSpec(**{"source": "the cluster file", **parts})
     merged = base.model_dump() | parts
     merged["peak_tflops"] = {**base.peak_tflops, **(override.peak_tflops or {})}
@@ -159,7 +159,8 @@ class NodeEntry(StrictModel):
     """One entry of `nodes`: `count` equal nodes of `devices` equal devices. A rack whose devices
     talk as those of a node do (NVL72) is one node. nodes_per_switch: of the entry's nodes, one
     after the other, so many are under one switch; uplink_gbit_per_s: what a node gets of that
-    switch's links to all others where every node sends (None: as much as its own network)."""
+    switch's links to all others where every node sends (None: as much as its own network). rails:
+    every device has a network card of its own, an even part of network_gbit_per_s."""
 
     count: NodeCount = 1
     devices: NodeCount
@@ -170,6 +171,7 @@ class NodeEntry(StrictModel):
     network_latency_us: Microseconds = NETWORK_LATENCY_US
     nodes_per_switch: NodeCount = MAX_DEVICES
     uplink_gbit_per_s: Rate | None = None
+    rails: bool = False
 
 
 class ClusterFile(StrictModel):
@@ -193,7 +195,8 @@ class ClusterDevice:
 @dataclass(frozen=True)
 class Node:
     """One node: SI units, bytes per second and seconds per message. switch: which one it is under,
-    with at most switch_nodes; uplink: what it gets beyond that."""
+    with at most switch_nodes; uplink: what it gets beyond that. rails: whether every device has an
+    even part of the network's bandwidth for itself."""
 
     device: str
     devices: int
@@ -204,6 +207,7 @@ class Node:
     switch: tuple[int, int] = (-1, 0)
     switch_nodes: int = MAX_DEVICES
     uplink: float = math.inf
+    rails: bool = False
 
 
 @dataclass(frozen=True)
@@ -328,6 +332,7 @@ def _node(entry: NodeEntry, place: int, number: int) -> Node:
         switch=(place, number // entry.nodes_per_switch) if entry.uplink_gbit_per_s else (-1, 0),
         switch_nodes=entry.nodes_per_switch,
         uplink=(entry.uplink_gbit_per_s or math.inf) * GBIT,
+        rails=entry.rails,
     )
 
 

@@ -154,10 +154,12 @@ def cluster_document(
             (full.device, "device type", "--device NAME"),
             (full.devices, "number of devices", "--devices N"),
         ):
-            if known is None:
-                raise InputError(
-                    f"{what} is not known", where=host.name, expected=f"{option}, or GPUs here"
-                )
+            require(
+                known is not None,
+                f"{what} is not known",
+                where=host.name,
+                expected=f"{option}, or GPUs here",
+            )
         entry = {
             "count": 1,
             "devices": full.devices,

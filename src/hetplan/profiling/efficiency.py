@@ -217,15 +217,16 @@ class Learned:
     def expected(self, operators: Iterable[MeasuredOperator]) -> Floats:
         """Seconds of operators of one kind, before any of them was measured."""
         data, chosen = self.data, list(operators)
-        if chosen[0].kind == "product":
-            estimates = products_seconds(
+        estimates = (
+            products_seconds(
                 data.device, self.spec, data.precision, tuple(op.shape for op in chosen)
             )
-        else:
-            estimates = tuple(
+            if chosen[0].kind == "product"
+            else tuple(
                 move_seconds("pointwise", op.elements * data.element_bytes, data.device, self.spec)
                 for op in chosen
             )
+        )
         return np.array([estimate.seconds for estimate in estimates])
 
     def factor(self, op: Operator, micro_batch: int, tensor: int) -> float:
@@ -241,7 +242,6 @@ class Learned:
 
 def train(data: OperatorData) -> OperatorData:
     """The same with its errors; raises InputError where no kind has two operators."""
-    learned = Learned(data, data.spec())
     errors = [
         KindError(
             kind=kind,
@@ -249,7 +249,7 @@ def train(data: OperatorData) -> OperatorData:
             error=mean_error(np.exp(-correction.residuals())),
             expected_error=mean_error(np.exp(-correction.logs)),
         )
-        for kind, correction in learned.corrections.items()
+        for kind, correction in Learned(data, data.spec()).corrections.items()
         if len(correction.logs) > 1
     ]
     require(

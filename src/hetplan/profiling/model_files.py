@@ -13,6 +13,7 @@ the samples of a micro-batch; equal layers share one list of operators.
 import json
 from collections import Counter
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
@@ -20,7 +21,7 @@ from pydantic import Field, create_model, model_validator
 
 from hetplan.errors import InputError, require
 from hetplan.files import read_json
-from hetplan.profiling.foreign import Foreign
+from hetplan.profiling.encoders import clip_layers, t5_layers, vit_layers
 from hetplan.profiling.operators import (
     TRACED,
     Counted,
@@ -34,6 +35,7 @@ from hetplan.schema import (
     Count,
     Date,
     Document,
+    Foreign,
     Name,
     NonNegative,
     PositiveCount,
@@ -118,6 +120,28 @@ DEEPSEEK = {
     "qk_rope_head_dim": required("rotated width of a key", "latent.rope"),
     "qk_nope_head_dim": required("width of a key that is not rotated", "latent.nope"),
     "v_head_dim": required("width of a head's values", "latent.value"),
+}
+
+LABELS = Key(("labels",), dict[str, str], {"0": "LABEL_0", "1": "LABEL_1"})
+VISION = {
+    "hidden_size": WIDTH,
+    "intermediate_size": INNER,
+    "num_hidden_layers": DEPTH,
+    "num_attention_heads": HEADS,
+    "image_size": Key(("image",), Size, 224),
+    "patch_size": Key(("patch",), Size, 16),
+}
+# CLIP's towers: where they stand in its configuration, and their keys.
+TOWERS: dict[str, dict[str, Key]] = {
+    "vision_config": VISION | {"patch_size": Key(("patch",), Size, 32)},
+    "text_config": {
+        "vocab_size": VOCABULARY,
+        "hidden_size": WIDTH,
+        "intermediate_size": INNER,
+        "num_hidden_layers": DEPTH,
+        "num_attention_heads": HEADS,
+        "max_position_embeddings": Key(("positions",), Size, 77),
+    },
 }
 
 # model type -> keys of its configuration.
@@ -245,6 +269,23 @@ KEYS: dict[str, dict[str, Key]] = {
         "moe_shared_expert_intermediate_size": Key(("experts.shared",), Count, 7688),
         "moe_latent_size": Key(("experts.latent",), Size | None, None),
     },
+    "vit": VISION | {"id2label": LABELS},
+    "t5": {
+        "vocab_size": VOCABULARY,
+        "d_model": WIDTH,
+        "d_kv": required("width of one attention head", "head_dim"),
+        "d_ff": INNER,
+        "num_layers": DEPTH,
+        "num_heads": HEADS,
+        "num_decoder_layers": Key(("decoders",), Layers | None, None),
+        "relative_attention_num_buckets": Key(("buckets",), Size, 32),
+        "feed_forward_proj": Key(("activation",), str, "relu"),
+        "tie_word_embeddings": Key(("tied",), bool, True),
+    },
+    "clip": {
+        "projection_dim": Key(("width",), Size, 512),
+        **{tower: Key((tower,), dict[str, Any], {}) for tower in TOWERS},
+    },
     # calculon's model description (Isaev et al. 2023), with a vocabulary, which it leaves out:
     # GPT blocks whose heads may be wider than hidden / heads
     "calculon": {
@@ -266,6 +307,7 @@ for keys in KEYS.values():
         keys["moe_expert_capacity_factor"] = CAPACITY
 CALCULON_KEYS = tuple(key for key in KEYS["calculon"] if key != "vocab_size")
 
+IMAGES: dict[str, Any] = {"vocabulary": 0, "dropout": False}
 # model type -> what all its models have, where that is not GPT-2's.
 ALWAYS: dict[str, dict[str, Any]] = {
     "llama": LLAMA,
@@ -295,6 +337,10 @@ ALWAYS: dict[str, dict[str, Any]] = {
     "starcoder2": {"rotary": True, "dropout": False},
     "falcon": {"rotary": True, "dropout": False},
     "nemotron_h": {**LLAMA, "gated": False, "rotary": False},  # squared ReLU
+    "vit": IMAGES,
+    "t5": {**LLAMA, "gated": False, "rotary": False, "dropout": True},
+    "vision_config": IMAGES,
+    "text_config": {"dropout": False},
 }
 # Wrappers of a text model with encoders of images, which are left out.
 WRAPPERS = {"gemma3": "gemma3_text", "llama4": "llama4_text"}
@@ -334,13 +380,61 @@ def from_config(value: Any, *, name: str, where: str = "config") -> ModelSpec:
         expected=f"one of {', '.join((*KEYS, *WRAPPERS))}; any torch module goes by "
         "`hetplan profile predict --factory MODULE:FUNCTION`",
     )
-    config = parse_config(value, kind, where)
-    sizes = {field: config[key] for key, entry in KEYS[kind].items() for field in entry.fields}
-    fill_sizes(sizes)
-    check_sizes(sizes, config, where)
+    if kind == "clip":
+        return clip_from_config(value, name[:200], where)
+    sizes = read_sizes(value, kind, KEYS[kind], where, notes)
+    source, own = f"Hugging Face {kind} configuration", tuple(notes)
+    if kind == "vit":
+        image, patch, labels = (sizes.pop(key) for key in ("image", "patch", "labels"))
+        shape = shape_of(kind, sizes)
+        chain = vit_layers(shape, image, patch, len(labels))
+        fits = shape.tensor_degree_fits
+        return ModelSpec(name[:200], source, None, lambda _: chain, fits, None, own, encoder=shape)
+    if kind == "t5":
+        decoders, buckets = sizes.pop("decoders"), sizes.pop("buckets")
+        sizes["gated"] = sizes.pop("activation").startswith("gated-")
+        shape = shape_of(kind, sizes)
+        build = partial(t5_layers, shape, decoders, buckets)
+        return ModelSpec(name[:200], source, 512, build, shape.tensor_degree_fits, None, own)
+    sequence = min(sizes.pop("context"), LONGEST_DEFAULT_SEQUENCE)
+    return text_model(name[:200], source, sequence, shape_of(kind, sizes), notes=own)
+
+
+def clip_from_config(value: dict[str, Any], name: str, where: str) -> ModelSpec:
+    """CLIP's two towers; a sample is an image and its caption."""
+    notes: list[str] = []
+    own = read_sizes(value, "clip", KEYS["clip"], where, notes)
+    towers = {
+        key: read_sizes(own[key], key, keys, f"{where}: {key}", notes)
+        for key, keys in TOWERS.items()
+    }
+    image, patch = (towers["vision_config"].pop(size) for size in ("image", "patch"))
+    vision, text = (shape_of(key, sizes) for key, sizes in towers.items())
+    chain = clip_layers(vision, text, image, patch, own["width"])
+    return ModelSpec(
+        name,
+        "Hugging Face clip configuration",
+        None,
+        lambda _: chain,
+        lambda t: vision.tensor_degree_fits(t) and text.tensor_degree_fits(t),
+        notes=tuple(notes),
+    )
+
+
+def read_sizes(
+    value: dict[str, Any], kind: str, keys: Mapping[str, Key], where: str, notes: list[str]
+) -> dict[str, Any]:
+    """By field what the keys say, checked; what is assumed goes to the notes."""
+    config = parse_config(value, kind, keys, where)
+    sizes = {field: config[key] for key, entry in keys.items() for field in entry.fields}
+    if sizes.get("decoders", 0) is None:
+        sizes["decoders"] = sizes["layers"]
+    if "hidden" in sizes:
+        fill_sizes(sizes)
+        check_sizes(sizes, config, where)
     left_out = {
         key: entry.fields[0]
-        for key, entry in KEYS[kind].items()
+        for key, entry in keys.items()
         if key not in value and entry is not CAPACITY
     }
     assumed = [
@@ -349,30 +443,28 @@ def from_config(value: Any, *, name: str, where: str = "config") -> ModelSpec:
     ]
     if assumed:
         notes.append(f"{where}: assumed, as transformers does: {', '.join(assumed)}")
-    sequence = min(sizes.pop("context"), LONGEST_DEFAULT_SEQUENCE)
+    return sizes
+
+
+def shape_of(kind: str, sizes: dict[str, Any]) -> Transformer:
+    """The shape of these sizes, with what all models of the kind have."""
     for part, kind_of_part in (("experts", Experts), ("latent", Latent), ("mamba", Mamba)):
         fields = [field for field in sizes if field.startswith(f"{part}.")]
         own = {field.removeprefix(f"{part}."): sizes.pop(field) for field in fields}
         sizes[part] = kind_of_part(**own) if own else None
     if sizes["embedding_width"] == sizes["hidden"]:
         sizes["embedding_width"] = None
-    return text_model(
-        name[:200],
-        f"Hugging Face {kind} configuration",
-        sequence,
-        Transformer(**{**ALWAYS.get(kind, {}), **sizes}),
-        notes=tuple(notes),
-    )
+    return Transformer(**{**ALWAYS.get(kind, {}), **sizes})
 
 
-def parse_config(value: dict[str, Any], kind: str, where: str) -> dict[str, Any]:
+def parse_config(
+    value: dict[str, Any], kind: str, keys: Mapping[str, Key], where: str
+) -> dict[str, Any]:
     """The keys that are read, checked. Raises InputError where an essential dimension is missing: a
     default would plan another model."""
-    fields: dict[str, Any] = {key: (entry.type, entry.default) for key, entry in KEYS[kind].items()}
+    fields: dict[str, Any] = {key: (entry.type, entry.default) for key, entry in keys.items()}
     schema = create_model(kind, __base__=Foreign, **fields)
-    missing = [
-        key for key, entry in KEYS[kind].items() if entry.default is ... and key not in value
-    ]
+    missing = [key for key, entry in keys.items() if entry.default is ... and key not in value]
     if missing:
         first, *others = missing
         also = f"; {', '.join(others)} missing too" if others else ""
@@ -418,6 +510,8 @@ def check_sizes(sizes: dict[str, Any], config: dict[str, Any], where: str) -> No
         (len(sizes.get("pattern") or "M" * sizes["layers"]) != sizes["layers"],
          "hybrid_override_pattern has another length than num_hidden_layers",
          len(sizes.get("pattern", "")), str(sizes["layers"])),
+        (sizes.get("patch", 0) > sizes.get("image", 0), "patch_size is too large",
+         sizes.get("patch"), f"at most the image_size ({sizes.get('image')})"),
         (active > count, "num_experts_per_tok is too large",
          active, f"at most the number of experts ({count})"),
     ):  # fmt: skip

@@ -25,15 +25,20 @@ from numpy.typing import NDArray
 from pydantic import AfterValidator, Field, Strict, model_validator
 
 from hetplan.errors import InputError, require
-from hetplan.profiling.foreign import (
+from hetplan.schema import (
     ByLayer,
+    Bytes,
+    Count,
     DegreeKey,
     Filled,
     Foreign,
     ForeignRoot,
+    Name,
+    NonNegative,
+    PositiveCount,
+    Seconds,
     read_foreign,
 )
-from hetplan.schema import Bytes, Count, Name, NonNegative, PositiveCount, Seconds
 
 Floats = NDArray[np.float64]
 # (tensor degree, micro-batch) -> seconds [3, L] of forward and backward pass, and of the update

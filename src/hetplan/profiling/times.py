@@ -192,10 +192,12 @@ def operator_time(op: Operator, rates: Rates, micro_batch: int, tensor: int) -> 
     moved, shape = op.moved(micro_batch, tensor), op.shape(micro_batch, tensor)
     if isinstance(op, Matmul) and op.attention.startswith("fused"):
         return LayerTime(*rates.attention_seconds(op, op.shape(micro_batch, tensor)))
-    if shape is not None and shape.count:
-        seconds = rates.product_seconds(shape)
-    else:
-        seconds = rates.moved_seconds(moved, op.kind if isinstance(op, Elementwise) else "add")
+    kind = op.kind if isinstance(op, Elementwise) else "add"
+    seconds = (
+        rates.product_seconds(shape)
+        if shape is not None and shape.count
+        else rates.moved_seconds(moved, kind)
+    )
     if isinstance(op, Matmul):
         if (rates.stack.fp8 or rates.stack.fp4) and op.weight:
             operands = op.shape(micro_batch, tensor)

@@ -273,6 +273,23 @@ class Workload:
         }
 
 
+def check_units(stack: Stack, model: Model, cluster: Cluster) -> None:
+    """Raise InputError where the stack multiplies in 8 or 4 bits and training, or a device,
+    cannot."""
+    needed = {"fp8", "fp4" if stack.fp4 else "fp8"} if stack.fp8 or stack.fp4 else set[str]()
+    require(
+        not needed
+        or (
+            model.precision != "fp32"
+            and all(needed <= {*spec.peak_tflops} for spec in cluster.specs.values())
+        ),
+        "the stack needs 16-bit training on devices with units for its products",
+        where=cluster.name,
+        got=f"stack {stack.name}, {model.precision}",
+        expected="--precision bf16, devices with such rates in the catalogue, or another stack",
+    )
+
+
 def make_workload(
     model: str | os.PathLike[str] | Model,
     cluster: str | os.PathLike[str] | Cluster,
@@ -297,20 +314,7 @@ def make_workload(
         model = load_model(model, sequence=sequence, precision=precision, attention=stack.attention)
     if not isinstance(cluster, Cluster):
         cluster = load_cluster(cluster)
-    require(
-        not (stack.fp8 or stack.fp4)
-        or (
-            model.precision != "fp32"
-            and all(
-                {"fp8", "fp4" if stack.fp4 else "fp8"} <= {*spec.peak_tflops}
-                for spec in cluster.specs.values()
-            )
-        ),
-        "the stack needs 16-bit training on devices with units for its products",
-        where=cluster.name,
-        got=f"stack {stack.name}, {model.precision}",
-        expected="--precision bf16, devices with such rates in the catalogue, or another stack",
-    )
+    check_units(stack, model, cluster)
     if profile is None:
         profile = predict(
             model, cluster, micro_batches=default_micro_batches(global_batch), stack=stack

@@ -14,12 +14,12 @@ from typing import Any
 
 from hetplan.errors import look_up, require
 from hetplan.files import read_yaml
+from hetplan.profiling.encoders import vit_layers
 from hetplan.profiling.operators import Attention, Elementwise, Layer, Matmul, Saved
 from hetplan.profiling.transformer import (
     Experts,
     Transformer,
     block,
-    norm,
     transformer,
     transformer_layers,
 )
@@ -185,39 +185,6 @@ def encoder(hidden: int, layers: int, heads: int, feed_forward: int, **changes: 
     return transformer(
         layers, hidden, heads, feed_forward, **{"vocabulary": 0, "dropout": False, **changes}
     )
-
-
-def vit_layers(
-    t: Transformer, *, image: int = 224, patch: int = 16, classes: int = 1000
-) -> tuple[Layer, ...]:
-    """ViT (Dosovitskiy et al. 2021): patch embedding with class token, blocks, norm and
-    classifier."""
-    patches, pixels = (image // patch) ** 2, 3 * patch * patch
-    s, h = patches + 1, t.hidden
-    first = Layer(
-        "patches",
-        "embedding",
-        pixels * h + h + h + s * h,
-        (
-            Matmul("patches", patches, pixels, h, left=3 * image * image, input_gradient=False),
-            Elementwise("positions", 3 * s * h, 2 * s * h),
-        ),
-        s * h,
-        (Saved("image", 3 * image * image, split=False),),
-    )
-    last = Layer(
-        "head",
-        "head",
-        t.norm_params + h * classes + classes,
-        (
-            norm("final-norm", s * h),
-            Matmul("classifier", 1, h, classes),
-            Elementwise("loss", 3 * classes, 2 * classes),
-        ),
-        0,
-        (Saved("final norm input", s * h, split=False), Saved("head input", h, split=False)),
-    )
-    return (first, *(block(t, s, i) for i in range(t.layers)), last)
 
 
 @cache

@@ -30,12 +30,11 @@ from pydantic import Field
 
 from hetplan.errors import require
 from hetplan.formulations.joint.plan import Plan, load_plan, parse_plan
-from hetplan.profiling.foreign import Foreign, read_foreign
 from hetplan.profiling.profile import Profile, ProfileTable
 from hetplan.profiling.times import together
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.replay import replay
-from hetplan.schema import Bytes, Document, Name, NonNegative
+from hetplan.schema import Bytes, Document, Foreign, Name, NonNegative, read_foreign
 
 Floats = NDArray[np.float64]
 Share = Annotated[float, Field(gt=0, le=100)]

@@ -270,10 +270,10 @@ class Measured:
         if not self.job.virtual or self.job.rehearsal is None:
             return None
         ratio = self.seconds / self.job.rehearsal.seconds
-        if ratio < LATE:
-            return None
         return (
-            "late: this machine did not keep up with the ranks' work and messages; "
+            None
+            if ratio < LATE
+            else "late: this machine did not keep up with the ranks' work and messages; "
             f"--time-scale {number_text(1.2 * ratio * self.job.rehearsal.scale)} may do"
         )
 
@@ -294,10 +294,10 @@ class Measured:
             return None
         usual = median(ratio for ratio, _ in ratios)
         worst, rank = max(ratios)
-        if worst < SLOW * usual:
-            return None
         return (
-            f"slow: {self.job.plan.rank_text(rank)} took {worst:.3g} times its prediction, "
+            None
+            if worst < SLOW * usual
+            else f"slow: {self.job.plan.rank_text(rank)} took {worst:.3g} times its prediction, "
             f"the others {usual:.3g}"
         )
 

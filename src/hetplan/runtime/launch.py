@@ -283,9 +283,11 @@ def is_silent(rank: Rank, silent: float, limit: float) -> bool:
 def waits_too_long(rank: Rank, patience: float) -> bool:
     """Whether a rank waits, and does not compute beside (as data are made ready, say)."""
     quiet = max(rank.state["quiet"], rank.state["meeting"] or 0.0)
-    if quiet > patience and rank.activity.idle() > patience:
-        return not at_work(rank.process.pid)
-    return bool(quiet > max(patience, PATIENCE.starting))
+    return (
+        not at_work(rank.process.pid)
+        if quiet > patience and rank.activity.idle() > patience
+        else bool(quiet > max(patience, PATIENCE.starting))
+    )
 
 
 def hangs(rank: Rank, job: Job) -> bool:

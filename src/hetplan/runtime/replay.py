@@ -124,12 +124,12 @@ def decision_of(listed: SpmdProgram, theory: Theory, where: str) -> HapDecision:
         (plan_instruction(instruction, theory.data.triples[i].segment).model_dump_json(), i)
         for i, instruction in enumerate(theory.instructions)
     )
-    choices = []
-    for position, step in enumerate(listed.instructions):
-        key = step.model_dump_json()
-        if key not in numbers:
-            raise refusal(step, f"program.instructions[{position}]", theory, where)
-        choices.append(numbers[key])
+    keys = [step.model_dump_json() for step in listed.instructions]
+    wrong = next((n for n, key in enumerate(keys) if key not in numbers), None)
+    if wrong is not None:
+        step = listed.instructions[wrong]
+        raise refusal(step, f"program.instructions[{wrong}]", theory, where)
+    choices = [numbers[key] for key in keys]
     # several triples are alike where only a synchronisation that follows tells them apart
     chosen = [theory.instructions[i] for choice in choices for i in choice]
     synchronised = {x.before for x in chosen if isinstance(x, Synchronise)}
@@ -271,9 +271,11 @@ class Replayer(ChainReplayer):
     def replay(self, plan: Plan) -> Replay:
         """One iteration of a plan, with its timeline and memory."""
         check_same(plan, self.workload)
-        if plan.program is not None:
-            return replay_program(plan, self.workload, self.settings)
-        return super().replay(plan)
+        return (
+            replay_program(plan, self.workload, self.settings)
+            if plan.program is not None
+            else super().replay(plan)
+        )
 
 
 def replay(plan: Plan, workload: Workload, settings: Settings | None = None) -> Replay:
@@ -358,11 +360,14 @@ def trace_document(
 
     rows: (replica, number, label). spans: (replica, row, name, category, start, end) in seconds.
     """
-    events: list[dict[str, Any]] = []
-    for replica, row, label in rows:
-        head = {"ph": "M", "pid": replica}
-        events.append({**head, "name": "process_name", "args": {"name": f"replica {replica}"}})
-        events.append({**head, "tid": row, "name": "thread_name", "args": {"name": label}})
+    events: list[dict[str, Any]] = [
+        {"ph": "M", "pid": replica, **name}
+        for replica, row, label in rows
+        for name in (
+            {"name": "process_name", "args": {"name": f"replica {replica}"}},
+            {"tid": row, "name": "thread_name", "args": {"name": label}},
+        )
+    ]
     events += [
         {
             "name": name, "cat": category, "ph": "X", "ts": start * MICRO,

@@ -252,8 +252,7 @@ class Rehearsal:
         passes."""
         replayed = replay(plan, workload)
         unit = {d: u for u, devices in enumerate(replayed.devices) for d in devices}
-        units = tuple(unit[place.device] for place in plan.places)
-        made = cls(plan, replayed.timeline, units, 1.0)
+        made = cls(plan, replayed.timeline, tuple(unit[place.device] for place in plan.places), 1.0)
         if scale is None and made.seconds > 0:
             work = [(made.busy(place.rank), made.real_seconds(place)) for place in plan.places]
             passes, real = max(work)

@@ -53,8 +53,7 @@ def integer_scale(least: float, largest: float, roundings: float, *, error: floa
             f"integer_scale: least {least!r}, largest {largest!r}, expected 0 < least <= largest"
         )
     wanted = max(1.0, roundings) / (error * least)
-    allowed = LARGEST_TOTAL / largest
-    return 2.0 ** min(math.ceil(math.log2(wanted)), math.floor(math.log2(allowed)))
+    return 2.0 ** min(math.ceil(math.log2(wanted)), math.floor(math.log2(LARGEST_TOTAL / largest)))
 
 
 def write(model: Model) -> tuple[cp_model.CpModel, Scale]:
@@ -99,10 +98,9 @@ class _Writer:
             name = member_names(model.column_blocks)[int(np.flatnonzero(unusable)[0])]
             raise ValueError(f"{model.name}: column {name} needs bounds, and a grid if it is real")
         self.negative = low < 0
-        names = member_names(model.column_blocks)
         self.x = [
             self.cp.new_int_var(int(a), int(b), name)
-            for a, b, name in zip(low, high, names, strict=True)
+            for a, b, name in zip(low, high, member_names(model.column_blocks), strict=True)
         ]
 
     def add(self, number: int, row: Row) -> None:
@@ -110,8 +108,7 @@ class _Writer:
         unit = self._row_unit(row)
         values = row.values * unit / self.units[row.columns]
         if row.levels is not None:
-            rises = np.diff(np.floor(row.levels * unit), prepend=0.0)
-            values = np.append(-rises, 1.0)
+            values = np.append(-np.diff(np.floor(row.levels * unit), prepend=0.0), 1.0)
         self._check(number, row, values)
         conditions = [self.x[c] if c >= 0 else ~self.x[~c] for c in row.when]
         # what rounding down took from the columns with a grid

@@ -164,8 +164,8 @@ def _listen(highs: Any, latest: Latest) -> None:
     """Keep what HiGHS reports from its thread, and have it stop where it is cancelled."""
 
     def improved(event: Any) -> None:
-        told = event.data_out
-        latest.incumbent = (np.array(told.mip_solution), float(told.objective_function_value))
+        data = event.data_out
+        latest.incumbent = (np.array(data.mip_solution), float(data.objective_function_value))
 
     highs.HandleUserInterrupt = True
     highs.cbMipImprovingSolution += improved

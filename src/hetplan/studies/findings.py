@@ -172,7 +172,6 @@ def repriced(rows: Sequence[Row]) -> list[str]:
 
 def references(rows: Iterable[Row]) -> dict[tuple[str, str], Reference]:
     """Of every instance in the rows."""
-    of_instances = grouped((instance_of(row), row) for row in rows)
     return {
         key: Reference(
             min(
@@ -184,7 +183,7 @@ def references(rows: Iterable[Row]) -> dict[tuple[str, str], Reference]:
                 default=None,
             ),
         )
-        for key, own in of_instances.items()
+        for key, own in grouped((instance_of(row), row) for row in rows).items()
     }
 
 

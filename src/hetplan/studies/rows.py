@@ -104,9 +104,9 @@ def entries_named(name: str) -> list[Entry]:
         return [entry_of(Path(name))]
     entries = [e for e in library() if in_set(e.problem, e.name, name)]
     if not entries:
-        known = [*SETS, *FAMILIES, *(entry.name for entry in library())]
         raise unknown_name(
-            "neither a file nor an instance of the library:", name, known,
+            "neither a file nor an instance of the library:", name,
+            [*SETS, *FAMILIES, *(entry.name for entry in library())],
             see="a name from `hetplan instances list`",
         )  # fmt: skip
     return entries

@@ -41,6 +41,7 @@ from hetplan.formulations.amp.problem import (
 )
 from hetplan.solvers.branch_and_bound import Incumbent
 from hetplan.solvers.run import Outcome, Run, Stop, stop_reason
+from hetplan.text import grouped
 
 # How many random strategies the paper tries (§4.5).
 DRAWS = 50
@@ -181,9 +182,8 @@ class Moves:
         nodes = [device.node for device in data.devices]
         self.rng = rng
         self.grid = device_grid(nodes)
-        self.configurations: dict[int, list[Configuration]] = {}  # by devices per stage
-        for chosen in problem.configurations():
-            self.configurations.setdefault(chosen.data * chosen.tensor, []).append(chosen)
+        # by devices per stage
+        self.configurations = grouped((c.data * c.tensor, c) for c in problem.configurations())
         rows, columns = map(divisors, self.grid.shape)
         self.tiles = [(h, w) for h in rows for w in columns if h * w in self.configurations]
 

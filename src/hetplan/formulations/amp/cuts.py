@@ -200,9 +200,11 @@ def try_placement(
     """The placement with a good cut and its T in seconds; None where no cut fits in memory."""
     placed = place(problem, config, array)
     cut = envelope_cut(placed)
-    if cut is None or not placed.fits(cut):
-        return None
-    return placed.seconds(cut), Strategy(config, array, cut)
+    return (
+        None
+        if cut is None or not placed.fits(cut)
+        else (placed.seconds(cut), Strategy(config, array, cut))
+    )
 
 
 def find_first(problem: AmpProblem, cells: Cells, incumbent: Incumbent[Strategy], run: Run) -> None:

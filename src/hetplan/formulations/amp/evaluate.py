@@ -235,9 +235,11 @@ def ring_seconds(data: AmpData, group: Sequence[int], size: float) -> float:
     """Ring all-reduce of `size` bytes, 2 (n-1)/n size / B with the lowest bandwidth B of any pair
     (eq. 3)."""
     n = len(group)
-    if n == 1:
-        return 0.0
-    return 2 * (n - 1) / n * size / min(data.bandwidth[a][b] for a, b in combinations(group, 2))
+    return (
+        0.0
+        if n == 1
+        else 2 * (n - 1) / n * size / min(data.bandwidth[a][b] for a, b in combinations(group, 2))
+    )
 
 
 def peak_bytes(data: AmpData, decision: AmpDecision) -> tuple[float, ...] | None:

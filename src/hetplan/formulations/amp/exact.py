@@ -383,10 +383,12 @@ class Search:
             )
         if node.straddling:
             layout = self.lay_out(node.config, self.parameters.most_shapes)
-            if not layout.complete:
-                return Expansion(dropped_bound=node.box.bound)
-            return Expansion(
-                [(node.box.bound, replace(node, model=row_model(layout), straddling=False))]
+            return (
+                Expansion(
+                    [(node.box.bound, replace(node, model=row_model(layout), straddling=False))]
+                )
+                if layout.complete
+                else Expansion(dropped_bound=node.box.bound)
             )
         if node.width > self.parameters.most_width:
             return Expansion(dropped_bound=node.box.bound)

@@ -282,8 +282,7 @@ def place_group(
                 total += stage.link[a] / speed
             speed = np.inf  # of the data groups so far
             for k in range(i):
-                between = speed_between(grid.bandwidth, grid.shape_cells, last[x, k], n)
-                speed = min(speed, between)
+                speed = min(speed, speed_between(grid.bandwidth, grid.shape_cells, last[x, k], n))
             synced = max(parts.synced[x], volume / speed)
             floor = max(box.low, synced)
             if volume > box.high * (1 + 1e-12) * speed or floor >= box.limit:

@@ -37,5 +37,5 @@ FAMILY = Family(
             "Astra, §3.4",
         ),
     ),
-    describe=f"{_HERE}.describe:describe",
+    describe=f"{_HERE}.evaluate:describe",
 )

@@ -96,11 +96,11 @@ def infeasible_because(problem: AstraProblem) -> str | None:
     room = int(
         np.sort(np.repeat(problem.most_layers, problem.most_stages))[::-1][: problem.P].sum()
     )
-    if room < problem.N:
-        return (
-            f"max_layers leaves room for {room} layers in {problem.P} stages, there are {problem.N}"
-        )
-    return None
+    return (
+        f"max_layers leaves room for {room} layers in {problem.P} stages, there are {problem.N}"
+        if room < problem.N
+        else None
+    )
 
 
 def stage_counts(total: int, room: Ints) -> Iterator[Ints]:
@@ -126,9 +126,11 @@ def even_stages(problem: AstraProblem) -> list[tuple[int, int]] | None:
     layers = np.full(problem.P, base)
     layers[:more] += 1
     uneven = problem.equal and any(len(set(layers[kinds == i])) > 1 for i in range(problem.M))
-    if uneven or (layers > problem.most_layers[kinds]).any():
-        return None
-    return list(zip(kinds.tolist(), layers.tolist(), strict=True))
+    return (
+        None
+        if uneven or (layers > problem.most_layers[kinds]).any()
+        else list(zip(kinds.tolist(), layers.tolist(), strict=True))
+    )
 
 
 def even_decision(problem: AstraProblem) -> float | None:

@@ -33,9 +33,11 @@ def evaluate(data: DittoData, decision: DittoDecision) -> Evaluation:
     checks = (check_cover, check_groups, check_devices, check_stage_count)
     violations = tuple(line for check in checks for line in objections(check, data, decision))
     violations = violations or objections(check_memory, data, decision)
-    if violations:
-        return Evaluation(None, violations)
-    return price(data.micro_batches, [stage_seconds(data, stage) for stage in decision.stages])
+    return (
+        Evaluation(None, violations)
+        if violations
+        else price(data.micro_batches, [stage_seconds(data, stage) for stage in decision.stages])
+    )
 
 
 def price(micro_batches: int, times: list[float]) -> Evaluation:
@@ -65,10 +67,11 @@ def stage_seconds(data: DittoData, stage: DittoStage) -> float:
     kind = next(kind for kind in data.device_types if kind.name == stage.type)
     layers = slice(stage.first, stage.last)
     compute = math.fsum(kind.forward_seconds[layers]) + math.fsum(kind.backward_seconds[layers])
-    if stage.devices == 1:
-        return compute
-    return compute / stage.devices + 2 * math.fsum(
-        kind.allreduce_seconds[str(stage.devices)][layers]
+    return (
+        compute
+        if stage.devices == 1
+        else compute / stage.devices
+        + 2 * math.fsum(kind.allreduce_seconds[str(stage.devices)][layers])
     )
 
 

@@ -144,10 +144,9 @@ def infeasible_because(problem: DittoProblem) -> str | None:
     if problem.options == 0:
         return "no device type has a node"
     last = problem.last_in_memory(1)
-    for l in range(problem.layers):
-        if not (last[:, l] > l).any():
-            return f"layer {l} alone does not fit in the memory of any group of devices"
-    return None
+    lacking = np.flatnonzero(~(last[:, : problem.layers] > np.arange(problem.layers)).any(axis=0))
+    text = "layer {} alone does not fit in the memory of any group of devices"
+    return text.format(lacking[0]) if len(lacking) else None
 
 
 def compile_problem(data: DittoData) -> DittoProblem:

@@ -19,6 +19,7 @@ import numpy as np
 
 from hetplan.formulations.hap.problem import NOTHING, Floats, ReducedTheory, Step
 from hetplan.solvers.run import Run
+from hetplan.text import grouped
 
 # Fused alternatives of one triple beyond which its producers are left unfused.
 MOST_FUSED = 64
@@ -108,10 +109,9 @@ class Search:
             sum(s.fixed_bytes + s.shared_bytes * ratios[s.segment] for s in move.steps)
             for move in moves
         ]
-        self.by_pre: dict[int, list[int]] = {}
-        for n, move in enumerate(moves):
-            for p in move.pre or (NOTHING,):
-                self.by_pre.setdefault(p, []).append(n)
+        self.by_pre = grouped(
+            (p, n) for n, move in enumerate(moves) for p in move.pre or (NOTHING,)
+        )
         self.distance = self._distances()
         zeros, none = np.zeros(theory.problem.K), frozenset[int]()
         self.nothing = _Partial((), none, none, frozenset(), 0.0, zeros, zeros)
@@ -119,9 +119,11 @@ class Search:
     def _time(self, step: Step) -> tuple[float | None, Floats]:
         """(Seconds of a communication, None of a computation; [K] seconds of computing)."""
         row, speeds = self.ratios[step.segment], self.theory.problem.speeds
-        if step.comm:
-            return step.fixed + step.shared * float(row.max()), np.zeros(len(speeds))
-        return None, (step.fixed + step.shared * row) / speeds
+        return (
+            (step.fixed + step.shared * float(row.max()), np.zeros(len(speeds)))
+            if step.comm
+            else (None, (step.fixed + step.shared * row) / speeds)
+        )
 
     def _distances(self) -> dict[int, float]:
         """property -> least computing, on the type that has least of it, on a way from it to the
@@ -227,9 +229,11 @@ def search(
 def _beaten(after: _Partial, by_known: dict[frozenset[int], list[_Partial]]) -> bool:
     """Lines 9 to 14: whether another partial program has all its properties and costs no more;
     those that it beats itself leave the queue."""
-    for known, others in by_known.items():
-        if known >= after.known and any(o.queued and o.no_dearer(after) for o in others):
-            return True
+    if any(
+        known >= after.known and any(o.queued and o.no_dearer(after) for o in others)
+        for known, others in by_known.items()
+    ):
+        return True
     for known, others in list(by_known.items()):
         if known <= after.known:
             for other in others:

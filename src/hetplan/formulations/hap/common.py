@@ -257,9 +257,11 @@ def seconds_at(theory: ReducedTheory, ratios: Floats) -> TripleSeconds:
 
     def seconds_of(step: Step) -> float:
         row = ratios[step.segment]
-        if step.comm:
-            return step.fixed + step.shared * float(row.max())
-        return float(((step.fixed + step.shared * row) / problem.speeds).max())
+        return (
+            step.fixed + step.shared * float(row.max())
+            if step.comm
+            else float(((step.fixed + step.shared * row) / problem.speeds).max())
+        )
 
     return seconds_of
 
@@ -324,9 +326,9 @@ def first_program(theory: ReducedTheory) -> list[int]:
     """The cheapest of the greedy programs at proportional and at even ratios, by their cost
     there."""
     problem = theory.problem
-    candidates: list[tuple[float, list[int]]] = []
-    for row, combine in product((problem.proportional, problem.even), COMBINED):
-        ratios = np.tile(row, (problem.g, 1))
-        program = greedy_program(theory, seconds_at(theory, ratios), combine)
-        candidates.append((problem.seconds(problem.cost_of(program), ratios), program))
-    return min(candidates)[1]
+    ratios = [np.tile(row, (problem.g, 1)) for row in (problem.proportional, problem.even)]
+    programs = [
+        (at, greedy_program(theory, seconds_at(theory, at), combine))
+        for at, combine in product(ratios, COMBINED)
+    ]
+    return min((problem.seconds(problem.cost_of(p), at), p) for at, p in programs)[1]

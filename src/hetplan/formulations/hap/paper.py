@@ -310,11 +310,10 @@ class _Programs:
         """A program (triple numbers) for ratios [g, K]."""
         while self._searches_left:
             share = self.parameters.share * self.run.remaining
-            part = self.run.part(time_limit=min(self.parameters.seconds, share))
             program, finished, self._states = astar.search(
                 self.theory,
                 ratios,
-                part,
+                self.run.part(time_limit=min(self.parameters.seconds, share)),
                 once=self._searches_left[0],
                 most=self.parameters.extensions,
             )
@@ -414,6 +413,6 @@ def data_parallel(
 
 def all_reduces_slices_of_data(triple: Triple) -> bool:
     """Whether a triple has slices of dimension 0 alone, and no collectives but all-reduces."""
-    if triple.kind == "comm" and _OTHER_COLLECTIVE.search(triple.instruction):
-        return False
-    return not any(_OTHER_DIMENSION.search(name) for name in (*triple.pre, *triple.post))
+    other = triple.kind == "comm" and _OTHER_COLLECTIVE.search(triple.instruction)
+    names = (*triple.pre, *triple.post)
+    return not other and not any(map(_OTHER_DIMENSION.search, names))

@@ -153,10 +153,8 @@ class HapProblem:
     def decision(self, program: Sequence[int], ratios: Floats) -> HapDecision:
         """The decision with ratios [g, K] spread over the devices; each row sums to 1, up to
         rounding."""
-        rows = []
-        for row in np.maximum(ratios, 0.0)[:, self.type_of]:
-            row = row / math.fsum(row)
-            rows.append([float(x) for x in row])
+        spread = np.maximum(ratios, 0.0)[:, self.type_of]
+        rows = [(row / math.fsum(row)).tolist() for row in spread]
         return HapDecision(program=[int(i) for i in program], ratios=rows)
 
 

@@ -240,9 +240,11 @@ def never_less(seconds: Floats) -> Floats:
     """A lower bound that grows along the first axis. Where seconds fall with the rows, the slowest
     row group may be one with fewer of them: the least of all rows."""
     onwards = np.minimum.accumulate(seconds[::-1], axis=0)[::-1]
-    if np.any(seconds > onwards * (1 + 1e-12)):
-        return np.broadcast_to(seconds.min(axis=0), seconds.shape)
-    return onwards
+    return (
+        np.broadcast_to(seconds.min(axis=0), seconds.shape)
+        if np.any(seconds > onwards * (1 + 1e-12))
+        else onwards
+    )
 
 
 def fabric_rate(node: Node) -> float:

@@ -1,10 +1,11 @@
 """What the parts of a plan cost on the devices of `JointData`: passes, transfers, rings, updates;
 seconds and bytes.
 
-Every node has a network card and every device a port to the others of its node (NVLink, PCIe), each
-with a sending and a receiving side. What crosses nodes goes through the cards, which all ranks of a
-node share; what stays within a node goes through the devices' ports. Each side is held for the
-seconds that it needs for what passes it. A bridge that PCIe devices of a node share is not
+Every node has a network card, or each of its devices (rails), and every device a port to the others
+of its node (NVLink, PCIe), each with a sending and a receiving side. What crosses nodes goes
+through the cards, which all ranks of a node share where there are no rails; what stays within a
+node goes through the devices' ports. Each side is held for the seconds that it needs for what
+passes it. A bridge that PCIe devices of a node share is not
 modelled. A stage with tensor ranks sends each activation once over the network (scatter-gather,
 Narayanan et al. 2021 (SC), Section 4.1), in parts.
 """
@@ -48,7 +49,8 @@ class Costs:
 
     Ports are numbered: 2 n and 2 n + 1, the card of node n sends and receives; 2 (N + d) and
     2 (N + d) + 1, device d sends to and receives from its node; 2 (N + D + w) and the next one,
-    switch w sends to and receives from the others; N nodes, D devices.
+    switch w sends to and receives from the others; 2 (N + D + W + d) and the next one, the card of
+    device d where its node has rails; N nodes, D devices, W switches.
 
     context: so many row groups of a stage take every sample together, each with its part of the
     tokens, of which bytes and seconds are then; 1: they share the samples.
@@ -86,10 +88,31 @@ class Costs:
             (nodes[a].intra_bandwidth, nodes[a].intra_latency)
             if a == b
             else (
-                min(rate for _, rate in self.sides(here, there)),
+                min(
+                    nodes[a].network_bandwidth,
+                    nodes[b].network_bandwidth,
+                    *(rate for _, rate in self.beyond(a, b)),
+                ),
                 max(nodes[a].network_latency, nodes[b].network_latency),
             )
         )
+
+    def card(self, device: int) -> tuple[int, float]:
+        """(number as a pair of ports, bytes/s) of the network card that a device sends through."""
+        nodes, n = self.data.nodes, self.node[device]
+        if not nodes[n].rails:
+            return n, nodes[n].network_bandwidth
+        before = len(nodes) + len(self.node) + len(self.data.uplinks)
+        return before + device, nodes[n].network_bandwidth / nodes[n].devices
+
+    def beyond(self, a: int, b: int) -> list[tuple[int, float]]:
+        """(port, bytes/s) of the switches' links that a message between two nodes passes."""
+        first = len(self.data.nodes) + len(self.node)
+        ends = [self.data.nodes[n].switch for n in (a, b)]
+        switches = enumerate(ends if ends[0] != ends[1] else ())
+        return [
+            (2 * (first + w) + side, self.data.uplinks[w]) for side, w in switches if w is not None
+        ]
 
     def sides(self, here: int, there: int) -> tuple[tuple[int, float], ...]:
         """(port, bytes/s) that a message between two devices passes."""
@@ -97,13 +120,8 @@ class Costs:
         count, rate = len(nodes), nodes[m].intra_bandwidth
         if m == n:
             return (2 * (count + here), rate), (2 * (count + there) + 1, rate)
-        cards = (2 * m, nodes[m].network_bandwidth), (2 * n + 1, nodes[n].network_bandwidth)
-        out, into = nodes[m].switch, nodes[n].switch
-        if out == into:
-            return cards
-        first, uplinks = count + len(self.node), self.data.uplinks
-        ends = ((w, 2 * (first + w) + side) for side, w in enumerate((out, into)) if w is not None)
-        return (*cards, *((port, uplinks[w]) for w, port in ends))
+        (sends, least), (takes, most) = self.card(here), self.card(there)
+        return (2 * sends, least), (2 * takes + 1, most), *self.beyond(m, n)
 
     def gradient_bytes(self, param_bytes: float) -> float:
         """What replicas exchange of the gradients of so many bytes of weights."""
@@ -157,8 +175,7 @@ class Costs:
             again = np.array([table.repeated[self.mode] for table in tables])
             rows[:, 1] += again * rows[:, 0]
             rows[:, 3] += again * rows[:, 2]
-        sizes = np.array([table.micro_batch for table in tables], float)
-        return sizes, rows / (tensor / degree)
+        return np.array([table.micro_batch for table in tables], float), rows / (tensor / degree)
 
     def passes(self, stage: Stage, layers: Range, samples: int) -> tuple[float, float]:
         """(forward, backward) seconds of one micro-batch on a stage: its slowest device's, without
@@ -300,12 +317,20 @@ class Costs:
         for group, part in zip(groups, parts, strict=True):
             order = sorted(group)
             hops = list(pairwise([*order, order[0]]))
-            pairs += [(a, b, part / len(group)) for a, b in hops]
+            ways = [self.crossing(order, a, b) for a, b in hops]
+            pairs += [(a, b, part / len(group) / len(way)) for way in ways for a, b in way]
             if len(group) > 1 and self.links is None:
                 delays = [self.link(a, b)[1] for a, b in hops]
                 latency = max(latency, 2 * (sum(delays) - max(delays)))
-        once = self.messages(pairs, ring=True)._replace(latency=latency)
-        return once, self._measured(groups)
+        return self.messages(pairs, ring=True)._replace(latency=latency), self._measured(groups)
+
+    def crossing(self, ring: Sequence[int], a: int, b: int) -> list[tuple[int, int]]:
+        """The devices of a ring that pass on at once what a hop does: between nodes with rails as
+        many as both have in the ring."""
+        ends = [[d for d in ring if self.node[d] == self.node[end]] for end in (a, b)]
+        railed = any(self.data.nodes[self.node[end]].rails for end in (a, b))
+        across = railed and self.node[a] != self.node[b]
+        return list(zip(*ends, strict=False)) if across else [(a, b)]
 
     def _measured(self, groups: Sequence[Sequence[int]]) -> CollectiveCurve | None:
         """The measured curve of all-reduces of the largest group, where each is in one node and
@@ -353,9 +378,11 @@ class Costs:
         all of it, the part that no rank divides, what sequence parallel ranks gather."""
         kept = self._kept[layers[0] : layers[1]]
         whole, replicated, gathered = ([getattr(k, name) for k in kept] for name in names)
-        if self.data.framework.sequence_parallel and tensor > 1:
-            return of(whole) / tensor + of(gathered) * (1 - 1 / tensor)
-        return of(r + (w - r) / tensor for w, r in zip(whole, replicated, strict=True))
+        return (
+            of(whole) / tensor + of(gathered) * (1 - 1 / tensor)
+            if self.data.framework.sequence_parallel and tensor > 1
+            else of(r + (w - r) / tensor for w, r in zip(whole, replicated, strict=True))
+        )
 
 
 def summed(values: Iterable[float]) -> list[float]:

@@ -47,7 +47,8 @@ class Node(StrictModel):
     """Equal devices behind one network card: bytes/s and seconds per message inside the node and of
     the card, per direction. switch: under which one it is, None: under one that all others
     without are; uplink_bandwidth: its part of that switch's links to all others, None: they are no
-    limit. all_reduce: by the number of ranks, where such a fabric was measured."""
+    limit. rails: every device has a card of its own, an even part of the bandwidth. all_reduce: by
+    the number of ranks, where such a fabric was measured."""
 
     device: Name
     devices: Annotated[int, Field(ge=1, le=4096)]
@@ -57,6 +58,7 @@ class Node(StrictModel):
     network_latency: NonNegative
     switch: Count | None = None
     uplink_bandwidth: Positive | None = None
+    rails: bool = False
     all_reduce: dict[Annotated[PositiveCount, Strict(False)], CollectiveCurve] = Field(
         default_factory=dict
     )

@@ -149,6 +149,31 @@ def check_replayable(plan: Plan, workload: Workload, degrees: Degrees) -> None:
             got=parts,
             expected=f"a divisor of {whole}",
         )
+    require(
+        not scattered(plan, degrees),
+        "the replay of further degrees has no ranks that exchange tokens in another order than "
+        "Megatron's",
+        where=plan.name,
+        got=degrees.text,
+        kind=UnsupportedError,
+    )
+
+
+def scattered(plan: Plan, degrees: Degrees) -> bool:
+    """Whether context ranks, or ranks that share a block's experts, are on more nodes than as many
+    devices behind the first of them, or of several types: in a stage's order of replicas, row
+    groups and tensor ranks they follow each other."""
+    for stages in zip(*(replica.stages for replica in plan.replicas), strict=True):
+        order, tensor = [d for s in stages for d in s.all_devices], len(stages[0].tensor_shares)
+        for ranks in (degrees.context * tensor, degrees.expert * degrees.expert_tensor):
+            for begin in range(0, len(order), ranks):
+                block = order[begin : begin + ranks]
+                straight = plan.devices[min(block) : min(block) + ranks]
+                nodes = {plan.devices[device].node for device in block}
+                types = {plan.devices[device].type for device in block}
+                if len(nodes) > len({device.node for device in straight}) or len(types) > 1:
+                    return True
+    return False
 
 
 class DegreeCosts(Costs):

@@ -14,6 +14,7 @@ from itertools import accumulate, pairwise
 
 from hetplan.formulations.joint.data import MOST_CHUNKS, JointData, JointDecision
 from hetplan.formulations.joint.plan import (
+    Degrees,
     MicroBatches,
     Plan,
     Recomputation,
@@ -53,13 +54,15 @@ class Pipe:
 
 @dataclass(frozen=True, slots=True)
 class Design:
-    """A plan. chunks: of every stage, more than 1 only when interleaved."""
+    """A plan. chunks: of every stage, more than 1 only when interleaved. degrees: further ones,
+    where there are any."""
 
     pipes: tuple[Pipe, ...]
     schedule: Schedule = "1f1b"
     chunks: int = 1
     zero: int = 0
     mode: Recomputation = "none"
+    degrees: Degrees | None = None
 
     @property
     def used(self) -> set[int]:
@@ -82,6 +85,7 @@ def design_of(plan: Plan | JointDecision) -> Design:
         len(plan.replicas[0].stages[0].layers),
         plan.zero,
         plan.recomputation,
+        plan.degrees if isinstance(plan, Plan) else None,
     )
 
 
@@ -148,6 +152,7 @@ class Space:
             schedule=design.schedule,
             zero=design.zero,
             recomputation=design.mode,
+            degrees=design.degrees,
         )
 
     def form(self, groups: Sequence[Group]) -> list[Form]:
@@ -239,7 +244,8 @@ class Space:
     def repaired(self, design: Design) -> Design | None:
         """With micro-batches that suit the schedule (whole rounds of the stages) and ZeRO (equally
         many on all replicas from level 2 on); None where none do."""
-        if design.zero > 1 and any(len(pipe.groups) > 1 for pipe in design.pipes):
+        stages = any(len(pipe.groups) > 1 for pipe in design.pipes)
+        if (design.zero == 2) if design.degrees else (design.zero > 1 and stages):
             design = replace(design, zero=1)  # between stages the higher levels do as it does
         pipes, steps = [], design.pipes[0].steps if design.zero > 1 else 0
         for pipe in design.pipes:

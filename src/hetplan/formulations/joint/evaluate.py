@@ -4,7 +4,7 @@
 row.
 """
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 
 from pydantic import ValidationError
@@ -19,6 +19,7 @@ from hetplan.text import (
     bytes_text,
     counted,
     devices_text,
+    grouped,
     percent_text,
     ranges_text,
     seconds_text,
@@ -189,17 +190,15 @@ def stage_table(plan: Plan, run: Replay, title: str, notes: Sequence[str] = ()) 
 def alike(plan: Plan, run: Replay) -> list[list[int]]:
     """Units by rows of the table: the same stage of replicas that differ in their devices' numbers
     alone."""
-    kinds: dict[Hashable, list[int]] = {}
-    for i, replica in enumerate(plan.replicas):
-        stages = tuple(
-            (
-                *stage.layers,
-                *(tuple(plan.devices[d].type for d in group) for group in stage.devices),
-            )
+
+    def kind(replica: Replica) -> str:
+        types = [
+            [[plan.devices[d].type for d in group] for group in stage.devices]
             for stage in replica.stages
-        )
-        batches = tuple((b.count, b.samples) for b in replica.micro_batches)
-        kinds.setdefault((stages, batches), []).append(i)
+        ]
+        return str((types, [stage.layers for stage in replica.stages], replica.micro_batches))
+
+    kinds = grouped((kind(replica), i) for i, replica in enumerate(plan.replicas))
     unit = {owner: u for u, owner in enumerate(run.owners)}
     return [
         [unit[i, j] for i in replicas]

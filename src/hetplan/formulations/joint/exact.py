@@ -76,8 +76,7 @@ def layouts(data: JointData) -> Iterator[tuple[Pipe, ...]]:
         for stage, _ in itertools.chain.from_iterable(taken):
             for n in np.flatnonzero(stage).tolist():
                 if n not in names:
-                    rank = sum(kind == alike[n] for kind, _ in names.values())
-                    names[n] = alike[n], rank
+                    names[n] = alike[n], sum(kind == alike[n] for kind, _ in names.values())
         key = tuple(
             tuple((tuple((names[n], k) for n, k in enumerate(s) if k), t) for s, t in pipe)
             for pipe in taken
@@ -392,8 +391,7 @@ class Search:
             for pipe, (g, b), cuts in zip(node.pipes, node.batches, node.cuts, strict=True)
         )
         in_step = max(map(len, node.pipes)) == node.chunks == 1
-        pipeline = max(self.data.framework.pipeline_levels)
-        for zero in range(4 if in_step else min(pipeline, 3) + 1):
+        for zero in range(4 if in_step else min(max(self.data.framework.pipeline_levels), 3) + 1):
             if zero > 1 and len({pipe.steps for pipe in pipes}) > 1:
                 break
             plan = self.space.plan(Design(pipes, node.schedule, node.chunks, zero, node.mode))

@@ -63,8 +63,10 @@ def all_layouts(data: JointData) -> Iterator[Design]:
             pipes = tuple(Pipe(own, (), 1, n) for own, n in zip(replicas, rounds, strict=True))
             levels = range(4 if deepest == chunks == 1 else highest + 1)
             if deepest * chunks <= len(data.layers):
-                for zero, mode in product(levels, data.modes):
-                    yield Design(pipes, schedule, chunks, zero, mode)
+                yield from (
+                    Design(pipes, schedule, chunks, zero, mode)
+                    for zero, mode in product(levels, data.modes)
+                )
 
 
 def cuts_of(data: JointData, layout: Design, replica: Pipe) -> list[tuple[int, ...]]:

@@ -187,8 +187,7 @@ class Moves:
                 groups = tuple(a + b for a, b in zip(one.groups, other.groups, strict=True))
             if not all(map(self.space.legal, groups)):
                 return None
-            cuts = one.cuts if as_rows else ()
-            pipe = Pipe(groups, cuts, one.micro, one.samples + other.samples)
+            pipe = Pipe(groups, one.cuts if as_rows else (), one.micro, one.samples + other.samples)
             made.append(self._cut(design, pipe))
         return with_pipes(design, made)
 
@@ -242,3 +241,19 @@ class Moves:
     def mode(self, design: Design) -> Design | None:
         """Another recomputation."""
         return replace(design, mode=self.rng.choice(self.space.modes))
+
+    def further(self, design: Design) -> Design | None:
+        """Another expert or expert-tensor degree, exchange in attention, or sequence parallelism or
+        none; of a design with such degrees."""
+        if design.degrees is None:
+            return None
+        now, tensor = design.degrees, len(design.pipes[0].groups[0][0])
+        changes: tuple[dict[str, object], ...] = (
+            {"expert": 2 * now.expert},
+            {"expert": max(now.expert // 2, 1)},
+            {"expert_tensor": tensor if now.expert_tensor == 1 else 1},
+            {"sequence_parallel": not now.sequence_parallel},
+            {"exchange": "all-to-all" if now.exchange == "ring" else "ring"},
+        )
+        degrees = now.model_copy(update=self.rng.choice(changes))
+        return replace(design, degrees=degrees)

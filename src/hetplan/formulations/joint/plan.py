@@ -253,6 +253,9 @@ class Degrees(StrictModel):
     offloaded: Annotated[float, Field(ge=0, le=1)] = 0.0
     shard_groups: PositiveCount = 1
 
+    def __hash__(self) -> int:
+        return hash(self.model_dump_json())
+
     @property
     def text(self) -> str:
         """`context 2, expert 8, expert tensor 1, sequence parallel`."""

@@ -89,6 +89,7 @@ def node_of(node: ClusterNode, switches: Collection[tuple[int, int]]) -> Node:
         network_latency=node.network_latency,
         switch=[*switches].index(node.switch) if limited else None,
         uplink_bandwidth=node.uplink if limited else None,
+        rails=node.rails,
         all_reduce={n: curve for n, curve in curves.items() if curve is not None},
     )
 

@@ -116,8 +116,8 @@ class Search:
         """Whether to return with what there is: something that fits is looked for some time after
         the time limit, too."""
         over = self.run.elapsed - (self.run.options.time_limit or math.inf)
-        found = self.best is not None or over > self.parameters.grace
-        return self.run.should_stop and (found or self.run.cancelled)
+        enough = self.best is not None or over > self.parameters.grace
+        return self.run.should_stop and (enough or self.run.cancelled)
 
     def value(self, design: Design, limit: float = math.inf) -> float:
         """Replayed seconds, and more where memory is too small. Above `limit`, any number between
@@ -152,22 +152,27 @@ class Search:
                 self.run.report(incumbent=seconds)
         return seconds
 
-    def begin(self, starts: Sequence[JointDecision]) -> None:
-        """Given plans, constructions, and variations of the best of both."""
-        for start in starts:
+    def begin(self, starts: Sequence[Plan]) -> None:
+        """Given plans."""
+        for plan in starts:
             if self.late:
                 break
-            plan = plan_of(self.space.data, start)
             self.judged(plan, self.space.replayer.seconds(plan))
-            design = self.space.repaired(design_of(start))
+            design = self.space.repaired(design_of(plan))
             if design is not None:
                 self.value(design)
+
+    def construct(self) -> None:
+        """The best constructions of each number of replicas."""
         built = takewhile(lambda design: not self.late, constructions(self.space))
         for designs in grouped((len(design.pipes), design) for design in built).values():
             value = math.inf
             for design in sorted(designs, key=self.space.least)[: self.parameters.replayed]:
                 if not self.late:
                     value = min(value, self.value(design, value if self.best else math.inf))
+
+    def vary(self) -> None:
+        """Variations of the best so far."""
         for value, design in self.bases():
             for change in variations(self.space, design):
                 changed = change(design)
@@ -242,7 +247,9 @@ def search(
     """The fastest plan that fits, of all tried. starts: where to begin, beside constructions; those
     that fit are among what is tried. Proves no bound."""
     own = Search(Space(data), run, parameters or Parameters())
-    own.begin(starts)
+    own.begin([plan_of(data, start) for start in starts])
+    own.construct()
+    own.vary()
     own.rounds()
     plan = own.best[1] if own.best else None
     return Outcome(

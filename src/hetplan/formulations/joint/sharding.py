@@ -25,7 +25,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, lru_cache
-from itertools import chain, pairwise
+from itertools import accumulate, chain, pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -58,11 +58,8 @@ def hidden(
 ) -> tuple[float, float]:
     """(seconds until the last layer has computed, seconds that the link goes on after it) of layers
     in the order of a pass; `ahead` of them are gathered early."""
-    link = now = 0.0
-    there = []
-    for seconds in gather[: ahead + 1]:
-        link += seconds
-        there.append(link)
+    there, now = list(accumulate(gather[: ahead + 1])), 0.0
+    link = there[-1]
     for l, seconds in enumerate(compute):
         now = max(now, there[l]) + seconds
         link = max(link, now) + scatter[l]
@@ -382,8 +379,7 @@ def memory(zero: "ZeroCosts", kept: Floats) -> tuple[Held, ...]:
                 if (part, share) not in alike:
                     states = part * weights, part * largest, zero.level, share
                     there = held_on(costs.data, states, passes, kept_here, rows)
-                    here = there.optimizer * (1 - offloaded)
-                    alike[part, share] = replace(there, optimizer=here)
+                    alike[part, share] = replace(there, optimizer=there.optimizer * (1 - offloaded))
                 held[device] = alike[part, share]
     return tuple(held)
 

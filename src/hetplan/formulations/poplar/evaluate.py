@@ -42,13 +42,11 @@ def _evaluate_shares(data: PoplarData, shares: list[Share]) -> Evaluation:
     broken = objections(check_shares, data, shares)
     if broken:
         return Evaluation(None, broken)
-    busy = []
-    for device, share in zip(data.devices, shares, strict=True):
-        full, last = divmod(share.samples, share.micro_batch) if share.samples else (0, 0)
-        busy.append(
-            full * step_seconds(device, share.micro_batch if full else 0)
-            + step_seconds(device, last)
-        )
+    parts = [divmod(s.samples, s.micro_batch) if s.samples else (0, 0) for s in shares]
+    busy = [
+        full * step_seconds(device, share.micro_batch if full else 0) + step_seconds(device, last)
+        for device, share, (full, last) in zip(data.devices, shares, parts, strict=True)
+    ]
     compute = max(busy)
     return _evaluation(data, compute, data.comm_seconds, [compute - seconds for seconds in busy])
 
@@ -137,15 +135,13 @@ def pieces_of(data: PoplarData, decision: PoplarDecision) -> list[Pieces]:
             for (full, last), batch in shares
         ]
     steps = decision.steps or []
-    per_device = []
-    for i in range(len(data.devices)):
-        rows = [(step.micro_batches[i], step.count) for step in steps]
-        joined = [
-            (sum(n for _, n in same), batch)
-            for batch, same in groupby(rows, key=lambda row: row[0])
-        ]
-        per_device.append(tuple(joined))
-    return per_device
+    rows = [[(s.micro_batches[i], s.count) for s in steps] for i in range(len(data.devices))]
+    return [
+        tuple(
+            (sum(n for _, n in same), batch) for batch, same in groupby(row, key=lambda one: one[0])
+        )
+        for row in rows
+    ]
 
 
 def busy_seconds(data: PoplarData, pieces: list[Pieces]) -> list[float]:

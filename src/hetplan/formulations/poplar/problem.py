@@ -72,9 +72,11 @@ class Group:
     @cached_property
     def peak_batch(self) -> int:
         """The micro-batch of the highest speed (the smallest of several), 0 where nothing fits."""
-        if self.largest == 0:
-            return 0
-        return 1 + int(np.argmax(np.arange(1, self.largest + 1) / self.seconds[1:]))
+        return (
+            0
+            if self.largest == 0
+            else 1 + int(np.argmax(np.arange(1, self.largest + 1) / self.seconds[1:]))
+        )
 
     @cached_property
     def peak(self) -> float:

@@ -3,7 +3,7 @@
 import io
 from typing import Any
 
-from hetplan.errors import UnsupportedError
+from hetplan.errors import optional
 from hetplan.planner.pictures.scene import Scene
 from hetplan.profiling.cluster import GIB
 from hetplan.text import seconds_text
@@ -19,20 +19,11 @@ OVER = "#c23b32"
 
 
 def figure(scene: Scene, kind: str) -> bytes:
-    """The bytes of a file of `kind` (png, svg). Raises UnsupportedError where matplotlib is not
+    """The bytes of a file of `kind` (png, svg). Raises InputError where matplotlib is not
     installed."""
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise UnsupportedError(
-            "matplotlib is not installed",
-            where=f"--{kind}",
-            expected="pip install 'hetplan[plots]', or --html",
-        ) from None
+    figures = optional("matplotlib.figure", "needs matplotlib", "plots", where=f"--{kind}")
     heights = (max(2.0, 0.32 * len(scene.rows)), 2.4)
-    drawing = Figure(figsize=(12, sum(heights) + 1.5), layout="constrained")
-    FigureCanvasAgg(drawing)
+    drawing = figures.Figure(figsize=(12, sum(heights) + 1.5), layout="constrained")
     above, below = drawing.subplots(2, 1, height_ratios=heights)
     drawing.suptitle(
         f"{scene.title}: {seconds_text(scene.seconds)} per iteration, predicted", fontsize=13

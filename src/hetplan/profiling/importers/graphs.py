@@ -27,7 +27,6 @@ import networkx as nx
 from pydantic import BeforeValidator, Field
 
 from hetplan.errors import InputError, require
-from hetplan.profiling.foreign import DegreeKey, Filled, Foreign, read_foreign
 from hetplan.profiling.importers.common import (
     TOGETHER,
     Imported,
@@ -39,7 +38,17 @@ from hetplan.profiling.importers.common import (
     profile,
     table_of_sums,
 )
-from hetplan.schema import Bytes, Count, Name, Seconds, parse
+from hetplan.schema import (
+    Bytes,
+    Count,
+    DegreeKey,
+    Filled,
+    Foreign,
+    Name,
+    Seconds,
+    parse,
+    read_foreign,
+)
 
 MILLI = 1e-3
 EDGE = re.compile(r"\s*node(\d{1,8}) -- node(\d{1,8})\s*$")

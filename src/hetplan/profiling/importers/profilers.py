@@ -32,7 +32,6 @@ from pydantic import AliasChoices, AliasPath, Field
 
 from hetplan.errors import InputError, require
 from hetplan.files import read_json
-from hetplan.profiling.foreign import Filled, Foreign, read_foreign
 from hetplan.profiling.importers.common import (
     TOGETHER,
     Imported,
@@ -48,7 +47,19 @@ from hetplan.profiling.model_files import CALCULON_KEYS, from_config
 from hetplan.profiling.profile import ProfileLayer, ProfileTable
 from hetplan.profiling.sailor import ModelData, SizesFile, load_model_data
 from hetplan.profiling.workload import STATE_BYTES_PER_PARAM
-from hetplan.schema import MOST_RATE, Bytes, Name, Positive, PositiveCount, Rate, Seconds, parse
+from hetplan.schema import (
+    MOST_RATE,
+    Bytes,
+    Filled,
+    Foreign,
+    Name,
+    Positive,
+    PositiveCount,
+    Rate,
+    Seconds,
+    parse,
+    read_foreign,
+)
 
 
 def read_sailor(path: str, settings: Settings) -> Imported:

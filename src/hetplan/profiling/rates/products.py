@@ -87,13 +87,12 @@ class Machine:
         peak = spec.peak_flops(precision)
         reached = peak * (physics.share_32 if precision == "fp32" else physics.share_16)
         if spec.tdp_w is not None:
-            newer = "bf16" in spec.peak_tflops
             joules = {
                 (True, True): physics.joules_32_new,
                 (True, False): physics.joules_32,
                 (False, True): physics.joules_16_new,
                 (False, False): physics.joules_16,
-            }[precision == "fp32", newer]
+            }[precision == "fp32", "bf16" in spec.peak_tflops]
             reached = min(reached, spec.tdp_w / joules)
         return cls(
             peak=peak,
@@ -305,14 +304,13 @@ MOVING = Moving()
 def rate_of(device: str, bandwidth: float, kind: MoveKind) -> tuple[MoveRate, bool]:
     """The measured rate of a device type, or of the one of the nearest memory bandwidth (False)."""
     rates = [rate for rate in shipped().moves if rate.kind == kind]
-    for rate in rates:
-        if device in rate.devices:
-            return rate, True
 
     def apart(rate: MoveRate) -> float:
-        return abs(math.log(catalogue()[rate.devices[0]].memory_bytes_per_s / bandwidth))
+        own = catalogue()[rate.devices[0]].memory_bytes_per_s
+        return -1.0 if device in rate.devices else abs(math.log(own / bandwidth))
 
-    return min(rates, key=apart), False
+    nearest = min(rates, key=apart)
+    return nearest, device in nearest.devices
 
 
 class MoveCurve(StrictModel):

@@ -181,8 +181,7 @@ class Replica:
             shape = (self.schedule, self.stages, s, self.micro_batches, self.chunks)
             backward, chunk, batch = order(*shape)
             each = saved[s, chunk, batch]
-            held = np.cumsum(np.where(backward, -each, each))
-            peaks[s] = held[backward == 0].max(initial=0.0)
+            peaks[s] = np.cumsum(np.where(backward, -each, each))[backward == 0].max(initial=0.0)
         return peaks
 
 

@@ -81,9 +81,11 @@ class Cut:
 
     def take(self, whole: Tensor) -> Tensor:
         """The part of an unsplit tensor, as a tensor of its own."""
-        if whole.dim() == 0:
-            return whole.clone()
-        return torch.cat([whole.narrow(self.dim, a, b - a) for a, b in self.ranges], self.dim)
+        return (
+            whole.clone()
+            if whole.dim() == 0
+            else torch.cat([whole.narrow(self.dim, a, b - a) for a, b in self.ranges], self.dim)
+        )
 
 
 def cut(dim: int, length: int, part: Part, blocks: int = 1) -> Cut:
@@ -259,9 +261,11 @@ def read_again(
 
     def pack(saved: Tensor) -> Any:
         weight = kept.get(saved.untyped_storage().data_ptr())
-        if weight is None:
-            return saved
-        return weight.detach(), (saved.shape, saved.stride(), saved.storage_offset())
+        return (
+            saved
+            if weight is None
+            else (weight.detach(), (saved.shape, saved.stride(), saved.storage_offset()))
+        )
 
     def unpack(packed: Any) -> Tensor:
         return packed if isinstance(packed, Tensor) else rounded(packed[0]).as_strided(*packed[1])
@@ -395,13 +399,13 @@ def outputs_of(
             ) from None
         x = x if isinstance(x, tuple) else (x,)
         for value in x:
-            if not isinstance(value, Tensor) or value.dim() == 0 or len(value) != 1:
-                raise InputError(
-                    "layer returned something else",
-                    where=f"layer {name}",
-                    got=type(value).__name__,
-                    expected="tensors whose first dimension are the samples",
-                )
+            require(
+                isinstance(value, Tensor) and value.dim() > 0 and len(value) == 1,
+                "layer returned something else",
+                where=f"layer {name}",
+                got=type(value).__name__,
+                expected="tensors whose first dimension are the samples",
+            )
         outputs.append(tuple((tuple(value.shape[1:]), value.dtype) for value in x))
     return tuple(outputs)
 

@@ -164,13 +164,13 @@ def check_same(folder: str, **options: object) -> None:
     and where it was written with other options, such as the optimizer."""
     record = record_of(latest(folder))
     for name, value in options.items():
-        if getattr(record, name) != value:
-            raise InputError(
-                f"cannot go on from a checkpoint with another --{name}",
-                where=str(latest(folder)),
-                got=value,
-                expected=f"{getattr(record, name)}, as it was written with",
-            )
+        require(
+            getattr(record, name) == value,
+            f"cannot go on from a checkpoint with another --{name}",
+            where=str(latest(folder)),
+            got=value,
+            expected=f"{getattr(record, name)}, as it was written with",
+        )
 
 
 def latest(folder: str) -> Path:

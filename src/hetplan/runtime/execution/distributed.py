@@ -122,11 +122,13 @@ class Placed(Trained):
         def checked(first: int, last: int) -> Any:
             batch = paired(of_step(first, last))
             for value in leaves(batch):
-                if isinstance(value, Tensor) and len(value) != last - first:
-                    raise InputError(
-                        f"data of rows {first} to {last}", got=f"{len(value)} rows",
-                        expected=f"{last - first}",
-                    )  # fmt: skip
+                rows = len(value) if isinstance(value, Tensor) else last - first
+                require(
+                    rows == last - first,
+                    f"data of rows {first} to {last}",
+                    got=f"{rows} rows",
+                    expected=f"{last - first}",
+                )
             return batch
 
         return checked
@@ -241,9 +243,11 @@ class Distributed(Placed):
 
     def updated(self) -> list[tuple[str, nn.Parameter]]:
         """Shares of parameters under ZeRO, else what this rank holds."""
-        if self.states.zero == 0:
-            return list(self.states.parameters.items())
-        return [(s.piece.name, s.parameter) for b in self.states.buckets for s in b.shares]
+        return (
+            list(self.states.parameters.items())
+            if self.states.zero == 0
+            else [(s.piece.name, s.parameter) for b in self.states.buckets for s in b.shares]
+        )
 
     def boxes(
         self,

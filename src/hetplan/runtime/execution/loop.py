@@ -100,8 +100,7 @@ class Trained(ABC):
         their forward passes did. Raises UnsupportedError for fp16 there.
         """
         kind = torch.device(self.device).type
-        inside = torch.is_autocast_enabled(kind)
-        self.autocast = torch.get_autocast_dtype(kind) if inside else None
+        self.autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
         require(
             self.autocast in (None, torch.bfloat16),
             "the passes would need a scaled loss",

@@ -126,9 +126,11 @@ class Layout:
         """[row group] global rows of a micro-batch."""
         first, last = self.micro_batches[replica][batch]
         shares = self.plan.replicas[replica].stages[stage].row_shares
-        if self.context > 1:
-            return [(first, last)] * self.context
-        return [(first + a, first + b) for a, b in split(last - first, shares)]
+        return (
+            [(first, last)] * self.context
+            if self.context > 1
+            else [(first + a, first + b) for a, b in split(last - first, shares)]
+        )
 
     def own_rows(self, place: Place, batch: int) -> Range:
         """Global rows of a micro-batch that pass a place."""

@@ -197,9 +197,11 @@ class Spread(fx.Interpreter):
         """An operator on this rank's parts of values in a form."""
 
         def local(x: Any) -> Any:
-            if not isinstance(x, DTensor):
-                return x
-            return tidied(tidied(x).redistribute(placements=form)).to_local()
+            return (
+                tidied(tidied(x).redistribute(placements=form)).to_local()
+                if isinstance(x, DTensor)
+                else x
+            )
 
         made = n.target(*mapped(args, local), **mapped(kwargs, local))
         return mapped(made, lambda y: self.enter(y, form))

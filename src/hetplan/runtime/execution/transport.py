@@ -34,9 +34,11 @@ def group_inside(world: Any, ranks: tuple[int, ...], backend: str, number: int) 
     """The group of some ranks of the process group `world`, which is itself that of all ranks where
     it has gloo."""
     everyone = len(ranks) == world.size() and (backend, number) == ("gloo", 0)
-    if everyone and "gloo" in dist.get_backend_config():
-        return world
-    return dist.new_group(list(ranks), backend=backend, timeout=PATIENCE)
+    return (
+        world
+        if everyone and "gloo" in dist.get_backend_config()
+        else dist.new_group(list(ranks), backend=backend, timeout=PATIENCE)
+    )
 
 
 def one_group(ranks: Iterable[int], backend: str, number: int = 0) -> Any:
@@ -120,9 +122,11 @@ class Transport:
 
     def carried(self, x: Tensor) -> Tensor:
         """x where the carrier can take it: itself, or a copy that is complete."""
-        if x.device.type == self.carrier.type and not self.always:
-            return x
-        return self.space(x.shape, x.dtype).copy_(x.detach())
+        return (
+            x
+            if x.device.type == self.carrier.type and not self.always
+            else self.space(x.shape, x.dtype).copy_(x.detach())
+        )
 
     def post(self, rows: Sequence[tuple[Tensor, int]], tag: int) -> list[Message]:
         """Begin to send each of these rows to another rank; contiguous, in the order in which they

@@ -212,9 +212,11 @@ def check_program(job: Job) -> None:
 
 def watch_of(job: Job, rank: int) -> Watch:
     """What watches this rank: with virtual devices, what sleeps for them, too."""
-    if not job.virtual or job.rehearsal is None:
-        return Watch()
-    return Virtual(rehearsal=job.rehearsal, spans=job.rehearsal.spans(rank), told=gather_objects)
+    return (
+        Watch()
+        if not job.virtual or job.rehearsal is None
+        else Virtual(rehearsal=job.rehearsal, spans=job.rehearsal.spans(rank), told=gather_objects)
+    )
 
 
 def train(
@@ -400,6 +402,8 @@ def error_text(error: BaseException) -> str:
         return str(error)
     text = one_line(str(error))
     short = isinstance(error, RuntimeError) and "allocate memory" in text
-    if short or isinstance(error, (MemoryError, torch.OutOfMemoryError)):
-        return f"out of memory: {text[:300]}"
-    return kind_and_text(error)
+    return (
+        f"out of memory: {text[:300]}"
+        if short or isinstance(error, (MemoryError, torch.OutOfMemoryError))
+        else kind_and_text(error)
+    )

@@ -203,8 +203,7 @@ def flagscale(plan: Plan, shape: Transformer | None = None) -> str:
     grid.only("zero", (0, 1, 3) if plain else (0, 1), "sharded gradients and weights")
     grid.only("recomputation", tuple(RECOMPUTATION), "which activations are kept")
     grid.check()
-    kinds = stage_types(grid)
-    document = plain_document(grid) if plain else flagscale_document(grid, kinds)
+    document = plain_document(grid) if plain else flagscale_document(grid, stage_types(grid))
     types = {device.node: device.type for device in plan.devices}
     nodes = (f"node {node} slots={count} type={types[node]}" for node, count in grid.nodes())
     comments = [

@@ -139,9 +139,11 @@ BATCH = "abcdefg"  # leading dimensions; x, y, z are those of the product
 def linear(w: Walker, x: Tensor, weight: Tensor, bias: Any = None) -> Tensor:
     """x [..., i] weight [o, i] bias [o]."""
     lead = BATCH[: len(x.shape) - 1]
-    if bias is None:
-        return w.apply("contract", x, weight, label="linear", equation=f"{lead}x,yx->{lead}y")
-    return w.apply("contract", x, weight, bias, label="linear", equation=f"{lead}x,yx,y->{lead}y")
+    return (
+        w.apply("contract", x, weight, label="linear", equation=f"{lead}x,yx->{lead}y")
+        if bias is None
+        else w.apply("contract", x, weight, bias, label="linear", equation=f"{lead}x,yx,y->{lead}y")
+    )
 
 
 def matmul(w: Walker, left: Tensor, right: Tensor) -> Tensor:
@@ -272,9 +274,11 @@ def div(w: Walker, left: Any, right: Any, *, rounding_mode: Any = None) -> Tenso
     """A quotient."""
     refuse(rounding_mode is not None, "division with rounding")
     number = scalar(right)
-    if number is not None:
-        return w.apply("scale", left, factor=1 / number)
-    return mul(w, left, w.apply("power", right, exponent=-1.0))
+    return (
+        w.apply("scale", left, factor=1 / number)
+        if number is not None
+        else mul(w, left, w.apply("power", right, exponent=-1.0))
+    )
 
 
 def power(w: Walker, x: Any, exponent: Any) -> Tensor:

@@ -251,8 +251,7 @@ class Split:
 
     def _runs(self, module: nn.Module) -> dict[Node, str]:
         """Node in a layer -> the part of the module that runs, named as a trace names it."""
-        paths = labels(module)
-        label_of = {id(module.get_submodule(path)): label for path, label in paths.items()}
+        label_of = {id(module.get_submodule(path)): label for path, label in labels(module).items()}
         needed = self.cone([self.loss], lambda node: self.kinds[node] != LAYER)
         runs: dict[Node, str] = {}
         times: Counter[str] = Counter()
@@ -310,8 +309,8 @@ class Split:
             reached = self.cone(after, known.__contains__)
             inlets.append(tuple(n for n in self.nodes if n in reached and self.kinds[n] == DATA))
             layers.append(self.piece([*before, *inlets[-1]], after))
-        outputs = [tuple(map(shape_of, nodes)) for nodes in alive]
-        return tuple(layers), tuple(outputs), tuple(inlets)
+        outputs = tuple(tuple(map(shape_of, nodes)) for nodes in alive)
+        return tuple(layers), outputs, tuple(inlets)
 
     def cone(self, outputs: Iterable[Node], ends: Callable[[Node], bool]) -> set[Node]:
         """What outputs are computed from, as far as `ends`, these included."""

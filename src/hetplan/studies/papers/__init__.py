@@ -94,11 +94,10 @@ class Exhibit:
             for at, column in enumerate(self.y):
                 drawn = [row for row in rows if row.get(column) is not None]
                 points = [(places.index(row[self.x]), row[column]) for row in drawn]
-                colour = COLOURS[(at if many else number) % len(COLOURS)]
                 axes.plot(
                     *zip(*points, strict=False),
                     marks[: 1 if words else None],
-                    color=colour,
+                    color=COLOURS[(at if many else number) % len(COLOURS)],
                     label=": ".join(filter(None, (name, column))),
                 )
         axes.set_xticks(range(len(places)), [cell(place) for place in places])

@@ -31,8 +31,7 @@ METHODS = {"deepspeed": "DeepSpeed", "whale": "Whale", "paper": "Poplar", "exact
 def paper_workload(cluster: str, model_name: str, counts: tuple[int, ...] = ()) -> Workload:
     """Two million tokens of a model on an example cluster, with other counts of devices if any."""
     model, whole = load_model(model_name), example_cluster(cluster)
-    numbers = counts or [node.devices for node in whole.nodes]
-    nodes = zip(whole.nodes, numbers, strict=True)
+    nodes = zip(whole.nodes, counts or [node.devices for node in whole.nodes], strict=True)
     on = replace(whole, nodes=tuple(replace(node, devices=n) for node, n in nodes))
     profile = predict(
         model,

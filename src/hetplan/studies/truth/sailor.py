@@ -34,7 +34,6 @@ from pathlib import Path
 import numpy as np
 
 from hetplan.errors import require
-from hetplan.profiling.foreign import read_foreign
 from hetplan.profiling.frameworks import RESERVED_BYTES
 from hetplan.profiling.sailor import (
     Floats,
@@ -52,6 +51,7 @@ from hetplan.profiling.sailor import (
 )
 from hetplan.profiling.simulator.pipeline import Replica, Sends, simulate_replicas
 from hetplan.profiling.simulator.tasks import Traffic
+from hetplan.schema import read_foreign
 from hetplan.studies.truth.tables import Compared, Predicted, Published
 
 # A larger time at a smaller micro-batch: up to this ratio it is noise, beyond it a fault.

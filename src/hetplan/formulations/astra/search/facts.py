@@ -33,10 +33,15 @@ class ModelFacts:
 
     def divided(self, cut: Cut) -> "ModelFacts":
         """The facts of one rank's part of a cut; shapes of text models alone can be cut."""
-        if cut == Cut():
-            return self
-        first, *blocks, last = transformer_layers(replace(self.shape, cut=cut), self.sequence)
-        return replace(self, blocks=tuple(blocks), first=first, last=last)
+        if cut not in self.parts:
+            first, *blocks, last = transformer_layers(replace(self.shape, cut=cut), self.sequence)
+            self.parts[cut] = replace(self, blocks=tuple(blocks), first=first, last=last)
+        return self.parts[cut]
+
+    @cached_property
+    def parts(self) -> "dict[Cut, ModelFacts]":
+        """Answers of `divided`."""
+        return {Cut(): self}
 
     @property
     def precision(self) -> Precision:
@@ -139,11 +144,10 @@ def model_facts(model: Model) -> ModelFacts:
     chain, shape = model.layers, model.spec.shape or model.spec.encoder
     blocks = tuple(layer for layer in chain if layer.kind in BLOCKS)
     if shape is None or chain[1:-1] != blocks:
-        kinds = ", ".join(dict.fromkeys(layer.kind for layer in chain))
         raise UnsupportedError(
             "the search takes transformers: an embedding, blocks, a head",
             where=model.name,
-            got=kinds,
+            got=", ".join(dict.fromkeys(layer.kind for layer in chain)),
             expected="a language model; `hetplan plan` has strategies for other chains",
         )
     return ModelFacts(model, shape, blocks, chain[0], chain[-1])

@@ -35,7 +35,7 @@ analytical share.
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache, cached_property
+from functools import cached_property
 
 import numpy as np
 
@@ -86,9 +86,9 @@ def block_seconds(
     """
     distinct, of = np.unique(np.stack(columns), axis=1, return_inverse=True)
     keys: list[list[int]] = distinct.T.tolist()
-    table, divided = np.zeros((7, len(keys))), cache(facts.divided)
+    table = np.zeros((7, len(keys)))
     for number, key in enumerate(keys):
-        own = divided(Cut(*key[3:]))
+        own = facts.divided(Cut(*key[3:]))
         for block, weight in own.different_blocks:
             table[:5, number] += weight * _layer(block, own, offer, key, assumed)
         for figure, layer in ((EMBEDDING, own.first), (HEAD, own.last)):
@@ -125,8 +125,7 @@ def _overwrite(
     profile: Profile,
 ) -> None:
     """Take totals from the profile's tables; parts of a block keep their shares."""
-    chain = facts.model.layers
-    inside = [i for i, layer in enumerate(chain) if layer in facts.blocks]
+    inside = [i for i, layer in enumerate(facts.model.layers) if layer in facts.blocks]
     for number, (tensor, micro_batch, _, *cut) in enumerate(keys):
         measured = profile.table(offer.name, tensor, micro_batch)
         if measured is None or cut != [1, 1, 1]:
@@ -384,8 +383,7 @@ def after_pipeline(
     besides."""
     dense, experts = layers * priced.stage_params + ends, layers * priced.expert_stage_params
     forward, backward = layers * priced.forward, layers * priced.backward
-    reduction = priced.exposed_reduction(dense, experts, forward, backward)
-    return reduction, priced.optimizer_seconds(
+    return priced.exposed_reduction(dense, experts, forward, backward), priced.optimizer_seconds(
         priced.optimizer_params(dense, experts), offloaded, backward
     )
 
@@ -446,15 +444,14 @@ def in_flight(priced: Priced, stage: Ints) -> Floats:
 
 def end_activations(priced: Priced) -> tuple[Floats, Floats]:
     """Bytes that embedding (per micro-batch in flight) and head (once) keep."""
-    precision = priced.facts.precision
-    result = []
-    for layer in (priced.facts.first, priced.facts.last):
-        whole = layer.replicated_saved_bytes(precision)
-        split = layer.saved_bytes(precision) - whole
-        result.append(
-            (split / priced.tp + np.where(priced.sp == 1, whole / priced.tp, whole)) * priced.own
-        )
-    return result[0], result[1]
+
+    def kept(layer: Layer) -> Floats:
+        whole = layer.replicated_saved_bytes(priced.facts.precision)
+        split = layer.saved_bytes(priced.facts.precision) - whole
+        held = split / priced.tp + np.where(priced.sp == 1, whole / priced.tp, whole)
+        return np.asarray(held * priced.own)
+
+    return kept(priced.facts.first), kept(priced.facts.last)
 
 
 def stage_bytes(

@@ -184,9 +184,11 @@ class _Reader:
 
     def column(self, offset: int) -> int:
         """The column of the rule behind an offset in Python's text."""
-        if offset >= len(self.text):
-            return len(self.source.text)
-        return self.begins[bisect_right(self.offsets, offset) - 1]
+        return (
+            len(self.source.text)
+            if offset >= len(self.text)
+            else self.begins[bisect_right(self.offsets, offset) - 1]
+        )
 
     def refuse(self, offset: int) -> NoReturn:
         """Raise InputError for what the grammar does not have."""

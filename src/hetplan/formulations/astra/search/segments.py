@@ -165,6 +165,7 @@ def after_layers(priced: Priced, r: int, share: float) -> tuple[Floats, Floats]:
     reduction, optimizer."""
     N = priced.facts.layers
     one = Priced(priced.facts, priced.table.take(np.full(3 * N, r)), priced.offer, priced.assumed)
+    one.blocks = np.repeat(priced.blocks[:, [r]], 3 * N, axis=1)
     embedding, head = (part[0] for part in one.end_params)
     ends = np.repeat([embedding + float(priced.pp[r] == 1) * head, 0.0, head], N)
     reduction, update = after_pipeline(

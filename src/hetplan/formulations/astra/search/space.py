@@ -37,6 +37,7 @@ from hetplan.profiling.cluster import (
     device,
 )
 from hetplan.profiling.profile import Profile
+from hetplan.text import grouped
 
 Mode = Literal["homogeneous", "heterogeneous", "cost"]
 
@@ -191,27 +192,23 @@ def offer_of(name: str, most: int) -> Offer:
 def offers_of_cluster(cluster: Cluster) -> tuple[Offer, ...]:
     """The types of a cluster with their counts; of differing nodes of one type the slowest figures
     count."""
-    offers = []
-    for name, count in cluster.counts().items():
-        nodes = [node for node in cluster.nodes if node.device == name]
-        *_, host_link, host_memory = links_of(name)
-        offers.append(
-            Offer(
-                name=name,
-                spec=cluster.specs[name],
-                most=count,
-                node_devices=min(node.devices for node in nodes),
-                intra=min(node.intra_bandwidth for node in nodes),
-                network=min(node.network_bandwidth for node in nodes),
-                host_link=host_link,
-                host_memory=host_memory,
-                intra_latency=max(node.intra_latency for node in nodes),
-                network_latency=max(node.network_latency for node in nodes),
-                switch_nodes=min(node.switch_nodes for node in nodes),
-                uplink=min(node.uplink for node in nodes),
-            )
+    return tuple(
+        Offer(
+            name=name,
+            spec=cluster.specs[name],
+            most=sum(node.devices for node in nodes),
+            node_devices=min(node.devices for node in nodes),
+            intra=min(node.intra_bandwidth for node in nodes),
+            network=min(node.network_bandwidth for node in nodes),
+            host_link=links_of(name)[-2],
+            host_memory=links_of(name)[-1],
+            intra_latency=max(node.intra_latency for node in nodes),
+            network_latency=max(node.network_latency for node in nodes),
+            switch_nodes=min(node.switch_nodes for node in nodes),
+            uplink=min(node.uplink for node in nodes),
         )
-    return tuple(offers)
+        for name, nodes in grouped((node.device, node) for node in cluster.nodes).items()
+    )
 
 
 GRANULARITIES = ("selective", "full", "hybrid")
@@ -435,16 +432,16 @@ class Strategies:
 
     def row(self, number: int) -> dict[str, int | bool | str | None]:
         """One strategy with Megatron's names and plain values."""
-        result: dict[str, int | bool | str | None] = {}
-        for name in (*BASE, *OPTIONS, *DERIVED, *LATE[:-1]):
-            value = int(self.columns[name][number])
-            if name in FLAGS:
-                result[name] = bool(value)
-            elif value == NONE:
-                result[name] = None
-            else:
-                result[name] = VOCABULARY[name][value] if name in VOCABULARY else value
-        return result
+        names = (*BASE, *OPTIONS, *DERIVED, *LATE[:-1])
+        return {name: plain_value(name, int(self.columns[name][number])) for name in names}
+
+
+def plain_value(name: str, value: int) -> int | bool | str | None:
+    """A value of a column as Megatron says it."""
+    if name in FLAGS:
+        return bool(value)
+    word = VOCABULARY[name][value] if name in VOCABULARY else value
+    return None if value == NONE else word
 
 
 def joined(parts: Sequence[Strategies]) -> Strategies:

@@ -22,6 +22,7 @@ from dataclasses import replace
 from hetplan.errors import UnsupportedError, require
 from hetplan.formulations.hap.spmd.program import SingleProgram, Writer
 from hetplan.profiling.models import Model
+from hetplan.profiling.operators import Matmul
 from hetplan.profiling.transformer import Experts, Transformer
 from hetplan.profiling.zoo import VGG19
 
@@ -243,7 +244,7 @@ def bert(
     return language_model(blocks, batch, tokens, published_layers(t), head_bias=True)
 
 
-IMAGE, PATCH, CLASSES = 224, 16, 1000
+IMAGE, CLASSES = 224, 1000  # of VGG-19
 
 
 def program_of(model: Model, batch: int) -> SingleProgram:
@@ -260,7 +261,7 @@ def program_of(model: Model, batch: int) -> SingleProgram:
     if spec.shape is not None and model.sequence is not None:
         t, tokens = spec.shape, model.sequence
     elif spec.encoder is not None:
-        t, tokens = spec.encoder, 1 + (IMAGE // PATCH) ** 2
+        t, tokens = spec.encoder, model.layers[0].output // spec.encoder.hidden
     else:
         raise UnsupportedError(
             "no single-device program of this model", where="hap", got=model.name
@@ -281,23 +282,25 @@ def program_of(model: Model, batch: int) -> SingleProgram:
     )
     blocks = Blocks(Writer(model.name), t, BY_LAYER, causal=t.vocabulary > 0 and t.head == "lm")
     return (
-        imagenet_vit(blocks, batch, tokens, layers)
+        vision_model(blocks, batch, tokens, model)
         if t is spec.encoder
         else language_model(blocks, batch, tokens, layers)
     )
 
 
-def imagenet_vit(blocks: Blocks, batch: int, tokens: int, layers: Sequence[str]) -> SingleProgram:
+def vision_model(blocks: Blocks, batch: int, tokens: int, model: Model) -> SingleProgram:
     """Patches, blocks, classifier of the class token."""
-    w, t, pixels = blocks.w, blocks.t, 3 * PATCH * PATCH
+    w, t, layers = blocks.w, blocks.t, [layer.name for layer in model.layers]
+    products = [op for layer in model.layers for op in layer.operators if isinstance(op, Matmul)]
+    pixels, classes = int(products[0].k), int(products[-1].n)
     x = w.placeholder("image", (batch, tokens, pixels), unsliced=(1,))
-    labels = w.placeholder("labels", (batch,), below=CLASSES)
+    labels = w.placeholder("labels", (batch,), below=classes)
     w.layer = layers[0]
     x = blocks.placed(w.linear("patches", x, "bsp,hp->bsh", (t.hidden, pixels), "h"), tokens)
     x = blocks.norm("final-norm", blocks.stack(x, layers))
     x = w.apply("select", "class-token", x, dimension=1, start=0, stop=1)
     x = w.apply("reshape", "features", x, shape=(batch, t.hidden))
-    x = w.linear("classifier", x, "bh,ch->bc", (CLASSES, t.hidden), "c")
+    x = w.linear("classifier", x, "bh,ch->bc", (classes, t.hidden), "c")
     return w.loss(x, labels)
 
 

@@ -260,12 +260,12 @@ def broadcast(whole: Shapes, attributes: Attributes) -> Shape:
 def broadcast_ways(whole: Shapes, attributes: Attributes) -> list[Way]:
     """Any dimension of the output; inputs that lack it, or have length 1 there, are whole."""
     output = broadcast(whole, attributes)
-    ways = []
-    for d, length in enumerate(output):
-        places = [(d - len(output) + len(shape), shape) for shape in whole]
-        forms = [at if at >= 0 and shape[at] == length else WHOLE for at, shape in places]
-        ways.append(Way(tuple(forms), d))
-    return ways
+
+    def form(shape: Shape, d: int) -> Form:
+        at = d - len(output) + len(shape)
+        return at if at >= 0 and shape[at] == output[d] else WHOLE
+
+    return [Way(tuple(form(shape, d) for shape in whole), d) for d in range(len(output))]
 
 
 def gated_shape(whole: Shapes, attributes: Attributes) -> Shape:

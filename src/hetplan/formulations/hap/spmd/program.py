@@ -280,9 +280,8 @@ class Axes:
         """Whether every axis that the way slices has a unit for each device, and is not marked
         `unsliced`."""
         axes = {self._axes[dimension] for dimension in sliced(node, way)}
-        if not all_dimensions and axes & self.unsliced:
-            return False
-        return all(self.units[axis] >= devices for axis in axes)
+        usable = all_dimensions or not axes & self.unsliced
+        return usable and all(self.units[axis] >= devices for axis in axes)
 
     def bounds(self, tensor: str, d: int, ratios: Sequence[float]) -> Bounds:
         """[m] where each device's slice of dimension d begins and ends. Source of the rounding:

@@ -174,8 +174,7 @@ def ring(devices: int, bytes_per_second: float, latency: float = 2e-5, sharing: 
     (Thakur et al. 2005); in an all-to-all `sharing` devices send (m - 1) / m of their slices over
     one link."""
     once = bytes_per_second / (max(devices - 1, 1) / devices)
-    exchange = once * devices / sharing
-    return Links(devices, once, bytes_per_second, once / 2, once, exchange, latency)
+    return Links(devices, once, bytes_per_second, once / 2, once, once * devices / sharing, latency)
 
 
 def links_of(cluster: Cluster) -> Links:

@@ -79,9 +79,11 @@ class Decided:
 
     def part(self, tensor: str, form: Form, segment: int) -> Floats:
         """[m] of the tensor on each device: slices, or 1 where it is whole or a summand."""
-        if form < 0:
-            return np.ones(self.m)
-        return self.theory.axes.shares(tensor, form, self.decision.ratios[segment])
+        return (
+            np.ones(self.m)
+            if form < 0
+            else self.theory.axes.shares(tensor, form, self.decision.ratios[segment])
+        )
 
     def shared_by(self, instruction: Instruction, segment: int) -> Floats:
         """[m] of an instruction's shared work, or of the tensor that a collective moves."""
@@ -118,12 +120,12 @@ class Decided:
                 continue
             forms = self.ways.get(node.name, {(WHOLE, ())})
             form, cut = min(forms)
-            if len(forms) > 1 or form == WHOLE:
-                shards[node.name] = Shard(
-                    node.name, node.shape, joined_apart=any(form != WHOLE for form, _ in forms)
-                )
-            else:
-                shards[node.name] = Shard(node.name, node.shape, form, cut)
+            apart = any(form != WHOLE for form, _ in forms)
+            shards[node.name] = (
+                Shard(node.name, node.shape, joined_apart=apart)
+                if len(forms) > 1 or form == WHOLE
+                else Shard(node.name, node.shape, form, cut)
+            )
         return shards
 
     def entries(self) -> Floats:

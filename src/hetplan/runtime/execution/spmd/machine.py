@@ -204,10 +204,9 @@ class Machine:
         """One instruction."""
         if isinstance(instruction, Run):
             made = self._run(instruction)
-        elif isinstance(instruction, Change):
-            made = self._change(instruction, self.values[instruction.before])
         else:
             made = self.values[instruction.before]
+            made = self._change(instruction, made) if isinstance(instruction, Change) else made
         self.values[instruction.after] = made
 
     def _slice(self, tensor: str, form: Form, segment: int) -> tuple[int, int]:

@@ -1,0 +1,150 @@
+"""The search over plans with further degrees: against an enumeration of like replicas in Megatron's
+order of ranks, and what it may not propose."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from itertools import combinations, product
+from typing import Any, Literal
+
+import pytest
+
+from fakes.workloads import BARE, cluster
+from hetplan.errors import InputError, UnsupportedError
+from hetplan.formulations.joint.plan import Degrees, Plan, new_plan
+from hetplan.formulations.joint.pose import pose
+from hetplan.formulations.joint.search import Search
+from hetplan.planner.joint import FURTHER, FurtherSpace
+from hetplan.profiling.models import load_model
+from hetplan.profiling.transformer import Experts
+from hetplan.profiling.workload import Workload, make_workload
+from hetplan.profiling.zoo import llama, text_model
+from hetplan.runtime.replay import replay
+from hetplan.solvers.run import Options, Run
+from present import present
+
+BLOCKS = 2
+EXCHANGES: tuple[Literal["ring", "all-to-all"], ...] = ("ring", "all-to-all")
+
+
+def workload(memory_gib: float, experts: bool, mixed: bool = False) -> Workload:
+    """A small model in fp16 on two nodes of two devices."""
+    shape = llama(
+        BLOCKS, 512, 4, 1024, kv_heads=4, experts=Experts(count=4, active=2) if experts else None
+    )
+    model = load_model(text_model("tiny", "test", 256, shape))
+    kinds = ("T4", "V100-SXM2-16GB" if mixed else "T4")
+    nodes = [
+        {
+            "count": 1, "devices": 2, "device": kind, "intra_node_gbit_per_s": 100,
+            "network_gbit_per_s": 40,
+        }
+        for kind in kinds
+    ]  # fmt: skip
+    on = cluster(nodes=nodes, devices={kind: {"memory_gib": memory_gib} for kind in kinds})
+    return make_workload(model, on, 8, stack=BARE)
+
+
+def placed(on: Workload, pp: int, dp: int, cp: int, tp: int, ends: Any, samples: int) -> list[Any]:
+    """Like replicas: tensor ranks next to each other, then context ranks, replicas, stages."""
+
+    def devices(i: int, s: int) -> list[list[int]]:
+        first = (s * dp + i) * cp * tp
+        return [list(range(first + g * tp, first + (g + 1) * tp)) for g in range(cp)]
+
+    return [
+        {
+            "stages": [
+                {
+                    "layers": [(ends[s], ends[s + 1])], "devices": devices(i, s),
+                    "row_shares": [1.0] * cp, "tensor_shares": [1.0] * tp,
+                }
+                for s in range(pp)
+            ],
+            "micro_batches": [{"count": on.global_batch // dp // samples, "samples": samples}],
+        }
+        for i in range(dp)
+    ]  # fmt: skip
+
+
+def every_plan(on: Workload) -> Iterator[Plan]:
+    """All degrees, cuts, micro-batches, two ZeRO levels and recomputations on 4 devices."""
+    count, shape = BLOCKS + 2, present(on.model.spec.shape)
+    for pp, dp, cp, tp in product((1, 2, 4), repeat=4):
+        if pp * dp * cp * tp != 4 or tp > 2:
+            continue
+        further = product(
+            EXCHANGES[: 1 + (cp > 1)],
+            (1, 2, 4) if shape.experts else (1,),
+            {1, tp},
+            (False, True)[: 1 + (tp > 1)],
+        )
+        for exchange, expert, expert_tensor, sequence in further:
+            degrees = Degrees(
+                context=cp, exchange=exchange, expert=expert, expert_tensor=expert_tensor,
+                sequence_parallel=sequence,
+            )  # fmt: skip
+            for cut, samples, zero, mode in product(
+                combinations(range(1, count), pp - 1), (1, 4), (1, 3), ("none", "full")
+            ):
+                if on.global_batch % (dp * samples) == 0:
+                    replicas = placed(on, pp, dp, cp, tp, (0, *cut, count), samples)
+                    with suppress(InputError, ValueError):
+                        yield new_plan(on, replicas, degrees=degrees, zero=zero, recomputation=mode)
+
+
+def searched(on: Workload, start: Plan, steps: int) -> tuple[float, Plan]:
+    """The best plan of so many steps from the plan, and its seconds."""
+    space = FurtherSpace(pose(on, ("none", "full")), on)
+    search = Search(space, Run(Options(threads=1)), replace(FURTHER, steps=steps))
+    search.begin([start])
+    search.vary()
+    search.rounds()
+    (seconds, _), plan = present(search.best)
+    return seconds, plan
+
+
+@pytest.mark.parametrize(
+    ("memory_gib", "experts"),
+    [(1.8, True), (16.0, False), pytest.param(16.0, True, marks=pytest.mark.slow)],
+)
+def test_no_plan_of_the_enumeration_is_faster(memory_gib: float, experts: bool) -> None:
+    """The search begins with the slowest; it has other placements and schedules, too."""
+    on = workload(memory_gib, experts)
+    runs = [(plan, replay(plan, on)) for plan in every_plan(on)]
+    fitting = [(run.seconds, plan) for plan, run in runs if run.fits]
+    assert len(fitting) > 100 and (len(fitting) < len(runs)) == (memory_gib < 2)
+    seconds, plan = searched(on, max(fitting, key=lambda pair: pair[0])[1], 8000)
+    again = replay(Plan.model_validate(plan.model_dump()), on)
+    assert again.fits and again.seconds == pytest.approx(seconds, rel=1e-2)  # robust seconds
+    assert again.seconds <= min(seconds for seconds, _ in fitting) * (1 + 1e-9)
+
+
+def test_stages_may_be_on_replicas_of_several_types() -> None:
+    """Two types of device: every plan that is proposed can be replayed and fits, and none is slower
+    than where the search began."""
+    on = workload(16.0, False, mixed=True)
+    start = new_plan(on, placed(on, 2, 1, 2, 1, (0, 2, BLOCKS + 2), 1), degrees=Degrees(context=2))
+    _, plan = searched(on, start, 300)
+    assert replay(plan, on).seconds < replay(start, on).seconds and plan.degrees is not None
+
+
+def test_ranks_that_exchange_tokens_stand_together() -> None:
+    """What a block waits for is priced for neighbours: context ranks on two nodes where one has
+    room, or experts on two types of device, are refused by name."""
+    on = workload(16.0, True)
+    together = placed(on, 2, 1, 2, 1, (0, 2, BLOCKS + 2), 1)
+    assert replay(new_plan(on, together, degrees=Degrees(context=2)), on).fits
+    apart = [dict(replica) for replica in together]
+    apart[0]["stages"] = [
+        stage | {"devices": [[j], [j + 2]]} for j, stage in enumerate(apart[0]["stages"])
+    ]
+    with pytest.raises(UnsupportedError, match="another order than Megatron's"):
+        replay(new_plan(on, apart, degrees=Degrees(context=2)), on)
+    mixed = workload(16.0, True, mixed=True)
+    replicas = placed(mixed, 1, 4, 1, 1, (0, BLOCKS + 2), 1)
+    assert replay(new_plan(mixed, replicas, degrees=Degrees(expert=2)), mixed).fits
+    with pytest.raises(UnsupportedError, match="another order than Megatron's"):
+        replay(new_plan(mixed, replicas, degrees=Degrees(expert=4)), mixed)
