@@ -146,7 +146,8 @@ def search_within(
     own = PartSearch(Part(data, restriction), run, parameters or Parameters())
     for start in starts:
         own.value(design_of(start))
-    own.begin(())
+    own.construct()
+    own.vary()
     own.rounds()
     plan = own.best[1] if own.best else None
     return Outcome(

@@ -24,7 +24,7 @@ NAMES = {
     "ditto": "tiny-fast-slow",
     "poplar": "tiles-5-zero3",
 }
-FILES = 60  # damaged ones, half by edits and half by bytes
+FILES = 100  # damaged ones, half by edits and half by bytes
 RULES = b"""# rules
 $tensor_model_parallel_size > 4 && $pipeline_model_parallel_size == 1
 $recompute_granularity == 'full' || $micro_batch_size % 2 != 0

@@ -13,9 +13,13 @@ import pytest
 
 from fakes.workloads import BARE, cluster
 from hetplan.errors import InputError, UnsupportedError
+from hetplan.formulations.astra.search.links import Assumptions
+from hetplan.formulations.astra.search.result import Job
+from hetplan.formulations.astra.search.space import homogeneous, offers_of_cluster
 from hetplan.formulations.joint.plan import Degrees, Plan, new_plan
 from hetplan.formulations.joint.pose import pose
 from hetplan.formulations.joint.search import Search
+from hetplan.planner.astra import PoolProblem, least_seconds
 from hetplan.planner.joint import FURTHER, FurtherSpace
 from hetplan.profiling.models import load_model
 from hetplan.profiling.transformer import Experts
@@ -106,6 +110,14 @@ def searched(on: Workload, start: Plan, steps: int) -> tuple[float, Plan]:
     return seconds, plan
 
 
+def alone(on: Workload) -> float:
+    """The bound by computing alone."""
+    (offer,) = offers_of_cluster(on.cluster)
+    problem = PoolProblem(on, "degrees", homogeneous(offer))
+    assumed = Assumptions(profile=on.profile, stack=on.stack)
+    return least_seconds(Job(on.model, on.global_batch), problem.plannable(), problem.pool, assumed)
+
+
 @pytest.mark.parametrize(
     ("memory_gib", "experts"),
     [(1.8, True), (16.0, False), pytest.param(16.0, True, marks=pytest.mark.slow)],
@@ -120,6 +132,9 @@ def test_no_plan_of_the_enumeration_is_faster(memory_gib: float, experts: bool) 
     again = replay(Plan.model_validate(plan.model_dump()), on)
     assert again.fits and again.seconds == pytest.approx(seconds, rel=1e-2)  # robust seconds
     assert again.seconds <= min(seconds for seconds, _ in fitting) * (1 + 1e-9)
+    least = alone(on)
+    assert all(least <= run.seconds for _, run in runs) and least <= again.seconds
+    assert least > again.seconds / 4  # it says something
 
 
 def test_stages_may_be_on_replicas_of_several_types() -> None:

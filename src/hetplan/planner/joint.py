@@ -119,7 +119,10 @@ class FurtherSpace(Space):
     def __init__(self, data: JointData, workload: Workload) -> None:
         super().__init__(data)
         self.workload, self.replayer = workload, Replayer(workload)
-        self.samples = {t.micro_batch for t in data.tables if t.micro_batch <= LIMITS.samples}
+        self.samples, self.contexts = (
+            {table.micro_batch for table in data.tables} & {*range(LIMITS.samples + 1)},
+            {2**e for e in range(LIMITS.context.bit_length())},
+        )
 
     def least(self, design: Design) -> float:
         """Nothing is known without a replay."""
@@ -134,12 +137,12 @@ class FurtherSpace(Space):
         alike = {(len(p.groups), p.cuts, p.micro, p.samples) for p in made.pipes}
         (context, tensor), *unlike = {(len(g), len(g[0])) for p in made.pipes for g in p.groups}
         whole = pipe.micro in self.samples and pipe.samples % pipe.micro == 0
-        if len(alike) > 1 or unlike or not whole or context > LIMITS.context:
+        if len(alike) > 1 or unlike or not whole or context not in self.contexts:
             return None
         changes = {
             "context": context,
             "exchange": now.exchange if context > 1 else "ring",
-            "expert_tensor": min(now.expert_tensor, tensor),
+            "expert_tensor": tensor if now.expert_tensor > 1 else 1,
             "sequence_parallel": now.sequence_parallel and tensor > 1,
         }
         made = replace(made, degrees=now.model_copy(update=changes))
