@@ -96,16 +96,23 @@ class Astra(Strategy):
 
     def pose(self, workload: Workload, run: Run) -> "list[PoolProblem]":
         """A search per pool of devices."""
-        offers, shape = offers_of_cluster(workload.cluster), workload.model.spec.shape
+        offers = offers_of_cluster(workload.cluster)
         devices, one = sum(offer.most for offer in offers), len(offers) == 1
         whole = homogeneous(offers[0]) if one else heterogeneous(devices, offers)
-        many = shape is not None and (shape.experts or devices >= LIMITS.devices)
-        alike = many and (one or len(model_facts(workload.model).different_blocks) == 1)
         return [
             PoolProblem(workload, whole.mode, whole),
             *(PoolProblem(workload, f"only-{o.name}", homogeneous(o)) for o in offers if not one),
-            *([PoolProblem(workload, "degrees", whole)] if alike else []),
+            *([PoolProblem(workload, "degrees", whole)] if with_degrees(workload) else []),
         ]
+
+
+def with_degrees(workload: Workload) -> bool:
+    """Whether further degrees are searched, too."""
+    shape, cluster = workload.model.spec.shape, workload.cluster
+    many = shape is not None and (shape.experts or len(cluster.devices) >= LIMITS.devices)
+    return bool(
+        many and (len(cluster.types) == 1 or len(model_facts(workload.model).different_blocks) == 1)
+    )
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ them that is a chain of stages. Its bound holds for all chains of stages; progra
 run together (HAP's) are no chains. Of a plan with further degrees (context, expert ranks) it begins
 with the pipeline, whose row groups then share samples: neither its plans nor its bound have any.
 
-`joint/degrees` begins with the plans that have further degrees and changes these, stages, cuts,
-devices, micro-batches, schedule, ZeRO and recomputation together; all replicas stay alike. Its
+`joint/degrees` begins with the same plans and changes further degrees, stages, cuts, devices,
+micro-batches, schedule, ZeRO and recomputation together; all replicas stay alike. Its
 tensor and context degrees and its micro-batches are those of `astra/degrees`, whose bound by
 computing alone holds for its plans, too.
 """
@@ -22,10 +22,10 @@ from hetplan.formulations.joint.data import JointData
 from hetplan.formulations.joint.degrees import zero_costs
 from hetplan.formulations.joint.design import Design, Space
 from hetplan.formulations.joint.evaluate import broken, decision_of, plan_of
-from hetplan.formulations.joint.plan import Plan, check_degrees
+from hetplan.formulations.joint.plan import Degrees, Plan, check_degrees
 from hetplan.formulations.joint.pose import pose
 from hetplan.formulations.joint.search import Parameters, Search
-from hetplan.planner.astra import LIMITS
+from hetplan.planner.astra import LIMITS, with_degrees
 from hetplan.planner.strategy import (
     Candidate,
     NoPlan,
@@ -71,10 +71,12 @@ class Joint(Strategy):
             kind=UnsupportedError,
         )
         data = pose(workload, ("none", *useful_modes(workload)))
-        further = [plan for plan in self.starts if plan.degrees is not None]
+        further = with_degrees(workload)
         seconds = self.settings.seconds / (2 if further else 1)
-        whole = JointProblem(data, self.starts, seconds)
-        return [whole, FurtherProblem(workload, data, further, seconds)] if further else [whole]
+        return [
+            JointProblem(data, self.starts, seconds),
+            *([FurtherProblem(workload, data, self.starts, seconds)] if further else []),
+        ]
 
 
 @dataclass(frozen=True)
@@ -154,9 +156,19 @@ class FurtherSpace(Space):
         return None
 
 
+def with_all_degrees(plan: Plan) -> Plan | None:
+    """The plan, one without further degrees with those that change nothing; None where row groups
+    share samples, and for programs."""
+    stages = [stage for replica in plan.replicas for stage in replica.stages]
+    single = plan.program is None and all(len(stage.devices) == 1 for stage in stages)
+    nothing = Degrees(expert_tensor=len(stages[0].tensor_shares)) if single else None
+    degrees = plan.degrees or nothing
+    return plan.model_copy(update={"degrees": degrees}) if degrees is not None else None
+
+
 @dataclass(frozen=True)
 class FurtherProblem(Problem):
-    """Plans with further degrees to begin with. seconds: at most."""
+    """Plans to begin with, the fastest first. seconds: at most."""
 
     workload: Workload
     data: JointData
@@ -171,11 +183,13 @@ class FurtherProblem(Problem):
         """The shortest replay that fits."""
         part = run.part(time_limit=self.seconds, quiet=False)
         search = Search(FurtherSpace(self.data, self.workload), part, FURTHER)
-        search.begin(self.starts)
+        search.begin([*filter(None, map(with_all_degrees, self.starts))][: FURTHER.replayed])
         search.vary()
         search.rounds()
         if search.best is None:
             raise NoPlan("unknown", "no plan with further degrees fits", part.elapsed)
+        plan = Plan.model_validate(dict(search.best[1]))
+        needless = zero_costs(plan, self.workload) is None
         return Candidate(
             strategy="joint",
             method=method,
@@ -183,6 +197,6 @@ class FurtherProblem(Problem):
             objective=search.best[0][0],
             fits_memory=True,
             solve_seconds=part.elapsed,
-            plan=Plan.model_validate(dict(search.best[1])),
+            plan=plan.model_copy(update={"degrees": None if needless else plan.degrees}),
             message=f"{search.replays} plans replayed",
         )

@@ -119,16 +119,15 @@ class _Writer:
         if row.lower != row.upper and not (values == np.trunc(values)).all():
             sides = [(np.ceil(values), low, np.inf), (np.floor(values), -np.inf, high)]
         for whole, least, most in sides:
-            if least == -np.inf and most == np.inf:
-                continue
-            expression = cp_model.LinearExpr.weighted_sum(
-                [self.x[c] for c in row.columns.tolist()], [int(v) for v in whole.tolist()]
-            )
-            self.cp.add_linear_constraint(
-                expression,
-                cp_model.INT_MIN if least == -np.inf else math.floor(least),
-                cp_model.INT_MAX if most == np.inf else math.ceil(most),
-            ).only_enforce_if(conditions)
+            if least > -np.inf or most < np.inf:
+                expression = cp_model.LinearExpr.weighted_sum(
+                    [self.x[c] for c in row.columns.tolist()], [int(v) for v in whole.tolist()]
+                )
+                self.cp.add_linear_constraint(
+                    expression,
+                    cp_model.INT_MIN if least == -np.inf else math.floor(least),
+                    cp_model.INT_MAX if most == np.inf else math.ceil(most),
+                ).only_enforce_if(conditions)
 
     def _row_unit(self, row: Row) -> float:
         """What a row is multiplied by: to bring its seconds, its grids or its fractions to

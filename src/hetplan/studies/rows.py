@@ -324,9 +324,7 @@ def carry_out(
 def findings_of_rows(rows: Iterable[Row], where: str) -> Iterator[Finding]:
     """What rows with a decision or a bound say for best-known records; a row's key tells exactly
     which instance it is of."""
-    for row in rows:
-        if row["decision_json"] is None and row["bound"] is None:
-            continue
+    for row in (r for r in rows if r["decision_json"] is not None or r["bound"] is not None):
         decision = row["decision_json"]
         yield Finding(
             where=f"{where}: {row['instance']} by {row['method']} (row {row['key']})",

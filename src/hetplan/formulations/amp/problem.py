@@ -86,9 +86,7 @@ class AmpProblem:
             batches = sorted(mbs for tp, mbs in self.seconds if tp == tensor)
             for data in divisors(self.devices // tensor):
                 pipeline = self.devices // tensor // data
-                if pipeline > self.layers:
-                    continue
-                for mbs in batches:
+                for mbs in batches if pipeline <= self.layers else ():
                     gas, rest = divmod(self.global_batch, data * mbs)
                     if rest == 0 and gas >= 1:
                         yield Configuration(pipeline, data, tensor, mbs, gas)

@@ -48,9 +48,8 @@ def fuse(theory: ReducedTheory, *, once: bool) -> list[Move]:
     consumed: set[int] = set()
     for step in theory.steps:
         communicated = tensors(step.pre) if step.comm and once else frozenset[str]()
-        if not step.pre or communicated & loaded:
-            continue
-        for chosen in _producers(step, sources):
+        usable = step.pre and not communicated & loaded
+        for chosen in _producers(step, sources) if usable else ():
             consumed.update(s.index for s in chosen)
             had = frozenset[int]().union(*(s.post for s in chosen))
             moves.append(Move((*chosen, step), step.pre - had, step.post | had, communicated))

@@ -300,10 +300,9 @@ class DegreeZero(ZeroCosts):
         for owners, sizes in self.shared_parts().items():
             for size, (rings, part) in zip(sizes, self.ring_parts(owners), strict=True):
                 own = size * part / self.costs.tensor
-                if not size or len(rings[0]) == 1:
-                    continue
-                joined = self.join(owners, rings, own, divided=0 < self.plan.zero < 3)
-                yield self.hidden(joined, own, len(rings[0]), size / sum(sizes))
+                if size and len(rings[0]) > 1:
+                    joined = self.join(owners, rings, own, divided=0 < self.plan.zero < 3)
+                    yield self.hidden(joined, own, len(rings[0]), size / sum(sizes))
 
     def hidden(self, joined: Joined, size: float, ranks: int, part: float) -> Joined:
         """In buckets, and with what the next forward pass leaves uncovered of gathering weights.

@@ -433,12 +433,10 @@ def solve(
         general = lower_bound(search.relaxation, part, incumbent.objective)
     roots = []
     for pipes in layouts(data) if few else ():
-        deepest = max(map(len, pipes))
-        if deepest > len(data.layers) or len(pipes) > data.global_batch:
-            continue
+        deepest, enough = max(map(len, pipes)), len(pipes) <= data.global_batch
         for (schedule, C), mode in itertools.product(SCHEDULES, data.modes):
             as_1f1b = deepest == C == 1 and schedule == "interleaved-1f1b"
-            if deepest * C <= len(data.layers) and not as_1f1b:
+            if enough and deepest * C <= len(data.layers) and not as_1f1b:
                 node = Node(pipes, schedule, C, mode)
                 # out of time: 0 bounds every node
                 roots.append((0.0 if run.should_stop else search.quick(node), node))
