@@ -74,11 +74,12 @@ from hetplan.solvers.run import Run
 @dataclass(frozen=True)
 class Limits:
     """What of context, expert and further degrees is searched; more of each takes more seconds.
-    devices: from so many on, of a model with experts from one on. samples, context: of a
+    devices, tokens: from so many on, of a model with experts from one on. samples, context: of a
     micro-batch, and context ranks, at most; the bound by computing alone holds up to these.
     replayed: of the best by the formula."""
 
     devices: int = 32
+    tokens: int = 16384
     samples: int = 8
     context: int = 8
     replayed: int = 8
@@ -109,7 +110,11 @@ class Astra(Strategy):
 def with_degrees(workload: Workload) -> bool:
     """Whether further degrees are searched, too."""
     shape, cluster = workload.model.spec.shape, workload.cluster
-    many = shape is not None and (shape.experts or len(cluster.devices) >= LIMITS.devices)
+    many = shape is not None and (
+        shape.experts
+        or len(cluster.devices) >= LIMITS.devices
+        or workload.model.tokens_per_sample >= LIMITS.tokens
+    )
     return bool(
         many and (len(cluster.types) == 1 or len(model_facts(workload.model).different_blocks) == 1)
     )
@@ -143,8 +148,11 @@ class PoolProblem(Problem):
         result = search(job, self.pool, space=space, assumed=assumptions, run=run, top=top)
         best, message = result.best, result.proof
         if best is None:
-            seconds = time.perf_counter() - begun
-            raise NoPlan("infeasible" if result.proven else "unknown", result.reason, seconds)
+            raise NoPlan(
+                "infeasible" if result.proven else "unknown",
+                result.reason,
+                time.perf_counter() - begun,
+            )
         bound, alone = best.seconds if result.proven else None, None
         if top > 1:
             alone = least_seconds(job, space, self.pool, assumptions)
