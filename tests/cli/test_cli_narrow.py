@@ -45,6 +45,8 @@ def test_fewer_bits_are_faster_and_exported(hetplan: Call, cluster: Path, tmp_pa
         assert ("--fp4-format e2m1" in flags) == (stack == "fp4")
         bridge = hetplan("export", plan, "--to", "bridge").out
         assert ("fp8: hybrid" in bridge) == (stack == "fp8")
+        recipe = {"fp8": "_with_fp8_delayed_scaling", "fp4": "_with_nvfp4"}.get(stack, "")
+        assert f"mixed_precision: bf16{recipe}_mixed\n" in bridge
         if stack != "fused":
             ran = hetplan("run", plan, "--steps", 1, "-q")
             assert ran.code == 2 and f"no products in {stack}" in ran.err

@@ -386,3 +386,15 @@ def test_a_node_without_a_part_is_told(tmp_path: Path) -> None:
     )
     assert ran.returncode == 2
     assert "node 9 has no part in this plan" in ran.stderr
+
+
+@pytest.mark.parametrize(
+    "stages", [[[(0, 7), (7, 14)]], [[(0, 7)], [(7, 14)]]], ids=["one stage", "one chunk"]
+)
+@pytest.mark.parametrize("framework", ["megatron", "bridge"])
+def test_interleaving_needs_stages_and_chunks(stages: Any, framework: str) -> None:
+    """Megatron-LM's arguments refuse chunks of one stage, and know no doubled warm-up."""
+    plan = plan_of(stages, schedule="interleaved-1f1b")
+    with pytest.raises(UnsupportedError, match="interleaved 1F1B of one stage, or of one chunk"):
+        export(plan, framework)
+    assert "torchrun" in export(plan, "torchrun")

@@ -175,3 +175,12 @@ def test_tight_memory_is_respected_and_too_little_is_said() -> None:
     assert outcome.decision is not None and evaluate(tight, outcome.decision).objective is not None
     none = search(with_memory(data, 1e-9), run(), parameters=Parameters(steps=50))
     assert none.decision is None and none.message.endswith("plans fits in memory")
+
+
+def test_chunks_of_one_stage_are_one_run() -> None:
+    """Interleaved 1F1B of replicas of one stage is 1F1B, which frameworks can say."""
+    data = random_data(Random(3), devices=2, layers=6)
+    pipe = Pipe((((0,),),), (1,), 1, data.global_batch)
+    made = Space(data).repaired(Design((pipe,), "interleaved-1f1b", 2))
+    assert made is not None
+    assert (made.schedule, made.chunks, made.pipes[0].cuts) == ("1f1b", 1, ())

@@ -7,8 +7,10 @@ from itertools import product
 from pathlib import Path
 
 import pytest
+import yaml
 from hypothesis import given, settings, strategies as st
 
+from fakes.workloads import cluster_document
 from hetplan.cli.main import main
 from hetplan.errors import InputError
 from hetplan.profiling.cluster import (
@@ -472,3 +474,16 @@ def test_nodes_under_two_switches_share_uplinks(tmp_path: Path) -> None:
     assert between[0].tolist() == [100, 80, 20, 20, 20]
     assert between[2].tolist() == [20, 20, 100, 80, 20]
     assert between[4].tolist() == [20, 20, 20, 20, 100]
+
+
+@pytest.mark.parametrize(("name", "near"), [("MI308X", "did you mean MI300X"), ("FooChip-9", "")])
+def test_an_unknown_device_shows_what_describes_one(name: str, near: str) -> None:
+    """Also where a known one has nearly that name; the lines shown can be used."""
+    with pytest.raises(InputError) as error:
+        device(name)
+    text = str(error.value)
+    assert near in text and "\n" not in text
+    shown = yaml.safe_load(text.split("`")[1])["devices"]
+    own = cluster_document(devices={name: shown["NAME"]})
+    own["nodes"][0]["device"] = name
+    assert build_cluster(ClusterFile.model_validate(own)).specs[name].memory_gib == 80

@@ -286,12 +286,12 @@ def verdict_table(planning: "Planning", best: "Candidate", explained: "Explanati
 
     workload, plan = planning.workload, best.plan
     money = best.money_per_million_tokens(workload)
-    flops = best.flops_per_device(workload)
+    flops, unit = best.flops_per_device(workload), "tokens" if workload.sequence else "samples"
     speed = {
-        f"{count_text(best.tokens_per_second(workload))} tokens/s": True,
+        f"{count_text(best.tokens_per_second(workload))} {unit}/s": True,
         f"MFU {percent_text(best.utilisation(workload))}": True,
         f"{(flops or 0.0) / 1e12:.3g} TFLOP/s per device": flops is not None,
-        f"${number_text(money, 4)} per million tokens": money is not None,
+        f"${number_text(money, 4)} per million {unit}": money is not None,
     }
     critical = islice(explained.critical.items(), 3)
     lines = {

@@ -128,7 +128,8 @@ def ranking(row: Mapping[str, Any]) -> str:
         return ""
     of, (cause, own, best) = row["ranked"], row["ranked"]["why"][0]
     return (
-        f"{percent_text(of['place'])} of {of['count']} are no faster; preferred {of['best']}, "
+        f"{round(of['place'] * of['count'])} of {of['count']} ({percent_text(of['place'])}) are no "
+        f"faster; preferred {of['best']}, "
         f"{seconds_text(of['best_seconds'])}; {cause}: {seconds_text(own)}, preferred "
         f"{seconds_text(best)}"
     )

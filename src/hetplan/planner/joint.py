@@ -108,10 +108,10 @@ class JointProblem(Problem):
 # Of designs with further degrees, whose replays are slow: a few hundred are tried in a second.
 FURTHER = Parameters(
     shares={
-        "cut": 4, "order": 2, "swap": 1, "unite": 1, "divide": 1, "pair": 1,
-        "micro": 1, "schedule": 1, "zero": 1, "mode": 0.5, "further": 3,
+        "cut": 4, "order": 2, "swap": 1, "unite": 2, "divide": 2, "pair": 1,
+        "micro": 3, "schedule": 1, "zero": 2, "mode": 0.5, "further": 3,
     },
-    together=(1.0,), far=4.0, near=3.0, scattered=60, away=5, width=8, first_steps=60,
+    together=(1.0,), far=6.0, near=5.0, scattered=60, away=5, width=8, first_steps=60,
 )  # fmt: skip
 
 

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from hetplan.errors import check_name, look_up, require, suggestion
+from hetplan.errors import check_name, require, suggestion
 from hetplan.files import read_yaml
 from hetplan.profiling.operators import Precision
 from hetplan.schema import Name, PositiveCount, Rate, StrictModel, check_header, parse
@@ -102,14 +102,17 @@ def catalogue() -> dict[str, DeviceSpec]:
 
 
 def device(name: str, *, where: str | None = None) -> DeviceSpec:
-    """The catalogue's entry `name`; raises InputError that suggests the nearest names."""
-    return look_up(
-        "unknown device",
-        name,
-        catalogue(),
+    """The catalogue's entry `name`; raises InputError that suggests the nearest names, and shows
+    what describes a device."""
+    near = suggestion(name, catalogue())
+    require(
+        name in catalogue(),
+        f"unknown device {name[:80]!r}{near}",
         where=where,
-        see=f"one of {', '.join(catalogue())}, or in the cluster file its own entry, {EXAMPLE}",
+        expected=("" if near else f"one of {', '.join(catalogue())}, or ")
+        + f"in the cluster file its own entry, {EXAMPLE}",
     )
+    return catalogue()[name]
 
 
 def overridden(name: str, override: DeviceOverride, *, where: str) -> DeviceSpec:

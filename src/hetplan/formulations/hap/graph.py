@@ -210,14 +210,13 @@ def graph_of_needs(
         settled = [p for p in need if theory.level[p] >= highest]
         for s in sorted({s for p in settled for s in theory.by_post[p]}):
             after = (need - theory.steps[s].post) | theory.steps[s].pre
-            if after >= need:
-                continue  # the step only adds needs, so that the way to the end is no shorter
-            if after not in numbers:
-                if len(states) == limit:
-                    return None
-                numbers[after] = len(states)
-                states.append(after)
-            arcs.append((u, numbers[after], s))
+            if not after >= need:  # else it only adds needs: the way to the end is no shorter
+                if after not in numbers:
+                    if len(states) == limit:
+                        return None
+                    numbers[after] = len(states)
+                    states.append(after)
+                arcs.append((u, numbers[after], s))
     return graph_of_states(
         theory, states, np.array(arcs, dtype=np.int64), in_execution_order=not canonical
     )

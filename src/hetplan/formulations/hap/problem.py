@@ -258,13 +258,12 @@ def derivations(
             applies(n)
     while heap:
         value, n, p = heapq.heappop(heap)
-        if p in cost:
-            continue
-        cost[p], by[p] = value, n
-        for m in waiting.get(p, ()):
-            missing[m] -= 1
-            if missing[m] == 0:
-                applies(m)
+        if p not in cost:
+            cost[p], by[p] = value, n
+            for m in waiting.get(p, ()):
+                missing[m] -= 1
+                if missing[m] == 0:
+                    applies(m)
     return cost, by, order
 
 

@@ -247,6 +247,13 @@ class Space:
         stages = any(len(pipe.groups) > 1 for pipe in design.pipes)
         if (design.zero == 2) if design.degrees else (design.zero > 1 and stages):
             design = replace(design, zero=1)  # between stages the higher levels do as it does
+        if design.schedule == "interleaved-1f1b" and not stages:  # of one stage the same
+            design = replace(
+                design,
+                pipes=tuple(replace(pipe, cuts=()) for pipe in design.pipes),
+                schedule="1f1b",
+                chunks=1,
+            )
         pipes, steps = [], design.pipes[0].steps if design.zero > 1 else 0
         for pipe in design.pipes:
             rounds = len(pipe.groups) if design.schedule == "interleaved-1f1b" else 1

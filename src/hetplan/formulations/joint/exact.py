@@ -327,10 +327,8 @@ class Search:
         """(bound, micro-batch) of a replica that takes g samples."""
         key = (i, *node[:4], g)
         if key not in self.tables:
-            made = []
-            for b in range(1, g + 1):
-                if node.schedule == "interleaved-1f1b" and -(-g // b) % len(node.pipes[i]):
-                    continue
+            made, rounds = [], len(node.pipes[i]) if node.schedule == "interleaved-1f1b" else 1
+            for b in (size for size in range(1, g + 1) if -(-g // size) % rounds == 0):
                 self.run.check()
                 if node.chunks > 1 and self.many(node, self.parameters.at_once):
                     made.append((self.quick(node), b))

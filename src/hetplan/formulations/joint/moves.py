@@ -176,7 +176,7 @@ class Moves:
         if len(design.pipes) < 2:
             return None
         as_rows, pipes = self.rng.random() < 0.5, self.rng.sample(design.pipes, len(design.pipes))
-        some = 2 if self.rng.random() < 0.5 else len(pipes) // 2 * 2
+        some = 2 if self.rng.random() < 0.5 and self.together < 1 else len(pipes) // 2 * 2
         made: list[Pipe | None] = list(pipes[some:])
         for one, other in zip(pipes[:some:2], pipes[1:some:2], strict=True):
             pairs = zip_longest(one.groups, other.groups, fillvalue=())
@@ -193,7 +193,7 @@ class Moves:
 
     def divide(self, design: Design) -> Design | None:
         """A replica, or every one, becomes two: every other stage, or every other row of all."""
-        by_rows, every = self.rng.random() < 0.5, self.rng.random() < 0.5
+        by_rows, every = self.rng.random() < 0.5, self.rng.random() < 0.5 or self.together == 1
         made, one = list[Pipe | None](), self.rng.randrange(len(design.pipes))
         for i, pipe in enumerate(design.pipes):
             if not every and i != one:
@@ -222,7 +222,7 @@ class Moves:
     def micro(self, design: Design) -> Design | None:
         """Another micro-batch size, of one replica or of all."""
         i, _ = self._any_stage(design)
-        now, every = design.pipes[i].micro, self.rng.random() < 0.7
+        now, every = design.pipes[i].micro, self.rng.random() < 0.7 or self.together == 1
         size = max(self.rng.choice((now - 1, now + 1, now // 2, 2 * now)), 1)
         pipes = [
             replace(pipe, micro=min(size, pipe.samples)) if every or j == i else pipe

@@ -237,7 +237,11 @@ def bridge(plan: Plan, shape: Transformer | None = None) -> str:
     grid.nodes()
     document = bridge_sections(grid)
     if plan.workload.precision != "fp32":
-        document["mixed_precision"] = f"{plan.workload.precision}_mixed"
+        # its fields replace the model's, so that it must have the narrow products, too
+        narrow = {"fp8": "_with_fp8_delayed_scaling", "fp4": "_with_nvfp4"}
+        document["mixed_precision"] = (
+            f"{plan.workload.precision}{narrow.get(plan.workload.stack, '')}_mixed"
+        )
     comments = heading(plan, "Megatron Bridge", BRIDGE_VERSION)
     return "\n".join([*comments, yaml.safe_dump(document, sort_keys=False, width=110)])
 

@@ -161,6 +161,11 @@ class Grid:
 
     def check(self) -> None:
         """Refuse a plan whose replicas differ, or whose samples or weights divide unequally."""
+        self.refuse(
+            self.plan.schedule == "interleaved-1f1b" and (self.chunks == 1) != (self.pipeline == 1),
+            "interleaved 1F1B of one stage, or of one chunk",
+            "the order of passes",
+        )
         for lacks, lost in unequal(self.plan):
             self.refuse(True, lacks, lost)
 
@@ -404,6 +409,7 @@ def model_settings(t: Transformer, sequence: int) -> Settings:
         visited = [(i + 1) % experts.every == 0 and i >= experts.dense for i in range(t.layers)]
         values |= {
             "num_experts": experts.count,
+            "moe_token_dispatcher_type": "alltoall",
             "moe_router_topk": experts.active,
             "moe_ffn_hidden_size": experts.width,
             "moe_shared_expert_intermediate_size": experts.shared or None,

@@ -259,10 +259,8 @@ class Predictor:
             pipeline.layers, pipeline.groups, _cards(pipeline), strict=True
         ):
             members = len(groups) * pipelines
-            if members == 1:
-                continue
             # a ring passes a node once, whatever the number of its ranks
-            by_node = dict(zip(nodes, groups, strict=True))
+            by_node = dict(zip(nodes, groups, strict=True)) if members > 1 else {}
             for number, group in by_node.items():
                 node = group.nodes[0]
                 each = 2 * (members - 1) / members * self.params(group.tensor)[layers].sum()
