@@ -15,7 +15,15 @@ from hetplan.errors import InputError, UnsupportedError
 from hetplan.formulations.astra.search.engine import search
 from hetplan.formulations.astra.search.facts import expert_params_of, model_facts
 from hetplan.formulations.astra.search.links import Assumptions
-from hetplan.formulations.astra.search.pricing import BACKWARD, FORWARD, Priced, uncovered
+from hetplan.formulations.astra.search.pricing import (
+    BACKWARD,
+    EMBEDDING,
+    FORWARD,
+    HEAD,
+    Priced,
+    iteration_parts,
+    uncovered,
+)
 from hetplan.formulations.astra.search.result import Job
 from hetplan.formulations.astra.search.space import Space, homogeneous, offers_of_cluster
 from hetplan.formulations.joint.degrees import strategy_of
@@ -359,3 +367,25 @@ def test_the_strategys_search_has_every_degree() -> None:
     space = PoolProblem(workload(True), "degrees", homogeneous(offer)).plannable()
     assert space.expert == (1, 2, 4) and space.context == (1, 2, 4, 8)
     assert space.fsdp == space.whole_experts == space.sequence_parallel == (False, True)
+
+
+def test_the_head_is_on_the_stage_with_a_block_less() -> None:
+    """Seven blocks on two stages, and a head as long as a block: the formula's slowest stage is the
+    one with four blocks, or three and the head."""
+    shape = llama(7, 512, 8, 1024, kv_heads=4, vocabulary=6000)
+    model = load_model(text_model("head", "test", 256, shape))
+    on = make_workload(model, cluster(nodes=NODES), 32, stack=BARE)
+    (offer,) = offers_of_cluster(on.cluster)
+    pool, job = homogeneous(offer), Job(model, 32)
+    space = replace(SPACE, pipeline=(2,), tensor=(1,), micro_batch=(1,), context=(1,))
+    best = search(job, pool, space=space, assumed=Assumptions(stack=on.stack)).best
+    assert best is not None and [blocks for _, blocks in best.stages] == [4, 3]
+    row = priced(plan_of(best, on, pool).model_copy(update={"degrees": Degrees()}), on)
+    embedding, head = (float(row.blocks[figure][0]) for figure in (EMBEDDING, HEAD))
+    block, crossing = float(row.forward[0] + row.backward[0]), float(row.crossing_seconds[0])
+    stage, steps = 4 * block + crossing, best.strategy["num_micro_batches"]
+    slowest = max(stage + embedding, stage - block + head)
+    assert slowest < stage + head - embedding
+    total = 7 / 4 * stage + embedding + head
+    expected = total - slowest + float(steps or 0) * slowest
+    assert iteration_parts(row, np.zeros(1))[0][0] == pytest.approx(expected, rel=1e-12)

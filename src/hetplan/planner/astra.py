@@ -305,8 +305,8 @@ def plan_of(best: AstraCandidate, workload: Workload, pool: Pool) -> Plan:
         not unsaid(best),
         f"a plan file cannot say {unsaid(best)}",
         where=summary(best),
-        expected="--param recompute=none,selective,full instead of hybrid recomputation; for virtual "
-        "stages without layers --param interleaving=false, or larger ones by --param virtual",
+        expected="--param recompute=none,selective,full instead of hybrid recomputation; for "
+        "virtual stages without layers --param interleaving=false, or larger ones by virtual",
         kind=UnsupportedError,
     )
     plan = PoolProblem(workload, pool.mode, pool).to_plan(best)

@@ -390,18 +390,21 @@ def after_pipeline(
 
 def iteration_parts(priced: Priced, offloaded: Floats) -> tuple[Floats, Floats, Floats]:
     """(pipeline, exposed reduction, optimizer) seconds of every strategy whose stages hold the same
-    number."""
+    number of layers, or the last ones one less."""
     layers = -(-priced.facts.layers // priced.pp)
     work = priced.layers_seconds(layers)
     overlapped = priced.table.columns["overlap_p2p_communication"] == 1
-    crossing = uncovered(priced.crossing_seconds, np.where(overlapped, work / priced.v, 0.0))
-    stage = work + priced.v * crossing
+    stage = work + priced.v * uncovered(
+        priced.crossing_seconds, np.where(overlapped, work / priced.v, 0.0)
+    )
     first, last = priced.blocks[EMBEDDING], priced.blocks[HEAD]
     total = priced.facts.layers / layers * stage + first + last
-    slowest = stage + np.where(priced.pp == 1, first + last, np.maximum(first, last))
+    # where layers do not divide evenly, the last stage has one less
+    spared = work - priced.layers_seconds(priced.facts.layers // priced.pp)
+    slowest = stage + np.where(priced.pp == 1, first + last, np.maximum(first, last - spared))
     pipeline = (total - slowest) / priced.v + priced.K * slowest
-    ends = np.where(priced.pp == 1, sum(priced.end_params), np.maximum(*priced.end_params))
-    return pipeline, *after_pipeline(priced, layers, ends, offloaded)
+    params = np.where(priced.pp == 1, sum(priced.end_params), np.maximum(*priced.end_params))
+    return pipeline, *after_pipeline(priced, layers, params, offloaded)
 
 
 def saved_bytes(priced: Priced, layers: Ints) -> tuple[Floats, Floats]:
