@@ -165,3 +165,17 @@ def test_ranks_that_exchange_tokens_stand_together() -> None:
     assert replay(new_plan(mixed, replicas, degrees=Degrees(expert=2)), mixed).fits
     with pytest.raises(UnsupportedError, match="another order than Megatron's"):
         replay(new_plan(mixed, replicas, degrees=Degrees(expert=4)), mixed)
+
+
+@pytest.mark.parametrize("experts", [False, True])
+def test_on_one_device_the_bound_is_all_but_the_update(experts: bool) -> None:
+    """There a plan is a size of micro-batches, and computes what the bound counts."""
+    node = {
+        "count": 1, "devices": 1, "device": "T4", "intra_node_gbit_per_s": 100,
+        "network_gbit_per_s": 40,
+    }  # fmt: skip
+    on = make_workload(workload(16.0, experts).model, cluster(nodes=[node]), 64, stack=BARE)
+    sizes = (1, 2, 4, 8)
+    plans = [new_plan(on, placed(on, 1, 1, 1, 1, (0, BLOCKS + 2), size)) for size in sizes]
+    best = min(replay(plan, on).seconds for plan in plans)
+    assert 0.9 * best < alone(on) <= best
