@@ -63,7 +63,7 @@ class Joint(Strategy):
         return Joint(self.settings, [*self.starts, *plans])
 
     def pose(self, workload: Workload, run: Run) -> "list[Problem]":
-        """Plans without further degrees, and with them where some begin so."""
+        """Plans without further degrees, and with them where these are searched."""
         require(
             workload.links is None,
             "learned links are no part of the problem",
@@ -105,7 +105,8 @@ class JointProblem(Problem):
         )
 
 
-# Of designs with further degrees, whose replays are slow: a few hundred are tried in a second.
+# Of designs with further degrees, whose replays are slow: on 32 devices some forty in a second.
+# Chosen on the cases of tests/joint/test_further.py.
 FURTHER = Parameters(
     shares={
         "cut": 4, "order": 2, "swap": 1, "unite": 2, "divide": 2, "pair": 1,

@@ -133,8 +133,8 @@ def own_options(name: str, common: Options, limit: float | None = None) -> dict[
         "time_limit": limit,
     }
     named = {own: values[key] for key, own in _NAMES.get(engine(name), {}).items()}
-    set_by_user = {own: value for own, value in named.items() if value is not None}
-    return {**_ALWAYS.get(engine(name), {}), **set_by_user}
+    stated = {own: value for own, value in named.items() if value is not None}
+    return {**_ALWAYS.get(engine(name), {}), **stated}
 
 
 def available(name: str) -> bool:

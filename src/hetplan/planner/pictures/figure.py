@@ -21,7 +21,9 @@ OVER = "#c23b32"
 def figure(scene: Scene, kind: str) -> bytes:
     """The bytes of a file of `kind` (png, svg). Raises InputError where matplotlib is not
     installed."""
-    figures = optional("matplotlib.figure", "needs matplotlib", "plots", where=f"--{kind}")
+    figures = optional(
+        "matplotlib.figure", "needs matplotlib, as --html does not", "plots", where=f"--{kind}"
+    )
     heights = (max(2.0, 0.32 * len(scene.rows)), 2.4)
     drawing = figures.Figure(figsize=(12, sum(heights) + 1.5), layout="constrained")
     above, below = drawing.subplots(2, 1, height_ratios=heights)
