@@ -20,7 +20,8 @@ from hetplan.formulations.joint.plan import Degrees, Plan, new_plan
 from hetplan.formulations.joint.pose import pose
 from hetplan.formulations.joint.search import Search
 from hetplan.planner.astra import PoolProblem, least_seconds
-from hetplan.planner.joint import FURTHER, FurtherSpace
+from hetplan.planner.joint import FURTHER, FurtherProblem, FurtherSpace
+from hetplan.planner.strategy import StrategyMethod
 from hetplan.profiling.models import load_model
 from hetplan.profiling.transformer import Experts
 from hetplan.profiling.workload import Workload, make_workload
@@ -146,6 +147,30 @@ def test_stages_may_be_on_replicas_of_several_types() -> None:
     start = new_plan(on, placed(on, 2, 1, 2, 1, (0, 2, BLOCKS + 2), 1), degrees=Degrees(context=2))
     _, plan = searched(on, start, 300)
     assert replay(plan, on).seconds < replay(start, on).seconds and plan.degrees is not None
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+@pytest.mark.parametrize("row", [[0, 2], [3, 0], [0, 1, 2, 3]])
+def test_the_search_begins_with_a_tensor_group_on_several_nodes(
+    mixed: bool, row: list[int]
+) -> None:
+    """AMP places tensor groups on two nodes, of two types of device at times. What cannot be
+    replayed is no start, and does not end the search."""
+    on = workload(16.0, False, mixed=mixed)
+    stage = {
+        "layers": [(0, BLOCKS + 2)], "devices": [row], "row_shares": [1.0],
+        "tensor_shares": [1.0] * len(row),
+    }  # fmt: skip
+    replicas: list[Any] = [{"stages": [stage], "micro_batches": [{"count": 8, "samples": 1}]}]
+    start = new_plan(on, replicas)
+    refused = new_plan(
+        on, placed(on, 1, 1, 4, 1, (0, BLOCKS + 2), 1), degrees=Degrees(context=4)
+    ).model_copy(update={"degrees": Degrees(expert=4)})
+    few = replace(FURTHER, steps=200)
+    problem = FurtherProblem(on, pose(on, ("none", "full")), [refused, start], 60.0, few)
+    candidate = problem.solve(StrategyMethod("auto", exact=True), Run(Options(threads=1)))
+    plan = present(candidate.plan)
+    assert replay(plan, on).fits and replay(plan, on).seconds < replay(start, on).seconds
 
 
 def test_ranks_that_exchange_tokens_stand_together() -> None:

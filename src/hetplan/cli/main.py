@@ -9,7 +9,6 @@ output went away."""
 import dataclasses
 import functools
 import inspect
-import os
 import sys
 import traceback
 import warnings
@@ -22,7 +21,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from hetplan import __version__
 from hetplan.cli.output import OutputError, drop, note, open_streams
-from hetplan.errors import HetplanError, one_line
+from hetplan.errors import HetplanError, debugging, one_line
 
 BROKEN_PIPE, ABORTED, USAGE, BUG = 141, 130, 2, 3
 
@@ -74,11 +73,6 @@ def guarded(arguments: Sequence[str] | None) -> int:
     if returned == ABORTED:  # what typer makes of KeyboardInterrupt, in silence
         return complain("aborted", ABORTED)
     return returned if isinstance(returned, int) else 0
-
-
-def debugging() -> bool:
-    """Whether HETPLAN_DEBUG asks for tracebacks and warnings."""
-    return os.environ.get("HETPLAN_DEBUG", "") not in ("", "0")
 
 
 # The beginning of what typer calls a number -> what people call it.

@@ -324,7 +324,7 @@ def paradigms_table(planning: "Planning", explained: "Explanation") -> Table:
     without = {
         c.strategy: fill(f"no plan of {c.strategy}: {c.message or c.status}", SCREEN_WIDTH)
         for c in reversed(planning.candidates)
-        if c.strategy not in fastest
+        if c.strategy not in fastest and not c.failed
     }
     return Table.of(
         "the best plan of each paradigm",
@@ -341,10 +341,17 @@ def paradigms_table(planning: "Planning", explained: "Explanation") -> Table:
         },
         [
             *without.values(),
+            *fault_lines(planning),
             f"{counted(hidden, 'other plan') + ', ' if hidden else ''}notes, and why: --all",
         ],
         right=(1, 2, 3, 4, 5, 6),
     )
+
+
+def fault_lines(planning: "Planning") -> list[str]:
+    """A line for each candidate that a fault of hetplan cost."""
+    failed = [candidate for candidate in planning.candidates if candidate.failed]
+    return [fill(f"{c.name} {c.message}", SCREEN_WIDTH) for c in failed]
 
 
 def ranking_table(planning: "Planning") -> Table:

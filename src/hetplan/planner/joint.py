@@ -13,10 +13,10 @@ computing alone holds for its plans, too.
 """
 
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import islice
 
-from hetplan.errors import InputError, UnsupportedError, require
+from hetplan.errors import UnsupportedError, require
 from hetplan.formulations import family
 from hetplan.formulations.joint.data import JointData
 from hetplan.formulations.joint.degrees import zero_costs
@@ -149,12 +149,17 @@ class FurtherSpace(Space):
             "sequence_parallel": now.sequence_parallel and tensor > 1,
         }
         made = replace(made, degrees=now.model_copy(update=changes))
-        with suppress(InputError, UnsupportedError, ValueError):
-            plan = self.sketch(made)
-            check_degrees(plan)
-            zero_costs(plan, self.workload)
-            return made
-        return None
+        return made if can_be_replayed(self.sketch(made), self.workload) else None
+
+
+def can_be_replayed(plan: Plan, workload: Workload) -> bool:
+    """Whether the replay has costs for the plan's further degrees."""
+    try:
+        check_degrees(plan)
+        zero_costs(plan, workload)
+    except ValueError:  # an InputError is one, and so is what a rule of plan files refuses
+        return False
+    return True
 
 
 def with_all_degrees(plan: Plan) -> Plan | None:
@@ -169,22 +174,29 @@ def with_all_degrees(plan: Plan) -> Plan | None:
 
 @dataclass(frozen=True)
 class FurtherProblem(Problem):
-    """Plans to begin with, the fastest first. seconds: at most."""
+    """Plans to begin with, the fastest first. seconds: at most. parameters: of the search."""
 
     workload: Workload
     data: JointData
     starts: Sequence[Plan]
     seconds: float
+    parameters: Parameters = FURTHER
 
     def renamed(self, method: StrategyMethod) -> StrategyMethod:
         """`degrees`."""
         return StrategyMethod("degrees")
 
+    def usable_starts(self) -> list[Plan]:
+        """The first plans to begin with that can be replayed with further degrees."""
+        written = (with_all_degrees(plan) for plan in self.starts)
+        usable = (p for p in written if p is not None and can_be_replayed(p, self.workload))
+        return list(islice(usable, self.parameters.replayed))
+
     def solve(self, method: StrategyMethod, run: Run) -> Candidate:
         """The shortest replay that fits."""
         part = run.part(time_limit=self.seconds, quiet=False)
-        search = Search(FurtherSpace(self.data, self.workload), part, FURTHER)
-        search.begin([*filter(None, map(with_all_degrees, self.starts))][: FURTHER.replayed])
+        search = Search(FurtherSpace(self.data, self.workload), part, self.parameters)
+        search.begin(self.usable_starts())
         search.vary()
         search.rounds()
         if search.best is None:

@@ -33,6 +33,7 @@ from hetplan.planner.strategy import (
     Settings,
     Strategy,
     Variant,
+    fault_of,
     joined,
     make_strategies,
     parts_of_cluster,
@@ -252,7 +253,11 @@ def search_all(searches: Sequence[StrategySearch], run: Run) -> list[Candidate]:
     for share, i, phase in phases:
         within, known = run if i in last else others, tuple(chain.from_iterable(candidates))
         search = replace(searches[i], run=within, known=known)
-        candidates[i] += phase(search, within.share(share))
+        try:
+            candidates[i] += phase(search, within.share(share))
+        except Exception as error:  # noqa: BLE001 - a fault costs this strategy's phase alone
+            fault = fault_of(search.strategy.name, search.strategy.methods[0], error)
+            candidates[i].append(replace(fault, variant=search.variant))
     for own, search in zip(candidates, searches, strict=True):
         if not own and not search.variant.part and not others.remaining:
             reason = NoPlan("unknown", "not begun: the time limit was reached")

@@ -25,6 +25,7 @@ from hetplan.planner.strategy import (
     Strategy,
     StrategyMethod,
     Variant,
+    fault_of,
     joined,
     on_part,
     places_of,
@@ -128,13 +129,11 @@ class StrategySearch:
         best = shortest(c for c in self.known if c.fits_memory)
         limit = math.inf if best is None else self.cannot_win * (best.predicted_seconds or 0.0)
         for proposed in propose(strategy, posed, budget.share(1.5), methods, limit):
-            candidate = self.mark_and_replay(proposed)
-            if (candidate.bound or 0.0) > limit and candidate.status != "optimal":
-                text = "cannot win and ended early: its formula's bound is far above the best plan"
-                candidate = replace(candidate, message=joined(text, candidate.message))
-            if proposed.method.exact:
-                candidate = self.within_memory(proposed, candidate, posed, budget)
-            candidates.append(candidate)
+            try:
+                candidate = self.replayed(proposed, posed, budget, limit)
+            except Exception as error:  # noqa: BLE001 - a fault costs this candidate alone
+                candidate = fault_of(self.strategy.name, proposed.method, error)
+            candidates.append(replace(candidate, variant=self.variant))
         if part is not None:
             candidates = [
                 on_devices(c, self.workload, self.workload.cluster.devices_of(part.nodes))
@@ -145,6 +144,21 @@ class StrategySearch:
             for candidate in candidates:
                 self.on_candidate(candidate)
         return candidates
+
+    def replayed(
+        self, proposed: Candidate, posed: Workload, budget: Run, limit: float
+    ) -> Candidate:
+        """The proposed candidate, replayed; of an exact method one within the replay's memory.
+
+        limit: seconds of a bound from which on an exact method was ended early.
+        """
+        candidate = self.mark_and_replay(proposed)
+        if (candidate.bound or 0.0) > limit and candidate.status != "optimal":
+            text = "cannot win and ended early: its formula's bound is far above the best plan"
+            candidate = replace(candidate, message=joined(text, candidate.message))
+        if not proposed.method.exact:
+            return candidate
+        return self.within_memory(proposed, candidate, posed, budget)
 
     def mark_and_replay(self, candidate: Candidate) -> Candidate:
         """A strategy's candidate, marked as one of the variant and replayed on the variant's part

@@ -22,7 +22,14 @@ from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Any, ClassVar, Protocol
 
-from hetplan.errors import UnsupportedError, look_up, require
+from hetplan.errors import (
+    InputError,
+    UnsupportedError,
+    debugging,
+    fault_text,
+    look_up,
+    require,
+)
 from hetplan.formulations.joint.costs import Costs
 from hetplan.formulations.joint.plan import Plan, PlanDevice, Recomputation, Stage
 from hetplan.formulations.joint.pose import kept_of, pose
@@ -224,6 +231,7 @@ class Candidate:
     details: Mapping[str, object] = field(default_factory=dict)  # the evaluator's, for people
     plan: Plan | None = None
     message: str = ""  # the reason where there is no plan, or anything worth telling
+    failed: bool = False  # whether a fault of hetplan cost the plan; the message has its facts
     replay: Replay | None = field(default=None, repr=False, compare=False)
 
     @classmethod
@@ -447,13 +455,18 @@ def propose(
 ) -> list[Candidate]:
     """One candidate per problem and method (all by default), with a plan or the reason why there is
     none. Each method gets an equal share of the time that is left, and ends when its bound is above
-    `hopeless` seconds."""
+    `hopeless` seconds.
+
+    A fault of hetplan costs the candidates of the problem, or of the method, in which it shows.
+    """
     methods = strategy.methods if methods is None else methods
     with derived(f"{workload.model.name} on {workload.cluster.name} as {strategy.name}"):
         try:
             problems = strategy.pose(workload, run)
         except (NoPlan, UnsupportedError) as error:
             return [refused(strategy, method, error) for method in methods]
+        except Exception as error:  # noqa: BLE001 - a fault costs this strategy's rows alone
+            return [fault_of(strategy.name, method, error) for method in methods]
         calls = [(problem, method) for problem in problems for method in methods]
         every = [
             attempt(strategy, *call, replace(run.share(len(calls) - i), hopeless=hopeless))
@@ -473,6 +486,8 @@ def attempt(
         candidate = problem.solve(method, begin_run(run, f"{strategy.name}/{named.name}"))
     except (NoPlan, UnsupportedError, Stopped) as error:
         return refused(strategy, named, error)
+    except Exception as error:  # noqa: BLE001 - a fault costs this method's row alone
+        return fault_of(strategy.name, named, error)
     return None if candidate is None else replace(candidate, method=named)
 
 
@@ -488,6 +503,22 @@ def refused(
         status=reason.status,
         message=reason.reason,
         solve_seconds=reason.seconds,
+    )
+
+
+def fault_of(strategy: str, method: StrategyMethod, error: Exception) -> Candidate:
+    """The row of a method that failed by a fault of hetplan.
+
+    Raises the error again where it is the user's to mend, and where HETPLAN_DEBUG asks for it.
+    """
+    if isinstance(error, InputError) or debugging():
+        raise error
+    return Candidate(
+        strategy=strategy,
+        method=method,
+        status="unknown",
+        message=f"failed: {fault_text(error)}",
+        failed=True,
     )
 
 

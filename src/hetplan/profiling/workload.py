@@ -177,7 +177,9 @@ STATE_BYTES_PER_PARAM = 16
 class Workload:
     """What is to be planned. Built by `make_workload`, which checks that the parts fit together.
 
-    profile: has tables of every device type of the cluster, layers as the model's.
+    profile: has tables of every device type of the cluster, and the model's layers under the
+    model's names: where a profile names them otherwise (an importer counts `layer-0`, `layer-1`,
+    ...), the model's names take the place of its own, for layers correspond by position.
     reserved_bytes: memory of each device that training cannot use. memory_margin: share of each
     device's memory that stays free besides, for what an allocator cannot use. working_bytes: what
     each device of a tensor group of that degree needs per sample beside what its layers keep, while
@@ -200,6 +202,7 @@ class Workload:
     def __post_init__(self) -> None:
         check_global_batch(self.global_batch)
         check_profile(self.profile, self.model, self.cluster)
+        object.__setattr__(self, "profile", with_names_of(self.model, self.profile))
         require(
             0 <= self.memory_margin < 1,
             "memory margin is not usable",
@@ -353,6 +356,17 @@ def check_profile(
         got=len(profile.layers),
         expected=f"{len(model.layers)}, as {model.name} has",
     )
+    names = [layer.name for layer in model.layers]
+    in_profile = [layer.name for layer in profile.layers]
+    if sorted(in_profile) == sorted(names):  # other names stand for the model's, by position
+        for i, (name, expected) in enumerate(zip(in_profile, names, strict=True)):
+            require(
+                name == expected,
+                "layers stand in another order than the model's",
+                where=f"{where}: layers[{i}].name",
+                got=name,
+                expected=repr(expected),
+            )
     missing = [name for name in cluster.types if name not in profile.devices()]
     require(
         not missing,
@@ -361,3 +375,19 @@ def check_profile(
         got=", ".join(profile.devices()),
         expected="every device type of the cluster",
     )
+
+
+def with_names_of(model: Model, profile: Profile) -> Profile:
+    """The profile with the names of the model's layers, of which it has as many; itself where the
+    names are the same.
+
+    Plans, programs and exports speak of layers by these names.
+    """
+    names = [layer.name for layer in model.layers]
+    if names == [layer.name for layer in profile.layers]:
+        return profile
+    layers = [
+        layer.model_copy(update={"name": name})
+        for layer, name in zip(profile.layers, names, strict=True)
+    ]
+    return profile.model_copy(update={"layers": layers})

@@ -10,7 +10,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise
 
 from hetplan.formulations.joint.data import MOST_CHUNKS, JointData, JointDecision
 from hetplan.formulations.joint.plan import (
@@ -222,21 +222,27 @@ class Space:
 
     def canonical(self, design: Design) -> Design:
         """The same design on devices and nodes that are numbered anew: of those that are alike, the
-        first in use is the first. Replicas and rows stand in an order of their own."""
-        twins = {m: iter(nodes) for m, nodes in self._twins.items()}
-        left = [iter(devices) for devices in self._on_node]
-        renamed: dict[int, int] = {}
+        first in use is the first. Replicas and rows stand in an order of their own.
+
+        The tensor ranks of a row may lie on several nodes.
+        """
+        unused_twins = {first: iter(nodes) for first, nodes in self._twins.items()}
+        unused_devices = [iter(devices) for devices in self._on_node]
+        renamed: dict[int, int] = {}  # node -> the node that stands for it
         pipes = []
         for pipe in sorted(design.pipes, key=lambda p: (len(p.groups), p.cuts, p.micro, p.samples)):
             groups: list[Group] = []
             for group in pipe.groups:
-                for row in group:
-                    node = self.node[row[0]]
+                for device in chain.from_iterable(group):
+                    node = self.node[device]
                     if node not in renamed:
-                        renamed[node] = next(twins[self._first[node]])
-                rows = sorted(group, key=lambda row: renamed[self.node[row[0]]])
+                        renamed[node] = next(unused_twins[self._first[node]])
+                rows = sorted(group, key=lambda row: [renamed[self.node[e]] for e in row])
                 groups.append(
-                    tuple(tuple(next(left[renamed[self.node[e]]]) for e in row) for row in rows)
+                    tuple(
+                        tuple(next(unused_devices[renamed[self.node[e]]]) for e in row)
+                        for row in rows
+                    )
                 )
             pipes.append(Pipe(tuple(groups), pipe.cuts, pipe.micro, pipe.samples))
         return replace(design, pipes=tuple(pipes))
