@@ -1,10 +1,12 @@
 """The A* search of HAP, Fig. 10, for fixed ratios, and the prunings of Section 4.5.
 
-The first two prunings rewrite the theory. Fusion: a triple without preconditions is merged into
-each triple that needs its effects. One communication per tensor: communications of a tensor exclude
-each other, and tensors that triples without preconditions produce (placeholders, parameters) are
-not communicated at all. A property's tensor is what precedes its last `|`. The third removes
-redundant properties from partial programs.
+The first two prunings rewrite the theory. Both speak of placeholders and parameters, in a theory
+its sources: triples that need nothing and take no time. (An operator that loads its data itself
+needs nothing either, but it computes, and its result may be communicated as any other's.) Fusion: a
+source is merged into each triple that needs its effects. One communication per tensor:
+communications of a tensor exclude each other, and a source's tensor is not communicated at all. A
+property's tensor is what precedes its last `|`. The third removes redundant properties from partial
+programs.
 
 A partial program costs its time up to the last synchronisation; the estimate of the rest assumes
 infinite bandwidth.
@@ -36,25 +38,40 @@ class Move:
 
 
 def fuse(theory: ReducedTheory, *, once: bool) -> list[Move]:
-    """Section 4.5's first pruning and, with `once`, its second."""
+    """Section 4.5's first pruning and, with `once`, its second.
+
+    Sources that hold no bytes are in no move: the reduced theory has their effects for nothing.
+    """
+    before = theory.problem.steps
 
     def tensors(properties: frozenset[int]) -> frozenset[str]:
         names = [theory.problem.properties[p] for p in properties]
         return frozenset(name.rpartition("|")[0] or name for name in names)
 
-    sources = [s for s in theory.steps if not s.pre]
-    loaded = tensors(frozenset().union(*(s.post for s in sources)))
+    def is_source(step: Step) -> bool:
+        takes_time = step.comm or step.fixed or step.shared
+        return not before[step.index].pre and not takes_time
+
+    sources = [step for step in theory.steps if is_source(step)]
+    had = [step for step in theory.for_nothing if is_source(step)]
+    loaded = tensors(frozenset().union(*(step.post for step in [*sources, *had])))
     moves: list[Move] = []
     consumed: set[int] = set()
     for step in theory.steps:
-        communicated = tensors(step.pre) if step.comm and once else frozenset[str]()
-        usable = step.pre and not communicated & loaded
-        for chosen in _producers(step, sources) if usable else ():
+        if is_source(step):
+            continue
+        communicates = step.comm and once
+        communicated = tensors(before[step.index].pre) if communicates else frozenset[str]()
+        if communicated & loaded:
+            continue
+        for chosen in _producers(step, sources):
             consumed.update(s.index for s in chosen)
-            had = frozenset[int]().union(*(s.post for s in chosen))
-            moves.append(Move((*chosen, step), step.pre - had, step.post | had, communicated))
-    # what no triple consumes whole (the goal itself, or only parts of several effects) stays on its
-    # own
+            produced = frozenset[int]().union(*(s.post for s in chosen))
+            moves.append(
+                Move((*chosen, step), step.pre - produced, step.post | produced, communicated)
+            )
+    # a source that no triple consumes whole (the goal itself, or only parts of several effects)
+    # stays on its own
     needed = {p for step in theory.steps for p in step.pre}
     for step in sources:
         whole = step.index in consumed and len(step.post) == 1 and step.post <= needed
@@ -64,8 +81,7 @@ def fuse(theory: ReducedTheory, *, once: bool) -> list[Move]:
 
 
 def _producers(step: Step, sources: list[Step]) -> list[tuple[Step, ...]]:
-    """Every way to fuse producers without preconditions into `step`: one per needed property that
-    has any."""
+    """Every way to fuse sources into `step`: at most one per property that it needs."""
     ways: list[tuple[Step, ...]] = [()]
     for p in sorted(step.pre):
         producers = [s for s in sources if p in s.post and s.post <= step.pre]
