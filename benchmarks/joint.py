@@ -35,7 +35,7 @@ from hetplan.formulations.joint.evaluate import decision_of, evaluate, plan_of
 from hetplan.formulations.joint.pose import pose
 from hetplan.formulations.joint.replay import ChainReplayer, Settings
 from hetplan.formulations.joint.search import search
-from hetplan.planner.ranking import plan
+from hetplan.planner.library import plan
 from hetplan.planner.strategy import STRATEGIES, useful_modes
 from hetplan.profiling.cluster import Cluster, example_cluster
 from hetplan.profiling.workload import make_workload

@@ -59,7 +59,7 @@ def is_command(module: str, function: Function) -> bool:
     """Whether typer makes a command of it (a public function of the command line), or it is
     `hetplan.plan`, the Python twin of one."""
     public = module.startswith("hetplan.cli.") and not function.name.startswith("_")
-    return public or (module, function.name) == ("hetplan.planner.ranking", "plan")
+    return public or (module, function.name) == ("hetplan.planner.library", "plan")
 
 
 def long_functions(module: str, tree: ast.AST) -> list[str]:

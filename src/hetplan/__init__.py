@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hetplan.formulations.joint.plan import Plan, load_plan, save_plan
     from hetplan.planner.fits import Fit, fits
-    from hetplan.planner.ranking import Planning, plan
+    from hetplan.planner.library import plan
+    from hetplan.planner.planning import Planning
     from hetplan.planner.strategy import Candidate
     from hetplan.profiling.cluster import Cluster, load_cluster
     from hetplan.profiling.models import Model, load_model
@@ -29,7 +30,7 @@ _HOMES = {
     "Fit": "hetplan.planner.fits",
     "Model": "hetplan.profiling.models",
     "Plan": "hetplan.formulations.joint.plan",
-    "Planning": "hetplan.planner.ranking",
+    "Planning": "hetplan.planner.planning",
     "Replay": "hetplan.runtime.replay",
     "distribute": "hetplan.runtime",
     "export": "hetplan.runtime.export",
@@ -37,7 +38,7 @@ _HOMES = {
     "load_cluster": "hetplan.profiling.cluster",
     "load_model": "hetplan.profiling.models",
     "load_plan": "hetplan.formulations.joint.plan",
-    "plan": "hetplan.planner.ranking",
+    "plan": "hetplan.planner.library",
     "replay": "hetplan.runtime.replay",
     "save_plan": "hetplan.formulations.joint.plan",
 }

@@ -24,7 +24,8 @@ from hetplan.formulations.hap.pose import pose as posed_for_hap
 from hetplan.formulations.hap.spmd.whole import Decided
 from hetplan.formulations.joint.plan import Plan
 from hetplan.planner.hap import Hap, HapSettings
-from hetplan.planner.ranking import Planning, plan as planned
+from hetplan.planner.library import plan as planned
+from hetplan.planner.planning import Planning
 from hetplan.planner.search import replay_candidate
 from hetplan.planner.strategy import propose, recomputed
 from hetplan.profiling.cluster import Cluster, example_cluster

@@ -40,7 +40,7 @@ NEEDED = (
     "torch.distributed.checkpoint",
     "hetplan.cli.main",
     "hetplan.cli.run",
-    "hetplan.planner.ranking",
+    "hetplan.planner.library",
     "hetplan.runtime.launch",
     "hetplan.runtime.execution.worker",
     "parity.cases",

@@ -29,7 +29,8 @@ from hetplan.planner.pictures.scene import (
     scene,
 )
 from hetplan.planner.pictures.terminal import COLUMNS, drawn, tables
-from hetplan.planner.ranking import Planning, make_plans
+from hetplan.planner.planning import Planning
+from hetplan.planner.ranking import make_plans
 from hetplan.planner.strategy import make_strategies
 from hetplan.solvers.run import Options, Run
 from html_pages import Page

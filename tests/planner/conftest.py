@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from fakes.workloads import one_thread, small
-from hetplan.planner.ranking import Planning, make_plans
+from hetplan.planner.planning import Planning
+from hetplan.planner.ranking import make_plans
 from hetplan.planner.strategy import make_strategies
 from hetplan.profiling.workload import Workload
 

@@ -11,20 +11,13 @@ import hetplan as hp
 from fakes.workloads import cluster, cluster_document, one_thread, profile_document, small
 from hetplan.errors import InputError
 from hetplan.formulations.joint.evaluate import stage_table
-from hetplan.planner.ranking import (
-    AUTO,
-    PREFERRED,
-    Criteria,
-    Planning,
-    make_plans,
-    make_workloads,
-    pareto,
-    precisions_of,
-    search_all,
-    winner_of,
-)
+from hetplan.planner.criteria import Criteria, pareto, winner_of
+from hetplan.planner.phases import search_all
+from hetplan.planner.planning import Planning
+from hetplan.planner.ranking import make_plans
 from hetplan.planner.search import StrategySearch
 from hetplan.planner.strategy import PLAIN, Variant, make_strategies, parts_of_cluster, renumbered
+from hetplan.planner.workloads import AUTO, PREFERRED, make_workloads, precisions_of
 from hetplan.profiling.profile import Profile
 from hetplan.profiling.workload import Workload, make_workload
 from hetplan.runtime.replay import replay

@@ -14,7 +14,8 @@ from hetplan.cli.plan import planning_tables
 from hetplan.errors import DisagreementError, InputError
 from hetplan.planner.amp import DataParallel
 from hetplan.planner.hap import Hap
-from hetplan.planner.ranking import Planning, make_plans
+from hetplan.planner.planning import Planning
+from hetplan.planner.ranking import make_plans
 from hetplan.planner.search import StrategySearch
 from hetplan.planner.strategy import Candidate, Strategy, StrategyMethod, propose
 from hetplan.profiling.profile import ProfileLayer

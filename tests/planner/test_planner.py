@@ -22,6 +22,7 @@ from hetplan.formulations.amp.pose import pose
 from hetplan.formulations.joint.plan import Plan, new_plan
 from hetplan.planner import STRATEGIES
 from hetplan.planner.amp import TRIALS, AmpProblem, DataParallel
+from hetplan.planner.criteria import Criteria
 from hetplan.planner.explain import (
     critical_parts,
     effects,
@@ -32,7 +33,8 @@ from hetplan.planner.explain import (
     why,
 )
 from hetplan.planner.joint import Joint, JointSettings
-from hetplan.planner.ranking import Criteria, Planning, make_plans
+from hetplan.planner.planning import Planning
+from hetplan.planner.ranking import make_plans
 from hetplan.planner.search import StrategySearch, replay_candidate
 from hetplan.planner.strategy import (
     Candidate,

@@ -12,7 +12,8 @@ import pytest
 from fakes.workloads import cluster_document, one_thread, small
 from hetplan.cli.changes import what_if_table
 from hetplan.errors import InputError
-from hetplan.planner.ranking import Criteria, make_plans
+from hetplan.planner.criteria import Criteria
+from hetplan.planner.ranking import make_plans
 from hetplan.planner.strategy import make_strategies
 from hetplan.planner.what_if import (
     FOUND_FOR,

@@ -39,9 +39,9 @@ from hetplan.errors import require
 from hetplan.formulations.ditto.templates import readiness, rows_of, tables_of
 from hetplan.formulations.joint.plan import load_plan
 from hetplan.planner import replan as again, what_if as asking
-from hetplan.planner.ranking import make_workloads
 from hetplan.planner.replan import Replanning
 from hetplan.planner.what_if import ChangeResult, WhatIf
+from hetplan.planner.workloads import make_workloads
 from hetplan.solvers.run import Run
 from hetplan.text import (
     Table,

@@ -59,7 +59,7 @@ from hetplan.text import (
 
 if TYPE_CHECKING:
     from hetplan.planner.explain import Explanation
-    from hetplan.planner.ranking import Planning
+    from hetplan.planner.planning import Planning
     from hetplan.planner.strategy import Candidate, Settings, Strategy
     from hetplan.profiling.workload import Workload
 
@@ -151,7 +151,9 @@ def plan(
     begun = time.perf_counter()  # loading the planner counts, too
     # the planner's compiled kernels are not needed for completion
     from hetplan.cli.profile import named, traced_model
-    from hetplan.planner.ranking import Criteria, make_plans, make_workloads, only
+    from hetplan.planner.criteria import Criteria
+    from hetplan.planner.ranking import make_plans
+    from hetplan.planner.workloads import make_workloads, only
 
     require(output or not (choice.measure or choice.run), "--measure and --run need --output FILE")
     run = Run(
@@ -423,7 +425,7 @@ def no_winner(planning: "Planning") -> Table:
 
 def pareto_tables(planning: "Planning") -> Iterator[Table]:
     """The candidates that nothing beats in both time and money, where there are several."""
-    from hetplan.planner.ranking import pareto
+    from hetplan.planner.criteria import pareto
 
     workload = planning.workload
     front = [planning.candidates[i] for i in pareto(planning.candidates, workload)]

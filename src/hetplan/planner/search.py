@@ -79,6 +79,14 @@ class StrategySearch:
         fits = any(candidate.fits_memory for candidate in self.known)
         return self.run.should_stop if self.variant.part else fits and not self.run.remaining
 
+    def quick_candidates(self, budget: Run) -> list[Candidate]:
+        """Candidates of the methods that answer at once."""
+        return self.candidates_of(budget, lambda method: method.quick)
+
+    def other_candidates(self, budget: Run) -> list[Candidate]:
+        """Candidates of the methods that neither answer at once nor prove their answers."""
+        return self.candidates_of(budget, lambda method: not (method.quick or method.exact))
+
     def exact_candidates(self, budget: Run) -> list[Candidate]:
         """Candidates of the methods that prove their answers."""
         return self.candidates_of(budget, lambda method: method.exact)

@@ -23,7 +23,8 @@ from typing import Any
 from hetplan.errors import InputError, require
 from hetplan.planner.explain import longer
 from hetplan.planner.joint import Joint
-from hetplan.planner.ranking import Planning, make_plans
+from hetplan.planner.planning import Planning
+from hetplan.planner.ranking import make_plans
 from hetplan.planner.search import OnCandidate, on_devices, shortest
 from hetplan.planner.strategy import Candidate, Strategy, make_strategies, places_of
 from hetplan.profiling.cluster import GBIT, Cluster, Node, device
