@@ -60,7 +60,7 @@ def test_a_module_is_planned_and_trains_as_on_one_process(
     """Also where a batch norm's samples are spread over the ranks, unequally, and in segments."""
     planning = hp.plan(
         make(), devices(slow), global_batch=10, precision="fp32", strategies=["hap"], threads=1,
-        settings={"hap": {"seconds": 6.0, "steps": steps, "segments": segments}},
+        settings={"hap": {"seconds": 600.0, "steps": steps, "segments": segments}},
     )  # fmt: skip
     plans = {c.label: c.plan for c in planning.candidates if c.plan is not None}
     assert planning.best is not None and {"auto", "dp-proportional"} <= set(plans)
