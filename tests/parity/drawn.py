@@ -41,7 +41,6 @@ from parity.drawn import noise
 SHAPE = (4, 9)
 DRAWN = torch.rand(SHAPE) + torch.from_numpy(np.random.rand(*SHAPE)).float()
 DRAWN += torch.tensor([[random.random() for _ in range(9)] for _ in range(4)])
-CALLS = [0]
 
 
 def given(plan, change=lambda step, rows: rows):
@@ -120,7 +119,8 @@ def work(rank: int, world: int, folder: Path) -> None:
     """All plans of this size: losses of two steps with noise, whether torch's generator is where it
     was, and what is told of data that follow from the rank."""
     torch.set_default_dtype(torch.float64)
-    torch.manual_seed(rank)
+    for seed in (random.seed, np.random.seed, torch.manual_seed):
+        seed(rank)
     told: dict[str, Any] = {}
     for name, plan in CASES.items():
         if plan.world_size == world:
@@ -150,10 +150,10 @@ def of_program(rank: int) -> dict[str, Any]:
 
     def apart(first: int, last: int) -> dict[str, Any]:
         data = words(0, first, last)
-        return data | {"labels": np.roll(data["labels"], rank)}
+        return {**data, "labels": np.roll(data["labels"], rank)}
 
     losses = [model.train_step(drawn) for _ in range(2)]
-    return {"losses": losses, "kept": True, "error": told_of(lambda: model.train_step(apart))}
+    return {"losses": losses, "error": told_of(lambda: model.train_step(apart))}
 
 
 def first_weights(module: Any) -> Any:

@@ -204,8 +204,8 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> Answers:
 def losses_of(answer: dict[str, Any]) -> dict[int, float]:
     """By step, of the last document."""
     assert answer["code"] == 0, answer["err"]
-    document, start = {}, 0
-    decoder = json.JSONDecoder()
+    document: dict[str, Any] = {}
+    start, decoder = 0, json.JSONDecoder()
     while answer["out"][start:].strip():
         start = answer["out"].index("{", start)
         document, start = decoder.raw_decode(answer["out"], start)
