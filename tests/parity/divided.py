@@ -56,6 +56,7 @@ class Case:
     holds: float = 1.0
     computes: float = 1.0
     options: dict[str, Any] = field(default_factory=dict)
+    layers: tuple[str, ...] = tuple(CONFIGURED)
 
     @property
     def world(self) -> int:
@@ -83,14 +84,21 @@ class Case:
             "sequence_parallel": self.sequence_parallel,
         }  # fmt: skip
         more = {"degrees": degrees} if self.context > 1 or self.sequence_parallel else {}
-        return planned(self.name, self.world, [(stages, ROWS)], **self.options, **more)
+        replicas = [(stages, ROWS)]
+        return planned(self.name, self.world, replicas, self.layers, **self.options, **more)
 
 
-def planned(name: str, world: int, replicas: list[Any], **options: Any) -> Plan:
+def planned(
+    name: str,
+    world: int,
+    replicas: list[Any],
+    layers: Sequence[str] = CONFIGURED,
+    **options: Any,
+) -> Plan:
     """A plan of replicas of (stages, samples) in micro-batches of at most two samples."""
     workload = {
         "model": name, "cluster": "made up", "global_batch": ROWS, "sequence": TOKENS,
-        "precision": "fp32", "layers": CONFIGURED,
+        "precision": "fp32", "layers": list(layers),
     }  # fmt: skip
     document = {
         "format": "hetplan-plan", "version": 1, "name": name, "workload": workload,

@@ -17,6 +17,7 @@ import ctypes
 import importlib
 import json
 import os
+import random
 import signal
 import sys
 import time
@@ -26,6 +27,9 @@ from itertools import groupby
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+
+import numpy as np
+import torch
 
 POLL, LIMIT = 0.05, 600.0  # seconds
 PR_SET_PDEATHSIG = 1
@@ -69,6 +73,10 @@ def begin(request: Request, out: Path, err: Path) -> int:
             os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), number)
         os.environ.update(request.get("environment", {}))
         os.chdir(request.get("folder", "."))
+        # a process of its own would not have what this one would draw next
+        random.seed()
+        np.random.seed()  # noqa: NPY002
+        torch.seed()
         program = importlib.import_module(PROGRAMS[request["program"]]).main
         for whole, command in groupby(request["arguments"], lambda argument: argument != "&&"):
             code = program(list(command)) if whole else code

@@ -167,11 +167,15 @@ class Ends:
     def feed(self, data: Callable[[], Any], first: int, last: int) -> list[tuple[Tensor, ...]]:
         """What each of the layers [first, last) reads; the data of some rows are asked for where
         one does."""
-        inputs, targets = data() if first == 0 or last > self.last else (None, None)
+        inputs, targets = data() if self.reads(first, last) else (None, None)
         return [
             (*((inputs,) if k == 0 else ()), *((targets,) if k == self.last else ()))
             for k in range(first, last)
         ]
+
+    def reads(self, first: int, last: int) -> bool:
+        """Whether one of the layers [first, last) reads data."""
+        return first == 0 or last > self.last
 
     def weigh(self, data: Any) -> float:
         """What the losses of some rows weigh."""

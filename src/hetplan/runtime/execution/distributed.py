@@ -12,7 +12,7 @@ of DDP.
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from functools import cache
+from functools import cache, cached_property
 from math import floor, inf, isfinite, log2
 from operator import itemgetter
 from typing import Any, Literal
@@ -22,9 +22,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from hetplan.errors import HetplanError, InputError, UnsupportedError, kind_and_text, require
-from hetplan.formulations.joint.plan import Plan, check_world
+from hetplan.formulations.joint.plan import Place, Plan, check_world
 from hetplan.runtime.devices import local_device
 from hetplan.runtime.execution.chain import Chain, Rows, TensorGroup, describe
+from hetplan.runtime.execution.data import Reading, check_alike, drawing_data
 from hetplan.runtime.execution.loop import Box, Trained
 from hetplan.runtime.execution.pipeline import Mail, Pipeline, streams
 from hetplan.runtime.execution.places import Held, Layout, States, bucket_plans, held_by
@@ -39,8 +40,9 @@ from hetplan.runtime.execution.transport import (
 )
 from hetplan.runtime.refusals import check_executed
 from hetplan.runtime.tracing.experts import Experts
-from hetplan.runtime.tracing.split import leaves
+from hetplan.runtime.tracing.split import leaves, mapped
 from hetplan.runtime.watch import Watch
+from hetplan.schema import Range
 
 # fp32: in the parameters' own type
 COMPUTE = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -114,13 +116,15 @@ class Placed(Trained):
         return made
 
     def rows_of(self, step: int, rows: Rows | None) -> Rows:
-        """Data of an iteration's rows, each asked for once: the loop's, or the module's own. Raises
-        InputError where there are more or fewer rows than were asked for."""
+        """Data of an iteration's rows, each asked for once: the loop's, or the module's own, with
+        what is drawn for them the same on all ranks that read them. Raises InputError where there
+        are more or fewer rows than were asked for."""
         of_step = rows or (lambda first, last: self.module.batch(step, first, last))
 
         @cache
         def checked(first: int, last: int) -> Any:
-            batch = paired(of_step(first, last))
+            with drawing_data(self.seed, step, first):
+                batch = paired(of_step(first, last))
             for value in leaves(batch):
                 rows = len(value) if isinstance(value, Tensor) else last - first
                 require(
@@ -131,7 +135,45 @@ class Placed(Trained):
                 )
             return batch
 
-        return checked
+        def taken(first: int, last: int) -> Any:
+            begin, end = self.layout.asked_rows(self.place.replica, (first, last))
+            batch = checked(begin, end)
+            if (begin, end) == (first, last):
+                return batch
+            return mapped(
+                batch, lambda x: x[first - begin : last - begin] if isinstance(x, Tensor) else x
+            )
+
+        return taken
+
+    @cached_property
+    def readings(self) -> list[Reading]:
+        """Rows that several ranks read, the same on every rank."""
+        ranks: dict[tuple[int, int, Range], list[int]] = defaultdict(list)
+        for place in self.plan.places:
+            if self.reads(place):
+                for batch in range(self.plan.replicas[place.replica].steps):
+                    own = self.layout.own_rows(place, batch)
+                    if own[0] < own[1]:
+                        asked = self.layout.asked_rows(place.replica, own)
+                        ranks[place.replica, batch, asked].append(place.rank)
+        return [
+            Reading(rows, tuple(own), f"replica {replica}, micro-batch {batch}")
+            for (replica, batch, rows), own in sorted(ranks.items())
+            if len(own) > 1
+        ]
+
+    def reads(self, place: Place) -> bool:
+        """Whether a rank reads data: for its layers, or to count what its targets weigh."""
+        chunks = self.layout.stage(place).layers
+        weighs = chunks[-1][1] == len(self.chain.names) and self.layout.speaks(place)
+        return weighs or any(self.chain.source.reads(first, last) for first, last in chunks)
+
+    def check_data(self, step: int, rows: Rows) -> None:
+        """Raise InputError where ranks have different data of the same rows. All ranks
+        together."""
+        if self.readings:
+            check_alike(step, self.readings, self.place.rank, rows)
 
     def gather(self) -> nn.Module:
         """The module, on rank 0 with all that has been trained; of a model that is split, see
@@ -225,6 +267,7 @@ class Distributed(Placed):
         of_step = self.rows_of(step, rows)
         with self.watch.during("prepare", 0, step):
             self.states.begin(self.pipeline.visits)
+            self.check_data(step, of_step)
             weight = host_total(self.pipeline.weight(of_step))
         scale = 2.0 ** floor(log2(weight)) * self.scale.value if self.scaled else 1.0
         summed = self.pipeline.run(
@@ -286,7 +329,8 @@ def example_of(module: nn.Module) -> tuple[Any, Any]:
             expected="example=(inputs, targets) of a sample",
         )
     try:
-        return paired(batch(0, 0, 1))
+        with drawing_data(0, 0, 0):
+            return paired(batch(0, 0, 1))
     except HetplanError:
         raise
     except Exception as error:  # the author's code

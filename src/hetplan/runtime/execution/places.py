@@ -136,6 +136,27 @@ class Layout:
         """Global rows of a micro-batch that pass a place."""
         return self.rows(place.replica, place.stage, batch)[place.group]
 
+    def asked_rows(self, replica: int, rows: Range) -> Range:
+        """The rows for whose data a rank of a replica asks where it reads some: a whole
+        micro-batch's where the stages divide rows differently. So all ranks that read a row ask for
+        the same ones, and code that draws at random draws the same."""
+        if not self.uneven_rows[replica]:
+            return rows
+        ends = self.micro_batches[replica]
+        return next((a, b) for a, b in ends if a <= rows[0] and rows[1] <= b)
+
+    @cached_property
+    def uneven_rows(self) -> list[bool]:
+        """[replica] Whether its stages divide the rows of a micro-batch differently."""
+        return [
+            any(
+                self.rows(i, j, batch) != self.rows(i, 0, batch)
+                for batch in range(replica.steps)
+                for j in range(len(replica.stages))
+            )
+            for i, replica in enumerate(self.plan.replicas)
+        ]
+
     def actions(self, place: Place) -> list[tuple[bool, int, int]]:
         """(backward, chunk, micro-batch) in the order of the schedule."""
         replica = self.plan.replicas[place.replica]

@@ -161,6 +161,7 @@ class Stock(Placed):
         batches = self.layout.micro_batches[self.place.replica]
         ends = self.parts[-1].last == len(self.chain.names)
         with self.watch.during("prepare", 0, step):
+            self.check_data(step, self.rows)
             weigh = self.chain.source.weigh
             weight = host_total(sum(weigh(self.rows(a, b)) for a, b in batches) if ends else 0.0)
         averaged = len(self.plan.replicas)  # torch's engines divide by their number

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.fx import Node
 
 from hetplan.errors import UnsupportedError, require
@@ -48,6 +48,13 @@ def tidy(x: Any) -> Any:
         shape=x.shape,
         stride=torch.empty(x.shape, device="meta").stride(),
     )
+
+
+def own_use(x: Any) -> Any:
+    """What is here of x, for work that differs from rank to rank. Where x is whole, the gradients
+    here are summands: each rank has those of its own part of the work alone."""
+    gradients = [Partial() if form.is_replicate() else form for form in x.placements]
+    return x.to_local(grad_placements=gradients)
 
 
 def tidied(x: Any) -> Any:
@@ -83,7 +90,7 @@ class Spread(fx.Interpreter):
         forms = zip_longest(values, self.before, fillvalue=self.whole)
         made = self.run(*(self.enter(value, form) for value, form in forms))
         return tuple(
-            self.enter(y, self.whole).redistribute(placements=form).to_local()
+            self.settled(self.enter(y, self.whole)).redistribute(placements=form).to_local()
             for y, form in zip(made, self.after, strict=True)
         )
 
@@ -106,7 +113,7 @@ class Spread(fx.Interpreter):
 
     def own_part(self, gradient: Any, form: Form) -> Tensor:
         """This context rank's contribution to a gradient, which is summed behind the passes."""
-        summands = gradient.placements[0].is_partial()
+        summands = gradient.placements[0] == Partial()
         kept = gradient.placements[0] if summands else Replicate()
         here = gradient.redistribute(placements=[kept, *form[1:]]).to_local()
         first = summands or self.mesh.get_local_rank(0) == 0
@@ -131,7 +138,8 @@ class Spread(fx.Interpreter):
 
     def settled(self, x: Any) -> Any:
         """A value that ranks have summands of, summed up; else what reads it would gather weights
-        to pass the summands on."""
+        to pass the summands on. Along other dimensions of the mesh it stays as it is: those of a
+        divided table's rows are summed where they were looked up."""
         if not isinstance(x, DTensor) or not any(p.is_partial() for p in x.placements):
             return x
         both = zip(x.placements, self.form_of(x.shape[1:]), strict=True)
@@ -174,20 +182,22 @@ class Spread(fx.Interpreter):
         values |= kwargs
         q, k, v = (values[name] for name in ("query", "key", "value"))
         mask = values.get("attn_mask")
-        heads = [x.shape[1] for x in (q, k, v) if x.dim() == 4]
-        parts = self.mesh.size() // (self.ring.process.size() if self.ring else 1)
-        even = len(heads) == 3 and all(h % parts == 0 for h in heads)
+        ring = self.ring.process.size() if self.ring else 1
+        sizes = [x.shape[1:3] for x in (q, k, v) if x.dim() == 4]
+        parts = self.mesh.size() // ring
+        even = len(sizes) == 3 and all(h % parts == 0 and t % ring == 0 for h, t in sizes)
         if not even or values.get("dropout_p", 0.0) > 0:
             return self._moved(self.whole, n, args, kwargs)
         divided: list[Any] = [Shard(1)] * self.mesh.ndim
         form = [Replicate(), *divided[1:]] if self.ring else divided
         if mask is not None:
-            own = mask.dim() == 4 and mask.shape[1] > 1
+            mask = mask[(None,) * (4 - mask.dim())]  # as attention broadcasts it
+            own = mask.shape[1] > 1
             values["attn_mask"] = mask.redistribute(placements=form if own else self.whole)
         divided = [Shard(2), *divided[1:]] if self.ring else divided
         for name, x in zip(("query", "key", "value"), (q, k, v), strict=True):
             values[name] = tidied(tidied(x).redistribute(placements=divided))
-        local = mapped(values, lambda x: x.to_local() if isinstance(x, DTensor) else x)
+        local = mapped(values, lambda x: own_use(x) if isinstance(x, DTensor) else x)
         here = in_ring(self.ring, self.mesh.get_local_rank(0), **local) if self.ring else None
         made = tidied(self.enter(n.target(**local) if here is None else here, divided))
         back = Shard(2) in q.placements  # heads for tokens again

@@ -65,6 +65,12 @@ def host_total(value: float) -> float:
     return float(total)
 
 
+def host_least(values: Tensor) -> Tensor:
+    """The least over all ranks, elementwise, in place."""
+    dist.all_reduce(values, dist.ReduceOp.MIN, group=host_group())
+    return values
+
+
 Staging = Literal["auto", "always"]
 Stream = tuple[int, int, int]  # (tag, sender, receiver) of messages
 Message = tuple[Any, Sequence[Tensor]]  # what to wait for, and what must live until then

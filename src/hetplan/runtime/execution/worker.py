@@ -32,6 +32,7 @@ from hetplan.profiling.models import load_model
 from hetplan.runtime.devices import local_device, peak_bytes, settle
 from hetplan.runtime.execution.chain import Chain, describe
 from hetplan.runtime.execution.checkpoint import check_same, check_writable, complete, load, save
+from hetplan.runtime.execution.data import seed_generators
 from hetplan.runtime.execution.distributed import COMPUTE, Distributed, example_of
 from hetplan.runtime.execution.loop import Trained
 from hetplan.runtime.execution.places import Layout
@@ -77,7 +78,7 @@ def make_model(
 def make_program(job: Job) -> ProgramModel:
     """The job's single-device program. Raises InputError for an unusable factory."""
     return (
-        as_model(called(job.factory, job.plan), job.plan)
+        as_model(called(job.factory, job.plan, seed=job.seed), job.plan)
         if job.factory is not None
         else ProgramModel(planned_program(job.plan, job.model))
     )
@@ -92,7 +93,7 @@ def make_module(job: Job) -> nn.Module:
             "--virtual devices have a model and data of their own",
             got="--data",
         )
-        module.batch = called(job.data, job.plan, "--data")
+        module.batch = called(job.data, job.plan, "--data", seed=job.seed)
     return module
 
 
@@ -100,7 +101,7 @@ def model_of(job: Job) -> nn.Module:
     """The job's model, on the meta device where it is hetplan's own."""
     workload = job.plan.workload
     if job.factory is not None:
-        return from_factory(job.factory, job.plan)
+        return from_factory(job.factory, job.plan, seed=job.seed)
     with torch.device("meta"):
         if job.virtual:
             stages = [stage for replica in job.plan.replicas for stage in replica.stages]
@@ -113,10 +114,10 @@ def model_of(job: Job) -> nn.Module:
         return build(model.spec.shape, model.sequence, seed=job.seed)
 
 
-def from_factory(text: str, plan: Plan | None) -> nn.Module:
+def from_factory(text: str, plan: Plan | None, *, seed: int = 0) -> nn.Module:
     """The torch module that `module:function` makes of the plan; None: there is none yet, a model
-    is described."""
-    made = called(text, plan)
+    is described. seed: of what it draws."""
+    made = called(text, plan, seed=seed)
     if not isinstance(made, nn.Module):
         raise InputError(
             "--factory made something else", got=type(made).__name__, expected="a torch.nn.Module"
@@ -124,17 +125,24 @@ def from_factory(text: str, plan: Plan | None) -> nn.Module:
     return made
 
 
-def called(text: str, plan: Plan | None, option: str = "--factory") -> Any:
+def called(text: str, plan: Plan | None, option: str = "--factory", *, seed: int = 0) -> Any:
     """What `module:function` makes of the plan; the module is installed or in the working
-    directory. Raises InputError for whatever its author's code raises."""
+    directory. Raises InputError for whatever its author's code raises.
+
+    Every rank imports the module or calls the function itself, so that the generators from which
+    they draw data and weights are seeded before. They are seeded before each of both: what the
+    function draws does not depend on whether the module was imported just now.
+    """
     require(
         all(text.partition(":")), f"{option} is not usable", got=text, expected="MODULE:FUNCTION"
     )
     failure = "cannot be imported:"
     sys.path += [""] if "" not in sys.path else []
     try:
+        seed_generators(seed, f"{option} is imported")
         function = pkgutil.resolve_name(text)
         failure = "raises"
+        seed_generators(seed, f"{option} is called")
         return function(plan)
     except HetplanError:
         raise

@@ -351,6 +351,10 @@ class Split:
         here = [x.to(self.device) if isinstance(x, Tensor) else x for x in leaves(data)]
         return self.reading[nodes](*here)
 
+    def reads(self, first: int, last: int) -> bool:
+        """Whether one of the layers [first, last) reads data."""
+        return any(self.inlets[first:last])
+
     def feed(self, data: Callable[[], Any], first: int, last: int) -> list[tuple[Any, ...]]:
         """What each of the layers [first, last) reads of some rows' data, asked for where one
         does."""

@@ -32,6 +32,7 @@ from hetplan.formulations.hap.spmd.program import PLACEHOLDER, Node, SingleProgr
 from hetplan.formulations.joint.plan import Plan, check_world
 from hetplan.profiling.models import load_model
 from hetplan.runtime.execution.chain import check_names
+from hetplan.runtime.execution.data import Reading, check_alike, drawing_data
 from hetplan.runtime.execution.loop import Box, Trained
 from hetplan.runtime.execution.spmd.machine import Machine, copied, piece
 from hetplan.runtime.execution.transport import Staging, Transport, host_group, host_total
@@ -166,6 +167,7 @@ class DistributedProgram(Trained):
         everyone = tuple(range(dist.get_world_size()))
         groups = {} if transport.backend == "gloo" else transport.groups([everyone])
         self.everyone = groups.get(everyone, transport.everyone)
+        self.synthetic = made.batch is None
         self.batch = made.batch or synthetic_batch(made.program, seed)
         decided = read_program(plan, made.program)
         self.shards = decided.shards
@@ -210,9 +212,14 @@ class DistributedProgram(Trained):
             kind=UnsupportedError,
         )
         of_step = rows or (lambda first, last: self.batch(step, first, last))
+        user_made = rows is not None or not self.synthetic
         with self.watch.during("prepare", 0, step):
             dist.barrier(group=host_group())
-        loss = sum(self._run(run, of_step) for run in range(self.runs))
+        loss = 0.0
+        for run in range(self.runs):
+            data = self._data(step, run, of_step, compared=user_made)
+            self.machine.begin(run, {name: self.tensor(value) for name, value in data.items()})
+            loss += self.machine.run()
         with self.watch.during("synchronise", 0, step):
             total = host_total(loss)
             for parameter in self.parameters.values():
@@ -220,11 +227,19 @@ class DistributedProgram(Trained):
                     parameter.grad = torch.zeros_like(parameter)
         return total / self.runs
 
-    def _run(self, run: int, of_step: Data) -> float:
+    def _data(self, step: int, run: int, of_step: Data, *, compared: bool) -> Mapping[str, Array]:
+        """A run's data, which all ranks read. Raises InputError where they are compared and
+        differ."""
         samples = samples_of(self.plan)
-        data = of_step(run * samples, (run + 1) * samples)
-        self.machine.begin(run, {name: self.tensor(value) for name, value in data.items()})
-        return self.machine.run()
+        rows = run * samples, (run + 1) * samples
+        with drawing_data(self.seed, step, rows[0]):
+            data = of_step(*rows)
+        world = dist.get_world_size()
+        if compared and world > 1:
+            reading = Reading(rows, tuple(range(world)), f"run {run}")
+            with self.watch.meets():
+                check_alike(step, [reading], dist.get_rank(), lambda *_: (data, None))
+        return data
 
     def updated(self) -> list[tuple[str, nn.Parameter]]:
         """This rank's shards."""
@@ -267,8 +282,9 @@ def as_model(model: Any, plan: Plan) -> ProgramModel:
 def traced_model(module: Any, plan: Plan) -> ProgramModel:
     """A module for one run of the plan: its own data, its parameters' values as the first ones."""
     samples = samples_of(plan)
-    traced = trace_samples(module, samples, name=plan.workload.model)
-    values = traced.values(module, module.batch(0, 0, samples))
+    with drawing_data(0, 0, 0):
+        traced = trace_samples(module, samples, name=plan.workload.model)
+        values = traced.values(module, module.batch(0, 0, samples))
     return ProgramModel(
         traced.program,
         lambda step, first, last: traced.data(module.batch(step, first, last)),
