@@ -43,7 +43,7 @@ from hetplan.runtime.export.scripts import KINDS, LAUNCHERS, Start, torchrun
 from hetplan.runtime.job import Job, Loss, Measured, StepReport, check_options
 from hetplan.runtime.launch import Again, is_rank, launch as launch_ranks, launch_elastic, serve
 from hetplan.runtime.watch import Rehearsal
-from hetplan.schema import StrictModel, check_header, parse
+from hetplan.schema import StrictModel, check_header, check_plain, parse
 from hetplan.text import counted, number_text
 
 Predict = Callable[[Plan, Path], Rehearsal | None]
@@ -392,6 +392,7 @@ def launch(
     or Ray takes to start every rank on its node."""
     value, where = read_yaml(job), str(job)
     check_header(value, "hetplan-job", 1, where=where)
+    check_plain(value, where)
     asked: Any = parse(JobFile, value, where=where)
     given, launcher = asked.model_dump(exclude_unset=True), asked.launcher
     program, command, files_of, _ = LAUNCHERS[launcher.kind]

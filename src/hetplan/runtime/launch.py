@@ -386,7 +386,7 @@ def serve(job: Job) -> Measured | None:
         return serve_rank(on_devices(job, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
     except HetplanError as error:
         place = "" if isinstance(error, RankError) else f"rank {os.environ['RANK']}: "
-        print(f"hetplan: {place}{error}", file=sys.stderr, flush=True)
+        print(one_line(f"hetplan: {place}{error}"), file=sys.stderr, flush=True)
         os._exit(error.exit_code)
 
 

@@ -378,7 +378,8 @@ def look_after(watch: Watch, limit: float, plan: Plan) -> None:
 
 def give_up(plan: Plan, rank: int, why: str) -> NoReturn:
     """End this process because a rank hangs."""
-    print(f"hetplan: {plan.rank_text(rank)}: hangs; {why}", file=sys.stderr, flush=True)
+    text = one_line(f"hetplan: {plan.rank_text(rank)}: hangs; {why}")
+    print(text, file=sys.stderr, flush=True)
     os._exit(1)
 
 
