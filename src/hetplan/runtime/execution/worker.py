@@ -28,6 +28,7 @@ from hetplan.errors import (
     require,
 )
 from hetplan.formulations.joint.plan import Plan
+from hetplan.interpreter import let_find
 from hetplan.profiling.models import load_model
 from hetplan.runtime.devices import local_device, peak_bytes, settle
 from hetplan.runtime.execution.chain import Chain, describe
@@ -125,13 +126,13 @@ def from_factory(text: str, plan: Plan | None) -> nn.Module:
 
 
 def called(text: str, plan: Plan | None, option: str = "--factory") -> Any:
-    """What `module:function` makes of the plan; the module is installed or in the working
-    directory. Raises InputError for whatever its author's code raises."""
+    """What `module:function` makes of the plan; the module is installed, or else in the working
+    folder. Raises InputError for whatever its author's code raises."""
     require(
         all(text.partition(":")), f"{option} is not usable", got=text, expected="MODULE:FUNCTION"
     )
+    let_find(text.partition(":")[0], option)
     failure = "cannot be imported:"
-    sys.path += [""] if "" not in sys.path else []
     try:
         function = pkgutil.resolve_name(text)
         failure = "raises"

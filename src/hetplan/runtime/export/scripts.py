@@ -35,6 +35,7 @@ from pydantic import Field, create_model
 
 from hetplan.errors import UnsupportedError, printable, require
 from hetplan.formulations.joint.plan import Plan
+from hetplan.interpreter import SAFE_PATH
 from hetplan.profiling.transformer import Transformer
 from hetplan.runtime.export.grid import RECOMPUTATION, Grid, heading, settings
 from hetplan.runtime.refusals import check_executed
@@ -136,7 +137,7 @@ def torchrun(
             f"NODE=n MASTER_ADDR=<address of node {order[0]}> bash <this file> PLAN.json ..."
         ),
         "set -euo pipefail",
-        *exports(variables or {}),
+        *exports({SAFE_PATH: "1", **(variables or {})}),
         ': "${MASTER_ADDR:?address of the node of rank 0}"',
         'case "${NODE:?number of this node in the plan}" in',
         *(
@@ -410,7 +411,11 @@ def work():
         "LOCAL_WORLD_SIZE": beside, "MASTER_ADDR": first[2], "MASTER_PORT": first[3],
     }
     variables = {**VARIABLES, **{name: str(value) for name, value in place.items()}}
-    command = [sys.executable, "-m", "hetplan", "run", PLAN, *OPTIONS]
+    # Ray puts the working folder first on Python's path, before Python's own modules
+    folders = (os.environ | variables).get("PYTHONPATH", "").split(os.pathsep)
+    others = [folder for folder in folders if os.path.realpath(folder) != os.getcwd()]
+    variables["PYTHONPATH"] = os.pathsep.join(others)
+    command = [sys.executable, "-P", "-m", "hetplan", "run", PLAN, *OPTIONS]
     subprocess.run(command, env=os.environ | variables, check=True)
 
 
@@ -489,7 +494,7 @@ LAUNCHERS: dict[str, tuple[str, str, Callable[[Start], dict[str, str]], dict[str
     ),
     "kubeflow": POD,
     "jobset": POD,
-    "ray": ("ray", "ray job submit --working-dir . -- python {}/train.py", ray, TYPES),
+    "ray": ("ray", "ray job submit --working-dir . -- python -P {}/train.py", ray, TYPES),
 }
 # All sections that a job file may have for its launcher.
 KINDS: Any = reduce(
