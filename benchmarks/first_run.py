@@ -50,7 +50,7 @@ def taken(folder: Path, strategies: str | None) -> Taken:
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(folder)}
     begun = time.perf_counter()
     process = subprocess.Popen(
-        [sys.executable, "-m", "hetplan", *PLAN, *chosen],
+        [sys.executable, "-P", "-m", "hetplan", *PLAN, *chosen],
         env=environment,
         stdout=subprocess.DEVNULL,
     )

@@ -51,7 +51,8 @@ HEADER = (
 def taken(row: Row, limit: float, kernels: str | None) -> dict[str, Any]:
     """One plan. kernels: folder for numba's kernels; None: where they are."""
     command = [
-        *(sys.executable, "-m", "hetplan", "plan", "--model", row.model, "--cluster", row.cluster),
+        *(sys.executable, "-P", "-m", "hetplan", "plan"),
+        *("--model", row.model, "--cluster", row.cluster),
         *("--global-batch", str(row.batch), "--time-limit", f"{limit:g}"),
     ]
     environment = (

@@ -26,7 +26,7 @@ LINKS = ("formulations", "instances", "profiling", "runtime", "solvers")
 # A module may import what stands on a lower level, and from its own part; parts on one level are
 # strangers.
 LEVELS = (
-    ("compiled", "errors", "files", "schema", "text"),
+    ("compiled", "errors", "files", "interpreter", "schema", "text"),
     ("profiling",),
     ("solvers",),
     ("formulations",),

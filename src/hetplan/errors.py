@@ -100,10 +100,20 @@ def optional(module: str, what: str, extra: str, *, where: str | None = None) ->
         raise InputError(what, where=where, expected=f"pip install 'hetplan[{extra}]'") from None
 
 
+def printable(text: str) -> str:
+    """`text` with every line break and control character written as Python escapes it.
+
+    Every text from a file that goes into a generated file or to a terminal passes through this
+    function: what it returns cannot leave its line, its comment or its cell.
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
 def one_line(text: str) -> str:
-    """`text` on a single line, control characters escaped, so that one error stays one line."""
-    joined = " ".join(text.split())
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in joined)
+    """`text` on a single line, blanks between words made one, control characters escaped."""
+    return printable(" ".join(text.split()))
 
 
 def kind_and_text(error: BaseException) -> str:

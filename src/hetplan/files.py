@@ -232,12 +232,17 @@ def to_yaml(value: Any) -> str:
     return str(yaml.safe_dump(value, sort_keys=False))
 
 
+# Control characters that JSON lets pass, ends of lines, marks of direction, halves of characters.
+STEERING = re.compile("[\x7f-\x9f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
+
+
 def to_json(value: Any) -> str:
     """JSON text to read and to diff, with a final newline: what fits on a line of 120 stands on
     one, and so does every list of numbers. NaN and infinities raise ValueError instead of being
-    written.
+    written. What steers a terminal or a direction of writing is escaped.
     """
-    return "".join(_json_parts(value, 0)) + "\n"
+    text = "".join(_json_parts(value, 0)) + "\n"
+    return STEERING.sub(lambda one: f"\\u{ord(one[0]):04x}", text)
 
 
 def _json_parts(value: Any, depth: int) -> Iterator[str]:

@@ -7,6 +7,7 @@ say which).
 
 import contextlib
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Self, TypeVar
 
@@ -22,7 +23,15 @@ from pydantic import (
     ValidationError,
 )
 
-from hetplan.errors import LONGEST_KEY, InputError, T, json_path, require, suggestion
+from hetplan.errors import (
+    LONGEST_KEY,
+    InputError,
+    T,
+    json_path,
+    printable,
+    require,
+    suggestion,
+)
 from hetplan.files import read_json, to_json, write_text
 
 
@@ -58,7 +67,12 @@ MOST_BYTES, LEAST_BYTES = 1e21, 1e-3
 MOST_RATE, LEAST_RATE = 1e9, 1e-6
 Count = Annotated[int, Field(ge=0, le=10**9)]
 PositiveCount = Annotated[int, Field(ge=1, le=10**9)]
-Name = Annotated[str, Field(min_length=1, max_length=200)]
+# What no text of hetplan's own files holds: control characters, and what ends a line anywhere.
+# (Rust, Python and JSON schemas read the pattern alike.)
+PLAIN = r"^[^\x00-\x1f\x7f-\x9f\u2028\u2029]*$"
+Name = Annotated[str, Field(min_length=1, max_length=200, pattern=PLAIN)]
+# A sentence or a list of some, without line breaks.
+Line = Annotated[str, Field(max_length=10_000, pattern=PLAIN)]
 Date = Annotated[str, Field(pattern=r"^\d{4}-\d{2}-\d{2}$")]
 Seconds = Annotated[
     float, Field(ge=0, le=MOST_SECONDS), AfterValidator(nothing_below(LEAST_SECONDS))
@@ -206,6 +220,8 @@ def similar_keys(problem: Mapping[str, Any], model: type[BaseModel] | None) -> s
     return suggestion(str(problem["loc"][-1])[:LONGEST_KEY], sorted(known))
 
 
+# What `PLAIN` expects, for people.
+PLAIN_TEXT = "text of one line without control characters"
 # pydantic's bounds in fewer words.
 BOUNDS = {
     "less_than": ("lt", "less than"),
@@ -220,6 +236,8 @@ SIZES = {*BOUNDS, "finite_number"}
 def expectation(problem: Mapping[str, Any]) -> str:
     """What a complaint of pydantic's expects: its bound, or its `Input should be …` without that
     opening."""
+    if problem["type"] == "string_pattern_mismatch" and problem["ctx"]["pattern"] == PLAIN:
+        return PLAIN_TEXT
     if problem["type"] in BOUNDS:
         key, words = BOUNDS[problem["type"]]
         bound = problem["ctx"][key]
@@ -227,6 +245,31 @@ def expectation(problem: Mapping[str, Any]) -> str:
     complaint = str(problem["msg"]).partition(" after validation")[0]
     message = complaint.removeprefix("Input should ").removeprefix("be ")
     return message[:1].lower() + message[1:]
+
+
+def check_plain(value: Any, where: str, *path: int | str) -> None:
+    """Raise InputError unless every text of a parsed document, keys too, is of one line and without
+    control characters."""
+    place = f"{where}: {json_path(path)}" if path else where
+    if isinstance(value, str):
+        fits = re.fullmatch(PLAIN, value)
+        require(fits, "not usable", where=place, got=value, expected=PLAIN_TEXT)
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            check_plain(key, place)
+            check_plain(inner, where, *path, str(key))
+    elif isinstance(value, list):
+        for number, inner in enumerate(value):
+            check_plain(inner, where, *path, number)
+
+
+def as_name(text: str) -> str:
+    """A text from elsewhere, of another program's file or of a file's own name, as a `Name`."""
+    return printable(text)[:200]
+
+
+# A name in another program's file, which is read leniently.
+ForeignName = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(as_name)]
 
 
 class Foreign(BaseModel):

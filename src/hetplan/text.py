@@ -1,9 +1,12 @@
 """How numbers, sets and tables read for people; plain text, no terminal library."""
 
+import html
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
+
+from hetplan.errors import one_line, printable
 
 T = TypeVar("T")
 K = TypeVar("K")
@@ -36,6 +39,28 @@ class Table:
         item."""
         rows = tuple(tuple(cell(item) for cell in columns.values()) for item in items)
         return cls(title, tuple(columns), rows, tuple(notes), tuple(right))
+
+
+def visible(text: str) -> str:
+    """`text` without control characters, which would reach the terminal; its lines stay lines."""
+    return "\n".join(map(printable, text.split("\n")))
+
+
+def comments(*lines: str) -> list[str]:
+    """Comment lines of a script, a program or a configuration, one for each text whatever it
+    holds."""
+    return [f"# {one_line(line)}" for line in lines]
+
+
+def html_text(text: str) -> str:
+    """`text` for an HTML page, between tags or as an attribute's value."""
+    return html.escape(visible(text))
+
+
+def figure_text(text: str) -> str:
+    """`text` for a figure of matplotlib, which takes what stands between dollars for
+    mathematics."""
+    return printable(text).replace("$", r"\$")
 
 
 BINARY = (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10), ("B", 1))

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from export.by_hand import cut, plan_of
+from export.hostile import ONE_LINE, SEVERAL_LINES, places_of_texts, with_text
 from fakes.cli import Call
 from hetplan.cli import run as launch
 from hetplan.formulations.joint.plan import Plan, save_plan
@@ -61,7 +62,7 @@ def plan(tmp_path: Path) -> Path:
         ),
         (
             {"launcher": {"kind": "slurm", "options": {"time": "1\n2"}}},
-            "string should match pattern",
+            "launcher.options.time: not usable (got '1\\n2', expected text of one line",
         ),
         ({"launcher": {"kind": "ssh", "hosts": ["-oProxyCommand=x"]}}, "hosts[0]: not usable (got"),
         ({"launcher": {"kind": "ray", "env": {"A B": "x"}}}, "string should match pattern"),
@@ -73,6 +74,40 @@ def test_a_wrong_job_file_is_one_line(
 ) -> None:
     said = hetplan("launch", write(tmp_path, **changes), "--dry-run").error
     assert "My job.yaml: " in said and error in said
+
+
+def test_control_characters_anywhere_are_one_line(hetplan: Call, tmp_path: Path) -> None:
+    launcher = {"kind": "slurm", "env": {"A": "b"}, "types": {"T4": {"constraint": "c"}}}
+    document = {**JOB, "launcher": launcher, "strategies": ["amp", "dp"], "factory": "a:b"}
+    path = tmp_path / "job.yaml"
+    places = list(places_of_texts(document))
+    assert len(places) == 9
+    for place in places:
+        for text in SEVERAL_LINES:
+            path.write_text(yaml.safe_dump(with_text(document, place, text)))
+            said = hetplan("launch", path, "--dry-run").error
+            if place != ("format",):
+                assert said.endswith("expected text of one line without control characters)")
+                assert said.startswith(f"{path}: {place[0]}")
+    path.write_text(yaml.safe_dump({**document, "launcher": {**launcher, "env": {"A\x1b": "b"}}}))
+    assert "env: not usable (got 'A\\x1b', expected text of" in hetplan("launch", path).error
+
+
+@pytest.mark.parametrize("text", ONE_LINE)
+def test_texts_of_a_job_file_stay_words(
+    hetplan: Call, tmp_path: Path, plan: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = ("model", "cluster", "factory", "data", "checkpoint", "save", "profile")
+    document = {**JOB, **dict.fromkeys(names, text), "strategies": [text], "every": 1}
+    path = tmp_path / "job.yaml"
+    path.write_text(yaml.safe_dump({**document, "launcher": {"kind": "local"}}))
+    first, last = hetplan("launch", path, "--dry-run").out.splitlines()
+    assert shlex.split(first).count(text) == 4 and shlex.split(last).count(text) == 7
+    path.write_text(yaml.safe_dump({**document, "launcher": {"kind": "ssh", "hosts": ["a", "b"]}}))
+    assert hetplan("launch", path, "--plan", plan, "-o", "out").code == 0
+    (start, _) = re.findall("^ssh .* &$", (tmp_path / "out" / "submit.sh").read_text(), re.M)
+    assert shlex.split(shlex.split(start)[4]).count(text) == 5
 
 
 def test_keys_are_the_options_of_the_two_commands(hetplan: Call) -> None:

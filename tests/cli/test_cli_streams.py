@@ -120,6 +120,14 @@ def test_every_column_is_printed_once_and_whole(width: int) -> None:
             assert whole in text
 
 
+def test_no_control_character_of_a_table_reaches_the_terminal() -> None:
+    stream, text = io.StringIO(), "a\x1b[2Jb\x9bc\u2028d\re"
+    table = Table(text, (text, text), ((text, text),), (text,))
+    print_tables([table], Console(file=stream, width=200, highlight=False))
+    assert all(c.isprintable() or c == "\n" for c in stream.getvalue())
+    assert stream.getvalue().count(r"a\x1b[2Jb\x9bc\u2028d\re") == 6
+
+
 def test_a_wide_terminal_has_one_table() -> None:
     assert pieces(WIDE, 100) == [[0, 1, 2, 3, 4]]
 

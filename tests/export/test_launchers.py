@@ -355,7 +355,7 @@ class Ray:
         started: list[dict[str, str]] = []
 
         def note(words: list[str], *, env: dict[str, str], check: bool) -> None:
-            assert words[1:4] == ["-m", "hetplan", "run"] and words[5:] == ["--steps", "3"]
+            assert words[1:5] == ["-P", "-m", "hetplan", "run"] and words[6:] == ["--steps", "3"]
             started.append(env)
 
         with monkeypatch.context() as patch:
@@ -369,6 +369,7 @@ class Ray:
 def test_ray_gives_every_worker_a_rank_of_its_node(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([os.getcwd(), "/kept", ""]))
     for plan in PLANS[:40]:
         one = start(plan, "ray", folder=str(tmp_path))
         save_plan(plan, tmp_path / "plan.json")
@@ -388,6 +389,7 @@ def test_ray_gives_every_worker_a_rank_of_its_node(
             assert cluster.workers.count(node) == len(own)
             assert env["MASTER_ADDR"] == f"ip-{cluster.workers[first]}"
             assert env["MASTER_PORT"] == str(1000 + first)
+            assert env["PYTHONPATH"] == "/kept"
 
 
 def test_ray_on_other_nodes_is_refused() -> None:

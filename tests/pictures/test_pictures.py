@@ -11,10 +11,12 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
 from chromium import needs_chromium, rendered
+from export.hostile import HARMLESS, PAYLOADS, Tags
 from fakes.workloads import cluster_document, small
 from hetplan.errors import InputError
 from hetplan.planner.pictures.html import KINDS, cells as figures_of, page
@@ -214,6 +216,44 @@ def test_files_by_matplotlib(kind: str, magic: bytes) -> None:
 
     found = figure(picture(), kind)
     assert found.startswith(magic) and len(found) > 10_000
+
+
+def hostile(text: str) -> Scene:
+    """The picture of a plan whose file has the text everywhere."""
+    found = picture()
+    names = ("title", "devices", "layers")
+    return replace(
+        found,
+        title=text,
+        subtitle=text,
+        rows=tuple(replace(row, **dict.fromkeys(names, text)) for row in found.rows),
+        devices=tuple(replace(one, kind=text, place=one.place and text) for one in found.devices),
+        nodes=(text,) * len(found.nodes),
+        why={text: text},
+        offers=tuple(
+            offer.model_copy(update=dict.fromkeys(("strategy", "method", "status"), text))
+            for offer in found.offers
+        ),
+    )
+
+
+@pytest.mark.parametrize("text", PAYLOADS)
+def test_texts_of_a_plan_stay_texts_in_pictures(text: str) -> None:
+    drawn, plain = page(hostile(text)), page(hostile(HARMLESS))
+    assert Tags(drawn).seen == Tags(plain).seen
+    assert all(c.isprintable() or c == "\n" for c in drawn)
+    rows = data_of(drawn)["rows"]
+    assert all(row["title"] == text for row in rows)
+
+
+@pytest.mark.parametrize("text", ["one $ two $\\frac{", "a\x1b[2Jb\0", "</text><script>"])
+def test_texts_of_a_plan_stay_texts_in_figures(text: str) -> None:
+    pytest.importorskip("matplotlib")
+    from hetplan.planner.pictures.figure import figure
+
+    root = ElementTree.fromstring(figure(hostile(text), "svg"))
+    plain = ElementTree.fromstring(figure(hostile(HARMLESS), "svg"))
+    assert {one.tag for one in root.iter()} == {one.tag for one in plain.iter()}
 
 
 def test_without_matplotlib_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

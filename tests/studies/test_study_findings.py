@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from chromium import needs_chromium, rendered
+from export.hostile import HARMLESS, PAYLOADS, Tags
 from hetplan.instances.library import find
 from hetplan.studies.findings import Study, cactus, interval, profile, row_size, shifted_mean
 from hetplan.studies.page import document, in_words, lines, markdown
@@ -174,6 +176,20 @@ def test_markdown() -> None:
     text = markdown(Study(ROWS), "Gap study")
     lines = [line for line in text.splitlines() if line.startswith("| greedy")]
     assert len(lines) == 1 and "50 %" in lines[0] and "100 %" in lines[0]
+
+
+@pytest.mark.parametrize("text", PAYLOADS)
+def test_names_of_instances_stay_texts(text: str) -> None:
+    named, plain = (
+        Study([row(name, "exact", objective=2.0, bound=2.0), row(name, "greedy", objective=3.0)])
+        for name in (text, HARMLESS)
+    )
+    assert Tags(document(text, lines(named))).seen == Tags(document("x", lines(plain))).seen
+    written, expected = markdown(named, text), markdown(plain, HARMLESS)
+    assert len(written.splitlines()) == len(expected.splitlines())
+    for one, other in zip(written.splitlines(), expected.splitlines(), strict=True):
+        cells = [len(re.findall(r"(?<!\\)(?:\\\\)*\|", line)) for line in (one, other)]
+        assert cells[0] == cells[1] and "<script" not in one and one.isprintable()
 
 
 def test_pictures(tmp_path: Path) -> None:

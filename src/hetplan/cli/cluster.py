@@ -22,7 +22,7 @@ from hetplan.profiling.detect import (
 )
 from hetplan.runtime.devices import local_device_name, local_node
 from hetplan.schema import parse
-from hetplan.text import Table, lines_that_hold, number_text
+from hetplan.text import Table, comments, lines_that_hold, number_text
 
 
 def detect(
@@ -99,8 +99,9 @@ def detect(
     if output is not None:
         write_text(
             output,
-            "".join(f"# {line}\n" for line in ("written by hetplan cluster detect", *assumed))
-            + to_yaml(document),
+            "\n".join(
+                [*comments("written by hetplan cluster detect", *assumed), to_yaml(document)]
+            ),
         )
     note(*assumed)
     return emit(document, [nodes_table(document)], json=json)

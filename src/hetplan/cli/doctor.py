@@ -44,7 +44,7 @@ def doctor(json: JsonOption = False) -> int:
 def examined(needed: Sequence[str] = PACKAGES) -> dict[str, Any]:
     """The report as JSON types. needed: distributions without which hetplan does not work."""
     packages = {name: installed(name) for name in (*needed, *OPTIONAL)}
-    trouble = run_program([sys.executable, "-c", TOGETHER])[1]
+    trouble = run_program([sys.executable, "-P", "-c", TOGETHER])[1]
     gpus, why = local_gpus()
     return {
         "hetplan": __version__,

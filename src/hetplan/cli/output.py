@@ -23,11 +23,11 @@ from rich.live import Live
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from hetplan.errors import HetplanError, one_line
+from hetplan.errors import HetplanError, one_line, printable
 from hetplan.files import to_json, write_text
 from hetplan.solvers.native import begin, over
 from hetplan.solvers.run import Progress, Run
-from hetplan.text import Table, number_text, percent_text
+from hetplan.text import Table, number_text, percent_text, visible
 
 if TYPE_CHECKING:
     from hetplan.planner.strategy import Candidate
@@ -152,7 +152,7 @@ def print_tables(tables: Iterable[Table], console: Console | None = None) -> Non
             grid.collapse_padding = True
             for i in columns:
                 justify: Any = "right" if i in table.right else "left"
-                grid.add_column(Text(table.header[i]), justify=justify, overflow="fold")
+                grid.add_column(Text(visible(table.header[i])), justify=justify, overflow="fold")
             for row in table.rows:
                 grid.add_row(*(Text(visible(row[i])) for i in columns))
             console.print(grid)
@@ -180,11 +180,6 @@ def pieces(table: Table, width: int) -> list[list[int]]:
             columns.append([0])
         columns[-1].append(i)
     return columns
-
-
-def visible(text: str) -> str:
-    """`text` from a file without control characters, which would reach the terminal."""
-    return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
 
 
 def write_document(path: Path | None, document: Any) -> None:
@@ -236,8 +231,8 @@ class Display:
 
     def update(self, progress: Progress) -> None:
         """Show the state of things, where it is time to."""
-        lines = [str(candidate) for candidate in self.candidates[:SHOWN]]
-        lines.append(progress_line(self.label, progress))
+        shown = [str(candidate) for candidate in self.candidates[:SHOWN]]
+        lines = list(map(printable, [*shown, progress_line(self.label, progress)]))
         if sys.stderr.isatty():
             if progress.seconds >= QUIET:
                 self.live.start()

@@ -1,7 +1,6 @@
 """`hetplan plan`: one workload, all strategies; the ranking, what is proven, the winner's plan."""
 
 import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -42,6 +41,7 @@ from hetplan.cli.options import (
 from hetplan.cli.output import Display, emit, note, watched
 from hetplan.errors import require
 from hetplan.formulations.joint.plan import save_plan
+from hetplan.interpreter import own_command
 from hetplan.solvers.run import OPTIMAL_GAP, Run, relative_gap
 from hetplan.text import (
     Table,
@@ -199,9 +199,8 @@ def plan(
 def run_here(words: Sequence[str], *, json: bool) -> int:
     """`hetplan run` in a process of its own: solvers and measurements leave threads, and ranks are
     forked. json: standard output is another document's, so that it prints to standard error."""
-    return subprocess.run(
-        [sys.executable, "-m", "hetplan", "run", *words], stdout=2 if json else None, check=False
-    ).returncode
+    done = subprocess.run(own_command("run", *words), stdout=2 if json else None, check=False)
+    return done.returncode
 
 
 def chosen_strategies(

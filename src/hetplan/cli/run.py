@@ -13,7 +13,6 @@ import re
 import shlex
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -37,13 +36,14 @@ from hetplan.cli.plan import plan
 from hetplan.errors import InputError, require
 from hetplan.files import read_yaml, write_text
 from hetplan.formulations.joint.plan import Plan, load_plan, save_plan
+from hetplan.interpreter import own_command
 from hetplan.profiling.cluster import example_clusters
 from hetplan.runtime.devices import on_devices
 from hetplan.runtime.export.scripts import KINDS, LAUNCHERS, Start, torchrun
 from hetplan.runtime.job import Job, Loss, Measured, StepReport, check_options
 from hetplan.runtime.launch import Again, is_rank, launch as launch_ranks, launch_elastic, serve
 from hetplan.runtime.watch import Rehearsal
-from hetplan.schema import StrictModel, check_header, parse
+from hetplan.schema import StrictModel, check_header, check_plain, parse
 from hetplan.text import counted, number_text
 
 Predict = Callable[[Plan, Path], Rehearsal | None]
@@ -229,7 +229,7 @@ class Survival:
                 note(f"lost {', '.join(nodes)}: planning without")
             folder.mkdir(parents=True, exist_ok=True)
             target = folder / f"plan-without-{'-'.join(nodes)}.json"
-            program = [sys.executable, "-m", "hetplan", "plan", "replan", str(files[-1])]
+            program = own_command("plan", "replan", str(files[-1]))
             words = ["--lost", ",".join(nodes), "--output", str(target), "--json", "--quiet"]
             done = subprocess.run(
                 [*program, *words, *[word for pair in pairs for word in pair]],
@@ -392,6 +392,7 @@ def launch(
     or Ray takes to start every rank on its node."""
     value, where = read_yaml(job), str(job)
     check_header(value, "hetplan-job", 1, where=where)
+    check_plain(value, where)
     asked: Any = parse(JobFile, value, where=where)
     given, launcher = asked.model_dump(exclude_unset=True), asked.launcher
     program, command, files_of, _ = LAUNCHERS[launcher.kind]
@@ -399,22 +400,22 @@ def launch(
     local = launcher.kind == "local"
     # with a model's file the factory is for the run alone
     planning = options(given, PLAN.keys() - ({"factory"} if asked.model else set()))
-    first = ["hetplan", "plan", *planning, "--output", f"{folder}/plan.json"]
+    first = ["plan", *planning, "--output", f"{folder}/plan.json"]
     # strategies are for planning; the files of a prediction are on this machine alone
     words = options(given, RUN.keys() - {"strategies", *(() if local else ("cluster", "profile"))})
     last = [*(word.format(folder) for word in command.split()), *(words if local else ())]
     if dry_run:
-        print(*([] if planned else [shlex.join(first)]), shlex.join(last), sep="\n")
+        print(*([] if planned else [shlex.join(["hetplan", *first])]), shlex.join(last), sep="\n")
         return 0
     require(local or not submit or shutil.which(program), f"{program} is not installed here")
     os.makedirs(folder, exist_ok=True)
     if planned is not None:
         save_plan(load_plan(planned), Path(folder, "plan.json"))
-    elif code := subprocess.run([sys.executable, "-m", *first], check=False).returncode:
+    elif code := subprocess.run(own_command(*first), check=False).returncode:
         return code
     if local:
         return subprocess.run(
-            [sys.executable, "-m", *last], env=os.environ | launcher.env, check=False
+            own_command(*last[1:]), env=os.environ | launcher.env, check=False
         ).returncode
     made = load_plan(Path(folder, "plan.json"))
     require(made.refused is None or asked.factory is not None, f"{made.refused}", where=where)

@@ -57,7 +57,7 @@ from hetplan.profiling.workload import Workload, check_profile, check_units, mak
 from hetplan.schema import LEAST_RATE, MOST_RATE, derived
 from hetplan.solvers.run import Run
 from hetplan.studies.page import as_picture, figure
-from hetplan.text import Table, count_text, number_text, seconds_text
+from hetplan.text import Table, count_text, figure_text, number_text, seconds_text
 
 # Dots drawn at most, and how far above the set's dearest point they may lie.
 DOTS, CEILING = 3000, 4.0
@@ -370,7 +370,7 @@ def pareto_picture(result: SearchResult, made: Any, axes: Any, path: Path, title
     speeds, dollars = zip(*near[:: max(1, len(near) // DOTS)], strict=True)
     axes.scatter(speeds, dollars, s=3, color="#9aa5b1")
     axes.plot(*zip(*front, strict=True), "o-", color="#c0392b", markersize=5)
-    axes.set(xlabel="tokens per second", ylabel="dollars for the job", title=title)
+    axes.set(xlabel="tokens per second", ylabel="dollars for the job", title=figure_text(title))
     axes.set(xlim=(0, None), ylim=(0, None))
     return as_picture(made, path.suffix[1:].lower())
 

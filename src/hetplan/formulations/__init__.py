@@ -4,13 +4,13 @@ A plugin is a module of the user's own with METHODS = {problem: [Method, ...]}. 
 entry points of the group `hetplan.methods` are plugins, too.
 """
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from importlib.metadata import entry_points
 
 from hetplan.errors import InputError, look_up
+from hetplan.interpreter import let_find
 from hetplan.solvers.registry import Family, Method, load
 
 FAMILIES: dict[str, str] = {
@@ -38,10 +38,10 @@ def family(name: str, *, where: str | None = None) -> Family:
 
 
 def join(modules: Sequence[str] | None) -> Sequence[str] | None:
-    """The modules, after their methods have joined; they are installed or in the working directory.
-    Raises InputError for a module that is no plugin."""
-    sys.path += [""] if modules and "" not in sys.path else []
+    """The modules, after their methods have joined; they are installed, or else in the working
+    folder. Raises InputError for a module that is no plugin."""
     for module in modules or ():
+        let_find(module, "--plugin")
         plugin(module)
         JOINED.append(module)
     return modules

@@ -40,6 +40,7 @@ from hetplan.schema import (
     NonNegative,
     PositiveCount,
     StrictModel,
+    as_name,
     parse,
 )
 
@@ -354,7 +355,7 @@ def load_file(path: Path) -> ModelSpec:
         return ModelFile.parsed(value, where=where).spec()
     return from_config(
         value,
-        name=(path.resolve().parent.name if path.stem == "config" else path.stem) or "model",
+        name=path.resolve().parent.name if path.stem == "config" else path.stem,
         where=where,
     )
 
@@ -368,6 +369,7 @@ def from_config(value: Any, *, name: str, where: str = "config") -> ModelSpec:
         got=value,
         expected="a Hugging Face configuration",
     )
+    name = as_name(name) or "model"
     kind, notes, inner = value.get("model_type"), [], value.get("text_config")
     if isinstance(kind, str) and kind in WRAPPERS and isinstance(inner, dict):
         notes.append(f"{where}: the text model alone; encoders of images are left out")
@@ -381,7 +383,7 @@ def from_config(value: Any, *, name: str, where: str = "config") -> ModelSpec:
         "`hetplan profile predict --factory MODULE:FUNCTION`",
     )
     if kind == "clip":
-        return clip_from_config(value, name[:200], where)
+        return clip_from_config(value, name, where)
     sizes = read_sizes(value, kind, KEYS[kind], where, notes)
     source, own = f"Hugging Face {kind} configuration", tuple(notes)
     if kind == "vit":
@@ -389,15 +391,15 @@ def from_config(value: Any, *, name: str, where: str = "config") -> ModelSpec:
         shape = shape_of(kind, sizes)
         chain = vit_layers(shape, image, patch, len(labels))
         fits = shape.tensor_degree_fits
-        return ModelSpec(name[:200], source, None, lambda _: chain, fits, None, own, encoder=shape)
+        return ModelSpec(name, source, None, lambda _: chain, fits, None, own, encoder=shape)
     if kind == "t5":
         decoders, buckets = sizes.pop("decoders"), sizes.pop("buckets")
         sizes["gated"] = sizes.pop("activation").startswith("gated-")
         shape = shape_of(kind, sizes)
         build = partial(t5_layers, shape, decoders, buckets)
-        return ModelSpec(name[:200], source, 512, build, shape.tensor_degree_fits, None, own)
+        return ModelSpec(name, source, 512, build, shape.tensor_degree_fits, None, own)
     sequence = min(sizes.pop("context"), LONGEST_DEFAULT_SEQUENCE)
-    return text_model(name[:200], source, sequence, shape_of(kind, sizes), notes=own)
+    return text_model(name, source, sequence, shape_of(kind, sizes), notes=own)
 
 
 def clip_from_config(value: dict[str, Any], name: str, where: str) -> ModelSpec:

@@ -32,8 +32,8 @@ from hetplan.schema import (
     DegreeKey,
     Filled,
     Foreign,
+    ForeignName,
     ForeignRoot,
-    Name,
     NonNegative,
     PositiveCount,
     Seconds,
@@ -66,7 +66,7 @@ class LayerEntry(Foreign):
 
 
 # llm_info.json
-SizesFile = ForeignRoot[dict[Name, Filled[dict[DegreeKey, ByLayer[LayerEntry]]]]]
+SizesFile = ForeignRoot[dict[ForeignName, Filled[dict[DegreeKey, ByLayer[LayerEntry]]]]]
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ class Fit(NamedTuple):
 
 
 # GPU type -> GPUs -> fit
-Fits = dict[Name, Filled[dict[DegreeKey, Fit]]]
+Fits = dict[ForeignName, Filled[dict[DegreeKey, Fit]]]
 
 
 class Links(Foreign):
@@ -213,7 +213,7 @@ def load_links(folder: Path) -> Links:
 class Node(NamedTuple):
     """GPUs of one node; the zone is not used."""
 
-    kind: Name
+    kind: ForeignName
     gpus: PositiveCount
     zone: Any = None
 
@@ -260,7 +260,7 @@ class PlanRun(Foreign):
     `validation/`."""
 
     file: str = ""
-    model: Name | None = None
+    model: ForeignName | None = None
     pipelines: Filled[list[RunPipeline]] = Field(alias="pipeline_list")
     micro_batch: PositiveCount = Field(alias="mbs")
     global_batch: PositiveCount = Field(alias="gbs")

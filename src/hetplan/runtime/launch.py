@@ -14,9 +14,9 @@ it waits for another one, waits for a core, or computes for not much longer than
 does nothing of that hangs. What others delay is no fault of a process: one that gives no sign may
 do nothing, or would if it got a core.
 
-Or one rank of a plan, started by torchrun on every node: `torchrun --nproc-per-node N … -m hetplan
-run PLAN`. Ranks follow the order of the plan's devices in use; torchrun numbers its processes node
-by node, as clusters number their devices. Rank 0 prints the measured times.
+Or one rank of a plan, started by torchrun on every node: `torchrun --no-python --nproc-per-node N …
+hetplan run PLAN`. Ranks follow the order of the plan's devices in use; torchrun numbers its
+processes node by node, as clusters number their devices. Rank 0 prints the measured times.
 """
 
 import contextlib
@@ -386,7 +386,7 @@ def serve(job: Job) -> Measured | None:
         return serve_rank(on_devices(job, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
     except HetplanError as error:
         place = "" if isinstance(error, RankError) else f"rank {os.environ['RANK']}: "
-        print(f"hetplan: {place}{error}", file=sys.stderr, flush=True)
+        print(one_line(f"hetplan: {place}{error}"), file=sys.stderr, flush=True)
         os._exit(error.exit_code)
 
 

@@ -5,12 +5,11 @@ import io
 import json
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from html import escape
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from hetplan.errors import optional
+from hetplan.errors import one_line, optional
 from hetplan.files import write_bytes
 from hetplan.formulations import family
 from hetplan.solvers.run import relative_gap
@@ -30,7 +29,9 @@ from hetplan.text import (
     Table,
     bytes_text,
     counted,
+    figure_text,
     grouped,
+    html_text,
     number_text,
     percent_text,
     seconds_text,
@@ -78,7 +79,7 @@ def excesses(study: Study, problem: str) -> Any | None:
     if not runs:
         return None
     made, axes = figure(0.9 + 0.38 * len(runs))
-    axes.set_yticks(range(len(runs)), list(runs))
+    axes.set_yticks(range(len(runs)), list(map(figure_text, runs)))
     axes.invert_yaxis()
     for at, shown in enumerate(runs.values()):
         spread = [at + 0.28 * ((7 * i) % 11 / 5 - 1) for i in range(len(shown))]
@@ -100,14 +101,14 @@ def stairs(lines: Mapping[str, tuple[Sequence[float], int]], across: str, upward
     made, axes = figure(3.0)
     for colour, (method, (values, count)) in zip(COLOURS, lines.items(), strict=False):
         if not values:
-            axes.plot([], [], label=f"{method} (none)", color=colour)
+            axes.plot([], [], label=f"{figure_text(method)} (none)", color=colour)
             continue
         shares = [100 * k / count for k in range(len(values) + 1)]
         axes.step(
             [min(every) / 1.5, *values, max(every) * 1.5],
             [*shares, shares[-1]],
             where="post",
-            label=method,
+            label=figure_text(method),
             color=colour,
             linewidth=1.8,
         )
@@ -166,7 +167,7 @@ def scaling(study: Study, problem: str) -> Any | None:
         return None
     made, axes = figure(3.4)
     for colour, (method, own) in zip(COLOURS, points.items(), strict=False):
-        axes.scatter([], [], s=16, color=colour, label=method)
+        axes.scatter([], [], s=16, color=colour, label=figure_text(method))
         for ended, marker in ((True, "o"), (False, "x")):
             shown = [(size, seconds) for size, seconds, proof in own if proof is ended]
             x, y = [size for size, _ in shown], [seconds for _, seconds in shown]
@@ -338,10 +339,10 @@ def in_words(study: Study, problem: str) -> str:
 def document(title: str, body: Iterable[str]) -> str:
     """A whole page."""
     head = f"""<!DOCTYPE html>
-<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>
+<html lang="en"><head><meta charset="utf-8"><title>{html_text(title)}</title>
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <style>{STYLE}</style></head><body>
-<h1>{escape(title)}</h1>"""
+<h1>{html_text(title)}</h1>"""
     return "\n".join([head, *body, "</body></html>"]) + "\n"
 
 
@@ -349,8 +350,8 @@ def of_tables(title: str, tables: Iterable[Table], pictures: Mapping[str, Any]) 
     """A page of tables, each with the picture that its title begins with."""
     parts = list[str]()
     for one in tables:
-        parts += [f"<h2>{escape(one.title)}</h2>", *table(one.header, one.rows)]
-        parts += [f"<p>{escape(line)}</p>" for line in one.notes]
+        parts += [f"<h2>{html_text(one.title)}</h2>", *table(one.header, one.rows)]
+        parts += [f"<p>{html_text(line)}</p>" for line in one.notes]
         made = pictures.get(one.title.partition(":")[0])
         parts += [] if made is None else [f"<figure>{as_svg(made)}</figure>"]
     return document(title, parts)
@@ -359,20 +360,21 @@ def of_tables(title: str, tables: Iterable[Table], pictures: Mapping[str, Any]) 
 def lines(study: Study) -> Iterator[str]:
     """The parts of a study's page."""
     yield f"<p>{FIGURES}</p><ul>"
-    yield from (f"<li>{escape(line)}</li>" for line in origin(study.rows))
+    yield from (f"<li>{html_text(line)}</li>" for line in origin(study.rows))
     yield "</ul>"
     parts = [*study.problems, "instances", "rows"]
     contents = "".join(f'<li><a href="#{part}">{part}</a></li>' for part in parts)
     yield f'<nav aria-label="Contents"><ul>{contents}</ul></nav>'
-    yield from (f'<p class="warn">{escape(line)}</p>' for line in study.conflicts())
+    yield from (f'<p class="warn">{html_text(line)}</p>' for line in study.conflicts())
     for problem in study.problems:
         own = family(problem)
-        yield f'<h2 id="{problem}">{problem}: {escape(own.title)}</h2><p>{escape(own.paper)}</p>'
-        yield f"<p><strong>{escape(in_words(study, problem))}</strong></p>"
+        yield f'<h2 id="{problem}">{problem}: {html_text(own.title)}</h2>'
+        yield f"<p>{html_text(own.paper)}</p>"
+        yield f"<p><strong>{html_text(in_words(study, problem))}</strong></p>"
         yield from table(HEADER, [cells(summary) for summary in study.summaries(problem)])
         few = len({row["instance"] for row in study.of(problem)}) < FEWEST
         for text, made in () if few else charts(study, problem).items():
-            caption = f"<figcaption>{problem}: {escape(text)}</figcaption>"
+            caption = f"<figcaption>{problem}: {html_text(text)}</figcaption>"
             yield f"<figure>{as_svg(made)}{caption}</figure>"
     worst = study.worst_cases(WORST)
     if worst:
@@ -427,22 +429,29 @@ def table(
     anchors."""
     yield (
         "<table><thead><tr>"
-        + "".join(f'<th scope="col">{escape(name)}</th>' for name in header)
+        + "".join(f'<th scope="col">{html_text(name)}</th>' for name in header)
         + "</tr></thead><tbody>"
     )
     for at, row in enumerate(rows):
-        own = "" if keys is None else f' id="{escape(keys[at])}"'
-        texts = [escape(cell) for cell in row]
+        own = "" if keys is None else f' id="{html_text(keys[at])}"'
+        texts = [html_text(cell) for cell in row]
         for place, target in (links[at] if links is not None else {}).items():
-            texts[place] = f'<a href="#{escape(quote(target))}">{texts[place]}</a>'
+            texts[place] = f'<a href="#{html_text(quote(target))}">{texts[place]}</a>'
         yield f"<tr{own}>" + "".join(f"<td>{text}</td>" for text in texts) + "</tr>"
     yield "</tbody></table>"
 
 
 def markdown(study: Study, title: str) -> str:
     """The same without pictures and raw rows."""
-    text = [f"# {title}", "", FIGURES, "", *(f"- {line}" for line in origin(study.rows)), ""]
-    text += [f"**{line}**" for line in study.conflicts()]
+    text = [
+        f"# {markdown_text(title)}",
+        "",
+        FIGURES,
+        "",
+        *(f"- {markdown_text(line)}" for line in origin(study.rows)),
+        "",
+    ]
+    text += [f"**{markdown_text(line)}**" for line in study.conflicts()]
     for problem in study.problems:
         summaries = [cells(summary) for summary in study.summaries(problem)]
         text += [f"## {problem}: {family(problem).title}", "", *pipes(HEADER, summaries), ""]
@@ -457,5 +466,12 @@ def pipes(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     return [
         "| " + " | ".join(header) + " |",
         "|" + " --- |" * len(header),
-        *("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows),
+        *("| " + " | ".join(map(markdown_text, row)) + " |" for row in rows),
     ]
+
+
+def markdown_text(text: str) -> str:
+    """`text` within a line or a cell; what looks like HTML stays text."""
+    for mark, escaped in (("\\", "\\\\"), ("|", "\\|"), ("<", "&lt;")):
+        text = text.replace(mark, escaped)
+    return one_line(text)

@@ -30,6 +30,7 @@ from functools import cache, partial
 from importlib import metadata
 from importlib.util import find_spec
 from itertools import islice
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,7 @@ from hetplan import __version__
 from hetplan.errors import HetplanError, InputError, kind_and_text, one_line, optional, require
 from hetplan.instances.answers import result_document
 from hetplan.instances.library import parse_instance
+from hetplan.interpreter import SAFE_PATH, safe_path
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Options, Progress, Run
 from hetplan.studies.findings import SIZE_KEY, size_of
@@ -205,6 +207,8 @@ def run_tasks(
     """
     context, over = multiprocessing.get_context("forkserver"), threading.Event()
     context.set_forkserver_preload(list(preload))
+    with safe_path():
+        forkserver.ensure_running()
     work = partial(perform_apart, memory_bytes=memory_bytes, patience=patience, stop=over.is_set)
     with ThreadPoolExecutor(jobs) as pool:
         try:
@@ -360,7 +364,7 @@ def slurm(jobs: int, options: dict[str, Any], renew_every: str = "5s") -> Iterat
         expected="a node of a Slurm cluster",
     )
     try:
-        cluster = queue.SLURMCluster(**options)
+        cluster = queue.SLURMCluster(**with_safe_path(options))
     except (TypeError, ValueError) as error:
         raise InputError(f"not usable: {one_line(str(error))[:300]}", where="--slurm") from None
     submit(cluster, jobs)
@@ -370,6 +374,16 @@ def slurm(jobs: int, options: dict[str, Any], renew_every: str = "5s") -> Iterat
             yield client
     finally:
         cluster.close()
+
+
+def with_safe_path(options: dict[str, Any]) -> dict[str, Any]:
+    """Settings of dask-jobqueue under which workers, which it starts by `python -m`, import nothing
+    from the folder where they start."""
+    from dask import config
+
+    given = options.get("job_script_prologue")
+    lines = config.get("jobqueue.slurm.job-script-prologue", []) if given is None else given
+    return {**options, "job_script_prologue": [f"export {SAFE_PATH}=1", *(lines or [])]}
 
 
 def submit(cluster: Any, jobs: int) -> None:

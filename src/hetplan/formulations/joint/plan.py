@@ -41,8 +41,10 @@ from hetplan.errors import require
 from hetplan.formulations.ditto.data import DittoStage
 from hetplan.profiling.workload import Workload
 from hetplan.schema import (
+    PLAIN,
     Count,
     Document,
+    Line,
     Name,
     NonNegative,
     Positive,
@@ -173,7 +175,7 @@ class Prediction(StrictModel):
 # HAP's names (Section 4.2) of how the devices hold a tensor: `Identity` (each the whole),
 # `All-Reduce` (each a summand), `All-Gather(d)` (each its slice along d, as its ratio says).
 Form = Annotated[str, Field(pattern=r"^(Identity|All-Reduce|All-Gather\(\d+\))$")]
-TensorName = Annotated[str, Field(min_length=1, max_length=400)]
+TensorName = Annotated[str, Field(min_length=1, max_length=400, pattern=PLAIN)]
 Step = Literal[
     "Run",
     "All-Reduce",
@@ -304,7 +306,7 @@ class Plan(Document):
     format: Literal["hetplan-plan"] = "hetplan-plan"
     version: Literal[1] = 1
     name: Name
-    origin: str = Field(default="", max_length=10_000)
+    origin: Line = ""
     workload: PlanWorkload
     devices: list[PlanDevice] = Field(min_length=1, max_length=MAX_RANKS)
     schedule: Schedule = "1f1b"
@@ -314,7 +316,7 @@ class Plan(Document):
     )
     recomputation: Recomputation = "none"
     prediction: Prediction | None = None
-    refused: Annotated[str, Field(min_length=1, max_length=10_000)] | None = None
+    refused: Annotated[Line, Field(min_length=1)] | None = None
     replicas: list[Replica] = Field(min_length=1, max_length=MAX_RANKS)
     program: SpmdProgram | None = None
     degrees: Degrees | None = None

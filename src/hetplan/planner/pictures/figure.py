@@ -6,7 +6,7 @@ from typing import Any
 from hetplan.errors import optional
 from hetplan.planner.pictures.scene import Scene
 from hetplan.profiling.cluster import GIB
-from hetplan.text import seconds_text
+from hetplan.text import figure_text, seconds_text
 
 COLOURS = {
     "forward": "#2f6fb5",
@@ -28,7 +28,8 @@ def figure(scene: Scene, kind: str) -> bytes:
     drawing = figures.Figure(figsize=(12, sum(heights) + 1.5), layout="constrained")
     above, below = drawing.subplots(2, 1, height_ratios=heights)
     drawing.suptitle(
-        f"{scene.title}: {seconds_text(scene.seconds)} per iteration, predicted", fontsize=13
+        figure_text(f"{scene.title}: {seconds_text(scene.seconds)} per iteration, predicted"),
+        fontsize=13,
     )
     timeline(above, scene)
     memory(below, scene)
@@ -49,7 +50,8 @@ def timeline(axes: Any, scene: Scene) -> None:
                     facecolors=colour,
                     linewidth=0,
                 )
-    axes.set_yticks(range(len(scene.rows)), [row.title for row in scene.rows], fontsize=8)
+    titles = [figure_text(row.title) for row in scene.rows]
+    axes.set_yticks(range(len(scene.rows)), titles, fontsize=8)
     axes.set(ylim=(len(scene.rows) - 0.5, -0.5), xlim=(0, scene.seconds), xlabel="seconds")
     axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), fontsize=8, ncols=5)
 

@@ -8,7 +8,6 @@ keyboard.
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from html import escape
 from importlib.resources import files
 from itertools import groupby
 
@@ -17,6 +16,7 @@ from hetplan.solvers.run import relative_gap
 from hetplan.text import (
     bytes_text,
     grouped,
+    html_text,
     more_text,
     number_text,
     percent_text,
@@ -54,10 +54,10 @@ def page(scene: Scene) -> str:
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         '<link rel="icon" href="data:,">',
-        f"<title>{escape(scene.title)}</title>\n<style>{packaged('page.css')}</style>\n</head>",
+        f"<title>{html_text(scene.title)}</title>\n<style>{packaged('page.css')}</style>\n</head>",
         '<body>\n<a class="skip" href="#one-iteration">To the timeline</a>',
-        f"<header><h1>{escape(scene.title)}</h1>",
-        f'<p class="faint">{escape(scene.subtitle)}</p>\n{figures(scene)}</header>',
+        f"<header><h1>{html_text(scene.title)}</h1>",
+        f'<p class="faint">{html_text(scene.subtitle)}</p>\n{figures(scene)}</header>',
         f'<nav aria-label="Contents"><ul>{"".join(links)}</ul></nav>\n<main>',
         *(
             f'<section><h2 id="{anchors[title]}">{title}</h2>\n{body}</section>'
@@ -103,7 +103,9 @@ def figures(scene: Scene) -> str:
             fullest.held, fullest.limit
         ),
     }
-    items = (f"<li><b>{v}</b><span>{escape(what)}</span></li>" for what, v in entries.items() if v)
+    items = (
+        f"<li><b>{v}</b><span>{html_text(what)}</span></li>" for what, v in entries.items() if v
+    )
     return f'<ul class="figures">{"".join(items)}</ul>'
 
 
@@ -158,7 +160,7 @@ def bar(share: float, mark: float | None = None, colour: str = "forward") -> Mar
 
 def with_bar(text: str, made: Markup) -> Markup:
     """A figure and its bar."""
-    return Markup(escape(text) + made)
+    return Markup(html_text(text) + made)
 
 
 def stages(scene: Scene) -> str:
@@ -197,7 +199,8 @@ def nodes(scene: Scene) -> Iterator[str]:
     for (links, inside), numbers in looks.items():
         count = f" ({len(numbers)} nodes)" if len(numbers) > 1 else ""
         yield (
-            f'<div class="node"><p><b>node {ranges_text(numbers)}</b>{count}<br>{links}</p>'
+            f'<div class="node"><p><b>node {ranges_text(numbers)}</b>{count}<br>'
+            f"{html_text(links)}</p>"
             f"<ul>{''.join(inside)}</ul></div>"
         )
 
@@ -211,8 +214,8 @@ def cell(device: Held, rows: int) -> str:
     look = "" if device.row is None else f' style="background: hsl({hue:.0f} 62% {light}%)"'
     held = f"{bytes_text(device.held)} of {bytes_text(device.limit)}"
     return (
-        f'<li{look} title="{escape(held)}"><b>{device.place or "idle"}</b>'
-        f"{escape(device.kind)}</li>"
+        f'<li{look} title="{html_text(held)}"><b>{html_text(device.place or "idle")}</b>'
+        f"{html_text(device.kind)}</li>"
     )
 
 
@@ -300,7 +303,7 @@ def money(scene: Scene) -> str:
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y in map(place, front))
     marks = [
         f'<circle class="point{" best" if dot == best else ""}" cx="{x:.1f}" cy="{y:.1f}" r="5">'
-        f"<title>{escape(dot_text(name, *dot))}</title></circle>"
+        f"<title>{html_text(dot_text(name, *dot))}</title></circle>"
         for dot, name in dots.items()
         for x, y in (place(dot),)
     ]
@@ -314,8 +317,8 @@ def money(scene: Scene) -> str:
     drawing = f'<polyline class="front" points="{path}"/>{axes}{"".join(marks)}'
     return (
         f'<figure><svg viewBox="0 0 {WIDTH} {HEIGHT}" style="max-width: {WIDTH}px" role="img" '
-        f'aria-label="{escape(label)}">{drawing}</svg><figcaption class="faint">Each dot is a plan '
-        "that fits; the line joins those than which none is both faster and cheaper."
+        f'aria-label="{html_text(label)}">{drawing}</svg><figcaption class="faint">Each dot is a '
+        "plan that fits; the line joins those than which none is both faster and cheaper."
         "</figcaption></figure>"
     )
 
@@ -352,7 +355,7 @@ def table(
     """A table, empty without rows; the winner's row stands out. text: columns of words."""
     body = []
     for number, row in enumerate(rows):
-        cells = [cell if isinstance(cell, Markup) else escape(cell) for cell in row]
+        cells = [cell if isinstance(cell, Markup) else html_text(cell) for cell in row]
         head = f'<th scope="row">{cells[0]}</th>'
         rest = (f"<td{looks(at in text)}>{cell}</td>" for at, cell in enumerate(cells[1:], start=1))
         body.append(f"<tr{' class=winner' if number == winner else ''}>{head}{''.join(rest)}</tr>")

@@ -9,7 +9,7 @@ from hetplan.errors import InputError, require
 from hetplan.files import read_bytes
 from hetplan.profiling.operators import Precision
 from hetplan.profiling.profile import Profile, ProfileLayer, ProfileTable, Provenance
-from hetplan.schema import derived
+from hetplan.schema import as_name, derived
 
 # A backward pass of matrix products takes twice the forward's time; where a file gives their sum
 # only.
@@ -83,7 +83,7 @@ def layer(
 ) -> ProfileLayer:
     """A layer without tensor-parallel all-reduces of its own; bytes."""
     return ProfileLayer(
-        name=name[:200],
+        name=as_name(name),
         param_bytes=params,
         activation_bytes=activation,
         tensor_bytes=0.0,
@@ -158,12 +158,12 @@ def profile(
     where sizes are out of range."""
     with derived(where):
         made = Profile(
-            model=settings.model or model[:200],
+            model=as_name(settings.model or model),
             sequence=settings.sequence or sequence,
             precision=settings.precision or precision,
             provenance=Provenance(
                 kind="measured",
-                source=source[:200],
+                source=as_name(source),
                 date=datetime.datetime.now(datetime.UTC).date().isoformat(),
             ),
             layers=layers,

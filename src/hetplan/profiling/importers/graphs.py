@@ -44,7 +44,7 @@ from hetplan.schema import (
     DegreeKey,
     Filled,
     Foreign,
-    Name,
+    ForeignName,
     Seconds,
     parse,
     read_foreign,
@@ -239,7 +239,7 @@ class PiperNode(Foreign):
     """An operator; variants: by tensor degree, without recomputation."""
 
     number: Count = Field(alias="id")
-    name: Name
+    name: ForeignName
     variants: dict[DegreeKey, Annotated[PiperVariant, BeforeValidator(without_recomputation)]] = (
         Field(alias="TMPCs")
     )
@@ -303,7 +303,7 @@ class PlacedNode(Foreign):
     size: bytes of parameters and output."""
 
     number: Count = Field(alias="id")
-    name: Name
+    name: ForeignName
     milliseconds: Seconds = Field(alias="fpgaLatency")
     size: Bytes
     backward: bool | Annotated[int, Field(ge=0, le=1)] = Field(alias="isBackwardNode")

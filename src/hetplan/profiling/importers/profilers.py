@@ -52,11 +52,12 @@ from hetplan.schema import (
     Bytes,
     Filled,
     Foreign,
-    Name,
+    ForeignName,
     Positive,
     PositiveCount,
     Rate,
     Seconds,
+    as_name,
     parse,
     read_foreign,
 )
@@ -146,7 +147,7 @@ class MetisFile(Foreign):
     """One device type, tensor degree and batch; rows have an entry per layer [L], of `memory` not
     in every file."""
 
-    model: Name = Field(validation_alias=AliasPath("model", "model_name"))
+    model: ForeignName = Field(validation_alias=AliasPath("model", "model_name"))
     params: Filled[list[Bytes]] = Field(
         validation_alias=AliasPath(*SIZES, "parameters_per_layer_bytes")
     )
@@ -308,11 +309,11 @@ def system(described: CalculonSystem, path: str, settings: Settings) -> Imported
         peaks.setdefault("bf16", peaks["fp16"])
     inside, *others = described.networks
     outside = others[0] if others else inside
-    name = settings.device or Path(path).stem
+    name = as_name(settings.device or Path(path).stem)
     cluster = {
         "format": "hetplan-cluster",
         "version": 1,
-        "name": settings.model or Path(path).stem,
+        "name": as_name(settings.model or Path(path).stem),
         "nodes": [
             {
                 "count": settings.nodes or 1,
@@ -329,7 +330,7 @@ def system(described: CalculonSystem, path: str, settings: Settings) -> Imported
                 "memory_gib": min(described.memory_gib, MOST_RATE),
                 "memory_gb_per_s": described.memory_gb_per_s,
                 "peak_tflops": peaks,
-                "source": f"calculon system {Path(path).name}",
+                "source": as_name(f"calculon system {Path(path).name}"),
             }
         },
     }

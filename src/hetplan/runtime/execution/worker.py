@@ -28,6 +28,7 @@ from hetplan.errors import (
     require,
 )
 from hetplan.formulations.joint.plan import Plan
+from hetplan.interpreter import let_find
 from hetplan.profiling.models import load_model
 from hetplan.runtime.devices import local_device, peak_bytes, settle
 from hetplan.runtime.execution.chain import Chain, describe
@@ -126,8 +127,8 @@ def from_factory(text: str, plan: Plan | None, *, seed: int = 0) -> nn.Module:
 
 
 def called(text: str, plan: Plan | None, option: str = "--factory", *, seed: int = 0) -> Any:
-    """What `module:function` makes of the plan; the module is installed or in the working
-    directory. Raises InputError for whatever its author's code raises.
+    """What `module:function` makes of the plan; the module is installed, or else in the working
+    folder. Raises InputError for whatever its author's code raises.
 
     Every rank imports the module or calls the function itself, so that the generators from which
     they draw data and weights are seeded before. They are seeded before each of both: what the
@@ -136,8 +137,8 @@ def called(text: str, plan: Plan | None, option: str = "--factory", *, seed: int
     require(
         all(text.partition(":")), f"{option} is not usable", got=text, expected="MODULE:FUNCTION"
     )
+    let_find(text.partition(":")[0], option)
     failure = "cannot be imported:"
-    sys.path += [""] if "" not in sys.path else []
     try:
         seed_generators(seed, f"{option} is imported")
         function = pkgutil.resolve_name(text)
@@ -386,7 +387,8 @@ def look_after(watch: Watch, limit: float, plan: Plan) -> None:
 
 def give_up(plan: Plan, rank: int, why: str) -> NoReturn:
     """End this process because a rank hangs."""
-    print(f"hetplan: {plan.rank_text(rank)}: hangs; {why}", file=sys.stderr, flush=True)
+    text = one_line(f"hetplan: {plan.rank_text(rank)}: hangs; {why}")
+    print(text, file=sys.stderr, flush=True)
     os._exit(1)
 
 

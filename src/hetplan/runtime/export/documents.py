@@ -18,6 +18,7 @@ from hetplan.runtime.export.grid import (
     model_settings,
     settings,
 )
+from hetplan.text import comments
 
 TORCHTITAN = (
     "torchtitan's TOML job config: torchtitan/config/job_config.py at 6404b93 (September 2025)"
@@ -101,15 +102,16 @@ def torchtitan(plan: Plan, shape: Transformer | None = None) -> str:
         check_divided(grid, degrees.context)
     lines = [
         *heading(plan, "torchtitan", TORCHTITAN),
-        *(
-            f"# --node-rank {i}: node {node} of the plan, --nproc-per-node {n}"
-            for i, (node, n) in enumerate(grid.nodes())
+        *comments(
+            *(
+                f"--node-rank {i}: node {node} of the plan, --nproc-per-node {n}"
+                for i, (node, n) in enumerate(grid.nodes())
+            )
         ),
     ]
     if tensor > 1 and not degrees.sequence_parallel:
-        lines.append(
-            "# tensor parallel groups are sequence parallel too, which the prediction does not "
-            "count"
+        lines += comments(
+            "tensor parallel groups are sequence parallel too, which the prediction does not count"
         )
     for section, entries in titan_sections(grid, tensor, degrees).items():
         lines += ["", f"[{section}]"]
@@ -206,15 +208,12 @@ def flagscale(plan: Plan, shape: Transformer | None = None) -> str:
     document = plain_document(grid) if plain else flagscale_document(grid, stage_types(grid))
     types = {device.node: device.type for device in plan.devices}
     nodes = (f"node {node} slots={count} type={types[node]}" for node, count in grid.nodes())
-    comments = [
+    lines = [
         *heading(plan, "FlagScale", FLAGSCALE),
-        f"# hostfile, in this order: {', '.join(nodes)}",
+        *comments(f"hostfile, in this order: {', '.join(nodes)}"),
+        yaml.safe_dump(document, sort_keys=False, default_flow_style=None, width=110),
     ]
-    return (
-        "\n".join(comments)
-        + "\n"
-        + yaml.safe_dump(document, sort_keys=False, default_flow_style=None, width=110)
-    )
+    return "\n".join(lines)
 
 
 def plain_document(grid: Grid) -> dict[str, Any]:
@@ -242,8 +241,8 @@ def bridge(plan: Plan, shape: Transformer | None = None) -> str:
         document["mixed_precision"] = (
             f"{plan.workload.precision}{narrow.get(plan.workload.stack, '')}_mixed"
         )
-    comments = heading(plan, "Megatron Bridge", BRIDGE_VERSION)
-    return "\n".join([*comments, yaml.safe_dump(document, sort_keys=False, width=110)])
+    lines = heading(plan, "Megatron Bridge", BRIDGE_VERSION)
+    return "\n".join([*lines, yaml.safe_dump(document, sort_keys=False, width=110)])
 
 
 def stage_types(grid: Grid) -> list[str]:

@@ -29,7 +29,7 @@ from hetplan.errors import UnsupportedError, require
 from hetplan.formulations.joint.plan import Degrees, Plan, Replica
 from hetplan.profiling.transformer import Transformer
 from hetplan.schema import Range
-from hetplan.text import grouped, ranges_text
+from hetplan.text import comments, grouped, ranges_text
 
 
 @dataclass(frozen=True)
@@ -273,17 +273,15 @@ def shape_of(replica: Replica) -> list[tuple[list[Range], int]]:
 
 
 def heading(plan: Plan, framework: str, version: str) -> list[str]:
-    """Comment lines: what this is, for which version, and what was predicted. Free text of a plan
-    file stays on its line."""
-    name = "".join(c if c.isprintable() else " " for c in plan.name)
-    lines = [f"# {name}, for {framework} ({version})"]
+    """Comment lines: what this is, for which version, and what was predicted."""
+    lines = [f"{plan.name}, for {framework} ({version})"]
     prediction = plan.prediction
     if prediction is not None and prediction.predicted_seconds is not None:
         lines.append(
-            f"# by {prediction.strategy}/{prediction.method}, "
+            f"by {prediction.strategy}/{prediction.method}, "
             f"{prediction.predicted_seconds:.6g} s per iteration predicted (replayed)"
         )
-    return lines
+    return comments(*lines)
 
 
 Settings = dict[str, Any]

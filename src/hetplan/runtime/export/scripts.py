@@ -33,13 +33,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, create_model
 
-from hetplan.errors import UnsupportedError, one_line, require
+from hetplan.errors import UnsupportedError, printable, require
 from hetplan.formulations.joint.plan import Plan
+from hetplan.interpreter import SAFE_PATH
 from hetplan.profiling.transformer import Transformer
 from hetplan.runtime.export.grid import RECOMPUTATION, Grid, heading, settings
 from hetplan.runtime.refusals import check_executed
-from hetplan.schema import StrictModel
-from hetplan.text import grouped
+from hetplan.schema import PLAIN, StrictModel
+from hetplan.text import comments, grouped
 
 MEGATRON = (
     "Megatron-LM core 0.13 and later: megatron/training/arguments.py at 000c4ac, parallel_state.py"
@@ -65,10 +66,12 @@ def megatron(plan: Plan, shape: Transformer | None = None) -> str:
     lines = [
         "#!/usr/bin/env bash",
         *heading(plan, "Megatron-LM", MEGATRON),
-        f"# Behind the script come pretrain_gpt.py and the flags of "
-        f"{'data' if shape else 'model, data'} and optimizer.",
-        f"# On every node n of {', '.join(map(str, sorted(places)))}: "
-        f"NODE=n MASTER_ADDR=<address of node {plan.devices[ranked[0]].node}> bash <this file> ...",
+        *comments(
+            f"Behind the script come pretrain_gpt.py and the flags of "
+            f"{'data' if shape else 'model, data'} and optimizer.",
+            f"On every node n of {', '.join(map(str, sorted(places)))}: NODE=n "
+            f"MASTER_ADDR=<address of node {plan.devices[ranked[0]].node}> bash <this file> ...",
+        ),
         "set -euo pipefail",
         f'export WORLD_SIZE={len(ranked)} MASTER_ADDR MASTER_PORT="${{MASTER_PORT:-29500}}"',
         ': "${MASTER_ADDR:?address of the node of rank 0}"',
@@ -129,10 +132,12 @@ def torchrun(
     lines = [
         "#!/usr/bin/env bash",
         *heading(plan, "hetplan's runtime", "torchrun"),
-        f"# On every node n of {', '.join(map(str, order))}: "
-        f"NODE=n MASTER_ADDR=<address of node {order[0]}> bash <this file> PLAN.json ...",
+        *comments(
+            f"On every node n of {', '.join(map(str, order))}: "
+            f"NODE=n MASTER_ADDR=<address of node {order[0]}> bash <this file> PLAN.json ..."
+        ),
         "set -euo pipefail",
-        *(f"export {name}={shlex.quote(value)}" for name, value in (variables or {}).items()),
+        *exports({SAFE_PATH: "1", **(variables or {})}),
         ': "${MASTER_ADDR:?address of the node of rank 0}"',
         'case "${NODE:?number of this node in the plan}" in',
         *(
@@ -150,9 +155,14 @@ def torchrun(
     return "\n".join(lines) + "\n"
 
 
+def exports(variables: Mapping[str, str]) -> list[str]:
+    """Lines of a shell script that set variables of all ranks."""
+    return [f"export {name}={shlex.quote(printable(value))}" for name, value in variables.items()]
+
+
 # What stands in scripts unquoted, and what stands in a line of its own.
 Word = Annotated[str, Field(pattern="^[A-Za-z0-9_][A-Za-z0-9_.:@/+-]*$", max_length=253)]
-Line = Annotated[str, Field(pattern=r"^[^\r\n]*$", max_length=1000)]
+Value = Annotated[str, Field(pattern=PLAIN, max_length=1000)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -237,12 +247,17 @@ srun {groups}--kill-on-bad-exit=1 {task}
 """
 
 
+def directive(name: str, value: object) -> str:
+    """An option for sbatch within a script; sbatch reads quotes as a shell does."""
+    return f"#SBATCH --{name}={shlex.quote(printable(str(value)))}"
+
+
 def slurm(start: Start) -> dict[str, str]:
     """A batch script, of a heterogeneous job where nodes differ: one task per node."""
     components = [
         {
             "job-name": start.name,
-            "chdir": shlex.quote(start.root),
+            "chdir": start.root,
             "nodes": len(nodes),
             "ntasks-per-node": 1,
             **({"gpus-per-node": ranks} if start.gpus else {}),
@@ -255,7 +270,7 @@ def slurm(start: Start) -> dict[str, str]:
     script = BATCH.format(
         comments="\n".join(heading(start.plan, "Slurm", "sbatch")),
         components="\n#SBATCH hetjob\n".join(
-            "\n".join(one_line(f"#SBATCH --{name}={value}") for name, value in options.items())
+            "\n".join(directive(name, value) for name, value in options.items())
             for options in components
         ),
         groups=f"--het-group=0-{len(components) - 1} " if len(components) > 1 else "",
@@ -396,7 +411,11 @@ def work():
         "LOCAL_WORLD_SIZE": beside, "MASTER_ADDR": first[2], "MASTER_PORT": first[3],
     }
     variables = {**VARIABLES, **{name: str(value) for name, value in place.items()}}
-    command = [sys.executable, "-m", "hetplan", "run", PLAN, *OPTIONS]
+    # Ray puts the working folder first on Python's path, before Python's own modules
+    folders = (os.environ | variables).get("PYTHONPATH", "").split(os.pathsep)
+    others = [folder for folder in folders if os.path.realpath(folder) != os.getcwd()]
+    variables["PYTHONPATH"] = os.pathsep.join(others)
+    command = [sys.executable, "-P", "-m", "hetplan", "run", PLAN, *OPTIONS]
     subprocess.run(command, env=os.environ | variables, check=True)
 
 
@@ -428,8 +447,10 @@ def ray(start: Start) -> dict[str, str]:
         "DEVICES": kinds,
         "GPUS": start.gpus,
     }
-    text = "\n".join([*heading(start.plan, "Ray Train", "Ray 2.51 and later"), RAY])
-    return {"train.py": re.sub("@([A-Z]+)@", lambda name: repr(values[name[1]]), text)}
+    # Python takes its encoding from the first comment that names one: not from a plan's name
+    lines = ["# -*- coding: utf-8 -*-", *heading(start.plan, "Ray Train", "Ray 2.51 and later")]
+    program = re.sub("@([A-Z]+)@", lambda name: repr(values[name[1]]), RAY)
+    return {"train.py": "\n".join([*lines, program])}
 
 
 def seats(plan: Plan, workers: Sequence[tuple[str, str]]) -> list[tuple[int, int, int]]:
@@ -455,10 +476,10 @@ def seats(plan: Plan, workers: Sequence[tuple[str, str]]) -> list[tuple[int, int
 # sbatch, labels of Kubernetes' or Ray's nodes); hosts: one per node of the cluster, in its order;
 # options: of sbatch, for every component; env: variables of all ranks.
 ENV: dict[str, Any] = {
-    "env": (dict[Annotated[str, Field(pattern="^[A-Za-z_][A-Za-z0-9_]*$")], Line], {})
+    "env": (dict[Annotated[str, Field(pattern="^[A-Za-z_][A-Za-z0-9_]*$")], Value], {})
 }
 TYPES: dict[str, Any] = {
-    "types": (dict[Annotated[str, Field(max_length=200)], dict[Word, Line]], {})
+    "types": (dict[Annotated[str, Field(max_length=200)], dict[Word, Value]], {})
 }
 POD = ("kubectl", "kubectl create -f {}/job.yaml", kubernetes, {"image": (Word, ...), **TYPES})
 # Launcher -> the program that submits, its command ({}: folder), who writes the files, its keys.
@@ -469,11 +490,11 @@ LAUNCHERS: dict[str, tuple[str, str, Callable[[Start], dict[str, str]], dict[str
         "sbatch",
         "sbatch {}/job.sbatch",
         slurm,
-        {"options": (dict[Word, Line], {}), **TYPES},
+        {"options": (dict[Word, Value], {}), **TYPES},
     ),
     "kubeflow": POD,
     "jobset": POD,
-    "ray": ("ray", "ray job submit --working-dir . -- python {}/train.py", ray, TYPES),
+    "ray": ("ray", "ray job submit --working-dir . -- python -P {}/train.py", ray, TYPES),
 }
 # All sections that a job file may have for its launcher.
 KINDS: Any = reduce(

@@ -310,7 +310,7 @@ def torchrun_place() -> list[int]:
             os.environ.get(name, "").isdecimal(),
             "is missing",
             where=name,
-            expected="torchrun --nproc-per-node N -m hetplan profile collectives …",
+            expected="torchrun --no-python --nproc-per-node N hetplan profile collectives …",
         )
     place = [int(os.environ[name]) for name in VARIABLES]
     _, ranks, _, per_node = place
