@@ -19,12 +19,14 @@ FAMILY = Family(
             f"{_HERE}.exact:solve",
             True,
             "the fastest way to a proven optimum: `exact`",
+            uses=("highs",),
         ),
         Method(
             "exact",
             f"{_HERE}.exact:solve",
             True,
             "search over θ: prices of devices, then label setting",
+            uses=("highs",),
         ),
         Method(
             "cp-sat",
@@ -63,7 +65,7 @@ FAMILY = Family(
         *(
             Method(f"merge{by}", f"{_HERE}.paper:solve_by", False, f"{_MERGED}{how}", uses=uses)
             for by, how, uses in (
-                ("", "", ()),
+                ("", "", ("highs",)),
                 ("-cp-sat", " by CP-SAT", ("cp-sat",)),
                 ("-milp", " by HiGHS", ("highs",)),
             )

@@ -82,10 +82,9 @@ def best_ratios(problem: HapProblem, cost: CostOfRatios, run: Run) -> BestRatios
     least = estimate if problem.fits(cost, best) else np.inf
     if problem.K == 1 or (estimate <= 0 and np.isfinite(least)):
         return BestRatios(best, least, least)  # equal ratios hold least on the fullest device, too
-    # This takes milliseconds, whatever is left of the time. Options of a solver of its own are
-    # meant for models of whole problems. No progress is reported: this is one step of a method's
-    # work.
-    exactly = Run(replace(run.options, gap=0.0, time_limit=None, native={}), cancel=run.cancel)
+    # This takes milliseconds, whatever is left of the time. No progress is reported: this is one
+    # step of a method's work.
+    exactly = Run(replace(run.options, gap=0.0, time_limit=None), cancel=run.cancel)
     bound: float | None = None
     for margin in (0.0, LEFT_FREE):
         model, ratio = _programme(problem, cost, estimate or 1.0, margin)
