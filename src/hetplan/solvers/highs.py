@@ -124,6 +124,13 @@ def instance(options: Options, settings: Mapping[str, NativeValue] = SETTINGS) -
     return highs
 
 
+def check_native(options: Options) -> None:
+    """Raise InputError for a native option that HiGHS does not have: for methods that run HiGHS on
+    some instances alone, so that nobody would notice on the others."""
+    if options.native.get(BACKEND):
+        instance(options)
+
+
 def loaded(arrays: LinearArrays, highs: Any) -> Any:
     """`highs` with the model, handed over row by row in one call that takes whole arrays."""
     rows, columns = arrays.shape

@@ -29,7 +29,7 @@ from hetplan.solvers.run import (
 from hetplan.text import lines_that_hold, number_text
 
 # The general solvers behind the methods that every family has.
-BACKENDS = {"cp-sat": ("cp-sat",), "milp": ("highs",), "pyomo": ("pyomo",)}
+BACKENDS = {"cp-sat": ("cp-sat",), "milp": ("highs",), "pyomo": ("pyomo", "highs")}
 # A bound may exceed the objective by rounding in the last digits, not by more.
 BOUND_TOLERANCE = 1e-7
 
@@ -61,18 +61,11 @@ class Method:
         return BACKENDS.get(self.name, ()) if self.uses is None else self.uses
 
     def takes(self, backend: str, options: Options) -> bool:
-        """Whether it passes that back end's native options on, run with these options: HiGHS may be
-        the solver behind Pyomo."""
-        through = backend == HIGHS and "pyomo" in self.backends
-        return backend in self.backends or (through and engine(options.pyomo_solver) == HIGHS)
-
-    def check_native(self, options: Options) -> None:
-        """Raise InputError for an option that HiGHS does not have: not every instance that the
-        method solves has HiGHS run, so that it might pass unnoticed."""
-        if options.native.get(HIGHS) and self.takes(HIGHS, options):
-            from hetplan.solvers import highs
-
-            highs.instance(options)
+        """Whether it passes that back end's native options on, run with these options: the method
+        `pyomo` those of HiGHS where that is the solver behind Pyomo, unless it says otherwise."""
+        if backend == HIGHS and self.name == "pyomo" and self.uses is None:
+            return engine(options.pyomo_solver) == HIGHS
+        return backend in self.backends
 
     def load(self) -> Callable[[Any, Run], Outcome[Any]]:
         """The function behind the method, (data, run) -> Outcome; its solver gets imported here."""
@@ -172,7 +165,6 @@ def solve(
     """
     run = run or Run()
     function = family.method(method).load()
-    family.method(method).check_native(run.options)
     begun = time.perf_counter()
     try:
         outcome = function(data, run, **more)

@@ -28,6 +28,7 @@ from hetplan.formulations.ditto.problem import (
 )
 from hetplan.solvers import branch_and_bound, labels
 from hetplan.solvers.branch_and_bound import Expansion, Incumbent, Proof
+from hetplan.solvers.highs import check_native
 from hetplan.solvers.labels import Extensions, Labels, Numbers
 from hetplan.solvers.run import Outcome, Run, Stop
 
@@ -187,6 +188,7 @@ def solve(
     data: DittoData, run: Run, parameters: Parameters = Parameters()
 ) -> Outcome[DittoDecision]:
     """The proven optimum; at the time limit the best template found and a proven bound."""
+    check_native(run.options)
     problem = compile_problem(data)
     reason = infeasible_because(problem)
     if reason is not None:

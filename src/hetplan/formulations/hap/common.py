@@ -44,6 +44,7 @@ from hetplan.formulations.hap.problem import (
     reduce_theory,
 )
 from hetplan.solvers.general import minimise
+from hetplan.solvers.highs import check_native
 from hetplan.solvers.model import SMALLEST, Columns, Model, Totals
 from hetplan.solvers.run import OPTIMAL_GAP, Outcome, Run, Stop, stop_reason
 
@@ -166,6 +167,7 @@ TRIED_MULTIPLES = (1.0, 1e4, 0.1, 10.0, 0.01)
 def reduced_or_answered(data: HapData, run: Run) -> ReducedTheory | Outcome[HapDecision]:
     """The reduced theory; or the outcome where there is no program, or where the program is given
     or costs nothing."""
+    check_native(run.options)
     problem = compile_problem(data)
     reason = infeasible_because(data, problem)
     if reason is not None:
