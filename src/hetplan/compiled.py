@@ -1,15 +1,18 @@
 """The one place that compiles: hot loops become machine code on first use, cached on disk.
 
 The cache lies beside the source, or in the user's cache folder where numba cannot write there.
+Where it can write in neither, or a file of the cache is damaged, the kernel is compiled again.
 
 A kernel is an ordinary function of numbers and arrays. Keep kernels few and short: each one costs a
 first run from a tenth of a second to a second.
 """
 
+import contextlib
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 import numba
+from numba.core.caching import FunctionCache
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -17,4 +20,34 @@ F = TypeVar("F", bound=Callable[..., Any])
 def kernel(function: F) -> F:
     """`function` compiled without the interpreter, in strict IEEE arithmetic: sums keep their
     order."""
-    return cast(F, numba.njit(cache=True, nogil=True, error_model="numpy")(function))
+    compiled = numba.njit(nogil=True, error_model="numpy")(function)
+    # numba raises RuntimeError where it finds no folder to write to
+    with contextlib.suppress(RuntimeError):
+        compiled._cache = Cache(function)
+    return cast(F, compiled)
+
+
+class Cache(FunctionCache):  # type: ignore[misc]
+    """numba's cache of one kernel, for which a file that cannot be used is a file that is missing.
+
+    A process that was killed, or a full disk, leaves index files and data files that are empty or
+    cut. What reading them raises depends on where they were cut; numba lets all of it through.
+    """
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        """The compiled kernel for these types of arguments, or None where it has to be compiled.
+
+        An index whose entries cannot be used is replaced by an empty one, so that what is compiled
+        now can be saved.
+        """
+        try:
+            return super().load_overload(sig, target_context)
+        except Exception:  # noqa: BLE001 - unpickling what is damaged may raise anything
+            with contextlib.suppress(OSError):
+                self.flush()
+            return None
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        """Save a compiled kernel, where that is possible; it runs in this process in any case."""
+        with contextlib.suppress(Exception):  # reads the index first, which may be damaged still
+            super().save_overload(sig, data)

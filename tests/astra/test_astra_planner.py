@@ -194,6 +194,6 @@ def test_layers_are_computed_where_they_suit_best() -> None:
     """Device-seconds by type and kind of layer: together they take less than either type's rate
     says."""
     work = np.array([[1.0, 9.0], [9.0, 1.0]])
-    assert computing_alone(work, [1, 1]) == pytest.approx(1.0)
-    assert computing_alone(work[:1], [2]) == pytest.approx(5.0)
-    assert computing_alone(work, [1, 2]) == pytest.approx(10 / 11)
+    assert computing_alone(work, [1, 1], Options()) == pytest.approx(1.0)
+    assert computing_alone(work[:1], [2], Options()) == pytest.approx(5.0)
+    assert computing_alone(work, [1, 2], Options()) == pytest.approx(10 / 11)

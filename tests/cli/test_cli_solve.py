@@ -182,6 +182,76 @@ def test_a_bug_is_one_line_and_a_traceback_on_request(
     assert "Traceback" in hetplan("solve", numbers(3), "-m", "broken").err
 
 
+def test_a_file_that_ends_too_early_is_a_bug_and_no_wish_to_abort(
+    hetplan: Call, numbers: Write
+) -> None:
+    """typer takes every EOFError for the user's wish to leave a prompt."""
+    ran = hetplan("solve", numbers(3), "-m", "cut-short")
+    assert (ran.code, ran.out) == (3, "")
+    assert ran.err == (
+        "hetplan: error: EOFError: Ran out of input (this is a bug; HETPLAN_DEBUG=1 shows where)\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("values", "methods", "said"),
+    [
+        (
+            (3, 1),
+            "auto,proud",
+            ["bound 3 of proud, which calls its 3 optimal, is above objective 1 of auto"],
+        ),
+        (
+            (3, 1),
+            "auto,denier,first",
+            [
+                "denier calls the instance infeasible, objective 1 of auto has a decision",
+                "denier calls the instance infeasible, objective 3 of first has a decision",
+            ],
+        ),
+        ((3, 1), "auto,first,clueless", []),
+        ((3, 3), "auto,proud", []),
+        ((), "auto,denier", []),
+    ],
+)
+def test_methods_that_contradict_each_other_are_told(
+    hetplan: Call, numbers: Write, values: tuple[float, ...], methods: str, said: list[str]
+) -> None:
+    path, lines = numbers(*values), [f"{line}: one of the two methods is wrong" for line in said]
+    ran = hetplan("solve", path, "-m", methods, "--json")
+    assert ran.json["contradictions"] == lines
+    assert ran.err == "".join(f"hetplan: error: numbers: {line}\n" for line in lines)
+    assert (ran.code == 3) == bool(lines)
+    assert [result["method"] for result in ran.json["results"]] == methods.split(",")
+    shown = hetplan("solve", path, "-m", methods)
+    assert shown.code == ran.code and shown.err == ran.err
+    assert all(method in shown.out for method in methods.split(","))
+
+
+def test_contradictions_on_one_of_several_instances(hetplan: Call, numbers: Write) -> None:
+    paths = numbers(2, 2, name="equal"), numbers(3, 1, name="unequal")
+    ran = hetplan("solve", *paths, "-m", "auto,proud", "--json")
+    assert ran.code == 3 and ran.err.startswith("hetplan: error: unequal: bound 3 of proud")
+    found = [len(answer["contradictions"]) for answer in ran.json["answers"]]
+    assert found == [0, 1]
+
+
+def test_native_options_of_highs_reach_the_default_of_hap(hetplan: Call) -> None:
+    words = ["solve", "hap-chain-2x2", "--native", "highs.presolve=off", "--json"]
+    ran = hetplan(*words)
+    assert (ran.code, ran.err) == (0, "")
+    assert ran.json["results"][0]["status"] == "optimal"
+    refused = hetplan("solve", "hap-chain-2x2", "--native", "highs.presolve=sideways")
+    assert refused.error.startswith("native option highs.presolve: value not usable")
+
+
+def test_native_options_of_highs_and_another_solver_behind_pyomo(hetplan: Call) -> None:
+    words = ["solve", "tiny-mixed", "-m", "pyomo", "--native", "highs.presolve=off"]
+    assert hetplan(*words).code == 0
+    refused = hetplan(*words, "--pyomo-solver", "glpk")
+    assert "no method chosen runs highs" in refused.error
+
+
 def test_instance_from_standard_input(
     hetplan: Call, numbers: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -88,6 +88,21 @@ def liar(data: Data, run: Run) -> Outcome[Decision]:
     return Outcome(stop=Stop.OPTIMAL, decision=Decision(index=0), bound=data.numbers[0] + 1)
 
 
+def proud(data: Data, run: Run) -> Outcome[Decision]:
+    """Calls the first number the least."""
+    return Outcome(stop=Stop.OPTIMAL, decision=Decision(index=0), bound=data.numbers[0])
+
+
+def denier(data: Data, run: Run) -> Outcome[Decision]:
+    """Sees no number."""
+    return Outcome(stop=Stop.INFEASIBLE)
+
+
+def cut_short(data: Data, run: Run) -> Outcome[Decision]:
+    """A bug: reads what is not there."""
+    raise EOFError("Ran out of input")
+
+
 def picky(data: Data, run: Run) -> Outcome[Decision]:
     """Takes no instance."""
     raise UnsupportedError("picky takes no numbers", expected="method auto")
@@ -112,6 +127,9 @@ FAMILY = Family(
                 ("broken", "broken", "a bug"),
                 ("liar", "liar", "a lie"),
                 ("picky", "picky", "refuses"),
+                ("proud", "proud", "a wrong optimum"),
+                ("denier", "denier", "a wrong infeasible"),
+                ("cut-short", "cut_short", "a file that ends too early"),
             )
         ),
     ),

@@ -126,7 +126,7 @@ def test_what_is_left_open_loses_nothing(seed: int, types: int) -> None:
     other, proof = searched(theory, graph_of(theory, wide=True), 1.2 * best)
     assert other.objective == pytest.approx(best, rel=1e-6) and whole.proven and proof.proven
     # an optimal program is among what is opened for programs a tenth dearer
-    means = Means(theory.problem, whole_cell(theory.problem))
+    means = Means(theory.problem, whole_cell(theory.problem), Options())
     costs = means.costs(work_of(theory.problem, theory.steps))
     opened = Opener(theory).open(costs, 1.1 * best, 10**5, Run())
     assert opened is not None
@@ -160,7 +160,7 @@ def test_no_program_costs_less_than_the_bound_of_a_cell(seed: int, wide: bool) -
     for _ in range(20):
         program = theory.program(graph.program(walk(graph, draw)))
         cost = problem.cost_of(program)
-        means = Means(problem, cell)
+        means = Means(problem, cell, Options())
         if problem.capacity is not None:
             rows = draw.dirichlet(np.ones(K), g + 1)
             means.set_multipliers(Multipliers(rows[0], rows[1:], draw.exponential(0.2, K)))
@@ -181,7 +181,7 @@ def test_means_are_set_at_the_best_ratios(seed: int) -> None:
         return
     problem = theory.problem
     for program in programs(seed, 1).values():
-        cost, means = problem.cost_of(program), Means(problem, whole_cell(problem))
+        cost, means = problem.cost_of(program), Means(problem, whole_cell(problem), Options())
         means.set_from_program(cost)
         best = best_ratios(problem, cost, Run(Options(threads=1))).seconds
         assert problem.seconds(cost, means.point) == pytest.approx(best, rel=1e-8, abs=1e-12)

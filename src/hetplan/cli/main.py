@@ -65,6 +65,8 @@ def guarded(arguments: Sequence[str] | None) -> int:
     except Exception as error:  # noqa: BLE001 (the last boundary: a bug is one line too, debugging shows it all)
         if isinstance(error, _USAGE_ERROR):
             return complain(usage_text(error), USAGE, error)
+        if isinstance(error, CutShortError):
+            error = error.end
         return complain(
             f"{type(error).__name__}: {error} (this is a bug; HETPLAN_DEBUG=1 shows where)",
             BUG,
@@ -73,6 +75,14 @@ def guarded(arguments: Sequence[str] | None) -> int:
     if returned == ABORTED:  # what typer makes of KeyboardInterrupt, in silence
         return complain("aborted", ABORTED)
     return returned if isinstance(returned, int) else 0
+
+
+class CutShortError(Exception):
+    """Takes an EOFError past typer, for which that is always the user's wish to leave a prompt."""
+
+    def __init__(self, end: EOFError) -> None:
+        super().__init__(str(end))
+        self.end = end
 
 
 # The beginning of what typer calls a number -> what people call it.
@@ -154,7 +164,10 @@ def with_groups_as_options(function: Callable[..., int]) -> Callable[..., int]:
             values[name] = kind(
                 **{field.name: values.pop(field.name) for field in dataclasses.fields(kind)}
             )
-        return function(**values)
+        try:
+            return function(**values)
+        except EOFError as error:  # hetplan has no prompts: a file or a pipe ended too early
+            raise CutShortError(error) from error
 
     call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     call.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}

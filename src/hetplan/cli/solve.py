@@ -75,7 +75,7 @@ def solve(
     """Solve instances and print each method's result with its proven bound.
 
     The JSON document of several instances has one answer for each. Exit code 0 when every result is
-    optimal or feasible, 1 when one is infeasible or unknown.
+    optimal or feasible, 1 when one is infeasible or unknown, 3 when methods contradict each other.
     """
     options = make_options(
         time_limit=time_limit,
@@ -104,7 +104,13 @@ def solve(
         output=output,
     )
     every = [result for _, results in answers for result in results]
-    if any(BUG in result.details for result in every):
+    wrong = [
+        f"{document['instance']}: {line}"
+        for document in documents
+        for line in document["contradictions"]
+    ]
+    note(*(f"error: {line}" for line in wrong))
+    if wrong or any(BUG in result.details for result in every):
         return 3
     return (
         0
@@ -148,7 +154,7 @@ def check_back_ends(
                 method.name
                 for family in families.values()
                 for method in family.methods
-                if backend in method.backends
+                if method.takes(backend, options)
             )
         )
         chosen = dict.fromkeys(name for names in methods.values() for name in names)

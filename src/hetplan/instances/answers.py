@@ -42,7 +42,7 @@ from hetplan.instances.library import (
     plain,
 )
 from hetplan.schema import Foreign, Name, parse
-from hetplan.solvers.registry import Evaluation, evaluate
+from hetplan.solvers.registry import Evaluation, contradictions, evaluate
 from hetplan.solvers.run import OPTIMAL_GAP, Result, relative_gap
 from hetplan.text import grouped, lines_that_hold
 
@@ -136,12 +136,13 @@ def result_document(result: Result[Any]) -> dict[str, Any]:
 def answer_document(
     instance: Instance, results: Sequence[Result[Any]], options: dict[str, object]
 ) -> dict[str, Any]:
-    """The whole answer: results in the order in which the methods ran, and the options that they
-    got."""
+    """The whole answer: results in the order in which the methods ran, what contradicts itself in
+    them, and the options that they got."""
     return {
         "instance": instance.name,
         "problem": instance.problem,
         "results": [result_document(result) for result in results],
+        "contradictions": contradictions(results),
         "options": options,
         "hetplan": __version__,
     }

@@ -68,7 +68,7 @@ from hetplan.planner.strategy import (
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.refusals import refusal
 from hetplan.runtime.replay import replay
-from hetplan.solvers.run import Run
+from hetplan.solvers.run import Options, Run
 
 
 @dataclass(frozen=True)
@@ -290,7 +290,7 @@ def least_seconds(job: Job, space: Space, pool: Pool, assumed: Assumptions) -> f
         block = block_seconds(facts, offer, (t, b, sp, c, e, np.where(whole, t, 1)), assumed)
         passes = facts.layers * (block[FORWARD] + block[BACKWARD])
         work.append((np.stack([passes, block[EMBEDDING], block[HEAD]]) * t * c / b).min(axis=1))
-    return computing_alone(job.global_batch * np.array(work), counts)
+    return computing_alone(job.global_batch * np.array(work), counts, Options())
 
 
 def divisors(count: int) -> tuple[int, ...]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from hetplan.errors import require
 from hetplan.files import write_bytes
 from hetplan.solvers.model import LinearArrays, Model, member_names
+from hetplan.solvers.run import Options
 
 # File ending -> method whose models it can hold.
 ENDINGS = {".mps": "milp", ".lp": "milp", ".pb": "cp-sat", ".pbtxt": "cp-sat"}
@@ -80,9 +81,9 @@ def write_linear(model: Model, arrays: LinearArrays, file: str) -> bool:
     """By HiGHS, with the formulation's names."""
     import highspy
 
-    from hetplan.solvers.highs import loaded
+    from hetplan.solvers.highs import instance, loaded
 
-    highs = loaded(arrays)
+    highs = loaded(arrays, instance(Options()))
     for number, name in enumerate(member_names(model.column_blocks)):
         highs.passColName(number, name)
     numbers: dict[str, Iterator[int]] = defaultdict(itertools.count)

@@ -10,11 +10,22 @@ import importlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Generic
 
 from hetplan.solvers.model import Model, ModelAnswer
 from hetplan.solvers.native import UNCLEAR, Sink
-from hetplan.solvers.run import D, Options, Outcome, Run, Stop, Stopped, stop_reason
+from hetplan.solvers.run import (
+    HIGHS,
+    D,
+    Options,
+    Outcome,
+    Run,
+    Stop,
+    Stopped,
+    engine,
+    stop_reason,
+)
 
 # Method -> the driver that minimises a `Model`, imported when it is used.
 DRIVERS = {
@@ -52,6 +63,8 @@ class Formulation(Generic[D]):
 
 
 Formulate = Callable[[Any, Run], Formulation[D] | Outcome[D]]
+# A driver's function.
+Solve = Callable[[Model, Run, Sink | None], ModelAnswer]
 
 
 def minimise(method: str, model: Model, run: Run, report: Sink | None = None) -> ModelAnswer:
@@ -67,12 +80,14 @@ def minimise(method: str, model: Model, run: Run, report: Sink | None = None) ->
             solver=label(method, run.options),
             message="the model was handed over, not solved",
         )
-    driver = importlib.import_module(DRIVERS[method])
+    solve: Solve = importlib.import_module(DRIVERS[method]).solve
+    if presolves(method, run.options):
+        solve = partial(solve_with_presolve, solve)
     try:
-        answer: ModelAnswer = driver.solve(model, run, report)
+        answer = solve(model, run, report)
         if answer.message != UNCLEAR:
             return answer
-        again: ModelAnswer = driver.solve(model.without_costs(), run, lambda incumbent, bound: None)
+        again = solve(model.without_costs(), run, lambda incumbent, bound: None)
     except Stopped:
         return ModelAnswer(stop=stop_reason(run), solver=label(method, run.options))
     return (
@@ -80,6 +95,44 @@ def minimise(method: str, model: Model, run: Run, report: Sink | None = None) ->
         if again.stop is Stop.OPTIMAL
         else replace(answer, stop=again.stop, message=again.message)
     )
+
+
+def presolves(method: str, options: Options) -> bool:
+    """Whether the user's own options turn the presolve of HiGHS on behind `method`."""
+    backends = {"milp": ("highs",)}
+    if engine(options.pyomo_solver) == HIGHS:
+        backends["pyomo"] = ("highs", "pyomo")
+    entries = [options.native.get(backend, {}) for backend in backends.get(method, ())]
+    return any(own.get("presolve", "off") != "off" for own in entries)
+
+
+def without_presolve(options: Options) -> Options:
+    """The options without the user's own one for presolve."""
+    native = {
+        backend: {name: value for name, value in own.items() if name != "presolve"}
+        for backend, own in options.native.items()
+    }
+    return replace(options, native=native)
+
+
+def solve_with_presolve(
+    solve: Solve, model: Model, run: Run, report: Sink | None = None
+) -> ModelAnswer:
+    """HiGHS's answer where the user turns its presolve on, which errs (`solvers.highs` says how).
+
+    A first run with presolve is asked for a solution alone; a second one without it proves.
+    """
+    tell = report or (lambda incumbent, bound: run.report(incumbent=incumbent, bound=bound))
+    first = solve(model, run, lambda incumbent, bound: tell(incumbent, None))
+    if run.should_stop:
+        return replace(first, stop=stop_reason(run), bound=None)
+    second = solve(model, replace(run, options=without_presolve(run.options)), tell)
+    proven = second.stop in (Stop.OPTIMAL, Stop.INFEASIBLE)
+    if proven or first.objective is None:
+        return second
+    if second.objective is not None and second.objective <= first.objective:
+        return second
+    return replace(second, objective=first.objective, x=first.x)
 
 
 def label(method: str, options: Options) -> str:

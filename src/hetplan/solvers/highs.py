@@ -3,10 +3,16 @@
 Tolerances are tightened to 1e-9 because a plan's bound has to hold to 1e-6; the objective is of
 the order of 1e3 in the model's unit (`Model.milp_scale`), so that HiGHS's absolute tolerances mean
 little. Floating point proves nothing to the last digit: bounds are lowered by BOUND_ALLOWANCE.
+
+Presolve is off in every run of HiGHS (`SETTINGS`). The presolve of HiGHS 1.14 errs on small clean
+models, some of whose coefficients nearly tie: it calls feasible models infeasible, cuts optima off,
+and may never return. On the small packaged instances of all problems HiGHS proves as much without
+it in less time. Where the user turns it on, `general.minimise` takes plans from it, and no proof.
 """
 
 import logging
 import math
+from collections.abc import Mapping
 from importlib.metadata import version
 from typing import Any
 
@@ -23,6 +29,15 @@ BACKEND = "highs"
 SOLVER = f"HiGHS {version('highspy')}"
 TOLERANCE = 1e-9
 BOUND_ALLOWANCE = 1e-7  # relative
+# What every run of HiGHS begins with, also that of Pyomo; the user's own options come after it.
+SETTINGS: Mapping[str, NativeValue] = {"output_flag": False, "presolve": "off"}
+# What models of whole problems, and of parts of them, are solved with beside the common options.
+EXACT: Mapping[str, NativeValue] = {
+    "mip_abs_gap": 0.0,
+    "mip_feasibility_tolerance": TOLERANCE,
+    "primal_feasibility_tolerance": TOLERANCE,
+    "dual_feasibility_tolerance": TOLERANCE,
+}
 FEASIBLE = 2  # HighsInfo.primal_solution_status: none, infeasible, feasible
 
 # kInterrupt and the limits become `stop_reason(run)`; what is missing here is logged and becomes
@@ -96,10 +111,29 @@ def _without_columns(arrays: LinearArrays, scale: Scale) -> ModelAnswer:
     )
 
 
-def loaded(arrays: LinearArrays) -> Any:
-    """A silent Highs with the model, handed over row by row in one call that takes whole arrays."""
-    highs, (rows, columns) = highspy.Highs(), arrays.shape
-    highs.setOptionValue("output_flag", False)
+def instance(options: Options, settings: Mapping[str, NativeValue] = SETTINGS) -> Any:
+    """A Highs without a model, with the settings and then the user's own options of HiGHS.
+
+    Raises InputError for an option that HiGHS does not have, or a value that it does not take.
+    """
+    highs = highspy.Highs()
+    for name, value in settings.items():
+        _check(highs.setOptionValue(name, value), f"option {name}")
+    for name, value in options.native.get(BACKEND, {}).items():
+        set_native(highs, name, value, f"native option {BACKEND}.{name}")
+    return highs
+
+
+def check_native(options: Options) -> None:
+    """Raise InputError for a native option that HiGHS does not have: for methods that run HiGHS on
+    some instances alone, so that nobody would notice on the others."""
+    if options.native.get(BACKEND):
+        instance(options)
+
+
+def loaded(arrays: LinearArrays, highs: Any) -> Any:
+    """`highs` with the model, handed over row by row in one call that takes whole arrays."""
+    rows, columns = arrays.shape
     entries = (arrays.starts[:-1].astype(np.int32), arrays.columns.astype(np.int32), arrays.values)
     bounds = (arrays.lower, arrays.upper, arrays.row_lower, arrays.row_upper)
     layout, sense = int(highspy.MatrixFormat.kRowwise), int(highspy.ObjSense.kMinimize)
@@ -114,20 +148,12 @@ def loaded(arrays: LinearArrays) -> Any:
 
 def _prepared(arrays: LinearArrays, run: Run) -> Any:
     """A silent Highs with options and model."""
-    highs = loaded(arrays)
     common: dict[str, NativeValue] = {
         "threads": run.options.threads,
         "random_seed": run.options.seed,
         "mip_rel_gap": run.options.gap * GAP_SHARE,
-        "mip_abs_gap": 0.0,
-        "mip_feasibility_tolerance": TOLERANCE,
-        "primal_feasibility_tolerance": TOLERANCE,
-        "dual_feasibility_tolerance": TOLERANCE,
     }
-    for name, value in common.items():
-        _check(highs.setOptionValue(name, value), f"option {name}")
-    for name, value in run.options.native.get(BACKEND, {}).items():
-        set_native(highs, name, value, f"native option {BACKEND}.{name}")
+    highs = loaded(arrays, instance(run.options, {**SETTINGS, **EXACT, **common}))
     if (left := run.remaining) < math.inf:  # last, as passing the model takes time too
         _check(highs.setOptionValue("time_limit", left), "option time_limit")
     return highs

@@ -21,6 +21,7 @@ from pyomo.opt import SolverStatus, TerminationCondition
 from pyomo.version import version as PYOMO_VERSION
 
 from hetplan.errors import UnsupportedError, kind_and_text, one_line, require
+from hetplan.solvers import highs
 from hetplan.solvers.model import LinearArrays, Model, ModelAnswer
 from hetplan.solvers.native import (
     GAP_SHARE,
@@ -30,7 +31,7 @@ from hetplan.solvers.native import (
     Sink,
     drive,
 )
-from hetplan.solvers.run import NativeValue, Options, Run, Stop, stop_reason
+from hetplan.solvers.run import HIGHS, NativeValue, Options, Run, Stop, engine, stop_reason
 
 BACKEND = "pyomo"
 # How long a solver may take to notice by itself that the time is up before its answer is given up.
@@ -38,7 +39,6 @@ OVERTIME_SECONDS = 5.0
 # Bounds of floating-point solvers are lowered by this share, as those of HiGHS are.
 BOUND_ALLOWANCE = 1e-7
 
-HIGHS = "highs"
 # Interface names that are tried when the caller asks what is installed.
 COMMON_SOLVERS = (
     "appsi_highs",
@@ -96,13 +96,7 @@ _NAMES = {
 }  # fmt: skip
 # What hetplan always sets.
 _ALWAYS: dict[str, dict[str, NativeValue]] = {
-    HIGHS: {
-        "output_flag": False,
-        "mip_abs_gap": 0.0,
-        "mip_feasibility_tolerance": _TIGHT,
-        "primal_feasibility_tolerance": _TIGHT,
-        "dual_feasibility_tolerance": _TIGHT,
-    },
+    HIGHS: {**highs.SETTINGS, **highs.EXACT},
     "gurobi": {"MIPGapAbs": 0, "FeasibilityTol": _TIGHT, "IntFeasTol": _TIGHT},
     "cplex": {
         "mip_tolerances_absmipgap": 0,
@@ -112,15 +106,6 @@ _ALWAYS: dict[str, dict[str, NativeValue]] = {
     "scip": {"numerics/feastol": _TIGHT},
     "cbc": {"allowableGap": 0, "primalTolerance": _TIGHT, "integerTolerance": _TIGHT},
 }
-
-
-def engine(name: str) -> str:
-    """The solver behind one of Pyomo's interface names: `gurobi_direct_v2`, `appsi_gurobi` ->
-    `gurobi`."""
-    base = name.removeprefix("appsi_").removesuffix("_v2")
-    for suffix in ("_direct", "_persistent"):
-        base = base.removesuffix(suffix)
-    return base
 
 
 def own_options(name: str, common: Options, limit: float | None = None) -> dict[str, NativeValue]:
@@ -202,13 +187,7 @@ def solve(model: Model, run: Run, report: Sink | None = None) -> ModelAnswer:
         return ModelAnswer(stop=Stop.INFEASIBLE, solver=solver_label(run.options))
     concrete = as_pyomo(arrays, model.name, run)
     run.check()
-    whole = bool(arrays.integer.any())
-    answer = _minimised(concrete, run, scale, report, whole=whole)
-    if answer.stop is Stop.INFEASIBLE and engine(run.options.pyomo_solver) == HIGHS:
-        # HiGHS's presolve may say so of feasible models some of whose coefficients nearly tie
-        native = {**run.options.native.get(BACKEND, {}), "presolve": "off"}
-        options = replace(run.options, native={**run.options.native, BACKEND: native})
-        answer = _minimised(concrete, replace(run, options=options), scale, report, whole=whole)
+    answer = _minimised(concrete, run, scale, report, whole=bool(arrays.integer.any()))
     x = None
     if answer.has_solution:
         # columns that occur nowhere never reach the solver
@@ -296,26 +275,19 @@ def _configured(options: Options, limit: float | None) -> Any:
         name, options, limit if name.endswith(("_direct", "_persistent")) else None
     )
     taken = {own: key for key, own in _NAMES.get(engine(name), {}).items()}
+    if engine(name) == HIGHS:
+        highs.instance(options)  # refuses what HiGHS would refuse
+        entries |= options.native.get(highs.BACKEND, {})
     for key, value in options.native.get(BACKEND, {}).items():
         where = f"native option {BACKEND}.{key}"
         require(key not in taken, f"{where} repeats the common option {taken.get(key)}")
         if engine(name) == HIGHS:
-            _check_highs_option(key, value, where)
+            # Pyomo passes HiGHS's options on without looking at what HiGHS says of them
+            highs.set_native(highs.instance(Options()), key, value, where)
         entries[key] = value
     for key, value in entries.items():
         solver.options[key] = value
     return solver
-
-
-def _check_highs_option(key: str, value: NativeValue, where: str) -> None:
-    """Pyomo passes HiGHS's options on without looking at what HiGHS says of them."""
-    import highspy
-
-    from hetplan.solvers.highs import set_native
-
-    highs = highspy.Highs()
-    highs.setOptionValue("output_flag", False)  # or it says on standard output what it refuses
-    set_native(highs, key, value, where)
 
 
 def _silence_highs(solver: Any) -> None:

@@ -7,17 +7,29 @@ when used.
 
 import importlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import permutations
 from typing import Any
 
 from hetplan.errors import DisagreementError, HetplanError, InputError, look_up
-from hetplan.solvers.run import Outcome, Result, Run, Stop, Stopped, stop_reason
-from hetplan.text import lines_that_hold
+from hetplan.solvers.run import (
+    HIGHS,
+    OPTIMAL_GAP,
+    Options,
+    Outcome,
+    Result,
+    Run,
+    Stop,
+    Stopped,
+    engine,
+    stop_reason,
+)
+from hetplan.text import lines_that_hold, number_text
 
 # The general solvers behind the methods that every family has.
-BACKENDS = {"cp-sat": ("cp-sat",), "milp": ("highs",), "pyomo": ("pyomo",)}
+BACKENDS = {"cp-sat": ("cp-sat",), "milp": ("highs",), "pyomo": ("pyomo", "highs")}
 # A bound may exceed the objective by rounding in the last digits, not by more.
 BOUND_TOLERANCE = 1e-7
 
@@ -47,6 +59,13 @@ class Method:
     def backends(self) -> tuple[str, ...]:
         """The back ends whose native options it passes on."""
         return BACKENDS.get(self.name, ()) if self.uses is None else self.uses
+
+    def takes(self, backend: str, options: Options) -> bool:
+        """Whether it passes that back end's native options on, run with these options: the method
+        `pyomo` those of HiGHS where that is the solver behind Pyomo, unless it says otherwise."""
+        if backend == HIGHS and self.name == "pyomo" and self.uses is None:
+            return engine(options.pyomo_solver) == HIGHS
+        return backend in self.backends
 
     def load(self) -> Callable[[Any, Run], Outcome[Any]]:
         """The function behind the method, (data, run) -> Outcome; its solver gets imported here."""
@@ -190,3 +209,27 @@ def solve(
         message=outcome.message,
         details={**outcome.details, **shown},
     )
+
+
+def contradictions(results: Sequence[Result[Any]]) -> list[str]:
+    """What methods say of one instance that cannot hold together, a line for each pair of methods:
+    one of the two is wrong, whichever it is.
+
+    A bound of one method may not exceed an objective of another one. Two objectives that are both
+    called optimal then cannot differ either, since each has its bound with it.
+    """
+    lines: dict[frozenset[str], str] = {}
+    for one, other in permutations(results, 2):
+        if other.objective is None:
+            continue
+        objective = f"objective {number_text(other.objective, 8)} of {other.method}"
+        if one.stop is Stop.INFEASIBLE:
+            said = f"{one.method} calls the instance infeasible, {objective} has a decision"
+        elif one.bound is not None and one.bound > other.objective * (1 + OPTIMAL_GAP):
+            optimum = f", which calls its {number_text(one.objective, 8)} optimal,"
+            of = one.method + (optimum if one.status == "optimal" else "")
+            said = f"bound {number_text(one.bound, 8)} of {of} is above {objective}"
+        else:
+            continue
+        lines.setdefault(frozenset((one.method, other.method)), said)
+    return [f"{said}: one of the two methods is wrong" for said in lines.values()]

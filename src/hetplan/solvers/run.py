@@ -36,6 +36,18 @@ RESERVED: Mapping[str, Mapping[str, str]] = {
 }
 
 
+HIGHS = "highs"
+
+
+def engine(name: str) -> str:
+    """The solver behind one of Pyomo's interface names: `gurobi_direct_v2`, `appsi_gurobi` ->
+    `gurobi`."""
+    base = name.removeprefix("appsi_").removesuffix("_v2")
+    for suffix in ("_direct", "_persistent"):
+        base = base.removesuffix(suffix)
+    return base
+
+
 # Back ends start them all, needed or not; more than any machine's cores only take memory and
 # minutes.
 MOST_THREADS = 512

@@ -28,8 +28,9 @@ from hetplan.formulations.ditto.problem import (
 )
 from hetplan.solvers import branch_and_bound, labels
 from hetplan.solvers.branch_and_bound import Expansion, Incumbent, Proof
+from hetplan.solvers.highs import check_native
 from hetplan.solvers.labels import Extensions, Labels, Numbers
-from hetplan.solvers.run import Outcome, Run, Stop
+from hetplan.solvers.run import Options, Outcome, Run, Stop
 
 NONE_FITS = "no template fits in memory"
 CUT = "a single θ takes more labels than memory allows, which leaves a gap"
@@ -187,6 +188,7 @@ def solve(
     data: DittoData, run: Run, parameters: Parameters = Parameters()
 ) -> Outcome[DittoDecision]:
     """The proven optimum; at the time limit the best template found and a proven bound."""
+    check_native(run.options)
     problem = compile_problem(data)
     reason = infeasible_because(problem)
     if reason is not None:
@@ -204,9 +206,10 @@ def solve(
     )
 
 
-def first_template(problem: DittoProblem) -> Stages | None:
-    """A good template at once, a start for other methods; None where none is at hand."""
-    search = Search(problem, Run())
+def first_template(problem: DittoProblem, options: Options) -> Stages | None:
+    """A good template at once, a start for other methods; None where none is at hand. options: for
+    HiGHS; their time limit is not for this."""
+    search = Search(problem, Run(replace(options, time_limit=None)))
     least = search.space.least_theta()
     if least is not None:
         search.find_first(least)

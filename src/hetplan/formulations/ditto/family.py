@@ -1,5 +1,6 @@
 """The Ditto family: names of its schemas, its evaluator and its methods (nothing is imported until
-used)."""
+used). HiGHS finds the prices of devices for `exact`, and so for the template that general solvers
+begin with."""
 
 from hetplan.solvers.registry import Family, Method
 
@@ -19,18 +20,21 @@ FAMILY = Family(
             f"{_HERE}.exact:solve",
             True,
             "the fastest way to a proven optimum: `exact`",
+            uses=("highs",),
         ),
         Method(
             "exact",
             f"{_HERE}.exact:solve",
             True,
             "search over θ: prices of devices, then label setting",
+            uses=("highs",),
         ),
         Method(
             "cp-sat",
             f"{_HERE}.model:formulate",
             True,
             "one CP-SAT model over stages as arcs of a path",
+            uses=("cp-sat", "highs"),
         ),
         Method("milp", f"{_HERE}.model:formulate", True, "one mixed-integer programme, HiGHS"),
         Method(
@@ -38,6 +42,7 @@ FAMILY = Family(
             f"{_HERE}.model:formulate",
             True,
             "the same programme through Pyomo, for any solver",
+            uses=("pyomo", "highs"),
         ),
         Method(
             "paper",
@@ -63,8 +68,8 @@ FAMILY = Family(
         *(
             Method(f"merge{by}", f"{_HERE}.paper:solve_by", False, f"{_MERGED}{how}", uses=uses)
             for by, how, uses in (
-                ("", "", ()),
-                ("-cp-sat", " by CP-SAT", ("cp-sat",)),
+                ("", "", ("highs",)),
+                ("-cp-sat", " by CP-SAT", ("cp-sat", "highs")),
                 ("-milp", " by HiGHS", ("highs",)),
             )
         ),

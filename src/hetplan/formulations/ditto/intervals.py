@@ -25,7 +25,8 @@ import numpy as np
 
 from hetplan.compiled import kernel
 from hetplan.formulations.ditto.problem import TIE, DittoProblem, Floats, Ints
-from hetplan.solvers.run import Run
+from hetplan.solvers import highs
+from hetplan.solvers.run import Options, Run
 
 
 @dataclass(frozen=True)
@@ -267,7 +268,7 @@ def best_prices(
         return float(front[-1, 0, -1] - prices @ space.devices)
 
     unit = min(threshold, space.most_seconds) or 1.0
-    lines = _Lines(len(used))
+    lines = _Lines(len(used), run.options)
     best, chosen, current = -np.inf, np.zeros(len(used)), np.zeros(len(used))
     for _ in range(planes.most):
         run.check()
@@ -287,10 +288,8 @@ def best_prices(
 class _Lines:
     """The highest point below lines over prices from 0 to 1, as a linear programme."""
 
-    def __init__(self, prices: int) -> None:
-        self.highs = highspy.Highs()
-        self.highs.silent()
-        self.highs.setOptionValue("presolve", "off")
+    def __init__(self, prices: int, options: Options) -> None:
+        self.highs = highs.instance(options)
         for _ in range(prices):
             self.highs.addVar(0.0, 1.0)
         self.highs.addVar(-highspy.kHighsInf, 2.0)

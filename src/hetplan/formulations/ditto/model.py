@@ -43,7 +43,7 @@ from hetplan.formulations.ditto.problem import (
 )
 from hetplan.solvers.general import Formulation, Known
 from hetplan.solvers.model import Columns, Model, ModelAnswer, Totals
-from hetplan.solvers.run import Outcome, Run, Stop
+from hetplan.solvers.run import Options, Outcome, Run, Stop
 
 # Beyond this many variables no general solver makes sense of the model.
 MOST_VARIABLES = 1_000_000
@@ -100,11 +100,11 @@ class Arcs:
         return [(int(self.first[q]), int(self.last[q]), int(self.option[q])) for q in ordered]
 
 
-def list_arcs(problem: DittoProblem) -> Arcs:
+def list_arcs(problem: DittoProblem, options: Options) -> Arcs:
     """Arcs and peaks of a problem; raises UnsupportedError where they are too many for a general
     solver."""
     p, space = problem, Space(problem)
-    start, least = first_template(p), space.least_theta()
+    start, least = first_template(p, options), space.least_theta()
     price = None if start is None else p.price(start)
     fits = p.option_devices <= p.devices[p.option_kind]
     option, first, last = np.nonzero(np.isfinite(p.time) & fits[:, None, None])
@@ -293,7 +293,7 @@ def formulate(data: DittoData, run: Run) -> Formulation[DittoDecision] | Outcome
     reason = infeasible_because(problem)
     if reason is not None:
         return Outcome(stop=Stop.INFEASIBLE, message=reason)
-    arcs = list_arcs(problem)
+    arcs = list_arcs(problem, run.options)
     return Formulation(
         build=lambda: build(arcs, run),
         read=lambda answer: problem.decision(arcs.stages(answer)),

@@ -44,6 +44,7 @@ from hetplan.formulations.hap.problem import (
     reduce_theory,
 )
 from hetplan.solvers.general import minimise
+from hetplan.solvers.highs import check_native
 from hetplan.solvers.model import SMALLEST, Columns, Model, Totals
 from hetplan.solvers.run import OPTIMAL_GAP, Outcome, Run, Stop, stop_reason
 
@@ -82,10 +83,9 @@ def best_ratios(problem: HapProblem, cost: CostOfRatios, run: Run) -> BestRatios
     least = estimate if problem.fits(cost, best) else np.inf
     if problem.K == 1 or (estimate <= 0 and np.isfinite(least)):
         return BestRatios(best, least, least)  # equal ratios hold least on the fullest device, too
-    # This takes milliseconds, whatever is left of the time. Options of a solver of its own are
-    # meant for models of whole problems. No progress is reported: this is one step of a method's
-    # work.
-    exactly = Run(replace(run.options, gap=0.0, time_limit=None, native={}), cancel=run.cancel)
+    # This takes milliseconds, whatever is left of the time. No progress is reported: this is one
+    # step of a method's work.
+    exactly = Run(replace(run.options, gap=0.0, time_limit=None), cancel=run.cancel)
     bound: float | None = None
     for margin in (0.0, LEFT_FREE):
         model, ratio = _programme(problem, cost, estimate or 1.0, margin)
@@ -167,6 +167,7 @@ TRIED_MULTIPLES = (1.0, 1e4, 0.1, 10.0, 0.01)
 def reduced_or_answered(data: HapData, run: Run) -> ReducedTheory | Outcome[HapDecision]:
     """The reduced theory; or the outcome where there is no program, or where the program is given
     or costs nothing."""
+    check_native(run.options)
     problem = compile_problem(data)
     reason = infeasible_because(data, problem)
     if reason is not None:

@@ -246,7 +246,7 @@ class CellSearch:
         # a graph with arcs left out lacks programs at or above the threshold, so that no bound from
         # it may exceed that
         claimable = np.inf if cell.graph is None else threshold
-        means = Means(self.problem, cell.simplices)
+        means = Means(self.problem, cell.simplices, self.incumbent.run.options)
         floor = -np.inf
         if cell.multipliers is not None and not graph.arcs_are_stages:
             floor, multipliers, met = best_multipliers(
@@ -360,7 +360,8 @@ def bound_by_sums(graph: Graph, means: Means) -> tuple[float, Floats, Floats]:
         least = shortest(graph, each.reshape(len(each), -1))[0].reshape(graph.n, *each.shape[1:])
         potential = np.concatenate([potential, least], axis=1)
         cost = np.concatenate([cost, each], axis=1)
-    return game_value(potential[graph.start]) - means.memory_seconds, potential, cost
+    value = game_value(potential[graph.start], means.options)
+    return value - means.memory_seconds, potential, cost
 
 
 def least_through_arcs(graph: Graph, cost: Floats, potential: Floats) -> Floats:

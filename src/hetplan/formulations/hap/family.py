@@ -1,5 +1,5 @@
 """The HAP family: names of its schemas, its evaluator and its methods (nothing is imported until
-used)."""
+used). HiGHS finds the best ratios of a program for every method."""
 
 from hetplan.solvers.registry import Family, Method
 
@@ -18,6 +18,7 @@ FAMILY = Family(
             f"{_HERE}.exact:solve",
             True,
             "the fastest way to a proven optimum: `exact`",
+            uses=("highs",),
         ),
         Method(
             "exact",
@@ -25,12 +26,14 @@ FAMILY = Family(
             True,
             "branch and bound over cells of ratios, sums over the graph of needs; "
             "ratios alone for a given program",
+            uses=("highs",),
         ),
         Method(
             "cp-sat",
             f"{_HERE}.model:solve_by",
             True,
             "paths in the graph of needs times ratios on a grid, CP-SAT",
+            uses=("cp-sat", "highs"),
         ),
         Method(
             "milp",
@@ -43,6 +46,7 @@ FAMILY = Family(
             f"{_HERE}.model:solve_by",
             True,
             "the same programme through Pyomo, for any solver it knows",
+            uses=("pyomo", "highs"),
         ),
         Method(
             "paper",
@@ -50,9 +54,18 @@ FAMILY = Family(
             False,
             "A* for fixed ratios and the ratio programme for a fixed program, in turn",
             "HAP, §3.1, Fig. 10, §4.5, §5",
+            uses=("highs",),
         ),
         *(
-            Method(name, f"{_HERE}.paper:solve_by", False, summary, "HAP, §7.1", baseline=True)
+            Method(
+                name,
+                f"{_HERE}.paper:solve_by",
+                False,
+                summary,
+                "HAP, §7.1",
+                baseline=True,
+                uses=("highs",),
+            )
             for name, summary in (
                 ("dp-even", "data parallelism, even ratios (DP-EV)"),
                 ("dp-proportional", "data parallelism, ratios in proportion to speed (DP-CP)"),

@@ -83,7 +83,7 @@ def work_of(problem: HapProblem, steps: Sequence[Step]) -> Work:
 
 @dataclass(frozen=True)
 class Graph:
-    """n nodes and A arcs; paths from `start` to node n - 1 are programs read backwards."""
+    """n nodes and A arcs; paths from node 0 to node n - 1 are programs read backwards."""
 
     theory: ReducedTheory
     first: Ints  # [n + 1] the arcs of node u are first[u] ... first[u + 1]
@@ -169,12 +169,15 @@ def graph_of_arcs(
     in_execution_order: bool = True,
     arcs_are_stages: bool = False,
 ) -> Graph:
-    """The graph of nodes in the order of their keys.
+    """The graph of nodes in the order of their keys, but for the start, which is the first.
 
     keys: nodes with the same key form a component. arcs: tail, head and action. work: of actions.
     """
     tail, head, action = arcs
-    order = np.array(sorted(range(len(keys)), key=keys.__getitem__), dtype=np.int64)
+    # Read backward, paths lead to the last node, and so to the start. Its key is not the least one
+    # where needs lead round in a circle.
+    others = sorted((u for u in range(len(keys)) if u != start), key=keys.__getitem__)
+    order = np.array([start, *others], dtype=np.int64)
     place = np.empty(len(order), dtype=np.int64)
     place[order] = np.arange(len(order))
     differs = [keys[u] != keys[v] for u, v in zip(order[1:], order[:-1], strict=True)]
@@ -189,7 +192,7 @@ def graph_of_arcs(
     action = action[by_tail]
     return Graph(
         theory, _firsts(place[tail], len(keys)), place[head][by_tail], action, component,
-        int(place[start]), steps_of_action, work[action], in_execution_order, arcs_are_stages,
+        0, steps_of_action, work[action], in_execution_order, arcs_are_stages,
     )  # fmt: skip
 
 

@@ -32,9 +32,9 @@ import numpy as np
 from hetplan.formulations.hap.graph import CLOSE, Graph, Work, path, shortest
 from hetplan.formulations.hap.problem import CostOfRatios, Floats, HapProblem
 from hetplan.solvers.general import minimise
-from hetplan.solvers.highs import loaded
+from hetplan.solvers.highs import instance, loaded
 from hetplan.solvers.model import SMALLEST, LinearArrays, Model, Totals
-from hetplan.solvers.run import Run
+from hetplan.solvers.run import Options, Run
 
 # Cuts for the best ratios of a program in a cell, and the relative gap at which there are enough.
 CUTS, EXACT = 60, 1e-10
@@ -78,11 +78,11 @@ def halves(cell: Floats, counts: Floats) -> tuple[Floats, Floats]:
     return one, other
 
 
-def game(P: Floats) -> tuple[float, Floats, Floats]:
+def game(P: Floats, options: Options) -> tuple[float, Floats, Floats]:
     """(Value, mu [V], theta [C]) of the game min over mu in the simplex of max_c P[c] mu [C, V].
 
     The value is what theta guarantees, a lower bound in any case. HiGHS maximises it; mu are the
-    duals.
+    duals. Where it finds no theta, by the user's own options perhaps, all count alike.
     """
     (C, V), low, high = P.shape, float(P.min()), float(P.max())
     if not (np.isfinite(high) and high > low):
@@ -103,22 +103,35 @@ def game(P: Floats) -> tuple[float, Floats, Floats]:
         row_lower=np.eye(V + 1)[V],
         row_upper=np.append(np.full(V, np.inf), 1.0),
     )
-    highs = loaded(programme)
-    highs.setOptionValue("presolve", "off")
+    highs = loaded(programme, instance(options))
     highs.run()
-    theta = np.maximum(highs.getSolution().col_value[:C], 0.0)
-    mu = np.maximum(highs.getSolution().row_dual[:V], 0.0)
-    return float((theta / theta.sum() @ P).min()), mu / mu.sum(), theta / theta.sum()
+    theta = _shares(highs.getSolution().col_value[:C], C)
+    mu = _shares(highs.getSolution().row_dual[:V], V)
+    return float((theta @ P).min()), mu, theta
 
 
-def game_value(P: Floats) -> float:
+def _shares(values: Sequence[float], count: int) -> Floats:
+    """The values as shares of their sum, without what is negative by rounding; equal shares where
+    nothing is left."""
+    kept = np.maximum(values, 0.0)
+    return kept / kept.sum() if kept.sum() > 0 else np.full(count, 1.0 / count)
+
+
+def game_value(P: Floats, options: Options) -> float:
     """A lower bound of min over mu in the simplex of max_c P[c] mu [C, V], mostly the value itself;
     rows may be infinite."""
-    return max(float(P.min(axis=1).max()), game(P)[0])
+    return max(float(P.min(axis=1).max()), game(P, options)[0])
 
 
 def best_in_cell(
-    F: Floats, S: Floats, comm: Floats, held: Floats, x: Floats, slow: Floats, start: Floats
+    F: Floats,
+    S: Floats,
+    comm: Floats,
+    held: Floats,
+    x: Floats,
+    slow: Floats,
+    start: Floats,
+    options: Options,
 ) -> tuple[Floats, Floats, Floats]:
     """(mu [V], stage_weights [s, K], top_weights [g, K], rows of sum 1): the best ratios mu x of
     stages F [s], S [s, g] and largest ratios that cost comm [g] over the vertices x [V, g, K], and
@@ -145,7 +158,7 @@ def best_in_cell(
         np.add.at(work.T, types, S * slow[types, None])
         np.add.at(work, (segments, top), comm)
         cuts.append(held + float(F @ slow[types]) + x.reshape(V, -1) @ work.ravel())
-        value, mu, theta = game(np.array(cuts))
+        value, mu, theta = game(np.array(cuts), options)
         if least - value <= EXACT * least:
             break
     stage_weights, top_weights = np.zeros((len(F), K)), np.zeros((g, K))
@@ -166,10 +179,12 @@ class Multipliers:
 
 
 class Means:
-    """Good multipliers for one cell, and what they make triples and stages cost."""
+    """Good multipliers for one cell, and what they make triples and stages cost. options: those of
+    the run, for HiGHS."""
 
-    def __init__(self, problem: HapProblem, cell: Floats) -> None:
-        self.problem, self.x = problem, vertices(cell)  # x [V, g, K]
+    def __init__(self, problem: HapProblem, cell: Floats, options: Options) -> None:
+        self.problem, self.options = problem, options
+        self.x = vertices(cell)  # [V, g, K]
         self._slow = problem.speeds[-1] / problem.speeds
         V, _, K = self.x.shape
         self.mu = np.full(V, 1.0 / V)  # the reference point, barycentric
@@ -195,7 +210,7 @@ class Means:
             + self.x @ self.byte_prices @ cost.shared_bytes
         )
         self.mu, self._stage_weights, top_weights = best_in_cell(
-            F, S, cost.comm, held, self.x, self._slow, self.mu
+            F, S, cost.comm, held, self.x, self._slow, self.mu, self.options
         )
         paid = cost.comm > 0
         self.top_weights[paid] = top_weights[paid]

@@ -30,12 +30,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import linprog
 
 from hetplan.compiled import kernel
 from hetplan.formulations.joint.costs import Costs, Floats
 from hetplan.formulations.joint.data import MOST_CHUNKS, JointData, Node
-from hetplan.solvers.run import Run, Stopped
+from hetplan.solvers.general import minimise
+from hetplan.solvers.model import SMALLEST, Model
+from hetplan.solvers.run import Options, Run, Stopped
 
 Ints = NDArray[np.int64]
 # Forward passes before the first backward pass, for each later stage; without chunks. GPipe's last
@@ -219,21 +220,31 @@ class Relaxation:
         return made
 
 
-def computing_alone(work: Floats, counts: Sequence[int]) -> float:
+def computing_alone(work: Floats, counts: Sequence[int], options: Options) -> float:
     """Seconds that so many devices of each type compute at least, every layer's samples on the
-    types that suit it. work [types, layers]: device-seconds of all samples.
+    types that suit it. work [types, layers]: device-seconds of all samples. options: for HiGHS.
 
     min T over shares x[q, l] of a layer's samples with sum_q x[q, l] = 1 and, on each type of n[q]
-    devices, sum_l w[q, l] x[q, l] <= n[q] T."""
-    Q, L = work.shape
-    loads = np.zeros((Q, Q * L + 1))
-    for q in range(Q):
-        loads[q, q * L : (q + 1) * L] = work[q] / work.max()
-    loads[:, -1] = -np.array(counts)
-    whole = np.hstack([np.tile(np.eye(L), Q), np.zeros((L, 1))])
-    cost = [0.0] * (Q * L) + [1.0]
-    solved = linprog(cost, A_ub=loads, b_ub=np.zeros(Q), A_eq=whole, b_eq=np.ones(L))
-    return float(solved.fun * work.max())
+    devices, sum_l w[q, l] x[q, l] <= n[q] T. Any prices y[q] >= 0 of a type's devices with
+    sum_q n[q] y[q] = 1 show that T >= sum_l min_q y[q] w[q, l]. HiGHS finds the best prices; what
+    they show is computed here.
+    """
+    devices, layers = np.array(counts, dtype=float), work.shape[1]
+    largest = float(work.max())
+    if largest <= 0:
+        return 0.0
+    model = Model("computing-alone")
+    price, paid = model.continuous("price", len(work)), model.continuous("paid", layers)
+    model.minimize(paid, -1.0)
+    model.equal("one", price, devices, to=1.0)
+    for q, l in np.ndindex(work.shape):
+        share = work[q, l] / largest
+        share = share if share >= SMALLEST else 0.0
+        model.row("least", [paid[l], price[q]], [1.0, -share], upper=0.0)
+    answer = minimise("milp", model, Run(replace(options, time_limit=None)), lambda i, b: None)
+    prices = np.ones(len(work)) if answer.x is None else np.maximum(answer.values(price), 0.0)
+    prices = prices / float(prices @ devices)
+    return float((prices[:, None] * work).min(axis=0).sum())
 
 
 def never_less(seconds: Floats) -> Floats:
@@ -668,7 +679,7 @@ def lower_bound(
     work = np.array([of.least_work(q) for q in range(len(of.types))])
     worth = 1 / np.array([row.sum() for row in work])
     prices = np.stack([worth * data.global_batch / float(worth @ of.counts)] * 2)
-    alone = computing_alone(data.global_batch * work, of.counts)
+    alone = computing_alone(data.global_batch * work, of.counts, run.options)
     patterns = [
         Pattern(of, homes, tries, run, dict.fromkeys((True, False), prices), alone, tries.rise)
         for homes in of.patterns(tries.patterns)

@@ -31,6 +31,7 @@ from hetplan.formulations.joint.search import Parameters as SearchParameters, se
 from hetplan.profiling.simulator.pipeline import Schedule, order
 from hetplan.solvers import branch_and_bound
 from hetplan.solvers.branch_and_bound import Expansion, Incumbent
+from hetplan.solvers.highs import check_native
 from hetplan.solvers.run import Outcome, Run, Stop, stop_reason
 
 Rows = tuple[tuple[int, ...], ...]  # devices of a stage, as in a plan file
@@ -420,6 +421,7 @@ def solve(
     starts: plans that the local search begins with."""
     from hetplan import __version__
 
+    check_native(run.options)
     incumbent = Incumbent[JointDecision](run, parameters.rounding)
     search = Search(data, run, parameters, incumbent, Space(data), Relaxation(data))
     devices, inner = sum(node.devices for node in data.nodes), len(data.layers) - 1

@@ -15,19 +15,25 @@ FAMILY = Family(
     describe=f"{_HERE}.evaluate:describe",
     methods=(
         Method(
-            "auto", f"{_HERE}.exact:solve", True, "the fastest way to a proven optimum: `exact`"
+            "auto",
+            f"{_HERE}.exact:solve",
+            True,
+            "the fastest way to a proven optimum: `exact`",
+            uses=("highs",),
         ),
         Method(
             "exact",
             f"{_HERE}.exact:solve",
             True,
             "local search, then branch and bound (up to 6 devices) or a bound of all plans",
+            uses=("highs",),
         ),
         Method(
             "cp-sat",
             f"{_HERE}.general:solve_by",
             True,
             "layouts and ways to run replicas as one model, plans replayed and excluded; CP-SAT",
+            uses=("cp-sat", "highs"),
         ),
         Method(
             "milp",
@@ -40,6 +46,7 @@ FAMILY = Family(
             f"{_HERE}.general:solve_by",
             True,
             "the same programme through Pyomo, for any solver it knows",
+            uses=("pyomo", "highs"),
         ),
         Method("search", f"{_HERE}.search:search", False, "local search over plans by replay"),
     ),

@@ -30,6 +30,7 @@ from hetplan.formulations.joint.exact import layouts
 from hetplan.formulations.joint.replay import Replay
 from hetplan.profiling.simulator.tasks import Kind, Tasks, simulate
 from hetplan.solvers.general import label, minimise
+from hetplan.solvers.highs import check_native
 from hetplan.solvers.model import Model, Totals
 from hetplan.solvers.run import OPTIMAL_GAP, Outcome, Run, Stop, Stopped, stop_reason
 
@@ -197,6 +198,7 @@ def solve_by(
 ) -> Outcome[JointDecision]:
     """The optimum, by the solver behind `method`; at the time limit, the best plan and a bound.
     Raises UnsupportedError for instances that are not small."""
+    check_native(run.options)
     solver, begun = label(method, run.options), run.elapsed
     master, bound, built = Master(data, run), 0.0, 0.0
     try:
