@@ -7,8 +7,6 @@ Names that a user gets wrong: one error for all of them, with the nearest known 
 import difflib
 import importlib
 import os
-import platform
-import traceback
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -74,22 +72,6 @@ class DisagreementError(HetplanError):
 def debugging() -> bool:
     """Whether HETPLAN_DEBUG asks for tracebacks and warnings."""
     return os.environ.get("HETPLAN_DEBUG", "") not in ("", "0")
-
-
-def fault_text(error: Exception) -> str:
-    """One line with the facts that a report of a fault in hetplan needs: the error, the innermost
-    line of hetplan that it passed, and the versions."""
-    from hetplan import __version__
-
-    package = os.path.dirname(__file__)
-    frames = traceback.extract_tb(error.__traceback__)
-    ours = [frame for frame in frames if frame.filename.startswith(package)]
-    place = ""
-    if ours:
-        place = f" in {os.path.relpath(ours[-1].filename, package)}, line {ours[-1].lineno}"
-    versions = f"hetplan {__version__}, Python {platform.python_version()}"
-    request = f"a fault of hetplan, please report it: {versions}; HETPLAN_DEBUG=1 shows more"
-    return one_line(f"{type(error).__name__}: {error}{place} ({request})")
 
 
 def optional(module: str, what: str, extra: str, *, where: str | None = None) -> Any:
