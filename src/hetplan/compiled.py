@@ -20,28 +20,37 @@ F = TypeVar("F", bound=Callable[..., Any])
 def kernel(function: F) -> F:
     """`function` compiled without the interpreter, in strict IEEE arithmetic: sums keep their
     order."""
-    compiled = numba.njit(nogil=True, error_model="numpy")(function)
+    compiled: Any = numba.njit(nogil=True, error_model="numpy")(function)
     # numba raises RuntimeError where it finds no folder to write to
     with contextlib.suppress(RuntimeError):
         compiled._cache = Cache(function)
     return cast(F, compiled)
 
 
-class Cache(FunctionCache):  # type: ignore[misc]
+class Cache:
     """numba's cache of one kernel, for which a file that cannot be used is a file that is missing.
 
     A process that was killed, or a full disk, leaves index files and data files that are empty or
     cut. What reading them raises depends on where they were cut; numba lets all of it through.
     """
 
+    def __init__(self, function: Callable[..., Any]) -> None:
+        made_by_numba: Any = FunctionCache
+        self.files = made_by_numba(function)
+        self.cache_path: str = self.files.cache_path
+
+    def flush(self) -> None:
+        """Replace the index by an empty one."""
+        self.files.flush()
+
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         """The compiled kernel for these types of arguments, or None where it has to be compiled.
 
-        An index whose entries cannot be used is replaced by an empty one, so that what is compiled
-        now can be saved.
+        An index whose entries cannot be used is replaced, so that what is compiled now can be
+        saved.
         """
         try:
-            return super().load_overload(sig, target_context)
+            return self.files.load_overload(sig, target_context)
         except Exception:  # noqa: BLE001 - unpickling what is damaged may raise anything
             with contextlib.suppress(OSError):
                 self.flush()
@@ -50,4 +59,4 @@ class Cache(FunctionCache):  # type: ignore[misc]
     def save_overload(self, sig: Any, data: Any) -> None:
         """Save a compiled kernel, where that is possible; it runs in this process in any case."""
         with contextlib.suppress(Exception):  # reads the index first, which may be damaged still
-            super().save_overload(sig, data)
+            self.files.save_overload(sig, data)

@@ -187,10 +187,10 @@ def test_a_game_is_bounded_from_below_by_whatever_highs_finds(seed: int) -> None
 def test_computing_alone_is_the_least_of_all_shares(seed: int) -> None:
     """The same programme from its other side, by another program."""
     draw = np.random.default_rng(seed)
-    Q, L = draw.integers(1, 4), draw.integers(1, 6)
+    Q, L = int(draw.integers(1, 4)), int(draw.integers(1, 6))
     work, counts = draw.choice([0.0, 1.0, 1.0 + 1e-9, 3.0], (Q, L)), draw.integers(1, 5, Q)
     work[0, 0] = 2.0
-    loads = np.hstack([np.kron(np.eye(Q), np.ones(L)) * work.ravel(), -counts[:, None]])
+    loads = np.hstack([np.repeat(np.eye(Q), L, axis=1) * work.ravel(), -counts[:, None]])
     whole = np.hstack([np.tile(np.eye(L), Q), np.zeros((L, 1))])
     cost = np.eye(Q * L + 1)[-1]
     least = linprog(cost, A_ub=loads, b_ub=np.zeros(Q), A_eq=whole, b_eq=np.ones(L)).fun

@@ -99,7 +99,7 @@ def minimise(method: str, model: Model, run: Run, report: Sink | None = None) ->
 
 def presolves(method: str, options: Options) -> bool:
     """Whether the user's own options turn the presolve of HiGHS on behind `method`."""
-    backends = {"milp": ("highs",)}
+    backends: dict[str, tuple[str, ...]] = {"milp": ("highs",)}
     if engine(options.pyomo_solver) == HIGHS:
         backends["pyomo"] = ("highs", "pyomo")
     entries = [options.native.get(backend, {}) for backend in backends.get(method, ())]

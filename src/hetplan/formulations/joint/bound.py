@@ -238,9 +238,9 @@ def computing_alone(work: Floats, counts: Sequence[int], options: Options) -> fl
     model.minimize(paid, -1.0)
     model.equal("one", price, devices, to=1.0)
     for q, l in np.ndindex(work.shape):
-        share = work[q, l] / largest
-        share = share if share >= SMALLEST else 0.0
-        model.row("least", [paid[l], price[q]], [1.0, -share], upper=0.0)
+        share = float(work[q, l]) / largest
+        kept = share if share >= SMALLEST else 0.0
+        model.row("least", np.array([paid[l], price[q]]), [1.0, -kept], upper=0.0)
     answer = minimise("milp", model, Run(replace(options, time_limit=None)), lambda i, b: None)
     prices = np.ones(len(work)) if answer.x is None else np.maximum(answer.values(price), 0.0)
     prices = prices / float(prices @ devices)
