@@ -234,7 +234,8 @@ def measured_curves(workload: "Workload", device: str, plan: Path, *, quiet: boo
             largest=min(workload.global_batch, 256),
             tell=None if quiet else note,
         )
-        paths.append(plan.with_name(f"{plan.stem}-{name}.json"))
+        in_a_file_name = name.replace("/", "-")
+        paths.append(plan.with_name(f"{plan.stem}-{in_a_file_name}.json"))
         curve.save(paths[-1])
     return paths
 
