@@ -16,10 +16,10 @@ from hetplan.formulations.astra.search.links import Assumptions
 from hetplan.formulations.astra.search.result import Job, summary
 from hetplan.formulations.astra.search.space import homogeneous, offers_of_cluster
 from hetplan.formulations.joint.bound import computing_alone
-from hetplan.formulations.joint.plan import Plan
 from hetplan.planner.astra import Astra, PoolProblem, plan_of
 from hetplan.planner.ranking import make_plans
 from hetplan.planner.strategy import make_strategies, propose
+from hetplan.plans.plan import Plan
 from hetplan.profiling.cluster import example_cluster
 from hetplan.profiling.models import load_model
 from hetplan.profiling.transformer import Experts

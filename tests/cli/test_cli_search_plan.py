@@ -15,7 +15,8 @@ import torch
 import yaml
 
 from fakes.cli import Call
-from hetplan.formulations.joint.plan import Degrees, Plan
+from hetplan.plans.degrees import Degrees
+from hetplan.plans.plan import Plan
 
 SEARCH = ("plan", "search", "-m", "gpt2-medium", "--cluster", "p3-4", "-b", 64, "--top", 1)
 PLAIN = {

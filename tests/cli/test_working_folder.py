@@ -26,8 +26,9 @@ from fakes.workloads import cluster_document, small
 from hetplan.errors import InputError
 from hetplan.formulations import join
 from hetplan.formulations.ditto.data import DittoStage
-from hetplan.formulations.joint.plan import Plan, ReadyTemplates, save_plan
 from hetplan.interpreter import let_find, own_command, safe_path, working_folder_last
+from hetplan.plans.plan import Plan, save_plan
+from hetplan.plans.templates import ReadyTemplates
 from hetplan.profiling.operators import DEFAULT_STACK
 from hetplan.runtime.export import export
 from markdown_pages import ROOT

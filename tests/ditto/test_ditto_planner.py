@@ -11,12 +11,13 @@ from ditto.ditto_cases import workload_on
 from hetplan.formulations import family
 from hetplan.formulations.ditto.data import DittoDecision, DittoStage
 from hetplan.formulations.ditto.pose import group_size, pose
-from hetplan.formulations.joint.plan import Plan, ReadyTemplates
 from hetplan.planner.amp import DataParallel
 from hetplan.planner.ditto import Ditto, DittoSettings, free_devices, place
 from hetplan.planner.ranking import make_plans
 from hetplan.planner.replan import replan
 from hetplan.planner.strategy import Candidate, propose
+from hetplan.plans.plan import Plan
+from hetplan.plans.templates import ReadyTemplates
 from hetplan.profiling.cluster import example_cluster
 from hetplan.profiling.profile import Profile
 from hetplan.profiling.workload import Workload, make_workload

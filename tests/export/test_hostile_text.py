@@ -26,7 +26,7 @@ from export.hostile import (
 )
 from export.test_launchers import CODES, KEYS
 from hetplan.errors import InputError, UnsupportedError
-from hetplan.formulations.joint.plan import Plan
+from hetplan.plans.plan import Plan
 from hetplan.runtime.export import EXPORTERS, export
 from hetplan.runtime.export.scripts import LAUNCHERS, Start, torchrun
 

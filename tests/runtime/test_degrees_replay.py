@@ -27,8 +27,10 @@ from hetplan.formulations.astra.search.pricing import (
 from hetplan.formulations.astra.search.result import Job
 from hetplan.formulations.astra.search.space import Space, homogeneous, offers_of_cluster
 from hetplan.formulations.joint.degrees import strategy_of
-from hetplan.formulations.joint.plan import Degrees, Plan, new_plan
 from hetplan.planner.astra import PoolProblem, least_seconds, plan_of
+from hetplan.plans.degrees import Degrees
+from hetplan.plans.making import new_plan
+from hetplan.plans.plan import Plan
 from hetplan.profiling.models import load_model
 from hetplan.profiling.transformer import Cut, Experts
 from hetplan.profiling.workload import Workload, make_workload, predict

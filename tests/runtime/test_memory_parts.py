@@ -11,9 +11,10 @@ from itertools import accumulate, pairwise
 import pytest
 
 from fakes.workloads import cluster
-from hetplan.formulations.joint.plan import Plan, new_plan
 from hetplan.formulations.joint.pose import costs_of
 from hetplan.formulations.joint.sharding import Held, Passes
+from hetplan.plans.making import new_plan
+from hetplan.plans.plan import Plan
 from hetplan.profiling.frameworks import FSDP, MEGATRON
 from hetplan.profiling.models import load_model
 from hetplan.profiling.times import Recomputation

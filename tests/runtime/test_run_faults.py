@@ -22,7 +22,8 @@ torch: Any = pytest.importorskip("torch", reason="torch is an extra of hetplan")
 from fakes.rehearsals import plan as rehearsal_plan  # noqa: E402
 from fakes.workloads import cluster_document, small  # noqa: E402
 from hetplan.formulations.ditto.data import DittoStage  # noqa: E402
-from hetplan.formulations.joint.plan import ReadyTemplates, load_plan, save_plan  # noqa: E402
+from hetplan.plans.plan import load_plan, save_plan  # noqa: E402
+from hetplan.plans.templates import ReadyTemplates  # noqa: E402
 from hetplan.profiling.operators import DEFAULT_STACK  # noqa: E402
 from hetplan.runtime.execution.worker import called  # noqa: E402
 from parity.asking import ENVIRONMENT, Answers, latest, losses, request, served  # noqa: E402

@@ -14,9 +14,9 @@ import yaml
 from fakes.workloads import cluster_document, pipeline, small
 from hetplan.cli.main import main
 from hetplan.errors import InputError
-from hetplan.formulations.joint.plan import save_plan
 from hetplan.planner.amp import DataParallel
 from hetplan.planner.strategy import propose
+from hetplan.plans.plan import save_plan
 from hetplan.profiling.operators import DEFAULT_STACK
 from hetplan.profiling.profile import Profile, Readings
 from hetplan.profiling.workload import Workload

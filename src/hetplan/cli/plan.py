@@ -40,8 +40,8 @@ from hetplan.cli.options import (
 )
 from hetplan.cli.output import Display, emit, note, watched
 from hetplan.errors import require
-from hetplan.formulations.joint.plan import save_plan
 from hetplan.interpreter import own_command
+from hetplan.plans.plan import save_plan
 from hetplan.solvers.run import OPTIMAL_GAP, Run, relative_gap
 from hetplan.text import (
     Table,

@@ -47,16 +47,6 @@ from hetplan.formulations.astra.search.space import (
     offers_of_cluster,
 )
 from hetplan.formulations.joint.bound import computing_alone
-from hetplan.formulations.joint.plan import (
-    Degrees,
-    MicroBatches,
-    Plan,
-    Prediction,
-    Replica,
-    Stage,
-    new_plan,
-    split,
-)
 from hetplan.planner.strategy import (
     Candidate,
     NoPlan,
@@ -65,6 +55,10 @@ from hetplan.planner.strategy import (
     StrategyMethod,
     joined,
 )
+from hetplan.plans.degrees import Degrees
+from hetplan.plans.making import new_plan
+from hetplan.plans.plan import MicroBatches, Plan, Prediction, Replica, Stage
+from hetplan.plans.shares import split
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.refusals import refusal
 from hetplan.runtime.replay import replay

@@ -18,13 +18,8 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, Strict, model_validator
 
 from hetplan.errors import require
-from hetplan.formulations.joint.plan import (
-    Plan,
-    PlanWorkload,
-    Recomputation,
-    Replica,
-    common_fields,
-)
+from hetplan.plans.making import common_fields
+from hetplan.plans.plan import Plan, PlanWorkload, Recomputation, Replica
 from hetplan.profiling.frameworks import Framework
 from hetplan.profiling.rates.collectives import CollectiveCurve
 from hetplan.profiling.rates.products import MoveCurve

@@ -37,9 +37,10 @@ from hetplan.formulations.astra.search.space import (
 )
 from hetplan.formulations.joint.costs import Costs, summed
 from hetplan.formulations.joint.data import Kept
-from hetplan.formulations.joint.plan import Degrees, Plan, Stage
 from hetplan.formulations.joint.pose import PLAIN, pose
 from hetplan.formulations.joint.sharding import Joined, Owner, ZeroCosts
+from hetplan.plans.degrees import Degrees
+from hetplan.plans.plan import Plan, Stage
 from hetplan.profiling.operators import Layer
 from hetplan.profiling.transformer import Cut
 from hetplan.profiling.workload import Workload, predict

@@ -10,8 +10,8 @@ from itertools import chain
 from pydantic import ValidationError
 
 from hetplan.formulations.joint.data import MOST_CHUNKS, JointData, JointDecision
-from hetplan.formulations.joint.plan import Plan, Replica
 from hetplan.formulations.joint.replay import ChainReplayer, Replay
+from hetplan.plans.plan import Plan, Replica
 from hetplan.schema import input_error
 from hetplan.solvers.registry import Evaluation
 from hetplan.text import (

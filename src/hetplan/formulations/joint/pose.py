@@ -5,7 +5,7 @@ from collections.abc import Collection, Sequence
 
 from hetplan.formulations.joint.costs import Costs
 from hetplan.formulations.joint.data import DeviceType, JointData, Kept, Layer, Node, Table
-from hetplan.formulations.joint.plan import Recomputation
+from hetplan.plans.plan import Recomputation
 from hetplan.profiling import operators
 from hetplan.profiling.cluster import Node as ClusterNode
 from hetplan.profiling.operators import ELEMENT_BYTES, REPEATED

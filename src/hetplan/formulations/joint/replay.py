@@ -16,8 +16,8 @@ import numpy as np
 from hetplan.errors import UnsupportedError, require
 from hetplan.formulations.joint.costs import MOST_KEPT, Costs
 from hetplan.formulations.joint.data import JointData
-from hetplan.formulations.joint.plan import Plan, Recomputation, Replica, Stage
 from hetplan.formulations.joint.sharding import Held, Owner, ZeroCosts, memory
+from hetplan.plans.plan import Plan, Recomputation, Replica, Stage
 from hetplan.profiling.simulator.pipeline import (
     Collective,
     Replica as Pipeline,

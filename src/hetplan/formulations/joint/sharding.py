@@ -32,8 +32,8 @@ import numpy as np
 
 from hetplan.formulations.joint.costs import MOST_KEPT, Costs, Floats
 from hetplan.formulations.joint.data import JointData
-from hetplan.formulations.joint.plan import Plan, Stage
 from hetplan.formulations.poplar.problem import collective_seconds
+from hetplan.plans.plan import Plan, Stage
 from hetplan.profiling.operators import CONTENTION
 from hetplan.profiling.simulator.pipeline import Collective
 from hetplan.profiling.simulator.tasks import Ports, Traffic

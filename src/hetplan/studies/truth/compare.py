@@ -17,7 +17,7 @@ from typing import Any
 
 from hetplan.errors import HetplanError, require, unknown_name
 from hetplan.files import read_json
-from hetplan.formulations.joint.plan import Plan
+from hetplan.plans.plan import Plan
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.calibration import Estimate, MeasuredRun, calibrate, predicted_seconds
 from hetplan.studies.truth import job, operators, ranked, runs

@@ -23,15 +23,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from hetplan.formulations.joint.plan import (
-    MicroBatches,
-    Plan,
-    Recomputation,
-    Replica,
-    Stage,
-    new_plan,
-    split,
-)
+from hetplan.plans.making import new_plan
+from hetplan.plans.plan import MicroBatches, Plan, Recomputation, Replica, Stage
+from hetplan.plans.shares import split
 from hetplan.profiling.cluster import (
     GBIT,
     INTRA_NODE_LATENCY_US,

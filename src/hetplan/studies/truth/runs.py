@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hetplan.files import read_json
-from hetplan.formulations.joint.plan import Recomputation
+from hetplan.plans.plan import Recomputation
 from hetplan.profiling.frameworks import FSDP, MEGATRON
 from hetplan.profiling.model_files import from_config
 from hetplan.profiling.operators import STACKS, Precision

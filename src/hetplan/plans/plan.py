@@ -27,21 +27,19 @@ Rules   (1) every replica holds every layer exactly once, in order
             and expert ranks divide the ranks of a stage
 """
 
-import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from functools import cached_property
-from itertools import accumulate, pairwise
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from hetplan.errors import require
-from hetplan.formulations.ditto.data import DittoStage
-from hetplan.profiling.workload import Workload
+from hetplan.plans.degrees import Degrees
+from hetplan.plans.places import Place
+from hetplan.plans.program import SpmdProgram
+from hetplan.plans.templates import ReadyTemplates
 from hetplan.schema import (
-    PLAIN,
     Count,
     Document,
     Line,
@@ -140,23 +138,6 @@ class Replica(StrictModel):
         return sum(batch.count for batch in self.micro_batches)
 
 
-@dataclass(frozen=True)
-class Place:
-    """A rank's replica, stage, row group and tensor rank, and its device."""
-
-    rank: int
-    replica: int
-    stage: int
-    group: int
-    tensor: int
-    device: int
-
-    @property
-    def unit(self) -> tuple[int, int, int]:
-        """What computes a set of rows together: one contribution to each gradient."""
-        return self.replica, self.stage, self.group
-
-
 class Prediction(StrictModel):
     """What the planner said of the plan: seconds per iteration, replayed and by the strategy's
     closed form.
@@ -170,121 +151,6 @@ class Prediction(StrictModel):
     closed_form_seconds: NonNegative | None = None
     objective: NonNegative | None = None
     bound: NonNegative | None = None
-
-
-# HAP's names (Section 4.2) of how the devices hold a tensor: `Identity` (each the whole),
-# `All-Reduce` (each a summand), `All-Gather(d)` (each its slice along d, as its ratio says).
-Form = Annotated[str, Field(pattern=r"^(Identity|All-Reduce|All-Gather\(\d+\))$")]
-TensorName = Annotated[str, Field(min_length=1, max_length=400, pattern=PLAIN)]
-Step = Literal[
-    "Run",
-    "All-Reduce",
-    "Reduce-Scatter",
-    "All-Gather",
-    "Grouped-Broadcast",
-    "All-To-All",
-    "Slice",
-    "Share",
-    "Repartition",
-    "All-Reduce gradient",
-    "All-Gather factors",
-    "Grouped-Broadcast factors",
-]
-
-
-class SpmdInstruction(StrictModel):
-    """`do` on `tensor`. Run: the operator that makes it, with inputs in the forms `before`, leaves
-    it in `after`; any other: the tensor goes from the form before to that after. gradient and
-    factors: in the backward pass the gradients of `parameters`, used by the operator, are
-    all-reduced, or what they are computed from is gathered."""
-
-    do: Step
-    tensor: TensorName
-    before: list[Form] = Field(max_length=64)
-    after: Form
-    segment: Count = 0
-    parameters: list[TensorName] = Field(default_factory=list, max_length=64)
-
-
-class SpmdProgram(StrictModel):
-    """instructions in order, run by all devices and mirrored in the backward pass; ratios
-    [segment][device of the stage]: part of each sliced dimension, rows sum to 1."""
-
-    instructions: list[SpmdInstruction] = Field(min_length=1, max_length=100_000)
-    ratios: list[list[NonNegative]] = Field(min_length=1, max_length=1024)
-
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        for k, row in enumerate(self.ratios):
-            total = math.fsum(row)
-            require(abs(total - 1) <= 1e-9, f"ratios[{k}] sums to {total!r}, expected 1")
-        for i, instruction in enumerate(self.instructions):
-            require(
-                instruction.segment < len(self.ratios),
-                f"instructions[{i}].segment is {instruction.segment}, "
-                f"expected less than the rows of ratios ({len(self.ratios)})",
-            )
-        return self
-
-
-class Degrees(StrictModel):
-    """What a plan of `hetplan plan search` says beside stages, tensor ranks and replicas, in the
-    words of Megatron-LM. `hetplan export` writes it, and it is replayed (`degrees`); `hetplan run`
-    refuses what it does not execute (`runtime/refusals.py`).
-
-    context: the row groups of a stage are then its context ranks, each with a part of every
-    sample's tokens. exchange: how they meet in attention: keys and values go round a ring, or all
-    exchange tokens for heads. expert: ranks over which a block's experts are spread; expert_tensor:
-    tensor degree of an expert. sequence_parallel: tensor ranks divide what lies between their
-    products. overlap: communication that goes on beside computation. recompute_method,
-    recompute_layers: which layers of a virtual stage are computed again, null: all. offloaded:
-    share of the optimizer states on the host. shard_groups: so many groups of ranks hold all shards
-    of ZeRO 3, each one of them (HSDP).
-    """
-
-    context: PositiveCount = 1
-    exchange: Literal["ring", "all-to-all"] = "ring"
-    expert: PositiveCount = 1
-    expert_tensor: PositiveCount = 1
-    sequence_parallel: bool = False
-    overlap: list[Literal["tensor", "gradients", "weights", "messages", "offload"]] = Field(
-        default_factory=list
-    )
-    recompute_method: Literal["uniform", "block"] | None = None
-    recompute_layers: PositiveCount | None = None
-    offloaded: Annotated[float, Field(ge=0, le=1)] = 0.0
-    shard_groups: PositiveCount = 1
-
-    def __hash__(self) -> int:
-        return hash(self.model_dump_json())
-
-    @property
-    def text(self) -> str:
-        """`context 2, expert 8, expert tensor 1, sequence parallel`."""
-        parts = (
-            (self.context > 1, f"context {self.context}"),
-            (self.exchange != "ring", "attention by all-to-all"),
-            (self.expert > 1, f"expert {self.expert}, expert tensor {self.expert_tensor}"),
-            (self.sequence_parallel, "sequence parallel"),
-            (
-                self.recompute_layers is not None,
-                f"{self.recompute_method} recomputation of {self.recompute_layers} layers",
-            ),
-            (self.offloaded > 0, f"{self.offloaded:.0%} of the optimizer states offloaded"),
-            (self.shard_groups > 1, f"shards in {self.shard_groups} groups"),
-            (bool(self.overlap), f"overlap of {', '.join(self.overlap)}"),
-        )
-        return ", ".join(text for holds, text in parts if holds)
-
-
-class ReadyTemplates(StrictModel):
-    """Pipelines that stand ready for parts of the cluster (Oobleck, Ditto), from which a plan after
-    a loss is made. failures: pipelines that may be lost; samples: of a micro-batch; pipelines:
-    stages of each, on kinds of nodes."""
-
-    failures: Count
-    samples: PositiveCount
-    pipelines: list[list[DittoStage]] = Field(min_length=1, max_length=100_000)
 
 
 # Left out of the file where they are None.
@@ -564,61 +430,4 @@ def check_degrees(plan: Plan) -> None:
             )
 
 
-def split(length: int, shares: Sequence[float]) -> list[tuple[int, int]]:
-    """[first, last) of each share of `length` rows or columns: nearest whole numbers, then
-    corrected.
-
-    Each part is within 1 of its exact size: units missing go to those rounded down most, surplus
-    ones are taken from those rounded up most, the earlier of equals first. Raises ValueError unless
-    shares are > 0.
-    """
-    if not shares or min(shares) <= 0:
-        raise ValueError(f"shares are {shares!r}, expected positive numbers")
-    total = sum(shares)
-    exact = [length * share / total for share in shares]
-    sizes = [round(size) for size in exact]
-    missing = length - sum(sizes)
-    sign = 1 if missing > 0 else -1
-    order = sorted(range(len(shares)), key=lambda i: sign * (sizes[i] - exact[i]))
-    for i in order[: abs(missing)]:
-        sizes[i] += sign
-    return list(pairwise(accumulate(sizes, initial=0)))
-
-
-def common_fields(workload: PlanWorkload, devices: Iterable[tuple[str, int]]) -> dict[str, Any]:
-    """What all plan files of a workload on devices (type, node) have in common."""
-    return {
-        "name": f"{workload.model} on {workload.cluster}"[:200],
-        "workload": workload,
-        "devices": [PlanDevice(type=kind, node=node) for kind, node in devices],
-    }
-
-
-def new_plan(workload: Workload, replicas: Sequence[Any], **more: Any) -> Plan:
-    """A plan for the workload. more: other fields of the plan file."""
-    own = PlanWorkload(
-        model=workload.model.name,
-        cluster=workload.cluster.name,
-        global_batch=workload.global_batch,
-        sequence=workload.sequence,
-        precision=workload.precision,
-        framework=workload.framework.name,
-        stack=workload.stack.name,
-        layers=[layer.name for layer in workload.profile.layers],
-    )
-    common = common_fields(own, ((d.type, d.node) for d in workload.cluster.devices))
-    return Plan.model_validate({**common, "replicas": list(replicas), **more})
-
-
 load_plan, parse_plan, save_plan = Plan.load, Plan.parsed, Plan.save
-
-
-def check_world(plan: Plan, world_size: int) -> None:
-    """Raise InputError unless as many processes were started as the plan needs."""
-    require(
-        world_size == plan.world_size,
-        "number of processes",
-        where=plan.name,
-        got=world_size,
-        expected=f"{plan.world_size}, one per device",
-    )
