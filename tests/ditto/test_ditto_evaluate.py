@@ -130,6 +130,17 @@ ALONE: list[tuple[int, Stages, dict[str, Any], list[str]]] = [
     (2, [(0, 3, "a", 3)], ROOMY, ["stages[0].devices is 3, expected a power of two up to 2"]),
     (2, [(0, 3, "a", 4)], ROOMY, ["stages[0].devices is 4, expected a power of two up to 2"]),
     (
+        2,
+        [(0, 1, "a", 1), (1, 3, "a", 3)],
+        {
+            "device_types": [
+                kind | {"devices_per_node": 4, "allreduce_seconds": dict.fromkeys("24", [0.1] * 3)}
+                for kind in DOCUMENT["device_types"]
+            ],
+        },
+        ["stages[1].devices is 3, expected a power of two up to 4"],
+    ),
+    (
         3,
         [(0, 1, "a", 2), (1, 2, "a", 1), (2, 3, "b", 2), (3, 4, "b", 1)],
         {
