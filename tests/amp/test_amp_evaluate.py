@@ -291,7 +291,8 @@ def test_constraints_broken_together_are_all_reported(
 
 def table(**changes: Any) -> dict[str, Any]:
     """The first of the tables with other entries."""
-    return document()["layer_seconds"][0] | changes
+    first: dict[str, Any] = document()["layer_seconds"][0]
+    return first | changes
 
 
 @pytest.mark.parametrize(
