@@ -190,14 +190,8 @@ class Plan(Document):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        check_names(self)
-        check_devices(self)
-        for i, replica in enumerate(self.replicas):
-            for j, stage in enumerate(replica.stages):
-                check_shares(stage, f"replicas[{i}].stages[{j}]")
-            check_chunks(self, replica, f"replicas[{i}]")
-            check_layers(self, replica, f"replicas[{i}]")
-        check_batch(self)
+        for violation in replica_violations(self):
+            raise ValueError(violation)
         check_zero_shares(self)
         check_program(self)
         check_degrees(self)
@@ -269,88 +263,139 @@ class Plan(Document):
         return len(self.ranks)
 
 
-def check_names(plan: Plan) -> None:
-    """Layers are told apart by their names, and so are their parameters."""
+def replica_violations(plan: Plan) -> Iterator[str]:
+    """Every violation of the rules on replicas, one line each: (1) to (5), and (6) for the shares
+    of stages. The plan need not have been validated."""
+    yield from names_are_distinct(plan)
+    yield from devices_have_one_place(plan)
+    for i, replica in enumerate(plan.replicas):
+        where = f"replicas[{i}]"
+        for j, stage in enumerate(replica.stages):
+            yield from shares_go_with_devices(stage, f"{where}.stages[{j}]")
+        yield from chunks_go_with_schedule(plan, replica, where)
+        yield from stages_hold_every_layer(plan, replica, where)
+    yield from micro_batches_go_with_zero(plan)
+    yield from global_batch_is_complete(plan)
+
+
+def names_are_distinct(plan: Plan) -> Iterator[str]:
+    """A violation for each layer with the name of an earlier one: layers and their parameters are
+    told apart by their names."""
     first: dict[str, int] = {}
     for k, name in enumerate(plan.workload.layers):
-        before = first.setdefault(name, k)
-        require(before == k, f"workload.layers[{k}] is {name!r}, as workload.layers[{before}] is")
+        if name in first:
+            yield f"workload.layers[{k}] is {name!r}, as workload.layers[{first[name]}] is"
+        else:
+            first[name] = k
 
 
-def check_devices(plan: Plan) -> None:
-    """(2) every device exists and has one place."""
-    place: dict[int, str] = {}
+def devices_have_one_place(plan: Plan) -> Iterator[str]:  # (2)
+    """A violation for each place with a device that does not exist or has an earlier place."""
     last = len(plan.devices) - 1
+    first_place: dict[int, str] = {}
     for device, i, j, g, t in plan.seats():
-        here = f"replicas[{i}].stages[{j}].devices[{g}][{t}]"
-        require(device <= last, f"{here} is {device}, expected a device of 0..{last}")
-        before = place.setdefault(device, here)
-        require(before == here, f"{here} is device {device}, which {before} uses already")
+        place = f"replicas[{i}].stages[{j}].devices[{g}][{t}]"
+        if device > last:
+            yield f"{place} is {device}, expected a device of 0..{last}"
+        elif device in first_place:
+            yield f"{place} is device {device}, which {first_place[device]} uses already"
+        else:
+            first_place[device] = place
 
 
-def check_shares(stage: Stage, where: str) -> None:
-    """(6) shares go with the devices."""
-    require(
-        len(stage.row_shares) == len(stage.devices),
-        f"{where}.row_shares has {len(stage.row_shares)} entries, "
-        f"expected one per row group ({len(stage.devices)})",
-    )
+def shares_go_with_devices(stage: Stage, where: str) -> Iterator[str]:  # (6)
+    """A violation where a stage has not one share per row group, and for each row group that has
+    not one device per tensor share."""
+    rows, ranks = len(stage.devices), len(stage.tensor_shares)
+    if len(stage.row_shares) != rows:
+        yield (
+            f"{where}.row_shares has {len(stage.row_shares)} entries, "
+            f"expected one per row group ({rows})"
+        )
     for g, group in enumerate(stage.devices):
-        require(
-            len(group) == len(stage.tensor_shares),
-            f"{where}.devices[{g}] has {len(group)} devices, "
-            f"expected one per tensor share ({len(stage.tensor_shares)})",
+        if len(group) != ranks:
+            yield (
+                f"{where}.devices[{g}] has {len(group)} devices, "
+                f"expected one per tensor share ({ranks})"
+            )
+
+
+def chunks_go_with_schedule(plan: Plan, replica: Replica, where: str) -> Iterator[str]:  # (5)
+    """A violation for each stage of several chunks under a schedule for one; under the interleaved
+    schedule for each stage of more or fewer chunks than the first, and where the replica's
+    micro-batches are no whole rounds."""
+    chunks, stages = len(replica.stages[0].layers), len(replica.stages)
+    interleaved = plan.schedule == "interleaved-1f1b"
+    for j, stage in enumerate(replica.stages):
+        ranges = len(stage.layers)
+        if interleaved and ranges != chunks:
+            yield (
+                f"{where}.stages[{j}].layers has {ranges} ranges, "
+                f"expected as many as stages[0] ({chunks})"
+            )
+        if not interleaved and ranges != 1:
+            yield (
+                f"{where}.stages[{j}].layers has {ranges} ranges, expected 1 under {plan.schedule}"
+            )
+    if interleaved and replica.steps % stages != 0:
+        yield (
+            f"{where}.micro_batches are {replica.steps}, "
+            f"expected a multiple of the stages ({stages}) under {plan.schedule}"
         )
 
 
-def check_chunks(plan: Plan, replica: Replica, where: str) -> None:
-    """(5) model chunks go with the schedule."""
-    chunks, count = len(replica.stages[0].layers), len(replica.stages)
-    interleaved = plan.schedule == "interleaved-1f1b"
-    for j, stage in enumerate(replica.stages):
-        has = f"{where}.stages[{j}].layers has {len(stage.layers)} ranges"
-        require(interleaved or len(stage.layers) == 1, f"{has}, expected 1 under {plan.schedule}")
-        require(len(stage.layers) == chunks, f"{has}, expected as many as stages[0] ({chunks})")
-    require(
-        not interleaved or replica.steps % count == 0,
-        f"{where}.micro_batches are {replica.steps}, "
-        f"expected a multiple of the stages ({count}) under {plan.schedule}",
-    )
+def stages_hold_every_layer(plan: Plan, replica: Replica, where: str) -> Iterator[str]:  # (1)
+    """A violation for each range of layers that does not begin where the one before it ends, for
+    each empty range, and where the last one does not end at the last layer.
 
-
-def check_layers(plan: Plan, replica: Replica, where: str) -> None:
-    """(1) chunk by chunk, stage by stage, the ranges run from the first layer to the last."""
+    Ranges follow each other chunk by chunk, and stage by stage in a chunk. They have no such order
+    where stages have unequal numbers of chunks, which is left to (5).
+    """
+    chunks = len(replica.stages[0].layers)
+    if any(len(stage.layers) != chunks for stage in replica.stages):
+        return
     begin, count = 0, len(plan.workload.layers)
-    for c in range(len(replica.stages[0].layers)):
+    for c in range(chunks):
         for j, stage in enumerate(replica.stages):
             first, last = stage.layers[c]
-            here = f"{where}.stages[{j}].layers[{c}]"
-            require(first == begin, f"{here} begins at layer {first}, expected {begin}")
-            require(first < last, f"{here} is [{first}, {last}), expected one layer at least")
+            if first != begin:
+                yield f"{where}.stages[{j}].layers[{c}] begins at layer {first}, expected {begin}"
+            if first >= last:
+                yield (
+                    f"{where}.stages[{j}].layers[{c}] is [{first}, {last}), "
+                    "expected one layer at least"
+                )
             begin = last
-    require(begin == count, f"{where}.stages end at layer {begin}, expected {count}")
+    if begin != count:
+        yield f"{where}.stages end at layer {begin}, expected {count}"
 
 
-def check_batch(plan: Plan) -> None:
-    """(3) and (4)."""
+def micro_batches_go_with_zero(plan: Plan) -> Iterator[str]:  # (4)
+    """A violation for each micro-batch without samples under ZeRO 0, and for each replica with
+    another number of micro-batches than the first one under ZeRO 2 and 3."""
     steps = plan.replicas[0].steps
     for i, replica in enumerate(plan.replicas):
         for b, batch in enumerate(replica.micro_batches):
-            require(
-                batch.samples > 0 or plan.zero > 0,
-                f"replicas[{i}].micro_batches[{b}].samples is 0, expected at least 1 under ZeRO 0",
+            if batch.samples == 0 and plan.zero == 0:
+                yield (
+                    f"replicas[{i}].micro_batches[{b}].samples is 0, "
+                    "expected at least 1 under ZeRO 0"
+                )
+        if plan.zero >= 2 and replica.steps != steps:
+            yield (
+                f"replicas[{i}].micro_batches are {replica.steps}, expected as many as those of "
+                f"replicas[0] ({steps}) under ZeRO {plan.zero}"
             )
-        require(
-            plan.zero < 2 or replica.steps == steps,
-            f"replicas[{i}].micro_batches are {replica.steps}, expected as many as those of "
-            f"replicas[0] ({steps}) under ZeRO {plan.zero}",
+
+
+def global_batch_is_complete(plan: Plan) -> Iterator[str]:  # (3)
+    """A violation where the replicas do not take the global batch together."""
+    total, expected = sum(r.samples for r in plan.replicas), plan.workload.global_batch
+    if total != expected:
+        yield (
+            f"replicas take {total} samples per iteration, "
+            f"expected workload.global_batch ({expected})"
         )
-    total, batch_size = sum(r.samples for r in plan.replicas), plan.workload.global_batch
-    require(
-        total == batch_size,
-        f"replicas take {total} samples per iteration, "
-        f"expected workload.global_batch ({batch_size})",
-    )
 
 
 def check_zero_shares(plan: Plan) -> None:
