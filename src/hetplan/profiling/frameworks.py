@@ -5,8 +5,10 @@ stands in its source code, as `origin` says. What PyTorch's allocator counts
 (`torch.cuda.max_memory_allocated`) is all but `context_bytes` and the communicators.
 """
 
-from typing import Annotated
+from typing import Annotated, Generic, NamedTuple, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import Strict
 
 from hetplan.errors import look_up
@@ -20,6 +22,17 @@ RESERVED_BYTES = 1.5 * GIB
 # JSON has no tuples
 Levels = Annotated[tuple[Count, ...], Strict(False)]
 Modes = Annotated[tuple[Recomputation, ...], Strict(False)]
+
+Size = TypeVar("Size", float, NDArray[np.float64])  # of one device, or of many strategies
+
+
+class States(NamedTuple, Generic[Size]):
+    """Bytes of model states on a device. buffers: what the collectives of shards need beside."""
+
+    weights: Size
+    gradients: Size
+    optimizer: Size
+    buffers: Size
 
 
 class Framework(StrictModel):
@@ -82,21 +95,34 @@ class Framework(StrictModel):
         )
 
     def held_bytes(
-        self, weights: float, largest: float, element_bytes: int, level: int, share: float
-    ) -> tuple[float, float, float, float]:
-        """Bytes of weights, gradients, optimizer states, and of what collectives need, on a device
-        with `share` of the shards. weights: bytes of all, largest: of the largest layer."""
+        self, weights: Size, largest: Size, element_bytes: int, level: int, share: Size
+    ) -> States[Size]:
+        """What a device with `share` of the shards holds of model states. weights: bytes of all of
+        the stage's, largest: of its largest layer."""
         params, fp32 = weights / element_bytes, element_bytes == 4
-        held = [params * each for each in self.state_bytes(element_bytes)]
-        for sharded in range(3 - level, 3):  # 1: the optimizer; 2: gradients too; 3: weights too
-            held[sharded] *= share
-        if level == 3 and not fp32:
-            held[0] *= self.shard_bytes / 2
-        buffers = min(self.bucket_bytes, weights) if level in (1, 2) else 0.0
+        own, gradients, optimizer = (params * each for each in self.state_bytes(element_bytes))
+        if level >= 1:
+            optimizer = optimizer * share
+        if level >= 2:
+            gradients = gradients * share
+        if level == 3:
+            own = own * share
+            if not fp32:
+                own = own * (self.shard_bytes / 2)
+        buffers = np.minimum(self.bucket_bytes, weights) if level in (1, 2) else 0.0 * weights
         if level >= 2:
             gathered = self.gathered_layers if level == 3 else 0.0
-            buffers += largest * (gathered + (1.0 if fp32 else self.reduced_bytes / 2))
-        return held[0], held[1], held[2], buffers
+            buffers = buffers + largest * (gathered + (1.0 if fp32 else self.reduced_bytes / 2))
+        return States(own, gradients, optimizer, buffers)
+
+    def loss_bytes(self, elements: float, kept: float, tensor: int) -> float:
+        """Of a sample's logits at the loss on each of so many tensor ranks, which divide them.
+        elements: the sample's logits; kept: bytes that the model's layers keep of them."""
+        each = self.logit_bytes
+        if tensor > 1 and self.divided_logit_bytes is not None:
+            each = self.divided_logit_bytes
+        whole = kept if each is None else elements * each
+        return whole / tensor
 
 
 # Of all of them. Context: some 300 MB and the kernels loaded (pytorch#107667). Communicators:
