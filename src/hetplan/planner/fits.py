@@ -482,11 +482,13 @@ class Question:
         and beside them on the last stage."""
         framework, tensor = self.workload.framework, shape.tensor
         part, width = 1 / shape.data if level else 1.0, ELEMENT_BYTES[self.workload.precision]
-        per_byte = sum(framework.held_bytes(1.0, 0.0, width, level, part)[:3]) / tensor
+        staged = shape.pipeline > 1
+        each = sum(framework.held_bytes(1.0, 0.0, width, level, part)[:3])
+        per_byte = (each + framework.whole_bytes(1.0, width, level, staged=staged)) / tensor
         sizes = [layer.param_bytes / tensor for layer in self.layers]
-        states = framework.held_bytes(sum(sizes), max(sizes), width, level, part)
+        states = framework.held_bytes(sum(sizes), max(sizes), width, level, part, staged=staged)
         logits, tied, reserved = batch * passes.logits, 0.0, self.workload.reserved_bytes
-        if shape.pipeline > 1:
+        if staged:
             sent = max(layer.activation_bytes for layer in self.layers) / (
                 tensor if framework.sequence_parallel else 1
             )
@@ -528,6 +530,7 @@ class Question:
                 width,
                 level,
                 1 / shape.data if level else 1.0,
+                staged=shape.pipeline > 1,
             )
             kept = batch * self.alive(shape, stage, batch) * passes.saved
             reserved = self.workload.reserved_bytes

@@ -10,12 +10,26 @@ safe bound.
 from dataclasses import asdict, dataclass
 from typing import Generic
 
-import numpy as np
-
 from hetplan.profiling.frameworks import Framework, Size, States
+from hetplan.profiling.operators import Layer, Precision
 from hetplan.text import bytes_text
 
 SMALL = 0.005  # of what is allocated: not worth a word
+# Saved tensors, as described transformers name them: the inputs of the products that tensor ranks
+# divide by columns, and what the head keeps for the loss.
+INPUTS = frozenset(("qkv input", "up input", "head input"))
+LOGITS = "logits"
+
+
+def inputs_bytes(layer: Layer, precision: Precision) -> float:
+    """Bytes per sample of the inputs of products that sequence parallel ranks gather."""
+    return sum(t.size(precision) for t in layer.saved if t.name in INPUTS)
+
+
+def logits_of(head: Layer, precision: Precision) -> tuple[float, float]:
+    """(number of a sample's logits, bytes that the head keeps of them)."""
+    logits = [t for t in head.saved if t.name == LOGITS]
+    return float(sum(t.elements for t in logits)), float(sum(t.size(precision) for t in logits))
 
 
 @dataclass(frozen=True)
@@ -87,14 +101,15 @@ def held_on(
     the largest micro-batch. reserved: bytes that the allocator does not count.
     """
     logits, loss, working = rows * passes.logits, rows * passes.loss, rows * passes.working
+    # comparisons are 1 or 0 as numbers, of one device and of many
     if framework.logit_bytes is not None:
-        again = working > loss  # the moment of the peak; as a number 1 or 0
+        again = working > loss
         working, loss = working * again, loss * (1 - again)
     return Held(
         states.weights,
         states.gradients,
         states.optimizer,
-        activations=np.maximum(kept - logits, 0.0),
+        activations=(kept - logits) * (kept > logits),
         working=working,
         logits=loss,
         collectives=states.buffers,

@@ -336,7 +336,12 @@ def memory(zero: "ZeroCosts", kept: Floats) -> tuple[Held[float], ...]:
             for device, part, share in each:
                 if (part, share) not in alike:
                     states = data.framework.held_bytes(
-                        part * weights, part * largest, data.element_bytes, zero.level, share
+                        part * weights,
+                        part * largest,
+                        data.element_bytes,
+                        zero.level,
+                        share,
+                        staged=len(replica.stages) > 1,
                     )
                     there = held_on(
                         data.framework, states, passes, kept_here, rows, data.reserved_bytes
