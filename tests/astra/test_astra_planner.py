@@ -68,7 +68,9 @@ def test_a_homogeneous_plan_survives_its_file_and_its_peaks_leave_the_reserve_ou
         Job(workload.model, 16),
         (pool := homogeneous(offers_of_cluster(workload.cluster)[0])),
         space=PoolProblem(workload, "homogeneous", pool).plannable(),
-        assumed=Assumptions(reserved_bytes=0.0, profile=workload.profile),
+        assumed=Assumptions(
+            framework=workload.framework, reserved_bytes=0.0, profile=workload.profile
+        ),
     )
     assert candidate.peak_bytes is not None and found.best is not None
     assert max(candidate.peak_bytes) == pytest.approx(max(found.best.stage_bytes))

@@ -186,7 +186,8 @@ def titan_job(row: Cells) -> Job:
     techniques = row.text("techniques").lower()
     require("rowwise" not in techniques, "float8 with a scale for each row is not modelled")
     model, tensor = row.text("model"), row.whole("tp", 1)
-    others = tensor * row.whole("pp", 1) * row.whole("cp", 1)
+    pipeline = row.whole("pp", 1)
+    others = tensor * pipeline * row.whole("cp", 1)
     # where a row states none, that of torchtitan's own configuration (models/llama3/train_configs)
     usual = "selective per op" if model.lower().endswith("8b") else "full"
     mode = row.text("activation_checkpointing").lower() or usual
@@ -200,9 +201,9 @@ def titan_job(row: Cells) -> Job:
         machine(row.text("gpu")),
         row.whole("gpus"),
         row.whole("global_batch"),
-        row.whole("local_batch"),
+        max(1, row.whole("local_batch") // pipeline),
         tensor=tensor,
-        pipeline=row.whole("pp", 1),
+        pipeline=pipeline,
         context=row.whole("cp", 1),
         zero=3,
         recomputation=CHECKPOINTING[mode],
