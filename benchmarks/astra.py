@@ -20,14 +20,9 @@ from hetplan.formulations import family
 from hetplan.formulations.astra.data import AstraData, DeviceType
 from hetplan.formulations.astra.search.engine import search
 from hetplan.formulations.astra.search.result import Job
-from hetplan.formulations.astra.search.space import (
-    Space,
-    cost,
-    heterogeneous,
-    homogeneous,
-    offer_of,
-)
+from hetplan.formulations.astra.search.space import Space
 from hetplan.profiling.models import load_model
+from hetplan.replay.strategies.offers import cost, heterogeneous, homogeneous, offer_of
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Options, Run
 

@@ -32,13 +32,13 @@ from hetplan.formulations.joint import exact
 from hetplan.formulations.joint.bound import Relaxation, lower_bound
 from hetplan.formulations.joint.data import JointData, JointDecision
 from hetplan.formulations.joint.evaluate import decision_of, evaluate, plan_of
-from hetplan.formulations.joint.pose import pose
-from hetplan.formulations.joint.replay import ChainReplayer, Settings
 from hetplan.formulations.joint.search import search
 from hetplan.planner.library import plan
 from hetplan.planner.strategy import STRATEGIES, useful_modes
 from hetplan.profiling.cluster import Cluster, example_cluster
 from hetplan.profiling.workload import make_workload
+from hetplan.replay.chains import ChainReplayer, Settings
+from hetplan.replay.pose import pose
 from hetplan.solvers.run import Options, Progress, Run, Watcher
 
 # Model, global batch, nodes.

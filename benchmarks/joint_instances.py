@@ -18,7 +18,6 @@ from typing import Any
 from harness import add_to_library
 
 from hetplan.formulations import family
-from hetplan.formulations.joint.pose import pose
 from hetplan.instances.generate import draw
 from hetplan.instances.library import Instance
 from hetplan.planner.strategy import useful_modes
@@ -26,6 +25,7 @@ from hetplan.profiling.cluster import Cluster, ClusterFile, build_cluster, examp
 from hetplan.profiling.models import Model, load_model
 from hetplan.profiling.workload import PREDICTOR, make_workload
 from hetplan.profiling.zoo import gpt2, llama, text_model
+from hetplan.replay.pose import pose
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Options, Run
 

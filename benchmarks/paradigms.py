@@ -32,7 +32,6 @@ from restricted import SPACES, WITHOUT, search_within
 
 from hetplan.formulations.joint.bound import Relaxation, lower_bound
 from hetplan.formulations.joint.evaluate import broken, decision_of, evaluate
-from hetplan.formulations.joint.pose import pose
 from hetplan.formulations.joint.search import Parameters
 from hetplan.instances.generate import SIZES, Draw
 from hetplan.instances.library import Instance
@@ -40,6 +39,7 @@ from hetplan.planner.ranking import make_plans
 from hetplan.planner.strategy import Candidate, make_strategies, useful_modes
 from hetplan.profiling.cluster import example_cluster
 from hetplan.profiling.workload import Workload, make_workload
+from hetplan.replay.pose import pose
 from hetplan.solvers.run import Options, Run
 from hetplan.studies.rows import Task, digest, keys, task_key, text, write_row
 from hetplan.studies.workers import now, outline

@@ -29,6 +29,7 @@ LEVELS = (
     ("compiled", "errors", "files", "interpreter", "schema", "text"),
     ("profiling",),
     ("plans",),
+    ("replay",),
     ("solvers",),
     ("formulations",),
     ("instances", "runtime"),

@@ -8,10 +8,11 @@ from itertools import combinations_with_replacement, product
 
 from hetplan.formulations.astra.data import AstraData, AstraDecision, AstraStage, DeviceType
 from hetplan.formulations.astra.evaluate import evaluate
-from hetplan.formulations.astra.search.facts import ModelFacts, model_facts
 from hetplan.formulations.astra.search.rules import default_rules
-from hetplan.formulations.astra.search.space import Space, Strategies, rule_columns, strategies
+from hetplan.formulations.astra.search.space import Space, rule_columns, strategies
 from hetplan.profiling.models import load_model
+from hetplan.replay.strategies.facts import ModelFacts, model_facts
+from hetplan.replay.strategies.table import Strategies
 
 
 def random_instance(seed: int) -> AstraData:

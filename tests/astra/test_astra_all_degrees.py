@@ -13,31 +13,18 @@ import numpy as np
 import pytest
 
 from hetplan.formulations.astra.search.engine import search
-from hetplan.formulations.astra.search.facts import ModelFacts, model_facts
-from hetplan.formulations.astra.search.links import Assumptions
-from hetplan.formulations.astra.search.memory import stage_bytes
-from hetplan.formulations.astra.search.pricing import (
-    EMBEDDING,
-    HEAD,
-    Priced,
-    after_pipeline,
-    uncovered,
-)
 from hetplan.formulations.astra.search.result import Job, SearchResult
-from hetplan.formulations.astra.search.space import (
-    GRANULARITIES,
-    METHODS,
-    NONE,
-    Offer,
-    Space,
-    Strategies,
-    homogeneous,
-    offer_of,
-)
+from hetplan.formulations.astra.search.space import Space
 from hetplan.profiling.cluster import GIB
 from hetplan.profiling.models import Model, load_model
 from hetplan.profiling.transformer import Experts
 from hetplan.profiling.zoo import llama, text_model
+from hetplan.replay.strategies.facts import ModelFacts, model_facts
+from hetplan.replay.strategies.links import Assumptions
+from hetplan.replay.strategies.memory import stage_bytes
+from hetplan.replay.strategies.offers import Offer, homogeneous, offer_of
+from hetplan.replay.strategies.pricing import EMBEDDING, HEAD, Priced, after_pipeline, uncovered
+from hetplan.replay.strategies.table import GRANULARITIES, METHODS, NONE, Strategies
 
 BATCH = 16
 SPACE = Space(

@@ -10,15 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hetplan.formulations.astra.search.facts import model_facts
-from hetplan.formulations.astra.search.links import Assumptions
-from hetplan.formulations.astra.search.memory import in_flight, stage_bytes, stage_peaks
-from hetplan.formulations.astra.search.pricing import Priced
-from hetplan.formulations.astra.search.space import Space, offer_of, strategies
+from hetplan.formulations.astra.search.space import Space, strategies
 from hetplan.profiling.frameworks import MEGATRON
 from hetplan.profiling.models import Model, load_model
 from hetplan.profiling.transformer import Experts
 from hetplan.profiling.zoo import llama, text_model
+from hetplan.replay.strategies.facts import model_facts
+from hetplan.replay.strategies.links import Assumptions
+from hetplan.replay.strategies.memory import in_flight, stage_bytes, stage_peaks
+from hetplan.replay.strategies.offers import offer_of
+from hetplan.replay.strategies.pricing import Priced
 
 torch: Any = pytest.importorskip("torch", reason="torch's own counts need torch")
 

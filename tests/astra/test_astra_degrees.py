@@ -11,18 +11,19 @@ import numpy as np
 import pytest
 
 from hetplan.formulations.astra.search.engine import columns_of, search
-from hetplan.formulations.astra.search.facts import ModelFacts, model_facts
-from hetplan.formulations.astra.search.links import Assumptions, group_seconds
-from hetplan.formulations.astra.search.memory import offload_share
-from hetplan.formulations.astra.search.pricing import Priced, iteration_parts
 from hetplan.formulations.astra.search.result import Job
 from hetplan.formulations.astra.search.rules import default_rules
-from hetplan.formulations.astra.search.space import Offer, Space, homogeneous, offer_of, strategies
+from hetplan.formulations.astra.search.space import Space, strategies
 from hetplan.profiling.models import Model, load_model
 from hetplan.profiling.operators import Layer, Matmul
 from hetplan.profiling.rates.collectives import collective_seconds, node_fabric
 from hetplan.profiling.transformer import Cut, Experts
 from hetplan.profiling.zoo import llama, text_model
+from hetplan.replay.strategies.facts import ModelFacts, model_facts
+from hetplan.replay.strategies.links import Assumptions, group_seconds
+from hetplan.replay.strategies.memory import offload_share
+from hetplan.replay.strategies.offers import Offer, homogeneous, offer_of
+from hetplan.replay.strategies.pricing import Priced, iteration_parts
 
 
 def mixture(layers: int = 8, sequence: int = 2048) -> Model:

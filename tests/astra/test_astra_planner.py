@@ -12,9 +12,7 @@ from fakes.workloads import cluster
 from hetplan.cli.plan import proven_text
 from hetplan.errors import UnsupportedError
 from hetplan.formulations.astra.search.engine import search
-from hetplan.formulations.astra.search.links import Assumptions
 from hetplan.formulations.astra.search.result import Job, summary
-from hetplan.formulations.astra.search.space import homogeneous, offers_of_cluster
 from hetplan.formulations.joint.bound import computing_alone
 from hetplan.planner.astra import Astra, PoolProblem, plan_of
 from hetplan.planner.ranking import make_plans
@@ -25,6 +23,8 @@ from hetplan.profiling.models import load_model
 from hetplan.profiling.transformer import Experts
 from hetplan.profiling.workload import make_workload
 from hetplan.profiling.zoo import llama, text_model
+from hetplan.replay.strategies.links import Assumptions
+from hetplan.replay.strategies.offers import homogeneous, offers_of_cluster
 from hetplan.runtime.replay import replay
 from hetplan.solvers.run import Options, Run
 from present import present

@@ -12,10 +12,6 @@ from astra.cases import COLUMNS
 from hetplan.formulations import family
 from hetplan.formulations.astra.problem import Floats
 from hetplan.formulations.astra.search.engine import columns_of, search
-from hetplan.formulations.astra.search.facts import model_facts
-from hetplan.formulations.astra.search.links import Assumptions
-from hetplan.formulations.astra.search.memory import offload_share
-from hetplan.formulations.astra.search.pricing import Priced, iteration_parts
 from hetplan.formulations.astra.search.result import Job
 from hetplan.formulations.astra.search.rules import default_rules
 from hetplan.formulations.astra.search.segments import (
@@ -24,17 +20,14 @@ from hetplan.formulations.astra.search.segments import (
     segment_figures,
     segment_space,
 )
-from hetplan.formulations.astra.search.space import (
-    Space,
-    Strategies,
-    cost,
-    find_device,
-    heterogeneous,
-    homogeneous,
-    offer_of,
-    strategies,
-)
+from hetplan.formulations.astra.search.space import Space, strategies
 from hetplan.profiling.models import load_model
+from hetplan.replay.strategies.facts import model_facts
+from hetplan.replay.strategies.links import Assumptions
+from hetplan.replay.strategies.memory import offload_share
+from hetplan.replay.strategies.offers import cost, find_device, heterogeneous, homogeneous, offer_of
+from hetplan.replay.strategies.pricing import Priced, iteration_parts
+from hetplan.replay.strategies.table import Strategies
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Run
 from stopping import After, cancelled_after

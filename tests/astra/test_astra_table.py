@@ -10,11 +10,11 @@ import numpy as np
 from hypothesis import given, settings, strategies as st
 
 from astra.cases import COLUMNS, GPT, LLAMA, SMALL, table_of
-from hetplan.formulations.astra.search.facts import model_facts
 from hetplan.formulations.astra.search.result import best_under, pareto, ranking, tied
 from hetplan.formulations.astra.search.rules import default_rules
 from hetplan.formulations.astra.search.space import Space, strategies
 from hetplan.profiling.models import load_model
+from hetplan.replay.strategies.facts import model_facts
 from present import present
 
 

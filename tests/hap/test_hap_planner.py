@@ -18,7 +18,6 @@ from hetplan.formulations.hap.spmd.networks import program_of
 from hetplan.formulations.hap.spmd.operators import WHOLE, Run as Operation
 from hetplan.formulations.hap.spmd.rules import products_of
 from hetplan.formulations.hap.spmd.whole import Decided
-from hetplan.formulations.joint.pose import costs_of
 from hetplan.planner.explain import same_plan
 from hetplan.planner.hap import Hap, HapSettings
 from hetplan.planner.pictures.scene import scene
@@ -29,6 +28,7 @@ from hetplan.plans.plan import Plan
 from hetplan.profiling.cluster import Cluster
 from hetplan.profiling.models import load_model
 from hetplan.profiling.workload import Workload, make_workload
+from hetplan.replay.pose import costs_of
 from hetplan.runtime.export import EXPORTERS, export
 from hetplan.runtime.replay import Settings, replay
 from hetplan.solvers.registry import solve

@@ -13,10 +13,7 @@ import pytest
 
 from fakes.workloads import BARE, cluster
 from hetplan.errors import InputError, UnsupportedError
-from hetplan.formulations.astra.search.links import Assumptions
 from hetplan.formulations.astra.search.result import Job
-from hetplan.formulations.astra.search.space import homogeneous, offers_of_cluster
-from hetplan.formulations.joint.pose import pose
 from hetplan.formulations.joint.search import Search
 from hetplan.planner.astra import PoolProblem, least_seconds
 from hetplan.planner.joint import FURTHER, FurtherProblem, FurtherSpace
@@ -28,6 +25,9 @@ from hetplan.profiling.models import load_model
 from hetplan.profiling.transformer import Experts
 from hetplan.profiling.workload import Workload, make_workload
 from hetplan.profiling.zoo import llama, text_model
+from hetplan.replay.pose import pose
+from hetplan.replay.strategies.links import Assumptions
+from hetplan.replay.strategies.offers import homogeneous, offers_of_cluster
 from hetplan.runtime.replay import replay
 from hetplan.solvers.run import Options, Run
 from present import present

@@ -10,7 +10,6 @@ import pytest
 import hetplan as hp
 from fakes.workloads import cluster, cluster_document, one_thread, profile_document, small
 from hetplan.errors import InputError
-from hetplan.formulations.joint.evaluate import stage_table
 from hetplan.planner.criteria import Criteria, pareto, winner_of
 from hetplan.planner.phases import search_all
 from hetplan.planner.planning import Planning
@@ -20,6 +19,7 @@ from hetplan.planner.strategy import PLAIN, Variant, make_strategies, parts_of_c
 from hetplan.planner.workloads import AUTO, PREFERRED, make_workloads, precisions_of
 from hetplan.profiling.profile import Profile
 from hetplan.profiling.workload import Workload, make_workload
+from hetplan.replay.stages import stage_table
 from hetplan.runtime.replay import replay
 from planner.noting import Noting
 from present import present

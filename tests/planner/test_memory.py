@@ -18,7 +18,6 @@ from fakes.workloads import one_thread, small, with_memory
 from hetplan.formulations import family
 from hetplan.formulations.amp.data import AmpData, AmpDecision
 from hetplan.formulations.amp.evaluate import peak_bytes
-from hetplan.formulations.joint.pose import costs_of
 from hetplan.formulations.poplar.pose import pose as pose_poplar
 from hetplan.planner.amp import Amp, DataParallel, problems_within_replay
 from hetplan.planner.ditto import Ditto
@@ -34,6 +33,7 @@ from hetplan.planner.strategy import (
     useful_modes,
 )
 from hetplan.profiling.times import Recomputation
+from hetplan.replay.pose import costs_of
 from hetplan.runtime.replay import replay
 from hetplan.solvers.registry import evaluate
 from present import present

@@ -15,13 +15,14 @@ from hetplan.errors import InputError
 from hetplan.formulations import family
 from hetplan.formulations.poplar.data import PoplarDecision
 from hetplan.formulations.poplar.pose import Assumptions, pose
-from hetplan.formulations.poplar.problem import States, collective_seconds, communication, parts
+from hetplan.formulations.poplar.problem import States, communication, parts
 from hetplan.instances.library import Entry, library
 from hetplan.planner.poplar import PoplarSettings
 from hetplan.profiling.cluster import example_cluster
 from hetplan.profiling.models import load_model
 from hetplan.profiling.profile import Collectives
 from hetplan.profiling.workload import PREDICTOR, Workload, make_workload
+from hetplan.replay.collectives import collective_seconds
 from hetplan.solvers.registry import evaluate, solve
 from hetplan.studies.papers import poplar as papers
 from hetplan.studies.papers.poplar import paper_workload

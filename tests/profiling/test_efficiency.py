@@ -16,7 +16,6 @@ import pytest
 from fakes.workloads import cluster, cluster_document, small
 from hetplan.cli.main import main
 from hetplan.errors import InputError
-from hetplan.formulations.joint.pose import costs_of
 from hetplan.profiling import efficiency
 from hetplan.profiling.cluster import device
 from hetplan.profiling.efficiency import (
@@ -45,6 +44,7 @@ from hetplan.profiling.profile import (
 )
 from hetplan.profiling.rates.products import move_seconds, products_seconds
 from hetplan.profiling.workload import predict
+from hetplan.replay.pose import costs_of
 
 PEAK, BANDWIDTH = 1e12, 1e11
 PREDICT = ["profile", "predict", "--model", "gpt2", "--cluster"]

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from hetplan.profiling.simulator.pipeline import (
+from hetplan.replay.simulator.pipeline import (
     Collective,
     Replica,
     Schedule,
@@ -21,7 +21,7 @@ from hetplan.profiling.simulator.pipeline import (
     simulate_stages,
     warm_up,
 )
-from hetplan.profiling.simulator.tasks import (
+from hetplan.replay.simulator.tasks import (
     Kind,
     TaskList,
     Tasks,

@@ -13,20 +13,8 @@ import pytest
 from fakes.workloads import BARE, cluster
 from hetplan.errors import InputError, UnsupportedError
 from hetplan.formulations.astra.search.engine import search
-from hetplan.formulations.astra.search.facts import expert_params_of, model_facts
-from hetplan.formulations.astra.search.links import Assumptions
-from hetplan.formulations.astra.search.pricing import (
-    BACKWARD,
-    EMBEDDING,
-    FORWARD,
-    HEAD,
-    Priced,
-    iteration_parts,
-    uncovered,
-)
 from hetplan.formulations.astra.search.result import Job
-from hetplan.formulations.astra.search.space import Space, homogeneous, offers_of_cluster
-from hetplan.formulations.joint.degrees import strategy_of
+from hetplan.formulations.astra.search.space import Space
 from hetplan.planner.astra import PoolProblem, least_seconds, plan_of
 from hetplan.plans.degrees import Degrees
 from hetplan.plans.making import new_plan
@@ -35,6 +23,19 @@ from hetplan.profiling.models import load_model
 from hetplan.profiling.transformer import Cut, Experts
 from hetplan.profiling.workload import Workload, make_workload, predict
 from hetplan.profiling.zoo import llama, text_model
+from hetplan.replay.degrees import strategy_of
+from hetplan.replay.strategies.facts import expert_params_of, model_facts
+from hetplan.replay.strategies.links import Assumptions
+from hetplan.replay.strategies.offers import homogeneous, offers_of_cluster
+from hetplan.replay.strategies.pricing import (
+    BACKWARD,
+    EMBEDDING,
+    FORWARD,
+    HEAD,
+    Priced,
+    iteration_parts,
+    uncovered,
+)
 from hetplan.runtime.replay import Replay, Settings, replay
 from plain_replay import seconds_of
 

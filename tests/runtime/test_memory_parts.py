@@ -11,17 +11,17 @@ from itertools import accumulate, pairwise
 import pytest
 
 from fakes.workloads import cluster
-from hetplan.formulations.joint.pose import costs_of
-from hetplan.formulations.joint.sharding import passes_of
 from hetplan.plans.making import new_plan
 from hetplan.plans.plan import Plan
 from hetplan.profiling.frameworks import FSDP, MEGATRON
-from hetplan.profiling.memory import Held
 from hetplan.profiling.models import load_model
 from hetplan.profiling.times import Recomputation
 from hetplan.profiling.transformer import Transformer
 from hetplan.profiling.workload import Workload, make_workload, predict
 from hetplan.profiling.zoo import gpt2, text_model
+from hetplan.replay.memory import Held
+from hetplan.replay.pose import costs_of
+from hetplan.replay.sharding import passes_of
 from hetplan.runtime.replay import replay
 
 

@@ -15,9 +15,6 @@ from hetplan.errors import InputError, UnsupportedError
 from hetplan.formulations.amp.data import AmpDecision
 from hetplan.formulations.amp.evaluate import peak_bytes
 from hetplan.formulations.amp.pose import pose
-from hetplan.formulations.joint.costs import Costs
-from hetplan.formulations.joint.pose import costs_of
-from hetplan.formulations.joint.sharding import hidden
 from hetplan.planner.amp import AmpProblem
 from hetplan.planner.explain import fullest_link
 from hetplan.planner.poplar import Poplar
@@ -25,9 +22,12 @@ from hetplan.planner.strategy import propose
 from hetplan.plans.making import new_plan
 from hetplan.plans.plan import Plan
 from hetplan.profiling.rates.collectives import collective_seconds, node_fabric
-from hetplan.profiling.simulator.tasks import Kind
 from hetplan.profiling.times import Rates, kept_bytes, repeated_share
 from hetplan.profiling.workload import Workload
+from hetplan.replay.costs import Costs
+from hetplan.replay.pose import costs_of
+from hetplan.replay.sharding import hidden
+from hetplan.replay.simulator.tasks import Kind
 from hetplan.runtime.replay import Settings, replay
 from hetplan.solvers.run import Run
 

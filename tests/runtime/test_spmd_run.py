@@ -20,8 +20,8 @@ from hetplan.formulations.hap.data import HapDecision
 from hetplan.formulations.hap.pose import pose
 from hetplan.planner.hap import SpmdProblem
 from hetplan.plans.plan import Plan, save_plan
-from hetplan.profiling.simulator.pipeline import simulate_stages
 from hetplan.profiling.workload import Workload
+from hetplan.replay.simulator.pipeline import simulate_stages
 from hetplan.runtime.job import Job
 from hetplan.runtime.replay import SpmdCosts, replay, trace
 from hetplan.runtime.watch import Rehearsal

@@ -12,10 +12,10 @@ from fakes.workloads import small
 from hetplan.formulations.joint.data import JointDecision
 from hetplan.formulations.joint.design import design_of
 from hetplan.formulations.joint.evaluate import decision_of, evaluate
-from hetplan.formulations.joint.pose import pose
 from hetplan.formulations.joint.search import Parameters, search
 from hetplan.planner.ranking import make_plans
 from hetplan.planner.strategy import make_strategies
+from hetplan.replay.pose import pose
 from hetplan.solvers.run import Options, Run
 from present import present
 from quick import rest_slow

@@ -11,7 +11,6 @@ from hetplan.cli.options import JsonOption, number, target
 from hetplan.cli.output import emit, note
 from hetplan.errors import require
 from hetplan.files import to_yaml, write_text
-from hetplan.formulations.astra.search.space import links_of
 from hetplan.profiling.cluster import GBIT, ClusterFile, build_cluster
 from hetplan.profiling.detect import (
     ETHERNET_GBIT,
@@ -20,6 +19,7 @@ from hetplan.profiling.detect import (
     read_hostfile,
     slurm_hosts,
 )
+from hetplan.replay.strategies.offers import links_of
 from hetplan.runtime.devices import local_device_name, local_node
 from hetplan.schema import parse
 from hetplan.text import Table, comments, lines_that_hold, number_text

@@ -20,11 +20,11 @@ from hetplan.cli.options import (
     require_option,
 )
 from hetplan.cli.output import emit
-from hetplan.formulations.astra.search.space import offer_of
 from hetplan.planner import fits as memory
 from hetplan.profiling.cluster import Cluster
 from hetplan.profiling.models import load_model
 from hetplan.profiling.workload import predict
+from hetplan.replay.strategies.offers import offer_of
 from hetplan.runtime.export.grid import balanced
 from hetplan.text import (
     Table,

@@ -269,7 +269,7 @@ def planning_tables(planning: "Planning", everything: bool) -> Iterator[Table]:
         yield no_winner(planning)
         return
     # loaded with the simulator's kernels, which completion of this command does not need
-    from hetplan.formulations.joint.evaluate import stage_table
+    from hetplan.replay.stages import stage_table
 
     yield verdict_table(planning, best, explained)
     if best.plan is not None and best.replay is not None:
@@ -284,7 +284,7 @@ def planning_tables(planning: "Planning", everything: bool) -> Iterator[Table]:
 def verdict_table(planning: "Planning", best: "Candidate", explained: "Explanation") -> Table:
     """The best plan in words: what it is, how long an iteration takes, what is proven, what it
     costs and holds."""
-    from hetplan.formulations.joint.evaluate import summary
+    from hetplan.plans.words import summary
 
     workload, plan = planning.workload, best.plan
     money = best.money_per_million_tokens(workload)

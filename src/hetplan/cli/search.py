@@ -34,21 +34,11 @@ from hetplan.cli.options import (
 from hetplan.cli.output import emit, note
 from hetplan.errors import check_name, require
 from hetplan.files import write_bytes
-from hetplan.formulations.astra.search import engine, space as pools
+from hetplan.formulations.astra.search import engine
 from hetplan.formulations.astra.search.engine import columns_of
-from hetplan.formulations.astra.search.links import Assumptions
 from hetplan.formulations.astra.search.result import Candidate, Job, SearchResult, summary
 from hetplan.formulations.astra.search.rules import Rule, default_rules, rules_from_file
-from hetplan.formulations.astra.search.space import (
-    PARAMETERS,
-    Mode,
-    Offer,
-    Pool,
-    Space,
-    measured_sizes,
-    offer_of,
-    offers_of_cluster,
-)
+from hetplan.formulations.astra.search.space import PARAMETERS, Space, measured_sizes
 from hetplan.instances.library import Instance, save_instance
 from hetplan.profiling.cluster import GBIT, MAX_DEVICES, Cluster
 from hetplan.profiling.efficiency import LearnedLinks, LinkEfficiencyFile
@@ -57,6 +47,9 @@ from hetplan.profiling.models import Model, load_model
 from hetplan.profiling.operators import DEFAULT_STACK, load_stack
 from hetplan.profiling.profile import load_profile
 from hetplan.profiling.workload import Workload, check_profile, check_units, make_workload
+from hetplan.replay.strategies import offers as pools
+from hetplan.replay.strategies.links import Assumptions
+from hetplan.replay.strategies.offers import Mode, Offer, Pool, offer_of, offers_of_cluster
 from hetplan.schema import LEAST_RATE, MOST_RATE, derived
 from hetplan.solvers.run import Run
 from hetplan.studies.page import as_picture, figure

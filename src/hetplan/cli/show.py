@@ -26,7 +26,6 @@ from hetplan.cli.output import emit, note, write_document
 from hetplan.cli.solve import describe, titled
 from hetplan.errors import InputError, require
 from hetplan.files import read_json, write_bytes, write_text
-from hetplan.formulations.joint.evaluate import degrees_table, stage_table, summary
 from hetplan.instances.answers import Claim, parse_decision, read_claims
 from hetplan.instances.library import Instance, find, plain
 from hetplan.planner.pictures.figure import figure
@@ -34,8 +33,10 @@ from hetplan.planner.pictures.html import page
 from hetplan.planner.pictures.scene import WhatIfDocument, read, scene
 from hetplan.planner.pictures.terminal import tables
 from hetplan.plans.plan import Plan, load_plan
-from hetplan.profiling.simulator.pipeline import Sends
+from hetplan.plans.words import degrees_table, summary
 from hetplan.profiling.workload import Workload
+from hetplan.replay.simulator.pipeline import Sends
+from hetplan.replay.stages import stage_table
 from hetplan.runtime.calibration import Calibration, slots
 from hetplan.runtime.export import export as written
 from hetplan.runtime.replay import Replay, Replayer, Settings, replay, trace as traced

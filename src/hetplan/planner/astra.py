@@ -23,29 +23,12 @@ import numpy as np
 from hetplan.errors import UnsupportedError, require
 from hetplan.formulations.amp.problem import Configuration, megatron_placement
 from hetplan.formulations.astra.search.engine import search
-from hetplan.formulations.astra.search.facts import model_facts
-from hetplan.formulations.astra.search.links import Assumptions
-from hetplan.formulations.astra.search.pricing import (
-    BACKWARD,
-    EMBEDDING,
-    FORWARD,
-    HEAD,
-    block_seconds,
-)
 from hetplan.formulations.astra.search.result import (
     Candidate as AstraCandidate,
     Job,
     summary,
 )
-from hetplan.formulations.astra.search.space import (
-    EXCHANGES,
-    Pool,
-    Space,
-    heterogeneous,
-    homogeneous,
-    measured_sizes,
-    offers_of_cluster,
-)
+from hetplan.formulations.astra.search.space import Space, measured_sizes
 from hetplan.formulations.joint.bound import computing_alone
 from hetplan.planner.strategy import (
     Candidate,
@@ -60,6 +43,11 @@ from hetplan.plans.making import new_plan
 from hetplan.plans.plan import MicroBatches, Plan, Prediction, Replica, Stage
 from hetplan.plans.shares import split
 from hetplan.profiling.workload import Workload
+from hetplan.replay.strategies.facts import model_facts
+from hetplan.replay.strategies.links import Assumptions
+from hetplan.replay.strategies.offers import Pool, heterogeneous, homogeneous, offers_of_cluster
+from hetplan.replay.strategies.pricing import BACKWARD, EMBEDDING, FORWARD, HEAD, block_seconds
+from hetplan.replay.strategies.table import EXCHANGES
 from hetplan.runtime.refusals import refusal
 from hetplan.runtime.replay import replay
 from hetplan.solvers.run import Options, Run

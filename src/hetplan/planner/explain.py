@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from hetplan.formulations.joint.evaluate import alike
-from hetplan.formulations.joint.pose import costs_of
 from hetplan.planner.strategy import Candidate
 from hetplan.plans.plan import Plan
-from hetplan.profiling.simulator.tasks import COMPUTES, Kind, Timeline, path_to_end
 from hetplan.profiling.workload import Workload
+from hetplan.replay.pose import costs_of
+from hetplan.replay.simulator.tasks import COMPUTES, Kind, Timeline, path_to_end
+from hetplan.replay.stages import alike
 from hetplan.runtime.replay import Replay, replay
 from hetplan.runtime.sensitivity import perturbed
 from hetplan.solvers.run import relative_gap

@@ -7,7 +7,7 @@ Without stages, replicas may be of several types, and the one with the least mem
 are cut to memory: each stage takes as many as fit, and of all shares of the limits the least at
 which they do is taken, so that devices are equally full.
 
-What a device holds is `profiling.memory`'s, as the replay counts it.
+What a device holds is `replay.memory`'s, as the replay counts it.
 """
 
 import os
@@ -21,12 +21,8 @@ from typing import Any
 import numpy as np
 
 from hetplan.errors import require, unknown_name
-from hetplan.formulations.joint.costs import Floats
-from hetplan.formulations.joint.pose import costs_of
-from hetplan.formulations.joint.sharding import passes_of
 from hetplan.profiling.cluster import MAX_DEVICES, Cluster, Node, open_cluster
 from hetplan.profiling.frameworks import HETPLAN, Framework
-from hetplan.profiling.memory import Held, Passes, held_on
 from hetplan.profiling.models import Model, load_model
 from hetplan.profiling.operators import DEFAULT_STACK, ELEMENT_BYTES, Precision
 from hetplan.profiling.times import Recomputation
@@ -38,6 +34,10 @@ from hetplan.profiling.workload import (
     make_workload,
     predict,
 )
+from hetplan.replay.costs import Floats
+from hetplan.replay.memory import Held, Passes, held_on
+from hetplan.replay.pose import costs_of
+from hetplan.replay.sharding import passes_of
 from hetplan.text import bytes_text, counted
 
 # PyTorch's allocator keeps blocks that nothing fits in: 15 % on average over eight language models

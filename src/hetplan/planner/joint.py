@@ -19,10 +19,8 @@ from itertools import islice
 from hetplan.errors import UnsupportedError, require
 from hetplan.formulations import family
 from hetplan.formulations.joint.data import JointData
-from hetplan.formulations.joint.degrees import zero_costs
 from hetplan.formulations.joint.design import Design, Space
 from hetplan.formulations.joint.evaluate import broken, decision_of, plan_of
-from hetplan.formulations.joint.pose import pose
 from hetplan.formulations.joint.search import Parameters, Search
 from hetplan.planner.astra import LIMITS, with_degrees
 from hetplan.planner.strategy import (
@@ -36,6 +34,8 @@ from hetplan.planner.strategy import (
 from hetplan.plans.degrees import Degrees
 from hetplan.plans.plan import Plan, check_degrees
 from hetplan.profiling.workload import Workload
+from hetplan.replay.degrees import zero_costs
+from hetplan.replay.pose import pose
 from hetplan.runtime.replay import Replayer
 from hetplan.schema import Positive, StrictModel
 from hetplan.solvers.registry import solve

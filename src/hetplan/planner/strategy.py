@@ -29,14 +29,14 @@ from hetplan.errors import (
     look_up,
     require,
 )
-from hetplan.formulations.joint.costs import Costs
-from hetplan.formulations.joint.pose import kept_of, pose
 from hetplan.planner import ALL, STRATEGIES
 from hetplan.planner.faults import fault_text
 from hetplan.plans.plan import Plan, PlanDevice, Recomputation, Stage
 from hetplan.profiling.operators import Precision
 from hetplan.profiling.profile import Profile
 from hetplan.profiling.workload import Workload
+from hetplan.replay.costs import Costs
+from hetplan.replay.pose import kept_of, pose
 from hetplan.runtime.replay import Replay
 from hetplan.schema import StrictModel, derived, parse
 from hetplan.solvers.registry import load

@@ -28,12 +28,7 @@ from hetplan.formulations.poplar.plans import (
     shares_within,
     steps_within,
 )
-from hetplan.formulations.poplar.problem import (
-    NOTHING_FITS,
-    Floats,
-    PoplarProblem,
-    compile_problem,
-)
+from hetplan.formulations.poplar.problem import NOTHING_FITS, Floats, PoplarProblem, compile_problem
 from hetplan.solvers.general import Formulation
 from hetplan.solvers.model import Columns, Model, ModelAnswer, Totals
 from hetplan.solvers.run import Outcome, Run, Stop

@@ -39,6 +39,7 @@ from hetplan.profiling.frameworks import HETPLAN, Framework
 from hetplan.profiling.operators import ELEMENT_BYTES, Precision
 from hetplan.profiling.profile import Collectives
 from hetplan.profiling.workload import Workload
+from hetplan.replay.collectives import collective_seconds
 from hetplan.text import grouped
 
 Floats = NDArray[np.float64]
@@ -259,24 +260,6 @@ def communication(
     if stage == 3:
         return Communication(2.0 * gather + reduce, 0.0)
     return Communication(0.0, reduce + gather) if stage == 1 else Communication(reduce, gather)
-
-
-def collective_seconds(
-    size: float, held: Floats, bandwidth: float, latency: float, *, messages: int = 1
-) -> float:
-    """An all-gather, or a reduce-scatter, of `size` bytes in shards held_i size, as `messages`
-    calls.
-
-    The better of a ring whose rounds each move one shard, the largest setting the pace: (n - 1)
-    (size max_i held_i / b + a), which for equal shards is the usual (n - 1) / n size / b (Patarasuk
-    and Yuan 2009); and one pipelined broadcast (reduction) per shard, which moves exact bytes: size
-    / b + n (n - 1) a.
-    """
-    n = len(held)
-    if n == 1:
-        return 0.0
-    padded = (n - 1) * (size * float(held.max()) / bandwidth + messages * latency)
-    return min(padded, size / bandwidth + n * (n - 1) * messages * latency)
 
 
 def ring(cluster: Cluster, members: Sequence[int]) -> tuple[float, float]:

@@ -9,14 +9,9 @@ from typing import Any
 
 from hetplan.formulations.astra.search.engine import search
 from hetplan.formulations.astra.search.result import Job, SearchResult
-from hetplan.formulations.astra.search.space import (
-    Space,
-    cost,
-    heterogeneous,
-    homogeneous,
-    offer_of,
-)
+from hetplan.formulations.astra.search.space import Space
 from hetplan.profiling.models import load_model
+from hetplan.replay.strategies.offers import cost, heterogeneous, homogeneous, offer_of
 from hetplan.solvers.run import Run
 from hetplan.studies.papers import Row
 

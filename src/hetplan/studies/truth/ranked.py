@@ -12,24 +12,18 @@ from functools import cache
 import numpy as np
 
 from hetplan.formulations.astra.search.engine import OnOneType, Task, columns_of
-from hetplan.formulations.astra.search.facts import ModelFacts, model_facts
-from hetplan.formulations.astra.search.links import Assumptions
-from hetplan.formulations.astra.search.memory import stage_peaks
-from hetplan.formulations.astra.search.pricing import BACKWARD, FORWARD, Priced, iteration_parts
 from hetplan.formulations.astra.search.result import Job as SearchJob, summary
 from hetplan.formulations.astra.search.rules import default_rules
-from hetplan.formulations.astra.search.space import (
-    NONE,
-    Offer,
-    Space,
-    Strategies,
-    homogeneous,
-    offer_of,
-    strategies,
-)
+from hetplan.formulations.astra.search.space import Space, strategies
 from hetplan.profiling.cluster import GBIT
 from hetplan.profiling.models import load_model
 from hetplan.profiling.zoo import text_model
+from hetplan.replay.strategies.facts import ModelFacts, model_facts
+from hetplan.replay.strategies.links import Assumptions
+from hetplan.replay.strategies.memory import stage_peaks
+from hetplan.replay.strategies.offers import Offer, homogeneous, offer_of
+from hetplan.replay.strategies.pricing import BACKWARD, FORWARD, Priced, iteration_parts
+from hetplan.replay.strategies.table import NONE, Strategies
 from hetplan.studies.truth.job import Job, predicted as replayed, published_bytes
 from hetplan.studies.truth.tables import Predicted, Ranked, require
 

@@ -18,11 +18,6 @@ from numpy.typing import NDArray
 
 from hetplan.errors import require
 from hetplan.formulations.astra.data import AstraData
-from hetplan.formulations.astra.problem import Floats
-from hetplan.formulations.astra.search.facts import ModelFacts, model_facts
-from hetplan.formulations.astra.search.links import Assumptions
-from hetplan.formulations.astra.search.memory import offload_share, stage_peaks
-from hetplan.formulations.astra.search.pricing import Priced, iteration_parts
 from hetplan.formulations.astra.search.result import (
     Candidate,
     Job,
@@ -42,15 +37,14 @@ from hetplan.formulations.astra.search.segments import (
     segment_instance,
     segment_space,
 )
-from hetplan.formulations.astra.search.space import (
-    Pool,
-    Space,
-    Strategies,
-    joined,
-    nothing,
-    rule_columns,
-    strategies,
-)
+from hetplan.formulations.astra.search.space import Space, rule_columns, strategies
+from hetplan.replay.arrays import Floats
+from hetplan.replay.strategies.facts import ModelFacts, model_facts
+from hetplan.replay.strategies.links import Assumptions
+from hetplan.replay.strategies.memory import offload_share, stage_peaks
+from hetplan.replay.strategies.offers import Pool
+from hetplan.replay.strategies.pricing import Priced, iteration_parts
+from hetplan.replay.strategies.table import Strategies, joined, nothing
 from hetplan.solvers.run import Run
 
 

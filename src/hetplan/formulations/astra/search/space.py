@@ -1,283 +1,38 @@
-"""The parameter space of Astra's Table 3, and the table of its strategies: rows as arrays.
+"""The parameter space of Astra's Table 3, and the table of its strategies.
 
-Values that follow from others (data parallelism, overlap flags) are columns too, so that rules can
-name them. A row is a base (degrees, micro-batch) times an option (interleaving, sequence
-parallelism, optimizer, recomputation, offload). Rules over base columns alone are applied to the
-bases, rules over the pipeline size and options to the options of each pipeline size, all to the
-joined rows: the same rows survive, far fewer are made.
-
-The pool of GPUs is that of Astra's three search modes (Section 3.2, eq. 1-3): types, counts, links,
-prices. A type's links: `intra` bytes/s between two devices of a node, `network` bytes/s in and out
-of one node, shared by all its devices. Where no cluster file gives them, `offer_of` knows the usual
-machines.
+A row is a base (degrees, micro-batch) times an option (interleaving, sequence parallelism,
+optimizer, recomputation, offload). Rules over base columns alone are applied to the bases, rules
+over the pipeline size and options to the options of each pipeline size, all to the joined rows: the
+same rows survive, far fewer are made.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
 from itertools import product
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hetplan.errors import require, unknown_name
-from hetplan.formulations.astra.problem import Ints
-from hetplan.formulations.astra.search.facts import ModelFacts
 from hetplan.formulations.astra.search.rules import Column, Rule, Table, dropped
-from hetplan.profiling.cluster import (
-    GBIT,
-    INTRA_NODE_LATENCY_US,
-    MAX_DEVICES,
-    NETWORK_LATENCY_US,
-    Cluster,
-    DeviceSpec,
-    Node,
-    catalogue,
-    device,
-)
 from hetplan.profiling.profile import Profile
-from hetplan.text import grouped
-
-Mode = Literal["homogeneous", "heterogeneous", "cost"]
-
-# (devices per node, intra-node Gbit/s of one device in one direction, network Gbit/s of the node,
-# GB/s of one device to its host and of the host's memory per device), by prefix.
-# NVLink totals of the datasheets (both directions): V100 300, A100 600, A800 and H800 400, H100 and
-# H200 900 GB/s, B200 to GB300 1,800 GB/s; Infinity Fabric: MI300X and MI325X 896, MI355X 1,075
-# GB/s; Gaudi 2 and 3: 21 Ethernet ports of 100 and 200 Gbit/s inside, three outside.
-# A rack of GB200 or GB300 NVL72 is one scale-up domain of 72 devices.
-# Networks: one adapter per device, 100 Gbit/s (V100), 200 (A100, A800) and 400 (H100, H800, H20,
-# H200, B200, GB200, MI300X to MI355X) and 800 (B300, GB300).
-# Hosts: PCIe x16 of generation 3 (V100), 4 (A100, A800) and 5 (H100, H800, H200), 16, 32 and 64
-# GB/s in one direction less a fifth for protocol, NVLink-C2C (GH200) 450 GB/s; an eighth of two
-# sockets' DDR4-2666 (6 channels each), DDR4-3200 (8) and DDR5-4800 (8), GH200's LPDDR5X 500 GB/s.
-_MACHINES: Mapping[str, tuple[int, float, float, float, float]] = {
-    "V100-SXM": (8, 1200, 800, 12.5, 32),
-    "A100-SXM": (8, 2400, 1600, 25, 51),
-    "A800": (8, 1600, 1600, 25, 51),
-    "H100": (8, 3600, 3200, 50, 77),
-    "H800": (8, 1600, 3200, 50, 77),
-    "H200": (8, 3600, 3200, 50, 77),
-    "GH200": (4, 3600, 800, 450, 500),
-    "H20": (8, 3600, 3200, 50, 77),
-    "B200": (8, 7200, 3200, 50, 77),
-    "B300": (8, 7200, 6400, 50, 77),
-    "GB200": (72, 7200, 28800, 225, 250),
-    "GB300": (72, 7200, 57600, 225, 250),
-    "MI300X": (8, 3584, 3200, 50, 77),
-    "MI325X": (8, 3584, 3200, 50, 77),
-    "MI355X": (8, 4300, 3200, 50, 77),
-    "Gaudi2": (8, 2100, 2400, 25, 51),
-    "Gaudi3": (8, 4200, 4800, 50, 77),
-}
-# Anything else: PCIe 4.0 x16 and one adapter of 100 Gbit/s.
-_PLAIN = (8, 200.0, 100.0, 25.0, 51.0)
-
-
-@dataclass(frozen=True)
-class Offer:
-    """One type of device in the pool. most: how many there are; SI units; host_link, host_memory:
-    bytes/s of one device to its host, and of the host's memory per device. switch_nodes: nodes
-    under one switch; uplink: bytes/s of one of them to what lies under others."""
-
-    name: str
-    spec: DeviceSpec
-    most: int
-    node_devices: int
-    intra: float
-    network: float
-    host_link: float
-    host_memory: float
-    intra_latency: float = INTRA_NODE_LATENCY_US * 1e-6
-    network_latency: float = NETWORK_LATENCY_US * 1e-6
-    switch_nodes: int = MAX_DEVICES
-    uplink: float = math.inf
-
-    @property
-    def price_per_second(self) -> float | None:
-        """Dollars per device and second."""
-        price = self.spec.price_per_hour
-        return None if price is None else price / 3600.0
-
-    @property
-    def node(self) -> Node:
-        """A full node of it."""
-        links = self.intra, self.network, self.intra_latency, self.network_latency
-        return Node(self.name, self.node_devices, *links)
-
-
-@dataclass(frozen=True)
-class Pool:
-    """What may be used. sizes: the numbers of GPUs to try, each with every offer (or all offers
-    mixed)."""
-
-    mode: Mode
-    offers: tuple[Offer, ...]
-    sizes: tuple[int, ...]
-
-    def __post_init__(self) -> None:
-        require(
-            self.offers and self.sizes,
-            "the GPU pool is empty",
-            expected="at least one type and one number of GPUs",
-        )
-        names = [offer.name for offer in self.offers]
-        require(
-            len(set(names)) == len(names),
-            "the GPU pool names a type twice",
-            got=", ".join(names),
-        )
-        for size in self.sizes:
-            require(1 <= size <= 10**6, "number of GPUs", got=size, expected="1 to 1000000")
-        if self.mode == "heterogeneous":
-            total = sum(offer.most for offer in self.offers)
-            require(
-                total >= self.sizes[0],
-                "the types together have too few GPUs",
-                got=total,
-                expected=f"{self.sizes[0]}",
-            )
-
-
-def homogeneous(offer: Offer) -> Pool:
-    """Mode 1 (eq. 1): one type, all of its devices."""
-    return Pool("homogeneous", (offer,), (offer.most,))
-
-
-def heterogeneous(total: int, offers: tuple[Offer, ...]) -> Pool:
-    """Mode 2 (eq. 2): `total` devices, of each type at most what it offers."""
-    return Pool("heterogeneous", offers, (total,))
-
-
-def cost(offers: tuple[Offer, ...], most: int) -> Pool:
-    """Mode 3 (eq. 3): 2, 4, 8, … up to `most` devices of one type at a time (and `most` itself)."""
-    require(most >= 2, "the largest number of GPUs", got=most, expected="at least 2")
-    sizes = {2**e for e in range(1, most.bit_length()) if 2**e <= most} | {most}
-    return Pool("cost", tuple(replace(offer, most=most) for offer in offers), tuple(sorted(sizes)))
-
-
-def find_device(name: str) -> tuple[str, DeviceSpec]:
-    """The catalogue's entry `name`, or the only one that starts with it (`A800`), in SXM form where
-    there are others; raises InputError."""
-    known = catalogue()
-    if name in known:
-        return name, known[name]
-    near = [other for other in known if other.lower().startswith(name.lower())]
-    near = [other for other in near if "-SXM" in other] or near
-    require(
-        len(near) <= 1,
-        "several devices have that name",
-        got=name,
-        expected=f"one of {', '.join(near)}",
-    )
-    return (near[0], known[near[0]]) if near else (name, device(name))
-
-
-def links_of(name: str) -> tuple[int, float, float, float, float]:
-    """(devices per node, bytes/s: intra, network of a node, host_link, host_memory) of the usual
-    machine with that device."""
-    node, intra, network, host_link, host_memory = next(
-        (m for prefix, m in _MACHINES.items() if name.startswith(prefix)), _PLAIN
-    )
-    return node, intra * GBIT, network * GBIT, host_link * 1e9, host_memory * 1e9
-
-
-def offer_of(name: str, most: int) -> Offer:
-    """`most` devices of a catalogued type in its usual machines; raises InputError."""
-    full, spec = find_device(name)
-    return Offer(full, spec, most, *links_of(full))
-
-
-def offers_of_cluster(cluster: Cluster) -> tuple[Offer, ...]:
-    """The types of a cluster with their counts; of differing nodes of one type the slowest figures
-    count."""
-    return tuple(
-        Offer(
-            name=name,
-            spec=cluster.specs[name],
-            most=sum(node.devices for node in nodes),
-            node_devices=min(node.devices for node in nodes),
-            intra=min(node.intra_bandwidth for node in nodes),
-            network=min(node.network_bandwidth for node in nodes),
-            host_link=links_of(name)[-2],
-            host_memory=links_of(name)[-1],
-            intra_latency=max(node.intra_latency for node in nodes),
-            network_latency=max(node.network_latency for node in nodes),
-            switch_nodes=min(node.switch_nodes for node in nodes),
-            uplink=min(node.uplink for node in nodes),
-        )
-        for name, nodes in grouped((node.device, node) for node in cluster.nodes).items()
-    )
-
-
-GRANULARITIES = ("selective", "full", "hybrid")
-METHODS = ("block", "uniform")
-# String columns hold indices into these; numbers hold NONE where the option is not set.
-EXCHANGES = ("p2p", "a2a")
-VOCABULARY = {
-    "cp_comm_type": EXCHANGES,
-    "recompute_granularity": GRANULARITIES,
-    "recompute_method": METHODS,
-    "offload_optimizer": ("auto",),
-}
-NONE = -1
-
-# Fixed before a strategy's options are chosen: these decide the groups and the micro-batches.
-BASE = (
-    "num_gpus",
-    "pipeline_model_parallel_size",
-    "tensor_model_parallel_size",
-    "expert_model_parallel_size",
-    "data_parallel_size",
-    "micro_batch_size",
-    "num_micro_batches",
-    "context_parallel_size",
-    "expert_tensor_parallel_size",
-    "use_fsdp",
-    "num_distributed_optimizer_instances",
-    "cp_comm_type",
+from hetplan.replay.strategies.facts import ModelFacts
+from hetplan.replay.strategies.table import (
+    BASE,
+    CONSTANTS,
+    DERIVED,
+    EXCHANGES,
+    FLAGS,
+    GRANULARITIES,
+    METHODS,
+    NONE,
+    OPTIONS,
+    VOCABULARY,
+    Columns,
+    Strategies,
+    nothing,
 )
-OPTIONS = (
-    "num_layers_per_virtual_pipeline_stage",
-    "sequence_parallel",
-    "use_distributed_optimizer",
-    "recompute_granularity",
-    "recompute_method",
-    "recompute_num_layers",
-    "no_overlap_offload_optimizer",
-)
-# Known from the pipeline size and the options: rules over these drop options before they meet the
-# base.
-DERIVED = (
-    "num_layers_per_stage",
-    "virtual_pipeline_model_parallel_size",
-    "overlap_p2p_communication",
-)
-FLAGS = (
-    "use_fsdp",
-    "sequence_parallel",
-    "use_distributed_optimizer",
-    "no_overlap_offload_optimizer",
-    "overlap_p2p_communication",
-    "tp_comm_overlap",
-    "overlap_grad_reduce",
-    "overlap_param_gather",
-    "use_flash_attn",
-)
-CONSTANTS = (
-    "num_layers",
-    "num_attention_heads",
-    "num_query_groups",
-    "hidden_size",
-    "seq_length",
-    "global_batch_size",
-    "num_experts",
-    "moe_router_topk",
-    "use_flash_attn",
-    "offload_optimizer",
-)
-LATE = ("tp_comm_overlap", "overlap_grad_reduce", "overlap_param_gather", "gpu_type")
 
 
 @dataclass(frozen=True)
@@ -406,51 +161,6 @@ def constants_of(facts: ModelFacts, global_batch: int) -> dict[str, int]:
     }
 
 
-Columns = dict[str, Ints]
-
-
-@dataclass(frozen=True)
-class Strategies:
-    """Rows as columns of integers [R] (NONE: not set; flags 0 or 1; strings as indices).
-
-    generated: size of the product before any rule; after_rules: rows that no rule drops.
-    """
-
-    columns: Columns
-    generated: int
-
-    @property
-    def rows(self) -> int:
-        """R."""
-        return len(self.columns["num_gpus"])
-
-    def take(self, rows: NDArray[np.generic]) -> "Strategies":
-        """Those rows (indices or mask)."""
-        return Strategies(
-            {name: column[rows] for name, column in self.columns.items()}, self.generated
-        )
-
-    def row(self, number: int) -> dict[str, int | bool | str | None]:
-        """One strategy with Megatron's names and plain values."""
-        names = (*BASE, *OPTIONS, *DERIVED, *LATE[:-1])
-        return {name: plain_value(name, int(self.columns[name][number])) for name in names}
-
-
-def plain_value(name: str, value: int) -> int | bool | str | None:
-    """A value of a column as Megatron says it."""
-    if name in FLAGS:
-        return bool(value)
-    word = VOCABULARY[name][value] if name in VOCABULARY else value
-    return None if value == NONE else word
-
-
-def joined(parts: Sequence[Strategies]) -> Strategies:
-    """Tables one under the other."""
-    names = parts[0].columns
-    columns = {name: np.concatenate([part.columns[name] for part in parts]) for name in names}
-    return Strategies(columns, sum(part.generated for part in parts))
-
-
 def strategies(
     facts: ModelFacts,
     space: Space,
@@ -556,12 +266,6 @@ def _joined_rows(base: Columns, options: Columns) -> Columns:
     return columns | {
         name: np.tile(column, bases) for name, column in options.items() if name not in base
     }
-
-
-def nothing() -> Strategies:
-    """A table without rows."""
-    names = (*BASE, *OPTIONS, *DERIVED, *LATE)
-    return Strategies({name: np.zeros(0, dtype=np.int64) for name in names}, 0)
 
 
 def _add_late_columns(columns: Columns, space: Space, gpu_type: int) -> None:

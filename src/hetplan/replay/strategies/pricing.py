@@ -33,14 +33,15 @@ from functools import cached_property
 
 import numpy as np
 
-from hetplan.formulations.astra.problem import Floats, Ints
-from hetplan.formulations.astra.search.facts import ModelFacts
-from hetplan.formulations.astra.search.links import Assumptions, group_seconds
-from hetplan.formulations.astra.search.space import GRANULARITIES, METHODS, NONE, Offer, Strategies
 from hetplan.profiling.operators import CONTENTION, Layer, Matmul, Precision
 from hetplan.profiling.profile import Profile
 from hetplan.profiling.times import CORE, Rates, layer_time, operator_time
 from hetplan.profiling.transformer import Cut
+from hetplan.replay.arrays import Floats, Ints
+from hetplan.replay.strategies.facts import ModelFacts
+from hetplan.replay.strategies.links import Assumptions, group_seconds
+from hetplan.replay.strategies.offers import Offer
+from hetplan.replay.strategies.table import GRANULARITIES, METHODS, NONE, Strategies
 
 # Columns in the order of `Priced`'s attributes.
 DEGREES = (

@@ -14,12 +14,12 @@ from functools import cache, lru_cache
 import numpy as np
 
 from hetplan.errors import UnsupportedError, require
-from hetplan.formulations.joint.costs import MOST_KEPT, Costs
-from hetplan.formulations.joint.data import JointData
-from hetplan.formulations.joint.sharding import Owner, ZeroCosts, memory
 from hetplan.plans.plan import Plan, Recomputation, Replica, Stage
-from hetplan.profiling.memory import Held
-from hetplan.profiling.simulator.pipeline import (
+from hetplan.replay.costs import MOST_KEPT, Costs
+from hetplan.replay.data import ReplayData
+from hetplan.replay.memory import Held
+from hetplan.replay.sharding import Owner, ZeroCosts, memory
+from hetplan.replay.simulator.pipeline import (
     Collective,
     Replica as Pipeline,
     Schedule,
@@ -28,7 +28,7 @@ from hetplan.profiling.simulator.pipeline import (
     simulate_replicas,
     tasks_of,
 )
-from hetplan.profiling.simulator.tasks import Tasks, Timeline, Traffic, simulate
+from hetplan.replay.simulator.tasks import Tasks, Timeline, Traffic, simulate
 
 SHAPES = 256  # replicas that are remembered
 Sizes = tuple[int, ...]
@@ -110,7 +110,7 @@ class ChainReplayer:
         self.settings = settings or Settings()
 
     @classmethod
-    def of(cls, data: JointData, settings: Settings | None = None) -> "ChainReplayer":
+    def of(cls, data: ReplayData, settings: Settings | None = None) -> "ChainReplayer":
         """Of an instance."""
         return cls(lambda mode: Costs(data, mode), settings)
 

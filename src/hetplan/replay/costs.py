@@ -1,4 +1,4 @@
-"""What the parts of a plan cost on the devices of `JointData`: passes, transfers, rings, updates;
+"""What the parts of a plan cost on the devices of `ReplayData`: passes, transfers, rings, updates;
 seconds and bytes.
 
 Every node has a network card, or each of its devices (rails), and every device a port to the others
@@ -20,14 +20,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetplan.errors import require
-from hetplan.formulations.joint.data import JointData
 from hetplan.plans.degrees import Degrees
 from hetplan.plans.plan import Recomputation, Stage
 from hetplan.plans.shares import split
 from hetplan.profiling.operators import CONTENTION
 from hetplan.profiling.rates.collectives import CollectiveCurve
-from hetplan.profiling.simulator.tasks import Traffic
 from hetplan.profiling.times import together
+from hetplan.replay.data import ReplayData
+from hetplan.replay.simulator.tasks import Traffic
 from hetplan.schema import Range
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class Costs:
 
     def __init__(
         self,
-        data: JointData,
+        data: ReplayData,
         recomputation: Recomputation = "none",
         links: "LearnedLinks | None" = None,
     ) -> None:

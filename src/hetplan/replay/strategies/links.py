@@ -17,13 +17,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from hetplan.formulations.astra.problem import Floats, Ints
-from hetplan.formulations.astra.search.space import Offer
 from hetplan.profiling.efficiency import Group, Learned, LearnedLinks
 from hetplan.profiling.frameworks import MEGATRON, Framework
 from hetplan.profiling.operators import DEFAULT_STACK, Stack
 from hetplan.profiling.profile import Profile
 from hetplan.profiling.rates.collectives import PARTS, collective_seconds, node_fabric
+from hetplan.replay.arrays import Floats, Ints
+from hetplan.replay.strategies.offers import Offer
 
 MOST_RANKS = 2**21
 

@@ -26,24 +26,20 @@ from functools import cache, partial
 import numpy as np
 
 from hetplan.errors import UnsupportedError, require
-from hetplan.formulations.astra.search.facts import expert_params_of, model_facts
-from hetplan.formulations.astra.search.links import Assumptions
-from hetplan.formulations.astra.search.pricing import Priced, uncovered
-from hetplan.formulations.astra.search.space import (
-    NONE,
-    Strategies,
-    nothing,
-    offers_of_cluster,
-)
-from hetplan.formulations.joint.costs import Costs, summed
-from hetplan.formulations.joint.data import Kept
-from hetplan.formulations.joint.pose import PLAIN, pose
-from hetplan.formulations.joint.sharding import Joined, Owner, ZeroCosts
 from hetplan.plans.degrees import Degrees
 from hetplan.plans.plan import Plan, Stage
 from hetplan.profiling.operators import Layer
 from hetplan.profiling.transformer import Cut
 from hetplan.profiling.workload import Workload, predict
+from hetplan.replay.costs import Costs, summed
+from hetplan.replay.data import Kept
+from hetplan.replay.pose import PLAIN, pose
+from hetplan.replay.sharding import Joined, Owner, ZeroCosts
+from hetplan.replay.strategies.facts import expert_params_of, model_facts
+from hetplan.replay.strategies.links import Assumptions
+from hetplan.replay.strategies.offers import offers_of_cluster
+from hetplan.replay.strategies.pricing import Priced, uncovered
+from hetplan.replay.strategies.table import NONE, Strategies, nothing
 from hetplan.schema import Range
 
 Rings = Sequence[Sequence[int]]

@@ -3,25 +3,25 @@
 import math
 from collections.abc import Collection, Sequence
 
-from hetplan.formulations.joint.costs import Costs
-from hetplan.formulations.joint.data import DeviceType, JointData, Kept, Layer, Node, Table
 from hetplan.plans.plan import Recomputation
 from hetplan.profiling import operators
 from hetplan.profiling.cluster import Node as ClusterNode
-from hetplan.profiling.memory import inputs_bytes, logits_of
 from hetplan.profiling.operators import ELEMENT_BYTES, REPEATED
 from hetplan.profiling.profile import ProfileTable
 from hetplan.profiling.rates.collectives import node_fabric, stretched
 from hetplan.profiling.rates.products import move_curve
 from hetplan.profiling.times import Rates, kept_bytes, repeated_share
 from hetplan.profiling.workload import Workload
+from hetplan.replay.costs import Costs
+from hetplan.replay.data import DeviceType, Kept, Layer, Node, ReplayData, Table
+from hetplan.replay.memory import inputs_bytes, logits_of
 from hetplan.schema import derived
 
 GATHERED_AGAIN = ("operators", "full")  # recomputation that does not keep them in blocks
 PLAIN: tuple[Recomputation, ...] = ("none",)
 
 
-def pose(workload: Workload, modes: Sequence[Recomputation] = PLAIN) -> JointData:
+def pose(workload: Workload, modes: Sequence[Recomputation] = PLAIN) -> ReplayData:
     """The instance of a workload. modes: of recomputation, which plans may choose from; the first
     is `none`. Learned links are not part of it (`Costs` takes them). Raises InputError where a
     number is out of range."""
@@ -32,7 +32,7 @@ def pose(workload: Workload, modes: Sequence[Recomputation] = PLAIN) -> JointDat
     largest = max(node.devices for node in cluster.nodes)
     usable, switches = workload.device_bytes(), dict.fromkeys(n.switch for n in cluster.nodes)
     with derived(f"{model.name} on {cluster.name}"):
-        return JointData(
+        return ReplayData(
             model=model.name,
             cluster=cluster.name,
             global_batch=workload.global_batch,
