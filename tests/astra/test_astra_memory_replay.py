@@ -19,6 +19,7 @@ from hetplan.planner.astra import plan_of
 from hetplan.profiling.cluster import Cluster
 from hetplan.profiling.frameworks import FRAMEWORKS
 from hetplan.profiling.models import Model, load_model
+from hetplan.profiling.operators import Attention
 from hetplan.profiling.profile import Profile
 from hetplan.profiling.transformer import Experts
 from hetplan.profiling.workload import make_workload, predict
@@ -48,7 +49,7 @@ def node() -> Cluster:
 def profiled(name: str) -> tuple[Model, Profile]:
     """The model with predicted times."""
     spec = MIXTRAL if name == "mixtral" else name
-    attention = "standard" if name in SELECTIVE else None
+    attention: Attention | None = "standard" if name in SELECTIVE else None
     model = load_model(spec, precision="bf16", attention=attention)
     degrees = [t for t in (1, 2) if model.tensor_degree_fits(t)]
     return model, predict(model, node(), micro_batches=[2], tensor_degrees=degrees)

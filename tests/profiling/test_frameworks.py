@@ -79,7 +79,8 @@ def test_numbers_and_arrays_are_held_alike(framework: Framework) -> None:
     passes = [Passes(8.0, working, 2.0, 6.0, 1.0) for working in (3.0, 9.0)]
     states = States(1.0, 2.0, 3.0, 4.0)
     one_by_one = [held_on(framework, states, p, 16.0, 2.0, 0.0).allocated for p in passes]
-    both: Any = replace(passes[0], working=np.array([3.0, 9.0]))
+    working: Any = np.array([3.0, 9.0])
+    both: Any = replace(passes[0], working=working)
     assert held_on(framework, states, both, 16.0, 2.0, 0.0).allocated.tolist() == one_by_one
 
 
