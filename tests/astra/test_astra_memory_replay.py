@@ -5,25 +5,25 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 
 from fakes.workloads import cluster
 from hetplan.formulations.astra.search.engine import search
+from hetplan.formulations.astra.search.facts import model_facts
+from hetplan.formulations.astra.search.links import Assumptions
 from hetplan.formulations.astra.search.result import Job
-from hetplan.formulations.astra.search.space import Space
+from hetplan.formulations.astra.search.space import Space, homogeneous, offers_of_cluster
 from hetplan.planner.astra import plan_of
 from hetplan.profiling.cluster import Cluster
 from hetplan.profiling.frameworks import FRAMEWORKS
 from hetplan.profiling.models import Model, load_model
+from hetplan.profiling.operators import Attention
 from hetplan.profiling.profile import Profile
 from hetplan.profiling.transformer import Experts
 from hetplan.profiling.workload import make_workload, predict
 from hetplan.profiling.zoo import llama, text_model
-from hetplan.replay.strategies.facts import model_facts
-from hetplan.replay.strategies.links import Assumptions
-from hetplan.replay.strategies.offers import homogeneous, offers_of_cluster
 from hetplan.runtime.replay import replay
 from quick import rest_slow
 
@@ -49,8 +49,8 @@ def node() -> Cluster:
 def profiled(name: str) -> tuple[Model, Profile]:
     """The model with predicted times."""
     spec = MIXTRAL if name == "mixtral" else name
-    standard: Literal["standard"] | None = "standard" if name in SELECTIVE else None
-    model = load_model(spec, precision="bf16", attention=standard)
+    attention: Attention | None = "standard" if name in SELECTIVE else None
+    model = load_model(spec, precision="bf16", attention=attention)
     degrees = [t for t in (1, 2) if model.tensor_degree_fits(t)]
     return model, predict(model, node(), micro_batches=[2], tensor_degrees=degrees)
 
