@@ -37,8 +37,8 @@ from hetplan.planner.library import plan
 from hetplan.planner.strategy import STRATEGIES, useful_modes
 from hetplan.profiling.cluster import Cluster, example_cluster
 from hetplan.profiling.workload import make_workload
-from hetplan.replay.chains import ChainReplayer, Settings
-from hetplan.replay.pose import pose
+from hetplan.replays.chains import ChainReplayer, Settings
+from hetplan.replays.pose import pose
 from hetplan.solvers.run import Options, Progress, Run, Watcher
 
 # Model, global batch, nodes.

@@ -25,7 +25,7 @@ from hetplan.profiling.cluster import Cluster, ClusterFile, build_cluster, examp
 from hetplan.profiling.models import Model, load_model
 from hetplan.profiling.workload import PREDICTOR, make_workload
 from hetplan.profiling.zoo import gpt2, llama, text_model
-from hetplan.replay.pose import pose
+from hetplan.replays.pose import pose
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Options, Run
 

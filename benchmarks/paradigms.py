@@ -39,7 +39,7 @@ from hetplan.planner.ranking import make_plans
 from hetplan.planner.strategy import Candidate, make_strategies, useful_modes
 from hetplan.profiling.cluster import example_cluster
 from hetplan.profiling.workload import Workload, make_workload
-from hetplan.replay.pose import pose
+from hetplan.replays.pose import pose
 from hetplan.solvers.run import Options, Run
 from hetplan.studies.rows import Task, digest, keys, task_key, text, write_row
 from hetplan.studies.workers import now, outline

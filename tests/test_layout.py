@@ -29,7 +29,7 @@ LEVELS = (
     ("compiled", "errors", "files", "interpreter", "schema", "text"),
     ("profiling",),
     ("plans",),
-    ("replay",),
+    ("replays",),
     ("solvers",),
     ("formulations",),
     ("instances", "runtime"),

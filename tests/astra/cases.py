@@ -11,8 +11,8 @@ from hetplan.formulations.astra.evaluate import evaluate
 from hetplan.formulations.astra.search.rules import default_rules
 from hetplan.formulations.astra.search.space import Space, rule_columns, strategies
 from hetplan.profiling.models import load_model
-from hetplan.replay.strategies.facts import ModelFacts, model_facts
-from hetplan.replay.strategies.table import Strategies
+from hetplan.replays.strategies.facts import ModelFacts, model_facts
+from hetplan.replays.strategies.table import Strategies
 
 
 def random_instance(seed: int) -> AstraData:

@@ -19,12 +19,12 @@ from hetplan.profiling.cluster import GIB
 from hetplan.profiling.models import Model, load_model
 from hetplan.profiling.transformer import Experts
 from hetplan.profiling.zoo import llama, text_model
-from hetplan.replay.strategies.facts import ModelFacts, model_facts
-from hetplan.replay.strategies.links import Assumptions
-from hetplan.replay.strategies.memory import stage_bytes
-from hetplan.replay.strategies.offers import Offer, homogeneous, offer_of
-from hetplan.replay.strategies.pricing import EMBEDDING, HEAD, Priced, after_pipeline, uncovered
-from hetplan.replay.strategies.table import GRANULARITIES, METHODS, NONE, Strategies
+from hetplan.replays.strategies.facts import ModelFacts, model_facts
+from hetplan.replays.strategies.links import Assumptions
+from hetplan.replays.strategies.memory import stage_bytes
+from hetplan.replays.strategies.offers import Offer, homogeneous, offer_of
+from hetplan.replays.strategies.pricing import EMBEDDING, HEAD, Priced, after_pipeline, uncovered
+from hetplan.replays.strategies.table import GRANULARITIES, METHODS, NONE, Strategies
 
 BATCH = 16
 SPACE = Space(

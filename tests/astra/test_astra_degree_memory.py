@@ -15,11 +15,11 @@ from hetplan.profiling.frameworks import MEGATRON
 from hetplan.profiling.models import Model, load_model
 from hetplan.profiling.transformer import Experts
 from hetplan.profiling.zoo import llama, text_model
-from hetplan.replay.strategies.facts import model_facts
-from hetplan.replay.strategies.links import Assumptions
-from hetplan.replay.strategies.memory import in_flight, stage_bytes, stage_peaks
-from hetplan.replay.strategies.offers import offer_of
-from hetplan.replay.strategies.pricing import Priced
+from hetplan.replays.strategies.facts import model_facts
+from hetplan.replays.strategies.links import Assumptions
+from hetplan.replays.strategies.memory import in_flight, stage_bytes, stage_peaks
+from hetplan.replays.strategies.offers import offer_of
+from hetplan.replays.strategies.pricing import Priced
 
 torch: Any = pytest.importorskip("torch", reason="torch's own counts need torch")
 

@@ -19,11 +19,11 @@ from hetplan.profiling.operators import Layer, Matmul
 from hetplan.profiling.rates.collectives import collective_seconds, node_fabric
 from hetplan.profiling.transformer import Cut, Experts
 from hetplan.profiling.zoo import llama, text_model
-from hetplan.replay.strategies.facts import ModelFacts, model_facts
-from hetplan.replay.strategies.links import Assumptions, group_seconds
-from hetplan.replay.strategies.memory import offload_share
-from hetplan.replay.strategies.offers import Offer, homogeneous, offer_of
-from hetplan.replay.strategies.pricing import Priced, iteration_parts
+from hetplan.replays.strategies.facts import ModelFacts, model_facts
+from hetplan.replays.strategies.links import Assumptions, group_seconds
+from hetplan.replays.strategies.memory import offload_share
+from hetplan.replays.strategies.offers import Offer, homogeneous, offer_of
+from hetplan.replays.strategies.pricing import Priced, iteration_parts
 
 
 def mixture(layers: int = 8, sequence: int = 2048) -> Model:

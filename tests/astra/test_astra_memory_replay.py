@@ -11,10 +11,8 @@ import pytest
 
 from fakes.workloads import cluster
 from hetplan.formulations.astra.search.engine import search
-from hetplan.formulations.astra.search.facts import model_facts
-from hetplan.formulations.astra.search.links import Assumptions
 from hetplan.formulations.astra.search.result import Job
-from hetplan.formulations.astra.search.space import Space, homogeneous, offers_of_cluster
+from hetplan.formulations.astra.search.space import Space
 from hetplan.planner.astra import plan_of
 from hetplan.profiling.cluster import Cluster
 from hetplan.profiling.frameworks import FRAMEWORKS
@@ -24,6 +22,9 @@ from hetplan.profiling.profile import Profile
 from hetplan.profiling.transformer import Experts
 from hetplan.profiling.workload import make_workload, predict
 from hetplan.profiling.zoo import llama, text_model
+from hetplan.replays.strategies.facts import model_facts
+from hetplan.replays.strategies.links import Assumptions
+from hetplan.replays.strategies.offers import homogeneous, offers_of_cluster
 from hetplan.runtime.replay import replay
 from quick import rest_slow
 

@@ -23,8 +23,8 @@ from hetplan.profiling.models import load_model
 from hetplan.profiling.transformer import Experts
 from hetplan.profiling.workload import make_workload
 from hetplan.profiling.zoo import llama, text_model
-from hetplan.replay.strategies.links import Assumptions
-from hetplan.replay.strategies.offers import homogeneous, offers_of_cluster
+from hetplan.replays.strategies.links import Assumptions
+from hetplan.replays.strategies.offers import homogeneous, offers_of_cluster
 from hetplan.runtime.replay import replay
 from hetplan.solvers.run import Options, Run
 from present import present

@@ -13,12 +13,12 @@ from astra.cases import GPT, LLAMA, SMALL, table_of
 from hetplan.profiling.cluster import Node
 from hetplan.profiling.rates.collectives import collective_seconds, node_fabric
 from hetplan.profiling.times import Rates, layer_time
-from hetplan.replay.strategies.facts import ModelFacts
-from hetplan.replay.strategies.links import Assumptions
-from hetplan.replay.strategies.memory import offload_share, stage_peaks
-from hetplan.replay.strategies.offers import Offer, offer_of
-from hetplan.replay.strategies.pricing import Priced, iteration_parts
-from hetplan.replay.strategies.table import NONE
+from hetplan.replays.strategies.facts import ModelFacts
+from hetplan.replays.strategies.links import Assumptions
+from hetplan.replays.strategies.memory import offload_share, stage_peaks
+from hetplan.replays.strategies.offers import Offer, offer_of
+from hetplan.replays.strategies.pricing import Priced, iteration_parts
+from hetplan.replays.strategies.table import NONE
 
 
 def plain_seconds(facts: ModelFacts, row: dict[str, Any], offer: Offer, share: float) -> float:

@@ -13,9 +13,9 @@ from hetplan.formulations.astra.search.engine import search
 from hetplan.formulations.astra.search.result import Job
 from hetplan.formulations.astra.search.space import Space
 from hetplan.profiling.models import load_model
-from hetplan.replay.strategies.links import Assumptions, group_seconds
-from hetplan.replay.strategies.offers import homogeneous, offer_of
-from hetplan.replay.strategies.pricing import Priced, after_pipeline, iteration_parts
+from hetplan.replays.strategies.links import Assumptions, group_seconds
+from hetplan.replays.strategies.offers import homogeneous, offer_of
+from hetplan.replays.strategies.pricing import Priced, after_pipeline, iteration_parts
 from present import present
 
 

@@ -22,12 +22,18 @@ from hetplan.formulations.astra.search.segments import (
 )
 from hetplan.formulations.astra.search.space import Space, strategies
 from hetplan.profiling.models import load_model
-from hetplan.replay.strategies.facts import model_facts
-from hetplan.replay.strategies.links import Assumptions
-from hetplan.replay.strategies.memory import offload_share
-from hetplan.replay.strategies.offers import cost, find_device, heterogeneous, homogeneous, offer_of
-from hetplan.replay.strategies.pricing import Priced, iteration_parts
-from hetplan.replay.strategies.table import Strategies
+from hetplan.replays.strategies.facts import model_facts
+from hetplan.replays.strategies.links import Assumptions
+from hetplan.replays.strategies.memory import offload_share
+from hetplan.replays.strategies.offers import (
+    cost,
+    find_device,
+    heterogeneous,
+    homogeneous,
+    offer_of,
+)
+from hetplan.replays.strategies.pricing import Priced, iteration_parts
+from hetplan.replays.strategies.table import Strategies
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Run
 from stopping import After, cancelled_after

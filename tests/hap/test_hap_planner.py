@@ -28,7 +28,7 @@ from hetplan.plans.plan import Plan
 from hetplan.profiling.cluster import Cluster
 from hetplan.profiling.models import load_model
 from hetplan.profiling.workload import Workload, make_workload
-from hetplan.replay.pose import costs_of
+from hetplan.replays.pose import costs_of
 from hetplan.runtime.export import EXPORTERS, export
 from hetplan.runtime.replay import Settings, replay
 from hetplan.solvers.registry import solve

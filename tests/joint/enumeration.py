@@ -12,7 +12,7 @@ from hetplan.plans.plan import Plan
 from hetplan.profiling.frameworks import HETPLAN
 from hetplan.profiling.rates.collectives import CollectiveCurve
 from hetplan.profiling.rates.products import MoveCurve
-from hetplan.replay.data import DeviceType, Kept, Layer, Node, Table
+from hetplan.replays.data import DeviceType, Kept, Layer, Node, Table
 
 Pipeline = list[list[list[int]]]  # [stage][row group][tensor rank]
 SCHEDULES = ("gpipe", "1f1b", "interleaved-1f1b")

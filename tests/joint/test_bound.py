@@ -17,7 +17,7 @@ from hetplan.formulations.joint.bound import (
 )
 from hetplan.formulations.joint.data import JointData
 from hetplan.plans.plan import Plan
-from hetplan.replay.chains import ChainReplayer
+from hetplan.replays.chains import ChainReplayer
 from hetplan.solvers.run import Options, Run
 from joint.enumeration import home_nodes, random_data, random_plan
 from quick import rest_slow

@@ -7,7 +7,7 @@ import pytest
 from hetplan.formulations.joint.bound import Relaxation, lower_bound
 from hetplan.formulations.joint.data import JointData
 from hetplan.formulations.joint.exact import solve
-from hetplan.replay.chains import ChainReplayer
+from hetplan.replays.chains import ChainReplayer
 from hetplan.solvers.run import Options, Run, Stop
 from joint.enumeration import all_plans, random_data
 

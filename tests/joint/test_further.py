@@ -25,9 +25,9 @@ from hetplan.profiling.models import load_model
 from hetplan.profiling.transformer import Experts
 from hetplan.profiling.workload import Workload, make_workload
 from hetplan.profiling.zoo import llama, text_model
-from hetplan.replay.pose import pose
-from hetplan.replay.strategies.links import Assumptions
-from hetplan.replay.strategies.offers import homogeneous, offers_of_cluster
+from hetplan.replays.pose import pose
+from hetplan.replays.strategies.links import Assumptions
+from hetplan.replays.strategies.offers import homogeneous, offers_of_cluster
 from hetplan.runtime.replay import replay
 from hetplan.solvers.run import Options, Run
 from present import present

@@ -14,7 +14,7 @@ from hetplan.formulations.joint.evaluate import decision_of, evaluate, plan_of
 from hetplan.formulations.joint.moves import Moves
 from hetplan.formulations.joint.search import Parameters, constructions, search
 from hetplan.plans.plan import Plan
-from hetplan.replay.chains import ChainReplayer
+from hetplan.replays.chains import ChainReplayer
 from hetplan.solvers.run import Options, Run, Stop
 from joint.enumeration import random_data, random_plan
 from quick import rest_slow

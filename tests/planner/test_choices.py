@@ -19,7 +19,7 @@ from hetplan.planner.strategy import PLAIN, Variant, make_strategies, parts_of_c
 from hetplan.planner.workloads import AUTO, PREFERRED, make_workloads, precisions_of
 from hetplan.profiling.profile import Profile
 from hetplan.profiling.workload import Workload, make_workload
-from hetplan.replay.stages import stage_table
+from hetplan.replays.stages import stage_table
 from hetplan.runtime.replay import replay
 from planner.noting import Noting
 from present import present

@@ -33,7 +33,7 @@ from hetplan.planner.strategy import (
     useful_modes,
 )
 from hetplan.profiling.times import Recomputation
-from hetplan.replay.pose import costs_of
+from hetplan.replays.pose import costs_of
 from hetplan.runtime.replay import replay
 from hetplan.solvers.registry import evaluate
 from present import present

@@ -22,7 +22,7 @@ from hetplan.profiling.cluster import example_cluster
 from hetplan.profiling.models import load_model
 from hetplan.profiling.profile import Collectives
 from hetplan.profiling.workload import PREDICTOR, Workload, make_workload
-from hetplan.replay.collectives import collective_seconds
+from hetplan.replays.collectives import collective_seconds
 from hetplan.solvers.registry import evaluate, solve
 from hetplan.studies.papers import poplar as papers
 from hetplan.studies.papers.poplar import paper_workload

@@ -44,7 +44,7 @@ from hetplan.profiling.profile import (
 )
 from hetplan.profiling.rates.products import move_seconds, products_seconds
 from hetplan.profiling.workload import predict
-from hetplan.replay.pose import costs_of
+from hetplan.replays.pose import costs_of
 
 PEAK, BANDWIDTH = 1e12, 1e11
 PREDICT = ["profile", "predict", "--model", "gpt2", "--cluster"]

@@ -17,7 +17,7 @@ from hetplan.profiling.frameworks import (
     Framework,
     States,
 )
-from hetplan.replay.memory import Passes, held_on
+from hetplan.replays.memory import Passes, held_on
 from markdown_pages import ROOT
 
 

@@ -16,7 +16,7 @@ from hetplan.profiling.models import Model, load_model
 from hetplan.profiling.operators import Matmul
 from hetplan.profiling.transformer import transformer_layers
 from hetplan.profiling.zoo import BUILT_IN, gpt2, text_model
-from hetplan.replay.strategies.facts import model_facts
+from hetplan.replays.strategies.facts import model_facts
 from hetplan.runtime.export.grid import model_settings
 from present import present
 

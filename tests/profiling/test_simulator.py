@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from hetplan.replay.simulator.pipeline import (
+from hetplan.replays.simulator.pipeline import (
     Collective,
     Replica,
     Schedule,
@@ -21,7 +21,7 @@ from hetplan.replay.simulator.pipeline import (
     simulate_stages,
     warm_up,
 )
-from hetplan.replay.simulator.tasks import (
+from hetplan.replays.simulator.tasks import (
     Kind,
     TaskList,
     Tasks,

@@ -23,11 +23,11 @@ from hetplan.profiling.models import load_model
 from hetplan.profiling.transformer import Cut, Experts
 from hetplan.profiling.workload import Workload, make_workload, predict
 from hetplan.profiling.zoo import llama, text_model
-from hetplan.replay.degrees import strategy_of
-from hetplan.replay.strategies.facts import expert_params_of, model_facts
-from hetplan.replay.strategies.links import Assumptions
-from hetplan.replay.strategies.offers import homogeneous, offers_of_cluster
-from hetplan.replay.strategies.pricing import (
+from hetplan.replays.degrees import strategy_of
+from hetplan.replays.strategies.facts import expert_params_of, model_facts
+from hetplan.replays.strategies.links import Assumptions
+from hetplan.replays.strategies.offers import homogeneous, offers_of_cluster
+from hetplan.replays.strategies.pricing import (
     BACKWARD,
     EMBEDDING,
     FORWARD,

@@ -19,9 +19,9 @@ from hetplan.profiling.times import Recomputation
 from hetplan.profiling.transformer import Transformer
 from hetplan.profiling.workload import Workload, make_workload, predict
 from hetplan.profiling.zoo import gpt2, text_model
-from hetplan.replay.memory import Held
-from hetplan.replay.pose import costs_of
-from hetplan.replay.sharding import passes_of
+from hetplan.replays.memory import Held
+from hetplan.replays.pose import costs_of
+from hetplan.replays.sharding import passes_of
 from hetplan.runtime.replay import replay
 
 

@@ -15,8 +15,8 @@ from fakes.workloads import small
 from hetplan.plans.making import new_plan
 from hetplan.plans.plan import Plan
 from hetplan.profiling.workload import Workload
-from hetplan.replay.simulator.pipeline import Sends
-from hetplan.replay.simulator.tasks import simulate
+from hetplan.replays.simulator.pipeline import Sends
+from hetplan.replays.simulator.tasks import simulate
 from hetplan.runtime.replay import Noise, Replayer, Settings, replay
 from plain_replay import seconds_of
 from quick import rest_slow

@@ -24,10 +24,10 @@ from hetplan.plans.plan import Plan
 from hetplan.profiling.rates.collectives import collective_seconds, node_fabric
 from hetplan.profiling.times import Rates, kept_bytes, repeated_share
 from hetplan.profiling.workload import Workload
-from hetplan.replay.costs import Costs
-from hetplan.replay.pose import costs_of
-from hetplan.replay.sharding import hidden
-from hetplan.replay.simulator.tasks import Kind
+from hetplan.replays.costs import Costs
+from hetplan.replays.pose import costs_of
+from hetplan.replays.sharding import hidden
+from hetplan.replays.simulator.tasks import Kind
 from hetplan.runtime.replay import Settings, replay
 from hetplan.solvers.run import Run
 

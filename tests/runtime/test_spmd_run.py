@@ -21,7 +21,7 @@ from hetplan.formulations.hap.pose import pose
 from hetplan.planner.hap import SpmdProblem
 from hetplan.plans.plan import Plan, save_plan
 from hetplan.profiling.workload import Workload
-from hetplan.replay.simulator.pipeline import simulate_stages
+from hetplan.replays.simulator.pipeline import simulate_stages
 from hetplan.runtime.job import Job
 from hetplan.runtime.replay import SpmdCosts, replay, trace
 from hetplan.runtime.watch import Rehearsal

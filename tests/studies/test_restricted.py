@@ -15,7 +15,7 @@ from hetplan.formulations.joint.evaluate import decision_of, evaluate
 from hetplan.formulations.joint.search import Parameters, search
 from hetplan.planner.ranking import make_plans
 from hetplan.planner.strategy import make_strategies
-from hetplan.replay.pose import pose
+from hetplan.replays.pose import pose
 from hetplan.solvers.run import Options, Run
 from present import present
 from quick import rest_slow

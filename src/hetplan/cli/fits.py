@@ -24,7 +24,7 @@ from hetplan.planner import fits as memory
 from hetplan.profiling.cluster import Cluster
 from hetplan.profiling.models import load_model
 from hetplan.profiling.workload import predict
-from hetplan.replay.strategies.offers import offer_of
+from hetplan.replays.strategies.offers import offer_of
 from hetplan.runtime.export.grid import balanced
 from hetplan.text import (
     Table,

@@ -269,7 +269,7 @@ def planning_tables(planning: "Planning", everything: bool) -> Iterator[Table]:
         yield no_winner(planning)
         return
     # loaded with the simulator's kernels, which completion of this command does not need
-    from hetplan.replay.stages import stage_table
+    from hetplan.replays.stages import stage_table
 
     yield verdict_table(planning, best, explained)
     if best.plan is not None and best.replay is not None:

@@ -47,9 +47,9 @@ from hetplan.profiling.models import Model, load_model
 from hetplan.profiling.operators import DEFAULT_STACK, load_stack
 from hetplan.profiling.profile import load_profile
 from hetplan.profiling.workload import Workload, check_profile, check_units, make_workload
-from hetplan.replay.strategies import offers as pools
-from hetplan.replay.strategies.links import Assumptions
-from hetplan.replay.strategies.offers import Mode, Offer, Pool, offer_of, offers_of_cluster
+from hetplan.replays.strategies import offers as pools
+from hetplan.replays.strategies.links import Assumptions
+from hetplan.replays.strategies.offers import Mode, Offer, Pool, offer_of, offers_of_cluster
 from hetplan.schema import LEAST_RATE, MOST_RATE, derived
 from hetplan.solvers.run import Run
 from hetplan.studies.page import as_picture, figure

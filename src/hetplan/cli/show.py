@@ -35,8 +35,8 @@ from hetplan.planner.pictures.terminal import tables
 from hetplan.plans.plan import Plan, load_plan
 from hetplan.plans.words import degrees_table, summary
 from hetplan.profiling.workload import Workload
-from hetplan.replay.simulator.pipeline import Sends
-from hetplan.replay.stages import stage_table
+from hetplan.replays.simulator.pipeline import Sends
+from hetplan.replays.stages import stage_table
 from hetplan.runtime.calibration import Calibration, slots
 from hetplan.runtime.export import export as written
 from hetplan.runtime.replay import Replay, Replayer, Settings, replay, trace as traced

@@ -208,7 +208,7 @@ def astra(source: Draw) -> Made | None:
 
 def joint(source: Draw) -> Made | None:
     """A workload, every second one with recomputation to choose from."""
-    from hetplan.replay.pose import PLAIN, pose
+    from hetplan.replays.pose import PLAIN, pose
 
     workload, again = source.workload(), source.rng.random() < 0.5
     what = described(workload) + (", with recomputation" if again else "")

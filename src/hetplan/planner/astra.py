@@ -43,11 +43,11 @@ from hetplan.plans.making import new_plan
 from hetplan.plans.plan import MicroBatches, Plan, Prediction, Replica, Stage
 from hetplan.plans.shares import split
 from hetplan.profiling.workload import Workload
-from hetplan.replay.strategies.facts import model_facts
-from hetplan.replay.strategies.links import Assumptions
-from hetplan.replay.strategies.offers import Pool, heterogeneous, homogeneous, offers_of_cluster
-from hetplan.replay.strategies.pricing import BACKWARD, EMBEDDING, FORWARD, HEAD, block_seconds
-from hetplan.replay.strategies.table import EXCHANGES
+from hetplan.replays.strategies.facts import model_facts
+from hetplan.replays.strategies.links import Assumptions
+from hetplan.replays.strategies.offers import Pool, heterogeneous, homogeneous, offers_of_cluster
+from hetplan.replays.strategies.pricing import BACKWARD, EMBEDDING, FORWARD, HEAD, block_seconds
+from hetplan.replays.strategies.table import EXCHANGES
 from hetplan.runtime.refusals import refusal
 from hetplan.runtime.replay import replay
 from hetplan.solvers.run import Options, Run

@@ -7,7 +7,7 @@ Without stages, replicas may be of several types, and the one with the least mem
 are cut to memory: each stage takes as many as fit, and of all shares of the limits the least at
 which they do is taken, so that devices are equally full.
 
-What a device holds is `replay.memory`'s, as the replay counts it.
+What a device holds is `replays.memory`'s, as the replay counts it.
 """
 
 import os
@@ -34,10 +34,10 @@ from hetplan.profiling.workload import (
     make_workload,
     predict,
 )
-from hetplan.replay.costs import Floats
-from hetplan.replay.memory import Held, Passes, held_on
-from hetplan.replay.pose import costs_of
-from hetplan.replay.sharding import passes_of
+from hetplan.replays.costs import Floats
+from hetplan.replays.memory import Held, Passes, held_on
+from hetplan.replays.pose import costs_of
+from hetplan.replays.sharding import passes_of
 from hetplan.text import bytes_text, counted
 
 # PyTorch's allocator keeps blocks that nothing fits in: 15 % on average over eight language models

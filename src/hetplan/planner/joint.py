@@ -34,8 +34,8 @@ from hetplan.planner.strategy import (
 from hetplan.plans.degrees import Degrees
 from hetplan.plans.plan import Plan, check_degrees
 from hetplan.profiling.workload import Workload
-from hetplan.replay.degrees import zero_costs
-from hetplan.replay.pose import pose
+from hetplan.replays.degrees import zero_costs
+from hetplan.replays.pose import pose
 from hetplan.runtime.replay import Replayer
 from hetplan.schema import Positive, StrictModel
 from hetplan.solvers.registry import solve

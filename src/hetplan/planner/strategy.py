@@ -35,8 +35,8 @@ from hetplan.plans.plan import Plan, PlanDevice, Recomputation, Stage
 from hetplan.profiling.operators import Precision
 from hetplan.profiling.profile import Profile
 from hetplan.profiling.workload import Workload
-from hetplan.replay.costs import Costs
-from hetplan.replay.pose import kept_of, pose
+from hetplan.replays.costs import Costs
+from hetplan.replays.pose import kept_of, pose
 from hetplan.runtime.replay import Replay
 from hetplan.schema import StrictModel, derived, parse
 from hetplan.solvers.registry import load

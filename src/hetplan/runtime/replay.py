@@ -47,12 +47,12 @@ from hetplan.plans.plan import Plan
 from hetplan.plans.program import SpmdInstruction, SpmdProgram
 from hetplan.profiling.operators import ELEMENT_BYTES
 from hetplan.profiling.workload import Workload
-from hetplan.replay.chains import ChainReplayer, Noise, Replay, Settings
-from hetplan.replay.degrees import zero_costs
-from hetplan.replay.pose import costs_of
-from hetplan.replay.sharding import ZeroCosts
-from hetplan.replay.simulator.pipeline import Collective, Replica as Pipeline, simulate_stages
-from hetplan.replay.simulator.tasks import LABELS, Kind, Timeline
+from hetplan.replays.chains import ChainReplayer, Noise, Replay, Settings
+from hetplan.replays.degrees import zero_costs
+from hetplan.replays.pose import costs_of
+from hetplan.replays.sharding import ZeroCosts
+from hetplan.replays.simulator.pipeline import Collective, Replica as Pipeline, simulate_stages
+from hetplan.replays.simulator.tasks import LABELS, Kind, Timeline
 from hetplan.solvers.registry import evaluate
 from hetplan.text import grouped
 

@@ -29,7 +29,7 @@ import numpy as np
 from hetplan.plans.places import Place
 from hetplan.plans.plan import Plan
 from hetplan.profiling.workload import Workload
-from hetplan.replay.simulator.tasks import LABELS, Kind, Timeline
+from hetplan.replays.simulator.tasks import LABELS, Kind, Timeline
 from hetplan.runtime.replay import replay
 
 PASSES = ("forward", "backward", "optimizer")

@@ -33,8 +33,8 @@ from numpy.typing import NDArray
 
 from hetplan.compiled import kernel
 from hetplan.formulations.joint.data import MOST_CHUNKS, JointData
-from hetplan.replay.costs import Costs, Floats
-from hetplan.replay.data import Node
+from hetplan.replays.costs import Costs, Floats
+from hetplan.replays.data import Node
 from hetplan.solvers.general import minimise
 from hetplan.solvers.model import SMALLEST, Model
 from hetplan.solvers.run import Options, Run, Stopped

@@ -16,7 +16,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from hetplan.plans.plan import Recomputation, Replica
-from hetplan.replay.data import ReplayData
+from hetplan.replays.data import ReplayData
 from hetplan.schema import Count, StrictModel
 
 MOST_CHUNKS = 4  # of a stage

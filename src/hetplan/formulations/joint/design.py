@@ -15,8 +15,8 @@ from itertools import accumulate, chain, pairwise
 from hetplan.formulations.joint.data import MOST_CHUNKS, JointData, JointDecision
 from hetplan.plans.degrees import Degrees
 from hetplan.plans.plan import MicroBatches, Plan, Recomputation, Replica, Schedule, Stage
-from hetplan.replay.chains import ChainReplayer
-from hetplan.replay.simulator.pipeline import Schedule as Pipelined
+from hetplan.replays.chains import ChainReplayer
+from hetplan.replays.simulator.pipeline import Schedule as Pipelined
 
 Group = tuple[tuple[int, ...], ...]  # devices [rows][tensor ranks] of a stage
 Form = tuple[str, int, int]  # of a stage: type, rows, tensor ranks

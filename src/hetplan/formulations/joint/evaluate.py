@@ -26,8 +26,8 @@ from pydantic import ValidationError
 from hetplan.formulations.joint.data import MOST_CHUNKS, JointData, JointDecision
 from hetplan.plans.plan import Plan, Stage, replica_violations
 from hetplan.plans.words import summary
-from hetplan.replay.chains import ChainReplayer, Replay
-from hetplan.replay.stages import stage_table
+from hetplan.replays.chains import ChainReplayer, Replay
+from hetplan.replays.stages import stage_table
 from hetplan.schema import input_error
 from hetplan.solvers.registry import Evaluation
 from hetplan.text import (

@@ -27,8 +27,8 @@ from hetplan.formulations.joint.data import JointData, JointDecision
 from hetplan.formulations.joint.design import SCHEDULES, Design, Pipe, Space
 from hetplan.formulations.joint.evaluate import decision_of
 from hetplan.formulations.joint.exact import layouts
-from hetplan.replay.chains import Replay
-from hetplan.replay.simulator.tasks import Kind, Tasks, simulate
+from hetplan.replays.chains import Replay
+from hetplan.replays.simulator.tasks import Kind, Tasks, simulate
 from hetplan.solvers.general import label, minimise
 from hetplan.solvers.highs import check_native
 from hetplan.solvers.model import Model, Totals

@@ -39,7 +39,7 @@ from hetplan.profiling.frameworks import HETPLAN, Framework
 from hetplan.profiling.operators import ELEMENT_BYTES, Precision
 from hetplan.profiling.profile import Collectives
 from hetplan.profiling.workload import Workload
-from hetplan.replay.collectives import collective_seconds
+from hetplan.replays.collectives import collective_seconds
 from hetplan.text import grouped
 
 Floats = NDArray[np.float64]

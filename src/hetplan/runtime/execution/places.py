@@ -35,7 +35,7 @@ from hetplan.errors import require
 from hetplan.plans.places import Place
 from hetplan.plans.plan import Plan, Stage
 from hetplan.plans.shares import split
-from hetplan.replay.simulator.pipeline import order
+from hetplan.replays.simulator.pipeline import order
 from hetplan.runtime.execution.chain import Chain, Cut, Parameter, Part
 from hetplan.runtime.execution.loop import Box
 from hetplan.runtime.execution.transport import Group

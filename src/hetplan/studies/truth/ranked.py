@@ -18,12 +18,12 @@ from hetplan.formulations.astra.search.space import Space, strategies
 from hetplan.profiling.cluster import GBIT
 from hetplan.profiling.models import load_model
 from hetplan.profiling.zoo import text_model
-from hetplan.replay.strategies.facts import ModelFacts, model_facts
-from hetplan.replay.strategies.links import Assumptions
-from hetplan.replay.strategies.memory import stage_peaks
-from hetplan.replay.strategies.offers import Offer, homogeneous, offer_of
-from hetplan.replay.strategies.pricing import BACKWARD, FORWARD, Priced, iteration_parts
-from hetplan.replay.strategies.table import NONE, Strategies
+from hetplan.replays.strategies.facts import ModelFacts, model_facts
+from hetplan.replays.strategies.links import Assumptions
+from hetplan.replays.strategies.memory import stage_peaks
+from hetplan.replays.strategies.offers import Offer, homogeneous, offer_of
+from hetplan.replays.strategies.pricing import BACKWARD, FORWARD, Priced, iteration_parts
+from hetplan.replays.strategies.table import NONE, Strategies
 from hetplan.studies.truth.job import Job, predicted as replayed, published_bytes
 from hetplan.studies.truth.tables import Predicted, Ranked, require
 

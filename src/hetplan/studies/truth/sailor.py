@@ -49,8 +49,8 @@ from hetplan.profiling.sailor import (
     load_run,
     model_names,
 )
-from hetplan.replay.simulator.pipeline import Replica, Sends, simulate_replicas
-from hetplan.replay.simulator.tasks import Traffic
+from hetplan.replays.simulator.pipeline import Replica, Sends, simulate_replicas
+from hetplan.replays.simulator.tasks import Traffic
 from hetplan.schema import read_foreign
 from hetplan.studies.truth.tables import Compared, Predicted, Published
 

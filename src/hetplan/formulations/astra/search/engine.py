@@ -38,13 +38,13 @@ from hetplan.formulations.astra.search.segments import (
     segment_space,
 )
 from hetplan.formulations.astra.search.space import Space, rule_columns, strategies
-from hetplan.replay.arrays import Floats
-from hetplan.replay.strategies.facts import ModelFacts, model_facts
-from hetplan.replay.strategies.links import Assumptions
-from hetplan.replay.strategies.memory import offload_share, stage_peaks
-from hetplan.replay.strategies.offers import Pool
-from hetplan.replay.strategies.pricing import Priced, iteration_parts
-from hetplan.replay.strategies.table import Strategies, joined, nothing
+from hetplan.replays.arrays import Floats
+from hetplan.replays.strategies.facts import ModelFacts, model_facts
+from hetplan.replays.strategies.links import Assumptions
+from hetplan.replays.strategies.memory import offload_share, stage_peaks
+from hetplan.replays.strategies.offers import Pool
+from hetplan.replays.strategies.pricing import Priced, iteration_parts
+from hetplan.replays.strategies.table import Strategies, joined, nothing
 from hetplan.solvers.run import Run
 
 

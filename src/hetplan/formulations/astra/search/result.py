@@ -15,7 +15,7 @@ from hetplan.errors import require
 from hetplan.formulations.astra.data import AstraData
 from hetplan.profiling.models import Model
 from hetplan.profiling.workload import check_global_batch
-from hetplan.replay.arrays import Floats, Ints
+from hetplan.replays.arrays import Floats, Ints
 from hetplan.text import counted
 
 JOB_TOKENS = 1e9  # what money is quoted for, unless the job says otherwise

@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 
 from hetplan.errors import InputError, nearest
 from hetplan.files import read_bytes
-from hetplan.replay.arrays import Floats
+from hetplan.replays.arrays import Floats
 
 MAX_TOKENS = 300
 LARGEST = 2.0**53  # whole numbers up to here are exact in float64

@@ -35,13 +35,13 @@ from hetplan.formulations.astra.data import AstraData, DeviceType
 from hetplan.formulations.astra.problem import stage_counts
 from hetplan.formulations.astra.search.result import pareto, tied
 from hetplan.formulations.astra.search.space import Space
-from hetplan.replay.arrays import Floats, Ints
-from hetplan.replay.strategies.facts import ModelFacts
-from hetplan.replay.strategies.links import Assumptions
-from hetplan.replay.strategies.memory import share_needed, stage_bytes, usable_bytes
-from hetplan.replay.strategies.offers import Offer
-from hetplan.replay.strategies.pricing import EMBEDDING, HEAD, Priced, after_pipeline
-from hetplan.replay.strategies.table import Strategies
+from hetplan.replays.arrays import Floats, Ints
+from hetplan.replays.strategies.facts import ModelFacts
+from hetplan.replays.strategies.links import Assumptions
+from hetplan.replays.strategies.memory import share_needed, stage_bytes, usable_bytes
+from hetplan.replays.strategies.offers import Offer
+from hetplan.replays.strategies.pricing import EMBEDDING, HEAD, Priced, after_pipeline
+from hetplan.replays.strategies.table import Strategies
 from hetplan.solvers.run import Run, Stopped
 
 SHRINK = 1.0 - 1e-12  # rounding: a bound must never exceed what it bounds

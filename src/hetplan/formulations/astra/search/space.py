@@ -17,8 +17,8 @@ import numpy as np
 from hetplan.errors import require, unknown_name
 from hetplan.formulations.astra.search.rules import Column, Rule, Table, dropped
 from hetplan.profiling.profile import Profile
-from hetplan.replay.strategies.facts import ModelFacts
-from hetplan.replay.strategies.table import (
+from hetplan.replays.strategies.facts import ModelFacts
+from hetplan.replays.strategies.table import (
     BASE,
     CONSTANTS,
     DERIVED,

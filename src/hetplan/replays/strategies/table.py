@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hetplan.replay.arrays import Ints
+from hetplan.replays.arrays import Ints
 
 GRANULARITIES = ("selective", "full", "hybrid")
 METHODS = ("block", "uniform")

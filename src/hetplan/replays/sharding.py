@@ -18,7 +18,7 @@ Between stages of pipelines nothing is taken in steps: there ZeRO 2 and 3 join g
 weights once per iteration, as our runtime does, and take the time of ZeRO 1.
 
 A device's peak memory (`memory`) is that of model states, of the activations kept at once, and of
-what recomputation needs beside; the formula is `replay.memory`'s.
+what recomputation needs beside; the formula is `replays.memory`'s.
 """
 
 from bisect import bisect_right
@@ -32,11 +32,11 @@ import numpy as np
 
 from hetplan.plans.plan import Plan, Stage
 from hetplan.profiling.operators import CONTENTION
-from hetplan.replay.collectives import collective_seconds
-from hetplan.replay.costs import MOST_KEPT, Costs, Floats
-from hetplan.replay.memory import UNUSED, Held, Passes, held_on
-from hetplan.replay.simulator.pipeline import Collective
-from hetplan.replay.simulator.tasks import Ports, Traffic
+from hetplan.replays.collectives import collective_seconds
+from hetplan.replays.costs import MOST_KEPT, Costs, Floats
+from hetplan.replays.memory import UNUSED, Held, Passes, held_on
+from hetplan.replays.simulator.pipeline import Collective
+from hetplan.replays.simulator.tasks import Ports, Traffic
 from hetplan.schema import Range
 
 Owner = tuple[int, int]  # replica, stage

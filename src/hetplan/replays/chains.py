@@ -15,11 +15,11 @@ import numpy as np
 
 from hetplan.errors import UnsupportedError, require
 from hetplan.plans.plan import Plan, Recomputation, Replica, Stage
-from hetplan.replay.costs import MOST_KEPT, Costs
-from hetplan.replay.data import ReplayData
-from hetplan.replay.memory import Held
-from hetplan.replay.sharding import Owner, ZeroCosts, memory
-from hetplan.replay.simulator.pipeline import (
+from hetplan.replays.costs import MOST_KEPT, Costs
+from hetplan.replays.data import ReplayData
+from hetplan.replays.memory import Held
+from hetplan.replays.sharding import Owner, ZeroCosts, memory
+from hetplan.replays.simulator.pipeline import (
     Collective,
     Replica as Pipeline,
     Schedule,
@@ -28,7 +28,7 @@ from hetplan.replay.simulator.pipeline import (
     simulate_replicas,
     tasks_of,
 )
-from hetplan.replay.simulator.tasks import Tasks, Timeline, Traffic, simulate
+from hetplan.replays.simulator.tasks import Tasks, Timeline, Traffic, simulate
 
 SHAPES = 256  # replicas that are remembered
 Sizes = tuple[int, ...]

@@ -12,9 +12,9 @@ from hetplan.profiling.rates.collectives import node_fabric, stretched
 from hetplan.profiling.rates.products import move_curve
 from hetplan.profiling.times import Rates, kept_bytes, repeated_share
 from hetplan.profiling.workload import Workload
-from hetplan.replay.costs import Costs
-from hetplan.replay.data import DeviceType, Kept, Layer, Node, ReplayData, Table
-from hetplan.replay.memory import inputs_bytes, logits_of
+from hetplan.replays.costs import Costs
+from hetplan.replays.data import DeviceType, Kept, Layer, Node, ReplayData, Table
+from hetplan.replays.memory import inputs_bytes, logits_of
 from hetplan.schema import derived
 
 GATHERED_AGAIN = ("operators", "full")  # recomputation that does not keep them in blocks

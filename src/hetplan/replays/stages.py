@@ -5,7 +5,7 @@ from itertools import chain
 
 from hetplan.plans.plan import Plan, Replica, Stage
 from hetplan.plans.words import batches_text, layers_text
-from hetplan.replay.chains import Replay
+from hetplan.replays.chains import Replay
 from hetplan.text import Table, devices_text, grouped, percent_text, seconds_text, share_text
 
 LISTED = 40  # rows of the table

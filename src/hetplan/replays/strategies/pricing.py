@@ -37,11 +37,11 @@ from hetplan.profiling.operators import CONTENTION, Layer, Matmul, Precision
 from hetplan.profiling.profile import Profile
 from hetplan.profiling.times import CORE, Rates, layer_time, operator_time
 from hetplan.profiling.transformer import Cut
-from hetplan.replay.arrays import Floats, Ints
-from hetplan.replay.strategies.facts import ModelFacts
-from hetplan.replay.strategies.links import Assumptions, group_seconds
-from hetplan.replay.strategies.offers import Offer
-from hetplan.replay.strategies.table import GRANULARITIES, METHODS, NONE, Strategies
+from hetplan.replays.arrays import Floats, Ints
+from hetplan.replays.strategies.facts import ModelFacts
+from hetplan.replays.strategies.links import Assumptions, group_seconds
+from hetplan.replays.strategies.offers import Offer
+from hetplan.replays.strategies.table import GRANULARITIES, METHODS, NONE, Strategies
 
 # Columns in the order of `Priced`'s attributes.
 DEGREES = (

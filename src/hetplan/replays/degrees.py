@@ -31,15 +31,15 @@ from hetplan.plans.plan import Plan, Stage
 from hetplan.profiling.operators import Layer
 from hetplan.profiling.transformer import Cut
 from hetplan.profiling.workload import Workload, predict
-from hetplan.replay.costs import Costs, summed
-from hetplan.replay.data import Kept
-from hetplan.replay.pose import PLAIN, pose
-from hetplan.replay.sharding import Joined, Owner, ZeroCosts
-from hetplan.replay.strategies.facts import expert_params_of, model_facts
-from hetplan.replay.strategies.links import Assumptions
-from hetplan.replay.strategies.offers import offers_of_cluster
-from hetplan.replay.strategies.pricing import Priced, uncovered
-from hetplan.replay.strategies.table import NONE, Strategies, nothing
+from hetplan.replays.costs import Costs, summed
+from hetplan.replays.data import Kept
+from hetplan.replays.pose import PLAIN, pose
+from hetplan.replays.sharding import Joined, Owner, ZeroCosts
+from hetplan.replays.strategies.facts import expert_params_of, model_facts
+from hetplan.replays.strategies.links import Assumptions
+from hetplan.replays.strategies.offers import offers_of_cluster
+from hetplan.replays.strategies.pricing import Priced, uncovered
+from hetplan.replays.strategies.table import NONE, Strategies, nothing
 from hetplan.schema import Range
 
 Rings = Sequence[Sequence[int]]

@@ -1,7 +1,7 @@
 """Bytes per device of every strategy at once, and the memory filter (Astra, eq. 20-21).
 
 What a device holds follows from the framework that trains, by the formula that the replay uses
-(`replay.memory`): model states of its stage's layers, activations of the micro-batches in
+(`replays.memory`): model states of its stage's layers, activations of the micro-batches in
 flight, logits at the loss or the layer that is computed again, gathered layers, buffers and
 workspace. In flight are min(K, P - j) micro-batches on stage j of 1F1B; interleaved,
 min(K v, 2 (P - j - 1) + (v - 1) P + 1) chunks of 1/v of a stage. First and last stage bind: the
@@ -19,13 +19,13 @@ from numpy.typing import NDArray
 
 from hetplan.profiling.frameworks import States
 from hetplan.profiling.operators import ELEMENT_BYTES, Layer
-from hetplan.replay.arrays import Floats, Ints
-from hetplan.replay.memory import Held, Passes, held_on, inputs_bytes, logits_of
-from hetplan.replay.strategies.facts import ModelFacts, expert_params_of
-from hetplan.replay.strategies.links import Assumptions
-from hetplan.replay.strategies.offers import Offer
-from hetplan.replay.strategies.pricing import Priced
-from hetplan.replay.strategies.table import Strategies
+from hetplan.replays.arrays import Floats, Ints
+from hetplan.replays.memory import Held, Passes, held_on, inputs_bytes, logits_of
+from hetplan.replays.strategies.facts import ModelFacts, expert_params_of
+from hetplan.replays.strategies.links import Assumptions
+from hetplan.replays.strategies.offers import Offer
+from hetplan.replays.strategies.pricing import Priced
+from hetplan.replays.strategies.table import Strategies
 
 # ZeRO levels of the strategies, and whether on stages of a pipeline, where that tells: replicated,
 # the distributed optimizer, full shards.

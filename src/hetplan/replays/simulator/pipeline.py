@@ -19,7 +19,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
-from hetplan.replay.simulator.tasks import (
+from hetplan.replays.simulator.tasks import (
     Floats,
     Ints,
     Kind,

@@ -1,6 +1,6 @@
 """Collectives of shards of unequal size."""
 
-from hetplan.replay.arrays import Floats
+from hetplan.replays.arrays import Floats
 
 
 def collective_seconds(

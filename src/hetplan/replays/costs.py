@@ -26,8 +26,8 @@ from hetplan.plans.shares import split
 from hetplan.profiling.operators import CONTENTION
 from hetplan.profiling.rates.collectives import CollectiveCurve
 from hetplan.profiling.times import together
-from hetplan.replay.data import ReplayData
-from hetplan.replay.simulator.tasks import Traffic
+from hetplan.replays.data import ReplayData
+from hetplan.replays.simulator.tasks import Traffic
 from hetplan.schema import Range
 
 if TYPE_CHECKING:

@@ -22,8 +22,8 @@ from hetplan.profiling.frameworks import MEGATRON, Framework
 from hetplan.profiling.operators import DEFAULT_STACK, Stack
 from hetplan.profiling.profile import Profile
 from hetplan.profiling.rates.collectives import PARTS, collective_seconds, node_fabric
-from hetplan.replay.arrays import Floats, Ints
-from hetplan.replay.strategies.offers import Offer
+from hetplan.replays.arrays import Floats, Ints
+from hetplan.replays.strategies.offers import Offer
 
 MOST_RANKS = 2**21
 
