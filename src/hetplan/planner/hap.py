@@ -15,9 +15,9 @@ from pydantic import Field
 
 from hetplan.errors import require
 from hetplan.formulations import family
-from hetplan.formulations.hap.common import shard_lengths
 from hetplan.formulations.hap.data import HapDecision
 from hetplan.formulations.hap.pose import Posed, pose
+from hetplan.formulations.hap.shards import shard_lengths
 from hetplan.formulations.hap.spmd.rules import measured_links
 from hetplan.formulations.hap.spmd.whole import Decided
 from hetplan.formulations.joint.plan import MicroBatches, Plan, Replica, new_plan

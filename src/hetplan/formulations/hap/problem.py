@@ -4,39 +4,20 @@ Devices of equal speed become one type: t(Q, .) is convex and indifferent to exc
 giving them equal ratios loses nothing. The cost below depends on the types, not on how many devices
 have one. With memory, only devices of equal speed and equal memory become one type: what each holds
 is linear in its ratios.
-
-The theory reduced to what an optimal program can use, losing no optimum.
-
-- Only triples that can apply and from which the goal can be reached.
-- Properties that costless computations establish from nothing are had at any time.
-
-An optimal program can be taken to be minimal: without a triple whose every effect is already there
-or never needed. Dropping a computation costs nothing, and dropping a communication joins two
-stages, which costs no more because a stage's time is a sublinear function of its work; neither adds
-bytes.
 """
 
-import heapq
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 
-import networkx as nx
 import numpy as np
 from numpy.typing import NDArray
 
 from hetplan.formulations.hap.data import Communication, HapData, HapDecision
-from hetplan.formulations.hap.evaluate import check_program
-from hetplan.solvers.registry import objections
-from hetplan.text import grouped
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-TripleSeconds = Callable[["Step"], float]
-Combine = Callable[[list[float]], float]
-# The number of what needs no property.
-NOTHING = -1
 # Half of the evaluator's tolerance for memory, so that rounding alone cannot make it reject a
 # decision found here.
 FIT_TOLERANCE = 5e-10
@@ -204,134 +185,4 @@ def compile_problem(data: HapData) -> HapProblem:
         properties=tuple(numbers),
         program=None if data.program is None else tuple(data.program),
         capacity=types[:, 1] * (1 + FIT_TOLERANCE) if limited else None,
-    )
-
-
-def infeasible_because(data: HapData, problem: HapProblem) -> str | None:
-    """Why there is no program, None where there is one: the goal cannot be derived, or the given
-    program is no program. Memory is not looked at."""
-    if data.program is not None:
-        return next(iter(objections(check_program, data, data.program)), None)
-    known, _ = derivable(problem.steps)
-    if problem.goal in known:
-        return None
-    waiting = [s for s in problem.steps if problem.goal in s.post]
-    if not waiting:
-        return f"no triple establishes the goal {data.goal!r}"
-    lacking = sorted(problem.properties[p] for p in waiting[0].pre - known)
-    return (
-        f"the goal {data.goal!r} cannot be derived: {data.triples[waiting[0].index].instruction} "
-        f"needs {lacking[0]!r}, which no applicable triple establishes"
-    )
-
-
-def derivable(steps: Iterable[Step]) -> tuple[set[int], list[Step]]:
-    """All properties that `steps` can establish, and the steps in an order in which they apply."""
-    listed = list(steps)
-    cost, _, order = derivations(listed, lambda step: 0.0, max)
-    return set(cost), [listed[n] for n in order]
-
-
-def derivations(
-    steps: Sequence[Step], seconds_of: TripleSeconds, combine: Combine
-) -> tuple[dict[int, float], dict[int, int], list[int]]:
-    """(property -> cost, property -> number of the step that gives it at that cost, the steps that
-    apply in order). A step costs its seconds and what `combine` makes of its preconditions'."""
-    waiting: dict[int, list[int]] = {}
-    missing = [len(step.pre) for step in steps]
-    heap: list[tuple[float, int, int]] = []
-    cost: dict[int, float] = {}
-    by: dict[int, int] = {}
-    order: list[int] = []
-
-    def applies(n: int) -> None:
-        step = steps[n]
-        value = seconds_of(step) + (combine([cost[q] for q in step.pre]) if step.pre else 0.0)
-        order.append(n)
-        for p in step.post:
-            heapq.heappush(heap, (value, n, p))
-
-    for n, step in enumerate(steps):
-        for q in step.pre:
-            waiting.setdefault(q, []).append(n)
-        if not step.pre:
-            applies(n)
-    while heap:
-        value, n, p = heapq.heappop(heap)
-        if p not in cost:
-            cost[p], by[p] = value, n
-            for m in waiting.get(p, ()):
-                missing[m] -= 1
-                if missing[m] == 0:
-                    applies(m)
-    return cost, by, order
-
-
-@dataclass(frozen=True)
-class ReducedTheory:
-    """steps: the useful triples, without the properties that are had for nothing; by_post: property
-    -> positions in `steps`; for_nothing: the costless triples, in order, that establish those
-    properties; goal: NOTHING when it is one of them."""
-
-    problem: HapProblem
-    steps: tuple[Step, ...]
-    by_post: dict[int, tuple[int, ...]]
-    for_nothing: tuple[Step, ...]
-    goal: int
-
-    @cached_property
-    def level(self) -> dict[int, int]:
-        """property -> level: the effects of a triple share one, at or above those of its
-        preconditions."""
-        graph: nx.DiGraph[int] = nx.DiGraph()
-        for step in self.steps:
-            graph.add_nodes_from(step.pre | step.post)
-            one, *others = step.post
-            graph.add_edges_from((p, one) for p in step.pre)
-            graph.add_edges_from(edge for q in others for edge in ((one, q), (q, one)))
-        parts = nx.condensation(graph)
-        order = enumerate(nx.topological_sort(parts))
-        return {p: n for n, part in order for p in parts.nodes[part]["members"]}
-
-    def key(self, need: frozenset[int]) -> tuple[int, ...]:
-        """What states of needs are ordered by, so that triples lead to the same or a later key:
-        replacing a property by any number of lower ones is a step down in the order of multisets
-        of levels. The trailing 1 sorts a state before its subsets, because a tuple that is the
-        beginning of another compares as smaller."""
-        return (*sorted(-self.level[p] for p in need), 1)
-
-    def program(self, chosen: Sequence[int]) -> list[int]:
-        """Triple numbers of a program that uses `chosen` (triple numbers in order). The costless
-        ones that it needs come first; repeated triples, and those that give nothing needed, are
-        dropped."""
-        numbers = dict.fromkeys([*(s.index for s in self.for_nothing), *chosen])
-        steps = [self.problem.steps[i] for i in numbers]
-        needed = {self.problem.goal}
-        known: set[int] = set()
-        gives: list[frozenset[int]] = []
-        for step in steps:
-            gives.append(step.post - known)
-            known |= step.post
-        kept = []
-        for step, new in zip(reversed(steps), reversed(gives), strict=True):
-            if new & needed:
-                kept.append(step.index)
-                needed = (needed - new) | step.pre
-        return kept[::-1]
-
-
-def reduce_theory(problem: HapProblem) -> ReducedTheory:
-    """The reduced theory of a feasible problem without a given program."""
-    _, applicable = derivable(problem.steps)
-    had, for_nothing = derivable(step for step in applicable if step.costless)
-    steps = [replace(s, pre=s.pre - had, post=s.post - s.pre - had) for s in applicable]
-    # properties from which the goal may follow, the goal included
-    leads: nx.DiGraph[int] = nx.DiGraph((p, q) for s in steps for p in s.pre for q in s.post)
-    leads.add_node(problem.goal)
-    useful = nx.ancestors(leads, problem.goal) | {problem.goal}
-    steps = [replace(s, post=s.post & useful) for s in steps if s.post & useful]
-    by_post = grouped((p, n) for n, step in enumerate(steps) for p in step.post)
-    goal = NOTHING if problem.goal in had else problem.goal
-    return ReducedTheory(
-        problem, tuple(steps), {p: tuple(ns) for p, ns in by_post.items()}, tuple(for_nothing), goal
     )
