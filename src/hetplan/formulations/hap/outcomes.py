@@ -1,5 +1,7 @@
-"""Where every method starts and ends: the reduced theory, or an answer that needs no search; the
-outcome of a search.
+"""The start and the end of every method.
+
+A method starts from the reduced theory, or ends at once where the answer needs no search. It ends
+with the outcome of its best program under that program's best ratios.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,8 +23,11 @@ NONE_FITS = "no program fits in memory"
 
 
 def reduced_or_answered(data: HapData, run: Run) -> ReducedTheory | Outcome[HapDecision]:
-    """The reduced theory; or the outcome where there is no program, or where the program is given
-    or costs nothing."""
+    """The reduced theory; or the outcome where no search is needed.
+
+    No search is needed where there is no program, where the program is given, and where the goal
+    holds at no cost.
+    """
     check_native(run.options)
     problem = compile_problem(data)
     reason = infeasible_because(data, problem)
@@ -31,44 +36,48 @@ def reduced_or_answered(data: HapData, run: Run) -> ReducedTheory | Outcome[HapD
     if problem.program is not None:
         return ratios_only(problem, problem.program, run)
     theory = reduce_theory(problem)
-    return ratios_only(problem, theory.program([]), run) if theory.goal == NOTHING else theory
+    if theory.goal == NOTHING:
+        return ratios_only(problem, theory.program([]), run)
+    return theory
 
 
 def infeasible_because(data: HapData, problem: HapProblem) -> str | None:
-    """Why there is no program, None where there is one: the goal cannot be derived, or the given
-    program is no program. Memory is not looked at."""
+    """The reason why there is no program, whatever the memory; None where there is one.
+
+    Either the goal cannot be derived, or the given program violates a constraint.
+    """
     if data.program is not None:
         return next(iter(objections(check_program, data, data.program)), None)
-    known, _ = derivable(problem.steps)
-    if problem.goal in known:
+    established, _ = derivable(problem.steps)
+    if problem.goal in established:
         return None
-    waiting = [s for s in problem.steps if problem.goal in s.post]
-    if not waiting:
+    step = next((step for step in problem.steps if problem.goal in step.post), None)
+    if step is None:
         return f"no triple establishes the goal {data.goal!r}"
-    lacking = sorted(problem.properties[p] for p in waiting[0].pre - known)
+    missing = min(problem.properties[p] for p in step.pre - established)
     return (
-        f"the goal {data.goal!r} cannot be derived: {data.triples[waiting[0].index].instruction} "
-        f"needs {lacking[0]!r}, which no applicable triple establishes"
+        f"the goal {data.goal!r} cannot be derived: {data.triples[step.index].instruction} "
+        f"needs {missing!r}, which no applicable triple establishes"
     )
 
 
 def ratios_only(problem: HapProblem, program: Sequence[int], run: Run) -> Outcome[HapDecision]:
-    """The best ratios of the only program in question. Source: HAP, Section 5."""
+    """The outcome of the only possible program under its best ratios. Source: HAP, Section 5."""
     cost = problem.cost_of(program)
     best = best_ratios(problem, cost, run)
-    stop, message = stop_reason(run), ""
+    details = {"stages": len(cost.F)}
     if best.proven_unfit:
-        stop, message = Stop.INFEASIBLE, NO_RATIOS
-    elif not best.fits:
-        message = "no ratios found that fit"
-    elif best.bound is not None and best.seconds - best.bound <= OPTIMAL_GAP * best.seconds:
+        return Outcome(stop=Stop.INFEASIBLE, message=NO_RATIOS, details=details)
+    if not best.fits:
+        return Outcome(stop=stop_reason(run), message="no ratios found that fit", details=details)
+    stop = stop_reason(run)
+    if best.bound is not None and best.seconds - best.bound <= OPTIMAL_GAP * best.seconds:
         stop = Stop.OPTIMAL
     return Outcome(
         stop=stop,
-        decision=problem.decision(program, best.ratios) if best.fits else None,
-        bound=best.bound if best.fits else None,
-        message=message,
-        details={"stages": len(cost.F)},
+        decision=problem.decision(program, best.ratios),
+        bound=best.bound,
+        details=details,
     )
 
 
@@ -84,18 +93,23 @@ def outcome_of(
     message: str = "",
     details: Mapping[str, object] | None = None,
 ) -> Outcome[HapDecision]:
-    """The outcome with `program` (triple numbers) under its best ratios, if any fit in memory. A
-    bound is never below 0."""
+    """The outcome of a search that ended with `program` (triple numbers; None: it found none).
+
+    The decision is the program under its best ratios, None where none fit in memory. The bound is
+    at least 0, and None where it is not finite.
+    """
     decision = None
     if program is not None:
-        kept, problem = theory.program(program), theory.problem
-        best = best_ratios(problem, problem.cost_of(kept), run)
+        minimal, problem = theory.program(program), theory.problem
+        best = best_ratios(problem, problem.cost_of(minimal), run)
         if best.fits:
-            decision = problem.decision(kept, best.ratios)
+            decision = problem.decision(minimal, best.ratios)
+    if bound is not None:
+        bound = max(float(bound), 0.0) if np.isfinite(bound) else None
     return Outcome(
         stop=stop,
         decision=decision,
-        bound=None if bound is None or not np.isfinite(bound) else max(float(bound), 0.0),
+        bound=bound,
         build_seconds=build_seconds,
         solver=solver,
         message=message,

@@ -8,7 +8,7 @@ is linear in its ratios.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -25,58 +25,56 @@ FIT_TOLERANCE = 5e-10
 
 @dataclass(frozen=True)
 class Step:
-    """One triple: its number in the data, property numbers, and work in FLOP (compute) or seconds
-    (comm); bytes are 0 without memory."""
+    """One triple of the theory, with properties as numbers."""
 
-    index: int
-    comm: bool
-    pre: frozenset[int]
-    post: frozenset[int]
-    segment: int
-    fixed: float
-    shared: float
-    fixed_bytes: float = 0.0
-    shared_bytes: float = 0.0
+    index: int  # the triple's number in the data
+    comm: bool  # whether it is a collective
+    pre: frozenset[int]  # properties that it needs
+    post: frozenset[int]  # properties that it gives
+    segment: int  # the segment whose ratios cut it
+    fixed: float  # FLOP of a computation, seconds of a collective, whatever the ratios
+    shared: float  # FLOP per ratio of the device, or seconds per largest ratio
+    fixed_bytes: float = 0.0  # bytes on every device; 0 without memory
+    shared_bytes: float = 0.0  # bytes per ratio of the device; 0 without memory
 
     @property
     def costless(self) -> bool:
-        """A computation that costs and holds nothing: it fits into any stage."""
-        return not (self.comm or self.fixed or self.shared or self.fixed_bytes or self.shared_bytes)
+        """Whether it is a computation without work and without bytes, which fits into any stage."""
+        if self.comm:
+            return False
+        return not (self.fixed or self.shared or self.fixed_bytes or self.shared_bytes)
 
 
 @dataclass(frozen=True)
 class CostOfRatios:
-    """A program's cost: constant + sum_k comm[k] max_j B[k][j] + sum_s max_j (F[s] + S[s] . B[:,
-    j]) / v_j.
+    """The cost of a program as a function of the ratios B [g, K].
 
-    constant in seconds; comm [g] seconds; F [s] and S [s, g] FLOP. Stages with proportional work
-    are added up into one row, because their slowest type is the same. A device of type d holds
-    fixed_bytes + shared_bytes [g] . B[:, d].
+    seconds = constant + sum_k comm[k] max_d B[k, d] + sum_s max_d (F[s] + S[s] . B[:, d]) / v_d.
+    A device of type d holds fixed_bytes + shared_bytes . B[:, d]. Stages with proportional work are
+    added up into one row, because their slowest type is the same.
     """
 
-    constant: float
-    comm: Floats
-    F: Floats
-    S: Floats
-    fixed_bytes: float
-    shared_bytes: Floats
+    constant: float  # seconds of collectives, whatever the ratios
+    comm: Floats  # [g] seconds of collectives per largest ratio of each segment
+    F: Floats  # [s] FLOP of each stage, whatever the ratios
+    S: Floats  # [s, g] FLOP of each stage per ratio of each segment
+    fixed_bytes: float  # bytes on every device
+    shared_bytes: Floats  # [g] bytes per ratio of each segment
 
 
 @dataclass(frozen=True)
 class HapProblem:
-    """speeds [K] FLOP/s ascending and (without memory) distinct, counts [K] devices of each;
-    type_of [m] device -> type; g segments; steps by number; properties their names; goal a property
-    number (None: no triple names it); capacity [K] bytes of one device of each type, the tolerance
-    included, None without memory."""
+    """An instance of K device types, g segments and m devices, as arrays."""
 
-    speeds: Floats
-    counts: Ints
-    type_of: Ints
-    g: int
-    steps: tuple[Step, ...]
-    properties: tuple[str, ...]
-    goal: int
-    program: tuple[int, ...] | None
+    speeds: Floats  # [K] FLOP/s of one device of each type, ascending; distinct without memory
+    counts: Ints  # [K] devices of each type
+    type_of: Ints  # [m] the type of each device
+    g: int  # segments
+    steps: tuple[Step, ...]  # the triples, by their numbers in the data
+    properties: tuple[str, ...]  # the name of each property
+    goal: int  # the number of the goal's property
+    program: tuple[int, ...] | None  # triple numbers of the given program; None: it is sought
+    # [K] bytes of one device of each type, the tolerance included; None: memory is not limited
     capacity: Floats | None = None
 
     @property
@@ -95,9 +93,9 @@ class HapProblem:
         return np.full(self.K, 1.0 / self.counts.sum())
 
     def cost_of(self, program: Sequence[int]) -> CostOfRatios:
-        """The cost of a program as a function of the ratios; proportional rows merged."""
+        """The cost of a program (triple numbers in order) as a function of the ratios."""
         constant, comm, shared_bytes = 0.0, np.zeros(self.g), np.zeros(self.g)
-        rows: list[Floats] = [np.zeros(1 + self.g)]
+        rows: list[Floats] = [np.zeros(1 + self.g)]  # of each stage: F, then S of each segment
         for i in program:
             step = self.steps[i]
             if step.comm:
@@ -113,50 +111,65 @@ class HapProblem:
         return CostOfRatios(constant, comm, merged[:, 0], merged[:, 1:], fixed_bytes, shared_bytes)
 
     def fits(self, cost: CostOfRatios, ratios: Floats) -> bool:
-        """Whether every device holds its part at ratios [g, K]."""
+        """Whether the program of this cost fits in every device's memory at ratios [g, K]."""
         if self.capacity is None:
             return True
-        held = cost.fixed_bytes + cost.shared_bytes @ ratios
-        return bool((held <= self.capacity * (1 + FIT_TOLERANCE / 2)).all())
+        device_bytes = cost.fixed_bytes + cost.shared_bytes @ ratios
+        return bool((device_bytes <= self.capacity * (1 + FIT_TOLERANCE / 2)).all())
 
     @cached_property
     def seconds_of_all(self) -> float:
-        """What no program without repeated triples exceeds, whatever the ratios."""
+        """Seconds of all triples, each alone on the slowest type.
+
+        No program that runs each triple at most once takes longer, whatever the ratios.
+        """
         slowest = float(self.speeds[0])
-        return math.fsum((s.fixed + s.shared) / (1.0 if s.comm else slowest) for s in self.steps)
+
+        def most_seconds(step: Step) -> float:
+            work = step.fixed + step.shared
+            return work if step.comm else work / slowest
+
+        return math.fsum(map(most_seconds, self.steps))
 
     def seconds(self, cost: CostOfRatios, ratios: Floats) -> float:
-        """Cost at ratios [g, K] (one device of each type)."""
-        busy = (cost.F[:, None] + cost.S @ ratios) / self.speeds
-        total = busy.max(axis=1).sum() if len(busy) else 0.0
-        return float(cost.constant + cost.comm @ ratios.max(axis=1) + total)
+        """Seconds of a program of this cost at ratios [g, K] (of one device of each type)."""
+        collectives = cost.constant + cost.comm @ ratios.max(axis=1)
+        if not len(cost.F):
+            return float(collectives)
+        busy = (cost.F[:, None] + cost.S @ ratios) / self.speeds  # [s, K]
+        return float(collectives + busy.max(axis=1).sum())
 
     def decision(self, program: Sequence[int], ratios: Floats) -> HapDecision:
-        """The decision with ratios [g, K] spread over the devices; each row sums to 1, up to
-        rounding."""
+        """The decision in which each device has the ratio of its type, of ratios [g, K].
+
+        Each row is scaled to sum 1.
+        """
         spread = np.maximum(ratios, 0.0)[:, self.type_of]
         rows = [(row / math.fsum(row)).tolist() for row in spread]
         return HapDecision(program=[int(i) for i in program], ratios=rows)
 
 
 def _merged(rows: Floats) -> Floats:
-    """Rows [s, 1 + g] with proportional ones added up and empty ones left out."""
+    """The rows [s, 1 + g] of stages with proportional ones added up and empty ones left out."""
     sizes = rows.sum(axis=1)
     rows, sizes = rows[sizes > 0], sizes[sizes > 0]
     if not len(rows):
         return rows
     # equal to 12 digits: the cost changes by less than 1e-12 of itself
-    _, where = np.unique(np.round(rows / sizes[:, None], 12), axis=0, return_inverse=True)
-    merged = np.zeros((int(where.max()) + 1, rows.shape[1]))
-    np.add.at(merged, where.ravel(), rows)
+    mixtures = np.round(rows / sizes[:, None], 12)
+    distinct, mixture_of = np.unique(mixtures, axis=0, return_inverse=True)
+    merged = np.zeros_like(distinct)
+    np.add.at(merged, mixture_of.ravel(), rows)
     return merged
 
 
 def compile_problem(data: HapData) -> HapProblem:
-    """`data` as arrays."""
+    """The instance as arrays, devices of equal speed (and equal memory) made one type."""
     speed = np.array([device.flops_per_second for device in data.devices])
     limited = data.memory is not None
-    room = np.array(data.memory.device_bytes) if data.memory is not None else np.zeros(len(speed))
+    room = np.zeros(len(speed))
+    if data.memory is not None:
+        room = np.array(data.memory.device_bytes)
     types, type_of, counts = np.unique(
         np.column_stack([speed, room]), axis=0, return_inverse=True, return_counts=True
     )
@@ -167,14 +180,26 @@ def compile_problem(data: HapData) -> HapProblem:
 
     steps = []
     for i, triple in enumerate(data.triples):
-        pre, post = frozenset(map(number, triple.pre)), frozenset(map(number, triple.post))
-        work = (
-            (triple.fixed_seconds, triple.shared_seconds)
-            if isinstance(triple, Communication)
-            else (triple.fixed_flops, triple.shared_flops)
+        if isinstance(triple, Communication):
+            fixed, shared = triple.fixed_seconds, triple.shared_seconds
+        else:
+            fixed, shared = triple.fixed_flops, triple.shared_flops
+        step = Step(
+            index=i,
+            comm=isinstance(triple, Communication),
+            pre=frozenset(map(number, triple.pre)),
+            post=frozenset(map(number, triple.post)),
+            segment=triple.segment,
+            fixed=fixed,
+            shared=shared,
         )
-        held = (triple.fixed_bytes or 0.0, triple.shared_bytes or 0.0) if limited else (0.0, 0.0)
-        steps.append(Step(i, triple.kind == "comm", pre, post, triple.segment, *work, *held))
+        if limited:
+            step = replace(
+                step,
+                fixed_bytes=triple.fixed_bytes or 0.0,
+                shared_bytes=triple.shared_bytes or 0.0,
+            )
+        steps.append(step)
     return HapProblem(
         goal=number(data.goal),
         speeds=types[:, 0].copy(),

@@ -8,16 +8,19 @@ from hetplan.errors import require
 
 
 def shard_lengths(ratios: Sequence[float], length: int) -> list[int]:
-    """Whole numbers near length * ratios [m] that sum to `length`: the nearest ones, then one up or
-    down where it adds least to the rounding error until the sum is right. Raises InputError for a
-    length below 1. Source: HAP, Section 5.1."""
+    """The whole length of each device's shard, near length * ratio; they sum to `length`.
+
+    Each length is rounded to the nearest whole number. While the sum is wrong, one more length is
+    moved by one, where that adds least to the rounding error. ratios: [m]. Raises InputError for a
+    length below 1.
+    """
     require(length >= 1, "length of a dimension", got=length, expected="at least 1")
     wanted = np.array(ratios, dtype=float) * length
     lengths = np.maximum(np.rint(wanted), 0).astype(np.int64)
-    while (off := length - int(lengths.sum())) != 0:
-        step = 1 if off > 0 else -1
-        worse = np.abs(lengths + step - wanted) - np.abs(lengths - wanted)
+    while (missing := length - int(lengths.sum())) != 0:
+        step = 1 if missing > 0 else -1
+        added_error = np.abs(lengths + step - wanted) - np.abs(lengths - wanted)
         if step < 0:
-            worse[lengths == 0] = np.inf
-        lengths[int(np.argmin(worse))] += step
+            added_error[lengths == 0] = np.inf
+        lengths[int(np.argmin(added_error))] += step
     return [int(x) for x in lengths]
