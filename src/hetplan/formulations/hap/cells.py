@@ -12,7 +12,7 @@ from hetplan.formulations.hap.problem import Floats, HapProblem
 
 
 def whole_cell(problem: HapProblem) -> Floats:
-    """[g, K, K] the cell that holds an optimum.
+    """[g, K, K] a cell that holds optimal ratios.
 
     Any ratios of sum 1 are a simplex whose vertex d gives everything to type d. With one segment
     and without memory a smaller one holds an optimum. For fixed stage times T_s and a fixed largest
@@ -24,24 +24,30 @@ def whole_cell(problem: HapProblem) -> Floats:
     if problem.g > 1 or problem.capacity is not None:
         return np.tile(np.diag(1.0 / problem.counts), (problem.g, 1, 1))
     v = problem.speeds
-    rows = np.vstack([np.ones(problem.K), *(np.minimum(v, top) - v[0] for top in v[1:])])
-    return np.asarray(rows / (rows @ problem.counts)[:, None])[None]
+    generators = np.vstack([np.ones(problem.K), *(np.minimum(v, top) - v[0] for top in v[1:])])
+    return np.asarray(generators / (generators @ problem.counts)[:, None])[None]
 
 
 def vertices(cell: Floats) -> Floats:
-    """[V, g, K]; the vertex of the last segment varies fastest."""
+    """[V, g, K] the vertices of a cell; the vertex of the last segment varies fastest."""
+    segments = np.arange(len(cell))
     picks = itertools.product(range(cell.shape[1]), repeat=len(cell))
-    return np.array([[cell[k, v] for k, v in enumerate(pick)] for pick in picks])
+    return np.array([cell[segments, list(pick)] for pick in picks])
 
 
 def halves(cell: Floats, counts: Floats) -> tuple[Floats, Floats]:
-    """Two cells that share the cut through the middle of the longest edge."""
-    edges = [
-        (float(np.abs(cell[k, i] - cell[k, j]) @ counts), k, i, j)
-        for k in range(len(cell))
-        for i, j in itertools.combinations(range(cell.shape[1]), 2)
-    ]
+    """The two halves of a cell, cut through the middle of its longest edge.
+
+    counts: [K] devices of each type; they weigh the length of an edge.
+    """
+    edges = []
+    for k in range(len(cell)):
+        for i, j in itertools.combinations(range(cell.shape[1]), 2):
+            length = float(np.abs(cell[k, i] - cell[k, j]) @ counts)
+            edges.append((length, k, i, j))
     _, k, i, j = max(edges)
-    one, other = cell.copy(), cell.copy()
-    one[k, i] = other[k, j] = (cell[k, i] + cell[k, j]) / 2
-    return one, other
+    middle = (cell[k, i] + cell[k, j]) / 2
+    first, second = cell.copy(), cell.copy()
+    first[k, i] = middle
+    second[k, j] = middle
+    return first, second

@@ -10,8 +10,9 @@ back.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, Self
 
 import numpy as np
@@ -38,56 +39,60 @@ class Rows:
     @classmethod
     def joined(cls, parts: Iterable[Self]) -> Self:
         """The rows of all parts, one part after the other."""
-        return cls(
-            *(
-                type(column[0]).joined(column)
-                if isinstance(column[0], Rows)
-                else np.concatenate(column)
-                for column in zip(*(part.columns for part in parts), strict=True)
-            )
-        )
+        joined: list[Any] = []
+        for columns in zip(*(part.columns for part in parts), strict=True):
+            if isinstance(columns[0], Rows):
+                joined.append(type(columns[0]).joined(columns))
+            else:
+                joined.append(np.concatenate(columns))
+        return cls(*joined)
 
 
 @dataclass(frozen=True)
 class Work(Rows):
-    """What each of A triples or stages does."""
+    """The work of A triples or stages, in seconds of the fastest device type."""
 
     comm: Flags  # [A] whether it is a collective
-    fixed_seconds: Floats  # [A]: of a collective, or of computing on the fastest type
-    shared_seconds: Floats  # [A, g] per ratio of each segment, likewise
-    fixed_bytes: Floats  # [A] held by every device; 0 without memory
-    shared_bytes: Floats  # [A, g] per ratio
+    fixed_seconds: Floats  # [A] seconds, whatever the ratios
+    shared_seconds: Floats  # [A, g] seconds per ratio of each segment (a collective: the largest)
+    fixed_bytes: Floats  # [A] bytes on every device; 0 without memory
+    shared_bytes: Floats  # [A, g] bytes per ratio of each segment; 0 without memory
 
     def __add__(self, other: "Work") -> "Work":
         return Work(*(a + b for a, b in zip(self.columns, other.columns, strict=True)))
 
 
 def work_of(problem: HapProblem, steps: Sequence[Step]) -> Work:
-    """The work of single triples."""
+    """The work of each of these triples."""
     comm = np.array([s.comm for s in steps], dtype=np.bool_)
     rows = [(s.fixed, s.shared, s.fixed_bytes, s.shared_bytes) for s in steps]
     fixed, shared, fixed_bytes, shared_bytes = np.array(rows, dtype=float).reshape(-1, 4).T
     unit = np.where(comm, 1.0, problem.speeds[-1])
     segment = np.array([s.segment for s in steps], dtype=np.int64)
-    place = segment[:, None] == np.arange(problem.g)
-    by_segment = (shared / unit)[:, None] * place, shared_bytes[:, None] * place
-    return Work(comm, fixed / unit, by_segment[0], fixed_bytes, by_segment[1])
+    in_segment = segment[:, None] == np.arange(problem.g)  # [A, g]
+    return Work(
+        comm=comm,
+        fixed_seconds=fixed / unit,
+        shared_seconds=(shared / unit)[:, None] * in_segment,
+        fixed_bytes=fixed_bytes,
+        shared_bytes=shared_bytes[:, None] * in_segment,
+    )
 
 
 @dataclass(frozen=True)
 class Graph:
-    """n nodes and A arcs; paths from node 0 to node n - 1 are programs read backwards."""
+    """A graph of n nodes and A arcs; paths from the start to node n - 1 are programs, backwards."""
 
     theory: ReducedTheory
-    first: Ints  # [n + 1] the arcs of node u are first[u] ... first[u + 1]
-    head: Ints  # [A]
-    action: Ints  # [A] what an arc does: a number among `steps_of_action`
-    component: Ints  # [n] ascending along arcs
-    start: int
-    # Of each action the steps (positions in theory.steps), the last one in time first.
+    first: Ints  # [n + 1] the arcs of node u are numbered from first[u] to first[u + 1] - 1
+    head: Ints  # [A] the node where an arc ends
+    action: Ints  # [A] the action of an arc, a number among `steps_of_action`
+    component: Ints  # [n] the component of a node, ascending along arcs
+    start: int  # the node of {goal}
+    # The steps (positions in theory.steps) of each action, the last one in time first.
     steps_of_action: Sequence[tuple[int, ...]]
-    work: Work  # [A]
-    # Whether paths are programs in their execution order; not so in a canonical graph.
+    work: Work  # [A] the work of each arc
+    # Whether the order of a path is an order of execution of its program; not in a canonical graph.
     in_execution_order: bool
     # Whether each arc is a collective or a whole stage.
     arcs_are_stages: bool = False
@@ -99,55 +104,72 @@ class Graph:
 
     @cached_property
     def tail(self) -> Ints:
-        """[A] where arcs begin."""
+        """[A] the node where an arc begins."""
         return np.repeat(np.arange(self.n), np.diff(self.first))
 
     def arcs_of(self, nodes: Ints) -> tuple[Ints, Ints]:
-        """All arcs that leave these nodes, and of each the place of its node among them."""
+        """(All arcs that leave these nodes, the position of each one's tail in `nodes`)."""
         counts = self.first[nodes + 1] - self.first[nodes]
-        place = np.repeat(np.arange(len(nodes)), counts)
-        skipped = np.repeat(self.first[nodes] - np.cumsum(counts) + counts, counts)
-        return np.arange(counts.sum()) + skipped, place
+        position = np.repeat(np.arange(len(nodes)), counts)
+        arcs_before = np.cumsum(counts) - counts  # among those returned
+        arcs = np.arange(counts.sum()) + np.repeat(self.first[nodes] - arcs_before, counts)
+        return arcs, position
 
     def program(self, arcs: Iterable[int]) -> list[int]:
-        """Triple numbers in order of execution of the path along these arcs."""
+        """The program (triple numbers in order of execution) of the path along these arcs."""
         steps = [s for a in arcs for s in self.steps_of_action[self.action[a]]]
         return [self.theory.steps[s].index for s in reversed(steps)]
 
     @cached_property
     def backward(self) -> "tuple[Graph, Ints]":
-        """The graph read from its last node to its start, and the number here of each arc."""
+        """(The graph read from its last node to its start, for each of its arcs the number here).
+
+        Node u becomes node n - 1 - u.
+        """
         last = self.n - 1
         arcs = np.argsort(last - self.head, kind="stable")
-        component = (self.component[-1] - self.component)[::-1].copy()
-        turned = Graph(
-            self.theory, _firsts(last - self.head, self.n), (last - self.tail)[arcs],
-            self.action[arcs], component, 0, self.steps_of_action, self.work[arcs],
-            self.in_execution_order, self.arcs_are_stages,
-        )  # fmt: skip
-        return turned, arcs
+        reversed_graph = replace(
+            self,
+            first=_firsts(last - self.head, self.n),
+            head=(last - self.tail)[arcs],
+            action=self.action[arcs],
+            component=(self.component[-1] - self.component)[::-1].copy(),
+            start=0,
+            work=self.work[arcs],
+        )
+        return reversed_graph, arcs
 
     def without_arcs(self, hopeless: Flags) -> "tuple[Graph, Ints]":
-        """The graph without the marked arcs, and the numbers of the nodes left: the ends, and those
-        with arcs in and out. Where nothing leads to the last node any more, no arc is left."""
+        """(The graph without the marked arcs, the numbers here of its nodes).
+
+        Its nodes are the two ends, and nodes that arcs enter and leave. Where no arc leads to the
+        last node any more, the graph has no arcs.
+        """
         if hopeless[self.head == self.n - 1].all():
             hopeless = np.ones_like(hopeless)
-        out, into = np.zeros(self.n, dtype=np.bool_), np.zeros(self.n, dtype=np.bool_)
-        out[self.tail[~hopeless]] = into[self.head[~hopeless]] = True
-        left = out & into
-        left[[self.start, self.n - 1]] = True
-        nodes, number = np.flatnonzero(left), np.cumsum(left) - 1
-        kept = ~hopeless & left[self.tail] & left[self.head]
-        graph = Graph(
-            self.theory, _firsts(number[self.tail[kept]], len(nodes)), number[self.head[kept]],
-            self.action[kept], self.component[nodes], int(number[self.start]), self.steps_of_action,
-            self.work[kept], self.in_execution_order, self.arcs_are_stages,
-        )  # fmt: skip
+        is_left = np.zeros(self.n, dtype=np.bool_)
+        is_left[self.tail[~hopeless]] = True
+        is_entered = np.zeros(self.n, dtype=np.bool_)
+        is_entered[self.head[~hopeless]] = True
+        stays = is_left & is_entered
+        stays[[self.start, self.n - 1]] = True
+        nodes = np.flatnonzero(stays)
+        new_number = np.cumsum(stays) - 1
+        arcs = np.flatnonzero(~hopeless & stays[self.tail] & stays[self.head])
+        graph = replace(
+            self,
+            first=_firsts(new_number[self.tail[arcs]], len(nodes)),
+            head=new_number[self.head[arcs]],
+            action=self.action[arcs],
+            component=self.component[nodes],
+            start=int(new_number[self.start]),
+            work=self.work[arcs],
+        )
         return graph, nodes
 
 
 def _firsts(tail: Ints, nodes: int) -> Ints:
-    """[nodes + 1] where each node's arcs begin once they are sorted by tail."""
+    """[nodes + 1] the first arc of each node, of arcs sorted by these tails."""
     return np.concatenate([[0], np.cumsum(np.bincount(tail, minlength=nodes))]).astype(np.int64)
 
 
@@ -162,28 +184,47 @@ def graph_of_arcs(
     in_execution_order: bool = True,
     arcs_are_stages: bool = False,
 ) -> Graph:
-    """The graph of nodes in the order of their keys, but for the start, which is the first.
+    """The graph of these nodes and arcs; its nodes are the start, then the others by their keys.
 
-    keys: nodes with the same key form a component. arcs: tail, head and action. work: of actions.
+    keys: nodes with the same key form a component. arcs: [A] tail, [A] head (positions in keys) and
+    [A] action. work: the work of each action.
     """
     tail, head, action = arcs
     # Read backward, paths lead to the last node, and so to the start. Its key is not the least one
     # where needs lead round in a circle.
     others = sorted((u for u in range(len(keys)) if u != start), key=keys.__getitem__)
-    order = np.array([start, *others], dtype=np.int64)
-    place = np.empty(len(order), dtype=np.int64)
-    place[order] = np.arange(len(order))
-    differs = [keys[u] != keys[v] for u, v in zip(order[1:], order[:-1], strict=True)]
-    # an arc to an earlier node joins everything between into one component
-    back = place[tail] > place[head]
-    inside = np.zeros(len(keys) + 1, dtype=np.int64)
-    np.add.at(inside, place[head[back]] + 1, 1)
-    np.add.at(inside, place[tail[back]] + 1, -1)
-    apart = np.array(differs, dtype=np.bool_) & (np.cumsum(inside)[1:-1] == 0)
-    component = np.concatenate([[0], np.cumsum(apart)]).astype(np.int64)
-    by_tail = np.argsort(place[tail], kind="stable")
+    order = [start, *others]
+    number = np.empty(len(order), dtype=np.int64)
+    number[order] = np.arange(len(order))
+    tail, head = number[tail], number[head]
+    by_tail = np.argsort(tail, kind="stable")
     action = action[by_tail]
     return Graph(
-        theory, _firsts(place[tail], len(keys)), place[head][by_tail], action, component,
-        0, steps_of_action, work[action], in_execution_order, arcs_are_stages,
-    )  # fmt: skip
+        theory=theory,
+        first=_firsts(tail, len(keys)),
+        head=head[by_tail],
+        action=action,
+        component=_components([keys[u] for u in order], tail, head),
+        start=0,
+        steps_of_action=steps_of_action,
+        work=work[action],
+        in_execution_order=in_execution_order,
+        arcs_are_stages=arcs_are_stages,
+    )
+
+
+def _components(keys: Sequence[Key], tail: Ints, head: Ints) -> Ints:
+    """[n] the component of each node, of nodes with these keys and arcs from tail to head [A].
+
+    Neighbours of the same key share a component. An arc to an earlier node joins all nodes between
+    its head and its tail into one.
+    """
+    key_differs = np.array([a != b for a, b in pairwise(keys)], dtype=np.bool_)
+    goes_back = tail > head
+    # the number of such arcs that span the place between a node and the one before it
+    change = np.zeros(len(keys) + 1, dtype=np.int64)
+    np.add.at(change, head[goes_back] + 1, 1)
+    np.add.at(change, tail[goes_back] + 1, -1)
+    spanning = np.cumsum(change)[1:-1]
+    begins = key_differs & (spanning == 0)
+    return np.concatenate([[0], np.cumsum(begins)]).astype(np.int64)

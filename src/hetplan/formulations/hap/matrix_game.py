@@ -11,10 +11,11 @@ from hetplan.solvers.run import Options
 
 
 def game(P: Floats, options: Options) -> tuple[float, Floats, Floats]:
-    """(Value, mu [V], theta [C]) of the game min over mu in the simplex of max_c P[c] mu [C, V].
+    """(Value, mu [V], theta [C]) of the game: min over mu in the simplex of max_c P[c] . mu.
 
-    The value is what theta guarantees, a lower bound in any case. HiGHS maximises it; mu are the
-    duals. Where it finds no theta, by the user's own options perhaps, all count alike.
+    P: [C, V] payoffs. The value is the least that the mixture theta of rows guarantees, a lower
+    bound of the game's value in any case. HiGHS maximises it, and mu are the duals. Where HiGHS
+    finds no theta, because of the native options perhaps, all rows have equal shares.
     """
     (C, V), low, high = P.shape, float(P.min()), float(P.max())
     if not (np.isfinite(high) and high > low):
@@ -43,13 +44,16 @@ def game(P: Floats, options: Options) -> tuple[float, Floats, Floats]:
 
 
 def _shares(values: Sequence[float], count: int) -> Floats:
-    """The values as shares of their sum, without what is negative by rounding; equal shares where
-    nothing is left."""
-    kept = np.maximum(values, 0.0)
-    return kept / kept.sum() if kept.sum() > 0 else np.full(count, 1.0 / count)
+    """The values as shares of their sum, values that are negative by rounding taken as 0.
+
+    The shares are equal where no value is positive.
+    """
+    positive = np.maximum(values, 0.0)
+    if positive.sum() <= 0:
+        return np.full(count, 1.0 / count)
+    return positive / positive.sum()
 
 
 def game_value(P: Floats, options: Options) -> float:
-    """A lower bound of min over mu in the simplex of max_c P[c] mu [C, V], mostly the value itself;
-    rows may be infinite."""
+    """A lower bound of the game's value, mostly the value itself; rows of P may be infinite."""
     return max(float(P.min(axis=1).max()), game(P, options)[0])

@@ -29,124 +29,150 @@ DIGITS = 9
 
 @dataclass(frozen=True)
 class Multipliers:
-    """type_weights [K] over types, top_weights [g, K] in place of the largest ratio: rows of sum 1.
-    byte_prices [K]: seconds per byte of one device of each type."""
+    """One mean over types for all stages, means for the largest ratios, and prices of bytes."""
 
-    type_weights: Floats
-    top_weights: Floats
-    byte_prices: Floats
+    type_weights: Floats  # [K] of sum 1, in place of a stage's slowest type
+    top_weights: Floats  # [g, K] rows of sum 1, in place of each segment's largest ratio
+    byte_prices: Floats  # [K] seconds per byte of one device of each type
 
 
 class Means:
-    """Good multipliers for one cell, and what they make triples and stages cost. options: those of
-    the run, for HiGHS."""
+    """Good multipliers for one cell of ratios, and the costs of triples and stages by them.
+
+    options: the options of the run, for HiGHS.
+    """
 
     def __init__(self, problem: HapProblem, cell: Floats, options: Options) -> None:
         self.problem, self.options = problem, options
         self.x = vertices(cell)  # [V, g, K]
+        # [K] seconds on each type per second on the fastest one
         self._slow = problem.speeds[-1] / problem.speeds
         V, _, K = self.x.shape
         self.mu = np.full(V, 1.0 / V)  # the reference point, barycentric
         self.top_weights = np.eye(K)[self.point.argmax(axis=1)]
         self.byte_prices = np.zeros(K)
-        # [L, K], rows of sum 1; each is a mean for all stages: weights found for the cell, all
-        # types alike, each type alone.
+        # [L, K] means for all stages, rows of sum 1: the weights found for the cell (once there
+        # are such), all types alike, each type alone
         self.weights = np.vstack([np.full((1, K), 1.0 / K), np.eye(K)])
-        self._stage_of_mixture: dict[bytes, int] = {}
+        # [s, K] means for single stages, each found by the mixture of work in its stage
         self._stage_weights = np.zeros((0, K))
+        self._stage_of_mixture: dict[bytes, int] = {}
 
     @property
     def point(self) -> Floats:
-        """[g, K]: the reference point, where means are compared."""
+        """[g, K] the ratios of the reference point, where means are compared."""
         return np.asarray(np.tensordot(self.mu, self.x, 1))
 
     def set_from_program(self, cost: CostOfRatios) -> None:
-        """Take the point and the means from a program's best ratios in the cell."""
-        unit = self.problem.speeds[-1]
-        F, S = cost.F / unit, cost.S / unit
-        held = (
-            cost.fixed_bytes * self.byte_prices.sum()
-            + self.x @ self.byte_prices @ cost.shared_bytes
-        )
+        """Take the reference point and the means from a program's best ratios in the cell."""
+        fastest = self.problem.speeds[-1]
+        F, S = cost.F / fastest, cost.S / fastest
+        fixed_byte_seconds = cost.fixed_bytes * self.byte_prices.sum()
+        shared_byte_seconds = self.x @ self.byte_prices @ cost.shared_bytes  # [V]
         self.mu, self._stage_weights, top_weights = best_in_cell(
-            F, S, cost.comm, held, self.x, self._slow, self.mu, self.options
+            F,
+            S,
+            cost.comm,
+            fixed_byte_seconds + shared_byte_seconds,
+            self.x,
+            self._slow,
+            self.mu,
+            self.options,
         )
-        paid = cost.comm > 0
-        self.top_weights[paid] = top_weights[paid]
+        communicates = cost.comm > 0
+        self.top_weights[communicates] = top_weights[communicates]
         self._stage_of_mixture = {row.tobytes(): s for s, row in enumerate(_mixtures(F, S))}
 
     def set_multipliers(self, multipliers: Multipliers) -> None:
         """Take multipliers found for the cell; the means of single stages stay."""
-        self.weights = np.vstack([multipliers.type_weights, self.weights[-1 - self.problem.K :]])
-        self.top_weights, self.byte_prices = multipliers.top_weights.copy(), multipliers.byte_prices
+        simple_means = self.weights[-1 - self.problem.K :]  # all types alike, each type alone
+        self.weights = np.vstack([multipliers.type_weights, simple_means])
+        self.top_weights = multipliers.top_weights.copy()
+        self.byte_prices = multipliers.byte_prices
 
     @property
     def memory_seconds(self) -> float:
         """Seconds that all memory costs at its prices, to be taken off every sum: sum_d l_d W_d."""
-        capacity = self.problem.capacity
-        return 0.0 if capacity is None else float(self.byte_prices @ capacity)
+        if self.problem.capacity is None:
+            return 0.0
+        return float(self.byte_prices @ self.problem.capacity)
 
     def costs(self, work: Work, weights: Floats | None = None) -> Floats:
-        """[A, L, V]: seconds that work costs at the vertices by each of the weights [L, K],
-        or of `weights`."""
-        fixed, shared = self._units(self.weights if weights is None else weights)
+        """[A, L, V] seconds that work costs at the vertices by each mean of `weights` [L, K].
+
+        Without `weights` the means are those of the cell.
+        """
+        if weights is None:
+            weights = self.weights
+        fixed, shared = self._seconds_per_unit(weights)
         V, g = self.x.shape[:2]
-        by_vertex = (work.shared_seconds @ shared.reshape(-1, g).T).reshape(-1, len(fixed), V)
-        cost = work.fixed_seconds[:, None, None] * fixed[:, None] + by_vertex
-        return self._completed(cost, work)
+        shared_cost = work.shared_seconds @ shared.reshape(-1, g).T
+        cost = work.fixed_seconds[:, None, None] * fixed[:, None]
+        cost = cost + shared_cost.reshape(-1, len(fixed), V)
+        return self._with_collectives_and_bytes(cost, work)
 
     def costs_per_stage(self, work: Work) -> Floats:
-        """[A, 1, V]: the same where each row is a whole stage with a mean of its own: the one with
-        the largest value at the point, and of equal ones that of its mixture of work."""
+        """[A, 1, V] seconds that whole stages cost at the vertices, each by a mean of its own.
+
+        A stage takes the mean with the largest value at the reference point. Of means of equal
+        value it takes the one found for its mixture of work, else the first.
+        """
         L = len(self.weights)
-        fixed, shared = self._units(np.vstack([self.weights, self._stage_weights]))
-        rows = _mixtures(work.fixed_seconds, work.shared_seconds)
-        which = L + np.array(
-            [self._stage_of_mixture.get(row.tobytes(), -L) for row in rows], dtype=np.int64
+        fixed, shared = self._seconds_per_unit(np.vstack([self.weights, self._stage_weights]))
+        mixtures = _mixtures(work.fixed_seconds, work.shared_seconds)
+        # the number of the mean found for each row's mixture; 0, the first mean, where none was
+        mean_of_mixture = np.zeros(len(mixtures), dtype=np.int64)
+        for row, mixture in enumerate(mixtures):
+            stage = self._stage_of_mixture.get(mixture.tobytes())
+            if stage is not None:
+                mean_of_mixture[row] = L + stage
+        shared_at_point = np.tensordot(shared, self.mu, (1, 0))  # [L + s, g]
+        # the values at the point by the L means, and by the mean of the mixture
+        by_mean = np.outer(work.fixed_seconds, fixed[:L])
+        by_mean = by_mean + work.shared_seconds @ shared_at_point[:L].T
+        by_mixture = fixed[mean_of_mixture] * work.fixed_seconds + np.einsum(
+            "ag,ag->a", shared_at_point[mean_of_mixture], work.shared_seconds
         )
-        point = np.tensordot(shared, self.mu, (1, 0))
-        score = np.outer(work.fixed_seconds, fixed[:L]) + work.shared_seconds @ point[:L].T
-        mine = fixed[which] * work.fixed_seconds + np.einsum(
-            "ag,ag->a", point[which], work.shared_seconds
-        )
-        most = np.maximum(score.max(axis=1), mine) * (1 - CLOSE)
-        best = np.where(mine >= most, which, (score >= most[:, None]).argmax(axis=1))
-        cost = (work.fixed_seconds * fixed[best])[:, None]
-        cost = cost + np.einsum("ag,avg->av", work.shared_seconds, shared[best])
-        return self._completed(cost[:, None], work)
+        largest = np.maximum(by_mean.max(axis=1), by_mixture) * (1 - CLOSE)
+        first_largest = (by_mean >= largest[:, None]).argmax(axis=1)
+        mean = np.where(by_mixture >= largest, mean_of_mixture, first_largest)
+        cost = (work.fixed_seconds * fixed[mean])[:, None]
+        cost = cost + np.einsum("ag,avg->av", work.shared_seconds, shared[mean])
+        return self._with_collectives_and_bytes(cost[:, None], work)
 
     def at_point(self, graph: Graph) -> Floats:
-        """[A]: what arcs cost at the point: whole stages exactly, other arcs by the first mean."""
+        """[A] the costs of arcs at the reference point: exact costs of whole stages and
+        collectives, those of other arcs by the first mean."""
         point, work = self.point, graph.work
         busy = (work.fixed_seconds[:, None] + work.shared_seconds @ point) * self._slow
-        cost = busy.max(axis=1) if graph.arcs_are_stages else busy @ self.weights[0]
-        paid = work.fixed_seconds + work.shared_seconds @ point.max(axis=1)
-        held = work.fixed_bytes * self.byte_prices.sum() + work.shared_bytes @ (
-            point @ self.byte_prices
-        )
-        return np.asarray(np.where(work.comm, paid, cost) + held)
+        computing = busy.max(axis=1) if graph.arcs_are_stages else busy @ self.weights[0]
+        communicating = work.fixed_seconds + work.shared_seconds @ point.max(axis=1)
+        fixed_byte_seconds = work.fixed_bytes * self.byte_prices.sum()
+        byte_seconds = fixed_byte_seconds + work.shared_bytes @ (point @ self.byte_prices)
+        return np.asarray(np.where(work.comm, communicating, computing) + byte_seconds)
 
-    def _units(self, weights: Floats) -> tuple[Floats, Floats]:
-        """Seconds of a unit of fixed [M] and of shared [M, V, g] work by means [M, K]."""
+    def _seconds_per_unit(self, weights: Floats) -> tuple[Floats, Floats]:
+        """(Seconds of a unit of fixed [M], and of shared [M, V, g] work) by the means [M, K]."""
         rows = weights * self._slow
         return rows.sum(axis=1), np.einsum("md,vgd->mvg", rows, self.x)
 
-    def _completed(self, cost: Floats, work: Work) -> Floats:
-        """Costs of computing [A, M, V] with those of collectives put in, and of bytes added."""
-        top = np.einsum("gd,vgd->gv", self.top_weights, self.x)
-        cost[work.comm] = (
-            work.fixed_seconds[work.comm, None] + work.shared_seconds[work.comm] @ top
-        )[:, None]
+    def _with_collectives_and_bytes(self, cost: Floats, work: Work) -> Floats:
+        """The costs of computing [A, M, V] with the rows of collectives replaced by their costs,
+        and the costs of bytes added to all rows."""
+        comm = work.comm
+        largest_ratio = np.einsum("gd,vgd->gv", self.top_weights, self.x)
+        collectives = work.fixed_seconds[comm, None] + work.shared_seconds[comm] @ largest_ratio
+        cost[comm] = collectives[:, None]
         if self.byte_prices.any():
-            held = work.fixed_bytes[:, None] * self.byte_prices.sum()
-            cost += (held + work.shared_bytes @ (self.x @ self.byte_prices).T)[:, None]
+            fixed_byte_seconds = work.fixed_bytes[:, None] * self.byte_prices.sum()
+            shared_byte_seconds = work.shared_bytes @ (self.x @ self.byte_prices).T
+            cost += (fixed_byte_seconds + shared_byte_seconds)[:, None]
         return cost
 
 
 def _mixtures(F: Floats, S: Floats) -> Floats:
-    """[s, 1 + g]: rows of work scaled to sum 1 and rounded, to be compared."""
+    """[s, 1 + g] the rows of work scaled to sum 1 and rounded, so that equal ones can be found."""
     rows = np.column_stack([F, S])
     total = rows.sum(axis=1, keepdims=True)
-    return np.asarray(
-        np.round(np.divide(rows, total, out=np.zeros_like(rows), where=total > 0), DIGITS) + 0.0
-    )  # no negative zeros
+    shares = np.divide(rows, total, out=np.zeros_like(rows), where=total > 0)
+    return np.asarray(np.round(shares, DIGITS) + 0.0)  # 0.0 is added against negative zeros

@@ -32,32 +32,54 @@ def graph_of_needs(
     states = [frozenset((theory.goal,))]
     numbers = {states[0]: 0}
     arcs: list[tuple[int, int, int]] = []
-    for u, need in enumerate(states):
+    for u, need in enumerate(states):  # the list grows
         if run is not None:
             run.check()
-        highest = max((theory.level[p] for p in need), default=0) if canonical else -1
-        settled = [p for p in need if theory.level[p] >= highest]
-        for s in sorted({s for p in settled for s in theory.by_post[p]}):
-            after = (need - theory.steps[s].post) | theory.steps[s].pre
-            if not after >= need:  # else it only adds needs: the way to the end is no shorter
-                if after not in numbers:
-                    if len(states) == limit:
-                        return None
-                    numbers[after] = len(states)
-                    states.append(after)
-                arcs.append((u, numbers[after], s))
+        to_settle = need
+        if canonical and need:
+            to_settle = of_highest_level(theory, need)
+        for s in steps_that_give(theory, to_settle):
+            after = need_before(theory, need, s)
+            if after >= need:
+                continue  # such an arc only adds needs, so that no shortest path takes it
+            if after not in numbers:
+                if len(states) == limit:
+                    return None
+                numbers[after] = len(states)
+                states.append(after)
+            arcs.append((u, numbers[after], s))
     return graph_of_states(
         theory, states, np.array(arcs, dtype=np.int64), in_execution_order=not canonical
     )
 
 
+def of_highest_level(theory: ReducedTheory, need: Need) -> Need:
+    """The needed properties of the highest level, which the canonical order settles first."""
+    highest = max(theory.level[p] for p in need)
+    return frozenset(p for p in need if theory.level[p] == highest)
+
+
+def steps_that_give(theory: ReducedTheory, properties: Need) -> list[int]:
+    """The steps (positions, ascending) that give one of these properties or more."""
+    return sorted({s for p in properties for s in theory.by_post[p]})
+
+
+def need_before(theory: ReducedTheory, need: Need, s: int) -> Need:
+    """The properties needed before step s, where `need` are those needed after it."""
+    step = theory.steps[s]
+    return (need - step.post) | step.pre
+
+
 def graph_of_states(
     theory: ReducedTheory, states: Sequence[Need], arcs: Ints, *, in_execution_order: bool
 ) -> Graph:
-    """The graph of states, {goal} first, with arcs [A, 3]: tail, head, step."""
+    """The graph of these states, {goal} first, with arcs [A, 3]: tail, head, step."""
     tail, head, step = arcs.reshape(-1, 3).T
     return graph_of_arcs(
-        theory, [theory.key(need) for need in states], (tail, head, step),
-        [(s,) for s in range(len(theory.steps))], work_of(theory.problem, theory.steps),
+        theory,
+        keys=[theory.key(need) for need in states],
+        arcs=(tail, head, step),
+        steps_of_action=[(s,) for s in range(len(theory.steps))],
+        work=work_of(theory.problem, theory.steps),
         in_execution_order=in_execution_order,
-    )  # fmt: skip
+    )

@@ -13,37 +13,38 @@ CLOSE = 1e-9
 def shortest(graph: Graph, cost: Floats) -> tuple[Floats, Ints]:
     """([n, J] least sums of the costs [A, J] >= 0 from each node to the last one, [n, J] the first
     arc of such a path, -1 where there is none)."""
-    length, arc = np.full((graph.n, cost.shape[1]), np.inf), np.full((graph.n, cost.shape[1]), -1)
+    length = np.full((graph.n, cost.shape[1]), np.inf)
     length[-1] = 0.0
-    none = np.zeros(len(graph.head), dtype=np.bool_)
+    first_arc = np.full(length.shape, -1)
+    closes_no_stage = np.zeros(len(graph.head), dtype=np.bool_)
     _fill_shortest(
-        graph.first, graph.head, none, graph.component, np.ascontiguousarray(cost), np.ones(1),
-        length, arc, length[:0],
+        graph.first, graph.head, closes_no_stage, graph.component, np.ascontiguousarray(cost),
+        np.ones(1), length, first_arc, length[:0],
     )  # fmt: skip
-    return length, arc
+    return length, first_arc
 
 
-def path(graph: Graph, arc: Ints) -> list[int]:
-    """The arcs from the start on, given each node's first arc [n]."""
-    node, taken = graph.start, []
+def path(graph: Graph, first_arc: Ints) -> list[int]:
+    """The arcs of the path from the start to the last node, given each node's first arc [n]."""
+    node, arcs = graph.start, []
     while node < graph.n - 1:
-        taken.append(int(arc[node]))
-        node = int(graph.head[taken[-1]])
-    return taken
+        arcs.append(int(first_arc[node]))
+        node = int(graph.head[arcs[-1]])
+    return arcs
 
 
 def potentials(graph: Graph, cost: Floats, mu: Floats) -> Floats:
-    """[n, L, V] a lower bound, affine over a cell, of the cost from each node to the last one when
+    """[n, L, V] a lower bound, affine over a cell, of the cost from each node to the last one, when
     the stage under way costs what mean l says.
 
-    cost [A, L, V]: of arcs by L means at the V vertices. Where paths are programs in execution
-    order, every stage may have another mean. It takes the one whose value at the point mu [V]
-    (barycentric) is the largest at the node where the stage begins, read from the program's end.
-    The first mean wins ties.
+    cost: [A, L, V], of arcs by L means at the V vertices. Where paths are programs in execution
+    order, each stage has a mean of its own: the one whose value at the point mu [V] (barycentric)
+    is the largest at the node where the stage begins, read from the program's end. The first mean
+    wins ties.
     """
-    if not graph.in_execution_order:
-        return shortest(graph, cost.reshape(len(cost), -1))[0].reshape(graph.n, *cost.shape[1:])
     rows = np.ascontiguousarray(cost.reshape(len(cost), -1))
+    if not graph.in_execution_order:
+        return shortest(graph, rows)[0].reshape(graph.n, *cost.shape[1:])
     value, at_stage_begin = np.full((2, graph.n, rows.shape[1]), np.inf)
     value[-1] = at_stage_begin[-1] = 0.0
     _fill_shortest(
