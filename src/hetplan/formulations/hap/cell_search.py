@@ -31,7 +31,7 @@ from hetplan.solvers.branch_and_bound import Expansion
 
 @dataclass(frozen=True)
 class Parameters:
-    """What the search trades; chosen on the packaged instances, chains, residual blocks and random
+    """The limits of the search, chosen on packaged instances, chains, residual blocks and random
     theories."""
 
     # Most states of the graph of needs in all orders; above that, of the canonical one.
@@ -44,7 +44,7 @@ class Parameters:
     # Arcs times vertices of a cell beyond which not even the first cell of a canonical graph is
     # bounded.
     most_arc_vertices: int = 5_000_000
-    # Cells without progress after which the search gives up: the bound is kept, the gap told.
+    # Cells without progress after which the search gives up; the bound and the gap are reported.
     patience: int = 40
     # Where the programme can finish: share of the time for cells.
     cells_share: float = 0.5
@@ -64,22 +64,26 @@ DEFAULTS = Parameters()
 
 
 def surely_ends(graph: Graph) -> bool:
-    """Whether dividing cells on this graph surely ends with a proof, so that patience is not
-    needed: in all orders, and without memory."""
+    """Whether dividing cells on this graph surely ends with a proof.
+
+    It does on a graph in all orders, without memory. Patience is not needed then.
+    """
     return graph.in_execution_order and graph.theory.problem.capacity is None
 
 
 @dataclass
 class Incumbent(branch_and_bound.Incumbent[list[int]]):
-    """The best program, under its best ratios; every program is tried once."""
+    """The best program so far under its best ratios; every program is tried once."""
 
     theory: ReducedTheory | None = None
-    cost: CostOfRatios | None = None  # of the best program
-    tried: set[tuple[int, ...]] = field(default_factory=set)
+    cost: CostOfRatios | None = None  # the cost of the best program as a function of the ratios
+    tried: set[tuple[int, ...]] = field(default_factory=set)  # programs, as triple numbers
 
     def try_program(self, chosen: Sequence[int]) -> bool:
-        """Find the best ratios of the program that uses the triples `chosen` in that order; whether
-        it is the best so far."""
+        """Whether the program that uses the triples `chosen` in this order becomes the incumbent.
+
+        Its best ratios are found unless it was tried before.
+        """
         assert self.theory is not None
         program, problem = self.theory.program(chosen), self.theory.problem
         if tuple(program) in self.tried:
@@ -87,28 +91,28 @@ class Incumbent(branch_and_bound.Incumbent[list[int]]):
         self.tried.add(tuple(program))
         cost = problem.cost_of(program)
         best = best_ratios(problem, cost, self.run)
-        if not (best.fits and self.offer(best.seconds, program)):
+        if not best.fits:
             return False
-        self.cost = cost
-        return True
+        is_better = self.offer(best.seconds, program)
+        if is_better:
+            self.cost = cost
+        return is_better
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A node of the search."""
+    """A node of the search: a cell of ratios."""
 
-    simplices: Floats  # [g, K, K]
-    # The arcs that are still worth it in this cell: programs at or above the threshold of the time
-    # when it was made are left out. None: the whole graph.
+    simplices: Floats  # [g, K, K] the vertices of each segment's simplex
+    # The graph of the programs that may be best in this cell; it lacks programs that cost the
+    # threshold or more when it was built. None: the graph of the whole search.
     graph: Graph | None = None
-    parent_gap: float = np.inf  # share of the threshold that was missing in the cell before
-    # With memory: multipliers of the cell before.
-    multipliers: Multipliers | None = None
+    parent_gap: float = np.inf  # share of the threshold that the parent's bound lacked
+    multipliers: Multipliers | None = None  # of the parent; None without memory
 
 
 class CellSearch:
-    """Bounds and divides cells; opens a canonical graph, leaves arcs out and makes stages of
-    them."""
+    """The rules of the branch and bound: how a cell is bounded, narrowed and divided."""
 
     def __init__(
         self, graph: Graph, incumbent: Incumbent, parameters: Parameters = DEFAULTS
@@ -119,23 +123,24 @@ class CellSearch:
         self._opener = Opener(self.theory)
         self._work = work_of(self.problem, self.theory.steps)
         # least size and least gap of a cell whose opening met too many states
-        self._too_big_at = np.inf, np.inf
+        self._least_size_too_large = np.inf
+        self._least_gap_too_large = np.inf
         self._most_opened = parameters.most_opened
 
     def expand(self, cell: Cell, threshold: float) -> Expansion[Cell]:
-        """Two halves of a cell with its bound; none where the cell is closed."""
+        """The two halves of a cell with its bound; no children where the cell is closed."""
         graph = cell.graph or self.graph
-        # a graph with arcs left out lacks programs at or above the threshold, so that no bound from
-        # it may exceed that
-        claimable = np.inf if cell.graph is None else threshold
+        # A graph with arcs left out lacks programs at or above the threshold, so that no bound from
+        # it may exceed that.
+        largest_bound = np.inf if cell.graph is None else threshold
         means = Means(self.problem, cell.simplices, self.incumbent.run.options)
-        floor = -np.inf
+        bound_by_prices = -np.inf
         if cell.multipliers is not None and not graph.arcs_are_stages:
-            floor, multipliers, met = best_multipliers(
+            bound_by_prices, multipliers, programs = best_multipliers(
                 graph, means, cell.multipliers, threshold, self.incumbent.run
             )
             cell = replace(cell, multipliers=multipliers)
-            for totals in met:
+            for totals in programs:
                 self.incumbent.try_program(totals.program)
         elif cell.multipliers is not None:
             means.set_multipliers(cell.multipliers)
@@ -143,13 +148,13 @@ class CellSearch:
             means.set_from_program(self.incumbent.cost)
         threshold = min(threshold, self.incumbent.threshold)
         bound, potential, cost = bound_by_sums(graph, means)
-        bound = max(bound, floor)
+        bound = max(bound, bound_by_prices)
         if bound < threshold and self._try_best_at_point(means, graph):
             threshold = min(threshold, self.incumbent.threshold)
             value, potential, cost = bound_by_sums(graph, means)
             bound = max(bound, value)
         if bound >= threshold:
-            return Expansion(dropped_bound=min(bound, claimable), progress=surely_ends(graph))
+            return Expansion(dropped_bound=min(bound, largest_bound), progress=surely_ends(graph))
         gap = 1 - bound / threshold
         if not graph.in_execution_order and gap > self.parameters.stalled * cell.parent_gap:
             opened = self._open_orders(cell, means, threshold, gap)
@@ -165,7 +170,7 @@ class CellSearch:
             )
             bound = min(bound, threshold)
         if bound >= threshold:
-            return Expansion(dropped_bound=min(bound, claimable), progress=surely_ends(graph))
+            return Expansion(dropped_bound=min(bound, largest_bound), progress=surely_ends(graph))
         if np.ptp(cell.simplices, axis=1).max() < self.parameters.least_size:
             return Expansion(dropped_bound=bound)
         child = replace(cell, graph=None if graph is self.graph else graph, parent_gap=gap)
@@ -176,17 +181,24 @@ class CellSearch:
         return Expansion(children, progress=surely_ends(graph))
 
     def _open_orders(self, cell: Cell, means: Means, threshold: float, gap: float) -> Graph | None:
-        """The graph in all orders of what sums leave open in the cell; None where it is too large,
-        or was in a cell not much larger."""
+        """The graph in all orders of what sums leave open in the cell.
+
+        None where it is too large, or was too large in a cell not much larger.
+        """
+        if not np.isfinite(threshold):
+            return None
         size = float(np.ptp(cell.simplices, axis=1).max())
-        least_size, least_gap = (self.parameters.stalled * each for each in self._too_big_at)
-        if not np.isfinite(threshold) or (size >= least_size and gap >= least_gap):
+        stalled = self.parameters.stalled
+        has_shrunk = size < stalled * self._least_size_too_large
+        has_closed = gap < stalled * self._least_gap_too_large
+        if not (has_shrunk or has_closed):
             return None
         cost, run = means.costs(self._work), self.incumbent.run
         opened = self._opener.open(cost, threshold + means.memory_seconds, self._most_opened, run)
         if opened is None:
             self._most_opened *= 2
-            self._too_big_at = min(size, self._too_big_at[0]), min(gap, self._too_big_at[1])
+            self._least_size_too_large = min(size, self._least_size_too_large)
+            self._least_gap_too_large = min(gap, self._least_gap_too_large)
         return opened
 
     def _narrow_and_stage(
@@ -194,12 +206,15 @@ class CellSearch:
         cell: Cell,
         means: Means,
         graph: Graph,
-        known: tuple[float, Floats, Floats],
+        by_sums: tuple[float, Floats, Floats],
         threshold: float,
     ) -> tuple[Graph, float]:
-        """(The graph without arcs that lie on no program below the threshold, with whole stages as
-        arcs where those are few; its bound)."""
-        bound, potential, cost = known
+        """(The graph without arcs that lie on no program below the threshold, its bound).
+
+        Its arcs are whole stages where those are few. by_sums: the bound, the potential and the
+        costs of the graph as they are before.
+        """
+        bound, potential, cost = by_sums
         limit = threshold + means.memory_seconds
         least = least_through_arcs(graph, cost, potential).max(axis=1)
         graph, nodes = graph.without_arcs(least >= limit)
@@ -221,36 +236,44 @@ class CellSearch:
         return whole, bound
 
     def _try_best_at_point(self, means: Means, graph: Graph) -> bool:
-        """Try the best program at the reference point; whether it is the best so far, which then
-        gives the means."""
-        _, arc = shortest(graph, means.at_point(graph)[:, None])
-        if arc[graph.start, 0] < 0:
+        """Whether the best program at the reference point becomes the incumbent.
+
+        Where it does, the means are taken from it.
+        """
+        _, first_arc = shortest(graph, means.at_point(graph)[:, None])
+        if first_arc[graph.start, 0] < 0:
             return False
-        better = self.incumbent.try_program(graph.program(path(graph, arc[:, 0])))
-        if better and self.incumbent.cost is not None:
+        program = graph.program(path(graph, first_arc[:, 0]))
+        is_better = self.incumbent.try_program(program)
+        if is_better and self.incumbent.cost is not None:
             means.set_from_program(self.incumbent.cost)
-        return better
+        return is_better
 
 
 def bound_by_sums(graph: Graph, means: Means) -> tuple[float, Floats, Floats]:
-    """(Bound of all programs in the cell, potential [n, L, V], cost of arcs [A, L, V]).
-    The bound is less what all memory costs; the potential and the costs are not."""
+    """(A lower bound of all programs in the cell, potential [n, L, V], costs of arcs [A, L, V]).
+
+    What all memory costs is taken off the bound, not off the potential and the costs.
+    """
     cost = means.costs(graph.work)
     potential = potentials(graph, cost, means.mu)
     if graph.arcs_are_stages:
-        each = means.costs_per_stage(graph.work)
-        least = shortest(graph, each.reshape(len(each), -1))[0].reshape(graph.n, *each.shape[1:])
+        stage_cost = means.costs_per_stage(graph.work)
+        length, _ = shortest(graph, stage_cost.reshape(len(stage_cost), -1))
+        least = length.reshape(graph.n, *stage_cost.shape[1:])
         potential = np.concatenate([potential, least], axis=1)
-        cost = np.concatenate([cost, each], axis=1)
+        cost = np.concatenate([cost, stage_cost], axis=1)
     value = game_value(potential[graph.start], means.options)
     return value - means.memory_seconds, potential, cost
 
 
 def least_through_arcs(graph: Graph, cost: Floats, potential: Floats) -> Floats:
-    """[A, L]: a lower bound over the cell of every path through an arc: what leads to its tail, its
-    own cost [A, L, V] and the potential of its head. The same mean serves for the whole path up to
-    the head."""
+    """[A, L] a lower bound over the cell of every path through an arc.
+
+    It adds the least cost from the start to the arc's tail, the arc's cost [A, L, V] and the
+    potential of its head. One mean serves for the whole path up to the head.
+    """
     backward, arcs = graph.backward
-    before = shortest(backward, cost[arcs].reshape(len(cost), -1))[0][::-1]
-    before = before.reshape(potential.shape)
-    return np.asarray((before[graph.tail] + cost + potential[graph.head]).min(axis=2))
+    length, _ = shortest(backward, cost[arcs].reshape(len(cost), -1))
+    from_start = length[::-1].reshape(potential.shape)
+    return np.asarray((from_start[graph.tail] + cost + potential[graph.head]).min(axis=2))

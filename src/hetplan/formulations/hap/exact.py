@@ -30,7 +30,7 @@ from hetplan.formulations.hap.needs import graph_of_needs
 from hetplan.formulations.hap.outcomes import NONE_FITS, outcome_of, reduced_or_answered
 from hetplan.formulations.hap.theory import ReducedTheory
 from hetplan.solvers import branch_and_bound
-from hetplan.solvers.branch_and_bound import SearchLimits
+from hetplan.solvers.branch_and_bound import Proof, SearchLimits
 from hetplan.solvers.run import Outcome, Run, Stop, Stopped, stop_reason
 
 # Rounding in sums of thousands of terms, as a share of the optimum; taken off bounds.
@@ -42,86 +42,124 @@ WIDE = (
 
 
 def solve(data: HapData, run: Run, parameters: Parameters = DEFAULTS) -> Outcome[HapDecision]:
-    """Proven optimum, or with the time limit the best found so far and a proven bound."""
+    """The proven optimum, or at the time limit the best decision so far and a proven bound."""
     theory = reduced_or_answered(data, run)
     if isinstance(theory, Outcome):
         return theory
     problem = theory.problem
-    floor = chain_bound(theory)
-    run.report(bound=floor)
+    bound = chain_bound(theory)
+    run.report(bound=bound)
     incumbent = Incumbent(run, gap=0.5 * run.options.gap, theory=theory)
     if problem.capacity is not None:
-        # no program may fit: without one this cut-off, above what any program costs, stands in for
-        # its cost, and `decision` stays None
+        # Perhaps no program fits in memory. Until one does, the incumbent costs more than any
+        # program and its decision is None.
         incumbent.objective = problem.seconds_of_all * (1 + 1e-6) + 1e-300
     incumbent.try_program(first_program(theory))
     if problem.capacity is not None:
         incumbent.try_program(fitting_program(theory, run)[0])
-    if floor >= incumbent.threshold or incumbent.objective <= 0:
-        return outcome_of(
-            theory, incumbent.decision, run=run, stop=Stop.OPTIMAL,
-            bound=min(floor, incumbent.objective),
-        )  # fmt: skip
+    if bound >= incumbent.threshold or incumbent.objective <= 0:
+        bound = min(bound, incumbent.objective)
+        return outcome_of(theory, incumbent.decision, run=run, stop=Stop.OPTIMAL, bound=bound)
     graph = None
     with suppress(Stopped):
         graph = graph_of_needs(theory, parameters.most_states, run)
-        graph = graph or graph_of_needs(
-            theory, parameters.most_canonical_states, run, canonical=True
-        )
-    return _searched(theory, incumbent, graph, floor, run, parameters)
+        if graph is None:
+            limit = parameters.most_canonical_states
+            graph = graph_of_needs(theory, limit, run, canonical=True)
+    return _searched(theory, incumbent, graph, bound, run, parameters)
 
 
 def _searched(
     theory: ReducedTheory,
-    incumbent: "Incumbent",
+    incumbent: Incumbent,
     graph: Graph | None,
     bound: float,
     run: Run,
     parameters: Parameters,
 ) -> Outcome[HapDecision]:
-    """Cells, then HiGHS where it may finish what they leave open."""
+    """The outcome of the search over cells, or of HiGHS where that may finish what is open.
+
+    graph: None where time was up before it was complete, or where it has too many states.
+    bound: seconds, proven before the search.
+    """
     problem = theory.problem
     all_orders = graph is not None and graph.in_execution_order
+    too_many_ratios = all_orders and _has_too_many_ratios(theory, parameters)
     milp_can_finish = all_orders and (problem.g > 1 or problem.capacity is not None)
-    vertices = problem.K**problem.g
-    too_many = all_orders and (
-        vertices > parameters.most_vertices
-        or problem.g * (problem.K - 1) > parameters.most_free_ratios
-    )
     proven, details = False, dict[str, object]()
-    if (
-        graph is not None
-        and not too_many
-        and (all_orders or len(graph.head) * vertices <= parameters.most_arc_vertices)
-    ):
+    if graph is not None and not too_many_ratios and _can_be_bounded(graph, parameters):
         share = parameters.cells_share if milp_can_finish else 1.0
         part = run.part(time_limit=share * run.remaining, quiet=False)
-        incumbent.run = part
-        multipliers = None if problem.capacity is None else first_multipliers(problem)
-        first = Cell(whole_cell(problem), multipliers=multipliers)
-        proof = branch_and_bound.search(
-            [(0.0, first)], CellSearch(graph, incumbent, parameters).expand, incumbent, part,
-            SearchLimits(
-                patience=None if surely_ends(graph) else parameters.patience, rounding=SUM_ROUNDING
-            ),
-        )  # fmt: skip
+        proof = _proof_by_cells(graph, incumbent, part, parameters)
         proven, bound = proof.proven, max(bound, proof.bound or 0.0)
         details = {
-            "states": graph.n, "arcs": len(graph.head), "cells": proof.expanded,
+            "states": graph.n,
+            "arcs": len(graph.head),
+            "cells": proof.expanded,
             "programs": len(incumbent.tried),
-        }  # fmt: skip
-    if not proven and not run.should_stop and (too_many or milp_can_finish):
+        }
+    if not proven and not run.should_stop and (too_many_ratios or milp_can_finish):
         return model.solve_reduced(
             "milp", theory, run, known=incumbent.decision, floor=bound, details=details
         )
-    stop, message = Stop.LIMIT, "" if all_orders else WIDE
+    if proven and incumbent.decision is None:
+        return outcome_of(
+            theory,
+            None,
+            run=run,
+            stop=Stop.INFEASIBLE,
+            message=NONE_FITS,
+            bound=None,
+            details=details,
+        )
+    message = ""
     if proven:
-        stop, message = Stop.OPTIMAL, ""
-        if incumbent.decision is None:
-            stop, message = Stop.INFEASIBLE, NONE_FITS
+        stop = Stop.OPTIMAL
     elif run.should_stop:
-        stop, message = stop_reason(run), ""
+        stop = stop_reason(run)
+    else:
+        stop = Stop.LIMIT
+        if not all_orders:
+            message = WIDE
     return outcome_of(
-        theory, incumbent.decision, run=run, stop=stop, message=message,
-        bound=None if stop is Stop.INFEASIBLE else bound, details=details,
-    )  # fmt: skip
+        theory,
+        incumbent.decision,
+        run=run,
+        stop=stop,
+        message=message,
+        bound=bound,
+        details=details,
+    )
+
+
+def _has_too_many_ratios(theory: ReducedTheory, parameters: Parameters) -> bool:
+    """Whether cells have too many vertices, or too many ratios can be chosen, to divide them."""
+    problem = theory.problem
+    vertices = problem.K**problem.g
+    free_ratios = problem.g * (problem.K - 1)
+    return vertices > parameters.most_vertices or free_ratios > parameters.most_free_ratios
+
+
+def _can_be_bounded(graph: Graph, parameters: Parameters) -> bool:
+    """Whether the graph is small enough to bound a cell on it."""
+    if graph.in_execution_order:
+        return True
+    problem = graph.theory.problem
+    vertices: int = problem.K**problem.g
+    return len(graph.head) * vertices <= parameters.most_arc_vertices
+
+
+def _proof_by_cells(graph: Graph, incumbent: Incumbent, run: Run, parameters: Parameters) -> Proof:
+    """The proof of the branch and bound over cells of ratios; it improves the incumbent."""
+    problem = graph.theory.problem
+    incumbent.run = run
+    multipliers = None if problem.capacity is None else first_multipliers(problem)
+    first = Cell(whole_cell(problem), multipliers=multipliers)
+    patience = None if surely_ends(graph) else parameters.patience
+    return branch_and_bound.search(
+        [(0.0, first)],
+        CellSearch(graph, incumbent, parameters).expand,
+        incumbent,
+        run,
+        SearchLimits(patience=patience, rounding=SUM_ROUNDING),
+    )

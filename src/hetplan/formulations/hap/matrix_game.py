@@ -51,7 +51,7 @@ def _shares(values: Sequence[float], count: int) -> Floats:
     positive = np.maximum(values, 0.0)
     if positive.sum() <= 0:
         return np.full(count, 1.0 / count)
-    return positive / positive.sum()
+    return np.asarray(positive / positive.sum())
 
 
 def game_value(P: Floats, options: Options) -> float:
