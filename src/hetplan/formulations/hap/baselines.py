@@ -36,52 +36,67 @@ STATES = 64
 
 
 def solve_by(method: str, data: HapData, run: Run) -> Outcome[HapDecision]:
-    """The baseline's program at its ratios."""
-
-    def rule(problem: HapProblem) -> Floats:
-        return problem.even if method in ("dp-even", "deepspeed") else problem.proportional
-
-    theory, message = reduced_or_answered(data, run), ""
+    """The outcome of a baseline: its program at its ratios."""
+    theory = reduced_or_answered(data, run)
+    if isinstance(theory, Outcome) and theory.decision is None:
+        return theory
+    problem = compile_problem(data)
+    ratios = _ratios_of(method, problem)
+    message = ""
     if isinstance(theory, Outcome):
-        if theory.decision is None:
-            return theory
-        problem = compile_problem(data)
-        program, ratios = theory.decision.program, np.tile(rule(problem), (problem.g, 1))
+        assert theory.decision is not None
+        program = theory.decision.program
     else:
-        problem = theory.problem
-        ratios = np.tile(rule(problem), (problem.g, 1))
         program = data_parallel(data, theory, ratios, factors=method == "tag")
         if method == "deepspeed":
-            program = search(theory, ratios, run, most=STATES)[0] or program
-            message = "cut off by the time limit" if run.should_stop else ""
+            best, _ = search(theory, ratios, run, most=STATES)
+            program = best or program
+            if run.should_stop:
+                message = "cut off by the time limit"
     if not problem.fits(problem.cost_of(program), ratios):
         return Outcome(stop=Stop.DONE, message=UNFIT_DATA_PARALLEL)
     return Outcome(stop=Stop.DONE, decision=problem.decision(program, ratios), message=message)
 
 
+def _ratios_of(method: str, problem: HapProblem) -> Floats:
+    """[g, K] the ratios of a baseline: even ones, or ratios in proportion to speed."""
+    row = problem.even if method in ("dp-even", "deepspeed") else problem.proportional
+    return np.tile(row, (problem.g, 1))
+
+
 def data_parallel(
     data: HapData, theory: ReducedTheory, ratios: Floats, *, factors: bool = False
 ) -> list[int]:
-    """The program (triple numbers) of data parallelism at ratios [g, K]; factors: whether gradients
-    may be computed from gathered factors."""
+    """The program (triple numbers) of data parallelism at ratios [g, K].
+
+    factors: whether gradients may be computed from gathered factors. Where no program of data
+    parallelism exists, the cheapest program of any forms takes its place.
+    """
     seconds, slowest = seconds_at(theory, ratios), float(theory.problem.speeds[0])
 
-    def least(step: Step) -> float:
-        return seconds(step) + (0.0 if step.comm else REPLICATED * step.fixed / slowest)
+    def is_allowed(triple: Triple) -> bool:
+        if factors and "factors" in triple.instruction:
+            return True
+        return all_reduces_slices_of_data(triple)
+
+    def with_replicated_work(step: Step) -> float:
+        if step.comm:
+            return seconds(step)
+        return seconds(step) + REPLICATED * step.fixed / slowest
 
     def restricted(step: Step) -> float:
-        return least(step) if allowed(data.triples[step.index]) else np.inf
-
-    def allowed(triple: Triple) -> bool:
-        return (factors and "factors" in triple.instruction) or all_reduces_slices_of_data(triple)
+        if not is_allowed(data.triples[step.index]):
+            return np.inf
+        return with_replicated_work(step)
 
     program = greedy_program(theory, restricted)
-    keeps = all(allowed(data.triples[i]) for i in program)
-    return program if keeps else greedy_program(theory, least)
+    if all(is_allowed(data.triples[i]) for i in program):
+        return program
+    return greedy_program(theory, with_replicated_work)
 
 
 def all_reduces_slices_of_data(triple: Triple) -> bool:
-    """Whether a triple has slices of dimension 0 alone, and no collectives but all-reduces."""
-    other = triple.kind == "comm" and _OTHER_COLLECTIVE.search(triple.instruction)
-    names = (*triple.pre, *triple.post)
-    return not other and not any(map(_OTHER_DIMENSION.search, names))
+    """Whether a triple slices dimension 0 alone, and communicates by all-reduces alone."""
+    if triple.kind == "comm" and _OTHER_COLLECTIVE.search(triple.instruction):
+        return False
+    return not any(_OTHER_DIMENSION.search(name) for name in (*triple.pre, *triple.post))

@@ -1,7 +1,6 @@
-"""The states that one cell of ratios leaves open of the graph of needs.
+"""The states of the graph of needs in all orders that one cell of ratios leaves open.
 
-`Opener` makes the part of the graph of needs in all orders that one cell of ratios leaves open, for
-theories too wide for all of it.
+`Opener` makes this part of the graph, for theories too wide for all of it.
 
 Where a stage's time is taken as a mean over types, costs add up, and from any state the canonical
 order gives the least cost to the last state, h, after few states. With g, the least cost from
@@ -16,13 +15,19 @@ more. So an optimal program with the fewest costly steps never settles a parked 
 
 import heapq
 from functools import cached_property
-from itertools import groupby
+from itertools import groupby, product
 
 import networkx as nx
 import numpy as np
 
 from hetplan.formulations.hap.graph import Flags, Graph
-from hetplan.formulations.hap.needs import Need, graph_of_states
+from hetplan.formulations.hap.needs import (
+    Need,
+    graph_of_states,
+    need_before,
+    of_highest_level,
+    steps_that_give,
+)
 from hetplan.formulations.hap.problem import Floats, Ints
 from hetplan.formulations.hap.theory import ReducedTheory
 from hetplan.solvers.run import Run
@@ -32,7 +37,7 @@ SAME = 1 - 1e-15
 
 
 class Opener:
-    """Finds the states of a theory that sums leave open in a cell."""
+    """The maker of the graph of the states of a theory that sums leave open in a cell."""
 
     def __init__(self, theory: ReducedTheory) -> None:
         self.theory = theory
@@ -40,35 +45,43 @@ class Opener:
 
     @cached_property
     def underivable_without(self) -> Flags:
-        """[P, P]: entry (q, p) is whether q cannot be derived without p or what gives p at no
-        cost."""
+        """[P, P] whether property q (row) cannot be derived without property p (column).
+
+        Deriving it without p also excludes the properties that give p at no cost.
+        """
         P = len(self._place)
-        allowed, known = np.ones((P, P), np.bool_), np.zeros((P, P), np.bool_)
         level, steps = self.theory.level, self.theory.steps
-        alone = [s for s in steps if s.costless and len(s.pre) == 1]
-        gives: nx.DiGraph[int] = nx.DiGraph((q, p) for s in alone for q in s.pre for p in s.post)
-        gives.add_nodes_from(level)
+        gives_at_no_cost: nx.DiGraph[int] = nx.DiGraph()
+        gives_at_no_cost.add_nodes_from(level)
+        for step in steps:
+            if step.costless and len(step.pre) == 1:
+                gives_at_no_cost.add_edges_from(product(step.pre, step.post))
+        may_be_used = np.ones((P, P), np.bool_)  # entry (q, p): in derivations without p
         for p, column in self._place.items():
-            allowed[[self._place[w] for w in nx.ancestors(gives, p) | {p}], column] = False
+            excluded = nx.ancestors(gives_at_no_cost, p) | {p}
+            may_be_used[[self._place[q] for q in excluded], column] = False
+        derivable = np.zeros((P, P), np.bool_)  # entry (q, p): q without p
         upwards = sorted(steps, key=lambda s: min(level[p] for p in s.post))
         changed = True
         while changed:
             changed = False
             for step in upwards:
-                had = known[[self._place[q] for q in step.pre]].all(axis=0)
-                for q in (self._place[q] for q in step.post):
-                    more = had & allowed[q] & ~known[q]
-                    if more.any():
-                        known[q] |= more
+                applies = derivable[[self._place[q] for q in step.pre]].all(axis=0)
+                for effect in step.post:
+                    q = self._place[effect]
+                    added = applies & may_be_used[q] & ~derivable[q]
+                    if added.any():
+                        derivable[q] |= added
                         changed = True
-        return ~known
+        return ~derivable
 
     def open(self, cost: Floats, threshold: float, most: int, run: Run) -> Graph | None:
-        """The states and arcs of programs whose bound by sums is below the threshold somewhere in
-        the cell; {goal} and the empty state always. None where more than `most` states are met.
-        Raises `Stopped` where `run` should stop.
+        """The graph of programs whose bound by sums is below the threshold somewhere in the cell.
 
-        cost [steps, L, V]: of the steps by L means at the V vertices."""
+        It always has {goal} and the empty state. None where more than `most` states are met. Raises
+        `Stopped` where `run` should stop. cost: [steps, L, V], of the steps by L means at the V
+        vertices.
+        """
         states = _States(self.theory, cost, threshold, most)
         states.g[states.number(frozenset((self.theory.goal,)))] = 0.0
         arcs: dict[int, tuple[Ints, Ints]] = {}
@@ -95,20 +108,24 @@ class Opener:
         return states.graph(arcs)
 
     def _settling(self, need: Need) -> list[int]:
-        """The steps that settle something of a state, by the rule above."""
+        """The steps that may settle a property of a state now: no costly step settles a parked
+        one."""
         theory = self.theory
-        steps = sorted({n for p in need for n in theory.by_post[p]})
-        return [n for n in steps if theory.steps[n].costless or not self._parked(need, n)]
+        return [
+            n
+            for n in steps_that_give(theory, need)
+            if theory.steps[n].costless or not self._gives_only_parked(need, n)
+        ]
 
-    def _parked(self, need: Need, n: int) -> bool:
-        """Whether everything of a state that a step gives is parked by what is needed besides."""
+    def _gives_only_parked(self, need: Need, n: int) -> bool:
+        """Whether all needed properties that step n gives are parked by the other needed ones."""
         post = self.theory.steps[n].post
-        rest = [self._place[q] for q in need - post]
-        return all(self.underivable_without[rest, self._place[p]].any() for p in need & post)
+        others = [self._place[q] for q in need - post]
+        return all(self.underivable_without[others, self._place[p]].any() for p in need & post)
 
 
 class _States:
-    """The states met, numbered; 0 is the empty one."""
+    """The states met so far, by number; 0 is the empty state. g and h are of the module's text."""
 
     def __init__(self, theory: ReducedTheory, cost: Floats, threshold: float, most: int) -> None:
         self._theory, self._threshold, self._most = theory, threshold, most
@@ -127,7 +144,7 @@ class _States:
         return len(self.needs) > self._most
 
     def number(self, need: Need) -> int:
-        """A state's number, a new one where it was not met before."""
+        """The number of a state, a new one where it was not met before."""
         n = self._numbers.setdefault(need, len(self.needs))
         if n == len(self.needs):
             self.needs.append(need)
@@ -139,24 +156,22 @@ class _States:
 
     def arcs(self, need: Need, chosen: list[int]) -> tuple[Ints, Ints]:
         """(heads, steps) of the arcs from a state by these steps."""
-        steps = self._theory.steps
-        heads = [self.number((need - steps[n].post) | steps[n].pre) for n in chosen]
+        heads = [self.number(need_before(self._theory, need, n)) for n in chosen]
         return np.array(heads, dtype=np.int64), np.array(chosen, dtype=np.int64)
 
     def settled(self, u: int) -> bool:
-        """Find h of a state and of all that follow in canonical order; False where these are too
-        many."""
+        """Whether h of a state is known after this call; False where too many states follow it.
+
+        h is found for all states that follow in canonical order.
+        """
         if u in self._settled:
             return True
-        level, by_post = self._theory.level, self._theory.by_post
         pending, arcs = [u], {}
         self._settled.add(u)
-        for w in pending:
+        for w in pending:  # the list grows
             need = self.needs[w]
-            top = max(level[p] for p in need)
-            arcs[w] = self.arcs(
-                need, sorted({n for p in need if level[p] == top for n in by_post[p]})
-            )
+            highest = of_highest_level(self._theory, need)
+            arcs[w] = self.arcs(need, steps_that_give(self._theory, highest))
             new = [v for v in dict.fromkeys(arcs[w][0].tolist()) if v not in self._settled]
             self._settled.update(new)
             pending += new
@@ -177,8 +192,7 @@ class _States:
         return True
 
     def is_open(self, through: Floats) -> Flags:
-        """[...]: whether for every mean the cost [..., L * V] is below the threshold at some
-        vertex."""
+        """[...] whether each mean's cost [..., L * V] is below the threshold at some vertex."""
         by_mean = through.reshape(*through.shape[:-1], *self._shape)
         return np.asarray((by_mean.min(axis=-1) < self._threshold).all(axis=-1))
 
