@@ -8,12 +8,13 @@ from collections.abc import Callable
 from typing import Any
 
 from fakes.theories import made
-from hetplan.formulations.hap.common import greedy_program
 from hetplan.formulations.hap.data import Device, HapDecision
-from hetplan.formulations.hap.problem import compile_problem, reduce_theory
+from hetplan.formulations.hap.first_programs import greedy_program
+from hetplan.formulations.hap.problem import compile_problem
 from hetplan.formulations.hap.spmd import networks as n
 from hetplan.formulations.hap.spmd.program import SingleProgram, Writer
 from hetplan.formulations.hap.spmd.rules import Theory, ring, theory_of
+from hetplan.formulations.hap.theory import reduce_theory
 from hetplan.plans.plan import Plan, parse_plan
 from hetplan.runtime.replay import write_program
 

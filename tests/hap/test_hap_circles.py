@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 from hap.hap_cases import all_programs, oracle
-from hetplan.formulations.hap.common import reduced_or_answered
 from hetplan.formulations.hap.data import HapData
 from hetplan.formulations.hap.family import FAMILY
-from hetplan.formulations.hap.graph import graph_of_needs, shortest
-from hetplan.formulations.hap.problem import ReducedTheory
+from hetplan.formulations.hap.needs import graph_of_needs
+from hetplan.formulations.hap.outcomes import reduced_or_answered
+from hetplan.formulations.hap.paths import shortest
+from hetplan.formulations.hap.theory import ReducedTheory
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Options, Run
 from quick import rest_slow

@@ -13,12 +13,14 @@ from hypothesis import given, settings, strategies as st
 from fakes.theories import chain, residual
 from hap.hap_cases import all_programs, instance, known, known_limited, oracle
 from hetplan.errors import InputError
-from hetplan.formulations.hap.common import chain_bound, reduced_or_answered
+from hetplan.formulations.hap.cell_search import Parameters
+from hetplan.formulations.hap.chain_bound import chain_bound
 from hetplan.formulations.hap.data import Compute, HapData, HapDecision
 from hetplan.formulations.hap.evaluate import evaluate, show
-from hetplan.formulations.hap.exact import Parameters, solve as exact
+from hetplan.formulations.hap.exact import solve as exact
 from hetplan.formulations.hap.family import FAMILY
-from hetplan.formulations.hap.problem import ReducedTheory
+from hetplan.formulations.hap.outcomes import reduced_or_answered
+from hetplan.formulations.hap.theory import ReducedTheory
 from hetplan.instances.library import Instance
 from hetplan.schema import parse
 from hetplan.solvers.registry import solve

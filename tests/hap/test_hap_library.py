@@ -13,9 +13,9 @@ from fakes.theories import chain, theory_named
 from hap.hap_cases import instance, least_at, programs
 from hetplan.formulations import family
 from hetplan.formulations.hap import astar, paper
-from hetplan.formulations.hap.common import reduced_or_answered
 from hetplan.formulations.hap.data import HapData, HapDecision
 from hetplan.formulations.hap.family import FAMILY
+from hetplan.formulations.hap.outcomes import reduced_or_answered
 from hetplan.instances.library import library, load_from_library
 from hetplan.solvers.registry import evaluate, solve
 from hetplan.solvers.run import Options, Outcome, Run

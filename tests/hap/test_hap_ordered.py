@@ -9,11 +9,12 @@ import pytest
 from fakes.theories import chain, residual
 from hap.hap_cases import tight
 from hetplan.formulations.hap import paper
-from hetplan.formulations.hap.common import reduced_or_answered
 from hetplan.formulations.hap.data import HapData
 from hetplan.formulations.hap.evaluate import evaluate
 from hetplan.formulations.hap.family import FAMILY
-from hetplan.formulations.hap.problem import ReducedTheory
+from hetplan.formulations.hap.ordered_search import arranged, search
+from hetplan.formulations.hap.outcomes import reduced_or_answered
+from hetplan.formulations.hap.theory import ReducedTheory
 from hetplan.instances.library import library
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Options, Run
@@ -26,7 +27,7 @@ def at_proportional(data: HapData) -> tuple[float | None, float]:
     assert isinstance(theory, ReducedTheory)
     problem = theory.problem
     row = np.tile(problem.proportional, (problem.g, 1))
-    program, width = paper.search(theory, row, Run(), most=4096)
+    program, width = search(theory, row, Run(), most=4096)
     assert width is None
     least = solve(FAMILY, data, "exact", Run(Options(threads=1))).bound
     assert least is not None
@@ -63,7 +64,7 @@ def test_no_program_at_the_ratios_is_better_than_an_exchange_of_stages_explains(
     theory = reduced_or_answered(data, Run())
     assert isinstance(theory, ReducedTheory)
     problem, row = theory.problem, np.array([[1 / 3, 2 / 3]])
-    program, width = paper.search(theory, row, Run(), most=4096)
+    program, width = search(theory, row, Run(), most=4096)
     assert program is not None and width is None
     found = problem.seconds(problem.cost_of(program), row)
     costs = [
@@ -114,7 +115,7 @@ def test_more_states_are_never_worse() -> None:
     """And none left out that could be better is the end of it."""
     theory = reduced_or_answered(residual(2, 2, 3, operators=12), Run())
     assert isinstance(theory, ReducedTheory)
-    order = paper.arranged(theory, theory.problem.proportional[None], 0.0)
+    order = arranged(theory, theory.problem.proportional[None], 0.0)
     assert order is not None
     scores, left_out = [], True
     assert order.within(1, np.inf, Run())[1]
@@ -135,5 +136,5 @@ def test_circles_have_no_order() -> None:
     data = HapData.model_validate({"devices": devices, "triples": triples, "goal": "c|I"})
     theory = reduced_or_answered(data, Run())
     assert isinstance(theory, ReducedTheory)
-    assert paper.search(theory, np.array([[0.5, 0.5]]), Run(), most=16) == (None, None)
+    assert search(theory, np.array([[0.5, 0.5]]), Run(), most=16) == (None, None)
     assert solve(FAMILY, data, "paper").objective is not None

@@ -10,27 +10,26 @@ import pytest
 
 from fakes.theories import chain, residual
 from hap.hap_cases import known, known_limited, programs, tight
-from hetplan.formulations.hap.common import best_ratios, reduced_or_answered
-from hetplan.formulations.hap.data import HapData
-from hetplan.formulations.hap.evaluate import evaluate
-from hetplan.formulations.hap.exact import (
+from hetplan.formulations.hap.byte_prices import first_multipliers
+from hetplan.formulations.hap.cell_search import (
     Cell,
     CellSearch,
     Incumbent,
     Parameters,
     bound_by_sums,
-    solve,
 )
+from hetplan.formulations.hap.cells import whole_cell
+from hetplan.formulations.hap.data import HapData
+from hetplan.formulations.hap.evaluate import evaluate
+from hetplan.formulations.hap.exact import solve
 from hetplan.formulations.hap.family import FAMILY
-from hetplan.formulations.hap.graph import Graph, graph_of_needs, work_of
-from hetplan.formulations.hap.means import (
-    Means,
-    Multipliers,
-    first_multipliers,
-    whole_cell,
-)
-from hetplan.formulations.hap.opening import Opener
-from hetplan.formulations.hap.problem import ReducedTheory
+from hetplan.formulations.hap.graph import Graph, work_of
+from hetplan.formulations.hap.means import Means, Multipliers
+from hetplan.formulations.hap.needs import graph_of_needs
+from hetplan.formulations.hap.open_states import Opener
+from hetplan.formulations.hap.outcomes import reduced_or_answered
+from hetplan.formulations.hap.ratios import best_ratios
+from hetplan.formulations.hap.theory import ReducedTheory
 from hetplan.solvers import registry
 from hetplan.solvers.branch_and_bound import Proof, SearchLimits, search
 from hetplan.solvers.run import Options, Outcome, Run

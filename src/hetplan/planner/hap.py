@@ -15,9 +15,9 @@ from pydantic import Field
 
 from hetplan.errors import require
 from hetplan.formulations import family
-from hetplan.formulations.hap.common import shard_lengths
 from hetplan.formulations.hap.data import HapDecision
 from hetplan.formulations.hap.pose import Posed, pose
+from hetplan.formulations.hap.shards import shard_lengths
 from hetplan.formulations.hap.spmd.rules import measured_links
 from hetplan.formulations.hap.spmd.whole import Decided
 from hetplan.planner.strategy import (
@@ -135,6 +135,35 @@ def reported_per_iteration(run: Run, runs: int, time_limit: float) -> Run:
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Notes:
+    """The facts that a reader needs beside the numbers of a candidate."""
+
+    of_method: str  # the message of the method itself; empty: none
+    collectives_are_measured: bool  # whether collectives take measured times
+    devices_are_machines: bool  # whether objective and bound are of machines as devices
+    unfit_peak_bytes: float | None  # the most bytes of a device that they exceed; None: all fit
+    # Whether objective and bound are of ratios that may cut samples, heads and experts.
+    bound_is_of_fractions: bool
+
+    def text(self) -> str:
+        """The facts in words, one behind the other."""
+        texts = [self.of_method]
+        if self.collectives_are_measured:
+            texts.append("collectives take what was measured")
+        if self.devices_are_machines:
+            texts.append("objective and bound are of machines as devices")
+        if self.unfit_peak_bytes is not None:
+            peak = bytes_text(self.unfit_peak_bytes)
+            texts.append(f"does not fit: one device has to hold {peak}")
+        if self.bound_is_of_fractions:
+            texts.append(
+                "objective and bound are of ratios that divide everything; "
+                "the iteration is in whole units"
+            )
+        return joined(*texts)
+
+
 @dataclass(frozen=True)
 class SpmdProblem(Problem):
     """The workload as an instance of HAP's problem: a theory whose programs all devices run.
@@ -144,14 +173,13 @@ class SpmdProblem(Problem):
     searched: Posed
     search_seconds: float  # for the joint search
     posing_seconds: float  # spent on writing the theory down
-    measured: bool = False  # whether its collectives are priced as measured
+    measured: bool = False  # whether its collectives take measured times
 
     def solve(self, method: StrategyMethod, run: Run) -> Candidate:
         """A method's result as a candidate, its program in whole units."""
-        posed, seconds = (
-            self.posed,
-            self.search_seconds if method.exact else self.search_seconds / 60,
-        )
+        posed, seconds = self.posed, self.search_seconds
+        if not method.exact:
+            seconds /= 60
         result = solve(
             family("hap"),
             self.searched.theory.data,
@@ -168,15 +196,13 @@ class SpmdProblem(Problem):
                     "how many"
                 )
             raise NoPlan(result.status, reason, spent)
-        decision, holding = (
-            self.in_whole_units(self.on_every_device(result.decision)),
-            posed.theory.holding,
-        )
+        decision = self.in_whole_units(self.on_every_device(result.decision))
+        holding = posed.theory.holding
         usable, peak = posed.workload.device_bytes(), posed.device_bytes(decision)
         over = [
-            held
-            for device, held in zip(posed.workload.cluster.devices, peak, strict=True)
-            if held > usable[device.type]
+            device_peak
+            for device, device_peak in zip(posed.workload.cluster.devices, peak, strict=True)
+            if device_peak > usable[device.type]
         ]
         by_machine = self.searched is not posed
         if over and holding is not None and not holding.tied_whole and not by_machine:
@@ -186,7 +212,7 @@ class SpmdProblem(Problem):
                     cut=posed.cut,
                 )  # fmt: skip
                 return replace(self, posed=careful, searched=careful).solve(method, run)
-        whole, plan = "the iteration is in whole units", self.to_plan(decision)
+        plan = self.to_plan(decision)
         costs = SpmdCosts.of(plan, posed.workload, posed.links) if self.measured else None
         return replace(
             Candidate.of_result("hap", method, result),
@@ -199,15 +225,13 @@ class SpmdProblem(Problem):
             plan=plan,
             predicted_seconds=None if costs is None else costs.timeline().seconds,
             measured=self.measured,
-            message=joined(
-                result.message,
-                "collectives take what was measured" if self.measured else "",
-                "objective and bound are of machines as devices" if by_machine else "",
-                f"does not fit: one device has to hold {bytes_text(max(over))}" if over else "",
-                f"objective and bound are of ratios that divide everything; {whole}"
-                if method.exact
-                else "",
-            ),
+            message=Notes(
+                of_method=result.message,
+                collectives_are_measured=self.measured,
+                devices_are_machines=by_machine,
+                unfit_peak_bytes=max(over, default=None),
+                bound_is_of_fractions=method.exact,
+            ).text(),
         )
 
     def on_every_device(self, decision: HapDecision) -> HapDecision:

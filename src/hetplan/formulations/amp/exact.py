@@ -15,7 +15,7 @@ Source: the problem is AMP's (NeurIPS 2022, eq. 1-5); the algorithm is hetplan's
 The label search of one configuration (`Groups`): stage by stage, and in a stage group by group.
 
 A label stands for a choice of layers for the first stages and of cells for their tensor groups, the
-last stage perhaps unfinished; growth.py extends it and bounds its children. The engine of
+last stage perhaps unfinished; label_children.py extends it and bounds its children. The engine of
 solvers/labels.py keeps the labels of least bound that no other makes superfluous. What it cuts
 leaves its least bound behind, so a search that cuts nothing below the limit has proven its best
 decision optimal. docs/method-amp.md has the proofs.
@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from hetplan.formulations.amp.cuts import find_first
 from hetplan.formulations.amp.data import AmpData, AmpDecision
-from hetplan.formulations.amp.growth import (
+from hetplan.formulations.amp.label_children import (
     Box,
     Children,
     Grid,

@@ -1,7 +1,7 @@
 """Method `exact`: branch and bound over θ, the time of the slowest stage.
 
 A node is an interval of θ. It is bounded by prices of devices (`intervals`), divided while it is
-wide, and then its templates are sought by label setting (`paths`), which for a single θ is exact.
+wide, and then its templates are sought by label setting (`Parts`), which for a single θ is exact.
 The labels of least bound are kept first; where some had to be cut, the interval is divided, and a
 single θ is searched again with more of them.
 

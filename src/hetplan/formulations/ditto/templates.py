@@ -79,12 +79,11 @@ class Template:
 
 @dataclass(frozen=True)
 class TemplateList:
-    """All templates found. infeasible: vectors for which none exists (memory). complete: time
-    sufficed for all."""
+    """The templates of all parts of a cluster."""
 
     templates: tuple[Template, ...]
-    infeasible: tuple[Nodes, ...]
-    complete: bool
+    infeasible: tuple[Nodes, ...]  # vectors of nodes whose memory no template fits in
+    complete: bool  # whether time sufficed for all vectors
 
     def by_count(self) -> dict[int, Template]:
         """The fastest template of each number of nodes."""
@@ -113,38 +112,44 @@ def template_list(data: DittoData, run: Run, *, fewest: int = 1) -> TemplateList
 
 
 def ready_templates(data: DittoData, ready: Sequence[Sequence[DittoStage]]) -> list[Template]:
-    """Templates that were made before, priced with this data's times; those with a type, or more
-    devices, than there are here are left out."""
+    """The templates of these pipelines, priced with this data's times.
+
+    ready: the stages of each pipeline. A pipeline is left out where it has a device type that the
+    data lack, or needs more nodes of a type than there are.
+    """
+    types = data.device_types
+    names = {device_type.name for device_type in types}
+    available = tuple(device_type.nodes for device_type in types)
     templates = []
     for stages in ready:
-        used = Counter[str]()
+        devices = Counter[str]()  # of each type
         for stage in stages:
-            used[stage.type] += stage.devices
-        kinds = data.device_types
-        nodes = tuple(-(-used.pop(kind.name, 0) // kind.devices_per_node) for kind in kinds)
-        if not used and fits(nodes, tuple(kind.nodes for kind in kinds)):
-            templates.append(Template.of(data, nodes, DittoDecision(stages=list(stages))))
+            devices[stage.type] += stage.devices
+        if not names.issuperset(devices):
+            continue
+        needed = tuple(
+            math.ceil(devices[device_type.name] / device_type.devices_per_node)
+            for device_type in types
+        )
+        if fits(needed, available):
+            templates.append(Template.of(data, needed, DittoDecision(stages=list(stages))))
     return templates
 
 
 def node_vectors(data: DittoData, fewest: int = 1) -> Iterator[Nodes]:
-    """All vectors of at least `fewest` nodes, by number of nodes."""
-    every = product(*(range(kind.nodes + 1) for kind in data.device_types))
-    return iter(
-        sorted(
-            ((nodes for nodes in every if sum(nodes) >= max(fewest, 1))),
-            key=lambda nodes: (sum(nodes), nodes),
-        )
-    )
+    """All vectors of at least `fewest` nodes, those with fewer nodes first."""
+    vectors = product(*(range(device_type.nodes + 1) for device_type in data.device_types))
+    large_enough = [nodes for nodes in vectors if sum(nodes) >= max(fewest, 1)]
+    return iter(sorted(large_enough, key=lambda nodes: (sum(nodes), nodes)))
 
 
 def cluster_part(data: DittoData, nodes: Nodes) -> DittoData:
-    """The same problem on fewer nodes."""
-    kinds = [
-        kind.model_copy(update={"nodes": count})
-        for kind, count in zip(data.device_types, nodes, strict=True)
+    """The same problem with these numbers of nodes."""
+    types = [
+        device_type.model_copy(update={"nodes": count})
+        for device_type, count in zip(data.device_types, nodes, strict=True)
     ]
-    return data.model_copy(update={"device_types": kinds})
+    return data.model_copy(update={"device_types": types})
 
 
 @dataclass(frozen=True)
@@ -186,10 +191,10 @@ def instantiate(
     """The fastest instantiation, proven. failures: f, how many pipelines may be lost."""
     useful = [t for t in templates if len(t.times) <= micro_batches and fits(t.nodes, nodes)]
     values = iteration_values(useful, micro_batches)
-    if (
-        not values.size
-        or (best := count_pipelines(useful, nodes, micro_batches, math.inf, failures, run)) is None
-    ):
+    best: list[int] | None = None
+    if values.size:
+        best = count_pipelines(useful, nodes, micro_batches, math.inf, failures, run)
+    if best is None:
         if run.should_stop:
             return Instantiation(Stop.LIMIT)
         reason = f"no templates add up to {failures + 1} pipelines on these nodes"
@@ -224,14 +229,13 @@ def iteration_values(templates: Sequence[Template], micro_batches: int) -> np.nd
 
 
 def most_micro_batches(template: Template, seconds: float, limit: int) -> int:
-    """K_i: the most micro-batches within `seconds`, at most `limit`; fewer than S_i where even
-    these take longer."""
-    least = len(template.times)
-    return (
-        least
-        - 1
-        + bisect.bisect_right(range(least, limit + 1), seconds, key=template.iteration_seconds)
-    )
+    """K_i, the most micro-batches (at most `limit`) that the template finishes within `seconds`.
+
+    It is S_i - 1 where even S_i micro-batches take longer.
+    """
+    fewest = len(template.times)
+    counts = range(fewest, limit + 1)
+    return fewest - 1 + bisect.bisect_right(counts, seconds, key=template.iteration_seconds)
 
 
 def count_pipelines(
@@ -242,8 +246,10 @@ def count_pipelines(
     failures: int,
     run: Run,
 ) -> list[int] | None:
-    """c with (1), (2) and sum c S <= B <= sum c K(Z) for Z = `seconds`; None: there is none, or
-    time ran out."""
+    """c, the pipelines of each template, with (1), (2) and sum c S <= B <= sum c K(Z).
+
+    seconds: Z. None where there is no such c, or where time ran out.
+    """
     longest = np.array([most_micro_batches(t, seconds, micro_batches) for t in templates])
     stages = np.array([len(t.times) for t in templates])
     taken = np.array([t.nodes for t in templates])

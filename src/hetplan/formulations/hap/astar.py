@@ -19,7 +19,8 @@ from dataclasses import dataclass
 import networkx as nx
 import numpy as np
 
-from hetplan.formulations.hap.problem import NOTHING, Floats, ReducedTheory, Step
+from hetplan.formulations.hap.problem import Floats, Step
+from hetplan.formulations.hap.theory import NOTHING, ReducedTheory
 from hetplan.solvers.run import Run
 from hetplan.text import grouped
 

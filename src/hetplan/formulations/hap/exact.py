@@ -1,59 +1,36 @@
 """Problem `hap` to proven optimality, jointly over programs and ratios: the code that proves an
 instance.
 
-Branch and bound over cells of ratios (module `means`) on the graph of needs, in all orders or,
-where that has too many states, in one order (the canonical graph, module `graph`). In a cell the
-slowest type of every stage is replaced by a mean over types. Costs then add up along a path, and
-the shortest path is a lower bound. Arcs that lie on no program below the threshold in the cell are
-left out. When few are left, whole stages become arcs (module `opening`), and the bound of a cell
-that shrinks to a point tends to the least cost there. On a canonical graph all stages have one
-mean; where dividing cells no longer helps, the states that a cell leaves open become a graph in all
-orders (module `opening`).
+Branch and bound over cells of ratios (module `cell_search`) on the graph of needs, in all orders
+or, where that has too many states, in one order (the canonical graph, module `needs`).
 
-With memory, bytes have prices (module `means`). Where cells are too many (several segments,
-many device types), or do not close the gap on a graph in all orders, HiGHS solves the mixed-integer
-programme of paths (module `model`), from the bound and the program found. Source: hetplan, for HAP,
-Section 3.2.
+Where cells are too many (several segments, many device types), or do not close the gap on a graph
+in all orders, HiGHS solves the mixed-integer programme of paths (module `model`), from the bound
+and the program found. Source: hetplan, for HAP, Section 3.2.
 """
 
-from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-
-import numpy as np
 
 from hetplan.formulations.hap import model
-from hetplan.formulations.hap.common import (
-    NONE_FITS,
-    best_ratios,
-    chain_bound,
-    first_program,
-    fitting_program,
-    outcome_of,
-    reduced_or_answered,
+from hetplan.formulations.hap.byte_prices import first_multipliers
+from hetplan.formulations.hap.cell_search import (
+    DEFAULTS,
+    Cell,
+    CellSearch,
+    Incumbent,
+    Parameters,
+    surely_ends,
 )
+from hetplan.formulations.hap.cells import whole_cell
+from hetplan.formulations.hap.chain_bound import chain_bound
 from hetplan.formulations.hap.data import HapData, HapDecision
-from hetplan.formulations.hap.graph import (
-    Graph,
-    graph_of_needs,
-    path,
-    potentials,
-    shortest,
-    work_of,
-)
-from hetplan.formulations.hap.means import (
-    Means,
-    Multipliers,
-    best_multipliers,
-    first_multipliers,
-    game_value,
-    halves,
-    whole_cell,
-)
-from hetplan.formulations.hap.opening import Opener, graph_of_stages
-from hetplan.formulations.hap.problem import CostOfRatios, Floats, ReducedTheory
+from hetplan.formulations.hap.first_programs import first_program, fitting_program
+from hetplan.formulations.hap.graph import Graph
+from hetplan.formulations.hap.needs import graph_of_needs
+from hetplan.formulations.hap.outcomes import NONE_FITS, outcome_of, reduced_or_answered
+from hetplan.formulations.hap.theory import ReducedTheory
 from hetplan.solvers import branch_and_bound
-from hetplan.solvers.branch_and_bound import Expansion, SearchLimits
+from hetplan.solvers.branch_and_bound import Proof, SearchLimits
 from hetplan.solvers.run import Outcome, Run, Stop, Stopped, stop_reason
 
 # Rounding in sums of thousands of terms, as a share of the optimum; taken off bounds.
@@ -64,311 +41,125 @@ WIDE = (
 )
 
 
-@dataclass(frozen=True)
-class Parameters:
-    """What the search trades; chosen on the packaged instances, chains, residual blocks and random
-    theories."""
-
-    # Most states of the graph of needs in all orders; above that, of the canonical one.
-    most_states: int = 3_000
-    most_canonical_states: int = 300_000
-    # Vertices of a cell, and free ratios (segments times types less one), beyond which cells are
-    # too many where the graph in all orders is small: the programme is asked at once.
-    most_vertices: int = 64
-    most_free_ratios: int = 5
-    # Arcs times vertices of a cell beyond which not even the first cell of a canonical graph is
-    # bounded.
-    most_arc_vertices: int = 5_000_000
-    # Cells without progress after which the search gives up: the bound is kept, the gap told.
-    patience: int = 40
-    # Where the programme can finish: share of the time for cells.
-    cells_share: float = 0.5
-    # Whole stages become arcs unless more than this many are begun per arc.
-    stages_per_arc: int = 4
-    # A canonical graph is opened to all orders in a cell whose gap is still more than this share of
-    # its parent's. Where that met too many states, it is tried again once the cell's size, or its
-    # gap, has shrunk to this share.
-    stalled: float = 0.7
-    # Cells in which no ratio varies by more are not divided.
-    least_size: float = 1e-9
-    # Most states met when a cell is opened; doubled after every failure.
-    most_opened: int = 5_000
-
-
-def solve(data: HapData, run: Run, parameters: Parameters = Parameters()) -> Outcome[HapDecision]:
-    """Proven optimum, or with the time limit the best found so far and a proven bound."""
+def solve(data: HapData, run: Run, parameters: Parameters = DEFAULTS) -> Outcome[HapDecision]:
+    """The proven optimum, or at the time limit the best decision so far and a proven bound."""
     theory = reduced_or_answered(data, run)
     if isinstance(theory, Outcome):
         return theory
     problem = theory.problem
-    floor = chain_bound(theory)
-    run.report(bound=floor)
+    bound = chain_bound(theory)
+    run.report(bound=bound)
     incumbent = Incumbent(run, gap=0.5 * run.options.gap, theory=theory)
     if problem.capacity is not None:
-        # no program may fit: without one this cut-off, above what any program costs, stands in for
-        # its cost, and `decision` stays None
+        # Perhaps no program fits in memory. Until one does, the incumbent costs more than any
+        # program and its decision is None.
         incumbent.objective = problem.seconds_of_all * (1 + 1e-6) + 1e-300
     incumbent.try_program(first_program(theory))
     if problem.capacity is not None:
         incumbent.try_program(fitting_program(theory, run)[0])
-    if floor >= incumbent.threshold or incumbent.objective <= 0:
-        return outcome_of(
-            theory, incumbent.decision, run=run, stop=Stop.OPTIMAL,
-            bound=min(floor, incumbent.objective),
-        )  # fmt: skip
+    if bound >= incumbent.threshold or incumbent.objective <= 0:
+        bound = min(bound, incumbent.objective)
+        return outcome_of(theory, incumbent.decision, run=run, stop=Stop.OPTIMAL, bound=bound)
     graph = None
     with suppress(Stopped):
         graph = graph_of_needs(theory, parameters.most_states, run)
-        graph = graph or graph_of_needs(
-            theory, parameters.most_canonical_states, run, canonical=True
-        )
-    return _searched(theory, incumbent, graph, floor, run, parameters)
+        if graph is None:
+            limit = parameters.most_canonical_states
+            graph = graph_of_needs(theory, limit, run, canonical=True)
+    return _searched(theory, incumbent, graph, bound, run, parameters)
 
 
 def _searched(
     theory: ReducedTheory,
-    incumbent: "Incumbent",
+    incumbent: Incumbent,
     graph: Graph | None,
     bound: float,
     run: Run,
     parameters: Parameters,
 ) -> Outcome[HapDecision]:
-    """Cells, then HiGHS where it may finish what they leave open."""
+    """The outcome of the search over cells, or of HiGHS where that may finish what is open.
+
+    graph: None where time was up before it was complete, or where it has too many states.
+    bound: seconds, proven before the search.
+    """
     problem = theory.problem
     all_orders = graph is not None and graph.in_execution_order
+    too_many_ratios = all_orders and _has_too_many_ratios(theory, parameters)
     milp_can_finish = all_orders and (problem.g > 1 or problem.capacity is not None)
-    vertices = problem.K**problem.g
-    too_many = all_orders and (
-        vertices > parameters.most_vertices
-        or problem.g * (problem.K - 1) > parameters.most_free_ratios
-    )
     proven, details = False, dict[str, object]()
-    if (
-        graph is not None
-        and not too_many
-        and (all_orders or len(graph.head) * vertices <= parameters.most_arc_vertices)
-    ):
+    if graph is not None and not too_many_ratios and _can_be_bounded(graph, parameters):
         share = parameters.cells_share if milp_can_finish else 1.0
         part = run.part(time_limit=share * run.remaining, quiet=False)
-        incumbent.run = part
-        multipliers = None if problem.capacity is None else first_multipliers(problem)
-        first = Cell(whole_cell(problem), multipliers=multipliers)
-        proof = branch_and_bound.search(
-            [(0.0, first)], CellSearch(graph, incumbent, parameters).expand, incumbent, part,
-            SearchLimits(
-                patience=None if surely_ends(graph) else parameters.patience, rounding=SUM_ROUNDING
-            ),
-        )  # fmt: skip
+        proof = _proof_by_cells(graph, incumbent, part, parameters)
         proven, bound = proof.proven, max(bound, proof.bound or 0.0)
         details = {
-            "states": graph.n, "arcs": len(graph.head), "cells": proof.expanded,
+            "states": graph.n,
+            "arcs": len(graph.head),
+            "cells": proof.expanded,
             "programs": len(incumbent.tried),
-        }  # fmt: skip
-    if not proven and not run.should_stop and (too_many or milp_can_finish):
+        }
+    if not proven and not run.should_stop and (too_many_ratios or milp_can_finish):
         return model.solve_reduced(
             "milp", theory, run, known=incumbent.decision, floor=bound, details=details
         )
-    stop, message = Stop.LIMIT, "" if all_orders else WIDE
+    if proven and incumbent.decision is None:
+        return outcome_of(
+            theory,
+            None,
+            run=run,
+            stop=Stop.INFEASIBLE,
+            message=NONE_FITS,
+            bound=None,
+            details=details,
+        )
+    message = ""
     if proven:
-        stop, message = Stop.OPTIMAL, ""
-        if incumbent.decision is None:
-            stop, message = Stop.INFEASIBLE, NONE_FITS
+        stop = Stop.OPTIMAL
     elif run.should_stop:
-        stop, message = stop_reason(run), ""
+        stop = stop_reason(run)
+    else:
+        stop = Stop.LIMIT
+        if not all_orders:
+            message = WIDE
     return outcome_of(
-        theory, incumbent.decision, run=run, stop=stop, message=message,
-        bound=None if stop is Stop.INFEASIBLE else bound, details=details,
-    )  # fmt: skip
+        theory,
+        incumbent.decision,
+        run=run,
+        stop=stop,
+        message=message,
+        bound=bound,
+        details=details,
+    )
 
 
-def surely_ends(graph: Graph) -> bool:
-    """Whether dividing cells on this graph surely ends with a proof, so that patience is not
-    needed: in all orders, and without memory."""
-    return graph.in_execution_order and graph.theory.problem.capacity is None
+def _has_too_many_ratios(theory: ReducedTheory, parameters: Parameters) -> bool:
+    """Whether cells have too many vertices, or too many ratios can be chosen, to divide them."""
+    problem = theory.problem
+    vertices = problem.K**problem.g
+    free_ratios = problem.g * (problem.K - 1)
+    return vertices > parameters.most_vertices or free_ratios > parameters.most_free_ratios
 
 
-@dataclass
-class Incumbent(branch_and_bound.Incumbent[list[int]]):
-    """The best program, under its best ratios; every program is tried once."""
-
-    theory: ReducedTheory | None = None
-    cost: CostOfRatios | None = None  # of the best program
-    tried: set[tuple[int, ...]] = field(default_factory=set)
-
-    def try_program(self, chosen: Sequence[int]) -> bool:
-        """Find the best ratios of the program that uses the triples `chosen` in that order; whether
-        it is the best so far."""
-        assert self.theory is not None
-        program, problem = self.theory.program(chosen), self.theory.problem
-        if tuple(program) in self.tried:
-            return False
-        self.tried.add(tuple(program))
-        cost = problem.cost_of(program)
-        best = best_ratios(problem, cost, self.run)
-        if not (best.fits and self.offer(best.seconds, program)):
-            return False
-        self.cost = cost
+def _can_be_bounded(graph: Graph, parameters: Parameters) -> bool:
+    """Whether the graph is small enough to bound a cell on it."""
+    if graph.in_execution_order:
         return True
+    problem = graph.theory.problem
+    vertices: int = problem.K**problem.g
+    return len(graph.head) * vertices <= parameters.most_arc_vertices
 
 
-@dataclass(frozen=True)
-class Cell:
-    """A node of the search."""
-
-    simplices: Floats  # [g, K, K]
-    # The arcs that are still worth it in this cell: programs at or above the threshold of the time
-    # when it was made are left out. None: the whole graph.
-    graph: Graph | None = None
-    parent_gap: float = np.inf  # share of the threshold that was missing in the cell before
-    # With memory: multipliers of the cell before.
-    multipliers: Multipliers | None = None
-
-
-class CellSearch:
-    """Bounds and divides cells; opens a canonical graph, leaves arcs out and makes stages of
-    them."""
-
-    def __init__(
-        self, graph: Graph, incumbent: Incumbent, parameters: Parameters = Parameters()
-    ) -> None:
-        self.graph, self.incumbent, self.parameters = graph, incumbent, parameters
-        self.theory = graph.theory
-        self.problem = self.theory.problem
-        self._opener = Opener(self.theory)
-        self._work = work_of(self.problem, self.theory.steps)
-        # least size and least gap of a cell whose opening met too many states
-        self._too_big_at = np.inf, np.inf
-        self._most_opened = parameters.most_opened
-
-    def expand(self, cell: Cell, threshold: float) -> Expansion[Cell]:
-        """Two halves of a cell with its bound; none where the cell is closed."""
-        graph = cell.graph or self.graph
-        # a graph with arcs left out lacks programs at or above the threshold, so that no bound from
-        # it may exceed that
-        claimable = np.inf if cell.graph is None else threshold
-        means = Means(self.problem, cell.simplices, self.incumbent.run.options)
-        floor = -np.inf
-        if cell.multipliers is not None and not graph.arcs_are_stages:
-            floor, multipliers, met = best_multipliers(
-                graph, means, cell.multipliers, threshold, self.incumbent.run
-            )
-            cell = replace(cell, multipliers=multipliers)
-            for totals in met:
-                self.incumbent.try_program(totals.program)
-        elif cell.multipliers is not None:
-            means.set_multipliers(cell.multipliers)
-        if self.incumbent.cost is not None:
-            means.set_from_program(self.incumbent.cost)
-        threshold = min(threshold, self.incumbent.threshold)
-        bound, potential, cost = bound_by_sums(graph, means)
-        bound = max(bound, floor)
-        if bound < threshold and self._try_best_at_point(means, graph):
-            threshold = min(threshold, self.incumbent.threshold)
-            value, potential, cost = bound_by_sums(graph, means)
-            bound = max(bound, value)
-        if bound >= threshold:
-            return Expansion(dropped_bound=min(bound, claimable), progress=surely_ends(graph))
-        gap = 1 - bound / threshold
-        if not graph.in_execution_order and gap > self.parameters.stalled * cell.parent_gap:
-            opened = self._open_orders(cell, means, threshold, gap)
-            if opened is not None and not len(opened.head):
-                return Expansion(dropped_bound=threshold, progress=surely_ends(opened))
-            if opened is not None:
-                graph = opened
-                value, potential, cost = bound_by_sums(graph, means)
-                bound = max(bound, min(value, threshold))
-        if graph.in_execution_order and np.isfinite(threshold):
-            graph, bound = self._narrow_and_stage(
-                cell, means, graph, (bound, potential, cost), threshold
-            )
-            bound = min(bound, threshold)
-        if bound >= threshold:
-            return Expansion(dropped_bound=min(bound, claimable), progress=surely_ends(graph))
-        if np.ptp(cell.simplices, axis=1).max() < self.parameters.least_size:
-            return Expansion(dropped_bound=bound)
-        child = replace(cell, graph=None if graph is self.graph else graph, parent_gap=gap)
-        children = [
-            (bound, replace(child, simplices=half))
-            for half in halves(cell.simplices, self.problem.counts.astype(float))
-        ]
-        return Expansion(children, progress=surely_ends(graph))
-
-    def _open_orders(self, cell: Cell, means: Means, threshold: float, gap: float) -> Graph | None:
-        """The graph in all orders of what sums leave open in the cell; None where it is too large,
-        or was in a cell not much larger."""
-        size = float(np.ptp(cell.simplices, axis=1).max())
-        least_size, least_gap = (self.parameters.stalled * each for each in self._too_big_at)
-        if not np.isfinite(threshold) or (size >= least_size and gap >= least_gap):
-            return None
-        cost, run = means.costs(self._work), self.incumbent.run
-        opened = self._opener.open(cost, threshold + means.memory_seconds, self._most_opened, run)
-        if opened is None:
-            self._most_opened *= 2
-            self._too_big_at = min(size, self._too_big_at[0]), min(gap, self._too_big_at[1])
-        return opened
-
-    def _narrow_and_stage(
-        self,
-        cell: Cell,
-        means: Means,
-        graph: Graph,
-        known: tuple[float, Floats, Floats],
-        threshold: float,
-    ) -> tuple[Graph, float]:
-        """(The graph without arcs that lie on no program below the threshold, with whole stages as
-        arcs where those are few; its bound)."""
-        bound, potential, cost = known
-        limit = threshold + means.memory_seconds
-        least = least_through_arcs(graph, cost, potential).max(axis=1)
-        graph, nodes = graph.without_arcs(least >= limit)
-        if not len(graph.head):
-            return graph, threshold
-        if graph.arcs_are_stages:
-            return graph, bound
-        potential = np.ascontiguousarray(potential[nodes])
-        cost = means.costs(graph.work)
-        most_begun = self.parameters.stages_per_arc * len(graph.head)
-        whole = graph_of_stages(graph, cost, means.mu, potential, limit, cell.simplices, most_begun)
-        if whole is None:
-            return graph, bound
-        if not len(whole.head):
-            return whole, threshold
-        bound = max(bound, bound_by_sums(whole, means)[0])
-        if bound < threshold:
-            self._try_best_at_point(means, whole)
-        return whole, bound
-
-    def _try_best_at_point(self, means: Means, graph: Graph) -> bool:
-        """Try the best program at the reference point; whether it is the best so far, which then
-        gives the means."""
-        _, arc = shortest(graph, means.at_point(graph)[:, None])
-        if arc[graph.start, 0] < 0:
-            return False
-        better = self.incumbent.try_program(graph.program(path(graph, arc[:, 0])))
-        if better and self.incumbent.cost is not None:
-            means.set_from_program(self.incumbent.cost)
-        return better
-
-
-def bound_by_sums(graph: Graph, means: Means) -> tuple[float, Floats, Floats]:
-    """(Bound of all programs in the cell, potential [n, L, V], cost of arcs [A, L, V]).
-    The bound is less what all memory costs; the potential and the costs are not."""
-    cost = means.costs(graph.work)
-    potential = potentials(graph, cost, means.mu)
-    if graph.arcs_are_stages:
-        each = means.costs_per_stage(graph.work)
-        least = shortest(graph, each.reshape(len(each), -1))[0].reshape(graph.n, *each.shape[1:])
-        potential = np.concatenate([potential, least], axis=1)
-        cost = np.concatenate([cost, each], axis=1)
-    value = game_value(potential[graph.start], means.options)
-    return value - means.memory_seconds, potential, cost
-
-
-def least_through_arcs(graph: Graph, cost: Floats, potential: Floats) -> Floats:
-    """[A, L]: a lower bound over the cell of every path through an arc: what leads to its tail, its
-    own cost [A, L, V] and the potential of its head. The same mean serves for the whole path up to
-    the head."""
-    backward, arcs = graph.backward
-    before = shortest(backward, cost[arcs].reshape(len(cost), -1))[0][::-1]
-    before = before.reshape(potential.shape)
-    return np.asarray((before[graph.tail] + cost + potential[graph.head]).min(axis=2))
+def _proof_by_cells(graph: Graph, incumbent: Incumbent, run: Run, parameters: Parameters) -> Proof:
+    """The proof of the branch and bound over cells of ratios; it improves the incumbent."""
+    problem = graph.theory.problem
+    incumbent.run = run
+    multipliers = None if problem.capacity is None else first_multipliers(problem)
+    first = Cell(whole_cell(problem), multipliers=multipliers)
+    patience = None if surely_ends(graph) else parameters.patience
+    return branch_and_bound.search(
+        [(0.0, first)],
+        CellSearch(graph, incumbent, parameters).expand,
+        incumbent,
+        run,
+        SearchLimits(patience=patience, rounding=SUM_ROUNDING),
+    )

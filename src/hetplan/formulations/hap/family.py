@@ -59,7 +59,7 @@ FAMILY = Family(
         *(
             Method(
                 name,
-                f"{_HERE}.paper:solve_by",
+                f"{_HERE}.baselines:solve_by",
                 False,
                 summary,
                 "HAP, §7.1",

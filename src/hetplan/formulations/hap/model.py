@@ -1,4 +1,4 @@
-"""Problem `hap` for general solvers, over the graph of needs in all orders (module `graph`).
+"""Problem `hap` for general solvers, over the graph of needs in all orders (module `needs`).
 
 Sets   arcs a of the graph, K device types d of n_d devices, segments k.
 Vars   z_a in {0,1}: the program runs arc a's triple; B_kd ratios; w_akd = z_a B_kd; l_ad seconds
@@ -27,17 +27,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hetplan.formulations.hap.common import (
-    NONE_FITS,
-    best_ratios,
-    chain_bound,
-    fitting_program,
-    outcome_of,
-    reduced_or_answered,
-)
+from hetplan.formulations.hap.chain_bound import chain_bound
 from hetplan.formulations.hap.data import HapData, HapDecision
-from hetplan.formulations.hap.graph import Flags, Graph, graph_of_needs
-from hetplan.formulations.hap.problem import Floats, HapProblem, ReducedTheory
+from hetplan.formulations.hap.first_programs import fitting_program
+from hetplan.formulations.hap.graph import Flags, Graph
+from hetplan.formulations.hap.needs import graph_of_needs
+from hetplan.formulations.hap.outcomes import NONE_FITS, outcome_of, reduced_or_answered
+from hetplan.formulations.hap.problem import Floats, HapProblem
+from hetplan.formulations.hap.ratios import best_ratios
+from hetplan.formulations.hap.theory import ReducedTheory
 from hetplan.solvers.general import UNBUILT, label, minimise
 from hetplan.solvers.model import SMALLEST, Columns, Model, Totals
 from hetplan.solvers.run import Outcome, Run, Stop, Stopped, stop_reason

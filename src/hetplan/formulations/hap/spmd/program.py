@@ -24,8 +24,8 @@ import numpy as np
 from networkx.utils import UnionFind
 
 from hetplan.errors import InputError, require
-from hetplan.formulations.hap.common import shard_lengths
 from hetplan.formulations.hap.problem import Floats
+from hetplan.formulations.hap.shards import shard_lengths
 from hetplan.formulations.hap.spmd.operators import Shape, Way, operator
 
 PLACEHOLDER, PARAMETER = "placeholder", "parameter"

@@ -1,8 +1,9 @@
 """What one rank does under a distributed program, on torch tensors.
 
 The backward pass is torch's. Collectives are autograd functions whose backward pass is the opposite
-collective (`formulations.hap.spmd.forms` says in which form a gradient is). torch runs the backward
-pass of what was done last first, so that every rank mirrors the instructions in the same order.
+collective (`formulations.hap.spmd.operators` says in which form a gradient is). torch runs the
+backward pass of what was done last first, so that every rank mirrors the instructions in the same
+order.
 Slices may be of any length, none included.
 """
 

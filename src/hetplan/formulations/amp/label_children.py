@@ -1,11 +1,11 @@
-"""How the labels of the search grow: compiled loops over the choices, with a bound of each child.
+"""The children of the search's labels, each with a lower bound: compiled loops over the choices.
 
-A label is first opened by every end of its next stage (`open_stage`), and then extended by every
+The search first extends a label by every end of its next stage (`open_stage`), and then by every
 shape of the tensor group in row 0, 1, ... (`place_group`); a row is a pipeline. Times,
-synchronisation and memory are exact. What is still to come is bounded row by row: a row whose group
-of the stage is placed by the completion tables of rows.py (`row_cost`), one whose group is still to
-be placed by the best class of shapes for it (`open_row`). `least_together` makes one bound of them,
-since the rows have to use up all devices.
+synchronisation and memory are exact. The rest of each row is bounded by itself: a row whose group
+of the stage is placed, by the completion tables of rows.py (`row_cost`); a row whose group is still
+to be placed, by the best class of shapes for it (`open_row`). `least_together` makes one bound of
+all rows, since together they have to use up all devices.
 
 Letters: x label, j stage, i and k rows, r tensor rank, n and m shapes, c class of shapes, z zone,
 h burden, q interval of the slowest stage, a and b first and end layer of the stage.
@@ -20,8 +20,11 @@ from hetplan.formulations.amp.problem import Floats, Ints
 
 
 class Grid(NamedTuple):
-    """The configuration as the kernels see it; arrays as in `layout.Layout`, C classes of shapes of
-    one kind and one zone, Q intervals of the slowest stage."""
+    """The configuration as arrays for the kernels; their meaning is that of `layout.Layout`.
+
+    There are C classes of shapes of one kind and one zone, and Q intervals of the slowest stage's
+    time.
+    """
 
     gas: int
     size: Ints  # [K] devices of a cell
@@ -45,7 +48,7 @@ class Grid(NamedTuple):
 
 
 class Stage(NamedTuple):
-    """What depends on the number of the stage."""
+    """The data of one stage of the pipelines."""
 
     seconds: Floats  # [M, L + 1, L + 1] layers a to b - 1; +inf where they cannot be the stage
     link: Floats  # [L + 1] bytes sent to it where it begins at layer l
@@ -66,16 +69,15 @@ class Parts(NamedTuple):
 
 
 class Box(NamedTuple):
-    """Which children are of interest: synchronisation from `low` to `high` seconds, and a cost
-    below `limit`."""
+    """The limits of the children that are kept."""
 
-    low: float
-    high: float
-    limit: float
+    low: float  # seconds, the least synchronisation
+    high: float  # seconds, the longest synchronisation
+    limit: float  # seconds; the bound of a child is below it
 
 
 class Scratch(NamedTuple):
-    """Arrays that the loops write to and nobody reads afterwards."""
+    """Arrays that the kernels use while they run."""
 
     costs: Floats  # [dp, H, A] least cost of each row, by what it is still to absorb
     link: Floats  # [dp, C] of `look_around`
@@ -85,19 +87,19 @@ class Scratch(NamedTuple):
 
 
 class Children(NamedTuple):
-    """What a kernel writes of each child."""
+    """The children of the labels, as arrays that a kernel writes."""
 
-    parent: Ints
+    parent: Ints  # the label that the child extends
     choice: Ints  # the end of the stage, or the shape of the group
-    total: Floats  # `sums` and `tops` of the row
-    top: Floats
-    synced: Floats
-    bound: Floats
+    total: Floats  # seconds, the new entry of the row in `Parts.sums`
+    top: Floats  # seconds, the new entry of the row in `Parts.tops`
+    synced: Floats  # seconds, the slowest synchronisation so far
+    bound: Floats  # seconds; every decision of the child costs at least this
 
 
 @kernel
 def speed_between(bandwidth: Floats, shape_cells: Ints, n: int, m: int) -> float:
-    """Slowest bandwidth between equal ranks of two groups of shapes n and m, bytes/s."""
+    """The slowest bandwidth, in bytes/s, between equal ranks of two groups of shapes n and m."""
     speed = np.inf
     for r in range(shape_cells.shape[1]):
         speed = min(speed, bandwidth[shape_cells[n, r], shape_cells[m, r]])
@@ -108,8 +110,11 @@ def speed_between(bandwidth: Floats, shape_cells: Ints, n: int, m: int) -> float
 def row_cost(
     grid: Grid, ahead: Floats, state: int, b: int, total: float, top: float, out: Floats
 ) -> None:
-    """out [H, A]: least cost of a row whose Σ t + Σ e is `total` and whose slowest stage is `top`
-    up to layer b, by what it is still to absorb; state: see `rows.complete`."""
+    """Write the least cost of a row to `out` [H, A], by the burden that it is still to absorb.
+
+    total: Σ t + Σ e of the row up to layer b. top: its slowest stage up to there. state: that of
+    `rows.complete`.
+    """
     for h in range(out.shape[0]):
         for k in range(out.shape[1]):
             least = np.inf
@@ -122,10 +127,10 @@ def row_cost(
 
 @kernel
 def least_together(costs: Floats, left: Ints, tp: int, most: Ints) -> float:
-    """Least t such that rows of cost t each can absorb all burdens of the devices that remain.
+    """The least cost at which the rows together can absorb all burdens of the devices that remain.
 
-    costs [dp, H, A]; left [H] weight of those devices. The end of a row's table stands for `most`
-    [H].
+    costs: [dp, H, A] least cost of each row by the burden that it absorbs. left: [H] weight of the
+    devices that remain. most: [H] the burden that the last entry of a row's table stands for.
     """
     rows, burdens, levels = costs.shape
     level = 0.0
@@ -152,8 +157,7 @@ def least_together(costs: Floats, left: Ints, tp: int, most: Ints) -> float:
 
 @kernel
 def state_of(grid: Grid, zone: int, devices: int) -> int:
-    """The state, as in `rows.complete`, of a row in a zone with so many devices left in its
-    cell."""
+    """The state, as in `rows.complete`, of a row in a zone whose cell has `devices` left."""
     groups = devices // grid.shape_cells.shape[1]
     state: int = grid.base[zone] + max(0, min(grid.room[zone] - 1, groups))
     return state
@@ -161,7 +165,7 @@ def state_of(grid: Grid, zone: int, devices: int) -> int:
 
 @kernel
 def weigh_rest(grid: Grid, parts: Parts, x: int, left: Ints) -> None:
-    """left [H]: weight of the devices that label x leaves."""
+    """Write the weight of the devices that label x leaves to `left` [H]."""
     left[:] = 0
     for cell in range(len(grid.size)):
         for h in range(len(left)):

@@ -1,0 +1,153 @@
+"""Prices of bytes for a cell, with the means over types beside them, by cutting planes.
+
+For any multipliers (module `means`) the least of their bound over a cell is at a vertex, where the
+best program is a shortest path. Each path met bounds from above what any multipliers can prove at
+every vertex. A linear programme finds those for which the least of these bounds is largest. One
+mean serves for all stages here.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hetplan.formulations.hap.graph import Graph
+from hetplan.formulations.hap.means import Means, Multipliers
+from hetplan.formulations.hap.paths import path, shortest
+from hetplan.formulations.hap.problem import Floats, HapProblem
+from hetplan.solvers.general import minimise
+from hetplan.solvers.model import SMALLEST, Model, Totals
+from hetplan.solvers.run import Run
+
+# All memory of a device costs at most so many times the seconds of all triples.
+DEAREST = 1e5
+# Cutting planes per cell; what a further one must still promise, as a share of the bound.
+ROUNDS, PROMISE = 40, 1e-7
+# Rounding in sums of thousands of terms.
+CUT_ROUNDING = 1e-12
+
+
+@dataclass(frozen=True)
+class ProgramTotals:
+    """The sums of work of a program, a path of the graph."""
+
+    program: tuple[int, ...]  # triple numbers in order of execution
+    fixed_comm: float  # seconds of collectives, whatever the ratios
+    shared_comm: Floats  # [g] seconds of collectives per largest ratio
+    fixed_computing: Floats  # [K] seconds of computing on each type, whatever the ratios
+    shared_computing: Floats  # [g, K] seconds of computing on each type per ratio
+    fixed_bytes: float  # bytes on every device
+    shared_bytes: Floats  # [g] bytes per ratio
+
+
+def first_multipliers(problem: HapProblem) -> Multipliers:
+    """Means by which all ratios cost the same, and bytes cost nothing."""
+    speed_of_type = problem.speeds * problem.counts
+    share_of_devices = problem.counts / problem.counts.sum()
+    return Multipliers(
+        type_weights=speed_of_type / speed_of_type.sum(),
+        top_weights=np.tile(share_of_devices, (problem.g, 1)),
+        byte_prices=np.zeros(problem.K),
+    )
+
+
+def _totals(problem: HapProblem, graph: Graph, arcs: list[int]) -> ProgramTotals:
+    """The sums of work along the arcs of a path."""
+    work = graph.work[np.array(arcs, dtype=np.int64)]
+    comm, slow = work.comm, problem.speeds[-1] / problem.speeds
+    return ProgramTotals(
+        program=tuple(graph.program(arcs)),
+        fixed_comm=float(work.fixed_seconds[comm].sum()),
+        shared_comm=work.shared_seconds[comm].sum(axis=0),
+        fixed_computing=work.fixed_seconds[~comm].sum() * slow,
+        shared_computing=work.shared_seconds[~comm].sum(axis=0)[:, None] * slow,
+        fixed_bytes=float(work.fixed_bytes.sum()),
+        shared_bytes=work.shared_bytes.sum(axis=0),
+    )
+
+
+def best_multipliers(
+    graph: Graph,
+    means: Means,
+    start: Multipliers,
+    threshold: float,
+    run: Run,
+) -> tuple[float, Multipliers, list[ProgramTotals]]:
+    """(A lower bound of the cell, the multipliers that prove it, the programs met as paths).
+
+    start: multipliers of a larger cell, where it begins. It ends once the bound has reached the
+    threshold.
+    """
+    problem, multipliers = means.problem, start
+    paths: dict[tuple[int, ...], ProgramTotals] = {}
+    best, chosen = -np.inf, start
+    for _ in range(ROUNDS):
+        means.set_multipliers(multipliers)
+        cost = means.costs(graph.work, multipliers.type_weights[None])[:, 0]
+        length, first_arc = shortest(graph, cost)
+        least = float(length[graph.start].min())
+        rounding = CUT_ROUNDING * (least + means.memory_seconds)
+        value = least - means.memory_seconds - rounding
+        if value > best:
+            best, chosen = value, multipliers
+        if best >= threshold or run.should_stop:
+            break
+        for v in range(len(means.x)):
+            totals = _totals(problem, graph, path(graph, first_arc[:, v]))
+            paths[totals.program] = totals
+        answer = _best_by_cuts(problem, means.x, list(paths.values()), run)
+        if answer is None:
+            break
+        upper_bound, multipliers = answer
+        promised = upper_bound - best
+        if promised <= PROMISE * max(abs(upper_bound), SMALLEST * problem.seconds_of_all):
+            break
+    means.set_multipliers(chosen)
+    return best, chosen, list(paths.values())
+
+
+def _best_by_cuts(
+    problem: HapProblem, x: Floats, paths: Sequence[ProgramTotals], run: Run
+) -> tuple[float, Multipliers] | None:
+    """(The largest bound that multipliers prove against these paths alone, such multipliers).
+
+    The bound is an upper bound of what any multipliers can prove in the cell of vertices x
+    [V, g, K]. None where the solver found no multipliers.
+
+    Vars   level seconds; w_d and u_kd means over types; price_d seconds of all memory of a device.
+    Max    level  s.t.
+    (1) sum_d w_d = 1               (2) sum_d u_kd = 1
+    (3) level <= what the multipliers make each path cost at each vertex, less the price of memory
+    """
+    assert problem.capacity is not None
+    most = problem.seconds_of_all or 1.0
+    room = np.where(problem.capacity > 0, problem.capacity, 1.0)
+    model = Model("hap-prices", totals=Totals(least=most, largest=most))
+    level = model.seconds("level", lower=None)
+    w = model.continuous("w", problem.K)
+    u = model.continuous("u", (problem.g, problem.K))
+    price = model.continuous("price", problem.K, 0.0, DEAREST)  # in units of `most`
+    model.minimize(level, -1.0)
+    model.equal("mean", w, to=1.0)  # (1)
+    for k in range(problem.g):
+        model.equal("mean", u[k], to=1.0)  # (2)
+    columns = np.concatenate([[level], w, u.ravel(), price])
+    for p in paths:
+        for ratios in x:
+            busy = p.fixed_computing + (p.shared_computing * ratios).sum(axis=0)
+            top = (p.shared_comm[:, None] * ratios).ravel()
+            free_bytes = problem.capacity - (p.fixed_bytes + p.shared_bytes @ ratios)
+            free = np.clip(free_bytes / room * most, -1e9 * most, 1e9 * most)
+            values = np.concatenate([-busy, -top, free])
+            model.row("cut", columns, np.append(1.0, values), upper=p.fixed_comm)  # (3)
+    answer = minimise("milp", model, run.part(), report=lambda incumbent, bound: None)
+    if answer.x is None or answer.objective is None:
+        return None
+    type_weights = np.maximum(answer.values(w), 0.0)
+    top_weights = np.maximum(answer.values(u), 0.0)
+    multipliers = Multipliers(
+        type_weights=type_weights / type_weights.sum(),
+        top_weights=top_weights / top_weights.sum(axis=1, keepdims=True),
+        byte_prices=np.maximum(answer.values(price), 0.0) * most / room,
+    )
+    return -answer.objective, multipliers

@@ -1,0 +1,85 @@
+"""The graph of needs of a theory, in all orders or in one.
+
+Read a program backwards. A node is the set of properties still needed: the first one is {goal}, the
+last one is empty. A triple that gives something needed leads from N to (N - post) + pre. Every
+minimal program is a path and every path is a program. Parallel branches interleave in every order,
+because the order decides which computations share a stage.
+
+This is the graph of needs in all orders. Where costs simply add up, the order is irrelevant, and it
+is enough to settle the needed properties of the highest level first (`ReducedTheory.level`). That
+is the graph of needs in one order, called canonical, which is small for theories of any width.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from hetplan.formulations.hap.graph import Graph, graph_of_arcs, work_of
+from hetplan.formulations.hap.problem import Ints
+from hetplan.formulations.hap.theory import ReducedTheory
+from hetplan.solvers.run import Run
+
+Need = frozenset[int]
+
+
+def graph_of_needs(
+    theory: ReducedTheory, limit: int, run: Run | None = None, *, canonical: bool = False
+) -> Graph | None:
+    """The graph of needs in all orders, or the canonical one; None beyond `limit` nodes.
+
+    Raises `Stopped` where `run` should stop.
+    """
+    states = [frozenset((theory.goal,))]
+    numbers = {states[0]: 0}
+    arcs: list[tuple[int, int, int]] = []
+    for u, need in enumerate(states):  # the list grows
+        if run is not None:
+            run.check()
+        to_settle = need
+        if canonical and need:
+            to_settle = of_highest_level(theory, need)
+        for s in steps_that_give(theory, to_settle):
+            after = need_before(theory, need, s)
+            if after >= need:
+                continue  # such an arc only adds needs, so that no shortest path takes it
+            if after not in numbers:
+                if len(states) == limit:
+                    return None
+                numbers[after] = len(states)
+                states.append(after)
+            arcs.append((u, numbers[after], s))
+    return graph_of_states(
+        theory, states, np.array(arcs, dtype=np.int64), in_execution_order=not canonical
+    )
+
+
+def of_highest_level(theory: ReducedTheory, need: Need) -> Need:
+    """The needed properties of the highest level, which the canonical order settles first."""
+    highest = max(theory.level[p] for p in need)
+    return frozenset(p for p in need if theory.level[p] == highest)
+
+
+def steps_that_give(theory: ReducedTheory, properties: Need) -> list[int]:
+    """The steps (positions, ascending) that give one of these properties or more."""
+    return sorted({s for p in properties for s in theory.by_post[p]})
+
+
+def need_before(theory: ReducedTheory, need: Need, s: int) -> Need:
+    """The properties needed before step s, where `need` are those needed after it."""
+    step = theory.steps[s]
+    return (need - step.post) | step.pre
+
+
+def graph_of_states(
+    theory: ReducedTheory, states: Sequence[Need], arcs: Ints, *, in_execution_order: bool
+) -> Graph:
+    """The graph of these states, {goal} first, with arcs [A, 3]: tail, head, step."""
+    tail, head, step = arcs.reshape(-1, 3).T
+    return graph_of_arcs(
+        theory,
+        keys=[theory.key(need) for need in states],
+        arcs=(tail, head, step),
+        steps_of_action=[(s,) for s in range(len(theory.steps))],
+        work=work_of(theory.problem, theory.steps),
+        in_execution_order=in_execution_order,
+    )
