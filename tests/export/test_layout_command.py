@@ -10,7 +10,7 @@ from itertools import chain, combinations_with_replacement, pairwise
 import pytest
 
 from hetplan.cli.main import main
-from hetplan.runtime.export.grid import Layout, balanced
+from hetplan.runtime.export.balancing import Layout, balanced
 
 NAMES = {"E": "embedding", "t": "decoder", "m": "mtp", "L": "loss"}
 

@@ -17,7 +17,7 @@ from hetplan.profiling.profile import Profile
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.job import Job, Measured
 from hetplan.runtime.launch import launch
-from hetplan.runtime.watch import Rehearsal
+from hetplan.runtime.rehearsal import Rehearsal
 
 Document = dict[str, Any]
 FAST, SLOW = "this-cpu", "this-cpu-slowed"

@@ -23,8 +23,8 @@ from hetplan.planner.hap import SpmdProblem
 from hetplan.profiling.simulator.pipeline import simulate_stages
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.job import Job
+from hetplan.runtime.rehearsal import Rehearsal
 from hetplan.runtime.replay import SpmdCosts, replay, trace
-from hetplan.runtime.watch import Rehearsal
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Run
 

@@ -23,10 +23,10 @@ pytest.importorskip("torch", reason="torch is an extra of hetplan")
 from fakes.rehearsals import plan
 from fakes.workloads import small
 from hetplan.formulations.joint.plan import Plan
-from hetplan.runtime import launch, watch
+from hetplan.runtime import health, launch
+from hetplan.runtime.health import PATIENCE, Activity
 from hetplan.runtime.job import Job, Loss, StepReport
 from hetplan.runtime.launch import FORK, Rank, RankError, Supervisor, find_hung, launch_elastic
-from hetplan.runtime.watch import PATIENCE, Activity
 from parity.cases import CASES, Case, R, even
 
 JOB = Job(plan=Case("rules", "two", [R(even([0, 1, 2]), [(2, 2)])]).plan)
@@ -202,22 +202,22 @@ def spinner() -> Iterator[int]:
 
 @on_linux
 def test_what_sleeps_or_is_stopped_or_gone_is_not_starved(sleeper: int, spinner: int) -> None:
-    wait_until(lambda: "R" not in watch.thread_states(sleeper))
-    assert not watch.starved(sleeper, 0.0, 1e9)
+    wait_until(lambda: "R" not in health.thread_states(sleeper))
+    assert not health.starved(sleeper, 0.0, 1e9)
     os.kill(spinner, signal.SIGSTOP)
-    wait_until(lambda: watch.thread_states(spinner) == ["T"])
-    assert not watch.starved(spinner, 0.0, 1e9)
+    wait_until(lambda: health.thread_states(spinner) == ["T"])
+    assert not health.starved(spinner, 0.0, 1e9)
     os.kill(spinner, signal.SIGKILL)
     os.waitpid(spinner, 0)
-    assert not watch.starved(spinner, 0.0, 1e9)
+    assert not health.starved(spinner, 0.0, 1e9)
 
 
 @on_linux
 def test_what_would_run_is_starved_until_it_has_run_enough(spinner: int) -> None:
-    used = watch.cpu_seconds(spinner)
-    assert watch.starved(spinner, used, 1e9)
-    wait_until(lambda: watch.cpu_seconds(spinner) >= used + 0.05)
-    assert not watch.starved(spinner, used, 0.1)
+    used = health.cpu_seconds(spinner)
+    assert health.starved(spinner, used, 1e9)
+    wait_until(lambda: health.cpu_seconds(spinner) >= used + 0.05)
+    assert not health.starved(spinner, used, 0.1)
 
 
 @pytest.fixture
@@ -232,13 +232,15 @@ def employer() -> Iterator[int]:
 def test_what_computes_or_has_others_compute_is_at_work(
     sleeper: int, spinner: int, employer: int
 ) -> None:
-    wait_until(lambda: not watch.at_work(sleeper))
-    assert watch.at_work(spinner)
-    wait_until(lambda: bool(watch.descendants(employer)) and watch.thread_states(employer) == ["S"])
-    (worker,) = watch.descendants(employer)
-    assert watch.at_work(employer)
+    wait_until(lambda: not health.at_work(sleeper))
+    assert health.at_work(spinner)
+    wait_until(
+        lambda: bool(health.descendants(employer)) and health.thread_states(employer) == ["S"]
+    )
+    (worker,) = health.descendants(employer)
+    assert health.at_work(employer)
     os.kill(worker, signal.SIGSTOP)
-    wait_until(lambda: not watch.at_work(employer))
+    wait_until(lambda: not health.at_work(employer))
     os.kill(worker, signal.SIGKILL)
 
 

@@ -25,7 +25,7 @@ from hetplan.planner import fits as memory
 from hetplan.profiling.cluster import Cluster
 from hetplan.profiling.models import load_model
 from hetplan.profiling.workload import predict
-from hetplan.runtime.export.grid import balanced
+from hetplan.runtime.export.balancing import balanced
 from hetplan.text import (
     Table,
     bytes_text,

@@ -34,8 +34,9 @@ from typing import Any, NoReturn
 from hetplan.errors import HetplanError, InputError, one_line, require
 from hetplan.formulations.joint.plan import Plan, check_world
 from hetplan.runtime.devices import on_devices, required_torch
+from hetplan.runtime.events import PASSES, WAITS
+from hetplan.runtime.health import PATIENCE, Activity, at_work, starved
 from hetplan.runtime.job import Job, Loss, Measured, StepReport
-from hetplan.runtime.watch import PASSES, PATIENCE, WAITS, Activity, at_work, starved
 
 FORK = get_context("fork")
 

@@ -24,12 +24,15 @@ from torch import Tensor, nn
 from hetplan.errors import HetplanError, InputError, UnsupportedError, kind_and_text, require
 from hetplan.formulations.joint.plan import Place, Plan, check_world
 from hetplan.runtime.devices import local_device
+from hetplan.runtime.events import Watch
+from hetplan.runtime.execution.buckets import Held, bucket_plans, held_by
 from hetplan.runtime.execution.chain import Chain, Rows, TensorGroup, describe
 from hetplan.runtime.execution.data import Reading, check_alike, drawing_data
+from hetplan.runtime.execution.layout import Layout
 from hetplan.runtime.execution.loop import Box, Trained
 from hetplan.runtime.execution.pipeline import Mail, Pipeline, streams
-from hetplan.runtime.execution.places import Held, Layout, States, bucket_plans, held_by
 from hetplan.runtime.execution.position import Position
+from hetplan.runtime.execution.states import States
 from hetplan.runtime.execution.tensors import spread
 from hetplan.runtime.execution.transport import (
     Group,
@@ -41,7 +44,6 @@ from hetplan.runtime.execution.transport import (
 from hetplan.runtime.refusals import check_executed
 from hetplan.runtime.tracing.experts import Experts
 from hetplan.runtime.tracing.split import leaves, mapped
-from hetplan.runtime.watch import Watch
 from hetplan.schema import Range
 
 # fp32: in the parameters' own type

@@ -24,8 +24,9 @@ from torch.utils.checkpoint import (
 from hetplan.errors import InputError
 from hetplan.formulations.joint.plan import Place
 from hetplan.runtime.execution.chain import Chain, Rows
-from hetplan.runtime.execution.places import Layout, States
+from hetplan.runtime.execution.layout import Layout
 from hetplan.runtime.execution.position import Position, at, drawing
+from hetplan.runtime.execution.states import States
 from hetplan.runtime.execution.transport import Message, Stream, Transport, done
 from hetplan.runtime.tracing.split import Shape
 from hetplan.schema import Range

@@ -22,11 +22,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hetplan.errors import UnsupportedError, require
 from hetplan.formulations.joint.plan import Plan
+from hetplan.runtime.execution.buckets import held_by
 from hetplan.runtime.execution.chain import Chain, Rows
 from hetplan.runtime.execution.distributed import Placed
 from hetplan.runtime.execution.loop import Box
 from hetplan.runtime.execution.pipeline import passed
-from hetplan.runtime.execution.places import held_by
 from hetplan.runtime.execution.position import Position
 from hetplan.runtime.execution.transport import host_total, one_group
 from hetplan.runtime.export.documents import SCHEDULES

@@ -28,7 +28,7 @@ from torch.fx import Node
 from hetplan.errors import UnsupportedError, require
 from hetplan.formulations.joint.plan import Place
 from hetplan.runtime.execution.chain import Chain
-from hetplan.runtime.execution.places import Layout
+from hetplan.runtime.execution.layout import Layout
 from hetplan.runtime.execution.transport import Group, mirrored
 from hetplan.runtime.tracing.split import RESHAPES, Split, mapped, name_of
 

@@ -10,11 +10,10 @@ import yaml
 from hetplan.files import to_json
 from hetplan.formulations.joint.plan import Degrees, Plan
 from hetplan.profiling.transformer import Transformer
-from hetplan.runtime.export.grid import (
+from hetplan.runtime.export.grid import Grid, heading
+from hetplan.runtime.export.megatron_arguments import (
     RECOMPUTATION,
-    Grid,
     bridge_sections,
-    heading,
     model_settings,
     settings,
 )

@@ -37,7 +37,8 @@ from hetplan.errors import UnsupportedError, printable, require
 from hetplan.formulations.joint.plan import Plan
 from hetplan.interpreter import SAFE_PATH
 from hetplan.profiling.transformer import Transformer
-from hetplan.runtime.export.grid import RECOMPUTATION, Grid, heading, settings
+from hetplan.runtime.export.grid import Grid, heading
+from hetplan.runtime.export.megatron_arguments import RECOMPUTATION, settings
 from hetplan.runtime.refusals import check_executed
 from hetplan.schema import PLAIN, StrictModel
 from hetplan.text import comments, grouped

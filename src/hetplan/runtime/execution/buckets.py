@@ -1,30 +1,16 @@
-"""Where every rank stands in a plan, which rows of the global batch pass there, and what it holds.
+"""Buckets: what each rank holds of the parameters, and which ranks join which gradients.
 
 Every rank computes this from plan and model alone, the same everywhere. Parameters go by unsplit
 names, cut into pieces that sets of ranks own together: a piece is an interval of a parameter's
 split dimension that no rank's cut divides further; ranks that hold it are its owners. Gradients are
 joined piece by piece, whatever the replicas' cuts, widths and shares: pieces with the same owners
 lie behind each other in one flat bucket.
-
-Then what is held is joined with the other owners': data parallelism and ZeRO 0-3.
-
-ZeRO 0  gradients are summed over the owners; everyone updates what it holds.
-ZeRO 1  everyone updates its share of each bucket; the updated parameters are gathered.
-ZeRO 2  gradients live only as shares: replicas of one stage sum them after every micro-batch.
-ZeRO 3  parameters, too: replicas of one stage gather each layer before its passes and let go of it
-behind them.
-In replicas of one stage collectives go on beside the passes: a bucket's gradients are summed once
-its lowest layer has made them, and ZeRO 3 gathers one layer ahead. In pipelines all of it happens
-at the beginning and at the end of an iteration: no other stage waits for a collective in the middle
-of its schedule.
-Source: Rajbhandari et al. 2020 (ZeRO), Section 5; shares of any size are the plan's.
 """
 
-from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from math import prod
 from typing import Any
 
@@ -32,144 +18,13 @@ import torch
 from torch import Tensor, nn
 
 from hetplan.errors import require
-from hetplan.formulations.joint.plan import Place, Plan, Stage, split
-from hetplan.profiling.simulator.pipeline import order
-from hetplan.runtime.execution.chain import Chain, Cut, Parameter, Part
+from hetplan.formulations.joint.plan import Place, Plan
+from hetplan.runtime.execution.chain import Chain, Cut, Parameter
+from hetplan.runtime.execution.layout import Layout
 from hetplan.runtime.execution.loop import Box
 from hetplan.runtime.execution.transport import Group
 from hetplan.schema import Range
 from hetplan.text import grouped
-
-
-@dataclass(frozen=True)
-class Layout:
-    """A plan by ranks; those of an SPMD program are tensor ranks of one stage."""
-
-    plan: Plan
-
-    def ranks_of(self, replica: int, stage: int) -> list[list[int]]:
-        """Ranks of a stage [row group][tensor rank]."""
-        devices = self.plan.replicas[replica].stages[stage].devices
-        return [[self.plan.ranks[d] for d in group] for group in devices]
-
-    def meeting(self, replica: int, stage: int) -> list[list[int]]:
-        """Ranks of a stage that compute layers together: tensor ranks, context ranks."""
-        rows = self.ranks_of(replica, stage)
-        return [*rows, *map(list, zip(*rows, strict=True))] if self.context > 1 else rows
-
-    def stage(self, place: Place) -> Stage:
-        """A rank's stage."""
-        return self.plan.replicas[place.replica].stages[place.stage]
-
-    def part(self, place: Place) -> Part:
-        """A rank's part of its tensor group and of its experts."""
-        spread = self.expert_groups.get(place.rank, (place.rank,))
-        return Part(
-            place.tensor,
-            tuple(self.stage(place).tensor_shares),
-            (spread.index(place.rank), len(spread)),
-        )
-
-    @cached_property
-    def expert_groups(self) -> dict[int, tuple[int, ...]]:
-        """Rank -> the ranks over which the experts of its layers are spread: neighbours in a stage,
-        whose ranks go replica by replica. Empty: each rank has all of them."""
-        made: dict[int, tuple[int, ...]] = {}
-        ranks = self.plan.further.expert
-        for j in range(len(self.plan.replicas[0].stages)) if ranks > 1 else ():
-            grids = [self.ranks_of(i, j) for i in range(len(self.plan.replicas))]
-            everyone = [rank for grid in grids for row in grid for rank in row]
-            for k in range(0, len(everyone), ranks):
-                group = tuple(sorted(everyone[k : k + ranks]))
-                made |= dict.fromkeys(group, group)
-        return made
-
-    def again(self, place: Place, layer: int) -> str:
-        """What of a layer is computed again: by blocks, of a virtual stage's first ones behind the
-        embedding."""
-        degrees = self.plan.further
-        (first,) = (a for a, b in self.stage(place).layers if a <= layer < b)
-        number = layer - max(first, 1)
-        some = degrees.recompute_method == "block" and degrees.recompute_layers is not None
-        left_out = some and not 0 <= number < (degrees.recompute_layers or 0)
-        return "none" if left_out else self.plan.recomputation
-
-    def layers(self, place: Place) -> list[int]:
-        """A rank's layers, all chunks one behind the other."""
-        return [k for first, last in self.stage(place).layers for k in range(first, last)]
-
-    @cached_property
-    def micro_batches(self) -> list[list[Range]]:
-        """[replica][micro-batch] global rows [first, last)."""
-        batches, row = [], 0
-        for replica in self.plan.replicas:
-            sizes = [batch.samples for batch in replica.micro_batches for _ in range(batch.count)]
-            batches.append(list(pairwise(accumulate(sizes, initial=row))))
-            row += replica.samples
-        return batches
-
-    @property
-    def context(self) -> int:
-        """Row groups that take the same rows, each a part of their tokens."""
-        return self.plan.degrees.context if self.plan.degrees else 1
-
-    @property
-    def sequence_parallel(self) -> bool:
-        """Whether tensor ranks divide the tokens between a split model's layers."""
-        return self.plan.degrees is not None and self.plan.degrees.sequence_parallel
-
-    def speaks(self, place: Place) -> bool:
-        """Whether a rank tells the loss of those that compute the same rows."""
-        return place.tensor == 0 and (self.context == 1 or place.group == 0)
-
-    def rows(self, replica: int, stage: int, batch: int) -> list[Range]:
-        """[row group] global rows of a micro-batch."""
-        first, last = self.micro_batches[replica][batch]
-        shares = self.plan.replicas[replica].stages[stage].row_shares
-        return (
-            [(first, last)] * self.context
-            if self.context > 1
-            else [(first + a, first + b) for a, b in split(last - first, shares)]
-        )
-
-    def own_rows(self, place: Place, batch: int) -> Range:
-        """Global rows of a micro-batch that pass a place."""
-        return self.rows(place.replica, place.stage, batch)[place.group]
-
-    def asked_rows(self, replica: int, rows: Range) -> Range:
-        """The rows for whose data a rank of a replica asks where it reads some: a whole
-        micro-batch's where the stages divide rows differently. So all ranks that read a row ask for
-        the same ones, and code that draws at random draws the same."""
-        if not self.uneven_rows[replica]:
-            return rows
-        ends = self.micro_batches[replica]
-        return next((a, b) for a, b in ends if a <= rows[0] and rows[1] <= b)
-
-    @cached_property
-    def uneven_rows(self) -> list[bool]:
-        """[replica] Whether its stages divide the rows of a micro-batch differently."""
-        return [
-            any(
-                self.rows(i, j, batch) != self.rows(i, 0, batch)
-                for batch in range(replica.steps)
-                for j in range(len(replica.stages))
-            )
-            for i, replica in enumerate(self.plan.replicas)
-        ]
-
-    def actions(self, place: Place) -> list[tuple[bool, int, int]]:
-        """(backward, chunk, micro-batch) in the order of the schedule."""
-        replica = self.plan.replicas[place.replica]
-        assert self.plan.schedule != "spmd", "programs have an order of their own"
-        passes = order(
-            self.plan.schedule,
-            len(replica.stages),
-            place.stage,
-            replica.steps,
-            len(replica.stages[0].layers),
-        )
-        return [(bool(b), int(c), int(m)) for b, c, m in zip(*passes, strict=True)]
-
 
 Held = dict[str, Cut]  # name -> what a rank holds of it
 
@@ -451,111 +306,3 @@ class Bucket:
                 yield Box(
                     piece.name, (share.first,), (share.size,), (piece.whole,), tensor.detach()
                 )
-
-
-def parameters_of(buckets: Sequence[Bucket]) -> list[nn.Parameter]:
-    """Those that some buckets have pieces of; a parameter's pieces may lie in several."""
-    return [parameter for bucket in buckets for parameter in bucket.parameters.values()]
-
-
-class States:
-    """All buckets of one rank. parameters: what it holds, by unsplit names; per_layer: ZeRO 3 layer
-    by layer."""
-
-    def __init__(
-        self,
-        plans: Sequence[BucketPlan],
-        groups: Mapping[tuple[int, ...], Group],
-        rank: int,
-        parameters: Mapping[str, nn.Parameter],
-        held: Held,
-        *,
-        zero: int,
-        shares: Sequence[float],
-        in_step: bool,
-    ) -> None:
-        self.zero, self.parameters = zero, parameters
-        self.per_step, self.per_layer = in_step and zero == 2, in_step and zero == 3
-        self.buckets = [
-            Bucket(
-                p,
-                rank,
-                sharing,
-                (groups.get(p.owners), groups.get(sharing), groups.get(alike)),
-                {piece.name: parameters[piece.name] for piece in p.pieces},
-                held,
-                split(sum(piece.size for piece in p.pieces), [shares[r] for r in sharing]),
-            )
-            for p in plans
-            if rank in p.owners
-            for sharing, alike in [p.around(rank)]
-        ]
-        for bucket in self.buckets:
-            bucket.begin(sharded=zero > 0)
-        self.begun: deque[Callable[[], None]] = deque()
-        self._let_go(self.buckets)
-
-    def begin(self, visits: Sequence[tuple[bool, int]] = ()) -> None:
-        """Before an iteration: parameters that an optimizer changed elsewhere. visits: (backward,
-        layer) of all its passes, in their order."""
-        self.left = Counter(k for backward, k in visits if backward)
-        self.following = iter([*(k for _, k in visits[1:]), None])
-        if self.zero and not self.per_layer:
-            self._gather(self.buckets)
-
-    def of_layer(self, layer: int | None) -> list[Bucket]:
-        """What is gathered and let go of with a layer: all of it under ZeRO 3 layer by layer."""
-        return [b for b in self.buckets if self.per_layer and layer in b.plan.layers]
-
-    def before_layer(self, layer: int) -> None:
-        """Before a pass of a layer: its parameters; those of the next pass are on their way."""
-        self._gather([b for b in self.of_layer(layer) if not b.here])
-        self.next = next(self.following)
-        for bucket in self.of_layer(self.next):
-            if not bucket.here:
-                bucket.fetch()
-
-    def after_layer(self, layer: int, *, backward: bool) -> None:
-        """Behind a pass of a layer."""
-        self.left[layer] -= backward
-        if backward and (self.per_step or self.per_layer or not self.left[layer]):
-            self._join([b for b in self.buckets if layer in b.plan.layers])
-        self._let_go([b for b in self.of_layer(layer) if self.next not in b.plan.layers])
-
-    def end(self) -> None:
-        """Behind all passes of an iteration."""
-        self._join([b for b in self.buckets if not b.plan.layers])
-        while self.begun:
-            self.begun.popleft()()
-        self._let_go(self.buckets)
-
-    def _join(self, buckets: Sequence[Bucket]) -> None:
-        """Two buckets are on their way at most: each is a copy of its gradients."""
-        for parameter in parameters_of(buckets) if self.zero == 0 else ():
-            if parameter.grad is None and parameter.requires_grad:  # where no row came by
-                parameter.grad = torch.zeros_like(parameter)
-        for bucket in buckets:
-            self.begun.append(bucket.join_gradients())
-            if len(self.begun) > 2:
-                self.begun.popleft()()
-        if self.zero:  # only now: a parameter's pieces may lie in several buckets
-            for parameter in parameters_of(buckets):
-                parameter.grad = None
-
-    def _gather(self, buckets: Sequence[Bucket]) -> None:
-        with torch.no_grad():
-            if self.zero == 3:
-                for parameter in parameters_of(buckets):
-                    data = parameter.data
-                    data.untyped_storage().resize_(data.numel() * data.element_size())
-            for bucket in buckets:
-                bucket.gather()
-                bucket.here = True
-
-    def _let_go(self, buckets: Sequence[Bucket]) -> None:
-        """ZeRO 3: the parameters' memory, which the next gathering asks for again."""
-        if self.zero == 3:
-            for bucket in buckets:
-                bucket.here = False
-            for parameter in parameters_of(buckets):
-                parameter.data.untyped_storage().resize_(0)
