@@ -1,32 +1,43 @@
 """Balanced pipeline layouts: which layers each virtual stage holds, for Megatron-LM and torchtitan.
 
-Units of a chain: embedding, blocks, all layers of multi-token prediction (MTP) together, loss with
-the head. Virtual stage k is on pipeline rank k mod P. The slowest virtual stage is as fast as any
-cut of the chain allows; of such cuts the one with the least sum of squares is taken, and of equal
-ones that whose earlier stages hold more, since whole rounds of stages load all ranks alike. A stage
-may be empty. A unit counts in parts of 1 / 4e7 of the whole, so that sums of squares are exact.
-Megatron Core (`transformer/pipeline_parallel_layer_layout.py`) writes E, t, m and L, `|` between
-virtual stages, `t*3` and `(tt|)*29`. It wants the MTP layers in one virtual stage, which is a
-rank's last. torchtitan names modules, and has no MTP.
+A model is a chain of units: the embedding, the blocks, all layers of multi-token prediction (MTP)
+together, and the loss with the head. The chain is cut into P x V virtual stages for P pipeline
+ranks; virtual stage k is on pipeline rank k mod P. A virtual stage may be empty.
+
+`balanced` takes, of all cuts, one whose slowest virtual stage is the fastest; of those the one with
+the least sum of squared stage times; and of those the one whose earlier stages hold more, since
+whole rounds of P stages then load all ranks alike. The time of a unit is rounded to a multiple of
+1 / 4e7 of the whole chain's, so that sums of squares are exact.
+
+Megatron Core (`transformer/pipeline_parallel_layer_layout.py`) writes the units as E, t, m and L,
+puts `|` between virtual stages, and abbreviates repetitions: `t*3` and `(tt|)*29`. It wants the MTP
+layers in one virtual stage, which must be the last one of its rank. torchtitan names modules and
+has no MTP.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain, groupby, pairwise
+from itertools import groupby, pairwise
 from typing import Any
 
 import numpy as np
 
+# The whole chain's seconds as a number of integer parts: squares of it are exact in 64-bit floats.
+PARTS = 4e7
+
 
 @dataclass(frozen=True)
-class Layout:
-    """pipeline: ranks. units: as Megatron writes each. ends [K]: first unit behind each virtual
-    stage. seconds [K]: of each."""
+class PipelineLayout:
+    """A chain of units cut into K = P x V virtual stages."""
 
     pipeline: int
+    """P, the number of pipeline ranks."""
     units: tuple[str, ...]
+    """The units in Megatron's letters."""
     ends: tuple[int, ...]
+    """[K] number of the first unit behind each virtual stage."""
     seconds: tuple[float, ...]
+    """[K] seconds of each virtual stage, forward and backward."""
 
     @property
     def stages(self) -> list[tuple[str, ...]]:
@@ -35,66 +46,106 @@ class Layout:
 
     def megatron(self) -> str:
         """The value of `--pipeline-model-parallel-layout`."""
-        *before, last = map(runs_text, self.stages)
-        repeated = [(text, len(list(run))) for text, run in groupby(before)]
-        texts = [f"({text}|)*{count}" if count > 1 else f"{text}|" for text, count in repeated]
-        return "".join([*texts, last])
+        *all_but_last, last = [runs_text(stage) for stage in self.stages]
+        text = ""
+        for stage, run in groupby(all_but_last):
+            count = len(list(run))
+            text += f"({stage}|)*{count}" if count > 1 else f"{stage}|"
+        return text + last
 
     def torchtitan(self) -> list[list[str]]:
-        """`module_fqns_per_model_part`: modules of each virtual stage, without MTP."""
-        blocks = (f"layers.{i}" for i in range(self.units.count("t")))
-        named = {"E": ["tok_embeddings"], "L": ["norm", "output"]}
-        modules = [[next(blocks)] if unit == "t" else named.get(unit, []) for unit in self.units]
-        return [[*chain(*modules[first:last])] for first, last in pairwise((0, *self.ends))]
+        """The value of `module_fqns_per_model_part`: [K] modules of each virtual stage, without
+        MTP."""
+        parts, block = [], 0
+        for stage in self.stages:
+            modules = []
+            for unit in stage:
+                if unit == "E":
+                    modules.append("tok_embeddings")
+                elif unit == "t":
+                    modules.append(f"layers.{block}")
+                    block += 1
+                elif unit == "L":
+                    modules += ["norm", "output"]
+            parts.append(modules)
+        return parts
 
 
 def runs_text(units: Sequence[str]) -> str:
-    """A virtual stage in Megatron's letters: `Et*3`."""
-    runs = ((letter, len(list(run))) for letter, run in groupby("".join(units)))
-    return "".join(f"{letter}*{count}" if count > 1 else letter for letter, count in runs)
+    """A virtual stage in Megatron's letters, with runs of a letter abbreviated: `Et*3`."""
+    text = ""
+    for letter, run in groupby("".join(units)):
+        count = len(list(run))
+        text += f"{letter}*{count}" if count > 1 else letter
+    return text
 
 
-def balanced(seconds: Sequence[float], pipeline: int, virtual: int = 1, mtp: int = 0) -> Layout:
-    """The layout of P x V virtual stages whose slowest is the fastest.
+def balanced(
+    seconds: Sequence[float], pipeline: int, virtual: int = 1, mtp: int = 0
+) -> PipelineLayout:
+    """The layout of P x V virtual stages whose slowest virtual stage is the fastest.
 
-    seconds: of embedding, each block and head, forward and backward, each at least 0. mtp: layers,
-    each as slow as the last block; the head computes their logits as well (DeepSeek-V3, Section
-    2.2), and their projection is left out.
+    seconds: of the embedding, each block and the head, forward and backward, each at least 0.
+    pipeline: P. virtual: V. mtp: number of MTP layers, each as slow as the last block; the head
+    computes their logits as well (DeepSeek-V3, Section 2.2), and their projection is left out.
     """
     embedding, *blocks, head = seconds
-    units = ("E", *"t" * len(blocks), *(["m" * mtp] if mtp else []), "L")
-    each = np.array(
-        [0.0, embedding, *blocks, *([mtp * blocks[-1]] if mtp else []), (1 + mtp) * head]
-    )
-    reach, parts = np.cumsum(each), np.cumsum(np.rint(each * (4e7 / each.sum())))
-    spans = np.where(np.tri(len(reach), k=-1), np.inf, parts - parts[:, None])
-    early = (pipeline * (virtual - 1) if mtp else 0, len(blocks) + 1)
-    slowest, _ = least(spans, pipeline * virtual, np.maximum, early)
-    _, ends = least(np.where(spans <= slowest, spans**2, np.inf), pipeline * virtual, np.add, early)
-    return Layout(
+    units = ["E", *"t" * len(blocks)]
+    unit_seconds = [embedding, *blocks]
+    if mtp:
+        units.append("m" * mtp)
+        unit_seconds.append(mtp * blocks[-1])
+    units.append("L")
+    unit_seconds.append((1 + mtp) * head)
+
+    # cumulative[n]: of the first n units; stage_parts[a, b]: of a stage of units a to b - 1.
+    each = np.array([0.0, *unit_seconds])
+    cumulative_seconds = np.cumsum(each)
+    cumulative_parts = np.cumsum(np.rint(each * (PARTS / each.sum())))
+    backward = np.tri(len(each), k=-1)
+    stage_parts = np.where(backward, np.inf, cumulative_parts - cumulative_parts[:, None])
+
+    stages = pipeline * virtual
+    # The MTP layers belong to the last virtual stage of a rank: no earlier one reaches them.
+    without_mtp = pipeline * (virtual - 1) if mtp else 0
+    last_block_end = 1 + len(blocks)
+    slowest, _ = least_cut(stage_parts, stages, np.maximum, without_mtp, last_block_end)
+    squares = np.where(stage_parts <= slowest, stage_parts**2, np.inf)
+    _, ends = least_cut(squares, stages, np.add, without_mtp, last_block_end)
+    return PipelineLayout(
         pipeline=pipeline,
-        units=units,
+        units=tuple(units),
         ends=ends,
-        seconds=tuple(float(reach[b] - reach[a]) for a, b in pairwise((0, *ends))),
+        seconds=tuple(
+            float(cumulative_seconds[end] - cumulative_seconds[begin])
+            for begin, end in pairwise((0, *ends))
+        ),
     )
 
 
-def least(
-    costs: Any, stages: int, join: Any, early: tuple[int, int]
+def least_cut(
+    costs: Any, stages: int, join: Any, early_stages: int, early_end: int
 ) -> tuple[float, tuple[int, ...]]:
-    """The least joined cost of cutting units into so many stages, and where each ends.
+    """The least cost of cutting N units into consecutive stages, and where each stage ends, by
+    dynamic programming over the stages.
 
-    costs [N + 1, N + 1]: of a stage from one unit up to another. early: (K, n): none of the first K
-    stages ends behind unit n.
+    costs [N + 1, N + 1]: of a stage that begins at the first index and ends before the second.
+    join: `np.maximum` or `np.add`, how the costs of stages become one. early_stages, early_end:
+    none of the first `early_stages` stages may end behind unit `early_end`. Of cuts of equal cost,
+    earlier stages hold more units.
     """
-    at, came = costs[0].copy(), []
-    for k in range(1, stages):
-        if k <= early[0]:
-            at[early[1] + 1 :] = np.inf
-        joined = join(at[:, None], costs)
-        came.append(len(at) - 1 - joined[::-1].argmin(axis=0))
-        at = joined.min(axis=0)
-    ends = [len(at) - 1]
-    for begin in reversed(came):
-        ends.append(int(begin[ends[-1]]))
-    return float(at[-1]), tuple(ends[::-1])
+    units = len(costs) - 1
+    best = costs[0].copy()  # [N + 1] least cost of the stages so far, if they end at each unit
+    begins_by_end = []  # of each later stage: where it begins, if it ends at each unit
+    for stage in range(1, stages):
+        if stage <= early_stages:
+            best[early_end + 1 :] = np.inf
+        joined = join(best[:, None], costs)
+        # `argmin` takes the first of equal entries; the last beginning is wanted
+        begins_by_end.append(units - joined[::-1].argmin(axis=0))
+        best = joined.min(axis=0)
+    ends = [units]
+    for begins in reversed(begins_by_end):
+        ends.append(int(begins[ends[-1]]))
+    ends.reverse()
+    return float(best[units]), tuple(ends)

@@ -1,10 +1,12 @@
-"""What frameworks with equal replicas can say: the plan as a grid of stages, data ranks and tensor
-ranks.
+"""Plans for frameworks whose replicas are all alike: a plan as a grid of stages, data ranks and
+tensor ranks.
 
-Every check names what the framework lacks and what an export without it would lose.
+Every check that refuses a plan names what the framework lacks and what an export without it would
+lose.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Literal
 
 from hetplan.errors import UnsupportedError, require
 from hetplan.formulations.joint.plan import Plan, Replica
@@ -14,37 +16,67 @@ from hetplan.text import comments, grouped, ranges_text
 
 
 class Grid:
-    """A plan as a framework of equal replicas sees it; its figures hold once `check` has passed.
+    """A plan as a framework of equal replicas sees it. Its figures are those of the first replica;
+    they hold for all once `check` has passed."""
 
-    stages[j]: layer ranges, one per model chunk; widths [stage]: tensor degree. micro_batch:
-    samples; count: micro-batches of each data rank. shape: of the model, where it is known.
-    """
+    plan: Plan
+    framework: str
+    """The framework's name, for messages."""
+    shape: Transformer | None
+    """The model's shape, None where it is unknown."""
+    stages: list[list[Range]]
+    """[stage][model chunk] layers [first, last)."""
+    widths: list[int]
+    """[stage] tensor degree."""
+    pipeline: int
+    """Number of stages of a replica, without model chunks."""
+    data: int
+    """Number of data ranks."""
+    chunks: int
+    """Number of model chunks of a stage."""
+    micro_batch: int
+    """Samples of a micro-batch of one data rank."""
+    count: int
+    """Number of micro-batches of each data rank."""
 
     def __init__(self, plan: Plan, framework: str, shape: Transformer | None = None) -> None:
         first = plan.replicas[0]
-        self.plan, self.framework, self.shape = plan, framework, shape
+        self.plan = plan
+        self.framework = framework
+        self.shape = shape
         self.stages = [stage.layers for stage in first.stages]
         self.widths = [len(stage.devices[0]) for stage in first.stages]
-        self.pipeline, self.data = len(self.stages), len(plan.replicas)
+        self.pipeline = len(self.stages)
+        self.data = len(plan.replicas)
         self.chunks = len(self.stages[0])
-        self.micro_batch, self.count = first.micro_batches[0].samples, first.steps
+        self.micro_batch = first.micro_batches[0].samples
+        self.count = first.steps
 
-    def refuse(self, where: object, lacks: str, lost: str) -> None:
-        """Raise UnsupportedError where the plan has what the framework cannot express."""
+    def refuse(self, present: object, lacks: str, lost: str) -> None:
+        """Raise UnsupportedError where the plan has what the framework cannot express.
+
+        present: a truth value, whether the plan has it. lacks: what it is. lost: what an export
+        without it would lose.
+        """
         require(
-            not where,
+            not present,
             f"{self.framework} cannot express {lacks}; what would be lost: {lost}",
             where=self.plan.name,
             expected="a plan without it (other --strategies or --precision), or --to torchrun",
             kind=UnsupportedError,
         )
 
-    def only(self, key: str, known: Sequence[object], lost: str) -> None:
-        """Refuse a plan whose `key` (zero, schedule, recomputation, precision) is none of
-        `known`."""
-        value = getattr(self.plan.workload if key == "precision" else self.plan, key)
-        only = ", ".join(map(str, known))
-        self.refuse(value not in known, f"{key} {value} (only {only})", lost)
+    def only(
+        self,
+        field: Literal["zero", "schedule", "recomputation", "precision"],
+        allowed: Sequence[object],
+        lost: str,
+    ) -> None:
+        """Refuse a plan whose `field` has none of the allowed values."""
+        source = self.plan.workload if field == "precision" else self.plan
+        value = getattr(source, field)
+        choices = ", ".join(map(str, allowed))
+        self.refuse(value not in allowed, f"{field} {value} (only {choices})", lost)
 
     def check(self) -> None:
         """Refuse a plan whose replicas differ, or whose samples or weights divide unequally."""
@@ -58,22 +90,25 @@ class Grid:
 
     @property
     def devices(self) -> list[list[list[int]]]:
-        """[stage][data rank][context and tensor rank]."""
-        replicas = self.plan.replicas
-        return [[r.stages[j].all_devices for r in replicas] for j in range(self.pipeline)]
+        """[stage][data rank][context and tensor rank] device."""
+        return [
+            [replica.stages[j].all_devices for replica in self.plan.replicas]
+            for j in range(self.pipeline)
+        ]
 
     @property
-    def ranked(self) -> list[int]:
-        """Devices by rank where tensor ranks are innermost, then context, data and stages."""
-        return [d for stage in self.devices for group in stage for d in group]
+    def devices_by_rank(self) -> list[int]:
+        """[rank] device, where tensor ranks are innermost, then context, data and stages."""
+        return [device for stage in self.devices for group in stage for device in group]
 
     @property
     def virtual_stages(self) -> list[Range]:
-        """Layer ranges in the order of the model: chunk 0 of all stages, then chunk 1."""
-        return [stage[c] for c in range(self.chunks) for stage in self.stages]
+        """[virtual stage] layers [first, last), in the order of the model: chunk 0 of all stages,
+        then chunk 1 of all stages, and so on."""
+        return [stage[chunk] for chunk in range(self.chunks) for stage in self.stages]
 
     def equal_width(self) -> int:
-        """The tensor degree of all stages; refuses different ones."""
+        """The tensor degree of all stages. Refuses a plan whose stages have different ones."""
         self.refuse(
             len(set(self.widths)) > 1,
             f"stages of different tensor degrees ({', '.join(map(str, self.widths))})",
@@ -82,42 +117,56 @@ class Grid:
         return self.widths[0]
 
     def blocks(self) -> int:
-        """The number of blocks of a chain embedding, blocks, head; refuses other chains."""
+        """The model's number of blocks. Refuses a model whose layers are not one embedding, blocks
+        and one head."""
         names = self.plan.workload.layers
-        ends = (names[0], names[-1]) == ("embedding", "head")
+        text_model = (
+            len(names) >= 3
+            and names[0] == "embedding"
+            and names[-1] == "head"
+            and self.plan.workload.sequence is not None
+        )
         self.refuse(
-            len(names) < 3 or not ends or self.plan.workload.sequence is None,
+            not text_model,
             f"layers other than one embedding, blocks and one head ({names[0]} .. {names[-1]})",
             "where each layer goes",
         )
         return len(names) - 2
 
     def blocks_by_stage(self) -> list[int]:
-        """Blocks of each virtual stage."""
-        blocks = self.blocks()
-        return [len(range(max(a, 1), min(b, blocks + 1))) for a, b in self.virtual_stages]
+        """[virtual stage] number of blocks."""
+        last_block = self.blocks()  # layer 0 is the embedding
+        counts = []
+        for first, last in self.virtual_stages:
+            blocks = range(max(first, 1), min(last, last_block + 1))
+            counts.append(len(blocks))
+        return counts
 
     def nodes(self) -> list[tuple[int, int]]:
-        """(node, ranks) in the order of ranks; refuses ranks that come back to a node, which
-        launchers cannot number."""
-        node_of = [device.node for device in self.plan.devices]
-        order = grouped((node_of[device], rank) for rank, device in enumerate(self.ranked))
-        for node, ranks in order.items():
+        """(node, number of ranks) in the order of ranks. Refuses a plan where the ranks of a node
+        are not consecutive, which launchers cannot number."""
+        devices = self.plan.devices
+        ranks_of_node = grouped(
+            (devices[device].node, rank) for rank, device in enumerate(self.devices_by_rank)
+        )
+        for node, ranks in ranks_of_node.items():
+            consecutive = ranks[-1] - ranks[0] < len(ranks)
             self.refuse(
-                ranks[-1] - ranks[0] >= len(ranks),
+                not consecutive,
                 "ranks of one node that are not consecutive "
                 f"(node {node} has ranks {ranges_text(ranks)})",
                 "the placement of stages and replicas on nodes",
             )
-        return [(node, len(ranks)) for node, ranks in order.items()]
+        return [(node, len(ranks)) for node, ranks in ranks_of_node.items()]
 
 
 def unequal(plan: Plan) -> Iterator[tuple[str, str]]:
-    """(what a framework of equal replicas lacks, what would be lost) of everything that is not
-    equal."""
+    """Everything in a plan that is not equal on all replicas and ranks, as (what a framework of
+    equal replicas lacks, what would be lost)."""
     for i, replica in enumerate(plan.replicas):
         for j, stage in enumerate(replica.stages):
             here = f"replicas[{i}].stages[{j}]"
+            # with degrees, row groups are context ranks
             if len(stage.devices) > 1 and plan.degrees is None:
                 yield (
                     f"row groups within a stage ({here}.devices has {len(stage.devices)})",
@@ -128,39 +177,43 @@ def unequal(plan: Plan) -> Iterator[tuple[str, str]]:
                     f"unequal tensor shards ({here}.tensor_shares)",
                     f"the division of its weights as {listed(stage.tensor_shares)}",
                 )
-    if plan.zero_shares is not None and len({plan.zero_shares[d] for d in plan.ranks}) > 1:
-        yield "unequal ZeRO shards (zero_shares)", "shards by each device's memory"
+    if plan.zero_shares is not None:
+        shares_in_use = {plan.zero_shares[device] for device in plan.ranks}
+        if len(shares_in_use) > 1:
+            yield "unequal ZeRO shards (zero_shares)", "shards by each device's memory"
     for i, replica in enumerate(plan.replicas):
-        if shape_of(replica) != shape_of(plan.replicas[0]):
+        if stage_shapes(replica) != stage_shapes(plan.replicas[0]):
             yield (
                 f"replicas with different stages (replicas[{i}] and replicas[0])",
                 f"the cut of replicas[{i}] into {len(replica.stages)} stages of its own",
             )
     sizes = {batch.samples for replica in plan.replicas for batch in replica.micro_batches}
+    if len(sizes) > 1:
+        yield (
+            f"micro-batches of different sizes ({listed(sorted(sizes))})",
+            "the samples that each device takes by its speed",
+        )
     counts = {replica.steps for replica in plan.replicas}
-    for numbers, lacks, takes in (
-        (sizes, "micro-batches of different sizes", "device"),
-        (counts, "different numbers of micro-batches", "replica"),
-    ):
-        if len(numbers) > 1:
-            yield (
-                f"{lacks} ({listed(sorted(numbers))})",
-                f"the samples that each {takes} takes by its speed",
-            )
+    if len(counts) > 1:
+        yield (
+            f"different numbers of micro-batches ({listed(sorted(counts))})",
+            "the samples that each replica takes by its speed",
+        )
 
 
 def listed(numbers: Iterable[float]) -> str:
-    """Numbers with commas."""
+    """Numbers, separated by commas."""
     return ", ".join(f"{number:g}" for number in numbers)
 
 
-def shape_of(replica: Replica) -> list[tuple[list[Range], int]]:
-    """Layers and tensor degree of each stage."""
+def stage_shapes(replica: Replica) -> list[tuple[list[Range], int]]:
+    """[stage] layers and tensor degree."""
     return [(stage.layers, len(stage.devices[0])) for stage in replica.stages]
 
 
 def heading(plan: Plan, framework: str, version: str) -> list[str]:
-    """Comment lines: what this is, for which version, and what was predicted."""
+    """Comment lines at the top of an exported file: the plan, the framework and its version, and
+    the predicted seconds."""
     lines = [f"{plan.name}, for {framework} ({version})"]
     prediction = plan.prediction
     if prediction is not None and prediction.predicted_seconds is not None:

@@ -59,7 +59,7 @@ def megatron(plan: Plan, shape: Transformer | None = None) -> str:
     grid.only("schedule", ("1f1b", "interleaved-1f1b"), "the order of passes")
     grid.only("recomputation", tuple(RECOMPUTATION), "which activations are kept")
     grid.check()
-    ranked = grid.ranked
+    ranked = grid.devices_by_rank
     places = grouped(
         (plan.devices[device].node, (local_number(plan, device), rank))
         for rank, device in enumerate(ranked)
