@@ -1,4 +1,4 @@
-"""What a rank does, as it does it: for traces, for measured times beside predicted ones, and for
+"""Events: what a rank does and when, for traces, for measured times beside predicted ones, and for
 supervision."""
 
 import time
@@ -12,61 +12,68 @@ WAITS = ("receive", "prepare", "synchronise", "collective")
 
 
 class Event(NamedTuple):
-    """One thing done. start, end: seconds of the machine's monotonic clock."""
+    """One thing that a rank has done."""
 
     what: str
+    """One of `PASSES` or `WAITS`, or `checkpoint`."""
     chunk: int
+    """Model chunk of the rank's stage."""
     batch: int
+    """Number of the micro-batch; of the step, for what happens once in a step."""
     start: float
+    """Seconds on the machine's monotonic clock."""
     end: float
+    """Seconds on the machine's monotonic clock."""
 
 
 class Doing(NamedTuple):
-    """What is going on. since: on the monotonic clock. spent: seconds of a core that the process
-    had used by then."""
+    """What a rank does now."""
 
     what: str = "start"
+    """As in `Event`, or `start`, `between` (two events) or `end`."""
     chunk: int = 0
     batch: int = 0
     since: float = 0.0
+    """Seconds on the monotonic clock, when it began."""
     spent: float = 0.0
+    """Processor seconds that the process had used by then."""
 
 
 @dataclass
 class Watch:
-    """Keeps the events of an iteration, and what is going on now for another thread to ask.
+    """Records the events of an iteration, and what the rank does now, which another thread may ask.
 
-    The least progress is a layer's pass or a collective.
+    A rank makes progress when an event begins or ends, when a layer's pass is done, or when a
+    collective is done.
     """
 
     settle: Callable[[], None] | None = None
-    """Waits for the device, so that times are true."""
+    """Waits for the device, so that times are true; None: nothing runs asynchronously."""
     events: list[Event] = field(default_factory=list)
-    """Of the iteration, which begins with its preparation."""
+    """Events of the iteration, which begins with its preparation."""
     doing: Doing = field(default_factory=Doing)
     longest: float = 0.0
-    """Seconds of the longest pass so far."""
+    """Seconds of the longest event so far that is no wait."""
     moved: float = field(default_factory=time.monotonic)
-    """When there was the last progress."""
+    """Seconds on the monotonic clock, the last progress."""
     meeting: float | None = None
-    """Since when a collective waits."""
+    """Seconds on the monotonic clock, since when a collective waits; None: there is none."""
 
     def begins(self, what: str, chunk: int, batch: int) -> None:
-        """A pass (forward, backward), a wait for a message (receive), or what all do together,
-        begins."""
+        """Record that an event begins."""
         if what == "prepare":
             self.events = []
-        self._now(what, chunk, batch)
+        self._set_doing(what, chunk, batch)
 
     def ends(self, what: str, chunk: int, batch: int) -> None:
-        """It is done."""
+        """Record that the event which began last has ended."""
         start = self.doing.since
-        self._now("between", chunk, batch)
+        self._set_doing("between", chunk, batch)
         if what not in WAITS:
             self.longest = max(self.longest, self.moved - start)
         self.events.append(Event(what, chunk, batch, start, self.moved))
 
-    def _now(self, what: str, chunk: int, batch: int) -> None:
+    def _set_doing(self, what: str, chunk: int, batch: int) -> None:
         if self.settle is not None:
             self.settle()
         self.moved = time.monotonic()
@@ -74,29 +81,32 @@ class Watch:
 
     @contextmanager
     def during(self, what: str, chunk: int, batch: int) -> Iterator[None]:
-        """It begins, and ends where nothing is raised."""
+        """Record an event that begins here and ends with the block, unless the block raises."""
         self.begins(what, chunk, batch)
         yield
         self.ends(what, chunk, batch)
 
     def passed(self) -> None:
-        """A layer's pass is done."""
+        """Record that a layer's pass is done."""
         self.moved = time.monotonic()
 
     @contextmanager
     def meets(self) -> Iterator[None]:
-        """A collective, which waits for others, whatever it is a part of."""
+        """Record that the block is a collective, which waits for other ranks, whatever event it is
+        a part of."""
         self.meeting = time.monotonic()
         yield
-        self.meeting, self.moved = None, time.monotonic()
+        self.meeting = None
+        self.moved = time.monotonic()
 
     def state(self) -> dict[str, Any]:
-        """A sign of life: what is going on, seconds since the last progress and of the collective,
-        and seconds of a core used."""
+        """What a rank tells its supervisor: the fields of `Doing`; `used`: processor seconds of the
+        process; `quiet`: seconds since the last progress; `meeting`: seconds that a collective
+        waits, None where there is none; and `longest`."""
         now, meeting = time.monotonic(), self.meeting
-        return self.doing._asdict() | {
-            "used": time.process_time(),
-            "quiet": now - self.moved,
-            "meeting": None if meeting is None else now - meeting,
-            "longest": self.longest,
-        }
+        state = self.doing._asdict()
+        state["used"] = time.process_time()
+        state["quiet"] = now - self.moved
+        state["meeting"] = None if meeting is None else now - meeting
+        state["longest"] = self.longest
+        return state

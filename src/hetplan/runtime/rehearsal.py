@@ -1,13 +1,13 @@
-"""A mixed cluster is rehearsed on one machine: ranks compute little, and sleep until their device
-would be done.
+"""Rehearsals: a plan for a mixed cluster runs on one machine, whose ranks compute little and sleep
+until their device would be done.
 
 Every pass begins and ends when it does in the plan's replay, times a scale; an iteration ends when
-the replay does. Messages and collectives are real, in the plan's order: a rank that waits for one
-which the replay does not know of, or that this machine's cores hold up, is late, and what is
-measured is the wall clock.
+the replay does. Messages and collectives are real and come in the plan's order. A rank that waits
+for one which the replay does not know of, or that this machine's cores hold up, is late. Times are
+measured on the wall clock.
 
-Of an SPMD program nothing is trained: no program is narrow enough on every model to stand for it,
-and what is rehearsed is the schedule, with real collectives of a single number.
+An SPMD program is not trained in a rehearsal: no program is narrow enough on every model to stand
+for it. Its schedule is rehearsed, with real collectives of a single number.
 """
 
 import time
@@ -22,65 +22,83 @@ from hetplan.profiling.workload import Workload
 from hetplan.runtime.events import PASSES, Watch
 from hetplan.runtime.replay import replay
 
-# Seconds of a core that a narrow layer's pass takes, a pass with its messages beside, and a
-# collective of a single number.
-LAYER_SECONDS, PASS_SECONDS, COLLECTIVE_SECONDS = 0.0015, 0.004, 0.002
-MEETING_SECONDS = 0.02  # that ranks need to agree on when an iteration begins
-Moment = tuple[str, int, int]  # what, chunk, micro-batch
+LAYER_SECONDS = 0.0015  # processor seconds of a narrow layer's pass
+PASS_SECONDS = 0.004  # further processor seconds of a pass, for its messages
+COLLECTIVE_SECONDS = 0.002  # processor seconds of a collective of a single number
+MEETING_SECONDS = 0.02  # in which ranks agree on when an iteration begins
+
+Moment = tuple[str, int, int]
+"""(what, model chunk, micro-batch) of an event."""
 
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """A plan's replay on its devices. units [ranks]: of the timeline; scale: seconds here per
-    second there."""
+    """A plan's replay, to be slept through by ranks on this machine."""
 
     plan: Plan
     timeline: Timeline
+    """The replay, in the seconds of the plan's devices."""
     units: tuple[int, ...]
+    """[rank] its unit in the timeline."""
     scale: float
+    """Seconds here for one second of the replay."""
 
     @classmethod
     def of(
         cls, plan: Plan, workload: Workload, scale: float | None = None, cores: float = 1
     ) -> "Rehearsal":
-        """Of any plan. scale: default such that an iteration takes a second, or as long as the real
-        work needs: all of it on the cores, and that of the busiest rank in the time of its
-        passes."""
+        """The rehearsal of a plan.
+
+        scale: default such that an iteration takes one second, or longer where the ranks' real
+        work needs it: all of it fits on the `cores` of this machine, and that of each rank fits
+        into the time of its passes.
+        """
         replayed = replay(plan, workload)
-        unit = {d: u for u, devices in enumerate(replayed.devices) for d in devices}
-        made = cls(plan, replayed.timeline, tuple(unit[place.device] for place in plan.places), 1.0)
-        if scale is None and made.seconds > 0:
-            work = [(made.busy(place.rank), made.real_seconds(place)) for place in plan.places]
-            passes, real = max(work)
-            needed = sum(real for _, real in work) / cores / made.seconds
-            scale = max(1.0 / made.seconds, needed, real / passes if passes else 0.0)
-        return replace(made, scale=scale or 1.0)
+        unit_of = dict[int, int]()  # of each device in use
+        for unit, devices in enumerate(replayed.devices):
+            unit_of |= dict.fromkeys(devices, unit)
+        units = tuple(unit_of[place.device] for place in plan.places)
+        unscaled = cls(plan, replayed.timeline, units, 1.0)
+        if scale is None:
+            scale = unscaled.default_scale(cores)
+        return replace(unscaled, scale=scale or 1.0)
+
+    def default_scale(self, cores: float) -> float:
+        """The scale for which an iteration takes one second, or as long as its real work needs. Of
+        a rehearsal with scale 1."""
+        if self.seconds <= 0:
+            return 1.0
+        work = [(self.busy(place.rank), self.real_seconds(place)) for place in self.plan.places]
+        one_second = 1.0 / self.seconds
+        all_ranks = sum(real for _, real in work) / cores / self.seconds
+        busiest_passes, busiest_real = max(work)
+        busiest_rank = busiest_real / busiest_passes if busiest_passes else 0.0
+        return max(one_second, all_ranks, busiest_rank)
 
     @property
     def seconds(self) -> float:
-        """Predicted seconds of an iteration here: the simulator's, scaled."""
+        """Predicted seconds of an iteration here: the replay's, scaled."""
         return self.scale * self.timeline.seconds
 
     def busy(self, rank: int) -> float:
-        """Seconds of a rank's passes here."""
-        return self.scale * float(
-            self.timeline.spent(Kind.FORWARD, Kind.BACKWARD)[self.units[rank]]
-        )
+        """Predicted seconds of a rank's passes here."""
+        pass_seconds = self.timeline.spent(Kind.FORWARD, Kind.BACKWARD)
+        return self.scale * float(pass_seconds[self.units[rank]])
 
     def real_seconds(self, place: Place) -> float:
-        """Of a core, for an iteration of a rank on narrow layers."""
+        """Processor seconds that an iteration of a rank needs here, on narrow layers."""
         if self.plan.program is not None:
-            return COLLECTIVE_SECONDS * int(
-                np.count_nonzero(self.timeline.tasks.kind == Kind.COLLECTIVE)
-            )
+            collectives = np.count_nonzero(self.timeline.tasks.kind == Kind.COLLECTIVE)
+            return COLLECTIVE_SECONDS * int(collectives)
         replica = self.plan.replicas[place.replica]
-        ranges = replica.stages[place.stage].layers
-        layers = sum(last - first for first, last in ranges)
-        return 2 * replica.steps * (len(ranges) * PASS_SECONDS + layers * LAYER_SECONDS)
+        chunks = replica.stages[place.stage].layers
+        layers = sum(last - first for first, last in chunks)
+        seconds_of_a_direction = len(chunks) * PASS_SECONDS + layers * LAYER_SECONDS
+        return 2 * replica.steps * seconds_of_a_direction
 
     def spans(self, rank: int) -> dict[Moment, tuple[float, float]]:
-        """When a rank's passes begin and end there, and what all devices of a program do
-        together."""
+        """When a rank's passes begin and end in the replay; of a program, when its collectives do,
+        which are those of all devices."""
         spans: dict[Moment, tuple[float, float]] = {}
         for event in self.timeline.events():
             what, start = event["kind"], event["start"]
@@ -89,43 +107,53 @@ class Rehearsal:
             elif what not in PASSES[:2] or event["unit"] != self.units[rank]:
                 continue
             moment = what, event["chunk"], event["micro_batch"]
-            # a pass with what tensor ranks do together, or in parts, is several tasks
-            spans[moment] = spans.get(moment, (start, 0.0))[0], event["end"]
+            # a pass in parts, or with its tensor ranks' collectives, is several tasks
+            begin, _ = spans.get(moment, (start, 0.0))
+            spans[moment] = begin, event["end"]
         return spans
 
 
 @dataclass(kw_only=True)
 class Virtual(Watch):
-    """A rank's watch in a rehearsal. spans: of its passes, from the iteration's beginning; told:
-    what each rank tells all others."""
+    """A rank's watch in a rehearsal, which sleeps for the rank's device."""
 
     rehearsal: Rehearsal
     spans: Mapping[Moment, tuple[float, float]]
-    told: Callable[[float], list[float]]
+    """Seconds from the iteration's beginning, when the rank's passes begin and end in the
+    replay."""
+    gather: Callable[[float], list[float]]
+    """Gives every rank the numbers of all ranks."""
     begun: float = 0.0
+    """Seconds on the monotonic clock, when the iteration began."""
 
     def begins(self, what: str, chunk: int, batch: int) -> None:
-        """A pass begins when its input would be there."""
+        """Record that an event begins; a pass, once its input would be there."""
         if (what, chunk, batch) in self.spans:
-            start = self.spans[what, chunk, batch][0]
-            if self.left(start) > 0:
+            start, _ = self.spans[what, chunk, batch]
+            if self.seconds_until(start) > 0:
                 with self.during("receive", chunk, batch):
-                    time.sleep(max(0.0, self.left(start)))
+                    self.sleep_until(start)
         super().begins(what, chunk, batch)
 
     def ends(self, what: str, chunk: int, batch: int) -> None:
-        """A pass ends when the device would be done, an iteration when all of them would be."""
+        """Record that an event ends: a pass, once the device would be done; an iteration, once all
+        devices would be."""
         if what == "prepare":
-            self.begun = max(self.told(time.monotonic() + MEETING_SECONDS))
-            time.sleep(max(0.0, self.left(0.0)))
+            self.begun = max(self.gather(time.monotonic() + MEETING_SECONDS))
+            self.sleep_until(0.0)
         elif what == "synchronise":
-            time.sleep(max(0.0, self.left(self.rehearsal.timeline.seconds)))
+            self.sleep_until(self.rehearsal.timeline.seconds)
         elif (what, chunk, batch) in self.spans:
-            time.sleep(max(0.0, self.left(self.spans[what, chunk, batch][1])))
+            _, end = self.spans[what, chunk, batch]
+            self.sleep_until(end)
         super().ends(what, chunk, batch)
         if what == "prepare":  # a rank that this machine wakes late began then, too
             self.events[-1] = self.events[-1]._replace(end=self.begun)
 
-    def left(self, moment: float) -> float:
-        """Seconds here until a moment there."""
+    def seconds_until(self, moment: float) -> float:
+        """Seconds here until a moment of the replay, negative where it is past."""
         return self.begun + self.rehearsal.scale * moment - time.monotonic()
+
+    def sleep_until(self, moment: float) -> None:
+        """Sleep until a moment of the replay."""
+        time.sleep(max(0.0, self.seconds_until(moment)))

@@ -223,11 +223,10 @@ def check_program(job: Job) -> None:
 
 def watch_of(job: Job, rank: int) -> Watch:
     """What watches this rank: with virtual devices, what sleeps for them, too."""
-    return (
-        Watch()
-        if not job.virtual or job.rehearsal is None
-        else Virtual(rehearsal=job.rehearsal, spans=job.rehearsal.spans(rank), told=gather_objects)
-    )
+    if not job.virtual or job.rehearsal is None:
+        return Watch()
+    spans = job.rehearsal.spans(rank)
+    return Virtual(rehearsal=job.rehearsal, spans=spans, gather=gather_objects)
 
 
 def train(
