@@ -35,7 +35,7 @@ from hetplan.errors import HetplanError, InputError, one_line, require
 from hetplan.formulations.joint.plan import Plan, check_world
 from hetplan.runtime.devices import on_devices, required_torch
 from hetplan.runtime.events import PASSES, WAITS
-from hetplan.runtime.health import PATIENCE, Activity, at_work, starved
+from hetplan.runtime.health import PATIENCE, Activity, at_work, runnable
 from hetplan.runtime.job import Job, Loss, Measured, StepReport
 
 FORK = get_context("fork")
@@ -273,44 +273,58 @@ def find_hung(alive: list[tuple[int, Rank]], job: Job) -> RankError | None:
 
 
 def is_silent(rank: Rank, silent: float, limit: float) -> bool:
-    """Whether a rank gives no sign, though it could get a core and loads no libraries."""
+    """Whether a rank that has given no heartbeat for `silent` seconds counts as hung.
+
+    One that has begun may be silent for `limit` seconds; for `PATIENCE.starting` where its process
+    could run and only lacks a core, or loads libraries.
+    """
+    if silent > PATIENCE.starting:
+        return True
     if silent <= limit or not rank.state:
-        return silent > PATIENCE.starting
-    pid, what = rank.process.pid, rank.state["what"]
-    delayed = starved(pid, rank.state["used"], limit) or (what == "start" and at_work(pid))
-    return silent > PATIENCE.starting or not delayed
+        return False
+    loads_libraries = rank.state["what"] == "start" and at_work(rank.process.pid)
+    return not (loads_libraries or runnable(rank.process.pid))
 
 
 def waits_too_long(rank: Rank, patience: float) -> bool:
-    """Whether a rank waits, and does not compute beside (as data are made ready, say)."""
+    """Whether a rank has waited for more than `patience` seconds and its process does not compute
+    beside (as data are made ready, say)."""
     quiet = max(rank.state["quiet"], rank.state["meeting"] or 0.0)
-    return (
-        not at_work(rank.process.pid)
-        if quiet > patience and rank.activity.idle() > patience
-        else bool(quiet > max(patience, PATIENCE.starting))
-    )
+    if quiet > patience and rank.activity.idle() > patience:
+        return not at_work(rank.process.pid)
+    return bool(quiet > max(patience, PATIENCE.starting))
 
 
 def hangs(rank: Rank, job: Job) -> bool:
     """Whether a rank, which waits for no other one, has made no progress for too long.
 
-    It may compute for far longer than its longest pass, with a core to itself. Where it does not
-    compute either, in a pass or as it starts, it may take as long as any; but virtual devices sleep
-    in their passes, and a model's weights may come from far away.
+    A rank that computes, with a core to itself, may take ten times its longest pass; what has no
+    such measure (the first pass, a checkpoint) may take `PATIENCE.starting` seconds. A rank that
+    lacks a core may take that long in any case. A rank that does not compute hangs after the job's
+    `hang_seconds` in a pass, unless virtual devices sleep in it, and after `PATIENCE.starting` as
+    it starts, since a model's weights may come from far away.
     """
     state, limit, pid = rank.state, job.hang_seconds, rank.process.pid
     what, quiet = state.get("what", "start"), state.get("quiet", 0.0)
-    first, idle = max(limit, PATIENCE.starting), min(quiet, rank.activity.idle())
+    idle = min(quiet, rank.activity.idle())
+    longest_start = max(limit, PATIENCE.starting)
     if what == "start":
-        return idle > first and not at_work(pid)
+        return idle > longest_start and not at_work(pid)
     if what in PASSES and not job.virtual and idle > limit and not at_work(pid):
         return True
-    compared = what != "checkpoint" and state["longest"]  # else there is nothing to compare with
-    patience = max(limit, 10 * state["longest"]) if compared else first
-    patience += PATIENCE.spinning if job.device == "cuda" else 0.0
-    return quiet > patience and (
-        quiet >= PATIENCE.starting or not starved(pid, state["spent"], limit)
-    )
+    if state["longest"] > 0 and what != "checkpoint":
+        patience = max(limit, 10 * state["longest"])
+    else:
+        patience = longest_start
+    if job.device == "cuda":
+        patience += PATIENCE.spinning
+    if quiet <= patience:
+        return False
+    if quiet >= PATIENCE.starting:
+        return True
+    computed = state["used"] - state["spent"]
+    lacks_core = computed < limit / 2 and runnable(pid)
+    return not lacks_core
 
 
 # (job of the plan that ran, numbers of all nodes lost so far) -> one of another plan, or None where
