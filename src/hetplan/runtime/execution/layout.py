@@ -1,6 +1,6 @@
-"""Where every rank stands in a plan, and which rows of the global batch pass there.
+"""Where every rank stands in a plan, and which rows of the global batch pass through it.
 
-Every rank computes this from the plan alone, the same everywhere.
+Every rank computes this from the plan alone, and all ranks get the same.
 """
 
 from dataclasses import dataclass
@@ -15,60 +15,74 @@ from hetplan.schema import Range
 
 @dataclass(frozen=True)
 class Layout:
-    """A plan by ranks; those of an SPMD program are tensor ranks of one stage."""
+    """A plan by its ranks. The ranks of an SPMD program are tensor ranks of one stage."""
 
     plan: Plan
 
     def ranks_of(self, replica: int, stage: int) -> list[list[int]]:
-        """Ranks of a stage [row group][tensor rank]."""
+        """[row group][tensor rank] ranks of a stage."""
         devices = self.plan.replicas[replica].stages[stage].devices
-        return [[self.plan.ranks[d] for d in group] for group in devices]
+        return [[self.plan.ranks[device] for device in group] for group in devices]
 
-    def meeting(self, replica: int, stage: int) -> list[list[int]]:
-        """Ranks of a stage that compute layers together: tensor ranks, context ranks."""
-        rows = self.ranks_of(replica, stage)
-        return [*rows, *map(list, zip(*rows, strict=True))] if self.context > 1 else rows
+    def computing_groups(self, replica: int, stage: int) -> list[list[int]]:
+        """Groups of ranks that compute a stage's layers together: its tensor groups and, where a
+        sample's tokens are divided, its context groups."""
+        tensor_groups = self.ranks_of(replica, stage)
+        if self.context == 1:
+            return tensor_groups
+        context_groups = [list(ranks) for ranks in zip(*tensor_groups, strict=True)]
+        return [*tensor_groups, *context_groups]
 
     def stage(self, place: Place) -> Stage:
-        """A rank's stage."""
+        """The stage of a rank."""
         return self.plan.replicas[place.replica].stages[place.stage]
 
     def part(self, place: Place) -> Part:
-        """A rank's part of its tensor group and of its experts."""
-        spread = self.expert_groups.get(place.rank, (place.rank,))
+        """The part of split layers that a rank has: of its tensor group's and of its experts."""
+        ranks = self.expert_groups.get(place.rank, (place.rank,))
         return Part(
-            place.tensor,
-            tuple(self.stage(place).tensor_shares),
-            (spread.index(place.rank), len(spread)),
+            index=place.tensor,
+            shares=tuple(self.stage(place).tensor_shares),
+            expert=(ranks.index(place.rank), len(ranks)),
         )
 
     @cached_property
     def expert_groups(self) -> dict[int, tuple[int, ...]]:
-        """Rank -> the ranks over which the experts of its layers are spread: neighbours in a stage,
-        whose ranks go replica by replica. Empty: each rank has all of them."""
-        made: dict[int, tuple[int, ...]] = {}
-        ranks = self.plan.further.expert
-        for j in range(len(self.plan.replicas[0].stages)) if ranks > 1 else ():
-            grids = [self.ranks_of(i, j) for i in range(len(self.plan.replicas))]
-            everyone = [rank for grid in grids for row in grid for rank in row]
-            for k in range(0, len(everyone), ranks):
-                group = tuple(sorted(everyone[k : k + ranks]))
-                made |= dict.fromkeys(group, group)
-        return made
+        """Rank -> the ranks over which the experts of its layers are spread. They are neighbours in
+        a stage, whose ranks are numbered replica by replica. Empty where each rank has all
+        experts."""
+        size = self.plan.further.expert
+        if size == 1:
+            return {}
+        groups: dict[int, tuple[int, ...]] = {}
+        replicas = range(len(self.plan.replicas))
+        for stage in range(len(self.plan.replicas[0].stages)):
+            ranks: list[int] = []
+            for replica in replicas:
+                for tensor_group in self.ranks_of(replica, stage):
+                    ranks += tensor_group
+            for begin in range(0, len(ranks), size):
+                group = tuple(sorted(ranks[begin : begin + size]))
+                groups |= dict.fromkeys(group, group)
+        return groups
 
-    def again(self, place: Place, layer: int) -> str:
-        """What of a layer is computed again: by blocks, of a virtual stage's first ones behind the
-        embedding."""
+    def recomputation_of(self, place: Place, layer: int) -> str:
+        """What a rank computes again of a layer in the backward pass.
+
+        By the method `block`, only the first blocks of a virtual stage are computed again; the
+        embedding is not counted.
+        """
         degrees = self.plan.further
-        (first,) = (a for a, b in self.stage(place).layers if a <= layer < b)
+        if degrees.recompute_method != "block" or degrees.recompute_layers is None:
+            return self.plan.recomputation
+        (first,) = (begin for begin, end in self.stage(place).layers if begin <= layer < end)
         number = layer - max(first, 1)
-        some = degrees.recompute_method == "block" and degrees.recompute_layers is not None
-        left_out = some and not 0 <= number < (degrees.recompute_layers or 0)
-        return "none" if left_out else self.plan.recomputation
+        recomputed = 0 <= number < degrees.recompute_layers
+        return self.plan.recomputation if recomputed else "none"
 
     def layers(self, place: Place) -> list[int]:
-        """A rank's layers, all chunks one behind the other."""
-        return [k for first, last in self.stage(place).layers for k in range(first, last)]
+        """The layers of a rank, chunk by chunk."""
+        return [layer for first, last in self.stage(place).layers for layer in range(first, last)]
 
     @cached_property
     def micro_batches(self) -> list[list[Range]]:
@@ -82,7 +96,8 @@ class Layout:
 
     @property
     def context(self) -> int:
-        """Row groups that take the same rows, each a part of their tokens."""
+        """The context degree: number of row groups that take the same rows, each a part of their
+        tokens."""
         return self.plan.degrees.context if self.plan.degrees else 1
 
     @property
@@ -90,47 +105,52 @@ class Layout:
         """Whether tensor ranks divide the tokens between a split model's layers."""
         return self.plan.degrees is not None and self.plan.degrees.sequence_parallel
 
-    def speaks(self, place: Place) -> bool:
-        """Whether a rank tells the loss of those that compute the same rows."""
+    def reports_loss(self, place: Place) -> bool:
+        """Whether a rank reports the loss for all ranks that compute the same rows."""
         return place.tensor == 0 and (self.context == 1 or place.group == 0)
 
     def rows(self, replica: int, stage: int, batch: int) -> list[Range]:
-        """[row group] global rows of a micro-batch."""
+        """[row group] global rows [first, last) of a micro-batch."""
         first, last = self.micro_batches[replica][batch]
+        if self.context > 1:
+            return [(first, last)] * self.context
         shares = self.plan.replicas[replica].stages[stage].row_shares
-        return (
-            [(first, last)] * self.context
-            if self.context > 1
-            else [(first + a, first + b) for a, b in split(last - first, shares)]
-        )
+        return [(first + begin, first + end) for begin, end in split(last - first, shares)]
 
-    def own_rows(self, place: Place, batch: int) -> Range:
-        """Global rows of a micro-batch that pass a place."""
+    def local_rows(self, place: Place, batch: int) -> Range:
+        """Global rows [first, last) of a micro-batch that pass through a rank."""
         return self.rows(place.replica, place.stage, batch)[place.group]
 
-    def asked_rows(self, replica: int, rows: Range) -> Range:
-        """The rows for whose data a rank of a replica asks where it reads some: a whole
-        micro-batch's where the stages divide rows differently. So all ranks that read a row ask for
-        the same ones, and code that draws at random draws the same."""
+    def requested_rows(self, replica: int, rows: Range) -> Range:
+        """The rows for which a rank of a replica requests data where it reads `rows`.
+
+        They are the whole micro-batch's where the stages divide rows differently. So all ranks that
+        read a row request the same rows, and code that draws at random draws the same.
+        """
         if not self.uneven_rows[replica]:
             return rows
-        ends = self.micro_batches[replica]
-        return next((a, b) for a, b in ends if a <= rows[0] and rows[1] <= b)
+        first, last = rows
+        return next(
+            (begin, end)
+            for begin, end in self.micro_batches[replica]
+            if begin <= first and last <= end
+        )
 
     @cached_property
     def uneven_rows(self) -> list[bool]:
-        """[replica] Whether its stages divide the rows of a micro-batch differently."""
-        return [
-            any(
-                self.rows(i, j, batch) != self.rows(i, 0, batch)
-                for batch in range(replica.steps)
-                for j in range(len(replica.stages))
-            )
-            for i, replica in enumerate(self.plan.replicas)
-        ]
+        """[replica] whether its stages divide the rows of a micro-batch differently."""
+        return [self._divides_unevenly(replica) for replica in range(len(self.plan.replicas))]
+
+    def _divides_unevenly(self, replica: int) -> bool:
+        stages = range(len(self.plan.replicas[replica].stages))
+        for batch in range(self.plan.replicas[replica].steps):
+            of_first_stage = self.rows(replica, 0, batch)
+            if any(self.rows(replica, stage, batch) != of_first_stage for stage in stages):
+                return True
+        return False
 
     def actions(self, place: Place) -> list[tuple[bool, int, int]]:
-        """(backward, chunk, micro-batch) in the order of the schedule."""
+        """(backward, chunk, micro-batch) of a rank's passes, in the order of the schedule."""
         replica = self.plan.replicas[place.replica]
         assert self.plan.schedule != "spmd", "programs have an order of their own"
         passes = order(
@@ -140,4 +160,7 @@ class Layout:
             replica.steps,
             len(replica.stages[0].layers),
         )
-        return [(bool(b), int(c), int(m)) for b, c, m in zip(*passes, strict=True)]
+        return [
+            (bool(backward), int(chunk), int(batch))
+            for backward, chunk, batch in zip(*passes, strict=True)
+        ]

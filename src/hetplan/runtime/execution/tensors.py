@@ -285,7 +285,7 @@ def spread(
     }  # fmt: skip
     parts = prod(len(own) for own, divides in axes if divides)
     if parts == 1 and not held:
-        if axes and layout.speaks(place):
+        if axes and layout.reports_loss(place):
             print(
                 f"hetplan: {layout.plan.rank_text(place.rank)}: all of its tensor ranks compute "
                 "whole layers; equal shares and the model's `tensor_plan` would divide them",
