@@ -15,8 +15,9 @@ from hetplan.profiling.cluster import Cluster, ClusterFile, build_cluster
 from hetplan.profiling.models import Model
 from hetplan.profiling.profile import Profile
 from hetplan.profiling.workload import Workload
-from hetplan.runtime.job import Job, Measured
+from hetplan.runtime.job import Job
 from hetplan.runtime.launch import launch
+from hetplan.runtime.measured import Measured
 from hetplan.runtime.rehearsal import Rehearsal
 
 Document = dict[str, Any]

@@ -19,7 +19,8 @@ from hetplan.runtime.execution import transport  # noqa: E402
 from hetplan.runtime.execution.layout import Layout  # noqa: E402
 from hetplan.runtime.execution.pipeline import messages, streams  # noqa: E402
 from hetplan.runtime.execution.transport import Transport  # noqa: E402
-from hetplan.runtime.job import Job, Measured, StepReport  # noqa: E402
+from hetplan.runtime.job import Job, StepReport  # noqa: E402
+from hetplan.runtime.measured import Measured  # noqa: E402
 from parity.cases import CASES, Case  # noqa: E402
 from parity.faulty import PLAN  # noqa: E402
 

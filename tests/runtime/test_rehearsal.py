@@ -16,7 +16,8 @@ from hetplan.files import read_json
 from hetplan.formulations.joint.plan import save_plan
 from hetplan.profiling.models import load_model
 from hetplan.profiling.operators import DEFAULT_STACK
-from hetplan.runtime.job import Job, Measured, StepReport
+from hetplan.runtime.job import Job, StepReport
+from hetplan.runtime.measured import Measured
 from hetplan.runtime.rehearsal import Rehearsal
 from hetplan.runtime.replay import replay
 from hetplan.studies.truth.tables import spearman

@@ -35,8 +35,8 @@ from hetplan.runtime import distribute  # noqa: E402
 from hetplan.runtime.devices import gpus  # noqa: E402
 from hetplan.runtime.execution.spmd.distributed import synthetic_batch, synthetic_initial  # noqa: E402
 from hetplan.runtime.execution.worker import check_job  # noqa: E402
-from hetplan.runtime.job import Measured  # noqa: E402
 from hetplan.runtime.launch import launch  # noqa: E402
+from hetplan.runtime.measured import Measured  # noqa: E402
 from parity.asking import run_forked  # noqa: E402
 from parity.gradients import TOLERANCE  # noqa: E402
 from parity.program_curves import gpt2, plan_on  # noqa: E402

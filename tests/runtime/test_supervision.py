@@ -23,10 +23,11 @@ pytest.importorskip("torch", reason="torch is an extra of hetplan")
 from fakes.rehearsals import plan
 from fakes.workloads import small
 from hetplan.formulations.joint.plan import Plan
-from hetplan.runtime import health, launch
+from hetplan.runtime import health, launch, supervision
 from hetplan.runtime.health import PATIENCE, Activity
 from hetplan.runtime.job import Job, Loss, StepReport
-from hetplan.runtime.launch import FORK, Rank, RankError, Supervisor, find_hung, launch_elastic
+from hetplan.runtime.launch import launch_elastic
+from hetplan.runtime.supervision import FORK, Rank, RankError, Supervisor, find_hung
 from parity.cases import CASES, Case, R, even
 
 JOB = Job(plan=Case("rules", "two", [R(even([0, 1, 2]), [(2, 2)])]).plan)
@@ -111,8 +112,8 @@ def test_which_rank_hangs(
 ) -> None:
     changes = dict(holds)
     at_work, runnable = changes.pop("at_work", False), changes.pop("runnable", False)
-    monkeypatch.setattr(launch, "at_work", lambda pid: at_work)
-    monkeypatch.setattr(launch, "runnable", lambda pid: runnable)
+    monkeypatch.setattr(supervision, "at_work", lambda pid: at_work)
+    monkeypatch.setattr(supervision, "runnable", lambda pid: runnable)
     hung = find_hung([(n, rank(*one)) for n, one in enumerate(asked)], replace(JOB, **changes))
     text = re.sub(r" \(.*?\)", "", str(hung or ""))
     assert text.startswith(expected) if expected else hung is None

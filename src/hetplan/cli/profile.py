@@ -404,8 +404,8 @@ def batch_curve(
     Needs torch. Plan with it by `hetplan plan --set poplar.curves=FILE`. Exit code 1 where no
     sample fits. Under torchrun the ranks hold the model's weights in shards, as under ZeRO 3.
     """
-    from hetplan.runtime.launch import is_rank
     from hetplan.runtime.measuring.batches import joined_ranks, measure_batch_curve
+    from hetplan.runtime.torchrun import is_rank
 
     require(
         memory_gib is not None or device != "cpu",
