@@ -30,8 +30,9 @@ from hetplan.formulations.joint.degrees import strategy_of
 from hetplan.formulations.joint.plan import Degrees, Plan, new_plan
 from hetplan.planner.astra import PoolProblem, least_seconds, plan_of
 from hetplan.profiling.models import load_model
+from hetplan.profiling.predict import predict
 from hetplan.profiling.transformer import Cut, Experts
-from hetplan.profiling.workload import Workload, make_workload, predict
+from hetplan.profiling.workload import Workload, make_workload
 from hetplan.profiling.zoo import llama, text_model
 from hetplan.runtime.replay import Replay, Settings, replay
 from plain_replay import seconds_of

@@ -16,9 +16,10 @@ from hetplan.formulations.joint.pose import costs_of
 from hetplan.formulations.joint.sharding import Held, Passes
 from hetplan.profiling.frameworks import FSDP, MEGATRON
 from hetplan.profiling.models import load_model
+from hetplan.profiling.predict import predict
 from hetplan.profiling.times import Recomputation
 from hetplan.profiling.transformer import Transformer
-from hetplan.profiling.workload import Workload, make_workload, predict
+from hetplan.profiling.workload import Workload, make_workload
 from hetplan.profiling.zoo import gpt2, text_model
 from hetplan.runtime.replay import replay
 

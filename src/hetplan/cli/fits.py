@@ -24,7 +24,7 @@ from hetplan.formulations.astra.search.space import offer_of
 from hetplan.planner import fits as memory
 from hetplan.profiling.cluster import Cluster
 from hetplan.profiling.models import load_model
-from hetplan.profiling.workload import predict
+from hetplan.profiling.predict import predict
 from hetplan.runtime.export.balancing import balanced
 from hetplan.text import (
     Table,

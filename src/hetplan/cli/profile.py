@@ -33,6 +33,7 @@ from hetplan.cli.options import (
 from hetplan.cli.output import emit, note
 from hetplan.errors import InputError, require
 from hetplan.files import read_json, to_json, to_yaml, write_text
+from hetplan.profiling.batch_curve import BatchCurve
 from hetplan.profiling.cluster import GIB, Cluster
 from hetplan.profiling.efficiency import (
     Learned,
@@ -44,15 +45,16 @@ from hetplan.profiling.efficiency import (
 )
 from hetplan.profiling.importers import import_file
 from hetplan.profiling.importers.common import Imported, Settings
+from hetplan.profiling.measured_collectives import Collectives
 from hetplan.profiling.models import Model, load_model
 from hetplan.profiling.operators import Precision, load_stack
-from hetplan.profiling.profile import BatchCurve, Collectives, Profile
-from hetplan.profiling.rates.products import measured_products
-from hetplan.profiling.workload import (
+from hetplan.profiling.predict import (
     LARGEST_MICRO_BATCH,
     default_micro_batches,
     predict as predicted,
 )
+from hetplan.profiling.profile import Profile
+from hetplan.profiling.rates.products import measured_products
 from hetplan.runtime.devices import required_torch
 from hetplan.text import (
     Table,

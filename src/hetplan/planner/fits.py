@@ -28,15 +28,14 @@ from hetplan.profiling.cluster import MAX_DEVICES, Cluster, Node, open_cluster
 from hetplan.profiling.frameworks import HETPLAN, Framework
 from hetplan.profiling.models import Model, load_model
 from hetplan.profiling.operators import DEFAULT_STACK, ELEMENT_BYTES, Precision
-from hetplan.profiling.times import Recomputation
-from hetplan.profiling.workload import (
+from hetplan.profiling.predict import (
     LARGEST_MICRO_BATCH,
-    Workload,
     default_micro_batches,
     default_tensor_degrees,
-    make_workload,
     predict,
 )
+from hetplan.profiling.times import Recomputation
+from hetplan.profiling.workload import Workload, make_workload
 from hetplan.text import bytes_text, counted
 
 # PyTorch's allocator keeps blocks that nothing fits in: 15 % on average over eight language models

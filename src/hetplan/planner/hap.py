@@ -31,7 +31,7 @@ from hetplan.planner.strategy import (
     joined,
     tensor_stage,
 )
-from hetplan.profiling.profile import Collectives
+from hetplan.profiling.measured_collectives import Collectives
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.replay import SpmdCosts, write_program
 from hetplan.schema import Name, PositiveCount, StrictModel

@@ -41,8 +41,9 @@ from hetplan.formulations.joint.plan import Degrees, Plan, Stage
 from hetplan.formulations.joint.pose import PLAIN, pose
 from hetplan.formulations.joint.sharding import Joined, Owner, ZeroCosts
 from hetplan.profiling.operators import Layer
+from hetplan.profiling.predict import predict
 from hetplan.profiling.transformer import Cut
-from hetplan.profiling.workload import Workload, predict
+from hetplan.profiling.workload import Workload
 from hetplan.schema import Range
 
 Rings = Sequence[Sequence[int]]

@@ -15,7 +15,7 @@ from hetplan.errors import require
 from hetplan.formulations.astra.data import AstraData
 from hetplan.formulations.astra.problem import Floats, Ints
 from hetplan.profiling.models import Model
-from hetplan.profiling.workload import check_global_batch
+from hetplan.profiling.predict import check_global_batch
 from hetplan.text import counted
 
 JOB_TOKENS = 1e9  # what money is quoted for, unless the job says otherwise
