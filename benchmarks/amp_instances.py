@@ -19,7 +19,8 @@ from hetplan.formulations.amp.pose import pose
 from hetplan.instances.library import Instance
 from hetplan.profiling.cluster import example_cluster
 from hetplan.profiling.models import load_model
-from hetplan.profiling.workload import PREDICTOR, make_workload
+from hetplan.profiling.predict import PREDICTOR
+from hetplan.profiling.workload import make_workload
 from hetplan.solvers.registry import solve
 
 LIBRARY = Path(__file__).parents[1] / "src" / "hetplan" / "instances" / "library" / "amp"

@@ -26,8 +26,9 @@ from hetplan.formulations.ditto.data import DeviceType, DittoData, Memory, group
 from hetplan.instances.library import Instance
 from hetplan.profiling.cluster import GIB, device
 from hetplan.profiling.models import Model, load_model
+from hetplan.profiling.predict import PREDICTOR
 from hetplan.profiling.times import Rates, all_reduce_seconds, layer_time
-from hetplan.profiling.workload import PREDICTOR, RESERVED_BYTES, STATE_BYTES_PER_PARAM
+from hetplan.profiling.workload import RESERVED_BYTES, STATE_BYTES_PER_PARAM
 from hetplan.solvers.registry import solve
 
 LIBRARY = Path(__file__).parents[1] / "src" / "hetplan" / "instances" / "library" / "ditto"

@@ -23,7 +23,8 @@ from hetplan.instances.library import Instance
 from hetplan.planner.strategy import useful_modes
 from hetplan.profiling.cluster import Cluster, ClusterFile, build_cluster, example_cluster
 from hetplan.profiling.models import Model, load_model
-from hetplan.profiling.workload import PREDICTOR, make_workload
+from hetplan.profiling.predict import PREDICTOR
+from hetplan.profiling.workload import make_workload
 from hetplan.profiling.zoo import gpt2, llama, text_model
 from hetplan.replays.pose import pose
 from hetplan.solvers.registry import solve

@@ -25,7 +25,8 @@ from hetplan.instances.generate import draw
 from hetplan.instances.library import Instance
 from hetplan.profiling.cluster import Cluster, ClusterFile, build_cluster
 from hetplan.profiling.models import load_model
-from hetplan.profiling.workload import PREDICTOR, Workload, make_workload
+from hetplan.profiling.predict import PREDICTOR
+from hetplan.profiling.workload import Workload, make_workload
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Options, Run
 

@@ -20,7 +20,7 @@ from hetplan.formulations.poplar.data import Device, PoplarData
 from hetplan.formulations.poplar.pose import Posed, pose
 from hetplan.formulations.poplar.problem import STAGES
 from hetplan.instances.library import Instance
-from hetplan.profiling.workload import PREDICTOR
+from hetplan.profiling.predict import PREDICTOR
 from hetplan.solvers.registry import solve
 from hetplan.studies.papers.poplar import paper_workload
 

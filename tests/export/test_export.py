@@ -19,7 +19,8 @@ from export.by_hand import BLOCKS, UNEVEN, cut, kinds_of, plan_of, run_script
 from hetplan.errors import UnsupportedError
 from hetplan.plans.plan import Plan
 from hetplan.runtime.export import export
-from hetplan.runtime.export.grid import Grid, stage_settings
+from hetplan.runtime.export.grid import Grid
+from hetplan.runtime.export.megatron_arguments import stage_settings
 
 
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])

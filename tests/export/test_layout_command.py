@@ -10,7 +10,7 @@ from itertools import chain, combinations_with_replacement, pairwise
 import pytest
 
 from hetplan.cli.main import main
-from hetplan.runtime.export.grid import Layout, balanced
+from hetplan.runtime.export.balancing import PipelineLayout, balanced
 
 NAMES = {"E": "embedding", "t": "decoder", "m": "mtp", "L": "loss"}
 
@@ -76,7 +76,7 @@ def test_megatron_reads_a_thousand_layouts() -> None:
         assert [one.name for one in read.flatten_layout] == [NAMES[u] for u in letters(layout)]
 
 
-def letters(layout: Layout) -> str:
+def letters(layout: PipelineLayout) -> str:
     return "".join(layout.units)
 
 

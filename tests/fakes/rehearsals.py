@@ -16,9 +16,10 @@ from hetplan.profiling.cluster import Cluster, ClusterFile, build_cluster
 from hetplan.profiling.models import Model
 from hetplan.profiling.profile import Profile
 from hetplan.profiling.workload import Workload
-from hetplan.runtime.job import Job, Measured
+from hetplan.runtime.job import Job
 from hetplan.runtime.launch import launch
-from hetplan.runtime.watch import Rehearsal
+from hetplan.runtime.measured import Measured
+from hetplan.runtime.rehearsal import Rehearsal
 
 Document = dict[str, Any]
 FAST, SLOW = "this-cpu", "this-cpu-slowed"

@@ -12,8 +12,9 @@ from hetplan.plans.plan import Plan
 from hetplan.profiling.cluster import Cluster, ClusterFile, build_cluster
 from hetplan.profiling.models import Model, load_model
 from hetplan.profiling.operators import DEFAULT_STACK, Attention, Stack
+from hetplan.profiling.predict import predict
 from hetplan.profiling.transformer import Experts, Transformer
-from hetplan.profiling.workload import Workload, make_workload, predict
+from hetplan.profiling.workload import Workload, make_workload
 from hetplan.profiling.zoo import text_model
 from hetplan.solvers.run import Options, Run
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from hetplan.errors import InputError
 from hetplan.runtime import distribute
 from hetplan.runtime.execution.data import drawing_data
-from hetplan.runtime.execution.places import Layout
+from hetplan.runtime.execution.layout import Layout
 from hetplan.runtime.execution.spmd.distributed import DistributedProgram
 from parity.cases import Case, Perceptron, R, S, even
 from parity.device import default_type

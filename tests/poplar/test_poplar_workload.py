@@ -19,9 +19,10 @@ from hetplan.formulations.poplar.problem import States, communication, parts
 from hetplan.instances.library import Entry, library
 from hetplan.planner.poplar import PoplarSettings
 from hetplan.profiling.cluster import example_cluster
+from hetplan.profiling.measured_collectives import Collectives
 from hetplan.profiling.models import load_model
-from hetplan.profiling.profile import Collectives
-from hetplan.profiling.workload import PREDICTOR, Workload, make_workload
+from hetplan.profiling.predict import PREDICTOR
+from hetplan.profiling.workload import Workload, make_workload
 from hetplan.replays.collectives import collective_seconds
 from hetplan.solvers.registry import evaluate, solve
 from hetplan.studies.papers import poplar as papers

@@ -32,16 +32,17 @@ from hetplan.profiling.efficiency import (
     train,
     train_links,
 )
-from hetplan.profiling.models import load_model
-from hetplan.profiling.operators import Shape
-from hetplan.profiling.profile import (
+from hetplan.profiling.measured_collectives import (
     OPERATIONS,
     Collectives,
     FittedCollective,
-    Provenance,
     SizePoint,
     fit_line,
 )
+from hetplan.profiling.models import load_model
+from hetplan.profiling.operators import Shape
+from hetplan.profiling.predict import predict
+from hetplan.profiling.profile import Provenance
 from hetplan.profiling.rates.products import move_seconds, products_seconds
 from hetplan.profiling.workload import predict
 from hetplan.replays.pose import costs_of

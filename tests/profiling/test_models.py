@@ -17,7 +17,7 @@ from hetplan.profiling.operators import Matmul
 from hetplan.profiling.transformer import transformer_layers
 from hetplan.profiling.zoo import BUILT_IN, gpt2, text_model
 from hetplan.replays.strategies.facts import model_facts
-from hetplan.runtime.export.grid import model_settings
+from hetplan.runtime.export.megatron_arguments import model_settings
 from present import present
 
 PUBLISHED = {name: spec.published for name, spec in BUILT_IN.items() if spec.published is not None}

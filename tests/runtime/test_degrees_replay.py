@@ -20,6 +20,7 @@ from hetplan.plans.degrees import Degrees
 from hetplan.plans.making import new_plan
 from hetplan.plans.plan import Plan
 from hetplan.profiling.models import load_model
+from hetplan.profiling.predict import predict
 from hetplan.profiling.transformer import Cut, Experts
 from hetplan.profiling.workload import Workload, make_workload, predict
 from hetplan.profiling.zoo import llama, text_model

@@ -17,9 +17,10 @@ import pytest
 from hetplan.cli.main import main
 from hetplan.errors import InputError, UnsupportedError
 from hetplan.formulations.poplar.awareness import OutOfMemoryOnDevice, explore
+from hetplan.profiling.measured_collectives import OPERATIONS, Collectives, fit_line
 from hetplan.profiling.model_files import from_config
 from hetplan.profiling.models import Model, load_model
-from hetplan.profiling.profile import OPERATIONS, Collectives, fit_line, load_profile
+from hetplan.profiling.profile import load_profile
 from hetplan.profiling.transformer import Experts, Transformer
 from hetplan.profiling.zoo import bert, gpt2, llama, text_model
 

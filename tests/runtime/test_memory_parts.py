@@ -15,9 +15,10 @@ from hetplan.plans.making import new_plan
 from hetplan.plans.plan import Plan
 from hetplan.profiling.frameworks import FSDP, MEGATRON
 from hetplan.profiling.models import load_model
+from hetplan.profiling.predict import predict
 from hetplan.profiling.times import Recomputation
 from hetplan.profiling.transformer import Transformer
-from hetplan.profiling.workload import Workload, make_workload, predict
+from hetplan.profiling.workload import Workload, make_workload
 from hetplan.profiling.zoo import gpt2, text_model
 from hetplan.replays.memory import Held
 from hetplan.replays.pose import costs_of

@@ -16,9 +16,10 @@ from hetplan.files import read_json
 from hetplan.plans.plan import save_plan
 from hetplan.profiling.models import load_model
 from hetplan.profiling.operators import DEFAULT_STACK
-from hetplan.runtime.job import Job, Measured, StepReport
+from hetplan.runtime.job import Job, StepReport
+from hetplan.runtime.measured import Measured
+from hetplan.runtime.rehearsal import Rehearsal
 from hetplan.runtime.replay import replay
-from hetplan.runtime.watch import Rehearsal
 from hetplan.studies.truth.tables import spearman
 
 torch: Any = pytest.importorskip("torch", reason="torch is an extra of hetplan")

@@ -113,7 +113,7 @@ def test_a_model_of_ones_own_needs_no_prediction(
     path.write_text(to_json(document))
     asked: list[Job] = []
     monkeypatch.setattr("hetplan.cli.run.launch_ranks", lambda job, tell: asked.append(job))
-    measured = "hetplan.runtime.job.Measured"
+    measured = "hetplan.runtime.measured.Measured"
     monkeypatch.setattr(f"{measured}.table", lambda own: Table("", ("rank",), ()))
     monkeypatch.setattr(f"{measured}.document", lambda own: {})
     assert main(["run", str(path), "--factory", "parity.cases:two"]) == 0

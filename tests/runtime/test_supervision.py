@@ -23,10 +23,11 @@ pytest.importorskip("torch", reason="torch is an extra of hetplan")
 from fakes.rehearsals import plan
 from fakes.workloads import small
 from hetplan.plans.plan import Plan
-from hetplan.runtime import launch, watch
+from hetplan.runtime import health, launch, supervision
+from hetplan.runtime.health import PATIENCE, Activity
 from hetplan.runtime.job import Job, Loss, StepReport
-from hetplan.runtime.launch import FORK, Rank, RankError, Supervisor, find_hung, launch_elastic
-from hetplan.runtime.watch import PATIENCE, Activity
+from hetplan.runtime.launch import launch_elastic
+from hetplan.runtime.supervision import FORK, Rank, RankError, Supervisor, find_hung
 from parity.cases import CASES, Case, R, even
 
 JOB = Job(plan=Case("rules", "two", [R(even([0, 1, 2]), [(2, 2)])]).plan)
@@ -39,12 +40,14 @@ def rank(
     meeting: float | None = None,
     longest: float = 0.0,
     silent: float = 0.0,
+    used: float = 0.0,
 ) -> Rank:
     """One that has been at something without progress for `quiet` seconds, has not computed for
-    `idle`, and has given no sign of life for `silent`."""
+    `idle`, has given no sign of life for `silent`, and has used a core for `used` since it
+    began."""
     now = time.monotonic()
     state = {"what": what, "chunk": 0, "batch": 3, "quiet": quiet, "meeting": meeting}
-    state |= {"longest": longest, "spent": 0.0, "used": 0.0}
+    state |= {"longest": longest, "spent": 3.0, "used": 3.0 + used}
     process = SimpleNamespace(pid=0)
     return Rank(process, None, now - silent, state=state, activity=Activity(now - idle))
 
@@ -81,7 +84,9 @@ VERDICTS: list[tuple[tuple[Asked, ...], dict[str, Any], str | None]] = [
     # a pass may take ten times the longest, and longer where it waits for a core
     ((WAITING, ("backward", 45.0, 0.3, None, 5.0)), {}, None),
     ((WAITING, ("backward", 55.0, 0.3, None, 5.0)), {}, "rank 1: hangs"),
-    ((WAITING, ("backward", 55.0, 0.3, None, 5.0)), {"starved": True}, None),
+    ((WAITING, ("backward", 55.0, 0.3, None, 5.0, 0.0, 4.9)), {"runnable": True}, None),
+    ((WAITING, ("backward", 55.0, 0.3, None, 5.0, 0.0, 5.1)), {"runnable": True}, "rank 1: hangs"),
+    ((WAITING, ("backward", 91.0, 0.3, None, 5.0)), {"runnable": True}, "rank 1: hangs"),
     # waiting for another rank's kernel uses a core, and both have been quiet for as long
     (SPINS, {"device": "cuda"}, "rank 1: hangs"),
     (SPINS, {"device": "cpu"}, "rank 0: hangs"),
@@ -91,8 +96,8 @@ VERDICTS: list[tuple[tuple[Asked, ...], dict[str, Any], str | None]] = [
     # no sign of life: longer where it waits for a core, or begins with much to load
     ((("forward", *QUIET, 9.0),), {}, None),
     ((("forward", *QUIET, 11.0),), {}, "rank 0: hangs; no sign of life for 11 s"),
-    ((("forward", *QUIET, 11.0),), {"starved": True}, None),
-    ((("forward", *QUIET, 91.0),), {"starved": True}, "rank 0: hangs; no sign of life for 91 s"),
+    ((("forward", *QUIET, 11.0),), {"runnable": True}, None),
+    ((("forward", *QUIET, 91.0),), {"runnable": True}, "rank 0: hangs; no sign of life for 91 s"),
     ((("start", *QUIET, 11.0),), {}, "rank 0: hangs; no sign of life for 11 s"),  # stopped
     ((("start", *QUIET, 11.0),), {"at_work": True}, None),
 ]
@@ -106,9 +111,9 @@ def test_which_rank_hangs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     changes = dict(holds)
-    at_work, starved = changes.pop("at_work", False), changes.pop("starved", False)
-    monkeypatch.setattr(launch, "at_work", lambda pid: at_work)
-    monkeypatch.setattr(launch, "starved", lambda pid, spent, limit: starved)
+    at_work, runnable = changes.pop("at_work", False), changes.pop("runnable", False)
+    monkeypatch.setattr(supervision, "at_work", lambda pid: at_work)
+    monkeypatch.setattr(supervision, "runnable", lambda pid: runnable)
     hung = find_hung([(n, rank(*one)) for n, one in enumerate(asked)], replace(JOB, **changes))
     text = re.sub(r" \(.*?\)", "", str(hung or ""))
     assert text.startswith(expected) if expected else hung is None
@@ -201,23 +206,15 @@ def spinner() -> Iterator[int]:
 
 
 @on_linux
-def test_what_sleeps_or_is_stopped_or_gone_is_not_starved(sleeper: int, spinner: int) -> None:
-    wait_until(lambda: "R" not in watch.thread_states(sleeper))
-    assert not watch.starved(sleeper, 0.0, 1e9)
+def test_what_sleeps_or_is_stopped_or_gone_cannot_run(sleeper: int, spinner: int) -> None:
+    wait_until(lambda: not health.runnable(sleeper))
+    assert health.runnable(spinner)
     os.kill(spinner, signal.SIGSTOP)
-    wait_until(lambda: watch.thread_states(spinner) == ["T"])
-    assert not watch.starved(spinner, 0.0, 1e9)
+    wait_until(lambda: health.thread_states(spinner) == ["T"])
+    assert not health.runnable(spinner)
     os.kill(spinner, signal.SIGKILL)
     os.waitpid(spinner, 0)
-    assert not watch.starved(spinner, 0.0, 1e9)
-
-
-@on_linux
-def test_what_would_run_is_starved_until_it_has_run_enough(spinner: int) -> None:
-    used = watch.cpu_seconds(spinner)
-    assert watch.starved(spinner, used, 1e9)
-    wait_until(lambda: watch.cpu_seconds(spinner) >= used + 0.05)
-    assert not watch.starved(spinner, used, 0.1)
+    assert not health.runnable(spinner)
 
 
 @pytest.fixture
@@ -232,13 +229,15 @@ def employer() -> Iterator[int]:
 def test_what_computes_or_has_others_compute_is_at_work(
     sleeper: int, spinner: int, employer: int
 ) -> None:
-    wait_until(lambda: not watch.at_work(sleeper))
-    assert watch.at_work(spinner)
-    wait_until(lambda: bool(watch.descendants(employer)) and watch.thread_states(employer) == ["S"])
-    (worker,) = watch.descendants(employer)
-    assert watch.at_work(employer)
+    wait_until(lambda: not health.at_work(sleeper))
+    assert health.at_work(spinner)
+    wait_until(
+        lambda: bool(health.descendants(employer)) and health.thread_states(employer) == ["S"]
+    )
+    (worker,) = health.descendants(employer)
+    assert health.at_work(employer)
     os.kill(worker, signal.SIGSTOP)
-    wait_until(lambda: not watch.at_work(employer))
+    wait_until(lambda: not health.at_work(employer))
     os.kill(worker, signal.SIGKILL)
 
 

@@ -16,7 +16,7 @@ from fakes.hugging import CONFIGURED  # noqa: E402
 from hetplan.errors import UnsupportedError  # noqa: E402
 from hetplan.runtime.execution.chain import Chain, Part, describe  # noqa: E402
 from hetplan.runtime.execution.distributed import example_of  # noqa: E402
-from hetplan.runtime.execution.places import Layout  # noqa: E402
+from hetplan.runtime.execution.layout import Layout  # noqa: E402
 from hetplan.runtime.execution.tensors import check_spread  # noqa: E402
 from hetplan.runtime.refusals import check_executed  # noqa: E402
 from parity.asking import run_forked  # noqa: E402

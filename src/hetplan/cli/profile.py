@@ -33,6 +33,7 @@ from hetplan.cli.options import (
 from hetplan.cli.output import emit, note
 from hetplan.errors import InputError, require
 from hetplan.files import read_json, to_json, to_yaml, write_text
+from hetplan.profiling.batch_curve import BatchCurve
 from hetplan.profiling.cluster import GIB, Cluster
 from hetplan.profiling.efficiency import (
     Learned,
@@ -44,15 +45,16 @@ from hetplan.profiling.efficiency import (
 )
 from hetplan.profiling.importers import import_file
 from hetplan.profiling.importers.common import Imported, Settings
+from hetplan.profiling.measured_collectives import Collectives
 from hetplan.profiling.models import Model, load_model
 from hetplan.profiling.operators import Precision, load_stack
-from hetplan.profiling.profile import BatchCurve, Collectives, Profile
-from hetplan.profiling.rates.products import measured_products
-from hetplan.profiling.workload import (
+from hetplan.profiling.predict import (
     LARGEST_MICRO_BATCH,
     default_micro_batches,
     predict as predicted,
 )
+from hetplan.profiling.profile import Profile
+from hetplan.profiling.rates.products import measured_products
 from hetplan.runtime.devices import required_torch
 from hetplan.text import (
     Table,
@@ -404,8 +406,8 @@ def batch_curve(
     Needs torch. Plan with it by `hetplan plan --set poplar.curves=FILE`. Exit code 1 where no
     sample fits. Under torchrun the ranks hold the model's weights in shards, as under ZeRO 3.
     """
-    from hetplan.runtime.launch import is_rank
     from hetplan.runtime.measuring.batches import joined_ranks, measure_batch_curve
+    from hetplan.runtime.torchrun import is_rank
 
     require(
         memory_gib is not None or device != "cpu",

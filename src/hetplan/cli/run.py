@@ -40,9 +40,11 @@ from hetplan.plans.plan import Plan, load_plan, save_plan
 from hetplan.profiling.cluster import example_clusters
 from hetplan.runtime.devices import on_devices
 from hetplan.runtime.export.scripts import KINDS, LAUNCHERS, Start, torchrun
-from hetplan.runtime.job import Job, Loss, Measured, StepReport, check_options
-from hetplan.runtime.launch import Again, is_rank, launch as launch_ranks, launch_elastic, serve
-from hetplan.runtime.watch import Rehearsal
+from hetplan.runtime.job import Job, Loss, StepReport, check_options
+from hetplan.runtime.launch import Again, launch as launch_ranks, launch_elastic
+from hetplan.runtime.measured import Measured
+from hetplan.runtime.rehearsal import Rehearsal
+from hetplan.runtime.torchrun import is_rank, serve
 from hetplan.schema import StrictModel, check_header, check_plain, parse
 from hetplan.text import counted, number_text
 

@@ -17,7 +17,8 @@ from hetplan.errors import InputError, look_up, require
 from hetplan.instances.library import Instance
 from hetplan.profiling.cluster import Cluster, ClusterFile, build_cluster, catalogue
 from hetplan.profiling.models import load_model
-from hetplan.profiling.workload import PREDICTOR, Workload, make_workload
+from hetplan.profiling.predict import PREDICTOR
+from hetplan.profiling.workload import Workload, make_workload
 from hetplan.text import devices_counted
 
 SIZES: Mapping[str, int] = {"small": 8, "medium": 32}

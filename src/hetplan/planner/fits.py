@@ -25,15 +25,14 @@ from hetplan.profiling.cluster import MAX_DEVICES, Cluster, Node, open_cluster
 from hetplan.profiling.frameworks import HETPLAN, Framework
 from hetplan.profiling.models import Model, load_model
 from hetplan.profiling.operators import DEFAULT_STACK, ELEMENT_BYTES, Precision
-from hetplan.profiling.times import Recomputation
-from hetplan.profiling.workload import (
+from hetplan.profiling.predict import (
     LARGEST_MICRO_BATCH,
-    Workload,
     default_micro_batches,
     default_tensor_degrees,
-    make_workload,
     predict,
 )
+from hetplan.profiling.times import Recomputation
+from hetplan.profiling.workload import Workload, make_workload
 from hetplan.replays.costs import Floats
 from hetplan.replays.memory import Held, Passes, held_on
 from hetplan.replays.pose import costs_of

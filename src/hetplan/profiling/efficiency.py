@@ -29,8 +29,9 @@ from pydantic import Field
 
 from hetplan.errors import require
 from hetplan.profiling.cluster import DeviceSpec, Floats, catalogue
+from hetplan.profiling.measured_collectives import Collectives
 from hetplan.profiling.operators import Operator, Precision, Shape
-from hetplan.profiling.profile import Collectives, Provenance
+from hetplan.profiling.profile import Provenance
 from hetplan.profiling.rates.products import move_seconds, products_seconds
 from hetplan.schema import (
     Document,

@@ -29,6 +29,7 @@ from hetplan.errors import UnsupportedError, require
 from hetplan.plans.degrees import Degrees
 from hetplan.plans.plan import Plan, Stage
 from hetplan.profiling.operators import Layer
+from hetplan.profiling.predict import predict
 from hetplan.profiling.transformer import Cut
 from hetplan.profiling.workload import Workload, predict
 from hetplan.replays.costs import Costs, summed

@@ -36,8 +36,8 @@ from hetplan.errors import require
 from hetplan.formulations.poplar.data import PoplarData
 from hetplan.profiling.cluster import Cluster
 from hetplan.profiling.frameworks import HETPLAN, Framework
+from hetplan.profiling.measured_collectives import Collectives
 from hetplan.profiling.operators import ELEMENT_BYTES, Precision
-from hetplan.profiling.profile import Collectives
 from hetplan.profiling.workload import Workload
 from hetplan.replays.collectives import collective_seconds
 from hetplan.text import grouped

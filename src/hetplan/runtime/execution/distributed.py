@@ -26,12 +26,15 @@ from hetplan.plans.making import check_world
 from hetplan.plans.places import Place
 from hetplan.plans.plan import Plan
 from hetplan.runtime.devices import local_device
+from hetplan.runtime.events import Watch
+from hetplan.runtime.execution.buckets import LocalCuts, bucket_plans, local_cuts
 from hetplan.runtime.execution.chain import Chain, Rows, TensorGroup, describe
 from hetplan.runtime.execution.data import Reading, check_alike, drawing_data
+from hetplan.runtime.execution.layout import Layout
 from hetplan.runtime.execution.loop import Box, Trained
 from hetplan.runtime.execution.pipeline import Mail, Pipeline, streams
-from hetplan.runtime.execution.places import Held, Layout, States, bucket_plans, held_by
 from hetplan.runtime.execution.position import Position
+from hetplan.runtime.execution.states import States
 from hetplan.runtime.execution.tensors import spread
 from hetplan.runtime.execution.transport import (
     Group,
@@ -43,7 +46,6 @@ from hetplan.runtime.execution.transport import (
 from hetplan.runtime.refusals import check_executed
 from hetplan.runtime.tracing.experts import Experts
 from hetplan.runtime.tracing.split import leaves, mapped
-from hetplan.runtime.watch import Watch
 from hetplan.schema import Range
 
 # fp32: in the parameters' own type
@@ -100,8 +102,8 @@ class Placed(Trained):
         self.shapes = {name: p.shape for name, p in self.chain.parameters.items()}
         self.watch = watch or Watch()
 
-    def take(self, held: Held) -> dict[str, nn.Parameter]:
-        """Cut this rank's layers in place: every parameter becomes the part that is held here, on
+    def take(self, cuts: LocalCuts) -> dict[str, nn.Parameter]:
+        """Cut this rank's layers in place: every parameter becomes the part that this rank has, on
         the device."""
         made: dict[str, nn.Parameter] = {}
         for k in self.layout.layers(self.place):
@@ -111,7 +113,7 @@ class Placed(Trained):
                 if name not in made:
                     parameter: Any = layer.get_parameter(inside)
                     whole = self.module.initial(name, parameter) if parameter.is_meta else parameter
-                    part = held[name].take(whole.detach()).to(self.device)
+                    part = cuts[name].take(whole.detach()).to(self.device)
                     made[name] = nn.Parameter(part.contiguous(), parameter.requires_grad)
                 setattr(layer.get_submodule(owner), last, made[name])
             layer.to(self.device)  # what is left: buffers
@@ -138,7 +140,7 @@ class Placed(Trained):
             return batch
 
         def taken(first: int, last: int) -> Any:
-            begin, end = self.layout.asked_rows(self.place.replica, (first, last))
+            begin, end = self.layout.requested_rows(self.place.replica, (first, last))
             batch = checked(begin, end)
             if (begin, end) == (first, last):
                 return batch
@@ -155,9 +157,9 @@ class Placed(Trained):
         for place in self.plan.places:
             if self.reads(place):
                 for batch in range(self.plan.replicas[place.replica].steps):
-                    own = self.layout.own_rows(place, batch)
+                    own = self.layout.local_rows(place, batch)
                     if own[0] < own[1]:
-                        asked = self.layout.asked_rows(place.replica, own)
+                        asked = self.layout.requested_rows(place.replica, own)
                         ranks[place.replica, batch, asked].append(place.rank)
         return [
             Reading(rows, tuple(own), f"replica {replica}, micro-batch {batch}")
@@ -168,7 +170,7 @@ class Placed(Trained):
     def reads(self, place: Place) -> bool:
         """Whether a rank reads data: for its layers, or to count what its targets weigh."""
         chunks = self.layout.stage(place).layers
-        weighs = chunks[-1][1] == len(self.chain.names) and self.layout.speaks(place)
+        weighs = chunks[-1][1] == len(self.chain.names) and self.layout.reports_loss(place)
         return weighs or any(self.chain.source.reads(first, last) for first, last in chunks)
 
     def check_data(self, step: int, rows: Rows) -> None:
@@ -223,7 +225,7 @@ class Distributed(Placed):
             ranks
             for i, replica in enumerate(plan.replicas)
             for j in range(len(replica.stages))
-            for ranks in self.layout.meeting(i, j)
+            for ranks in self.layout.computing_groups(i, j)
         ]
         self.transport = Transport.over(self.device, staging, self.watch)
         groups = self.transport.groups(
@@ -231,13 +233,13 @@ class Distributed(Placed):
         )
         exchanging = self.transport.groups(self.layout.expert_groups.values(), number=-1)
         self.transport = self.transport.opened(lambda: streams(self.layout))
-        held = held_by(self.layout, self.chain, self.place)
-        parameters = self.take(held)
+        cuts = local_cuts(self.layout, self.chain, self.place)
+        parameters = self.take(cuts)
         self._join_groups(groups, exchanging)
         self.chain = spread(self.chain, self.layout, self.place, groups)
         shares = [plan.zero_shares[p.device] if plan.zero_shares else 1.0 for p in plan.places]
         self.states = States(
-            plans, groups, self.place.rank, parameters, held,
+            plans, groups, self.place.rank, parameters, cuts,
             zero=plan.zero, shares=shares, in_step=plan.in_step,
         )  # fmt: skip
         self.pipeline = Pipeline(
@@ -303,7 +305,7 @@ class Distributed(Placed):
     ) -> Iterator[Box]:
         """Of flat tensors, the dimension that tensor ranks split in front."""
         for bucket in self.states.buckets:
-            first = bucket.plan.sharing[0] if self.states.zero else bucket.plan.owners[:1]
+            first = bucket.plan.shard_groups[0] if self.states.zero else bucket.plan.owners[:1]
             if not mine or bucket.rank in first:
                 yield from bucket.boxes(values, scalars=scalars)
 

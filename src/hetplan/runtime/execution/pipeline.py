@@ -24,8 +24,9 @@ from torch.utils.checkpoint import (
 from hetplan.errors import InputError
 from hetplan.plans.places import Place
 from hetplan.runtime.execution.chain import Chain, Rows
-from hetplan.runtime.execution.places import Layout, States
+from hetplan.runtime.execution.layout import Layout
 from hetplan.runtime.execution.position import Position, at, drawing
+from hetplan.runtime.execution.states import States
 from hetplan.runtime.execution.transport import Message, Stream, Transport, done
 from hetplan.runtime.tracing.split import Shape
 from hetplan.schema import Range
@@ -59,7 +60,7 @@ class Mail:
     def send(self, values: Sequence[Tensor], hop: int, batch: int, *, forward: bool) -> None:
         """My rows of what goes over a hop (virtual stages hop and hop + 1), to all who need
         them."""
-        first, rank = self.layout.own_rows(self.place, batch)[0], self.place.rank
+        first, rank = self.layout.local_rows(self.place, batch)[0], self.place.rank
         self.sent = self.transport.pending(self.sent)
         rows: list[tuple[Tensor, int]] = []
         carried = messages(self.layout, self.place.replica, hop, batch, forward=forward)
@@ -73,7 +74,7 @@ class Mail:
 
     def expect(self, shapes: Sequence[Shape], hop: int, batch: int, *, forward: bool) -> None:
         """Begin to receive my rows [rows, *shape] of what comes over a hop."""
-        (first, last), rank = self.layout.own_rows(self.place, batch), self.place.rank
+        (first, last), rank = self.layout.local_rows(self.place, batch), self.place.rank
         values = [self.transport.space((last - first, *shape), dtype) for shape, dtype in shapes]
         rows: list[tuple[Tensor, int]] = []
         carried = messages(self.layout, self.place.replica, hop, batch, forward=forward)
@@ -219,9 +220,9 @@ class Pipeline:
     def weight(self, rows: Rows) -> float:
         """What this rank's targets weigh: to be added up over all ranks; one rank speaks for those
         that compute the same rows."""
-        if self.ranges[-1][1] < self.end or not self.layout.speaks(self.place):
+        if self.ranges[-1][1] < self.end or not self.layout.reports_loss(self.place):
             return 0.0
-        mine = [self.layout.own_rows(self.place, k) for k in range(self.replica.steps)]
+        mine = [self.layout.local_rows(self.place, k) for k in range(self.replica.steps)]
         return float(sum(self.chain.source.weigh(rows(a, b)) for a, b in mine if a < b))
 
     def run(self, rows: Rows, position: Position, weight: float) -> float:
@@ -237,14 +238,14 @@ class Pipeline:
             else:
                 self._forward(chunk, batch, rows)
         assert not self.saved, "a forward pass has no backward pass"
-        return float(self.total) if self.layout.speaks(self.place) else 0.0
+        return float(self.total) if self.layout.reports_loss(self.place) else 0.0
 
     def _hop(self, chunk: int) -> int:
         """The virtual stage of a chunk here: hop v leads to the next one, hop v - 1 here."""
         return chunk * len(self.replica.stages) + self.place.stage
 
     def _forward(self, chunk: int, batch: int, rows: Rows) -> None:
-        (first, last), (a, b) = self.ranges[chunk], self.layout.own_rows(self.place, batch)
+        (first, last), (a, b) = self.ranges[chunk], self.layout.local_rows(self.place, batch)
         x: Values | None = None
         read: Sequence[tuple[Any, ...]] = [()] * (last - first)
         if a < b:
@@ -271,7 +272,7 @@ class Pipeline:
 
     def _expect(self, backward: bool, chunk: int, batch: int) -> None:
         """Post a pass's receive while the one before computes."""
-        (first, last), (a, b) = self.ranges[chunk], self.layout.own_rows(self.place, batch)
+        (first, last), (a, b) = self.ranges[chunk], self.layout.local_rows(self.place, batch)
         if a < b and (last < self.end if backward else first > 0):
             shapes = self.chain.outputs[(last if backward else first) - 1]
             sent = [one for one in shapes if not backward or one[1].is_floating_point]
@@ -287,14 +288,17 @@ class Pipeline:
     ) -> Values:
         """A layer's forward pass on a graph of its own; what comes out is detached."""
         x = tuple(value.detach().requires_grad_(value.is_floating_point()) for value in x)
-        position, again = replace(self.position, first_row=row), self.layout.again(self.place, k)
+        position, again = (
+            replace(self.position, first_row=row),
+            self.layout.recomputation_of(self.place, k),
+        )
         y = passed(self.chain, k, (*x, *read), position, again, self.mail.transport.device)
         self.watch.passed()
         kept.append(Saved(x, y))
         return tuple(value.detach() for value in y)
 
     def _backward(self, chunk: int, batch: int, rows: Rows, weight: float) -> None:
-        (first, last), (a, b) = self.ranges[chunk], self.layout.own_rows(self.place, batch)
+        (first, last), (a, b) = self.ranges[chunk], self.layout.local_rows(self.place, batch)
         kept = self.saved.pop((chunk, batch))
         grads = self._gradients(chunk, batch, kept, weight) if kept else []
         position = replace(self.position, first_row=a)  # of scores that are computed again

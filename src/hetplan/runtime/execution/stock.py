@@ -22,11 +22,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hetplan.errors import UnsupportedError, require
 from hetplan.plans.plan import Plan
+from hetplan.runtime.execution.buckets import local_cuts
 from hetplan.runtime.execution.chain import Chain, Rows
 from hetplan.runtime.execution.distributed import Placed
 from hetplan.runtime.execution.loop import Box
 from hetplan.runtime.execution.pipeline import passed
-from hetplan.runtime.execution.places import held_by
 from hetplan.runtime.execution.position import Position
 from hetplan.runtime.execution.transport import host_total, one_group
 from hetplan.runtime.export.documents import SCHEDULES
@@ -85,7 +85,7 @@ class Part(nn.Module):
                 k,
                 (*x, *inputs),
                 position,
-                stock.layout.again(stock.place, k),
+                stock.layout.recomputation_of(stock.place, k),
                 torch.device(stock.device),
             )
             stock.watch.passed()
@@ -98,7 +98,7 @@ class Stock(Placed):
     def __init__(self, module: nn.Module, plan: Plan, **options: Any) -> None:
         super().__init__(module, plan, **options)
         check_stock(plan, self.chain)
-        self.take(held_by(self.layout, self.chain, self.place))
+        self.take(local_cuts(self.layout, self.chain, self.place))
         replicas, stages = range(len(plan.replicas)), range(len(plan.replicas[0].stages))
         ranks = [[self.layout.ranks_of(i, j)[0][0] for j in stages] for i in replicas]
         backend = "gloo" if self.device == "cpu" else "nccl"

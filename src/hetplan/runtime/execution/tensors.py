@@ -28,7 +28,7 @@ from torch.fx import Node
 from hetplan.errors import UnsupportedError, require
 from hetplan.plans.places import Place
 from hetplan.runtime.execution.chain import Chain
-from hetplan.runtime.execution.places import Layout
+from hetplan.runtime.execution.layout import Layout
 from hetplan.runtime.execution.transport import Group, mirrored
 from hetplan.runtime.tracing.split import RESHAPES, Split, mapped, name_of
 
@@ -285,7 +285,7 @@ def spread(
     }  # fmt: skip
     parts = prod(len(own) for own, divides in axes if divides)
     if parts == 1 and not held:
-        if axes and layout.speaks(place):
+        if axes and layout.reports_loss(place):
             print(
                 f"hetplan: {layout.plan.rank_text(place.rank)}: all of its tensor ranks compute "
                 "whole layers; equal shares and the model's `tensor_plan` would divide them",

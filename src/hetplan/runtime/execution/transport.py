@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hetplan.runtime.watch import Watch
+from hetplan.runtime.events import Watch
 from hetplan.schema import Range
 
 # whoever watches over the ranks notices earlier; NCCL's own are 10

@@ -31,12 +31,13 @@ from hetplan.interpreter import let_find
 from hetplan.plans.plan import Plan
 from hetplan.profiling.models import load_model
 from hetplan.runtime.devices import local_device, peak_bytes, settle
+from hetplan.runtime.events import PASSES, WAITS, Watch
 from hetplan.runtime.execution.chain import Chain, describe
 from hetplan.runtime.execution.checkpoint import check_same, check_writable, complete, load, save
 from hetplan.runtime.execution.data import seed_generators
 from hetplan.runtime.execution.distributed import COMPUTE, Distributed, example_of
+from hetplan.runtime.execution.layout import Layout
 from hetplan.runtime.execution.loop import Trained
-from hetplan.runtime.execution.places import Layout
 from hetplan.runtime.execution.spmd.distributed import (
     DistributedProgram,
     ProgramModel,
@@ -48,11 +49,12 @@ from hetplan.runtime.execution.spmd.distributed import (
 from hetplan.runtime.execution.stock import Stock, check_stock
 from hetplan.runtime.execution.tensors import check_spread
 from hetplan.runtime.execution.transport import gather_objects, host_total
+from hetplan.runtime.health import PATIENCE, Activity, at_work
 from hetplan.runtime.job import Job, Report, StepReport
 from hetplan.runtime.references import build, stand_in
 from hetplan.runtime.refusals import check_executed, check_own_layers
+from hetplan.runtime.rehearsal import Virtual
 from hetplan.runtime.replay import read_program
-from hetplan.runtime.watch import PASSES, PATIENCE, WAITS, Activity, Virtual, Watch, at_work
 
 OPTIMIZERS = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}
 Made = tuple[nn.Module, Chain]
@@ -221,11 +223,10 @@ def check_program(job: Job) -> None:
 
 def watch_of(job: Job, rank: int) -> Watch:
     """What watches this rank: with virtual devices, what sleeps for them, too."""
-    return (
-        Watch()
-        if not job.virtual or job.rehearsal is None
-        else Virtual(rehearsal=job.rehearsal, spans=job.rehearsal.spans(rank), told=gather_objects)
-    )
+    if not job.virtual or job.rehearsal is None:
+        return Watch()
+    spans = job.rehearsal.spans(rank)
+    return Virtual(rehearsal=job.rehearsal, spans=spans, gather=gather_objects)
 
 
 def train(

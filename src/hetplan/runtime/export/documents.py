@@ -11,11 +11,10 @@ from hetplan.files import to_json
 from hetplan.plans.degrees import Degrees
 from hetplan.plans.plan import Plan
 from hetplan.profiling.transformer import Transformer
-from hetplan.runtime.export.grid import (
+from hetplan.runtime.export.grid import Grid, heading
+from hetplan.runtime.export.megatron_arguments import (
     RECOMPUTATION,
-    Grid,
     bridge_sections,
-    heading,
     model_settings,
     settings,
 )

@@ -37,7 +37,8 @@ from hetplan.errors import UnsupportedError, printable, require
 from hetplan.interpreter import SAFE_PATH
 from hetplan.plans.plan import Plan
 from hetplan.profiling.transformer import Transformer
-from hetplan.runtime.export.grid import RECOMPUTATION, Grid, heading, settings
+from hetplan.runtime.export.grid import Grid, heading
+from hetplan.runtime.export.megatron_arguments import RECOMPUTATION, settings
 from hetplan.runtime.refusals import check_executed
 from hetplan.schema import PLAIN, StrictModel
 from hetplan.text import comments, grouped
@@ -58,7 +59,7 @@ def megatron(plan: Plan, shape: Transformer | None = None) -> str:
     grid.only("schedule", ("1f1b", "interleaved-1f1b"), "the order of passes")
     grid.only("recomputation", tuple(RECOMPUTATION), "which activations are kept")
     grid.check()
-    ranked = grid.ranked
+    ranked = grid.devices_by_rank
     places = grouped(
         (plan.devices[device].node, (local_number(plan, device), rank))
         for rank, device in enumerate(ranked)

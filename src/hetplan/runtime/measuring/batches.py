@@ -37,16 +37,15 @@ from hetplan.formulations.poplar.awareness import (
     explore,
 )
 from hetplan.formulations.poplar.problem import STAGES, States
-from hetplan.profiling.models import Model
-from hetplan.profiling.profile import (
+from hetplan.profiling.batch_curve import BatchCurve, CurvePoint
+from hetplan.profiling.measured_collectives import (
     OPERATIONS,
-    BatchCurve,
     Collectives,
-    CurvePoint,
     FittedCollective,
     SizePoint,
     fit_line,
 )
+from hetplan.profiling.models import Model
 from hetplan.runtime.devices import check_device, device_name, measured_here, now
 from hetplan.runtime.measuring.networks import (
     Network,

@@ -26,8 +26,8 @@ from hetplan.profiling.cluster import catalogue
 from hetplan.profiling.efficiency import MeasuredOperator, OperatorData
 from hetplan.profiling.models import Model
 from hetplan.profiling.operators import ELEMENT_BYTES, Precision
+from hetplan.profiling.predict import profile_layers
 from hetplan.profiling.profile import Profile, ProfileTable, Readings, load_profile
-from hetplan.profiling.workload import profile_layers
 from hetplan.runtime.devices import (
     check_device,
     device_name,

@@ -17,7 +17,8 @@ from hetplan.formulations.poplar.pose import pose
 from hetplan.formulations.poplar.problem import STAGES, Floats
 from hetplan.profiling.cluster import example_cluster
 from hetplan.profiling.models import load_model
-from hetplan.profiling.workload import Workload, predict
+from hetplan.profiling.predict import predict
+from hetplan.profiling.workload import Workload
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Run
 from hetplan.studies.papers import Row

@@ -37,8 +37,9 @@ from hetplan.profiling.cluster import (
 from hetplan.profiling.frameworks import DEEPSPEED, MEGATRON, Framework
 from hetplan.profiling.models import load_model
 from hetplan.profiling.operators import REPEATED, STACKS, Precision, Stack
+from hetplan.profiling.predict import predict
 from hetplan.profiling.transformer import Transformer
-from hetplan.profiling.workload import Workload, make_workload, predict
+from hetplan.profiling.workload import Workload, make_workload
 from hetplan.profiling.zoo import gpt2, text_model
 from hetplan.runtime.replay import Settings, replay
 from hetplan.schema import input_error

@@ -60,7 +60,7 @@ from hetplan.formulations.hap.spmd.operators import (
 )
 from hetplan.formulations.hap.spmd.program import PARAMETER, Axes, Node, SingleProgram, ways_of
 from hetplan.profiling.cluster import Cluster
-from hetplan.profiling.profile import OPERATIONS, Collectives
+from hetplan.profiling.measured_collectives import OPERATIONS, Collectives
 from hetplan.solvers.run import Run as SolverRun
 
 PRODUCTS = ("contract", "convolve", "attention")

@@ -32,15 +32,16 @@ from hetplan.formulations.hap.spmd.program import PLACEHOLDER, Node, SingleProgr
 from hetplan.plans.making import check_world
 from hetplan.plans.plan import Plan
 from hetplan.profiling.models import load_model
+from hetplan.runtime.events import Watch
 from hetplan.runtime.execution.chain import check_names
 from hetplan.runtime.execution.data import Reading, check_alike, drawing_data
 from hetplan.runtime.execution.loop import Box, Trained
 from hetplan.runtime.execution.spmd.machine import Machine, copied, piece
 from hetplan.runtime.execution.transport import Staging, Transport, host_group, host_total
 from hetplan.runtime.refusals import check_own_layers
+from hetplan.runtime.rehearsal import Virtual
 from hetplan.runtime.replay import read_program
 from hetplan.runtime.tracing.program import trace_samples
-from hetplan.runtime.watch import Virtual, Watch
 
 # a tensor does as well
 Array = NDArray[Any]

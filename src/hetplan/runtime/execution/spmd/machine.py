@@ -31,9 +31,9 @@ from hetplan.formulations.hap.spmd.operators import (
 )
 from hetplan.formulations.hap.spmd.program import PARAMETER, PLACEHOLDER, Bounds, Node
 from hetplan.formulations.hap.spmd.whole import Decided
+from hetplan.runtime.events import Watch
 from hetplan.runtime.execution.spmd.kernels import Place, compute
 from hetplan.runtime.execution.transport import Group, mirrored
-from hetplan.runtime.watch import Watch
 
 # one collective of slices padded to the largest, or one per slice
 Manner = Literal["padded", "grouped"]

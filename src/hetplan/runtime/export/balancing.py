@@ -1,0 +1,151 @@
+"""Balanced pipeline layouts: which layers each virtual stage holds, for Megatron-LM and torchtitan.
+
+A model is a chain of units: the embedding, the blocks, all layers of multi-token prediction (MTP)
+together, and the loss with the head. The chain is cut into P x V virtual stages for P pipeline
+ranks; virtual stage k is on pipeline rank k mod P. A virtual stage may be empty.
+
+`balanced` takes, of all cuts, one whose slowest virtual stage is the fastest; of those the one with
+the least sum of squared stage times; and of those the one whose earlier stages hold more, since
+whole rounds of P stages then load all ranks alike. The time of a unit is rounded to a multiple of
+1 / 4e7 of the whole chain's, so that sums of squares are exact.
+
+Megatron Core (`transformer/pipeline_parallel_layer_layout.py`) writes the units as E, t, m and L,
+puts `|` between virtual stages, and abbreviates repetitions: `t*3` and `(tt|)*29`. It wants the MTP
+layers in one virtual stage, which must be the last one of its rank. torchtitan names modules and
+has no MTP.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby, pairwise
+from typing import Any
+
+import numpy as np
+
+# The whole chain's seconds as a number of integer parts: squares of it are exact in 64-bit floats.
+PARTS = 4e7
+
+
+@dataclass(frozen=True)
+class PipelineLayout:
+    """A chain of units cut into K = P x V virtual stages."""
+
+    pipeline: int
+    """P, the number of pipeline ranks."""
+    units: tuple[str, ...]
+    """The units in Megatron's letters."""
+    ends: tuple[int, ...]
+    """[K] number of the first unit behind each virtual stage."""
+    seconds: tuple[float, ...]
+    """[K] seconds of each virtual stage, forward and backward."""
+
+    @property
+    def stages(self) -> list[tuple[str, ...]]:
+        """[K] units of each virtual stage."""
+        return [self.units[first:last] for first, last in pairwise((0, *self.ends))]
+
+    def megatron(self) -> str:
+        """The value of `--pipeline-model-parallel-layout`."""
+        *all_but_last, last = [runs_text(stage) for stage in self.stages]
+        text = ""
+        for stage, run in groupby(all_but_last):
+            count = len(list(run))
+            text += f"({stage}|)*{count}" if count > 1 else f"{stage}|"
+        return text + last
+
+    def torchtitan(self) -> list[list[str]]:
+        """The value of `module_fqns_per_model_part`: [K] modules of each virtual stage, without
+        MTP."""
+        parts, block = [], 0
+        for stage in self.stages:
+            modules = []
+            for unit in stage:
+                if unit == "E":
+                    modules.append("tok_embeddings")
+                elif unit == "t":
+                    modules.append(f"layers.{block}")
+                    block += 1
+                elif unit == "L":
+                    modules += ["norm", "output"]
+            parts.append(modules)
+        return parts
+
+
+def runs_text(units: Sequence[str]) -> str:
+    """A virtual stage in Megatron's letters, with runs of a letter abbreviated: `Et*3`."""
+    text = ""
+    for letter, run in groupby("".join(units)):
+        count = len(list(run))
+        text += f"{letter}*{count}" if count > 1 else letter
+    return text
+
+
+def balanced(
+    seconds: Sequence[float], pipeline: int, virtual: int = 1, mtp: int = 0
+) -> PipelineLayout:
+    """The layout of P x V virtual stages whose slowest virtual stage is the fastest.
+
+    seconds: of the embedding, each block and the head, forward and backward, each at least 0.
+    pipeline: P. virtual: V. mtp: number of MTP layers, each as slow as the last block; the head
+    computes their logits as well (DeepSeek-V3, Section 2.2), and their projection is left out.
+    """
+    embedding, *blocks, head = seconds
+    units = ["E", *"t" * len(blocks)]
+    unit_seconds = [embedding, *blocks]
+    if mtp:
+        units.append("m" * mtp)
+        unit_seconds.append(mtp * blocks[-1])
+    units.append("L")
+    unit_seconds.append((1 + mtp) * head)
+
+    # cumulative[n]: of the first n units; stage_parts[a, b]: of a stage of units a to b - 1.
+    each = np.array([0.0, *unit_seconds])
+    cumulative_seconds = np.cumsum(each)
+    cumulative_parts = np.cumsum(np.rint(each * (PARTS / each.sum())))
+    backward = np.tri(len(each), k=-1)
+    stage_parts = np.where(backward, np.inf, cumulative_parts - cumulative_parts[:, None])
+
+    stages = pipeline * virtual
+    # The MTP layers belong to the last virtual stage of a rank: no earlier one reaches them.
+    without_mtp = pipeline * (virtual - 1) if mtp else 0
+    last_block_end = 1 + len(blocks)
+    slowest, _ = least_cut(stage_parts, stages, np.maximum, without_mtp, last_block_end)
+    squares = np.where(stage_parts <= slowest, stage_parts**2, np.inf)
+    _, ends = least_cut(squares, stages, np.add, without_mtp, last_block_end)
+    return PipelineLayout(
+        pipeline=pipeline,
+        units=tuple(units),
+        ends=ends,
+        seconds=tuple(
+            float(cumulative_seconds[end] - cumulative_seconds[begin])
+            for begin, end in pairwise((0, *ends))
+        ),
+    )
+
+
+def least_cut(
+    costs: Any, stages: int, join: Any, early_stages: int, early_end: int
+) -> tuple[float, tuple[int, ...]]:
+    """The least cost of cutting N units into consecutive stages, and where each stage ends, by
+    dynamic programming over the stages.
+
+    costs [N + 1, N + 1]: of a stage that begins at the first index and ends before the second.
+    join: `np.maximum` or `np.add`, how the costs of stages become one. early_stages, early_end:
+    none of the first `early_stages` stages may end behind unit `early_end`. Of cuts of equal cost,
+    earlier stages hold more units.
+    """
+    units = len(costs) - 1
+    best = costs[0].copy()  # [N + 1] least cost of the stages so far, if they end at each unit
+    begins_by_end = []  # of each later stage: where it begins, if it ends at each unit
+    for stage in range(1, stages):
+        if stage <= early_stages:
+            best[early_end + 1 :] = np.inf
+        joined = join(best[:, None], costs)
+        # `argmin` takes the first of equal entries; the last beginning is wanted
+        begins_by_end.append(units - joined[::-1].argmin(axis=0))
+        best = joined.min(axis=0)
+    ends = [units]
+    for begins in reversed(begins_by_end):
+        ends.append(int(begins[ends[-1]]))
+    ends.reverse()
+    return float(best[units]), tuple(ends)
