@@ -44,7 +44,6 @@ from hetplan.profiling.operators import Shape
 from hetplan.profiling.predict import predict
 from hetplan.profiling.profile import Provenance
 from hetplan.profiling.rates.products import move_seconds, products_seconds
-from hetplan.profiling.workload import predict
 from hetplan.replays.pose import costs_of
 
 PEAK, BANDWIDTH = 1e12, 1e11

@@ -22,7 +22,7 @@ from hetplan.plans.plan import Plan
 from hetplan.profiling.models import load_model
 from hetplan.profiling.predict import predict
 from hetplan.profiling.transformer import Cut, Experts
-from hetplan.profiling.workload import Workload, make_workload, predict
+from hetplan.profiling.workload import Workload, make_workload
 from hetplan.profiling.zoo import llama, text_model
 from hetplan.replays.degrees import strategy_of
 from hetplan.replays.strategies.facts import expert_params_of, model_facts

@@ -24,7 +24,6 @@ from hetplan.planner import fits as memory
 from hetplan.profiling.cluster import Cluster
 from hetplan.profiling.models import load_model
 from hetplan.profiling.predict import predict
-from hetplan.profiling.workload import predict
 from hetplan.replays.strategies.offers import offer_of
 from hetplan.runtime.export.balancing import balanced
 from hetplan.text import (

@@ -31,7 +31,7 @@ from hetplan.plans.plan import Plan, Stage
 from hetplan.profiling.operators import Layer
 from hetplan.profiling.predict import predict
 from hetplan.profiling.transformer import Cut
-from hetplan.profiling.workload import Workload, predict
+from hetplan.profiling.workload import Workload
 from hetplan.replays.costs import Costs, summed
 from hetplan.replays.data import Kept
 from hetplan.replays.pose import PLAIN, pose

@@ -15,7 +15,6 @@ from hetplan.errors import require
 from hetplan.formulations.astra.data import AstraData
 from hetplan.profiling.models import Model
 from hetplan.profiling.predict import check_global_batch
-from hetplan.profiling.workload import check_global_batch
 from hetplan.replays.arrays import Floats, Ints
 from hetplan.text import counted
 
