@@ -49,8 +49,8 @@ def alone(module: Any, batch: int) -> list[float]:
 @pytest.mark.parametrize(
     ("make", "slow", "steps", "segments"),
     [
-        pytest.param(strangers.resnet, 2, 1, 2, marks=pytest.mark.slow),
-        pytest.param(strangers.vit, 1, 2, 1, marks=pytest.mark.slow),
+        pytest.param(strangers.resnet, 2, 1, 2, marks=pytest.mark.wide),
+        pytest.param(strangers.vit, 1, 2, 1, marks=pytest.mark.wide),
         (strangers.perceptron, 2, 1, 1),
     ],
 )

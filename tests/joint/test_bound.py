@@ -20,9 +20,9 @@ from hetplan.formulations.joint.plan import Plan
 from hetplan.formulations.joint.replay import ChainReplayer
 from hetplan.solvers.run import Options, Run
 from joint.enumeration import home_nodes, random_data, random_plan
-from quick import rest_slow
+from quick import rest_wide
 
-SLOW = [pytest.param(seed, 200, marks=pytest.mark.slow) for seed in range(100, 150)]
+SLOW = [pytest.param(seed, 200, marks=pytest.mark.wide) for seed in range(100, 150)]
 
 
 def homes_of(plan: Plan, data: JointData, of: Relaxation) -> Homes:
@@ -82,7 +82,7 @@ def test_no_replica_is_faster_than_its_bound(seed: int, plans: int) -> None:
     assert checked
 
 
-@pytest.mark.parametrize("seed", rest_slow(range(10), 4))
+@pytest.mark.parametrize("seed", rest_wide(range(10), 4))
 def test_no_plan_is_faster_than_the_bound(seed: int) -> None:
     rng = Random(seed)
     data = random_data(rng, batch=6)

@@ -12,10 +12,10 @@ from hetplan.solvers.run import Options, Run, Stop
 from joint.enumeration import all_plans, random_data
 
 QUICK = [
-    pytest.param(seed, 2, 3, 3, marks=pytest.mark.slow if seed >= 8 else ()) for seed in range(20)
+    pytest.param(seed, 2, 3, 3, marks=pytest.mark.wide if seed >= 8 else ()) for seed in range(20)
 ]
 SLOW = [
-    pytest.param(seed, 3, 3 + seed % 2, 3, marks=pytest.mark.slow) for seed in range(1000, 1200)
+    pytest.param(seed, 3, 3 + seed % 2, 3, marks=pytest.mark.wide) for seed in range(1000, 1200)
 ]
 
 

@@ -64,7 +64,7 @@ def test_two_ranks_have_the_gradients_of_one_process(case: Case, quick: Told) ->
     check(case, quick)
 
 
-@pytest.mark.slow
+@pytest.mark.engine
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.name}, {case.model}")
 def test_ranks_have_the_gradients_of_one_process(case: Case, all_told: Told) -> None:
     check(case, all_told)

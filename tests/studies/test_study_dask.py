@@ -177,7 +177,7 @@ def settings_of(folder: Path, **more: str) -> dict[str, object]:
     return {**slurm_settings([f"{name}={value}" for name, value in given.items()]), **host}
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_slurm_jobs_do_the_work_though_the_only_one_is_killed(
     fake_slurm: Path, tmp_path: Path
 ) -> None:
