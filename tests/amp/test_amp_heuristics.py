@@ -52,6 +52,7 @@ def test_heuristic_is_valid_and_never_below_the_optimum(
         assert result.objective >= best.objective * (1 - 1e-9) - 1e-12
 
 
+@pytest.mark.wide
 def test_heuristics_mostly_find_something_and_sometimes_the_optimum() -> None:
     """The checks above must not pass for want of decisions."""
     feasible = [case for case in CASES if optimum_of(case) is not None]

@@ -84,7 +84,7 @@ def planning(name: str) -> Planning:
         cluster(name),
         global_batch=golden.batch,
         strategies=SEVERAL,
-        time_limit=30,
+        time_limit=3600,  # all methods end by themselves
         threads=1,
     )
 
@@ -189,7 +189,7 @@ OF_HAP = {
 def test_haps_evaluator_simulator_and_model_agree(name: str) -> None:
     """The program is read back from the plan file and judged by the evaluator of HAP's problem."""
     method, whole = OF_HAP.get(name, "paper"), posed_for_hap(workload(name))
-    hap, run = Hap(HapSettings(seconds=60)), Run(Options(time_limit=60, threads=1))
+    hap, run = Hap(HapSettings(seconds=3600)), Run(Options(time_limit=3600, threads=1))
     asked = [one for one in hap.methods if one.name == method]
     (own,) = propose(hap, workload(name), run, asked)
     found = replay_candidate(own, workload(name))

@@ -106,7 +106,7 @@ def test_programs_of_all_shapes_run_on_uneven_devices(name: str, method: str) ->
     """The planner's models, under the ratios of a plan."""
     posed = pose(make_workload(small_model(**SHAPES[name]), cluster(), 8))
     values = random_values(posed.theory.program, 3)
-    run = SolverRun(Options(threads=1, time_limit=2))
+    run = SolverRun(Options(threads=1, time_limit=600))
     result = solve(family("hap"), posed.theory.data, method, run)
     assert isinstance(result.decision, HapDecision)
     found = execute(posed.theory, result.decision, values)

@@ -66,7 +66,7 @@ def test_virtual_devices_take_their_time(tmp_path: Path) -> None:
             assert rank["busy_seconds"] > 0.8 * rank["predicted_busy_seconds"]
 
 
-@pytest.mark.engine
+@pytest.mark.evidence
 def test_predictions_are_within_a_tenth_and_in_the_order_measured(tmp_path: Path) -> None:
     """Needs a machine without other load."""
     documents = rehearsed(tmp_path, *PLANS)
@@ -129,7 +129,7 @@ def test_a_late_rehearsal_says_what_to_do_and_names_slow_ranks(
     )
 
 
-@pytest.mark.engine
+@pytest.mark.evidence
 def test_uneven_plans_take_what_the_simulator_predicts() -> None:
     """All of them, on a profile measured here: within a tenth, and in the predicted order."""
     from hetplan.runtime.measuring.layers import measure_profile
