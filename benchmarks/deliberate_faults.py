@@ -72,9 +72,9 @@ def verdict(fault: Fault) -> str:
             )
         path.write_text(text.replace(fault.before, fault.after), encoding="utf-8")
         layer = ["-m", fault.layer] if fault.layer else []
+        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
         done = subprocess.run(
-            [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
-            + [*layer, *fault.tests],
+            [*command, *layer, *fault.tests],
             cwd=folder,
             env=os.environ | {"PYTHONPATH": str(folder / "src")},
             capture_output=True,

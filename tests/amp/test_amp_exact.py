@@ -9,6 +9,7 @@ from hetplan.formulations.amp.family import FAMILY
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Options, Run, Stop
 
+
 def pairs() -> list[object]:
     """(method, case); on most cases only with `-m wide`."""
     return [

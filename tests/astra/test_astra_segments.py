@@ -216,7 +216,7 @@ ENTRIES = library("astra")
 
 
 @pytest.mark.parametrize("method", EXACT)
-@pytest.mark.parametrize("entry", rest_wide(ENTRIES, 30), ids=lambda entry: entry.name)
+@pytest.mark.parametrize("entry", rest_wide(ENTRIES, 8), ids=lambda entry: entry.name)
 def test_every_exact_method_finds_the_optimum_on_file(entry: Entry, method: str) -> None:
     best, result = present(entry.best_known()), run_one(entry.load().data, method)
     assert best.status == result.status == "optimal"

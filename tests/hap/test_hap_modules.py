@@ -98,7 +98,8 @@ def test_the_commands_take_a_factory(tmp_path: Path, capsys: pytest.CaptureFixtu
 
     write_text(tmp_path / "cluster.yaml", json.dumps(cluster_document()))
     on = ["--cluster", str(tmp_path / "cluster.yaml"), "--global-batch", "12", "--json", "-q"]
-    plan = ["plan", *on, "--strategies", "hap", "--set", "hap.seconds=600", "--time-limit", "600", "--precision"]
+    limits = ["--set", "hap.seconds=600", "--time-limit", "600"]
+    plan = ["plan", *on, "--strategies", "hap", *limits, "--precision"]
     file = str(tmp_path / "plan.json")
     made = ["fp32", "--factory", "fakes.strangers:perceptron", "-o", file]
     assert main([*plan, *made]) == 0

@@ -18,7 +18,6 @@ from hetplan.formulations.joint.bound import (
 from hetplan.formulations.joint.data import JointData
 from hetplan.formulations.joint.plan import Plan
 from hetplan.formulations.joint.replay import ChainReplayer
-from hetplan.solvers.run import Options, Run
 from joint.enumeration import home_nodes, random_data, random_plan
 from quick import rest_wide
 from stopping import cancelled_after

@@ -10,6 +10,7 @@ from hetplan.formulations.joint.exact import solve
 from hetplan.formulations.joint.replay import ChainReplayer
 from hetplan.solvers.run import Options, Run, Stop
 from joint.enumeration import all_plans, random_data
+from stopping import cancelled_after
 
 QUICK = [
     pytest.param(seed, 2, 3, 3, marks=pytest.mark.wide if seed >= 8 else ()) for seed in range(20)
