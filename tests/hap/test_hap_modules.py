@@ -51,7 +51,7 @@ def alone(module: Any, batch: int) -> list[float]:
     [
         pytest.param(strangers.resnet, 2, 1, 2, marks=pytest.mark.wide),
         pytest.param(strangers.vit, 1, 2, 1, marks=pytest.mark.wide),
-        (strangers.perceptron, 2, 1, 1),
+        pytest.param(strangers.perceptron, 2, 1, 1, marks=pytest.mark.engine),
     ],
 )
 def test_a_module_is_planned_and_trains_as_on_one_process(

@@ -77,6 +77,7 @@ def test_predictions_are_within_a_tenth_and_in_the_order_measured(tmp_path: Path
     assert by_prediction == sorted(documents, key=lambda name: documents[name]["measured_seconds"])
 
 
+@pytest.mark.engine
 def test_the_command_prints_a_document_and_a_trace(tmp_path: Path) -> None:
     case = Case(
         "two by two", "two", [R(even([0, 1, 2]), [(2, 2)]), R([S((0, 2), tensor=(1, 1))], [(1, 2)])]

@@ -31,6 +31,7 @@ def check_alike(target: str, cases: list[Case], folder: Path) -> None:
                 assert len(set(ours)) == 4
 
 
+@pytest.mark.engine
 def test_both_engines_train_alike(tmp_path: Path) -> None:
     check_alike("parity.stocked:quick", [c for c in CASES if c.name in QUICK], tmp_path)
 
