@@ -447,6 +447,7 @@ def test_rank_0_alone_writes_a_curve(
     assert target.exists() == (not rank)
 
 
+@pytest.mark.engine
 def test_two_ranks_on_gloo(tmp_path: Path) -> None:
     target = tmp_path / "collectives.json"
     command = [

@@ -103,6 +103,7 @@ def work() -> list[Task]:
     )
 
 
+@pytest.mark.wide
 @pytest.mark.usefixtures("own_method")
 def test_same_rows_though_a_worker_is_killed(
     scheduler: str, workers: list[subprocess.Popen[bytes]], tmp_path: Path
