@@ -10,7 +10,7 @@ setup:  ## a virtual environment with everything that the tests need
 	$(BIN)/pip install -q -c constraints.txt -e '.[test,docs]' pre-commit build
 
 test:  ## the tests of a room: make test ROOM=tests/amp
-	$(BIN)/pytest -n 2 --dist loadfile $(ROOM)
+	$(BIN)/pytest -n 2 --dist worksteal $(ROOM)
 
 check:  ## linters, types and the language of the pages: seconds
 	$(BIN)/ruff check .

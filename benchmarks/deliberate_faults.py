@@ -4,9 +4,10 @@ fail.
     python benchmarks/deliberate_faults.py [--only PART-OF-A-PATH] [--jobs N]
 
 The faults stand in `deliberate_faults.json`: the file, the text to replace (it must occur exactly
-once), what replaces it, why a user would mind, and the tests that are run. Every fault is put into
-a fresh copy of the tracked files; the checkout itself is not touched. A fault that no test notices
-is printed, and the exit code is 1.
+once), what replaces it, why a user would mind, and the tests that are run: those of the default
+layer, or of the layer that the entry names. Every fault is put into a fresh copy of the tracked
+files; the checkout itself is not touched. A fault that no test notices is printed, and the exit
+code is 1.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ class Fault:
     """One line broken on purpose.
 
     file: relative to src/hetplan. before: text that occurs once in it. after: what replaces it.
-    why: what a user would suffer. tests: paths (or node ids) that pytest is given.
+    why: what a user would suffer. tests: paths (or node ids) that pytest is given. layer: the
+    marker of the tests that must notice it, "" for the default layer.
     """
 
     file: str
@@ -39,6 +41,7 @@ class Fault:
     after: str
     why: str
     tests: list[str]
+    layer: str = ""
 
 
 def copy_of_the_checkout(folder: Path) -> None:
@@ -68,8 +71,10 @@ def verdict(fault: Fault) -> str:
                 f"stale: the text to break occurs {text.count(fault.before)} times, expected once"
             )
         path.write_text(text.replace(fault.before, fault.after), encoding="utf-8")
+        layer = ["-m", fault.layer] if fault.layer else []
+        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
         done = subprocess.run(
-            [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *fault.tests],
+            [*command, *layer, *fault.tests],
             cwd=folder,
             env=os.environ | {"PYTHONPATH": str(folder / "src")},
             capture_output=True,

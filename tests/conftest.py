@@ -1,8 +1,8 @@
-"""Settings for all tests."""
+"""Settings for all tests, and how many seeds of a test run by default."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections import defaultdict
 
 import pytest
 from hypothesis import settings
@@ -12,18 +12,8 @@ from hypothesis import settings
 settings.register_profile("hetplan", deadline=None)
 settings.load_profile("hetplan")
 
-# Files that take longest, first: with several processes (`pytest -n`) one of them, begun last,
-# would run on alone.
-FIRST = (
-    "runtime/test_parity.py",
-    "test_readme.py",
-    "runtime/test_run_faults.py",
-    "runtime/test_rehearsal.py",
-    "cli/test_cli_profile.py",
-    "runtime/test_spmd_run.py",
-    "test_tutorials.py",
-)
-HERE = Path(__file__).parent
+LAYERS = ("wide", "engine", "pages", "evidence")
+DEFAULT_SEEDS = 8
 
 
 @pytest.fixture(autouse=True)
@@ -35,13 +25,22 @@ def short_search(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(joint, "JointSettings", lambda: brief)
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    """pytest-xdist would begin with the files of most tests."""
-    if hasattr(config.option, "loadscopereorder"):
-        config.option.loadscopereorder = False
-
-
+@pytest.hookimpl(tryfirst=True)  # before pytest deselects by marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The files of FIRST to the front; all else as it was."""
-    place = {HERE / name: number for number, name in enumerate(FIRST)}
-    items.sort(key=lambda item: place.get(item.path, len(FIRST)))
+    """The first eight values of a test's parameter `seed` run by default, the others with `wide`.
+
+    A test that belongs to another layer than the default one keeps all its seeds there.
+    """
+    seeds_of_test: dict[str, set[object]] = defaultdict(set)
+    for item in items:
+        call = getattr(item, "callspec", None)
+        if call is None or "seed" not in call.params:
+            continue
+        if any(item.get_closest_marker(layer) for layer in LAYERS):
+            continue
+        seed = call.params["seed"]
+        seeds = seeds_of_test[item.nodeid.partition("[")[0]]
+        if len(seeds) < DEFAULT_SEEDS:
+            seeds.add(seed)
+        elif seed not in seeds:
+            item.add_marker(pytest.mark.wide)

@@ -1,4 +1,4 @@
-"""Which of a test's cases run at once, and which in the slow run (`pytest -m slow`)."""
+"""Which of a test's cases run by default, and which only with `pytest -m wide`."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 
-def rest_slow(cases: Iterable[Any], quick: int) -> list[Any]:
-    """All cases; those behind the first `quick` are marked slow."""
+def rest_wide(cases: Iterable[Any], quick: int) -> list[Any]:
+    """All cases; those behind the first `quick` are marked wide."""
     return [
-        case if number < quick else pytest.param(case, marks=pytest.mark.slow)
+        case if number < quick else pytest.param(case, marks=pytest.mark.wide)
         for number, case in enumerate(cases)
     ]

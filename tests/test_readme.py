@@ -60,7 +60,7 @@ def test_setup_commands_are_complete() -> None:
         assert command.startswith(
             "python3 -m venv .venv && .venv/bin/pip install -q -c constraints.txt "
         ), command
-    assert found["command:test"].endswith(" -e '.[test]' && .venv/bin/pytest -n 2 --dist loadfile")
+    assert found["command:test"].endswith(" -e '.[test]' && .venv/bin/pytest -n 2 --dist worksteal")
     shown = CONSOLE[0].commands()[0][0]
     assert found["command:plan"].endswith(f" . && .venv/bin/{shown}")
 

@@ -16,6 +16,8 @@ import pytest
 
 from markdown_pages import ROOT
 
+pytestmark = pytest.mark.evidence
+
 BENCHMARKS = ROOT / "benchmarks"
 
 
@@ -71,7 +73,6 @@ def test_the_page_has_every_case(script: Any) -> None:
             assert line[0].count("|") == 2 + len(table.methods) + bool(table.published), case.label
 
 
-@pytest.mark.slow
 def test_the_quick_run_ends_with_proofs(tmp_path: Path) -> None:
     command = [sys.executable, "reproductions.py", "--quick", "-o", str(tmp_path / "rows.json")]
     subprocess.run(command, cwd=BENCHMARKS, check=True, capture_output=True, timeout=1200)

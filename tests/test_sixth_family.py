@@ -67,6 +67,7 @@ def oracle(data: dict[str, Any]) -> float | None:
     return best
 
 
+@pytest.mark.pages
 def test_the_pages_commands_print_what_is_shown(tmp_path: Path) -> None:
     folder = prepare(PAGE, tmp_path)
     for block in blocks(PAGE, "console"):

@@ -9,20 +9,15 @@ from hetplan.formulations.amp.family import FAMILY
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Options, Run, Stop
 
-GENERAL = ("cp-sat", "milp", "pyomo")
-
 
 def pairs() -> list[object]:
-    """(method, case); on most cases only with `-m slow` general solvers, and `auto`, which is
-    `exact` by another name."""
+    """(method, case); on most cases only with `-m wide`."""
     return [
         pytest.param(
             method.name,
             case,
             id=f"{method.name}-{case[0]}{'' if case[1] is None else f'x{case[1]}'}",
-            marks=pytest.mark.slow
-            if method.name in (*GENERAL, "auto") and case not in QUICK
-            else (),
+            marks=() if case in QUICK else pytest.mark.wide,
         )
         for method in exact_methods()
         for case in CASES

@@ -25,6 +25,7 @@ from hetplan.formulations.amp.rows import (
 )
 from hetplan.solvers.labels import KeptLabels
 from hetplan.solvers.run import Options, Run, Stop
+from quick import rest_wide
 from stopping import cancelled_after
 
 FEASIBLE = [case for case in CASES[:120] if case[1] is None]
@@ -45,7 +46,7 @@ def models(case: tuple[int, int | None]) -> Iterator[tuple[RowModel, float | Non
         yield row_model(lay_out(problem, cells, config)), None if best is None else best[0]
 
 
-@pytest.mark.parametrize("case", FEASIBLE)
+@pytest.mark.parametrize("case", rest_wide(FEASIBLE, 8))
 def test_row_bounds_never_exceed_the_optimum_of_a_configuration(
     case: tuple[int, int | None],
 ) -> None:
@@ -60,7 +61,7 @@ def test_row_bounds_never_exceed_the_optimum_of_a_configuration(
 
 
 @pytest.mark.parametrize("width", [1, 3])
-@pytest.mark.parametrize("case", FEASIBLE[::3])
+@pytest.mark.parametrize("case", rest_wide(FEASIBLE[::3], 8))
 def test_a_narrow_search_leaves_a_valid_bound_behind(
     width: int, case: tuple[int, int | None]
 ) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from amp.cases import CASES, data_of, heuristics, optimum_of
+from amp.cases import CASES, QUICK, data_of, heuristics, optimum_of
 from amp.generate import instance
 from hetplan.formulations.amp.baselines import (
     accepts,
@@ -33,11 +33,11 @@ from hetplan.formulations.amp.problem import (
 )
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Options, Run, Stop
-from quick import rest_slow
+from quick import rest_wide
 
 
 @pytest.mark.parametrize("method", [method.name for method in heuristics()])
-@pytest.mark.parametrize("case", rest_slow(CASES, len(CASES) // 3))
+@pytest.mark.parametrize("case", rest_wide(CASES, len(QUICK)))
 def test_heuristic_is_valid_and_never_below_the_optimum(
     method: str, case: tuple[int, int | None]
 ) -> None:
@@ -52,6 +52,7 @@ def test_heuristic_is_valid_and_never_below_the_optimum(
         assert result.objective >= best.objective * (1 - 1e-9) - 1e-12
 
 
+@pytest.mark.wide
 def test_heuristics_mostly_find_something_and_sometimes_the_optimum() -> None:
     """The checks above must not pass for want of decisions."""
     feasible = [case for case in CASES if optimum_of(case) is not None]
@@ -68,7 +69,7 @@ def test_heuristics_mostly_find_something_and_sometimes_the_optimum() -> None:
         assert 10 < sum(hits) < len(hits)
 
 
-@pytest.mark.parametrize("case", CASES[::9])
+@pytest.mark.parametrize("case", rest_wide(CASES[::9], 8))
 def test_prices_on_arrays_equal_the_evaluator(case: tuple[int, int | None]) -> None:
     """`Placed` against the independent evaluator, on AMP's candidates and Megatron's."""
     data = data_of(case)

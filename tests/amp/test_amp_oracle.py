@@ -8,13 +8,14 @@ from itertools import combinations, pairwise, permutations
 
 import pytest
 
-from amp.cases import CASES, SMALL, data_of, optimum_of
+from amp.cases import CASES, QUICK, SMALL, data_of, optimum_of
 from amp.oracle import bijections, degrees
 from hetplan.formulations.amp.data import AmpData, AmpDecision
 from hetplan.formulations.amp.evaluate import evaluate
+from quick import rest_wide
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", rest_wide(CASES, len(QUICK)))
 def test_the_evaluator_prices_the_optimum_alike(case: tuple[int, int | None]) -> None:
     """Two formulas written apart agree."""
     best = optimum_of(case)
@@ -47,7 +48,7 @@ def enumerate_with_evaluator(data: AmpData) -> float | None:
     return best
 
 
-@pytest.mark.parametrize("case", SMALL[:30])
+@pytest.mark.parametrize("case", rest_wide(SMALL[:30], 8))
 def test_nothing_is_lost_by_symmetry(case: tuple[int, int | None]) -> None:
     best, found = optimum_of(case), enumerate_with_evaluator(data_of(case))
     assert found == (None if best is None else pytest.approx(best.objective, rel=1e-12))
@@ -64,6 +65,7 @@ def test_symmetries_leave_the_share_that_they_should(
     assert len(list(bijections(*degrees))) == members
 
 
+@pytest.mark.wide
 def test_the_instances_reach_every_corner() -> None:
     """Optima of every shape, both causes of infeasibility, memory that changes the optimum, zero
     costs."""

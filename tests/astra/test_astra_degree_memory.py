@@ -27,7 +27,7 @@ from torch.nn import functional as F  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from fakes import kept  # noqa: E402
-from quick import rest_slow  # noqa: E402
+from quick import rest_wide  # noqa: E402
 
 WITHIN = 0.05
 # Megatron's 2 + 4 + 12 bytes, two layers gathered and one reduced, beside no workspace.
@@ -243,7 +243,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", rest_slow(CASES, 5))
+@pytest.mark.parametrize("name", rest_wide(CASES, 5))
 def test_a_rank_holds_what_torch_says(name: str) -> None:
     ranks, block = CASES[name], block_of(CASES[name])
     dense, spread = (

@@ -19,7 +19,7 @@ from hetplan.schema import parse
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Options, Result, Run, Stop
 from present import present
-from quick import rest_slow
+from quick import rest_wide
 from stopping import After, cancelled_after
 
 ASTRA = family("astra")
@@ -68,7 +68,7 @@ def instance(**changes: Any) -> AstraData:
 
 
 @pytest.mark.parametrize("method", EXACT)
-@pytest.mark.parametrize("seed", rest_slow(range(CASES), 100))
+@pytest.mark.parametrize("seed", range(CASES))
 def test_equal_to_brute_force(method: str, seed: int) -> None:
     result, best = run_one(random_instance(seed), method), best_of(seed)
     if best is None:
@@ -78,6 +78,7 @@ def test_equal_to_brute_force(method: str, seed: int) -> None:
         assert result.objective == pytest.approx(best, rel=1e-6, abs=1e-9)
 
 
+@pytest.mark.wide
 def test_the_cases_are_of_every_kind() -> None:
     cases = [random_instance(seed) for seed in range(CASES)]
     infeasible = [data for seed, data in enumerate(cases) if best_of(seed) is None]
@@ -183,7 +184,7 @@ ENTRIES = library("astra")
 
 
 @pytest.mark.parametrize("method", EXACT)
-@pytest.mark.parametrize("entry", rest_slow(ENTRIES, 30), ids=lambda entry: entry.name)
+@pytest.mark.parametrize("entry", rest_wide(ENTRIES, 8), ids=lambda entry: entry.name)
 def test_every_exact_method_finds_the_optimum_on_file(entry: Entry, method: str) -> None:
     best, result = present(entry.best_known()), run_one(entry.load().data, method)
     assert best.status == result.status == "optimal"

@@ -58,7 +58,7 @@ QUICK = ("Qwen3-8B", "gemma-2-9b", "DeepSeek-V3", "gpt-oss-20b")
     "name",
     [
         *QUICK,
-        *(pytest.param(n, marks=pytest.mark.slow) for n in PARAMETERS if n not in QUICK),
+        *(pytest.param(n, marks=pytest.mark.wide) for n in PARAMETERS if n not in QUICK),
     ],
 )
 def test_a_published_configuration_is_searched_and_written(

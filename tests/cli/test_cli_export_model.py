@@ -16,7 +16,7 @@ from hetplan.instances.library import find
 from present import present
 
 # The solvers take many seconds.
-SLOW_TO_READ = pytest.param("poplar-b-llama-0.5b-zero0", marks=pytest.mark.slow)
+SLOW_TO_READ = pytest.param("poplar-b-llama-0.5b-zero0", marks=pytest.mark.wide)
 # One model each. HAP's cp-sat restricts ratios to steps, so that its optimum is another.
 LINEAR = (
     "tiny-two-types",

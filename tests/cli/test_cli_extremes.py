@@ -134,7 +134,7 @@ PROFILE = profile_document()
 
 
 @pytest.mark.parametrize(
-    "seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 10))]
+    "seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.wide) for seed in range(3, 10))]
 )
 def test_whatever_files_may_hold_can_be_planned(plan: Plan, seed: int) -> None:
     """Every strategy gives finite numbers, or says that nothing fits."""

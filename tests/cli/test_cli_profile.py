@@ -179,6 +179,7 @@ def test_a_curve_goes_from_the_device_into_a_plan(hetplan: Call, tmp_path: Path)
         assert device["type"] != "T4" or largest <= 3
 
 
+@pytest.mark.engine
 def test_one_command_measures_plans_and_runs(
     hetplan: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -264,7 +264,7 @@ def test_the_rule_of_degrees(every_degree: Path) -> None:
             Plan.model_validate(plan | {"degrees": degrees})
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_megatron_takes_the_flags(hetplan: Call, every_degree: Path) -> None:
     """As Megatron Core's own configuration reads them, by the names of its arguments."""
     core = pytest.importorskip(

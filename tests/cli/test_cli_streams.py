@@ -17,7 +17,7 @@ from hetplan.cli import entry
 from hetplan.cli.main import main
 from hetplan.cli.output import GUTTER, pieces, print_tables
 from hetplan.text import Table
-from quick import rest_slow
+from quick import rest_wide
 
 FULL = Path("/dev/full")
 PRINTING = (
@@ -155,7 +155,7 @@ def test_ctrl_c_outside_a_solver_is_one_line(
     assert capfd.readouterr() == ("", "hetplan: error: aborted\n")
 
 
-@pytest.mark.parametrize("option", rest_slow(["x=7", "solver=abc"], 1))
+@pytest.mark.parametrize("option", rest_wide(["x=7", "solver=abc"], 1))
 def test_what_highs_refuses_is_not_on_standard_output(option: str) -> None:
     """In a process of its own: HiGHS writes past Python."""
     command = [sys.executable, "-m", "hetplan", "solve", "tiny-mixed", "-m", "pyomo", "--json"]

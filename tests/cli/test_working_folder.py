@@ -116,7 +116,7 @@ def test_the_folder_is_a_trap(folder: Path) -> None:
     assert ran(folder)
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_a_local_job_executes_its_factory_alone(folder: Path, start: Start) -> None:
     four_stages(folder)
     job = {"format": "hetplan-job", "version": 1, "cluster": "cluster.yaml", "global_batch": 4,
@@ -127,7 +127,7 @@ def test_a_local_job_executes_its_factory_alone(folder: Path, start: Start) -> N
     assert "iteration" in done.stdout and ran(folder) == {"beside"}
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_planning_with_run_executes_no_file(folder: Path, start: Start) -> None:
     for name in ("config.json", "cluster.yaml"):
         shutil.copy(ROOT / "examples" / "job" / name, folder)
@@ -152,7 +152,7 @@ def test_the_server_of_tasks_executes_no_file(folder: Path) -> None:
     assert (done.stdout, done.stderr) == ("[]\n", "") and ran(folder) == set()
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_studies_execute_no_file(folder: Path, start: Start) -> None:
     words = ("ditto/tiny-fast-slow", "-m", "greedy-joined", "-t", 20, "-q", "-o", "rows")
     done = start("study", "run", *words)
@@ -195,7 +195,7 @@ def test_what_hetplan_starts_of_itself_executes_no_file(folder: Path) -> None:
     assert len(starts) == 3 and all(one.startswith('sys.executable, "-P",') for one in starts)
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_an_elastic_run_executes_no_file(folder: Path, start: Start) -> None:
     four_stages(folder)
     environment = {"KILL_AT": "2:80", "KILLED": str(folder / "killed")}

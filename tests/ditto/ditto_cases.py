@@ -12,8 +12,6 @@ from hetplan.profiling.cluster import ClusterFile, build_cluster
 from hetplan.profiling.workload import Workload, make_workload
 
 SEEDS = range(240)
-# What general solvers are held against by default; the rest is marked slow for them.
-QUICK = (*range(30), 79, 93, 101, 191)
 
 
 @cache

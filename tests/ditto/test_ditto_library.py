@@ -10,7 +10,7 @@ from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Options, Run
 
 ENTRIES = [entry for entry in library() if entry.problem == "ditto"]
-# More than a second: proven again with pytest -m slow.
+# More than a second: proven again with pytest -m wide.
 LARGE = ("three-types", "a100", "layers-96", "layers-192")
 # Those small enough for Oobleck's exhaustive table.
 SMALL = ("ex1", "ex2", "tiny")
@@ -20,7 +20,7 @@ def cases(entries: list[Entry]) -> list[object]:
     """By name, the large ones marked slow."""
     return [
         pytest.param(
-            e, id=e.name, marks=pytest.mark.slow if any(w in e.name for w in LARGE) else ()
+            e, id=e.name, marks=pytest.mark.wide if any(w in e.name for w in LARGE) else ()
         )
         for e in entries
     ]

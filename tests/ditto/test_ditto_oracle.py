@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from ditto.ditto_cases import QUICK, SEEDS, data_of, optimum_of
+from ditto.ditto_cases import SEEDS, data_of, optimum_of
 from hetplan.formulations.ditto.evaluate import evaluate
 from hetplan.formulations.ditto.family import FAMILY
 from hetplan.solvers.registry import solve
@@ -16,17 +16,8 @@ EXACT = [method.name for method in FAMILY.methods if method.exact and method.nam
 HEURISTICS = [method.name for method in FAMILY.methods if not method.exact]
 
 
-def exact_cases() -> list[object]:
-    """(method, seed): hetplan's own methods on all seeds, general solvers on the quick ones by
-    default."""
-    return [
-        pytest.param(name, seed, marks=() if name == "exact" or seed in QUICK else pytest.mark.slow)
-        for name in EXACT
-        for seed in SEEDS
-    ]
-
-
-@pytest.mark.parametrize(("name", "seed"), exact_cases())
+@pytest.mark.parametrize("name", EXACT)
+@pytest.mark.parametrize("seed", SEEDS)
 def test_exact_methods_equal_enumeration(name: str, seed: int) -> None:
     best = optimum_of(seed)
     result = solve(FAMILY, data_of(seed), name, Run(Options(threads=1, time_limit=20)))

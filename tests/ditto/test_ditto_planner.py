@@ -149,7 +149,7 @@ def test_where_no_template_is_left_all_strategies_plan_again() -> None:
     ready = ReadyTemplates(failures=0, samples=1, pipelines=[stages])
     (candidate,) = propose(DataParallel(), w, Run())
     plan = present(candidate.plan).model_copy(update={"templates": ready})
-    again = replan(plan, w, [1], Run(Options(threads=1, time_limit=1)))
+    again = replan(plan, w, [1], Run(Options(threads=1, time_limit=600)))
     assert present(again.best).candidate.strategy != "ditto" and len(again.choices) > 1
 
 

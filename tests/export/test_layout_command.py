@@ -61,7 +61,7 @@ def test_equal_blocks_load_all_ranks_alike() -> None:
     assert layout.megatron() == "Et*2|(t*3|)*8(t*2|)*6t*2L"
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_megatron_reads_a_thousand_layouts() -> None:
     reader = pytest.importorskip(
         "megatron.core.transformer.pipeline_parallel_layer_layout",

@@ -43,7 +43,7 @@ def without(data: HapData) -> HapData:
     return data.model_copy(update={"memory": None, "triples": triples})
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_the_cases_reach_what_they_should() -> None:
     """Infeasible ones (with memory, by memory alone), several segments, all numbers of types."""
     seen: Counter[str] = Counter()
@@ -59,11 +59,11 @@ def test_the_cases_reach_what_they_should() -> None:
     assert all(n >= 15 for n in seen.values()) and len(seen) == 7, seen
 
 
-# With the proven bound's distance that rounded ratios make; the rest of the seeds in the slow run.
+# With the proven bound's distance that rounded ratios make; the rest of the seeds with -m wide.
 EXACT = [
     pytest.param(
         cases, method, seed, id=f"{cases.__name__}-{method}-{seed}",
-        marks=pytest.mark.slow if seed >= few else (),
+        marks=pytest.mark.wide if seed >= few else (),
     )
     for cases, methods in (
         (known, {"auto": 120, "milp": 120, "cp-sat": 80, "pyomo": 20}),

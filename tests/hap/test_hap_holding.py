@@ -50,7 +50,7 @@ def test_bytes_by_hand() -> None:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_plans_fit_where_data_parallelism_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     """Devices that hold little more than one copy of the states: only programs that slice
     parameters are plans.

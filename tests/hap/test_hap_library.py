@@ -21,7 +21,6 @@ from hetplan.solvers.registry import evaluate, solve
 from hetplan.solvers.run import Options, Outcome, Run
 from hetplan.studies.papers import hap as papers
 from present import present
-from quick import rest_slow
 
 METHODS = ("exact", "deepspeed", "tag", "dp-proportional", "dp-even")
 ENTRIES = {entry.name: entry for entry in library("hap")}
@@ -100,7 +99,7 @@ def test_the_search_stops_at_any_moment(
     assert name != CHAIN or result.status == "feasible"
 
 
-@pytest.mark.parametrize("seed", rest_slow(range(60), 20))
+@pytest.mark.parametrize("seed", range(60))
 def test_what_takes_the_place_of_a_star(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """At its limit at once: on chains as good as A*, which the message says; where tensors have no
     order, the cheapest derivations are."""

@@ -50,9 +50,9 @@ def alone(module: Any, batch: int) -> list[float]:
 @pytest.mark.parametrize(
     ("make", "slow", "steps", "segments"),
     [
-        pytest.param(strangers.resnet, 2, 1, 2, marks=pytest.mark.slow),
-        pytest.param(strangers.vit, 1, 2, 1, marks=pytest.mark.slow),
-        (strangers.perceptron, 2, 1, 1),
+        pytest.param(strangers.resnet, 2, 1, 2, marks=pytest.mark.wide),
+        pytest.param(strangers.vit, 1, 2, 1, marks=pytest.mark.wide),
+        pytest.param(strangers.perceptron, 2, 1, 1, marks=pytest.mark.engine),
     ],
 )
 def test_a_module_is_planned_and_trains_as_on_one_process(
@@ -61,6 +61,7 @@ def test_a_module_is_planned_and_trains_as_on_one_process(
     """Also where a batch norm's samples are spread over the ranks, unequally, and in segments."""
     planning = hp.plan(
         make(), devices(slow), global_batch=10, precision="fp32", strategies=["hap"], threads=1,
+        time_limit=600.0,
         settings={"hap": {"seconds": 600.0, "steps": steps, "segments": segments}},
     )  # fmt: skip
     plans = {c.label: c.plan for c in planning.candidates if c.plan is not None}
@@ -98,7 +99,8 @@ def test_the_commands_take_a_factory(tmp_path: Path, capsys: pytest.CaptureFixtu
 
     write_text(tmp_path / "cluster.yaml", json.dumps(cluster_document()))
     on = ["--cluster", str(tmp_path / "cluster.yaml"), "--global-batch", "12", "--json", "-q"]
-    plan = ["plan", *on, "--strategies", "hap", "--set", "hap.seconds=1", "--precision"]
+    limits = ["--set", "hap.seconds=600", "--time-limit", "600"]
+    plan = ["plan", *on, "--strategies", "hap", *limits, "--precision"]
     file = str(tmp_path / "plan.json")
     made = ["fp32", "--factory", "fakes.strangers:perceptron", "-o", file]
     assert main([*plan, *made]) == 0

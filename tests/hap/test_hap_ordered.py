@@ -92,8 +92,8 @@ def test_whole_networks_end(name: str) -> None:
     ("name", "above"),
     [
         ("hap-bert-moe-6", 1e-6),
-        pytest.param("hap-gpt2-6-memory", 0.08, marks=pytest.mark.slow),
-        pytest.param("hap-vgg19-6-memory", 0.05, marks=pytest.mark.slow),
+        pytest.param("hap-gpt2-6-memory", 0.08, marks=pytest.mark.wide),
+        pytest.param("hap-vgg19-6-memory", 0.05, marks=pytest.mark.wide),
     ],
 )
 def test_experts_and_limited_memory_have_an_answer_and_a_label(name: str, above: float) -> None:

@@ -297,8 +297,8 @@ def test_runs_are_as_few_as_memory_allows(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_settings() -> None:
-    (hap,) = make_strategies(["hap"], {"hap": {"seconds": 0.1, "steps": 2}})
-    assert hap == Hap(HapSettings(seconds=0.1, steps=2))
+    (hap,) = make_strategies(["hap"], {"hap": {"seconds": 60.0, "steps": 2}})
+    assert hap == Hap(HapSettings(seconds=60.0, steps=2))
     candidates = propose(hap, small(8), Run(Options(threads=1)))
     plans = [c.plan for c in candidates if c.plan is not None]
     assert plans and all(p.replicas[0].micro_batches[0].count == 2 for p in plans)

@@ -16,12 +16,12 @@ from hetplan.formulations.hap.problem import compile_problem
 from hetplan.formulations.hap.shards import shard_lengths
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Options, Run
-from quick import rest_slow
+from quick import rest_wide
 
 
 @pytest.mark.parametrize("types", [1, 2, 5, 20])
 @pytest.mark.parametrize("segments", [1, 3])
-@pytest.mark.parametrize("seed", rest_slow(range(20), 6))
+@pytest.mark.parametrize("seed", rest_wide(range(20), 6))
 def test_ratios_are_those_of_one_plain_programme(seed: int, segments: int, types: int) -> None:
     """Of programs with replicated and shared work, on up to three devices of each type."""
     draw = random.Random(seed)

@@ -30,7 +30,7 @@ from hetplan.formulations.hap.spmd.rules import (  # noqa: E402
 )
 from hetplan.runtime.tracing.aten import RULES  # noqa: E402
 from hetplan.runtime.tracing.program import Traced, trace  # noqa: E402
-from quick import rest_slow  # noqa: E402
+from quick import rest_wide  # noqa: E402
 
 # the same operators as vit
 NETWORKS = [name for name in MAKERS if name != "vit-24"]
@@ -79,7 +79,7 @@ def summed(program: SingleProgram, count: Callable[..., Work] = work_of) -> tupl
     return sum(w.forward for w in each), sum(w.backward for w in each)
 
 
-@pytest.mark.parametrize("name", rest_slow(NETWORKS, 2))
+@pytest.mark.parametrize("name", rest_wide(NETWORKS, 2))
 def test_traced_and_built_in_graphs_agree(name: str) -> None:
     """Parameters and products at the published size, entry for entry and FLOP for FLOP."""
     module, arguments = network(name, 4, 4, meta=True)
@@ -94,7 +94,7 @@ def test_traced_and_built_in_graphs_agree(name: str) -> None:
     assert sum(summed(found)) == pytest.approx(sum(summed(built)), rel=tolerance)
 
 
-@pytest.mark.parametrize("name", rest_slow(NETWORKS, 2))
+@pytest.mark.parametrize("name", rest_wide(NETWORKS, 2))
 def test_traced_programs_compute_and_count_what_torch_does(name: str) -> None:
     """Loss and gradients of autograd, on one device and for two networks unevenly on three; both
     passes' products under torch's own counter of FLOP."""

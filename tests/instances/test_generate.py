@@ -15,11 +15,11 @@ from hetplan.profiling.predict import PREDICTOR
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Options, Run
 from present import present
-from quick import rest_slow
+from quick import rest_wide
 
 
 @pytest.mark.parametrize("problem", MAKERS)
-@pytest.mark.parametrize("seed", rest_slow(range(3), 1))
+@pytest.mark.parametrize("seed", rest_wide(range(3), 1))
 def test_the_same_seed_is_the_same_instance(problem: str, seed: int) -> None:
     one, other = draw(problem, 100 + seed), draw(problem, 100 + seed)
     assert one == other and one != draw(problem, 200 + seed)

@@ -10,12 +10,13 @@ from hetplan.formulations.joint.exact import solve
 from hetplan.replays.chains import ChainReplayer
 from hetplan.solvers.run import Options, Run, Stop
 from joint.enumeration import all_plans, random_data
+from stopping import cancelled_after
 
 QUICK = [
-    pytest.param(seed, 2, 3, 3, marks=pytest.mark.slow if seed >= 8 else ()) for seed in range(20)
+    pytest.param(seed, 2, 3, 3, marks=pytest.mark.wide if seed >= 8 else ()) for seed in range(20)
 ]
 SLOW = [
-    pytest.param(seed, 3, 3 + seed % 2, 3, marks=pytest.mark.slow) for seed in range(1000, 1200)
+    pytest.param(seed, 3, 3 + seed % 2, 3, marks=pytest.mark.wide) for seed in range(1000, 1200)
 ]
 
 
@@ -36,7 +37,7 @@ def test_equal_to_full_enumeration(seed: int, devices: int, layers: int, batch: 
     replayer = ChainReplayer.of(data)
     replays = [replayer.replay(plan) for plan in all_plans(data)]
     best = min((replay.seconds for replay in replays if replay.fits), default=None)
-    bound = lower_bound(Relaxation(data), Run(Options(time_limit=0.2)))
+    bound = lower_bound(Relaxation(data), cancelled_after(300))
     assert bound <= min(replay.seconds for replay in replays)
     run = Run(Options(time_limit=60))
     outcome = solve(data, run)

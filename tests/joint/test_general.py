@@ -1,6 +1,6 @@
 """The model for general solvers against all plans of tiny instances, and its parts.
 
-All 200: pytest -m slow tests/joint/test_general.py
+All 200: pytest -m wide tests/joint/test_general.py
 """
 
 import math
@@ -19,9 +19,9 @@ from joint.enumeration import all_plans, random_data, random_plan
 from joint.test_exact import tightened
 
 QUICK = [
-    pytest.param(seed, 2, 3, 3, marks=pytest.mark.slow if seed >= 5 else ()) for seed in range(10)
+    pytest.param(seed, 2, 3, 3, marks=pytest.mark.wide if seed >= 5 else ()) for seed in range(10)
 ]
-SLOW = [pytest.param(seed, 3, 3, 3, marks=pytest.mark.slow) for seed in range(2000, 2200)]
+SLOW = [pytest.param(seed, 3, 3, 3, marks=pytest.mark.wide) for seed in range(2000, 2200)]
 
 
 def run(limit: float = 120) -> Run:

@@ -17,7 +17,7 @@ from hetplan.plans.plan import Plan
 from hetplan.replays.chains import ChainReplayer
 from hetplan.solvers.run import Options, Run, Stop
 from joint.enumeration import random_data, random_plan
-from quick import rest_slow
+from quick import rest_wide
 
 
 def run(seed: int = 0) -> Run:
@@ -67,7 +67,7 @@ def all_seconds(data: JointData) -> Iterator[float]:
                     yield space.replayer.seconds(plan)
 
 
-@pytest.mark.parametrize("seed", rest_slow(range(12), 5))
+@pytest.mark.parametrize("seed", rest_wide(range(12), 5))
 def test_the_search_equals_enumeration(seed: int) -> None:
     data = random_data(Random(seed), devices=2, layers=4, batch=4)
     best = min(all_seconds(data), default=None)
@@ -79,7 +79,7 @@ def test_the_search_equals_enumeration(seed: int) -> None:
         assert evaluate(data, outcome.decision).objective == pytest.approx(best, rel=1e-9)
 
 
-@pytest.mark.parametrize("seed", rest_slow(range(20, 30), 4))
+@pytest.mark.parametrize("seed", rest_wide(range(20, 30), 4))
 def test_moves_keep_the_rules_and_nothing_replays_faster_than_computation(seed: int) -> None:
     rng = Random(seed)
     data = random_data(rng, devices=8, layers=9, batch=16)

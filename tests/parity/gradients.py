@@ -3,7 +3,7 @@ GPUs go, too."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -24,6 +24,23 @@ SEED, STEP = 3, 2
 TOLERANCE = {"float64": 1e-10, "float32": 1e-5}
 WORLDS = sorted({case.world for case in CASES})
 EXCHANGING = 3  # ranks that try every exchange, too
+# One plan of each kind on two or three ranks: the default tests run these.
+QUICK = (
+    "pipeline of two, untied",
+    "pipeline of two, vgg, fp32",
+    "a stage without blocks, tied ends apart",
+    "interleaved on one stage",
+    "data parallel, perceptron",
+    "a row group that never gets a row",
+    "two tensor ranks, vgg",
+    "one layer in three unequal tensor parts",
+    "fewer heads than tensor ranks",
+    "uneven experts",
+    "Poplar: ZeRO 1, gpt",
+    "Poplar: ZeRO 2, gpt",
+    "ZeRO 3 with a replica that never gets a row",
+    "recomputation: full",
+)
 # Run again with everything copied to other buffers and back, and messages on lanes instead of with
 # tags.
 STAGED = (
@@ -65,11 +82,16 @@ def parts(model: Distributed, values: dict[int, Tensor]) -> list[dict[str, Any]]
     ]
 
 
-def work(rank: int, world: int, folder: Path) -> None:
+def quick(rank: int, world: int, folder: Path) -> None:
+    """One step of each case of QUICK of this size."""
+    work(rank, world, folder, [case for case in CASES if case.name in QUICK])
+
+
+def work(rank: int, world: int, folder: Path, cases: Sequence[Case] = CASES) -> None:
     """One step of each case of this size; what the rank answers for is written to the folder."""
     exact()
     written: dict[str, Any] = {}
-    for case in CASES:
+    for case in cases:
         if case.world != world:
             continue
         torch.set_default_dtype(getattr(torch, case.dtype))

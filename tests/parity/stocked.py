@@ -39,7 +39,7 @@ STEPS = 2
 
 
 def quick(rank: int, world: int, folder: Path) -> None:
-    """Two cases."""
+    """Some cases."""
     work(rank, world, folder, [case for case in CASES if case.name in QUICK])
 
 

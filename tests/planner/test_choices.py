@@ -75,7 +75,7 @@ def test_plans_of_parts_hold_on_the_whole_cluster(by_parts: Planning, workload: 
         ("amp", "node 1: 1 T4 (2)"),
         ("dp", "node 1: 2 T4 (2-3)"),
         ("poplar", "node 1: 2 T4 (2-3)"),
-        pytest.param("hap", "node 1: 1 T4 (2)", marks=pytest.mark.slow),
+        pytest.param("hap", "node 1: 1 T4 (2)", marks=pytest.mark.wide),
     ],
 )
 def test_tables_of_parts_have_the_numbers_of_the_cluster(

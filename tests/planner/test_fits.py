@@ -15,7 +15,7 @@ from hetplan.profiling.cluster import Cluster, ClusterFile, build_cluster
 from hetplan.profiling.workload import Workload, make_workload
 from hetplan.runtime.replay import replay
 from present import present
-from quick import rest_slow
+from quick import rest_wide
 
 A100, V100, T4 = "A100-SXM4-80GB", "V100-SXM2-16GB", "T4"
 
@@ -128,7 +128,7 @@ def plan_of(layout: Layout, workload: Workload) -> Plan:
     return new_plan(workload, replicas, **more)
 
 
-@pytest.mark.parametrize("micro_batch", rest_slow([1, 16, 64], 1))
+@pytest.mark.parametrize("micro_batch", rest_wide([1, 16, 64], 1))
 def test_what_fits_lacks_nothing(micro_batch: int) -> None:
     """Whatever the limit: the cut counts no less than the stages hold."""
     pipelines = 0

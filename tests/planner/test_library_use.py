@@ -76,6 +76,7 @@ def test_everything_promised_is_there_and_nothing_is_loaded_before() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+@pytest.mark.pages
 def test_the_quick_start_notebook_runs(tmp_path: Path) -> None:
     document = json.loads(NOTEBOOK.read_text(encoding="utf-8"))
     assert document["nbformat"] == 4

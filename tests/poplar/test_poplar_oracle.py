@@ -18,7 +18,6 @@ from hetplan.solvers.registry import evaluate, solve
 from hetplan.solvers.run import Options, Outcome, Result, Run, Stop
 from poplar.poplar_cases import curve, instance, oracle
 from present import present
-from quick import rest_slow
 
 SEEDS = range(320)
 POPLAR = family("poplar")
@@ -47,6 +46,7 @@ def agrees(result: Result[object], best: tuple[float, float] | None) -> None:
         assert result.bound is not None and result.bound <= best[0] * (1 + 1e-9)
 
 
+@pytest.mark.wide
 def test_the_cases_reach_what_they_should() -> None:
     """Infeasible ones, curves that fall, every stage, devices that hold nothing."""
     seen: Counter[str] = Counter()
@@ -62,7 +62,7 @@ def test_the_cases_reach_what_they_should() -> None:
 
 
 @pytest.mark.parametrize("method", ["auto", "exact", "cp-sat", "milp", "pyomo"])
-@pytest.mark.parametrize("seed", rest_slow(SEEDS, 80))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_exact_methods_equal_enumeration(seed: int, method: str) -> None:
     """In time, and where enumeration knows all plans of that time in equation 4 of the paper."""
     data, best = known(seed)

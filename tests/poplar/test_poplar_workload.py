@@ -127,7 +127,7 @@ def test_options_of_a_posed_workload(cluster_a: Workload) -> None:
         pose(cluster_a, 4)
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_the_packaged_experiments_are_complete_and_what_the_code_gives_today() -> None:
     """Every combination but the two that do not fit: 1.1B on 16 GB cards without sharing
     anything. Curves are compared with those of the predictor that the origin names."""

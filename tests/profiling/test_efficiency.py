@@ -184,7 +184,7 @@ def test_what_comes_with_hetplan_is_used_where_the_device_is_that(
     assert "as others measured its operators: V100-SXM2-16GB" in out
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_the_command_that_measures_quickly(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

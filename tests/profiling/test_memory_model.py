@@ -25,7 +25,7 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 from fakes import kept  # noqa: E402
 from fakes.references import Mixture, built  # noqa: E402
 from hetplan.runtime.references import Block  # noqa: E402
-from quick import rest_slow  # noqa: E402
+from quick import rest_wide  # noqa: E402
 
 SAMPLES = 2
 MODES: tuple[Recomputation, ...] = ("none", "selective", "full")
@@ -109,7 +109,7 @@ def test_activations_of_a_block(name: str, sequence: int | None, mode: Recomputa
 
 
 @pytest.mark.parametrize("mode", ["none", "full"])
-@pytest.mark.parametrize("name", rest_slow(["llama-1.1b", "llama3-8b", "llama2-7b"], 1))
+@pytest.mark.parametrize("name", rest_wide(["llama-1.1b", "llama3-8b", "llama2-7b"], 1))
 def test_activations_of_llama(name: str, mode: Recomputation) -> None:
     """Fused attention has no core that could be computed again."""
     model = load_model(name, sequence=1024, precision="bf16")

@@ -107,6 +107,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, A
     return made
 
 
+@pytest.mark.engine
 @pytest.mark.parametrize("name", CASES)
 def test_ranks_draw_what_one_process_does(name: str, told: dict[str, Any]) -> None:
     """Under every plan with the same micro-batches, also where stages divide rows differently."""
@@ -116,6 +117,7 @@ def test_ranks_draw_what_one_process_does(name: str, told: dict[str, Any]) -> No
         assert rank["kept"]
 
 
+@pytest.mark.engine
 def test_ranks_of_a_program_draw_the_same(told: dict[str, Any]) -> None:
     (first, *others) = told["program"]
     assert all(rank["losses"] == first["losses"] for rank in others)
@@ -124,6 +126,7 @@ def test_ranks_of_a_program_draw_the_same(told: dict[str, Any]) -> None:
     assert [rank["error"].startswith(wanted) for rank in told["program"]] == [True, True]
 
 
+@pytest.mark.engine
 @pytest.mark.parametrize(
     ("name", "where", "ranks"),
     [
@@ -141,6 +144,7 @@ def test_data_that_differ_are_one_line(
         assert "drawn without a seed, or by rank" in rank["error"]
 
 
+@pytest.mark.engine
 def test_rows_of_one_rank_are_compared_with_none(told: dict[str, Any]) -> None:
     assert [rank["error"] for rank in told["apart"]] == ["", ""]
 
@@ -212,6 +216,7 @@ def losses_of(answer: dict[str, Any]) -> dict[int, float]:
     return {one["step"]: one["loss"] for one in document["steps"]}
 
 
+@pytest.mark.engine
 @pytest.mark.parametrize(
     ("name", "like"),
     [
@@ -232,17 +237,20 @@ def test_unseeded_factories_give_the_losses_of_one_process(
     assert len(expected) == 3 and losses_of(answers[name]) == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.engine
 def test_seeds_and_noise_give_other_losses(answers: Answers) -> None:
     first = {name: losses_of(answers[f"{name} one"])[0] for name in ("given", "augmented", "seed")}
     assert len(set(first.values())) == 3
 
 
+@pytest.mark.engine
 def test_a_resumed_run_draws_what_one_without_a_break_does(answers: Answers) -> None:
     expected = losses_of(answers["augmented one"])
     resumed = losses_of(answers["resumed"])
     assert resumed == pytest.approx({step: expected[step] for step in (1, 2)}, rel=1e-5)
 
 
+@pytest.mark.engine
 @pytest.mark.parametrize(
     ("name", "step"),
     [("entropy started", 0), ("by_rank started", 1), ("entropy torch", 0)],
@@ -255,6 +263,7 @@ def test_factories_that_no_seed_reaches_are_stopped(name: str, step: int, answer
         assert line in answer["err"]
 
 
+@pytest.mark.engine
 def test_forked_ranks_are_stopped_likewise(answers: Answers) -> None:
     answer = answers["entropy forked"]
     assert answer["code"] == 1 and answer["err"].count("\n") == 1

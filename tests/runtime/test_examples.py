@@ -13,6 +13,8 @@ pytest.importorskip("transformers", reason="transformers is an extra of the test
 from parity.asking import run_forked  # noqa: E402
 from parity.exampled import CASES, LOOPS, NEEDED, alone  # noqa: E402
 
+pytestmark = pytest.mark.engine
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:

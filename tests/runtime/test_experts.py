@@ -35,17 +35,31 @@ from parity.spread import (  # noqa: E402 (needs torch)
 BYTES = 8  # of an element
 
 
-@pytest.fixture(scope="module")
-def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
-    """Case -> [ranks] what they told."""
-    folder: Path = tmp_path_factory.mktemp("spread")
-    run_forked("parity.spread", folder)
+Written = dict[str, list[dict[str, Any]]]  # case -> [ranks] what they told
+
+
+def written_by(cases: list[Spread], folder: Path) -> Written:
+    """What the ranks tell of all cases of at most as many ranks as these."""
+    worlds = sorted({case.world for case in cases})
+    run_forked("parity.spread", folder, PARITY_RANKS=str(worlds[-1]))
     told = {
         world: [torch.load(folder / f"written-{world}-{rank}.pt") for rank in range(world)]
-        for world in WORLDS
+        for world in worlds
     }
-    named = {case.name: [one[case.name] for one in told[case.world]] for case in CASES}
+    named = {case.name: [one[case.name] for one in told[case.world]] for case in cases}
     return named | {"no token": [one["no token"] for one in told[WORLDS[0]]]}
+
+
+@pytest.fixture(scope="module")
+def written_by_two(tmp_path_factory: pytest.TempPathFactory) -> Written:
+    """What two ranks tell."""
+    return written_by([case for case in CASES if case.world == 2], tmp_path_factory.mktemp("two"))
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
+    """What the ranks of all cases tell."""
+    return written_by(CASES, tmp_path_factory.mktemp("spread"))
 
 
 @pytest.fixture(scope="module")
@@ -54,10 +68,22 @@ def references() -> dict[str, list[dict[str, Any]]]:
     return {model: alone(model, 2) for model in MODELS}
 
 
+@pytest.mark.parametrize("case", [case for case in CASES if case.world == 2], ids=["two ranks"])
+def test_two_ranks_train_as_one_process(
+    case: Spread, written_by_two: Written, references: dict[str, Any]
+) -> None:
+    check(case, written_by_two, references)
+
+
+@pytest.mark.engine
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
 def test_losses_gradients_and_weights_are_those_of_one_process(
-    case: Spread, written: dict[str, Any], references: dict[str, Any]
+    case: Spread, written: Written, references: dict[str, Any]
 ) -> None:
+    check(case, written, references)
+
+
+def check(case: Spread, written: Written, references: dict[str, Any]) -> None:
     """Every element of every gradient once; the last case is the second step, from a checkpoint."""
     ranks, expected = written[case.name], references[case.model][int(bool(case.before))]
     assert [rank["loss"] for rank in ranks] == pytest.approx([expected["loss"]] * len(ranks), 1e-10)
@@ -75,6 +101,7 @@ def test_losses_gradients_and_weights_are_those_of_one_process(
         assert torch.allclose(ranks[0]["state"][name], value, rtol=1e-7, atol=1e-10), name
 
 
+@pytest.mark.engine
 def test_each_rank_holds_its_experts_alone(written: dict[str, Any]) -> None:
     def held(case: str) -> list[set[int]]:
         return [
@@ -87,6 +114,7 @@ def test_each_rank_holds_its_experts_alone(written: dict[str, Any]) -> None:
     assert held("without") == [{4}] * 4
 
 
+@pytest.mark.engine
 def test_tokens_go_to_the_ranks_of_their_experts(
     written: dict[str, Any], references: dict[str, Any]
 ) -> None:
@@ -116,11 +144,12 @@ def test_tokens_go_to_the_ranks_of_their_experts(
     assert not written["without"][0]["sent"]
 
 
-def test_a_rank_without_a_token_takes_part(written: dict[str, Any]) -> None:
-    for errors in written["no token"]:
+def test_a_rank_without_a_token_takes_part(written_by_two: Written) -> None:
+    for errors in written_by_two["no token"]:
         assert max(errors) < 1e-12
 
 
+@pytest.mark.engine
 def test_the_first_blocks_of_a_stage_are_computed_again(written: dict[str, Any]) -> None:
     """Of the two sparse blocks of the second stage one: it exchanges tokens again in both
     micro-batches."""
@@ -141,6 +170,7 @@ FULLY_SHARDED = {
 }  # fmt: skip
 
 
+@pytest.mark.engine
 def test_commands_take_a_mixture_from_its_configuration_to_trained_experts(tmp_path: Path) -> None:
     """`plan search --write-plan`, then `run --factory`: experts over two of four ranks, each of
     which holds a shard of everything; losses are one process's."""

@@ -154,6 +154,7 @@ def test_the_stage_is_raised_where_no_sample_fits() -> None:
     assert (nothing.zero_stage, nothing.largest, nothing.points) == (None, [0, 0, 0, 0], [])
 
 
+@pytest.mark.wide
 def test_a_model_that_only_zero_3_holds_is_measured_on_one_device() -> None:
     """Its weights and gradients exceed the device, which holds one block's; activations and the
     states charged are those of all blocks."""
@@ -191,6 +192,7 @@ def test_ranks_measure_a_model_that_no_rank_holds(tmp_path: Path) -> None:
     assert "weights in shards on 2 ranks" in first["provenance"]["source"]
 
 
+@pytest.mark.wide
 def test_what_a_pass_keeps_once_does_not_make_the_estimate_too_low() -> None:
     """Five windows of 300 x 300 booleans beside activations of a few hundred kilobytes per
     sample."""
@@ -448,6 +450,7 @@ def test_rank_0_alone_writes_a_curve(
     assert target.exists() == (not rank)
 
 
+@pytest.mark.engine
 def test_two_ranks_on_gloo(tmp_path: Path) -> None:
     target = tmp_path / "collectives.json"
     command = [

@@ -25,7 +25,7 @@ from parity.curves import (  # noqa: E402
     loaded,
 )
 from parity.frozen import alone  # noqa: E402
-from parity.gradients import STAGED, Written, check_case, read, single  # noqa: E402
+from parity.gradients import QUICK, STAGED, Written, check_case, read, single  # noqa: E402
 from parity.halves import (  # noqa: E402
     AUTOCAST,
     CURVE,
@@ -36,50 +36,50 @@ from parity.halves import (  # noqa: E402
     error_of,
 )
 
-FEW = 4  # ranks, at most, of the cases that the default tests run
-SMALL = [case for case in CASES if case.world <= FEW]
-LARGE = [case for case in CASES if case.world > FEW]
+FEW = [case for case in CASES if case.name in QUICK]
 
 
-def written_by(cases: list[Case], folder: Path) -> Written:
+def written_by(target: str, cases: list[Case], folder: Path) -> Written:
     """World size -> [rank] -> case -> (loss, fragments), of all sizes up to the cases'."""
     sizes = sorted({case.world for case in cases})
-    run_forked("parity.gradients", folder, PARITY_RANKS=str(sizes[-1]))
+    run_forked(target, folder, PARITY_RANKS=str(sizes[-1]))
     return read(folder, sizes)
 
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
-    return written_by(SMALL, tmp_path_factory.mktemp("parity"))
+    """What the ranks of one plan of each kind wrote."""
+    return written_by("parity.gradients:quick", FEW, tmp_path_factory.mktemp("parity"))
 
 
 @pytest.fixture(scope="module")
 def all_written(tmp_path_factory: pytest.TempPathFactory) -> Written:
-    return written_by(CASES, tmp_path_factory.mktemp("all"))
+    """What the ranks of all plans wrote."""
+    return written_by("parity.gradients", CASES, tmp_path_factory.mktemp("all"))
 
 
-@pytest.mark.parametrize("case", SMALL, ids=[case.name for case in SMALL])
+@pytest.mark.parametrize("case", FEW, ids=[case.name for case in FEW])
 def test_loss_and_gradients_equal_one_process(case: Case, written: Written) -> None:
     check_case(case, written)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("case", LARGE, ids=[case.name for case in LARGE])
-def test_loss_and_gradients_of_many_ranks_equal_one_process(
+@pytest.mark.engine
+@pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
+def test_loss_and_gradients_of_all_plans_equal_one_process(
     case: Case, all_written: Written
 ) -> None:
     check_case(case, all_written)
 
 
-@pytest.mark.parametrize("case", [case for case in SMALL if case.name in STAGED])
+@pytest.mark.parametrize("case", [case for case in FEW if case.name in STAGED])
 def test_staging_and_lanes_change_nothing(case: Case, written: Written) -> None:
     """Copies to other buffers and back, and no tags: the same numbers, bit by bit."""
     check_staged(case, written)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("case", [case for case in LARGE if case.name in STAGED])
-def test_staging_and_lanes_change_nothing_on_many_ranks(case: Case, all_written: Written) -> None:
+@pytest.mark.engine
+@pytest.mark.parametrize("case", [case for case in CASES if case.name in STAGED])
+def test_staging_and_lanes_change_nothing_in_all_plans(case: Case, all_written: Written) -> None:
     check_staged(case, all_written)
 
 
@@ -97,6 +97,7 @@ def check_staged(case: Case, written: Written) -> None:
 def test_there_are_enough_shapes() -> None:
     assert len({case.name for case in CASES}) == len(CASES) >= 60
     assert {case.world for case in CASES} == set(range(2, 9))
+    assert len(FEW) == len(QUICK) and {case.world for case in FEW} == {2, 3}
 
 
 @pytest.fixture(scope="module")
@@ -107,13 +108,13 @@ def curves(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Curves]:
     return folder, loaded(folder, "curves")
 
 
-@pytest.mark.slow
+@pytest.mark.engine
 def test_any_two_plans_give_the_same_loss_curve(curves: tuple[Path, Curves]) -> None:
     """Ten steps, with momentum and with AdamW."""
     check_equal(curves[1])
 
 
-@pytest.mark.slow
+@pytest.mark.engine
 def test_a_checkpoint_goes_on_under_another_plan(curves: tuple[Path, Curves]) -> None:
     """Other cuts, widths, shares, ZeRO levels and numbers of ranks."""
     run_forked("parity.curves:resume", curves[0])
@@ -130,7 +131,7 @@ def test_frozen_parameters_stay_as_they_are(tmp_path: Path) -> None:
         assert losses[-1] < 0.9 * losses[0]
 
 
-@pytest.mark.slow
+@pytest.mark.engine
 def test_a_checkpoint_has_the_unsplit_names(curves: tuple[Path, Curves]) -> None:
     """What is stored can be read without hetplan's plans: every tensor once, whole."""
     folder = curves[0] / "ZeRO 3-adamw" / f"step-{STEPS // 2}"
@@ -160,6 +161,7 @@ def written_in_halves(tmp_path_factory: pytest.TempPathFactory) -> Written:
     return read(folder, WORLDS)
 
 
+@pytest.mark.engine
 @pytest.mark.parametrize("case", chosen(), ids=[case.name for case in chosen()])
 def test_loss_and_gradients_are_those_of_one_process(
     case: Case, written_in_halves: Written
@@ -168,6 +170,7 @@ def test_loss_and_gradients_are_those_of_one_process(
     assert 1e-5 < fp16 < bf16  # it was rounded, as either type does
 
 
+@pytest.mark.engine
 @pytest.mark.parametrize("case", cast(), ids=[case.name for case in cast()])
 def test_a_step_inside_of_autocast_is_that_of_one_process_there(
     case: Case, written_in_halves: Written
@@ -177,6 +180,7 @@ def test_a_step_inside_of_autocast_is_that_of_one_process_there(
     assert loss != pytest.approx(fp32, rel=1e-6)  # it was rounded
 
 
+@pytest.mark.engine
 def test_training_has_the_curve_of_fp32(
     written_in_halves: Written,
 ) -> None:

@@ -19,7 +19,7 @@ from hetplan.replays.simulator.pipeline import Sends
 from hetplan.replays.simulator.tasks import simulate
 from hetplan.runtime.replay import Noise, Replayer, Settings, replay
 from plain_replay import seconds_of
-from quick import rest_slow
+from quick import rest_wide
 
 LAYERS = 14
 
@@ -110,7 +110,7 @@ def random_settings(rng: Random, plan: Plan) -> Settings:
 
 
 @pytest.mark.parametrize("family", ["pipelines", "replicas", "tensor replicas"])
-@pytest.mark.parametrize("seed", rest_slow(range(17), 6))
+@pytest.mark.parametrize("seed", rest_wide(range(17), 6))
 def test_a_second_replay_agrees(family: str, seed: int) -> None:
     rng = Random(f"{family} {seed}")
     for draw in range(10):

@@ -55,6 +55,7 @@ def test_what_is_slept_is_what_the_simulator_predicts(name: str) -> None:
     )
 
 
+@pytest.mark.engine
 def test_virtual_devices_take_their_time(tmp_path: Path) -> None:
     """A machine under load may be late, but never early."""
     names = ("unequal micro-batches", "data parallel, ZeRO 2")
@@ -66,7 +67,7 @@ def test_virtual_devices_take_their_time(tmp_path: Path) -> None:
             assert rank["busy_seconds"] > 0.8 * rank["predicted_busy_seconds"]
 
 
-@pytest.mark.slow
+@pytest.mark.evidence
 def test_predictions_are_within_a_tenth_and_in_the_order_measured(tmp_path: Path) -> None:
     """Needs a machine without other load."""
     documents = rehearsed(tmp_path, *PLANS)
@@ -77,6 +78,7 @@ def test_predictions_are_within_a_tenth_and_in_the_order_measured(tmp_path: Path
     assert by_prediction == sorted(documents, key=lambda name: documents[name]["measured_seconds"])
 
 
+@pytest.mark.engine
 def test_the_command_prints_a_document_and_a_trace(tmp_path: Path) -> None:
     case = Case(
         "two by two", "two", [R(even([0, 1, 2]), [(2, 2)]), R([S((0, 2), tensor=(1, 1))], [(1, 2)])]
@@ -129,7 +131,7 @@ def test_a_late_rehearsal_says_what_to_do_and_names_slow_ranks(
     )
 
 
-@pytest.mark.slow
+@pytest.mark.evidence
 def test_uneven_plans_take_what_the_simulator_predicts() -> None:
     """All of them, on a profile measured here: within a tenth, and in the predicted order."""
     from hetplan.runtime.measuring.layers import measure_profile
@@ -170,7 +172,7 @@ def test_every_family_has_a_line() -> None:
     ] == list(FAMILIES)
 
 
-@pytest.mark.slow
+@pytest.mark.engine
 def test_one_workload_of_each_family_is_planned_and_rehearsed(tmp_path: Path) -> None:
     """A machine under load may be late, but never early."""
     lines = commands(tmp_path)

@@ -120,6 +120,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> Answers:
     return answers_by_name | {"folder": {"path": str(folder)}, "port at": {"port": port}}
 
 
+@pytest.mark.engine
 @pytest.mark.parametrize("fault", BAD)
 def test_a_rank_that_ends_badly_is_named_and_nothing_is_left(fault: str, answers: Answers) -> None:
     answer = answers[fault]
@@ -128,10 +129,12 @@ def test_a_rank_that_ends_badly_is_named_and_nothing_is_left(fault: str, answers
     assert answer["err"].count("\n") == 1
 
 
+@pytest.mark.engine
 def test_a_first_pass_that_computes_for_long_is_no_fault(answers: Answers) -> None:
     assert answers["laborious"]["code"] == 0, answers["laborious"]["err"]
 
 
+@pytest.mark.engine
 def test_a_run_goes_on_without_a_lost_node(answers: Answers) -> None:
     """Replanned, resumed, and the losses of a run that lost nothing."""
     answer, whole = answers["elastic"], json.loads(answers["whole"]["out"])
@@ -157,6 +160,7 @@ def test_a_run_goes_on_without_a_lost_node(answers: Answers) -> None:
     assert "going on from step 2 with" in answer["err"]
 
 
+@pytest.mark.engine
 def test_a_slow_rank_is_no_fault_and_is_named(answers: Answers) -> None:
     answer = answers["slow"]
     assert answer["code"] == 0, answer["err"]
@@ -167,12 +171,14 @@ def test_a_slow_rank_is_no_fault_and_is_named(answers: Answers) -> None:
     assert f"slow: {place} took" in answer["out"]
 
 
+@pytest.mark.engine
 def test_a_model_that_does_not_match_is_told_before_anything_starts(answers: Answers) -> None:
     assert answers["short"]["err"].startswith("hetplan: error: model does not match the plan")
     assert "--factory cannot be imported" in answers["nothing"]["err"]
     assert {answers[name]["code"] for name in ("short", "nothing")} == {2}
 
 
+@pytest.mark.engine
 def test_checkpoints_of_two_runs_do_not_mix(answers: Answers) -> None:
     assert answers["mixed"]["code"] == 2
     assert (
@@ -181,6 +187,7 @@ def test_checkpoints_of_two_runs_do_not_mix(answers: Answers) -> None:
     )
 
 
+@pytest.mark.engine
 def test_a_port_in_use_and_another_world_size_are_one_line(answers: Answers) -> None:
     assert {answers[name]["code"] for name in ("port", "world")} == {2}
     place = f"127.0.0.1:{answers['port at']['port']}"
@@ -193,6 +200,7 @@ def test_a_port_in_use_and_another_world_size_are_one_line(answers: Answers) -> 
     assert answers["world"]["err"] == line
 
 
+@pytest.mark.engine
 def test_a_rank_that_torchrun_started_notices_that_it_hangs(answers: Answers) -> None:
     answer = answers["alone"]
     assert answer["code"] == 1
@@ -203,6 +211,7 @@ def test_a_rank_that_torchrun_started_notices_that_it_hangs(answers: Answers) ->
     assert answer["err"].count("\n") == 1
 
 
+@pytest.mark.engine
 def test_the_keyboard_and_sigterm_end_a_run(answers: Answers) -> None:
     """Ctrl-C at once; SIGTERM behind the step, with a checkpoint."""
     folder = Path(answers["folder"]["path"])
@@ -238,7 +247,8 @@ def interrupted(seeds: range, folder: Path, width: int) -> tuple[dict[int, float
     return losses(answers_by_name["whole"]), pairs
 
 
-@pytest.mark.parametrize("count", [5, pytest.param(30, marks=pytest.mark.slow)])
+@pytest.mark.engine
+@pytest.mark.parametrize("count", [5, 30])
 def test_only_the_steps_since_the_last_checkpoint_are_lost(count: int, tmp_path: Path) -> None:
     """What goes on has the losses of the whole run."""
     whole, pairs = interrupted(range(count), tmp_path, 2)
@@ -251,7 +261,7 @@ def test_only_the_steps_since_the_last_checkpoint_are_lost(count: int, tmp_path:
             assert loss == pytest.approx(whole[step], rel=1e-4), step
 
 
-@pytest.mark.slow
+@pytest.mark.engine
 def test_no_rank_survives_whoever_started_it(tmp_path: Path) -> None:
     """The parent is killed outright: its ranks notice that nobody listens."""
     save_plan(PLAN, tmp_path / "plan.json")

@@ -144,6 +144,7 @@ def ranks(*arguments: object, **environment: str) -> list[subprocess.Popen[str]]
     ]
 
 
+@pytest.mark.engine
 def test_an_error_of_a_rank_under_torchrun_is_one_line_with_its_place(file: Path) -> None:
     first, second = ranks(file, "--factory", "parity.faulty:wrong")
     line, failed = (process.communicate(timeout=120)[1] for process in (first, second))
@@ -153,6 +154,7 @@ def test_an_error_of_a_rank_under_torchrun_is_one_line_with_its_place(file: Path
     assert line.count("\n") == 1 and "hetplan: rank 0 (replica 0, stage 0" in line
 
 
+@pytest.mark.engine
 def test_a_stopped_rank_under_torchrun_is_noticed_by_another(file: Path) -> None:
     first, stopped = ranks(file, "--factory", "parity.faulty:stopped", "--hang-after", 2)
     line = first.communicate(timeout=120)[1]
@@ -163,6 +165,7 @@ def test_a_stopped_rank_under_torchrun_is_noticed_by_another(file: Path) -> None
     assert line.startswith(f"hetplan: {place}: hangs; no sign of life for ")
 
 
+@pytest.mark.engine
 def test_sigterm_under_torchrun_ends_all_ranks_behind_a_checkpoint(
     file: Path, tmp_path: Path
 ) -> None:

@@ -32,6 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.engine
 @pytest.mark.parametrize(("name", "dtype"), COMBINED)
 def test_two_plans_train_as_one_process(name: str, dtype: str, folder: Path) -> None:
     """Half of the steps under one plan, the rest under another one from its checkpoint; the weights
@@ -61,7 +62,7 @@ STEPS, ROWS = 2, 8
     [
         ("gpt2", "float32"),
         *(
-            pytest.param(name, dtype, marks=pytest.mark.slow)
+            pytest.param(name, dtype, marks=pytest.mark.engine)
             for name in FACTORIES
             for dtype in TYPES
             if (name, dtype) != ("gpt2", "float32")

@@ -208,10 +208,36 @@ def found(folder: Path) -> dict[int, list[dict[str, Any]]]:
     }
 
 
+@pytest.fixture(scope="module", params=DEVICES)
+def found_by_two(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> dict[int, list[dict[str, Any]]]:
+    """What each case of two ranks gave."""
+    made = tmp_path_factory.mktemp("two")
+    run_forked("parity.programs", made, PARITY_DEVICE=request.param, PARITY_RANKS="2")
+    return {2: [torch.load(made / f"programs-2-{rank}.pt") for rank in range(2)]}
+
+
+TWO = [case for case in CASES if case.world == 2]
+
+
+@pytest.mark.parametrize("case", TWO, ids=lambda case: case.name)
+def test_programs_on_two_ranks_equal_one_device(
+    case: Case, found_by_two: dict[int, list[dict[str, Any]]]
+) -> None:
+    check_case(case, found_by_two)
+
+
+@pytest.mark.engine
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_programs_on_ranks_equal_one_device(
     case: Case, found: dict[int, list[dict[str, Any]]]
 ) -> None:
+    check_case(case, found)
+
+
+def check_case(case: Case, found: dict[int, list[dict[str, Any]]]) -> None:
+    """The loss and every gradient are those of one device."""
     ranks, expected = [rank[case.name] for rank in found[case.world]], case.expected
     assert len({loss for loss, _ in ranks}) == 1
     assert all(set(parts) == set(expected.gradients) for _, parts in ranks)
@@ -222,6 +248,7 @@ def test_programs_on_ranks_equal_one_device(
     agree(Outcome(ranks[0][0], gradients), expected, TOLERANCE[case.dtype])
 
 
+@pytest.mark.engine
 @pytest.mark.parametrize("name", STAGED)
 def test_staging_changes_nothing(name: str, found: dict[int, list[dict[str, Any]]]) -> None:
     """Copies to other buffers and back: the same numbers, bit by bit."""
@@ -251,6 +278,7 @@ def test_the_cases_use_every_instruction() -> None:
     assert any(0.0 in row for case in CASES for row in case.ratios)
 
 
+@pytest.mark.engine
 def test_parameters_are_sliced_where_the_program_slices_them(
     found: dict[int, list[dict[str, Any]]],
 ) -> None:
@@ -263,6 +291,7 @@ def test_parameters_are_sliced_where_the_program_slices_them(
     assert any(sizes) and any(0 in row for row in sizes)
 
 
+@pytest.mark.engine
 def test_a_checkpoint_goes_on_under_another_program(folder: Path) -> None:
     """Other ratios, shards, ranks and runs: the second half of the same curve, which is not
     flat."""

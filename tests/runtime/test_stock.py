@@ -31,15 +31,17 @@ def check_alike(target: str, cases: list[Case], folder: Path) -> None:
                 assert len(set(ours)) == 4
 
 
+@pytest.mark.engine
 def test_both_engines_train_alike(tmp_path: Path) -> None:
     check_alike("parity.stocked:quick", [c for c in CASES if c.name in QUICK], tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.engine
 def test_both_engines_train_all_plans_alike(tmp_path: Path) -> None:
     check_alike("parity.stocked", CASES, tmp_path)
 
 
+@pytest.mark.engine
 def test_a_run_goes_from_stock_torch_to_ours(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -70,7 +70,7 @@ def test_two_ranks_train_as_one_process(case: Case, quick: Left) -> None:
     check(case, quick)
 
 
-@pytest.mark.slow
+@pytest.mark.engine
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.name}, {case.model}")
 def test_ranks_train_as_one_process(case: Case, all_left: Left) -> None:
     check(case, all_left)

@@ -16,6 +16,8 @@ from parity.gradients import Written, assembled, read, whole  # noqa: E402
 from parity.loops import CASES, DROPPING, WORLDS, alone  # noqa: E402
 from parity.overflows import OVERFLOWS, PLANS  # noqa: E402
 
+pytestmark = pytest.mark.engine
+
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
@@ -46,7 +48,6 @@ def test_optimizers_that_need_more_than_elements_are_refused_where_they_lack_it(
             assert rank[case.name][2] == expected, case.name
 
 
-@pytest.mark.slow
 def test_compiled_layers_compute_the_same(tmp_path: Path) -> None:
     run_forked("parity.loops:compiled", tmp_path)
 

@@ -259,7 +259,7 @@ print(highs.solve(model, going).stop)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_the_process_may_end_while_highs_is_deep_in_an_lp() -> None:
     ended = subprocess.run(
         [sys.executable, "-c", DEEP_IN_AN_LP],

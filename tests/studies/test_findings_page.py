@@ -19,6 +19,7 @@ from studies.study_cases import row
 
 pytest.importorskip("pyarrow", reason="pyarrow is not installed (extra `study`)")
 pytest.importorskip("scipy", reason="scipy is not installed")
+pytestmark = pytest.mark.evidence
 DOCS = Path(__file__).parents[2] / "docs"
 
 

@@ -11,6 +11,8 @@ from hetplan.solvers.registry import load
 from hetplan.studies import papers
 from hetplan.studies.papers import amp, astra, hap
 
+pytestmark = pytest.mark.evidence
+
 
 def made(paper: str, name: str, *, full: bool = False) -> list[dict[str, Any]]:
     """The rows of one exhibit."""
@@ -80,7 +82,6 @@ def test_astra_needs_no_more_than_the_rule_of_thumb() -> None:
     assert astra.rule_of_thumb(row | {"model": "glm-130b", "GPUs": 8}) is None
 
 
-@pytest.mark.slow
 def test_amp_trials_are_replays() -> None:
     fixed = {"model": "gpt2-amp", "cluster": "g4dn-4", "batch": 32}
     rows = {m: amp.trials(fixed, {"method": m}) for m in ("Megatron", "AMP", "annealing")}

@@ -103,6 +103,7 @@ def work() -> list[Task]:
     )
 
 
+@pytest.mark.wide
 @pytest.mark.usefixtures("own_method")
 def test_same_rows_though_a_worker_is_killed(
     scheduler: str, workers: list[subprocess.Popen[bytes]], tmp_path: Path
@@ -177,7 +178,7 @@ def settings_of(folder: Path, **more: str) -> dict[str, object]:
     return {**slurm_settings([f"{name}={value}" for name, value in given.items()]), **host}
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_slurm_jobs_do_the_work_though_the_only_one_is_killed(
     fake_slurm: Path, tmp_path: Path
 ) -> None:

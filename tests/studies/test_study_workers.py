@@ -98,7 +98,7 @@ def test_how_deaths_read() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
-@pytest.mark.slow
+@pytest.mark.wide
 @pytest.mark.parametrize("most", [2, 10])
 def test_however_often_killed_nothing_is_lost_or_done_twice(most: int, tmp_path: Path) -> None:
     marker = f"{MARK}={os.getpid()}-{random.random()}"

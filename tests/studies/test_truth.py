@@ -46,6 +46,8 @@ from hetplan.studies.truth.tables import (
 )
 from present import present
 
+pytestmark = pytest.mark.evidence
+
 Row = Mapping[str, Any]
 # DeepSpeed's pipelines, which are slower than predicted; see docs/truth.md.
 MISSED = {"BLOOM 176B", "GPT-NeoX 20B", "MT-NLG 530B"}
