@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from evidence.papers import Row, timed
+from evidence.truth.tables import spearman
 from hetplan.formulations import family
 from hetplan.formulations.amp import baselines
 from hetplan.formulations.amp.cuts import parameter_cut, uniform_cut
@@ -28,8 +30,6 @@ from hetplan.profiling.workload import Workload, make_workload
 from hetplan.runtime.replay import replay
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Run
-from hetplan.studies.papers import Row, timed
-from hetplan.studies.truth.tables import spearman
 
 
 def workload_of(fixed: Row) -> Workload:

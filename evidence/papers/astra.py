@@ -7,6 +7,7 @@ GPUs of each type its mixed pools have (half of each). Its figures are pictures 
 from functools import cache
 from typing import Any
 
+from evidence.papers import Row
 from hetplan.formulations.astra.search.engine import search
 from hetplan.formulations.astra.search.result import Job, SearchResult
 from hetplan.formulations.astra.search.space import (
@@ -18,7 +19,6 @@ from hetplan.formulations.astra.search.space import (
 )
 from hetplan.profiling.models import load_model
 from hetplan.solvers.run import Run
-from hetplan.studies.papers import Row
 
 ALL = Space()
 # What the searches compared may take. The ablations' own setting is data and tensor parallelism

@@ -3,11 +3,11 @@ for an RTX 4090 and scaled by the figure's relative throughputs."""
 
 from math import fsum
 
+from evidence.papers import Row
 from hetplan.formulations import family
 from hetplan.instances.library import load_from_library
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Options, Run
-from hetplan.studies.papers import Row
 
 
 def cluster(fixed: Row, row: Row) -> Row:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from evidence.papers import Row, timed
 from hetplan.formulations import family
 from hetplan.formulations.hap.data import Device, HapData, HapDecision
 from hetplan.formulations.hap.spmd.networks import bert, vgg19, vit
@@ -21,7 +22,6 @@ from hetplan.formulations.hap.spmd.whole import Decided, Prices, Timed
 from hetplan.profiling.transformer import Transformer, transformer
 from hetplan.solvers.registry import evaluate, solve
 from hetplan.solvers.run import Options, Result, Run
-from hetplan.studies.papers import Row, timed
 
 SPEED = {"V100": 3.86e12, "P100": 2.15e12, "A100": 2.15e12 * 19.5 / 9.3}
 GBIT = 10.4  # between machines (§7.1)

@@ -11,6 +11,7 @@ from functools import cache
 
 import numpy as np
 
+from evidence.papers import Row
 from hetplan.formulations import family
 from hetplan.formulations.poplar.awareness import CurveDevice, explore, spline_curve
 from hetplan.formulations.poplar.pose import pose
@@ -20,7 +21,6 @@ from hetplan.profiling.models import load_model
 from hetplan.profiling.workload import Workload, predict
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Run
-from hetplan.studies.papers import Row
 
 TOKENS = 2**21
 LARGEST_PREDICTED = 64

@@ -1,4 +1,6 @@
-"""What each part of the papers' algorithms costs: python benchmarks/ablations.py DIR SET [SET …].
+"""What each part of the papers' algorithms costs.
+
+    python -m evidence.speed ablations DIR SET [SET …]
 
 Each variant takes one freedom away and is as good as it can be in the others; its decision is
 priced by the family's evaluator, and stands as a row in DIR, as a study's does. Rows that are there
@@ -220,7 +222,7 @@ def row(task: Task, instance: Instance) -> dict[str, Any] | None:
         "objective": priced.objective,
         "seconds": run.elapsed,
         "message": "; ".join(priced.violations)[:500],
-        "solver": "hetplan, benchmarks/ablations.py",
+        "solver": "hetplan, evidence/speed/ablations.py",
         "decision_json": text(plain(decision)),
         "details_json": "{}",
     }

@@ -1,7 +1,7 @@
 """AMP: the exact method against its targets, general solvers, the paper's procedure and its
 baselines.
 
-    python benchmarks/amp.py [--quick] [--general-seconds S] [-o FILE.md|FILE.json]
+    python -m evidence.speed amp [--quick] [--general-seconds S] [-o FILE.md|FILE.json]
 
 Every figure of one table comes from one run, each solve in a fresh process after compilation. Times
 of training iterations are predicted, times of solvers are measured.
@@ -13,8 +13,8 @@ import argparse
 from typing import Any
 
 import numpy as np
-from harness import best_of, markdown, measured, save
 
+from evidence.speed.harness import best_of, markdown, measured, save
 from hetplan.formulations import family
 from hetplan.formulations.amp.data import AmpData
 from hetplan.formulations.amp.pose import pose

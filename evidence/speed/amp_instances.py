@@ -1,5 +1,6 @@
-"""Writes the packaged `amp` instances of AMP §4.3 and their optima: python
-benchmarks/amp_instances.py [folder].
+"""Writes the packaged `amp` instances of AMP §4.3 and their optima.
+
+    python -m evidence.speed amp_instances [folder]
 
 The paper's three experiments with hetplan's predicted profile: GPT-2 (L = 24, H = 1024) on 4
 g4dn.12xlarge and on 3 p3.8xlarge + 1 g4dn.12xlarge, global batch 32, and the modified TransGAN
@@ -12,8 +13,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from harness import add_to_library
-
+from evidence.speed.harness import add_to_library
 from hetplan.formulations import family
 from hetplan.formulations.amp.pose import pose
 from hetplan.instances.library import Instance
@@ -22,7 +22,7 @@ from hetplan.profiling.models import load_model
 from hetplan.profiling.workload import PREDICTOR, make_workload
 from hetplan.solvers.registry import solve
 
-LIBRARY = Path(__file__).parents[1] / "src" / "hetplan" / "instances" / "library" / "amp"
+LIBRARY = Path(__file__).parents[2] / "src" / "hetplan" / "instances" / "library" / "amp"
 
 EXPERIMENTS = (
     ("amp-homogeneous", "gpt2-amp", "g4dn-4", 32, "Homogeneous"),

@@ -1,7 +1,8 @@
 """Astra: the segments' exact method and the whole search against their targets and the paper's own
 figures.
 
-    python benchmarks/astra.py [--quick] [--only TABLE] [--general-seconds S] [-o FILE.md|FILE.json]
+    python -m evidence.speed astra [--quick] [--only TABLE] [--general-seconds S]
+        [-o FILE.md|FILE.json]
 
 Every figure comes from one run. Searches run in a fresh process each, after one warm-up call;
 segments are medians in one process after compilation, the general solvers one run each. Times of
@@ -14,8 +15,7 @@ import argparse
 import random
 from typing import Any
 
-from harness import best_of, markdown, measured, save
-
+from evidence.speed.harness import best_of, markdown, measured, save
 from hetplan.formulations import family
 from hetplan.formulations.astra.data import AstraData, DeviceType
 from hetplan.formulations.astra.search.engine import search

@@ -1,5 +1,6 @@
-"""Writes the packaged `astra` instances and their optima: python benchmarks/astra_instances.py
-[folder].
+"""Writes the packaged `astra` instances and their optima.
+
+    python -m evidence.speed astra_instances [folder]
 
 Astra's models on its A800, H100 and H800 pools, 1024 and 4096 GPUs (Sections 5.2 and 5.3), each a
 strategy with a deep pipeline as eq. 22-23 poses it: with the paper's equal layers per type, and
@@ -13,14 +14,13 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from harness import add_to_library
-
+from evidence.speed.harness import add_to_library
 from hetplan.formulations import family
 from hetplan.formulations.astra.data import AstraData, DeviceType
 from hetplan.instances.library import Instance, load_instance
 from hetplan.solvers.registry import solve
 
-LIBRARY = Path(__file__).parents[1] / "src" / "hetplan" / "instances" / "library" / "astra"
+LIBRARY = Path(__file__).parents[2] / "src" / "hetplan" / "instances" / "library" / "astra"
 
 # Written by an earlier search, which posed its best strategy as eq. 22-23 does; its origin says
 # how. A search now has embedding and head on the first and last stage, whose instance is one of

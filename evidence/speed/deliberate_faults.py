@@ -1,7 +1,7 @@
 """Deliberate faults: each breaks one line of one source file, and the tests named beside it must
 fail.
 
-    python benchmarks/deliberate_faults.py [--only PART-OF-A-PATH] [--jobs N]
+    python -m evidence.speed deliberate_faults [--only PART-OF-A-PATH] [--jobs N]
 
 The faults stand in `deliberate_faults.json`: the file, the text to replace (it must occur exactly
 once), what replaces it, why a user would mind, and the tests that are run. Every fault is put into
@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 FAULTS = Path(__file__).with_suffix(".json")
 PYTEST_TESTS_FAILED = 1
 
@@ -30,8 +30,9 @@ PYTEST_TESTS_FAILED = 1
 class Fault:
     """One line broken on purpose.
 
-    file: relative to src/hetplan. before: text that occurs once in it. after: what replaces it.
-    why: what a user would suffer. tests: paths (or node ids) that pytest is given.
+    file: relative to src/hetplan, or to the root where it begins with `evidence/`. before: text
+    that occurs once in it. after: what replaces it. why: what a user would suffer. tests: paths (or
+    node ids) that pytest is given.
     """
 
     file: str
@@ -61,7 +62,8 @@ def verdict(fault: Fault) -> str:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         copy_of_the_checkout(folder)
-        path = folder / "src" / "hetplan" / fault.file
+        in_evidence = fault.file.startswith("evidence/")
+        path = folder / fault.file if in_evidence else folder / "src" / "hetplan" / fault.file
         text = path.read_text(encoding="utf-8") if path.exists() else ""
         if text.count(fault.before) != 1:
             return (

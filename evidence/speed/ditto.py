@@ -1,7 +1,8 @@
 """Ditto: exact method, general solvers, the paper's algorithms and its exhaustive baseline, side by
 side in one run.
 
-    python benchmarks/ditto.py [--quick] [--only TABLE] [--general-seconds S] [-o FILE.md|FILE.json]
+    python -m evidence.speed ditto [--quick] [--only TABLE] [--general-seconds S]
+        [-o FILE.md|FILE.json]
 
 How far Oobleck's and Ditto's algorithms are from the optimum: --only gaps.
 
@@ -16,9 +17,8 @@ import argparse
 from collections.abc import Iterator
 from typing import Any
 
-from ditto_instances import CLUSTERS, FIVE_TYPES, LARGE, posed, tiny
-from harness import Measured, markdown, measured, save
-
+from evidence.speed.ditto_instances import CLUSTERS, FIVE_TYPES, LARGE, posed, tiny
+from evidence.speed.harness import Measured, markdown, measured, save
 from hetplan.errors import UnsupportedError
 from hetplan.formulations import family
 from hetplan.formulations.ditto.data import DittoData

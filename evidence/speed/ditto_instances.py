@@ -1,5 +1,6 @@
-"""Writes the packaged `ditto` instances and their optima: python benchmarks/ditto_instances.py
-[folder].
+"""Writes the packaged `ditto` instances and their optima.
+
+    python -m evidence.speed ditto_instances [folder]
 
 Ex1 to Ex5 of Ditto's Figure 8 with GPT-2 XL, 32 and 128 micro-batches, without memory as in the
 paper. As the paper does, the layers are profiled on one device (RTX 4090; here hetplan's
@@ -19,8 +20,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from harness import add_to_library
-
+from evidence.speed.harness import add_to_library
 from hetplan.formulations import family
 from hetplan.formulations.ditto.data import DeviceType, DittoData, Memory, group_sizes
 from hetplan.instances.library import Instance
@@ -30,7 +30,7 @@ from hetplan.profiling.times import Rates, all_reduce_seconds, layer_time
 from hetplan.profiling.workload import PREDICTOR, RESERVED_BYTES, STATE_BYTES_PER_PARAM
 from hetplan.solvers.registry import solve
 
-LIBRARY = Path(__file__).parents[1] / "src" / "hetplan" / "instances" / "library" / "ditto"
+LIBRARY = Path(__file__).parents[2] / "src" / "hetplan" / "instances" / "library" / "ditto"
 
 # Figure 8: relative throughput on GPT-2 XL; and PCIe bytes/s, memory.
 TYPES: dict[str, tuple[float, float, float]] = {

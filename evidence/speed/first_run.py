@@ -1,7 +1,7 @@
 """What the first plan after an installation waits for: the same plan with nothing compiled, then
 again, side by side.
 
-    python benchmarks/first_run.py [--repeats N] [--strategies NAMES] [--output FILE]
+    python -m evidence.speed first_run [--repeats N] [--strategies NAMES] [--output FILE]
 
 GPT-2 medium on AMP's 16 devices, by `hetplan plan` in processes of its own; each pair of runs has a
 fresh folder for numba's kernels (NUMBA_CACHE_DIR). Processor seconds are those of the command and
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness import markdown, save
+from evidence.speed.harness import markdown, save
 
 PLAN = (
     "plan",

@@ -1,7 +1,7 @@
 """Derive `src/hetplan/profiling/rates/measured.json.gz` from published measurements, and print how
 wrong it is on what is left out.
 
-    python benchmarks/fit_rates.py OPERATORS ALL_REDUCES [-o FILE]
+    python -m evidence.speed fit_rates OPERATORS ALL_REDUCES [-o FILE]
 
 OPERATORS holds NeuSight's and vidur's measurements as `neusight_gemm_fp32.csv.gz`,
 `neusight_elementwise_fp32.csv.gz`, `vidur_gemm_fp16.csv.gz` and `vidur_collectives.csv.gz`;
@@ -42,7 +42,7 @@ from hetplan.profiling.rates.products import (
 from hetplan.profiling.rates.shipped import ProductTrees, Tiling
 
 Floats = NDArray[np.float64]
-OUTPUT = Path(__file__).parents[1] / "src/hetplan/profiling/rates/measured.json.gz"
+OUTPUT = Path(__file__).parents[2] / "src/hetplan/profiling/rates/measured.json.gz"
 DEPTH, ROUNDS = 4, 200
 SETTINGS: dict[str, Any] = {
     "max_depth": DEPTH, "eta": 0.08, "subsample": 0.7, "colsample_bynode": 0.5, "max_bin": 128,

@@ -1,14 +1,14 @@
 """HAP: the joint search against its targets, general solvers, the paper's alternation and its
 baselines.
 
-    python benchmarks/hap.py [--quick] [--time-limit S] [-o FILE.md|FILE.json]
+    python -m evidence.speed hap [--quick] [--time-limit S] [-o FILE.md|FILE.json]
 
 Theories are hetplan's own, of the shape of a Transformer's (`hap_theories.py`), and
 built-in networks'.
 Each run is in a fresh process after one warm-up call that compiles; the ratio problem alone is a
 median in one process. One thread; targets are held against seconds of processor time, which on an
 idle machine are those elapsed.
-The gap study over HAP's experiments is `hetplan report hap`.
+The gap study over HAP's experiments is `python -m evidence.papers hap`.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ import argparse
 import time
 from typing import Any
 
-from hap_theories import SPEEDS, chain, cluster, model, residual, stages_only
-from harness import best_of, markdown, measured, save
-
+from evidence.speed.hap_theories import SPEEDS, chain, cluster, model, residual, stages_only
+from evidence.speed.harness import best_of, markdown, measured, save
 from hetplan.formulations import family
 from hetplan.formulations.hap.data import Device, HapData
 from hetplan.formulations.hap.spmd.rules import ring, theory_of

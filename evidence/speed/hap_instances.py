@@ -1,5 +1,6 @@
-"""Writes the packaged `hap` instances and their optima: python benchmarks/hap_instances.py [folder
-[pattern]].
+"""Writes the packaged `hap` instances and their optima.
+
+    python -m evidence.speed hap_instances [folder [pattern]]
 
 Theories of the shape of a Transformer's on made-up clusters, one program whose ratios alone are
 asked for, and the theories of real networks of published size on two V100 and four P100
@@ -13,19 +14,18 @@ from collections.abc import Callable
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from hap_theories import NETWORKS, chain, residual, stages_only, theory_named
-from harness import add_to_library
-
+from evidence.papers.hap import SPEED
+from evidence.speed.hap_theories import NETWORKS, chain, residual, stages_only, theory_named
+from evidence.speed.harness import add_to_library
 from hetplan.formulations import family
 from hetplan.formulations.hap.data import HapData
 from hetplan.instances.library import Instance
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Options, Run
-from hetplan.studies.papers.hap import SPEED
 
 # Seconds for a real network, whose bound is kept.
 LIMIT = 120.0
-LIBRARY = Path(__file__).parents[1] / "src" / "hetplan" / "instances" / "library" / "hap"
+LIBRARY = Path(__file__).parents[2] / "src" / "hetplan" / "instances" / "library" / "hap"
 
 MADE_UP: dict[str, tuple[str, Callable[[], HapData]]] = {
     "hap-chain-2x2": ("chain of 2 layers of 5 operators, 2 device types", lambda: chain(2, 2)),

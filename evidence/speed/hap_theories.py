@@ -16,6 +16,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from evidence.papers.hap import GBIT, devices
 from hetplan.errors import InputError
 from hetplan.formulations.hap.data import Communication, Compute, Device, HapData, Triple
 from hetplan.formulations.hap.pose import segmented
@@ -31,7 +32,6 @@ from hetplan.formulations.hap.spmd.networks import (
 from hetplan.formulations.hap.spmd.program import SingleProgram, Writer
 from hetplan.formulations.hap.spmd.rules import ELEMENT_BYTES, Theory, holding_of, ring, theory_of
 from hetplan.profiling.transformer import Transformer, transformer
-from hetplan.studies.papers.hap import GBIT, devices
 
 WHOLE, BATCH, HIDDEN, PARTIAL, UNSYNCED = (
     "Identity",

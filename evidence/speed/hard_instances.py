@@ -1,10 +1,12 @@
-"""Writes the set `hard`: python benchmarks/hard_instances.py [folder]; with --search it looks for
-candidates.
+"""Writes the set `hard` of the library, or looks for candidates.
+
+    python -m evidence.speed hard_instances [folder]
+    python -m evidence.speed hard_instances --search PROBLEM FIRST COUNT SIZE [SECONDS]
 
 Small instances on which a paper's heuristic is worst among those drawn, and the smallest found on
-which neither CP-SAT nor HiGHS ends with a proof in a minute. --search PROBLEM FIRST COUNT SIZE
-[SECONDS] prints for each seed what the heuristics lose against the optimum and, with seconds, how
-the general solvers end; the lists below were chosen from it.
+which neither CP-SAT nor HiGHS ends with a proof in a minute. --search prints for each seed what the
+heuristics lose against the optimum and, with SECONDS, how the general solvers end; the lists below
+were chosen from it.
 """
 
 from __future__ import annotations
@@ -13,9 +15,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from hap_theories import chain
-from library_instances import LIBRARY, add
-
+from evidence.speed.hap_theories import chain
+from evidence.speed.library_instances import LIBRARY, add
 from hetplan.formulations import family
 from hetplan.instances.generate import draw
 from hetplan.instances.library import Instance

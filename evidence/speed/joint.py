@@ -1,8 +1,9 @@
 """How good plans are by their replays: the papers' winner, the local search, and the bound.
 
-    python benchmarks/joint.py [--case a]… [--seconds 10] [--seconds 60] [--seeds 5] [--bound 60]…
-    python benchmarks/joint.py --seeds 0 [--case a]… [--bound 60]…
-    python benchmarks/joint.py --exact 10
+    python -m evidence.speed joint [--case a]… [--seconds 10] [--seconds 60] [--seeds 5]
+        [--bound 60]…
+    python -m evidence.speed joint --seeds 0 [--case a]… [--bound 60]…
+    python -m evidence.speed joint --exact 10
 
 Four workloads, and two large ones where they are named: e, 64 GPUs of four types; f, 1024 of two.
 The search begins with what the papers' strategies propose. Prints a Markdown table: replayed
@@ -26,8 +27,7 @@ from pathlib import Path
 from random import Random
 from statistics import median
 
-from joint_instances import DOCUMENTED, MIXED, Nodes, cluster
-
+from evidence.speed.joint_instances import DOCUMENTED, MIXED, Nodes, cluster
 from hetplan.formulations.joint import exact
 from hetplan.formulations.joint.bound import Relaxation, lower_bound
 from hetplan.formulations.joint.data import JointData, JointDecision
@@ -119,7 +119,7 @@ def bound_row(case: str, limits: list[float]) -> list[str]:
 
 def exact_rows(count: int) -> Iterator[list[str]]:
     """Seed, layers, what is proven, gap and seconds of the processor of each instance."""
-    path = Path(__file__).parents[1] / "tests" / "joint" / "enumeration.py"
+    path = Path(__file__).parents[2] / "tests" / "joint" / "enumeration.py"
     spec = spec_from_file_location("enumeration", path)
     assert spec is not None and spec.loader is not None
     drawn = module_from_spec(spec)

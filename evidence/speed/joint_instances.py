@@ -1,5 +1,6 @@
-"""Writes the packaged `joint` instances and their best-known plans:
-python benchmarks/joint_instances.py [folder] [--seconds S] [--only PATTERN].
+"""Writes the packaged `joint` instances and their best-known plans.
+
+    python -m evidence.speed joint_instances [folder] [--seconds S] [--only PATTERN]
 
 Tiny ones (transformers of one or two blocks on two or three devices), the eight workloads of
 docs/workloads.md, clusters of two kinds of nodes whose fastest plans are not those of the papers,
@@ -15,8 +16,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from harness import add_to_library
-
+from evidence.speed.harness import add_to_library
 from hetplan.formulations import family
 from hetplan.formulations.joint.pose import pose
 from hetplan.instances.generate import draw
@@ -29,7 +29,7 @@ from hetplan.profiling.zoo import gpt2, llama, text_model
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Options, Run
 
-LIBRARY = Path(__file__).parents[1] / "src" / "hetplan" / "instances" / "library" / "joint"
+LIBRARY = Path(__file__).parents[2] / "src" / "hetplan" / "instances" / "library" / "joint"
 Nodes = list[tuple[int, int, str, float, float]]  # nodes, devices each, type, Gbit/s in and between
 
 DOCUMENTED = {

@@ -1,5 +1,6 @@
-"""Writes the sets `random` and `scaling` of the library: python benchmarks/library_instances.py
-[folder].
+"""Writes the sets `random` and `scaling` of the library.
+
+    python -m evidence.speed library_instances [folder]
 
 random: `hetplan instances generate`, seeds 0, 1, …, those that have a decision. scaling: one axis
 at a time around one workload. Each with its optimum, or with the bound proven in two minutes.
@@ -12,8 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from harness import add_to_library
-
+from evidence.speed.harness import add_to_library
 from hetplan.formulations import family
 from hetplan.formulations.amp.data import AmpData
 from hetplan.formulations.amp.pose import pose as pose_amp
@@ -29,7 +29,7 @@ from hetplan.profiling.workload import PREDICTOR, Workload, make_workload
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Options, Run
 
-LIBRARY = Path(__file__).parents[1] / "src" / "hetplan" / "instances" / "library"
+LIBRARY = Path(__file__).parents[2] / "src" / "hetplan" / "instances" / "library"
 RANDOM = {
     ("amp", "small"): 20,
     ("amp", "medium"): 16,

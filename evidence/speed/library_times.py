@@ -1,8 +1,8 @@
 """How long the default method takes on every packaged instance, and side by side with an earlier
 run.
 
-    python benchmarks/library_times.py [-o after.json] [--problem hap] [--limit 60]
-    python benchmarks/library_times.py --read after.json [--against before.json]
+    python -m evidence.speed library_times [-o after.json] [--problem hap] [--limit 60]
+    python -m evidence.speed library_times --read after.json [--against before.json]
 
 The earlier run is `library_times_before.json` unless another is named.
 

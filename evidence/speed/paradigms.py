@@ -1,5 +1,6 @@
-"""What the papers' paradigms cost, and what each freedom of a plan is worth, in replayed seconds:
-python benchmarks/paradigms.py DIR [--part K/N] [--only PATTERN].
+"""What the papers' paradigms cost, and what each freedom of a plan is worth, in replayed seconds.
+
+    python -m evidence.speed paradigms DIR [--part K/N] [--only PATTERN]
 
 Rows of a study, in DIR. Workloads: documented ones, clusters of two and three kinds of nodes,
 thirty random ones, and all combinations of four models, four clusters and two batches; of those,
@@ -7,7 +8,7 @@ the ones of at most sixteen devices. For each of them:
 
 STRATEGY/METHOD   what the planner's strategies propose, replayed; `details_json` has the price that
                   the strategy's own formula gives (`closed_form_seconds`)
-within PAPER      the best replay within the paper's own space (`benchmarks/restricted.py`)
+within PAPER      the best replay within the paper's own space (`evidence/speed/restricted.py`)
 without FREEDOM   the best replay without one freedom of the whole space (`nothing`: with all)
 bound             seconds that no chain of stages is below
 
@@ -18,7 +19,6 @@ Rows that are there are not made again; `--part 0/2` makes every second workload
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Iterator
 from fnmatch import fnmatch
 from itertools import product
@@ -26,10 +26,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent))
-from joint_instances import DOCUMENTED, MIXED, Nodes, cluster
-from restricted import SPACES, WITHOUT, search_within
-
+from evidence.speed.joint_instances import DOCUMENTED, MIXED, Nodes, cluster
+from evidence.speed.restricted import SPACES, WITHOUT, search_within
 from hetplan.formulations.joint.bound import Relaxation, lower_bound
 from hetplan.formulations.joint.evaluate import broken, decision_of, evaluate
 from hetplan.formulations.joint.pose import pose
@@ -106,7 +104,7 @@ class Rows:
             "gap": None,
             "message": "",
             "seconds": seconds,
-            "solver": "hetplan, benchmarks/paradigms.py",
+            "solver": "hetplan, evidence/speed/paradigms.py",
             "details_json": text({**self.about, **details}),
         }
         write_row(self.folder, {**made, **more})

@@ -1,7 +1,7 @@
 """The planner as a whole: how soon a complete table stands, when everything is proven, how far
 bounds are, and memory.
 
-    python benchmarks/plan.py [--case 16|64|1024]… [--time-limit S] [--output FILE]
+    python -m evidence.speed plan [--case 16|64|1024]… [--time-limit S] [--output FILE]
 
 Three workloads: 16 devices of two types, 64 of four, 1024 of four, each planned by all strategies
 in a process of its own, kernels compiled before. `complete`: seconds until every strategy has
@@ -21,8 +21,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from harness import markdown, measured, save
-
+from evidence.speed.harness import markdown, measured, save
 from hetplan.planner import STRATEGIES
 from hetplan.planner.ranking import make_plans
 from hetplan.planner.strategy import Candidate, make_strategies

@@ -1,14 +1,14 @@
 """Problem `poplar`: exact method beside general solvers, the paper's algorithm and its baselines,
 in one run.
 
-    python benchmarks/poplar.py [--quick] [--time-limit S] [--output FILE]
+    python -m evidence.speed poplar [--quick] [--time-limit S] [--output FILE]
 
 Prints Markdown: the targets with what was reached, growth with devices and with the batch, gaps of
 the paper's algorithm, what unequal shards gain; machine, versions and peak memory. Kernels are
 loaded and every method has run once before anything is timed; times are medians of build + solve,
 one thread. What a first call in a new process takes, kernels loaded from the cache, is measured
 apart, in processes of their own. The paper's experiments:
-`hetplan report poplar`.
+`python -m evidence.papers poplar`.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 
-from harness import measured
-from poplar_instances import CLUSTERS
-
+from evidence.papers.poplar import paper_workload
+from evidence.speed.harness import measured
+from evidence.speed.poplar_instances import CLUSTERS
 from hetplan import __version__
 from hetplan.formulations import family
 from hetplan.formulations.poplar.data import Device, PoplarData
@@ -34,7 +34,6 @@ from hetplan.formulations.poplar.pose import Assumptions, measured_points, pose
 from hetplan.formulations.poplar.problem import Shards
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Options, Result, Run
-from hetplan.studies.papers.poplar import paper_workload
 
 POPLAR = family("poplar")
 GENERAL = ("cp-sat", "milp", "pyomo")

@@ -1,5 +1,6 @@
-"""Writes the packaged `poplar` instances and their optima: python benchmarks/poplar_instances.py
-[folder].
+"""Writes the packaged `poplar` instances and their optima.
+
+    python -m evidence.speed poplar_instances [folder]
 
 The paper's clusters, models, stages and proportions with predicted curves, and two small ones whose
 curves are not monotone.
@@ -13,8 +14,8 @@ from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
-from harness import add_to_library
-
+from evidence.papers.poplar import paper_workload
+from evidence.speed.harness import add_to_library
 from hetplan.formulations import family
 from hetplan.formulations.poplar.data import Device, PoplarData
 from hetplan.formulations.poplar.pose import Posed, pose
@@ -22,9 +23,8 @@ from hetplan.formulations.poplar.problem import STAGES
 from hetplan.instances.library import Instance
 from hetplan.profiling.workload import PREDICTOR
 from hetplan.solvers.registry import solve
-from hetplan.studies.papers.poplar import paper_workload
 
-LIBRARY = Path(__file__).parents[1] / "src" / "hetplan" / "instances" / "library" / "poplar"
+LIBRARY = Path(__file__).parents[2] / "src" / "hetplan" / "instances" / "library" / "poplar"
 
 
 CLUSTERS = ("poplar-a", "poplar-b", "poplar-c")

@@ -1,5 +1,6 @@
-"""Writes the set `real` of the library: python benchmarks/real_instances.py DATA [folder [pattern
-[seconds]]].
+"""Writes the set `real` of the library.
+
+    python -m evidence.speed real_instances DATA [folder [pattern [seconds]]]
 
 DATA holds the published files of Sailor, Piper, PipeDream and dnn-partitioning, a folder each.
 Every instance with its optimum, or with the bound proven in so many seconds, two minutes by
@@ -16,8 +17,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from library_instances import LIBRARY, SECONDS, add
-from real_workloads import (
+from evidence.speed.library_instances import LIBRARY, SECONDS, add
+from evidence.speed.real_workloads import (
     Measured,
     cluster,
     opt_350,
@@ -27,7 +28,6 @@ from real_workloads import (
     with_reduces_apart,
     workload,
 )
-
 from hetplan.formulations.amp.pose import pose as pose_amp
 from hetplan.formulations.astra.data import AstraData, DeviceType as AstraType
 from hetplan.formulations.ditto.data import DeviceType as DittoType, DittoData, Memory

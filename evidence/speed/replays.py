@@ -1,6 +1,6 @@
 """How many plans a second the replay prices, everything included: from the plan to its seconds.
 
-    python benchmarks/replays.py
+    python -m evidence.speed replays
 
 16 devices of examples/amp-mixed.yaml, 32 micro-batches, one core. Prints a Markdown table.
 """
@@ -16,7 +16,7 @@ from hetplan.formulations.joint.plan import Plan, new_plan
 from hetplan.profiling.workload import Workload, make_workload
 from hetplan.runtime.replay import Replayer
 
-CLUSTER = Path(__file__).parents[1] / "examples" / "amp-mixed.yaml"
+CLUSTER = Path(__file__).parents[2] / "examples" / "amp-mixed.yaml"
 SECONDS = 1.0  # of repeats of each plan
 
 

@@ -1,8 +1,8 @@
 """The papers' planning-time results side by side in one run: their algorithm, general solvers,
 ours.
 
-    python benchmarks/reproductions.py [--quick] [--only TABLE] [--write PAGE.md] [--note TEXT] [-o
-    FILE.md|FILE.json]
+    python -m evidence.speed reproductions [--quick] [--only TABLE] [--write PAGE.md]
+        [--note TEXT] [-o FILE.md|FILE.json]
 
 AMP's Table 2, Astra's Table 1, HAP's Figure 19, Ditto's Figures 9 and 10, Poplar's analysis phase.
 `paper` is the paper's algorithm as printed, implemented here and compiled where its loops matter;
@@ -21,10 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness import machine, markdown, measured, save
-
-import amp as amp_benchmark
-import astra as astra_benchmark
+from evidence.papers.hap import GBIT, mixed, shape, theory_on
+from evidence.speed import amp as amp_benchmark, astra as astra_benchmark
+from evidence.speed.harness import machine, markdown, measured, save
 from hetplan.errors import UnsupportedError
 from hetplan.files import write_text
 from hetplan.formulations import family
@@ -32,7 +31,6 @@ from hetplan.formulations.hap.spmd.networks import vit
 from hetplan.instances.library import load_from_library
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Options, Run
-from hetplan.studies.papers.hap import GBIT, mixed, shape, theory_on
 from hetplan.studies.workers import peak_bytes
 
 Row = dict[str, Any]

@@ -1,6 +1,6 @@
 """Step times of hetplan's engine beside stock torch's on the same GPT, ranks, rows and weights.
 
-    python benchmarks/steps.py [--device cuda] [--width N] [--steps N] [--output FILE]
+    python -m evidence.speed steps [--device cuda] [--width N] [--steps N] [--output FILE]
 
 Two gloo ranks, one thread each; on a GPU one rank alone, with a larger GPT in bf16 autocast. Both
 engines are in the same processes and take their steps in turns, each pair in the other order, so
@@ -31,11 +31,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import transformers
-from harness import markdown, save
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
+from evidence.speed.harness import markdown, save
 from hetplan import distribute
 from hetplan.formulations.joint.plan import Plan, parse_plan
 

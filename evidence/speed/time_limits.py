@@ -1,6 +1,6 @@
 """Whether `hetplan plan --time-limit` keeps its limit, and how soon the first plan is told.
 
-    python benchmarks/time_limits.py [--time-limit S]… [--cold] [--output FILE]
+    python -m evidence.speed time_limits [--time-limit S]… [--cold] [--output FILE]
 
 The workloads of docs/workloads.md, and one of 768 devices, each by `hetplan plan` in a process of
 its own. `seconds` are those of the whole command, with Python's start and the printing; `over` is
@@ -23,9 +23,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from harness import markdown, save
+from evidence.speed.harness import markdown, save
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "docs"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "docs"))
 
 from workloads_table import ROWS, Row
 

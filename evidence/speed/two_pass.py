@@ -1,6 +1,6 @@
 """HAP: what mirroring loses. The full theory of forward and backward pass beside the mirrored one.
 
-    python benchmarks/two_pass.py [--quick] [-o FILE.md|FILE.json]
+    python -m evidence.speed two_pass [--quick] [-o FILE.md|FILE.json]
 
 `formulations/hap/spmd/rules.py` prices every instruction with its mirror and searches the forward
 pass alone. Here nothing is mirrored: gradients are tensors (`d x`), each operator's gradient of
@@ -24,8 +24,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any
 
-from harness import markdown, save
-
+from evidence.speed.harness import markdown, save
 from hetplan.formulations import family
 from hetplan.formulations.hap.data import Communication, Compute, Device, HapData, Triple
 from hetplan.formulations.hap.spmd.operators import (

@@ -1,6 +1,6 @@
 """FLOP of GPT-2 XL's block and head by XLA's cost analysis (jax, CPU) beside hetplan's counter.
 
-    pip install jax && python benchmarks/xla_flops.py
+    pip install jax && python -m evidence.speed xla_flops
 
 Ditto (§5.2) lowers a PyTorch layer through StableHLO to XLA and takes FLOP and bytes from XLA's
 cost model; hetplan counts the operators of its model descriptions instead. One sample of 1024

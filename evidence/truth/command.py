@@ -1,56 +1,29 @@
-"""`hetplan truth`: predictions held against what was measured.
-
-`validate` compares them with plans that really ran, `calibrate` estimates constants from your own
-runs, `sensitivity` says how plans fare when the profile is wrong.
-"""
+"""The commands of `python -m evidence.truth` that compare: one set row by row, all sets, and the
+well-known runs."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, cast
 
 import typer
 
-from hetplan.cli.options import (
-    JsonOption,
-    OwnClusterOption,
-    OwnModelOption,
-    SeedOption,
-    Setting,
-    number,
-    split_list,
-    target,
-)
+from evidence.truth.job import known_rows
+from evidence.truth.sets import SETS, compare, reasons, standings
+from evidence.truth.tables import GIB, Compared, summary
+from hetplan.cli.options import JsonOption, number
 from hetplan.cli.output import emit
-from hetplan.errors import require
-from hetplan.files import read_json
-from hetplan.formulations.joint.plan import Plan, parse_plan
-from hetplan.planner.pictures.scene import PlanningDocument
-from hetplan.planner.ranking import make_plans
-from hetplan.planner.strategy import make_strategies
-from hetplan.profiling.workload import Workload
-from hetplan.runtime.calibration import (
-    Estimate,
-    MeasuredRun,
-    calibrate as estimate,
-    load_measured_run,
+from hetplan.text import (
+    Table,
+    bytes_text,
+    number_text,
+    percent_text,
+    seconds_text,
+    signed_percent_text,
 )
-from hetplan.runtime.sensitivity import Sensitivity, perturbed, scenarios, sensitivity as analyse
-from hetplan.schema import parse
-from hetplan.solvers.run import Options, Run
-from hetplan.studies.truth.compare import SETS, calibrate_set, compare, reasons, standings
-from hetplan.studies.truth.job import known_rows
-from hetplan.studies.truth.tables import GIB, Compared, summary
-from hetplan.text import Table, bytes_text, number_text, percent_text, seconds_text
 
 
-def signed(value: float | None) -> str:
-    """A relative error with its sign: `+3.2 %`."""
-    return "-" if value is None else f"{100 * value:+.1f} %"
-
-
-def validate(
+def compare_set(
     name: Annotated[str, typer.Argument(metavar="SET", help=f"One of {', '.join(SETS)}.")],
     folder: Annotated[
         Path,
@@ -111,10 +84,10 @@ def rows_table(name: str, rows: Sequence[Compared]) -> Table:
             "workload": lambda row: row["workload"] or "-",
             "measured": lambda row: seconds_text(row["measured_seconds"]),
             "predicted": lambda row: seconds_text(row["predicted_seconds"]),
-            "error": lambda row: signed(row["error"]),
+            "error": lambda row: signed_percent_text(row["error"]),
             "memory": lambda row: bytes_text(row["measured_bytes"]),
             "memory predicted": lambda row: bytes_text(row["predicted_bytes"]),
-            "memory error": lambda row: signed(row["memory_error"]),
+            "memory error": lambda row: signed_percent_text(row["memory_error"]),
             "reason": lambda row: row["reason"] or "",
             **({"ranking": ranking} if any(row.ranked for row in rows) else {}),
         },
@@ -141,7 +114,7 @@ COLUMNS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
     ("rows", "rows", number_text),
     ("predicted", "predicted", number_text),
     ("mean error of seconds", "error", percent_text),
-    ("bias", "bias", signed),
+    ("bias", "bias", signed_percent_text),
     ("Spearman", "spearman", partial(number_text, digits=3)),
     ("of all", "order", partial(number_text, digits=3)),
     ("of MFU", "utilisation", partial(number_text, digits=3)),
@@ -195,14 +168,11 @@ def table(
     ],
     json: JsonOption = False,
 ) -> int:
-    """Every set at once, today's figures beside those of an earlier predictor."""
+    """Print the figures of every set at once, by file or by GPU type."""
     rows = standings(folder)
-    parts = {f"{row['name']} {row['part']}": (row["before"], row["now"]) for row in rows}
-    return emit(
-        {"parts": rows},
-        [figures_table("predictions beside published measurements: before -> now", parts)],
-        json=json,
-    )
+    parts = {f"{row['name']} {row['part']}": (None, row["figures"]) for row in rows}
+    tables = [figures_table("predictions beside published measurements", parts)]
+    return emit({"parts": rows}, tables, json=json)
 
 
 def known(json: JsonOption = False) -> int:
@@ -228,284 +198,3 @@ def known(json: JsonOption = False) -> int:
         ],
         json=json,
     )
-
-
-def calibrate(
-    profile: Annotated[
-        Path,
-        typer.Argument(
-            metavar="PROFILE|SET", help="The profile that the plans ran with, or a published set."
-        ),
-    ],
-    runs: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="RUNS…|DIR",
-            help='JSON files: {"plan": plan or its file, "seconds": …, "peak_bytes": …}; of a set '
-            "its folder.",
-        ),
-    ],
-    cluster: OwnClusterOption = None,
-    model: OwnModelOption = None,
-    rows: Annotated[
-        int,
-        typer.Option("--rows", metavar="N", help="Of a set: rows to estimate from.", min=1),
-    ] = 20,
-    seed: SeedOption = None,
-    output: Annotated[
-        Path | None,
-        target("--output", "-o", help="Write the constants to a file."),
-    ] = None,
-    json: JsonOption = False,
-) -> int:
-    """Estimate factors of compute, host time and bandwidths, a pass's overhead and the framework's
-    memory from your own measured runs.
-
-    `hetplan plan simulate --calibration FILE` predicts with them. Of a set some rows are drawn, and
-    the others predicted without and with the constants. Exit code 1, and no file, where the runs do
-    not tell.
-    """
-    if profile.name in SETS and not profile.exists():
-        rest = calibrate_set(profile.name, runs[0], rows, seed or 0)
-        estimated, measured = rest.estimate, rest.runs
-        more: dict[str, Any] = {
-            "set": profile.name,
-            "rest": {"before": summary(rest.before), "after": summary(rest.after)},
-        }
-        before = parts_of(more["rest"]["before"])
-        parts = {
-            part: (before[part], figures)
-            for part, figures in parts_of(more["rest"]["after"]).items()
-        }
-        tables = [
-            calibration_table(measured, estimated),
-            figures_table("the other rows: before -> calibrated", parts),
-        ]
-    else:
-        measured, more = tuple(load_measured_run(path) for path in runs), {}
-        setting = Setting(cluster=cluster, model=model, profile=profile)
-        estimated = estimate(
-            measured, [setting.workload(measured[0].plan, runs[0])] * len(measured)
-        )
-        tables = [calibration_table(measured, estimated)]
-    constants = estimated.calibration
-    if constants is not None and output is not None:
-        constants.save(output)
-    document = {
-        "calibration": None if constants is None else constants.model_dump(mode="json"),
-        "reason": estimated.reason or None,
-        "runs": [
-            {"run": run.where, "measured_seconds": run.seconds, "predicted_seconds": seconds}
-            for run, seconds in zip(measured, estimated.predictions, strict=True)
-        ],
-    }
-    return emit(document | more, tables, json=json, ok=constants is not None)
-
-
-def calibration_table(runs: Sequence[MeasuredRun], estimated: Estimate) -> Table:
-    """Runs beside their predictions, and the constants."""
-    constants = estimated.calibration
-    notes = [f"not calibrated: {estimated.reason}"]
-    if constants is not None:
-        values = constants.values()
-        notes = [f"{name}: {number_text(values[name], 3)}" for name in constants.fitted]
-        notes += [f"{name} keeps its value: {why}" for name, why in constants.refused.items()]
-        notes.append(
-            f"mean error {percent_text(constants.error_before)} before, "
-            f"{percent_text(constants.error_left_out)} of runs left out"
-        )
-        if constants.framework_bytes is not None:
-            notes.append(
-                f"framework and driver hold {bytes_text(constants.framework_bytes)} of each device"
-            )
-    word = "calibrated" if constants is not None else "not calibrated"
-    return Table.of(
-        "calibration",
-        zip(
-            runs,
-            estimated.predictions,
-            estimated.left_out or (None,) * len(runs),
-            strict=True,
-        ),
-        {
-            "run": lambda row: row[0].where,
-            "measured": lambda row: seconds_text(row[0].seconds),
-            f"predicted, {word}": lambda row: seconds_text(row[1]),
-            "left out": lambda row: signed(None if row[2] is None else row[2] / row[0].seconds - 1),
-        },
-        notes,
-        right=(1, 2, 3),
-    )
-
-
-def sensitivity(
-    plans: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="PLAN…", help="Plan files, or what `hetplan plan --json` prints: all its plans."
-        ),
-    ],
-    setting: Setting,
-    spread: Annotated[
-        float,
-        number(
-            "--spread",
-            least=1e-9,
-            most=90,
-            metavar="PERCENT",
-            help="By how much times without a spread are off.",
-        ),
-    ] = 10.0,
-    draws: Annotated[
-        int, typer.Option("--draws", metavar="N", help="Random scenarios.", min=0, max=10_000)
-    ] = 20,
-    strategies: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--strategies",
-            metavar="A[,B…]",
-            help="Plan anew with these where a whole device type is off.",
-        ),
-    ] = None,
-    time_limit: Annotated[
-        float,
-        typer.Option("--time-limit", "-t", metavar="SECONDS", help="Of each planning anew."),
-    ] = 30.0,
-    seed: SeedOption = None,
-    json: JsonOption = False,
-) -> int:
-    """Perturb the profile (by its measured spread, or +- 10 %): how time, ranks and the best
-    decision change."""
-    named = [pair for path in plans for pair in read_plans(path)]
-    workload = setting.workload(named[0][1], plans[0])
-    analysis = analyse(
-        [plan for _, plan in named], workload, draws=draws, seed=seed or 0, unmeasured=spread / 100
-    )
-    tried = [] if strategies is None else split_list(strategies)
-    anew = planned_anew(analysis, workload, tried, time_limit, spread / 100) if tried else []
-    names = [name for name, _ in named]
-    return emit(
-        sensitivity_document(analysis, names, anew),
-        sensitivity_tables(analysis, names, anew, spread),
-        json=json,
-    )
-
-
-def read_plans(path: Path) -> list[tuple[str, Plan]]:
-    """(name, plan) of a plan file, or of every candidate with a plan in a planner's document;
-    raises InputError."""
-    value, where = read_json(path), str(path)
-    if not isinstance(value, dict) or "candidates" not in value:
-        return [(path.name, parse_plan(value, where=where))]
-    named = [
-        (o.name, parse_plan(o.plan, where=f"{where}: candidates[{i}].plan"))
-        for i, o in enumerate(parse(PlanningDocument, value, where=where).candidates)
-        if o.plan is not None
-    ]
-    require(named, "no candidate has a plan", where=where)
-    return named
-
-
-def planned_anew(
-    analysis: Sensitivity,
-    workload: Workload,
-    strategies: Sequence[str],
-    limit: float,
-    unmeasured: float,
-) -> list[dict[str, Any]]:
-    """The best plan of these strategies where one device type is off as a whole, beside the given
-    plans there."""
-    rows = []
-    for outcome, scenario in zip(
-        analysis.outcomes, scenarios(workload.profile, 0, 0, unmeasured), strict=False
-    ):
-        held = replace(workload, profile=perturbed(workload.profile, scenario.factors))
-        best = make_plans(held, make_strategies(strategies), Run(Options(time_limit=limit))).best
-        seconds = None if best is None else best.predicted_seconds
-        kept = min(outcome.seconds)
-        rows.append(
-            {
-                "scenario": outcome.scenario,
-                "given_seconds": kept,
-                "new_seconds": seconds,
-                "gain": None if seconds is None else kept / seconds - 1,
-                "strategy": None if best is None else best.strategy,
-            }
-        )
-    return rows
-
-
-def sensitivity_document(
-    analysis: Sensitivity, names: Sequence[str], anew: list[dict[str, Any]]
-) -> dict[str, Any]:
-    """As JSON types."""
-    return {
-        "spread": "measured" if analysis.measured else "assumed",
-        "plans": [
-            {
-                "name": name,
-                "seconds": analysis.nominal.seconds[i],
-                "rank": analysis.nominal.ranks[i],
-                **analysis.figures(i),
-            }
-            for i, name in enumerate(names)
-        ],
-        "scenarios": [
-            {
-                "name": o.scenario,
-                "seconds": list(o.seconds),
-                "ranks": list(o.ranks),
-                "winner": o.winner,
-            }
-            for o in analysis.outcomes
-        ],
-        "planned_anew": anew,
-    }
-
-
-def sensitivity_tables(
-    analysis: Sensitivity, names: Sequence[str], anew: list[dict[str, Any]], spread: float
-) -> Iterator[Table]:
-    """Plans, then the scenarios with another winner, then what planning anew gains."""
-    count = len(analysis.outcomes)
-    others = [o.scenario for o in analysis.outcomes if o.winner != analysis.nominal.winner]
-    off = (
-        "the profile's measured spread"
-        if analysis.measured
-        else f"+- {number_text(spread)} %, nothing is measured"
-    )
-    notes = [
-        f"layer times off by {off}; regret: the most by which another of these plans is faster"
-    ]
-    if others:
-        notes.append(
-            f"another plan is the fastest in {len(others)} of {count}: {', '.join(others[:6])}"
-        )
-    yield Table.of(
-        "sensitivity to the profile, predicted",
-        range(len(names)),
-        {
-            "plan": lambda i: names[i],
-            "rank": lambda i: str(analysis.nominal.ranks[i]),
-            "iteration": lambda i: seconds_text(analysis.nominal.seconds[i]),
-            "lowest": lambda i: seconds_text(analysis.figures(i)["lowest_seconds"]),
-            "highest": lambda i: seconds_text(analysis.figures(i)["highest_seconds"]),
-            "fastest in": lambda i: f"{analysis.figures(i)['wins']} of {count}",
-            "regret": lambda i: percent_text(analysis.figures(i)["regret"]),
-        },
-        notes,
-        right=(1, 2, 3, 4, 5, 6),
-    )
-    if anew:
-        yield Table.of(
-            "planned anew",
-            anew,
-            {
-                "scenario": lambda row: row["scenario"],
-                "best of these": lambda row: seconds_text(row["given_seconds"]),
-                "planned anew": lambda row: seconds_text(row["new_seconds"]),
-                "by": lambda row: row["strategy"] or "-",
-                "gain": lambda row: percent_text(row["gain"]),
-            },
-            right=(1, 2, 4),
-        )

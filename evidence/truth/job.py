@@ -23,6 +23,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from evidence.truth.tables import NotPosedError, Predicted, require
 from hetplan.formulations.joint.plan import (
     MicroBatches,
     Plan,
@@ -48,7 +49,6 @@ from hetplan.profiling.workload import Workload, make_workload, predict
 from hetplan.profiling.zoo import gpt2, text_model
 from hetplan.runtime.replay import Settings, replay
 from hetplan.schema import input_error
-from hetplan.studies.truth.tables import NotPosedError, Predicted, require
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,11 @@ Vidur (Agrawal et al., MLSys 2024): products of transformer layers in fp16, and 
 
 from collections.abc import Callable
 
+from evidence.truth.tables import Cells, Predicted, Published, Source, require
 from hetplan.profiling.cluster import GBIT, INTRA_NODE_LATENCY_US, DeviceSpec, Node, catalogue
 from hetplan.profiling.operators import ELEMENT_BYTES, Shape
 from hetplan.profiling.rates.collectives import collective_seconds, node_fabric
 from hetplan.profiling.rates.products import MoveKind, move_seconds, product_seconds
-from hetplan.studies.truth.tables import Cells, Predicted, Published, Source, require
 
 # Names of the sets, and of the catalogue.
 DEVICES = {

@@ -11,6 +11,8 @@ from functools import cache
 
 import numpy as np
 
+from evidence.truth.job import Job, predicted as replayed
+from evidence.truth.tables import Predicted, Ranked, require
 from hetplan.formulations.astra.search.engine import OnOneType, Task, columns_of
 from hetplan.formulations.astra.search.facts import ModelFacts, model_facts
 from hetplan.formulations.astra.search.links import Assumptions
@@ -36,8 +38,6 @@ from hetplan.formulations.astra.search.space import (
 from hetplan.profiling.cluster import GBIT
 from hetplan.profiling.models import load_model
 from hetplan.profiling.zoo import text_model
-from hetplan.studies.truth.job import Job, predicted as replayed
-from hetplan.studies.truth.tables import Predicted, Ranked, require
 
 CAUSES = (
     "computing", "recomputing", "exchanges of experts", "other exchanges of layers",

@@ -9,6 +9,9 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+from evidence.truth.job import VTRAIN, Job, machine
+from evidence.truth.ranked import cheapest, predicted
+from evidence.truth.tables import GIB, Cells, Published, Source, require
 from hetplan.files import read_json
 from hetplan.formulations.joint.plan import Recomputation
 from hetplan.profiling.frameworks import FSDP, MEGATRON
@@ -16,9 +19,6 @@ from hetplan.profiling.model_files import from_config
 from hetplan.profiling.operators import STACKS, Precision
 from hetplan.profiling.transformer import Experts, Latent, Transformer, transformer
 from hetplan.profiling.zoo import bert, built_in, gpt2
-from hetplan.studies.truth.job import VTRAIN, Job, machine
-from hetplan.studies.truth.ranked import cheapest, predicted
-from hetplan.studies.truth.tables import GIB, Cells, Published, Source, require
 
 
 def over(amount: float, rate: float | None) -> float | None:

@@ -33,6 +33,7 @@ from pathlib import Path
 
 import numpy as np
 
+from evidence.truth.tables import Compared, Predicted, Published
 from hetplan.errors import require
 from hetplan.profiling.frameworks import RESERVED_BYTES
 from hetplan.profiling.sailor import (
@@ -52,7 +53,6 @@ from hetplan.profiling.sailor import (
 from hetplan.profiling.simulator.pipeline import Replica, Sends, simulate_replicas
 from hetplan.profiling.simulator.tasks import Traffic
 from hetplan.schema import read_foreign
-from hetplan.studies.truth.tables import Compared, Predicted, Published
 
 # A larger time at a smaller micro-batch: up to this ratio it is noise, beyond it a fault.
 NOISE = 1.1

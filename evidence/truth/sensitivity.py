@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from hetplan.errors import require
 from hetplan.formulations.joint.plan import Plan
-from hetplan.profiling.profile import Profile
+from hetplan.profiling.profile import Profile, perturbed
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.replay import Settings, replay
 
@@ -48,23 +48,6 @@ def relative_spread(profile: Profile, unmeasured: float = UNMEASURED) -> dict[st
             else np.full(len(profile.layers), unmeasured)
         )
     return spread_of
-
-
-def perturbed(profile: Profile, factors: Mapping[str, Sequence[float] | Floats]) -> Profile:
-    """The profile with every layer's forward and backward seconds times the factor of its device
-    type."""
-    tables = []
-    for table in profile.tables:
-        row = np.asarray(factors.get(table.device, np.ones(len(profile.layers))), float)
-        tables.append(
-            table.model_copy(
-                update={
-                    "forward_seconds": (row * table.forward_seconds).tolist(),
-                    "backward_seconds": (row * table.backward_seconds).tolist(),
-                }
-            )
-        )
-    return Profile(**{**dict(profile), "tables": tables})
 
 
 def scenarios(
@@ -146,7 +129,7 @@ def sensitivity(
     unmeasured: float = UNMEASURED,
     settings: Settings | None = None,
 ) -> Sensitivity:
-    """Replay every plan under every scenario of `hetplan.runtime.sensitivity`; raises InputError as
+    """Replay every plan under every scenario of this module; raises InputError as
     `replay` does.
 
     draws: random scenarios beside the systematic ones. unmeasured: share by which times without a

@@ -1,4 +1,5 @@
-"""`hetplan report`: the papers' figures are complete, ours stand beside them, files are written."""
+"""`python -m evidence.papers`: the papers' figures are complete, and ours stand
+beside them."""
 
 from __future__ import annotations
 
@@ -7,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from evidence import papers
+from evidence.papers import amp, astra, hap
 from hetplan.solvers.registry import load
-from hetplan.studies import papers
-from hetplan.studies.papers import amp, astra, hap
 
 
 def made(paper: str, name: str, *, full: bool = False) -> list[dict[str, Any]]:

@@ -1,35 +1,19 @@
-"""benchmarks/reproductions.py: its page is its own, its cells say what was proven, its quick run
-ends with tables."""
+"""evidence/speed/reproductions.py: its page is its own, its cells say what was proven, its quick
+run ends with tables."""
 
 from __future__ import annotations
 
-import importlib
 import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from evidence.speed import reproductions as script
 from markdown_pages import ROOT
-
-BENCHMARKS = ROOT / "benchmarks"
-
-
-@pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """The module; it imports `amp` and `astra` beside it, not the tests' own."""
-    names = [path.stem for path in BENCHMARKS.glob("*.py")]
-    own = [name for name in sys.modules if name.partition(".")[0] in names]
-    for name in own:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    yield importlib.import_module("reproductions")
-    for name in names:
-        sys.modules.pop(name, None)
 
 
 def row(**changes: Any) -> dict[str, Any]:
@@ -44,7 +28,7 @@ def row(**changes: Any) -> dict[str, Any]:
     }
 
 
-def test_cells_tell_proofs_from_finds(script: Any) -> None:
+def test_cells_tell_proofs_from_finds() -> None:
     assert script.cell(row(), 2.0) == "12 ms, proven"
     assert script.cell(row(status="feasible", objective=2.2, gap=None), 2.0) == "12 ms, +10 %"
     assert script.cell(row(status="feasible", seconds=4.0, gap=0.25), 2.0) == "4 s, +0 %, gap 25 %"
@@ -52,14 +36,14 @@ def test_cells_tell_proofs_from_finds(script: Any) -> None:
     assert script.cell(row(status="refused", seconds=None, objective=None), 2.0) == "refused"
 
 
-def test_a_page_is_renewed_between_its_marks(script: Any) -> None:
+def test_a_page_is_renewed_between_its_marks() -> None:
     page = "a\n<!-- benchmarks:reproductions -->\nold\n<!-- end -->\nb\n"
     assert script.written(page, "new\n") == page.replace("old", "new")
     with pytest.raises(ValueError, match="0 places"):
         script.written("a\n", "new\n")
 
 
-def test_the_page_has_every_case(script: Any) -> None:
+def test_the_page_has_every_case() -> None:
     page = (ROOT / "docs" / "reproductions.md").read_text(encoding="utf-8")
     for table in script.TABLES.values():
         assert f"**{table.title}**" in page
@@ -73,8 +57,9 @@ def test_the_page_has_every_case(script: Any) -> None:
 
 @pytest.mark.slow
 def test_the_quick_run_ends_with_proofs(tmp_path: Path) -> None:
-    command = [sys.executable, "reproductions.py", "--quick", "-o", str(tmp_path / "rows.json")]
-    subprocess.run(command, cwd=BENCHMARKS, check=True, capture_output=True, timeout=1200)
+    script = [sys.executable, "-m", "evidence.speed", "reproductions"]
+    command = [*script, "--quick", "-o", str(tmp_path / "rows.json")]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=1200)
     rows = json.loads((tmp_path / "rows.json").read_text(encoding="utf-8"))["rows"]
     exact = [found for found in rows if found.get("method") == "exact"]
     assert len(exact) >= 8

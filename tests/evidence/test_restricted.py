@@ -1,5 +1,5 @@
-"""Parts of joint's space (`benchmarks/restricted.py`): what is found in a part keeps to its rules,
-read off the decision."""
+"""Parts of joint's space (`evidence/speed/restricted.py`): what is found in a part keeps to its
+rules, read off the decision."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from fakes.benchmarks import benchmark
+from evidence.speed import restricted
 from fakes.workloads import small
 from hetplan.formulations.joint.data import JointDecision
 from hetplan.formulations.joint.design import design_of
@@ -19,8 +19,6 @@ from hetplan.planner.strategy import make_strategies
 from hetplan.solvers.run import Options, Run
 from present import present
 from quick import rest_slow
-
-restricted = benchmark("restricted")
 
 # Two kinds of nodes in turn, so that placement matters; a slow network, so that it pays.
 NODES = [

@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 import yaml
 
+from evidence.truth.__main__ import main
+from evidence.truth.sensitivity import relative_spread, scenarios, sensitivity
 from fakes.workloads import cluster_document, pipeline, small
-from hetplan.cli.main import main
 from hetplan.errors import InputError
 from hetplan.formulations.joint.plan import save_plan
 from hetplan.planner.amp import DataParallel
 from hetplan.planner.strategy import propose
 from hetplan.profiling.operators import DEFAULT_STACK
-from hetplan.profiling.profile import Profile, Readings
+from hetplan.profiling.profile import Profile, Readings, perturbed
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.replay import replay
-from hetplan.runtime.sensitivity import perturbed, relative_spread, scenarios, sensitivity
 from hetplan.solvers.run import Run
 
 FAST, SLOW = "V100-SXM2-16GB", "T4"
@@ -118,9 +118,9 @@ def cluster(tmp_path: Path) -> str:
 
 
 def document_of(capsys: pytest.CaptureFixture[str], *arguments: object) -> Any:
-    """What `hetplan truth sensitivity` prints as JSON."""
+    """What `python -m evidence.truth sensitivity` prints as JSON."""
     capsys.readouterr()
-    assert main(["truth", "sensitivity", *map(str, arguments), "--json"]) == 0
+    assert main(["sensitivity", *map(str, arguments), "--json"]) == 0
     return json.loads(capsys.readouterr().out)
 
 
@@ -134,9 +134,9 @@ def test_command_line(tmp_path: Path, cluster: str, capsys: pytest.CaptureFixtur
     assert [p["name"] for p in document["plans"]] == ["plan0.json", "plan1.json"]
     for entry in document["plans"]:
         assert entry["lowest_seconds"] <= entry["seconds"] <= entry["highest_seconds"]
-    assert main(["truth", "sensitivity", *arguments]) == 0
+    assert main(["sensitivity", *arguments]) == 0
     assert "nothing is measured" in capsys.readouterr().out
-    assert main(["truth", "sensitivity", *arguments, "--spread", "95"]) == 2
+    assert main(["sensitivity", *arguments, "--spread", "95"]) == 2
     candidates = tmp_path / "candidates.json"
     planned = {"strategy": "s", "method": "m", "plan": json.loads(Path(names[0]).read_text())}
     candidates.write_text(json.dumps({"winner": 1, "candidates": [{"strategy": "x"}, planned]}))

@@ -14,15 +14,9 @@ from typing import Any
 
 import pytest
 
-from hetplan.cli.main import main
-from hetplan.errors import InputError
-from hetplan.profiling.models import load_model
-from hetplan.profiling.times import Rates, layer_time
-from hetplan.profiling.transformer import transformer_layers
-from hetplan.profiling.zoo import text_model
-from hetplan.runtime.calibration import predicted_seconds
-from hetplan.studies.truth.compare import calibrate_set, compare
-from hetplan.studies.truth.job import (
+from evidence.truth.__main__ import main
+from evidence.truth.calibrated import calibrate_set
+from evidence.truth.job import (
     A100_80,
     EAGER,
     PARALLEL,
@@ -32,8 +26,9 @@ from hetplan.studies.truth.job import (
     posed_plan,
     posed_workload,
 )
-from hetplan.studies.truth.runs import megatron_job, mosaic_job, vtrain_job
-from hetplan.studies.truth.tables import (
+from evidence.truth.runs import megatron_job, mosaic_job, vtrain_job
+from evidence.truth.sets import compare
+from evidence.truth.tables import (
     Cells,
     Compared,
     Predicted,
@@ -44,6 +39,12 @@ from hetplan.studies.truth.tables import (
     summarised,
     tied,
 )
+from hetplan.errors import InputError
+from hetplan.profiling.models import load_model
+from hetplan.profiling.times import Rates, layer_time
+from hetplan.profiling.transformer import transformer_layers
+from hetplan.profiling.zoo import text_model
+from hetplan.runtime.calibration import predicted_seconds
 from present import present
 
 Row = Mapping[str, Any]
@@ -149,7 +150,7 @@ def cells(row: Row) -> Cells:
 
 def test_vtrain(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(tmp_path / "vtrain_single_node_a100.csv", [*VTRAIN, {**VTRAIN[0], "data parallelism": 2}])
-    assert main(["truth", "validate", "vtrain", str(tmp_path), "--json"]) == 0
+    assert main(["vtrain", str(tmp_path), "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     rows = document["rows"]
     assert document["set"] == "vtrain" and [row["row"] for row in rows] == [0, 1, 2, 3]
@@ -259,7 +260,7 @@ def test_a_configuration_is_ranked_among_all(
     frugal = {**experts, "tp": 1, "ep": 1, "etp": "", "recompute": "full"}
     rows = [{**MEGATRON, **experts}, {**MEGATRON, **frugal}, {**MEGATRON, "recompute_layers": 3}]
     write(tmp_path / "megatron_golden.csv", rows)
-    arguments = ["truth", "validate", "megatron", str(tmp_path), "--rank"]
+    arguments = ["megatron", str(tmp_path), "--rank"]
     assert main([*arguments, "--json"]) == 0
     one, other, reason = json.loads(capsys.readouterr().out)["rows"]
     assert "ranked" not in reason and reason["reason"]
@@ -360,7 +361,7 @@ def test_a_damaged_table_is_one_line(
         path.write_text(f"{','.join(VTRAIN_COLUMNS)}\n1,2,3\n")
     else:
         write(path, [VTRAIN[0], {**VTRAIN[0], **content}])
-    assert main(["truth", "validate", "vtrain", str(tmp_path)]) == 2
+    assert main(["vtrain", str(tmp_path)]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     with pytest.raises(InputError, match=message):
@@ -438,12 +439,13 @@ def test_tables_for_people(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     folder.mkdir()
     for name in ("vtrain_single_node_a100.csv", "vtrain_multi_node_a100.csv"):
         write(folder / name, VTRAIN)
-    assert main(["truth", "validate", "vtrain", str(folder)]) == 0
+    assert main(["vtrain", str(folder)]) == 0
     assert "row by row" in capsys.readouterr().out
-    assert main(["truth", "table", str(tmp_path)]) == 0  # only of the set that is there
-    assert "before -> now" in (text := capsys.readouterr().out) and "mosaicml" not in text
-    assert "44.5 % -> " in text
-    assert main(["truth", "table", str(tmp_path / "nothing")]) == 2
+    assert main(["table", str(tmp_path)]) == 0  # only of the set that is there
+    text = capsys.readouterr().out
+    assert "predictions beside published measurements" in text and "mosaicml" not in text
+    assert "vtrain vtrain_single_node_a100.csv" in text
+    assert main(["table", str(tmp_path / "nothing")]) == 2
     assert "no set" in capsys.readouterr().err
 
 
@@ -470,7 +472,7 @@ def test_a_set_is_calibrated_on_some_of_its_rows(
 ) -> None:
     made = made_rows(20, **{"compute A100-SXM4-80GB": 1.4, "host": 0.6})
     write(tmp_path / "vtrain_multi_node_a100.csv", made)
-    arguments = ["truth", "calibrate", "vtrain", str(tmp_path), "--rows", "12"]
+    arguments = ["calibrate", "vtrain", str(tmp_path), "--rows", "12"]
     assert main([*arguments, "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     constants, rest = document["calibration"], document["rest"]
@@ -493,14 +495,14 @@ def test_a_set_that_hetplan_predicts_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_well_known_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["truth", "known", "--json"]) == 0
+    assert main(["known", "--json"]) == 0
     runs = {run["name"]: run for run in json.loads(capsys.readouterr().out)["runs"]}
     points = {name: run["predicted"] - run["published"] for name, run in runs.items()}
     misses = {name for name, points_off in points.items() if abs(points_off) > 0.05}
     assert misses == MISSED and len(points) - len(misses) >= 8
     # Smith et al. 2022: 126 TFLOP/s with recomputation, which are 3/4 of them without.
     assert runs["MT-NLG 530B"]["published"] == pytest.approx(126 * 0.75 / 312, rel=0.01)
-    assert main(["truth", "known"]) == 0
+    assert main(["known"]) == 0
     assert "nothing is fitted" in capsys.readouterr().out
 
 

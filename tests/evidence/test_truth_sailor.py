@@ -11,19 +11,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fakes.sailor import KEPT, LAYERS, OUTPUT, PARAMS, add_plan, plan, sailor_folder, write
-from hetplan.cli.main import main
-from hetplan.errors import InputError
-from hetplan.profiling.sailor import Fit
-from hetplan.studies.truth.compare import compare
-from hetplan.studies.truth.sailor import (
+from evidence.truth.__main__ import main
+from evidence.truth.sailor import (
     BYTES_PER_PARAM,
     HOST_SECONDS,
     Curve,
     clean,
     compare_plans,
 )
-from hetplan.studies.truth.tables import Predicted, spearman, summary
+from evidence.truth.sets import compare
+from evidence.truth.tables import Predicted, spearman, summary
+from fakes.sailor import KEPT, LAYERS, OUTPUT, PARAMS, add_plan, plan, sailor_folder, write
+from hetplan.errors import InputError
+from hetplan.profiling.sailor import Fit
 
 SHARED = Path(__file__).parents[3] / "shared" / "data" / "sailor"
 WHOLE = list(range(LAYERS))
@@ -133,7 +133,7 @@ def test_broken_files_are_one_line(
 ) -> None:
     add_plan(folder, "TOY/one.json", plan([WHOLE], [[("fast", 1)]], 1, 8))
     write(folder / name, content)
-    assert main(["truth", "validate", "sailor", str(folder)]) == 2
+    assert main(["sailor", str(folder)]) == 2
     error = capsys.readouterr().err
     assert re.search(message, error) and error.count("\n") == 1
 
@@ -153,7 +153,7 @@ def test_a_plan_without_prices_keeps_its_reason(
 ) -> None:
     add_plan(folder, "a.json", plan([WHOLE], [[("fast", 1)]], 1, 8, real=0.1, max_mem=10**9))
     add_plan(folder, "b.json", plan([WHOLE], [[("other", 1)]], 1, 8))
-    assert main(["truth", "validate", "sailor", str(folder), "--json"]) == 1
+    assert main(["sailor", str(folder), "--json"]) == 1
     document = json.loads(capsys.readouterr().out)
     plans = document["rows"]
     assert set(document) == {"set", "rows", "summary"}
@@ -187,7 +187,7 @@ def test_a_plan_may_name_its_model(folder: Path) -> None:
 
 def test_a_table_for_people(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     add_plan(folder, "TOY/a.json", plan([WHOLE], [[("fast", 1)]], 1, 8, real=0.1))
-    assert main(["truth", "validate", "sailor", str(folder)]) == 0
+    assert main(["sailor", str(folder)]) == 0
     assert "mean error of seconds" in capsys.readouterr().out
 
 

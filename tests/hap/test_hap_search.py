@@ -8,7 +8,7 @@ import itertools
 import numpy as np
 import pytest
 
-from fakes.theories import chain, residual
+from evidence.speed.hap_theories import chain, residual
 from hap.hap_cases import known, known_limited, programs, tight
 from hetplan.formulations.hap.common import best_ratios, reduced_or_answered
 from hetplan.formulations.hap.data import HapData

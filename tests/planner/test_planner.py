@@ -49,9 +49,9 @@ from hetplan.planner.strategy import (
 )
 from hetplan.profiling.cluster import example_cluster
 from hetplan.profiling.frameworks import RESERVED_BYTES
+from hetplan.profiling.profile import perturbed
 from hetplan.profiling.workload import Workload, make_workload
 from hetplan.runtime.replay import replay
-from hetplan.runtime.sensitivity import perturbed
 from hetplan.solvers.registry import evaluate
 from hetplan.solvers.run import Options, Run
 from hetplan.text import seconds_text

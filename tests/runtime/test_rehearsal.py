@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from evidence.truth.tables import spearman
 from fakes.workloads import cluster_document, small
 from hetplan.files import read_json
 from hetplan.formulations.joint.plan import save_plan
@@ -19,7 +20,6 @@ from hetplan.profiling.operators import DEFAULT_STACK
 from hetplan.runtime.job import Job, Measured, StepReport
 from hetplan.runtime.replay import replay
 from hetplan.runtime.watch import Rehearsal
-from hetplan.studies.truth.tables import spearman
 
 torch: Any = pytest.importorskip("torch", reason="torch is an extra of hetplan")
 

@@ -19,10 +19,10 @@ from hetplan.formulations.joint.evaluate import alike
 from hetplan.formulations.joint.plan import Plan
 from hetplan.formulations.joint.pose import costs_of
 from hetplan.planner.strategy import Candidate
+from hetplan.profiling.profile import perturbed
 from hetplan.profiling.simulator.tasks import COMPUTES, Kind, Timeline, path_to_end
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.replay import Replay, replay
-from hetplan.runtime.sensitivity import perturbed
 from hetplan.solvers.run import relative_gap
 from hetplan.text import (
     Table,
