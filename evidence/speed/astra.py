@@ -300,7 +300,7 @@ def mixed(quick: bool) -> list[dict[str, Any]]:
     for model in models:
         for size in sizes:
             for types in (FOUR[:2], FOUR):
-                warm = ("gpt2", "heterogeneous", 64, types, 64)
+                warm: tuple[Any, ...] = ("gpt2", "heterogeneous", 64, types, 64)
                 batch = 4096 if size > 4096 else 1024
                 rows.append(timed_search(model, "heterogeneous", size, types, batch, warm_up=warm))
         warm = ("gpt2", "cost", 8, FOUR[:3], 64)

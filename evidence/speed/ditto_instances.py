@@ -25,9 +25,10 @@ from hetplan.formulations import family
 from hetplan.formulations.ditto.data import DeviceType, DittoData, Memory, group_sizes
 from hetplan.instances.library import Instance
 from hetplan.profiling.cluster import GIB, device
+from hetplan.profiling.frameworks import RESERVED_BYTES
 from hetplan.profiling.models import Model, load_model
 from hetplan.profiling.times import Rates, all_reduce_seconds, layer_time
-from hetplan.profiling.workload import PREDICTOR, RESERVED_BYTES, STATE_BYTES_PER_PARAM
+from hetplan.profiling.workload import PREDICTOR, STATE_BYTES_PER_PARAM
 from hetplan.solvers.registry import solve
 
 LIBRARY = Path(__file__).parents[2] / "src" / "hetplan" / "instances" / "library" / "ditto"

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from evidence.speed.hap_theories import SPEEDS, chain, cluster, model, residual, stages_only
@@ -56,7 +57,12 @@ def wider(each: int, types: int, seed: int) -> HapData:
     return chain(24, types, seed).model_copy(update={"devices": cluster(types, each)})
 
 
-MAKERS = {"chain": chain, "residual": residual, "network": network, "wider": wider}
+MAKERS: Mapping[str, Callable[[int, int, int], HapData]] = {
+    "chain": chain,
+    "residual": residual,
+    "network": network,
+    "wider": wider,
+}
 
 
 def run(shape: str, size: int, types: int, seed: int, method: str, limit: float) -> dict[str, Any]:
@@ -85,7 +91,7 @@ def row(shape: str, size: int, types: int, seed: int, method: str, limit: float)
     """The same in a fresh process, with its peak memory."""
     warm_up = ("chain", 1, types, 0, method, limit)
     found = measured(run, shape, size, types, seed, method, limit, warm_up=warm_up)
-    return found.value | {"peak_bytes": found.peak_bytes}
+    return {**found.value, "peak_bytes": found.peak_bytes}
 
 
 def targets(quick: bool, limit: float) -> tuple[str, list[dict[str, Any]]]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 
 from evidence.papers.hap import SPEED
@@ -39,6 +40,11 @@ MADE_UP: dict[str, tuple[str, Callable[[], HapData]]] = {
 }
 
 
+def data_named(name: str) -> HapData:
+    """The theory of a packaged network."""
+    return theory_named(name).data
+
+
 def instances() -> dict[str, tuple[str, Callable[[], HapData]]]:
     """name -> (origin, data)."""
     found = {
@@ -52,7 +58,7 @@ def instances() -> dict[str, tuple[str, Callable[[], HapData]]]:
             "measured them, rings over 10.4 Gbit/s; forward pass, each instruction priced with "
             "its mirror"
         )
-        found[name] = (origin, lambda name=name: theory_named(name).data)
+        found[name] = (origin, partial(data_named, name))
     return found
 
 

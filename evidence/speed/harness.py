@@ -56,7 +56,15 @@ def _timed(
     begun = time.perf_counter()
     value = function(*arguments)
     seconds = time.perf_counter() - begun
-    return Measured(value, seconds, peak_bytes())
+    return Measured(value, seconds, peak_resident_bytes())
+
+
+def peak_resident_bytes() -> int:
+    """Peak resident bytes of this process; raises RuntimeError where the system does not tell."""
+    peak = peak_bytes()
+    if peak is None:
+        raise RuntimeError("this system does not tell a process's peak memory")
+    return peak
 
 
 def best_of(function: Callable[[], Any], repeats: int = 7) -> float:

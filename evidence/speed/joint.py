@@ -35,8 +35,9 @@ from hetplan.formulations.joint.evaluate import decision_of, evaluate, plan_of
 from hetplan.formulations.joint.pose import pose
 from hetplan.formulations.joint.replay import ChainReplayer, Settings
 from hetplan.formulations.joint.search import search
+from hetplan.planner import STRATEGIES
 from hetplan.planner.library import plan
-from hetplan.planner.strategy import STRATEGIES, useful_modes
+from hetplan.planner.strategy import useful_modes
 from hetplan.profiling.cluster import Cluster, example_cluster
 from hetplan.profiling.workload import make_workload
 from hetplan.solvers.run import Options, Progress, Run, Watcher
@@ -162,8 +163,10 @@ def row(case: str, limits: list[float], seeds: int, bounds: list[float]) -> list
     for seed in range(seeds):
         seen: list[Progress] = []
         outcome = search(data, processor_run(limits[-1], seed, seen.append), starts)
-        decision, steps = outcome.decision, steps + outcome.details["replays"]
+        decision, replays = outcome.decision, outcome.details["replays"]
         assert decision is not None, case
+        assert isinstance(replays, int)
+        steps += replays
         for values, limit in zip(reached, limits, strict=True):
             known = [p.incumbent for p in seen if p.incumbent and p.seconds <= limit]
             values.append(known[-1] if known else math.inf)

@@ -92,7 +92,7 @@ class Rows:
     def write(self, method: str, seconds: float, details: dict[str, Any], **more: Any) -> None:
         """One row. seconds: of the solve."""
         document = {"name": self.name, "problem": "joint"}
-        task = Task(self.key(method), "paradigms", document, "auto", self.options, None, None)
+        task = Task(self.key(method), "paradigms", document, "auto", self.options, None, None, ())
         made = {
             **outline(task, now()),
             "method": method,

@@ -329,4 +329,9 @@ if __name__ == "__main__":
     given = sys.argv[1:]
     if not given:
         sys.exit(__doc__)
-    main(Path(given[0]), *map(Path, given[1:2]), *given[2:3], *map(float, given[3:4]))
+    main(
+        Path(given[0]),
+        Path(given[1]) if len(given) > 1 else LIBRARY,
+        given[2] if len(given) > 2 else "*",
+        float(given[3]) if len(given) > 3 else SECONDS,
+    )

@@ -16,14 +16,14 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from evidence.papers.hap import GBIT, mixed, shape, theory_on
 from evidence.speed import amp as amp_benchmark, astra as astra_benchmark
-from evidence.speed.harness import machine, markdown, measured, save
+from evidence.speed.harness import machine, markdown, measured, peak_resident_bytes, save
 from hetplan.errors import UnsupportedError
 from hetplan.files import write_text
 from hetplan.formulations import family
@@ -31,7 +31,6 @@ from hetplan.formulations.hap.spmd.networks import vit
 from hetplan.instances.library import load_from_library
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Options, Run
-from hetplan.studies.workers import peak_bytes
 
 Row = dict[str, Any]
 MIB = 2**20
@@ -95,7 +94,7 @@ def named(name: str, label: str, published: str) -> Case:
     return Case(label, published, lambda: load_from_library(name).data)
 
 
-def poplar_case(name: str, stage: int, spent: dict[str, tuple[int, ...]]) -> Case:
+def poplar_case(name: str, stage: int, spent: Mapping[str, Sequence[int]]) -> Case:
     """Llama 0.5B on one of the paper's clusters; spent: seconds on each of its devices that the "
     "appendix names."""
     said = ", ".join(f"{device} {seconds[stage]} s" for device, seconds in spent.items())
@@ -212,7 +211,11 @@ def solve_all(key: str, method: str, limit: float, count: int) -> list[Row]:
     )
     for case in table.cases[:count]:
         rows.append(
-            {"table": key, **run_one(table, case, method, limit), "peak_mib": peak_bytes() / MIB}
+            {
+                "table": key,
+                **run_one(table, case, method, limit),
+                "peak_mib": peak_resident_bytes() / MIB,
+            }
         )
     return rows
 
@@ -326,7 +329,12 @@ def searches(model: str, count: int) -> list[Row]:
         clock = Run()
         found = astra_benchmark.run_search(model, "homogeneous", gpus, ("A800",), 1024)
         rows.append(
-            {"table": "search", **found, "seconds": clock.elapsed, "peak_mib": peak_bytes() / MIB}
+            {
+                "table": "search",
+                **found,
+                "seconds": clock.elapsed,
+                "peak_mib": peak_resident_bytes() / MIB,
+            }
         )
     return rows
 

@@ -55,7 +55,8 @@ def array(*shape: int) -> Any:
 def cost(function: Callable[..., Any], *arguments: Any) -> dict[str, float]:
     """XLA's analysis of the compiled function."""
     found = jax.jit(function).lower(*arguments).compile().cost_analysis()
-    return found[0] if isinstance(found, list) else found
+    analysis: dict[str, float] = found[0] if isinstance(found, list) else found
+    return analysis
 
 
 def main() -> None:
