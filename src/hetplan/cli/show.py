@@ -266,7 +266,7 @@ def simulate(
         typer.Option(
             "--calibration",
             metavar="FILE",
-            help="Constants, as `hetplan truth calibrate` writes them.",
+            help="Constants, as `hetplan profile calibrate` writes them.",
         ),
     ] = None,
     links: LinksOption = None,
