@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from hetplan.cli.help_page import described
 from hetplan.cli.options import (
     ClusterOption,
     FrameworkOption,
@@ -31,6 +32,29 @@ ORDER = (
 )
 
 
+@described(
+    sections={
+        "Model, cluster and batch": "--model --cluster --global-batch --sequence --precision",
+        "Memory": "--framework --memory-margin",
+        "Choice of layouts": "--zero --recomputation --micro-batch",
+        "Output": "--json --help",
+    },
+    examples=(
+        (
+            "Does Llama 2 7B fit on 8 A100 and 8 V100, and how?",
+            "hetplan fits --model llama2-7b --cluster department",
+        ),
+        (
+            "The same under PyTorch's FSDP, with weights sharded and bf16",
+            "hetplan fits --model llama2-7b --cluster department --framework fsdp --precision bf16 "
+            "--zero 3",
+        ),
+        (
+            "Your own cluster file, without recomputation",
+            "hetplan fits --model gpt2-xl --cluster cluster.yaml --recomputation none",
+        ),
+    ),
+)
 def fits(
     model: ModelOption,
     cluster: ClusterOption,
