@@ -18,9 +18,9 @@ from packaging.utils import canonicalize_name
 
 from hetplan import __version__
 from hetplan.formulations import FAMILIES, family
-from hetplan.formulations.joint.plan import load_plan
 from hetplan.instances.answers import judge, read_claims
 from hetplan.instances.library import parse_instance
+from hetplan.plans.plan import load_plan
 from hetplan.profiling.cluster import catalogue, load_cluster
 from hetplan.profiling.profile import load_profile
 from hetplan.profiling.zoo import BUILT_IN
@@ -139,7 +139,7 @@ def test_example_claims_hold(kind: str) -> None:
 
 def test_every_key_of_a_profile_and_of_a_cluster_is_documented() -> None:
     text = FILES.read_text(encoding="utf-8")
-    from hetplan.formulations.joint.plan import Plan, PlanWorkload, Replica, Stage
+    from hetplan.plans.plan import Plan, PlanWorkload, Replica, Stage
     from hetplan.profiling.cluster import DeviceOverride, NodeEntry
     from hetplan.profiling.profile import ProfileLayer, ProfileTable, Provenance
 

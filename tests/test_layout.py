@@ -28,6 +28,7 @@ LINKS = ("formulations", "instances", "profiling", "runtime", "solvers")
 LEVELS = (
     ("compiled", "errors", "files", "interpreter", "schema", "text"),
     ("profiling",),
+    ("plans",),
     ("solvers",),
     ("formulations",),
     ("instances", "runtime"),

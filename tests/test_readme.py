@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from hetplan.formulations import FAMILIES, family
-from hetplan.formulations.joint.plan import load_plan
 from hetplan.planner import STRATEGIES
+from hetplan.plans.plan import load_plan
 from hetplan.profiling.cluster import example_cluster
 from hetplan.profiling.workload import make_workload
 from hetplan.runtime.replay import replay

@@ -12,7 +12,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from hetplan.formulations.joint.plan import Plan, new_plan
+from hetplan.plans.making import new_plan
+from hetplan.plans.plan import Plan
 from hetplan.profiling.workload import Workload, make_workload
 from hetplan.runtime.replay import Replayer
 

@@ -15,8 +15,8 @@ from typing import TypeVar
 from hetplan.formulations.joint.data import JointData, JointDecision
 from hetplan.formulations.joint.design import SCHEDULES, Design, Pipe, Space, design_of
 from hetplan.formulations.joint.evaluate import decision_of
-from hetplan.formulations.joint.plan import Recomputation, Schedule
 from hetplan.formulations.joint.search import Parameters, Search
+from hetplan.plans.plan import Recomputation, Schedule
 from hetplan.solvers.run import Outcome, Run, Stop
 
 Choice = TypeVar("Choice", bound=Hashable)

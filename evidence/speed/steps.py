@@ -37,7 +37,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from evidence.speed.harness import markdown, save
 from hetplan import distribute
-from hetplan.formulations.joint.plan import Plan, parse_plan
+from hetplan.plans.plan import Plan, parse_plan
 
 ROWS, BATCHES = 4, 4  # of a micro-batch, of a replica
 KINDS = {"data parallel": (1, 0), "ZeRO 2": (1, 2), "ZeRO 3": (1, 3), "1F1B": (2, 0)}

@@ -18,7 +18,7 @@ from hetplan.cli.calibrate import calibration_document, calibration_table
 from hetplan.cli.options import JsonOption, SeedOption, WrittenOption
 from hetplan.cli.output import emit
 from hetplan.errors import require
-from hetplan.formulations.joint.plan import Plan
+from hetplan.plans.plan import Plan
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.calibration import Estimate, MeasuredRun, calibrate, predicted_seconds
 

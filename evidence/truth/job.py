@@ -24,15 +24,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from evidence.truth.tables import NotPosedError, Predicted, require
-from hetplan.formulations.joint.plan import (
-    MicroBatches,
-    Plan,
-    Recomputation,
-    Replica,
-    Stage,
-    new_plan,
-    split,
-)
+from hetplan.plans.making import new_plan
+from hetplan.plans.plan import MicroBatches, Plan, Recomputation, Replica, Stage
+from hetplan.plans.shares import split
 from hetplan.profiling.cluster import (
     GBIT,
     INTRA_NODE_LATENCY_US,
@@ -167,9 +161,18 @@ def predicted(job: Job) -> Predicted:
     ahead = int(job.zero >= 2)  # FSDP gathers one layer ahead
     outcome = replay(plan, workload, Settings(buckets=job.buckets, prefetch=ahead))
     ranks = plan.replicas[-1].stages[-1].all_devices if job.last_stage else list(plan.ranks)
-    held = max(outcome.peak_bytes[rank] for rank in ranks)
-    share = 1 - job.framework.fragmentation if job.pooled else 1.0
-    return Predicted(outcome.seconds, held / share, outcome.fits)
+    fullest = max(ranks, key=lambda rank: outcome.peak_bytes[rank])
+    held, limit = outcome.peak_bytes[fullest], outcome.limit_bytes[fullest]
+    return Predicted(outcome.seconds, published_bytes(job, held, limit), outcome.fits)
+
+
+def published_bytes(job: Job, held: float, limit: float) -> float:
+    """What the job's source would report where a device holds so much: the same, or the allocator's
+    whole pool, which takes no more than the limit while everything fits in it."""
+    if not job.pooled:
+        return held
+    pool = held / (1 - job.framework.fragmentation)
+    return max(held, min(pool, limit))
 
 
 def posed(job: Job) -> tuple[Plan, Workload]:

@@ -11,19 +11,13 @@ from functools import cache
 
 import numpy as np
 
-from evidence.truth.job import Job, predicted as replayed
+from evidence.truth.job import Job, predicted as replayed, published_bytes
 from evidence.truth.tables import Predicted, Ranked, require
 from hetplan.formulations.astra.search.engine import OnOneType, Task, columns_of
 from hetplan.formulations.astra.search.facts import ModelFacts, model_facts
 from hetplan.formulations.astra.search.links import Assumptions
-from hetplan.formulations.astra.search.pricing import (
-    BACKWARD,
-    FORWARD,
-    Priced,
-    iteration_parts,
-    offload_share,
-    stage_peaks,
-)
+from hetplan.formulations.astra.search.memory import stage_peaks
+from hetplan.formulations.astra.search.pricing import BACKWARD, FORWARD, Priced, iteration_parts
 from hetplan.formulations.astra.search.result import Job as SearchJob, summary
 from hetplan.formulations.astra.search.rules import default_rules
 from hetplan.formulations.astra.search.space import (
@@ -72,7 +66,7 @@ def setting(job: Job) -> tuple[ModelFacts, Offer, Assumptions]:
         intra=kind.within * GBIT,
         network=kind.between * GBIT,
     )
-    assumed = Assumptions(reserved_bytes=job.framework.reserved_bytes, stack=job.stack)
+    assumed = Assumptions(framework=job.framework, stack=job.stack)
     return model_facts(model), offer, assumed
 
 
@@ -118,9 +112,18 @@ def priced(job: Job) -> Predicted:
     table = own_strategy(job, facts)
     each = Priced(facts, table, offer, assumed)
     seconds = float(np.sum(iteration_parts(each, np.zeros(1))))
-    stages = [(offer, -(-facts.layers // job.pipeline))] * job.pipeline
-    peak = max(stage_peaks(facts, table, 0, stages, 0.0, assumed)) - assumed.reserved_bytes
-    return Predicted(seconds, peak, bool(offload_share(each)[0] <= 0))
+    stages = [(offer, layers) for layers in blocks_of(job, facts)]
+    peaks = stage_peaks(facts, table, 0, stages, 0.0, assumed)
+    held = (peaks[-1] if job.last_stage else max(peaks)) - assumed.reserved
+    limit = offer.spec.memory_bytes - assumed.reserved
+    return Predicted(seconds, published_bytes(job, held, limit), held <= limit)
+
+
+def blocks_of(job: Job, facts: ModelFacts) -> tuple[int, ...]:
+    """Blocks of each stage; the last ones have one less where they do not divide."""
+    stages = job.pipeline
+    even = tuple((facts.layers + place) // stages for place in reversed(range(stages)))
+    return even if job.blocks is None or job.chunks > 1 else job.blocks
 
 
 @cache

@@ -13,7 +13,7 @@ from evidence.truth.job import VTRAIN, Job, machine
 from evidence.truth.ranked import cheapest, predicted
 from evidence.truth.tables import GIB, Cells, Published, Source, require
 from hetplan.files import read_json
-from hetplan.formulations.joint.plan import Recomputation
+from hetplan.plans.plan import Recomputation
 from hetplan.profiling.frameworks import FSDP, MEGATRON
 from hetplan.profiling.model_files import from_config
 from hetplan.profiling.operators import STACKS, Precision
@@ -186,7 +186,8 @@ def titan_job(row: Cells) -> Job:
     techniques = row.text("techniques").lower()
     require("rowwise" not in techniques, "float8 with a scale for each row is not modelled")
     model, tensor = row.text("model"), row.whole("tp", 1)
-    others = tensor * row.whole("pp", 1) * row.whole("cp", 1)
+    pipeline = row.whole("pp", 1)
+    others = tensor * pipeline * row.whole("cp", 1)
     # where a row states none, that of torchtitan's own configuration (models/llama3/train_configs)
     usual = "selective per op" if model.lower().endswith("8b") else "full"
     mode = row.text("activation_checkpointing").lower() or usual
@@ -200,9 +201,9 @@ def titan_job(row: Cells) -> Job:
         machine(row.text("gpu")),
         row.whole("gpus"),
         row.whole("global_batch"),
-        row.whole("local_batch"),
+        max(1, row.whole("local_batch") // pipeline),
         tensor=tensor,
-        pipeline=row.whole("pp", 1),
+        pipeline=pipeline,
         context=row.whole("cp", 1),
         zero=3,
         recomputation=CHECKPOINTING[mode],

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetplan.errors import require
-from hetplan.formulations.joint.plan import Plan
+from hetplan.plans.plan import Plan
 from hetplan.profiling.profile import Profile, perturbed
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.replay import Settings, replay

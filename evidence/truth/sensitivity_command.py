@@ -13,10 +13,10 @@ from hetplan.cli.options import JsonOption, SeedOption, Setting, number, split_l
 from hetplan.cli.output import emit
 from hetplan.errors import require
 from hetplan.files import read_json
-from hetplan.formulations.joint.plan import Plan, parse_plan
 from hetplan.planner.pictures.scene import PlanningDocument
 from hetplan.planner.ranking import make_plans
 from hetplan.planner.strategy import make_strategies
+from hetplan.plans.plan import Plan, parse_plan
 from hetplan.profiling.profile import perturbed
 from hetplan.profiling.workload import Workload
 from hetplan.schema import parse

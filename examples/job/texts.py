@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from hetplan.formulations.joint.plan import Plan
+from hetplan.plans.plan import Plan
 
 Batch = Callable[[int, int, int], tuple[torch.Tensor, torch.Tensor]]
 

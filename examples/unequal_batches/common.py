@@ -9,7 +9,7 @@ import torch.distributed as dist
 import transformers
 from torch.utils.data import Dataset
 
-from hetplan.formulations.joint.plan import load_plan
+from hetplan.plans.plan import load_plan
 
 
 class Texts(Dataset[dict[str, torch.Tensor]]):

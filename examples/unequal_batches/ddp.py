@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
-from hetplan.formulations.joint.plan import Plan
+from hetplan.plans.plan import Plan
 from hetplan.runtime.sampler import PlannedBatches
 
 

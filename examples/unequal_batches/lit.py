@@ -7,7 +7,7 @@ import lightning
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from hetplan.formulations.joint.plan import Plan
+from hetplan.plans.plan import Plan
 from hetplan.runtime.sampler import PlannedBatches
 
 

@@ -11,11 +11,11 @@ What stands here is loaded when it is used: `plan`, `fits` and the types that th
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hetplan.formulations.joint.plan import Plan, load_plan, save_plan
     from hetplan.planner.fits import Fit, fits
     from hetplan.planner.library import plan
     from hetplan.planner.planning import Planning
     from hetplan.planner.strategy import Candidate
+    from hetplan.plans.plan import Plan, load_plan, save_plan
     from hetplan.profiling.cluster import Cluster, load_cluster
     from hetplan.profiling.models import Model, load_model
     from hetplan.runtime import distribute
@@ -29,7 +29,7 @@ _HOMES = {
     "Cluster": "hetplan.profiling.cluster",
     "Fit": "hetplan.planner.fits",
     "Model": "hetplan.profiling.models",
-    "Plan": "hetplan.formulations.joint.plan",
+    "Plan": "hetplan.plans.plan",
     "Planning": "hetplan.planner.planning",
     "Replay": "hetplan.runtime.replay",
     "distribute": "hetplan.runtime",
@@ -37,10 +37,10 @@ _HOMES = {
     "fits": "hetplan.planner.fits",
     "load_cluster": "hetplan.profiling.cluster",
     "load_model": "hetplan.profiling.models",
-    "load_plan": "hetplan.formulations.joint.plan",
+    "load_plan": "hetplan.plans.plan",
     "plan": "hetplan.planner.library",
     "replay": "hetplan.runtime.replay",
-    "save_plan": "hetplan.formulations.joint.plan",
+    "save_plan": "hetplan.plans.plan",
 }
 
 __all__ = [

@@ -1,5 +1,5 @@
-"""The evaluator of `amp`: hand-computed prices, every rejection, and what must not change a
-price."""
+"""The evaluator of `amp`: objectives worked out by hand, each constraint broken alone and with
+others, and inconsistent data."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from hetplan.errors import InputError
 from hetplan.formulations.amp.data import AmpData, AmpDecision
 from hetplan.formulations.amp.evaluate import evaluate, price
+from hetplan.schema import parse
 
 
 def document() -> dict[str, Any]:
@@ -147,47 +149,191 @@ def test_memory_falls_with_few_micro_batches_and_is_shared_by_tensor_ranks() -> 
     assert price(data(memory=memory(1e3, 1e3)), tensored()).peak_bytes == (127,) * 4
 
 
-REJECTED = [
-    (pipelined(data=1), "pipeline 2 x data 1 x tensor 1 is 2, expected the number of devices (4)"),
-    (pipelined(micro_batch=3), "global_batch 8 is no multiple of data 2 x micro_batch 3 = 6"),
-    (pipelined(micro_batch=2), "no layer_seconds of type 'fast' for tensor 1, micro_batch 2"),
+TIGHT = memory(126, 123)  # stage 1 of `pipelined` takes 124 bytes per device
+# Decisions that break the constraint of that number alone, and the data where it is not `data()`.
+ALONE: list[tuple[int, AmpDecision, AmpData, list[str]]] = [
     (
-        tensored(data=1, tensor=4, micro_batch=1, placement=[[[0, 1, 2, 3]]]),
-        "no layer_seconds of type 'slow'",
-    ),
-    (pipelined(placement=[[[0], [1]]]), "placement has 1 stages, expected pipeline (2)"),
-    (pipelined(placement=[[[0], [1]], [[2]]]), "placement[1] has 1 data ranks, expected data (2)"),
-    (
-        pipelined(placement=[[[0], [1]], [[2], []]]),
-        "placement[1][1] has 0 devices, expected tensor (1)",
-    ),
-    (
-        pipelined(placement=[[[0], [1]], [[2], [4]]]),
-        "placement[1][1][0] is device 4, expected one of 0..3",
-    ),
-    (
-        pipelined(placement=[[[0], [1]], [[2], [1]]]),
-        "placement[1][1][0] repeats device 1 of placement[0][1][0]",
-    ),
-    (
+        1,
         pipelined(data=1, placement=[[[0]], [[2]]]),
-        "placement leaves device 1 unused (2 in all)",
+        data(),
+        ["pipeline 2 x data 1 x tensor 1 is 2, expected the number of devices (4)"],
     ),
-    (pipelined(stages=[[0, 3]]), "stages has 1 ranges, expected pipeline (2)"),
-    (pipelined(stages=[[1, 2], [2, 3]]), "stages[0] begins at layer 1, expected 0"),
-    (pipelined(stages=[[0, 1], [2, 3]]), "stages[1] begins at layer 2, expected 1"),
-    (pipelined(stages=[[0, 2], [1, 3]]), "stages[1] begins at layer 1, expected 2"),
-    (pipelined(stages=[[0, 3], [3, 3]]), "stages[1] is empty: [3, 3)"),
-    (pipelined(stages=[[0, 1], [1, 2]]), "stages end at layer 2, expected 3"),
-    (pipelined(stages=[[0, 2], [2, 4]]), "stages end at layer 4, expected 3"),
+    (
+        2,
+        pipelined(),
+        data(global_batch=7),
+        ["global_batch 7 is no multiple of data 2 x micro_batch 1 = 2"],
+    ),
+    (2, pipelined(), data(global_batch=1), ["global_batch 1 is no multiple of data 2 x micro_ba"]),
+    (
+        3,
+        pipelined(micro_batch=2),
+        data(),
+        [
+            "no layer_seconds of type 'fast' for tensor 1, micro_batch 2",
+            "no layer_seconds of type 'slow' for tensor 1, micro_batch 2",
+        ],
+    ),
+    (
+        3,
+        tensored(data=1, tensor=4, micro_batch=1, placement=[[[0, 1, 2, 3]]]),
+        data(),
+        ["no layer_seconds of type 'slow' for tensor 4, micro_batch 1"],
+    ),
+    (4, pipelined(placement=[[[0], [1]]]), data(), ["placement has 1 stages, expected pipeline"]),
+    (
+        4,
+        pipelined(placement=[[[0], [1, 3]], [[2]]]),
+        data(),
+        [
+            "placement[0][1] has 2 devices, expected tensor (1)",
+            "placement[1] has 1 data ranks, expected data (2)",
+        ],
+    ),
+    (
+        4,
+        pipelined(placement=[[[0], [9]], [[2], [4]]]),
+        data(),
+        [
+            "placement[0][1][0] is device 9, expected one of 0..3",
+            "placement[1][1][0] is device 4, expected one of 0..3",
+        ],
+    ),
+    (
+        4,
+        pipelined(placement=[[[0], [1]], [[1], [1]]]),
+        data(),
+        [
+            "placement[1][0][0] repeats device 1 of placement[0][1][0]",
+            "placement[1][1][0] repeats device 1 of placement[0][1][0]",
+        ],
+    ),
+    (5, pipelined(stages=[[0, 3]]), data(), ["stages has 1 ranges, expected pipeline (2)"]),
+    (
+        5,
+        pipelined(stages=[[1, 2], [1, 3]]),
+        data(),
+        [
+            "stages[0] begins at layer 1, expected 0",
+            "stages[1] begins at layer 1, expected 2",
+        ],
+    ),
+    (5, pipelined(stages=[[0, 1], [2, 3]]), data(), ["stages[1] begins at layer 2, expected 1"]),
+    (5, pipelined(stages=[[0, 3], [3, 3]]), data(), ["stages[1] is empty: [3, 3)"]),
+    (5, pipelined(stages=[[0, 1], [1, 2]]), data(), ["stages end at layer 2, expected 3"]),
+    (5, pipelined(stages=[[0, 2], [2, 4]]), data(), ["stages end at layer 4, expected 3"]),
+    (
+        6,
+        pipelined(),
+        data(memory=TIGHT),
+        [
+            "device 2 (placement[1][0][0], type 'slow') holds 124 bytes, has 123",
+            "device 3 (placement[1][1][0], type 'slow') holds 124 bytes, has 123",
+        ],
+    ),
+]
+# Decisions that break several constraints: each of (1) to (5) is checked, whatever the others say.
+TOGETHER: list[tuple[AmpDecision, AmpData, list[str]]] = [
+    (
+        pipelined(data=1, micro_batch=3, placement=[[[0]], [[2]]]),
+        data(),
+        [
+            "pipeline 2 x data 1 x tensor 1 is 2",
+            "global_batch 8 is no multiple of data 1 x micro_batch 3 = 3",
+            "no layer_seconds of type 'fast'",
+            "no layer_seconds of type 'slow'",
+        ],
+    ),
+    (
+        pipelined(placement=[[[0], [1]], [[2], [1]]], stages=[[0, 0], [0, 2]]),
+        data(),
+        [
+            "placement[1][1][0] repeats device 1 of placement[0][1][0]",
+            "stages[0] is empty: [0, 0)",
+            "stages end at layer 2, expected 3",
+        ],
+    ),
+    # memory is counted only for a decision that keeps (1) to (5)
+    (pipelined(), data(global_batch=7, memory=TIGHT), ["global_batch 7 is no multiple of"]),
 ]
 
 
-@pytest.mark.parametrize(
-    ("decision", "message"), REJECTED, ids=[message[:48] for _, message in REJECTED]
-)
-def test_rejects(decision: AmpDecision, message: str) -> None:
-    found = evaluate(data(), decision)
+def check_violations(decision: AmpDecision, instance: AmpData, expected: list[str]) -> None:
+    """Each violation begins as expected, and there are no others."""
+    found = evaluate(instance, decision)
     assert found.objective is None
-    assert any(message in violation for violation in found.violations), found.violations
-    assert not any("\n" in violation for violation in found.violations)
+    assert len(found.violations) == len(expected), found.violations
+    for violation, beginning in zip(found.violations, expected, strict=True):
+        assert violation.startswith(beginning) and "\n" not in violation
+
+
+@pytest.mark.parametrize(
+    ("decision", "instance", "expected"),
+    [case[1:] for case in ALONE],
+    ids=[f"({number}) {expected[0][:40]}" for number, _, _, expected in ALONE],
+)
+def test_a_constraint_broken_alone_is_reported_alone_at_all_places(
+    decision: AmpDecision, instance: AmpData, expected: list[str]
+) -> None:
+    check_violations(decision, instance, expected)
+
+
+def test_every_constraint_has_a_case_that_breaks_it_alone() -> None:
+    assert {number for number, *_ in ALONE} == set(range(1, 7))
+
+
+@pytest.mark.parametrize(("decision", "instance", "expected"), TOGETHER)
+def test_constraints_broken_together_are_all_reported(
+    decision: AmpDecision, instance: AmpData, expected: list[str]
+) -> None:
+    check_violations(decision, instance, expected)
+
+
+def table(**changes: Any) -> dict[str, Any]:
+    """The first of the tables with other entries."""
+    first: dict[str, Any] = document()["layer_seconds"][0]
+    return first | changes
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"bandwidth": [[0.0] * 4] * 3}, "bandwidth has 3 rows, expected one per device (4)"),
+        (
+            {"bandwidth": [[0.0] * 4, [0.0] * 3, *[[0.0] * 4] * 2]},
+            "bandwidth[1] has 3 entries, expected one per device (4)",
+        ),
+        (
+            {"bandwidth": [[0, 1, 1, 1], [2, 0, 1, 1], [1, 1, 0, 1], [1, 1, 1, 0]]},
+            "bandwidth[1][0] is 2.0 but bandwidth[0][1] is 1.0, expected a symmetric matrix",
+        ),
+        (
+            {"bandwidth": [[0, 1, 1, 1], [1, 0, 1, 0], [1, 1, 0, 1], [1, 0, 1, 0]]},
+            "bandwidth[3][1] is 0.0, expected more than 0 (at least 1e-30)",
+        ),
+        (
+            {"layer_seconds": [table(), table(type="slow", seconds=[1.0])]},
+            "layer_seconds[1].seconds has 1 entries, expected one per layer (3)",
+        ),
+        (
+            {"layer_seconds": [table(), table(type="slow"), table()]},
+            "layer_seconds[2] repeats layer_seconds[0] (same type, tensor, micro_batch)",
+        ),
+        (
+            {"layer_seconds": [table()]},
+            "layer_seconds has no table for device type 'slow', expected one for each type",
+        ),
+        (
+            {"memory": memory(1, 1) | {"layer_bytes_per_sample": [1.0]}},
+            "memory.layer_bytes_per_sample has 1 entries, expected one per layer (3)",
+        ),
+        (
+            {"memory": memory(1, 1) | {"device_bytes": {"fast": 1.0}}},
+            "memory.device_bytes lacks device type 'slow', expected every type",
+        ),
+    ],
+)
+def test_inconsistent_data_is_refused_in_one_line(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError) as error:
+        parse(AmpData, document() | changes, where="test")
+    assert message in str(error.value) and "\n" not in str(error.value)

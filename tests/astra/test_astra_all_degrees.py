@@ -15,12 +15,12 @@ import pytest
 from hetplan.formulations.astra.search.engine import search
 from hetplan.formulations.astra.search.facts import ModelFacts, model_facts
 from hetplan.formulations.astra.search.links import Assumptions
+from hetplan.formulations.astra.search.memory import stage_bytes
 from hetplan.formulations.astra.search.pricing import (
     EMBEDDING,
     HEAD,
     Priced,
     after_pipeline,
-    stage_bytes,
     uncovered,
 )
 from hetplan.formulations.astra.search.result import Job, SearchResult

@@ -12,8 +12,10 @@ import pytest
 
 from hetplan.formulations.astra.search.facts import model_facts
 from hetplan.formulations.astra.search.links import Assumptions
-from hetplan.formulations.astra.search.pricing import Priced, in_flight, stage_bytes, stage_peaks
+from hetplan.formulations.astra.search.memory import in_flight, stage_bytes, stage_peaks
+from hetplan.formulations.astra.search.pricing import Priced
 from hetplan.formulations.astra.search.space import Space, offer_of, strategies
+from hetplan.profiling.frameworks import MEGATRON
 from hetplan.profiling.models import Model, load_model
 from hetplan.profiling.transformer import Experts
 from hetplan.profiling.zoo import llama, text_model
@@ -27,6 +29,8 @@ from fakes import kept  # noqa: E402
 from quick import rest_slow  # noqa: E402
 
 WITHIN = 0.05
+# Megatron's 2 + 4 + 12 bytes, two layers gathered and one reduced, beside no workspace.
+TRAINER = MEGATRON.model_copy(update={"workspace_bytes": 0.0})
 LAYERS, TOKENS, HIDDEN, HEADS, GROUPS, WIDE, COUNT, ACTIVE = 8, 2048, 1024, 16, 8, 2816, 8, 2
 
 
@@ -216,7 +220,8 @@ def described(ranks: Ranks, **more: Any) -> Priced:
     facts = model_facts(model_of(ranks.mixture))
     table = strategies(facts, space_of(ranks, **more), [], gpus=8, global_batch=64)
     assert table.rows == 1
-    return Priced(facts, table, offer_of("H100-SXM5-80GB", 8), Assumptions(reserved_bytes=0.0))
+    assumed = Assumptions(framework=TRAINER, reserved_bytes=0.0)
+    return Priced(facts, table, offer_of("H100-SXM5-80GB", 8), assumed)
 
 
 CASES = {
@@ -264,14 +269,14 @@ def test_a_rank_holds_what_torch_says(name: str) -> None:
 
 @pytest.mark.parametrize("groups", [1, 2, 4])
 def test_full_shards_are_those_of_torch(groups: int, mesh_of: Any) -> None:
-    """Shards of all layers, and weights and gradients of the one at work and the next one; several
+    """Shards of all layers, weights of the one at work and the next one, and a gradient; several
     groups of ranks hold all shards each (HSDP)."""
     ranks = Ranks(shards=8, groups=groups)
     block = block_of(ranks)
     whole = sum(p.numel() for p in block.parameters())
     shard = local_elements(block, mesh_of(8) if groups == 1 else mesh_of(groups, 8 // groups))
     assert shard == whole * groups // 8
-    held = LAYERS * (6 * shard + adams_bytes(shard)) + 2 * 6 * whole
+    held = LAYERS * (6 * shard + adams_bytes(shard)) + whole * (2 * 2 + 2)
     x = torch.empty(1, TOKENS, HIDDEN, dtype=torch.bfloat16)
     passes = kept.kept_bytes(block_of(ranks), x)
     total, _ = stage_bytes(described(ranks), np.array([LAYERS]), np.zeros(1, np.int64), 0.0, 0.0)

@@ -13,7 +13,8 @@ import pytest
 from hetplan.formulations.astra.search.engine import columns_of, search
 from hetplan.formulations.astra.search.facts import ModelFacts, model_facts
 from hetplan.formulations.astra.search.links import Assumptions, group_seconds
-from hetplan.formulations.astra.search.pricing import Priced, iteration_parts, offload_share
+from hetplan.formulations.astra.search.memory import offload_share
+from hetplan.formulations.astra.search.pricing import Priced, iteration_parts
 from hetplan.formulations.astra.search.result import Job
 from hetplan.formulations.astra.search.rules import default_rules
 from hetplan.formulations.astra.search.space import Offer, Space, homogeneous, offer_of, strategies

@@ -16,10 +16,10 @@ from hetplan.formulations.astra.search.links import Assumptions
 from hetplan.formulations.astra.search.result import Job, summary
 from hetplan.formulations.astra.search.space import homogeneous, offers_of_cluster
 from hetplan.formulations.joint.bound import computing_alone
-from hetplan.formulations.joint.plan import Plan
 from hetplan.planner.astra import Astra, PoolProblem, plan_of
 from hetplan.planner.ranking import make_plans
 from hetplan.planner.strategy import make_strategies, propose
+from hetplan.plans.plan import Plan
 from hetplan.profiling.cluster import example_cluster
 from hetplan.profiling.models import load_model
 from hetplan.profiling.transformer import Experts
@@ -68,7 +68,9 @@ def test_a_homogeneous_plan_survives_its_file_and_its_peaks_leave_the_reserve_ou
         Job(workload.model, 16),
         (pool := homogeneous(offers_of_cluster(workload.cluster)[0])),
         space=PoolProblem(workload, "homogeneous", pool).plannable(),
-        assumed=Assumptions(reserved_bytes=0.0, profile=workload.profile),
+        assumed=Assumptions(
+            framework=workload.framework, reserved_bytes=0.0, profile=workload.profile
+        ),
     )
     assert candidate.peak_bytes is not None and found.best is not None
     assert max(candidate.peak_bytes) == pytest.approx(max(found.best.stage_bytes))

@@ -12,12 +12,8 @@ import pytest
 from astra.cases import GPT, LLAMA, SMALL, table_of
 from hetplan.formulations.astra.search.facts import ModelFacts
 from hetplan.formulations.astra.search.links import Assumptions
-from hetplan.formulations.astra.search.pricing import (
-    Priced,
-    iteration_parts,
-    offload_share,
-    stage_peaks,
-)
+from hetplan.formulations.astra.search.memory import offload_share, stage_peaks
+from hetplan.formulations.astra.search.pricing import Priced, iteration_parts
 from hetplan.formulations.astra.search.space import (
     NONE,
     Offer,
@@ -134,7 +130,10 @@ def plain_bytes(facts: ModelFacts, row: dict[str, Any], stage: int) -> tuple[flo
     params += (
         facts.last.params + (facts.last.tied_params if pp > 1 else 0) if stage == pp - 1 else 0
     )
+    # Megatron-LM: 18 bytes a parameter, two buffers of what stages exchange, its workspace, and
+    # CUDA's context and three communicators that no allocator counts
     states = 12 * params / tp / (dp if row["use_distributed_optimizer"] else 1)
+    beside = 64e6 + 0.5e9 + 3 * 0.688e9
 
     def kept(saved: Any) -> float:
         parts = (x.size(facts.precision) / (tp if x.split or sp else 1) for x in saved)
@@ -147,16 +146,25 @@ def plain_bytes(facts: ModelFacts, row: dict[str, Any], stage: int) -> tuple[flo
         core = kept([x for x in facts.blocks[0].saved if x.name.startswith(("softmax", "scores"))])
         layers, working = n * (whole - core), core
     elif row["recompute_method"] == "uniform":
-        layers, working = -(-n // r) * boundary, min(r, n) * whole
+        layers, working = -(-n // r) * boundary, min(r, n) * whole - boundary
     elif row["recompute_method"] == "block":
         again = min(r * v, n)
-        layers, working = again * boundary + (n - again) * whole, whole
+        layers, working = again * boundary + (n - again) * whole, whole - boundary
     flight = min(K, pp - stage)
     if row["num_layers_per_virtual_pipeline_stage"] is not None:
         flight = min(K * v, 2 * (pp - stage - 1) + (v - 1) * pp + 1) / v
-    ends = flight * kept(facts.first.saved) if stage == 0 else 0.0
-    ends += kept(facts.last.saved) if stage == pp - 1 else 0.0
-    return 6 * params / tp + states + flight * layers + working + ends + 1.5 * 2**30, states
+    ends, loss = 0.0, 0.0
+    if stage == 0:  # of every round of chunks that is begun, pp micro-batches in the first chunk
+        rounds = -(-round(flight * v) // (pp * v))
+        ends = min(K, rounds * pp) * kept(facts.first.saved)
+    if stage == pp - 1:  # 6 bytes a logit at the loss
+        logits = sum(x.elements for x in facts.last.saved if x.name == "logits") * mbs / tp
+        ends += kept(facts.last.saved) - 4 * logits
+        loss = 6 * logits
+    if pp > 1:
+        beside += 2 * boundary
+    held = 6 * params / tp + states + flight * layers + max(working, loss) + ends + beside
+    return held, states
 
 
 @pytest.mark.parametrize(("facts", "gpus"), [(LLAMA, 64), (GPT, 24)])

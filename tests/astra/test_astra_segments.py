@@ -12,8 +12,7 @@ from astra.cases import oracle, random_instance
 from hetplan.errors import InputError
 from hetplan.formulations import family
 from hetplan.formulations.astra import paper
-from hetplan.formulations.astra.data import AstraData, AstraDecision, AstraStage, DeviceType
-from hetplan.formulations.astra.evaluate import evaluate
+from hetplan.formulations.astra.data import AstraData, DeviceType
 from hetplan.formulations.astra.problem import compile_problem, infeasible_because
 from hetplan.instances.library import Entry, library
 from hetplan.schema import parse
@@ -178,37 +177,6 @@ def test_reasons_for_infeasibility(changes: dict[str, Any], part: str) -> None:
     for method in ("exact", "cp-sat", "milp", "paper"):
         result = run_one(instance(**changes), method)
         assert result.status == "infeasible" and part in result.message
-
-
-def test_evaluator_names_each_broken_constraint() -> None:
-    data = instance(
-        layers=4,
-        stages=2,
-        device_types=[
-            DeviceType(name="a", max_devices=64, layer_seconds=1, p2p_seconds=0.5, max_layers=3),
-            DeviceType(name="b", max_devices=128, layer_seconds=2, p2p_seconds=0),
-        ],
-        equal_layers_per_type=True,
-    )
-
-    def verdict(*stages: tuple[str, int]) -> tuple[float | None, str]:
-        found = evaluate(
-            data, AstraDecision(stages=[AstraStage(type=t, layers=n) for t, n in stages])
-        )
-        return found.objective, "; ".join(found.violations)
-
-    assert verdict(("a", 2), ("b", 2)) == (2.5 + 4 + 63 * 4, "")
-    assert verdict(("a", 3), ("b", 1))[0] == 3.5 + 2 + 63 * 3.5
-    for stages, part in (
-        ((("a", 4),), "1 stages, expected 2"),
-        ((("a", 1), ("b", 1)), "hold 2 layers, expected 4"),
-        ((("a", 2), ("c", 2)), "expected one of a, b"),
-        ((("a", 4), ("b", 1)), "at most 3"),
-        ((("a", 2), ("a", 2)), "2 stages of 64 need 128"),
-        ((("b", 1), ("b", 3)), "expected the same number"),
-    ):
-        objective, violations = verdict(*stages)
-        assert objective is None and part in violations
 
 
 ENTRIES = library("astra")

@@ -12,9 +12,9 @@ from fakes.cli import Call, Ran, Write
 from fakes.workloads import cluster as two_by_two, cluster_document
 from hetplan.cli.main import main
 from hetplan.formulations import FAMILIES
-from hetplan.formulations.joint.plan import save_plan
 from hetplan.planner.amp import DataParallel
 from hetplan.planner.strategy import propose
+from hetplan.plans.plan import save_plan
 from hetplan.profiling.workload import make_workload
 from hetplan.solvers.run import Run
 from present import present

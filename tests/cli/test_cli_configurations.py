@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fakes.cli import Call
-from hetplan.formulations.joint.plan import Plan
+from hetplan.plans.plan import Plan
 
 FOLDER = Path(__file__).parents[1] / "files" / "configurations"
 # Released weights, in billions (the model cards).

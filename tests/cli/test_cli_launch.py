@@ -16,7 +16,7 @@ from export.by_hand import cut, plan_of
 from export.hostile import ONE_LINE, SEVERAL_LINES, places_of_texts, with_text
 from fakes.cli import Call
 from hetplan.cli import run as launch
-from hetplan.formulations.joint.plan import Plan, save_plan
+from hetplan.plans.plan import Plan, save_plan
 from markdown_pages import ROOT
 
 JOB = {

@@ -15,8 +15,8 @@ import yaml
 from fakes.cli import Call, Ran
 from fakes.workloads import cluster_document, profile_document
 from hetplan.cli.plan import no_winner
-from hetplan.formulations.joint.plan import load_plan
 from hetplan.planner import STRATEGIES
+from hetplan.plans.plan import load_plan
 
 CANDIDATE_KEYS = (
     "strategy",

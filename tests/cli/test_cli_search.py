@@ -182,3 +182,22 @@ def test_products_in_fewer_bits_are_faster(hetplan: Call, tmp_path: Path) -> Non
     assert refused.code == 2 and "stack fp8, bf16" in refused.error
     unknown = hetplan(*asked, "--gpus", "A800:16", "--stack", "fp16")
     assert unknown.code == 2 and "--stack: unknown software stack" in unknown.error
+
+
+def test_the_framework_and_the_margin_say_what_fits(hetplan: Call) -> None:
+    """12 bytes a logit and buffers of full shards, which Megatron's numbers lack; and a margin."""
+    search = (
+        "plan", "search", "-m", "llama3-8b", "--precision", "bf16", "--sequence", 32768, "-g",
+        "H100-SXM5-80GB:8", "-b", 8, "-p", "pipeline=1", "-p", "tensor=1", "-p", "micro_batch=1",
+        "-p", "fsdp=true", "-p", "recompute=full", "-p", "offload=false", "--json",
+    )  # fmt: skip
+    held = {}
+    for name in ("fsdp", "megatron"):
+        ran = hetplan(*search, "--framework", name, "--memory-margin", 0)
+        (stage,) = json.loads(ran.out)["best"]["stages"]
+        held[name] = stage["peak_bytes"]
+    logits = 32768 * 128256
+    assert held["fsdp"] - held["megatron"] > 6 * logits - 2e9  # one communicator less
+    tight = hetplan(*search, "--framework", "fsdp", "--memory-margin", 0.2)
+    assert tight.code == 1 and "fits in memory" in json.loads(tight.out)["reason"]
+    assert "did you mean" in hetplan(*search, "--framework", "megatro").err.lower()

@@ -25,9 +25,9 @@ from fakes.rehearsals import plan as rehearsal_plan
 from fakes.workloads import cluster_document, small
 from hetplan.errors import InputError
 from hetplan.formulations import join
-from hetplan.formulations.ditto.data import DittoStage
-from hetplan.formulations.joint.plan import Plan, ReadyTemplates, save_plan
 from hetplan.interpreter import let_find, own_command, safe_path, working_folder_last
+from hetplan.plans.plan import Plan, save_plan
+from hetplan.plans.templates import ReadyTemplates, TemplateStage
 from hetplan.profiling.operators import DEFAULT_STACK
 from hetplan.runtime.export import export
 from markdown_pages import ROOT
@@ -73,7 +73,8 @@ def four_stages(folder: Path) -> None:
     """A plan of four ranks on two nodes, with a template for one of them, its cluster, and a
     factory."""
     stages = [
-        DittoStage(first=a, last=b, type="V100-SXM2-16GB", devices=1) for a, b in ((0, 6), (6, 14))
+        TemplateStage(first=a, last=b, type="V100-SXM2-16GB", devices=1)
+        for a, b in ((0, 6), (6, 14))
     ]
     ready = ReadyTemplates(failures=0, samples=1, pipelines=[stages])
     plan = rehearsal_plan("four stages, even", small(stack=DEFAULT_STACK))

@@ -104,28 +104,111 @@ def test_the_unit_of_time_changes_nothing(method: str, seeds: int) -> None:
         assert nanoseconds == (seconds and pytest.approx(1e-9 * seconds, rel=1e-6))
 
 
-@pytest.mark.parametrize(
-    ("stages", "message"),
-    [
-        ([], "no stages"),
-        ([(0, 1, "a", 1), (2, 3, "b", 1)], "begins with layer 2, expected 1"),
-        ([(0, 2, "a", 1)], "end at layer 2, expected 3"),
-        ([(0, 0, "a", 1), (0, 3, "b", 2)], "is empty"),
-        ([(0, 3, "c", 1)], "expected one of a, b"),
-        ([(0, 3, "a", 3)], "power of two up to 2"),
-        ([(0, 3, "a", 4)], "power of two up to 2"),
-        ([(0, 1, "a", 2), (1, 3, "a", 1)], "3 devices of type a are used, expected at most 2"),
-        ([(0, 3, "a", 1)], "needs 15 bytes per device"),
-        ([(0, 2, "a", 1), (2, 3, "b", 1)], "stages[0] needs 12 bytes"),
-        ([(k, k + 1, "ab"[k % 2], 1) for k in range(5)], "5 stages, expected at most micro_batch"),
-    ],
-)
-def test_every_broken_constraint_is_named(
-    stages: list[tuple[int, int, str, int]], message: str
+Stages = list[tuple[int, int, str, int]]
+# Two nodes of type a, and devices without limits of memory.
+ROOMY: dict[str, Any] = {
+    "device_types": [DOCUMENT["device_types"][0] | {"nodes": 2}, DOCUMENT["device_types"][1]],
+    "memory": None,
+}
+# Stages that break the constraint of that number alone, and changes of DOCUMENT.
+ALONE: list[tuple[int, Stages, dict[str, Any], list[str]]] = [
+    (1, [], {}, ["no stages, expected at least one"]),
+    (1, [(0, 1, "a", 1), (2, 3, "b", 1)], {}, ["stages[1] begins with layer 2, expected 1"]),
+    (1, [(0, 2, "a", 1), (1, 3, "b", 1)], {}, ["stages[1] begins with layer 1, expected 2"]),
+    (1, [(0, 2, "a", 1)], {}, ["the stages end at layer 2, expected 3"]),
+    (1, [(0, 2, "a", 1), (2, 4, "b", 1)], {}, ["the stages end at layer 4, expected 3"]),
+    (
+        1,
+        [(1, 1, "a", 1), (1, 1, "a", 1), (1, 3, "b", 2)],
+        {},
+        [
+            "stages[0] begins with layer 1, expected 0",
+            "stages[0] is empty: [1, 1)",
+            "stages[1] is empty: [1, 1)",
+        ],
+    ),
+    (2, [(0, 3, "a", 3)], ROOMY, ["stages[0].devices is 3, expected a power of two up to 2"]),
+    (2, [(0, 3, "a", 4)], ROOMY, ["stages[0].devices is 4, expected a power of two up to 2"]),
+    (
+        2,
+        [(0, 1, "a", 1), (1, 3, "a", 3)],
+        {
+            "device_types": [
+                kind | {"devices_per_node": 4, "allreduce_seconds": dict.fromkeys("24", [0.1] * 3)}
+                for kind in DOCUMENT["device_types"]
+            ],
+        },
+        ["stages[1].devices is 3, expected a power of two up to 4"],
+    ),
+    (
+        3,
+        [(0, 1, "a", 2), (1, 2, "a", 1), (2, 3, "b", 2), (3, 4, "b", 1)],
+        {
+            "device_types": [
+                kind
+                | {"forward_seconds": [1.0] * 4, "backward_seconds": [1.0] * 4}
+                | {"allreduce_seconds": {"2": [0.0] * 4}}
+                for kind in DOCUMENT["device_types"]
+            ],
+            "memory": None,
+        },
+        [
+            "3 devices of type a are used, expected at most 2",
+            "3 devices of type b are used, expected at most 2",
+        ],
+    ),
+    (
+        4,
+        [(0, 1, "a", 1), (1, 2, "a", 1), (2, 3, "b", 1)],
+        {"micro_batches": 2},
+        ["3 stages, expected at most micro_batches (2)"],
+    ),
+    (5, [(0, 3, "a", 1)], {}, ["stages[0] needs 15 bytes per device, a has 10"]),
+    (
+        5,
+        [(0, 1, "b", 1), (1, 3, "a", 1)],
+        {"memory": DOCUMENT["memory"] | {"device_bytes": {"a": 9.0, "b": 5.0}}},
+        [
+            "stages[0] needs 6 bytes per device, b has 5",
+            "stages[1] needs 10 bytes per device, a has 9",
+        ],
+    ),
+    (
+        6,
+        [(0, 1, "c", 1), (1, 3, "d", 1)],
+        {},
+        [
+            "stages[0].type is 'c', expected one of a, b",
+            "stages[1].type is 'd', expected one of a, b",
+        ],
+    ),
+]
+
+
+@pytest.mark.parametrize(("number", "stages", "changes", "expected"), ALONE)
+def test_a_constraint_broken_alone_is_reported_alone_at_all_places(
+    number: int, stages: Stages, changes: dict[str, Any], expected: list[str]
 ) -> None:
-    found = evaluate(data(), decision(*stages))
+    found = evaluate(data(**changes), decision(*stages))
+    assert (found.objective, found.violations) == (None, tuple(expected))
+
+
+def test_every_constraint_has_a_case_that_breaks_it_alone() -> None:
+    assert {number for number, *_ in ALONE} == set(range(1, 7))
+
+
+def test_constraints_broken_together_are_all_reported() -> None:
+    stages = [(0, 1, "a", 3), (1, 2, "c", 1), (0, 2, "b", 1)]
+    found = evaluate(data(micro_batches=2), decision(*stages))
     assert found.objective is None
-    assert any(message in violation for violation in found.violations), found.violations
+    assert found.violations == (
+        "stages[2] begins with layer 0, expected 2",
+        "the stages end at layer 2, expected 3",
+        "stages[0].devices is 3, expected a power of two up to 2",
+        "3 devices of type a are used, expected at most 2",
+        "3 stages, expected at most micro_batches (2)",
+        "stages[1].type is 'c', expected one of a, b",
+    )
 
 
 @pytest.mark.parametrize(

@@ -11,12 +11,13 @@ from ditto.ditto_cases import workload_on
 from hetplan.formulations import family
 from hetplan.formulations.ditto.data import DittoDecision, DittoStage
 from hetplan.formulations.ditto.pose import group_size, pose
-from hetplan.formulations.joint.plan import Plan, ReadyTemplates
 from hetplan.planner.amp import DataParallel
 from hetplan.planner.ditto import Ditto, DittoSettings, free_devices, place
 from hetplan.planner.ranking import make_plans
 from hetplan.planner.replan import replan
 from hetplan.planner.strategy import Candidate, propose
+from hetplan.plans.plan import Plan
+from hetplan.plans.templates import ReadyTemplates, TemplateStage
 from hetplan.profiling.cluster import example_cluster
 from hetplan.profiling.profile import Profile
 from hetplan.profiling.workload import Workload, make_workload
@@ -144,7 +145,7 @@ def test_pipelines_from_several_templates(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_where_no_template_is_left_all_strategies_plan_again() -> None:
     w = workload_on({"device": "T4", "devices": 1, "count": 2})
-    stages = [DittoStage(first=0, last=14, type="V100-SXM2-16GB", devices=1)]
+    stages = [TemplateStage(first=0, last=14, type="V100-SXM2-16GB", devices=1)]
     ready = ReadyTemplates(failures=0, samples=1, pipelines=[stages])
     (candidate,) = propose(DataParallel(), w, Run())
     plan = present(candidate.plan).model_copy(update={"templates": ready})

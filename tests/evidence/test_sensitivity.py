@@ -15,9 +15,9 @@ from evidence.truth.__main__ import main
 from evidence.truth.sensitivity import relative_spread, scenarios, sensitivity
 from fakes.workloads import cluster_document, pipeline, small
 from hetplan.errors import InputError
-from hetplan.formulations.joint.plan import save_plan
 from hetplan.planner.amp import DataParallel
 from hetplan.planner.strategy import propose
+from hetplan.plans.plan import save_plan
 from hetplan.profiling.operators import DEFAULT_STACK
 from hetplan.profiling.profile import Profile, Readings, perturbed
 from hetplan.profiling.workload import Workload

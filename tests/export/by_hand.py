@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from hetplan.formulations.joint.plan import Plan
+from hetplan.plans.plan import Plan
 
 BLOCKS = 12
 

@@ -9,7 +9,7 @@ import pytest
 
 from export.by_hand import cut, plan_of
 from hetplan.errors import UnsupportedError
-from hetplan.formulations.joint.plan import Plan
+from hetplan.plans.plan import Plan
 from hetplan.runtime.export import EXPORTERS, export
 
 NAMES = {

@@ -17,7 +17,7 @@ import yaml
 
 from export.by_hand import BLOCKS, UNEVEN, cut, kinds_of, plan_of, run_script
 from hetplan.errors import UnsupportedError
-from hetplan.formulations.joint.plan import Plan
+from hetplan.plans.plan import Plan
 from hetplan.runtime.export import export
 from hetplan.runtime.export.grid import Grid, stage_settings
 

@@ -26,12 +26,12 @@ from export.hostile import (
 )
 from export.test_launchers import CODES, KEYS
 from hetplan.errors import InputError, UnsupportedError
-from hetplan.formulations.joint.plan import Plan
+from hetplan.plans.plan import Plan
 from hetplan.runtime.export import EXPORTERS, export
 from hetplan.runtime.export.scripts import LAUNCHERS, Start, torchrun
 
 PREDICTION = {"strategy": "joint", "method": "auto", "predicted_seconds": 0.5}
-MORE = {"origin": "by hand", "prediction": PREDICTION}
+MORE: dict[str, Any] = {"origin": "by hand", "prediction": PREDICTION}
 TYPES = ["A100"] * 4 + ["T4"] * 4
 # Of each framework a plan that it can say, with every text that a plan file may have.
 PLANS = {
@@ -42,9 +42,14 @@ PLANS = {
     "flagscale": plan_of(cut(6, 6), tensor=4, types=TYPES, **MORE),
     "torchrun": plan_of(cut(6, 6), tensor=4, types=TYPES, refused="a reason", **MORE),
 }
-OPTIONS = {"ssh": {}, "slurm": {"options": {"comment": "a"}, "types": {"T4": {"constraint": "b"}}},
-           "kubeflow": {"types": {"T4": {"gpu": "t4"}}}, "jobset": {"types": {"T4": {"gpu": "t4"}}},
-           "ray": {"types": {"T4": {"gpu": "t4"}}}}  # fmt: skip
+GPU = {"types": {"T4": {"gpu": "t4"}}}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "ssh": {},
+    "slurm": {"options": {"comment": "a"}, "types": {"T4": {"constraint": "b"}}},
+    "kubeflow": GPU,
+    "jobset": GPU,
+    "ray": GPU,
+}
 
 
 def free_places(plan: Plan) -> list[Place]:

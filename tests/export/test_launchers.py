@@ -21,7 +21,7 @@ import yaml
 
 from export.schemas import complaints
 from hetplan.errors import InputError, UnsupportedError
-from hetplan.formulations.joint.plan import Plan, save_plan
+from hetplan.plans.plan import Plan, save_plan
 from hetplan.runtime.export.scripts import KINDS, LAUNCHERS, Start, seats, torchrun
 from hetplan.schema import StrictModel
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hetplan.formulations.amp.data import AmpDecision
-from hetplan.formulations.joint.plan import Plan
+from hetplan.plans.plan import Plan
 
 
 def decision_of(plan: Plan) -> AmpDecision:

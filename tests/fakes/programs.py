@@ -14,7 +14,7 @@ from hetplan.formulations.hap.problem import compile_problem, reduce_theory
 from hetplan.formulations.hap.spmd import networks as n
 from hetplan.formulations.hap.spmd.program import SingleProgram, Writer
 from hetplan.formulations.hap.spmd.rules import Theory, ring, theory_of
-from hetplan.formulations.joint.plan import Plan, parse_plan
+from hetplan.plans.plan import Plan, parse_plan
 from hetplan.runtime.replay import write_program
 
 UNEVEN: dict[int, list[float]] = {2: [0.7, 0.3], 3: [0.5, 0.2, 0.3], 4: [0.15, 0.4, 0.25, 0.2]}

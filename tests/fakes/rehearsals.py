@@ -10,7 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from hetplan.formulations.joint.plan import Plan, new_plan
+from hetplan.plans.making import new_plan
+from hetplan.plans.plan import Plan
 from hetplan.profiling.cluster import Cluster, ClusterFile, build_cluster
 from hetplan.profiling.models import Model
 from hetplan.profiling.profile import Profile

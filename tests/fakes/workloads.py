@@ -7,7 +7,8 @@ from itertools import pairwise
 from random import Random
 from typing import Any
 
-from hetplan.formulations.joint.plan import Plan, new_plan
+from hetplan.plans.making import new_plan
+from hetplan.plans.plan import Plan
 from hetplan.profiling.cluster import Cluster, ClusterFile, build_cluster
 from hetplan.profiling.models import Model, load_model
 from hetplan.profiling.operators import DEFAULT_STACK, Attention, Stack

@@ -22,12 +22,12 @@ from hetplan.formulations import family
 from hetplan.formulations.amp.pose import pose
 from hetplan.formulations.hap.pose import pose as posed_for_hap
 from hetplan.formulations.hap.spmd.whole import Decided
-from hetplan.formulations.joint.plan import Plan
 from hetplan.planner.hap import Hap, HapSettings
 from hetplan.planner.library import plan as planned
 from hetplan.planner.planning import Planning
 from hetplan.planner.search import replay_candidate
 from hetplan.planner.strategy import propose, recomputed
+from hetplan.plans.plan import Plan
 from hetplan.profiling.cluster import Cluster, example_cluster
 from hetplan.profiling.workload import Workload, make_workload
 from hetplan.runtime.replay import decision_of as program_decision, replay

@@ -15,22 +15,23 @@ from hetplan.schema import parse
 from hetplan.solvers.registry import load, solve
 from hetplan.solvers.run import Options, Run
 
-THEORY = {
+TRIPLES: list[dict[str, object]] = [
+    {"kind": "compute", "instruction": "load", "pre": [], "post": ["x|All-Gather(0)"],
+     "fixed_flops": 0.0, "shared_flops": 0.0},
+    {"kind": "compute", "instruction": "matmul", "pre": ["x|All-Gather(0)"],
+     "post": ["y|All-Reduce"],
+     "segment": 0, "fixed_flops": 2.0, "shared_flops": 8.0},
+    {"kind": "comm", "instruction": "all-reduce", "pre": ["y|All-Reduce"],
+     "post": ["y|Identity"],
+     "segment": 1, "fixed_seconds": 0.5, "shared_seconds": 2.0},
+    {"kind": "compute", "instruction": "loss", "pre": ["y|Identity"], "post": ["l|All-Reduce"],
+     "segment": 1, "fixed_flops": 0.0, "shared_flops": 4.0},
+]  # fmt: skip
+THEORY: dict[str, object] = {
     "devices": [{"name": "fast", "flops_per_second": 4.0},
                 {"name": "slow", "flops_per_second": 1.0}],
     "segments": 2,
-    "triples": [
-        {"kind": "compute", "instruction": "load", "pre": [], "post": ["x|All-Gather(0)"],
-         "fixed_flops": 0.0, "shared_flops": 0.0},
-        {"kind": "compute", "instruction": "matmul", "pre": ["x|All-Gather(0)"],
-         "post": ["y|All-Reduce"],
-         "segment": 0, "fixed_flops": 2.0, "shared_flops": 8.0},
-        {"kind": "comm", "instruction": "all-reduce", "pre": ["y|All-Reduce"],
-         "post": ["y|Identity"],
-         "segment": 1, "fixed_seconds": 0.5, "shared_seconds": 2.0},
-        {"kind": "compute", "instruction": "loss", "pre": ["y|Identity"], "post": ["l|All-Reduce"],
-         "segment": 1, "fixed_flops": 0.0, "shared_flops": 4.0},
-    ],
+    "triples": TRIPLES,
     "goal": "l|All-Reduce",
 }  # fmt: skip
 DATA = parse(HapData, THEORY, where="test")
@@ -44,28 +45,119 @@ def test_the_cost_by_hand() -> None:
     assert found.parts["communication"] == pytest.approx(1.7)
 
 
-@pytest.mark.parametrize(
-    ("program", "ratios", "complaint"),
-    [
-        (
-            [0, 2, 1, 3],
-            [[1.0, 0.0], [0.5, 0.5]],
-            "program[1] (all-reduce) needs 'y|All-Reduce', which nothing",
-        ),
-        ([0, 1, 2], [[1.0, 0.0], [0.5, 0.5]], "does not establish the goal 'l|All-Reduce'"),
-        ([0, 1, 1, 2, 3], [[1.0, 0.0], [0.5, 0.5]], "program[2] repeats triple 1 of program[1]"),
-        ([0, 1, 2, 9], [[1.0, 0.0], [0.5, 0.5]], "program[3] is 9, expected less than 4"),
-        ([0, 1, 2, 3], [[1.0, 0.0]], "ratios has 1 rows, expected one per segment (2)"),
-        ([0, 1, 2, 3], [[1.0], [0.5, 0.5]], "ratios[0] has 1 entries, expected one per device (2)"),
-        ([0, 1, 2, 3], [[0.9, 0.0], [0.5, 0.5]], "ratios[0] sums to 0.9, expected 1"),
-    ],
-)
-def test_every_broken_constraint_is_named(
-    program: list[int], ratios: list[list[float]], complaint: str
+PROGRAM, RATIOS = [0, 1, 2, 3], [[1.0, 0.0], [0.5, 0.5]]
+# Decisions that break the constraint of that number alone, and changes of THEORY.
+ALONE: list[tuple[int, list[int], list[list[float]], dict[str, object], list[str]]] = [
+    (
+        1,
+        [0, 2, 1, 3],
+        RATIOS,
+        {},
+        ["program[1] (all-reduce) needs 'y|All-Reduce', which nothing before it gives"],
+    ),
+    (
+        1,
+        [1, 0, 3, 2],
+        RATIOS,
+        {},
+        [
+            "program[0] (matmul) needs 'x|All-Gather(0)', which nothing before it gives",
+            "program[2] (loss) needs 'y|Identity', which nothing before it gives",
+        ],
+    ),
+    (2, [0, 1, 2], RATIOS, {}, ["the program does not establish the goal 'l|All-Reduce'"]),
+    (2, [], RATIOS, {}, ["the program does not establish the goal 'l|All-Reduce'"]),
+    (
+        3,
+        [0, 1, 1, 2, 1, 3],
+        RATIOS,
+        {},
+        [
+            "program[2] repeats triple 1 of program[1]",
+            "program[4] repeats triple 1 of program[1]",
+        ],
+    ),
+    (
+        4,
+        PROGRAM,
+        RATIOS,
+        {
+            "triples": [triple | {"fixed_bytes": 1.0} for triple in TRIPLES],
+            "memory": {"device_bytes": [3.9, 3.0]},
+        },
+        [
+            "device 0 (fast) holds 4 bytes, it has 3.9",
+            "device 1 (slow) holds 4 bytes, it has 3",
+        ],
+    ),
+    (5, PROGRAM, RATIOS[:1], {}, ["ratios has 1 rows, expected one per segment (2)"]),
+    (
+        5,
+        PROGRAM,
+        [[1.0], [0.5, 0.25, 0.25]],
+        {},
+        [
+            "ratios[0] has 1 entries, expected one per device (2)",
+            "ratios[1] has 3 entries, expected one per device (2)",
+        ],
+    ),
+    (
+        5,
+        PROGRAM,
+        [[0.9, 0.0], [0.5, 0.75]],
+        {},
+        ["ratios[0] sums to 0.9, expected 1", "ratios[1] sums to 1.25, expected 1"],
+    ),
+    (
+        6,
+        [0, 1, 2, 3, 9, 4],
+        RATIOS,
+        {},
+        ["program[4] is 9, expected less than 4", "program[5] is 4, expected less than 4"],
+    ),
+    (
+        7,
+        [0, 1, 2, 3],
+        RATIOS,
+        {"program": [0, 1, 2, 3, 4], "triples": [*TRIPLES, TRIPLES[0]]},
+        ["the program is not the one that the instance asks the ratios for"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("number", "program", "ratios", "changes", "expected"), ALONE)
+def test_a_constraint_broken_alone_is_reported_alone_at_all_places(
+    number: int,
+    program: list[int],
+    ratios: list[list[float]],
+    changes: dict[str, object],
+    expected: list[str],
 ) -> None:
-    found = evaluate(DATA, HapDecision(program=program, ratios=ratios))
+    theory = parse(HapData, {**THEORY, **changes}, where="test")
+    found = evaluate(theory, HapDecision(program=program, ratios=ratios))
+    assert (found.objective, found.violations) == (None, tuple(expected))
+
+
+def test_every_constraint_has_a_case_that_breaks_it_alone() -> None:
+    assert {number for number, *_ in ALONE} == set(range(1, 8))
+
+
+def test_constraints_broken_together_are_all_reported() -> None:
+    theory = parse(HapData, {**THEORY, "program": PROGRAM}, where="test")
+    found = evaluate(theory, HapDecision(program=[1, 1, 7], ratios=[[0.5, 0.25, 0.5]]))
+    needs = "needs 'x|All-Gather(0)', which nothing before it gives"
     assert found.objective is None
-    assert any(complaint in line for line in found.violations), found.violations
+    assert found.violations == (
+        f"program[0] (matmul) {needs}",
+        f"program[1] (matmul) {needs}",
+        "the program does not establish the goal 'l|All-Reduce'",
+        "program[1] repeats triple 1 of program[0]",
+        "program[2] is 7, expected less than 4",
+        "the program is not the one that the instance asks the ratios for",
+        "ratios has 1 rows, expected one per segment (2)",
+        "ratios[0] has 3 entries, expected one per device (2)",
+        "ratios[0] sums to 1.25, expected 1",
+    )
 
 
 @pytest.mark.parametrize(
@@ -77,6 +169,14 @@ def test_every_broken_constraint_is_named(
         ({"devices": []}, "devices"),
         ({"devices": [{"name": "a", "flops_per_second": 0.0}]}, "devices[0].flops_per_second"),
         ({"triples": [{"kind": "wait"}]}, "triples[0]"),
+        (
+            {"triples": [TRIPLES[0] | {"shared_bytes": 1.0}]},
+            "triples[0].shared_bytes is 1.0, expected none without memory.device_bytes",
+        ),
+        (
+            {"memory": {"device_bytes": [1.0]}},
+            "memory.device_bytes has 1 entries, expected one per device (2)",
+        ),
     ],
 )
 def test_unusable_data_is_refused(change: dict[str, object], complaint: str) -> None:
@@ -89,14 +189,12 @@ def test_unusable_data_is_refused(change: dict[str, object], complaint: str) -> 
     "method", ["auto", "cp-sat", "milp", "pyomo", "paper", "dp-even", "dp-proportional"]
 )
 def test_programs_that_cannot_be_are_infeasible_and_say_why(method: str) -> None:
-    triples = THEORY["triples"]
-    assert isinstance(triples, list)
     run = Run(Options(threads=1))
     for changes, message in (
         ({"program": [1, 2, 3]}, "program"),
         ({"program": [0, 1, 2]}, "program"),
         ({"program": [0, 0, 1, 2, 3]}, "program"),
-        ({"triples": triples[1:]}, "cannot be derived"),
+        ({"triples": TRIPLES[1:]}, "cannot be derived"),
         ({"goal": "z|Identity"}, "no triple establishes the goal"),
     ):
         result = solve(FAMILY, parse(HapData, {**THEORY, **changes}, where="test"), method, run)

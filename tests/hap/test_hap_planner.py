@@ -18,7 +18,6 @@ from hetplan.formulations.hap.spmd.networks import program_of
 from hetplan.formulations.hap.spmd.operators import WHOLE, Run as Operation
 from hetplan.formulations.hap.spmd.rules import products_of
 from hetplan.formulations.hap.spmd.whole import Decided
-from hetplan.formulations.joint.plan import Plan
 from hetplan.formulations.joint.pose import costs_of
 from hetplan.planner.explain import same_plan
 from hetplan.planner.hap import Hap, HapSettings
@@ -26,6 +25,7 @@ from hetplan.planner.pictures.scene import scene
 from hetplan.planner.ranking import make_plans
 from hetplan.planner.search import on_devices, replay_candidate
 from hetplan.planner.strategy import make_strategies, propose
+from hetplan.plans.plan import Plan
 from hetplan.profiling.cluster import Cluster
 from hetplan.profiling.models import load_model
 from hetplan.profiling.workload import Workload, make_workload

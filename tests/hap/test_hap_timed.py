@@ -14,7 +14,7 @@ from hetplan.formulations.hap.data import Device, HapDecision
 from hetplan.formulations.hap.evaluate import evaluate
 from hetplan.formulations.hap.spmd.rules import Links, theory_of
 from hetplan.formulations.hap.spmd.whole import Decided, Prices, Stage, Timed
-from hetplan.formulations.joint.plan import Plan
+from hetplan.plans.plan import Plan
 from hetplan.runtime.replay import decision_of, read_program, write_program
 
 M = 3

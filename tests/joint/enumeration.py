@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from hetplan.formulations.joint.data import DeviceType, JointData, Kept, Layer, Node, Table
-from hetplan.formulations.joint.plan import Plan
+from hetplan.plans.plan import Plan
 from hetplan.profiling.frameworks import HETPLAN
 from hetplan.profiling.rates.collectives import CollectiveCurve
 from hetplan.profiling.rates.products import MoveCurve

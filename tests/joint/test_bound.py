@@ -16,8 +16,8 @@ from hetplan.formulations.joint.bound import (
     lower_bound,
 )
 from hetplan.formulations.joint.data import JointData
-from hetplan.formulations.joint.plan import Plan
 from hetplan.formulations.joint.replay import ChainReplayer
+from hetplan.plans.plan import Plan
 from hetplan.solvers.run import Options, Run
 from joint.enumeration import home_nodes, random_data, random_plan
 from quick import rest_slow

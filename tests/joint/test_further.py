@@ -16,12 +16,14 @@ from hetplan.errors import InputError, UnsupportedError
 from hetplan.formulations.astra.search.links import Assumptions
 from hetplan.formulations.astra.search.result import Job
 from hetplan.formulations.astra.search.space import homogeneous, offers_of_cluster
-from hetplan.formulations.joint.plan import Degrees, Plan, new_plan
 from hetplan.formulations.joint.pose import pose
 from hetplan.formulations.joint.search import Search
 from hetplan.planner.astra import PoolProblem, least_seconds
 from hetplan.planner.joint import FURTHER, FurtherProblem, FurtherSpace
 from hetplan.planner.strategy import StrategyMethod
+from hetplan.plans.degrees import Degrees
+from hetplan.plans.making import new_plan
+from hetplan.plans.plan import Plan
 from hetplan.profiling.models import load_model
 from hetplan.profiling.transformer import Experts
 from hetplan.profiling.workload import Workload, make_workload

@@ -12,9 +12,9 @@ from hetplan.formulations.joint.data import JointData, JointDecision
 from hetplan.formulations.joint.design import SCHEDULES, Design, Pipe, Space, design_of
 from hetplan.formulations.joint.evaluate import decision_of, evaluate, plan_of
 from hetplan.formulations.joint.moves import Moves
-from hetplan.formulations.joint.plan import Plan
 from hetplan.formulations.joint.replay import ChainReplayer
 from hetplan.formulations.joint.search import Parameters, constructions, search
+from hetplan.plans.plan import Plan
 from hetplan.solvers.run import Options, Run, Stop
 from joint.enumeration import random_data, random_plan
 from quick import rest_slow

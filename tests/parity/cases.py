@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from fakes.references import build, build_vgg, build_vit
-from hetplan.formulations.joint.plan import Plan, parse_plan
+from hetplan.plans.plan import Plan, parse_plan
 from hetplan.profiling.transformer import Experts
 from hetplan.profiling.zoo import bert, encoder, gpt2, llama
 from hetplan.runtime.references import stand_in

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from hetplan.formulations.joint.plan import Plan
+from hetplan.plans.plan import Plan
 from hetplan.runtime import distribute
 from hetplan.runtime.execution import checkpoint
 from parity.cases import MODELS, Case, R, S, even, zero

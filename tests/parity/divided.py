@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from fakes.hugging import CONFIGURED, TEXT, TOKENS, gpt2, text, with_data
-from hetplan.formulations.joint.plan import Plan, parse_plan
+from hetplan.plans.plan import Plan, parse_plan
 from hetplan.runtime import distribute
 from hetplan.runtime.execution import chain, checkpoint
 from hetplan.runtime.execution.distributed import example_of

@@ -15,7 +15,7 @@ from evidence.speed.hap_theories import gpt2 as written
 from fakes.programs import IDLE, UNEVEN, drawn_program, every_rule, plan_of
 from hetplan.formulations.hap.data import HapDecision
 from hetplan.formulations.hap.spmd.program import SingleProgram
-from hetplan.formulations.joint.plan import Plan
+from hetplan.plans.plan import Plan
 from hetplan.profiling.transformer import transformer
 from hetplan.runtime.execution.checkpoint import load, save
 from hetplan.runtime.execution.spmd.distributed import DistributedProgram

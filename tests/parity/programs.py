@@ -24,8 +24,8 @@ from hetplan.formulations.hap.data import HapDecision
 from hetplan.formulations.hap.pose import pose
 from hetplan.formulations.hap.spmd.program import SingleProgram
 from hetplan.formulations.hap.spmd.rules import Theory
-from hetplan.formulations.joint.plan import Plan
 from hetplan.planner.hap import SpmdProblem
+from hetplan.plans.plan import Plan
 from hetplan.profiling.models import load_model
 from hetplan.profiling.workload import make_workload
 from hetplan.profiling.zoo import text_model

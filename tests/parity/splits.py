@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from fakes.hugging import FACTORIES, LOSSES, NAMES
-from hetplan.formulations.joint.plan import Plan, parse_plan
+from hetplan.plans.plan import Plan, parse_plan
 from hetplan.runtime import distribute
 from hetplan.runtime.execution import chain, checkpoint
 from hetplan.runtime.tracing.layers import Called

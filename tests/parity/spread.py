@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from fakes.hugging import CONFIGURED, mixtral, qwen
-from hetplan.formulations.joint.plan import Plan, parse_plan
+from hetplan.plans.plan import Plan, parse_plan
 from hetplan.runtime import distribute
 from hetplan.runtime.execution import chain, checkpoint
 from hetplan.runtime.execution.chain import TensorGroup

@@ -221,12 +221,11 @@ def test_files_by_matplotlib(kind: str, magic: bytes) -> None:
 def hostile(text: str) -> Scene:
     """The picture of a plan whose file has the text everywhere."""
     found = picture()
-    names = ("title", "devices", "layers")
     return replace(
         found,
         title=text,
         subtitle=text,
-        rows=tuple(replace(row, **dict.fromkeys(names, text)) for row in found.rows),
+        rows=tuple(replace(row, title=text, devices=text, layers=text) for row in found.rows),
         devices=tuple(replace(one, kind=text, place=one.place and text) for one in found.devices),
         nodes=(text,) * len(found.nodes),
         why={text: text},

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from hetplan.formulations.joint.plan import Plan
 from hetplan.planner.joint import Joint, JointSettings
+from hetplan.plans.plan import Plan
 
 
 class Noting(Joint):

@@ -8,8 +8,9 @@ import pytest
 
 import hetplan as hp
 from hetplan.errors import InputError
-from hetplan.formulations.joint.plan import Plan, new_plan
 from hetplan.planner.fits import Fit, Layout, smallest
+from hetplan.plans.making import new_plan
+from hetplan.plans.plan import Plan
 from hetplan.profiling.cluster import Cluster, ClusterFile, build_cluster
 from hetplan.profiling.workload import Workload, make_workload
 from hetplan.runtime.replay import replay

@@ -19,7 +19,6 @@ from hetplan.errors import InputError
 from hetplan.formulations import family
 from hetplan.formulations.amp.paper import rank
 from hetplan.formulations.amp.pose import pose
-from hetplan.formulations.joint.plan import Plan, new_plan
 from hetplan.planner import STRATEGIES
 from hetplan.planner.amp import TRIALS, AmpProblem, DataParallel
 from hetplan.planner.criteria import Criteria
@@ -47,6 +46,8 @@ from hetplan.planner.strategy import (
     make_strategies,
     propose,
 )
+from hetplan.plans.making import new_plan
+from hetplan.plans.plan import Plan
 from hetplan.profiling.cluster import example_cluster
 from hetplan.profiling.frameworks import RESERVED_BYTES
 from hetplan.profiling.profile import perturbed

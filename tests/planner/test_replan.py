@@ -12,7 +12,6 @@ from hypothesis import given, settings, strategies as st
 
 from fakes.workloads import cluster_document, one_thread, small
 from hetplan.errors import InputError
-from hetplan.formulations.joint.plan import Plan, new_plan
 from hetplan.planner.amp import Amp, DataParallel
 from hetplan.planner.replan import (
     KINDS,
@@ -35,6 +34,8 @@ from hetplan.planner.strategy import (
     propose,
     renumbered,
 )
+from hetplan.plans.making import new_plan
+from hetplan.plans.plan import Plan
 from hetplan.profiling.cluster import example_cluster
 from hetplan.profiling.workload import Workload, make_workload
 from hetplan.runtime.replay import replay

@@ -10,13 +10,13 @@ import pytest
 from evidence.papers.poplar import paper_workload
 from hetplan.errors import InputError
 from hetplan.formulations import family
-from hetplan.formulations.joint.plan import Plan
 from hetplan.formulations.poplar.data import Device, PoplarData, PoplarDecision, Share, Step
 from hetplan.formulations.poplar.evaluate import describe, pieces_of
 from hetplan.formulations.poplar.pose import Assumptions, pose
 from hetplan.planner.poplar import Poplar, PoplarSettings, ZeroStageProblem
 from hetplan.planner.ranking import make_plans
 from hetplan.planner.strategy import Candidate, propose
+from hetplan.plans.plan import Plan
 from hetplan.profiling.profile import BatchCurve
 from hetplan.profiling.workload import Workload
 from hetplan.solvers.registry import solve

@@ -9,7 +9,7 @@ import pytest
 
 from fakes.workloads import cluster
 from hetplan.errors import InputError, UnsupportedError
-from hetplan.formulations.joint.plan import new_plan
+from hetplan.plans.making import new_plan
 from hetplan.profiling.model_files import from_config
 from hetplan.profiling.models import load_model
 from hetplan.profiling.workload import make_workload

@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
 import pytest
 
-from hetplan.profiling.frameworks import DEEPSPEED, FRAMEWORKS, FSDP, HETPLAN, MEGATRON, Framework
+from hetplan.profiling.frameworks import (
+    DEEPSPEED,
+    FRAMEWORKS,
+    FSDP,
+    HETPLAN,
+    MEGATRON,
+    Framework,
+    States,
+)
+from hetplan.profiling.memory import Passes, held_on
 from markdown_pages import ROOT
 
 
@@ -40,6 +53,34 @@ BY_HAND = [
 def test_states_by_hand(framework: Framework, level: int, expected: tuple[float, ...]) -> None:
     share = 0.25 if level else 1.0
     assert framework.held_bytes(2000.0, 200.0, 2, level, share) == pytest.approx(expected)
+
+
+def test_stages_of_fsdp_keep_weights_and_gradients_whole() -> None:
+    """torchtitan's pipelines: 2 bytes of weights and 4 of gradients beside the shards, and the
+    gradient that is scattered; other frameworks' stages hold what others do."""
+    held = FSDP.held_bytes(2000.0, 200.0, 2, 3, 0.25, staged=True)
+    assert held == pytest.approx((0, 1000, 3000, 2000 + 4000 + 600))
+    assert FSDP.held_bytes(2000.0, 200.0, 2, 2, 0.25, staged=True).buffers == 4000 + 600
+    for level in (0, 1, 2, 3):
+        alone = HETPLAN.held_bytes(2000.0, 200.0, 2, level, 0.25)
+        assert HETPLAN.held_bytes(2000.0, 200.0, 2, level, 0.25, staged=True) == alone
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS.values(), ids=lambda one: one.name)
+def test_numbers_and_arrays_are_held_alike(framework: Framework) -> None:
+    """The search counts many strategies at once what the replay counts for one device."""
+    sizes = np.array([2e9, 3e8]), np.array([2e8, 1e8]), np.array([0.25, 0.5])
+    for level in (0, 1, 2, 3):
+        every = framework.held_bytes(*sizes[:2], 2, level, sizes[2])
+        each = [
+            framework.held_bytes(*row[:2], 2, level, row[2]) for row in zip(*sizes, strict=True)
+        ]
+        assert pytest.approx(np.array(each)) == np.array(every).T
+    passes = [Passes(8.0, working, 2.0, 6.0, 1.0) for working in (3.0, 9.0)]
+    states = States(1.0, 2.0, 3.0, 4.0)
+    one_by_one = [held_on(framework, states, p, 16.0, 2.0, 0.0).allocated for p in passes]
+    both: Any = replace(passes[0], working=np.array([3.0, 9.0]))
+    assert held_on(framework, states, both, 16.0, 2.0, 0.0).allocated.tolist() == one_by_one
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS.values(), ids=lambda one: one.name)

@@ -12,7 +12,7 @@ import pytest
 
 torch: Any = pytest.importorskip("torch", reason="torch is an extra of hetplan")
 
-from hetplan.formulations.joint.plan import Plan, parse_plan, save_plan  # noqa: E402
+from hetplan.plans.plan import Plan, parse_plan, save_plan  # noqa: E402
 from hetplan.profiling.models import load_model  # noqa: E402
 from hetplan.runtime.devices import gpus  # noqa: E402
 from hetplan.runtime.measuring.layers import measure_profile  # noqa: E402

@@ -15,7 +15,7 @@ import pytest
 
 torch: Any = pytest.importorskip("torch", reason="torch is an extra of hetplan")
 
-from hetplan.formulations.joint.plan import Plan, save_plan  # noqa: E402
+from hetplan.plans.plan import Plan, save_plan  # noqa: E402
 from hetplan.runtime.execution.data import (  # noqa: E402
     checksums,
     drawing_data,

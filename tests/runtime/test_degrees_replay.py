@@ -27,8 +27,10 @@ from hetplan.formulations.astra.search.pricing import (
 from hetplan.formulations.astra.search.result import Job
 from hetplan.formulations.astra.search.space import Space, homogeneous, offers_of_cluster
 from hetplan.formulations.joint.degrees import strategy_of
-from hetplan.formulations.joint.plan import Degrees, Plan, new_plan
 from hetplan.planner.astra import PoolProblem, least_seconds, plan_of
+from hetplan.plans.degrees import Degrees
+from hetplan.plans.making import new_plan
+from hetplan.plans.plan import Plan
 from hetplan.profiling.models import load_model
 from hetplan.profiling.transformer import Cut, Experts
 from hetplan.profiling.workload import Workload, make_workload, predict
@@ -298,12 +300,11 @@ SPACE = Space(
 
 @pytest.mark.parametrize("experts", [False, True])
 def test_memory_is_the_searchs_and_computing_alone_is_no_longer(experts: bool) -> None:
-    """Every tenth strategy. Where layers are computed again, the search counts the input of the
-    layer at work twice."""
+    """Every tenth strategy."""
     on = workload(experts)
     (offer,) = offers_of_cluster(on.cluster)
     pool, job = homogeneous(offer), Job(on.model, BATCH)
-    assumed = Assumptions(reserved_bytes=on.reserved_bytes, stack=on.stack)
+    assumed = Assumptions(framework=on.framework, stack=on.stack)
     found = search(job, pool, space=SPACE, assumed=assumed, top=10**6)
     alone = least_seconds(job, SPACE, pool, assumed)
     seen = set()
@@ -311,17 +312,15 @@ def test_memory_is_the_searchs_and_computing_alone_is_no_longer(experts: bool) -
         made = plan_of(candidate, on, pool)
         run, s = replay(made, on), candidate.strategy
         seen |= {name for name in Degrees.model_fields if getattr(made.degrees, name, 1) != 1}
-        count, tp = len(candidate.stages), int(s["tensor_model_parallel_size"] or 1)
         for j, claimed in enumerate(candidate.stage_bytes):
             device = made.replicas[0].stages[j].devices[0][0]
             held = run.peak_bytes[device] + on.reserved_bytes
-            again = s["recompute_granularity"] is not None
-            parts = int(s["context_parallel_size"] or 1) * (tp if s["sequence_parallel"] else 1)
-            twice = 2 * 512 * 256 * int(s["micro_batch_size"] or 1) / parts
-            more = twice if again else 0.0
-            if (s["virtual_pipeline_model_parallel_size"] or 1) == 1 and not again:
-                assert held == pytest.approx(claimed, rel=1e-6), (j, count)
-            assert held <= claimed * (1 + 1e-6) and claimed - held <= more + 0.02 * claimed
+            plain = (s["virtual_pipeline_model_parallel_size"] or 1) == 1
+            assert held == pytest.approx(claimed, rel=1e-6 if plain else 0.02), (
+                j,
+                len(made.replicas),
+            )
+            assert held <= claimed * (1 + 1e-6)
         assert alone * (1 - 1e-9) <= run.seconds == pytest.approx(candidate.seconds, rel=0.25)
     assert found.best is not None and alone < found.best.seconds
     assert {"context", "exchange", "sequence_parallel"} <= seen

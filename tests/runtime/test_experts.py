@@ -13,7 +13,7 @@ pytest.importorskip("transformers", reason="transformers is an extra of the test
 
 from fakes.hugging import CONFIGURED, FACTORIES  # noqa: E402
 from hetplan.errors import UnsupportedError  # noqa: E402
-from hetplan.formulations.joint.plan import Plan, load_plan  # noqa: E402
+from hetplan.plans.plan import Plan, load_plan  # noqa: E402
 from hetplan.runtime.execution.chain import describe  # noqa: E402
 from hetplan.runtime.execution.distributed import example_of  # noqa: E402
 from hetplan.runtime.refusals import check_executed  # noqa: E402

@@ -11,10 +11,12 @@ from itertools import accumulate, pairwise
 import pytest
 
 from fakes.workloads import cluster
-from hetplan.formulations.joint.plan import Plan, new_plan
 from hetplan.formulations.joint.pose import costs_of
-from hetplan.formulations.joint.sharding import Held, Passes
+from hetplan.formulations.joint.sharding import passes_of
+from hetplan.plans.making import new_plan
+from hetplan.plans.plan import Plan
 from hetplan.profiling.frameworks import FSDP, MEGATRON
+from hetplan.profiling.memory import Held
 from hetplan.profiling.models import load_model
 from hetplan.profiling.times import Recomputation
 from hetplan.profiling.transformer import Transformer
@@ -79,7 +81,7 @@ class Run:
         more = {"schedule": schedule, "zero": self.zero, "recomputation": recomputation}
         return new_plan(workload, replicas, **more)
 
-    def last_rank(self) -> Held:
+    def last_rank(self) -> Held[float]:
         """What the last rank holds."""
         workload = self.workload
         return replay(self.plan(workload), workload).held[-1]
@@ -157,7 +159,7 @@ def test_ranks_that_keep_what_they_gather_hold_it_whole() -> None:
         assert more.saved_bytes(blocks, 4) - less.saved_bytes(blocks, 4) == 0.75 * kept
         assert more.working_bytes(blocks, 4) - less.working_bytes(blocks, 4) == 0.75 * again
         assert more.saved_bytes(head, 4) - less.saved_bytes(head, 4) == 0.75 * size
-    divided = Passes.of(costs_of(replace(run.workload, framework=FSDP)), [head], 4)
+    divided = passes_of(costs_of(replace(run.workload, framework=FSDP)), [head], 4)
     assert divided.loss == 16 * 8192 * 131584 / 4
 
 

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from fakes.workloads import small
-from hetplan.formulations.joint.plan import Plan, new_plan
+from hetplan.plans.making import new_plan
+from hetplan.plans.plan import Plan
 from hetplan.profiling.simulator.pipeline import Sends
 from hetplan.profiling.simulator.tasks import simulate
 from hetplan.profiling.workload import Workload

@@ -16,7 +16,9 @@ from hypothesis import given, settings, strategies as st
 from fuzzing.mutations import as_json, check_one_line, damage, mutate
 from hetplan.errors import InputError
 from hetplan.files import parse_json, to_json
-from hetplan.formulations.joint.plan import check_world, load_plan, parse_plan, save_plan, split
+from hetplan.plans.making import check_world
+from hetplan.plans.plan import load_plan, parse_plan, save_plan
+from hetplan.plans.shares import split
 
 Document = dict[str, Any]
 

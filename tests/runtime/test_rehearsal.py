@@ -14,7 +14,7 @@ import yaml
 from evidence.truth.tables import spearman
 from fakes.workloads import cluster_document, small
 from hetplan.files import read_json
-from hetplan.formulations.joint.plan import save_plan
+from hetplan.plans.plan import save_plan
 from hetplan.profiling.models import load_model
 from hetplan.profiling.operators import DEFAULT_STACK
 from hetplan.runtime.job import Job, Measured, StepReport
@@ -26,7 +26,7 @@ torch: Any = pytest.importorskip("torch", reason="torch is an extra of hetplan")
 from fakes import rehearsals  # noqa: E402
 from fakes.rehearsals import PLANS, plan  # noqa: E402
 from hetplan.formulations import FAMILIES  # noqa: E402
-from hetplan.formulations.joint.plan import load_plan  # noqa: E402
+from hetplan.plans.plan import load_plan  # noqa: E402
 from markdown_pages import ROOT, blocks  # noqa: E402
 from parity.asking import request, served  # noqa: E402
 from parity.cases import Case, R, S, even  # noqa: E402

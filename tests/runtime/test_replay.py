@@ -16,13 +16,14 @@ from hetplan.formulations.amp.data import AmpDecision
 from hetplan.formulations.amp.evaluate import peak_bytes
 from hetplan.formulations.amp.pose import pose
 from hetplan.formulations.joint.costs import Costs
-from hetplan.formulations.joint.plan import Plan, new_plan
 from hetplan.formulations.joint.pose import costs_of
 from hetplan.formulations.joint.sharding import hidden
 from hetplan.planner.amp import AmpProblem
 from hetplan.planner.explain import fullest_link
 from hetplan.planner.poplar import Poplar
 from hetplan.planner.strategy import propose
+from hetplan.plans.making import new_plan
+from hetplan.plans.plan import Plan
 from hetplan.profiling.rates.collectives import collective_seconds, node_fabric
 from hetplan.profiling.simulator.tasks import Kind
 from hetplan.profiling.times import Rates, kept_bytes, repeated_share

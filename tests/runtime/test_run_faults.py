@@ -21,8 +21,8 @@ torch: Any = pytest.importorskip("torch", reason="torch is an extra of hetplan")
 
 from fakes.rehearsals import plan as rehearsal_plan  # noqa: E402
 from fakes.workloads import cluster_document, small  # noqa: E402
-from hetplan.formulations.ditto.data import DittoStage  # noqa: E402
-from hetplan.formulations.joint.plan import ReadyTemplates, load_plan, save_plan  # noqa: E402
+from hetplan.plans.plan import load_plan, save_plan  # noqa: E402
+from hetplan.plans.templates import ReadyTemplates, TemplateStage  # noqa: E402
 from hetplan.profiling.operators import DEFAULT_STACK  # noqa: E402
 from hetplan.runtime.execution.worker import called  # noqa: E402
 from parity.asking import ENVIRONMENT, Answers, latest, losses, request, served  # noqa: E402
@@ -55,7 +55,7 @@ def elastic(folder: Path, cluster: Path) -> list[dict[str, Any]]:
     """Two nodes, of which one is lost at the third step, with a template for the other; and the
     same run without a loss."""
     file, halves = folder / "four.json", ((0, 6), (6, 14))
-    stages = [DittoStage(first=a, last=b, type="V100-SXM2-16GB", devices=1) for a, b in halves]
+    stages = [TemplateStage(first=a, last=b, type="V100-SXM2-16GB", devices=1) for a, b in halves]
     ready = ReadyTemplates(failures=0, samples=1, pipelines=[stages])
     plan = rehearsal_plan("four stages, even", small(stack=DEFAULT_STACK))
     save_plan(plan.model_copy(update={"templates": ready}), file)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hetplan.errors import InputError
-from hetplan.formulations.joint.plan import Plan, parse_plan
+from hetplan.plans.plan import Plan, parse_plan
 from hetplan.runtime.sampler import PlannedBatches
 
 # Micro-batches of three replicas, 16 rows together.

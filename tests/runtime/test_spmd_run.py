@@ -18,8 +18,8 @@ from hetplan.files import read_json
 from hetplan.formulations import family
 from hetplan.formulations.hap.data import HapDecision
 from hetplan.formulations.hap.pose import pose
-from hetplan.formulations.joint.plan import Plan, save_plan
 from hetplan.planner.hap import SpmdProblem
+from hetplan.plans.plan import Plan, save_plan
 from hetplan.profiling.simulator.pipeline import simulate_stages
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.job import Job

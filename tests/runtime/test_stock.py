@@ -10,7 +10,7 @@ import pytest
 torch: Any = pytest.importorskip("torch", reason="torch is an extra of hetplan")
 
 from hetplan.errors import UnsupportedError  # noqa: E402
-from hetplan.formulations.joint.plan import save_plan  # noqa: E402
+from hetplan.plans.plan import save_plan  # noqa: E402
 from hetplan.runtime.execution.chain import describe  # noqa: E402
 from hetplan.runtime.execution.stock import check_stock  # noqa: E402
 from parity.asking import losses, refused, request, run_forked, served  # noqa: E402

@@ -22,7 +22,7 @@ pytest.importorskip("torch", reason="torch is an extra of hetplan")
 
 from fakes.rehearsals import plan
 from fakes.workloads import small
-from hetplan.formulations.joint.plan import Plan
+from hetplan.plans.plan import Plan
 from hetplan.runtime import launch, watch
 from hetplan.runtime.job import Job, Loss, StepReport
 from hetplan.runtime.launch import FORK, Rank, RankError, Supervisor, find_hung, launch_elastic

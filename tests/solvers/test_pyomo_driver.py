@@ -10,8 +10,8 @@ import pytest
 
 from hetplan.errors import InputError, UnsupportedError
 from hetplan.solvers import highs, pyomo_driver
-from hetplan.solvers.pyomo_driver import engine, own_options
-from hetplan.solvers.run import Options, Run, Stop
+from hetplan.solvers.pyomo_driver import own_options
+from hetplan.solvers.run import Options, Run, Stop, engine
 from milps import knapsack, small
 from stopping import After
 

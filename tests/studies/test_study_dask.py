@@ -20,7 +20,7 @@ from hetplan.formulations import JOINED, family, join
 from hetplan.solvers.run import Options
 from hetplan.studies import workers as cluster
 from hetplan.studies.rows import COLUMNS, Tally, Task, carry_out, read_rows, tasks
-from hetplan.studies.workers import run_tasks
+from hetplan.studies.workers import run_tasks, with_safe_path
 
 pytest.importorskip("pyarrow", reason="pyarrow is not installed (extra `study`)")
 pytest.importorskip("distributed", reason="dask.distributed is not installed (extra `dask`)")
@@ -246,3 +246,12 @@ def test_nobody_there() -> None:
         cluster.connected("tcp://127.0.0.1:9", timeout=1),
     ):
         raise AssertionError("connected to nobody")
+
+
+def test_workers_import_nothing_from_the_folder_where_they_start() -> None:
+    first, dask = "export PYTHONSAFEPATH=1", pytest.importorskip("dask")
+    assert with_safe_path({"cores": 1}) == {"cores": 1, "job_script_prologue": [first]}
+    given = {"job_script_prologue": ["module load a"]}
+    assert with_safe_path(given) == {"job_script_prologue": [first, "module load a"]}
+    with dask.config.set({"jobqueue.slurm.job-script-prologue": ["module load b"]}):
+        assert with_safe_path({})["job_script_prologue"] == [first, "module load b"]

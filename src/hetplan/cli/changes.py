@@ -37,11 +37,11 @@ from hetplan.cli.output import Display, emit, watched
 from hetplan.cli.plan import SCREEN_WIDTH, devices_used, named_strategies, write_plan
 from hetplan.errors import require
 from hetplan.formulations.ditto.templates import readiness, rows_of, tables_of
-from hetplan.formulations.joint.plan import load_plan
 from hetplan.planner import replan as again, what_if as asking
 from hetplan.planner.replan import Replanning
 from hetplan.planner.what_if import ChangeResult, WhatIf
 from hetplan.planner.workloads import make_workloads
+from hetplan.plans.plan import load_plan
 from hetplan.solvers.run import Run
 from hetplan.text import (
     Table,

@@ -337,7 +337,7 @@ def export_model(
 Kind = Literal["instance", "decision", "plan", "cluster", "profile", "model", "job"]
 # Kind -> the pydantic model of its file.
 MODELS = {
-    "plan": "hetplan.formulations.joint.plan:Plan",
+    "plan": "hetplan.plans.plan:Plan",
     "cluster": "hetplan.profiling.cluster:ClusterFile",
     "profile": "hetplan.profiling.profile:Profile",
     "model": "hetplan.profiling.model_files:ModelFile",

@@ -20,7 +20,6 @@ import typer
 from hetplan.errors import InputError, require
 from hetplan.files import MAX_BYTES, check_target, parse_json, read_json
 from hetplan.formulations import FAMILIES, family, join
-from hetplan.formulations.joint.plan import Plan
 from hetplan.instances.library import (
     SETS,
     Instance,
@@ -29,6 +28,7 @@ from hetplan.instances.library import (
     load_from_library,
     parse_instance,
 )
+from hetplan.plans.plan import Plan
 from hetplan.profiling import cluster as clusters
 from hetplan.profiling.cluster import Cluster
 from hetplan.profiling.efficiency import LearnedLinks, LinkEfficiencyFile

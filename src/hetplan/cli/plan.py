@@ -41,8 +41,8 @@ from hetplan.cli.options import (
 )
 from hetplan.cli.output import Display, emit, note, watched
 from hetplan.errors import require
-from hetplan.formulations.joint.plan import save_plan
 from hetplan.interpreter import own_command
+from hetplan.plans.plan import save_plan
 from hetplan.solvers.run import OPTIMAL_GAP, Run, relative_gap
 from hetplan.text import (
     Table,
@@ -259,7 +259,8 @@ def measured_curves(workload: "Workload", device: str, plan: Path, *, quiet: boo
             largest=min(workload.global_batch, 256),
             tell=None if quiet else note,
         )
-        paths.append(plan.with_name(f"{plan.stem}-{name}.json"))
+        in_a_file_name = name.replace("/", "-")
+        paths.append(plan.with_name(f"{plan.stem}-{in_a_file_name}.json"))
         curve.save(paths[-1])
     return paths
 

@@ -36,8 +36,8 @@ from hetplan.cli.output import emit, note, write_document
 from hetplan.cli.plan import plan
 from hetplan.errors import InputError, require
 from hetplan.files import read_yaml, write_text
-from hetplan.formulations.joint.plan import Plan, load_plan, save_plan
 from hetplan.interpreter import own_command
+from hetplan.plans.plan import Plan, load_plan, save_plan
 from hetplan.profiling.cluster import example_clusters
 from hetplan.runtime.devices import on_devices
 from hetplan.runtime.export.scripts import KINDS, LAUNCHERS, Start, torchrun

@@ -11,8 +11,10 @@ import typer
 
 from hetplan.cli.options import (
     EfficiencyOption,
+    FrameworkOption,
     JsonOption,
     LinksOption,
+    MarginOption,
     OutputOption,
     PrecisionOption,
     ProfileOption,
@@ -50,6 +52,7 @@ from hetplan.formulations.astra.search.space import (
 from hetplan.instances.library import Instance, save_instance
 from hetplan.profiling.cluster import GBIT, MAX_DEVICES, Cluster
 from hetplan.profiling.efficiency import LearnedLinks, LinkEfficiencyFile
+from hetplan.profiling.frameworks import MEGATRON, load_framework
 from hetplan.profiling.models import Model, load_model
 from hetplan.profiling.operators import DEFAULT_STACK, load_stack
 from hetplan.profiling.profile import load_profile
@@ -196,12 +199,15 @@ class Filter:
 
 @dataclass(frozen=True, kw_only=True)
 class Measurements:
-    """What was measured, in place of what is predicted; and the software that computes."""
+    """What was measured, in place of what is predicted; the software that computes, and what it
+    holds in memory."""
 
     profile: ProfileOption = None
     efficiency: EfficiencyOption = None
     links: LinksOption = None
     stack: StackOption = DEFAULT_STACK.name
+    framework: FrameworkOption = MEGATRON.name
+    memory_margin: MarginOption = 0.05
 
     def assumptions(self, model: Model, pool: Pool) -> Assumptions:
         """What prices follow from; raises InputError for what is of another model or type."""
@@ -217,17 +223,26 @@ class Measurements:
             check_profile(profile, model, types, where=str(self.profile))
         if self.links is not None:
             links = LearnedLinks(LinkEfficiencyFile.load(self.links))
-        return Assumptions(profile=profile, learned=learned, links=links, stack=stack)
+        return Assumptions(
+            framework=load_framework(self.framework, where="--framework"),
+            memory_margin=self.memory_margin,
+            profile=profile,
+            learned=learned,
+            links=links,
+            stack=stack,
+        )
 
     def workload(self, job: Job, cluster: str) -> Workload:
         """What the search plans, on a cluster."""
-        return make_workload(
+        made = make_workload(
             job.model,
             open_cluster(cluster),
             job.global_batch,
             profile=self.profile,
+            framework=self.framework,
             stack=self.stack,
         )
+        return replace(made, memory_margin=self.memory_margin)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,13 +28,13 @@ from hetplan.cli.solve import describe, titled
 from hetplan.errors import InputError, require
 from hetplan.files import read_json, write_bytes, write_text
 from hetplan.formulations.joint.evaluate import degrees_table, stage_table, summary
-from hetplan.formulations.joint.plan import Plan, load_plan
 from hetplan.instances.answers import Claim, parse_decision, read_claims
 from hetplan.instances.library import Instance, find, plain
 from hetplan.planner.pictures.figure import figure
 from hetplan.planner.pictures.html import page
 from hetplan.planner.pictures.scene import WhatIfDocument, read, scene
 from hetplan.planner.pictures.terminal import tables
+from hetplan.plans.plan import Plan, load_plan
 from hetplan.profiling.simulator.pipeline import Sends
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.calibration import Calibration, slots

@@ -21,7 +21,6 @@ about this very instance (its key says so, or its own decision is worth here wha
 it lies above the record's and no decision known refutes it.
 """
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -44,7 +43,7 @@ from hetplan.instances.library import (
 from hetplan.schema import Foreign, Name, parse
 from hetplan.solvers.registry import Evaluation, contradictions, evaluate
 from hetplan.solvers.run import OPTIMAL_GAP, Result, relative_gap
-from hetplan.text import grouped, lines_that_hold
+from hetplan.text import grouped
 
 Status = Literal["optimal", "feasible", "infeasible", "unknown"]
 Figure = Annotated[float, Field(allow_inf_nan=False)]
@@ -211,76 +210,90 @@ def check_problem(problem: str, instance: Instance, where: str) -> None:
 
 def judge(claims: Sequence[Claim], instance: Instance) -> list[Verdict]:
     """One verdict per claim; claims about one instance are held against each other, too."""
-    priced = [
-        None if claim.decision is None else evaluate(instance.family, instance.data, claim.decision)
-        for claim in claims
-    ]
-    holding = [
-        (e.objective, claim)
-        for e, claim in zip(priced, claims, strict=True)
-        if e and e.objective is not None
-    ]
-    best = min(holding, key=lambda pair: pair[0], default=None)
-    return [
-        Verdict(
-            claim,
-            e,
-            (*(e.violations if e else ()), *complaints(claim, e.objective if e else None, best)),
-        )
-        for claim, e in zip(claims, priced, strict=True)
-    ]
+    evaluations: list[Evaluation | None] = []
+    best: tuple[float, Claim] | None = None
+    for claim in claims:
+        evaluation = None
+        if claim.decision is not None:
+            evaluation = evaluate(instance.family, instance.data, claim.decision)
+            objective = evaluation.objective
+            if objective is not None and (best is None or objective < best[0]):
+                best = (objective, claim)
+        evaluations.append(evaluation)
+    verdicts = []
+    for claim, evaluation in zip(claims, evaluations, strict=True):
+        if evaluation is None:
+            against = complaints(claim, None, best)
+        else:
+            against = [*evaluation.violations, *complaints(claim, evaluation.objective, best)]
+        verdicts.append(Verdict(claim, evaluation, tuple(against)))
+    return verdicts
 
 
 def complaints(
     claim: Claim, objective: float | None, best: tuple[float, Claim] | None
 ) -> list[str]:
-    """What (2) to (5) have against a claim. objective: the evaluator's, of the claim's decision;
-    best: the least objective of all decisions that hold, and who claims it."""
-    stated, status, gap, bound = claim.objective, claim.status, claim.gap, claim.bound
-    known, own_gap = (
-        claim.decision is not None,
-        relative_gap(objective if stated is None else stated, bound),
-    )
-    least, holder = best or (math.inf, claim)
+    """Every line that (2) to (5) have against a claim. objective: the evaluator's, of the claim's
+    decision; best: the least objective of all decisions that hold, and who claims it."""
+    gap = relative_gap(objective if claim.objective is None else claim.objective, claim.bound)
+    return [
+        *wrong_objective(claim, objective),
+        *wrong_gap(claim, gap),
+        *wrong_status(claim, gap),
+        *refuted_by_the_best(claim, best),
+    ]
+
+
+def wrong_objective(claim: Claim, objective: float | None) -> Iterator[str]:  # (2)
+    """A complaint where the stated objective is not the decision's."""
+    stated = claim.objective
+    if stated is None or objective is None:
+        return
+    if abs(stated - objective) > slack(objective):
+        yield f"stated objective {stated!r} is not the decision's ({objective!r})"
+
+
+def wrong_gap(claim: Claim, gap: float | None) -> Iterator[str]:  # (3)
+    """A complaint where the stated gap is not `gap`, that of objective and bound."""
+    if claim.gap is None:
+        return
+    if gap is None:
+        yield f"stated gap {claim.gap!r} without an objective and a bound"
+    elif abs(claim.gap - gap) > TOLERANCE:
+        yield f"stated gap {claim.gap!r} is not that of objective and bound ({gap!r})"
+
+
+def wrong_status(claim: Claim, gap: float | None) -> Iterator[str]:  # (4)
+    """A complaint for each part of the claim that does not go with its status. gap: that of
+    objective and bound."""
+    status = claim.status
+    if claim.decision is None:
+        if status in ("optimal", "feasible"):
+            yield f"stated {status} without a decision"
+        if claim.objective is not None:
+            yield f"stated objective {claim.objective!r} without a decision"
+        return
+    if status in ("infeasible", "unknown"):
+        yield f"stated {status} with a decision"
+    if status == "optimal" and claim.bound is None:
+        yield "stated optimal without a bound that proves it"
+    if status == "optimal" and gap is not None and gap > OPTIMAL_GAP * (1 + TOLERANCE):
+        yield f"stated optimal with a gap of {gap!r}, expected at most {OPTIMAL_GAP!r}"
+
+
+def refuted_by_the_best(claim: Claim, best: tuple[float, Claim] | None) -> Iterator[str]:  # (5)
+    """A complaint where the best decision that holds lies below the stated bound, and where it is
+    one of an instance that is stated to be infeasible."""
+    if best is None:
+        return
+    least, holder = best
     whose = "the decision's objective"
     if holder is not claim:
         whose = f"the objective of {holder.source}'s decision"
-    against = {
-        # (2)
-        f"stated objective {stated!r} is not the decision's ({objective!r})": (
-            stated is not None
-            and objective is not None
-            and abs(stated - objective) > slack(objective)
-        ),
-        # (3)
-        f"stated gap {gap!r} without an objective and a bound": (
-            gap is not None and own_gap is None
-        ),
-        f"stated gap {gap!r} is not that of objective and bound ({own_gap!r})": (
-            gap is not None and own_gap is not None and abs(gap - own_gap) > TOLERANCE
-        ),
-        # (4)
-        f"stated {status} without a decision": not known and status in ("optimal", "feasible"),
-        f"stated objective {stated!r} without a decision": not known and stated is not None,
-        f"stated {status} with a decision": known and status in ("infeasible", "unknown"),
-        "stated optimal without a bound that proves it": (
-            known and status == "optimal" and bound is None
-        ),
-        f"stated optimal with a gap of {own_gap!r}, expected at most {OPTIMAL_GAP!r}": (
-            known
-            and status == "optimal"
-            and own_gap is not None
-            and own_gap > OPTIMAL_GAP * (1 + TOLERANCE)
-        ),
-        # (5)
-        f"stated bound {bound!r} exceeds {whose} ({least!r})": (
-            bound is not None and bound > least + slack(least)
-        ),
-        f"stated infeasible, but {holder.source}'s decision holds": (
-            status == "infeasible" and holder is not claim
-        ),
-    }
-    return lines_that_hold(against)
+    if claim.bound is not None and claim.bound > least + slack(least):
+        yield f"stated bound {claim.bound!r} exceeds {whose} ({least!r})"
+    if claim.status == "infeasible" and holder is not claim:
+        yield f"stated infeasible, but {holder.source}'s decision holds"
 
 
 def slack(objective: float) -> float:

@@ -24,7 +24,6 @@ from hetplan.formulations.amp.data import AmpData, AmpDecision
 from hetplan.formulations.amp.evaluate import peak_bytes
 from hetplan.formulations.amp.paper import rank
 from hetplan.formulations.amp.pose import pose
-from hetplan.formulations.joint.plan import MicroBatches, Plan, Replica, new_plan
 from hetplan.planner.strategy import (
     Candidate,
     NoPlan,
@@ -33,6 +32,8 @@ from hetplan.planner.strategy import (
     StrategyMethod,
     tensor_stage,
 )
+from hetplan.plans.making import new_plan
+from hetplan.plans.plan import MicroBatches, Plan, Replica
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.replay import replay
 from hetplan.solvers.registry import evaluate, solve

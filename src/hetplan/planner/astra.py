@@ -47,16 +47,6 @@ from hetplan.formulations.astra.search.space import (
     offers_of_cluster,
 )
 from hetplan.formulations.joint.bound import computing_alone
-from hetplan.formulations.joint.plan import (
-    Degrees,
-    MicroBatches,
-    Plan,
-    Prediction,
-    Replica,
-    Stage,
-    new_plan,
-    split,
-)
 from hetplan.planner.strategy import (
     Candidate,
     NoPlan,
@@ -65,6 +55,10 @@ from hetplan.planner.strategy import (
     StrategyMethod,
     joined,
 )
+from hetplan.plans.degrees import Degrees
+from hetplan.plans.making import new_plan
+from hetplan.plans.plan import MicroBatches, Plan, Prediction, Replica, Stage
+from hetplan.plans.shares import split
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.refusals import refusal
 from hetplan.runtime.replay import replay
@@ -135,11 +129,11 @@ class PoolProblem(Problem):
     def solve(self, method: StrategyMethod, run: Run) -> Candidate:
         """The best of the pool."""
         begun = time.perf_counter()
-        nominal, usable = self.workload.cluster.specs, self.workload.device_bytes()
-        reserve = max(nominal[kind].memory_bytes - usable[kind] for kind in usable)
         job, space = Job(self.workload.model, self.workload.global_batch), self.plannable()
         assumptions = Assumptions(
-            reserved_bytes=reserve,
+            framework=self.workload.framework,
+            reserved_bytes=self.workload.reserved_bytes,
+            memory_margin=self.workload.memory_margin,
             profile=self.workload.profile,
             links=self.workload.links,
             stack=self.workload.stack,
@@ -160,7 +154,8 @@ class PoolProblem(Problem):
             message = joined(
                 message, f"of the {len(result.top)} best by the formula, the shortest replay"
             )
-        peaks = [0.0] * len(self.workload.cluster.devices)  # the planner takes the reserve off
+        # the planner takes the reserve off
+        reserve, peaks = assumptions.reserved, [0.0] * len(self.workload.cluster.devices)
         for stage, size in zip(self.placed(best), best.stage_bytes, strict=True):
             for device in (device for group in stage for device in group):
                 peaks[device] = size - reserve
@@ -346,7 +341,8 @@ OVERLAP = {
 
 
 def degrees_of(best: AstraCandidate) -> Degrees | None:
-    """What the strategy has beside stages, tensor ranks and replicas; None for nothing."""
+    """What the strategy has beside stages, tensor ranks and replicas; None for nothing. Pipelines
+    of full shards always have degrees, without which their plan would be replayed as ZeRO 1."""
     s, tp = best.strategy, degree(best, "tensor_model_parallel_size")
     useful = {"tensor": tp > 1, "gradients": True, "weights": True, "messages": True}
     overlap = [name for name, flag in OVERLAP.items() if s[flag] and useful[name]]
@@ -367,7 +363,8 @@ def degrees_of(best: AstraCandidate) -> Degrees | None:
             "shard_groups": s["num_distributed_optimizer_instances"],
         }
     )
-    return None if degrees == Degrees(expert_tensor=tp) else degrees
+    fully_sharded = s["use_fsdp"] and degree(best, "pipeline_model_parallel_size") > 1
+    return None if degrees == Degrees(expert_tensor=tp) and not fully_sharded else degrees
 
 
 def degree(best: AstraCandidate, name: str) -> int:

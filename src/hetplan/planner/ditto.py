@@ -30,7 +30,7 @@ import numpy as np
 from pydantic import Field
 
 from hetplan.formulations import family
-from hetplan.formulations.ditto.data import DittoData, DittoStage
+from hetplan.formulations.ditto.data import DittoData, DittoDecision, DittoStage
 from hetplan.formulations.ditto.pose import (
     group_size,
     kind_names,
@@ -44,13 +44,6 @@ from hetplan.formulations.ditto.templates import (
     ready_templates,
     template_list,
 )
-from hetplan.formulations.joint.plan import (
-    MAX_RANKS,
-    MicroBatches,
-    ReadyTemplates,
-    Replica,
-    new_plan,
-)
 from hetplan.planner.amp import EQUAL_WITHIN, room
 from hetplan.planner.strategy import (
     Candidate,
@@ -61,6 +54,9 @@ from hetplan.planner.strategy import (
     joined,
     tensor_stage,
 )
+from hetplan.plans.making import new_plan
+from hetplan.plans.plan import MAX_RANKS, MicroBatches, Replica
+from hetplan.plans.templates import ReadyTemplates, TemplateStage
 from hetplan.profiling.workload import Workload
 from hetplan.schema import StrictModel
 from hetplan.solvers.registry import solve
@@ -230,7 +226,7 @@ class TemplatesProblem(Problem):
             templates = (
                 list(template_list(data, run.part(time_limit=run.remaining / left)).templates)
                 if self.ready is None
-                else ready_templates(data, self.ready.pipelines)
+                else ready_templates(data, decisions_of(self.ready))
             )
             chosen = instantiate(
                 templates,
@@ -250,7 +246,7 @@ class TemplatesProblem(Problem):
         ready = self.ready or ReadyTemplates(
             failures=self.failures,
             samples=self.workload.global_batch // data.micro_batches,
-            pipelines=[template.decision.stages for template in templates],
+            pipelines=[in_plan_file(template.decision) for template in templates],
         )
         return Candidate(
             strategy="ditto",
@@ -303,6 +299,19 @@ def narrowness(workload: Workload) -> str:
         if size < max(node.devices for node in workload.cluster.nodes)
         else ""
     )
+
+
+def in_plan_file(decision: DittoDecision) -> list[TemplateStage]:
+    """A template as a plan file holds it."""
+    return [TemplateStage.model_validate(stage.model_dump()) for stage in decision.stages]
+
+
+def decisions_of(ready: ReadyTemplates) -> list[list[DittoStage]]:
+    """The templates of a plan file as decisions of problem `ditto`."""
+    return [
+        [DittoStage.model_validate(stage.model_dump()) for stage in pipeline]
+        for pipeline in ready.pipelines
+    ]
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from hetplan.formulations.joint.evaluate import alike
-from hetplan.formulations.joint.plan import Plan
 from hetplan.formulations.joint.pose import costs_of
 from hetplan.planner.strategy import Candidate
+from hetplan.plans.plan import Plan
 from hetplan.profiling.profile import perturbed
 from hetplan.profiling.simulator.tasks import COMPUTES, Kind, Timeline, path_to_end
 from hetplan.profiling.workload import Workload

@@ -7,7 +7,7 @@ Without stages, replicas may be of several types, and the one with the least mem
 are cut to memory: each stage takes as many as fit, and of all shares of the limits the least at
 which they do is taken, so that devices are equally full.
 
-What a device holds is `runtime.memory`'s, as the replay counts it.
+What a device holds is `profiling.memory`'s, as the replay counts it.
 """
 
 import os
@@ -23,9 +23,10 @@ import numpy as np
 from hetplan.errors import require, unknown_name
 from hetplan.formulations.joint.costs import Floats
 from hetplan.formulations.joint.pose import costs_of
-from hetplan.formulations.joint.sharding import Held, Passes, held_on
+from hetplan.formulations.joint.sharding import passes_of
 from hetplan.profiling.cluster import MAX_DEVICES, Cluster, Node, open_cluster
 from hetplan.profiling.frameworks import HETPLAN, Framework
+from hetplan.profiling.memory import Held, Passes, held_on
 from hetplan.profiling.models import Model, load_model
 from hetplan.profiling.operators import DEFAULT_STACK, ELEMENT_BYTES, Precision
 from hetplan.profiling.times import Recomputation
@@ -87,7 +88,7 @@ class Layout:
     recomputation: Recomputation
     micro_batch: int
     ends: tuple[int, ...]
-    held: tuple[Held, ...]
+    held: tuple[Held[float], ...]
     free: dict[str, float]
 
     @property
@@ -439,12 +440,12 @@ class Question:
             best = size
         return best
 
-    def _saved(self, mode: Recomputation, tensor: int) -> tuple[Floats, Passes]:
+    def _saved(self, mode: Recomputation, tensor: int) -> tuple[Floats, Passes[float]]:
         """[L + 1] bytes per sample that the layers up to each keep; and those of the whole
         model."""
         costs, count = self.costs[mode], len(self.layers)
         each = [costs.saved_bytes((l, l + 1), tensor) for l in range(count)]
-        return np.cumsum([0.0, *each]), Passes.of(costs, [(0, count)], tensor)
+        return np.cumsum([0.0, *each]), passes_of(costs, [(0, count)], tensor)
 
     def alive(self, shape: Shape, stage: int, batch: int) -> float:
         """Micro-batches that a stage keeps at once."""
@@ -475,24 +476,27 @@ class Question:
         return tuple(ends)
 
     def linear(
-        self, shape: Shape, level: int, passes: Passes, batch: int
+        self, shape: Shape, level: int, passes: Passes[float], batch: int
     ) -> tuple[float, float, float]:
         """What a device holds at most, as bytes per byte of its layers' weights, beside its layers,
         and beside them on the last stage."""
         framework, tensor = self.workload.framework, shape.tensor
         part, width = 1 / shape.data if level else 1.0, ELEMENT_BYTES[self.workload.precision]
-        per_byte = sum(framework.held_bytes(1.0, 0.0, width, level, part)[:3]) / tensor
+        staged = shape.pipeline > 1
+        each = sum(framework.held_bytes(1.0, 0.0, width, level, part)[:3])
+        per_byte = (each + framework.whole_bytes(1.0, width, level, staged=staged)) / tensor
         sizes = [layer.param_bytes / tensor for layer in self.layers]
-        states, logits, tied = (sum(sizes), max(sizes), level, part), batch * passes.logits, 0.0
-        if shape.pipeline > 1:
+        states = framework.held_bytes(sum(sizes), max(sizes), width, level, part, staged=staged)
+        logits, tied, reserved = batch * passes.logits, 0.0, self.workload.reserved_bytes
+        if staged:
             sent = max(layer.activation_bytes for layer in self.layers) / (
                 tensor if framework.sequence_parallel else 1
             )
             passes, tied = replace(passes, boundary=sent), self.layers[-1].tied_param_bytes
         fixed, last = (
-            held_on(self.costs["none"].data, states, one, logits, batch).allocated
+            held_on(framework, states, one, logits, batch, reserved).allocated
             - logits
-            - per_byte * tensor * states[0]
+            - per_byte * tensor * sum(sizes)
             for one in (replace(passes, logits=0.0, loss=0.0), passes)
         )
         return per_byte, fixed, last - fixed + per_byte * tied
@@ -512,23 +516,25 @@ class Question:
             ends = self.cut(shape, level, mode, batch, self.least_share(shape, level, mode, batch))
         assert ends is not None, "only asked of choices whose layers fit somewhere"
         costs, tensor = self.costs[mode], shape.tensor
+        framework, width = self.workload.framework, ELEMENT_BYTES[self.workload.precision]
         held, free = [], dict[str, float]()
         for stage, (first, end) in enumerate(pairwise((0, *ends))):
             here = self.layers[first:end]
             weights = [layer.param_bytes for layer in here]
             if first and end == len(self.layers):
                 weights[-1] += here[-1].tied_param_bytes
-            passes = Passes.of(costs, [(first, end)], tensor)
-            states = sum(weights) / tensor, max(weights) / tensor
-            held.append(
-                held_on(
-                    costs.data,
-                    (*states, level, 1 / shape.data if level else 1.0),
-                    passes,
-                    batch * self.alive(shape, stage, batch) * passes.saved,
-                    batch,
-                )
+            passes = passes_of(costs, [(first, end)], tensor)
+            states = framework.held_bytes(
+                sum(weights) / tensor,
+                max(weights) / tensor,
+                width,
+                level,
+                1 / shape.data if level else 1.0,
+                staged=shape.pipeline > 1,
             )
+            kept = batch * self.alive(shape, stage, batch) * passes.saved
+            reserved = self.workload.reserved_bytes
+            held.append(held_on(framework, states, passes, kept, batch, reserved))
             for kind in shape.kinds[stage]:
                 left = self.limits[kind] - held[-1].allocated
                 free[kind] = min(free.get(kind, left), left)

@@ -20,7 +20,6 @@ from hetplan.formulations.hap.data import HapDecision
 from hetplan.formulations.hap.pose import Posed, pose
 from hetplan.formulations.hap.spmd.rules import measured_links
 from hetplan.formulations.hap.spmd.whole import Decided
-from hetplan.formulations.joint.plan import MicroBatches, Plan, Replica, new_plan
 from hetplan.planner.strategy import (
     Candidate,
     NoPlan,
@@ -31,6 +30,8 @@ from hetplan.planner.strategy import (
     joined,
     tensor_stage,
 )
+from hetplan.plans.making import new_plan
+from hetplan.plans.plan import MicroBatches, Plan, Replica
 from hetplan.profiling.profile import Collectives
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.replay import SpmdCosts, write_program

@@ -22,7 +22,6 @@ from hetplan.formulations.joint.data import JointData
 from hetplan.formulations.joint.degrees import zero_costs
 from hetplan.formulations.joint.design import Design, Space
 from hetplan.formulations.joint.evaluate import broken, decision_of, plan_of
-from hetplan.formulations.joint.plan import Degrees, Plan, check_degrees
 from hetplan.formulations.joint.pose import pose
 from hetplan.formulations.joint.search import Parameters, Search
 from hetplan.planner.astra import LIMITS, with_degrees
@@ -34,6 +33,8 @@ from hetplan.planner.strategy import (
     StrategyMethod,
     useful_modes,
 )
+from hetplan.plans.degrees import Degrees
+from hetplan.plans.plan import Plan, check_degrees
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.replay import Replayer
 from hetplan.schema import Positive, StrictModel

@@ -11,7 +11,6 @@ from typing import Literal
 
 from hetplan.errors import require
 from hetplan.formulations import family
-from hetplan.formulations.joint.plan import MicroBatches, Plan, Replica, Stage, new_plan
 from hetplan.formulations.poplar.data import PoplarDecision
 from hetplan.formulations.poplar.evaluate import pieces_of
 from hetplan.formulations.poplar.pose import (
@@ -30,6 +29,8 @@ from hetplan.planner.strategy import (
     StrategyMethod,
     joined,
 )
+from hetplan.plans.making import new_plan
+from hetplan.plans.plan import MicroBatches, Plan, Replica, Stage
 from hetplan.profiling.profile import BatchCurve, Collectives
 from hetplan.profiling.workload import Workload
 from hetplan.schema import StrictModel

@@ -18,7 +18,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from hetplan.errors import UnsupportedError, require
-from hetplan.formulations.joint.plan import Plan, Prediction
 from hetplan.planner.strategy import (
     PLAIN,
     Candidate,
@@ -34,6 +33,7 @@ from hetplan.planner.strategy import (
     renumbered,
     useful_modes,
 )
+from hetplan.plans.plan import Plan, Prediction
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.refusals import refusal
 from hetplan.runtime.replay import Replay, replay

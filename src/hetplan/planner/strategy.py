@@ -30,10 +30,10 @@ from hetplan.errors import (
     require,
 )
 from hetplan.formulations.joint.costs import Costs
-from hetplan.formulations.joint.plan import Plan, PlanDevice, Recomputation, Stage
 from hetplan.formulations.joint.pose import kept_of, pose
 from hetplan.planner import ALL, STRATEGIES
 from hetplan.planner.faults import fault_text
+from hetplan.plans.plan import Plan, PlanDevice, Recomputation, Stage
 from hetplan.profiling.operators import Precision
 from hetplan.profiling.profile import Profile
 from hetplan.profiling.workload import Workload

@@ -5,8 +5,10 @@ stands in its source code, as `origin` says. What PyTorch's allocator counts
 (`torch.cuda.max_memory_allocated`) is all but `context_bytes` and the communicators.
 """
 
-from typing import Annotated
+from typing import Annotated, Generic, NamedTuple, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import Strict
 
 from hetplan.errors import look_up
@@ -21,6 +23,23 @@ RESERVED_BYTES = 1.5 * GIB
 Levels = Annotated[tuple[Count, ...], Strict(False)]
 Modes = Annotated[tuple[Recomputation, ...], Strict(False)]
 
+Size = TypeVar("Size", float, NDArray[np.float64])  # of one device, or of many strategies
+
+
+def at_most(size: Size, limit: float) -> Size:
+    """The size, or the limit where that is less."""
+    within = size <= limit  # as a number 1 or 0, of one device and of many
+    return size * within + limit * (1 - within)
+
+
+class States(NamedTuple, Generic[Size]):
+    """Bytes of model states on a device. buffers: what the collectives of shards need beside."""
+
+    weights: Size
+    gradients: Size
+    optimizer: Size
+    buffers: Size
+
 
 class Framework(StrictModel):
     """A framework's memory. Bytes per parameter are those of training in 16 bit with Adam; in fp32
@@ -34,6 +53,8 @@ class Framework(StrictModel):
     2 and 3. bucket_bytes: at most, of the gradients' collectives under levels 1 and 2.
     sequence_parallel: tensor ranks divide what lies between their matrix products, too;
     whole_inputs: but keep what they gather for a product.
+    whole_in_pipelines: under levels 2 and 3 stages of pipelines gather weights once for all
+    micro-batches, and accumulate whole gradients.
     logit_bytes: per logit of a micro-batch at the loss; None: of the fp32 logits that the model's
     layers keep. divided_logit_bytes: where tensor ranks divide them; None: as many.
     transfer_buffers: activations that a stage holds for what it sends and receives.
@@ -54,6 +75,7 @@ class Framework(StrictModel):
     bucket_bytes: NonNegative = 0.0
     sequence_parallel: bool = False
     whole_inputs: bool = False
+    whole_in_pipelines: bool = False
     logit_bytes: NonNegative | None = None
     divided_logit_bytes: NonNegative | None = None
     transfer_buffers: int = 0
@@ -82,21 +104,51 @@ class Framework(StrictModel):
         )
 
     def held_bytes(
-        self, weights: float, largest: float, element_bytes: int, level: int, share: float
-    ) -> tuple[float, float, float, float]:
-        """Bytes of weights, gradients, optimizer states, and of what collectives need, on a device
-        with `share` of the shards. weights: bytes of all, largest: of the largest layer."""
+        self,
+        weights: Size,
+        largest: Size,
+        element_bytes: int,
+        level: int,
+        share: Size,
+        *,
+        staged: bool = False,
+    ) -> States[Size]:
+        """What a device with `share` of the shards holds of model states. weights: bytes of all of
+        its layers', largest: of the largest one's. staged: whether they are a pipeline's stage."""
         params, fp32 = weights / element_bytes, element_bytes == 4
-        held = [params * each for each in self.state_bytes(element_bytes)]
-        for sharded in range(3 - level, 3):  # 1: the optimizer; 2: gradients too; 3: weights too
-            held[sharded] *= share
-        if level == 3 and not fp32:
-            held[0] *= self.shard_bytes / 2
-        buffers = min(self.bucket_bytes, weights) if level in (1, 2) else 0.0
+        own, gradients, optimizer = (params * each for each in self.state_bytes(element_bytes))
+        if level >= 1:
+            optimizer = optimizer * share
         if level >= 2:
-            gathered = self.gathered_layers if level == 3 else 0.0
-            buffers += largest * (gathered + (1.0 if fp32 else self.reduced_bytes / 2))
-        return held[0], held[1], held[2], buffers
+            gradients = gradients * share
+        if level == 3:
+            own = own * share
+            if not fp32:
+                own = own * (self.shard_bytes / 2)
+        buffers = at_most(weights, self.bucket_bytes if level in (1, 2) else 0.0)
+        if level >= 2:
+            whole = staged and self.whole_in_pipelines
+            gathered = self.gathered_layers if level == 3 and not whole else 0.0
+            buffers = buffers + largest * (gathered + (1.0 if fp32 else self.reduced_bytes / 2))
+            buffers = buffers + self.whole_bytes(weights, element_bytes, level, staged=staged)
+        return States(own, gradients, optimizer, buffers)
+
+    def whole_bytes(self, weights: Size, element_bytes: int, level: int, *, staged: bool) -> Size:
+        """Of `held_bytes` what a stage keeps whole beside its shards, from its first micro-batch to
+        its last."""
+        _, gradient, _ = self.state_bytes(element_bytes)
+        each = gradient + (element_bytes if level == 3 else 0)
+        kept = staged and self.whole_in_pipelines and level >= 2
+        return weights * (each / element_bytes if kept else 0.0)
+
+    def loss_bytes(self, elements: float, kept: float, tensor: int) -> float:
+        """Of a sample's logits at the loss on each of so many tensor ranks, which divide them.
+        elements: the sample's logits; kept: bytes that the model's layers keep of them."""
+        each = self.logit_bytes
+        if tensor > 1 and self.divided_logit_bytes is not None:
+            each = self.divided_logit_bytes
+        whole = kept if each is None else elements * each
+        return whole / tensor
 
 
 # Of all of them. Context: some 300 MB and the kernels loaded (pytorch#107667). Communicators:
@@ -129,6 +181,7 @@ FSDP = Framework(
     reduced_bytes=6,
     sequence_parallel=True,
     whole_inputs=True,
+    whole_in_pipelines=True,
     logit_bytes=12,
     divided_logit_bytes=16,
     transfer_buffers=2,
@@ -141,7 +194,8 @@ FSDP = Framework(
     "cross-entropy of logits.float(): log-softmax, its gradient and the loss's, fp32 each "
     "(torchtitan components/loss.py), one more where tensor ranks compute the loss "
     "(torch/distributed/tensor/parallel/loss.py); ranks are sequence parallel and autograd keeps "
-    "what they gather",
+    "what they gather; stages of pipelines do not reshard after forward, to gather once, and sum "
+    "fp32 gradients before they are scattered (models/llama3/infra/parallelize.py, apply_fsdp)",
 )
 DEEPSPEED = Framework(
     name="deepspeed",

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from hetplan.errors import require
-from hetplan.formulations.joint.plan import Plan, load_plan, parse_plan
+from hetplan.plans.plan import Plan, load_plan, parse_plan
 from hetplan.profiling.profile import Profile, ProfileTable
 from hetplan.profiling.times import together
 from hetplan.profiling.workload import Workload

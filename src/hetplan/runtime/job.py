@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any, Literal
 
 from hetplan.errors import require
-from hetplan.formulations.joint.plan import Plan
+from hetplan.plans.plan import Plan
 from hetplan.runtime.replay import trace_document
 from hetplan.runtime.watch import Event, Rehearsal
 from hetplan.text import Table, counted, number_text, percent_text, seconds_text

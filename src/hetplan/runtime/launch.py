@@ -32,7 +32,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from hetplan.errors import HetplanError, InputError, one_line, require
-from hetplan.formulations.joint.plan import Plan, check_world
+from hetplan.plans.making import check_world
+from hetplan.plans.plan import Plan
 from hetplan.runtime.devices import on_devices, required_torch
 from hetplan.runtime.job import Job, Loss, Measured, StepReport
 from hetplan.runtime.watch import PASSES, PATIENCE, WAITS, Activity, at_work, starved

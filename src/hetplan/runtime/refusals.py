@@ -2,7 +2,7 @@
 the runtime before a process starts."""
 
 from hetplan.errors import UnsupportedError, require
-from hetplan.formulations.joint.plan import Plan
+from hetplan.plans.plan import Plan
 from hetplan.profiling.models import Model
 from hetplan.profiling.transformer import Transformer
 

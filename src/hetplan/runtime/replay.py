@@ -44,10 +44,11 @@ from hetplan.formulations.hap.spmd.rules import (
 )
 from hetplan.formulations.hap.spmd.whole import Decided, Prices, Stage, Timed
 from hetplan.formulations.joint.degrees import zero_costs
-from hetplan.formulations.joint.plan import Plan, SpmdInstruction, SpmdProgram
 from hetplan.formulations.joint.pose import costs_of
 from hetplan.formulations.joint.replay import ChainReplayer, Noise, Replay, Settings
 from hetplan.formulations.joint.sharding import ZeroCosts
+from hetplan.plans.plan import Plan
+from hetplan.plans.program import SpmdInstruction, SpmdProgram
 from hetplan.profiling.operators import ELEMENT_BYTES
 from hetplan.profiling.simulator.pipeline import Collective, Replica as Pipeline, simulate_stages
 from hetplan.profiling.simulator.tasks import LABELS, Kind, Timeline

@@ -8,7 +8,7 @@ from itertools import accumulate, pairwise
 import numpy as np
 
 from hetplan.errors import require
-from hetplan.formulations.joint.plan import Plan
+from hetplan.plans.plan import Plan
 
 
 class PlannedBatches:

@@ -26,7 +26,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hetplan.formulations.joint.plan import Place, Plan
+from hetplan.plans.places import Place
+from hetplan.plans.plan import Plan
 from hetplan.profiling.simulator.tasks import LABELS, Kind, Timeline
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.replay import replay

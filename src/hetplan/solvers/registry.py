@@ -13,7 +13,7 @@ from functools import partial
 from itertools import permutations
 from typing import Any
 
-from hetplan.errors import DisagreementError, HetplanError, InputError, look_up
+from hetplan.errors import DisagreementError, InputError, look_up
 from hetplan.solvers.run import (
     HIGHS,
     OPTIMAL_GAP,
@@ -26,7 +26,7 @@ from hetplan.solvers.run import (
     engine,
     stop_reason,
 )
-from hetplan.text import lines_that_hold, number_text
+from hetplan.text import number_text
 
 # The general solvers behind the methods that every family has.
 BACKENDS = {"cp-sat": ("cp-sat",), "milp": ("highs",), "pyomo": ("pyomo", "highs")}
@@ -79,10 +79,11 @@ class Method:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What the independent evaluator says of a decision.
+    """The independent evaluator's verdict on a decision: its objective, or its violations.
 
-    objective: None when the decision breaks a constraint; `violations` then says which, one line
-    each. parts: named terms of the objective in its unit, for tables and explanations.
+    objective: in the problem's unit; None where the decision breaks a constraint. violations: one
+    line for each place at which the decision breaks a constraint; empty where it breaks none.
+    parts: named terms of the objective in its unit, for tables and explanations.
     """
 
     objective: float | None
@@ -91,7 +92,7 @@ class Evaluation:
 
 
 def objections(check: Callable[..., None], *of: Any) -> tuple[str, ...]:
-    """What an evaluator's check, which raises InputError, has against a decision: one line or
+    """The message of the InputError that a check raises, as a tuple of one; empty where it raises
     none."""
     try:
         check(*of)
@@ -144,7 +145,7 @@ def load(target: str) -> Any:
 
 
 def evaluate(family: Family, data: Any, decision: Any) -> Evaluation:
-    """The independent evaluator's word on `decision` (models of `family.data` and
+    """The independent evaluator's verdict on `decision` (models of `family.data` and
     `family.decision`)."""
     evaluation: Evaluation = load(family.evaluate)(data, decision)
     return evaluation
@@ -153,62 +154,77 @@ def evaluate(family: Family, data: Any, decision: Any) -> Evaluation:
 def solve(
     family: Family, data: Any, method: str, run: Run | None = None, **more: Any
 ) -> Result[Any]:
-    """Run `method` on `data` and have the outcome judged by the family's evaluator. more: what the
-    method takes beside.
+    """Run `method` on `data` and have the outcome judged by the family's evaluator. more: further
+    arguments of the method.
 
     Raises InputError for an unknown method, UnsupportedError where the method cannot take this
-    instance, DisagreementError where the evaluator rejects the decision or finds it below the
-    claimed bound, and where a method brings a decision of what it calls infeasible.
-    What a driver says of its back end's failure is kept (stop `error`), and so is running out of
-    memory. The result's seconds add up to what passed between loading the method, which only its
-    time limit counts, and judging: what the method did not call building was solving.
+    instance, and DisagreementError where `judged` refutes the outcome.
+    The result's build and solve seconds add up to the time that the method ran. The time to load
+    the method counts towards the time limit only, and the time to judge counts nowhere. Seconds
+    that the method does not report as building are solving.
     """
     run = run or Run()
     function = family.method(method).load()
     begun = time.perf_counter()
-    try:
-        outcome = function(data, run, **more)
-    except (HetplanError, KeyboardInterrupt):
-        raise
-    except Stopped:
-        outcome = Outcome(stop=stop_reason(run), bound=run.bound)
-    except MemoryError:
-        outcome = Outcome(stop=Stop.ERROR, message="out of memory")
+    outcome = outcome_of(function, data, run, more)
     spent = time.perf_counter() - begun
-    objective, shown = None, {}
-    if outcome.decision is not None:
-        evaluation = evaluate(family, data, outcome.decision)
-        objective, bound = evaluation.objective, outcome.bound
-        wrong = lines_that_hold(
-            {
-                "calls infeasible what it has a decision for": outcome.stop is Stop.INFEASIBLE,
-                f"decision rejected: {next(iter(evaluation.violations), None)}": objective is None,
-                f"bound {bound!r} exceeds objective {objective!r}": (
-                    bound is not None
-                    and objective is not None
-                    and bound > objective * (1 + BOUND_TOLERANCE)
-                ),
-            }
-        )
-        if wrong:
-            raise DisagreementError(f"{family.name}/{method}: {wrong[0]}")
-        shown = {name: evaluation.parts[name] for name in family.beside}
+    evaluation = judged(family, method, data, outcome)
+    objective, bound, details = None, outcome.bound, dict(outcome.details)
+    if evaluation is not None:
+        objective = evaluation.objective
+        details |= {name: evaluation.parts[name] for name in family.beside}
+    if bound is not None and objective is not None:
+        bound = min(bound, objective)  # `judged` lets rounding put the bound a hair above
     return Result(
         method=method,
         stop=outcome.stop,
         decision=outcome.decision,
         objective=objective,
-        bound=outcome.bound
-        if objective is None or outcome.bound is None
-        else min(outcome.bound, objective),
+        bound=bound,
         build_seconds=outcome.build_seconds,
         solve_seconds=max(0.0, spent - outcome.build_seconds),
         solver=outcome.solver,
         options=run.options.as_dict(),
         seed=run.options.seed,
         message=outcome.message,
-        details={**outcome.details, **shown},
+        details=details,
     )
+
+
+def outcome_of(
+    function: Callable[..., Outcome[Any]], data: Any, run: Run, more: Mapping[str, Any]
+) -> Outcome[Any]:
+    """The outcome that a method's function returns, or one without a decision where the function
+    lets `Stopped` pass or runs out of memory."""
+    try:
+        return function(data, run, **more)
+    except Stopped:
+        return Outcome(stop=stop_reason(run), bound=run.bound)
+    except MemoryError:
+        return Outcome(stop=Stop.ERROR, message="out of memory")
+
+
+def judged(family: Family, method: str, data: Any, outcome: Outcome[Any]) -> Evaluation | None:
+    """The independent evaluator's evaluation of the outcome's decision; None where the outcome has
+    no decision.
+
+    Raises DisagreementError where the outcome has a decision of an instance that it calls
+    infeasible, where the evaluator rejects the decision, and where the outcome's bound exceeds the
+    decision's objective.
+    """
+    if outcome.decision is None:
+        return None
+    where = f"{family.name}/{method}"
+    if outcome.stop is Stop.INFEASIBLE:
+        raise DisagreementError(f"{where}: calls infeasible what it has a decision for")
+    evaluation = evaluate(family, data, outcome.decision)
+    objective, bound = evaluation.objective, outcome.bound
+    if objective is None:
+        reason = evaluation.violations[0] if evaluation.violations else "no reason given"
+        raise DisagreementError(f"{where}: decision rejected: {reason}")
+    if bound is not None and bound > objective * (1 + BOUND_TOLERANCE):
+        raise DisagreementError(f"{where}: bound {bound!r} exceeds objective {objective!r}")
+    return evaluation
 
 
 def contradictions(results: Sequence[Result[Any]]) -> list[str]:

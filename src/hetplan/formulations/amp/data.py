@@ -12,7 +12,6 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from hetplan.errors import require
 from hetplan.schema import (
     SMALLEST,
     Count,
@@ -45,8 +44,8 @@ class Layer(StrictModel):
 
 
 class LayerSeconds(StrictModel):
-    """Seconds per layer, forward + backward of one micro-batch, on `tensor` devices of this type
-    together."""
+    """The table of one device type: seconds [L] of each layer's forward and backward pass for one
+    micro-batch on a group of `tensor` such devices."""
 
     type: Name
     tensor: PositiveCount
@@ -55,8 +54,8 @@ class LayerSeconds(StrictModel):
 
 
 class Memory(StrictModel):
-    """The optional memory constraint (1F1B keeps min(gas, pp - j) micro-batches alive on stage
-    j)."""
+    """The optional memory constraint: 1F1B keeps min(gas, pp - j) micro-batches alive on stage
+    j."""
 
     device_bytes: dict[Name, NonNegative]
     state_bytes_per_param_byte: NonNegative
@@ -64,8 +63,12 @@ class Memory(StrictModel):
 
 
 class AmpData(StrictModel):
-    """`data` of an `amp` instance; shapes: devices [D], bandwidth [D][D], layers [L], seconds
-    [L]."""
+    """`data` of an `amp` instance.
+
+    devices: [D]. bandwidth: [D][D] bytes/s, symmetric, its diagonal ignored. layers: [L].
+    layer_seconds: at most one table per type, tensor degree and micro-batch, and at least one per
+    type. global_batch: samples per iteration. memory: None where memory does not count.
+    """
 
     devices: list[Device] = Field(min_length=1, max_length=4096)
     bandwidth: Matrix
@@ -76,50 +79,66 @@ class AmpData(StrictModel):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        self._check_bandwidth()
-        self._check_tables()
+        self._check_bandwidth_is_square()
+        self._check_bandwidth_is_symmetric_and_positive()
+        self._check_tables_have_one_entry_per_layer()
+        self._check_tables_are_distinct()
+        self._check_every_type_has_a_table()
         if self.memory is not None:
             self._check_memory(self.memory)
         return self
 
-    def _check_bandwidth(self) -> None:
+    def _check_bandwidth_is_square(self) -> None:
         count = len(self.devices)
-        rows = f"bandwidth has {len(self.bandwidth)} rows"
-        require(len(self.bandwidth) == count, f"{rows}, expected one per device ({count})")
+        if len(self.bandwidth) != count:
+            raise ValueError(
+                f"bandwidth has {len(self.bandwidth)} rows, expected one per device ({count})"
+            )
         for i, row in enumerate(self.bandwidth):
             check_length(row, count, f"bandwidth[{i}]", "device")
+
+    def _check_bandwidth_is_symmetric_and_positive(self) -> None:
         for i, row in enumerate(self.bandwidth):
-            for j in range(i):
-                if row[j] != self.bandwidth[j][i]:
+            for j in range(i):  # the diagonal is ignored
+                rate, back = row[j], self.bandwidth[j][i]
+                if rate != back:
                     raise ValueError(
-                        f"bandwidth[{i}][{j}] is {row[j]!r} but bandwidth[{j}][{i}] is "
-                        f"{self.bandwidth[j][i]!r}, expected a symmetric matrix"
+                        f"bandwidth[{i}][{j}] is {rate!r} but bandwidth[{j}][{i}] is {back!r}, "
+                        "expected a symmetric matrix"
                     )
-                if row[j] < SMALLEST:
+                if rate < SMALLEST:
                     raise ValueError(
-                        f"bandwidth[{i}][{j}] is {row[j]!r}, "
+                        f"bandwidth[{i}][{j}] is {rate!r}, "
                         f"expected more than 0 (at least {SMALLEST:g})"
                     )
 
-    def _check_tables(self) -> None:
-        types = {device.type for device in self.devices}
-        seen: dict[tuple[str, int, int], int] = {}
-        for i, entry in enumerate(self.layer_seconds):
-            check_length(entry.seconds, len(self.layers), f"layer_seconds[{i}].seconds", "layer")
-            before = seen.setdefault((entry.type, entry.tensor, entry.micro_batch), i)
-            repeats = f"layer_seconds[{i}] repeats layer_seconds[{before}]"
-            require(before == i, f"{repeats} (same type, tensor, micro_batch)")
-        missing = types - {entry.type for entry in self.layer_seconds}
-        lacks = f"layer_seconds has no table for device type {min(missing, default='')!r}"
-        require(not missing, f"{lacks}, expected one for each type")
+    def _check_tables_have_one_entry_per_layer(self) -> None:
+        for i, table in enumerate(self.layer_seconds):
+            check_length(table.seconds, len(self.layers), f"layer_seconds[{i}].seconds", "layer")
+
+    def _check_tables_are_distinct(self) -> None:
+        first: dict[tuple[str, int, int], int] = {}
+        for i, table in enumerate(self.layer_seconds):
+            key = (table.type, table.tensor, table.micro_batch)
+            if key in first:
+                raise ValueError(
+                    f"layer_seconds[{i}] repeats layer_seconds[{first[key]}] "
+                    "(same type, tensor, micro_batch)"
+                )
+            first[key] = i
+
+    def _check_every_type_has_a_table(self) -> None:
+        tabled = {table.type for table in self.layer_seconds}
+        missing = {device.type for device in self.devices} - tabled
+        if missing:
+            raise ValueError(
+                f"layer_seconds has no table for device type {min(missing)!r}, "
+                "expected one for each type"
+            )
 
     def _check_memory(self, memory: Memory) -> None:
-        check_length(
-            memory.layer_bytes_per_sample,
-            len(self.layers),
-            "memory.layer_bytes_per_sample",
-            "layer",
-        )
+        per_sample = memory.layer_bytes_per_sample
+        check_length(per_sample, len(self.layers), "memory.layer_bytes_per_sample", "layer")
         check_every_type(memory.device_bytes, (device.type for device in self.devices))
 
 

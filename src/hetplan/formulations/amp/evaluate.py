@@ -1,19 +1,24 @@
-"""The independent evaluator of problem `amp`: judges a decision from the data alone, in plain
+"""The independent evaluator of problem `amp`: it judges a decision from the data alone, in plain
 Python.
 
-Sets   j in 0..pp-1 stages, i in 0..dp-1 data ranks (pipelines), r in 0..tp-1 tensor ranks; l
-layers.
+Sets   j in 0..pp-1 stages, i in 0..dp-1 data ranks (pipelines), r in 0..tp-1 tensor ranks,
+       l in 0..L-1 layers.
 Data   see data.py; gas = global_batch / (dp mbs) micro-batches per pipeline and iteration.
-(1) pp dp tp = D              (2) gas is whole and >= 1     (3) every device's type has a table at
-(tp, mbs)
-(4) placement is a bijection  (5) stages are contiguous and nonempty and cover the layers
+
+Constraints, each checked by the function of its number:
+(1) pp dp tp = D
+(2) gas is whole, and so at least 1
+(3) every device's type has a table at (tp, mbs)
+(4) placement has the shape [pp][dp][tp] and names no device twice; with (1) it is a bijection
+(5) stages are contiguous and nonempty, and cover the layers
 (6) (k sum_l param_bytes + min(gas, pp - j) mbs sum_l layer_bytes_per_sample) / tp fits each device
-of j
-Price, with B(group) the lowest bandwidth between any two devices of a group, bytes/s:
+    of stage j
+
+Objective, with B(group) the lowest bandwidth between any two devices of a group, bytes/s:
 T    = max_i T_i + max_jr S_jr   (eq. 4)
 T_i  = (gas - 1) max_j t_ij + sum_j t_ij + sum_{j < pp-1} e_ij   (eq. 5)
-t_ij = sum_l (slowest seconds in the tensor group + 2 (tp-1)/tp tensor_bytes_l mbs / B(tensor
-group))
+t_ij = sum_l (slowest seconds in the tensor group
+              + 2 (tp-1)/tp tensor_bytes_l mbs / B(tensor group))
 e_ij = activation_bytes of the stage's last layer mbs / min_r bandwidth to stage j + 1
 S_jr = 2 (dp-1)/dp (sum_l param_bytes / tp) / B(data group)   (eq. 3)
 Source AMP (NeurIPS 2022), Section 3.3 and 3.4; (6) is hetplan's, for the 1F1B schedule.
@@ -21,96 +26,134 @@ Source AMP (NeurIPS 2022), Section 3.3 and 3.4; (6) is hetplan's, for the 1F1B s
 `describe` gives a decision as tables for people: the degrees, then one line per stage.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from math import fsum
 
-from hetplan.errors import require
 from hetplan.formulations.amp.data import AmpData, AmpDecision
-from hetplan.solvers.registry import Evaluation, objections
-from hetplan.text import Table, devices_text, names_text, seconds_text, share_text
+from hetplan.solvers.registry import Evaluation
+from hetplan.text import (
+    Table,
+    devices_text,
+    names_text,
+    ranges_text,
+    seconds_text,
+    share_text,
+)
 
 # A sum of bytes may exceed a capacity by rounding in its last digits, not by more.
 MEMORY_TOLERANCE = 1e-9
 
 
 def evaluate(data: AmpData, decision: AmpDecision) -> Evaluation:
-    """Feasibility and price of `decision`; `parts` as in `Breakdown.parts`. Violations: the first
-    of each check, and all of (6) where (1) to (5) hold."""
-    checks = (check_configuration, check_placement, check_stages)
-    violations = tuple(line for check in checks for line in objections(check, data, decision))
-    violations = violations or over_memory(data, decision)
+    """The objective T of `decision` with its `parts` as in `Breakdown.parts`, or every violation of
+    (1) to (5); of (6) where those hold, since memory is counted by stage and device."""
+    violations = [
+        *degrees_use_every_device(data, decision),
+        *batch_splits_evenly(data, decision),
+        *types_have_tables(data, decision),
+        *placement_names_devices_once(data, decision),
+        *stages_cover_layers(data, decision),
+    ]
+    if not violations:
+        violations = list(devices_have_memory(data, decision))
     if violations:
-        return Evaluation(None, violations)
+        return Evaluation(None, tuple(violations))
     priced = price(data, decision)
     return Evaluation(priced.objective, (), priced.parts())
 
 
-def check_configuration(data: AmpData, decision: AmpDecision) -> None:
-    """(1) the degrees multiply to the number of devices, (2) the global batch splits into a whole
-    number of micro-batches per pipeline, (3) every device's type has a table at the tensor degree
-    and micro-batch (all devices are used)."""
-    pp, dp, tp, mbs = decision.pipeline, decision.data, decision.tensor, decision.micro_batch
-    count, share = len(data.devices), dp * mbs
-    degrees = f"pipeline {pp} x data {dp} x tensor {tp} is {pp * dp * tp}"
-    require(pp * dp * tp == count, f"{degrees}, expected the number of devices ({count})")
-    product = f"data {dp} x micro_batch {mbs} = {share}"
-    fault = f"global_batch {data.global_batch} is no multiple of {product}"
-    require(data.global_batch % share == 0, fault)
-    known = {e.type for e in data.layer_seconds if (e.tensor, e.micro_batch) == (tp, mbs)}
-    for kind in (device.type for device in data.devices):
-        fault = f"no layer_seconds of type {kind!r} for tensor {tp}, micro_batch {mbs}"
-        require(kind in known, fault)
+def degrees_use_every_device(data: AmpData, decision: AmpDecision) -> Iterator[str]:  # (1)
+    """A violation where the degrees do not multiply to the number of devices."""
+    pp, dp, tp = decision.pipeline, decision.data, decision.tensor
+    count = len(data.devices)
+    product = pp * dp * tp
+    if product != count:
+        yield (
+            f"pipeline {pp} x data {dp} x tensor {tp} is {product}, "
+            f"expected the number of devices ({count})"
+        )
 
 
-def check_placement(data: AmpData, decision: AmpDecision) -> None:
-    """(4) shape [pp][dp][tp], and every device exactly once."""
-    placement, count = decision.placement, len(data.devices)
-    has = f"placement has {len(placement)} stages"
-    require(len(placement) == decision.pipeline, f"{has}, expected pipeline ({decision.pipeline})")
+def batch_splits_evenly(data: AmpData, decision: AmpDecision) -> Iterator[str]:  # (2)
+    """A violation where the global batch is no whole number of micro-batches per pipeline."""
+    dp, mbs = decision.data, decision.micro_batch
+    together = dp * mbs  # samples of one micro-batch in every pipeline
+    if data.global_batch % together != 0:
+        yield (
+            f"global_batch {data.global_batch} is no multiple of "
+            f"data {dp} x micro_batch {mbs} = {together}"
+        )
+
+
+def types_have_tables(data: AmpData, decision: AmpDecision) -> Iterator[str]:  # (3)
+    """A violation for each device type without a table at the tensor degree and micro-batch."""
+    tp, mbs = decision.tensor, decision.micro_batch
+    tabled = {
+        table.type for table in data.layer_seconds if (table.tensor, table.micro_batch) == (tp, mbs)
+    }
+    types = dict.fromkeys(device.type for device in data.devices)
+    for name in types:
+        if name not in tabled:
+            yield f"no layer_seconds of type {name!r} for tensor {tp}, micro_batch {mbs}"
+
+
+def placement_names_devices_once(data: AmpData, decision: AmpDecision) -> Iterator[str]:  # (4)
+    """A violation for each list of the placement whose length is not its degree, for each device
+    number out of range and for each repetition of a device."""
+    pp, dp, tp = decision.pipeline, decision.data, decision.tensor
+    placement = decision.placement
+    if len(placement) != pp:
+        yield f"placement has {len(placement)} stages, expected pipeline ({pp})"
     for j, stage in enumerate(placement):
-        has = f"placement[{j}] has {len(stage)} data ranks"
-        require(len(stage) == decision.data, f"{has}, expected data ({decision.data})")
+        if len(stage) != dp:
+            yield f"placement[{j}] has {len(stage)} data ranks, expected data ({dp})"
         for i, group in enumerate(stage):
-            has = f"placement[{j}][{i}] has {len(group)} devices"
-            require(len(group) == decision.tensor, f"{has}, expected tensor ({decision.tensor})")
-    place: dict[int, str] = {}
+            if len(group) != tp:
+                yield f"placement[{j}][{i}] has {len(group)} devices, expected tensor ({tp})"
+    count = len(data.devices)
+    first_place: dict[int, str] = {}
     for j, i, r, device in positions(decision):
-        here = f"placement[{j}][{i}][{r}]"
-        require(device < count, f"{here} is device {device}, expected one of 0..{count - 1}")
-        before = place.setdefault(device, here)
-        require(before == here, f"{here} repeats device {device} of {before}")
-    unused = [d for d in range(count) if d not in place]
-    left = f"placement leaves device {min(unused, default=0)} unused ({len(unused)} in all)"
-    require(not unused, left)
+        place = f"placement[{j}][{i}][{r}]"
+        if device >= count:
+            yield f"{place} is device {device}, expected one of 0..{count - 1}"
+        elif device in first_place:
+            yield f"{place} repeats device {device} of {first_place[device]}"
+        else:
+            first_place[device] = place
 
 
-def check_stages(data: AmpData, decision: AmpDecision) -> None:
-    """(5) one range per stage, contiguous from layer 0 to L, none empty."""
-    stages, begin, count = decision.stages, 0, len(data.layers)
-    has = f"stages has {len(stages)} ranges"
-    require(len(stages) == decision.pipeline, f"{has}, expected pipeline ({decision.pipeline})")
-    for j, (first, last) in enumerate(stages):
-        require(first == begin, f"stages[{j}] begins at layer {first}, expected {begin}")
-        require(first < last, f"stages[{j}] is empty: [{first}, {last})")
+def stages_cover_layers(data: AmpData, decision: AmpDecision) -> Iterator[str]:  # (5)
+    """A violation where there is not one range per stage, for each range that does not begin where
+    the one before ends, for each empty range, and where the last one does not end at layer L."""
+    pp, count = decision.pipeline, len(data.layers)
+    if len(decision.stages) != pp:
+        yield f"stages has {len(decision.stages)} ranges, expected pipeline ({pp})"
+    begin = 0
+    for j, (first, last) in enumerate(decision.stages):
+        if first != begin:
+            yield f"stages[{j}] begins at layer {first}, expected {begin}"
+        if first >= last:
+            yield f"stages[{j}] is empty: [{first}, {last})"
         begin = last
-    require(begin == count, f"stages end at layer {begin}, expected {count}")
+    if begin != count:
+        yield f"stages end at layer {begin}, expected {count}"
 
 
-def over_memory(data: AmpData, decision: AmpDecision) -> tuple[str, ...]:
-    """(6) the devices that hold more than their type's memory."""
+def devices_have_memory(data: AmpData, decision: AmpDecision) -> Iterator[str]:  # (6)
+    """A violation for each device whose peak exceeds the memory of its type. Needs (1) to (5)."""
     peak = peak_bytes(data, decision)
     if peak is None or data.memory is None:
-        return ()
-    types = [device.type for device in data.devices]
-    room = [data.memory.device_bytes[kind] for kind in types]
-    return tuple(
-        f"device {d} (placement[{j}][{i}][{r}], type {types[d]!r}) holds {peak[d]:.6g} bytes, "
-        f"has {room[d]:.6g}"
-        for j, i, r, d in positions(decision)
-        if peak[d] > room[d] * (1 + MEMORY_TOLERANCE)
-    )
+        return
+    for j, i, r, device in positions(decision):
+        name = data.devices[device].type
+        capacity = data.memory.device_bytes[name]
+        if peak[device] > capacity * (1 + MEMORY_TOLERANCE):
+            yield (
+                f"device {device} (placement[{j}][{i}][{r}], type {name!r}) "
+                f"holds {peak[device]:.6g} bytes, has {capacity:.6g}"
+            )
 
 
 def positions(decision: AmpDecision) -> list[tuple[int, int, int, int]]:
@@ -125,13 +168,16 @@ def positions(decision: AmpDecision) -> list[tuple[int, int, int, int]]:
 
 @dataclass(frozen=True)
 class Breakdown:
-    """Where the time of one iteration goes and what each device holds; seconds and bytes.
+    """The terms of T of one decision, and the memory of each device.
 
-    gas: micro-batches per pipeline. stages, tensor [dp][pp]: one micro-batch on a stage, and the
-    part of it that tensor groups spend in all-reduces. links [dp][pp-1]: one micro-batch to the
-    next stage. bottleneck, pipelines [dp]: (gas-1) times the slowest stage; the whole of T_i.
-    synchronisation [pp][tp]: gradient all-reduce of a data group.
-    peak_bytes [D]: memory per device, None where the instance has no memory constraint.
+    gas: micro-batches per pipeline and iteration.
+    stages: [dp][pp] seconds, t_ij of one micro-batch on a stage.
+    tensor: [dp][pp] seconds, the part of t_ij that a tensor group spends in all-reduces.
+    links: [dp][pp-1] seconds, e_ij of one micro-batch to the next stage.
+    bottleneck: [dp] seconds, gas - 1 micro-batches on the pipeline's slowest stage.
+    pipelines: [dp] seconds, T_i.
+    synchronisation: [pp][tp] seconds, S_jr of a data group's gradients.
+    peak_bytes: [D] bytes on each device; None where the instance has no memory constraint.
     """
 
     gas: int
@@ -145,7 +191,7 @@ class Breakdown:
 
     @property
     def slowest(self) -> int:
-        """The pipeline that takes longest (the first of equals)."""
+        """The number of the pipeline that takes longest (the first of equals)."""
         return self.pipelines.index(max(self.pipelines))
 
     @property
@@ -154,11 +200,11 @@ class Breakdown:
         return max(self.pipelines) + max(map(max, self.synchronisation))
 
     def parts(self) -> dict[str, float]:
-        """The slowest pipeline's terms and the synchronisation.
+        """The slowest pipeline's terms and the synchronisation, in seconds.
 
-        `bottleneck + fill + links + synchronisation` is the objective; `pipeline` is the first
-        three of them together, `tensor_all_reduce` the share of `fill` that tensor groups spend
-        communicating.
+        `bottleneck + fill + links + synchronisation` is the objective. `pipeline` is the sum of
+        the first three. `tensor_all_reduce` is the share of `fill` that tensor groups spend in
+        all-reduces.
         """
         i = self.slowest
         return {
@@ -172,7 +218,7 @@ class Breakdown:
 
 
 def price(data: AmpData, decision: AmpDecision) -> Breakdown:
-    """Every term of T for a decision that passes checks (1) to (5) of evaluate.py."""
+    """Every term of T for a decision that keeps (1) to (5)."""
     gas = data.global_batch // (decision.data * decision.micro_batch)
     stages, ranks = range(decision.pipeline), range(decision.data)
     tensor = tuple(tuple(tensor_seconds(data, decision, j, i) for j in stages) for i in ranks)
@@ -180,31 +226,29 @@ def price(data: AmpData, decision: AmpDecision) -> Breakdown:
     totals = tuple(
         tuple(compute_seconds(data, decision, j, i) + tensor[i][j] for j in stages) for i in ranks
     )
-    bottleneck = tuple((gas - 1) * max(row) for row in totals)
+    bottleneck = tuple((gas - 1) * max(totals[i]) for i in ranks)
+    pipelines = tuple(fsum([bottleneck[i], *totals[i], *links[i]]) for i in ranks)
+    synchronisation = tuple(
+        tuple(sync_seconds(data, decision, j, r) for r in range(decision.tensor)) for j in stages
+    )
     return Breakdown(
         gas=gas,
         stages=totals,
         tensor=tensor,
         links=links,
         bottleneck=bottleneck,
-        pipelines=tuple(fsum([wait, *totals[i], *links[i]]) for i, wait in enumerate(bottleneck)),
-        synchronisation=tuple(
-            tuple(sync_seconds(data, decision, j, r) for r in range(decision.tensor))
-            for j in stages
-        ),
+        pipelines=pipelines,
+        synchronisation=synchronisation,
         peak_bytes=peak_bytes(data, decision),
     )
 
 
 def compute_seconds(data: AmpData, decision: AmpDecision, j: int, i: int) -> float:
-    """Table part of t_ij: each layer at the pace of the slowest type in the tensor group."""
+    """Table part of t_ij: each layer takes the seconds of the tensor group's slowest type."""
     types = {data.devices[device].type for device in decision.placement[j][i]}
-    key = (decision.tensor, decision.micro_batch)
-    tables = [
-        entry.seconds
-        for entry in data.layer_seconds
-        if entry.type in types and (entry.tensor, entry.micro_batch) == key
-    ]
+    size = (decision.tensor, decision.micro_batch)
+    of_this_size = [t for t in data.layer_seconds if (t.tensor, t.micro_batch) == size]
+    tables = [table.seconds for table in of_this_size if table.type in types]
     first, last = decision.stages[j]
     return fsum(max(table[l] for table in tables) for l in range(first, last))
 
@@ -217,11 +261,12 @@ def tensor_seconds(data: AmpData, decision: AmpDecision, j: int, i: int) -> floa
 
 
 def link_seconds(data: AmpData, decision: AmpDecision, j: int, i: int) -> float:
-    """e_ij: the last layer's activation over the slowest of the tensor ranks' links to stage j +
-    1."""
+    """e_ij: the activation of stage j's last layer over the slowest of the links that join equal
+    tensor ranks of stages j and j + 1."""
     here, after = decision.placement[j][i], decision.placement[j + 1][i]
-    slowest = min(data.bandwidth[a][b] for a, b in zip(here, after, strict=True))
-    return data.layers[decision.stages[j][1] - 1].activation_bytes * decision.micro_batch / slowest
+    slowest_link = min(data.bandwidth[a][b] for a, b in zip(here, after, strict=True))
+    _, last = decision.stages[j]
+    return data.layers[last - 1].activation_bytes * decision.micro_batch / slowest_link
 
 
 def sync_seconds(data: AmpData, decision: AmpDecision, j: int, r: int) -> float:
@@ -235,36 +280,33 @@ def ring_seconds(data: AmpData, group: Sequence[int], size: float) -> float:
     """Ring all-reduce of `size` bytes, 2 (n-1)/n size / B with the lowest bandwidth B of any pair
     (eq. 3)."""
     n = len(group)
-    return (
-        0.0
-        if n == 1
-        else 2 * (n - 1) / n * size / min(data.bandwidth[a][b] for a, b in combinations(group, 2))
-    )
+    if n == 1:
+        return 0.0
+    slowest_link = min(data.bandwidth[a][b] for a, b in combinations(group, 2))
+    return 2 * (n - 1) / n * size / slowest_link
 
 
 def peak_bytes(data: AmpData, decision: AmpDecision) -> tuple[float, ...] | None:
-    """Memory held by each device, [D]; None without a memory constraint. Needs checks (1) to (5) to
-    hold."""
+    """[D] bytes on each device at its peak; None without a memory constraint. Needs (1) to (5)."""
     memory = data.memory
     if memory is None:
         return None
     gas = data.global_batch // (decision.data * decision.micro_batch)
     peak = [0.0] * len(data.devices)
     for j, (first, last) in enumerate(decision.stages):
-        state = memory.state_bytes_per_param_byte * fsum(
-            layer.param_bytes for layer in data.layers[first:last]
-        )
-        alive = min(gas, decision.pipeline - j) * decision.micro_batch
-        saved = alive * fsum(memory.layer_bytes_per_sample[first:last])
+        params = fsum(layer.param_bytes for layer in data.layers[first:last])
+        states = memory.state_bytes_per_param_byte * params
+        samples_alive = min(gas, decision.pipeline - j) * decision.micro_batch
+        activations = samples_alive * fsum(memory.layer_bytes_per_sample[first:last])
         for group in decision.placement[j]:
             for device in group:
-                peak[device] = (state + saved) / decision.tensor
+                peak[device] = (states + activations) / decision.tensor
     return tuple(peak)
 
 
 def describe(data: AmpData, decision: AmpDecision) -> list[Table]:
-    """The stages of a feasible decision; times are of the slowest pipeline, sizes of the fullest
-    device."""
+    """A table of a feasible decision's stages; times are of the slowest pipeline, memory of the
+    device nearest to its limit."""
     priced = price(data, decision)
     rows = tuple(stage_row(data, decision, priced, j) for j in range(decision.pipeline))
     header = ("stage", "layers", "", "devices", "micro-batch", "send", "sync", "memory")
@@ -276,31 +318,33 @@ def describe(data: AmpData, decision: AmpDecision) -> list[Table]:
 
 
 def stage_row(data: AmpData, decision: AmpDecision, priced: Breakdown, j: int) -> tuple[str, ...]:
-    """One stage: its layers, devices over all pipelines, times, and memory against the limit."""
+    """The row of one stage: its layers, its devices in all pipelines, its times, and its memory
+    beside the limit."""
     first, last = decision.stages[j]
     devices = [device for group in decision.placement[j] for device in group]
     slowest = priced.slowest
+    sends = j + 1 < decision.pipeline
     return (
         str(j),
-        f"{first}-{last - 1}" if last - first > 1 else str(first),
+        ranges_text(range(first, last)),
         names_text([layer.name for layer in data.layers[first:last]]),
         devices_text([(device.node, device.type) for device in data.devices], devices),
         seconds_text(priced.stages[slowest][j]),
-        seconds_text(priced.links[slowest][j]) if j + 1 < decision.pipeline else "-",
+        seconds_text(priced.links[slowest][j] if sends else None),
         seconds_text(max(priced.synchronisation[j])),
         memory_text(data, priced, devices),
     )
 
 
 def memory_text(data: AmpData, priced: Breakdown, devices: list[int]) -> str:
-    """What the device nearest to its limit holds, and that limit."""
+    """The memory of the device nearest to its limit, and that limit."""
     if priced.peak_bytes is None or data.memory is None:
         return "-"
     limits = data.memory.device_bytes
     peak = priced.peak_bytes
 
-    def left(device: int) -> float:
+    def room(device: int) -> float:
         return limits[data.devices[device].type] - peak[device]
 
-    tightest = min(devices, key=left)
+    tightest = min(devices, key=room)
     return share_text(peak[tightest], limits[data.devices[tightest].type])

@@ -7,8 +7,10 @@ Data   N layers, P stages, K micro_batches, D data_parallel, T tensor_parallel; 
        hold in memory).
 Decide for each stage s a type and its number of layers n_s >= 1.
 Min    sum_s (n_s c + h) + (K-1) max_s (n_s c + h),  c and h of the stage's type.
-S.t.   (1) sum_s n_s = N                (2) (stages on type i) D T <= max_devices_i
-       (3) n_s <= max_layers of its type (4) with equal_layers_per_type, one n per type.
+S.t.   (1) sum_s n_s = N
+       (2) (stages on type i) D T <= max_devices_i
+       (3) n_s <= max_layers of its type
+       (4) with equal_layers_per_type, all stages of a type hold the same number of layers.
 Source Astra, Section 3.4, eq. 22-23; (3) is hetplan's: the memory filter of Section 3.3 stated on
 the segments.
 """
@@ -17,13 +19,16 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from hetplan.errors import require
 from hetplan.schema import Count, Name, NonNegative, PositiveCount, StrictModel
 
 
 class DeviceType(StrictModel):
-    """One type of accelerator; `max_layers` (absent: no limit) bounds the layers of one stage on
-    it."""
+    """One type of accelerator.
+
+    max_devices: devices of this type. layer_seconds: c_i, forward and backward pass of one layer
+    for one micro-batch. p2p_seconds: h_i, the transfer of one micro-batch from one stage to the
+    next. max_layers: the most layers of one stage on it; None for no limit.
+    """
 
     name: Name
     max_devices: Count
@@ -44,12 +49,15 @@ class AstraData(StrictModel):
     equal_layers_per_type: bool
 
     @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        seen: dict[str, int] = {}
+    def _type_names_are_distinct(self) -> Self:
+        first: dict[str, int] = {}
         for i, kind in enumerate(self.device_types):
-            before = seen.setdefault(kind.name, i)
-            repeats = f"device_types[{i}].name repeats device_types[{before}].name"
-            require(before == i, f"{repeats} ({kind.name!r})")
+            if kind.name in first:
+                raise ValueError(
+                    f"device_types[{i}].name repeats device_types[{first[kind.name]}].name "
+                    f"({kind.name!r})"
+                )
+            first[kind.name] = i
         return self
 
 

@@ -1,100 +1,151 @@
-"""The independent evaluator of problem `astra`: eq. 22 and the constraints of eq. 23, from the data
-alone. And a decision as a table for people: one line per segment of equal stages."""
+"""The independent evaluator of problem `astra`: it judges a decision from the data alone.
+
+Sets   s in 0..P-1 stages, each of a type with n_s layers; i in 0..M-1 device types.
+Data   see data.py.
+
+Constraints, each checked by the function of its number ((1) to (4) as in data.py):
+(1) sum_s n_s = N
+(2) (stages on type i) D T <= max_devices_i
+(3) n_s <= max_layers of its type
+(4) with equal_layers_per_type, all stages of a type hold the same number of layers
+(5) there are P stages
+(6) every stage's type is one of the instance's
+
+Objective  T = sum_s (n_s c + h) + (K-1) max_s (n_s c + h),  c and h of the stage's type.
+Source Astra, Section 3.4, eq. 22-23; (3) is hetplan's.
+
+`describe` gives a decision as a table for people: one line per segment of equal stages.
+"""
 
 import math
-from collections import Counter
+from collections.abc import Iterator
 
-from hetplan.formulations.astra.data import AstraData, AstraDecision
+from hetplan.formulations.astra.data import AstraData, AstraDecision, AstraStage, DeviceType
 from hetplan.solvers.registry import Evaluation
-from hetplan.text import Table, ranges_text, seconds_text
+from hetplan.text import Table, grouped, ranges_text, seconds_text
 
 
 def evaluate(data: AstraData, decision: AstraDecision) -> Evaluation:
-    """Objective in seconds, or every constraint that `decision` breaks. Source: Astra, eq.
-    22-23."""
-    violations = _violations(data, decision)
+    """The objective T of `decision` in seconds, with its parts, or every violation."""
+    violations = (
+        *layers_are_all_placed(data, decision),
+        *types_have_devices(data, decision),
+        *stages_have_memory(data, decision),
+        *types_have_equal_stages(data, decision),
+        *pipeline_has_its_depth(data, decision),
+        *types_exist(data, decision),
+    )
     if violations:
-        return Evaluation(None, tuple(violations))
-    kinds = {kind.name: kind for kind in data.device_types}
-    times = [
-        stage.layers * kinds[stage.type].layer_seconds + kinds[stage.type].p2p_seconds
-        for stage in decision.stages
-    ]
+        return Evaluation(None, violations)
+    kinds = types_by_name(data)
+    times = [stage_seconds(kinds[stage.type], stage.layers) for stage in decision.stages]
     filling, slowest = math.fsum(times), max(times)
     steady = (data.micro_batches - 1) * slowest
-    return Evaluation(
-        filling + steady,
-        parts={"sum over stages": filling, "slowest stage": slowest, "steady phase": steady},
-    )
+    parts = {"sum over stages": filling, "slowest stage": slowest, "steady phase": steady}
+    return Evaluation(filling + steady, parts=parts)
 
 
-def _violations(data: AstraData, decision: AstraDecision) -> list[str]:
-    """Each broken constraint as one line; empty when the decision is feasible."""
-    kinds = {kind.name: kind for kind in data.device_types}
+def layers_are_all_placed(data: AstraData, decision: AstraDecision) -> Iterator[str]:  # (1)
+    """A violation where the stages do not hold N layers together."""
     total = sum(stage.layers for stage in decision.stages)
-    group, used = data.data_parallel * data.tensor_parallel, dict[str, list[int]]()
-    checks = [
-        (
-            len(decision.stages) != data.stages,
-            f"{len(decision.stages)} stages, expected {data.stages}",
-        ),
-        (total != data.layers, f"the stages hold {total} layers, expected {data.layers}"),
-    ]
-    for s, (name, layers) in enumerate((stage.type, stage.layers) for stage in decision.stages):
-        most = kinds[name].max_layers if name in kinds else None
-        checks += [
-            (
-                name not in kinds,
-                f"stages[{s}].type is {name!r}, expected one of {', '.join(kinds)}",
-            ),
-            (
-                most is not None and layers > most,
-                f"stages[{s}] holds {layers} layers, {name} takes at most {most}",
-            ),
-        ]
-        used.setdefault(name, []).append(layers)
-    for name, held in ((name, used[name]) for name in used if name in kinds):
-        devices, needed = kinds[name].max_devices, len(held) * group
-        checks += [
-            (
-                needed > devices,
-                f"{name} has {devices} devices, {len(held)} stages of {group} need {needed}",
-            ),
-            (
-                data.equal_layers_per_type and len(set(held)) > 1,
-                f"stages of {name} hold {min(held)} to {max(held)} layers, "
-                "expected the same number",
-            ),
-        ]
-    return [text for broken, text in checks if broken]
+    if total != data.layers:
+        yield f"the stages hold {total} layers, expected {data.layers}"
+
+
+def types_have_devices(data: AstraData, decision: AstraDecision) -> Iterator[str]:  # (2)
+    """A violation for each type whose stages need more devices than there are."""
+    group = data.data_parallel * data.tensor_parallel
+    for kind, stages in stages_by_type(data, decision):
+        needed = len(stages) * group
+        if needed > kind.max_devices:
+            yield (
+                f"{kind.name} has {kind.max_devices} devices, "
+                f"{len(stages)} stages of {group} need {needed}"
+            )
+
+
+def stages_have_memory(data: AstraData, decision: AstraDecision) -> Iterator[str]:  # (3)
+    """A violation for each stage with more layers than its type can hold in memory."""
+    kinds = types_by_name(data)
+    for s, stage in enumerate(decision.stages):
+        most = kinds[stage.type].max_layers if stage.type in kinds else None
+        if most is not None and stage.layers > most:
+            yield f"stages[{s}] holds {stage.layers} layers, {stage.type} takes at most {most}"
+
+
+def types_have_equal_stages(data: AstraData, decision: AstraDecision) -> Iterator[str]:  # (4)
+    """A violation for each type with unequal stages, where equal ones are asked for."""
+    if not data.equal_layers_per_type:
+        return
+    for kind, stages in stages_by_type(data, decision):
+        fewest = min(stage.layers for stage in stages)
+        most = max(stage.layers for stage in stages)
+        if fewest < most:
+            yield f"stages of {kind.name} hold {fewest} to {most} layers, expected the same number"
+
+
+def pipeline_has_its_depth(data: AstraData, decision: AstraDecision) -> Iterator[str]:  # (5)
+    """A violation where there are not P stages."""
+    if len(decision.stages) != data.stages:
+        yield f"{len(decision.stages)} stages, expected {data.stages}"
+
+
+def types_exist(data: AstraData, decision: AstraDecision) -> Iterator[str]:  # (6)
+    """A violation for each stage on a type that the instance does not have."""
+    kinds = types_by_name(data)
+    for s, stage in enumerate(decision.stages):
+        if stage.type not in kinds:
+            yield f"stages[{s}].type is {stage.type!r}, expected one of {', '.join(kinds)}"
+
+
+def types_by_name(data: AstraData) -> dict[str, DeviceType]:
+    """Every device type of the instance by its name."""
+    return {kind.name: kind for kind in data.device_types}
+
+
+def stages_by_type(
+    data: AstraData, decision: AstraDecision
+) -> Iterator[tuple[DeviceType, list[AstraStage]]]:
+    """Each device type that stages run on, and those stages; stages on types that the instance does
+    not have are left to (6)."""
+    kinds = types_by_name(data)
+    stages_on = grouped((stage.type, stage) for stage in decision.stages)
+    for name, stages in stages_on.items():
+        if name in kinds:
+            yield kinds[name], stages
+
+
+def stage_seconds(kind: DeviceType, layers: int) -> float:
+    """n c + h: seconds of one micro-batch on a stage of `layers` layers, its transfer included."""
+    return layers * kind.layer_seconds + kind.p2p_seconds
+
+
+# A stage that is faster than the slowest by rounding only is called slowest, too.
+ROUNDING = 1e-12
 
 
 def describe(data: AstraData, decision: AstraDecision) -> list[Table]:
-    """The segments of a feasible decision, in pipeline order of their first stage."""
-    kinds = {kind.name: kind for kind in data.device_types}
+    """A table of a feasible decision's segments, in pipeline order of their first stage."""
+    kinds = types_by_name(data)
     group = data.data_parallel * data.tensor_parallel
-    segments = Counter((stage.type, stage.layers) for stage in decision.stages)
-    slowest = max(x * kinds[name].layer_seconds + kinds[name].p2p_seconds for name, x in segments)
+    segments = grouped(((stage.type, stage.layers), s) for s, stage in enumerate(decision.stages))
+    slowest = max(stage_seconds(kinds[name], layers) for name, layers in segments)
     rows = []
-    for (name, layers), count in segments.items():
-        kind = kinds[name]
-        seconds = layers * kind.layer_seconds + kind.p2p_seconds
-        where = [
-            s
-            for s, stage in enumerate(decision.stages)
-            if (stage.type, stage.layers) == (name, layers)
-        ]
-        bottleneck = (
-            "slowest" if seconds >= slowest * (1 - 1e-12) else f"{100 * seconds / slowest:.1f} %"
-        )
+    for (name, layers), stages in segments.items():
+        seconds = stage_seconds(kinds[name], layers)
+        if seconds >= slowest * (1 - ROUNDING):
+            of_the_slowest = "slowest"
+        else:
+            of_the_slowest = f"{100 * seconds / slowest:.1f} %"
+        devices = len(stages) * group
         rows.append(
             (
-                ranges_text(where),
+                ranges_text(stages),
                 name,
                 str(layers),
-                f"{count * group}",
+                str(devices),
                 seconds_text(seconds),
-                bottleneck,
+                of_the_slowest,
             )
         )
     title = (

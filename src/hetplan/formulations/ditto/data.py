@@ -14,7 +14,6 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from hetplan.errors import require
 from hetplan.schema import (
     Count,
     Name,
@@ -27,11 +26,17 @@ from hetplan.schema import (
 )
 
 MOST_LAYERS = 4096
+MOST_DEVICES_PER_NODE = 1024
 
 
 class DeviceType(StrictModel):
-    """`nodes` nodes of one type; `allreduce_seconds` has one row per size 2, 4, …,
-    devices_per_node."""
+    """One type of accelerator.
+
+    nodes: n_i, nodes of this type. devices_per_node: M, the same for all types.
+    forward_seconds, backward_seconds: [L] seconds of each layer for one micro-batch on one device.
+    allreduce_seconds: for each size x of 2, 4, …, M, as a text, [L] seconds of one all-reduce of
+    each layer on x devices of one node.
+    """
 
     name: Name
     nodes: Count
@@ -59,45 +64,70 @@ class DittoData(StrictModel):
 
     @property
     def layers(self) -> int:
-        """L."""
+        """L, the number of layers."""
         return len(self.device_types[0].forward_seconds)
 
     @property
     def devices_per_node(self) -> int:
-        """M."""
+        """M, the number of devices in every node."""
         return self.device_types[0].devices_per_node
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        size, seen = self.devices_per_node, dict[str, int]()
-        whole = size <= 1024 and not size & (size - 1)
-        require(whole, f"devices_per_node is {size}, expected a power of two up to 1024")
-        few = 1 <= self.layers <= MOST_LAYERS
-        require(few, f"{self.layers} layers, expected 1 to {MOST_LAYERS}")
+        self._check_node_size()
+        self._check_layer_count()
+        self._check_type_names()
         for i, kind in enumerate(self.device_types):
-            where, before = f"device_types[{i}]", seen.setdefault(kind.name, i)
-            repeats = f"{where}.name repeats device_types[{before}].name ({kind.name!r})"
-            require(before == i, repeats)
-            got = f"{where}.devices_per_node is {kind.devices_per_node}"
-            require(kind.devices_per_node == size, f"{got}, expected {size} everywhere")
-            self._check_rows(kind, where)
+            self._check_type(kind, f"device_types[{i}]")
         if self.memory is not None:
             self._check_memory(self.memory)
         return self
 
-    def _check_rows(self, kind: DeviceType, where: str) -> None:
-        expected = [str(x) for x in group_sizes(self.devices_per_node)[1:]]
-        listed, got = (", ".join(x) or "none" for x in (expected, sorted(kind.allreduce_seconds)))
-        sizes = f"{where}.allreduce_seconds has sizes {got[:80]}"
-        require({*kind.allreduce_seconds} == {*expected}, f"{sizes}, expected {listed}")
-        rows = {"forward_seconds": kind.forward_seconds, "backward_seconds": kind.backward_seconds}
-        rows |= {f"allreduce_seconds.{x}": row for x, row in kind.allreduce_seconds.items()}
-        for name, row in rows.items():
-            check_length(row, self.layers, f"{where}.{name}", "layer")
+    def _check_node_size(self) -> None:
+        size = self.devices_per_node
+        power_of_two = size & (size - 1) == 0
+        if not power_of_two or size > MOST_DEVICES_PER_NODE:
+            raise ValueError(
+                f"devices_per_node is {size}, expected a power of two up to {MOST_DEVICES_PER_NODE}"
+            )
+
+    def _check_layer_count(self) -> None:
+        if not 1 <= self.layers <= MOST_LAYERS:
+            raise ValueError(f"{self.layers} layers, expected 1 to {MOST_LAYERS}")
+
+    def _check_type_names(self) -> None:
+        first: dict[str, int] = {}
+        for i, kind in enumerate(self.device_types):
+            if kind.name in first:
+                raise ValueError(
+                    f"device_types[{i}].name repeats device_types[{first[kind.name]}].name "
+                    f"({kind.name!r})"
+                )
+            first[kind.name] = i
+
+    def _check_type(self, kind: DeviceType, where: str) -> None:
+        size = self.devices_per_node
+        if kind.devices_per_node != size:
+            raise ValueError(
+                f"{where}.devices_per_node is {kind.devices_per_node}, expected {size} everywhere"
+            )
+        expected = [str(x) for x in group_sizes(size) if x > 1]
+        given = sorted(kind.allreduce_seconds)
+        if set(given) != set(expected):
+            got = (", ".join(given) or "none")[:80]
+            raise ValueError(
+                f"{where}.allreduce_seconds has sizes {got}, "
+                f"expected {', '.join(expected) or 'none'}"
+            )
+        check_length(kind.forward_seconds, self.layers, f"{where}.forward_seconds", "layer")
+        check_length(kind.backward_seconds, self.layers, f"{where}.backward_seconds", "layer")
+        for x, row in kind.allreduce_seconds.items():
+            check_length(row, self.layers, f"{where}.allreduce_seconds.{x}", "layer")
 
     def _check_memory(self, memory: Memory) -> None:
-        for name in ("layer_state_bytes", "layer_activation_bytes"):
-            check_length(getattr(memory, name), self.layers, f"memory.{name}", "layer")
+        states, activations = memory.layer_state_bytes, memory.layer_activation_bytes
+        check_length(states, self.layers, "memory.layer_state_bytes", "layer")
+        check_length(activations, self.layers, "memory.layer_activation_bytes", "layer")
         check_every_type(memory.device_bytes, (kind.name for kind in self.device_types))
 
 

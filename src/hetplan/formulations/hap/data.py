@@ -23,7 +23,6 @@ from typing import Annotated, Literal, Self
 
 from pydantic import FailFast, Field, model_validator
 
-from hetplan.errors import require
 from hetplan.schema import (
     Count,
     Matrix,
@@ -103,26 +102,43 @@ class HapData(StrictModel):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        self._check_memory()
-        for i, triple in enumerate(self.triples):
-            got, most = f"triples[{i}].segment is {triple.segment}", self.segments
-            require(triple.segment < most, f"{got}, expected less than segments ({most})")
-        for position, i in enumerate(self.program or ()):
-            got, count = f"program[{position}] is {i}", len(self.triples)
-            require(i < count, f"{got}, expected less than the number of triples ({count})")
+        if self.memory is None:
+            self._check_no_bytes_are_given()
+        else:
+            capacity = self.memory.device_bytes
+            check_length(capacity, len(self.devices), "memory.device_bytes", "device")
+        self._check_segments()
+        self._check_program()
         return self
 
-    def _check_memory(self) -> None:
-        if self.memory is None:
-            for i, triple in enumerate(self.triples):
-                for key in ("fixed_bytes", "shared_bytes"):
-                    got = f"triples[{i}].{key} is {getattr(triple, key)!r}"
-                    expected = "expected none without memory.device_bytes"
-                    require(getattr(triple, key) is None, f"{got}, {expected}")
-        else:
-            check_length(
-                self.memory.device_bytes, len(self.devices), "memory.device_bytes", "device"
-            )
+    def _check_no_bytes_are_given(self) -> None:
+        for i, triple in enumerate(self.triples):
+            for key in ("fixed_bytes", "shared_bytes"):
+                value = getattr(triple, key)
+                if value is not None:
+                    raise ValueError(
+                        f"triples[{i}].{key} is {value!r}, "
+                        "expected none without memory.device_bytes"
+                    )
+
+    def _check_segments(self) -> None:
+        for i, triple in enumerate(self.triples):
+            if triple.segment >= self.segments:
+                raise ValueError(
+                    f"triples[{i}].segment is {triple.segment}, "
+                    f"expected less than segments ({self.segments})"
+                )
+
+    def _check_program(self) -> None:
+        if self.program is None:
+            return
+        count = len(self.triples)
+        for position, i in enumerate(self.program):
+            if i >= count:
+                raise ValueError(
+                    f"program[{position}] is {i}, expected less than the number of triples "
+                    f"({count})"
+                )
 
 
 class HapDecision(StrictModel):

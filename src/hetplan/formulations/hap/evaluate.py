@@ -1,19 +1,36 @@
-"""The independent evaluator of problem `hap`: semantics and cost of a program, from the data
+"""The independent evaluator of problem `hap`: it judges a program and its ratios from the data
 alone.
+
+Sets   i in program triples, in the program's order; j in 0..m-1 devices, k in 0..g-1 segments.
+Data   see data.py.
+
+Constraints, each checked by the function of its number ((1) to (4) as in data.py):
+(1) the pre of each instruction is among the posts of the earlier ones
+(2) the goal is among all posts
+(3) no triple is used twice
+(4) with memory, sum over the program of (P_i + A_i B[segment_i][j]) <= W_j for all j
+(5) ratios has one row per segment with one entry per device, and sum_j B[k][j] = 1
+(6) every number in the program is that of a triple
+(7) the program is the given one, where the instance asks for ratios only
+
+Objective  sum over stages of (comm + max_j compute_j), a stage beginning at each communication:
+comm      = fixed_seconds + shared_seconds max_j B[k][j]
+compute_j = sum over the stage's compute instructions of (F + S B[k][j]) / v_j
+Source HAP, Section 3.2; (4) is hetplan's.
 
 `describe` and `show` give a decision for people, from the instance and the decision alone: the
 ratios per device type, the stages, and every instruction as in HAP's Figure 11.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from operator import add
 from typing import Any
 
-from hetplan.errors import require
+from hetplan.errors import InputError
 from hetplan.formulations.hap.data import Communication, HapData, HapDecision
-from hetplan.solvers.registry import Evaluation, objections
+from hetplan.solvers.registry import Evaluation
 from hetplan.text import Table, bytes_text, counted, grouped, names_text, ranges_text, seconds_text
 
 # Ratios that sum to 1 up to this are taken as they stand.
@@ -23,14 +40,16 @@ MEMORY_TOLERANCE = 1e-9
 
 
 def evaluate(data: HapData, decision: HapDecision) -> Evaluation:
-    """Objective in seconds, or what program and ratios break first, or all devices that hold too
-    much. Source: HAP, Section 3.2."""
-    violations = (
-        objections(check_program, data, decision.program)
-        + objections(check_ratios, data, decision.ratios)
-    ) or _memory_violations(data, decision)
+    """The objective of `decision` in seconds, with its parts, or every violation of (1) to (3) and
+    (5) to (7); of (4) where those hold, since bytes are counted by program and ratios."""
+    violations = [
+        *program_violations(data, decision.program),
+        *ratios_are_shares(data, decision.ratios),
+    ]
+    if not violations:
+        violations = list(devices_have_memory(data, decision))
     if violations:
-        return Evaluation(None, violations)
+        return Evaluation(None, tuple(violations))
     stages, _ = walked(data, decision)
     communication = [stage.comm_seconds for stage in stages]
     computation = [max(stage.compute_seconds) for stage in stages]
@@ -40,8 +59,12 @@ def evaluate(data: HapData, decision: HapDecision) -> Evaluation:
 
 @dataclass
 class Stage:
-    """What happens from one collective to the next. begins_with: the collective; empty in the first
-    stage. compute_seconds [m]: of each device."""
+    """The instructions from one communication to the next.
+
+    stage: its number. begins_with: the communication's instruction, empty in the first stage.
+    comm_seconds: the communication's time. compute_seconds: [m] seconds that each device computes.
+    computations: number of compute instructions.
+    """
 
     stage: int
     begins_with: str
@@ -51,16 +74,18 @@ class Stage:
 
     @property
     def seconds(self) -> float:
-        """Until the slowest device is done."""
+        """The stage's time: the communication, then the slowest device's computation."""
         return self.comm_seconds + max(self.compute_seconds)
 
 
 def walked(data: HapData, decision: HapDecision) -> tuple[list[Stage], list[tuple[int, float]]]:
-    """Every stage in order; and of every instruction its stage and the seconds of a collective, or
-    of the slowest device's computation."""
+    """The stages of a program in order; and for every instruction the number of its stage and its
+    seconds, those of a computation on the slowest device."""
     idle = [0.0] * len(data.devices)
-    stages, taken = [Stage(0, "", 0.0, idle)], list[tuple[int, float]]()
-    for triple in (data.triples[i] for i in decision.program):
+    stages = [Stage(0, "", 0.0, idle)]
+    instructions: list[tuple[int, float]] = []
+    for i in decision.program:
+        triple = data.triples[i]
         shares = decision.ratios[triple.segment]
         if isinstance(triple, Communication):
             seconds = triple.fixed_seconds + triple.shared_seconds * max(shares)
@@ -70,88 +95,148 @@ def walked(data: HapData, decision: HapDecision) -> tuple[list[Stage], list[tupl
                 (triple.fixed_flops + triple.shared_flops * share) / device.flops_per_second
                 for share, device in zip(shares, data.devices, strict=True)
             ]
-            at, seconds = stages[-1], max(busy)
-            at.compute_seconds = list(map(add, at.compute_seconds, busy))
-            at.computations += 1
-        taken.append((stages[-1].stage, seconds))
-    return stages, taken
+            seconds = max(busy)
+            stage = stages[-1]
+            stage.compute_seconds = list(map(add, stage.compute_seconds, busy))
+            stage.computations += 1
+        instructions.append((stages[-1].stage, seconds))
+    return stages, instructions
+
+
+def program_violations(data: HapData, program: list[int]) -> Iterator[str]:
+    """Every violation of the constraints on the program alone: (1) to (3), (6) and (7)."""
+    yield from instructions_have_their_inputs(data, program)
+    yield from goal_is_established(data, program)
+    yield from triples_are_used_once(program)
+    yield from triples_exist(data, program)
+    yield from program_is_the_given_one(data, program)
 
 
 def check_program(data: HapData, program: list[int]) -> None:
-    """The program is a proof of the goal. Raises InputError with what it breaks first."""
-    known: set[str] = set()
-    used: dict[int, int] = {}
-    for position, i in enumerate(program):
-        here, count = f"program[{position}]", len(data.triples)
-        require(i < count, f"{here} is {i}, expected less than {count}")
-        before = used.setdefault(i, position)
-        require(before == position, f"{here} repeats triple {i} of program[{before}]")
+    """Raise InputError with the first of `program_violations`, if there is one."""
+    for violation in program_violations(data, program):
+        raise InputError(violation)
+
+
+def instructions_have_their_inputs(data: HapData, program: list[int]) -> Iterator[str]:  # (1)
+    """A violation for each property that an instruction needs and no earlier one establishes."""
+    established: set[str] = set()
+    for position, i in existing_triples(data, program):
         triple = data.triples[i]
-        missing = next((p for p in triple.pre if p not in known), None)
-        needs = f"{here} ({triple.instruction}) needs {missing!r}"
-        require(missing is None, f"{needs}, which nothing before it gives")
-        known.update(triple.post)
-    require(data.goal in known, f"the program does not establish the goal {data.goal!r}")
-    require(
-        data.program in (None, program),
-        "the program is not the one that the instance asks the ratios for",
-    )
+        for needed in triple.pre:
+            if needed not in established:
+                yield (
+                    f"program[{position}] ({triple.instruction}) needs {needed!r}, "
+                    "which nothing before it gives"
+                )
+        # also where an input is missing: later instructions do not lack it once more
+        established.update(triple.post)
 
 
-def check_ratios(data: HapData, ratios: list[list[float]]) -> None:
-    """One row per segment with one share per device, which sum to 1."""
-    count, g = len(data.devices), data.segments
-    require(len(ratios) == g, f"ratios has {len(ratios)} rows, expected one per segment ({g})")
+def goal_is_established(data: HapData, program: list[int]) -> Iterator[str]:  # (2)
+    """A violation where no instruction establishes the goal."""
+    for _, i in existing_triples(data, program):
+        if data.goal in data.triples[i].post:
+            return
+    yield f"the program does not establish the goal {data.goal!r}"
+
+
+def triples_are_used_once(program: list[int]) -> Iterator[str]:  # (3)
+    """A violation for each repetition of a triple."""
+    first: dict[int, int] = {}
+    for position, i in enumerate(program):
+        if i in first:
+            yield f"program[{position}] repeats triple {i} of program[{first[i]}]"
+        else:
+            first[i] = position
+
+
+def devices_have_memory(data: HapData, decision: HapDecision) -> Iterator[str]:  # (4)
+    """A violation for each device on which the program leaves more bytes than it has. Needs (5) and
+    (6)."""
+    if data.memory is None:
+        return
+    for j, needed in enumerate(held_bytes(data, decision)):
+        capacity = data.memory.device_bytes[j]
+        if needed > capacity * (1 + MEMORY_TOLERANCE):
+            name = data.devices[j].name
+            yield f"device {j} ({name}) holds {needed:.6g} bytes, it has {capacity:.6g}"
+
+
+def ratios_are_shares(data: HapData, ratios: list[list[float]]) -> Iterator[str]:  # (5)
+    """A violation where there is not one row per segment, and for each row that has not one entry
+    per device or does not sum to 1."""
+    count, segments = len(data.devices), data.segments
+    if len(ratios) != segments:
+        yield f"ratios has {len(ratios)} rows, expected one per segment ({segments})"
     for k, row in enumerate(ratios):
-        has, total = f"ratios[{k}] has {len(row)} entries", math.fsum(row)
-        require(len(row) == count, f"{has}, expected one per device ({count})")
-        require(abs(total - 1.0) <= SUM_TOLERANCE, f"ratios[{k}] sums to {total!r}, expected 1")
+        if len(row) != count:
+            yield f"ratios[{k}] has {len(row)} entries, expected one per device ({count})"
+        total = math.fsum(row)
+        if abs(total - 1.0) > SUM_TOLERANCE:
+            yield f"ratios[{k}] sums to {total!r}, expected 1"
+
+
+def triples_exist(data: HapData, program: list[int]) -> Iterator[str]:  # (6)
+    """A violation for each number in the program that no triple has."""
+    count = len(data.triples)
+    for position, i in enumerate(program):
+        if i >= count:
+            yield f"program[{position}] is {i}, expected less than {count}"
+
+
+def program_is_the_given_one(data: HapData, program: list[int]) -> Iterator[str]:  # (7)
+    """A violation where the instance gives a program and this is another."""
+    if data.program is not None and data.program != program:
+        yield "the program is not the one that the instance asks the ratios for"
+
+
+def existing_triples(data: HapData, program: list[int]) -> Iterator[tuple[int, int]]:
+    """(position, triple number) of the program's entries that are numbers of triples; the others
+    are left to (6)."""
+    for position, i in enumerate(program):
+        if i < len(data.triples):
+            yield position, i
 
 
 def held_bytes(data: HapData, decision: HapDecision) -> list[float]:
-    """[m] bytes that the program leaves on each device, constraint (4); 0 without memory."""
-    held: list[list[float]] = [[] for _ in data.devices]
+    """[m] bytes that the program leaves on each device, the left side of (4); 0 without memory."""
+    terms: list[list[float]] = [[] for _ in data.devices]
     for i in decision.program:
         triple = data.triples[i]
         fixed, shared = triple.fixed_bytes or 0.0, triple.shared_bytes or 0.0
-        for parts, share in zip(held, decision.ratios[triple.segment], strict=True):
-            parts.append(fixed + shared * share)
-    return [math.fsum(parts) for parts in held]
+        for of_device, share in zip(terms, decision.ratios[triple.segment], strict=True):
+            of_device.append(fixed + shared * share)
+    return [math.fsum(of_device) for of_device in terms]
 
 
-def _memory_violations(data: HapData, decision: HapDecision) -> tuple[str, ...]:
-    """(4), of a program and ratios that keep to all else."""
-    limits = data.memory.device_bytes if data.memory else [math.inf] * len(data.devices)
-    return tuple(
-        f"device {j} ({data.devices[j].name}) holds {held:.6g} bytes, it has {limit:.6g}"
-        for j, (held, limit) in enumerate(zip(held_bytes(data, decision), limits, strict=True))
-        if held > limit * (1 + MEMORY_TOLERANCE)
-    )
-
-
-MOST_STAGES = 60
+MOST_STAGES = 60  # rows of the table of stages
 
 
 def instructions(data: HapData, decision: HapDecision) -> list[dict[str, Any]]:
-    """Every instruction in order, as JSON types: its position in the program, stage and triple, the
-    tensor that it gives (HAP's properties are `tensor | form`), properties before and after, and
-    the seconds of a collective, or of the slowest device's computation."""
-    taken = walked(data, decision)[1]
-    return [
-        {
-            "position": position,
-            "stage": stage,
-            "triple": i,
-            "kind": data.triples[i].kind,
-            "instruction": data.triples[i].instruction,
-            "tensor": _tensor(data.triples[i].post),
-            "before": list(data.triples[i].pre),
-            "after": list(data.triples[i].post),
-            "segment": data.triples[i].segment,
-            "seconds": seconds,
-        }
-        for position, (i, (stage, seconds)) in enumerate(zip(decision.program, taken, strict=True))
-    ]
+    """Every instruction in order, as JSON types: its position in the program, its stage and triple,
+    the tensor that it gives (HAP's properties are `tensor | form`), the properties before and
+    after, and its seconds, those of a computation on the slowest device."""
+    rows = []
+    _, stage_and_seconds = walked(data, decision)
+    for position, i in enumerate(decision.program):
+        triple = data.triples[i]
+        stage, seconds = stage_and_seconds[position]
+        rows.append(
+            {
+                "position": position,
+                "stage": stage,
+                "triple": i,
+                "kind": triple.kind,
+                "instruction": triple.instruction,
+                "tensor": _tensor(triple.post),
+                "before": list(triple.pre),
+                "after": list(triple.post),
+                "segment": triple.segment,
+                "seconds": seconds,
+            }
+        )
+    return rows
 
 
 def _tensor(properties: Sequence[str]) -> str:
@@ -161,56 +246,69 @@ def _tensor(properties: Sequence[str]) -> str:
 
 
 def describe(data: HapData, decision: HapDecision) -> list[Table]:
-    """Ratios, then stages in order: the collective, how much is computed, which device is the
-    slowest."""
-    return [_ratios(data, decision), _stages(data, walked(data, decision)[0])]
+    """Two tables of a feasible decision: the ratios, then the stages in order, each with its
+    communication, the number of its computations and its slowest device."""
+    stages, _ = walked(data, decision)
+    return [_ratios(data, decision), _stages(data, stages)]
 
 
 def _ratios(data: HapData, decision: HapDecision) -> Table:
-    """A row for the devices of equal speed, memory and ratios."""
-    limits = [] if data.memory is None else data.memory.device_bytes
-    alike = grouped(
-        ((device.flops_per_second, *limits[j : j + 1], *(row[j] for row in decision.ratios)), j)
-        for j, device in enumerate(data.devices)
-    )
-    rows, held = [], held_bytes(data, decision)
-    for members in alike.values():
+    """One row for all devices of equal speed, memory and ratios."""
+    capacity = None if data.memory is None else data.memory.device_bytes
+    used = held_bytes(data, decision)
+
+    def likeness(j: int) -> tuple[float, ...]:
+        speed, ratios = data.devices[j].flops_per_second, [row[j] for row in decision.ratios]
+        return (speed, *ratios) if capacity is None else (speed, capacity[j], *ratios)
+
+    rows = []
+    for members in grouped((likeness(j), j) for j in range(len(data.devices))).values():
         first = members[0]
-        memory = (f"{bytes_text(held[first])} of {bytes_text(limits[first])}",) if limits else ()
-        rows.append(
-            (
-                ranges_text(members),
-                names_text([data.devices[j].name for j in members]),
-                f"{data.devices[first].flops_per_second / 1e12:.4g}",
-                *(f"{100 * row[first]:.3f}" for row in decision.ratios),
-                *memory,
-            )
-        )
-    segments = tuple(f"% of segment {k}" for k in range(data.segments))
-    header = ("devices", "names", "TFLOP/s", *segments, *(("holds",) if limits else ()))
-    return Table(
-        "sharding ratios per device", header, tuple(rows), right=tuple(range(2, len(header)))
-    )
+        row = [
+            ranges_text(members),
+            names_text([data.devices[j].name for j in members]),
+            f"{data.devices[first].flops_per_second / 1e12:.4g}",
+            *(f"{100 * ratios[first]:.3f}" for ratios in decision.ratios),
+        ]
+        if capacity is not None:
+            row.append(f"{bytes_text(used[first])} of {bytes_text(capacity[first])}")
+        rows.append(tuple(row))
+    header = ["devices", "names", "TFLOP/s"]
+    header += [f"% of segment {k}" for k in range(data.segments)]
+    if capacity is not None:
+        header.append("holds")
+    numbers = tuple(range(2, len(header)))
+    return Table("sharding ratios per device", tuple(header), tuple(rows), right=numbers)
 
 
 def _stages(data: HapData, stages: Sequence[Stage]) -> Table:
+    """The first MOST_STAGES stages, and how many more there are."""
     rows = []
     for stage in stages[:MOST_STAGES]:
         busy = max(stage.compute_seconds)
         slowest = data.devices[stage.compute_seconds.index(busy)].name if busy > 0 else "-"
-        waiting, took = seconds_text(stage.comm_seconds), seconds_text(busy)
-        begins, many = stage.begins_with or "-", str(stage.computations)
-        rows.append((str(stage.stage), begins, waiting, many, took, slowest))
-    more, done = len(stages) - len(rows), sum(s.computations + (s.stage > 0) for s in stages)
+        rows.append(
+            (
+                str(stage.stage),
+                stage.begins_with or "-",
+                seconds_text(stage.comm_seconds),
+                str(stage.computations),
+                seconds_text(busy),
+                slowest,
+            )
+        )
+    communications = len(stages) - 1  # the first stage begins with none
+    total = sum(stage.computations for stage in stages) + communications
+    title = f"{counted(total, 'instruction')} in {counted(len(stages), 'stage')}"
     header = ("stage", "begins with", "takes", "computations", "slowest takes", "slowest")
-    title = f"{counted(done, 'instruction')} in {counted(len(stages), 'stage')}"
+    more = len(stages) - len(rows)
     notes = (f"{more} more stages",) if more else ()
     return Table(title, header, tuple(rows), notes, right=(0, 2, 3, 4))
 
 
 def listing(listed: Sequence[dict[str, Any]]) -> Table:
-    """The program as in Figure 11: instruction, tensor, properties before and after, cost,
-    stage."""
+    """The table of a program as in HAP's Figure 11: instruction, tensor, properties before and
+    after, seconds, stage."""
     rows = tuple(
         (
             str(row["position"]),
@@ -229,8 +327,9 @@ def listing(listed: Sequence[dict[str, Any]]) -> Table:
 
 
 def show(data: HapData, decision: HapDecision) -> tuple[list[Table], dict[str, Any]]:
-    """Ratios, stages and listing; and the same as JSON types."""
-    stages, listed = walked(data, decision)[0], instructions(data, decision)
+    """The tables of ratios, stages and instructions; and the same as JSON types."""
+    stages, _ = walked(data, decision)
+    listed = instructions(data, decision)
     document = {
         "devices": [device.name for device in data.devices],
         "ratios": decision.ratios,

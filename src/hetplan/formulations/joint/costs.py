@@ -21,7 +21,9 @@ from numpy.typing import NDArray
 
 from hetplan.errors import require
 from hetplan.formulations.joint.data import JointData
-from hetplan.formulations.joint.plan import Degrees, Recomputation, Stage, split
+from hetplan.plans.degrees import Degrees
+from hetplan.plans.plan import Recomputation, Stage
+from hetplan.plans.shares import split
 from hetplan.profiling.operators import CONTENTION
 from hetplan.profiling.rates.collectives import CollectiveCurve
 from hetplan.profiling.simulator.tasks import Traffic

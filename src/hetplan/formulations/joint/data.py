@@ -17,14 +17,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, Strict, model_validator
 
-from hetplan.errors import require
-from hetplan.formulations.joint.plan import (
-    Plan,
-    PlanWorkload,
-    Recomputation,
-    Replica,
-    common_fields,
-)
+from hetplan.plans.making import common_fields
+from hetplan.plans.plan import Plan, PlanWorkload, Recomputation, Replica
 from hetplan.profiling.frameworks import Framework
 from hetplan.profiling.rates.collectives import CollectiveCurve
 from hetplan.profiling.rates.products import MoveCurve
@@ -144,28 +138,49 @@ class JointData(StrictModel):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        modes = set(self.layers[0].kept)
-        require("none" in modes, "layers[0].kept lacks the mode 'none'")
-        for l, layer in enumerate(self.layers):
-            require(set(layer.kept) == modes, f"layers[{l}].kept has other modes than layers[0]")
-        for name in {node.device for node in self.nodes}:
-            require(name in self.types, f"types lacks {name!r}, the device of a node")
-            require(any(t.type == name for t in self.tables), f"tables has none of {name!r}")
-        seen: dict[tuple[str, int, int], int] = {}
+        self._check_layers_have_equal_modes()
+        self._check_every_node_has_a_type_and_tables()
+        self._check_tables_are_distinct()
         for i, table in enumerate(self.tables):
-            before = seen.setdefault((table.type, table.tensor, table.micro_batch), i)
-            require(before == i, f"tables[{i}] repeats tables[{before}]")
-            repeating = {mode: table.repeated.get(mode) for mode in modes - {"none"}}
-            rows: dict[str, list[float] | None] = {
-                "forward_seconds": table.forward_seconds,
-                "backward_seconds": table.backward_seconds,
-                "forward_host_seconds": table.forward_host_seconds,
-                "backward_host_seconds": table.backward_host_seconds,
-                **{f"repeated.{mode}": row for mode, row in repeating.items()},
-            }
-            for name, row in rows.items():
-                check_length(row or (), len(self.layers), f"tables[{i}].{name}", "layer")
+            self._check_rows(table, f"tables[{i}]")
         return self
+
+    def _check_layers_have_equal_modes(self) -> None:
+        modes = set(self.layers[0].kept)
+        if "none" not in modes:
+            raise ValueError("layers[0].kept lacks the mode 'none'")
+        for l, layer in enumerate(self.layers):
+            if set(layer.kept) != modes:
+                raise ValueError(f"layers[{l}].kept has other modes than layers[0]")
+
+    def _check_every_node_has_a_type_and_tables(self) -> None:
+        tabled = {table.type for table in self.tables}
+        for name in dict.fromkeys(node.device for node in self.nodes):
+            if name not in self.types:
+                raise ValueError(f"types lacks {name!r}, the device of a node")
+            if name not in tabled:
+                raise ValueError(f"tables has none of {name!r}")
+
+    def _check_tables_are_distinct(self) -> None:
+        first: dict[tuple[str, int, int], int] = {}
+        for i, table in enumerate(self.tables):
+            key = (table.type, table.tensor, table.micro_batch)
+            if key in first:
+                raise ValueError(f"tables[{i}] repeats tables[{first[key]}]")
+            first[key] = i
+
+    def _check_rows(self, table: Table, where: str) -> None:
+        rows = {
+            "forward_seconds": table.forward_seconds,
+            "backward_seconds": table.backward_seconds,
+            "forward_host_seconds": table.forward_host_seconds,
+            "backward_host_seconds": table.backward_host_seconds,
+        }
+        for mode in self.modes:
+            if mode != "none":
+                rows[f"repeated.{mode}"] = table.repeated.get(mode, [])
+        for name, row in rows.items():
+            check_length(row, len(self.layers), f"{where}.{name}", "layer")
 
     @property
     def devices(self) -> list[tuple[str, int]]:

@@ -37,9 +37,10 @@ from hetplan.formulations.astra.search.space import (
 )
 from hetplan.formulations.joint.costs import Costs, summed
 from hetplan.formulations.joint.data import Kept
-from hetplan.formulations.joint.plan import Degrees, Plan, Stage
 from hetplan.formulations.joint.pose import PLAIN, pose
 from hetplan.formulations.joint.sharding import Joined, Owner, ZeroCosts
+from hetplan.plans.degrees import Degrees
+from hetplan.plans.plan import Plan, Stage
 from hetplan.profiling.operators import Layer
 from hetplan.profiling.transformer import Cut
 from hetplan.profiling.workload import Workload, predict
@@ -332,7 +333,9 @@ def zero_costs(plan: Plan, workload: Workload) -> ZeroCosts | None:
     degrees, tensor = plan.degrees, len(plan.replicas[0].stages[0].tensor_shares)
     if degrees is not None and not model_facts(workload.model).expert_params:
         degrees = degrees.model_copy(update={"expert_tensor": tensor})
-    if degrees is None or degrees == Degrees(expert_tensor=tensor):
+    # on pipelines full shards are further degrees themselves: without, the runtime joins once
+    fully_sharded = plan.zero == 3 and len(plan.replicas[0].stages) > 1
+    if degrees is None or (degrees == Degrees(expert_tensor=tensor) and not fully_sharded):
         return None
     check_replayable(plan, workload, degrees)
     sizes = [batch.samples for batch in plan.replicas[0].micro_batches]

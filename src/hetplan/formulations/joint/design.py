@@ -13,16 +13,9 @@ from functools import cache, lru_cache
 from itertools import accumulate, chain, pairwise
 
 from hetplan.formulations.joint.data import MOST_CHUNKS, JointData, JointDecision
-from hetplan.formulations.joint.plan import (
-    Degrees,
-    MicroBatches,
-    Plan,
-    Recomputation,
-    Replica,
-    Schedule,
-    Stage,
-)
 from hetplan.formulations.joint.replay import ChainReplayer
+from hetplan.plans.degrees import Degrees
+from hetplan.plans.plan import MicroBatches, Plan, Recomputation, Replica, Schedule, Stage
 from hetplan.profiling.simulator.pipeline import Schedule as Pipelined
 
 Group = tuple[tuple[int, ...], ...]  # devices [rows][tensor ranks] of a stage

@@ -26,8 +26,8 @@ from hetplan.formulations.joint.costs import UPDATE_BYTES, Floats
 from hetplan.formulations.joint.data import MOST_CHUNKS, JointData, JointDecision
 from hetplan.formulations.joint.design import SCHEDULES, Design, Pipe as Replica, Space
 from hetplan.formulations.joint.evaluate import decision_of, plan_of
-from hetplan.formulations.joint.plan import Recomputation
 from hetplan.formulations.joint.search import Parameters as SearchParameters, search as local_search
+from hetplan.plans.plan import Recomputation
 from hetplan.profiling.simulator.pipeline import Schedule, order
 from hetplan.solvers import branch_and_bound
 from hetplan.solvers.branch_and_bound import Expansion, Incumbent

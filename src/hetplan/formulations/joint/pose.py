@@ -5,9 +5,10 @@ from collections.abc import Collection, Sequence
 
 from hetplan.formulations.joint.costs import Costs
 from hetplan.formulations.joint.data import DeviceType, JointData, Kept, Layer, Node, Table
-from hetplan.formulations.joint.plan import Recomputation
+from hetplan.plans.plan import Recomputation
 from hetplan.profiling import operators
 from hetplan.profiling.cluster import Node as ClusterNode
+from hetplan.profiling.memory import inputs_bytes, logits_of
 from hetplan.profiling.operators import ELEMENT_BYTES, REPEATED
 from hetplan.profiling.profile import ProfileTable
 from hetplan.profiling.rates.collectives import node_fabric, stretched
@@ -16,10 +17,7 @@ from hetplan.profiling.times import Rates, kept_bytes, repeated_share
 from hetplan.profiling.workload import Workload
 from hetplan.schema import derived
 
-# Inputs of the products that tensor ranks divide by columns, as described transformers name them.
-GATHERED = frozenset(("qkv input", "up input", "head input"))
 GATHERED_AGAIN = ("operators", "full")  # recomputation that does not keep them in blocks
-LOGITS = "logits"  # the saved tensor of a described head
 PLAIN: tuple[Recomputation, ...] = ("none",)
 
 
@@ -30,7 +28,7 @@ def pose(workload: Workload, modes: Sequence[Recomputation] = PLAIN) -> JointDat
     model, cluster, profile = workload.model, workload.cluster, workload.profile
     width = ELEMENT_BYTES[workload.precision]
     exchanged = workload.stack.gradient_bytes
-    logits = [t for t in model.layers[-1].saved if t.name == LOGITS]
+    logits, logit_bytes = logits_of(model.layers[-1], workload.precision)
     largest = max(node.devices for node in cluster.nodes)
     usable, switches = workload.device_bytes(), dict.fromkeys(n.switch for n in cluster.nodes)
     with derived(f"{model.name} on {cluster.name}"):
@@ -43,8 +41,8 @@ def pose(workload: Workload, modes: Sequence[Recomputation] = PLAIN) -> JointDat
             stack=workload.stack.name,
             element_bytes=width,
             gradient_bytes=width if exchanged is None else exchanged,
-            logit_elements=float(sum(t.elements for t in logits)),
-            logit_bytes=float(sum(t.size(workload.precision) for t in logits)),
+            logit_elements=logits,
+            logit_bytes=logit_bytes,
             reserved_bytes=workload.reserved_bytes,
             hidden_reduces=workload.stack.hidden_reduces,
             framework=workload.framework,
@@ -145,8 +143,7 @@ def kept_of(workload: Workload, at: int, mode: Recomputation) -> Kept:
 
 def gathered_bytes(workload: Workload, layer: operators.Layer) -> float:
     """Bytes per sample of the inputs of products that sequence parallel ranks gather and keep."""
-    gathered = layer.saved if workload.framework.whole_inputs else ()
-    return sum(t.size(workload.precision) for t in gathered if t.name in GATHERED)
+    return workload.framework.whole_inputs * inputs_bytes(layer, workload.precision)
 
 
 def costs_of(workload: Workload, mode: Recomputation = "none") -> Costs:

@@ -16,8 +16,9 @@ import numpy as np
 from hetplan.errors import UnsupportedError, require
 from hetplan.formulations.joint.costs import MOST_KEPT, Costs
 from hetplan.formulations.joint.data import JointData
-from hetplan.formulations.joint.plan import Plan, Recomputation, Replica, Stage
-from hetplan.formulations.joint.sharding import Held, Owner, ZeroCosts, memory
+from hetplan.formulations.joint.sharding import Owner, ZeroCosts, memory
+from hetplan.plans.plan import Plan, Recomputation, Replica, Stage
+from hetplan.profiling.memory import Held
 from hetplan.profiling.simulator.pipeline import (
     Collective,
     Replica as Pipeline,
@@ -76,7 +77,7 @@ class Replay:
     devices: tuple[tuple[int, ...], ...]
     peak_bytes: tuple[float, ...]
     limit_bytes: tuple[float, ...]
-    held: tuple[Held, ...] = ()
+    held: tuple[Held[float], ...] = ()
 
     @property
     def seconds(self) -> float:

@@ -37,7 +37,7 @@ from hetplan.formulations.joint.design import (
 )
 from hetplan.formulations.joint.evaluate import decision_of, plan_of
 from hetplan.formulations.joint.moves import Moves
-from hetplan.formulations.joint.plan import Plan
+from hetplan.plans.plan import Plan
 from hetplan.solvers.run import Outcome, Run, Stop, stop_reason
 from hetplan.text import grouped
 

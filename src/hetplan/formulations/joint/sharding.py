@@ -18,12 +18,12 @@ Between stages of pipelines nothing is taken in steps: there ZeRO 2 and 3 join g
 weights once per iteration, as our runtime does, and take the time of ZeRO 1.
 
 A device's peak memory (`memory`) is that of model states, of the activations kept at once, and of
-what recomputation needs beside.
+what recomputation needs beside; the formula is `profiling.memory`'s.
 """
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import accumulate, chain, pairwise
 from typing import NamedTuple
@@ -31,14 +31,13 @@ from typing import NamedTuple
 import numpy as np
 
 from hetplan.formulations.joint.costs import MOST_KEPT, Costs, Floats
-from hetplan.formulations.joint.data import JointData
-from hetplan.formulations.joint.plan import Plan, Stage
 from hetplan.formulations.poplar.problem import collective_seconds
+from hetplan.plans.plan import Plan, Stage
+from hetplan.profiling.memory import UNUSED, Held, Passes, held_on
 from hetplan.profiling.operators import CONTENTION
 from hetplan.profiling.simulator.pipeline import Collective
 from hetplan.profiling.simulator.tasks import Ports, Traffic
 from hetplan.schema import Range
-from hetplan.text import bytes_text
 
 Owner = tuple[int, int]  # replica, stage
 
@@ -318,52 +317,11 @@ def single_stage(plan: Plan) -> bool:
     )
 
 
-SMALL = 0.005  # of what is allocated: not worth a word
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """Bytes on one device at its peak, by component; all 0 on one that is not used.
-
-    optimizer: with the fp32 weights of mixed precision. activations: kept from forward to backward
-    passes. working: of the layer that is computed again. logits: of the micro-batch at the loss,
-    with their copies and gradient. collectives: gathered layers, gradients at work, buckets.
-    transfers: buffers of activations and gradients between stages. workspace: of the framework's
-    libraries. reserved: CUDA context and NCCL, which no allocator counts.
-    """
-
-    weights: float = 0.0
-    gradients: float = 0.0
-    optimizer: float = 0.0
-    activations: float = 0.0
-    working: float = 0.0
-    logits: float = 0.0
-    collectives: float = 0.0
-    transfers: float = 0.0
-    workspace: float = 0.0
-    reserved: float = 0.0
-
-    @property
-    def allocated(self) -> float:
-        """What `torch.cuda.max_memory_allocated` counts."""
-        states = self.weights + self.gradients + self.optimizer
-        passes = self.activations + self.working + self.logits
-        return states + passes + self.collectives + self.transfers + self.workspace
-
-    @property
-    def text(self) -> str:
-        """What matters of `allocated`, the largest first: `weights 1.2 GiB, …`."""
-        parts = sorted(asdict(self).items(), key=lambda part: -part[1])
-        least = SMALL * self.allocated
-        shown = [part for part in parts if part[0] != "reserved" and part[1] > least]
-        return ", ".join(f"{name} {bytes_text(size)}" for name, size in shown)
-
-
-def memory(zero: "ZeroCosts", kept: Floats) -> tuple[Held, ...]:
+def memory(zero: "ZeroCosts", kept: Floats) -> tuple[Held[float], ...]:
     """[D] what devices hold at their peak. kept: bytes that every stage of the first replica, then
     of the second, … keeps at once."""
     plan, costs, kept_by_stage = zero.plan, zero.costs, iter(kept.tolist())
-    held = [Held()] * len(plan.devices)
+    data, held = costs.data, [UNUSED] * len(plan.devices)
     offloaded = costs.degrees.offloaded if costs.degrees else 0.0
     for replica in plan.replicas:
         samples = max(batch.samples for batch in replica.micro_batches)
@@ -373,89 +331,47 @@ def memory(zero: "ZeroCosts", kept: Floats) -> tuple[Held, ...]:
             passes, weights, largest = stage_bytes(
                 costs, layers, len(stage.tensor_shares), zero.copied_in(stage)
             )
-            alike: dict[tuple[float, float], Held] = {}
+            alike: dict[tuple[float, float], Held[float]] = {}
             each = zip(stage.all_devices, stage.parts, zero.shares(stage), strict=True)
             for device, part, share in each:
                 if (part, share) not in alike:
-                    states = part * weights, part * largest, zero.level, share
-                    there = held_on(costs.data, states, passes, kept_here, rows)
+                    states = data.framework.held_bytes(
+                        part * weights,
+                        part * largest,
+                        data.element_bytes,
+                        zero.level,
+                        share,
+                        staged=len(replica.stages) > 1,
+                    )
+                    there = held_on(
+                        data.framework, states, passes, kept_here, rows, data.reserved_bytes
+                    )
                     alike[part, share] = replace(there, optimizer=there.optimizer * (1 - offloaded))
                 held[device] = alike[part, share]
     return tuple(held)
 
 
-@dataclass(frozen=True)
-class Passes:
-    """Bytes per sample on each device of a stage. saved: kept from forward to backward. working:
-    of the layer that is computed again. logits: those that are kept, 0 without the head. loss:
-    logits, their copies and gradient at the loss. boundary: of the larger of what the stage takes
-    and sends, 0 for the whole model."""
-
-    saved: float
-    working: float
-    logits: float
-    loss: float
-    boundary: float
-
-    @classmethod
-    def of(cls, costs: Costs, layers: Sequence[Range], tensor: int) -> "Passes":
-        """Of a stage on a tensor group. layers: one range per model chunk."""
-        data, framework = costs.data, costs.data.framework
-        part = (layers[-1][1] == len(data.layers)) / tensor  # of the logits
-        logits, each = part * data.logit_bytes, framework.logit_bytes
-        if tensor > 1 and framework.divided_logit_bytes is not None:
-            each = framework.divided_logit_bytes
-        loss = logits if each is None else part * data.logit_elements * each
-        boundary = max(
-            max(costs.inputs[first], data.layers[end - 1].activation_bytes) for first, end in layers
-        )
-        return cls(
-            saved=sum(costs.saved_bytes(chunk, tensor) for chunk in layers),
-            working=max(costs.working_bytes(chunk, tensor) for chunk in layers),
-            logits=logits,
-            loss=loss,
-            boundary=boundary / (tensor if framework.sequence_parallel else 1),
-        )
-
-
-def held_on(
-    data: JointData,
-    states: tuple[float, float, int, float],
-    passes: Passes,
-    kept: float,
-    rows: float,
-) -> Held:
-    """What a device holds at its peak: at the loss, or where a layer is computed again; both at
-    once where the framework says nothing of its logits, which is a safe bound.
-
-    states: bytes of its part of the stage's weights and of the largest layer's, ZeRO level, its
-    share of the shards. kept: bytes of all micro-batches that it keeps at once. rows: its samples
-    of the largest micro-batch.
-    """
-    framework, (weights, largest, level, share) = data.framework, states
-    own, gradients, optimizer, buffers = framework.held_bytes(
-        weights, largest, data.element_bytes, level, share
+def passes_of(costs: Costs, layers: Sequence[Range], tensor: int) -> Passes[float]:
+    """What the passes of a stage on a tensor group keep. layers: one range per model chunk."""
+    data, framework = costs.data, costs.data.framework
+    head = layers[-1][1] == len(data.layers)
+    loss = framework.loss_bytes(data.logit_elements, data.logit_bytes, tensor)
+    boundary = max(
+        max(costs.inputs[first], data.layers[end - 1].activation_bytes) for first, end in layers
     )
-    apart = framework.logit_bytes is not None
-    logits, loss, working = rows * passes.logits, rows * passes.loss, rows * passes.working
-    return Held(
-        own,
-        gradients,
-        optimizer,
-        activations=max(kept - logits, 0.0),
-        working=0.0 if apart and working <= loss else working,
-        logits=0.0 if apart and working > loss else loss,
-        collectives=buffers,
-        transfers=framework.transfer_buffers * rows * passes.boundary,
-        workspace=framework.workspace_bytes,
-        reserved=data.reserved_bytes,
+    return Passes(
+        saved=sum(costs.saved_bytes(chunk, tensor) for chunk in layers),
+        working=max(costs.working_bytes(chunk, tensor) for chunk in layers),
+        logits=head * data.logit_bytes / tensor,
+        loss=head * loss,
+        boundary=boundary / (tensor if framework.sequence_parallel else 1),
     )
 
 
 @lru_cache(MOST_KEPT)
 def stage_bytes(
     costs: Costs, layers: tuple[Range, ...], tensor: int, copied: tuple[tuple[int, float], ...]
-) -> tuple[Passes, float, float]:
+) -> tuple[Passes[float], float, float]:
     """Of a stage: what its passes keep, and bytes of its weights and of its largest layer, with
     what its layers copy."""
     copies = dict(copied)
@@ -464,4 +380,4 @@ def stage_bytes(
         for first, last in layers
         for l in range(first, last)
     ]
-    return Passes.of(costs, layers, tensor), sum(each), max(each)
+    return passes_of(costs, layers, tensor), sum(each), max(each)

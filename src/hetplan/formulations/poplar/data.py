@@ -21,16 +21,15 @@ from pydantic import (
     model_validator,
 )
 
-from hetplan.errors import require
 from hetplan.schema import Count, Name, NonNegative, Positive, PositiveCount, StrictModel
 
 
 class Device(StrictModel):
-    """One accelerator. step_seconds[b - 1] = t(b); its length is mbs, an empty list: no sample
-    fits.
+    """One accelerator.
 
+    step_seconds: [mbs] seconds, step_seconds[b - 1] = t(b); empty where no sample fits.
     flops_per_second: the vendor's peak in single precision, which only the baseline `whale` reads;
-    None falls back on the catalogue's entry for `name`.
+    where it is None, `whale` takes that of the catalogue's entry for `name`.
     """
 
     name: Name
@@ -53,11 +52,8 @@ class PoplarData(StrictModel):
 
 
 class Share(StrictModel):
-    """ZeRO 0 and 1: `samples` as floor(samples / micro_batch) micro-batches and one last smaller
-    one.
-
-    micro_batch may be 0 only where samples is 0.
-    """
+    """ZeRO 0 and 1: the samples of one device, processed as floor(samples / micro_batch)
+    micro-batches and one last smaller one. micro_batch may be 0 only where samples is 0."""
 
     samples: Count
     micro_batch: Count
@@ -78,11 +74,11 @@ class PoplarDecision(StrictModel):
     steps: list[Step] | None = None
 
     @model_validator(mode="after")
-    def _one_of_both(self) -> Self:
-        fault = "a decision has either devices (ZeRO 0 and 1) or steps (ZeRO 2 and 3)"
-        require((self.devices is None) != (self.steps is None), fault)
+    def _has_either_devices_or_steps(self) -> Self:
+        if (self.devices is None) == (self.steps is None):
+            raise ValueError("a decision has either devices (ZeRO 0 and 1) or steps (ZeRO 2 and 3)")
         return self
 
     @model_serializer(mode="wrap")
-    def _only_the_one(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _without_the_absent_one(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         return {key: value for key, value in handler(self).items() if value is not None}

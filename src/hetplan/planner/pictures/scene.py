@@ -11,8 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from hetplan.errors import InputError
 from hetplan.formulations.joint.evaluate import summary
-from hetplan.formulations.joint.plan import Plan, parse_plan
 from hetplan.planner.explain import folded, name_of, why
+from hetplan.plans.plan import Plan, parse_plan
 from hetplan.profiling.simulator.tasks import LABELS, Kind
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.replay import Replay

@@ -38,7 +38,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from hetplan.errors import InputError, UnsupportedError, one_line, require
-from hetplan.formulations.joint.plan import split
+from hetplan.plans.shares import split
 from hetplan.runtime.execution.transport import Group, mirrored
 from hetplan.runtime.tracing.split import Divided, Shape, Split, divisions, mapped
 from hetplan.schema import Range

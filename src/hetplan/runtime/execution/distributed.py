@@ -22,7 +22,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from hetplan.errors import HetplanError, InputError, UnsupportedError, kind_and_text, require
-from hetplan.formulations.joint.plan import Place, Plan, check_world
+from hetplan.plans.making import check_world
+from hetplan.plans.places import Place
+from hetplan.plans.plan import Plan
 from hetplan.runtime.devices import local_device
 from hetplan.runtime.execution.chain import Chain, Rows, TensorGroup, describe
 from hetplan.runtime.execution.data import Reading, check_alike, drawing_data

@@ -22,7 +22,7 @@ from torch.utils.checkpoint import (
 )
 
 from hetplan.errors import InputError
-from hetplan.formulations.joint.plan import Place
+from hetplan.plans.places import Place
 from hetplan.runtime.execution.chain import Chain, Rows
 from hetplan.runtime.execution.places import Layout, States
 from hetplan.runtime.execution.position import Position, at, drawing

@@ -32,7 +32,9 @@ import torch
 from torch import Tensor, nn
 
 from hetplan.errors import require
-from hetplan.formulations.joint.plan import Place, Plan, Stage, split
+from hetplan.plans.places import Place
+from hetplan.plans.plan import Plan, Stage
+from hetplan.plans.shares import split
 from hetplan.profiling.simulator.pipeline import order
 from hetplan.runtime.execution.chain import Chain, Cut, Parameter, Part
 from hetplan.runtime.execution.loop import Box

@@ -21,7 +21,7 @@ from torch.distributed.tensor import Shard
 from torch.nn.parallel import DistributedDataParallel
 
 from hetplan.errors import UnsupportedError, require
-from hetplan.formulations.joint.plan import Plan
+from hetplan.plans.plan import Plan
 from hetplan.runtime.execution.chain import Chain, Rows
 from hetplan.runtime.execution.distributed import Placed
 from hetplan.runtime.execution.loop import Box

@@ -26,7 +26,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.fx import Node
 
 from hetplan.errors import UnsupportedError, require
-from hetplan.formulations.joint.plan import Place
+from hetplan.plans.places import Place
 from hetplan.runtime.execution.chain import Chain
 from hetplan.runtime.execution.places import Layout
 from hetplan.runtime.execution.transport import Group, mirrored

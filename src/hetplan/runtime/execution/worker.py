@@ -27,8 +27,8 @@ from hetplan.errors import (
     one_line,
     require,
 )
-from hetplan.formulations.joint.plan import Plan
 from hetplan.interpreter import let_find
+from hetplan.plans.plan import Plan
 from hetplan.profiling.models import load_model
 from hetplan.runtime.devices import local_device, peak_bytes, settle
 from hetplan.runtime.execution.chain import Chain, describe

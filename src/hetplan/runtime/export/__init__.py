@@ -4,7 +4,7 @@ by name."""
 from collections.abc import Callable
 
 from hetplan.errors import look_up
-from hetplan.formulations.joint.plan import Plan
+from hetplan.plans.plan import Plan
 from hetplan.profiling.models import find_model
 from hetplan.profiling.transformer import Transformer
 from hetplan.profiling.zoo import BUILT_IN

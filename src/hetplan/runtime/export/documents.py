@@ -8,7 +8,8 @@ from typing import Any
 import yaml
 
 from hetplan.files import to_json
-from hetplan.formulations.joint.plan import Degrees, Plan
+from hetplan.plans.degrees import Degrees
+from hetplan.plans.plan import Plan
 from hetplan.profiling.transformer import Transformer
 from hetplan.runtime.export.grid import (
     RECOMPUTATION,

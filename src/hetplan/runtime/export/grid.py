@@ -26,7 +26,8 @@ from typing import Any
 import numpy as np
 
 from hetplan.errors import UnsupportedError, require
-from hetplan.formulations.joint.plan import Degrees, Plan, Replica
+from hetplan.plans.degrees import Degrees
+from hetplan.plans.plan import Plan, Replica
 from hetplan.profiling.transformer import Transformer
 from hetplan.schema import Range
 from hetplan.text import comments, grouped, ranges_text

@@ -34,8 +34,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, create_model
 
 from hetplan.errors import UnsupportedError, printable, require
-from hetplan.formulations.joint.plan import Plan
 from hetplan.interpreter import SAFE_PATH
+from hetplan.plans.plan import Plan
 from hetplan.profiling.transformer import Transformer
 from hetplan.runtime.export.grid import RECOMPUTATION, Grid, heading, settings
 from hetplan.runtime.refusals import check_executed
@@ -382,7 +382,7 @@ from ray.train import ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
 from torch import distributed
 
-from hetplan.formulations.joint.plan import load_plan
+from hetplan.plans.plan import load_plan
 from hetplan.runtime.export.scripts import seats
 
 PLAN = @PLAN@

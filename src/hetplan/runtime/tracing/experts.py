@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from hetplan.errors import UnsupportedError, require
-from hetplan.formulations.joint.plan import split
+from hetplan.plans.shares import split
 from hetplan.runtime.execution.transport import mirrored
 
 

@@ -21,12 +21,8 @@ from hetplan.formulations.astra.data import AstraData
 from hetplan.formulations.astra.problem import Floats
 from hetplan.formulations.astra.search.facts import ModelFacts, model_facts
 from hetplan.formulations.astra.search.links import Assumptions
-from hetplan.formulations.astra.search.pricing import (
-    Priced,
-    iteration_parts,
-    offload_share,
-    stage_peaks,
-)
+from hetplan.formulations.astra.search.memory import offload_share, stage_peaks
+from hetplan.formulations.astra.search.pricing import Priced, iteration_parts
 from hetplan.formulations.astra.search.result import (
     Candidate,
     Job,

@@ -20,7 +20,7 @@ import numpy as np
 from hetplan.formulations.astra.problem import Floats, Ints
 from hetplan.formulations.astra.search.space import Offer
 from hetplan.profiling.efficiency import Group, Learned, LearnedLinks
-from hetplan.profiling.frameworks import RESERVED_BYTES
+from hetplan.profiling.frameworks import MEGATRON, Framework
 from hetplan.profiling.operators import DEFAULT_STACK, Stack
 from hetplan.profiling.profile import Profile
 from hetplan.profiling.rates.collectives import PARTS, collective_seconds, node_fabric
@@ -41,9 +41,14 @@ class Assumptions:
     stack: the software that computes; its sequence parallelism is the strategy's.
     bucket_params, bucket_params_per_rank: parameters whose gradients are reduced together, at
     least, and per data rank (Megatron Core, `DistributedDataParallelConfig.bucket_size`).
+    framework: what trains, and what it holds on every device; the strategies are Megatron-LM's.
+    reserved_bytes: memory of each device that training cannot use, None: what the framework's
+    allocator does not count. memory_margin: share of each device's memory that stays free besides.
     """
 
-    reserved_bytes: float = RESERVED_BYTES
+    framework: Framework = MEGATRON
+    reserved_bytes: float | None = None
+    memory_margin: float = 0.0
     profile: Profile | None = None
     learned: Mapping[str, Learned] = field(default_factory=dict)
     links: LearnedLinks | None = None
@@ -51,6 +56,12 @@ class Assumptions:
     stack: Stack = DEFAULT_STACK
     bucket_params: float = 40e6
     bucket_params_per_rank: float = 1e6
+
+    @property
+    def reserved(self) -> float:
+        """Bytes of each device that training cannot use."""
+        known = self.reserved_bytes
+        return self.framework.reserved_bytes if known is None else known
 
 
 def group_seconds(

@@ -1,4 +1,4 @@
-"""Seconds per iteration and bytes per device of every strategy at once (Astra, Sections 3.3, 3.5).
+"""Seconds per iteration of every strategy at once (Astra, Sections 3.3, 3.5).
 
 A stage of n layers takes n (forward + backward + recomputation) + h; with v virtual stages the
 pipeline fills v times faster (Narayanan et al. 2021, Section 2.2) and each micro-batch crosses each
@@ -9,12 +9,6 @@ boundary v times (eq. 22 where v = 1):
 Overlapped communication costs what its window of computation leaves uncovered: tensor-parallel
 collectives hide behind the block's matrix products, gradients behind the last backward, parameters
 behind the first forward.
-
-The memory filter (eq. 20-21): a stage keeps weights, gradients and optimizer states of its layers,
-and the activations of the micro-batches in flight: min(K, P - j) on stage j of 1F1B; interleaved,
-min(K v, 2 (P - j - 1) + (v - 1) P + 1) chunks of 1/v of a stage. First and last stage bind: the
-first keeps most in flight, the last has the head. Optimizer states are offloaded `auto`: the
-smallest share that makes the stage fit.
 
 Seconds of an operator = theta / (phi eta) (Astra, eq. 25-26): theta FLOPs of a matrix product or
 bytes of anything else, phi the datasheet's peak or bandwidth, eta in (0, 1] the share of it that
@@ -405,117 +399,3 @@ def iteration_parts(priced: Priced, offloaded: Floats) -> tuple[Floats, Floats, 
     pipeline = (total - slowest) / priced.v + priced.K * slowest
     params = np.where(priced.pp == 1, sum(priced.end_params), np.maximum(*priced.end_params))
     return pipeline, *after_pipeline(priced, layers, params, offloaded)
-
-
-def saved_bytes(priced: Priced, layers: Ints) -> tuple[Floats, Floats]:
-    """(kept per micro-batch by a stage of so many layers, needed once more while one is
-    recomputed), bytes.
-
-    Without recomputation everything is kept; selective frees the attention core; a fully recomputed
-    layer keeps its input, `uniform` one input for each group of layers, and one layer (or group) is
-    whole while it is recomputed. Beside tensor ranks that divide tokens, what an expert's columns
-    have in common is gathered and kept whole. Context ranks that exchange tokens for heads keep
-    attention's output before and after the exchange.
-    """
-    split, whole, core = priced.facts.saved
-    gathered = priced.facts.kept("up input", ("moe-block",)) * (priced.etp - 1) / priced.tp
-    replicated = np.where(priced.sp == 1, whole / priced.tp + gathered, whole)
-    split = split + priced.exchanged * priced.facts.kept("attention output")
-    entire = (split / priced.tp + replicated) * priced.own
-    frugal = entire - core / priced.tp * priced.own
-    boundary = priced.facts.boundary_bytes * priced.own / np.where(priced.sp == 1, priced.tp, 1)
-    again = priced.fully_recomputed(layers)
-    group = np.where(priced.method == 1, np.maximum(priced.recomputed, 1), 1)
-    kept = np.ceil(again / group) * boundary + (layers - again) * np.where(
-        priced.selective, frugal, entire
-    )
-    working = np.where(
-        again > 0,
-        np.minimum(group, layers) * entire,
-        np.where(priced.selective, entire - frugal, 0.0),
-    )
-    return kept, working
-
-
-def in_flight(priced: Priced, stage: Ints) -> Floats:
-    """Micro-batches (in whole stages' worth) that stage number `stage` keeps at its peak."""
-    plain = np.minimum(priced.K, priced.pp - stage)
-    chunks = 2 * (priced.pp - stage - 1) + (priced.v - 1) * priced.pp + 1
-    interleaved = np.minimum(priced.K * priced.v, chunks) / priced.v
-    return np.asarray(np.where(priced.interleaved, interleaved, plain), dtype=np.float64)
-
-
-def end_activations(priced: Priced) -> tuple[Floats, Floats]:
-    """Bytes that embedding (per micro-batch in flight) and head (once) keep."""
-
-    def kept(layer: Layer) -> Floats:
-        whole = layer.replicated_saved_bytes(priced.facts.precision)
-        split = layer.saved_bytes(priced.facts.precision) - whole
-        held = split / priced.tp + np.where(priced.sp == 1, whole / priced.tp, whole)
-        return np.asarray(held * priced.own)
-
-    return kept(priced.facts.first), kept(priced.facts.last)
-
-
-def stage_bytes(
-    priced: Priced, layers: Ints, place: Ints, first: Floats | float, last: Floats | float
-) -> tuple[Floats, Floats]:
-    """(all bytes, optimizer states among them) of stage number `place` with so many layers.
-
-    first, last: whether the stage holds embedding or head.
-    """
-    weight, gradient, state = STATE_BYTES[priced.facts.precision]
-    embedding, head = priced.end_params
-    dense = layers * priced.stage_params + first * embedding + last * head
-    experts = layers * priced.expert_stage_params
-    kept, working = saved_bytes(priced, layers)
-    before, behind = end_activations(priced)
-    states = priced.optimizer_params(dense, experts) * state
-    activations = in_flight(priced, place) * (kept + first * before) + working + last * behind
-    layer, trained = priced.stage_params + priced.expert_stage_params, priced.facts.trained
-    shards = priced.optimizer_params(dense, experts) / trained
-    shards = shards + 2 * layer  # one at work, and the next one
-    frozen = (1 - trained) * (weight if not priced.assumed.stack.fp8 else 1)
-    each = frozen + trained * (weight + gradient)
-    held = each * np.where(priced.fsdp, shards, dense + experts)
-    return held + states + activations + priced.assumed.reserved_bytes, states
-
-
-def offload_share(priced: Priced) -> Floats:
-    """Share of the optimizer states to offload so that every device fits [R]; > 1: does not fit
-    even so.
-
-    Stages between the ends hold as many layers as the first, without its embedding and with fewer
-    micro-batches in flight: they fit, with no more offloaded, where it does.
-    """
-    return np.maximum(share_needed(priced, -(-priced.facts.layers // priced.pp)), 0.0)
-
-
-def share_needed(priced: Priced, layers: Ints) -> Floats:
-    """The same for stages of so many layers; below 0: there is room to spare."""
-    alone = (priced.pp == 1).astype(float)
-    capacity = priced.offer.spec.memory_bytes
-    front, front_states = stage_bytes(priced, layers, np.zeros_like(priced.pp), 1.0, alone)
-    back, back_states = stage_bytes(priced, layers, priced.pp - 1, alone, 1.0)
-    return np.asarray(
-        np.maximum((front - capacity) / front_states, (back - capacity) / back_states)
-    )
-
-
-def stage_peaks(
-    facts: ModelFacts,
-    table: Strategies,
-    r: int,
-    stages: Sequence[tuple[Offer, int]],
-    offloaded: float,
-    assumed: Assumptions,
-) -> tuple[float, ...]:
-    """Bytes per device of every stage of strategy r, in pipeline order; stages: (type, layers) of
-    each."""
-    P = len(stages)
-    priced = Priced(facts, table.take(np.full(P, r)), stages[0][0], assumed)
-    place = np.arange(P)
-    layers = np.array([layers for _, layers in stages], dtype=np.int64)
-    first, last = (place == 0).astype(float), (place == P - 1).astype(float)
-    total, states = stage_bytes(priced, layers, place, first, last)
-    return tuple(float(v) for v in total - offloaded * states)

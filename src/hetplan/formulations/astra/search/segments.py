@@ -35,14 +35,8 @@ from hetplan.formulations.astra.data import AstraData, DeviceType
 from hetplan.formulations.astra.problem import Floats, Ints, stage_counts
 from hetplan.formulations.astra.search.facts import ModelFacts
 from hetplan.formulations.astra.search.links import Assumptions
-from hetplan.formulations.astra.search.pricing import (
-    EMBEDDING,
-    HEAD,
-    Priced,
-    after_pipeline,
-    share_needed,
-    stage_bytes,
-)
+from hetplan.formulations.astra.search.memory import share_needed, stage_bytes, usable_bytes
+from hetplan.formulations.astra.search.pricing import EMBEDDING, HEAD, Priced, after_pipeline
 from hetplan.formulations.astra.search.result import pareto, tied
 from hetplan.formulations.astra.search.space import Offer, Space, Strategies
 from hetplan.solvers.run import Run, Stopped
@@ -209,7 +203,7 @@ def _caps(priced: Priced, offloaded: Floats) -> Ints:
         while (low < high).any():
             middle = (low + high + 1) // 2
             needed, states = stage_bytes(priced, middle, place, embedding, head)
-            fits = needed - offloaded * states <= priced.offer.spec.memory_bytes
+            fits = needed - offloaded * states <= usable_bytes(priced)
             low, high = np.where(fits, middle, low), np.where(fits, high, middle - 1)
         caps.append(low)
     return np.stack(caps)

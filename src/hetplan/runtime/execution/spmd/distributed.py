@@ -29,7 +29,8 @@ from torch import Tensor, nn
 from hetplan.errors import InputError, UnsupportedError, require
 from hetplan.formulations.hap.spmd.networks import program_of
 from hetplan.formulations.hap.spmd.program import PLACEHOLDER, Node, SingleProgram
-from hetplan.formulations.joint.plan import Plan, check_world
+from hetplan.plans.making import check_world
+from hetplan.plans.plan import Plan
 from hetplan.profiling.models import load_model
 from hetplan.runtime.execution.chain import check_names
 from hetplan.runtime.execution.data import Reading, check_alike, drawing_data

@@ -27,21 +27,19 @@ Rules   (1) every replica holds every layer exactly once, in order
             and expert ranks divide the ranks of a stage
 """
 
-import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from functools import cached_property
-from itertools import accumulate, pairwise
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from hetplan.errors import require
-from hetplan.formulations.ditto.data import DittoStage
-from hetplan.profiling.workload import Workload
+from hetplan.plans.degrees import Degrees
+from hetplan.plans.places import Place
+from hetplan.plans.program import SpmdProgram
+from hetplan.plans.templates import ReadyTemplates
 from hetplan.schema import (
-    PLAIN,
     Count,
     Document,
     Line,
@@ -140,23 +138,6 @@ class Replica(StrictModel):
         return sum(batch.count for batch in self.micro_batches)
 
 
-@dataclass(frozen=True)
-class Place:
-    """A rank's replica, stage, row group and tensor rank, and its device."""
-
-    rank: int
-    replica: int
-    stage: int
-    group: int
-    tensor: int
-    device: int
-
-    @property
-    def unit(self) -> tuple[int, int, int]:
-        """What computes a set of rows together: one contribution to each gradient."""
-        return self.replica, self.stage, self.group
-
-
 class Prediction(StrictModel):
     """What the planner said of the plan: seconds per iteration, replayed and by the strategy's
     closed form.
@@ -170,121 +151,6 @@ class Prediction(StrictModel):
     closed_form_seconds: NonNegative | None = None
     objective: NonNegative | None = None
     bound: NonNegative | None = None
-
-
-# HAP's names (Section 4.2) of how the devices hold a tensor: `Identity` (each the whole),
-# `All-Reduce` (each a summand), `All-Gather(d)` (each its slice along d, as its ratio says).
-Form = Annotated[str, Field(pattern=r"^(Identity|All-Reduce|All-Gather\(\d+\))$")]
-TensorName = Annotated[str, Field(min_length=1, max_length=400, pattern=PLAIN)]
-Step = Literal[
-    "Run",
-    "All-Reduce",
-    "Reduce-Scatter",
-    "All-Gather",
-    "Grouped-Broadcast",
-    "All-To-All",
-    "Slice",
-    "Share",
-    "Repartition",
-    "All-Reduce gradient",
-    "All-Gather factors",
-    "Grouped-Broadcast factors",
-]
-
-
-class SpmdInstruction(StrictModel):
-    """`do` on `tensor`. Run: the operator that makes it, with inputs in the forms `before`, leaves
-    it in `after`; any other: the tensor goes from the form before to that after. gradient and
-    factors: in the backward pass the gradients of `parameters`, used by the operator, are
-    all-reduced, or what they are computed from is gathered."""
-
-    do: Step
-    tensor: TensorName
-    before: list[Form] = Field(max_length=64)
-    after: Form
-    segment: Count = 0
-    parameters: list[TensorName] = Field(default_factory=list, max_length=64)
-
-
-class SpmdProgram(StrictModel):
-    """instructions in order, run by all devices and mirrored in the backward pass; ratios
-    [segment][device of the stage]: part of each sliced dimension, rows sum to 1."""
-
-    instructions: list[SpmdInstruction] = Field(min_length=1, max_length=100_000)
-    ratios: list[list[NonNegative]] = Field(min_length=1, max_length=1024)
-
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        for k, row in enumerate(self.ratios):
-            total = math.fsum(row)
-            require(abs(total - 1) <= 1e-9, f"ratios[{k}] sums to {total!r}, expected 1")
-        for i, instruction in enumerate(self.instructions):
-            require(
-                instruction.segment < len(self.ratios),
-                f"instructions[{i}].segment is {instruction.segment}, "
-                f"expected less than the rows of ratios ({len(self.ratios)})",
-            )
-        return self
-
-
-class Degrees(StrictModel):
-    """What a plan of `hetplan plan search` says beside stages, tensor ranks and replicas, in the
-    words of Megatron-LM. `hetplan export` writes it, and it is replayed (`degrees`); `hetplan run`
-    refuses what it does not execute (`runtime/refusals.py`).
-
-    context: the row groups of a stage are then its context ranks, each with a part of every
-    sample's tokens. exchange: how they meet in attention: keys and values go round a ring, or all
-    exchange tokens for heads. expert: ranks over which a block's experts are spread; expert_tensor:
-    tensor degree of an expert. sequence_parallel: tensor ranks divide what lies between their
-    products. overlap: communication that goes on beside computation. recompute_method,
-    recompute_layers: which layers of a virtual stage are computed again, null: all. offloaded:
-    share of the optimizer states on the host. shard_groups: so many groups of ranks hold all shards
-    of ZeRO 3, each one of them (HSDP).
-    """
-
-    context: PositiveCount = 1
-    exchange: Literal["ring", "all-to-all"] = "ring"
-    expert: PositiveCount = 1
-    expert_tensor: PositiveCount = 1
-    sequence_parallel: bool = False
-    overlap: list[Literal["tensor", "gradients", "weights", "messages", "offload"]] = Field(
-        default_factory=list
-    )
-    recompute_method: Literal["uniform", "block"] | None = None
-    recompute_layers: PositiveCount | None = None
-    offloaded: Annotated[float, Field(ge=0, le=1)] = 0.0
-    shard_groups: PositiveCount = 1
-
-    def __hash__(self) -> int:
-        return hash(self.model_dump_json())
-
-    @property
-    def text(self) -> str:
-        """`context 2, expert 8, expert tensor 1, sequence parallel`."""
-        parts = (
-            (self.context > 1, f"context {self.context}"),
-            (self.exchange != "ring", "attention by all-to-all"),
-            (self.expert > 1, f"expert {self.expert}, expert tensor {self.expert_tensor}"),
-            (self.sequence_parallel, "sequence parallel"),
-            (
-                self.recompute_layers is not None,
-                f"{self.recompute_method} recomputation of {self.recompute_layers} layers",
-            ),
-            (self.offloaded > 0, f"{self.offloaded:.0%} of the optimizer states offloaded"),
-            (self.shard_groups > 1, f"shards in {self.shard_groups} groups"),
-            (bool(self.overlap), f"overlap of {', '.join(self.overlap)}"),
-        )
-        return ", ".join(text for holds, text in parts if holds)
-
-
-class ReadyTemplates(StrictModel):
-    """Pipelines that stand ready for parts of the cluster (Oobleck, Ditto), from which a plan after
-    a loss is made. failures: pipelines that may be lost; samples: of a micro-batch; pipelines:
-    stages of each, on kinds of nodes."""
-
-    failures: Count
-    samples: PositiveCount
-    pipelines: list[list[DittoStage]] = Field(min_length=1, max_length=100_000)
 
 
 # Left out of the file where they are None.
@@ -324,14 +190,8 @@ class Plan(Document):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        check_names(self)
-        check_devices(self)
-        for i, replica in enumerate(self.replicas):
-            for j, stage in enumerate(replica.stages):
-                check_shares(stage, f"replicas[{i}].stages[{j}]")
-            check_chunks(self, replica, f"replicas[{i}]")
-            check_layers(self, replica, f"replicas[{i}]")
-        check_batch(self)
+        for violation in replica_violations(self):
+            raise ValueError(violation)
         check_zero_shares(self)
         check_program(self)
         check_degrees(self)
@@ -403,88 +263,139 @@ class Plan(Document):
         return len(self.ranks)
 
 
-def check_names(plan: Plan) -> None:
-    """Layers are told apart by their names, and so are their parameters."""
+def replica_violations(plan: Plan) -> Iterator[str]:
+    """Every violation of the rules on replicas, one line each: (1) to (5), and (6) for the shares
+    of stages. The plan need not have been validated."""
+    yield from names_are_distinct(plan)
+    yield from devices_have_one_place(plan)
+    for i, replica in enumerate(plan.replicas):
+        where = f"replicas[{i}]"
+        for j, stage in enumerate(replica.stages):
+            yield from shares_go_with_devices(stage, f"{where}.stages[{j}]")
+        yield from chunks_go_with_schedule(plan, replica, where)
+        yield from stages_hold_every_layer(plan, replica, where)
+    yield from micro_batches_go_with_zero(plan)
+    yield from global_batch_is_complete(plan)
+
+
+def names_are_distinct(plan: Plan) -> Iterator[str]:
+    """A violation for each layer with the name of an earlier one: layers and their parameters are
+    told apart by their names."""
     first: dict[str, int] = {}
     for k, name in enumerate(plan.workload.layers):
-        before = first.setdefault(name, k)
-        require(before == k, f"workload.layers[{k}] is {name!r}, as workload.layers[{before}] is")
+        if name in first:
+            yield f"workload.layers[{k}] is {name!r}, as workload.layers[{first[name]}] is"
+        else:
+            first[name] = k
 
 
-def check_devices(plan: Plan) -> None:
-    """(2) every device exists and has one place."""
-    place: dict[int, str] = {}
+def devices_have_one_place(plan: Plan) -> Iterator[str]:  # (2)
+    """A violation for each place with a device that does not exist or has an earlier place."""
     last = len(plan.devices) - 1
+    first_place: dict[int, str] = {}
     for device, i, j, g, t in plan.seats():
-        here = f"replicas[{i}].stages[{j}].devices[{g}][{t}]"
-        require(device <= last, f"{here} is {device}, expected a device of 0..{last}")
-        before = place.setdefault(device, here)
-        require(before == here, f"{here} is device {device}, which {before} uses already")
+        place = f"replicas[{i}].stages[{j}].devices[{g}][{t}]"
+        if device > last:
+            yield f"{place} is {device}, expected a device of 0..{last}"
+        elif device in first_place:
+            yield f"{place} is device {device}, which {first_place[device]} uses already"
+        else:
+            first_place[device] = place
 
 
-def check_shares(stage: Stage, where: str) -> None:
-    """(6) shares go with the devices."""
-    require(
-        len(stage.row_shares) == len(stage.devices),
-        f"{where}.row_shares has {len(stage.row_shares)} entries, "
-        f"expected one per row group ({len(stage.devices)})",
-    )
+def shares_go_with_devices(stage: Stage, where: str) -> Iterator[str]:  # (6)
+    """A violation where a stage has not one share per row group, and for each row group that has
+    not one device per tensor share."""
+    rows, ranks = len(stage.devices), len(stage.tensor_shares)
+    if len(stage.row_shares) != rows:
+        yield (
+            f"{where}.row_shares has {len(stage.row_shares)} entries, "
+            f"expected one per row group ({rows})"
+        )
     for g, group in enumerate(stage.devices):
-        require(
-            len(group) == len(stage.tensor_shares),
-            f"{where}.devices[{g}] has {len(group)} devices, "
-            f"expected one per tensor share ({len(stage.tensor_shares)})",
+        if len(group) != ranks:
+            yield (
+                f"{where}.devices[{g}] has {len(group)} devices, "
+                f"expected one per tensor share ({ranks})"
+            )
+
+
+def chunks_go_with_schedule(plan: Plan, replica: Replica, where: str) -> Iterator[str]:  # (5)
+    """A violation for each stage of several chunks under a schedule for one; under the interleaved
+    schedule for each stage of more or fewer chunks than the first, and where the replica's
+    micro-batches are no whole rounds."""
+    chunks, stages = len(replica.stages[0].layers), len(replica.stages)
+    interleaved = plan.schedule == "interleaved-1f1b"
+    for j, stage in enumerate(replica.stages):
+        ranges = len(stage.layers)
+        if interleaved and ranges != chunks:
+            yield (
+                f"{where}.stages[{j}].layers has {ranges} ranges, "
+                f"expected as many as stages[0] ({chunks})"
+            )
+        if not interleaved and ranges != 1:
+            yield (
+                f"{where}.stages[{j}].layers has {ranges} ranges, expected 1 under {plan.schedule}"
+            )
+    if interleaved and replica.steps % stages != 0:
+        yield (
+            f"{where}.micro_batches are {replica.steps}, "
+            f"expected a multiple of the stages ({stages}) under {plan.schedule}"
         )
 
 
-def check_chunks(plan: Plan, replica: Replica, where: str) -> None:
-    """(5) model chunks go with the schedule."""
-    chunks, count = len(replica.stages[0].layers), len(replica.stages)
-    interleaved = plan.schedule == "interleaved-1f1b"
-    for j, stage in enumerate(replica.stages):
-        has = f"{where}.stages[{j}].layers has {len(stage.layers)} ranges"
-        require(interleaved or len(stage.layers) == 1, f"{has}, expected 1 under {plan.schedule}")
-        require(len(stage.layers) == chunks, f"{has}, expected as many as stages[0] ({chunks})")
-    require(
-        not interleaved or replica.steps % count == 0,
-        f"{where}.micro_batches are {replica.steps}, "
-        f"expected a multiple of the stages ({count}) under {plan.schedule}",
-    )
+def stages_hold_every_layer(plan: Plan, replica: Replica, where: str) -> Iterator[str]:  # (1)
+    """A violation for each range of layers that does not begin where the one before it ends, for
+    each empty range, and where the last one does not end at the last layer.
 
-
-def check_layers(plan: Plan, replica: Replica, where: str) -> None:
-    """(1) chunk by chunk, stage by stage, the ranges run from the first layer to the last."""
+    Ranges follow each other chunk by chunk, and stage by stage in a chunk. They have no such order
+    where stages have unequal numbers of chunks, which is left to (5).
+    """
+    chunks = len(replica.stages[0].layers)
+    if any(len(stage.layers) != chunks for stage in replica.stages):
+        return
     begin, count = 0, len(plan.workload.layers)
-    for c in range(len(replica.stages[0].layers)):
+    for c in range(chunks):
         for j, stage in enumerate(replica.stages):
             first, last = stage.layers[c]
-            here = f"{where}.stages[{j}].layers[{c}]"
-            require(first == begin, f"{here} begins at layer {first}, expected {begin}")
-            require(first < last, f"{here} is [{first}, {last}), expected one layer at least")
+            if first != begin:
+                yield f"{where}.stages[{j}].layers[{c}] begins at layer {first}, expected {begin}"
+            if first >= last:
+                yield (
+                    f"{where}.stages[{j}].layers[{c}] is [{first}, {last}), "
+                    "expected one layer at least"
+                )
             begin = last
-    require(begin == count, f"{where}.stages end at layer {begin}, expected {count}")
+    if begin != count:
+        yield f"{where}.stages end at layer {begin}, expected {count}"
 
 
-def check_batch(plan: Plan) -> None:
-    """(3) and (4)."""
+def micro_batches_go_with_zero(plan: Plan) -> Iterator[str]:  # (4)
+    """A violation for each micro-batch without samples under ZeRO 0, and for each replica with
+    another number of micro-batches than the first one under ZeRO 2 and 3."""
     steps = plan.replicas[0].steps
     for i, replica in enumerate(plan.replicas):
         for b, batch in enumerate(replica.micro_batches):
-            require(
-                batch.samples > 0 or plan.zero > 0,
-                f"replicas[{i}].micro_batches[{b}].samples is 0, expected at least 1 under ZeRO 0",
+            if batch.samples == 0 and plan.zero == 0:
+                yield (
+                    f"replicas[{i}].micro_batches[{b}].samples is 0, "
+                    "expected at least 1 under ZeRO 0"
+                )
+        if plan.zero >= 2 and replica.steps != steps:
+            yield (
+                f"replicas[{i}].micro_batches are {replica.steps}, expected as many as those of "
+                f"replicas[0] ({steps}) under ZeRO {plan.zero}"
             )
-        require(
-            plan.zero < 2 or replica.steps == steps,
-            f"replicas[{i}].micro_batches are {replica.steps}, expected as many as those of "
-            f"replicas[0] ({steps}) under ZeRO {plan.zero}",
+
+
+def global_batch_is_complete(plan: Plan) -> Iterator[str]:  # (3)
+    """A violation where the replicas do not take the global batch together."""
+    total, expected = sum(r.samples for r in plan.replicas), plan.workload.global_batch
+    if total != expected:
+        yield (
+            f"replicas take {total} samples per iteration, "
+            f"expected workload.global_batch ({expected})"
         )
-    total, batch_size = sum(r.samples for r in plan.replicas), plan.workload.global_batch
-    require(
-        total == batch_size,
-        f"replicas take {total} samples per iteration, "
-        f"expected workload.global_batch ({batch_size})",
-    )
 
 
 def check_zero_shares(plan: Plan) -> None:
@@ -564,61 +475,4 @@ def check_degrees(plan: Plan) -> None:
             )
 
 
-def split(length: int, shares: Sequence[float]) -> list[tuple[int, int]]:
-    """[first, last) of each share of `length` rows or columns: nearest whole numbers, then
-    corrected.
-
-    Each part is within 1 of its exact size: units missing go to those rounded down most, surplus
-    ones are taken from those rounded up most, the earlier of equals first. Raises ValueError unless
-    shares are > 0.
-    """
-    if not shares or min(shares) <= 0:
-        raise ValueError(f"shares are {shares!r}, expected positive numbers")
-    total = sum(shares)
-    exact = [length * share / total for share in shares]
-    sizes = [round(size) for size in exact]
-    missing = length - sum(sizes)
-    sign = 1 if missing > 0 else -1
-    order = sorted(range(len(shares)), key=lambda i: sign * (sizes[i] - exact[i]))
-    for i in order[: abs(missing)]:
-        sizes[i] += sign
-    return list(pairwise(accumulate(sizes, initial=0)))
-
-
-def common_fields(workload: PlanWorkload, devices: Iterable[tuple[str, int]]) -> dict[str, Any]:
-    """What all plan files of a workload on devices (type, node) have in common."""
-    return {
-        "name": f"{workload.model} on {workload.cluster}"[:200],
-        "workload": workload,
-        "devices": [PlanDevice(type=kind, node=node) for kind, node in devices],
-    }
-
-
-def new_plan(workload: Workload, replicas: Sequence[Any], **more: Any) -> Plan:
-    """A plan for the workload. more: other fields of the plan file."""
-    own = PlanWorkload(
-        model=workload.model.name,
-        cluster=workload.cluster.name,
-        global_batch=workload.global_batch,
-        sequence=workload.sequence,
-        precision=workload.precision,
-        framework=workload.framework.name,
-        stack=workload.stack.name,
-        layers=[layer.name for layer in workload.profile.layers],
-    )
-    common = common_fields(own, ((d.type, d.node) for d in workload.cluster.devices))
-    return Plan.model_validate({**common, "replicas": list(replicas), **more})
-
-
 load_plan, parse_plan, save_plan = Plan.load, Plan.parsed, Plan.save
-
-
-def check_world(plan: Plan, world_size: int) -> None:
-    """Raise InputError unless as many processes were started as the plan needs."""
-    require(
-        world_size == plan.world_size,
-        "number of processes",
-        where=plan.name,
-        got=world_size,
-        expected=f"{plan.world_size}, one per device",
-    )

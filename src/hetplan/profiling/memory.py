@@ -1,0 +1,119 @@
+"""What a device holds at its peak, by component: the one formula of the replay, of `fits` and of
+Astra's search.
+
+Sizes are numbers (of one device) or arrays (of the devices of many strategies at once). The peak is
+at the loss, or where a layer is computed again, whichever is more, since the two meet in no moment
+of a backward pass. A framework that says nothing of its logits may hold both at once, which is a
+safe bound.
+"""
+
+from dataclasses import asdict, dataclass
+from typing import Generic
+
+from hetplan.profiling.frameworks import Framework, Size, States
+from hetplan.profiling.operators import Layer, Precision
+from hetplan.text import bytes_text
+
+SMALL = 0.005  # of what is allocated: not worth a word
+# Saved tensors, as described transformers name them: the inputs of the products that tensor ranks
+# divide by columns, and what the head keeps for the loss.
+INPUTS = frozenset(("qkv input", "up input", "head input"))
+LOGITS = "logits"
+
+
+def inputs_bytes(layer: Layer, precision: Precision) -> float:
+    """Bytes per sample of the inputs of products that sequence parallel ranks gather."""
+    return sum(t.size(precision) for t in layer.saved if t.name in INPUTS)
+
+
+def logits_of(head: Layer, precision: Precision) -> tuple[float, float]:
+    """(number of a sample's logits, bytes that the head keeps of them)."""
+    logits = [t for t in head.saved if t.name == LOGITS]
+    return float(sum(t.elements for t in logits)), float(sum(t.size(precision) for t in logits))
+
+
+@dataclass(frozen=True)
+class Passes(Generic[Size]):
+    """Bytes per sample on each device of a stage. saved: kept from forward to backward. working:
+    of the layer that is computed again. logits: those that are kept, 0 without the head. loss:
+    logits, their copies and gradient at the loss. boundary: of the larger of what the stage takes
+    and sends, 0 for the whole model."""
+
+    saved: Size
+    working: Size
+    logits: Size
+    loss: Size
+    boundary: Size
+
+
+@dataclass(frozen=True, slots=True)
+class Held(Generic[Size]):
+    """Bytes on one device at its peak, by component; all 0 on one that is not used.
+
+    optimizer: with the fp32 weights of mixed precision. activations: kept from forward to backward
+    passes. working: of the layer that is computed again. logits: of the micro-batch at the loss,
+    with their copies and gradient. collectives: gathered layers, gradients at work, buckets.
+    transfers: buffers of activations and gradients between stages. workspace: of the framework's
+    libraries. reserved: CUDA context and NCCL, which no allocator counts.
+    """
+
+    weights: Size
+    gradients: Size
+    optimizer: Size
+    activations: Size
+    working: Size
+    logits: Size
+    collectives: Size
+    transfers: Size
+    workspace: float
+    reserved: float
+
+    @property
+    def allocated(self) -> Size:
+        """What `torch.cuda.max_memory_allocated` counts."""
+        states = self.weights + self.gradients + self.optimizer
+        passes = self.activations + self.working + self.logits
+        return states + passes + self.collectives + self.transfers + self.workspace
+
+    @property
+    def text(self) -> str:
+        """What matters of `allocated` on one device, the largest first: `weights 1.2 GiB, …`."""
+        parts = sorted(asdict(self).items(), key=lambda part: -part[1])
+        least = SMALL * self.allocated
+        shown = [part for part in parts if part[0] != "reserved" and part[1] > least]
+        return ", ".join(f"{name} {bytes_text(size)}" for name, size in shown)
+
+
+UNUSED = Held(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+
+
+def held_on(
+    framework: Framework,
+    states: States[Size],
+    passes: Passes[Size],
+    kept: Size,
+    rows: Size,
+    reserved: float,
+) -> Held[Size]:
+    """What a device holds at its peak.
+
+    kept: bytes of all micro-batches that it keeps at once, logits among them. rows: its samples of
+    the largest micro-batch. reserved: bytes that the allocator does not count.
+    """
+    logits, loss, working = rows * passes.logits, rows * passes.loss, rows * passes.working
+    # comparisons are 1 or 0 as numbers, of one device and of many
+    if framework.logit_bytes is not None:
+        again = working > loss
+        working, loss = working * again, loss * (1 - again)
+    return Held(
+        states.weights,
+        states.gradients,
+        states.optimizer,
+        activations=(kept - logits) * (kept > logits),
+        working=working,
+        logits=loss,
+        collectives=states.buffers,
+        transfers=framework.transfer_buffers * rows * passes.boundary,
+        workspace=framework.workspace_bytes,
+        reserved=reserved,
+    )
