@@ -40,7 +40,7 @@ SETS, HARD = ("random", "papers", "real"), "hard"
 NONE = "–"
 # All rows, those of ablations among them.
 EVERY = "**"
-# Of the study of paradigms (benchmarks/paradigms.py).
+# Of the study of paradigms (evidence/speed/paradigms.py).
 JOINT, WITHIN, WITHOUT, NOTHING = "joint", "within ", "without ", "without nothing"
 FAMILIES = ("amp", "astra", "poplar", "ditto", "hap")
 RESAMPLES, LEVEL = 9999, 0.95  # of bootstrap intervals

@@ -31,12 +31,14 @@ def prepare(page: Path, folder: Path) -> Path:
 
 
 def shell(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run a command in `folder`, `hetplan` and `python` being this environment's."""
+    """Run a command in `folder`, `hetplan` and `python` being this environment's; `evidence` is
+    found there as at the root of the checkout."""
     path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)))
+    modules = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     return subprocess.run(
         ["bash", "-c", command],
         cwd=folder,
-        env=os.environ | {"PATH": path, "COLUMNS": "160"},
+        env=os.environ | {"PATH": path, "PYTHONPATH": modules, "COLUMNS": "160"},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

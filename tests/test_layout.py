@@ -118,6 +118,15 @@ def linked_imports(tree: ast.AST, path: Path) -> list[str]:
     ]
 
 
+def evidence_imports(tree: ast.AST, path: Path) -> list[str]:
+    """Imports of `evidence`, which is no part of the installed package."""
+    return [
+        f"{path}:{line}: hetplan imports {name}"
+        for line, name in imports(tree)
+        if name.split(".")[0] == "evidence"
+    ]
+
+
 def needs_torch(module: str) -> bool:
     """Whether a module is in one of the packages that need torch."""
     return any(module == package or module.startswith(f"{package}.") for package in TORCH)
@@ -137,6 +146,7 @@ Rule = Callable[[ast.Module, Path], list[str]]
         (upward_imports, "cli/x.py", "from hetplan.elsewhere import main"),
         (linked_imports, "cli/x.py", "from solvers.run import Run"),
         (linked_imports, "cli/x.py", "def f():\n    import profiling"),
+        (evidence_imports, "cli/x.py", "def f():\n    from evidence.papers import PAPERS"),
     ],
 )
 def test_each_rule_finds_its_fault(rule: Rule, place: str, source: str) -> None:
@@ -154,13 +164,14 @@ def test_each_rule_finds_its_fault(rule: Rule, place: str, source: str) -> None:
         (upward_imports, "schema.py", "from hetplan.errors import InputError"),
         (upward_imports, "profiling/x.py", "from hetplan import __version__"),
         (linked_imports, "cli/x.py", "from hetplan.solvers import run"),
+        (evidence_imports, "cli/x.py", "from hetplan.studies.evidence import run"),
     ],
 )
 def test_no_rule_is_too_strict(rule: Rule, place: str, source: str) -> None:
     assert rule(ast.parse(source), Path(place)) == []
 
 
-@pytest.mark.parametrize("rule", [upward_imports, linked_imports])
+@pytest.mark.parametrize("rule", [upward_imports, linked_imports, evidence_imports])
 def test_source_keeps_the_rule(rule: Rule) -> None:
     faults = [
         fault

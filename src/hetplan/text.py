@@ -121,6 +121,11 @@ def percent_text(value: float | None) -> str:
     return "0 %" if abs(value) < 1e-12 else f"{100 * value:.3g} %"
 
 
+def signed_percent_text(value: float | None) -> str:
+    """A ratio as percent with its sign and one decimal: `+3.2 %`; `-` for None."""
+    return "-" if value is None else f"{100 * value:+.1f} %"
+
+
 def more_text(ratio: float) -> str:
     """How much more something is than another: `+65.2 %`, `-3 %`; `13x` from ten times more on."""
     if ratio >= 10:

@@ -81,7 +81,18 @@ def letters(layout: PipelineLayout) -> str:
 
 
 def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["layout", "--model", "gpt2", "--pipeline", "4", "--virtual", "2", "--mtp", "1"]
+    arguments = [
+        "export",
+        "layout",
+        "--model",
+        "gpt2",
+        "--pipeline",
+        "4",
+        "--virtual",
+        "2",
+        "--mtp",
+        "1",
+    ]
     assert main([*arguments, "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     stages = unrolled(document["pipeline_model_parallel_layout"])
@@ -90,5 +101,5 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert document["slowest_seconds"] == max(document["stage_seconds"])
     assert main(arguments) == 0
     assert "proven: no cut" in capsys.readouterr().out
-    assert main(["layout", "--model", "vgg19", "--pipeline", "2"]) == 2
+    assert main(["export", "layout", "--model", "vgg19", "--pipeline", "2"]) == 2
     assert "expected a language model" in capsys.readouterr().err

@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from fakes.theories import made
+from evidence.speed import hap_theories as made
 from hetplan.formulations.hap.data import Device, HapDecision
 from hetplan.formulations.hap.first_programs import greedy_program
 from hetplan.formulations.hap.problem import compile_problem

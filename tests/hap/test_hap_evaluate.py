@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from fakes.theories import chain
+from evidence.speed.hap_theories import chain
 from hap.hap_cases import instance, programs
 from hetplan.errors import InputError
 from hetplan.formulations.hap.data import Communication, Device, HapData, HapDecision

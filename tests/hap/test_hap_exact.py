@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from fakes.theories import chain, residual
+from evidence.speed.hap_theories import chain, residual
 from hap.hap_cases import all_programs, instance, known, known_limited, oracle
 from hetplan.errors import InputError
 from hetplan.formulations.hap.cell_search import Parameters

@@ -12,6 +12,7 @@ import pytest
 
 torch: Any = pytest.importorskip("torch", reason="programs run on torch tensors")
 
+from evidence.speed.hap_theories import MAKERS, NETWORKS, model, theory_named  # noqa: E402  # noqa: E402
 from fakes.links import measured_by_hap  # noqa: E402
 from fakes.programs import drawn_program, every_rule, two_layers  # noqa: E402
 from fakes.simulated import (  # noqa: E402
@@ -23,7 +24,6 @@ from fakes.simulated import (  # noqa: E402
     random_values,
     reference,
 )
-from fakes.theories import MAKERS, NETWORKS, model, theory_named  # noqa: E402  # noqa: E402
 from fakes.workloads import SHAPES, cluster, small_model  # noqa: E402
 from hetplan.formulations import family  # noqa: E402
 from hetplan.formulations.hap.data import Device, HapData, HapDecision  # noqa: E402

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from fakes.theories import chain, theory_named
+from evidence.papers import hap as papers
+from evidence.speed.hap_theories import chain, theory_named
 from hap.hap_cases import instance, least_at, programs
 from hetplan.formulations import family
 from hetplan.formulations.hap import astar, paper
@@ -19,7 +20,6 @@ from hetplan.formulations.hap.outcomes import reduced_or_answered
 from hetplan.instances.library import library, load_from_library
 from hetplan.solvers.registry import evaluate, solve
 from hetplan.solvers.run import Options, Outcome, Run
-from hetplan.studies.papers import hap as papers
 from present import present
 
 METHODS = ("exact", "deepspeed", "tag", "dp-proportional", "dp-even")

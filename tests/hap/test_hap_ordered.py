@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fakes.theories import chain, residual
+from evidence.speed.hap_theories import chain, residual
 from hap.hap_cases import tight
 from hetplan.formulations.hap import paper
 from hetplan.formulations.hap.data import HapData

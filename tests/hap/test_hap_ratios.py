@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from fakes.theories import stages_only
+from evidence.speed.hap_theories import stages_only
 from hap.hap_cases import instance as drawn, least_cost, programs
 from hetplan.errors import InputError
 from hetplan.formulations.hap.data import Device

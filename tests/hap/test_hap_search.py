@@ -8,7 +8,7 @@ import itertools
 import numpy as np
 import pytest
 
-from fakes.theories import chain, residual
+from evidence.speed.hap_theories import chain, residual
 from hap.hap_cases import known, known_limited, programs, tight
 from hetplan.formulations.hap.byte_prices import first_multipliers
 from hetplan.formulations.hap.cell_search import (

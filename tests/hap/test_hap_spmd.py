@@ -6,9 +6,9 @@ from typing import Literal
 
 import pytest
 
+from evidence.speed.hap_theories import model
 from fakes.links import measured_by_hap
 from fakes.programs import two_layers
-from fakes.theories import model
 from hetplan.errors import InputError
 from hetplan.formulations.hap.data import Communication, Compute, Device, HapDecision
 from hetplan.formulations.hap.family import FAMILY

@@ -14,10 +14,10 @@ torch = pytest.importorskip("torch", reason="tracing needs torch")
 from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
+from evidence.speed.hap_theories import MAKERS, model  # noqa: E402
 from fakes.links import measured_by_hap  # noqa: E402
 from fakes.programs import drawn_program, every_rule  # noqa: E402
 from fakes.simulated import Outcome, agree, execute, reference  # noqa: E402
-from fakes.theories import MAKERS, model  # noqa: E402
 from hap.torch_networks import network  # noqa: E402
 from hetplan.errors import InputError, UnsupportedError  # noqa: E402
 from hetplan.formulations.hap.data import Device, HapDecision  # noqa: E402

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fakes.theories import sizes
+from evidence.speed.hap_theories import sizes
 from hetplan.profiling.transformer import Transformer
 from hetplan.profiling.zoo import VGG19
 from hetplan.runtime.tracing.aten import route

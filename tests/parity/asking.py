@@ -18,7 +18,7 @@ import pytest
 from hetplan.cli.main import main
 
 TESTS = Path(__file__).parent.parent
-PATH = os.pathsep.join((str(TESTS), os.environ.get("PYTHONPATH", "")))
+PATH = os.pathsep.join((str(TESTS), str(TESTS.parent), os.environ.get("PYTHONPATH", "")))
 ENVIRONMENT = os.environ | {
     "PYTHONPATH": PATH,
     "OMP_NUM_THREADS": "1",

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
+from evidence.speed.hap_theories import gpt2 as written
 from fakes.programs import IDLE, UNEVEN, drawn_program, every_rule, plan_of
-from fakes.theories import gpt2 as written
 from hetplan.formulations.hap.data import HapDecision
 from hetplan.formulations.hap.spmd.program import SingleProgram
 from hetplan.plans.plan import Plan

@@ -50,9 +50,9 @@ from hetplan.plans.making import new_plan
 from hetplan.plans.plan import Plan
 from hetplan.profiling.cluster import example_cluster
 from hetplan.profiling.frameworks import RESERVED_BYTES
+from hetplan.profiling.profile import perturbed
 from hetplan.profiling.workload import Workload, make_workload
 from hetplan.runtime.replay import replay
-from hetplan.runtime.sensitivity import perturbed
 from hetplan.solvers.registry import evaluate
 from hetplan.solvers.run import Options, Run
 from hetplan.text import seconds_text

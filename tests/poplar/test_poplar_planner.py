@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from evidence.papers.poplar import paper_workload
 from hetplan.errors import InputError
 from hetplan.formulations import family
 from hetplan.formulations.poplar.data import Device, PoplarData, PoplarDecision, Share, Step
@@ -20,7 +21,6 @@ from hetplan.profiling.batch_curve import BatchCurve
 from hetplan.profiling.workload import Workload
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Run
-from hetplan.studies.papers.poplar import paper_workload
 from present import present
 
 

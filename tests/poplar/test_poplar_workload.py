@@ -10,7 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fakes.benchmarks import benchmark
+from evidence.papers import poplar as papers
+from evidence.papers.poplar import paper_workload
+from evidence.speed.poplar_instances import experiments
 from hetplan.errors import InputError
 from hetplan.formulations import family
 from hetplan.formulations.poplar.data import PoplarDecision
@@ -25,8 +27,6 @@ from hetplan.profiling.predict import PREDICTOR
 from hetplan.profiling.workload import Workload, make_workload
 from hetplan.replays.collectives import collective_seconds
 from hetplan.solvers.registry import evaluate, solve
-from hetplan.studies.papers import poplar as papers
-from hetplan.studies.papers.poplar import paper_workload
 from present import present
 
 POPLAR = family("poplar")
@@ -134,7 +134,7 @@ def test_the_packaged_experiments_are_complete_and_what_the_code_gives_today() -
     prediction = re.compile(r"hetplan's [\w ]*prediction [\w ]*\(predictor (\d+)\)")
     packaged, missing = {entry.name: entry for entry in library("poplar")}, set()
     assert sum("to" in name for name in packaged) == 24
-    for experiment in benchmark("poplar_instances").experiments():
+    for experiment in experiments():
         posed = experiment.posed
         if experiment.name not in packaged:
             assert posed.unfit is not None

@@ -116,7 +116,7 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     runs = made_with(9, between=0.5, slot_seconds=0.001)
     names = write_runs(tmp_path, runs, peak_bytes=15e9)
     options = ["--cluster", str(cluster), "-o", str(target)]
-    assert main(["truth", "calibrate", str(profile), *names, *options]) == 0
+    assert main(["profile", "calibrate", str(profile), *names, *options]) == 0
     assert "mean error" in capsys.readouterr().out
     estimate = Calibration.load(target)
     assert estimate.framework_bytes is not None and 0 < estimate.framework_bytes < 15e9
@@ -139,7 +139,7 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     main(arguments)
     assert json.loads(capsys.readouterr().out)["calibrated"] is False
     target.unlink()
-    assert main(["truth", "calibrate", str(profile), names[0], *options, "--json"]) == 1
+    assert main(["profile", "calibrate", str(profile), names[0], *options, "--json"]) == 1
     assert "too few" in json.loads(capsys.readouterr().out)["reason"]
     assert not target.exists()
 
@@ -149,7 +149,7 @@ def test_broken_runs_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[
     workload().profile.save(profile)
     run = tmp_path / "run.json"
     run.write_text(json.dumps({"plan": {}, "seconds": 1}))
-    assert main(["truth", "calibrate", str(profile), str(run)]) == 2
+    assert main(["profile", "calibrate", str(profile), str(run)]) == 2
     run.write_text(json.dumps({"plan": plans(1)[0].model_dump(mode="json"), "seconds": -1}))
-    assert main(["truth", "calibrate", str(profile), str(run)]) == 2
+    assert main(["profile", "calibrate", str(profile), str(run)]) == 2
     assert "run.json: seconds: not usable" in capsys.readouterr().err

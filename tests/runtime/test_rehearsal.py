@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from evidence.truth.tables import spearman
 from fakes.workloads import cluster_document, small
 from hetplan.files import read_json
 from hetplan.plans.plan import save_plan
@@ -20,7 +21,6 @@ from hetplan.runtime.job import Job, StepReport
 from hetplan.runtime.measured import Measured
 from hetplan.runtime.rehearsal import Rehearsal
 from hetplan.runtime.replay import replay
-from hetplan.studies.truth.tables import spearman
 
 torch: Any = pytest.importorskip("torch", reason="torch is an extra of hetplan")
 

@@ -20,6 +20,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from hetplan import __version__
+from hetplan.cli.help_page import Page, description_of
 from hetplan.cli.output import OutputError, drop, note, open_streams
 from hetplan.errors import HetplanError, debugging, one_line
 
@@ -30,12 +31,21 @@ _USAGE_ERROR = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "Clic
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code and prints at most one line for any error."""
+    """Run `hetplan`; returns the exit code and prints at most one line for any error."""
+    return run_program(program(), "hetplan", arguments)
+
+
+def run_program(whole: "Group", name: str, arguments: Sequence[str] | None = None) -> int:
+    """Run a command line; returns the exit code and prints at most one line for any error.
+
+    whole: its commands. name: what its usage line calls it. arguments: None stands for those of the
+    process.
+    """
     open_streams()
     with warnings.catch_warnings():
         if not (sys.warnoptions or debugging()):  # those of libraries are for developers
             warnings.simplefilter("ignore")
-        code = guarded(arguments)
+        code = guarded(whole, name, arguments)
     if arguments is None and sys.modules.keys() & {"hetplan.solvers.native", "torch.distributed"}:
         from hetplan.solvers.native import end_process
 
@@ -43,10 +53,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return code
 
 
-def guarded(arguments: Sequence[str] | None) -> int:
-    """Run the command line with every way out of it mapped to an exit code."""
+def guarded(whole: "Group", name: str, arguments: Sequence[str] | None) -> int:
+    """Run a command line with every way out of it mapped to an exit code."""
     try:
-        returned = program().main(arguments, prog_name="hetplan", standalone_mode=False)
+        returned = whole.main(arguments, prog_name=name, standalone_mode=False)
         sys.stdout.flush()
     # typer's way out of shell completion, and out of a pipe that nobody reads
     except SystemExit as error:
@@ -110,7 +120,10 @@ SETTINGS = {"help_option_names": ["-h", "--help"]}
 
 
 class Command(TyperCommand):
-    """A command that is loaded when something is to be done with it beside listing it."""
+    """A command that is loaded when something is to be done with it beside listing it.
+
+    target: "module:function".
+    """
 
     def __init__(self, name: str, target: str, help_line: str) -> None:
         super().__init__(name, short_help=help_line, hidden=not help_line, rich_markup_mode=None)
@@ -119,17 +132,18 @@ class Command(TyperCommand):
     @functools.cached_property
     def loaded(self) -> Any:
         """The whole command."""
-        module, _, function = self.target.partition(":")
+        module, _, name = self.target.partition(":")
+        function = getattr(import_module(module), name)
         app = typer.Typer(
             add_completion=False,
             rich_markup_mode=None,
             pretty_exceptions_enable=False,
             context_settings=SETTINGS,
         )
-        app.command(self.name)(
-            with_groups_as_options(getattr(import_module(f"hetplan.cli.{module}"), function))
-        )
-        return typer.main.get_command(app)
+        app.command(self.name, cls=Page)(with_groups_as_options(function))
+        page: Any = typer.main.get_command(app)
+        page.description = description_of(function)
+        return page
 
     def make_context(self, *args: Any, **extra: Any) -> Any:
         """A context of the whole command: parsing, help, completion and the call go by it."""
@@ -206,8 +220,11 @@ class Group(TyperGroup):
         command = self.commands[self.default].loaded  # type: ignore[attr-defined]
         inner = type(ctx)(command, info_name=ctx.info_name, parent=ctx.parent)
         formatter = inner.make_formatter()
-        command.format_help(inner, formatter)
+        command.format_usage(inner, formatter)
+        command.format_help_text(inner, formatter)
+        command.format_options(inner, formatter)
         self.format_commands(ctx, formatter)
+        command.format_epilog(inner, formatter)
         return str(formatter.getvalue()).rstrip("\n")
 
     def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
@@ -226,13 +243,6 @@ class Group(TyperGroup):
         )
 
 
-VALIDATE = (
-    "Hold predictions against runs that others measured.",
-    "set",
-    {
-        "set": ("truth:validate", ""),
-    },
-)
 # The command line: of a command the function in this package and its line in the list (one without
 # a line is not listed); of a group its line, its default command and its commands.
 TREE: Mapping[str, Any] = {
@@ -260,8 +270,17 @@ TREE: Mapping[str, Any] = {
     "run": ("run:run", "Execute a plan; measured times beside predicted ones."),
     "launch": ("run:launch", "Plan a job file and start it: here, ssh, Slurm, Kubernetes, Ray."),
     "show": ("show:show", "Draw a plan, or print a decision in full."),
-    "export": ("show:export", "Print a plan as a framework's flags or configuration."),
-    "layout": ("fits:layout", "Balance virtual pipeline stages, for Megatron and torchtitan."),
+    "export": (
+        "Print a plan as a framework's flags or configuration.",
+        "plan",
+        {
+            "plan": ("show:export", ""),
+            "layout": (
+                "layout:layout",
+                "Balance virtual pipeline stages, for Megatron and torchtitan.",
+            ),
+        },
+    ),
     "profile": (
         "Predict or measure what a model costs.",
         "measure",
@@ -288,6 +307,10 @@ TREE: Mapping[str, Any] = {
                 "Measure operators of many sizes on a device.",
             ),
             "train": ("profile:train", "Learn the efficiency of devices or links."),
+            "calibrate": (
+                "calibrate:calibrate",
+                "Estimate constants from your own measured runs.",
+            ),
             "import": ("profile:import_", "Read profiles, models and systems of others."),
         },
     ),
@@ -326,46 +349,20 @@ TREE: Mapping[str, Any] = {
             "report": ("study:report", "A study's findings."),
         },
     ),
-    "report": ("study:paper_report", "Set a paper's tables and figures beside hetplan's."),
-    "truth": (
-        "Hold predictions against what was measured.",
-        None,
-        {
-            "validate": VALIDATE,
-            "table": ("truth:table", "Every published set at once, beside an earlier predictor."),
-            "known": ("truth:known", "Utilisation of well-known runs, published and predicted."),
-            "calibrate": (
-                "truth:calibrate",
-                "Estimate constants from your own measured runs.",
-            ),
-            "sensitivity": ("truth:sensitivity", "How plans fare when the profile is wrong."),
-        },
-    ),
     "doctor": ("doctor:doctor", "Report versions, solvers, cores, memory and GPUs."),
-    # Names from before these had places of their own: `schema` is for good, programs ask for it;
-    # the others are for one release.
+    # Programs of others ask for it by this name.
     "schema": ("instances:schema", ""),
-    "export-model": ("instances:export_model", ""),
-    "import": ("profile:import_", ""),
-    "what-if": ("changes:what_if", ""),
-    "replan": ("changes:replan", ""),
-    "search": ("search:search", ""),
-    "simulate": ("show:simulate", ""),
-    "templates": ("changes:templates", ""),
-    "calibrate": ("truth:calibrate", ""),
-    "sensitivity": ("truth:sensitivity", ""),
-    "validate": ("", *VALIDATE[1:]),
 }
 
 
-def make(name: str, entry: tuple[Any, ...]) -> Command | Group:
-    """The command or the group of an entry of TREE."""
+def make(name: str, entry: tuple[Any, ...], package: str = "hetplan.cli") -> Command | Group:
+    """The command or the group of an entry like those of TREE. package: of its modules."""
     if len(entry) == 2:
-        return Command(name, *entry)
+        target, line = entry
+        return Command(name, f"{package}.{target}", line)
     line, default, commands = entry
-    return Group(
-        name, line, {command: make(command, part) for command, part in commands.items()}, default
-    )
+    parts = {command: make(command, part, package) for command, part in commands.items()}
+    return Group(name, line, parts, default)
 
 
 @functools.cache

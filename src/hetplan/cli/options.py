@@ -72,7 +72,6 @@ def number(*names: str, least: float, most: float, help: str, metavar: str = "N"
 # returns one.
 OFFERED: Mapping[str, str] = {
     "problems": "hetplan.formulations:FAMILIES",
-    "papers": "hetplan.studies.papers:PAPERS",
     "models": "hetplan.profiling.zoo:BUILT_IN",
     "devices": "hetplan.profiling.cluster:catalogue",
     "precisions": "hetplan.profiling.operators:PRECISIONS",

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from hetplan.cli.help_page import described
 from hetplan.cli.options import (
     BatchOption,
     ClusterOption,
@@ -113,6 +114,30 @@ class Choice:
     ] = None
 
 
+@described(
+    sections={
+        "Model, cluster and batch": "--model --factory --cluster --global-batch --sequence "
+        "--precision",
+        "Costs": "--framework --stack --memory-margin --profile --links --measure",
+        "Choice of plans": "--strategies --set --parts --money-limit --cheapest-within",
+        "Limits of the search": "--time-limit --gap --threads --seed",
+        "Output": "--output --json --all --quiet --run --help",
+    },
+    examples=(
+        (
+            "GPT-2 medium on 16 GPUs of two types: the fastest plan as a file",
+            "hetplan plan --model gpt2-medium --cluster amp-mixed --global-batch 32 -o plan.json",
+        ),
+        (
+            "Your own cluster file and a Hugging Face config.json, in ten minutes at most",
+            "hetplan plan --model config.json --cluster cluster.yaml -t 600 --global-batch 256",
+        ),
+        (
+            "At most 2 dollars for a million tokens, on any part of the cluster",
+            "hetplan plan --model llama2-7b --cluster department --global-batch 64 --money-limit 2",
+        ),
+    ),
+)
 def plan(
     cluster: ClusterOption,
     global_batch: BatchOption,

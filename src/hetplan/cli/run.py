@@ -21,6 +21,7 @@ from typing import Annotated, Any, Literal, get_args
 import typer
 from pydantic import Field, create_model
 
+from hetplan.cli.help_page import described
 from hetplan.cli.main import with_groups_as_options
 from hetplan.cli.options import (
     JsonOption,
@@ -247,6 +248,32 @@ class Survival:
         return again
 
 
+@described(
+    sections={
+        "Training": "--steps --factory --data --optimizer --learning-rate --seed",
+        "Ranks": "--device --backend --hang-after",
+        "Checkpoints": "--checkpoint --every --resume --save",
+        "Replanning when a rank is lost": "--elastic --strategies --replan-seconds",
+        "Prediction": "--cluster --model --profile",
+        "Rehearsal without the plan's devices": "--virtual --time-scale",
+        "Output": "--trace --json --quiet --help",
+    },
+    examples=(
+        (
+            "Ten iterations of the plan's own model on this machine",
+            "hetplan run plan.json --cluster cluster.yaml",
+        ),
+        (
+            "The plan's GPUs rehearsed on processor cores, with a trace for Perfetto",
+            "hetplan run plan.json --virtual --steps 3 --trace trace.json",
+        ),
+        (
+            "Your own model and data, with a checkpoint every 100 steps",
+            "hetplan run plan.json --factory mine:model --data mine:batch "
+            "--checkpoint kept --every 100 --steps 1000",
+        ),
+    ),
+)
 def run(
     plan: PlanArgument,
     training: Training,

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from hetplan.cli.help_page import described
 from hetplan.cli.options import (
     JsonOption,
     LinksOption,
@@ -198,6 +199,20 @@ def in_full(instance: Instance, claim: Claim) -> tuple[list[Table], dict[str, An
     return shown, {"objective": evaluation.objective, **document}
 
 
+@described(
+    sections={"Framework": "--to --model", "Output": "--output --help"},
+    examples=(
+        ("A script for torchrun on standard output", "hetplan export plan.json --to torchrun"),
+        (
+            "Stock Megatron-LM's flags as a script",
+            "hetplan export plan.json --to megatron -o run.sh",
+        ),
+        (
+            "A model's balanced cut into two virtual stages on each of four ranks",
+            "hetplan export layout --model gpt2-xl --pipeline 4 --virtual 2",
+        ),
+    ),
+)
 def export(
     plan: PlanArgument,
     to: Annotated[
@@ -267,7 +282,7 @@ def simulate(
         typer.Option(
             "--calibration",
             metavar="FILE",
-            help="Constants, as `hetplan truth calibrate` writes them.",
+            help="Constants, as `hetplan profile calibrate` writes them.",
         ),
     ] = None,
     links: LinksOption = None,

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from hetplan.cli.help_page import described
 from hetplan.cli.options import (
     GapOption,
     InstanceArgument,
@@ -41,6 +42,25 @@ from hetplan.text import Table, number_text, percent_text, seconds_text
 BUG = "bug"
 
 
+@described(
+    sections={
+        "Methods": "--method --plugin",
+        "Limits of the search": "--time-limit --gap --threads --seed",
+        "General solvers": "--native --pyomo-solver",
+        "Output": "--output --json --quiet --help",
+    },
+    examples=(
+        ("A packaged instance by the fastest exact method", "hetplan solve tiny-mixed"),
+        (
+            "The paper's own algorithm beside CP-SAT, a minute for each",
+            "hetplan solve tiny-mixed -m paper,cp-sat -t 60",
+        ),
+        (
+            "Every instance of a folder, as one JSON document in a file",
+            "hetplan solve my-instances -m all -t 60 -q -o answers.json",
+        ),
+    ),
+)
 def solve(
     instances: Annotated[
         list[str],

@@ -1,6 +1,5 @@
 """`hetplan study run`: many methods on many instances, every run a row that is kept; `study
-report`: its findings. `hetplan report`: a paper's tables and figures, each beside what hetplan
-makes of it."""
+report`: its findings."""
 
 import contextlib
 import fnmatch
@@ -33,12 +32,11 @@ from hetplan.cli.options import (
     whole_numbers,
 )
 from hetplan.cli.output import emit, note, stopping
-from hetplan.errors import check_name, require
+from hetplan.errors import require
 from hetplan.files import write_text
 from hetplan.studies import page
 from hetplan.studies.findings import Study, repriced
 from hetplan.studies.page import charts, write_pictures
-from hetplan.studies.papers import PAPERS, exhibits as exhibits_of
 from hetplan.studies.rows import Runner, Tally, Task, arrow, carry_out, read_rows, tasks, write_rows
 from hetplan.studies.workers import connected, run_on, run_tasks, slurm
 from hetplan.text import Table, counted
@@ -262,7 +260,7 @@ def report(
         folder.is_dir(),
         "is no folder of a study",
         where=str(folder),
-        expected=f"a folder; papers have reports of their own: hetplan report {'|'.join(PAPERS)}",
+        expected="a folder",
     )
     rows = [r for r in read_rows(folder) if fnmatch.fnmatchcase(r["instance"], name or "*")]
     require(rows, "no run matches" if name else "holds no runs yet", where=str(folder), got=name)
@@ -302,54 +300,3 @@ def report(
     emit({"folder": str(folder), "problems": problems, "conflicts": conflicts}, tables, json=json)
     note(*conflicts)
     return 1 if conflicts else 0
-
-
-def paper_report(
-    paper: Annotated[
-        str,
-        typer.Argument(
-            metavar="PAPER",
-            help=", ".join(PAPERS),
-            autocompletion=offer("papers"),
-        ),
-    ],
-    name: Annotated[
-        str | None,
-        typer.Option("--name", metavar="PATTERN", help="Only exhibits named so: 'Figure 1*'."),
-    ] = None,
-    full: Annotated[
-        bool, typer.Option("--full", help="All rows: many minutes for some papers.")
-    ] = False,
-    output: Annotated[
-        Path | None, target("--output", "-o", metavar="FILE", help="The JSON document.")
-    ] = None,
-    html: Annotated[
-        Path | None, target("--html", help="A web page with tables and charts.")
-    ] = None,
-    png: PngOption = None,
-    json: JsonOption = False,
-    quiet: QuietOption = False,
-) -> int:
-    """Set a paper's tables and figures beside hetplan's, with what its text says and why ours
-    differ.
-
-    Ours is predicted, the paper's is measured. Each report takes two minutes at most; --full takes
-    longer.
-    """
-    check_name("unknown paper", paper, PAPERS)
-    exhibits, notes = exhibits_of(
-        paper, name, full=full, tell=(lambda line: None) if quiet else note
-    )
-    require(exhibits, "no exhibit matches", where="--name", got=name)
-    pictures = {e.name: made for e in exhibits if html or png if (made := e.chart())}
-    tables = [e.table(() if at else notes) for at, e in enumerate(exhibits)]
-    if html is not None:
-        write_text(html, page.of_tables(f"{paper}: the paper and hetplan", tables, pictures))
-    if png is not None:
-        write_pictures(png, pictures)
-    return emit(
-        {"paper": paper, "notes": notes, "exhibits": [asdict(e) for e in exhibits]},
-        tables,
-        json=json,
-        output=output,
-    )

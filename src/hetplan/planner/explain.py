@@ -17,12 +17,12 @@ import numpy as np
 
 from hetplan.planner.strategy import Candidate
 from hetplan.plans.plan import Plan
+from hetplan.profiling.profile import perturbed
 from hetplan.profiling.workload import Workload
 from hetplan.replays.pose import costs_of
 from hetplan.replays.simulator.tasks import COMPUTES, Kind, Timeline, path_to_end
 from hetplan.replays.stages import alike
 from hetplan.runtime.replay import Replay, replay
-from hetplan.runtime.sensitivity import perturbed
 from hetplan.solvers.run import relative_gap
 from hetplan.text import (
     Table,

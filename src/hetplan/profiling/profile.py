@@ -10,9 +10,12 @@ Layer times exclude the tensor-parallel all-reduce, which is priced from `tensor
 profile whose times include it says `tensor_bytes` 0.
 """
 
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Annotated, Any, Literal, Self
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field, SerializerFunctionWrapHandler, Strict, model_serializer, model_validator
 
 from hetplan.errors import require
@@ -186,3 +189,23 @@ class Profile(Document):
 
 
 load_profile = Profile.load
+
+
+def perturbed(
+    profile: Profile, factors: Mapping[str, Sequence[float] | NDArray[np.float64]]
+) -> Profile:
+    """The profile with each layer's forward and backward seconds multiplied.
+
+    factors: device type -> the factor of every layer [L]. A device type without an entry keeps its
+    seconds.
+    """
+    unchanged = np.ones(len(profile.layers))
+    tables = []
+    for table in profile.tables:
+        row = np.asarray(factors.get(table.device, unchanged), float)
+        seconds = {
+            "forward_seconds": (row * table.forward_seconds).tolist(),
+            "backward_seconds": (row * table.backward_seconds).tolist(),
+        }
+        tables.append(table.model_copy(update=seconds))
+    return Profile(**{**dict(profile), "tables": tables})

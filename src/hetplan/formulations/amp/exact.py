@@ -320,7 +320,8 @@ Intervals = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True)
 class Parameters:
-    """What the search trades; chosen on the packaged instances and those of benchmarks/amp.py."""
+    """What the search trades; chosen on the packaged instances and those of
+    evidence/speed/amp.py."""
 
     # Labels kept at first, and how much more in each further search of the same box. Narrow
     # searches find decisions sooner; every search is begun anew.

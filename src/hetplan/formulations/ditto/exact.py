@@ -39,7 +39,7 @@ CUT = "a single θ takes more labels than memory allows, which leaves a gap"
 @dataclass(frozen=True)
 class Parameters:
     """What the search spends where; chosen on the packaged instances and on those of
-    benchmarks/ditto.py."""
+    evidence/speed/ditto.py."""
 
     # How hard prices are sought.
     planes: CuttingPlanes = field(default_factory=CuttingPlanes)

@@ -48,7 +48,7 @@ MICRO = (1, 2, 4, 8, 16)  # sizes of micro-batches that constructions have
 
 @dataclass(frozen=True)
 class Parameters:
-    """What steers the search. Chosen on the four workloads of `benchmarks/joint.py`."""
+    """What steers the search. Chosen on the four workloads of `evidence/speed/joint.py`."""
 
     steps: int = 2_000_000  # moves in all
     # How often each move is drawn, relative to the others.

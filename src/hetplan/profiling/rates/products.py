@@ -47,7 +47,7 @@ class Physics:
     multiprocessors: of a device whose own are not known, a V100's. sharpness: of the minimum over
     tiles, of the maximum with the bytes' seconds; libraries do not always choose the fastest. low,
     high: around physics alone, of measured products (10 % and 90 % over all devices with the fits
-    of the others; `benchmarks/fit_rates.py`).
+    of the others; `evidence/speed/fit_rates.py`).
     """
 
     rows: tuple[int, ...] = (256, 128, 128, 256, 64, 128, 64, 64, 128, 64, 128, 64)
@@ -289,7 +289,7 @@ class Moving:
     """start_seconds: a kernel's own time on the device (the least that profilers show of an empty
     one, 2 to 4 us; NVIDIA Nsight). row: length where none is given, the middle of what was
     measured. low, high: of a device that was not measured, by the one of the nearest bandwidth
-    (`benchmarks/fit_rates.py` prints each device by the others)."""
+    (`evidence/speed/fit_rates.py` prints each device by the others)."""
 
     start_seconds: float = 3e-6
     row: float = 1536.0

@@ -1,5 +1,5 @@
 """The measured rates that come with hetplan (`measured.json.gz`): trees, shares and curves that
-`benchmarks/fit_rates.py` derived from published measurements, with origin and licence of each.
+`evidence/speed/fit_rates.py` derived from published measurements, with origin and licence of each.
 
 No measured table of others is shipped itself. Seconds, bytes, and shares of a datasheet's peaks.
 """

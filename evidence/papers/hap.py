@@ -1,0 +1,209 @@
+"""HAP's experiments (EuroSys 2024): its models on V100, P100 and A100, by one cost model.
+
+Speeds of V100 and P100 are those measured in the paper's artefact (fp32); the A100's is the P100's
+times the ratio of their datasheets. Collectives are rings at the network's bandwidth. The batch
+grows with the devices: 64 samples each, 32 for BERT-MoE (Table 1); experts as many as devices.
+Memory is not limited.
+"""
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from evidence.papers import Row, timed
+from hetplan.formulations import family
+from hetplan.formulations.hap.data import Device, HapData, HapDecision
+from hetplan.formulations.hap.spmd.networks import bert, vgg19, vit
+from hetplan.formulations.hap.spmd.program import SingleProgram
+from hetplan.formulations.hap.spmd.rules import ELEMENT_BYTES, Theory, ring, theory_of
+from hetplan.formulations.hap.spmd.whole import Decided, Prices, Timed
+from hetplan.profiling.transformer import Transformer, transformer
+from hetplan.solvers.registry import evaluate, solve
+from hetplan.solvers.run import Options, Result, Run
+
+SPEED = {"V100": 3.86e12, "P100": 2.15e12, "A100": 2.15e12 * 19.5 / 9.3}
+GBIT = 10.4  # between machines (§7.1)
+# Seconds of a method; the joint search's bound is kept.
+LIMIT = {"exact": 30.0, "paper": 4.0}
+Counts = tuple[tuple[str, int], ...]
+# Table 1 for m devices.
+NETWORKS: dict[str, Callable[[int], SingleProgram]] = {
+    "vgg19": lambda m: vgg19(64 * m, 64, 7, 10, 4096),
+    "vit": lambda m: vit(64 * m, shape(12), 196, 768, 10),
+    "bert-base": lambda m: bert(64 * m, shape(12), 128, 30522),
+    "bert-moe": lambda m: bert(32 * m, shape(12), 128, 30522, m),
+}
+
+
+def shape(layers: int, hidden: int = 768) -> Transformer:
+    """Heads of 64, feed-forward networks four times as wide."""
+    return transformer(layers, hidden, hidden // 64, 4 * hidden, vocabulary=0)
+
+
+def mixed(gpus: int) -> Counts:
+    """Two machines of V100 and six of P100 with equally many GPUs."""
+    return ("V100", gpus // 4), ("P100", gpus - gpus // 4)
+
+
+def devices(counts: Counts) -> list[Device]:
+    """Every GPU."""
+    return [Device(name=kind, flops_per_second=SPEED[kind]) for kind, n in counts for _ in range(n)]
+
+
+def theory_on(program: SingleProgram, counts: Counts, gbit: float, machines: int) -> Theory:
+    """A program's theory; GPUs of one machine share its network in an all-to-all."""
+    every = devices(counts)
+    return theory_of(
+        program, every, ring(len(every), gbit / 8 * 1e9, sharing=max(1, len(every) // machines))
+    )
+
+
+@cache
+def network(name: str, counts: Counts, gbit: float = GBIT) -> Theory:
+    """A model of Table 1; the 64 GPUs of §7.1 stand in eight machines."""
+    return theory_on(NETWORKS[name](sum(n for _, n in counts)), counts, gbit, 8)
+
+
+@cache
+def experts(count: int, held: int) -> Theory:
+    """Figure 17: BERT-MoE with tokens for `count` experts on two A100 and two P100, `held` with
+    what is padded."""
+    return theory_on(
+        bert(8 * count, shape(12), 128, 30522, held), (("A100", 2), ("P100", 2)), GBIT, 2
+    )
+
+
+def solved(data: HapData, method: str) -> Result[Any]:
+    """A method on an instance."""
+    return solve(
+        family("hap"), data, method, Run(Options(threads=1, time_limit=LIMIT.get(method, 10.0)))
+    )
+
+
+@cache
+def answer(name: str, counts: Counts, method: str, gbit: float = GBIT) -> Result[Any]:
+    """An iteration of a model by a method."""
+    return solved(network(name, counts, gbit).data, method)
+
+
+def search_text(*results: Result[Any]) -> Row:
+    """What became of HAP's A* in the alternation."""
+    texts = dict.fromkeys(r.message.removeprefix("HAP's A*, ") or "ended" for r in results)
+    return {"HAP's A*": " | ".join(texts)}
+
+
+def over(slow: float | None, fast: float | None) -> float | None:
+    """How many times as fast."""
+    return None if slow is None or fast is None else slow / fast
+
+
+def iterations(fixed: Row, row: Row) -> Row:
+    """Figures 13 and 14: methods, and HAP over the best of the baselines that the paper compares it
+    with."""
+    gpus = row["GPUs"]
+    counts = mixed(gpus) if fixed["mixed"] else (("P100", gpus),)
+    results = {
+        name: answer(row["model"], counts, method, row.get("Gbit/s", GBIT))
+        for name, method in fixed["methods"].items()
+    }
+    seconds: Row = {name: result.objective for name, result in results.items()}
+    baselines = [seconds[name] for name in fixed["baselines"][row["model"]]]
+    speed_up = {"ours, speed-up": over(min(filter(None, baselines), default=None), seconds["HAP"])}
+    return seconds | speed_up | search_text(results["HAP"])
+
+
+def kept(data: HapData, *without: str) -> HapData:
+    """The instance without triples whose instructions have such words."""
+    triples = [t for t in data.triples if not any(word in t.instruction for word in without)]
+    return data.model_copy(update={"triples": triples})
+
+
+def shares(fixed: Row, row: Row) -> Row:
+    """Figure 2: a Transformer whose weights are all sharded (their gradients need no collectives)
+    on two P100 and two A100, its program at ratios by speed, at even ones and at the best."""
+    program = bert(fixed["batch"], shape(fixed["layers"], row["hidden"]), 128, fixed["vocabulary"])
+    whole = theory_on(program, (("P100", 2), ("A100", 2)), GBIT, 2).data
+    data = kept(whole, "All-Reduce(", "weight")
+    best = solved(data, "exact")
+    assert best.decision is not None, "sliced operators have a program"
+    speeds = np.array([device.flops_per_second for device in data.devices])
+    ratios = {"CP, s": speeds / speeds.sum(), "EV, s": np.full(4, 0.25)}
+    figures = {
+        name: evaluate(
+            family("hap"), data,
+            HapDecision(program=best.decision.program, ratios=[row.tolist()]),
+        ).objective
+        for name, row in ratios.items()
+    }  # fmt: skip
+    return figures | {"optimum, s": best.objective}
+
+
+def gathers(fixed: Row, row: Row) -> Row:
+    """Figure 4: GB/s of both ways to gather 4 MB whose largest slice is `share`."""
+    links = ring(4, fixed["gbit"] / 8 * 1e9, fixed["latency"])
+    prices = {how: links.price(how, 4e6) for how in ("All-Gather", "Grouped-Broadcast")}
+    return {
+        how: 4e6 / (price.fixed + price.shared * row["share"]) / 1e9
+        for how, price in prices.items()
+    }
+
+
+def ablation(fixed: Row, row: Row) -> Row:
+    """Figure 15: speeds over DP-EV with the synthesizer at even ratios (Q), with the load balancer
+    (B), with grouped broadcasts and sufficient factors (C)."""
+    data = network(row["model"], mixed(row["GPUs"])).data
+    plain = kept(data, "Grouped-Broadcast", "factors")
+    base = solved(plain, "dp-even").objective
+    cases = {"Q": (plain, "deepspeed"), "Q + B": (plain, "paper"), "Q + B + C": (data, "paper")}
+    results = {name: solved(*case) for name, case in cases.items()}
+    speeds: Row = {name: over(base, result.objective) for name, result in results.items()}
+    return speeds | search_text(results["Q + B"], results["Q + B + C"])
+
+
+def concurrent(fixed: Row, row: Row) -> Row:
+    """Figure 16: HAP on all GPUs against a model on each type, in samples per second together."""
+    counts = mixed(row["GPUs"])
+    groups = [counts, *((one,) for one in counts)]
+    results = [answer(row["model"], group, "paper") for group in groups]
+    rates = [
+        sum(n for _, n in group) / (result.objective or np.inf)
+        for group, result in zip(groups, results, strict=True)
+    ]
+    return {"ours, %": 100 * rates[0] / sum(rates[1:])} | search_text(*results)
+
+
+def uneven_experts(fixed: Row, row: Row) -> Row:
+    """Figure 17: against DeepSpeed, which pads the experts to a multiple of the devices."""
+    count = row["experts"]
+    hap = solved(experts(count, count).data, "paper")
+    padded = solved(experts(count, -(-count // 4) * 4).data, "deepspeed")
+    seconds: Row = {"HAP, s": hap.objective, "DeepSpeed, s": padded.objective}
+    speed_up = {"ours, speed-up": over(padded.objective, hap.objective)}
+    return seconds | speed_up | search_text(hap) | {"DeepSpeed": padded.message or "ended"}
+
+
+def accuracy(fixed: Row, row: Row) -> Row:
+    """Figure 18: estimates against a replay of both passes in whole units, over variants of
+    BERT."""
+    pairs, results = [], list[Result[Any]]()
+    counts = mixed(8)
+    speeds = np.array([device.flops_per_second for device in devices(counts)])
+    for layers, hidden, tokens in fixed["variants"]:
+        theory = theory_on(bert(512, shape(layers, hidden), tokens, 30522), counts, GBIT, 8)
+        result = solved(theory.data, "paper")
+        results.append(result)
+        assert result.decision is not None, "data parallelism is a program"
+        prices = Prices(speeds, {}, ring(8, GBIT / 8 * 1e9), ELEMENT_BYTES)
+        stages = Timed(Decided(theory, result.decision), prices).run(last=True)
+        pairs.append((result.objective, sum(s.compute.max() + s.seconds for s in stages)))
+    pearson: Row = {"ours, Pearson": float(np.corrcoef(np.array(pairs).T)[0, 1])}
+    return pearson | {"variants": len(pairs)} | search_text(*results)
+
+
+def synthesis(fixed: Row, row: Row) -> Row:
+    """Figure 19: ViT by layers and by devices."""
+    m = row["GPUs"]
+    program = vit(64 * m, shape(row["layers"]), 196, 768, 10)
+    return timed("hap", theory_on(program, mixed(m), GBIT, 8).data, fixed["methods"])

@@ -1,0 +1,110 @@
+"""Poplar's experiments (AAAI 2025): every method on equal predicted curves, priced by the
+evaluator, plus what ZeRO 2 pays once per iteration.
+
+2 million tokens per iteration, curves predicted at every micro-batch up to 64. The paper states
+neither sequence lengths nor the network between nodes: 2048 tokens (Llama), 512 (BERT) and the
+cluster files' figures are assumed.
+"""
+
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+
+from evidence.papers import Row
+from hetplan.formulations import family
+from hetplan.formulations.poplar.awareness import CurveDevice, explore, spline_curve
+from hetplan.formulations.poplar.pose import pose
+from hetplan.formulations.poplar.problem import STAGES, Floats
+from hetplan.profiling.cluster import example_cluster
+from hetplan.profiling.models import load_model
+from hetplan.profiling.predict import predict
+from hetplan.profiling.workload import Workload
+from hetplan.solvers.registry import solve
+from hetplan.solvers.run import Run
+
+TOKENS = 2**21
+LARGEST_PREDICTED = 64
+METHODS = {"deepspeed": "DeepSpeed", "whale": "Whale", "paper": "Poplar", "exact": "optimum"}
+
+
+@cache
+def paper_workload(cluster: str, model_name: str, counts: tuple[int, ...] = ()) -> Workload:
+    """Two million tokens of a model on an example cluster, with other counts of devices if any."""
+    model, whole = load_model(model_name), example_cluster(cluster)
+    nodes = zip(whole.nodes, counts or [node.devices for node in whole.nodes], strict=True)
+    on = replace(whole, nodes=tuple(replace(node, devices=n) for node, n in nodes))
+    profile = predict(
+        model,
+        on,
+        micro_batches=range(1, LARGEST_PREDICTED + 1),
+        tensor_degrees=(1,),
+        date="2025-01-01",
+    )
+    return Workload(model, on, profile, TOKENS // model.tokens_per_sample)
+
+
+@cache
+def seconds(cluster: str, model: str, counts: tuple[int, ...], stage: int) -> dict[str, float]:
+    """Of an iteration by every method that has a plan; `weak only` and `strong only`: DeepSpeed on
+    the devices of the second and of the first type, the others not there."""
+    whole = paper_workload(cluster, model, counts)
+    alone = [
+        replace(whole, cluster=replace(whole.cluster, nodes=(n,))) for n in whole.cluster.nodes
+    ]
+    cases = [("weak only", alone[1], "deepspeed"), ("strong only", alone[0], "deepspeed")]
+    cases += [(name, whole, method) for method, name in METHODS.items()]
+    posed = [(name, method, pose(workload, stage)) for name, workload, method in cases]
+    return {
+        name: objective + one.once_seconds
+        for name, method, one in posed
+        if (objective := solve(family("poplar"), one.data, method, Run()).objective) is not None
+    }
+
+
+def tflops(fixed: Row, row: Row) -> Row:
+    """Figures 3 to 5: TFLOP/s of the whole cluster."""
+    cluster, model = (row.get(key) or fixed[key] for key in ("cluster", "model"))
+    counts = tuple(map(int, filter(None, row.get("A800:V100S", "").split(":"))))
+    flops = paper_workload(cluster, model, counts).flops_per_iteration / 1e12
+    return {name: flops / s for name, s in seconds(cluster, model, counts, row["ZeRO"]).items()}
+
+
+def ratios(fixed: Row, row: Row) -> Row:
+    """How much faster one method is than another, over the clusters and stages of the models."""
+    fast, slow = row["ratio"].split(" over ")
+    models = [row["model"]] if row["model"] in fixed["models"] else fixed["models"]
+    speed_ups = [
+        each[slow] / each[fast]
+        for cluster in fixed["clusters"]
+        for model in models
+        for stage in STAGES
+        if fast in (each := seconds(cluster, model, (), stage)) and slow in each
+    ]
+    return {"ours, lowest": min(speed_ups), "ours, highest": max(speed_ups)}
+
+
+def rated(fixed: Row, row: Row) -> tuple[Floats, Floats, Row]:
+    """Of a device type under ZeRO 0: samples per second of its micro-batches, by Poplar's spline
+    too; and how Whale and Poplar rate it, beside its speed at the largest micro-batch."""
+    data = pose(paper_workload(row["cluster"], fixed["model"]), 0).data
+    own = next(one for one in data.devices if one.name == row["device"])
+    batches = np.arange(1, len(own.step_seconds) + 1)
+    aware = explore(CurveDevice(own.step_seconds))
+    speed = batches / np.array(own.step_seconds)
+    spline = batches / spline_curve(aware.points, aware.largest)[1:]
+    return (
+        speed,
+        spline,
+        {"Whale's": own.flops_per_second, "Poplar's": spline.max(), "true": speed[-1]},
+    )
+
+
+def capability(fixed: Row, row: Row) -> Row:
+    """Figures 6 to 8: samples per second by micro-batch, how far the spline is from it, and how
+    Whale and Poplar rate a device, in T4s."""
+    speed, spline, ratings = rated(fixed, row)
+    weakest = rated(fixed, fixed["weakest"])[2]
+    shown = {f"at {b}": float(speed[b - 1]) for b in fixed["batches"] if b <= len(speed)}
+    off = {"spline off by, %": float(100 * abs(spline / speed - 1).max())}
+    return shown | off | {key: float(ratings[key] / weakest[key]) for key in ratings}

@@ -1,0 +1,99 @@
+"""`hetplan export layout`: a model's balanced cut into virtual pipeline stages, for Megatron-LM and
+torchtitan."""
+
+from collections.abc import Callable
+from typing import Annotated
+
+import typer
+
+from hetplan.cli.options import (
+    JsonOption,
+    ModelOption,
+    PrecisionOption,
+    SequenceOption,
+    number,
+    require_option,
+)
+from hetplan.cli.output import emit
+from hetplan.profiling.cluster import Cluster
+from hetplan.profiling.models import load_model
+from hetplan.profiling.workload import predict
+from hetplan.replays.strategies.offers import offer_of
+from hetplan.runtime.export.balancing import balanced
+from hetplan.text import Table, percent_text, seconds_text
+
+
+def layout(
+    model: ModelOption,
+    pipeline: Annotated[
+        int, number("--pipeline", least=1, most=256, help="Pipeline parallel degree.")
+    ],
+    virtual: Annotated[
+        int, number("--virtual", least=1, most=64, help="Virtual stages of each rank.")
+    ] = 1,
+    mtp: Annotated[
+        int, number("--mtp", least=0, most=64, help="Layers of multi-token prediction.")
+    ] = 0,
+    device: Annotated[
+        str, typer.Option("--device", metavar="NAME", help="Device type whose times count.")
+    ] = "H100-SXM5-80GB",
+    tensor: Annotated[int, number("--tensor", least=1, most=4096, help="Tensor degree.")] = 1,
+    micro_batch: Annotated[
+        int, number("--micro-batch", least=1, most=10**6, help="Samples of a micro-batch.")
+    ] = 1,
+    sequence: SequenceOption = None,
+    precision: PrecisionOption = "bf16",
+    json: JsonOption = False,
+) -> int:
+    """Cut a model into virtual pipeline stages so that no cut has a faster slowest stage.
+
+    Prints Megatron-LM's --pipeline-model-parallel-layout, and torchtitan's module lists.
+    """
+    trained, offer = load_model(model, sequence=sequence, precision=precision), offer_of(device, 1)
+    names = [layer.name for layer in trained.layers]
+    require_option(
+        (names[0], names[-1]) == ("embedding", "head"), "--model", model, "a language model"
+    )
+    require_option(trained.tensor_degree_fits(tensor), "--tensor", tensor, "a divisor of the heads")
+    (table,) = predict(
+        trained,
+        Cluster(offer.name, (offer.node,), {offer.name: offer.spec}),
+        micro_batches=[micro_batch],
+        tensor_degrees=[tensor],
+    ).tables
+    best = balanced(table.seconds(), pipeline, virtual, mtp)
+    slowest, titan = max(best.seconds), best.torchtitan()
+    loads = [sum(best.seconds[rank::pipeline]) for rank in range(pipeline)]
+    document = {
+        "model": trained.name,
+        "pipeline": pipeline,
+        "virtual": virtual,
+        "pipeline_model_parallel_layout": best.megatron(),
+        "module_fqns_per_model_part": titan,
+        "stage_seconds": list(best.seconds),
+        "slowest_seconds": slowest,
+        "rank_seconds": loads,
+    }
+    notes = [
+        f"--pipeline-model-parallel-layout {best.megatron()!r}",
+        f"proven: no cut has a slowest stage below {seconds_text(slowest)}; the mean is "
+        f"{percent_text(sum(loads) / len(best.seconds) / slowest)} of it",
+        f"slowest rank {seconds_text(max(loads))} a micro-batch, the mean "
+        f"{seconds_text(sum(loads) / pipeline)}",
+    ]
+    notes += trained.notes
+    columns: dict[str, Callable[[int], str]] = {
+        "virtual stage": str,
+        "rank": lambda k: str(k % pipeline),
+        "units": lambda k: "".join(best.stages[k]) or "-",
+        "torchtitan": lambda k: f"{titan[k][0]} .. {titan[k][-1]}" if titan[k] else "-",
+        "forward and backward": lambda k: seconds_text(best.seconds[k]),
+    }
+    shown = Table.of(
+        f"{trained.name} on {pipeline} x {virtual} virtual stages of {offer.name}",
+        range(len(titan)),
+        columns,
+        notes,
+        right=(0, 1, 4),
+    )
+    return emit(document, [shown], json=json)

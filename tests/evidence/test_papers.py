@@ -1,0 +1,91 @@
+"""`python -m evidence.papers`: the papers' figures are complete, and ours stand
+beside them."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from evidence import papers
+from evidence.papers import amp, astra, hap
+from hetplan.solvers.registry import load
+
+pytestmark = pytest.mark.evidence
+
+
+def made(paper: str, name: str, *, full: bool = False) -> list[dict[str, Any]]:
+    """The rows of one exhibit."""
+    told: list[str] = []
+    (exhibit,), _ = papers.exhibits(paper, name, full=full, tell=told.append)
+    assert len(told) == len(exhibit.rows) and all(line.startswith(exhibit.name) for line in told)
+    return list(exhibit.rows)
+
+
+@pytest.mark.parametrize("paper", papers.PAPERS)
+def test_every_exhibit_says_what_the_paper_says(
+    paper: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its function exists, its chart's axis is a column, full has no fewer rows."""
+    monkeypatch.setattr(papers, "load", lambda target: load(target) and (lambda fixed, row: {}))
+    few, notes = papers.exhibits(paper, None, full=False, tell=lambda line: None)
+    whole, _ = papers.exhibits(paper, None, full=True, tell=lambda line: None)
+    assert notes and len(few) >= 4
+    for some, every in zip(few, whole, strict=True):
+        assert some.said and 0 < len(some.rows) <= len(every.rows)
+        assert not some.x or all(some.x in row for row in every.rows)
+        assert all("full" not in row for row in every.rows)
+
+
+def test_ours_stand_over_the_papers() -> None:
+    row = papers.compared({"paper, s": 2.0, "ours, s": 1.0, "paper": "a few", "ours": 3.0})
+    assert row["ours / paper, s"] == 0.5 and "ours / paper" not in row
+
+
+def test_hap_gathers_even_slices_padded_and_skewed_ones_apart() -> None:
+    rows = made("hap", "Figure 4")
+    assert rows[0]["All-Gather"] > rows[0]["Grouped-Broadcast"]
+    assert rows[-1]["All-Gather"] < rows[-1]["Grouped-Broadcast"]
+    every = {row["Grouped-Broadcast"] for row in rows}
+    assert len(every) == 1, "exact slices do not care"
+
+
+def test_hap_shares_follow_speed_where_computing_decides() -> None:
+    rows = [hap.shares({"layers": 1, "batch": 256, "vocabulary": 512}, {"hidden": h})
+            for h in (256, 8192)]  # fmt: skip
+    assert rows[0]["EV, s"] < rows[0]["CP, s"] and rows[1]["CP, s"] < rows[1]["EV, s"]
+    assert all(row["optimum, s"] <= min(row.values()) * (1 + 1e-9) for row in rows)
+
+
+def test_hap_says_where_its_search_was_cut_off() -> None:
+    """Beside every figure of the alternation, in words of the method's own."""
+    data = hap.network("vgg19", (("V100", 1), ("P100", 1))).data
+    result = hap.solved(data, "paper")
+    text = hap.search_text(result)["HAP's A*"]
+    # on a busy machine the time is over before the states are
+    assert re.match(r"cut off (at \d+ states|by the time limit)", text)
+    assert result.message.endswith(text)
+    assert hap.search_text(hap.solved(data, "dp-even")) == {"HAP's A*": "ended"}
+
+
+def test_amp_cuts_are_fastest_on_the_model_that_they_are_for() -> None:
+    rows = made("amp", "Figure 3")
+    assert [row["heterogeneity"] for row in rows] == [0.1, 0.2, 0.4, 0.6, 0.8, 1.0]
+    assert all(min(row["over equal layers"], row["over equal parameters"]) >= 1 for row in rows)
+    assert rows[0]["over equal layers"] > rows[4]["over equal layers"]
+
+
+def test_astra_needs_no_more_than_the_rule_of_thumb() -> None:
+    row = {"model": "llama2-70b", "type": "A800", "GPUs": 32}
+    found = astra.experts({}, row)
+    assert found["ratio"] == found["tokens/s"] / found["rule of thumb"] > 1.2
+    assert astra.rule_of_thumb(row | {"model": "glm-130b", "GPUs": 8}) is None
+
+
+def test_amp_trials_are_replays() -> None:
+    fixed = {"model": "gpt2-amp", "cluster": "g4dn-4", "batch": 32}
+    rows = {m: amp.trials(fixed, {"method": m}) for m in ("Megatron", "AMP", "annealing")}
+    assert rows["AMP"]["strategies"] == 10 and rows["annealing"]["strategies"] == 1
+    assert all(row["ours, least"] <= row["ours, mean"] for row in rows.values())
+    assert rows["AMP"]["ours, least"] <= rows["Megatron"]["ours, least"]

@@ -1,0 +1,67 @@
+"""evidence/speed/reproductions.py: its page is its own, its cells say what was proven, its quick
+run ends with tables."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evidence.speed import reproductions as script
+from markdown_pages import ROOT
+
+pytestmark = pytest.mark.evidence
+
+
+def row(**changes: Any) -> dict[str, Any]:
+    """A proven run of 12 ms."""
+    return {
+        "seconds": 0.012,
+        "status": "optimal",
+        "objective": 2.0,
+        "gap": 0.0,
+        "message": "",
+        **changes,
+    }
+
+
+def test_cells_tell_proofs_from_finds() -> None:
+    assert script.cell(row(), 2.0) == "12 ms, proven"
+    assert script.cell(row(status="feasible", objective=2.2, gap=None), 2.0) == "12 ms, +10 %"
+    assert script.cell(row(status="feasible", seconds=4.0, gap=0.25), 2.0) == "4 s, +0 %, gap 25 %"
+    assert script.cell(row(status="unknown", objective=None), 2.0) == "12 ms, unknown"
+    assert script.cell(row(status="refused", seconds=None, objective=None), 2.0) == "refused"
+
+
+def test_a_page_is_renewed_between_its_marks() -> None:
+    page = "a\n<!-- benchmarks:reproductions -->\nold\n<!-- end -->\nb\n"
+    assert script.written(page, "new\n") == page.replace("old", "new")
+    with pytest.raises(ValueError, match="0 places"):
+        script.written("a\n", "new\n")
+
+
+def test_the_page_has_every_case() -> None:
+    page = (ROOT / "docs" / "reproductions.md").read_text(encoding="utf-8")
+    for table in script.TABLES.values():
+        assert f"**{table.title}**" in page
+        for case in table.cases:
+            line = re.search(rf"^\| {re.escape(case.label)} \|.*$", page, flags=re.MULTILINE)
+            assert line is not None and (not table.published or case.published in line[0]), (
+                case.label
+            )
+            assert line[0].count("|") == 2 + len(table.methods) + bool(table.published), case.label
+
+
+def test_the_quick_run_ends_with_proofs(tmp_path: Path) -> None:
+    script = [sys.executable, "-m", "evidence.speed", "reproductions"]
+    command = [*script, "--quick", "-o", str(tmp_path / "rows.json")]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=1200)
+    rows = json.loads((tmp_path / "rows.json").read_text(encoding="utf-8"))["rows"]
+    exact = [found for found in rows if found.get("method") == "exact"]
+    assert len(exact) >= 8
+    assert all(found["status"] == "optimal" for found in exact)
