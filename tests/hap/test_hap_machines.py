@@ -65,7 +65,7 @@ def test_a_machine_is_as_fast_as_its_devices_and_writes_the_same_program() -> No
 @pytest.mark.wide
 def test_plans_share_equally_inside_machines() -> None:
     workload = on([2, 2], ["V100-SXM2-16GB", "T4"])
-    settings = {"hap": {"devices": "machines"}}
+    settings = {"hap": {"devices": "machines", "seconds": 600.0}}
     planning = make_plans(workload, make_strategies("hap", settings), Run(Options(time_limit=600)))
     for candidate in planning.candidates:
         if candidate.plan is None:  # a busy machine leaves the later methods no time

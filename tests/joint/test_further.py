@@ -123,7 +123,11 @@ def alone(on: Workload) -> float:
 
 @pytest.mark.parametrize(
     ("memory_gib", "experts"),
-    [(1.8, True), (16.0, False), pytest.param(16.0, True, marks=pytest.mark.wide)],
+    [
+        (16.0, False),
+        pytest.param(1.8, True, marks=pytest.mark.wide),
+        pytest.param(16.0, True, marks=pytest.mark.wide),
+    ],
 )
 def test_no_plan_of_the_enumeration_is_faster(memory_gib: float, experts: bool) -> None:
     """The search begins with the slowest, twice; it has other placements and schedules, too."""
