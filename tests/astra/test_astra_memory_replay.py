@@ -18,15 +18,16 @@ from hetplan.profiling.cluster import Cluster
 from hetplan.profiling.frameworks import FRAMEWORKS
 from hetplan.profiling.models import Model, load_model
 from hetplan.profiling.operators import Attention
+from hetplan.profiling.predict import predict
 from hetplan.profiling.profile import Profile
 from hetplan.profiling.transformer import Experts
-from hetplan.profiling.workload import make_workload, predict
+from hetplan.profiling.workload import make_workload
 from hetplan.profiling.zoo import llama, text_model
 from hetplan.replays.strategies.facts import model_facts
 from hetplan.replays.strategies.links import Assumptions
 from hetplan.replays.strategies.offers import homogeneous, offers_of_cluster
 from hetplan.runtime.replay import replay
-from quick import rest_slow
+from quick import rest_wide
 
 BATCH, DEVICES = 16, 8
 MIXTRAL = text_model(
@@ -101,7 +102,7 @@ def compare(name: str, framework: str, searched: Space, count: int) -> dict[str,
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
-@pytest.mark.parametrize("name", rest_slow(DENSE, 3))
+@pytest.mark.parametrize("name", rest_wide(DENSE, 3))
 def test_the_search_holds_what_the_replay_holds(name: str, framework: str) -> None:
     """Without further degrees: ZeRO, recomputation, pipelines, virtual stages, tensor ranks. Full
     shards in pipelines of encoders are not replayed."""

@@ -17,7 +17,7 @@ from hetplan.cli.options import (
 from hetplan.cli.output import emit
 from hetplan.profiling.cluster import Cluster
 from hetplan.profiling.models import load_model
-from hetplan.profiling.workload import predict
+from hetplan.profiling.predict import predict
 from hetplan.replays.strategies.offers import offer_of
 from hetplan.runtime.export.balancing import balanced
 from hetplan.text import Table, percent_text, seconds_text
