@@ -21,7 +21,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src" / "hetplan"
 TESTS = ROOT / "tests"
-LINKS = ("formulations", "instances", "profiling", "runtime", "solvers")
+LINKS = ("formulations", "instances", "planner", "profiling", "runtime", "solvers")
 
 # A module may import what stands on a lower level, and from its own part; parts on one level are
 # strangers.
