@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 import hetplan as hp
+from fakes.noting import Noting
 from fakes.workloads import cluster, cluster_document, one_thread, profile_document, small
 from hetplan.errors import InputError
 from hetplan.planner.criteria import Criteria, pareto, winner_of
@@ -21,7 +22,6 @@ from hetplan.profiling.profile import Profile
 from hetplan.profiling.workload import Workload, make_workload
 from hetplan.replays.stages import stage_table
 from hetplan.runtime.replay import replay
-from planner.noting import Noting
 from present import present
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from fakes.noting import Noting
 from fakes.workloads import cluster_document, one_thread, small
 from hetplan.cli.changes import what_if_table
 from hetplan.errors import InputError
@@ -34,7 +35,6 @@ from hetplan.profiling.cluster import GBIT, Cluster
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.replay import replay
 from hetplan.text import percent_text
-from planner.noting import Noting
 from present import present
 
 NODES = cluster_document()["nodes"]
