@@ -153,12 +153,7 @@ REFUSALS: dict[str, dict[str, str]] = {
     },
     "study report": {
         ".": "holds no study",
-        "poplar": "poplar: is no folder of a study (expected a folder; papers have reports of",
-    },
-    "report": {
-        "hap --name x*": "--name: no exhibit matches (got 'x*')",
-        "megatron": "unknown paper 'megatron' (expected one of amp, astra, ditto, hap, poplar)",
-        "ditto --name 'Figure 8' --png file": "dir 'file' is a file",
+        "poplar": "poplar: is no folder of a study (expected a folder)",
     },
     "export no-such.json --to megatron": {"": "no-such.json: no such file"},
     "show": {

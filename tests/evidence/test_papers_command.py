@@ -27,6 +27,23 @@ def test_a_report_and_its_files(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert document["paper"] == "hap" and len(document["exhibits"][0]["rows"]) == 8
 
 
-def test_an_unknown_paper_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["amq"]) == 2
-    assert "unknown paper" in capsys.readouterr().err
+REFUSED = {
+    ("hap", "--name", "x*"): "--name: no exhibit matches (got 'x*')",
+    ("megatron",): "unknown paper 'megatron' (expected one of amp, astra, ditto, hap, poplar)",
+    ("ditto", "--name", "Figure 8", "--png", "file"): "dir 'file' is a file",
+}
+
+
+@pytest.mark.parametrize("arguments", REFUSED)
+def test_what_cannot_be_reported_is_one_line(
+    arguments: tuple[str, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    assert main(list(arguments)) == 2
+    captured = capsys.readouterr()
+    assert REFUSED[arguments] in captured.err and captured.err.count("\n") == 1
+    assert captured.out == ""
