@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import defaultdict
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
-# The first example of a property may compile a kernel, which takes seconds: no per-example
-# deadline.
-settings.register_profile("hetplan", deadline=None)
+# The first example of a property may compile a kernel, and other programs may have the processor:
+# no deadline of an example, and no complaint that drawing examples is slow.
+settings.register_profile("hetplan", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("hetplan")
 
 LAYERS = ("wide", "engine", "pages", "evidence")

@@ -20,7 +20,7 @@ HEURISTICS = [method.name for method in FAMILY.methods if not method.exact]
 @pytest.mark.parametrize("seed", SEEDS)
 def test_exact_methods_equal_enumeration(name: str, seed: int) -> None:
     best = optimum_of(seed)
-    result = solve(FAMILY, data_of(seed), name, Run(Options(threads=1, time_limit=20)))
+    result = solve(FAMILY, data_of(seed), name, Run(Options(threads=1, time_limit=600)))
     if best is None:
         assert (result.status, result.stop) == ("infeasible", Stop.INFEASIBLE) and result.message
         return

@@ -20,7 +20,7 @@ from hetplan.formulations.ditto.templates import (
 )
 from hetplan.solvers.run import Options, Run, Stop
 
-RUN = Options(threads=1, time_limit=60)
+RUN = Options(threads=1, time_limit=600)
 
 
 @pytest.mark.parametrize("seed", range(12))

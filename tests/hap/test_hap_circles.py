@@ -84,7 +84,7 @@ GOAL_IN_A_CIRCLE = {
 @pytest.mark.parametrize("method", ["exact", "cp-sat", "milp"])
 def test_the_goal_may_be_needed_on_the_way_to_itself(method: str) -> None:
     data = HapData.model_validate(GOAL_IN_A_CIRCLE)
-    result = solve(FAMILY, data, method, Run(Options(threads=1, time_limit=60.0)))
+    result = solve(FAMILY, data, method, Run(Options(threads=1, time_limit=600.0)))
     assert result.status == "optimal" or method == "cp-sat"
     assert result.objective == pytest.approx(0.791965671, rel=1e-6)
     assert oracle(data, all_programs(data)) == pytest.approx(0.791965671, rel=1e-6)
@@ -113,6 +113,6 @@ def test_paths_read_backward_lead_from_the_same_start(seed: int) -> None:
 def test_the_optimum_is_that_of_enumeration(seed: int, method: str) -> None:
     data = circular(seed)
     best = oracle(data, all_programs(data))
-    result = solve(FAMILY, data, method, Run(Options(threads=1, time_limit=60.0)))
+    result = solve(FAMILY, data, method, Run(Options(threads=1, time_limit=600.0)))
     assert result.status == ("infeasible" if best is None else "optimal")
     assert result.objective == (None if best is None else pytest.approx(best, rel=2e-6, abs=1e-12))

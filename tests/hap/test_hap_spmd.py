@@ -74,7 +74,7 @@ def test_experts_are_exchanged_where_their_gradients_are_large() -> None:
     program = model("bert-moe", 16 * 8, 8)
     devices = [Device(name="d", flops_per_second=V100)] * 8
     theory = theory_of(program, devices, ring(8, 2e9))
-    result = solve(FAMILY, theory.data, "auto", SolverRun(Options(threads=1, time_limit=60)))
+    result = solve(FAMILY, theory.data, "auto", SolverRun(Options(threads=1, time_limit=600)))
     assert isinstance(result.decision, HapDecision)
     used = [theory.instructions[i] for i in result.decision.program]
     ups = [x for x in used if isinstance(x, Run) and x.node.endswith("moe.up")]

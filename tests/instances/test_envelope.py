@@ -33,7 +33,8 @@ def document(seed: int = 4) -> Document:
     return made.document()
 
 
-names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
+# Control characters and separators of lines are refused.
+names = st.text(st.characters(exclude_categories=["Cs", "Cc", "Zl", "Zp"]), min_size=1, max_size=20)
 
 
 @settings(max_examples=60, deadline=None)

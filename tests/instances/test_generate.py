@@ -64,7 +64,7 @@ def test_what_the_current_predictor_made_is_drawn_again(problem: str, seed: int)
 def test_exact_methods_agree_on_a_drawn_instance(problem: str) -> None:
     drawn = draw(problem, 7)
     found = [
-        solve(drawn.family, drawn.data, method, Run(Options(threads=1, time_limit=120)))
+        solve(drawn.family, drawn.data, method, Run(Options(threads=1, time_limit=600)))
         for method in ("exact", "cp-sat")
     ]
     assert {result.status for result in found} <= {"optimal", "infeasible"}

@@ -39,7 +39,7 @@ def test_equal_to_full_enumeration(seed: int, devices: int, layers: int, batch: 
     best = min((replay.seconds for replay in replays if replay.fits), default=None)
     bound = lower_bound(Relaxation(data), cancelled_after(300))
     assert bound <= min(replay.seconds for replay in replays)
-    run = Run(Options(time_limit=60))
+    run = Run(Options(time_limit=600))
     outcome = solve(data, run)
     assert outcome.stop is (Stop.INFEASIBLE if best is None else Stop.OPTIMAL)
     if best is not None and outcome.decision is not None and outcome.bound is not None:

@@ -42,7 +42,7 @@ from html_pages import Page
 def planning() -> Planning:
     """gpt2 on two fast and two slow devices."""
     return make_plans(
-        small(), make_strategies(["amp", "dp"]), Run(Options(time_limit=30, threads=1))
+        small(), make_strategies(["amp", "dp"]), Run(Options(time_limit=600, threads=1))
     )
 
 

@@ -32,7 +32,7 @@ def known(seed: int) -> tuple[PoplarData, tuple[float, float] | None]:
 
 def run(data: PoplarData, method: str) -> Result[object]:
     """`method` with one thread."""
-    return solve(POPLAR, data, method, Run(Options(threads=1, time_limit=60)))
+    return solve(POPLAR, data, method, Run(Options(threads=1, time_limit=600)))
 
 
 def agrees(result: Result[object], best: tuple[float, float] | None) -> None:
