@@ -10,6 +10,8 @@ import pytest
 
 from evidence.papers.__main__ import main
 
+pytestmark = pytest.mark.evidence
+
 
 def test_a_report_and_its_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib", reason="matplotlib is not installed (extra `plots`)")

@@ -24,6 +24,8 @@ from hetplan.profiling.workload import Workload
 from hetplan.runtime.replay import replay
 from hetplan.solvers.run import Run
 
+pytestmark = pytest.mark.evidence
+
 FAST, SLOW = "V100-SXM2-16GB", "T4"
 
 

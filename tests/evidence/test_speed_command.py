@@ -11,6 +11,8 @@ import pytest
 from evidence.speed.__main__ import first_paragraph, main, scripts
 from markdown_pages import ROOT
 
+pytestmark = pytest.mark.evidence
+
 IMPORTED_ONLY = {"hap_theories", "harness", "real_workloads", "restricted"}
 
 

@@ -25,6 +25,8 @@ from fakes.sailor import KEPT, LAYERS, OUTPUT, PARAMS, add_plan, plan, sailor_fo
 from hetplan.errors import InputError
 from hetplan.profiling.sailor import Fit
 
+pytestmark = pytest.mark.evidence
+
 SHARED = Path(__file__).parents[3] / "shared" / "data" / "sailor"
 WHOLE = list(range(LAYERS))
 
