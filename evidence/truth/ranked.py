@@ -1,7 +1,7 @@
 """Published runs with expert or context parallelism, priced in closed form; and every published
 configuration ranked among all that its model, batch and GPUs allow.
 
-Prices are those of Astra's search (`formulations.astra.search.pricing`), whose whole space of like
+Prices are those of Astra's search (`replays.strategies.pricing`), whose whole space of like
 replicas is enumerated: tensor, context, expert, pipeline and virtual degrees, data and fully
 sharded replicas, micro-batches, recomputation of nothing or of everything.
 """
