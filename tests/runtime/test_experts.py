@@ -35,7 +35,7 @@ from parity.spread import (  # noqa: E402 (needs torch)
 BYTES = 8  # of an element
 
 
-Written = dict[str, list[dict[str, Any]]]  # case -> [ranks] what they told
+Written = dict[str, list[Any]]  # case -> [ranks] what they told
 
 
 def written_by(cases: list[Spread], folder: Path) -> Written:
