@@ -57,8 +57,8 @@ class StrategySearch:
     variant: Variant = PLAIN
     on_candidate: OnCandidate | None = None  # called with every candidate, replayed
     known: tuple[Candidate, ...] = ()  # what all strategies have proposed so far
-    # An exact method ends when its formula's bound is so many times the best replay: on our
-    # workloads no formula was more than 1.07 times the replay of its plan.
+    # An exact method ends early when its bound exceeds this many times the best replayed seconds:
+    # on our workloads no formula was more than 1.07 times the replay of its plan.
     cannot_win: float = 1.25
 
     @property
@@ -92,9 +92,9 @@ class StrategySearch:
         return self.candidates_of(budget, lambda method: method.exact)
 
     def own_plans(self) -> Iterator[Plan]:
-        """The known plans of the same precision on the same devices, with the devices' numbers in
-        the search's own part of the cluster, the fastest first; made as they are asked for,
-        which few strategies do."""
+        """The known plans of the same precision and the same part of the cluster, renumbered for
+        that part, the fastest first. They are renumbered as they are asked for: few strategies use
+        them."""
         axes, part = (self.variant.precision, self.variant.part), self.variant.part
         same = [c for c in self.known if (c.variant.precision, c.variant.part) == axes]
         same.sort(key=lambda candidate: candidate.predicted_seconds or math.inf)
@@ -107,8 +107,8 @@ class StrategySearch:
         yield from (renumbered(plan, self.workload_on_part, places) for plan in plans)
 
     def recomputing_candidates(self, budget: Run) -> list[Candidate]:
-        """Candidates that recompute and fit, where none of the strategy's exact ones does. Whether
-        it pays where memory suffices is for `joint` to say."""
+        """Candidates with recomputation that fit; none where an exact candidate of the strategy
+        fits without it. Whether recomputation pays where memory suffices is for `joint` to say."""
         axes = self.strategy.name, self.variant
         exact = [c for c in self.known if c.method.exact and (c.strategy, c.variant) == axes]
         if not self.strategy.recomputes or self.run.cancelled or any(c.fits_memory for c in exact):
@@ -272,7 +272,7 @@ def excess_text(candidate: Candidate, replayed: Replay, workload: Workload) -> s
     where none does.
 
     A device that is over its limit by the strategy's own count, too, is not judged: it was measured
-    with that batch (`poplar.curves`), and a measurement stands above a prediction.
+    with that batch (Poplar's batch curves), and a measurement stands above a prediction.
     """
     if candidate.fits_memory is not True or candidate.peak_bytes is None:
         return ""

@@ -178,8 +178,8 @@ class Search:
         ]
 
     def extended(self, partial: _Partial, n: int) -> _Partial:
-        """The partial program with move n appended, without properties that only moves need which
-        are of no more use (third pruning)."""
+        """The partial program with move n appended; properties that no useful move needs any more
+        are dropped (third pruning)."""
         move, cost, busy = self.moves[n], partial.cost, partial.busy
         for seconds, computing in self.times[n]:
             if seconds is None:
@@ -207,7 +207,8 @@ def search(
     search ended; how many partial programs it extended, `most` at most).
 
     once: with the second pruning. Lines 9-14 compare costs up to the last synchronisation, as
-    Section 4.3 defines the cost of a partial program; what differs since then is not seen. With
+    Section 4.3 defines the cost of a partial program; what differs since then is not seen, nor
+    which tensors may still be communicated, so that a cheaper program may be missed. With
     memory, what does not fit is left out, and a partial program beats another only if it holds no
     more.
     """

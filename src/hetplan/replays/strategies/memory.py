@@ -27,8 +27,8 @@ from hetplan.replays.strategies.offers import Offer
 from hetplan.replays.strategies.pricing import Priced
 from hetplan.replays.strategies.table import Strategies
 
-# ZeRO levels of the strategies, and whether on stages of a pipeline, where that tells: replicated,
-# the distributed optimizer, full shards.
+# (ZeRO level, whether on stages of a pipeline) of the strategies: replicated, the distributed
+# optimizer, full shards without and with a pipeline. Only full shards depend on the second.
 LEVELS = ((0, False), (1, False), (3, False), (3, True))
 
 
@@ -44,8 +44,12 @@ def divided_tokens(priced: Priced) -> NDArray[np.bool_]:
 
 
 def on_a_rank(priced: Priced, split: Floats, whole: Floats | float, gathered: Floats) -> Floats:
-    """What each tensor rank holds. split: bytes that all ranks divide; whole: that those alone
-    divide who divide tokens; gathered: that these gather and keep whole."""
+    """Bytes that each tensor rank keeps.
+
+    split: of tensors that all tensor ranks divide. whole: of tensors that are divided only where
+    tokens are, else whole on every rank. gathered: the part of `whole` that, where tokens are
+    divided, is gathered and kept whole.
+    """
     kept_whole = whole / priced.tp + gathered * (1 - 1 / priced.tp)
     return np.asarray(split / priced.tp + np.where(divided_tokens(priced), kept_whole, whole))
 

@@ -204,8 +204,8 @@ class Distributed(Placed):
     way of the host's memory (see `execution.transport`). bucket_bytes: of gradients that are summed
     together while the passes go on.
 
-    Under fp16 the loss is scaled by a power of two, such that a token's gradient is about 1, times
-    `scale`; where a gradient is not finite on any rank, all are None: optimizers skip the step.
+    Under fp16 the loss is scaled by `scale` times a power of two near the batch's weight. If any
+    gradient on any rank is not finite, all gradients become None, so that optimizers skip the step.
     """
 
     def __init__(
@@ -252,8 +252,8 @@ class Distributed(Placed):
         groups: Mapping[tuple[int, ...], Group],
         exchanging: Mapping[tuple[int, ...], Group],
     ) -> None:
-        """Tell every module inside that has a `tensor` which part it is, experts who has the
-        others, and all whether they compute again what they can."""
+        """Give modules with a `tensor` their part of the tensor group, experts the group that they
+        exchange tokens with, and modules that can recompute the plan's choice of it."""
         ranks = self.layout.ranks_of(self.place.replica, self.place.stage)[self.place.group]
         part = self.layout.part(self.place)
         group = TensorGroup(part.index, part.shares, part.expert, groups.get(tuple(sorted(ranks))))

@@ -38,6 +38,7 @@ def check_stock(plan: Plan, chain: Chain | None) -> None:
     None for programs."""
     first, parameters = plan.replicas[0], chain.parameters.values() if chain else ()
     begin_of = {k: a for stage in first.stages for a, b in stage.layers for k in range(a, b)}
+    shards = max(1, len(plan.replicas) // plan.further.shard_groups)  # of each group (HSDP)
     lacking = {
         "programs": plan.schedule == "spmd",
         **{lacks: True for lacks, _ in unequal(plan)},
@@ -49,7 +50,7 @@ def check_stock(plan: Plan, chain: Chain | None) -> None:
             len({begin_of[k] for k in p.layers}) > 1 for p in parameters
         ),
         "uneven shards of parameters along another dimension than the first": plan.zero > 0
-        and any(p.dim and p.shape[p.dim] % len(plan.replicas) for p in parameters),
+        and any(p.dim and p.shape[p.dim] % shards for p in parameters),
         "fp16's loss scale": chain is not None and chain.compute is torch.float16,
         "recomputation of the scores alone": plan.recomputation == "selective",
     }

@@ -63,10 +63,13 @@ def tidied(x: Any) -> Any:
 
 
 class Spread(fx.Interpreter):
-    """A layer's graph on the ranks of a mesh. parameters: name inside -> its form; before, after:
-    forms of what comes from the layer before and of what passes on; form_of: that of a value of one
-    sample's shape between products. context: whether the first
-    dimension of the mesh is that of context ranks. ring: these, where keys and values go round."""
+    """A layer's graph on the ranks of a mesh.
+
+    parameters: name inside -> its form. before, after: forms of the values that come from the layer
+    before and that pass on. form_of: shape of a value of one sample -> the form that it has between
+    products. context: whether the mesh's first dimension is of context ranks. ring: the group of
+    these, where keys and values go round it.
+    """
 
     def __init__(
         self,

@@ -133,7 +133,7 @@ def called(text: str, plan: Plan | None, option: str = "--factory", *, seed: int
     folder. Raises InputError for whatever its author's code raises.
 
     Every rank imports the module or calls the function itself, so that the generators from which
-    they draw data and weights are seeded before. They are seeded before each of both: what the
+    they draw data and weights are seeded before the import, and again before the call: what the
     function draws does not depend on whether the module was imported just now.
     """
     require(
@@ -154,8 +154,10 @@ def called(text: str, plan: Plan | None, option: str = "--factory", *, seed: int
 
 
 def check_job(job: Job) -> Made | None:
-    """Everything that can be wrong with plan and model, before a process starts; what ranks need
-    not make again, where it is no program. Raises InputError."""
+    """The module and its chain for the forked ranks; None for SPMD programs.
+
+    Raises InputError for all that can be wrong with plan and model, before a process starts.
+    """
     check_executed(job.plan)
     check_folder(job)
     if job.plan.schedule == "spmd":
@@ -302,7 +304,7 @@ def rank_main(
     lock = threading.Lock()
 
     def tell(kind: str, what: object = None) -> None:
-        """Send both; the process ends where nobody listens any more."""
+        """Send (kind, what) to the parent; the process ends where it no longer listens."""
         with lock:
             try:
                 connection.send((kind, what))
