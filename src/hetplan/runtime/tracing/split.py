@@ -13,9 +13,9 @@ A value of the graph is of one of three kinds.
 The model's loss is a mean. Here it becomes a sum, and what it is a mean over is counted before, so
 that micro-batches of any size weigh what they should.
 
-Where tensor ranks have equal shares, `divisions` says how they divide the weights of a split module,
-by a tensor plan in the words of `transformers`: the paths of modules inside, with * for what
-differs, and `colwise` (each rank computes some of the outputs) or `rowwise` (from some of the
+Where tensor ranks have equal shares, `divisions` says how they divide the weights of a split
+module, by a tensor plan in the words of `transformers`: the paths of modules inside, with * for
+what differs, and `colwise` (each rank computes some of the outputs) or `rowwise` (from some of the
 inputs). It is the module's `tensor_plan`, or its author's `_tp_plan`, or the table `NAMED`. Any
 tensor plan gives exact results; it only decides what is computed where. Weights under other words
 stay whole.
