@@ -13,7 +13,7 @@ from functools import partial
 from itertools import permutations
 from typing import Any
 
-from hetplan.errors import DisagreementError, InputError, look_up
+from hetplan.errors import DisagreementError, look_up
 from hetplan.solvers.run import (
     HIGHS,
     OPTIMAL_GAP,
@@ -89,16 +89,6 @@ class Evaluation:
     objective: float | None
     violations: tuple[str, ...] = ()
     parts: Mapping[str, float] = field(default_factory=dict)
-
-
-def objections(check: Callable[..., None], *of: Any) -> tuple[str, ...]:
-    """The message of the InputError that a check raises, as a tuple of one; empty where it raises
-    none."""
-    try:
-        check(*of)
-    except InputError as error:
-        return (str(error),)
-    return ()
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,6 @@ from dataclasses import asdict, dataclass
 from operator import add
 from typing import Any
 
-from hetplan.errors import InputError
 from hetplan.formulations.hap.data import Communication, HapData, HapDecision
 from hetplan.solvers.registry import Evaluation
 from hetplan.text import Table, bytes_text, counted, grouped, names_text, ranges_text, seconds_text
@@ -110,12 +109,6 @@ def program_violations(data: HapData, program: list[int]) -> Iterator[str]:
     yield from triples_are_used_once(program)
     yield from triples_exist(data, program)
     yield from program_is_the_given_one(data, program)
-
-
-def check_program(data: HapData, program: list[int]) -> None:
-    """Raise InputError with the first of `program_violations`, if there is one."""
-    for violation in program_violations(data, program):
-        raise InputError(violation)
 
 
 def instructions_have_their_inputs(data: HapData, program: list[int]) -> Iterator[str]:  # (1)

@@ -10,12 +10,11 @@ import numpy as np
 
 from hetplan.formulations.hap.data import HapData, HapDecision
 from hetplan.formulations.hap.derivations import derivable
-from hetplan.formulations.hap.evaluate import check_program
+from hetplan.formulations.hap.evaluate import program_violations
 from hetplan.formulations.hap.problem import HapProblem, compile_problem
 from hetplan.formulations.hap.ratios import best_ratios
 from hetplan.formulations.hap.theory import NOTHING, ReducedTheory, reduce_theory
 from hetplan.solvers.highs import check_native
-from hetplan.solvers.registry import objections
 from hetplan.solvers.run import OPTIMAL_GAP, Outcome, Run, Stop, stop_reason
 
 NO_RATIOS = "no ratios fit the given program in memory"
@@ -47,7 +46,7 @@ def infeasible_because(data: HapData, problem: HapProblem) -> str | None:
     Either the goal cannot be derived, or the given program violates a constraint.
     """
     if data.program is not None:
-        return next(iter(objections(check_program, data, data.program)), None)
+        return next(program_violations(data, data.program), None)
     established, _ = derivable(problem.steps)
     if problem.goal in established:
         return None
