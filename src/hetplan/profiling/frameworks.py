@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from pydantic import Strict
 
 from hetplan.errors import look_up
-from hetplan.profiling.cluster import GIB
-from hetplan.profiling.times import Recomputation
+from hetplan.profiling.hardware.cluster import GIB
+from hetplan.profiling.rates.times import Recomputation
 from hetplan.schema import Count, Name, NonNegative, StrictModel
 
 # CUDA context, libraries' workspaces and NCCL's buffers: one to two GiB before the first tensor.

@@ -6,13 +6,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hetplan.errors import require
-from hetplan.profiling.cluster import Cluster, load_cluster
-from hetplan.profiling.efficiency import LearnedLinks
 from hetplan.profiling.frameworks import HETPLAN, RESERVED_BYTES, Framework, load_framework
-from hetplan.profiling.models import Model, check_made_for, load_model
-from hetplan.profiling.operators import DEFAULT_STACK, ELEMENT_BYTES, Precision, Stack, load_stack
-from hetplan.profiling.predict import check_global_batch, default_micro_batches, predict
-from hetplan.profiling.profile import Profile, load_profile
+from hetplan.profiling.hardware.cluster import Cluster, load_cluster
+from hetplan.profiling.models.model import Model, check_made_for, load_model
+from hetplan.profiling.models.operators import (
+    DEFAULT_STACK,
+    ELEMENT_BYTES,
+    Precision,
+    Stack,
+    load_stack,
+)
+from hetplan.profiling.profiles.predict import check_global_batch, default_micro_batches, predict
+from hetplan.profiling.profiles.profile import Profile, load_profile
+from hetplan.profiling.rates.efficiency import LearnedLinks
 
 # Bytes of weight, gradient, fp32 master weight and Adam's two moments per parameter: 2 + 2 + 4 + 4
 # + 4 in mixed precision (Rajbhandari et al. 2020, ZeRO, Section 3.1), 4 + 4 + 4 + 4 in fp32; in

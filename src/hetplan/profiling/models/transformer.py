@@ -1,0 +1,603 @@
+"""Transformers: their shape, and their layers as a chain of embedding, blocks and head.
+
+The shape holds what distinguishes GPT-2, BERT, Llama, OPT, Mixtral and GLM. Symbols (Korthikanti et
+al. 2022): s tokens, h hidden size, a heads, f feed-forward size, V vocabulary.
+
+One block: norm - attention - residual - norm - feed-forward - residual; pre- and post-norm cost the
+same. Attention scores are counted in full also where a mask hides half of them. Saved activations
+follow Korthikanti et al. 2022, Section 4: s h (34 + 5 a s / h) bytes per sample for a GPT block in
+16 bit with dropout; other variants are summed from the same tensors.
+
+Tensor parallelism is Megatron's (Shoeybi et al. 2019, Section 3): attention by heads, feed-forward
+by columns, then rows, so two all-reduces of s h forward and two backward per block; vocabulary
+split in embedding and head.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from hetplan.profiling.models.operators import (
+    BLOCKS,
+    Attention,
+    Elementwise,
+    Layer,
+    Matmul,
+    Operator,
+    Reduce,
+    Saved,
+)
+
+Norm = Literal["layer", "rms", "pixel"]
+
+
+@dataclass(frozen=True)
+class Experts:
+    """Mixture of experts in every `every`-th block, counted from 1, behind the first `dense` ones:
+    `active` of `count` per token. width: of one expert, None: the feed-forward size. shared: width
+    of what every token visits as well. latent: width to which tokens are projected before they
+    travel to experts (Nemotron 3's LatentMoE), None: the hidden size. early: gates act between an
+    expert's products, whose outputs are then not kept (Megatron Core, transformer/moe/experts.py).
+    capacity: every expert gets so many times the tokens of even load, padded (Lepikhin et al. 2021,
+    GShard, Section 2.2); None: as many as come, none dropped or padded.
+    """
+
+    count: int
+    active: int
+    every: int = 1
+    dense: int = 0
+    width: int | None = None
+    shared: int = 0
+    latent: int | None = None
+    early: bool = False
+    capacity: float | None = None
+
+    def rows(self, tokens: int) -> int:
+        """Of all experts together, for so many tokens."""
+        return math.ceil(tokens * self.active * (self.capacity or 1))
+
+
+@dataclass(frozen=True)
+class Mamba:
+    """A Mamba-2 layer (Dao and Gu 2024, Section 6): heads of head_dim, groups of heads that share
+    vectors B and C of `state`, a convolution over `kernel` tokens, scanned by chunks."""
+
+    heads: int
+    head_dim: int
+    groups: int
+    state: int
+    kernel: int = 4
+    chunk: int = 128
+
+    @property
+    def inner(self) -> int:
+        """Width of all heads."""
+        return self.heads * self.head_dim
+
+    @property
+    def mixed(self) -> int:
+        """Width of what is convolved: the heads' inputs, B and C."""
+        return self.inner + 2 * self.groups * self.state
+
+
+@dataclass(frozen=True)
+class Latent:
+    """Latent attention (DeepSeek-V2, Section 2.1): queries (None: of the hidden size), keys and
+    values come from vectors of these ranks; of a key's width `rope` is rotated and shared by all
+    heads, `nope` is not. value: width of one head's values."""
+
+    query: int | None
+    keys: int
+    rope: int
+    nope: int
+    value: int
+
+
+@dataclass(frozen=True)
+class Cut:
+    """What one of several ranks has of every block.
+
+    context: ranks that share a sample's tokens evenly, each with the keys of all (ring attention,
+    Liu et al. 2023). expert: ranks over which a block's experts are spread, visited by the tokens
+    of all of them. whole: so many tensor ranks hold the same columns of experts and divide their
+    tokens; the tensor degree over it is Megatron Core's expert-tensor degree.
+    """
+
+    context: int = 1
+    expert: int = 1
+    whole: int = 1
+
+
+@dataclass(frozen=True)
+class Transformer:
+    """A transformer's shape.
+
+    kv_heads: < heads with grouped queries. head_dim: usually hidden / heads. gated: SwiGLU or GeGLU
+    (three matrices). norm: LayerNorm, RMSNorm (scale only) or pixel norm (no parameters).
+    positions: learned position vectors, 0 for none; position_offset: further ones that no token
+    uses (OPT). rotary: rotary positions. types: token types (BERT). tied: the head shares the
+    embedding. head: language model, BERT's pre-training heads, or a classifier. attention:
+    "standard" writes the s x s scores to memory and keeps them, "fused" (FlashAttention, Dao et al.
+    2022) does neither. window: attention reaches this many keys back, but in every `full_every`-th
+    block. latent: latent attention, head_dim is then rope + nope. qk_norm: norms of queries and
+    keys, one for all heads or over all. block_norms: norms of a block. embedding_norm: LayerNorm
+    behind the embedding (BERT). embedding_width: narrower embedding with projections (OPT-350m).
+    final_norm: norm before the head. cut: of context and expert parallelism. pattern: of a hybrid,
+    what each block is, as Megatron writes it: M Mamba-2, * attention, - feed-forward network, E
+    experts; empty: attention and network in every block. adapter: rank of adapters beside frozen
+    weights (Hu et al. 2021, LoRA), 0 for none. input_bytes: of an element that a product with a
+    weight keeps of its input for the weight's gradient: 1 where Transformer Engine multiplies 8-bit
+    numbers (pytorch/module/layernorm_linear.py); None: the training precision's.
+    """
+
+    vocabulary: int
+    hidden: int
+    layers: int
+    heads: int
+    feed_forward: int
+    kv_heads: int
+    head_dim: int
+    positions: int = 0
+    position_offset: int = 0
+    types: int = 0
+    gated: bool = False
+    norm: Norm = "layer"
+    attention_bias: bool = True
+    output_bias: bool = True
+    feed_forward_bias: bool = True
+    tied: bool = True
+    dropout: bool = True
+    attention: Attention = "fused"
+    window: int | None = None
+    full_every: int = 0
+    latent: Latent | None = None
+    qk_norm: Literal["none", "head", "all"] = "none"
+    block_norms: int = 2
+    rotary: bool = False
+    embedding_norm: bool = False
+    embedding_width: int | None = None
+    final_norm: bool = True
+    head: Literal["lm", "bert"] = "lm"
+    experts: Experts | None = None
+    cut: Cut = Cut()
+    pattern: str = ""
+    mamba: Mamba | None = None
+    adapter: int = 0
+    input_bytes: int | None = None
+
+    def keys(self, s: int) -> int:
+        """Keys that each of a rank's `s` tokens attends to."""
+        return min(s * self.cut.context, self.window or s * self.cut.context)
+
+    @property
+    def causal(self) -> bool:
+        """Whether a token sees only what is before it: language models that write text."""
+        return self.head == "lm" and self.vocabulary > 0
+
+    @property
+    def query_width(self) -> int:
+        """Width of all query heads."""
+        return self.heads * self.head_dim
+
+    @property
+    def kv_width(self) -> int:
+        """Width of all key (or value) heads."""
+        return self.kv_heads * self.head_dim
+
+    @property
+    def value_dim(self) -> int:
+        """Width of one head's values."""
+        return self.latent.value if self.latent else self.head_dim
+
+    @property
+    def norm_params(self) -> int:
+        """Parameters of one norm over the hidden size."""
+        return {"layer": 2, "rms": 1, "pixel": 0}[self.norm] * self.hidden
+
+    def tensor_degree_fits(self, tensor: int) -> bool:
+        """Whether Megatron's split works: heads, key-value heads and feed-forward size divide
+        evenly."""
+        sizes = [self.heads, self.kv_heads, self.feed_forward]
+        if self.experts:
+            sizes += (self.experts.width or 0, self.experts.shared)
+        if self.mamba:
+            sizes += (self.mamba.heads, self.mamba.groups)
+        return all(size % tensor == 0 for size in sizes)
+
+
+# Of a layer: whether it has the part; its parameters, operators and what is kept.
+Part = tuple[bool, int, tuple[Operator, ...], tuple[Saved, ...]]
+
+
+def transformer(
+    layers: int, hidden: int, heads: int, feed_forward: int, **others: Any
+) -> Transformer:
+    """A shape whose heads share the hidden size, each with its own key and value; `others` are
+    further fields, or these two."""
+    return Transformer(
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        feed_forward=feed_forward,
+        **({"kv_heads": heads, "head_dim": hidden // heads} | others),
+    )
+
+
+def bert_head_params(t: Transformer) -> int:
+    """Pooler, next-sentence classifier, MLM transform with norm, vocabulary bias (Devlin et al.
+    2019)."""
+    dense = t.hidden * t.hidden + t.hidden
+    return dense + (2 * t.hidden + 2) + (dense + 2 * t.hidden) + t.vocabulary
+
+
+def projections(t: Transformer, s: int) -> list[Matmul]:
+    """From the hidden states to queries, keys and values."""
+    if t.latent is None:
+        return [Matmul("qkv", s, t.hidden, t.query_width + 2 * t.kv_width, split="n")]
+    ranks, rows = t.latent, t.heads * (t.latent.nope + t.latent.value)
+    downs = [Matmul("kv-down", s, t.hidden, ranks.keys + ranks.rope)]
+    ups = [Matmul("kv-up", s, ranks.keys, rows, split="n")]
+    if ranks.query is not None:
+        downs.append(Matmul("q-down", s, t.hidden, ranks.query))
+    return [*downs, *ups, Matmul("q-up", s, ranks.query or t.hidden, t.query_width, split="n")]
+
+
+def attention_params(t: Transformer) -> int:
+    """Query, key, value and output projections, and norms of queries, keys and latent vectors."""
+    products = sum(int(product.k) * int(product.n) for product in projections(t, 1))
+    biases = (t.query_width + 2 * t.kv_width) * t.attention_bias + t.hidden * t.output_bias
+    norms = {"none": 0, "head": 2 * t.head_dim, "all": t.query_width + t.kv_width}[t.qk_norm]
+    if t.latent:
+        norms += t.latent.keys + (t.latent.query or 0)
+    return products + t.heads * t.value_dim * t.hidden + biases + norms
+
+
+def feed_forward_params(t: Transformer) -> int:
+    """One feed-forward network: two matrices, three if gated."""
+    up = 2 if t.gated else 1
+    return (up + 1) * t.hidden * t.feed_forward + (
+        up * t.feed_forward + t.hidden
+    ) * t.feed_forward_bias
+
+
+def attention_operators(t: Transformer, s: int) -> tuple[Operator, ...]:
+    """Projections, scores, softmax, weighted sum, output projection."""
+    keys = t.keys(s)
+    scores, rotated = s * keys * t.heads, 2 * s * (t.query_width + t.kv_width)
+    fused = t.attention == "fused"
+    core: Any = t.attention if not (fused and t.causal) else "fused-causal"
+    rotary = (Elementwise("rotary", rotated, rotated, split=True),) if t.rotary else ()
+    # scale, mask and softmax in one kernel; dropout in a second
+    moved = (4 * scores, 6 * scores) if t.dropout else (2 * scores, 3 * scores)
+    softmax = () if fused else (Elementwise("softmax", *moved, split=True, kind="softmax"),)
+    return (
+        *projections(t, s),
+        *rotary,
+        Matmul(
+            "scores",
+            s,
+            t.head_dim,
+            keys,
+            t.heads,
+            weight=False,
+            split="count",
+            out=0 if fused else None,
+            attention=core,
+        ),
+        *softmax,
+        Matmul(
+            "context",
+            s,
+            keys,
+            t.value_dim,
+            t.heads,
+            weight=False,
+            split="count",
+            left=0 if fused else None,
+            attention=core,
+        ),
+        Matmul("attention-output", s, t.heads * t.value_dim, t.hidden, split="k"),
+    )
+
+
+def feed_forward_operators(t: Transformer, s: int) -> tuple[Operator, ...]:
+    """Up (and gate), activation, down."""
+    up = 2 if t.gated else 1
+    inner = s * t.feed_forward
+    return (
+        Matmul("up", s, t.hidden, up * t.feed_forward, split="n"),
+        Elementwise("activation", (up + 1) * inner, (2 * up + 1) * inner, True, "activation"),
+        Matmul("down", s, t.feed_forward, t.hidden, split="k"),
+    )
+
+
+def expert_operators(t: Transformer, s: int, mixture: Experts) -> tuple[Operator, ...]:
+    """Router, dispatch, this rank's experts at even load (each pads its rows up to a whole token),
+    combine."""
+    up, held = 2 if t.gated else 1, -(-mixture.count // t.cut.expert)
+    sent = mixture.rows(s)
+    rows = -(-sent * t.cut.expert // (mixture.count * t.cut.whole))
+    inner = sent * t.feed_forward
+    width, columns = mixture.latent or t.hidden, t.cut.whole * t.feed_forward
+    spread = (s + sent) * width
+    moved: tuple[Operator, ...] = (
+        Elementwise("dispatch", spread, spread, kind="copy"),
+        Matmul("experts-up", rows, width, up * columns, held, split="n"),
+        Elementwise("activation", (up + 1) * inner, (2 * up + 1) * inner, True, "activation"),
+        Matmul("experts-down", rows, columns, width, held, split="k"),
+        Elementwise("combine", spread, 2 * spread, kind="copy"),
+    )
+    if mixture.latent:
+        moved = (
+            Matmul("latent-down", s, t.hidden, width),
+            *moved,
+            Matmul("latent-up", s, width, t.hidden),
+        )
+    return (Matmul("router", s, t.hidden, mixture.count), *moved)
+
+
+def mamba_part(t: Transformer, s: int, m: Mamba) -> Part:
+    """A Mamba-2 layer with its norm. The scan is that of chunks: products within them, and their
+    states; its backward pass computes the convolution again (mamba_ssm, ssd_combined.py)."""
+    size, tall, chunks = s * t.hidden, m.inner + m.mixed + m.heads, -(-s // m.chunk)
+    n, p, q = m.state, m.head_dim, m.chunk
+    own = t.hidden * (tall + m.inner) + (m.kernel + 1) * m.mixed + 3 * m.heads + m.inner
+    scan: Any = {"weight": False, "split": "count", "left": 0, "out": 0}
+    operators: tuple[Operator, ...] = (
+        norm("norm-1", size),
+        Matmul("mamba-in", s, t.hidden, tall, split="n"),
+        Elementwise("convolution", 2 * s * m.mixed, 3 * s * m.mixed, True, "activation"),
+        Matmul("scan-scores", q, n, q, m.groups * chunks, **scan),
+        Matmul("scan-inside", q, q, p, m.heads * chunks, **scan),
+        Matmul("scan-states", n, q, p, 2 * m.heads * chunks, **scan),
+        Elementwise("gated-norm", 3 * s * m.inner, 5 * s * m.inner, True, "norm"),
+        Matmul("mamba-out", s, m.inner, t.hidden, split="k"),
+        residual("residual-1", size, t.dropout),
+    )
+    saved = (
+        Saved("norm-1 input", size, split=False),
+        Saved("mamba-in input", size, split=False, element_bytes=t.input_bytes),
+        Saved("mamba-in output", s * tall, split=True),
+        Saved("scan output", s * m.inner, split=True),
+        Saved("mamba-out input", s * m.inner, split=True, element_bytes=t.input_bytes),
+        Saved("states", chunks * m.inner * n, split=True),
+    )
+    return True, own + t.norm_params, operators, saved
+
+
+def norm(name: str, size: int) -> Elementwise:
+    """A norm: reads and writes its input; backward reads input and gradient and writes a
+    gradient."""
+    return Elementwise(name, 2 * size, 3 * size, kind="norm")
+
+
+def residual(name: str, size: int, dropout: bool) -> Elementwise:
+    """Bias, dropout and addition in one kernel; backward passes the gradient on (through the
+    mask)."""
+    return Elementwise(name, 3 * size, 3 * size if dropout else 2 * size)
+
+
+def dropout_mask(t: Transformer, name: str, size: int, *, split: bool = False) -> tuple[Saved, ...]:
+    """A byte per element where the model has dropout, else nothing."""
+    return (Saved(f"{name} dropout mask", size, split, element_bytes=1),) if t.dropout else ()
+
+
+def attention_saved(t: Transformer, s: int) -> tuple[Saved, ...]:
+    """What attention keeps: Korthikanti et al. 2022, Section 4.1 (11 s b h + 5 a s^2 b), with its
+    norm."""
+    size = s * t.hidden
+    scores = s * t.keys(s) * t.heads
+    core: tuple[Saved, ...] = (Saved("softmax output", scores, split=True),)
+    if t.attention == "fused":
+        core = (Saved("log-sum-exp", s * t.heads, split=True, element_bytes=4),)
+    elif t.dropout:
+        core += (Saved("scores after dropout", scores, split=True),)
+        core += dropout_mask(t, "scores", scores, split=True)
+    return (
+        Saved("norm-1 input", size, split=False),
+        Saved("qkv input", size, split=False, element_bytes=t.input_bytes),
+        Saved("queries", s * t.query_width, split=True),
+        Saved("keys and values", s * (t.kv_width + t.kv_heads * t.value_dim), split=True),
+        Saved("attention output", s * t.heads * t.value_dim, split=True),
+        *(Saved(f"{p.name} output", s * int(p.n), split=False) for p in projections(t, s)[:-2]),
+        *core,
+        *dropout_mask(t, "residual-1", size),
+    )
+
+
+def feed_forward_saved(t: Transformer, s: int, mixture: Experts | None) -> tuple[Saved, ...]:
+    """What the feed-forward network keeps (19 s b h for a GPT block), with its norm."""
+    size = s * t.hidden
+    rows, width = mixture.rows(s) if mixture else s, (mixture and mixture.latent) or t.hidden
+    up = 2 if t.gated else 1
+    routing: tuple[Saved, ...] = ()
+    if mixture:
+        routing = (Saved("router input and weights", size + s * mixture.count, split=False),)
+    if mixture and not mixture.early:
+        routing += (Saved("expert outputs", rows * width, split=False),)
+    return (
+        Saved("norm-2 input", size, split=False),
+        Saved("up input", rows * width, split=False, element_bytes=t.input_bytes),
+        Saved("activation input", rows * up * t.feed_forward, split=True),
+        Saved("down input", rows * t.feed_forward, True, t.input_bytes),
+        *routing,
+        *dropout_mask(t, "residual-2", size),
+    )
+
+
+def transformer_layers(t: Transformer, sequence: int) -> tuple[Layer, ...]:
+    """Embedding, blocks and head for samples of `sequence` tokens, no more than the learned
+    positions, as one rank of the shape's cut has them; parameters are those of all ranks."""
+    s = -(-sequence // t.cut.context)
+    chain = (embedding(t, s), *(block(t, s, index) for index in range(t.layers)), head(t, s))
+    return tuple(adapted(layer, t.adapter) for layer in chain) if t.adapter else chain
+
+
+def adapted(layer: Layer, rank: int) -> Layer:
+    """The layer with frozen weights, and adapters of that rank beside the products of a block."""
+    operators: list[Operator] = []
+    own = 0
+    for op in layer.operators:
+        if not (isinstance(op, Matmul) and op.weight):
+            operators.append(op)
+            continue
+        operators.append(replace(op, frozen=True))
+        if layer.kind in BLOCKS and op.name != "router":
+            own += op.count * rank * (op.k + op.n)
+            operators += [
+                replace(op, n=rank, split="k" if op.split == "k" else "none"),
+                replace(op, k=rank, split="n" if op.split == "n" else "none"),
+            ]
+    return replace(
+        layer, operators=tuple(operators), params=layer.params + own, frozen=layer.params
+    )
+
+
+def put_together(*parts: Part) -> tuple[int, tuple[Operator, ...], tuple[Saved, ...]]:
+    """Parameters, operators and what is kept of the parts that a layer has; of each: whether it has
+    it, and the three."""
+    own = [part for part in parts if part[0]]
+    return (
+        sum(params for _, params, _, _ in own),
+        tuple(op for _, _, operators, _ in own for op in operators),
+        tuple(tensor for _, _, _, saved in own for tensor in saved),
+    )
+
+
+def embedding(t: Transformer, s: int) -> Layer:
+    """Token, position and type vectors, summed; normalised and projected where the model does
+    so."""
+    width, size = t.embedding_width or t.hidden, s * t.hidden
+    vectors = t.vocabulary * width + (t.positions + t.position_offset + t.types) * t.hidden
+    read = (2 + bool(t.positions) + bool(t.types)) * s * width
+    params, operators, saved = put_together(
+        (True, vectors, (Elementwise("lookup", read, read, kind="lookup"),), ()),
+        (
+            width != t.hidden,
+            width * t.hidden,
+            (Matmul("project-in", s, width, t.hidden),),
+            (Saved("project-in input", s * width, split=False),),
+        ),
+        (
+            t.embedding_norm,
+            t.norm_params,
+            (norm("embedding-norm", size),),
+            (Saved("embedding norm input", size, split=False),),
+        ),
+        (
+            t.dropout,
+            0,
+            (Elementwise("dropout", 2 * size, 2 * size),),
+            dropout_mask(t, "embedding", size),
+        ),
+    )
+    return Layer(
+        "embedding",
+        "embedding",
+        params,
+        operators,
+        size,
+        saved,
+        (Reduce(s * width, backward=False),),  # ranks hold parts of the vocabulary
+    )
+
+
+def block(t: Transformer, s: int, index: int) -> Layer:
+    """Block `index`: attention and (mixture-of-experts) feed-forward with norms and residuals, or
+    what the pattern says."""
+    if t.full_every and (index + 1) % t.full_every == 0:
+        t = replace(t, window=None)
+    letter, size = t.pattern[index : index + 1], s * t.hidden
+    mixture = t.experts if t.experts and (index + 1) % t.experts.every == 0 else None
+    if mixture and (index < mixture.dense or letter not in ("", "E")):
+        mixture = None
+    inner = replace(t, feed_forward=mixture.width or t.feed_forward) if mixture else t
+    networks = feed_forward_operators(inner, s)
+    saved = feed_forward_saved(inner, s, mixture)
+    feed_forward = feed_forward_params(inner)
+    if mixture:
+        width = mixture.latent or t.hidden
+        networks = expert_operators(inner, s, mixture)
+        feed_forward = mixture.count * (
+            feed_forward_params(replace(inner, hidden=width)) + t.hidden
+        ) + 2 * t.hidden * (mixture.latent or 0)
+    if mixture and mixture.shared:
+        shared = replace(t, feed_forward=mixture.shared)
+        networks += feed_forward_operators(shared, s)
+        saved += feed_forward_saved(shared, s, None)[2:4]
+        feed_forward += feed_forward_params(shared)
+    norms = range(3, t.block_norms + 1)
+    attention = (
+        norm("norm-1", size),
+        *attention_operators(t, s),
+        residual("residual-1", size, t.dropout),
+    )
+    network = (norm("norm-2", size), *networks, residual("residual-2", size, t.dropout))
+    params, operators, saved = put_together(
+        (letter in ("", "*"), attention_params(t), attention, attention_saved(t, s)),
+        (letter in ("", "E", "-"), feed_forward, network, saved),
+        (letter != "M", (1 if letter else t.block_norms) * t.norm_params, (), ()),
+        (bool(norms), 0, tuple(norm(f"norm-{i}", size) for i in norms), ()),
+        *([mamba_part(t, s, t.mamba)] if letter == "M" and t.mamba else []),
+    )
+    return Layer(
+        f"block-{index}",
+        "moe-block" if mixture else "block",
+        params,
+        operators,
+        size,
+        saved,
+        tuple(
+            Reduce(size, backward)
+            for backward in ((False, True) if letter else (False, False, True, True))
+        ),
+    )
+
+
+def head(t: Transformer, s: int) -> Layer:
+    """Final norm, language-model head (BERT: transform, MLM and NSP heads) and loss."""
+    h, v = t.hidden, t.vocabulary
+    width, size = t.embedding_width or h, s * h
+    transform = tuple(f"transform {what}" for what in ("input", "activation", "norm"))
+    params, operators, saved = put_together(
+        (True, 0 if t.tied else v * width, (), (Saved("head input", s * width, split=False),)),
+        (
+            t.final_norm,
+            t.norm_params,
+            (norm("final-norm", size),),
+            (Saved("final norm input", size, split=False),),
+        ),
+        (
+            width != h,
+            h * width,
+            (Matmul("project-out", s, h, width),),
+            (Saved("project-out input", size, split=False),),
+        ),
+        (
+            t.head == "bert",
+            bert_head_params(t),
+            (
+                Matmul("pooler", 1, h, h),
+                Matmul("transform", s, h, h),
+                Elementwise("transform-gelu", 2 * size, 3 * size),
+                norm("transform-norm", size),
+            ),
+            tuple(Saved(name, size, split=False) for name in transform),
+        ),
+        (
+            True,
+            0,
+            (
+                Matmul("lm-head", s, width, v, split="n"),
+                # The loss reads 16-bit logits, writes fp32 ones, and reads those for maximum, sum
+                # and gradient.
+                Elementwise("cross-entropy", 6 * s * v, 3 * s * v, True, "loss"),
+            ),
+            (Saved("logits", s * v, split=True, element_bytes=4),),
+        ),
+    )
+    # Backward: the input's gradient. Forward: maximum, target logit and sum of exponentials, fp32.
+    reduces = (Reduce(s * width, backward=True), Reduce(3 * s, backward=False, element_bytes=4))
+    return Layer(
+        "head", "head", params, operators, 0, saved, reduces, tied_params=v * width if t.tied else 0
+    )
