@@ -17,7 +17,7 @@ from hetplan.errors import InputError
 from hetplan.formulations import family
 from hetplan.formulations.poplar.data import PoplarDecision
 from hetplan.formulations.poplar.pose import Assumptions, pose
-from hetplan.formulations.poplar.problem import States, communication, parts
+from hetplan.formulations.poplar.zero import States, communication, parts
 from hetplan.instances.library import Entry, library
 from hetplan.planner.poplar import PoplarSettings
 from hetplan.profiling.hardware.cluster import example_cluster

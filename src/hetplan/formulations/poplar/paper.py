@@ -33,8 +33,8 @@ from hetplan.formulations.poplar.awareness import (
     spline_curve,
 )
 from hetplan.formulations.poplar.data import PoplarData, PoplarDecision, Share, Step
+from hetplan.formulations.poplar.decisions import shares_decision, steps_decision
 from hetplan.formulations.poplar.evaluate import evaluate
-from hetplan.formulations.poplar.plans import fluid_seconds, shares_decision, steps_decision
 from hetplan.formulations.poplar.problem import (
     NOTHING_FITS,
     SAME_TIME,
@@ -42,6 +42,7 @@ from hetplan.formulations.poplar.problem import (
     Ints,
     PoplarProblem,
     compile_problem,
+    peak_speed_bound,
 )
 from hetplan.profiling.hardware.cluster import catalogue
 from hetplan.solvers.general import Known
@@ -81,7 +82,7 @@ def known_before(data: PoplarData, problem: PoplarProblem) -> Known[PoplarDecisi
     """Bound and plan of a problem in which something fits: Algorithm 2 on the curves themselves."""
     decision = algorithm_2(problem, [group.seconds for group in problem.groups])
     return Known(
-        bound=fluid_seconds(problem),
+        bound=peak_speed_bound(problem),
         decision=decision,
         objective=evaluate(data, decision).objective,
     )

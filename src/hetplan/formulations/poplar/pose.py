@@ -18,10 +18,10 @@ from hetplan.errors import InputError, require
 from hetplan.formulations.poplar.awareness import linear_curve
 from hetplan.formulations.poplar.data import Device, PoplarData
 from hetplan.formulations.poplar.paper import WHALE_PRECISION
-from hetplan.formulations.poplar.problem import (
+from hetplan.formulations.poplar.problem import Floats
+from hetplan.formulations.poplar.zero import (
     STAGES,
     Communication,
-    Floats,
     Shards,
     States,
     communication,
