@@ -15,7 +15,8 @@ from evidence.papers import Row
 from hetplan.formulations import family
 from hetplan.formulations.poplar.awareness import CurveDevice, explore, spline_curve
 from hetplan.formulations.poplar.pose import pose
-from hetplan.formulations.poplar.problem import STAGES, Floats
+from hetplan.formulations.poplar.problem import Floats
+from hetplan.formulations.poplar.zero import STAGES
 from hetplan.profiling.hardware.cluster import example_cluster
 from hetplan.profiling.models.model import load_model
 from hetplan.profiling.profiles.predict import predict

@@ -20,7 +20,7 @@ from evidence.speed.harness import add_to_library
 from hetplan.formulations import family
 from hetplan.instances.generate import draw
 from hetplan.instances.library import Instance
-from hetplan.planner.strategy import useful_modes
+from hetplan.planner.variants import useful_modes
 from hetplan.profiling.hardware.cluster import Cluster, ClusterFile, build_cluster, example_cluster
 from hetplan.profiling.models.model import Model, load_model
 from hetplan.profiling.models.zoo import gpt2, llama, text_model

@@ -16,7 +16,7 @@ from evidence.truth.sensitivity import relative_spread, scenarios, sensitivity
 from fakes.workloads import cluster_document, pipeline, small
 from hetplan.errors import InputError
 from hetplan.planner.amp import DataParallel
-from hetplan.planner.strategy import propose
+from hetplan.planner.proposals import propose
 from hetplan.plans.plan import save_plan
 from hetplan.profiling.models.operators import DEFAULT_STACK
 from hetplan.profiling.profiles.profile import Profile, Readings, perturbed

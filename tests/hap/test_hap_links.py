@@ -12,8 +12,8 @@ from hetplan.errors import UnsupportedError
 from hetplan.files import write_text
 from hetplan.formulations.hap.spmd.rules import links_of, measured_links
 from hetplan.planner.hap import Hap, HapSettings
+from hetplan.planner.proposals import propose
 from hetplan.planner.search import replay_candidate
-from hetplan.planner.strategy import propose
 from hetplan.profiling.profiles.measured_collectives import (
     OPERATIONS,
     Collectives,

@@ -22,9 +22,10 @@ from hetplan.formulations.hap.spmd.whole import Decided
 from hetplan.planner.explain import same_plan
 from hetplan.planner.hap import Hap, HapSettings
 from hetplan.planner.pictures.scene import scene
+from hetplan.planner.proposals import propose
 from hetplan.planner.ranking import make_plans
 from hetplan.planner.search import on_devices, replay_candidate
-from hetplan.planner.strategy import make_strategies, propose
+from hetplan.planner.strategy import make_strategies
 from hetplan.plans.plan import Plan
 from hetplan.profiling.hardware.cluster import Cluster
 from hetplan.profiling.models.model import load_model

@@ -21,6 +21,7 @@ from hetplan.formulations.amp.paper import rank
 from hetplan.formulations.amp.pose import pose
 from hetplan.planner import STRATEGIES
 from hetplan.planner.amp import TRIALS, AmpProblem, DataParallel
+from hetplan.planner.candidate import Candidate, StrategyMethod
 from hetplan.planner.criteria import Criteria
 from hetplan.planner.explain import (
     critical_parts,
@@ -33,19 +34,11 @@ from hetplan.planner.explain import (
 )
 from hetplan.planner.joint import Joint, JointSettings
 from hetplan.planner.planning import Planning
+from hetplan.planner.proposals import propose
 from hetplan.planner.ranking import make_plans
 from hetplan.planner.search import StrategySearch, replay_candidate
-from hetplan.planner.strategy import (
-    Candidate,
-    NoPlan,
-    Part,
-    Problem,
-    Strategy,
-    StrategyMethod,
-    Variant,
-    make_strategies,
-    propose,
-)
+from hetplan.planner.strategy import NoPlan, Problem, Strategy, make_strategies
+from hetplan.planner.variants import Part, Variant
 from hetplan.plans.making import new_plan
 from hetplan.plans.plan import Plan
 from hetplan.profiling.frameworks import RESERVED_BYTES
@@ -149,7 +142,7 @@ class Offer(Strategy):
         """Itself, on the whole cluster."""
         return [self] if len(workload.cluster.devices) == 4 else []
 
-    def renamed(self, method: StrategyMethod) -> StrategyMethod:
+    def as_listed(self, method: StrategyMethod) -> StrategyMethod:
         """Its candidate's."""
         return self.candidate.method
 

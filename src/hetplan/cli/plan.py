@@ -59,9 +59,10 @@ from hetplan.text import (
 )
 
 if TYPE_CHECKING:
+    from hetplan.planner.candidate import Candidate
     from hetplan.planner.explain import Explanation
     from hetplan.planner.planning import Planning
-    from hetplan.planner.strategy import Candidate, Settings, Strategy
+    from hetplan.planner.strategy import Settings, Strategy
     from hetplan.profiling.workload import Workload
 
 

@@ -30,14 +30,8 @@ from hetplan.formulations.astra.search.result import (
 )
 from hetplan.formulations.astra.search.space import Space, measured_sizes
 from hetplan.formulations.joint.bound import computing_alone
-from hetplan.planner.strategy import (
-    Candidate,
-    NoPlan,
-    Problem,
-    Strategy,
-    StrategyMethod,
-    joined,
-)
+from hetplan.planner.candidate import Candidate, StrategyMethod, joined
+from hetplan.planner.strategy import NoPlan, Problem, Strategy
 from hetplan.plans.degrees import Degrees
 from hetplan.plans.making import new_plan
 from hetplan.plans.plan import MicroBatches, Plan, Prediction, Replica, Stage
@@ -110,7 +104,7 @@ class PoolProblem(Problem):
     name: str
     pool: Pool
 
-    def renamed(self, method: StrategyMethod) -> StrategyMethod:
+    def as_listed(self, method: StrategyMethod) -> StrategyMethod:
         """Candidates bear the pool's name."""
         return replace(method, name=self.name)
 

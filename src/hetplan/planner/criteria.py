@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from hetplan.errors import InputError, require
-from hetplan.planner.strategy import Candidate, joined
+from hetplan.planner.candidate import Candidate, joined
 from hetplan.profiling.workload import Workload
 from hetplan.text import number_text
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from hetplan.planner.strategy import Candidate
+from hetplan.planner.candidate import Candidate
 from hetplan.plans.plan import Plan
 from hetplan.profiling.profiles.profile import perturbed
 from hetplan.profiling.workload import Workload

@@ -3,10 +3,10 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+from hetplan.planner.candidate import Candidate
 from hetplan.planner.criteria import Criteria, pareto
 from hetplan.planner.explain import Explanation, explain
 from hetplan.planner.joint import Joint
-from hetplan.planner.strategy import Candidate
 from hetplan.profiling.workload import Workload
 
 

@@ -20,10 +20,11 @@ from itertools import accumulate, pairwise, product
 from typing import Any
 
 from hetplan.errors import require
+from hetplan.planner.candidate import Candidate
 from hetplan.planner.ditto import Ditto, DittoSettings
 from hetplan.planner.ranking import make_plans
 from hetplan.planner.search import OnCandidate, on_devices
-from hetplan.planner.strategy import Candidate, Strategy
+from hetplan.planner.strategy import Strategy
 from hetplan.planner.what_if import node_number
 from hetplan.plans.plan import Plan
 from hetplan.profiling.models.operators import ELEMENT_BYTES

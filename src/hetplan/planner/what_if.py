@@ -21,12 +21,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hetplan.errors import InputError, require
+from hetplan.planner.candidate import Candidate
 from hetplan.planner.explain import longer
 from hetplan.planner.joint import Joint
 from hetplan.planner.planning import Planning
 from hetplan.planner.ranking import make_plans
 from hetplan.planner.search import OnCandidate, on_devices, shortest
-from hetplan.planner.strategy import Candidate, Strategy, make_strategies, places_of
+from hetplan.planner.strategy import Strategy, make_strategies
+from hetplan.planner.variants import places_of
 from hetplan.profiling.hardware.cluster import GBIT, Cluster, Node, device
 from hetplan.profiling.workload import Workload, make_workload
 from hetplan.solvers.run import Run

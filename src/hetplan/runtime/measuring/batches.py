@@ -36,7 +36,7 @@ from hetplan.formulations.poplar.awareness import (
     OutOfMemoryOnDevice,
     explore,
 )
-from hetplan.formulations.poplar.problem import STAGES, States
+from hetplan.formulations.poplar.zero import STAGES, States
 from hetplan.profiling.models.model import Model
 from hetplan.profiling.profiles.batch_curve import BatchCurve, CurvePoint
 from hetplan.profiling.profiles.measured_collectives import (
