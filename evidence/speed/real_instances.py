@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from evidence.speed.library_instances import LIBRARY, SECONDS, add
+from evidence.speed.packaging import LIBRARY, SECONDS, write_best
 from evidence.speed.real_workloads import (
     Measured,
     cluster,
@@ -322,7 +322,7 @@ def main(data: Path, folder: Path = LIBRARY, pattern: str = "*", seconds: float 
         made = make()
         for instance in made if isinstance(made, Iterator) else [made]:
             if instance is not None and fnmatch.fnmatchcase(instance.name, pattern):
-                add(instance, folder, seconds)
+                write_best(instance, folder, seconds)
 
 
 if __name__ == "__main__":

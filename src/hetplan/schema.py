@@ -148,6 +148,15 @@ def check_length(row: Sequence[object], count: int, where: str, per: str) -> Non
     require(len(row) == count, f"{where} has {len(row)} entries, expected one per {per} ({count})")
 
 
+def check_distinct_names(names: Sequence[str], where: str) -> None:
+    """Raise ValueError where two entries of the list `where` have one name."""
+    first: dict[str, int] = {}
+    for i, name in enumerate(names):
+        if name in first:
+            raise ValueError(f"{where}[{i}].name repeats {where}[{first[name]}].name ({name!r})")
+        first[name] = i
+
+
 def check_every_type(bytes_of: Mapping[str, float], types: Iterable[str]) -> None:
     """memory.device_bytes names every device type."""
     missing = sorted({*types} - {*bytes_of})
