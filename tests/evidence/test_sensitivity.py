@@ -54,7 +54,7 @@ def test_times_are_scaled_by_device_and_layer() -> None:
     factors = np.linspace(0.5, 1.5, len(profile.layers))
     result = perturbed(profile, {SLOW: factors})
     for before, after in zip(profile.tables, result.tables, strict=True):
-        ratio = np.array(after.seconds()) / np.array(before.seconds())
+        ratio = np.array(after.layer_seconds()) / np.array(before.layer_seconds())
         assert ratio == pytest.approx(factors if after.device == SLOW else np.ones(len(factors)))
 
 

@@ -139,7 +139,7 @@ def slowest_stage_seconds(plan: Plan, workload: Workload) -> float:
     slowest = 0.0
     for stage in replica.stages:
         device, tensor = plan.devices[stage.devices[0][0]].type, len(stage.devices[0])
-        seconds = present(profile.table(device, tensor, batches.samples)).seconds()
+        seconds = present(profile.table(device, tensor, batches.samples)).layer_seconds()
         slowest = max(
             slowest, sum(seconds[i] for first, last in stage.layers for i in range(first, last))
         )

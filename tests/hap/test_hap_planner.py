@@ -95,9 +95,9 @@ def test_priced_as_the_profile_says() -> None:
             table = tables(workload)[device.name]
             scale = 8 / table.micro_batch
             total = sum(layers.values()) / device.flops_per_second
-            assert total == pytest.approx(scale * sum(table.seconds()), rel=1e-9)
+            assert total == pytest.approx(scale * sum(table.layer_seconds()), rel=1e-9)
             if len(nodes) == 1:
-                for name, seconds in zip(layers, table.seconds(), strict=True):
+                for name, seconds in zip(layers, table.layer_seconds(), strict=True):
                     assert layers[name] / device.flops_per_second == pytest.approx(
                         scale * seconds, rel=1e-9
                     )

@@ -104,7 +104,7 @@ def test_plain_data_parallelism_by_hand(workload: Workload) -> None:
     parameters = sum(layer.held_param_bytes for layer in workload.profile.layers)
     sync = 2 * 3 / 4 * parameters / (10e9 / 8)
     tables = {size: present(workload.profile.table("T4", 1, size)) for size in (1, 2)}
-    expected = {b: 8 / (4 * b) * sum(t.seconds()) + sync for b, t in tables.items()}
+    expected = {b: 8 / (4 * b) * sum(t.layer_seconds()) + sync for b, t in tables.items()}
     assert candidate.closed_form_seconds == pytest.approx(min(expected.values()), rel=1e-12)
     (size,) = {b.samples for r in replicas for b in r.micro_batches}
     assert size == min(expected, key=expected.__getitem__)

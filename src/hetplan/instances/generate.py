@@ -189,7 +189,7 @@ def astra(source: Draw) -> Made | None:
             DeviceType(
                 name=name,
                 max_devices=rng.randint(1, stages) * data_parallel,
-                layer_seconds=table.seconds()[1],
+                layer_seconds=table.layer_seconds()[1],
                 p2p_seconds=2 * sent * rng.choice((1.0, rng.uniform(0.5, 2.0))),
             )
         )

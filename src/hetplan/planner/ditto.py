@@ -229,8 +229,8 @@ class TemplatesProblem(Problem):
                 failures=self.failures,
             )
             reason = chosen.message or reason
-            if chosen.seconds is not None:
-                made.append((chosen.seconds, data, chosen.pipelines, templates))
+            if chosen.iteration_seconds is not None:
+                made.append((chosen.iteration_seconds, data, chosen.pipelines, templates))
         solving = time.perf_counter() - begun
         if not made:
             raise NoPlan("unknown", reason, solving)

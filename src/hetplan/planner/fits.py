@@ -78,17 +78,16 @@ Choice = tuple[Shape, int, Recomputation]  # with the ZeRO level
 
 
 @dataclass(frozen=True)
-class Layout:
-    """A shape with the rest. ends [P]: first layer behind each stage. held [P]: on each of its
-    devices. free: bytes by device type, below 0 where they lack."""
+class Configuration:
+    """A plan of equal replicas: its degrees, and what it leaves free on the devices."""
 
     shape: Shape
     zero: int
     recomputation: Recomputation
     micro_batch: int
-    ends: tuple[int, ...]
-    held: tuple[Held[float], ...]
-    free: dict[str, float]
+    ends: tuple[int, ...]  # [P] first layer behind each stage
+    held: tuple[Held[float], ...]  # [P] bytes on each device of a stage
+    free: dict[str, float]  # bytes by device type, below 0 where they lack
 
     @property
     def text(self) -> str:
@@ -124,8 +123,8 @@ class Fit:
     limit_bytes: by device type."""
 
     workload: Workload = field(repr=False)
-    layouts: tuple[Layout, ...]
-    nearest: Layout | None
+    layouts: tuple[Configuration, ...]
+    nearest: Configuration | None
     advice: tuple[str, ...]
     limit_bytes: dict[str, float]
 
@@ -325,7 +324,7 @@ class Question:
         nearest = self.layout(*choice, batch) if choice is not None and share < inf else None
         return Fit(self.workload, (), nearest, (), self.limits)
 
-    def fitting(self, wanted: Wanted) -> Iterator[Layout]:
+    def fitting(self, wanted: Wanted) -> Iterator[Configuration]:
         """Layouts that fit, simplest first, of each ZeRO level one."""
         seen: set[int] = set()
         for shape, level, mode in self.choices(self.workload.cluster.nodes, wanted):
@@ -508,7 +507,7 @@ class Question:
         )
         return inf if least is None else least / FINE
 
-    def layout(self, shape: Shape, level: int, mode: Recomputation, batch: int) -> Layout:
+    def layout(self, shape: Shape, level: int, mode: Recomputation, batch: int) -> Configuration:
         """With its layers cut so that devices are equally full."""
         ends: tuple[int, ...] | None = (len(self.layers),)
         if shape.pipeline > 1:
@@ -537,7 +536,7 @@ class Question:
             for kind in shape.kinds[stage]:
                 left = self.limits[kind] - held[-1].allocated
                 free[kind] = min(free.get(kind, left), left)
-        return Layout(shape, level, mode, batch, ends, tuple(held), free)
+        return Configuration(shape, level, mode, batch, ends, tuple(held), free)
 
 
 def smallest(enough: Callable[[int], bool], limit: int) -> int | None:

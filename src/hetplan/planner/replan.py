@@ -71,9 +71,9 @@ class Moves:
             sizes[devices[a].node, devices[b].node] += size
         return dict(sorted(sizes.items()))
 
-    def seconds(self, workload: Workload) -> float:
-        """At least so long: every card sends and receives all that passes it, every node's links
-        its own."""
+    def least_seconds(self, workload: Workload) -> float:
+        """Seconds that the exchange takes at least: every card sends and receives all that passes
+        it, and a node's links carry what stays within."""
         loads: dict[tuple[str, int], float] = defaultdict(float)  # seconds
         for (a, b), size in self.between_nodes(workload).items():
             source, taker = workload.cluster.nodes[a], workload.cluster.nodes[b]
@@ -98,7 +98,7 @@ class Choice:
             **self.candidate.document(workload),
             "bytes_to_move": self.moves.total,
             "bytes_from_checkpoint": self.moves.from_checkpoint,
-            "move_seconds": self.moves.seconds(workload),
+            "move_seconds": self.moves.least_seconds(workload),
             "links": [
                 {"from_node": a, "to_node": b, "bytes": size}
                 for (a, b), size in self.moves.between_nodes(workload).items()

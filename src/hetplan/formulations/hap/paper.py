@@ -140,7 +140,7 @@ class _Programs:
             self._instead = DERIVED
         fitting = [q for q in programs if problem.fits(problem.cost_of(q), ratios)]
         if fitting:
-            return min(fitting, key=lambda q: problem.seconds(problem.cost_of(q), ratios))
+            return min(fitting, key=lambda q: problem.program_seconds(problem.cost_of(q), ratios))
         distinct = dict.fromkeys(map(tuple, [*programs, fitting_program(self.theory, self.run)[0]]))
         return min(
             distinct, key=lambda q: best_ratios(problem, problem.cost_of(q), self.run).seconds

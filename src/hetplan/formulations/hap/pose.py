@@ -261,7 +261,7 @@ def runs_that_fit(workload: Workload) -> int:
     usable = workload.device_bytes()
     saved = sum(layer.saved_bytes for layer in workload.profile.layers)
     speed = {
-        name: 1 / sum(table.seconds()) * table.micro_batch
+        name: 1 / sum(table.layer_seconds()) * table.micro_batch
         for name, table in tables(workload).items()
     }
     share = {name: speed[name] / sum(speed[d.type] for d in devices) for name in speed}
@@ -320,7 +320,7 @@ def priced(workload: Workload, program: SingleProgram) -> tuple[list[Device], di
         weighted[node.name] = products + element * (plain[node.name] - products)
         layers[node.layer] = layers.get(node.layer, 0.0) + weighted[node.name]
     seconds = {
-        name: np.array(table.seconds()) * program.samples / table.micro_batch
+        name: np.array(table.layer_seconds()) * program.samples / table.micro_batch
         for name, table in tables(workload).items()
     }
     speed = {name: sum(layers.values()) / float(row.sum()) for name, row in seconds.items()}

@@ -227,7 +227,7 @@ def pose_lowest_stage(workload: Workload, assumed: Assumptions | None = None) ->
 def measured_points(profile: Profile, device: str) -> dict[int, float]:
     """{micro-batch: seconds of forward + backward, all layers} of one type, tensor degree 1."""
     points = {
-        table.micro_batch: float(np.sum(table.seconds()))
+        table.micro_batch: float(np.sum(table.layer_seconds()))
         for table in profile.tables
         if table.device == device and table.tensor == 1
     }

@@ -132,8 +132,8 @@ class ProfileTable(WithoutEmpty):
         both = self.readings.forward_spread_seconds, self.readings.backward_spread_seconds
         return [f + b for f, b in zip(*both, strict=True)]
 
-    def seconds(self) -> list[float]:
-        """Forward + backward per layer [L]."""
+    def layer_seconds(self) -> list[float]:
+        """[L] forward and backward seconds of each layer."""
         return [f + b for f, b in zip(self.forward_seconds, self.backward_seconds, strict=True)]
 
 

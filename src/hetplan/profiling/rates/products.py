@@ -322,8 +322,8 @@ class MoveCurve(StrictModel):
     log2_bytes: list[NonNegative]
     share: list[Positive]
 
-    def seconds(self, moved: float) -> float:
-        """Never less for more bytes."""
+    def move_seconds(self, moved: float) -> float:
+        """Seconds in which these bytes move; never fewer for more bytes."""
         share = float(np.interp(math.log2(max(moved, 1.0)), self.log2_bytes, self.share))
         return self.start_seconds + moved / (self.bytes_per_second * share)
 
@@ -362,7 +362,7 @@ def move_seconds(
     or softmax. Never less for more bytes, row for row.
     """
     rate, measured = rate_of(device, spec.memory_bytes_per_s, kind)
-    seconds = move_curve(kind, device, spec, row=row, moving=moving).seconds(moved)
+    seconds = move_curve(kind, device, spec, row=row, moving=moving).move_seconds(moved)
     errors = rate.errors if measured else moving
     source = rate.origin if measured else f"{rate.origin} on {rate.devices[0]}"
     return Estimate(seconds, seconds * errors.low, seconds * errors.high, source)

@@ -403,13 +403,13 @@ class Kinds:
         return np.asarray(self.figures.exposed(self.r)[self.kind, self.type])
 
     @cached_property
-    def seconds(self) -> Floats:
+    def stage_seconds(self) -> Floats:
         """[kinds, N] of a stage of 1 to N layers."""
         return np.asarray(self.c[:, None] * np.arange(1, self.N + 1) + self.h[:, None])
 
     @cached_property
     def thetas(self) -> Floats:
-        return np.unique(self.seconds[np.arange(1, self.N + 1) <= self.cap[:, None]])
+        return np.unique(self.stage_seconds[np.arange(1, self.N + 1) <= self.cap[:, None]])
 
     @cached_property
     def phis(self) -> Floats:
@@ -417,7 +417,7 @@ class Kinds:
 
     @cached_property
     def by_theta(self) -> Ints:
-        rows = zip(self.seconds, self.cap, strict=True)
+        rows = zip(self.stage_seconds, self.cap, strict=True)
         return np.array([np.searchsorted(row[:cap], self.thetas, "right") for row, cap in rows]).T
 
     @cached_property
