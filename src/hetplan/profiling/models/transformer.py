@@ -33,41 +33,39 @@ Norm = Literal["layer", "rms", "pixel"]
 
 @dataclass(frozen=True)
 class Experts:
-    """Mixture of experts in every `every`-th block, counted from 1, behind the first `dense` ones:
-    `active` of `count` per token. width: of one expert, None: the feed-forward size. shared: width
-    of what every token visits as well. latent: width to which tokens are projected before they
-    travel to experts (Nemotron 3's LatentMoE), None: the hidden size. early: gates act between an
-    expert's products, whose outputs are then not kept (Megatron Core, transformer/moe/experts.py).
-    capacity: every expert gets so many times the tokens of even load, padded (Lepikhin et al. 2021,
-    GShard, Section 2.2); None: as many as come, none dropped or padded.
-    """
+    """A mixture of experts, in place of the feed-forward network of some blocks."""
 
-    count: int
-    active: int
-    every: int = 1
-    dense: int = 0
-    width: int | None = None
-    shared: int = 0
+    count: int  # experts of a block
+    active: int  # experts that a token visits
+    every: int = 1  # every how many blocks there is a mixture, counted from 1
+    dense: int = 0  # the first blocks, which have none
+    width: int | None = None  # inner width of one expert; None: the feed-forward size
+    shared: int = 0  # inner width of the shared expert that every token visits as well
+    # The width to which tokens are projected before they travel to experts (Nemotron 3's
+    # LatentMoE); None: the hidden size.
     latent: int | None = None
+    # Whether gates act between an expert's products, whose outputs are then not kept (Megatron
+    # Core, transformer/moe/experts.py).
     early: bool = False
+    # The tokens that every expert gets, over those of an even load, padded (Lepikhin et al. 2021,
+    # GShard, Section 2.2); None: the tokens that come, none dropped and none padded.
     capacity: float | None = None
 
     def rows(self, tokens: int) -> int:
-        """Of all experts together, for so many tokens."""
+        """The rows that all experts together compute for a number of tokens."""
         return math.ceil(tokens * self.active * (self.capacity or 1))
 
 
 @dataclass(frozen=True)
 class Mamba:
-    """A Mamba-2 layer (Dao and Gu 2024, Section 6): heads of head_dim, groups of heads that share
-    vectors B and C of `state`, a convolution over `kernel` tokens, scanned by chunks."""
+    """A Mamba-2 layer (Dao and Gu 2024, Section 6)."""
 
     heads: int
     head_dim: int
-    groups: int
-    state: int
-    kernel: int = 4
-    chunk: int = 128
+    groups: int  # groups of heads that share the vectors B and C
+    state: int  # length of B and C
+    kernel: int = 4  # tokens that the convolution reaches over
+    chunk: int = 128  # tokens that the scan takes at once
 
     @property
     def inner(self) -> int:
@@ -76,102 +74,90 @@ class Mamba:
 
     @property
     def mixed(self) -> int:
-        """Width of what is convolved: the heads' inputs, B and C."""
+        """Width of the convolution: the heads' inputs, B and C."""
         return self.inner + 2 * self.groups * self.state
 
 
 @dataclass(frozen=True)
 class Latent:
-    """Latent attention (DeepSeek-V2, Section 2.1): queries (None: of the hidden size), keys and
-    values come from vectors of these ranks; of a key's width `rope` is rotated and shared by all
-    heads, `nope` is not. value: width of one head's values."""
+    """Latent attention (DeepSeek-V2, Section 2.1): queries, keys and values are projected from
+    vectors of low rank."""
 
-    query: int | None
-    keys: int
-    rope: int
-    nope: int
-    value: int
+    query: int | None  # rank of the queries' vector; None: they come from the hidden state
+    keys: int  # rank of the vector from which keys and values come
+    rope: int  # the part of a key's width that is rotated and shared by all heads
+    nope: int  # the part of a key's width that each head has for itself
+    value: int  # width of one head's values
 
 
 @dataclass(frozen=True)
 class Cut:
-    """What one of several ranks has of every block.
+    """How context, expert and expert-tensor parallelism divide every block over ranks."""
 
-    context: ranks that share a sample's tokens evenly, each with the keys of all (ring attention,
-    Liu et al. 2023). expert: ranks over which a block's experts are spread, visited by the tokens
-    of all of them. whole: so many tensor ranks hold the same columns of experts and divide their
-    tokens; the tensor degree over it is Megatron Core's expert-tensor degree.
-    """
-
+    # ranks that share a sample's tokens evenly, each with the keys of all (ring attention, Liu et
+    # al. 2023)
     context: int = 1
+    # ranks over which a block's experts are spread, visited by the tokens of all these ranks
     expert: int = 1
+    # tensor ranks that hold the same columns of experts and divide the experts' tokens; the tensor
+    # degree over this number is Megatron Core's expert-tensor degree
     whole: int = 1
 
 
 @dataclass(frozen=True)
 class Transformer:
-    """A transformer's shape.
+    """A transformer's shape."""
 
-    kv_heads: < heads with grouped queries. head_dim: usually hidden / heads. gated: SwiGLU or GeGLU
-    (three matrices). norm: LayerNorm, RMSNorm (scale only) or pixel norm (no parameters).
-    positions: learned position vectors, 0 for none; position_offset: further ones that no token
-    uses (OPT). rotary: rotary positions. types: token types (BERT). tied: the head shares the
-    embedding. head: language model, BERT's pre-training heads, or a classifier. attention:
-    "standard" writes the s x s scores to memory and keeps them, "fused" (FlashAttention, Dao et al.
-    2022) does neither. window: attention reaches this many keys back, but in every `full_every`-th
-    block. latent: latent attention, head_dim is then rope + nope. qk_norm: norms of queries and
-    keys, one for all heads or over all. block_norms: norms of a block. embedding_norm: LayerNorm
-    behind the embedding (BERT). embedding_width: narrower embedding with projections (OPT-350m).
-    final_norm: norm before the head. cut: of context and expert parallelism. pattern: of a hybrid,
-    what each block is, as Megatron writes it: M Mamba-2, * attention, - feed-forward network, E
-    experts; empty: attention and network in every block. adapter: rank of adapters beside frozen
-    weights (Hu et al. 2021, LoRA), 0 for none. input_bytes: of an element that a product with a
-    weight keeps of its input for the weight's gradient: 1 where Transformer Engine multiplies 8-bit
-    numbers (pytorch/module/layernorm_linear.py); None: the training precision's.
-    """
-
-    vocabulary: int
+    vocabulary: int  # 0: no language model
     hidden: int
-    layers: int
-    heads: int
-    feed_forward: int
-    kv_heads: int
-    head_dim: int
-    positions: int = 0
-    position_offset: int = 0
-    types: int = 0
-    gated: bool = False
-    norm: Norm = "layer"
+    layers: int  # blocks
+    heads: int  # query heads
+    feed_forward: int  # inner width of the feed-forward network
+    kv_heads: int  # key and value heads; fewer than heads with grouped queries
+    head_dim: int  # usually hidden / heads; with latent attention rope + nope
+    positions: int = 0  # learned position vectors
+    position_offset: int = 0  # further position vectors that no token uses (OPT)
+    types: int = 0  # token types (BERT)
+    gated: bool = False  # SwiGLU or GeGLU: three matrices in the feed-forward network
+    norm: Norm = "layer"  # LayerNorm, RMSNorm (scale only) or pixel norm (no parameters)
     attention_bias: bool = True
     output_bias: bool = True
     feed_forward_bias: bool = True
-    tied: bool = True
+    tied: bool = True  # whether the head shares the embedding's weights
     dropout: bool = True
+    # "standard" writes the s x s scores to memory and keeps them; "fused" (FlashAttention, Dao et
+    # al. 2022) does neither
     attention: Attention = "fused"
-    window: int | None = None
-    full_every: int = 0
+    window: int | None = None  # keys that attention reaches back to; None: all
+    full_every: int = 0  # every how many blocks attention reaches all keys in spite of the window
     latent: Latent | None = None
-    qk_norm: Literal["none", "head", "all"] = "none"
-    block_norms: int = 2
-    rotary: bool = False
-    embedding_norm: bool = False
-    embedding_width: int | None = None
-    final_norm: bool = True
-    head: Literal["lm", "bert"] = "lm"
+    qk_norm: Literal["none", "head", "all"] = "none"  # norms of queries and keys: per head, or one
+    block_norms: int = 2  # norms of a block
+    rotary: bool = False  # rotary positions
+    embedding_norm: bool = False  # LayerNorm behind the embedding (BERT)
+    embedding_width: int | None = None  # a narrower embedding with projections (OPT-350m)
+    final_norm: bool = True  # norm before the head
+    head: Literal["lm", "bert"] = "lm"  # a language model's, or BERT's pre-training heads
     experts: Experts | None = None
     cut: Cut = Cut()
+    # Of a hybrid model the kind of each block, as Megatron writes it: M Mamba-2, * attention, -
+    # feed-forward network, E experts. Empty: attention and network in every block.
     pattern: str = ""
     mamba: Mamba | None = None
-    adapter: int = 0
+    adapter: int = 0  # rank of adapters beside frozen weights (Hu et al. 2021, LoRA)
+    # Bytes of an element of a product's input that is kept for the weight's gradient: 1 where
+    # Transformer Engine multiplies 8-bit numbers (pytorch/module/layernorm_linear.py); None: those
+    # of the training precision.
     input_bytes: int | None = None
 
     def keys(self, s: int) -> int:
         """Keys that each of a rank's `s` tokens attends to."""
-        return min(s * self.cut.context, self.window or s * self.cut.context)
+        tokens = s * self.cut.context
+        return min(tokens, self.window or tokens)
 
     @property
     def causal(self) -> bool:
-        """Whether a token sees only what is before it: language models that write text."""
+        """Whether a token attends only to tokens before it: language models that write text."""
         return self.head == "lm" and self.vocabulary > 0
 
     @property
@@ -205,33 +191,34 @@ class Transformer:
         return all(size % tensor == 0 for size in sizes)
 
 
-# Of a layer: whether it has the part; its parameters, operators and what is kept.
+# A part of a layer: whether the layer has it, its parameters, operators and kept tensors.
 Part = tuple[bool, int, tuple[Operator, ...], tuple[Saved, ...]]
 
 
 def transformer(
     layers: int, hidden: int, heads: int, feed_forward: int, **others: Any
 ) -> Transformer:
-    """A shape whose heads share the hidden size, each with its own key and value; `others` are
-    further fields, or these two."""
+    """A shape whose heads share the hidden size, each with a key and a value of its own.
+
+    others: further fields of the shape; they may also replace kv_heads and head_dim.
+    """
+    fields = {"kv_heads": heads, "head_dim": hidden // heads} | others
     return Transformer(
-        layers=layers,
-        hidden=hidden,
-        heads=heads,
-        feed_forward=feed_forward,
-        **({"kv_heads": heads, "head_dim": hidden // heads} | others),
+        layers=layers, hidden=hidden, heads=heads, feed_forward=feed_forward, **fields
     )
 
 
 def bert_head_params(t: Transformer) -> int:
-    """Pooler, next-sentence classifier, MLM transform with norm, vocabulary bias (Devlin et al.
-    2019)."""
+    """Parameters of BERT's heads: pooler, next-sentence classifier, MLM transform with norm,
+    vocabulary bias (Devlin et al. 2019)."""
     dense = t.hidden * t.hidden + t.hidden
-    return dense + (2 * t.hidden + 2) + (dense + 2 * t.hidden) + t.vocabulary
+    pooler, classifier = dense, 2 * t.hidden + 2
+    transform = dense + 2 * t.hidden
+    return pooler + classifier + transform + t.vocabulary
 
 
 def projections(t: Transformer, s: int) -> list[Matmul]:
-    """From the hidden states to queries, keys and values."""
+    """The products that project hidden states to queries, keys and values."""
     if t.latent is None:
         return [Matmul("qkv", s, t.hidden, t.query_width + 2 * t.kv_width, split="n")]
     ranks, rows = t.latent, t.heads * (t.latent.nope + t.latent.value)
@@ -243,7 +230,8 @@ def projections(t: Transformer, s: int) -> list[Matmul]:
 
 
 def attention_params(t: Transformer) -> int:
-    """Query, key, value and output projections, and norms of queries, keys and latent vectors."""
+    """Parameters of attention: query, key, value and output projections, and the norms of queries,
+    keys and latent vectors."""
     products = sum(int(product.k) * int(product.n) for product in projections(t, 1))
     biases = (t.query_width + 2 * t.kv_width) * t.attention_bias + t.hidden * t.output_bias
     norms = {"none": 0, "head": 2 * t.head_dim, "all": t.query_width + t.kv_width}[t.qk_norm]
@@ -253,15 +241,15 @@ def attention_params(t: Transformer) -> int:
 
 
 def feed_forward_params(t: Transformer) -> int:
-    """One feed-forward network: two matrices, three if gated."""
+    """Parameters of one feed-forward network: two matrices, three if gated."""
     up = 2 if t.gated else 1
-    return (up + 1) * t.hidden * t.feed_forward + (
-        up * t.feed_forward + t.hidden
-    ) * t.feed_forward_bias
+    matrices = (up + 1) * t.hidden * t.feed_forward
+    biases = up * t.feed_forward + t.hidden
+    return matrices + biases * t.feed_forward_bias
 
 
 def attention_operators(t: Transformer, s: int) -> tuple[Operator, ...]:
-    """Projections, scores, softmax, weighted sum, output projection."""
+    """Operators of attention: projections, scores, softmax, weighted sum, output projection."""
     keys = t.keys(s)
     scores, rotated = s * keys * t.heads, 2 * s * (t.query_width + t.kv_width)
     fused = t.attention == "fused"
@@ -301,7 +289,7 @@ def attention_operators(t: Transformer, s: int) -> tuple[Operator, ...]:
 
 
 def feed_forward_operators(t: Transformer, s: int) -> tuple[Operator, ...]:
-    """Up (and gate), activation, down."""
+    """Operators of a feed-forward network: up (and gate), activation, down."""
     up = 2 if t.gated else 1
     inner = s * t.feed_forward
     return (
@@ -312,8 +300,8 @@ def feed_forward_operators(t: Transformer, s: int) -> tuple[Operator, ...]:
 
 
 def expert_operators(t: Transformer, s: int, mixture: Experts) -> tuple[Operator, ...]:
-    """Router, dispatch, this rank's experts at even load (each pads its rows up to a whole token),
-    combine."""
+    """Operators of a mixture of experts: router, dispatch, this rank's experts at even load (each
+    pads its rows up to a whole token), combine."""
     up, held = 2 if t.gated else 1, -(-mixture.count // t.cut.expert)
     sent = mixture.rows(s)
     rows = -(-sent * t.cut.expert // (mixture.count * t.cut.whole))
