@@ -14,6 +14,7 @@ split in embedding and head.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -191,8 +192,21 @@ class Transformer:
         return all(size % tensor == 0 for size in sizes)
 
 
-# A part of a layer: whether the layer has it, its parameters, operators and kept tensors.
-Part = tuple[bool, int, tuple[Operator, ...], tuple[Saved, ...]]
+@dataclass
+class LayerParts:
+    """The parameters, operators and kept tensors of a layer, collected part by part."""
+
+    params: int = 0
+    operators: tuple[Operator, ...] = ()
+    saved: tuple[Saved, ...] = ()
+
+    def add(
+        self, params: int = 0, operators: Sequence[Operator] = (), saved: Sequence[Saved] = ()
+    ) -> None:
+        """Add one part behind those before it."""
+        self.params += params
+        self.operators += tuple(operators)
+        self.saved += tuple(saved)
 
 
 def transformer(
@@ -324,12 +338,16 @@ def expert_operators(t: Transformer, s: int, mixture: Experts) -> tuple[Operator
     return (Matmul("router", s, t.hidden, mixture.count), *moved)
 
 
-def mamba_part(t: Transformer, s: int, m: Mamba) -> Part:
-    """A Mamba-2 layer with its norm. The scan is that of chunks: products within them, and their
-    states; its backward pass computes the convolution again (mamba_ssm, ssd_combined.py)."""
+def add_mamba(parts: LayerParts, t: Transformer, s: int, m: Mamba) -> None:
+    """Add a Mamba-2 layer with its norm.
+
+    The scan is that of chunks: products within them, and their states; its backward pass computes
+    the convolution again (mamba_ssm, ssd_combined.py).
+    """
     size, tall, chunks = s * t.hidden, m.inner + m.mixed + m.heads, -(-s // m.chunk)
     n, p, q = m.state, m.head_dim, m.chunk
-    own = t.hidden * (tall + m.inner) + (m.kernel + 1) * m.mixed + 3 * m.heads + m.inner
+    projections, convolution = t.hidden * (tall + m.inner), (m.kernel + 1) * m.mixed
+    params = projections + convolution + 3 * m.heads + m.inner + t.norm_params
     scan: Any = {"weight": False, "split": "count", "left": 0, "out": 0}
     operators: tuple[Operator, ...] = (
         norm("norm-1", size),
@@ -350,7 +368,7 @@ def mamba_part(t: Transformer, s: int, m: Mamba) -> Part:
         Saved("mamba-out input", s * m.inner, split=True, element_bytes=t.input_bytes),
         Saved("states", chunks * m.inner * n, split=True),
     )
-    return True, own + t.norm_params, operators, saved
+    parts.add(params, operators, saved)
 
 
 def norm(name: str, size: int) -> Elementwise:
@@ -366,13 +384,15 @@ def residual(name: str, size: int, dropout: bool) -> Elementwise:
 
 
 def dropout_mask(t: Transformer, name: str, size: int, *, split: bool = False) -> tuple[Saved, ...]:
-    """A byte per element where the model has dropout, else nothing."""
-    return (Saved(f"{name} dropout mask", size, split, element_bytes=1),) if t.dropout else ()
+    """The mask of a dropout, a byte per element; nothing where the model has no dropout."""
+    if not t.dropout:
+        return ()
+    return (Saved(f"{name} dropout mask", size, split, element_bytes=1),)
 
 
 def attention_saved(t: Transformer, s: int) -> tuple[Saved, ...]:
-    """What attention keeps: Korthikanti et al. 2022, Section 4.1 (11 s b h + 5 a s^2 b), with its
-    norm."""
+    """The tensors that attention and its norm keep: Korthikanti et al. 2022, Section 4.1
+    (11 s b h + 5 a s^2 b)."""
     size = s * t.hidden
     scores = s * t.keys(s) * t.heads
     core: tuple[Saved, ...] = (Saved("softmax output", scores, split=True),)
@@ -394,15 +414,16 @@ def attention_saved(t: Transformer, s: int) -> tuple[Saved, ...]:
 
 
 def feed_forward_saved(t: Transformer, s: int, mixture: Experts | None) -> tuple[Saved, ...]:
-    """What the feed-forward network keeps (19 s b h for a GPT block), with its norm."""
+    """The tensors that the feed-forward network and its norm keep (19 s b h for a GPT block)."""
     size = s * t.hidden
-    rows, width = mixture.rows(s) if mixture else s, (mixture and mixture.latent) or t.hidden
     up = 2 if t.gated else 1
+    rows, width = s, t.hidden
     routing: tuple[Saved, ...] = ()
     if mixture:
+        rows, width = mixture.rows(s), mixture.latent or t.hidden
         routing = (Saved("router input and weights", size + s * mixture.count, split=False),)
-    if mixture and not mixture.early:
-        routing += (Saved("expert outputs", rows * width, split=False),)
+        if not mixture.early:
+            routing += (Saved("expert outputs", rows * width, split=False),)
     return (
         Saved("norm-2 input", size, split=False),
         Saved("up input", rows * width, split=False, element_bytes=t.input_bytes),
@@ -417,8 +438,11 @@ def transformer_layers(t: Transformer, sequence: int) -> tuple[Layer, ...]:
     """Embedding, blocks and head for samples of `sequence` tokens, no more than the learned
     positions, as one rank of the shape's cut has them; parameters are those of all ranks."""
     s = -(-sequence // t.cut.context)
-    chain = (embedding(t, s), *(block(t, s, index) for index in range(t.layers)), head(t, s))
-    return tuple(adapted(layer, t.adapter) for layer in chain) if t.adapter else chain
+    blocks = [block(t, s, index) for index in range(t.layers)]
+    chain = (embedding(t, s), *blocks, head(t, s))
+    if t.adapter:
+        return tuple(adapted(layer, t.adapter) for layer in chain)
+    return chain
 
 
 def adapted(layer: Layer, rank: int) -> Layer:
@@ -441,104 +465,107 @@ def adapted(layer: Layer, rank: int) -> Layer:
     )
 
 
-def put_together(*parts: Part) -> tuple[int, tuple[Operator, ...], tuple[Saved, ...]]:
-    """Parameters, operators and what is kept of the parts that a layer has; of each: whether it has
-    it, and the three."""
-    own = [part for part in parts if part[0]]
-    return (
-        sum(params for _, params, _, _ in own),
-        tuple(op for _, _, operators, _ in own for op in operators),
-        tuple(tensor for _, _, _, saved in own for tensor in saved),
-    )
-
-
 def embedding(t: Transformer, s: int) -> Layer:
-    """Token, position and type vectors, summed; normalised and projected where the model does
+    """The sum of token, position and type vectors; normalised and projected where the model does
     so."""
     width, size = t.embedding_width or t.hidden, s * t.hidden
     vectors = t.vocabulary * width + (t.positions + t.position_offset + t.types) * t.hidden
     read = (2 + bool(t.positions) + bool(t.types)) * s * width
-    params, operators, saved = put_together(
-        (True, vectors, (Elementwise("lookup", read, read, kind="lookup"),), ()),
-        (
-            width != t.hidden,
+    parts = LayerParts()
+    parts.add(vectors, [Elementwise("lookup", read, read, kind="lookup")])
+    if width != t.hidden:
+        parts.add(
             width * t.hidden,
-            (Matmul("project-in", s, width, t.hidden),),
-            (Saved("project-in input", s * width, split=False),),
-        ),
-        (
-            t.embedding_norm,
-            t.norm_params,
-            (norm("embedding-norm", size),),
-            (Saved("embedding norm input", size, split=False),),
-        ),
-        (
-            t.dropout,
-            0,
-            (Elementwise("dropout", 2 * size, 2 * size),),
-            dropout_mask(t, "embedding", size),
-        ),
-    )
+            [Matmul("project-in", s, width, t.hidden)],
+            [Saved("project-in input", s * width, split=False)],
+        )
+    if t.embedding_norm:
+        saved = Saved("embedding norm input", size, split=False)
+        parts.add(t.norm_params, [norm("embedding-norm", size)], [saved])
+    if t.dropout:
+        dropout = Elementwise("dropout", 2 * size, 2 * size)
+        parts.add(0, [dropout], dropout_mask(t, "embedding", size))
     return Layer(
         "embedding",
         "embedding",
-        params,
-        operators,
+        parts.params,
+        parts.operators,
         size,
-        saved,
+        parts.saved,
         (Reduce(s * width, backward=False),),  # ranks hold parts of the vocabulary
     )
 
 
+def mixture_of(t: Transformer, index: int) -> Experts | None:
+    """The mixture of experts of block `index`; None where the block has none."""
+    mixture, kind = t.experts, t.pattern[index : index + 1]
+    if mixture is None or (index + 1) % mixture.every != 0 or index < mixture.dense:
+        return None
+    return mixture if kind in ("", "E") else None
+
+
+def feed_forward_part(t: Transformer, s: int, mixture: Experts | None) -> LayerParts:
+    """The feed-forward network of a block, or the mixture of experts in its place."""
+    if mixture is None:
+        return LayerParts(
+            feed_forward_params(t), feed_forward_operators(t, s), feed_forward_saved(t, s, None)
+        )
+    inner = replace(t, feed_forward=mixture.width or t.feed_forward)
+    width = mixture.latent or t.hidden
+    expert_params = feed_forward_params(replace(inner, hidden=width))
+    router_params = mixture.count * t.hidden
+    latent_params = 2 * t.hidden * (mixture.latent or 0)
+    parts = LayerParts(
+        mixture.count * expert_params + router_params + latent_params,
+        expert_operators(inner, s, mixture),
+        feed_forward_saved(inner, s, mixture),
+    )
+    if mixture.shared:
+        shared = replace(t, feed_forward=mixture.shared)
+        inside = feed_forward_saved(shared, s, None)[2:4]  # its inputs are kept already
+        parts.add(feed_forward_params(shared), feed_forward_operators(shared, s), inside)
+    return parts
+
+
 def block(t: Transformer, s: int, index: int) -> Layer:
-    """Block `index`: attention and (mixture-of-experts) feed-forward with norms and residuals, or
-    what the pattern says."""
+    """Block `index`: attention and feed-forward network with norms and residuals. Of a hybrid
+    model: attention, network, mixture of experts or Mamba-2, as the pattern says."""
     if t.full_every and (index + 1) % t.full_every == 0:
         t = replace(t, window=None)
-    letter, size = t.pattern[index : index + 1], s * t.hidden
-    mixture = t.experts if t.experts and (index + 1) % t.experts.every == 0 else None
-    if mixture and (index < mixture.dense or letter not in ("", "E")):
-        mixture = None
-    inner = replace(t, feed_forward=mixture.width or t.feed_forward) if mixture else t
-    networks = feed_forward_operators(inner, s)
-    saved = feed_forward_saved(inner, s, mixture)
-    feed_forward = feed_forward_params(inner)
-    if mixture:
-        width = mixture.latent or t.hidden
-        networks = expert_operators(inner, s, mixture)
-        feed_forward = mixture.count * (
-            feed_forward_params(replace(inner, hidden=width)) + t.hidden
-        ) + 2 * t.hidden * (mixture.latent or 0)
-    if mixture and mixture.shared:
-        shared = replace(t, feed_forward=mixture.shared)
-        networks += feed_forward_operators(shared, s)
-        saved += feed_forward_saved(shared, s, None)[2:4]
-        feed_forward += feed_forward_params(shared)
-    norms = range(3, t.block_norms + 1)
-    attention = (
-        norm("norm-1", size),
-        *attention_operators(t, s),
-        residual("residual-1", size, t.dropout),
-    )
-    network = (norm("norm-2", size), *networks, residual("residual-2", size, t.dropout))
-    params, operators, saved = put_together(
-        (letter in ("", "*"), attention_params(t), attention, attention_saved(t, s)),
-        (letter in ("", "E", "-"), feed_forward, network, saved),
-        (letter != "M", (1 if letter else t.block_norms) * t.norm_params, (), ()),
-        (bool(norms), 0, tuple(norm(f"norm-{i}", size) for i in norms), ()),
-        *([mamba_part(t, s, t.mamba)] if letter == "M" and t.mamba else []),
-    )
+    kind, size = t.pattern[index : index + 1], s * t.hidden
+    mixture = mixture_of(t, index)
+    parts = LayerParts()
+    if kind in ("", "*"):
+        operators = (
+            norm("norm-1", size),
+            *attention_operators(t, s),
+            residual("residual-1", size, t.dropout),
+        )
+        parts.add(attention_params(t), operators, attention_saved(t, s))
+    if kind in ("", "E", "-"):
+        network = feed_forward_part(t, s, mixture)
+        operators = (
+            norm("norm-2", size),
+            *network.operators,
+            residual("residual-2", size, t.dropout),
+        )
+        parts.add(network.params, operators, network.saved)
+    if kind != "M":
+        norms = 1 if kind else t.block_norms
+        parts.add(norms * t.norm_params)
+    parts.add(operators=[norm(f"norm-{i}", size) for i in range(3, t.block_norms + 1)])
+    if kind == "M" and t.mamba:
+        add_mamba(parts, t, s, t.mamba)
+    # attention and network each join one tensor forward and one backward
+    passes = (False, True) if kind else (False, False, True, True)
     return Layer(
         f"block-{index}",
         "moe-block" if mixture else "block",
-        params,
-        operators,
+        parts.params,
+        parts.operators,
         size,
-        saved,
-        tuple(
-            Reduce(size, backward)
-            for backward in ((False, True) if letter else (False, False, True, True))
-        ),
+        parts.saved,
+        tuple(Reduce(size, backward) for backward in passes),
     )
 
 
@@ -546,46 +573,38 @@ def head(t: Transformer, s: int) -> Layer:
     """Final norm, language-model head (BERT: transform, MLM and NSP heads) and loss."""
     h, v = t.hidden, t.vocabulary
     width, size = t.embedding_width or h, s * h
-    transform = tuple(f"transform {what}" for what in ("input", "activation", "norm"))
-    params, operators, saved = put_together(
-        (True, 0 if t.tied else v * width, (), (Saved("head input", s * width, split=False),)),
-        (
-            t.final_norm,
-            t.norm_params,
-            (norm("final-norm", size),),
-            (Saved("final norm input", size, split=False),),
-        ),
-        (
-            width != h,
-            h * width,
-            (Matmul("project-out", s, h, width),),
-            (Saved("project-out input", size, split=False),),
-        ),
-        (
-            t.head == "bert",
-            bert_head_params(t),
-            (
-                Matmul("pooler", 1, h, h),
-                Matmul("transform", s, h, h),
-                Elementwise("transform-gelu", 2 * size, 3 * size),
-                norm("transform-norm", size),
-            ),
-            tuple(Saved(name, size, split=False) for name in transform),
-        ),
-        (
-            True,
-            0,
-            (
-                Matmul("lm-head", s, width, v, split="n"),
-                # The loss reads 16-bit logits, writes fp32 ones, and reads those for maximum, sum
-                # and gradient.
-                Elementwise("cross-entropy", 6 * s * v, 3 * s * v, True, "loss"),
-            ),
-            (Saved("logits", s * v, split=True, element_bytes=4),),
-        ),
-    )
+    parts = LayerParts()
+    weights = 0 if t.tied else v * width
+    parts.add(weights, saved=[Saved("head input", s * width, split=False)])
+    if t.final_norm:
+        saved = Saved("final norm input", size, split=False)
+        parts.add(t.norm_params, [norm("final-norm", size)], [saved])
+    if width != h:
+        saved = Saved("project-out input", size, split=False)
+        parts.add(h * width, [Matmul("project-out", s, h, width)], [saved])
+    if t.head == "bert":
+        operators = (
+            Matmul("pooler", 1, h, h),
+            Matmul("transform", s, h, h),
+            Elementwise("transform-gelu", 2 * size, 3 * size),
+            norm("transform-norm", size),
+        )
+        kept = ("transform input", "transform activation", "transform norm")
+        parts.add(bert_head_params(t), operators, [Saved(name, size, split=False) for name in kept])
+    product = Matmul("lm-head", s, width, v, split="n")
+    # The loss reads 16-bit logits, writes fp32 ones, and reads those for maximum, sum and gradient.
+    loss = Elementwise("cross-entropy", 6 * s * v, 3 * s * v, True, "loss")
+    logits = Saved("logits", s * v, split=True, element_bytes=4)
+    parts.add(operators=[product, loss], saved=[logits])
     # Backward: the input's gradient. Forward: maximum, target logit and sum of exponentials, fp32.
     reduces = (Reduce(s * width, backward=True), Reduce(3 * s, backward=False, element_bytes=4))
     return Layer(
-        "head", "head", params, operators, 0, saved, reduces, tied_params=v * width if t.tied else 0
+        "head",
+        "head",
+        parts.params,
+        parts.operators,
+        0,
+        parts.saved,
+        reduces,
+        tied_params=v * width if t.tied else 0,
     )
