@@ -44,7 +44,8 @@ from hetplan.adapters.importers.common import (
 from hetplan.adapters.importers.sailor import ModelData, SizesFile, load_model_data
 from hetplan.errors import InputError, require
 from hetplan.files import read_json
-from hetplan.profiling.models.model_files import CALCULON_KEYS, from_config
+from hetplan.profiling.models.configuration_keys import CALCULON_KEYS
+from hetplan.profiling.models.configurations import from_config
 from hetplan.profiling.profiles.profile import ProfileLayer, ProfileTable
 from hetplan.profiling.workload import STATE_BYTES_PER_PARAM
 from hetplan.schema import (
