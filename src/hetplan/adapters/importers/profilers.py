@@ -374,11 +374,9 @@ def read_deepspeed(path: str, settings: Settings) -> Imported:
     latency = {match["key"]: _seconds(match) for match in summaries}
     batches = filter(None, (BATCH.match(line.strip()) for _, line in lines))
     tree = parse_tree(lines, path)
-    ratio, guessed = (
-        (latency["bwd"] / latency["fwd"], "")
-        if latency.get("fwd") and latency.get("bwd")
-        else (2.0, "no backward latency in the summary: twice the forward one")
-    )
+    ratio, guessed = 2.0, "no backward latency in the summary: twice the forward one"
+    if latency.get("fwd") and latency.get("bwd"):
+        ratio, guessed = latency["bwd"] / latency["fwd"], ""
     width = 4 if settings.precision == "fp32" else 2
     chain = []
     for module in layers_of(tree):
