@@ -27,13 +27,12 @@ from hetplan.profiling.profiles.profile import load_profile
 torch: Any = pytest.importorskip("torch", reason="torch is an extra of hetplan")
 
 from hetplan.runtime.measuring import batches, layers as measure  # noqa: E402
-from hetplan.runtime.measuring.batches import (  # noqa: E402  # noqa: E402
+from hetplan.runtime.measuring.batches import (  # noqa: E402
     Trial,
     explore_stages,
-    groups_of,
     measure_batch_curve,
-    torchrun_place,
 )
+from hetplan.runtime.measuring.collectives import groups_of, torchrun_place  # noqa: E402
 from hetplan.runtime.measuring.networks import KINDS, network, out_of_memory, saved_bytes  # noqa: E402
 from parity.asking import run_forked  # noqa: E402
 from parity.shards import deep  # noqa: E402
