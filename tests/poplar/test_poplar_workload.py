@@ -167,7 +167,7 @@ def test_exact_keeps_the_packaged_optima(entry: Entry) -> None:
 
 def test_the_report_prices_every_method_alike() -> None:
     """ZeRO 2's all-gather is in every method's seconds; one type alone pays no others' links."""
-    found = papers.seconds("poplar-c", "llama-0.5b", (), 2)
+    found = papers.seconds_by_method("poplar-c", "llama-0.5b", (), 2)
     posed = pose(paper_workload("poplar-c", "llama-0.5b"), 2)
     best = solve(POPLAR, posed.data, "exact").objective
     assert best is not None and found["optimum"] == pytest.approx(best + posed.once_seconds)
@@ -182,7 +182,7 @@ def test_the_report_prices_every_method_alike() -> None:
     fewer = papers.tflops({}, single)
     assert fewer["weak only"] == row["weak only"]
     assert fewer["strong only"] == pytest.approx(row["strong only"] / 4, rel=0.02)
-    assert papers.seconds("poplar-b", "llama-1.1b", (), 0) == {}
+    assert papers.seconds_by_method("poplar-b", "llama-1.1b", (), 0) == {}
 
 
 LATENCY = {"all-reduce": 6e-4, "all-gather": 2e-4, "reduce-scatter": 3e-4}
