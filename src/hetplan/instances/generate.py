@@ -40,7 +40,7 @@ TRIES = 50
 
 @dataclass(frozen=True)
 class Draw:
-    """What an instance is made from."""
+    """The random numbers and limits that an instance is made from."""
 
     rng: random.Random
     most: int

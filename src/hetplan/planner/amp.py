@@ -295,5 +295,5 @@ def problems_within_replay(workload: Workload) -> Iterator[AmpProblem]:
 
 
 def room(capacity: float, beside: float) -> float:
-    """What is left of a device's bytes."""
+    """Bytes that are left of a device's memory."""
     return max(0.0, capacity * (1 - EQUAL_WITHIN) - beside)

@@ -43,7 +43,7 @@ SAME = 1e-6  # relative: seconds that differ by more come from other costs
 
 @dataclass(frozen=True)
 class Bottleneck:
-    """What has least to spare: a stage, a network card, a device's memory."""
+    """The resource with the least to spare: a stage, a network card, a device's memory."""
 
     text: str  # for people
     facts: Mapping[str, Any]  # as JSON types
@@ -51,8 +51,8 @@ class Bottleneck:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What the winner's replay and the ranking say. The first four fields come from the replay:
-    without one they are empty or None."""
+    """An explanation of the winner, by its replay and the ranking. The first four fields come from
+    the replay: without one they are empty or None."""
 
     critical: Mapping[str, float]  # what is on the deciding chain -> seconds, largest first
     # Who computes longest: replica, stage, busy_share of the iteration; device of a program that
@@ -238,7 +238,7 @@ def same_plan(one: Candidate, other: Candidate) -> bool:
 
 
 def longer(candidate: Candidate, best: Candidate) -> float | None:
-    """How much longer an iteration takes than the best one's, as a ratio above 0."""
+    """The excess of an iteration over the best one's, as a ratio above 0."""
     if candidate.predicted_seconds is None or not best.predicted_seconds:
         return None
     return candidate.predicted_seconds / best.predicted_seconds - 1.0
@@ -257,7 +257,7 @@ def critical_parts(plan: Plan, run: Replay) -> dict[str, float]:
 
 
 def label_of(run: Replay, kind: Kind, unit: str) -> str:
-    """What a task of the unit of this name is, for people."""
+    """A kind of task in words, for people."""
     if run.by_device and kind not in COMPUTES:
         return "collectives of the program"
     others = {

@@ -48,7 +48,7 @@ FINE = 1000  # parts of the limits: shares of them are searched in so small step
 
 @dataclass(frozen=True)
 class Wanted:
-    """What layouts must have; None: whatever fits."""
+    """Figures that a configuration must have; None: whatever fits."""
 
     zero: int | None = None
     recomputation: Recomputation | None = None
@@ -70,7 +70,7 @@ class Shape:
 
     @property
     def devices(self) -> int:
-        """How many it takes; the cluster may have more."""
+        """The number of devices in use; the cluster may have more."""
         return self.tensor * self.pipeline * self.data
 
 
@@ -219,8 +219,8 @@ def fits(
         return fit
 
     def other(name: str, batch: int | None = global_batch, **held: Any) -> str | None:
-        """What would fit under a change that has this name; None where nothing does, as where
-        nothing is changed."""
+        """The text of the configuration that would fit under the change of this name; None where
+        none does, and where nothing is changed."""
         return next(
             (f"{name}: {layout.text}" for layout in Question(posed(**held), batch).fitting(wanted)),
             None,
@@ -239,8 +239,8 @@ def fits(
 
 
 def advice(workload: Workload) -> tuple[str, ...]:
-    """What would make a workload fit of which no plan at hand fits, the smallest change first; or
-    the simplest regular layout, where one fits as it is."""
+    """Changes with which a workload would fit of which no plan at hand fits, the smallest one
+    first; or the simplest configuration, where one fits as it is."""
     wanted = Wanted()
     question = Question(workload, workload.global_batch)
     fit = question.answer(wanted)
@@ -331,7 +331,7 @@ class Question:
                 yield self.layout(shape, level, mode, batch)
 
     def wishes(self, wanted: Wanted) -> list[str]:
-        """What would fit if as few as possible of the wishes were others."""
+        """Configurations that would fit if as few as possible of the wishes were others."""
         made = [name for name, value in vars(wanted).items() if value is not None]
         for count in range(1, len(made) + 1):
             lines = [
@@ -344,7 +344,8 @@ class Question:
         return []
 
     def devices(self, wanted: Wanted) -> Iterator[str]:
-        """How many more devices of each type would do; nothing where no number of it does."""
+        """Texts of how many more devices of a type would do, for the types of which some number
+        does."""
         for kind in self.limits:
             alike = [node for node in self.workload.cluster.nodes if node.device == kind]
             largest = max(alike, key=lambda node: node.devices)
@@ -474,8 +475,8 @@ class Question:
     def linear(
         self, shape: Shape, level: int, passes: Passes[float], batch: int
     ) -> tuple[float, float, float]:
-        """What a device holds at most, as bytes per byte of its layers' weights, beside its layers,
-        and beside them on the last stage."""
+        """The most that a device holds, as bytes per byte of its layers' weights, bytes beside its
+        layers, and bytes beside them on the last stage."""
         framework, tensor = self.workload.framework, shape.tensor
         part, width = 1 / shape.data if level else 1.0, ELEMENT_BYTES[self.workload.precision]
         staged = shape.pipeline > 1

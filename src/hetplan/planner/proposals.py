@@ -1,5 +1,5 @@
-"""How strategies are asked: every method solves every problem that its strategy poses, and a fault
-costs one row of the ranking."""
+"""Asking strategies: every method solves every problem that its strategy poses, and a fault costs
+one row of the ranking."""
 
 import math
 from collections.abc import Sequence

@@ -43,7 +43,7 @@ TINY = 1e-12  # of a layer: rounding of shares
 
 @dataclass(frozen=True)
 class Moves:
-    """What moves from one plan to another."""
+    """The bytes that move from one plan to another."""
 
     links: Mapping[tuple[int, int], float]  # (from device, to device) -> bytes
     lost: Mapping[int, float]  # device -> bytes that no device left holds
@@ -60,7 +60,7 @@ class Moves:
 
     @property
     def all_bytes(self) -> float:
-        """Of network and checkpoint together."""
+        """Bytes from the network and from the checkpoint together."""
         return self.total + self.from_checkpoint
 
     def between_nodes(self, workload: Workload) -> dict[tuple[int, int], float]:
@@ -108,7 +108,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Replanning:
-    """What there is after a loss."""
+    """The new plan after a loss of nodes, beside the old one."""
 
     workload: Workload
     lost: tuple[int, ...]  # numbers of nodes
@@ -336,8 +336,8 @@ def program_parts(plan: Plan, workload: Workload) -> dict[int, Held]:
 
 
 def sharded(plan: Plan, parts: Held, kind: str) -> Iterator[tuple[int, Interval]]:
-    """What each device keeps of a kind: its part, or its share of it where ZeRO divides that
-    kind."""
+    """The part that each device keeps of a kind: its own, or its share of it where ZeRO divides
+    that kind."""
     if plan.zero < (1 if kind == "states" else 3):
         yield from parts
         return

@@ -1,4 +1,4 @@
-"""What a change of the cluster is worth: more devices, fewer, a faster network; each planned anew.
+"""The worth of changes of the cluster: more devices, fewer, a faster network; each planned anew.
 
 The best plan of the cluster as it is also runs on a larger or faster cluster, and on one that lacks
 only devices that it leaves idle. It is replayed there, so that a change that only adds never costs.
@@ -53,7 +53,7 @@ class Change:
 
 @dataclass(frozen=True)
 class ChangeResult:
-    """What comes of a change."""
+    """The plan on a changed cluster."""
 
     change: Change
     workload: Workload
@@ -293,7 +293,7 @@ def what_if(
 def compared(
     base: ChangeResult, change: Change, changed: Workload, planning: Planning, precision: float
 ) -> ChangeResult:
-    """What comes of a change, planned, beside the cluster as it is."""
+    """The result of a change, beside the cluster as it is."""
     before = plan_as_it_is(base.best, base.workload, changed, change)
     after = shortest(filter(None, (planning.best, before)))
     why = (f"{c.name}: {c.message}" for c in planning.candidates if c.message)

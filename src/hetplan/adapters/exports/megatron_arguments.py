@@ -126,7 +126,7 @@ def optimizer_rows(plan: Plan, degrees: Degrees) -> list[Row]:
 
 
 def stage_settings(grid: Grid) -> Settings:
-    """How the blocks divide over the stages: the shortest arguments that say so.
+    """The shortest arguments that say how the blocks divide over the stages.
 
     Nothing is written for Megatron's own even cut. Where only the ends differ, their numbers of
     blocks are enough: Megatron divides the rest evenly over the other stages.

@@ -1,4 +1,4 @@
-"""What Sailor publishes: measured profiles, fits of link bandwidths, and plans that were run.
+"""Files that Sailor publishes: measured profiles, fits of link bandwidths, and plans that were run.
 
 Profiles: `profiles/<model>/<GPU>/profile.json`: {micro-batch: {tensor degree: {layer: [forward,
 backward, update]}}}, seconds. The update is that of the whole profiled model, repeated at every

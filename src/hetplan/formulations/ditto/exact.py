@@ -38,7 +38,7 @@ CUT = "a single θ takes more labels than memory allows, which leaves a gap"
 
 @dataclass(frozen=True)
 class Parameters:
-    """What the search spends where; chosen on the packaged instances and on those of
+    """The effort of the search; chosen on the packaged instances and on those of
     evidence/speed/ditto.py."""
 
     # How hard prices are sought.

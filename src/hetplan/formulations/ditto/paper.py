@@ -319,8 +319,8 @@ def join_left_over(problem: DittoProblem, stages: Stages, virtual: list[float]) 
 
 
 def seconds_on(problem: DittoProblem, kind: int, devices: int, first: int, last: int) -> float:
-    """Of layers [first, last) on any number of devices of a kind, with the all-reduces of the next
-    power of two."""
+    """Seconds of layers [first, last) on any number of devices of a type, with the all-reduces of
+    the next power of two."""
     size = 1 << (devices - 1).bit_length()
     one, group = option(problem, kind, 1), option(problem, kind, size)
     compute, wide = float(problem.time[one, first, last]), float(problem.time[group, first, last])

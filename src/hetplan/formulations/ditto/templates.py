@@ -69,7 +69,7 @@ class Template:
 
     @property
     def node_count(self) -> int:
-        """How many nodes it is for."""
+        """The number of nodes that the template is for."""
         return sum(self.nodes)
 
     def iteration_seconds(self, micro_batches: int) -> float:

@@ -94,7 +94,7 @@ class _Programs:
 
     @property
     def note(self) -> str:
-        """What was left out of HAP's procedure."""
+        """The text of what was left out of HAP's procedure."""
         cut_off = CUT_OFF if self._states else NOT_BEGUN
         cut_off = cut_off.format(states=self._states, instead=self._instead)
         return (cut_off, REPEATED, "")[len(self._searches_left)]

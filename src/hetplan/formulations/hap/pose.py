@@ -95,8 +95,8 @@ def in_segments(program: SingleProgram, segment_of: Mapping[str, int]) -> Single
 
 
 def _runs_of_layers(program: SingleProgram, count: int) -> list[int]:
-    """Of each operator. A layer belongs where the middle of its work falls when the whole is cut
-    into equal parts."""
+    """Operator -> its segment. A layer belongs where the middle of its work falls when the whole is
+    cut into equal parts."""
     work = by_layer(program)
     total, done, part_of = sum(work.values()), 0.0, {}
     for layer, flops in work.items():
@@ -106,7 +106,7 @@ def _runs_of_layers(program: SingleProgram, count: int) -> list[int]:
 
 
 def _metis_parts(program: SingleProgram, count: int) -> list[int]:
-    """Of each operator: balanced work, few entries on edges between parts."""
+    """Operator -> its segment: balanced work, few entries on edges between segments."""
     require(
         find_spec("pymetis") is not None,
         "segments by METIS need pymetis",

@@ -53,5 +53,5 @@ class Renaming:
 
 
 def size_of(pipeline: Pipeline) -> tuple[int, tuple[int, ...], int, int]:
-    """What replicas are sorted by: all but their devices."""
+    """The key that replicas are sorted by: all but their devices."""
     return (len(pipeline.groups), pipeline.cuts, pipeline.micro_batch, pipeline.samples)

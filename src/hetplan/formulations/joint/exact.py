@@ -36,7 +36,7 @@ Cuts = tuple[int, ...]  # [V + 1] of one replica
 
 @dataclass(frozen=True)
 class Parameters:
-    """What is enumerated."""
+    """Limits of the enumeration and of the local search before it."""
 
     devices: int = 6  # with more, only a bound is given
     at_once: int = 5_000  # cuts; with more, chunks are first bounded by computing alone

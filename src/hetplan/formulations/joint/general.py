@@ -37,8 +37,8 @@ from hetplan.solvers.run import OPTIMAL_GAP, Outcome, Run, Stop, Stopped, stop_r
 
 @dataclass(frozen=True)
 class Parameters:
-    """What is small: so many devices and ways to run replicas, at most. Two cores list 100,000 ways
-    in some seconds."""
+    """Limits of small instances: devices, and ways to run replicas. Two cores list 100,000 ways in
+    some seconds."""
 
     devices: int = 4
     ways: int = 100_000

@@ -66,7 +66,7 @@ def first_stages(data: JointData, free: NodeCounts) -> Iterator[tuple[StageCount
 
 
 def with_nodes_renamed(data: JointData, replicas: Sequence[ReplicaCounts]) -> object:
-    """What layouts have in common that differ in the names of nodes with equal data alone.
+    """A key that is equal for layouts that differ only in the names of nodes with equal data.
 
     A node's new name is its data and how many of its equals come before it.
     """

@@ -189,5 +189,5 @@ class ReplicaBounds:
         return float(self.data.global_batch / speed) if speed < np.inf else 0.0
 
     def number_of_cuts(self, plan: PartialPlan) -> int:
-        """Of the replica with the most virtual stages."""
+        """The number of ways to cut the layers of the replica with the most virtual stages."""
         return math.comb(len(self.data.layers) - 1, plan.deepest * plan.chunks - 1)

@@ -37,7 +37,7 @@ VALUE = itemgetter(0)
 
 @dataclass(frozen=True)
 class Parameters:
-    """What steers the search. Chosen on the four workloads of `evidence/speed/joint.py`."""
+    """Parameters of the search, chosen on the four workloads of `evidence/speed/joint.py`."""
 
     steps: int = 2_000_000  # moves in all
     # How often each move is drawn, relative to the others.

@@ -38,7 +38,7 @@ class MemoryReading:
 
 
 class TrialDevice(Protocol):
-    """What Algorithm 1 asks of a device."""
+    """The measurements that Algorithm 1 asks of a device."""
 
     def forward_memory(self, batch: int) -> MemoryReading:
         """Memory around one forward pass of `batch` samples; raises OutOfMemoryOnDevice."""

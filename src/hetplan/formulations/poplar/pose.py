@@ -43,7 +43,7 @@ class NoStageFits(InputError):
 
 @dataclass(frozen=True)
 class Assumptions:
-    """What is assumed in posing a workload.
+    """Assumptions with which a workload is posed.
 
     shards: ZeRO's equal ones, or in proportion to each device's memory (stages 1 to 3; the paper's
     future work). curves: measured batch curves by device type. collectives: measured ones in place

@@ -127,8 +127,8 @@ def timeline(scene: Scene) -> str:
 
 
 def timeline_data(scene: Scene) -> str:
-    """What the script draws, as JSON: of each row two lanes of [kind, begin, end, micro-batch],
-    begin and end in millionths of the iteration."""
+    """The spans that the script draws, as JSON: two lanes of each row with [kind, begin, end,
+    micro-batch], begin and end in millionths of the iteration."""
     scale = 1e6 / (scene.seconds or 1.0)
 
     def lane(spans: Sequence[Span]) -> list[tuple[int, int, int, int]]:
@@ -220,7 +220,7 @@ def cell(device: Held, rows: int) -> str:
 
 
 def prices(offers: Sequence[Offer]) -> str:
-    """Of each strategy the best plan, and how much longer it takes than the best of all."""
+    """The best plan of each strategy, and how much longer it takes than the best of all."""
     fits = [o for o in offers if o.fits_memory and o.predicted_seconds]
     fits.sort(key=lambda o: (o.strategy, o.predicted_seconds))
     best = [next(own) for _, own in groupby(fits, key=lambda o: o.strategy)]

@@ -1,4 +1,4 @@
-"""What a launcher starts: a plan's ranks, by one call of `node.sh` on every node.
+"""The ranks that a launcher starts, by one call of `node.sh` on every node.
 
 Nodes with equally many ranks on the same device type are a group: one component of a Slurm job, one
 replicated job of a JobSet. Within a group any node may stand for any other.

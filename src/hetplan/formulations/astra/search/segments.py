@@ -447,8 +447,8 @@ class Kinds:
         )
 
     def lower_bounds(self, m: Ints) -> tuple[Floats, Floats, Floats, Floats]:
-        """What T is at least for each vector [V], and its parts: divisible layers for the slowest
-        stage and the slowest reduction, and the least work."""
+        """[V] lower bounds of T for each vector of counts, and their parts: divisible layers for
+        the slowest stage and the slowest reduction, and the least work."""
         c, h, g, N = self.c, self.h, self.g, self.N
         work, _ = self.least_work(m, np.ones_like(self.cap), self.cap)
         theta = np.where(m > 0, c + h, 0.0).max(axis=1)
