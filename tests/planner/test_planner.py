@@ -378,7 +378,7 @@ def test_the_deciding_chain_is_the_whole_iteration(planning: Planning, workload:
     assert sum(parts.values()) == pytest.approx(tightest["bytes"])
     assert explained.runner_up in planning.candidates[1:]
     assert [c.name for c in explained.paper_candidates] == ["amp/paper"]
-    lines = {"time goes to", "closed form", "busiest", "tightest memory", "papers' own"}
+    lines = {"time goes to", "objective", "busiest", "tightest memory", "papers' own"}
     assert lines <= {row[0] for row in explained.table(workload).rows}
 
 
@@ -448,7 +448,7 @@ def test_a_saved_plan_is_explained(planning: Planning, workload: Workload) -> No
     text = why(plan, run, workload, 0.75 * run.seconds)
     assert "plan file" not in text and "25 % below this one" in text["left open"]
     assert [what for what in text if what != "fullest link"] == [
-        "own formula",
+        "objective",
         "time goes to",
         "busiest",
         "all stages",

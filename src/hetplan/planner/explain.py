@@ -89,9 +89,10 @@ class Explanation:
         """The explanation as a table for people, one line for each reason."""
         winner, rows = self.winner, dict[str, str]()
         if winner.optimism:
-            closed = seconds_text(winner.closed_form_seconds)
+            objective = seconds_text(winner.closed_form_seconds)
             replayed = seconds_text(winner.predicted_seconds or 0.0)
-            rows["closed form"] = f"{closed}; replayed {winner.optimism:.3g} times that, {replayed}"
+            times = f"{winner.optimism:.3g} times that"
+            rows["objective"] = f"{objective}; replayed {times}, {replayed}"
         if winner.plan is not None and winner.replay is not None:
             rows |= reasons(winner.plan, winner.replay, workload)
         rows["chosen"] = self.why_chosen
@@ -182,7 +183,7 @@ def why(plan: Plan, run: Replay, workload: Workload, bound: float | None) -> dic
             "or another cluster)"
         )
     if formula:
-        lines["own formula"] = f"{seconds_text(formula)}, which leaves out what the replay counts"
+        lines["objective"] = f"{seconds_text(formula)}, which leaves out what the replay counts"
     lines |= reasons(plan, run, workload)
     lines["would help"] = ", ".join(f"{what}: {more_text(change)}" for what, change in helps)
     if gap is None:

@@ -248,7 +248,7 @@ def candidates(scene: Scene) -> str:
     """All plans with their bounds."""
     most = max((o.predicted_seconds or 0.0 for o in scene.offers), default=0.0) or 1.0
     caption = (
-        "Iterations are replayed. Closed form, status and bound are of each strategy's own "
+        "Iterations are replayed. Objective, status and bound are of each strategy's own "
         "problem; its bound is the mark across the bar."
     )
     lines = [
@@ -261,7 +261,7 @@ def candidates(scene: Scene) -> str:
         for name, status, seconds, *rest in (cells(o),)
     ]
     return table(
-        ("plan", "status", "iteration", "closed form", "bound", "$/1M tokens"),
+        ("plan", "status", "iteration", "objective", "bound", "$/1M tokens"),
         lines,
         text=(1,),
         caption=caption,
