@@ -29,6 +29,7 @@ LEVELS = (
     ("compiled", "errors", "files", "interpreter", "schema", "text"),
     ("profiling",),
     ("plans",),
+    ("programs",),
     ("replays",),
     ("adapters", "solvers"),
     ("formulations",),

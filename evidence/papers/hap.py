@@ -15,11 +15,11 @@ import numpy as np
 from evidence.papers import Row, timed
 from hetplan.formulations import family
 from hetplan.formulations.hap.data import Device, HapData, HapDecision
-from hetplan.formulations.hap.spmd.networks import bert, vgg19, vit
-from hetplan.formulations.hap.spmd.program import SingleProgram
 from hetplan.formulations.hap.spmd.rules import ELEMENT_BYTES, Theory, ring, theory_of
 from hetplan.formulations.hap.spmd.whole import Decided, Prices, Timed
 from hetplan.profiling.models.transformer import Transformer, transformer
+from hetplan.programs.networks import bert, vgg19, vit
+from hetplan.programs.program import SingleProgram
 from hetplan.solvers.registry import evaluate, solve
 from hetplan.solvers.run import Options, Result, Run
 

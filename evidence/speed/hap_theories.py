@@ -20,7 +20,9 @@ from evidence.papers.hap import GBIT, devices
 from hetplan.errors import InputError
 from hetplan.formulations.hap.data import Communication, Compute, Device, HapData, Triple
 from hetplan.formulations.hap.pose import segmented
-from hetplan.formulations.hap.spmd.networks import (
+from hetplan.formulations.hap.spmd.rules import ELEMENT_BYTES, Theory, holding_of, ring, theory_of
+from hetplan.profiling.models.transformer import Transformer, transformer
+from hetplan.programs.networks import (
     PUBLISHED,
     Blocks,
     bert,
@@ -29,9 +31,7 @@ from hetplan.formulations.hap.spmd.networks import (
     vgg19,
     vit,
 )
-from hetplan.formulations.hap.spmd.program import SingleProgram, Writer
-from hetplan.formulations.hap.spmd.rules import ELEMENT_BYTES, Theory, holding_of, ring, theory_of
-from hetplan.profiling.models.transformer import Transformer, transformer
+from hetplan.programs.program import SingleProgram, Writer
 
 WHOLE, BATCH, HIDDEN, PARTIAL, UNSYNCED = (
     "Identity",

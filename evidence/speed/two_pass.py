@@ -27,7 +27,8 @@ from typing import Any
 from evidence.speed.harness import markdown, save
 from hetplan.formulations import family
 from hetplan.formulations.hap.data import Communication, Compute, Device, HapData, Triple
-from hetplan.formulations.hap.spmd.operators import (
+from hetplan.formulations.hap.spmd.rules import ELEMENT_BYTES, Links, Price, ring, theory_of
+from hetplan.programs.operators import (
     ELEMENT_FLOPS,
     PARTIAL,
     WHOLE,
@@ -39,7 +40,7 @@ from hetplan.formulations.hap.spmd.operators import (
     property_name,
     whole_way,
 )
-from hetplan.formulations.hap.spmd.program import (
+from hetplan.programs.program import (
     PARAMETER,
     PLACEHOLDER,
     Axes,
@@ -48,7 +49,6 @@ from hetplan.formulations.hap.spmd.program import (
     Writer,
     ways_of,
 )
-from hetplan.formulations.hap.spmd.rules import ELEMENT_BYTES, Links, Price, ring, theory_of
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Options, Run
 

@@ -11,11 +11,11 @@ from evidence.speed import hap_theories as made
 from hetplan.formulations.hap.data import Device, HapDecision
 from hetplan.formulations.hap.first_programs import greedy_program
 from hetplan.formulations.hap.problem import compile_problem
-from hetplan.formulations.hap.spmd import networks as n
-from hetplan.formulations.hap.spmd.program import SingleProgram, Writer
 from hetplan.formulations.hap.spmd.rules import Theory, ring, theory_of
 from hetplan.formulations.hap.theory import reduce_theory
 from hetplan.plans.plan import Plan, parse_plan
+from hetplan.programs import networks as n
+from hetplan.programs.program import SingleProgram, Writer
 from hetplan.runtime.replay import write_program
 
 UNEVEN: dict[int, list[float]] = {2: [0.7, 0.3], 3: [0.5, 0.2, 0.3], 4: [0.15, 0.4, 0.25, 0.2]}

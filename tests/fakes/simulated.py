@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from hetplan.formulations.hap.data import HapDecision
-from hetplan.formulations.hap.spmd.program import PARAMETER, PLACEHOLDER, Node, SingleProgram
 from hetplan.formulations.hap.spmd.rules import Theory
 from hetplan.formulations.hap.spmd.whole import Decided
+from hetplan.programs.program import PARAMETER, PLACEHOLDER, Node, SingleProgram
 from hetplan.runtime.spmd.kernels import Place, compute
 from hetplan.runtime.spmd.machine import Machine, copied, piece
 

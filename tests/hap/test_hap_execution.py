@@ -29,8 +29,6 @@ from hetplan.formulations import family  # noqa: E402
 from hetplan.formulations.hap.data import Device, HapData, HapDecision  # noqa: E402
 from hetplan.formulations.hap.evaluate import held_bytes  # noqa: E402
 from hetplan.formulations.hap.pose import pose  # noqa: E402
-from hetplan.formulations.hap.spmd.operators import Change, Run, Synchronise  # noqa: E402
-from hetplan.formulations.hap.spmd.program import SingleProgram  # noqa: E402
 from hetplan.formulations.hap.spmd.rules import (  # noqa: E402
     form_kept,
     holding_of,
@@ -39,6 +37,8 @@ from hetplan.formulations.hap.spmd.rules import (  # noqa: E402
 from hetplan.formulations.hap.spmd.whole import Decided  # noqa: E402
 from hetplan.instances.library import library  # noqa: E402
 from hetplan.profiling.workload import make_workload  # noqa: E402
+from hetplan.programs.operators import Change, Run, Synchronise  # noqa: E402
+from hetplan.programs.program import SingleProgram  # noqa: E402
 from hetplan.solvers.registry import evaluate, solve  # noqa: E402
 from hetplan.solvers.run import Options, Run as SolverRun  # noqa: E402
 from quick import rest_wide  # noqa: E402

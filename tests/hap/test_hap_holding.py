@@ -12,12 +12,12 @@ from fakes.programs import two_layers
 from fakes.workloads import cluster
 from hetplan.formulations.hap.data import Device
 from hetplan.formulations.hap.pose import pose
-from hetplan.formulations.hap.spmd.program import SingleProgram
 from hetplan.formulations.hap.spmd.rules import Theory, holding_of, theory_of
 from hetplan.planner.hap import Hap, HapSettings
 from hetplan.planner.strategy import propose
 from hetplan.profiling.models.model import load_model
 from hetplan.profiling.workload import Workload, make_workload
+from hetplan.programs.program import SingleProgram
 from hetplan.solvers.run import Options, Run as SolverRun
 
 DEVICES = [Device(name="a", flops_per_second=2e12), *[Device(name="b", flops_per_second=1e12)] * 2]

@@ -12,7 +12,7 @@ torch: Any = pytest.importorskip("torch", reason="programs run on torch tensors"
 from fakes.simulated import whole_place  # noqa: E402
 from hap.spmd_cases import CASES, draw_inputs, dual, hold, lengths, shapes, whole  # noqa: E402
 from hetplan.errors import InputError  # noqa: E402
-from hetplan.formulations.hap.spmd.operators import (  # noqa: E402  # noqa: E402
+from hetplan.programs.operators import (  # noqa: E402  # noqa: E402
     OPERATORS,
     PARTIAL,
     WHOLE,
@@ -20,7 +20,7 @@ from hetplan.formulations.hap.spmd.operators import (  # noqa: E402  # noqa: E40
     operator,
     whole_way,
 )
-from hetplan.formulations.hap.spmd.program import Node  # noqa: E402
+from hetplan.programs.program import Node  # noqa: E402
 from hetplan.runtime.spmd.kernels import (  # noqa: E402
     KERNELS,
     Place,

@@ -15,8 +15,6 @@ from hetplan.errors import InputError, UnsupportedError
 from hetplan.formulations import family
 from hetplan.formulations.hap.data import Communication, Compute, HapDecision
 from hetplan.formulations.hap.pose import Posed, pose, priced, runs_that_fit, tables
-from hetplan.formulations.hap.spmd.networks import program_of
-from hetplan.formulations.hap.spmd.operators import WHOLE, Run as Operation
 from hetplan.formulations.hap.spmd.rules import products_of
 from hetplan.formulations.hap.spmd.whole import Decided
 from hetplan.planner.explain import same_plan
@@ -29,6 +27,8 @@ from hetplan.plans.plan import Plan
 from hetplan.profiling.hardware.cluster import Cluster
 from hetplan.profiling.models.model import load_model
 from hetplan.profiling.workload import Workload, make_workload
+from hetplan.programs.networks import program_of
+from hetplan.programs.operators import WHOLE, Run as Operation
 from hetplan.replays.pose import costs_of
 from hetplan.runtime.replay import Settings, replay
 from hetplan.solvers.registry import solve

@@ -17,7 +17,6 @@ from hetplan.errors import require
 from hetplan.formulations import family
 from hetplan.formulations.hap.data import HapDecision
 from hetplan.formulations.hap.pose import Posed, pose
-from hetplan.formulations.hap.shards import shard_lengths
 from hetplan.formulations.hap.spmd.rules import measured_links
 from hetplan.formulations.hap.spmd.whole import Decided
 from hetplan.planner.strategy import (
@@ -34,6 +33,7 @@ from hetplan.plans.making import new_plan
 from hetplan.plans.plan import MicroBatches, Plan, Replica
 from hetplan.profiling.profiles.measured_collectives import Collectives
 from hetplan.profiling.workload import Workload
+from hetplan.programs.shards import shard_lengths
 from hetplan.runtime.replay import SpmdCosts, write_program
 from hetplan.schema import Name, PositiveCount, StrictModel
 from hetplan.solvers.registry import solve

@@ -10,7 +10,7 @@ def distribute(module: Any, plan: Any, *, backend: str = "hetplan", **options: A
     Of a single-device program under a plan with the schedule `spmd`:
     `hetplan.runtime.spmd.distributed`.
     """
-    from hetplan.formulations.hap.spmd.program import SingleProgram
+    from hetplan.programs.program import SingleProgram
     from hetplan.runtime.engine.distributed import Distributed
     from hetplan.runtime.spmd.distributed import DistributedProgram, ProgramModel
     from hetplan.runtime.stock import Stock

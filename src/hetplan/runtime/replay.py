@@ -24,16 +24,6 @@ from hetplan.errors import InputError, UnsupportedError, require
 from hetplan.formulations import family
 from hetplan.formulations.hap.data import Device, HapDecision
 from hetplan.formulations.hap.pose import in_segments, priced, saved_bytes
-from hetplan.formulations.hap.spmd.networks import program_of
-from hetplan.formulations.hap.spmd.operators import (
-    Change,
-    Instruction,
-    Run,
-    Synchronise,
-    form_name,
-    reading_segment,
-)
-from hetplan.formulations.hap.spmd.program import SingleProgram
 from hetplan.formulations.hap.spmd.rules import (
     Holding,
     Links,
@@ -47,6 +37,16 @@ from hetplan.plans.plan import Plan
 from hetplan.plans.program import SpmdInstruction, SpmdProgram
 from hetplan.profiling.models.operators import ELEMENT_BYTES
 from hetplan.profiling.workload import Workload
+from hetplan.programs.networks import program_of
+from hetplan.programs.operators import (
+    Change,
+    Instruction,
+    Run,
+    Synchronise,
+    form_name,
+    reading_segment,
+)
+from hetplan.programs.program import SingleProgram
 from hetplan.replays.chains import ChainReplayer, Noise, Replay, Settings
 from hetplan.replays.degrees import zero_costs
 from hetplan.replays.pose import costs_of

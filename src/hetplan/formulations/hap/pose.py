@@ -31,9 +31,6 @@ import numpy as np
 
 from hetplan.errors import InputError, UnsupportedError, require
 from hetplan.formulations.hap.data import Device, HapDecision
-from hetplan.formulations.hap.spmd.networks import program_of
-from hetplan.formulations.hap.spmd.operators import ELEMENT_FLOPS
-from hetplan.formulations.hap.spmd.program import SingleProgram
 from hetplan.formulations.hap.spmd.rules import (
     Holding,
     Links,
@@ -52,6 +49,9 @@ from hetplan.profiling.models.operators import ELEMENT_BYTES
 from hetplan.profiling.profiles.profile import ProfileTable
 from hetplan.profiling.rates.times import Rates
 from hetplan.profiling.workload import Workload
+from hetplan.programs.networks import program_of
+from hetplan.programs.operators import ELEMENT_FLOPS
+from hetplan.programs.program import SingleProgram
 from hetplan.solvers.run import Run
 
 # Weights of METIS are 32-bit whole numbers that must add up to less than 2^31.

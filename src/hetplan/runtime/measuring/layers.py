@@ -21,10 +21,10 @@ from typing import Any
 import torch
 
 from hetplan.errors import require
-from hetplan.formulations.poplar.awareness import OutOfMemoryOnDevice
 from hetplan.profiling.hardware.cluster import catalogue
 from hetplan.profiling.models.model import Model
 from hetplan.profiling.models.operators import ELEMENT_BYTES, Precision
+from hetplan.profiling.profiles.largest_batch import OutOfMemoryOnDevice
 from hetplan.profiling.profiles.predict import profile_layers
 from hetplan.profiling.profiles.profile import Profile, ProfileTable, Readings, load_profile
 from hetplan.profiling.rates.efficiency import MeasuredOperator, OperatorData

@@ -27,12 +27,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from hetplan.errors import InputError, UnsupportedError, require
-from hetplan.formulations.hap.spmd.networks import program_of
-from hetplan.formulations.hap.spmd.program import PLACEHOLDER, Node, SingleProgram
 from hetplan.plans.making import check_world
 from hetplan.plans.plan import Plan
 from hetplan.plans.refusals import check_own_layers
 from hetplan.profiling.models.model import load_model
+from hetplan.programs.networks import program_of
+from hetplan.programs.program import PLACEHOLDER, Node, SingleProgram
 from hetplan.runtime.engine.chain import check_names
 from hetplan.runtime.engine.data import Reading, check_alike, drawing_data
 from hetplan.runtime.engine.loop import Box, Trained

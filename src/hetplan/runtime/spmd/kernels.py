@@ -1,4 +1,4 @@
-"""What the operators of `formulations.hap.spmd.operators` compute, on torch tensors.
+"""What the operators of `programs.operators` compute, on torch tensors.
 
 A kernel computes one device's part of an operator's output. Its gradients are torch's. Kernels run
 on slices of any length, none included: what a device has nothing of still takes part in the
@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from hetplan.errors import InputError
-from hetplan.formulations.hap.spmd.operators import Shape, operator, parsed
-from hetplan.formulations.hap.spmd.program import Node
+from hetplan.programs.operators import Shape, operator, parsed
+from hetplan.programs.program import Node
 
 Inputs = Sequence[Tensor]
 Attributes = Mapping[str, Any]

@@ -1,7 +1,7 @@
 """What one rank does under a distributed program, on torch tensors.
 
 The backward pass is torch's. Collectives are autograd functions whose backward pass is the opposite
-collective (`formulations.hap.spmd.operators` says in which form a gradient is). torch runs the
+collective (`programs.operators` says in which form a gradient is). torch runs the
 backward pass of what was done last first, so that every rank mirrors the instructions in the same
 order.
 Slices may be of any length, none included.
@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from hetplan.errors import require
-from hetplan.formulations.hap.spmd.operators import (
+from hetplan.formulations.hap.spmd.whole import Decided
+from hetplan.programs.operators import (
     PARTIAL,
     WHOLE,
     Change,
@@ -29,8 +30,7 @@ from hetplan.formulations.hap.spmd.operators import (
     property_name,
     reading_segment,
 )
-from hetplan.formulations.hap.spmd.program import PARAMETER, PLACEHOLDER, Bounds, Node
-from hetplan.formulations.hap.spmd.whole import Decided
+from hetplan.programs.program import PARAMETER, PLACEHOLDER, Bounds, Node
 from hetplan.runtime.engine.transport import Group, mirrored
 from hetplan.runtime.events import Watch
 from hetplan.runtime.spmd.kernels import Place, compute

@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 
-from hetplan.formulations.hap.spmd.operators import Shape
-from hetplan.formulations.hap.spmd.program import Writer
+from hetplan.programs.operators import Shape
+from hetplan.programs.program import Writer
 from hetplan.runtime.spmd.kernels import places_of_tokens
 
 

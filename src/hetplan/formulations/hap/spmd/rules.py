@@ -39,7 +39,9 @@ import numpy as np
 
 from hetplan.errors import UnsupportedError
 from hetplan.formulations.hap.data import Communication, Compute, Device, HapData, Memory, Triple
-from hetplan.formulations.hap.spmd.operators import (
+from hetplan.profiling.hardware.cluster import Cluster
+from hetplan.profiling.profiles.measured_collectives import OPERATIONS, Collectives
+from hetplan.programs.operators import (
     ELEMENT_FLOPS,
     PARTIAL,
     WHOLE,
@@ -58,9 +60,7 @@ from hetplan.formulations.hap.spmd.operators import (
     size,
     whole_way,
 )
-from hetplan.formulations.hap.spmd.program import PARAMETER, Axes, Node, SingleProgram, ways_of
-from hetplan.profiling.hardware.cluster import Cluster
-from hetplan.profiling.profiles.measured_collectives import OPERATIONS, Collectives
+from hetplan.programs.program import PARAMETER, Axes, Node, SingleProgram, ways_of
 from hetplan.solvers.run import Run as SolverRun
 
 PRODUCTS = ("contract", "convolve", "attention")

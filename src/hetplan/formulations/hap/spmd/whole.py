@@ -16,15 +16,6 @@ import numpy as np
 
 from hetplan.formulations.hap.data import Communication, HapDecision
 from hetplan.formulations.hap.problem import Floats
-from hetplan.formulations.hap.spmd.operators import (
-    WHOLE,
-    Change,
-    Form,
-    Instruction,
-    Run,
-    Synchronise,
-)
-from hetplan.formulations.hap.spmd.program import Bounds, Node
 from hetplan.formulations.hap.spmd.rules import (
     OPPOSITE,
     Holding,
@@ -33,6 +24,15 @@ from hetplan.formulations.hap.spmd.rules import (
     form_kept,
     work_of,
 )
+from hetplan.programs.operators import (
+    WHOLE,
+    Change,
+    Form,
+    Instruction,
+    Run,
+    Synchronise,
+)
+from hetplan.programs.program import Bounds, Node
 
 
 @dataclass(frozen=True)

@@ -22,12 +22,13 @@ from typing import Any
 
 import numpy as np
 from networkx.utils import UnionFind
+from numpy.typing import NDArray
 
 from hetplan.errors import InputError, require
-from hetplan.formulations.hap.problem import Floats
-from hetplan.formulations.hap.shards import shard_lengths
-from hetplan.formulations.hap.spmd.operators import Shape, Way, operator
+from hetplan.programs.operators import Shape, Way, operator
+from hetplan.programs.shards import shard_lengths
 
+Floats = NDArray[np.float64]
 PLACEHOLDER, PARAMETER = "placeholder", "parameter"
 
 
