@@ -32,8 +32,9 @@ LEVELS = (
     ("programs",),
     ("replays",),
     ("adapters", "solvers"),
-    ("formulations",),
-    ("instances", "runtime"),
+    # what executes plans knows no paper's problem, and a problem nothing that executes
+    ("formulations", "runtime"),
+    ("instances",),
     ("planner",),
     ("studies",),
     ("cli",),
@@ -46,7 +47,9 @@ TORCH = (
     "hetplan.runtime.spmd",
     "hetplan.runtime.stock",
     "hetplan.runtime.tracing",
-)  # packages that may import torch, and need it
+)  # packages that need torch, and may import it when they are imported
+# Kernels of `hetplan.programs.operators` stand beside the shapes that planning needs without torch:
+# they import it when they are called.
 ENTRIES = ("__init__", "__main__")  # hetplan itself: the version, and `python -m hetplan`
 
 HEAVY = (
@@ -143,7 +146,12 @@ Rule = Callable[[ast.Module, Path], list[str]]
     [
         (upward_imports, "solvers/x.py", "from hetplan.formulations.amp.data import AmpData"),
         (upward_imports, "solvers/x.py", "def f():\n    import hetplan.cli.main"),
-        (upward_imports, "instances/x.py", "from hetplan.runtime.replay import Replay"),
+        (upward_imports, "runtime/x.py", "from hetplan.formulations.hap.data import HapData"),
+        (upward_imports, "runtime/x.py", "def f():\n    from hetplan.formulations import family"),
+        (upward_imports, "formulations/x.py", "from hetplan.runtime.job import Job"),
+        (upward_imports, "adapters/x.py", "from hetplan.formulations import family"),
+        (upward_imports, "replays/x.py", "from hetplan.solvers.registry import evaluate"),
+        (upward_imports, "programs/x.py", "from hetplan.replays.chains import Replay"),
         (upward_imports, "errors.py", "from hetplan import profiling"),
         (upward_imports, "cli/x.py", "from . import main"),
         (upward_imports, "cli/x.py", "from hetplan.elsewhere import main"),

@@ -15,9 +15,10 @@ from fakes.workloads import small
 from hetplan.plans.making import new_plan
 from hetplan.plans.plan import Plan
 from hetplan.profiling.workload import Workload
+from hetplan.replays.chains import Noise, Settings
+from hetplan.replays.replay import Replayer, replay
 from hetplan.replays.simulator.pipeline import Sends
 from hetplan.replays.simulator.tasks import simulate
-from hetplan.runtime.replay import Noise, Replayer, Settings, replay
 from plain_replay import seconds_of
 from quick import rest_wide
 

@@ -17,10 +17,10 @@ from hetplan.files import read_json
 from hetplan.plans.plan import save_plan
 from hetplan.profiling.models.model import load_model
 from hetplan.profiling.models.operators import DEFAULT_STACK
+from hetplan.replays.replay import replay
 from hetplan.runtime.job import Job, StepReport
 from hetplan.runtime.launch.rehearsal import Rehearsal
 from hetplan.runtime.measured import Measured
-from hetplan.runtime.replay import replay
 
 torch: Any = pytest.importorskip("torch", reason="torch is an extra of hetplan")
 

@@ -21,10 +21,12 @@ from hetplan.formulations.hap.pose import pose
 from hetplan.planner.hap import SpmdProblem
 from hetplan.plans.plan import Plan, save_plan
 from hetplan.profiling.workload import Workload
+from hetplan.replays.programs import SpmdCosts
+from hetplan.replays.replay import replay
 from hetplan.replays.simulator.pipeline import simulate_stages
+from hetplan.replays.trace import trace
 from hetplan.runtime.job import Job
 from hetplan.runtime.launch.rehearsal import Rehearsal
-from hetplan.runtime.replay import SpmdCosts, replay, trace
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Run
 

@@ -28,7 +28,8 @@ from hetplan.planner.what_if import node_number
 from hetplan.plans.plan import Plan
 from hetplan.profiling.models.operators import ELEMENT_BYTES
 from hetplan.profiling.workload import Workload
-from hetplan.runtime.replay import SpmdCosts, check_same, replay
+from hetplan.replays.programs import SpmdCosts
+from hetplan.replays.replay import check_same, replay
 from hetplan.solvers.run import Run
 from hetplan.text import grouped
 
@@ -314,7 +315,7 @@ def program_parts(plan: Plan, workload: Workload) -> dict[int, Held]:
     each as its program holds it. Slices along any dimension count as parts of the parameter, as
     tensor ranks' do."""
     costs = SpmdCosts.of(plan, workload)
-    program = costs.decided.theory.program
+    program = costs.decided.program
     parts: dict[int, Held] = defaultdict(list)
     for l, layer in enumerate(workload.profile.layers):
         nodes = [node for node in program.parameters if node.layer == layer.name]

@@ -7,8 +7,8 @@ from math import isfinite
 from statistics import median
 from typing import Any
 
+from hetplan.replays.trace import trace_document
 from hetplan.runtime.job import Job, Loss, StepReport
-from hetplan.runtime.replay import trace_document
 from hetplan.text import Table, counted, number_text, percent_text, seconds_text
 
 LATE = 1.1  # of the predicted seconds: a rehearsal that this machine did not keep up with

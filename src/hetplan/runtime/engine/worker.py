@@ -31,6 +31,7 @@ from hetplan.interpreter import let_find
 from hetplan.plans.plan import Plan
 from hetplan.plans.refusals import check_executed, check_own_layers
 from hetplan.profiling.models.model import load_model
+from hetplan.programs.proofs import read_program
 from hetplan.runtime.engine.chain import Chain, describe
 from hetplan.runtime.engine.checkpoint import check_same, check_writable, complete, load, save
 from hetplan.runtime.engine.data import seed_generators
@@ -45,7 +46,6 @@ from hetplan.runtime.launch.devices import local_device, peak_bytes, settle
 from hetplan.runtime.launch.health import PATIENCE, Activity, at_work
 from hetplan.runtime.launch.rehearsal import Virtual
 from hetplan.runtime.references import build, stand_in
-from hetplan.runtime.replay import read_program
 from hetplan.runtime.spmd.distributed import (
     DistributedProgram,
     ProgramModel,

@@ -19,9 +19,9 @@ import numpy as np
 from hetplan.plans.places import Place
 from hetplan.plans.plan import Plan
 from hetplan.profiling.workload import Workload
+from hetplan.replays.replay import replay
 from hetplan.replays.simulator.tasks import LABELS, Kind, Timeline
 from hetplan.runtime.events import PASSES, Watch
-from hetplan.runtime.replay import replay
 
 LAYER_SECONDS = 0.0015  # processor seconds of a narrow layer's pass
 PASS_SECONDS = 0.004  # further processor seconds of a pass, for its messages

@@ -33,13 +33,13 @@ from hetplan.plans.refusals import check_own_layers
 from hetplan.profiling.models.model import load_model
 from hetplan.programs.networks import program_of
 from hetplan.programs.program import PLACEHOLDER, Node, SingleProgram
+from hetplan.programs.proofs import read_program
 from hetplan.runtime.engine.chain import check_names
 from hetplan.runtime.engine.data import Reading, check_alike, drawing_data
 from hetplan.runtime.engine.loop import Box, Trained
 from hetplan.runtime.engine.transport import Staging, Transport, host_group, host_total
 from hetplan.runtime.events import Watch
 from hetplan.runtime.launch.rehearsal import Virtual
-from hetplan.runtime.replay import read_program
 from hetplan.runtime.spmd.machine import Machine, copied, piece
 from hetplan.runtime.tracing.program import trace_samples
 

@@ -17,8 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from hetplan.errors import require
-from hetplan.formulations.hap.spmd.whole import Decided
-from hetplan.programs.operators import (
+from hetplan.programs.axes import Bounds
+from hetplan.programs.decided import Decided
+from hetplan.programs.forms import (
     PARTIAL,
     WHOLE,
     Change,
@@ -26,14 +27,14 @@ from hetplan.programs.operators import (
     Instruction,
     Run,
     Synchronise,
-    parsed,
     property_name,
     reading_segment,
 )
-from hetplan.programs.program import PARAMETER, PLACEHOLDER, Bounds, Node
+from hetplan.programs.operators.operator import Place
+from hetplan.programs.operators.products import parsed
+from hetplan.programs.program import PARAMETER, PLACEHOLDER, Node
 from hetplan.runtime.engine.transport import Group, mirrored
 from hetplan.runtime.events import Watch
-from hetplan.runtime.spmd.kernels import Place, compute
 
 # one collective of slices padded to the largest, or one per slice
 Manner = Literal["padded", "grouped"]
@@ -149,7 +150,7 @@ class Machine:
         runs: int = 1,
         watch: Watch | None = None,
     ) -> None:
-        self.decided, self.program = decided, decided.theory.program
+        self.decided, self.program = decided, decided.program
         self.ranks, self.parameters = Ranks(group, rank, self._collective), parameters
         self.runs, self.watch = runs, watch or Watch()
         self.order = useful(decided.order)
@@ -182,7 +183,7 @@ class Machine:
         self.watch.begins("forward", 0, self._number)
         for instruction in self.order:
             self.forward(instruction)
-        loss = self.values[self.decided.theory.data.goal]
+        loss = self.values[self.decided.rules.goal]
         self.values = {}  # autograd keeps what the backward pass needs
         self.watch.ends("forward", self._stage, self._number)
         self._pass, self._stage = "backward", self._stage + 1
@@ -264,8 +265,9 @@ class Machine:
             shape[output] = last - first
         # summands of a sum over replicas are added once; a linear operator maps every summand
         place = Place(tuple(shape), tuple(starts), output == PARTIAL, first=self.ranks.rank == 0)
-        act = partial(self._by_factors, run) if run.factors else compute
-        return act(node, inputs, place)
+        if run.factors:
+            return self._by_factors(run, node, inputs, place)
+        return node.compute(inputs, place)
 
     def _by_factors(self, run: Run, node: Node, inputs: Sequence[Tensor], place: Place) -> Tensor:
         """A product of a slice of the batch with a whole weight (and bias).
@@ -275,7 +277,7 @@ class Machine:
         """
         (left, right, *bias), out = parsed(node.attributes["equation"])
         read, *parameters = inputs
-        local = compute(node, [read, *(p.detach() for p in parameters)], place)
+        local = node.compute([read, *(p.detach() for p in parameters)], place)
         factor, manner, bounds = read.detach(), self.gathers[run.after], self.decided.bounds
 
         def backward(gradient: Tensor) -> tuple[Tensor, ...]:
