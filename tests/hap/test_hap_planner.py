@@ -14,7 +14,7 @@ from hetplan.adapters.exports import EXPORTERS, export
 from hetplan.errors import InputError, UnsupportedError
 from hetplan.formulations import family
 from hetplan.formulations.hap.data import Communication, Compute, HapDecision
-from hetplan.formulations.hap.pose import Posed, pose, priced, runs_that_fit, tables
+from hetplan.formulations.hap.pose import Posed, pose, priced, runs_that_fit
 from hetplan.planner.explain import same_plan
 from hetplan.planner.hap import Hap, HapSettings
 from hetplan.planner.pictures.scene import scene
@@ -27,6 +27,7 @@ from hetplan.profiling.models.model import load_model
 from hetplan.profiling.workload import Workload, make_workload
 from hetplan.programs.forms import WHOLE, Run as Operation
 from hetplan.programs.networks import program_of
+from hetplan.programs.speeds import tables
 from hetplan.programs.work import products_of
 from hetplan.replays.chains import Settings
 from hetplan.replays.pose import costs_of

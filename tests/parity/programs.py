@@ -30,7 +30,8 @@ from hetplan.profiling.models.zoo import text_model
 from hetplan.profiling.workload import make_workload
 from hetplan.programs.program import SingleProgram
 from hetplan.programs.proofs import read_program
-from hetplan.runtime.spmd.distributed import DistributedProgram, ProgramModel
+from hetplan.runtime.spmd.distributed import DistributedProgram
+from hetplan.runtime.spmd.models import ProgramModel
 from parity import program_curves
 from parity.device import DEVICE, exact
 from present import present

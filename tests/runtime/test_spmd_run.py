@@ -25,6 +25,7 @@ from hetplan.replays.programs import SpmdCosts
 from hetplan.replays.replay import replay
 from hetplan.replays.simulator.pipeline import simulate_stages
 from hetplan.replays.trace import trace
+from hetplan.runtime.execution.choice import engine_of
 from hetplan.runtime.job import Job
 from hetplan.runtime.launch.rehearsal import Rehearsal
 from hetplan.solvers.registry import solve
@@ -38,7 +39,7 @@ from hetplan.runtime.engine.worker import check_job  # noqa: E402
 from hetplan.runtime.launch.devices import gpus  # noqa: E402
 from hetplan.runtime.launch.local import launch  # noqa: E402
 from hetplan.runtime.measured import Measured  # noqa: E402
-from hetplan.runtime.spmd.distributed import synthetic_batch, synthetic_initial  # noqa: E402
+from hetplan.runtime.spmd.models import synthetic_batch, synthetic_initial  # noqa: E402
 from parity.asking import run_forked  # noqa: E402
 from parity.gradients import TOLERANCE  # noqa: E402
 from parity.program_curves import gpt2, plan_on  # noqa: E402
@@ -71,7 +72,8 @@ def test_what_is_slept_is_what_the_simulator_predicts() -> None:
     workload = small()
     for method, steps in (("dp-even", 1), ("dp-proportional", 2)):
         plan = planned(workload, method, steps)
-        found, rehearsal = replay(plan, workload), Rehearsal.of(plan, workload, 3.0)
+        found = replay(plan, workload)
+        rehearsal = Rehearsal.of(plan, workload, engine_of(plan), 3.0)
         assert rehearsal.seconds == pytest.approx(3 * found.seconds)
         assert [rehearsal.busy(rank) for rank in range(4)] == pytest.approx(
             3 * (found.timeline.busy - SpmdCosts.of(plan, workload).updates())
@@ -84,7 +86,8 @@ def test_a_program_is_rehearsed(tmp_path: Path) -> None:
     """A machine under load may be late, but never early; collectives are real."""
     workload = small()
     plan = planned(workload, "dp-proportional", 2)
-    job = Job(plan=plan, steps=2, rehearsal=Rehearsal.of(plan, workload, 1.0), virtual=True)
+    rehearsal = Rehearsal.of(plan, workload, engine_of(plan), 1.0)
+    job = Job(plan=plan, steps=2, rehearsal=rehearsal, virtual=True)
     found = Measured(job, launch(job))
     assert found.predicted is not None and found.seconds > 0.98 * found.predicted
     document = found.document()

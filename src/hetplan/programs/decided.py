@@ -34,6 +34,14 @@ class Shard:
     joined_apart: bool = False
     """Whether it is held whole, while some operator has a slice of its gradient."""
 
+    def interval(self, rank: int) -> tuple[float, float]:
+        """The part of the sliced dimension that a rank holds, within [0, 1]."""
+        if self.dimension is None:
+            return 0.0, 1.0
+        first, last = self.bounds[rank]
+        length = self.shape[self.dimension]
+        return first / length, last / length
+
     def entries(self, m: int) -> Floats:
         """[m] how many of its entries each of `m` ranks holds."""
         whole = math.prod(self.shape)

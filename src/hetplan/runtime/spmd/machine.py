@@ -33,6 +33,7 @@ from hetplan.programs.forms import (
 from hetplan.programs.operators.operator import Place
 from hetplan.programs.operators.products import parsed
 from hetplan.programs.program import PARAMETER, PLACEHOLDER, Node
+from hetplan.runtime.engine.loop import overlap
 from hetplan.runtime.engine.transport import Group, mirrored
 from hetplan.runtime.events import Watch
 
@@ -49,12 +50,6 @@ def piece(value: Tensor, dimension: int, bounds: tuple[int, int]) -> Tensor:
 def copied(value: Tensor) -> Tensor:
     """The values in memory of their own, row by row."""
     return value.detach().clone(memory_format=torch.contiguous_format)
-
-
-def shared(one: tuple[int, int], two: tuple[int, int], origin: int) -> tuple[int, int]:
-    """What two ranges share, counted from `origin`; empty where it is nothing."""
-    first, last = max(one[0], two[0]), min(one[1], two[1])
-    return (first - origin, last - origin) if first < last else (0, 0)
 
 
 class Ranks:
@@ -119,8 +114,8 @@ class Ranks:
         with self.during():
             value, mine = value.detach(), before[self.rank]
             if source == target:
-                leaving = [piece(value, source, shared(mine, to, mine[0])) for to in after]
-                ranges = [shared(of, after[self.rank], 0) for of in before]
+                leaving = [piece(value, source, overlap(mine, to, mine[0])) for to in after]
+                ranges = [overlap(of, after[self.rank], 0) for of in before]
             else:
                 leaving, ranges = [piece(value, target, to) for to in after], list(before)
             shape = list(value.shape)
