@@ -50,6 +50,9 @@ TORCH = (
 )  # packages that need torch, and may import it when they are imported
 # Kernels of `hetplan.programs.operators` stand beside the shapes that planning needs without torch:
 # they import it when they are called.
+# How plans of stages and SPMD programs differ is the engines' matter; the plan file's rules and the
+# choice of an engine look at the schedule itself.
+MAY_COMPARE = ("plans/plan.py", "runtime/execution/choice.py")
 ENTRIES = ("__init__", "__main__")  # hetplan itself: the version, and `python -m hetplan`
 
 HEAVY = (
@@ -133,6 +136,19 @@ def evidence_imports(tree: ast.AST, path: Path) -> list[str]:
     ]
 
 
+def schedule_branches(tree: ast.AST, path: Path) -> list[str]:
+    """Comparisons with the schedule of SPMD programs outside `MAY_COMPARE`."""
+    if path.as_posix() in MAY_COMPARE:
+        return []
+    return [
+        f"{path}:{node.lineno}: compares with 'spmd', expected engine_of(plan)"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Compare)
+        for side in (node.left, *node.comparators)
+        if isinstance(side, ast.Constant) and side.value == "spmd"
+    ]
+
+
 def needs_torch(module: str) -> bool:
     """Whether a module is in one of the packages that need torch."""
     return any(module == package or module.startswith(f"{package}.") for package in TORCH)
@@ -158,6 +174,8 @@ Rule = Callable[[ast.Module, Path], list[str]]
         (linked_imports, "cli/x.py", "from solvers.run import Run"),
         (linked_imports, "cli/x.py", "def f():\n    import profiling"),
         (evidence_imports, "cli/x.py", "def f():\n    from evidence.papers import PAPERS"),
+        (schedule_branches, "cli/x.py", "if plan.schedule == 'spmd': pass"),
+        (schedule_branches, "runtime/x.py", "assert 'spmd' != plan.schedule"),
     ],
 )
 def test_each_rule_finds_its_fault(rule: Rule, place: str, source: str) -> None:
@@ -176,13 +194,17 @@ def test_each_rule_finds_its_fault(rule: Rule, place: str, source: str) -> None:
         (upward_imports, "profiling/x.py", "from hetplan import __version__"),
         (linked_imports, "cli/x.py", "from hetplan.solvers import run"),
         (evidence_imports, "cli/x.py", "from hetplan.studies.evidence import run"),
+        (schedule_branches, "planner/x.py", "new_plan(schedule='spmd')"),
+        (schedule_branches, "plans/plan.py", "plan.schedule == 'spmd'"),
     ],
 )
 def test_no_rule_is_too_strict(rule: Rule, place: str, source: str) -> None:
     assert rule(ast.parse(source), Path(place)) == []
 
 
-@pytest.mark.parametrize("rule", [upward_imports, linked_imports, evidence_imports])
+@pytest.mark.parametrize(
+    "rule", [upward_imports, linked_imports, evidence_imports, schedule_branches]
+)
 def test_source_keeps_the_rule(rule: Rule) -> None:
     faults = [
         fault

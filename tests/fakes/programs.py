@@ -52,7 +52,7 @@ def drawn_program(theory: Theory, seed: int) -> list[int]:
 def plan_of(theory: Theory, decision: HapDecision, runs: int = 1) -> Plan:
     """A plan of that program, one device a node."""
     m, program = len(decision.ratios[0]), theory.program
-    samples = program.nodes[0].shape[0]
+    samples = program.samples
     layers = list(dict.fromkeys(node.layer for node in program.computations))
     stage = {"layers": [[0, len(layers)]], "devices": [list(range(m))], "tensor_shares": [1.0] * m}
     document: dict[str, Any] = {

@@ -33,6 +33,7 @@ from hetplan.solvers.run import Run
 
 torch: Any = pytest.importorskip("torch", reason="torch is an extra of hetplan")
 
+from fakes import strangers  # noqa: E402
 from fakes.simulated import Outcome, agree, joined  # noqa: E402
 from hetplan.runtime import distribute  # noqa: E402
 from hetplan.runtime.engine.worker import check_job  # noqa: E402
@@ -40,6 +41,7 @@ from hetplan.runtime.launch.devices import gpus  # noqa: E402
 from hetplan.runtime.launch.local import launch  # noqa: E402
 from hetplan.runtime.measured import Measured  # noqa: E402
 from hetplan.runtime.spmd.models import synthetic_batch, synthetic_initial  # noqa: E402
+from hetplan.runtime.tracing.program import trace_samples  # noqa: E402
 from parity.asking import run_forked  # noqa: E402
 from parity.gradients import TOLERANCE  # noqa: E402
 from parity.program_curves import gpt2, plan_on  # noqa: E402
@@ -150,8 +152,8 @@ def test_what_does_not_fit_is_one_line() -> None:
         check_job(Job(plan=planned(half, "dp-even", 4)))
 
 
-def test_programs_are_not_modules() -> None:
-    """`distribute` takes programs for SPMD plans, and modules for others."""
+def test_distribute_takes_what_the_plan_runs() -> None:
+    """Programs, and modules that can be traced, for SPMD plans; modules for plans of stages."""
     store = torch.distributed.HashStore()
     torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
     try:
@@ -170,6 +172,17 @@ def test_programs_are_not_modules() -> None:
             model.train_step(
                 lambda a, b: {"tokens": np.zeros((1, 4), int), "labels": np.zeros((4, 4), int)}
             )
+        stages = plan.model_copy(update={"schedule": "1f1b", "program": None})
+        with pytest.raises(InputError, match=r"plans of stages run torch modules .got 'SinglePro"):
+            distribute(program, stages)
+        with pytest.raises(UnsupportedError, match=r"stock torch has no engine .*got 'programs'"):
+            distribute(program, plan, backend="torch")
+        module = strangers.perceptron()
+        traced = trace_samples(module, 4).program
+        alone = HapDecision(program=drawn_program(every_rule(traced, 1), 0), ratios=[[1.0]])
+        loss = module(*module.batch(0, 0, 4)).item()
+        own = distribute(module, plan_of(every_rule(traced, 1), alone))
+        assert own.train_step() == pytest.approx(loss, rel=1e-5)
     finally:
         torch.distributed.destroy_process_group()
 
