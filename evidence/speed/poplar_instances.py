@@ -17,9 +17,9 @@ from evidence.papers.poplar import paper_workload
 from evidence.speed.packaging import LIBRARY, given_folder, write_proven
 from hetplan.formulations.poplar.data import Device, PoplarData
 from hetplan.formulations.poplar.pose import Posed, pose
-from hetplan.formulations.poplar.zero import STAGES
 from hetplan.instances.library import Instance
 from hetplan.profiling.profiles.predict import PREDICTOR
+from hetplan.replays.model_states import STAGES
 
 FOLDER = LIBRARY / "poplar"
 

@@ -29,7 +29,7 @@ from hetplan.planner.strategy import NoPlan, Problem, Strategy, tensor_stage
 from hetplan.plans.making import new_plan
 from hetplan.plans.plan import MicroBatches, Plan, Replica
 from hetplan.profiling.workload import Workload
-from hetplan.runtime.replay import replay
+from hetplan.replays.replay import replay
 from hetplan.solvers.registry import evaluate, solve
 from hetplan.solvers.run import Result, Run
 from hetplan.text import bytes_text

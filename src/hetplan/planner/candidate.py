@@ -8,7 +8,7 @@ from typing import Any
 from hetplan.planner.variants import PLAIN, Variant
 from hetplan.plans.plan import Plan
 from hetplan.profiling.workload import Workload
-from hetplan.runtime.replay import Replay
+from hetplan.replays.chains import Replay
 from hetplan.solvers.run import Result, relative_gap
 from hetplan.text import percent_text, seconds_text
 

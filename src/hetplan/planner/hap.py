@@ -18,16 +18,16 @@ from hetplan.errors import require
 from hetplan.formulations import family
 from hetplan.formulations.hap.data import HapDecision
 from hetplan.formulations.hap.pose import Posed, pose
-from hetplan.formulations.hap.shards import shard_lengths
-from hetplan.formulations.hap.spmd.rules import measured_links
-from hetplan.formulations.hap.spmd.whole import Decided
 from hetplan.planner.candidate import Candidate, StrategyMethod, joined
 from hetplan.planner.strategy import NoPlan, Problem, Strategy, begin_run, tensor_stage
 from hetplan.plans.making import new_plan
 from hetplan.plans.plan import MicroBatches, Plan, Replica
 from hetplan.profiling.profiles.measured_collectives import Collectives
 from hetplan.profiling.workload import Workload
-from hetplan.runtime.replay import SpmdCosts, write_program
+from hetplan.programs.links import measured_links
+from hetplan.programs.proofs import write_program
+from hetplan.programs.shards import shard_lengths
+from hetplan.replays.programs import SpmdCosts
 from hetplan.schema import Name, PositiveCount, StrictModel
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Progress, Result, Run, Stopped
@@ -192,7 +192,7 @@ class SpmdProblem(Problem):
         costs = SpmdCosts.of(plan, posed.workload, posed.links) if self.measured else None
         return replace(
             Candidate.of_result("hap", method, result),
-            closed_form_seconds=posed.runs * Decided(posed.theory, decision).seconds(),
+            closed_form_seconds=posed.runs * posed.theory.seconds_in_whole_units(decision),
             objective=posed.runs * result.objective,
             bound=None if result.bound is None else posed.runs * result.bound,
             fits_memory=not over,
@@ -267,7 +267,7 @@ class SpmdProblem(Problem):
         rounded = decision.model_copy(update={"ratios": ratios})
 
         def order(candidate: HapDecision) -> tuple[bool, float]:
-            return not posed.fits(candidate), Decided(posed.theory, candidate).seconds()
+            return not posed.fits(candidate), posed.theory.seconds_in_whole_units(candidate)
 
         return min((rounded, decision), key=order)
 
@@ -279,6 +279,5 @@ class SpmdProblem(Problem):
             stages=[tensor_stage([(0, layers)], devices)],
             micro_batches=[MicroBatches(count=posed.runs, samples=posed.samples)],
         )
-        return new_plan(
-            workload, [replica], schedule="spmd", program=write_program(posed.theory, decision)
-        )
+        program = write_program(posed.theory.decided(decision))
+        return new_plan(workload, [replica], schedule="spmd", program=program)

@@ -20,7 +20,6 @@ from hetplan.formulations.poplar.pose import (
     pose,
     pose_lowest_stage,
 )
-from hetplan.formulations.poplar.zero import STAGES
 from hetplan.planner.candidate import Candidate, StrategyMethod, joined
 from hetplan.planner.strategy import NoPlan, Problem, Strategy
 from hetplan.plans.making import new_plan
@@ -28,6 +27,7 @@ from hetplan.plans.plan import MicroBatches, Plan, Replica, Stage
 from hetplan.profiling.profiles.batch_curve import BatchCurve
 from hetplan.profiling.profiles.measured_collectives import Collectives
 from hetplan.profiling.workload import Workload
+from hetplan.replays.model_states import STAGES
 from hetplan.schema import StrictModel
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Run

@@ -33,9 +33,8 @@ from hetplan.runtime.engine.position import Position
 from hetplan.runtime.engine.transport import host_total, one_group
 
 
-def check_stock(plan: Plan, chain: Chain | None) -> None:
-    """Raise UnsupportedError for the first thing of a plan that torch's engines cannot say. chain:
-    None for programs."""
+def check_stock(plan: Plan, chain: Chain) -> None:
+    """Raise UnsupportedError for the first feature of a plan that torch's engines lack."""
     for feature in lacking(plan, chain):
         raise UnsupportedError(
             "stock torch has no engine for this plan",
@@ -45,11 +44,9 @@ def check_stock(plan: Plan, chain: Chain | None) -> None:
         )
 
 
-def lacking(plan: Plan, chain: Chain | None) -> Iterator[str]:
-    """Every feature of a plan that torch's engines lack. chain: None for programs."""
+def lacking(plan: Plan, chain: Chain) -> Iterator[str]:
+    """Every feature of a plan and its model that torch's engines lack."""
     first = plan.replicas[0]
-    if plan.schedule == "spmd":
-        yield "programs"
     for difference, _ in unequal(plan):
         yield difference
     if any(len(stage.all_devices) > 1 for stage in first.stages):
@@ -60,8 +57,7 @@ def lacking(plan: Plan, chain: Chain | None) -> Iterator[str]:
         yield "experts over ranks"
     if len(first.stages) > 1 and first.steps < len(first.stages):
         yield "fewer micro-batches than stages"
-    if chain is not None:
-        yield from lacking_for_model(plan, chain)
+    yield from lacking_for_model(plan, chain)
     if plan.recomputation == "selective":
         yield "recomputation of the scores alone"
 
@@ -135,7 +131,7 @@ class Stock(Placed):
             )
             for chunk, part in enumerate(self.parts)
         ]  # fmt: skip
-        self.schedule: Any = schedules.get_schedule_class(SCHEDULES[plan.schedule])(
+        self.schedule: Any = schedules.get_schedule_class(SCHEDULES[plan.pass_schedule])(
             made if plan.schedule == "interleaved-1f1b" else made[0], plan.replicas[0].steps,
             loss_fn=lambda out, _: self.factor * out.sum(), scale_grads=False,
         )  # fmt: skip

@@ -26,12 +26,7 @@ from typing import Final
 
 import numpy as np
 
-from hetplan.formulations.poplar.awareness import (
-    CurveDevice,
-    dips,
-    explore,
-    spline_curve,
-)
+from hetplan.formulations.poplar.awareness import CurveDevice, dips, spline_curve
 from hetplan.formulations.poplar.data import PoplarData, PoplarDecision, Share, Step
 from hetplan.formulations.poplar.decisions import shares_decision, steps_decision
 from hetplan.formulations.poplar.evaluate import evaluate
@@ -45,6 +40,7 @@ from hetplan.formulations.poplar.problem import (
     peak_speed_bound,
 )
 from hetplan.profiling.hardware.cluster import catalogue
+from hetplan.profiling.profiles.largest_batch import explore
 from hetplan.solvers.general import Known
 from hetplan.solvers.run import Outcome, Run, Stop
 
