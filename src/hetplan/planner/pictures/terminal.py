@@ -48,6 +48,8 @@ def timeline(scene: Scene) -> Table:
         f"a column is {seconds_text(scene.seconds / COLUMNS)}",
     ]
     more = scene.more + max(len(scene.rows) - LISTED, 0)
+    if more:
+        notes.append(f"{counted(more, 'more stage')}; --html draws more")
     return Table.of(
         f"{scene.title}: {scene.subtitle}",
         scene.rows[:LISTED],
@@ -58,7 +60,7 @@ def timeline(scene: Scene) -> Table:
             "one iteration": lambda row: drawn(row, scene.seconds),
             "computes": lambda row: percent_text(row.busy),
         },
-        [*notes, *([f"{counted(more, 'more stage')}; --html draws more"] if more else [])],
+        notes,
         right=(3, 4),
     )
 
@@ -75,9 +77,12 @@ def drawn(row: Row, seconds: float) -> str:
 
 def memory(scene: Scene) -> Table:
     """One line per kind of devices in use that hold the same, the fullest where they are many."""
-    like = grouped(((d.kind, d.place, d.held, d.limit), d) for d in scene.used).values()
-    fullest = sorted(like, key=lambda own: -own[0].held / max(own[0].limit, 1.0))[:LISTED]
-    more = len(scene.used) - sum(map(len, fullest))
+    alike = grouped(((d.kind, d.place, d.held, d.limit), d) for d in scene.used).values()
+    fullest = sorted(alike, key=lambda own: -own[0].held / max(own[0].limit, 1.0))[:LISTED]
+    notes = ["limits are all that training can use; `hetplan plan` keeps a margin of that free"]
+    left_out = len(scene.used) - sum(map(len, fullest))
+    if left_out:
+        notes.append(f"left out: {counted(left_out, 'device')} with more room")
     return Table.of(
         "memory",
         sorted(fullest, key=lambda own: own[0].device),
@@ -89,10 +94,7 @@ def memory(scene: Scene) -> Table:
             "each holds": lambda own: share_text(own[0].held, own[0].limit),
             "of it": lambda own: percent_text(own[0].held / max(own[0].limit, 1.0)),
         },
-        [
-            "limits are all that training can use; `hetplan plan` keeps a margin of that free",
-            *([f"left out: {counted(more, 'device')} with more room"] if more else []),
-        ],
+        notes,
         right=(2, 4, 5),
     )
 
