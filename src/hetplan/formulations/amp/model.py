@@ -40,7 +40,7 @@ synchronisation of every j
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import combinations, pairwise, product
 
@@ -61,12 +61,10 @@ from hetplan.formulations.amp.problem import (
 from hetplan.formulations.amp.rows import quick_seconds, root_bound, row_model
 from hetplan.solvers import general
 from hetplan.solvers.branch_and_bound import Expansion, Incumbent, search
-from hetplan.solvers.model import Columns, Model, ModelAnswer, TooLarge, Totals
+from hetplan.solvers.expressions import Columns, Linear, total
+from hetplan.solvers.model import Model, ModelAnswer, TooLarge, Totals
 from hetplan.solvers.native import Sink
 from hetplan.solvers.run import Outcome, Run, Stop, Stopped
-
-# (columns, values): a linear expression.
-Terms = tuple[Columns, Floats]
 
 
 @dataclass(frozen=True)
@@ -111,9 +109,9 @@ class Programme:
         self.total = self.model.seconds("T", lower=question.totals.least, upper=self.upper)
         self.model.minimize(self.total)
         self.v: list[Columns] = []
-        # t_ij, e_ij
-        self.stage: dict[tuple[int, int], list[Terms]] = {group: [] for group in self.groups}
-        self.link: dict[tuple[int, int], list[Terms]] = {group: [] for group in self.groups}
+        # t_ij, e_ij: what is to be added up
+        self.stage: dict[tuple[int, int], list[Linear]] = {group: [] for group in self.groups}
+        self.link: dict[tuple[int, int], list[Linear]] = {group: [] for group in self.groups}
         place_every_device(self)
         cut_into_stages(self)
         price_compute(self)
@@ -125,7 +123,7 @@ class Programme:
 
     def both(
         self, name: str, first: Columns, conditions: Columns | list[Columns], seconds: Floats
-    ) -> Terms:  # (5)
+    ) -> Linear:  # (5)
         """The cost of two choices together, seconds [len(conditions), len(first)].
 
         first: columns of which one is 1; conditions: for each row of the costs, the columns that
@@ -133,21 +131,14 @@ class Programme:
         """
         costs = np.minimum(seconds, 2 * self.upper)  # what nobody can afford is alike
         if len(conditions) == 1:
-            return first, costs[0]
+            return costs[0] @ first
         time = self.model.seconds(f"t_{name}")
-        for condition, row in zip(conditions, costs, strict=True):
+        for condition, cost in zip(conditions, costs, strict=True):
             # the least stands apart, so that it counts before a member is chosen
-            columns, values = np.append(first, time), np.append(row.min() - row, 1.0)
-            self.model.row(f"{name}_cost", columns, values, lower=row.min(), when=condition)
-        return np.atleast_1d(time), np.ones(1)
-
-    def at_least(self, family: str, target: Columns, parts: Iterable[Terms]) -> None:
-        """target >= the sum of the parts."""
-        columns, values = zip(*parts, strict=True)
-        self.model.row(
-            family, np.append(np.concatenate(columns), target),
-            np.append(-np.concatenate(values), 1.0), lower=0.0,
-        )  # fmt: skip
+            least = cost.min()
+            more = (cost - least) @ first
+            self.model.row(f"{name}_cost", time >= least + more, when=condition)
+        return time
 
     def strategy(self, answer: ModelAnswer) -> Strategy:
         """Placement and cut of the incumbent."""
@@ -163,22 +154,21 @@ class Programme:
 
 def place_every_device(m: Programme) -> None:  # (1)
     """sum_c x[c,p] = 1 for every position, sum_p x[c,p] = n_c for every cell."""
-    for position in np.ndindex(m.tables.shape):
-        m.model.equal("position", m.x[(slice(None), *position)], to=1.0)
-    for c, size in enumerate(m.tables.cells.size.tolist()):
-        m.model.equal("cell", m.x[c].ravel(), to=float(size))
+    cells = m.tables.cells
+    m.model.row("position", m.x.sum(axis=0) == 1)
+    m.model.row("cell", m.x.reshape(cells.count, -1).sum(axis=1) == cells.size)
 
 
 def cut_into_stages(m: Programme) -> None:  # (2)
     """A path of intervals from layer 0 to L."""
-    m.model.equal("first_stage", m.y[0], to=1.0)
+    m.model.row("first_stage", m.y[0].sum() == 1)
     for j, (here, after) in enumerate(pairwise(m.tables.stages)):
         ends = np.unique(here.last)
         v = m.model.binary(f"v_{j}", len(ends))
         m.v.append(v)
         for l, end in zip(ends, v, strict=True):
-            for part in (m.y[j][here.last == l], m.y[j + 1][after.first == l]):
-                m.model.equal("boundary", [*part, end], [1.0] * len(part) + [-1.0], to=0.0)
+            m.model.row("boundary", m.y[j][here.last == l].sum() == end)
+            m.model.row("boundary", m.y[j + 1][after.first == l].sum() == end)
 
 
 def price_compute(m: Programme) -> None:  # (3)
@@ -189,7 +179,7 @@ def price_compute(m: Programme) -> None:  # (3)
         on = m.model.binary(f"on_{j}_{i}", len(m.tables.problem.types))
         for (k, column), r in product(enumerate(on), m.lanes) if len(profiles) > 1 else []:
             held = m.x[cells.type == k, j, i, r]
-            m.model.row("held", [column, *held], [1.0] + [-1.0] * len(held), lower=0.0)
+            m.model.row("held", column >= held.sum())
         conditions = [on[:0], *(on[list(types)] for types in profiles)]
         # the least that any group needs for the intervals of a stage
         least = m.tables.stages[j].sums(m.tables.seconds.min(axis=0))
@@ -226,10 +216,10 @@ def price_links(m: Programme) -> None:  # (4)
 
 def add_up(m: Programme) -> None:  # (4) (6)
     """T covers every pipeline and the slowest synchronisation of any stage."""
-    sync: list[Terms] = []
+    sync: list[Linear] = []
     if len(m.tables.sync_levels):
         sigma = m.model.seconds("sigma", upper=m.upper)
-        sync = [(np.atleast_1d(sigma), np.ones(1))]
+        sync = [sigma]
         for j in m.stages:
             pairs = [
                 (m.x[:, j, i, r], m.x[:, j, h, r])
@@ -242,14 +232,14 @@ def add_up(m: Programme) -> None:  # (4) (6)
                 levels(m, f"sync_{j}", m.tables.sync_levels, pairs),
                 m.tables.sync(j),
             )
-            m.at_least("synchronisation", sigma, [cost])
+            m.model.row("synchronisation", sigma >= cost)
     for i in m.ranks:
         slowest = m.model.seconds(f"m_{i}", upper=m.upper)
         for j in m.stages:
-            m.at_least("slowest_stage", slowest, m.stage[j, i])
-        wait = (np.atleast_1d(slowest), np.array([m.tables.configuration.gas - 1.0]))
-        once = [terms for j in m.stages for terms in (*m.stage[j, i], *m.link[j, i])]
-        m.at_least("pipeline", m.total, [wait, *once, *sync])
+            m.model.row("slowest_stage", slowest >= total(m.stage[j, i]))
+        once = [cost for j in m.stages for cost in (*m.stage[j, i], *m.link[j, i])]
+        waiting = (m.tables.configuration.gas - 1) * slowest
+        m.model.row("pipeline", m.total >= waiting + total(once) + total(sync))
 
 
 def fit_memory(m: Programme) -> None:  # (7)
@@ -258,8 +248,9 @@ def fit_memory(m: Programme) -> None:  # (7)
     for j, n in enumerate(m.tables.stages):
         for room in np.unique(capacity):
             beyond = m.y[j][n.bytes > room]
-            for i, r in product(m.ranks, m.lanes) if len(beyond) else []:
-                m.model.row("memory", [*beyond, *m.x[capacity <= room, j, i, r]], upper=1.0)
+            if len(beyond):
+                small = m.x[capacity <= room, j]  # [cell, i, r]
+                m.model.row("memory", beyond.sum() + small.sum(axis=0) <= 1)
 
 
 def order_equals(m: Programme) -> None:  # (8)
@@ -267,15 +258,14 @@ def order_equals(m: Programme) -> None:  # (8)
     kinds, (_, dp, tp) = m.tables.cells.kind, m.tables.shape
     equal = np.flatnonzero(kinds[1:] == kinds[:-1]) + 1  # equal cells lie side by side
     for c in equal.tolist():
-        mine, other = m.x[c].ravel(), m.x[c - 1].ravel()
+        mine, other = m.x[c].reshape(-1), m.x[c - 1].reshape(-1)
         for at in range(len(mine)):
-            m.model.row("equal_cells", [mine[at], *other[:at]], [1.0] + [-1.0] * at, upper=0.0)
+            m.model.row("equal_cells", mine[at] <= other[:at].sum())
     for line in ([(0, i, 0) for i in range(dp)], [(0, 0, r) for r in range(tp)]):
         for p, q in pairwise(line):
             for c in range(1, len(kinds)):
-                here, after = m.x[(slice(c, None), *p)], m.x[(slice(c, None), *q)]
-                values = [1.0] * len(here) + [-1.0] * len(after)
-                m.model.row("equal_ranks", [*here, *after], values, upper=0.0)
+                here, after = m.x[c:, *p], m.x[c:, *q]
+                m.model.row("equal_ranks", here.sum() <= after.sum())
 
 
 def levels(
@@ -284,8 +274,7 @@ def levels(
     """reach[λ] over the pairs of positions, each given by its columns [K]."""
     reach = m.model.binary(f"reach_{name}", len(bandwidths))
     m.model.fix(reach[-1:], 1)
-    for here, above in pairwise(reach):
-        m.model.row(f"{name}_reach", [above, here], [1.0, -1.0], lower=0.0)
+    m.model.row(f"{name}_reach", reach[1:] >= reach[:-1])
     # (c, λ, cells at B_λ or less from c) for each level below the top that some cell has to c
     slow = [
         (c, level, np.flatnonzero((row >= 0) & (row <= level)))
@@ -294,12 +283,7 @@ def levels(
     ]
     for p, q in pairs:
         for c, level, others in slow:
-            m.model.row(
-                f"{name}_lowest",
-                [reach[level], p[c], *q[others]],
-                [1.0] + [-1.0] * (1 + len(others)),
-                lower=-1.0,
-            )
+            m.model.row(f"{name}_lowest", reach[level] >= p[c] + q[others].sum() - 1)
     return reach
 
 
