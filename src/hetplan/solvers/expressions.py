@@ -1,8 +1,8 @@
 """Columns of a model, linear expressions of them, and rows, which are comparisons of expressions.
 
-Columns and expressions are arrays with a shape, and the operators work as numpy's do: they broadcast,
-`@` contracts, `sum` adds along an axis. An expression is `sum of values * columns + constant`. With
-columns `on` [job, machine] and `end`, and seconds [job]:
+An expression is `sum of values * columns + constant`. Columns and expressions are arrays with a
+shape, and the operators work as numpy's do: they broadcast, `@` contracts, `sum` adds along an
+axis. With columns `on` [job, machine] and `end`, and numbers `seconds` [job]:
 
     on[:, 1].sum()              how many jobs are on machine 1
     seconds @ on                [machine] seconds of each machine
@@ -149,10 +149,10 @@ class Expression(Linear):
     def times(self, factors: Any) -> "Expression":
         """Every term and constant times its factor."""
         if np.ndim(factors) == 0:
-            return Expression(self.columns, self.values * factors, self.constant * factors)
+            return Expression(self.columns, self.values * factors, self._constant_by(factors))
         here = self.broadcast_to(np.broadcast_shapes(self.shape, np.shape(factors)))
         values = here.values * np.expand_dims(factors, -1)
-        return Expression(here.columns, values, here.constant * factors)
+        return Expression(here.columns, values, here._constant_by(factors))
 
     def over(self, divisors: Any) -> "Expression":
         """Every term and constant over its divisor."""
@@ -160,12 +160,20 @@ class Expression(Linear):
         values = here.values / np.expand_dims(divisors, -1)
         return Expression(here.columns, values, here.constant / divisors)
 
+    def _constant_by(self, factors: Any) -> Any:
+        """The constant times its factor; none stays none, also beside an infinite factor."""
+        return self.constant * factors if self._has_constant else 0.0
+
+    @property
+    def _has_constant(self) -> bool:
+        return not isinstance(self.constant, float) or self.constant != 0
+
     def sum(self, axis: int | None = None) -> "Expression":
         """The sum along an axis, or of all."""
         shape = self.shape
-        constant = self.constant
-        if not isinstance(constant, float) or constant != 0:
-            constant = np.broadcast_to(constant, shape).sum(axis=axis)
+        constant = 0.0
+        if self._has_constant:
+            constant = np.broadcast_to(self.constant, shape).sum(axis=axis)
         if axis is None:
             return Expression(self.columns.reshape(-1), self.values.reshape(-1), constant)
         place = range(len(shape))[axis]  # counted from the front, the terms' axis left out
@@ -284,11 +292,11 @@ def _numbers(operand: Operand) -> Any:
     """An operand that is no expression, as a float or an array of floats."""
     if isinstance(operand, float | int):
         return float(operand)
-    try:
-        return np.asarray(operand, dtype=float)
-    except (TypeError, ValueError):
+    numbers = np.asarray(operand)
+    if numbers.dtype.kind not in "biuf":  # truth values, whole and real numbers
         kind = type(operand).__name__
-        raise TypeError(f"expected columns, expressions or numbers, got {kind}") from None
+        raise TypeError(f"expected columns, expressions or numbers, got {kind}")
+    return numbers.astype(float, copy=False)
 
 
 def _factors(operand: Operand) -> Any:

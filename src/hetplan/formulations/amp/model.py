@@ -53,6 +53,7 @@ from hetplan.formulations.amp.problem import (
     NO_CONFIGURATION,
     NO_ROOM,
     Floats,
+    Ints,
     Strategy,
     compile_problem,
     find_cells,
@@ -79,8 +80,10 @@ class Question:
     @property
     def upper(self) -> float:
         """The cut-off, or what no decision of the configuration exceeds; 1 where all is free."""
-        worst = self.tables.slowest_seconds
-        return (worst if self.cutoff is None else min(worst, self.cutoff)) or 1.0
+        seconds = self.tables.slowest_seconds
+        if self.cutoff is not None:
+            seconds = min(seconds, self.cutoff)
+        return seconds or 1.0
 
     @property
     def totals(self) -> Totals:
@@ -171,75 +174,72 @@ def cut_into_stages(m: Programme) -> None:  # (2)
             m.model.row("boundary", m.y[j + 1][after.first == l].sum() == end)
 
 
-def price_compute(m: Programme) -> None:  # (3)
+def price_compute(m: Programme) -> None:  # (3) (5)
     """Each group runs at the slowest of its types; whatever these are, no faster than the
     fastest."""
     profiles, cells = m.tables.profiles, m.tables.cells
     for j, i in m.groups:
         on = m.model.binary(f"on_{j}_{i}", len(m.tables.problem.types))
-        for (k, column), r in product(enumerate(on), m.lanes) if len(profiles) > 1 else []:
-            held = m.x[cells.type == k, j, i, r]
-            m.model.row("held", column >= held.sum())
-        conditions = [on[:0], *(on[list(types)] for types in profiles)]
-        # the least that any group needs for the intervals of a stage
+        if len(profiles) > 1:
+            for k in range(len(on)):
+                of_type = m.x[cells.type == k, j, i]  # [cell, lane]
+                m.model.row("held", on[k] >= of_type.sum(axis=0))
+        # the first row of costs is the least that any group needs; it needs no type
         least = m.tables.stages[j].sums(m.tables.seconds.min(axis=0))
-        m.stage[j, i].append(
-            m.both(f"compute_{j}_{i}", m.y[j], conditions, np.vstack([least, m.tables.compute(j)]))
-        )
+        costs = np.vstack([least, m.tables.compute(j)])
+        conditions = [on[:0], *(on[list(types)] for types in profiles)]
+        m.stage[j, i].append(m.both(f"compute_{j}_{i}", m.y[j], conditions, costs))
 
 
-def price_reduce(m: Programme) -> None:  # (4)
+def price_reduce(m: Programme) -> None:  # (4) (5)
     """A tensor group all-reduces at the lowest bandwidth between two of its devices."""
-    for j, i in m.groups if len(m.tables.tensor_levels) else []:
+    bandwidths = m.tables.tensor_levels
+    if not len(bandwidths):
+        return
+    for j, i in m.groups:
         pairs = [(m.x[:, j, i, r], m.x[:, j, i, s]) for r, s in combinations(m.lanes, 2)]
-        m.stage[j, i].append(
-            m.both(
-                f"reduce_{j}_{i}",
-                m.y[j],
-                levels(m, f"tensor_{j}_{i}", m.tables.tensor_levels, pairs),
-                m.tables.reduce(j),
-            )
-        )
+        reach = levels(m, f"tensor_{j}_{i}", bandwidths, pairs)
+        m.stage[j, i].append(m.both(f"reduce_{j}_{i}", m.y[j], reach, m.tables.reduce(j)))
 
 
-def price_links(m: Programme) -> None:  # (4)
+def price_links(m: Programme) -> None:  # (4) (5)
     """A micro-batch goes to the next stage over the slowest of the group's lanes."""
-    for j, i in product(m.stages[:-1], m.ranks) if len(m.tables.link_levels) else []:
-        low = levels(
-            m,
-            f"link_{j}_{i}",
-            m.tables.link_levels,
-            [(m.x[:, j, i, r], m.x[:, j + 1, i, r]) for r in m.lanes],
-        )
-        m.link[j, i].append(m.both(f"send_{j}_{i}", m.v[j], low, m.tables.link(j)))
+    bandwidths = m.tables.link_levels
+    if not len(bandwidths):
+        return
+    for j, i in product(m.stages[:-1], m.ranks):
+        pairs = [(m.x[:, j, i, r], m.x[:, j + 1, i, r]) for r in m.lanes]
+        reach = levels(m, f"link_{j}_{i}", bandwidths, pairs)
+        m.link[j, i].append(m.both(f"send_{j}_{i}", m.v[j], reach, m.tables.link(j)))
 
 
-def add_up(m: Programme) -> None:  # (4) (6)
+def price_synchronisation(m: Programme) -> Linear:  # (4) (5) (6)
+    """sigma: a stage synchronises at the lowest bandwidth in its data groups; the slowest stage
+    counts. 0 where nothing is synchronised."""
+    bandwidths = m.tables.sync_levels
+    if not len(bandwidths):
+        return total([])
+    sigma = m.model.seconds("sigma", upper=m.upper)
+    for j in m.stages:
+        members = product(m.lanes, combinations(m.ranks, 2))
+        pairs = [(m.x[:, j, i, r], m.x[:, j, h, r]) for r, (i, h) in members]
+        reach = levels(m, f"sync_{j}", bandwidths, pairs)
+        seconds = m.both(f"sync_{j}", m.y[j], reach, m.tables.sync(j))
+        m.model.row("synchronisation", sigma >= seconds)
+    return sigma
+
+
+def add_up(m: Programme) -> None:  # (6)
     """T covers every pipeline and the slowest synchronisation of any stage."""
-    sync: list[Linear] = []
-    if len(m.tables.sync_levels):
-        sigma = m.model.seconds("sigma", upper=m.upper)
-        sync = [sigma]
-        for j in m.stages:
-            pairs = [
-                (m.x[:, j, i, r], m.x[:, j, h, r])
-                for r in m.lanes
-                for i, h in combinations(m.ranks, 2)
-            ]
-            cost = m.both(
-                f"sync_{j}",
-                m.y[j],
-                levels(m, f"sync_{j}", m.tables.sync_levels, pairs),
-                m.tables.sync(j),
-            )
-            m.model.row("synchronisation", sigma >= cost)
+    sigma = price_synchronisation(m)
+    gas = m.tables.configuration.gas
     for i in m.ranks:
         slowest = m.model.seconds(f"m_{i}", upper=m.upper)
         for j in m.stages:
             m.model.row("slowest_stage", slowest >= total(m.stage[j, i]))
-        once = [cost for j in m.stages for cost in (*m.stage[j, i], *m.link[j, i])]
-        waiting = (m.tables.configuration.gas - 1) * slowest
-        m.model.row("pipeline", m.total >= waiting + total(once) + total(sync))
+        stages = total(total(m.stage[j, i]) for j in m.stages)
+        links = total(total(m.link[j, i]) for j in m.stages)
+        m.model.row("pipeline", m.total >= (gas - 1) * slowest + stages + links + sigma)
 
 
 def fit_memory(m: Programme) -> None:  # (7)
@@ -261,7 +261,8 @@ def order_equals(m: Programme) -> None:  # (8)
         mine, other = m.x[c].reshape(-1), m.x[c - 1].reshape(-1)
         for at in range(len(mine)):
             m.model.row("equal_cells", mine[at] <= other[:at].sum())
-    for line in ([(0, i, 0) for i in range(dp)], [(0, 0, r) for r in range(tp)]):
+    data_ranks, tensor_ranks = [(0, i, 0) for i in range(dp)], [(0, 0, r) for r in range(tp)]
+    for line in (data_ranks, tensor_ranks):
         for p, q in pairwise(line):
             for c in range(1, len(kinds)):
                 here, after = m.x[c:, *p], m.x[c:, *q]
@@ -276,11 +277,12 @@ def levels(
     m.model.fix(reach[-1:], 1)
     m.model.row(f"{name}_reach", reach[1:] >= reach[:-1])
     # (c, λ, cells at B_λ or less from c) for each level below the top that some cell has to c
-    slow = [
-        (c, level, np.flatnonzero((row >= 0) & (row <= level)))
-        for c, row in enumerate(m.tables.crossing(bandwidths))
-        for level in np.unique(row[(row >= 0) & (row < len(bandwidths) - 1)]).tolist()
-    ]
+    slow: list[tuple[int, int, Ints]] = []
+    top = len(bandwidths) - 1
+    for c, level_to in enumerate(m.tables.crossing(bandwidths)):
+        linked = level_to >= 0
+        for level in np.unique(level_to[linked & (level_to < top)]).tolist():
+            slow.append((c, level, np.flatnonzero(linked & (level_to <= level))))
     for p, q in pairs:
         for c, level, others in slow:
             m.model.row(f"{name}_lowest", reach[level] >= p[c] + q[others].sum() - 1)
@@ -379,21 +381,15 @@ def solve_by(
         Case(Tables(problem, config, cells), quick_seconds(problem, config))
         for config in problem.configurations()
     ]
-    left = run.remaining
-    part = run.part(time_limit=parameters.first_share * left if math.isfinite(left) else None)
+    first_seconds = parameters.first_share * run.remaining
+    part = run.part(time_limit=first_seconds if math.isfinite(first_seconds) else None)
     find_first(problem, cells, incumbent, part)
     cases.sort(key=lambda case: case.bound)
     with contextlib.suppress(Stopped):  # the bounds that take no time stand
         for at, case in enumerate(cases):
-            cases[at] = replace(
-                case,
-                bound=max(
-                    case.bound,
-                    root_bound(
-                        row_model(lay_out(problem, cells, case.tables.configuration)), part.check
-                    ),
-                ),
-            )
+            layout = lay_out(problem, cells, case.tables.configuration)
+            bound = root_bound(row_model(layout), part.check)
+            cases[at] = replace(case, bound=max(case.bound, bound))
     sweep = Sweep(
         run, incumbent, method, parameters.most_terms, minimise, time.perf_counter() - begun
     )

@@ -114,10 +114,10 @@ def list_arcs(problem: DittoProblem, options: Options) -> Arcs:
     outside = layer[-1] - (layer[last] - layer[first])
     behind = np.arange(p.most_stages)
     alone = (p.micro_batches - behind)[None, :] * seconds[:, None] + outside[:, None]
+    most = np.inf if price is None else price * (1 + ALLOWANCE)
+    possible = alone <= most
     # Any stage behind needs a layer of its own, and memory for as many micro-batches.
-    possible = (alone <= (np.inf if price is None else price * (1 + ALLOWANCE))) & (
-        alive[:, None] > behind[None, :]
-    )
+    possible &= alive[:, None] > behind[None, :]
     possible &= (p.layers - last)[:, None] >= behind[None, :]
     if least is not None:  # no template's slowest stage is faster
         possible &= (seconds >= space.candidates[least])[:, None]
@@ -154,7 +154,8 @@ def micro_batches_held(p: DittoProblem, option: Ints, first: Ints, last: Ints) -
     each = p.activation[last] - p.activation[first]
     room = p.capacity[option] * (1 + MEMORY_TOLERANCE) - (p.state[last] - p.state[first])
     with np.errstate(divide="ignore", invalid="ignore"):
-        held = np.where(room < 0, 0.0, np.where(each > 0, np.floor(room / each), p.most_stages))
+        held = np.where(each > 0, np.floor(room / each), p.most_stages)
+    held = np.where(room < 0, 0.0, held)
     return np.minimum(held, p.most_stages).astype(np.int64)
 
 

@@ -79,13 +79,15 @@ def cuts_of(data: JointData, layout: Design, replica: Pipe) -> list[tuple[int, .
 def ways_of(data: JointData, layout: Design, i: int) -> list[Pipe]:
     """All ways to run a replica."""
     own, others, G = layout.pipes[i], len(layout.pipes) - 1, data.global_batch
-    made = (
-        Pipe(own.groups, cuts, b, g)
-        for cuts in cuts_of(data, layout, own)
-        for g in range(1 if others else G, G - others + 1)
-        for b in range(1, g + 1)
-    )
-    return [pipe for pipe in made if pipe.steps % own.samples == 0]
+    fewest = 1 if others else G
+    ways = []
+    for cuts in cuts_of(data, layout, own):
+        for g in range(fewest, G - others + 1):  # the others take a sample each, at least
+            for micro_batch in range(1, g + 1):
+                pipe = Pipe(own.groups, cuts, micro_batch, g)
+                if pipe.steps % own.samples == 0:
+                    ways.append(pipe)
+    return ways
 
 
 def without_waiting(tasks: Tasks) -> float:
@@ -218,8 +220,11 @@ def solve_by(
         bound = bound or lower_bound(Relaxation(data), run, master.limit)
     bound, best = min(bound, master.limit), master.best
     proven = bound >= master.limit * (1 - OPTIMAL_GAP)
+    stop = stop_reason(run)
+    if proven:
+        stop = Stop.OPTIMAL if best else Stop.INFEASIBLE
     return Outcome(
-        stop=(Stop.OPTIMAL if best else Stop.INFEASIBLE) if proven else stop_reason(run),
+        stop=stop,
         decision=decision_of(master.space(data.global_batch).plan(best)) if best else None,
         bound=bound if 0 < bound < math.inf else None,
         build_seconds=built,

@@ -100,8 +100,9 @@ def build_levels(problem: PoplarProblem, ceiling: float) -> Levels | None:
         ]
     times = np.unique(np.concatenate(seconds))
     times = times[times <= ceiling * (1 + 1e-12)]
-    size = sum(len(row) for row in seconds) + len(times)
-    return Levels(problem, tuple(seconds), times, floor, ceiling) if size <= MAX_LOADS else None
+    if sum(len(row) for row in seconds) + len(times) > MAX_LOADS:
+        return None
+    return Levels(problem, tuple(seconds), times, floor, ceiling)
 
 
 def add_up_to_the_batch(model: Model, levels: Levels, y: list[Columns]) -> None:  # (1)
