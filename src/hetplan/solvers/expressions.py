@@ -78,7 +78,7 @@ class Linear:
         factors = _factors(other)
         if factors.ndim != 1 or not self.shape or self.shape[-1] != len(factors):
             raise ValueError(f"columns @ numbers: got shapes {self.shape} @ {factors.shape}")
-        return (self * factors).sum(axis=-1)
+        return self.expression().times(factors).sum(axis=-1)
 
     def __rmatmul__(self, other: Operand) -> "Expression":
         """Numbers [n] or [m, n] @ self [n] or [n, k], as numpy has it."""
@@ -87,8 +87,8 @@ class Linear:
         if not fits or factors.shape[-1] != self.shape[0]:
             raise ValueError(f"numbers @ columns: got shapes {factors.shape} @ {self.shape}")
         if len(self.shape) == 1:
-            return (self * factors).sum(axis=-1)
-        return (self * factors[..., None]).sum(axis=-2)
+            return self.expression().times(factors).sum(axis=-1)
+        return self.expression().times(factors[..., None]).sum(axis=-2)
 
     def __le__(self, other: Operand) -> "Rows":
         return Rows(self - other, "<=")

@@ -458,7 +458,8 @@ def _merged(columns: Ints, values: Floats) -> tuple[Ints, Floats]:
         columns, values = columns[order], values[order]
         begins = np.append(True, columns[1:] > columns[:-1])  # of those that are the same
         if not begins.all():
-            columns, values = columns[begins], np.bincount(begins.cumsum() - 1, weights=values)
+            sums = np.bincount(begins.cumsum() - 1, weights=values)
+            columns, values = columns[begins], sums.astype(float)
     kept = values != 0
     return (columns, values) if kept.all() else (columns[kept], values[kept])
 

@@ -134,7 +134,8 @@ class Programme:
         """
         costs = np.minimum(seconds, 2 * self.upper)  # what nobody can afford is alike
         if len(conditions) == 1:
-            return costs[0] @ first
+            only: Floats = costs[0]
+            return only @ first
         time = self.model.seconds(f"t_{name}")
         for condition, cost in zip(conditions, costs, strict=True):
             # the least stands apart, so that it counts before a member is chosen
