@@ -28,7 +28,7 @@ from torch.fx.node import map_arg
 
 from hetplan.errors import InputError, UnsupportedError, require
 from hetplan.profiling.models.model import Model, load_model
-from hetplan.profiling.models.model_files import ModelFile
+from hetplan.profiling.models.traced_model import ModelFile
 from hetplan.programs.operators.operator import Shape
 from hetplan.programs.program import PARAMETER, Node, SingleProgram, Writer
 from hetplan.runtime.tracing.aten import RULES, MissingRule, Tensor, Unsupported, Walker
