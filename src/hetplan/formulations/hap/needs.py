@@ -2,8 +2,10 @@
 
 Read a program backwards. A node is the set of properties still needed: the first one is {goal}, the
 last one is empty. A triple that gives something needed leads from N to (N - post) + pre. Every
-minimal program is a path and every path is a program. Parallel branches interleave in every order,
-because the order decides which computations share a stage.
+minimal program is a path of its cost. Every path is a program no dearer, once triples that occur
+twice are dropped behind their first occurrence (`theory`). An arc to a superset of N only
+lengthens, because whatever settles the superset settles N. Parallel branches interleave in every
+order, because the order decides which computations share a stage.
 
 This is the graph of needs in all orders. Where costs simply add up, the order is irrelevant, and it
 is enough to settle the needed properties of the highest level first (`ReducedTheory.level`). That
