@@ -9,7 +9,11 @@ order, because the order decides which computations share a stage.
 
 This is the graph of needs in all orders. Where costs simply add up, the order is irrelevant, and it
 is enough to settle the needed properties of the highest level first (`ReducedTheory.level`). That
-is the graph of needs in one order, called canonical, which is small for theories of any width.
+is the graph of needs in one order, called canonical, which is small for theories of any width. For
+take a program, let g(p) be its first triple that gives p, and settle among the needed properties of
+the highest level that whose g(p) comes last, by g(p). No triple is used twice: all needed
+properties of that level are given at or before it, its preconditions before it, and properties of
+lower levels never lead back to this level.
 """
 
 from collections.abc import Sequence

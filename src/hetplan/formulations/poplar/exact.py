@@ -3,9 +3,8 @@
 ZeRO 0, 1. Sets k groups of n_k equal devices; A_k(T) = { g : h_k(g) <= T } the shares that a device
 takes within T seconds (h: `plans`). Find the least T for which G is a sum of n_1 members of
 A_1(T), n_2 of A_2(T), ... A_k(T) only grows with T, so a binary search over the values of h is
-right for any curve (the optimum is the least T that reaches G, a value of some h_k, and every larger
-T reaches G too); where curves fall, A_k(T) has holes, and the sum itself is searched for
-(`fill`).
+right for any curve: every T above one that reaches G reaches G too. Where curves fall, A_k(T) has
+holes, and the sum itself is searched for (`fill`).
 
 ZeRO 2, 3. A step of T seconds takes any sum of n_k loads { b : t_k(b) <= T } of each group, at most
 M(T) samples, and costs T + C.
