@@ -12,8 +12,8 @@ import sys
 from pathlib import Path
 from textwrap import fill
 
-from hetplan.profiling.cluster import catalogue
-from hetplan.profiling.zoo import BUILT_IN
+from hetplan.profiling.hardware.cluster import catalogue
+from hetplan.profiling.models.zoo import BUILT_IN
 
 PAGE = Path(__file__).with_name("files.md")
 

@@ -16,9 +16,20 @@ import pytest
 from fakes.workloads import cluster, cluster_document, small
 from hetplan.cli.main import main
 from hetplan.errors import InputError
-from hetplan.profiling import efficiency
-from hetplan.profiling.cluster import device
-from hetplan.profiling.efficiency import (
+from hetplan.profiling.hardware.cluster import device
+from hetplan.profiling.models.model import load_model
+from hetplan.profiling.models.operators import Shape
+from hetplan.profiling.profiles.measured_collectives import (
+    OPERATIONS,
+    Collectives,
+    FittedCollective,
+    SizePoint,
+    fit_line,
+)
+from hetplan.profiling.profiles.predict import predict
+from hetplan.profiling.profiles.profile import Provenance
+from hetplan.profiling.rates import efficiency
+from hetplan.profiling.rates.efficiency import (
     Correction,
     Learned,
     LearnedLinks,
@@ -32,17 +43,6 @@ from hetplan.profiling.efficiency import (
     train,
     train_links,
 )
-from hetplan.profiling.measured_collectives import (
-    OPERATIONS,
-    Collectives,
-    FittedCollective,
-    SizePoint,
-    fit_line,
-)
-from hetplan.profiling.models import load_model
-from hetplan.profiling.operators import Shape
-from hetplan.profiling.predict import predict
-from hetplan.profiling.profile import Provenance
 from hetplan.profiling.rates.products import move_seconds, products_seconds
 from hetplan.replays.pose import costs_of
 

@@ -17,12 +17,12 @@ import pytest
 from hetplan.cli.main import main
 from hetplan.errors import InputError, UnsupportedError
 from hetplan.formulations.poplar.awareness import OutOfMemoryOnDevice, explore
-from hetplan.profiling.measured_collectives import OPERATIONS, Collectives, fit_line
-from hetplan.profiling.model_files import from_config
-from hetplan.profiling.models import Model, load_model
-from hetplan.profiling.profile import load_profile
-from hetplan.profiling.transformer import Experts, Transformer
-from hetplan.profiling.zoo import bert, gpt2, llama, text_model
+from hetplan.profiling.models.model import Model, load_model
+from hetplan.profiling.models.model_files import from_config
+from hetplan.profiling.models.transformer import Experts, Transformer
+from hetplan.profiling.models.zoo import bert, gpt2, llama, text_model
+from hetplan.profiling.profiles.measured_collectives import OPERATIONS, Collectives, fit_line
+from hetplan.profiling.profiles.profile import load_profile
 
 torch: Any = pytest.importorskip("torch", reason="torch is an extra of hetplan")
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from hetplan.planner.strategy import Candidate
 from hetplan.plans.plan import Plan
-from hetplan.profiling.profile import perturbed
+from hetplan.profiling.profiles.profile import perturbed
 from hetplan.profiling.workload import Workload
 from hetplan.replays.pose import costs_of
 from hetplan.replays.simulator.tasks import COMPUTES, Kind, Timeline, path_to_end

@@ -21,17 +21,17 @@ from typing import Any
 import numpy as np
 
 from hetplan.errors import require, unknown_name
-from hetplan.profiling.cluster import MAX_DEVICES, Cluster, Node, open_cluster
 from hetplan.profiling.frameworks import HETPLAN, Framework
-from hetplan.profiling.models import Model, load_model
-from hetplan.profiling.operators import DEFAULT_STACK, ELEMENT_BYTES, Precision
-from hetplan.profiling.predict import (
+from hetplan.profiling.hardware.cluster import MAX_DEVICES, Cluster, Node, open_cluster
+from hetplan.profiling.models.model import Model, load_model
+from hetplan.profiling.models.operators import DEFAULT_STACK, ELEMENT_BYTES, Precision
+from hetplan.profiling.profiles.predict import (
     LARGEST_MICRO_BATCH,
     default_micro_batches,
     default_tensor_degrees,
     predict,
 )
-from hetplan.profiling.times import Recomputation
+from hetplan.profiling.rates.times import Recomputation
 from hetplan.profiling.workload import Workload, make_workload
 from hetplan.replays.costs import Floats
 from hetplan.replays.memory import Held, Passes, held_on

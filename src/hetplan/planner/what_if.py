@@ -27,7 +27,7 @@ from hetplan.planner.planning import Planning
 from hetplan.planner.ranking import make_plans
 from hetplan.planner.search import OnCandidate, on_devices, shortest
 from hetplan.planner.strategy import Candidate, Strategy, make_strategies, places_of
-from hetplan.profiling.cluster import GBIT, Cluster, Node, device
+from hetplan.profiling.hardware.cluster import GBIT, Cluster, Node, device
 from hetplan.profiling.workload import Workload, make_workload
 from hetplan.solvers.run import Run
 from hetplan.text import ranges_text

@@ -27,8 +27,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from hetplan.profiling.cluster import DeviceSpec, Floats, catalogue
-from hetplan.profiling.operators import ELEMENT_BYTES, Precision, Shape
+from hetplan.profiling.hardware.cluster import DeviceSpec, Floats, catalogue
+from hetplan.profiling.models.operators import ELEMENT_BYTES, Precision, Shape
 from hetplan.profiling.rates.shipped import Estimate, MoveRate, ProductTrees, Tiling, shipped
 from hetplan.schema import NonNegative, Positive, StrictModel
 

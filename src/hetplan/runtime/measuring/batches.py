@@ -37,16 +37,16 @@ from hetplan.formulations.poplar.awareness import (
     explore,
 )
 from hetplan.formulations.poplar.problem import STAGES, States
-from hetplan.profiling.batch_curve import BatchCurve, CurvePoint
-from hetplan.profiling.measured_collectives import (
+from hetplan.profiling.models.model import Model
+from hetplan.profiling.profiles.batch_curve import BatchCurve, CurvePoint
+from hetplan.profiling.profiles.measured_collectives import (
     OPERATIONS,
     Collectives,
     FittedCollective,
     SizePoint,
     fit_line,
 )
-from hetplan.profiling.models import Model
-from hetplan.runtime.devices import check_device, device_name, measured_here, now
+from hetplan.runtime.launch.devices import check_device, device_name, measured_here, now
 from hetplan.runtime.measuring.networks import (
     Network,
     Sharded,

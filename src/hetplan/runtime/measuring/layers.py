@@ -22,13 +22,13 @@ import torch
 
 from hetplan.errors import require
 from hetplan.formulations.poplar.awareness import OutOfMemoryOnDevice
-from hetplan.profiling.cluster import catalogue
-from hetplan.profiling.efficiency import MeasuredOperator, OperatorData
-from hetplan.profiling.models import Model
-from hetplan.profiling.operators import ELEMENT_BYTES, Precision
-from hetplan.profiling.predict import profile_layers
-from hetplan.profiling.profile import Profile, ProfileTable, Readings, load_profile
-from hetplan.runtime.devices import (
+from hetplan.profiling.hardware.cluster import catalogue
+from hetplan.profiling.models.model import Model
+from hetplan.profiling.models.operators import ELEMENT_BYTES, Precision
+from hetplan.profiling.profiles.predict import profile_layers
+from hetplan.profiling.profiles.profile import Profile, ProfileTable, Readings, load_profile
+from hetplan.profiling.rates.efficiency import MeasuredOperator, OperatorData
+from hetplan.runtime.launch.devices import (
     check_device,
     device_name,
     measured_here,
