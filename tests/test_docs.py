@@ -216,3 +216,21 @@ def test_the_page_of_files_lists_every_device_type_and_built_in_model() -> None:
     page = (DOCS / "files.md").read_text()
     missing = [name for name in (*catalogue(), *BUILT_IN) if f"`{name}`" not in page]
     assert missing == []
+
+
+def test_pages_that_code_names_exist() -> None:
+    named = re.compile(r"\b(?:docs|evidence)/[\w/-]+\.(?:md|py)\b")
+    folders = ("src", "evidence", "examples")
+    files = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
+    found = {name for path in files for name in named.findall(path.read_text(encoding="utf-8"))}
+    assert "docs/workloads.md" in found
+    assert sorted(name for name in found if not (ROOT / name).is_file()) == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
+def test_commands_of_evidence_that_pages_name_exist(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    modules = set(re.findall(r"python -m (evidence\.\w+)", text))
+    scripts = set(re.findall(r"python -m evidence\.speed ([a-z]\w*)", text))
+    names = modules | {f"evidence.speed.{script}" for script in scripts}
+    assert sorted(name for name in names if importlib.util.find_spec(name) is None) == []
