@@ -407,7 +407,8 @@ def batch_curve(
     sample fits. Under torchrun the ranks hold the model's weights in shards, as under ZeRO 3.
     """
     from hetplan.runtime.launch.torchrun import is_rank
-    from hetplan.runtime.measuring.batches import joined_ranks, measure_batch_curve
+    from hetplan.runtime.measuring.batches import measure_batch_curve
+    from hetplan.runtime.measuring.collectives import joined_ranks
 
     require(
         memory_gib is not None or device != "cpu",
@@ -472,7 +473,7 @@ def collectives(
 ) -> int:
     """Measure latency and bandwidth of what ranks do together; run it under torchrun, a process per
     device. Rank 0 prints and writes."""
-    from hetplan.runtime.measuring.batches import measure_collectives
+    from hetplan.runtime.measuring.collectives import measure_collectives
 
     measured = measure_collectives(device, repeats=repeats, tell=None if quiet else note)
     if measured is None:
