@@ -234,3 +234,21 @@ def test_commands_of_evidence_that_pages_name_exist(page: Path) -> None:
     scripts = set(re.findall(r"python -m evidence\.speed ([a-z]\w*)", text))
     names = modules | {f"evidence.speed.{script}" for script in scripts}
     assert sorted(name for name in names if importlib.util.find_spec(name) is None) == []
+
+
+def test_the_life_of_a_plan_names_what_its_modules_define() -> None:
+    page = (DOCS / "life-of-a-plan.md").read_text(encoding="utf-8")
+    of_types = re.findall(r"^\| `(\w+)` \| `([\w/]+\.py)` \|", page, flags=re.MULTILINE)
+    before = re.findall(r"`(\w+)`\s\(`([\w/]+\.py)`\)", page)
+    behind = [(name, path) for path, name in re.findall(r"`([\w/]+\.py)`\s\(`(\w+)`\)", page)]
+    assert len(of_types) == 5 and len(before) >= 8 and len(behind) >= 5
+    wrong = [
+        (name, path)
+        for name, path in (*of_types, *before, *behind)
+        if not re.search(
+            rf"^ *(class|def) {name}\b",
+            (ROOT / "src" / "hetplan" / path).read_text(encoding="utf-8"),
+            flags=re.MULTILINE,
+        )
+    ]
+    assert wrong == []
