@@ -26,7 +26,7 @@ from hetplan.profiling.profiles.profile import load_profile
 
 torch: Any = pytest.importorskip("torch", reason="torch is an extra of hetplan")
 
-from hetplan.runtime.measuring import batches, layers as measure  # noqa: E402
+from hetplan.runtime.measuring import collectives, layers as measure  # noqa: E402
 from hetplan.runtime.measuring.batches import (  # noqa: E402
     Trial,
     explore_stages,
@@ -436,7 +436,7 @@ def test_rank_0_alone_writes_a_curve(
     """One process that is told that it is a rank, and joins nobody."""
     for name, value in {"RANK": rank, "WORLD_SIZE": 2, "MASTER_ADDR": "", "MASTER_PORT": 1}.items():
         monkeypatch.setenv(name, str(value))
-    monkeypatch.setattr(batches, "joined_ranks", nullcontext)
+    monkeypatch.setattr(collectives, "joined_ranks", nullcontext)
     config, target = tmp_path / "tiny.json", tmp_path / "curve.json"
     config.write_text(json.dumps(GPT))
     command = ["profile", "batch-curve", "--model", str(config), "--precision", "fp32"]

@@ -505,7 +505,7 @@ def operators(
     quiet: QuietOption = False,
 ) -> int:
     """Measure operators of many sizes on a device (needs torch), for `profile train`."""
-    from hetplan.runtime.measuring.layers import measure_operators
+    from hetplan.runtime.measuring.operators import measure_operators
 
     measured = measure_operators(
         device,
@@ -543,7 +543,7 @@ def quick(
     The result is for `profile predict --efficiency FILE`: seconds expected of the device type are
     rescaled to it.
     """
-    from hetplan.runtime.measuring.layers import measure_quickly
+    from hetplan.runtime.measuring.operators import measure_quickly
 
     require(
         not device.startswith("cpu") or precision != "fp16",

@@ -217,7 +217,9 @@ class DataParallelProblem(AmpProblem):
             )
         exceeds, seconds, _, best = min(priced)
         peak = peak_bytes(held, best) or ()
-        too_large = f"does not fit: one device has to hold {bytes_text(max(peak))}"
+        message = ""
+        if exceeds:
+            message = f"does not fit: one device has to hold {bytes_text(max(peak))}"
         return Candidate(
             strategy="dp",
             method=method,
@@ -229,7 +231,7 @@ class DataParallelProblem(AmpProblem):
             peak_bytes=peak,
             solve_seconds=time.perf_counter() - begun,
             plan=self.to_plan(best),
-            message=too_large if exceeds else "",
+            message=message,
         )
 
     def held(self) -> AmpData:
