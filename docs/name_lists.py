@@ -20,7 +20,7 @@ PAGE = Path(__file__).with_name("files.md")
 
 def lists() -> dict[str, str]:
     """LIST -> the names, sorted, as Markdown."""
-    names = {"devices": catalogue(), "models": BUILT_IN}
+    names: dict[str, list[str]] = {"devices": list(catalogue()), "models": list(BUILT_IN)}
     return {
         key: fill(", ".join(f"`{name}`" for name in sorted(each)), 120, break_on_hyphens=False)
         for key, each in names.items()
