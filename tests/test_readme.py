@@ -13,7 +13,7 @@ from hetplan.planner import STRATEGIES
 from hetplan.plans.plan import load_plan
 from hetplan.profiling.hardware.cluster import example_cluster
 from hetplan.profiling.workload import make_workload
-from hetplan.runtime.replay import replay
+from hetplan.replays.replay import replay
 from markdown_pages import ROOT, Block, blocks
 from page_commands import prepare, run_as_shown, same, shell
 from present import present

@@ -28,8 +28,8 @@ from evidence.speed.harness import machine, markdown, measured, peak_resident_by
 from hetplan.errors import UnsupportedError
 from hetplan.files import write_text
 from hetplan.formulations import family
-from hetplan.formulations.hap.spmd.networks import vit
 from hetplan.instances.library import load_from_library
+from hetplan.programs.networks import vit
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Options, Run
 

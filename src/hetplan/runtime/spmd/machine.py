@@ -1,7 +1,7 @@
 """What one rank does under a distributed program, on torch tensors.
 
 The backward pass is torch's. Collectives are autograd functions whose backward pass is the opposite
-collective (`formulations.hap.spmd.operators` says in which form a gradient is). torch runs the
+collective (`programs.operators` says in which form a gradient is). torch runs the
 backward pass of what was done last first, so that every rank mirrors the instructions in the same
 order.
 Slices may be of any length, none included.
@@ -17,7 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from hetplan.errors import require
-from hetplan.formulations.hap.spmd.operators import (
+from hetplan.programs.axes import Bounds
+from hetplan.programs.decided import Decided
+from hetplan.programs.forms import (
     PARTIAL,
     WHOLE,
     Change,
@@ -25,15 +27,15 @@ from hetplan.formulations.hap.spmd.operators import (
     Instruction,
     Run,
     Synchronise,
-    parsed,
     property_name,
     reading_segment,
 )
-from hetplan.formulations.hap.spmd.program import PARAMETER, PLACEHOLDER, Bounds, Node
-from hetplan.formulations.hap.spmd.whole import Decided
+from hetplan.programs.operators.operator import Place
+from hetplan.programs.operators.products import parsed
+from hetplan.programs.program import PARAMETER, PLACEHOLDER, Node
+from hetplan.runtime.engine.loop import overlap
 from hetplan.runtime.engine.transport import Group, mirrored
 from hetplan.runtime.events import Watch
-from hetplan.runtime.spmd.kernels import Place, compute
 
 # one collective of slices padded to the largest, or one per slice
 Manner = Literal["padded", "grouped"]
@@ -48,12 +50,6 @@ def piece(value: Tensor, dimension: int, bounds: tuple[int, int]) -> Tensor:
 def copied(value: Tensor) -> Tensor:
     """The values in memory of their own, row by row."""
     return value.detach().clone(memory_format=torch.contiguous_format)
-
-
-def shared(one: tuple[int, int], two: tuple[int, int], origin: int) -> tuple[int, int]:
-    """What two ranges share, counted from `origin`; empty where it is nothing."""
-    first, last = max(one[0], two[0]), min(one[1], two[1])
-    return (first - origin, last - origin) if first < last else (0, 0)
 
 
 class Ranks:
@@ -118,8 +114,8 @@ class Ranks:
         with self.during():
             value, mine = value.detach(), before[self.rank]
             if source == target:
-                leaving = [piece(value, source, shared(mine, to, mine[0])) for to in after]
-                ranges = [shared(of, after[self.rank], 0) for of in before]
+                leaving = [piece(value, source, overlap(mine, to, mine[0])) for to in after]
+                ranges = [overlap(of, after[self.rank], 0) for of in before]
             else:
                 leaving, ranges = [piece(value, target, to) for to in after], list(before)
             shape = list(value.shape)
@@ -149,7 +145,7 @@ class Machine:
         runs: int = 1,
         watch: Watch | None = None,
     ) -> None:
-        self.decided, self.program = decided, decided.theory.program
+        self.decided, self.program = decided, decided.program
         self.ranks, self.parameters = Ranks(group, rank, self._collective), parameters
         self.runs, self.watch = runs, watch or Watch()
         self.order = useful(decided.order)
@@ -182,7 +178,7 @@ class Machine:
         self.watch.begins("forward", 0, self._number)
         for instruction in self.order:
             self.forward(instruction)
-        loss = self.values[self.decided.theory.data.goal]
+        loss = self.values[self.decided.rules.goal]
         self.values = {}  # autograd keeps what the backward pass needs
         self.watch.ends("forward", self._stage, self._number)
         self._pass, self._stage = "backward", self._stage + 1
@@ -264,8 +260,9 @@ class Machine:
             shape[output] = last - first
         # summands of a sum over replicas are added once; a linear operator maps every summand
         place = Place(tuple(shape), tuple(starts), output == PARTIAL, first=self.ranks.rank == 0)
-        act = partial(self._by_factors, run) if run.factors else compute
-        return act(node, inputs, place)
+        if run.factors:
+            return self._by_factors(run, node, inputs, place)
+        return node.compute(inputs, place)
 
     def _by_factors(self, run: Run, node: Node, inputs: Sequence[Tensor], place: Place) -> Tensor:
         """A product of a slice of the batch with a whole weight (and bias).
@@ -275,7 +272,7 @@ class Machine:
         """
         (left, right, *bias), out = parsed(node.attributes["equation"])
         read, *parameters = inputs
-        local = compute(node, [read, *(p.detach() for p in parameters)], place)
+        local = node.compute([read, *(p.detach() for p in parameters)], place)
         factor, manner, bounds = read.detach(), self.gathers[run.after], self.decided.bounds
 
         def backward(gradient: Tensor) -> tuple[Tensor, ...]:

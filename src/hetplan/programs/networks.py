@@ -20,11 +20,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from hetplan.errors import UnsupportedError, require
-from hetplan.formulations.hap.spmd.program import SingleProgram, Writer
 from hetplan.profiling.models.model import Model
 from hetplan.profiling.models.operators import Matmul
 from hetplan.profiling.models.transformer import Experts, Transformer
 from hetplan.profiling.models.zoo import VGG19
+from hetplan.programs.program import SingleProgram, Writer
 
 # i: number of a block; layer: its name in the profile.
 PUBLISHED = {

@@ -1,49 +1,47 @@
-"""A single-device program: operators in order, each making one tensor of known shape; and where its
-tensors may be cut.
+"""A single-device program: operators in order, each making one tensor of known shape.
 
 Nodes are written through a `Writer`, which infers shapes from the operators. Placeholders (data)
-and parameters are nodes without inputs. A parameter is used by one operator: a model that ties two
-uses gets a copy for each, named in `copies`, whose gradients add up to the parameter's.
-
-Two dimensions belong to one axis where some way slices both: a reshape's 768 columns and 12 heads,
-a weight's rows and its input's columns. All lengths of an axis are multiples of its number of
-units, and devices get whole units, so that the slices of all its dimensions fit one another
-whatever the ratios.
+and parameters are nodes without inputs. One operator reads a parameter. A model that ties two uses
+gets a copy for each, named in `copies`; the gradients of the copies add up to the parameter's.
 """
+
+from __future__ import annotations
 
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
-from itertools import accumulate, pairwise
+from functools import cached_property
 from types import MappingProxyType
-from typing import Any
-
-import numpy as np
-from networkx.utils import UnionFind
+from typing import TYPE_CHECKING, Any
 
 from hetplan.errors import InputError, require
-from hetplan.formulations.hap.problem import Floats
-from hetplan.formulations.hap.shards import shard_lengths
-from hetplan.formulations.hap.spmd.operators import Shape, Way, operator
+from hetplan.programs.operators.operator import Place, Shape
+from hetplan.programs.operators.table import operator
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 PLACEHOLDER, PARAMETER = "placeholder", "parameter"
 
 
 @dataclass(frozen=True)
 class Node:
-    """name: of the tensor it makes; kind: of operator; inputs: tensors' names; attributes: the
-    operator's own; segment: of the model, whose ratios its tensor follows; layer: what it belongs
-    to, for people."""
+    """A tensor of a program, and the operator that makes it."""
 
     name: str
+    """The tensor's."""
     kind: str
+    """Kind of operator, or PLACEHOLDER or PARAMETER."""
     inputs: tuple[str, ...]
+    """Names of the tensors that the operator reads."""
     shape: Shape
     attributes: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    """Of this kind of operator; of a placeholder `below` and `unsliced`."""
     segment: int = 0
+    """The part of the model whose ratios the tensor follows."""
     layer: str = ""
+    """The layer that it belongs to, for people and for costs by layer."""
 
     @property
     def source(self) -> bool:
@@ -55,15 +53,20 @@ class Node:
         """Entries of the tensor."""
         return math.prod(self.shape)
 
+    def compute(self, inputs: Sequence[Tensor], place: Place) -> Tensor:
+        """The output on one device, from torch tensors."""
+        return operator(self.kind).compute(inputs, self.attributes, place)
+
 
 @dataclass(frozen=True)
 class SingleProgram:
-    """nodes in order of execution, the last one the scalar loss; copies: parameter -> the one it is
-    a copy of."""
+    """The program of one step on one device."""
 
     name: str
     nodes: tuple[Node, ...]
+    """In order of execution; the last one is the scalar loss."""
     copies: Mapping[str, str] = field(default_factory=dict)
+    """Parameter -> the parameter that it is a copy of."""
 
     @cached_property
     def _by_name(self) -> dict[str, Node]:
@@ -112,7 +115,19 @@ class SingleProgram:
                 needed.add(node.name)
         return needed
 
-    def with_segments(self, segment: Mapping[str, int]) -> "SingleProgram":
+    def in_segments(self, segment_of: Mapping[str, int]) -> SingleProgram:
+        """The program with its operators in these segments (0 where left out). Placeholders and
+        parameters go with the first operator that reads them."""
+        first: dict[str, int] = {}
+        for node in self.computations:
+            segment = segment_of.get(node.name, 0)
+            first.setdefault(node.name, segment)
+            for source in self.inputs(node):
+                if source.source:
+                    first.setdefault(source.name, segment)
+        return self.with_segments({node.name: first.get(node.name, 0) for node in self.nodes})
+
+    def with_segments(self, segment: Mapping[str, int]) -> SingleProgram:
         """The same with each node in the segment given by its name."""
         nodes = tuple(replace(node, segment=segment[node.name]) for node in self.nodes)
         return SingleProgram(self.name, nodes, self.copies)
@@ -241,78 +256,3 @@ class Writer:
             name, kind, inputs, shape, MappingProxyType(dict(attributes)), 0, self.layer
         )
         return name
-
-
-Dimension = tuple[str, int]
-Bounds = tuple[tuple[int, int], ...]
-
-
-class Axes:
-    """The axes of a program. `unsliced`: those of placeholders' dimensions marked so."""
-
-    def __init__(self, program: SingleProgram) -> None:
-        self.program = program
-        self._axes: Any = UnionFind()  # of dimensions
-        for node in program.computations:
-            for way in ways_of(program, node):
-                self._axes.union(*sliced(node, way))
-
-    @cached_property
-    def units(self) -> dict[Dimension, int]:
-        """Units of every axis, by its representative."""
-        units: dict[Dimension, int] = {}
-        for node in self.program.nodes:
-            for d, length in enumerate(node.shape):
-                axis = self._axes[node.name, d]
-                units[axis] = math.gcd(units.get(axis, 0), length)
-        return units
-
-    @cached_property
-    def unsliced(self) -> set[Dimension]:
-        """Axes that placeholders want left whole."""
-        return {
-            self._axes[node.name, d]
-            for node in self.program.nodes
-            for d in node.attributes.get("unsliced", ())
-        }
-
-    def sliceable(self, node: Node, way: Way, devices: int, *, all_dimensions: bool) -> bool:
-        """Whether every axis that the way slices has a unit for each device, and is not marked
-        `unsliced`."""
-        axes = {self._axes[dimension] for dimension in sliced(node, way)}
-        usable = all_dimensions or not axes & self.unsliced
-        return usable and all(self.units[axis] >= devices for axis in axes)
-
-    def bounds(self, tensor: str, d: int, ratios: Sequence[float]) -> Bounds:
-        """[m] where each device's slice of dimension d begins and ends. Source of the rounding:
-        HAP, Section 5.1."""
-        units = self.units[self._axes[tensor, d]]
-        each = self.program.node(tensor).shape[d] // units
-        ends = list(accumulate(_rounded(tuple(ratios), units), initial=0))
-        return tuple((each * first, each * last) for first, last in pairwise(ends))
-
-    def shares(self, tensor: str, d: int, ratios: Sequence[float]) -> Floats:
-        """[m] each device's slice of dimension d as a share of it."""
-        units = self.units[self._axes[tensor, d]]
-        return np.array(_rounded(tuple(ratios), units)) / units
-
-
-# Whole units of each device; every slice of a program asks for a few of them.
-_rounded = lru_cache(maxsize=1000)(shard_lengths)
-
-
-def ways_of(program: SingleProgram, node: Node) -> list[Way]:
-    """All ways of a node but the replicated one; a source gives no summands."""
-    inputs = program.inputs(node)
-    whole: list[Shape] = [source.shape for source in inputs]
-    return [
-        w
-        for w in operator(node.kind).all_ways(whole, node.attributes)
-        if not any(s.source and form == -2 for s, form in zip(inputs, w.inputs, strict=True))
-    ]
-
-
-def sliced(node: Node, way: Way) -> list[Dimension]:
-    """The dimensions that the way slices."""
-    cuts = [(name, form) for name, form in zip(node.inputs, way.inputs, strict=True) if form >= 0]
-    return [*cuts, (node.name, way.output)] if way.output >= 0 else cuts
