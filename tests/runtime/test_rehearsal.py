@@ -29,7 +29,7 @@ from fakes import rehearsals  # noqa: E402
 from fakes.rehearsals import PLANS, plan  # noqa: E402
 from hetplan.formulations import FAMILIES  # noqa: E402
 from hetplan.plans.plan import load_plan  # noqa: E402
-from markdown_pages import ROOT, blocks  # noqa: E402
+from markdown_pages import ROOT  # noqa: E402
 from parity.asking import request, served  # noqa: E402
 from parity.cases import Case, R, S, even  # noqa: E402
 
@@ -146,11 +146,8 @@ def test_uneven_plans_take_what_the_simulator_predicts() -> None:
     assert rank is not None and rank >= 0.97
 
 
-(LISTED,) = [
-    block.body
-    for block in blocks(ROOT / "docs" / "runtime.md", "bash")
-    if block.mark == "rehearsals"
-]
+SCRIPT = (ROOT / "examples" / "rehearsals.sh").read_text(encoding="utf-8")
+LISTED = "\n".join(line for line in SCRIPT.splitlines() if line.startswith("hetplan "))
 
 
 def commands(folder: Path) -> dict[str, list[str]]:

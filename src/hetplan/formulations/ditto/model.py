@@ -15,7 +15,7 @@ Min    sum_q t_q before_q + 2 sum_q t_q after_q + sum_{p = (q, j)} (N_b - j) t_q
 (5) number of stages <= N_b
 (6) with memory, for each layer a:  stages that begin at a or later <= alive_q of the one that
     begins at a
-The objective is T = T1 + T2 + T3 written with theta (Lemma 1 of docs/method-ditto.md). Of equally
+The objective is T = T1 + T2 + T3 written with theta (Lemma 1 of `intervals`). Of equally
 slow stages k* may be any: the first makes T least. A template known beforehand of price U leaves
 out what costs more on its own: a peak (q, j) if (N_b - j) t_q and the least time of the layers
 outside q exceed U, and arcs slower than every peak left. Peaks faster than the least theta under

@@ -1,4 +1,6 @@
-"""A number of seconds that no plan of an instance replays below. docs/method-joint.md proves it.
+"""A number of seconds that no plan of an instance replays below.
+
+evidence/speed/joint_bound.md proves it.
 
 Sets   q device types, l layers, j ways to hold a run of layers: where (inside a home, inside
        another node, across nodes), type q, t tensor ranks, r row groups.
