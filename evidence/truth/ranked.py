@@ -14,7 +14,8 @@ import numpy as np
 from evidence.truth.job import Job, predicted as replayed, published_bytes
 from evidence.truth.tables import Predicted, Ranked
 from hetplan.errors import require
-from hetplan.formulations.astra.search.engine import OnOneType, Task, columns_of
+from hetplan.formulations.astra.search.engine import columns_of
+from hetplan.formulations.astra.search.priced_sets import OnOneType, Task
 from hetplan.formulations.astra.search.result import Job as SearchJob, summary
 from hetplan.formulations.astra.search.rules import default_rules
 from hetplan.formulations.astra.search.space import Space, strategies

@@ -15,8 +15,9 @@ from hetplan.formulations.astra.search.engine import search
 from hetplan.formulations.astra.search.result import Job, summary
 from hetplan.formulations.joint.bound import computing_alone
 from hetplan.planner.astra import Astra, PoolProblem, plan_of
+from hetplan.planner.proposals import propose
 from hetplan.planner.ranking import make_plans
-from hetplan.planner.strategy import make_strategies, propose
+from hetplan.planner.strategy import make_strategies
 from hetplan.plans.plan import Plan
 from hetplan.profiling.hardware.cluster import example_cluster
 from hetplan.profiling.models.model import load_model

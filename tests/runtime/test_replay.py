@@ -18,7 +18,7 @@ from hetplan.formulations.amp.pose import pose
 from hetplan.planner.amp import AmpProblem
 from hetplan.planner.explain import fullest_link
 from hetplan.planner.poplar import Poplar
-from hetplan.planner.strategy import propose
+from hetplan.planner.proposals import propose
 from hetplan.plans.making import new_plan
 from hetplan.plans.plan import Plan
 from hetplan.profiling.rates.collectives import collective_seconds, node_fabric
@@ -85,7 +85,7 @@ def test_one_stage_takes_its_passes_and_the_update() -> None:
     table = w.profile.table("V100-SXM2-16GB", 1, 1)
     assert table is not None
     update = costs_of(w).update_seconds(0, sum(layer.param_bytes for layer in w.profile.layers))
-    assert replayed.seconds == pytest.approx(8 * sum(table.seconds()) + update)
+    assert replayed.seconds == pytest.approx(8 * sum(table.layer_seconds()) + update)
     assert update > 0
     assert replayed.timeline.spent(Kind.TRANSFER).sum() == 0
     assert replayed.peak_bytes[1:] == (0.0, 0.0, 0.0)  # idle devices hold nothing
@@ -102,7 +102,7 @@ def test_two_stages_send_activations_there_and_gradients_back() -> None:
     assert table is not None
     single = w.profile.table("V100-SXM2-16GB", 1, 1)
     assert single is not None
-    one, two = sum(single.seconds()), sum(table.seconds())
+    one, two = sum(single.layer_seconds()), sum(table.layer_seconds())
     # beyond two samples, the largest in the profile, the slope goes on
     compute = two + 6 * (two - one)
     latency = 2 * w.cluster.latency()[0, 1]

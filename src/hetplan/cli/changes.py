@@ -253,7 +253,7 @@ def replan_tables(answer: Replanning) -> Iterator[Table]:
             "iteration": lambda c: seconds_text(c.candidate.predicted_seconds),
             "to move": lambda c: bytes_text(c.moves.total),
             "from a checkpoint": lambda c: bytes_text(c.moves.from_checkpoint),
-            "at least": lambda c: seconds_text(c.moves.seconds(answer.workload)),
+            "at least": lambda c: seconds_text(c.moves.least_seconds(answer.workload)),
         },
         (
             before,

@@ -165,6 +165,6 @@ def fit_tables(fit: memory.Fit, zero: int | None) -> Iterator[Table]:
     )
 
 
-def free_text(layout: memory.Layout) -> str:
+def free_text(layout: memory.Configuration) -> str:
     """What is free, or lacking, on each device type: `6.7 GiB A100`."""
     return ", ".join(f"{bytes_text(abs(free))} {kind}" for kind, free in layout.free.items())

@@ -61,7 +61,7 @@ def layout(
         micro_batches=[micro_batch],
         tensor_degrees=[tensor],
     ).tables
-    best = balanced(table.seconds(), pipeline, virtual, mtp)
+    best = balanced(table.layer_seconds(), pipeline, virtual, mtp)
     slowest, titan = max(best.seconds), best.torchtitan()
     loads = [sum(best.seconds[rank::pipeline]) for rank in range(pipeline)]
     document = {

@@ -59,9 +59,10 @@ from hetplan.text import (
 )
 
 if TYPE_CHECKING:
+    from hetplan.planner.candidate import Candidate
     from hetplan.planner.explain import Explanation
     from hetplan.planner.planning import Planning
-    from hetplan.planner.strategy import Candidate, Settings, Strategy
+    from hetplan.planner.strategy import Settings, Strategy
     from hetplan.profiling.workload import Workload
 
 
@@ -363,7 +364,7 @@ def paradigms_table(planning: "Planning", explained: "Explanation") -> Table:
             "tokens/s": lambda c: count_text(c.tokens_per_second(workload)),
             "MFU": lambda c: percent_text(c.utilisation(workload)),
             "$/1M tok": lambda c: number_text(c.money_per_million_tokens(workload), 4),
-            "own formula": lambda c: seconds_text(c.closed_form_seconds),
+            "objective": lambda c: seconds_text(c.closed_form_seconds),
             "solved": lambda c: c.status if c.closed_form_seconds is not None else "",
         },
         [
@@ -389,7 +390,7 @@ def ranking_table(planning: "Planning") -> Table:
         "status": lambda c: c.status,
         "iteration": lambda c: seconds_text(c.predicted_seconds),
         "vs best": lambda c: relative_text(c, planning.best),
-        "closed form": lambda c: seconds_text(c.closed_form_seconds),
+        "plan's objective": lambda c: seconds_text(c.closed_form_seconds),
         "objective": lambda c: seconds_text(c.objective),
         "bound": lambda c: seconds_text(c.bound),
         "gap": lambda c: percent_text(c.gap),
@@ -477,13 +478,13 @@ def devices_used(candidate: "Candidate") -> str:
 
 
 def figures_notes(planning: "Planning") -> tuple[str, ...]:
-    """What the columns are of, and how far replay and closed form are from each other."""
+    """Notes on the columns, and on how far replayed seconds are from the objectives of plans."""
     ratios = [c.optimism for c in planning.candidates if c.optimism is not None]
     if not ratios:
         return ()
     times = " to ".join(dict.fromkeys(f"{end:.3g}" for end in (min(ratios), max(ratios))))
     return (
-        f"iteration: replayed event by event, {times} times the strategies' closed forms; "
+        f"iteration: replayed event by event, {times} times the plan's objective; "
         "status, objective, bound and gap are of each strategy's own problem",
     )
 
@@ -549,7 +550,7 @@ def iteration_text(best: "Candidate", workload: "Workload") -> str:
 
 
 def proven_text(best: "Candidate", planning: "Planning") -> str:
-    """What is proven of all plans, and of the best one's own formula."""
+    """The proof for all plans, and for the objective of the best one's problem, in words."""
     seconds, bound = best.predicted_seconds, planning.bound
     gap, plans = relative_gap(seconds, bound), "plan of stages"
     if planning.computing_alone:
@@ -562,7 +563,7 @@ def proven_text(best: "Candidate", planning: "Planning") -> str:
         faster = f"no {plans} is faster than {seconds_text(bound)}"
         proven = f"{faster} when replayed (gap {percent_text(gap)})"
     if best.closed_form_seconds is not None and best.status == "optimal":
-        proven += f"; optimal for {best.strategy}'s own formula"
+        proven += f"; optimal for {best.strategy}'s objective"
     return proven
 
 

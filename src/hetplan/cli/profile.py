@@ -253,7 +253,7 @@ def passes_table(title: str, profile: Profile, notes: Sequence[str] = ()) -> Tab
             "micro-batch": lambda table: str(table.micro_batch),
             "forward": lambda table: seconds_text(sum(table.forward_seconds)),
             "backward": lambda table: seconds_text(sum(table.backward_seconds)),
-            "samples/s": lambda table: rate_text(table.micro_batch, sum(table.seconds())),
+            "samples/s": lambda table: rate_text(table.micro_batch, sum(table.layer_seconds())),
         },
         notes,
         right=(1, 2, 3, 4, 5),

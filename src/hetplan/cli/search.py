@@ -489,7 +489,7 @@ def tables(job: Job, pool: Pool, result: SearchResult, replays: Replays) -> Iter
         order = sorted(replays, key=lambda pair: math.inf if pair[0] is None else pair[0])
         title = f"the {len(order)} best by the formula, fastest replay first"
         rows = ((seconds_text(s), seconds_text(c.seconds), summary(c)) for s, c in order)
-        yield Table(title, ("replayed", "own formula", "strategy"), tuple(rows), right=(0, 1))
+        yield Table(title, ("replayed", "objective", "strategy"), tuple(rows), right=(0, 1))
 
 
 def candidate_table(title: str, candidates: Sequence[Candidate], job: Job) -> Table:

@@ -16,7 +16,8 @@ from hetplan.planner.fits import advice
 from hetplan.planner.phases import search_all, with_parts
 from hetplan.planner.planning import Planning
 from hetplan.planner.search import OnCandidate, StrategySearch
-from hetplan.planner.strategy import Strategy, Variant, make_strategies, parts_of_cluster
+from hetplan.planner.strategy import Strategy, make_strategies
+from hetplan.planner.variants import Variant, parts_of_cluster
 from hetplan.profiling.workload import Workload
 from hetplan.solvers.run import Run
 

@@ -352,7 +352,7 @@ class Costs:
     def update_seconds(self, device: int, param_bytes: float) -> float:
         """The optimizer's step on `param_bytes` of weights: memory-bound."""
         moved = param_bytes / self.data.element_bytes * UPDATE_BYTES
-        return self.data.types[self.kind[device]].update.seconds(moved)
+        return self.data.types[self.kind[device]].update.move_seconds(moved)
 
     @cached_property
     def inputs(self) -> tuple[float, ...]:

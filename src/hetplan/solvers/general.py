@@ -39,8 +39,8 @@ CONTRADICTION = "the solver calls infeasible what has a decision"
 
 @dataclass(frozen=True, kw_only=True)
 class Known(Generic[D]):
-    """What needs no model. bound: proven; objective: what `decision` costs; both in the instance's
-    unit."""
+    """A bound and a decision that are known without a model. bound: proven; objective: of
+    `decision`; both in the instance's unit."""
 
     bound: float | None = None
     decision: D | None = None
@@ -49,7 +49,7 @@ class Known(Generic[D]):
 
 @dataclass(frozen=True, kw_only=True)
 class Formulation(Generic[D]):
-    """How a method poses its problem to a general solver.
+    """A method's problem as a general solver takes it.
 
     build: the model of the run; it stops with `Stopped` when the run should stop (`Model` sees to
     that). read: the decision of an answer with a solution. infeasible: what to say where the solver
@@ -68,7 +68,7 @@ Solve = Callable[[Model, Run, Sink | None], ModelAnswer]
 
 
 def minimise(method: str, model: Model, run: Run, report: Sink | None = None) -> ModelAnswer:
-    """What the solver behind `method` says of a model, within what is left of `run`.
+    """The answer of the solver behind `method` to a model, within the time that is left of `run`.
 
     report: where incumbents and bounds go, in seconds; default: `run.report`, right when the model
     is the whole problem.

@@ -218,8 +218,8 @@ def judged(family: Family, method: str, data: Any, outcome: Outcome[Any]) -> Eva
 
 
 def contradictions(results: Sequence[Result[Any]]) -> list[str]:
-    """What methods say of one instance that cannot hold together, a line for each pair of methods:
-    one of the two is wrong, whichever it is.
+    """Contradictions between methods on one instance, a line for each pair of methods. One of the
+    two is wrong, whichever it is.
 
     A bound of one method may not exceed an objective of another one. Two objectives that are both
     called optimal then cannot differ either, since each has its bound with it.

@@ -55,7 +55,7 @@ MOST_THREADS = 512
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What a caller may ask of any method.
+    """The options that a caller may set for any method.
 
     time_limit: seconds for one method on one instance, None for none.
     gap: relative gap at which a proof may stop; 1e-6 counts as optimal.
@@ -259,7 +259,7 @@ def stop_reason(run: Run) -> Stop:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome(Generic[D]):
-    """What a method claims. It carries no objective: the independent evaluator computes that.
+    """The claim of a method. It carries no objective: the independent evaluator computes that.
 
     bound: proven lower bound in the instance's unit, None when nothing is proven; kept when time
     runs out. details: counts worth telling (nodes, labels, configurations pruned …), JSON types

@@ -130,7 +130,7 @@ def _overwrite(
         table[[CORE_FORWARD, PRODUCTS_FORWARD], number] *= forward / table[FORWARD, number]
         table[PRODUCTS_BACKWARD, number] *= backward / table[BACKWARD, number]
         table[FORWARD, number], table[BACKWARD, number] = forward, backward
-        seconds = measured.seconds()
+        seconds = measured.layer_seconds()
         table[EMBEDDING, number], table[HEAD, number] = seconds[0], seconds[-1]
 
 

@@ -403,13 +403,13 @@ class Kinds:
         return np.asarray(self.figures.exposed(self.r)[self.kind, self.type])
 
     @cached_property
-    def seconds(self) -> Floats:
+    def stage_seconds(self) -> Floats:
         """[kinds, N] of a stage of 1 to N layers."""
         return np.asarray(self.c[:, None] * np.arange(1, self.N + 1) + self.h[:, None])
 
     @cached_property
     def thetas(self) -> Floats:
-        return np.unique(self.seconds[np.arange(1, self.N + 1) <= self.cap[:, None]])
+        return np.unique(self.stage_seconds[np.arange(1, self.N + 1) <= self.cap[:, None]])
 
     @cached_property
     def phis(self) -> Floats:
@@ -417,7 +417,7 @@ class Kinds:
 
     @cached_property
     def by_theta(self) -> Ints:
-        rows = zip(self.seconds, self.cap, strict=True)
+        rows = zip(self.stage_seconds, self.cap, strict=True)
         return np.array([np.searchsorted(row[:cap], self.thetas, "right") for row, cap in rows]).T
 
     @cached_property
@@ -447,8 +447,8 @@ class Kinds:
         )
 
     def lower_bounds(self, m: Ints) -> tuple[Floats, Floats, Floats, Floats]:
-        """What T is at least for each vector [V], and its parts: divisible layers for the slowest
-        stage and the slowest reduction, and the least work."""
+        """[V] lower bounds of T for each vector of counts, and their parts: divisible layers for
+        the slowest stage and the slowest reduction, and the least work."""
         c, h, g, N = self.c, self.h, self.g, self.N
         work, _ = self.least_work(m, np.ones_like(self.cap), self.cap)
         theta = np.where(m > 0, c + h, 0.0).max(axis=1)
