@@ -13,6 +13,16 @@ import pytest
 from fakes.workloads import BARE, cluster
 from hetplan.errors import InputError, UnsupportedError
 from hetplan.formulations.astra.search.engine import search
+from hetplan.formulations.astra.search.pool import homogeneous
+from hetplan.formulations.astra.search.pricing import (
+    BACKWARD,
+    EMBEDDING,
+    FORWARD,
+    HEAD,
+    Priced,
+    iteration_parts,
+    uncovered,
+)
 from hetplan.formulations.astra.search.result import Job
 from hetplan.formulations.astra.search.space import Space
 from hetplan.planner.astra import PoolProblem, least_seconds, plan_of
@@ -24,19 +34,10 @@ from hetplan.profiling.models.transformer import Cut, Experts
 from hetplan.profiling.models.zoo import llama, text_model
 from hetplan.profiling.profiles.predict import predict
 from hetplan.profiling.workload import Workload, make_workload
+from hetplan.replays.assumptions import Assumptions
 from hetplan.replays.degrees import strategy_of
-from hetplan.replays.strategies.facts import expert_params_of, model_facts
-from hetplan.replays.strategies.links import Assumptions
-from hetplan.replays.strategies.offers import homogeneous, offers_of_cluster
-from hetplan.replays.strategies.pricing import (
-    BACKWARD,
-    EMBEDDING,
-    FORWARD,
-    HEAD,
-    Priced,
-    iteration_parts,
-    uncovered,
-)
+from hetplan.replays.facts import expert_params_of, model_facts
+from hetplan.replays.offers import offers_of_cluster
 from hetplan.runtime.replay import Replay, Settings, replay
 from plain_replay import seconds_of
 

@@ -26,8 +26,8 @@ from hetplan.profiling.rates.times import Rates, kept_bytes, repeated_share
 from hetplan.profiling.workload import Workload
 from hetplan.replays.costs import Costs
 from hetplan.replays.pose import costs_of
-from hetplan.replays.sharding import hidden
 from hetplan.replays.simulator.tasks import Kind
+from hetplan.replays.zero import hidden
 from hetplan.runtime.replay import Settings, replay
 from hetplan.solvers.run import Run
 

@@ -5,6 +5,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from hetplan.answers import Answers
 from hetplan.errors import require
 from hetplan.profiling.frameworks import HETPLAN, RESERVED_BYTES, Framework, load_framework
 from hetplan.profiling.hardware.cluster import Cluster, load_cluster
@@ -38,7 +39,8 @@ class Workload:
     each device of a tensor group of that degree needs per sample beside what its layers keep, while
     one of them is computed again. links: learned efficiency of messages and collectives, None:
     links reach the cluster file's bandwidths. framework: what trains, and what it holds on every
-    device. stack: the software that computes and communicates.
+    device. stack: the software that computes and communicates. answers: what is worked out once for
+    this workload, such as the costs that a replay reads.
     """
 
     model: Model
@@ -51,6 +53,7 @@ class Workload:
     framework: Framework = HETPLAN
     stack: Stack = DEFAULT_STACK
     memory_margin: float = 0.0
+    answers: Answers = field(init=False, repr=False, compare=False, default_factory=Answers)
 
     def __post_init__(self) -> None:
         check_global_batch(self.global_batch)

@@ -50,9 +50,9 @@ from hetplan.profiling.workload import Workload
 from hetplan.replays.chains import ChainReplayer, Noise, Replay, Settings
 from hetplan.replays.degrees import zero_costs
 from hetplan.replays.pose import costs_of
-from hetplan.replays.sharding import ZeroCosts
 from hetplan.replays.simulator.pipeline import Collective, Replica as Pipeline, simulate_stages
 from hetplan.replays.simulator.tasks import LABELS, Kind, Timeline
+from hetplan.replays.zero import ZeroCosts
 from hetplan.solvers.registry import evaluate
 from hetplan.text import grouped
 

@@ -27,8 +27,9 @@ from hetplan.formulations.joint.design import SCHEDULES, Design, Pipe as Replica
 from hetplan.formulations.joint.evaluate import decision_of, plan_of
 from hetplan.formulations.joint.search import Parameters as SearchParameters, search as local_search
 from hetplan.plans.plan import Recomputation
-from hetplan.replays.costs import UPDATE_BYTES, Floats
+from hetplan.replays.arrays import Floats
 from hetplan.replays.simulator.pipeline import Schedule, order
+from hetplan.replays.updates import UPDATE_BYTES
 from hetplan.solvers import branch_and_bound
 from hetplan.solvers.branch_and_bound import Expansion, Incumbent
 from hetplan.solvers.highs import check_native

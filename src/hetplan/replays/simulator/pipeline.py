@@ -12,13 +12,14 @@ Collectives join stages of several replicas.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from itertools import chain, pairwise
 from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from hetplan.answers import Answers
 from hetplan.replays.simulator.tasks import (
     Floats,
     Ints,
@@ -82,7 +83,7 @@ Sends = Literal["asynchronous", "waiting", "blocking", "rendezvous"]
 LATE: tuple[Sends, ...] = ("waiting", "rendezvous")  # a message waits for its receiver
 HELD: tuple[Sends, ...] = ("blocking", "rendezvous")  # a sender waits for its message
 NOTHING = Traffic()
-KEPT_SHAPES = 64  # of replicas, whose tasks are remembered
+KEPT_SHAPES = 64  # of replicas, whose order of tasks is remembered
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -115,6 +116,11 @@ class Replica:
     saved_bytes: ArrayLike = 0.0
     hops: Sequence[Sequence[Sequence[Traffic]]] = ()
     reduces: Sequence[Sequence[Sequence[Sequence[Traffic]]]] = ()
+
+    @cached_property
+    def values(self) -> Answers:
+        """Seconds, delays and ports of all tasks, by the parts of last backward passes."""
+        return Answers()
 
     @cached_property
     def kind(self) -> Ints:
@@ -351,14 +357,13 @@ def simulate_replicas(
 
 def _place(tasks: TaskList, replica: Replica, unit: int, buckets: tuple[int, ...]) -> _Placed:
     """All tasks of one replica."""
-    shape, first, (values, ports) = _shape(replica, buckets), tasks.count, _values(replica, buckets)
-    seconds, delay, use = values
+    shape, first = _shape(replica, buckets), tasks.count
+    (seconds, delay, use), ports = replica.values.once(buckets, partial(_values, replica, buckets))
     numbers = np.array([*map(tasks.use, ports)])[use.astype(np.int64)]
     tasks.block((seconds, delay, numbers), shape.owner, unit, shape.order)
     return first, unit, shape
 
 
-@lru_cache(KEPT_SHAPES)
 def _values(replica: Replica, buckets: tuple[int, ...]) -> tuple[Floats, list[Ports]]:
     """[3, T] seconds, delay and use of all tasks of a replica, in the order of `_Shape`; the ports
     of every use, none of the first."""

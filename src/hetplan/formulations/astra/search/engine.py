@@ -18,6 +18,9 @@ from numpy.typing import NDArray
 
 from hetplan.errors import require
 from hetplan.formulations.astra.data import AstraData
+from hetplan.formulations.astra.search.memory import offload_share, stage_peaks
+from hetplan.formulations.astra.search.pool import Pool
+from hetplan.formulations.astra.search.pricing import Priced, iteration_parts
 from hetplan.formulations.astra.search.result import (
     Candidate,
     Job,
@@ -38,13 +41,10 @@ from hetplan.formulations.astra.search.segments import (
     segment_space,
 )
 from hetplan.formulations.astra.search.space import Space, rule_columns, strategies
+from hetplan.formulations.astra.search.table import Strategies, joined, nothing
 from hetplan.replays.arrays import Floats
-from hetplan.replays.strategies.facts import ModelFacts, model_facts
-from hetplan.replays.strategies.links import Assumptions
-from hetplan.replays.strategies.memory import offload_share, stage_peaks
-from hetplan.replays.strategies.offers import Pool
-from hetplan.replays.strategies.pricing import Priced, iteration_parts
-from hetplan.replays.strategies.table import Strategies, joined, nothing
+from hetplan.replays.assumptions import Assumptions
+from hetplan.replays.facts import ModelFacts, model_facts
 from hetplan.solvers.run import Run
 
 
