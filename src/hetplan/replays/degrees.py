@@ -122,7 +122,7 @@ class DegreeCosts(Costs):
         self.degrees, self.context = degrees, degrees.context
         self.fully_sharded = plan.zero == 3
         self.expert_sums = summed(experts)
-        self.assumed = Assumptions(profile=workload.profile, links=workload.links, stack=own.stack)
+        self.assumed = Assumptions(profile=own.profile, links=workload.links, stack=own.stack)
         self.facts = facts_of(workload)
         self.offers = {offer.name: offer for offer in offers_of_cluster(workload.cluster)}
         self.waits = cache(self._waits)
