@@ -45,12 +45,11 @@ from hetplan.replays.offers import offers_of_cluster
 from hetplan.replays.overlap import bucket_count, bucket_params, uncovered_buckets
 from hetplan.replays.pose import PLAIN, pose
 from hetplan.replays.ranks import own_shards
-from hetplan.replays.updates import adam_bytes, host_update_seconds
+from hetplan.replays.updates import FP32, adam_bytes, host_update_seconds
 from hetplan.replays.zero import Joined, Owner, ZeroCosts
 from hetplan.schema import Range
 
 Rings = Sequence[Sequence[int]]
-ADAM_GRADIENT = 4  # bytes of a gradient that Adam reads on the host, which computes in fp32
 
 
 def cut_of(plan: Plan, degrees: Degrees) -> Cut:
@@ -227,7 +226,7 @@ class DegreeZero(ZeroCosts):
         return float(
             host_update_seconds(
                 offloaded * held / costs.data.element_bytes,
-                adam_bytes(weight, ADAM_GRADIENT),
+                adam_bytes(weight, FP32),
                 offer.host_memory,
                 weight + gradient,
                 offer.host_link,

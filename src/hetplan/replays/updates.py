@@ -4,7 +4,7 @@ import numpy as np
 
 from hetplan.replays.arrays import Floats, Numbers
 
-FP32 = 4
+FP32 = 4  # bytes
 
 
 def adam_bytes(weight: int, gradient: int) -> int:

@@ -5,8 +5,8 @@ Levels as in Rajbhandari et al. 2020 (ZeRO), Section 5: 1 reduces and scatters g
 weights once per iteration; 2 reduces and scatters in every step; 3 also gathers each layer's
 weights before each of its passes. Without prefetch a step's collectives stand behind its passes,
 priced by Poplar's formula for replicas of one device each. With prefetch (FSDP) a step has one link
-beside its computation (`overlap.prefetched_pass`); a share `CONTENTION` of what is hidden so is
-spent all the same. The forward pass ends with its last layer. What the link still does when the
+beside its computation (`overlap.prefetched_pass`), and what hides there is not free
+(`overlap.uncovered`). The forward pass ends with its last layer. What the link still does when the
 backward pass has computed stands behind it as the step's collective. Between stages of pipelines
 nothing is taken in steps: there ZeRO 2 and 3 join gradients and gather weights once per iteration,
 as our runtime does, and take the time of ZeRO 1.
@@ -22,11 +22,10 @@ from typing import NamedTuple
 import numpy as np
 
 from hetplan.plans.plan import Plan, Stage
-from hetplan.profiling.models.operators import CONTENTION
 from hetplan.replays.arrays import Floats
 from hetplan.replays.collectives import collective_seconds
 from hetplan.replays.costs import Costs
-from hetplan.replays.overlap import prefetched_pass
+from hetplan.replays.overlap import prefetched_pass, uncovered
 from hetplan.replays.simulator.pipeline import Collective
 from hetplan.replays.simulator.tasks import Ports, Traffic
 
@@ -207,12 +206,13 @@ class ZeroCosts:
         none = [0.0] * len(layers)
         gather = self.layers(weights=True) if self.plan.zero == 3 else none
         scatter = self.layers(weights=False)
-        forward, _ = prefetched_pass(ahead, gather, none, self.prefetch)
-        backward, left = prefetched_pass(back, gather[::-1], scatter[::-1], self.prefetch)
-        hidden_forward = sum(ahead) + sum(gather) - forward
-        hidden_backward = sum(back) + sum(gather) + sum(scatter) - backward - left
-        forward += CONTENTION * max(hidden_forward, 0.0)
-        backward += CONTENTION * max(hidden_backward, 0.0)
+        computed, _ = prefetched_pass(ahead, gather, none, self.prefetch)
+        hidden = sum(ahead) + sum(gather) - computed
+        forward = sum(ahead) + float(uncovered(sum(gather), hidden))
+        computed, left = prefetched_pass(back, gather[::-1], scatter[::-1], self.prefetch)
+        exchanged = sum(gather) + sum(scatter)
+        hidden = sum(back) + exchanged - computed - left
+        backward = sum(back) + float(uncovered(exchanged, hidden)) - left
         return forward, backward, left
 
     def passes(self, stage: Stage, samples: int) -> tuple[float, float] | None:

@@ -39,7 +39,7 @@ from hetplan.replays.groups import group_seconds
 from hetplan.replays.offers import Offer
 from hetplan.replays.overlap import bucket_count, bucket_params, uncovered, uncovered_buckets
 from hetplan.replays.ranks import Ranks, own_shards
-from hetplan.replays.updates import adam_bytes, host_update_seconds
+from hetplan.replays.updates import FP32, adam_bytes, host_update_seconds
 
 # Columns in the order of `Priced`'s attributes.
 DEGREES = (
@@ -50,10 +50,7 @@ DEGREES = (
 )  # fmt: skip
 AGAIN = ("recompute_granularity", "recompute_method", "recompute_num_layers")
 SELECTIVE, FULL, HYBRID = range(len(GRANULARITIES))
-# Megatron-LM's Adam reads fp32 gradients in every precision, and reaches so much of the memory's
-# bandwidth.
-ADAM_GRADIENT = 4
-ADAM_BANDWIDTH = 0.8
+ADAM_BANDWIDTH = 0.8  # share of the memory's bandwidth that Adam reaches
 
 # Rows of what `block_seconds` returns: the fields of `BlockSeconds`.
 FORWARD, BACKWARD, CORE_FORWARD, PRODUCTS_FORWARD, PRODUCTS_BACKWARD, EMBEDDING, HEAD = range(
@@ -253,7 +250,7 @@ class Priced:
         covered: computation that hides the transfers unless `no_overlap_offload_optimizer`.
         """
         widths = EXCHANGED_BYTES[self.facts.precision]
-        moved = adam_bytes(widths[0], ADAM_GRADIENT)
+        moved = adam_bytes(widths[0], FP32)  # Megatron-LM's Adam reads fp32 gradients
         bandwidth = self.offer.spec.memory_bytes_per_s * ADAM_BANDWIDTH
         on_device = (1 - offloaded) * params * moved / bandwidth
         on_host = host_update_seconds(
