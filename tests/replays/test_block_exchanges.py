@@ -3,6 +3,7 @@ byte, numbers against arrays, and all of them against the plain replay."""
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -29,31 +30,32 @@ from hetplan.replays.groups import group_seconds
 from hetplan.replays.offers import offer_of
 from hetplan.replays.ranks import Ranks, own_shards
 
+exactly = partial(pytest.approx, rel=1e-12)
 FACTORS = {"send": 1.0, "all-gather": 10.0, "all-reduce": 100.0, "all-to-all": 1000.0}
 
 
 def link(operation: str, size: Numbers, stride: Numbers, ranks: Numbers) -> Floats:
-    """A byte takes a second in a message, ten in an all-gather, …; strides cost a millisecond a
-    rank, and a group of one nothing."""
-    seconds = size * FACTORS[operation] + 1e-3 * stride
+    """A byte takes a second in a message, ten in an all-gather, …; a stride costs a second for each
+    of its ranks, and a group of one takes nothing."""
+    seconds = size * FACTORS[operation] + stride
     return np.asarray(np.where(np.greater(ranks, 1), seconds, 0.0))
 
 
 def test_each_collective_by_hand() -> None:
     # two all-to-alls of 3 bytes among 4 ranks that are 2 apart
-    assert expert_seconds(link, 3.0, 4, 2) == pytest.approx(2 * (3000 + 0.002))
+    assert expert_seconds(link, 3.0, 4, 2) == exactly(2 * (3000 + 2))
     assert expert_seconds(link, 3.0, 1, 2) == 0.0
     # three messages of 5 bytes round 4 ranks
-    assert ring_seconds(link, 5.0, 4, 2) == pytest.approx(3 * (5 + 0.002))
+    assert ring_seconds(link, 5.0, 4, 2) == exactly(3 * (5 + 2))
     # queries, keys, values and outputs, a quarter of 8 bytes each
-    assert heads_seconds(link, 8.0, 4, 2) == pytest.approx(4 * (2000 + 0.002))
-    assert tensor_seconds(link, 7.0, 2, 4, False) == pytest.approx(2 * (700 + 0.001))
-    assert tensor_seconds(link, 7.0, 2, 4, True) == pytest.approx(4 * (70 + 0.001))
+    assert heads_seconds(link, 8.0, 4, 2) == exactly(4 * (2000 + 2))
+    assert tensor_seconds(link, 7.0, 2, 4, False) == exactly(2 * (700 + 1))
+    assert tensor_seconds(link, 7.0, 2, 4, True) == exactly(4 * (70 + 1))
     # 6 dense parameters over ranks that are 2 apart, 5 of experts over ranks that are 4 apart
     shared = [Shared(6.0, 2, 8), Shared(5.0, 4, 4)]
-    assert shard_seconds(link, shared, 2) == pytest.approx(120 + 0.002 + 100 + 0.004)
+    assert shard_seconds(link, shared, 2) == exactly(120 + 2 + 100 + 4)
     # there and back
-    assert crossing_seconds(link, 9.0, 8, 2) == pytest.approx(2 * (9 + 0.008))
+    assert crossing_seconds(link, 9.0, 8, 2) == exactly(2 * (9 + 8))
     assert crossing_seconds(link, 9.0, 8, 1) == 0.0
 
 
@@ -77,23 +79,23 @@ def test_sizes_of_a_block_by_hand() -> None:
     ranks = Ranks(tensor=2, context=2, data=4, expert=4, expert_tensor=2, shard_groups=1)
     one = exchanges(ranks, 3.0)
     tokens = 3 * 8
-    assert one.experts == pytest.approx(2 * (1000 * tokens * 2 * 16 * 2 + 0.002))
-    assert one.ring == pytest.approx(tokens * 2 * (4 + 4) * 2 / 2 + 0.002)  # two key heads
+    assert one.experts == exactly(2 * (1000 * tokens * 2 * 16 * 2 + 2))
+    assert one.ring == exactly(tokens * 2 * (4 + 4) * 2 / 2 + 2)  # two key heads
     four = tokens * (4 + 2) * (4 + 4) * 2 / 2
-    assert one.heads == pytest.approx(4 * (1000 * four / 4 + 0.002))
+    assert one.heads == exactly(4 * (1000 * four / 4 + 2))
     assert one.shards == (0.0, 0.0)
     # ranks that divide tokens dispatch half of them each
-    half = 2 * (1000 * tokens * 16 * 2 + 0.002)
-    assert exchanges(ranks, 3.0, sequence_parallel=True).experts == pytest.approx(half)
+    half = 2 * (1000 * tokens * 16 * 2 + 2)
+    assert exchanges(ranks, 3.0, sequence_parallel=True).experts == exactly(half)
     whole = Ranks(tensor=2, context=2, data=4, expert=4, expert_tensor=1, shard_groups=1)
-    assert exchanges(whole, 3.0).experts == pytest.approx(half - 0.002)
+    assert exchanges(whole, 3.0).experts == exactly(half - 2)
     sharded = exchanges(ranks, 3.0, fully_sharded=True)
     experts = 4 * 3 * 16 * 32 / (4 * 2)
     dense = (sharded.facts.block_params - 4 * 3 * 16 * 32) / 2
     assert sharded.expert_params == experts and sharded.dense_params == dense
     # 8 ranks share dense weights of 2 bytes, 2 ranks those of experts, 8 apart
     gather, scatter = sharded.shards
-    assert gather == scatter == pytest.approx(20 * (dense + experts) + 0.002 + 0.008)
+    assert gather == scatter == exactly(20 * (dense + experts) + 2 + 8)
 
 
 def test_what_a_block_waits_for_by_hand() -> None:
@@ -103,16 +105,16 @@ def test_what_a_block_waits_for_by_hand() -> None:
     ring, experts = float(one.ring), float(one.experts)
     core = ring / 4
     there, back = one.waits(1.0, 2.0, core)
-    assert there == pytest.approx(experts + ring - core / 2)
-    assert back == pytest.approx(experts + 2 * ring - core)
+    assert there == exactly(experts + ring - core / 2)
+    assert back == exactly(experts + 2 * ring - core)
     there, back = exchanges(ranks, 1.0, all_to_all=True).waits(1.0, 2.0, core)
-    assert there == back == pytest.approx(experts + float(one.heads))
+    assert there == back == exactly(experts + float(one.heads))
     sharded = exchanges(ranks, 1.0, fully_sharded=True)
     gather, scatter = map(float, sharded.shards)
     longer = sharded.waits(gather / 2, 10 * (gather + scatter), core)
-    assert longer[0] - one.waits(1.0, 2.0, core)[0] == pytest.approx(gather - gather / 4)
+    assert longer[0] - one.waits(1.0, 2.0, core)[0] == exactly(gather - gather / 4)
     expected = (gather + scatter) / 2
-    assert longer[1] - one.waits(1.0, 2.0, core)[1] == pytest.approx(expected)
+    assert longer[1] - one.waits(1.0, 2.0, core)[1] == exactly(expected)
 
 
 def test_arrays_are_many_numbers_at_once() -> None:
@@ -134,7 +136,7 @@ def test_arrays_are_many_numbers_at_once() -> None:
     for r, row in enumerate(grid.tolist()):
         t, c, d, e, f, g = row
         one = waits(Ranks(t, c, d, e, t if f == 2 else 1, g), 3.0 / c, f)
-        assert [float(x) for x in one] == pytest.approx([x[r] for x in many], rel=1e-12), row
+        assert [float(x) for x in one] == exactly([x[r] for x in many]), row
     assert len(np.unique(many[0])) > 30
 
 
