@@ -534,15 +534,16 @@ def group_seconds(workload: Any, operation: str, size: float, stride: int, ranks
         return 0.0
     if stride * ranks <= node.devices:
         return collective_seconds(operation, size, ranks, node_fabric(node)).seconds
-    network = 0.96 * node.network_bandwidth
+    network: float = 0.96 * node.network_bandwidth
+    latency: float = node.network_latency
     in_a_node = max(1, node.devices // stride)
     if operation in ("send", "all-to-all"):  # all devices of a node send at once
-        rate = min(node.intra_bandwidth, network / node.devices)
+        rate: float = min(node.intra_bandwidth, network / node.devices)
         leaving = (ranks - in_a_node) / ranks if operation == "all-to-all" else 1.0
-        return leaving * size / rate + node.network_latency
+        return leaving * size / rate + latency
     nodes = math.ceil(ranks / in_a_node)
     rate = min(node.intra_bandwidth, network / min(stride, node.devices))
-    hops = (nodes - 1) * node.network_latency + (ranks - nodes) * node.intra_latency
+    hops = (nodes - 1) * latency + (ranks - nodes) * node.intra_latency
     rounds = 2 if operation == "all-reduce" else 1
     return rounds * ((ranks - 1) / ranks * size / rate + hops)
 

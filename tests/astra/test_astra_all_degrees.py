@@ -20,7 +20,6 @@ from hetplan.formulations.astra.search.pricing import (
     HEAD,
     Priced,
     after_pipeline,
-    uncovered,
 )
 from hetplan.formulations.astra.search.result import Job, SearchResult
 from hetplan.formulations.astra.search.space import Space
@@ -32,6 +31,7 @@ from hetplan.profiling.models.zoo import llama, text_model
 from hetplan.replays.assumptions import Assumptions
 from hetplan.replays.facts import ModelFacts, model_facts
 from hetplan.replays.offers import Offer, offer_of
+from hetplan.replays.overlap import uncovered
 
 BATCH = 16
 SPACE = Space(

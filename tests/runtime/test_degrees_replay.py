@@ -35,6 +35,7 @@ from hetplan.replays.offers import offers_of_cluster
 from hetplan.replays.overlap import uncovered
 from hetplan.runtime.replay import Replay, Settings, replay
 from plain_replay import block_waits, host_update, seconds_of
+from present import present
 
 BLOCKS, BATCH = 6, 16
 NODES = [
@@ -91,7 +92,7 @@ def plan(
 def cut_layers(on: Workload, made: Plan) -> Any:
     """One rank's layers of a plan with further degrees."""
     degrees, tensor = made.further, len(made.replicas[0].stages[0].tensor_shares)
-    own = degrees.expert_tensor if on.model.spec.shape.experts else tensor
+    own = degrees.expert_tensor if present(on.model.spec.shape).experts else tensor
     return divided(on, Cut(degrees.context, degrees.expert, tensor // own))
 
 
@@ -116,7 +117,7 @@ def waits(on: Workload, made: Plan) -> tuple[float, float]:
     return block_waits(on, made, samples, computing(on, made))
 
 
-EVERY = [
+EVERY: list[dict[str, Any]] = [
     {"tp": tp, "dp": dp, "zero": zero, "samples": samples, "degrees": degrees}
     for tp, cp, dp, zero, samples in product((1, 2), (1, 2, 4), (1, 2, 4), (0, 3), (1, 2))
     for degrees in (
@@ -200,6 +201,22 @@ def test_context_ranks_replay_as_row_groups_of_shorter_samples(
     expected = seconds_of(again, twice)
     assert replay(made, on).seconds == pytest.approx(expected, rel=1e-9 if tp == 1 else 1e-3)
     assert replay(made, on).seconds < replay(plan(None, dp=dp, pp=pp, tp=tp), on).seconds
+
+
+@pytest.mark.parametrize("exchange", ["ring", "all-to-all"])
+def test_a_pass_that_is_repeated_waits_again(exchange: Any) -> None:
+    """A full recomputation adds a forward pass of the blocks, with what they wait for."""
+    on, passes = workload(), dict[Any, tuple[float, float]]()
+    modes: tuple[Any, ...] = ("none", "full")
+    for mode in modes:
+        degrees = Degrees(context=2, exchange=exchange)
+        made = plan(degrees, on=on, pp=1, dp=1, recomputation=mode)
+        costs = present(zero_costs(made, on)).costs
+        passes[mode] = costs.passes(made.replicas[0].stages[0], (1, 1 + BLOCKS), 1)
+    (there, back), (again, more) = passes["none"], passes["full"]
+    assert again == there and more == pytest.approx(there + back, rel=1e-12)
+    seconds, _, _ = computing(on, made)
+    assert there == pytest.approx(BLOCKS * (seconds + waits(on, made)[0]), rel=1e-9)
 
 
 def ring(ranks: int, size: float, *, between: bool, rings: int = 1) -> float:

@@ -53,7 +53,8 @@ def block_times(facts: ModelFacts, offer: Offer, assumed: Assumptions, of: Pass)
         float(layer_parts(layer, own, offer, assumed, of)[:2].sum())
         for layer in (own.first, own.last)
     )
-    predicted = BlockSeconds(*parts.tolist(), embedding, head)
+    forward, backward, core, products, products_back = parts.tolist()
+    predicted = BlockSeconds(forward, backward, core, products, products_back, embedding, head)
     if assumed.profile is None:
         return predicted
     return measured(predicted, facts, offer, assumed.profile, of)
