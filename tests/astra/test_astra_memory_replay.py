@@ -27,7 +27,7 @@ from hetplan.profiling.workload import make_workload
 from hetplan.replays.assumptions import Assumptions
 from hetplan.replays.facts import model_facts
 from hetplan.replays.offers import offers_of_cluster
-from hetplan.runtime.replay import replay
+from hetplan.replays.replay import replay
 from quick import rest_wide
 
 BATCH, DEVICES = 16, 8

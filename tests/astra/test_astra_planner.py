@@ -26,7 +26,7 @@ from hetplan.profiling.models.zoo import llama, text_model
 from hetplan.profiling.workload import make_workload
 from hetplan.replays.assumptions import Assumptions
 from hetplan.replays.offers import offers_of_cluster
-from hetplan.runtime.replay import replay
+from hetplan.replays.replay import replay
 from hetplan.solvers.run import Options, Run
 from present import present
 

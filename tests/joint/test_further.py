@@ -29,7 +29,7 @@ from hetplan.profiling.workload import Workload, make_workload
 from hetplan.replays.assumptions import Assumptions
 from hetplan.replays.offers import offers_of_cluster
 from hetplan.replays.pose import pose
-from hetplan.runtime.replay import replay
+from hetplan.replays.replay import replay
 from hetplan.solvers.run import Options, Run
 from present import present
 

@@ -17,7 +17,7 @@ from hetplan.profiling.workload import make_workload
 from hetplan.replays.degrees import zero_costs
 from hetplan.replays.facts import facts_of
 from hetplan.replays.pose import costs_of
-from hetplan.runtime.replay import replay
+from hetplan.replays.replay import replay
 from present import present
 
 

@@ -29,11 +29,12 @@ from hetplan.profiling.profiles.predict import predict
 from hetplan.profiling.rates.times import Rates, operator_time
 from hetplan.profiling.workload import Workload, make_workload
 from hetplan.replays.assumptions import Assumptions
+from hetplan.replays.chains import Replay, Settings
 from hetplan.replays.degrees import DegreeCosts, zero_costs
 from hetplan.replays.facts import expert_params_of, model_facts
 from hetplan.replays.offers import offers_of_cluster
 from hetplan.replays.overlap import uncovered
-from hetplan.runtime.replay import Replay, Settings, replay
+from hetplan.replays.replay import replay
 from plain_replay import block_waits, host_update, seconds_of
 from present import present
 

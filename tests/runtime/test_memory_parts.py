@@ -22,7 +22,7 @@ from hetplan.profiling.rates.times import Recomputation
 from hetplan.profiling.workload import Workload, make_workload
 from hetplan.replays.memory import Held
 from hetplan.replays.pose import costs_of
-from hetplan.runtime.replay import replay
+from hetplan.replays.replay import replay
 
 
 @dataclass(frozen=True)

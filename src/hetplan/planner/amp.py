@@ -35,7 +35,7 @@ from hetplan.planner.strategy import (
 from hetplan.plans.making import new_plan
 from hetplan.plans.plan import MicroBatches, Plan, Replica
 from hetplan.profiling.workload import Workload
-from hetplan.runtime.replay import replay
+from hetplan.replays.replay import replay
 from hetplan.solvers.registry import evaluate, solve
 from hetplan.solvers.run import Result, Run
 from hetplan.text import bytes_text
@@ -217,7 +217,9 @@ class DataParallelProblem(AmpProblem):
             )
         exceeds, seconds, _, best = min(priced)
         peak = peak_bytes(held, best) or ()
-        too_large = f"does not fit: one device has to hold {bytes_text(max(peak))}"
+        message = ""
+        if exceeds:
+            message = f"does not fit: one device has to hold {bytes_text(max(peak))}"
         return Candidate(
             strategy="dp",
             method=method,
@@ -229,7 +231,7 @@ class DataParallelProblem(AmpProblem):
             peak_bytes=peak,
             solve_seconds=time.perf_counter() - begun,
             plan=self.to_plan(best),
-            message=too_large if exceeds else "",
+            message=message,
         )
 
     def held(self) -> AmpData:

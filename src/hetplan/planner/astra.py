@@ -50,13 +50,13 @@ from hetplan.planner.strategy import (
 from hetplan.plans.degrees import Degrees
 from hetplan.plans.making import new_plan
 from hetplan.plans.plan import MicroBatches, Plan, Prediction, Replica, Stage
-from hetplan.plans.refusals import refusal
 from hetplan.plans.shares import split
 from hetplan.profiling.workload import Workload
 from hetplan.replays.assumptions import Assumptions
 from hetplan.replays.facts import model_facts
 from hetplan.replays.offers import offers_of_cluster
-from hetplan.runtime.replay import replay
+from hetplan.replays.replay import replay
+from hetplan.runtime.execution.choice import refusal
 from hetplan.solvers.run import Options, Run
 
 
