@@ -26,7 +26,7 @@ PRINTING = (
     ("instances", "list"),
     ("instances", "list", "--json"),
     ("schema", "instance"),
-    ("solve", "tiny-mixed", "-m", "megatron"),
+    ("solve", "tiny-mixed", "-m", "megatron", "-q"),
     ("plan", "--help"),
 )
 

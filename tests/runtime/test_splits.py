@@ -85,7 +85,7 @@ def check_commands(name: str, dtype: str, tmp_path: Path) -> None:
     if name == "mixtral":  # torch's grouped product knows no fp64
         module.set_experts_implementation("eager")
     on: list[Any] = ["--cluster", "home", "--global-batch", ROWS, "--precision", "fp32", "-q"]
-    on += ["--time-limit", 2, "--factory", factory]
+    on += ["--time-limit", 600, "--factory", factory]
     if name in CONFIGURED:
         module.config.save_pretrained(tmp_path)
         on[-2:] = ["--model", tmp_path / "config.json", "--sequence", 6]
