@@ -152,17 +152,20 @@ def test_uneven_plans_take_what_the_simulator_predicts() -> None:
 ]
 
 
+LIMITS = {"hap": ("--set", "hap.seconds=30"), "joint": ("--set", "joint.seconds=3")}
+
+
 def commands(folder: Path) -> dict[str, list[str]]:
-    """Strategy -> the two commands of its line, with files in the folder, two steps and three
-    seconds for a method."""
+    """Strategy -> the two commands of its line, with files in the folder and two steps. Methods
+    end by themselves but for those of LIMITS."""
     by_family = {}
     for line in LISTED.strip().splitlines():
         words = [word for word in shlex.split(line) if word != "hetplan"]
         family = words[words.index("--strategies") + 1]
         words = [str(folder / word) if word.endswith(".json") else word for word in words]
         words[words.index("--steps") + 1] = "2"
-        limit = "20" if family == "hap" else "3"  # HAP writes its theory down first, and then ends
-        by_family[family] = [words[0], "--time-limit", limit, *words[1:], "--json"]
+        limits = ["--time-limit", "600", *LIMITS.get(family, ())]
+        by_family[family] = [words[0], *limits, *words[1:], "--json"]
     return by_family
 
 
