@@ -35,9 +35,7 @@ def test_console_blocks(block: Block, place: Path) -> None:
     run_as_shown(block, place)
 
 
-def test_output_that_differs_is_noticed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_output_that_differs_is_noticed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert same("a ...\nb\n", "a 1 s\nb\n")
     assert not same("a ...\nb 182 ms\n", "a 1 s\nb 183 ms\n")
     page, printed = tmp_path / "page.md", tmp_path / "printed.txt"

@@ -107,7 +107,9 @@ def stated(name: str, rng: Random) -> Any:
     return rng.choice((best["decision"], best, answer))
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(s, marks=pytest.mark.wide) for s in range(1, 8))])
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(s, marks=pytest.mark.wide) for s in range(1, 8))]
+)
 @pytest.mark.parametrize(
     ("make", "command"),
     [

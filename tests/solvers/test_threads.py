@@ -45,6 +45,9 @@ except (MemoryError, RuntimeError):
 def test_without_memory_it_ends_with_an_error(spare: int) -> None:
     """However little is left, the starter hears of it."""
     done = subprocess.run(
-        [sys.executable, "-c", LIMITED, str(spare)], timeout=600, check=False, stderr=subprocess.PIPE
+        [sys.executable, "-c", LIMITED, str(spare)],
+        timeout=600,
+        check=False,
+        stderr=subprocess.PIPE,
     )
     assert done.returncode == 7, done.stderr
