@@ -168,22 +168,26 @@ def why(plan: Plan, run: Replay, workload: Workload, bound: float | None) -> dic
     other = seconds is not None and abs(seconds - run.seconds) > SAME * run.seconds
     helps = sorted(effects(plan, run, workload).items(), key=lambda pair: pair[1])
     waiting = percent_text(1 - float(run.timeline.busy.max()) / run.seconds)
-    lines = {
-        "plan file": f"says {seconds_text(seconds)}: planned with other costs than these (a "
-        "profile, links, or another cluster)"
-        if other
-        else "",
-        "own formula": f"{seconds_text(formula)}, which leaves out what the replay counts"
-        if formula
-        else "",
-        **reasons(plan, run, workload),
-        "would help": ", ".join(f"{what}: {more_text(change)}" for what, change in helps),
-        "left open": "how much faster another plan could be; this file has no bound of all plans"
-        if gap is None
-        else f"no plan of stages is faster than {seconds_text(bound)}, {percent_text(gap)} below "
-        f"this one; the waits of the busiest stage are {waiting}; whether any plan is faster than "
-        "this one is not proven",
-    }
+    lines: dict[str, str] = {}
+    if other:
+        lines["plan file"] = (
+            f"says {seconds_text(seconds)}: planned with other costs than these (a profile, links, "
+            "or another cluster)"
+        )
+    if formula:
+        lines["own formula"] = f"{seconds_text(formula)}, which leaves out what the replay counts"
+    lines |= reasons(plan, run, workload)
+    lines["would help"] = ", ".join(f"{what}: {more_text(change)}" for what, change in helps)
+    if gap is None:
+        lines["left open"] = (
+            "how much faster another plan could be; this file has no bound of all plans"
+        )
+    else:
+        lines["left open"] = (
+            f"no plan of stages is faster than {seconds_text(bound)}, {percent_text(gap)} below "
+            f"this one; the waits of the busiest stage are {waiting}; whether any plan is faster "
+            "than this one is not proven"
+        )
     return {what: text for what, text in lines.items() if text}
 
 
@@ -228,11 +232,9 @@ def same_plan(one: Candidate, other: Candidate) -> bool:
 
 def longer(candidate: Candidate, best: Candidate) -> float | None:
     """How much longer an iteration takes than the best one's, as a ratio above 0."""
-    return (
-        None
-        if candidate.predicted_seconds is None or not best.predicted_seconds
-        else candidate.predicted_seconds / best.predicted_seconds - 1.0
-    )
+    if candidate.predicted_seconds is None or not best.predicted_seconds:
+        return None
+    return candidate.predicted_seconds / best.predicted_seconds - 1.0
 
 
 def critical_parts(plan: Plan, run: Replay) -> dict[str, float]:

@@ -183,11 +183,9 @@ class Patience:
 
     def limit(self, time_limit: float | None) -> float:
         """Seconds after which a task is killed."""
-        return (
-            float("inf")
-            if time_limit is None
-            else time_limit + max(self.seconds, self.share * time_limit)
-        )
+        if time_limit is None:
+            return float("inf")
+        return time_limit + max(self.seconds, self.share * time_limit)
 
 
 def run_tasks(
