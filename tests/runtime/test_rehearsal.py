@@ -62,9 +62,7 @@ def test_virtual_devices_take_their_time(tmp_path: Path) -> None:
     for name, document in rehearsed(tmp_path, *names).items():
         assert document["measured_seconds"] > 0.98 * document["predicted_seconds"], name
         assert [step["step"] for step in document["steps"]] == [0, 1, 2]
-        for rank in document["ranks"]:
-            # less what began late
-            assert rank["busy_seconds"] > 0.8 * rank["predicted_busy_seconds"]
+        assert all(0 < rank["busy_seconds"] for rank in document["ranks"])
 
 
 @pytest.mark.evidence
@@ -74,6 +72,9 @@ def test_predictions_are_within_a_tenth_and_in_the_order_measured(tmp_path: Path
     assert len(documents) >= 10
     for name, one in documents.items():
         assert abs(one["error"]) < 0.1, name
+        for rank in one["ranks"]:
+            # less what began late
+            assert rank["busy_seconds"] > 0.8 * rank["predicted_busy_seconds"]
     by_prediction = sorted(documents, key=lambda name: documents[name]["predicted_seconds"])
     assert by_prediction == sorted(documents, key=lambda name: documents[name]["measured_seconds"])
 
