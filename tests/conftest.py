@@ -28,18 +28,17 @@ def processor_time() -> Iterator[None]:
     """
     from hetplan.solvers.run import Run
 
-    initialise = Run.__init__
-
-    def initialised(run: Run, *arguments: Any, **options: Any) -> None:
-        initialise(run, *arguments, **options)
-        elapsed = time.perf_counter() - run.started
-        run.__dict__["processor_started"] = time.process_time() - elapsed
+    def set_attribute(run: Run, name: str, value: Any) -> None:
+        object.__setattr__(run, name, value)
+        if name == "started":
+            elapsed = time.perf_counter() - value
+            run.__dict__["processor_started"] = time.process_time() - elapsed
 
     def elapsed(run: Run) -> float:
         return time.process_time() - float(run.__dict__["processor_started"])
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Run, "__init__", initialised)
+        patch.setattr(Run, "__setattr__", set_attribute)
         patch.setattr(Run, "elapsed", property(elapsed))
         yield
 

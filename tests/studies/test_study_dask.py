@@ -99,7 +99,7 @@ def workers(scheduler: str, tmp_path: Path) -> Iterator[list[subprocess.Popen[by
 def work() -> list[Task]:
     """Ten short tasks."""
     return list(
-        tasks(["tiny-mixed"], ["megatron", "own"], range(5), Options(threads=1, time_limit=60))
+        tasks(["tiny-mixed"], ["megatron", "own"], range(5), Options(threads=1, time_limit=600))
     )
 
 

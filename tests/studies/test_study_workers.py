@@ -27,7 +27,7 @@ from pathlib import Path
 from hetplan.solvers.run import Options
 from hetplan.studies import workers
 from hetplan.studies.rows import carry_out, tasks
-options = Options(threads=1, time_limit=20)
+options = Options(threads=1, time_limit=600)
 work = list(tasks(["tiny-mixed"], ["megatron", "random"], range(15), options))
 light = ["hetplan.studies.workers"]
 run = lambda left: workers.run_tasks(left, 2, preload=light, stop=lambda: False)
@@ -54,7 +54,7 @@ def rows_of(work: list[Task], **settings: object) -> list[Row]:
 
 def test_rows_come_back() -> None:
     work = list(
-        tasks(["tiny-mixed"], ["megatron", "random"], [0, 1, 2], Options(threads=1, time_limit=60))
+        tasks(["tiny-mixed"], ["megatron", "random"], [0, 1, 2], Options(threads=1, time_limit=600))
     )
     rows = rows_of(work)
     assert sorted(row["key"] for row in rows) == sorted(task.key for task in work)
