@@ -31,6 +31,7 @@ from hetplan.replays.replay import replay
 from quick import rest_wide
 
 BATCH, DEVICES = 16, 8
+STRATEGIES = 20  # of a search that are replayed
 MIXTRAL = text_model(
     "mixtral",
     "Jiang et al. 2024, Table 1",
@@ -108,7 +109,7 @@ def test_the_search_holds_what_the_replay_holds(name: str, framework: str) -> No
     """Without further degrees: ZeRO, recomputation, pipelines, virtual stages, tensor ranks. Full
     shards in pipelines of encoders are not replayed."""
     sharded = (False,) if name == "vit-base" else (False, True)
-    seen = compare(name, framework, space(sequence_parallel=(False,), fsdp=sharded), 40)
+    seen = compare(name, framework, space(sequence_parallel=(False,), fsdp=sharded), STRATEGIES)
     assert seen["pipeline_model_parallel_size"] == {1, 2, 4}
     assert seen["use_fsdp"] == {*sharded} and seen["use_distributed_optimizer"] == {False, True}
     modes = {None, "full", "selective"} if name in SELECTIVE else {None, "full"}
@@ -124,7 +125,7 @@ def test_so_it_does_with_ranks_that_divide_tokens_and_experts(framework: str) ->
             pipeline=(1, 2), virtual=(8,), context=(1, 2), exchange=("p2p", "a2a"), expert=(1, 4),
             whole_experts=(False, True), recompute=(None, "full"),
         ),
-        40,
+        STRATEGIES,
     )  # fmt: skip
     assert seen["context_parallel_size"] == {1, 2} and seen["expert_model_parallel_size"] > {1}
     assert seen["sequence_parallel"] == {False, True} == seen["use_fsdp"]
