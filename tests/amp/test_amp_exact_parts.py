@@ -12,8 +12,9 @@ from amp.generate import instance
 from amp.mixed import mixed_cluster
 from amp.oracle import Enumeration
 from hetplan.formulations.amp.evaluate import evaluate
-from hetplan.formulations.amp.exact import GroupLimits, Groups, Parameters, solve
-from hetplan.formulations.amp.layout import lay_out
+from hetplan.formulations.amp.exact import Parameters, solve
+from hetplan.formulations.amp.group_labels import GroupLabels, GroupLimits
+from hetplan.formulations.amp.layout import tensor_groups
 from hetplan.formulations.amp.problem import compile_problem, find_cells
 from hetplan.formulations.amp.rows import (
     RowModel,
@@ -43,7 +44,7 @@ def models(case: tuple[int, int | None]) -> Iterator[tuple[RowModel, float | Non
     for config in problem.configurations():
         c = (config.pipeline, config.data, config.tensor, config.micro_batch, config.gas)
         best = Enumeration(data, c).best(float("inf"))
-        yield row_model(lay_out(problem, cells, config)), None if best is None else best[0]
+        yield row_model(tensor_groups(problem, cells, config)), None if best is None else best[0]
 
 
 @pytest.mark.parametrize("case", rest_wide(FEASIBLE, 8))
@@ -72,9 +73,9 @@ def test_a_narrow_search_leaves_a_valid_bound_behind(
             continue
         most = float(model.sync_values[-1])
         intervals = bound_stages(model, most, np.inf, never).intervals
-        groups = Groups(model, intervals, SyncBox(0.0, most, 0.0), GroupLimits())
-        labelled = groups.search(Run(), width=width, limit=np.inf)
-        seconds, strategy = groups.best(labelled) or (np.inf, None)
+        rules = GroupLabels(model, intervals, SyncBox(0.0, most, 0.0), GroupLimits())
+        labelled = rules.search(Run(), width=width, limit=np.inf)
+        seconds, strategy = rules.best(labelled) or (np.inf, None)
         assert min(seconds, labelled.cut_bound) <= best * (1 + 1e-9) + 1e-12
         if strategy is not None:
             evaluation = evaluate(data_of(case), strategy.decision())
@@ -98,14 +99,14 @@ def test_without_time_there_is_a_decision_all_the_same() -> None:
 
 
 def test_a_search_out_of_memory_stays_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    search = Groups.search
+    search = GroupLabels.search
 
-    def greedy(groups: Groups, run: Run, *, width: int, limit: float) -> KeptLabels:
+    def greedy(rules: GroupLabels, run: Run, *, width: int, limit: float) -> KeptLabels:
         if width > 1:
             raise MemoryError
-        return search(groups, run, width=width, limit=limit)
+        return search(rules, run, width=width, limit=limit)
 
-    monkeypatch.setattr(Groups, "search", greedy)
+    monkeypatch.setattr(GroupLabels, "search", greedy)
     short = solve(instance(0, devices=6), Run(), Parameters(first_width=1))
     assert short.stop is Stop.LIMIT and "memory" in short.message
     assert short.decision is not None and short.bound is not None

@@ -66,7 +66,7 @@ class Zones:
 
 
 @dataclass(frozen=True)
-class Layout:
+class TensorGroups:
     """Arrays of one configuration; L layers, K cells, N shapes, M kinds, H burdens."""
 
     config: Configuration
@@ -104,14 +104,14 @@ class Layout:
         return np.where(fits & (held[None, :] - held[:, None] <= room), seconds, np.inf)
 
 
-def lay_out(
+def tensor_groups(
     problem: AmpProblem,
     cells: Cells,
     config: Configuration,
     *,
     ceiling: float = inf,
     most_shapes: int = MAX_SHAPES,
-) -> Layout:
+) -> TensorGroups:
     """The configuration's shapes (all of them up to `most_shapes`), kinds, zones and burdens.
 
     ceiling: layer times are cut off here, seconds. No decision faster than the ceiling has a layer
@@ -139,7 +139,7 @@ def lay_out(
     order = np.argsort(seconds.sum(axis=1), kind="stable")
     straddling = zones.straddles.argmax() + order[np.argsort(order)[types].max(axis=1)]
     pure = (shapes == shapes[:, :1]).all(axis=1)
-    return Layout(
+    return TensorGroups(
         config=config,
         cells=cells,
         prefix=np.array(
