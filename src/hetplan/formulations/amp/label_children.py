@@ -13,12 +13,13 @@ S states of a row.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hetplan.formulations.amp.layout import TensorGroups
 from hetplan.formulations.amp.problem import Floats, Ints
 from hetplan.formulations.amp.rows import RowModel, SyncBox
 from hetplan.solvers.labels import Labels
@@ -76,7 +77,32 @@ def least_together(costs: Floats, need: Ints, most: Ints) -> Floats:
     price = np.take_along_axis(steps, last_step, axis=-1)[..., 0]
     price = np.where(enough.any(axis=-1), price, np.inf)
     price = np.where(need > 0, price, 0.0)
-    return np.maximum(level, price.max(axis=1))
+    return np.asarray(np.maximum(level, price.max(axis=1)))
+
+
+@dataclass(frozen=True)
+class ShapeClasses:
+    """Classes of the shapes that no bound tells apart: those of one kind and one zone."""
+
+    kind: Ints  # [C]
+    zone: Ints  # [C]
+    of_shape: Ints  # [N]
+    in_order: Ints  # [N] the shapes, class by class
+    start: Ints  # [C] where a class begins there
+
+    def largest(self, values: NDArray[Any]) -> NDArray[Any]:
+        """[X, C] the largest of the values [X, N] of each class's shapes."""
+        return np.maximum.reduceat(values[:, self.in_order], self.start, axis=1)
+
+
+def classify(groups: TensorGroups) -> ShapeClasses:
+    """The classes of a configuration's shapes."""
+    kinds_and_zones = np.c_[groups.shape_kind, groups.shape_zone]
+    classes, of_shape = np.unique(kinds_and_zones, axis=0, return_inverse=True)
+    of_shape = of_shape.reshape(-1)
+    in_order = np.argsort(of_shape, kind="stable")
+    start = np.searchsorted(of_shape[in_order], np.arange(len(classes)))
+    return ShapeClasses(classes[:, 0], classes[:, 1], of_shape, in_order, start)
 
 
 @dataclass(frozen=True)
@@ -86,6 +112,33 @@ class Stage:
     seconds: Floats  # [C, L + 1, L + 1] layers a to b - 1; +inf where they cannot be the stage
     link: Floats  # [L + 1] bytes sent to it where it begins at layer l
     completions: Completions  # from the next stage on
+
+
+def make_stages(
+    model: RowModel, intervals: Sequence[tuple[int, int]], box: SyncBox, classes: ShapeClasses
+) -> list[Stage]:
+    """The stages; intervals: of the slowest stage's time, first and last of `model.stage_values`,
+    ascending."""
+    groups, values, waits = model.groups, model.stage_values, model.groups.config.gas - 1
+    low = values[[first for first, _ in intervals]]
+    high = np.append(values, np.inf)[[last + 1 for _, last in intervals]]
+    tables = [model.tables(float(values[last]), box.high)[0] for _, last in intervals]
+    stages = []
+    for j in range(groups.config.pipeline):
+        ahead = np.stack([np.moveaxis(table[:, j + 1], 0, 2) for table in tables])
+        none = np.full((1, *ahead.shape[1:]), np.inf)
+        with_wait = (waits * low)[:, None, None, None, None] + ahead
+        latest_first = np.concatenate([none, none, with_wait[::-1]])
+        completions = Completions(
+            waits=waits,
+            low=np.append(low, low[-1]),
+            high=high,
+            ahead=np.concatenate([ahead, none]),
+            later=np.ascontiguousarray(np.minimum.accumulate(latest_first)[::-1]),
+        )
+        link = groups.link if j > 0 else np.zeros_like(groups.link)
+        stages.append(Stage(groups.stage_seconds(j)[classes.kind], link, completions))
+    return stages
 
 
 @dataclass(frozen=True)
@@ -108,115 +161,89 @@ class PlacedGroups:
     synced: Floats  # [V] seconds, slowest synchronisation so far
     bound: Floats  # [V] seconds; every decision of the child costs at least this
 
+    def only(self, chosen: NDArray[Any]) -> "PlacedGroups":
+        """Some of the children, by their numbers or by a mask."""
+        return PlacedGroups(*(getattr(self, column.name)[chosen] for column in fields(self)))
+
 
 class ChildRules:
     """How the labels of one configuration are extended, with synchronisation in a box."""
 
     def __init__(self, model: RowModel, intervals: Sequence[tuple[int, int]], box: SyncBox) -> None:
-        """intervals: of the slowest stage's time, first and last of `model.stage_values`; they
-        ascend."""
-        groups = self.groups = model.groups
-        self.box, self.waits = box, groups.config.gas - 1
-        self.stage_values = model.stage_values
-        kind_and_zone = np.c_[groups.shape_kind, groups.shape_zone]
-        classes, class_of_shape = np.unique(kind_and_zone, axis=0, return_inverse=True)
-        self.class_kind, self.class_zone = classes.T
-        self.class_of_shape = class_of_shape.reshape(-1)  # [N]
-        self.by_class = np.argsort(self.class_of_shape, kind="stable")  # [N] shapes
-        sorted_classes = self.class_of_shape[self.by_class]
-        self.class_start = np.searchsorted(sorted_classes, np.arange(len(classes)))  # [C]
-        cells = groups.shape_cells
+        """intervals: see `make_stages`."""
+        self.groups, self.box = model.groups, box
+        self.tensor, self.waits = model.groups.config.tensor, model.groups.config.gas - 1
+        self.classes = classify(model.groups)
+        self.stages = make_stages(model, intervals, box, self.classes)
+        cells = model.groups.shape_cells
         # [tp, N] how often the rank's cell occurs among this rank and those before it
         self.occurrence = np.stack(
-            [
-                (cells[:, : rank + 1] == cells[:, [rank]]).sum(axis=1)
-                for rank in range(cells.shape[1])
-            ]
+            [(cells[:, : r + 1] == cells[:, [r]]).sum(axis=1) for r in range(self.tensor)]
         )
         self.in_first_cell = (cells == cells[:, :1]).sum(axis=1)  # [N] how many ranks lie there
         self.cell_weight = model.cell_weight  # [H, K] of one device
         self.shape_weight = model.cell_weight[:, cells].sum(axis=2).T  # [N, H] of its devices
-        self.most = groups.config.pipeline * model.weight.max(axis=1)  # [H] a row can ever absorb
+        self.most = model.groups.config.pipeline * model.weight.max(axis=1)  # [H] of a whole row
         # [C, H, A] what a row still has to absorb behind a group of the class
-        absorbed = model.weight[:, self.class_zone].T
+        absorbed = model.weight[:, self.classes.zone].T
         self.level_behind = np.maximum(0, np.arange(model.levels) - absorbed[..., None])
-        tables = [
-            model.tables(float(self.stage_values[last]), box.high)[0] for _, last in intervals
-        ]
-        self.stages = [
-            Stage(
-                seconds=groups.stage_seconds(j)[self.class_kind],
-                link=groups.link if j else np.zeros_like(groups.link),
-                completions=self.completions(intervals, [table[:, j + 1] for table in tables]),
-            )
-            for j in range(groups.config.pipeline)
-        ]
-
-    def completions(
-        self, intervals: Sequence[tuple[int, int]], tables: list[Floats]
-    ) -> Completions:
-        """The tables of one stage, one [H, S, L + 1, A] for each interval."""
-        low = self.stage_values[[first for first, _ in intervals]]
-        high = np.append(self.stage_values, np.inf)[[last + 1 for _, last in intervals]]
-        ahead = np.stack([np.moveaxis(table, 0, 2) for table in tables])
-        none = np.full((1, *ahead.shape[1:]), np.inf)
-        from_low = (self.waits * low)[:, None, None, None, None] + ahead
-        later = np.minimum.accumulate(np.concatenate([none, none, from_low[::-1]]))[::-1]
-        return Completions(
-            waits=self.waits,
-            low=np.append(low, low[-1]),
-            high=high,
-            ahead=np.concatenate([ahead, none]),
-            later=np.ascontiguousarray(later),
-        )
 
     def open_stage(self, j: int, labels: Labels, limit: float) -> OpenedStages:
         """Every label with every end of stage j, where the bound is below the limit."""
         x, end = np.nonzero(np.arange(len(self.groups.params)) > labels["end"][:, None])
-        floor = np.maximum(self.box.low, labels["synced"][x])
+        floor = self.floor(labels["synced"][x])
         every_row = np.arange(self.groups.config.data)
         costs = self.open_row_costs(j, labels, every_row, labels["end"], x, end, limit - floor)
-        rest = self.weight_left(labels)[x]
-        keep, bound = self.below(limit, floor, costs, rest)
+        keep, bound = self.below(limit, floor, costs, self.weight_left(labels)[x])
         x = x[keep]
         return OpenedStages(x, end[keep], np.maximum(bound, labels["bound"][x]))
 
     def place_group(self, j: int, i: int, labels: Labels, limit: float) -> PlacedGroups:
         """Every label with every shape of row i's group on stage j, where the bound is below the
         limit."""
-        x, shape = np.nonzero(self.has_room(labels))
-        first, end = labels["first"][x], labels["end"][x]
-        seconds = self.stages[j].seconds[self.class_of_shape[shape], first, end]
-        possible = np.isfinite(seconds)
-        x, shape, first, end = x[possible], shape[possible], first[possible], end[possible]
-        seconds = seconds[possible]
+        placed = self.priced_groups(j, i, labels)
+        row = self.waits * placed.top + placed.total
+        within_limit = self.floor(placed.synced) + row < limit
+        placed = placed.only(within_limit & (placed.synced <= self.box.high * SLACK))
+        x, shape = placed.parent, placed.shape
+        cell = self.groups.shape_cells[shape, 0]
+        devices = self.devices_left(labels)[x, cell] - self.in_first_cell[shape]
+        state = self.state(self.classes.of_shape[shape], devices)
+        costs = self.other_row_costs(j, i, labels, limit)[x]
+        costs[:, i] = self.stages[j].completions.row_costs(
+            state, labels["end"][x], placed.total, placed.top
+        )
+        weight_left = self.weight_left(labels)[x] - self.shape_weight[shape]
+        keep, bound = self.below(limit, self.floor(placed.synced), costs, weight_left)
+        placed = placed.only(keep)
+        return replace(placed, bound=np.maximum(bound, placed.bound))
 
-        last = labels["last"][x]
-        top = np.maximum(labels["tops"][x, i], seconds)
-        total = labels["sums"][x, i] + seconds
-        if j > 0:
-            total += self.stages[j].link[first] / self.speed_between(last[:, i], shape)
-        volume = (self.groups.params[end] - self.groups.params[first]) * self.groups.sync
+    def priced_groups(self, j: int, i: int, labels: Labels) -> PlacedGroups:
+        """Every label with every shape of row i's group on stage j that fits into its cells and
+        into memory; bounded as the label is."""
+        stage, params = self.stages[j], self.groups.params
+        seconds = stage.seconds[:, labels["first"], labels["end"]]  # [C, X]
+        fits_memory = np.isfinite(seconds)[self.classes.of_shape].T
+        x, shape = np.nonzero(self.has_room(labels) & fits_memory)
+        seconds = seconds[self.classes.of_shape[shape], x]
+        first, end, last = labels["first"][x], labels["end"][x], labels["last"][x]
+        link = stage.link[first] / self.speed_between(last[:, i], shape)
         speed = np.full(len(x), np.inf)  # of the stage's data groups so far
         for k in range(i):
             speed = np.minimum(speed, self.speed_between(last[:, k], shape))
-        synced = np.maximum(labels["synced"][x], volume / speed)
-        floor = np.maximum(self.box.low, synced)
-        possible = (synced <= self.box.high * SLACK) & (floor + self.waits * top + total < limit)
-        x, shape, end = x[possible], shape[possible], end[possible]
-        top, total = top[possible], total[possible]
-        synced, floor = synced[possible], floor[possible]
+        synced = (params[end] - params[first]) * self.groups.sync / speed
+        return PlacedGroups(
+            parent=x,
+            shape=shape,
+            total=labels["sums"][x, i] + seconds + link,
+            top=np.maximum(labels["tops"][x, i], seconds),
+            synced=np.maximum(labels["synced"][x], synced),
+            bound=labels["bound"][x],
+        )
 
-        costs = self.other_row_costs(j, i, labels, limit)[x]
-        cell = self.groups.shape_cells[shape, 0]
-        devices = self.devices_left(labels)[x, cell] - self.in_first_cell[shape]
-        state = self.state(self.class_of_shape[shape], devices)
-        costs[:, i] = self.stages[j].completions.row_costs(state, end, total, top)
-        rest = self.weight_left(labels)[x] - self.shape_weight[shape]
-        keep, bound = self.below(limit, floor, costs, rest)
-        x = x[keep]
-        bound = np.maximum(bound, labels["bound"][x])
-        return PlacedGroups(x, shape[keep], total[keep], top[keep], synced[keep], bound)
+    def floor(self, synced: Floats) -> Floats:
+        """[V] the least synchronisation, seconds, of children in the box."""
+        return np.maximum(self.box.low, synced)
 
     def below(
         self, limit: float, floor: Floats, costs: Floats, weight_left: Ints
@@ -227,7 +254,7 @@ class ChildRules:
         [V, H] of the devices that the child leaves.
         """
         keep = np.flatnonzero(floor + costs[:, :, 0, 0].max(axis=1) < limit)
-        need = -(-weight_left[keep] // self.groups.config.tensor)
+        need = -(-weight_left[keep] // self.tensor)
         bound = floor[keep] + least_together(costs[keep], need, self.most)
         below = bound < limit
         return keep[below], bound[below]
@@ -238,14 +265,14 @@ class ChildRules:
         rows = self.groups.config.data
         everyone, first, end = np.arange(len(labels)), labels["first"], labels["end"]
         costs = np.full((len(labels), rows, *self.level_behind.shape[1:]), np.inf)
-        budget = limit - np.maximum(self.box.low, labels["synced"])
+        budget = limit - self.floor(labels["synced"])
         behind = np.arange(i + 1, rows)
         costs[:, i + 1 :] = self.open_row_costs(j, labels, behind, first, everyone, end, budget)
         placed = labels["last"][:, :i]
         cell = self.groups.shape_cells[placed, 0]
         devices = np.take_along_axis(self.devices_left(labels), cell, axis=1)
         costs[:, :i] = self.stages[j].completions.row_costs(
-            self.state(self.class_of_shape[placed], devices),
+            self.state(self.classes.of_shape[placed], devices),
             np.broadcast_to(end[:, None], placed.shape),
             labels["sums"][:, :i],
             labels["tops"][:, :i],
@@ -261,7 +288,7 @@ class ChildRules:
         begin: [X] first layer of the stage. budget: [V] seconds; classes that cost a row as much as
         that are left out.
         """
-        stage, tp = self.stages[j], self.groups.config.tensor
+        stage = self.stages[j]
         seconds = stage.seconds[:, begin[x], end].T[:, None]  # [V, 1, C]
         link, devices = self.nearest_of_classes(j, labels, rows, begin)
         total = labels["sums"][:, rows][x][..., None] + seconds + link[x]
@@ -270,11 +297,11 @@ class ChildRules:
             possible = self.waits * top + total < budget[:, None, None]
         possible &= possible.any(axis=2).all(axis=1)[:, None, None]  # each row needs a class
         v, row, group_class = np.nonzero(possible)
-        state = self.state(group_class, devices[x[v], group_class] - tp)
+        state = self.state(group_class, devices[x[v], group_class] - self.tensor)
         cost = stage.completions.row_costs(state, end[v], total[possible], top[possible])
         cost = np.take_along_axis(cost, self.level_behind[group_class], axis=2)
         least = np.full((len(x), len(rows), *self.level_behind.shape[1:]), np.inf)
-        for number in range(len(self.class_zone)):
+        for number in range(len(self.classes.zone)):
             here = np.flatnonzero(group_class == number)
             place = v[here], row[here]
             least[place] = np.minimum(least[place], cost[here])
@@ -292,34 +319,30 @@ class ChildRules:
         shapes = self.groups.shape_cells
         free = self.devices_left(labels)
         least_free = np.minimum.reduce([free[:, cells] for cells in shapes.T])  # [X, N]
-        devices = self.best_of_classes(least_free)
+        devices = self.classes.largest(least_free)
         sent = self.stages[j].link[begin]
-        link = np.zeros((len(labels), len(rows), len(self.class_zone)))
+        link = np.zeros((len(labels), len(rows), len(self.classes.zone)))
         for r, row in enumerate(rows if sent.any() else ()):
             last, again = np.unique(labels["last"][:, row], return_inverse=True)
             speed = self.speed_between(last[:, None], np.arange(len(shapes)))[again]
-            best = self.best_of_classes(np.where(least_free > 0, speed, 0.0))
+            best = self.classes.largest(np.where(least_free > 0, speed, 0.0))
             np.divide(sent[:, None], best, out=link[:, r], where=(sent[:, None] > 0) & (best > 0))
         link[np.broadcast_to((devices <= 0)[:, None], link.shape)] = np.inf
         return link, devices
 
-    def best_of_classes(self, values: NDArray[Any]) -> NDArray[Any]:
-        """[X, C] the largest of the values [X, N] of each class's shapes."""
-        return np.maximum.reduceat(values[:, self.by_class], self.class_start, axis=1)
-
     def speed_between(self, shape: Ints, other: Ints) -> Floats:
         """[...] the slowest bandwidth, in bytes/s, between equal ranks of two groups."""
         cells, bandwidth = self.groups.shape_cells, self.groups.cells.bandwidth
-        ranks = range(self.groups.config.tensor)
+        ranks = range(self.tensor)
         lanes = [bandwidth[cells[shape, rank], cells[other, rank]] for rank in ranks]
         return np.asarray(np.minimum.reduce(lanes))
 
     def state(self, group_class: Ints, devices: Ints) -> Ints:
         """[...] the state, as in `rows.complete`, of a row whose last group has that class and
         whose cell has `devices` left."""
-        zone, zones = self.class_zone[group_class], self.groups.zones
+        zone, zones = self.classes.zone[group_class], self.groups.zones
         most = np.maximum(zones.room[zone] - 1, 0)
-        groups_left = np.clip(devices // self.groups.config.tensor, 0, most)
+        groups_left = np.clip(devices // self.tensor, 0, most)
         return np.asarray(zones.base[zone] + groups_left)
 
     def devices_left(self, labels: Labels) -> Ints:
@@ -334,4 +357,4 @@ class ChildRules:
         """[X, N] whether a label leaves the devices of a group of each shape."""
         free = self.devices_left(labels)
         ranks = zip(self.groups.shape_cells.T, self.occurrence, strict=True)
-        return np.logical_and.reduce([free[:, cells] >= count for cells, count in ranks])
+        return np.asarray(np.logical_and.reduce([free[:, c] >= count for c, count in ranks]))
