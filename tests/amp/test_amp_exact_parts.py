@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from amp.oracle import Enumeration
 from hetplan.formulations.amp.evaluate import evaluate
 from hetplan.formulations.amp.exact import Parameters, solve
 from hetplan.formulations.amp.group_labels import GroupLabels, GroupLimits
+from hetplan.formulations.amp.label_children import Completions, least_together
 from hetplan.formulations.amp.layout import tensor_groups
 from hetplan.formulations.amp.problem import compile_problem, find_cells
 from hetplan.formulations.amp.rows import (
@@ -130,3 +132,46 @@ def test_groups_laid_out_in_too_many_ways_are_searched_all_the_same(seed: int) -
     assert few.stop is (Stop.INFEASIBLE if best is None else Stop.OPTIMAL)
     if best is not None:
         assert few.bound == pytest.approx(best.objective, rel=1e-6)
+
+
+def test_the_least_cost_at_which_rows_absorb_all_is_that_of_the_best_choice_of_levels() -> None:
+    rng = np.random.default_rng(0)
+    rows, burdens, levels = 3, 2, 3
+    costs = np.sort(rng.integers(1, 9, (60, rows, burdens, levels)).astype(float), axis=-1)
+    costs[:, :, :, 0] = costs[:, :, :1, 0]  # to absorb nothing costs the same for all burdens
+    costs = np.maximum.accumulate(costs, axis=-1)
+    costs[rng.random(costs.shape[:3]) < 0.2, -1] = np.inf  # a level that the row cannot absorb
+    need, most = rng.integers(0, 9, (60, burdens)), np.array([2, 4])
+    found = least_together(costs, need, most)
+    absorbed = np.stack([np.zeros(2), np.ones(2), most])  # [A, H]
+    for child in range(60):
+        per_burden = [
+            min(
+                (
+                    max(costs[child, row, h, level] for row, level in enumerate(chosen))
+                    for chosen in product(range(levels), repeat=rows)
+                    if absorbed[list(chosen), h].sum() >= need[child, h]
+                ),
+                default=np.inf,
+            )
+            for h in range(burdens)
+        ]
+        assert found[child] == max(per_burden)
+    assert np.isinf(found).any() and np.isfinite(found).any()
+
+
+def test_a_row_costs_what_its_best_interval_costs() -> None:
+    """As Lemma 6 says it: over the intervals that the row's slowest stage so far leaves open."""
+    rng = np.random.default_rng(1)
+    waits, low, high = 3, np.array([1.0, 2.0, 5.0]), np.array([2.0, 4.0, 8.0])
+    ahead = rng.integers(1, 30, (3, 2, 4, 1, 2)).astype(float)
+    none = np.full((1, *ahead.shape[1:]), np.inf)
+    from_low = (waits * low)[:, None, None, None, None] + ahead
+    later = np.minimum.accumulate(np.concatenate([none, none, from_low[::-1]]))[::-1]
+    tables = Completions(waits, np.append(low, 5.0), high, np.concatenate([ahead, none]), later)
+    for top, state, end in product((0.0, 1.5, 2.0, 3.0, 4.5, 8.0, 9.0), range(2), range(4)):
+        at = np.array([state]), np.array([end])
+        found = tables.row_costs(*at, np.array([7.0]), np.array([top]))[0]
+        open_ones = [q for q in range(3) if high[q] >= top]
+        expected = [7.0 + waits * max(top, low[q]) + ahead[q, state, end] for q in open_ones]
+        assert (found == np.min([*expected, none[0, 0, 0]], axis=0)).all()
