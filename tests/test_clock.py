@@ -16,6 +16,8 @@ from hetplan.instances.library import library
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Options, Run, Stop
 
+made_by_numba: Any = dispatcher
+
 
 class Seconds:
     """A clock's hand that only the test moves."""
@@ -56,15 +58,17 @@ def test_a_clock_goes_on_after_an_error() -> None:
 
 @pytest.fixture
 def slow_compiler(monkeypatch: pytest.MonkeyPatch) -> Seconds:
-    """A time that passes only while kernels are compiled, an hour for each."""
-    now = Seconds()
-    compile_at_once = dispatcher._FunctionCompiler.compile
+    """A time that passes only while kernels are compiled, an hour for each; nothing is cached."""
+    now, compiler = Seconds(), made_by_numba._FunctionCompiler
+    compile_at_once = compiler.compile
 
     def compile_slowly(*arguments: Any) -> Any:
         now.passed += 3600
         return compile_at_once(*arguments)
 
-    monkeypatch.setattr(dispatcher._FunctionCompiler, "compile", compile_slowly)
+    monkeypatch.setattr(compiler, "compile", compile_slowly)
+    monkeypatch.setattr(Cache, "load_overload", lambda *arguments: None)
+    monkeypatch.setattr(Cache, "save_overload", lambda *arguments: None)
     monkeypatch.setattr(CLOCK, "now", now)
     return now
 

@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hetplan.formulations.amp.layout import TensorGroups
 from hetplan.formulations.amp.problem import Floats, Ints
 from hetplan.formulations.amp.rows import RowModel, SyncBox
 from hetplan.solvers.labels import Labels
@@ -81,42 +80,18 @@ def least_together(costs: Floats, need: Ints, most: Ints) -> Floats:
 
 
 @dataclass(frozen=True)
-class ShapeClasses:
-    """Classes of the shapes that no bound tells apart: those of one kind and one zone."""
-
-    kind: Ints  # [C]
-    zone: Ints  # [C]
-    of_shape: Ints  # [N]
-    in_order: Ints  # [N] the shapes, class by class
-    start: Ints  # [C] where a class begins there
-
-    def largest(self, values: NDArray[Any]) -> NDArray[Any]:
-        """[X, C] the largest of the values [X, N] of each class's shapes."""
-        return np.maximum.reduceat(values[:, self.in_order], self.start, axis=1)
-
-
-def classify(groups: TensorGroups) -> ShapeClasses:
-    """The classes of a configuration's shapes."""
-    kinds_and_zones = np.c_[groups.shape_kind, groups.shape_zone]
-    classes, of_shape = np.unique(kinds_and_zones, axis=0, return_inverse=True)
-    of_shape = of_shape.reshape(-1)
-    in_order = np.argsort(of_shape, kind="stable")
-    start = np.searchsorted(of_shape[in_order], np.arange(len(classes)))
-    return ShapeClasses(classes[:, 0], classes[:, 1], of_shape, in_order, start)
-
-
-@dataclass(frozen=True)
 class Stage:
     """The data of one stage of the pipelines."""
 
-    seconds: Floats  # [C, L + 1, L + 1] layers a to b - 1; +inf where they cannot be the stage
+    # Layers a to b - 1 on groups of each kind and at least in each zone; +inf where they cannot be
+    # the stage.
+    seconds: Floats  # [M, L + 1, L + 1]
+    zone_seconds: Floats  # [Z, L + 1, L + 1]
     link: Floats  # [L + 1] bytes sent to it where it begins at layer l
     completions: Completions  # from the next stage on
 
 
-def make_stages(
-    model: RowModel, intervals: Sequence[tuple[int, int]], box: SyncBox, classes: ShapeClasses
-) -> list[Stage]:
+def make_stages(model: RowModel, intervals: Sequence[tuple[int, int]], box: SyncBox) -> list[Stage]:
     """The stages; intervals: of the slowest stage's time, first and last of `model.stage_values`,
     ascending."""
     groups, values, waits = model.groups, model.stage_values, model.groups.config.gas - 1
@@ -137,7 +112,7 @@ def make_stages(
             later=np.ascontiguousarray(np.minimum.accumulate(latest_first)[::-1]),
         )
         link = groups.link if j > 0 else np.zeros_like(groups.link)
-        stages.append(Stage(groups.stage_seconds(j)[classes.kind], link, completions))
+        stages.append(Stage(*groups.stage_seconds(j), link, completions))
     return stages
 
 
@@ -173,8 +148,7 @@ class ChildRules:
         """intervals: see `make_stages`."""
         self.groups, self.box = model.groups, box
         self.tensor, self.waits = model.groups.config.tensor, model.groups.config.gas - 1
-        self.classes = classify(model.groups)
-        self.stages = make_stages(model, intervals, box, self.classes)
+        self.stages = make_stages(model, intervals, box)
         cells = model.groups.shape_cells
         # [tp, N] how often the rank's cell occurs among this rank and those before it
         self.occurrence = np.stack(
@@ -184,9 +158,9 @@ class ChildRules:
         self.cell_weight = model.cell_weight  # [H, K] of one device
         self.shape_weight = model.cell_weight[:, cells].sum(axis=2).T  # [N, H] of its devices
         self.most = model.groups.config.pipeline * model.weight.max(axis=1)  # [H] of a whole row
-        # [C, H, A] what a row still has to absorb behind a group of the class
-        absorbed = model.weight[:, self.classes.zone].T
-        self.level_behind = np.maximum(0, np.arange(model.levels) - absorbed[..., None])
+        # [Z, H, A] what a row still has to absorb behind a group of the zone
+        absorbed = model.weight.T[..., None]
+        self.level_behind = np.maximum(0, np.arange(model.levels) - absorbed)
 
     def open_stage(self, j: int, labels: Labels, limit: float) -> OpenedStages:
         """Every label with every end of stage j, where the bound is below the limit."""
@@ -208,7 +182,7 @@ class ChildRules:
         x, shape = placed.parent, placed.shape
         cell = self.groups.shape_cells[shape, 0]
         devices = self.devices_left(labels)[x, cell] - self.in_first_cell[shape]
-        state = self.state(self.classes.of_shape[shape], devices)
+        state = self.state(self.groups.shape_zone[shape], devices)
         costs = self.other_row_costs(j, i, labels, limit)[x]
         costs[:, i] = self.stages[j].completions.row_costs(
             state, labels["end"][x], placed.total, placed.top
@@ -222,10 +196,10 @@ class ChildRules:
         """Every label with every shape of row i's group on stage j that fits into its cells and
         into memory; bounded as the label is."""
         stage, params = self.stages[j], self.groups.params
-        seconds = stage.seconds[:, labels["first"], labels["end"]]  # [C, X]
-        fits_memory = np.isfinite(seconds)[self.classes.of_shape].T
+        seconds = stage.seconds[:, labels["first"], labels["end"]]  # [M, X]
+        fits_memory = np.isfinite(seconds)[self.groups.shape_kind].T
         x, shape = np.nonzero(self.has_room(labels) & fits_memory)
-        seconds = seconds[self.classes.of_shape[shape], x]
+        seconds = seconds[self.groups.shape_kind[shape], x]
         first, end, last = labels["first"][x], labels["end"][x], labels["last"][x]
         link = stage.link[first] / self.speed_between(last[:, i], shape)
         speed = np.full(len(x), np.inf)  # of the stage's data groups so far
@@ -272,7 +246,7 @@ class ChildRules:
         cell = self.groups.shape_cells[placed, 0]
         devices = np.take_along_axis(self.devices_left(labels), cell, axis=1)
         costs[:, :i] = self.stages[j].completions.row_costs(
-            self.state(self.classes.of_shape[placed], devices),
+            self.state(self.groups.shape_zone[placed], devices),
             np.broadcast_to(end[:, None], placed.shape),
             labels["sums"][:, :i],
             labels["tops"][:, :i],
@@ -283,52 +257,27 @@ class ChildRules:
         self, j: int, labels: Labels, rows: Ints, begin: Ints, x: Ints, end: Ints, budget: Floats
     ) -> Floats:
         """[V, R, H, A] least cost of the given rows where stage j of label x [V] ends before layer
-        `end` [V]; each row takes the class of shapes that is best for it, whatever the others take.
+        `end` [V].
 
-        begin: [X] first layer of the stage. budget: [V] seconds; classes that cost a row as much as
-        that are left out.
+        Each row takes a group in the zone that is best for it, in an empty cell and at no cost for
+        the link, whatever the others take. begin: [X] first layer of the stage. budget: [V]
+        seconds; zones that cost a row as much as that are left out.
         """
         stage = self.stages[j]
-        seconds = stage.seconds[:, begin[x], end].T[:, None]  # [V, 1, C]
-        link, devices = self.nearest_of_classes(j, labels, rows, begin)
-        total = labels["sums"][:, rows][x][..., None] + seconds + link[x]
-        top = np.maximum(labels["tops"][:, rows][x][..., None], seconds)
-        with np.errstate(invalid="ignore"):  # no wait for an infinite stage is not a number
-            possible = self.waits * top + total < budget[:, None, None]
-        possible &= possible.any(axis=2).all(axis=1)[:, None, None]  # each row needs a class
-        v, row, group_class = np.nonzero(possible)
-        state = self.state(group_class, devices[x[v], group_class] - self.tensor)
-        cost = stage.completions.row_costs(state, end[v], total[possible], top[possible])
-        cost = np.take_along_axis(cost, self.level_behind[group_class], axis=2)
+        sums, tops = labels["sums"][:, rows], labels["tops"][:, rows]
         least = np.full((len(x), len(rows), *self.level_behind.shape[1:]), np.inf)
-        for number in range(len(self.classes.zone)):
-            here = np.flatnonzero(group_class == number)
-            place = v[here], row[here]
-            least[place] = np.minimum(least[place], cost[here])
+        for zone, absorbed in enumerate(self.level_behind):
+            seconds = stage.zone_seconds[zone, begin[x], end]
+            v = np.flatnonzero(np.isfinite(seconds))
+            total = sums[x[v]] + seconds[v, None]
+            top = np.maximum(tops[x[v]], seconds[v, None])
+            cheap, row = np.nonzero(self.waits * top + total < budget[v, None])
+            total, top, v = total[cheap, row], top[cheap, row], v[cheap]
+            state = np.full(len(v), self.groups.zones.base[zone + 1] - 1)
+            cost = stage.completions.row_costs(state, end[v], total, top)
+            behind = np.take_along_axis(cost, absorbed[None], axis=2)
+            least[v, row] = np.minimum(least[v, row], behind)
         return least
-
-    def nearest_of_classes(
-        self, j: int, labels: Labels, rows: Ints, begin: Ints
-    ) -> tuple[Floats, Ints]:
-        """([X, R, C] least seconds of the link from each row's last group to a group of each class,
-        [X, C] most devices left of a cell of the class).
-
-        Only shapes count whose cells all have a device left; where a class has none, the seconds
-        are infinite.
-        """
-        shapes = self.groups.shape_cells
-        free = self.devices_left(labels)
-        least_free = np.minimum.reduce([free[:, cells] for cells in shapes.T])  # [X, N]
-        devices = self.classes.largest(least_free)
-        sent = self.stages[j].link[begin]
-        link = np.zeros((len(labels), len(rows), len(self.classes.zone)))
-        for r, row in enumerate(rows if sent.any() else ()):
-            last, again = np.unique(labels["last"][:, row], return_inverse=True)
-            speed = self.speed_between(last[:, None], np.arange(len(shapes)))[again]
-            best = self.classes.largest(np.where(least_free > 0, speed, 0.0))
-            np.divide(sent[:, None], best, out=link[:, r], where=(sent[:, None] > 0) & (best > 0))
-        link[np.broadcast_to((devices <= 0)[:, None], link.shape)] = np.inf
-        return link, devices
 
     def speed_between(self, shape: Ints, other: Ints) -> Floats:
         """[...] the slowest bandwidth, in bytes/s, between equal ranks of two groups."""
@@ -337,10 +286,10 @@ class ChildRules:
         lanes = [bandwidth[cells[shape, rank], cells[other, rank]] for rank in ranks]
         return np.asarray(np.minimum.reduce(lanes))
 
-    def state(self, group_class: Ints, devices: Ints) -> Ints:
-        """[...] the state, as in `rows.complete`, of a row whose last group has that class and
+    def state(self, zone: Ints, devices: Ints) -> Ints:
+        """[...] the state, as in `rows.complete`, of a row whose last group lies in the zone and
         whose cell has `devices` left."""
-        zone, zones = self.classes.zone[group_class], self.groups.zones
+        zones = self.groups.zones
         most = np.maximum(zones.room[zone] - 1, 0)
         groups_left = np.clip(devices // self.tensor, 0, most)
         return np.asarray(zones.base[zone] + groups_left)

@@ -90,18 +90,27 @@ class TensorGroups:
         """[H] what all groups together absorb at least."""
         return -(-(self.cell_weight @ self.cells.size) // self.config.tensor)
 
-    def stage_seconds(self, j: int) -> Floats:
-        """[M, L + 1, L + 1] one micro-batch of layers a to b - 1 on stage j; +inf where they do not
-        fit in memory (1F1B), or leave too few layers for the stages before or behind."""
+    def stage_seconds(self, j: int) -> tuple[Floats, Floats]:
+        """([M, L + 1, L + 1], [Z, L + 1, L + 1]) one micro-batch of layers a to b - 1 on stage j,
+        for groups of each kind and at least in each zone; +inf where they do not fit in memory
+        (1F1B), or leave too few layers for the stages before or behind."""
         config, layers = self.config, self.params.size - 1
         alive = min(config.gas, config.pipeline - j) * config.micro_batch
         held = self.state_factor * self.params + alive * self.saved
         behind = config.pipeline - 1 - j
         a, b = np.indices((layers + 1, layers + 1))
-        fits = (a >= j) & (b > a) & ((b == layers) if not behind else (b <= layers - behind))
-        room = self.capacity[:, None, None] * config.tensor * (1 + MEMORY_TOLERANCE)
-        seconds = self.prefix[:, None, :] - self.prefix[:, :, None]
-        return np.where(fits & (held[None, :] - held[:, None] <= room), seconds, np.inf)
+        leaves_enough = (b <= layers - behind) if behind else (b == layers)
+        can_be_stage = (a >= j) & (b > a) & leaves_enough
+
+        def seconds_on(prefix: Floats, capacity: Floats) -> Floats:
+            room = capacity[:, None, None] * config.tensor * (1 + MEMORY_TOLERANCE)
+            fits = can_be_stage & (held[None, :] - held[:, None] <= room)
+            return np.where(fits, prefix[:, None, :] - prefix[:, :, None], np.inf)
+
+        return (
+            seconds_on(self.prefix, self.capacity),
+            seconds_on(self.zones.prefix, self.zones.capacity),
+        )
 
 
 def tensor_groups(
