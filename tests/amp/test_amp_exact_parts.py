@@ -16,7 +16,7 @@ from hetplan.formulations.amp.evaluate import evaluate
 from hetplan.formulations.amp.exact import Parameters, solve
 from hetplan.formulations.amp.group_labels import GroupLabels, GroupLimits
 from hetplan.formulations.amp.label_children import Completions, least_together
-from hetplan.formulations.amp.layout import tensor_groups
+from hetplan.formulations.amp.layout import lay_out
 from hetplan.formulations.amp.problem import compile_problem, find_cells
 from hetplan.formulations.amp.rows import (
     RowModel,
@@ -46,7 +46,7 @@ def models(case: tuple[int, int | None]) -> Iterator[tuple[RowModel, float | Non
     for config in problem.configurations():
         c = (config.pipeline, config.data, config.tensor, config.micro_batch, config.gas)
         best = Enumeration(data, c).best(float("inf"))
-        yield row_model(tensor_groups(problem, cells, config)), None if best is None else best[0]
+        yield row_model(lay_out(problem, cells, config)), None if best is None else best[0]
 
 
 @pytest.mark.parametrize("case", rest_wide(FEASIBLE, 8))

@@ -25,7 +25,7 @@ from hetplan.formulations.amp.layout import (
     MAX_SHAPES,
     MOST_SHAPES,
     TensorGroups,
-    tensor_groups,
+    lay_out,
 )
 from hetplan.formulations.amp.problem import (
     NO_CONFIGURATION,
@@ -101,7 +101,7 @@ class BranchAndBound:
     run: Run
     parameters: Parameters
     incumbent: Incumbent[Strategy]
-    ceiling: float = np.inf  # layer times are cut off here, see `tensor_groups`
+    ceiling: float = np.inf  # layer times are cut off here, see `lay_out`
     labels: int = 0  # kept in all label searches
 
     def expand(self, subproblem: Subproblem, threshold: float) -> Children:
@@ -118,7 +118,7 @@ class BranchAndBound:
 
     def bound_rows(self, config: Configuration) -> Children:
         """The configuration with its row bound; nothing where it has no decision."""
-        model = row_model(self.tensor_groups(config, self.parameters.shapes))
+        model = row_model(self.lay_out(config, self.parameters.shapes))
         bound = root_bound(model, self.run.check)
         return Expansion([(bound, model)] if bound < np.inf else ())
 
@@ -151,7 +151,7 @@ class BranchAndBound:
     def list_all_shapes(self, subproblem: SyncSubproblem) -> Children:
         """The box with every way to lay out a group; dropped where these are too many."""
         bound, config = subproblem.box.bound, subproblem.model.groups.config
-        groups = self.tensor_groups(config, self.parameters.most_shapes)
+        groups = self.lay_out(config, self.parameters.most_shapes)
         if not groups.complete:
             return Expansion(dropped_bound=bound)
         return Expansion([(bound, replace(subproblem, model=row_model(groups), straddling=False))])
@@ -185,9 +185,9 @@ class BranchAndBound:
             self.incumbent.offer(*best)
         return min(labelled.cut_bound, limit)
 
-    def tensor_groups(self, config: Configuration, most_shapes: int) -> TensorGroups:
+    def lay_out(self, config: Configuration, most_shapes: int) -> TensorGroups:
         """The configuration's tensor groups."""
-        return tensor_groups(
+        return lay_out(
             self.problem, self.cells, config, ceiling=self.ceiling, most_shapes=most_shapes
         )
 

@@ -48,7 +48,7 @@ import numpy as np
 from hetplan.clock import CLOCK
 from hetplan.formulations.amp.cuts import find_first
 from hetplan.formulations.amp.data import AmpData, AmpDecision
-from hetplan.formulations.amp.layout import Tables, tensor_groups
+from hetplan.formulations.amp.layout import Tables, lay_out
 from hetplan.formulations.amp.problem import (
     NO_CONFIGURATION,
     NO_ROOM,
@@ -406,7 +406,7 @@ def solve_by(
                 bound=max(
                     case.bound,
                     root_bound(
-                        row_model(tensor_groups(problem, cells, case.tables.configuration)),
+                        row_model(lay_out(problem, cells, case.tables.configuration)),
                         part.check,
                     ),
                 ),
