@@ -12,7 +12,7 @@ from collections import defaultdict
 from itertools import pairwise
 from typing import Any
 
-from hetplan.profiling.operators import CONTENTION
+from hetplan.profiling.models.operators import CONTENTION
 from hetplan.profiling.rates.products import move_seconds
 
 TIE = 1e-6

@@ -21,9 +21,9 @@ from hetplan.formulations import FAMILIES, family
 from hetplan.instances.answers import judge, read_claims
 from hetplan.instances.library import parse_instance
 from hetplan.plans.plan import load_plan
-from hetplan.profiling.cluster import catalogue, load_cluster
-from hetplan.profiling.profile import load_profile
-from hetplan.profiling.zoo import BUILT_IN
+from hetplan.profiling.hardware.cluster import catalogue, load_cluster
+from hetplan.profiling.models.zoo import BUILT_IN
+from hetplan.profiling.profiles.profile import load_profile
 from markdown_pages import PAGES, ROOT, blocks, links
 
 DOCS = ROOT / "docs"
@@ -140,8 +140,8 @@ def test_example_claims_hold(kind: str) -> None:
 def test_every_key_of_a_profile_and_of_a_cluster_is_documented() -> None:
     text = FILES.read_text(encoding="utf-8")
     from hetplan.plans.plan import Plan, PlanWorkload, Replica, Stage
-    from hetplan.profiling.cluster import DeviceOverride, NodeEntry
-    from hetplan.profiling.profile import ProfileLayer, ProfileTable, Provenance
+    from hetplan.profiling.hardware.cluster import DeviceOverride, NodeEntry
+    from hetplan.profiling.profiles.profile import ProfileLayer, ProfileTable, Provenance
 
     profile, plan = (Provenance, ProfileLayer, ProfileTable), (Plan, PlanWorkload, Replica, Stage)
     models = (DeviceOverride, NodeEntry, *profile, *plan)

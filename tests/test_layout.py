@@ -30,7 +30,7 @@ LEVELS = (
     ("profiling",),
     ("plans",),
     ("replays",),
-    ("solvers",),
+    ("adapters", "solvers"),
     ("formulations",),
     ("instances", "runtime"),
     ("planner",),
@@ -39,9 +39,11 @@ LEVELS = (
 )
 LEVEL = {part: level for level, parts in enumerate(LEVELS) for part in parts}
 TORCH = (
-    "hetplan.runtime.execution",
+    "hetplan.runtime.engine",
     "hetplan.runtime.measuring",
     "hetplan.runtime.references",
+    "hetplan.runtime.spmd",
+    "hetplan.runtime.stock",
     "hetplan.runtime.tracing",
 )  # packages that may import torch, and need it
 ENTRIES = ("__init__", "__main__")  # hetplan itself: the version, and `python -m hetplan`

@@ -11,7 +11,7 @@ import pytest
 from hetplan.formulations import FAMILIES, family
 from hetplan.planner import STRATEGIES
 from hetplan.plans.plan import load_plan
-from hetplan.profiling.cluster import example_cluster
+from hetplan.profiling.hardware.cluster import example_cluster
 from hetplan.profiling.workload import make_workload
 from hetplan.runtime.replay import replay
 from markdown_pages import ROOT, Block, blocks

@@ -24,8 +24,8 @@ from hetplan.formulations.amp.problem import (
     place,
 )
 from hetplan.planner.amp import BUDGET, AmpProblem
-from hetplan.profiling.cluster import ClusterFile, build_cluster, example_cluster
-from hetplan.profiling.models import load_model
+from hetplan.profiling.hardware.cluster import ClusterFile, build_cluster, example_cluster
+from hetplan.profiling.models.model import load_model
 from hetplan.profiling.workload import Workload, make_workload
 from hetplan.runtime.replay import replay
 from hetplan.solvers.registry import solve

@@ -11,7 +11,7 @@ from evidence.papers import Row
 from hetplan.formulations.astra.search.engine import search
 from hetplan.formulations.astra.search.result import Job, SearchResult
 from hetplan.formulations.astra.search.space import Space
-from hetplan.profiling.models import load_model
+from hetplan.profiling.models.model import load_model
 from hetplan.replays.strategies.offers import cost, heterogeneous, homogeneous, offer_of
 from hetplan.solvers.run import Run
 

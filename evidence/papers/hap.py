@@ -19,7 +19,7 @@ from hetplan.formulations.hap.spmd.networks import bert, vgg19, vit
 from hetplan.formulations.hap.spmd.program import SingleProgram
 from hetplan.formulations.hap.spmd.rules import ELEMENT_BYTES, Theory, ring, theory_of
 from hetplan.formulations.hap.spmd.whole import Decided, Prices, Timed
-from hetplan.profiling.transformer import Transformer, transformer
+from hetplan.profiling.models.transformer import Transformer, transformer
 from hetplan.solvers.registry import evaluate, solve
 from hetplan.solvers.run import Options, Result, Run
 

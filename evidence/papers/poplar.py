@@ -16,9 +16,9 @@ from hetplan.formulations import family
 from hetplan.formulations.poplar.awareness import CurveDevice, explore, spline_curve
 from hetplan.formulations.poplar.pose import pose
 from hetplan.formulations.poplar.problem import STAGES, Floats
-from hetplan.profiling.cluster import example_cluster
-from hetplan.profiling.models import load_model
-from hetplan.profiling.predict import predict
+from hetplan.profiling.hardware.cluster import example_cluster
+from hetplan.profiling.models.model import load_model
+from hetplan.profiling.profiles.predict import predict
 from hetplan.profiling.workload import Workload
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Run

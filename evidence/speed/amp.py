@@ -19,8 +19,8 @@ from evidence.speed.harness import best_of, markdown, measured, save
 from hetplan.formulations import family
 from hetplan.formulations.amp.data import AmpData
 from hetplan.formulations.amp.pose import pose
-from hetplan.profiling.cluster import ClusterFile, build_cluster
-from hetplan.profiling.models import load_model
+from hetplan.profiling.hardware.cluster import ClusterFile, build_cluster
+from hetplan.profiling.models.model import load_model
 from hetplan.profiling.workload import make_workload
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Options, Run

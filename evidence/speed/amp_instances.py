@@ -17,9 +17,9 @@ from evidence.speed.harness import add_to_library
 from hetplan.formulations import family
 from hetplan.formulations.amp.pose import pose
 from hetplan.instances.library import Instance
-from hetplan.profiling.cluster import example_cluster
-from hetplan.profiling.models import load_model
-from hetplan.profiling.predict import PREDICTOR
+from hetplan.profiling.hardware.cluster import example_cluster
+from hetplan.profiling.models.model import load_model
+from hetplan.profiling.profiles.predict import PREDICTOR
 from hetplan.profiling.workload import make_workload
 from hetplan.solvers.registry import solve
 

@@ -21,7 +21,7 @@ from hetplan.formulations.astra.data import AstraData, DeviceType
 from hetplan.formulations.astra.search.engine import search
 from hetplan.formulations.astra.search.result import Job
 from hetplan.formulations.astra.search.space import Space
-from hetplan.profiling.models import load_model
+from hetplan.profiling.models.model import load_model
 from hetplan.replays.strategies.offers import cost, heterogeneous, homogeneous, offer_of
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Options, Run

@@ -24,11 +24,11 @@ from evidence.speed.harness import add_to_library
 from hetplan.formulations import family
 from hetplan.formulations.ditto.data import DeviceType, DittoData, Memory, group_sizes
 from hetplan.instances.library import Instance
-from hetplan.profiling.cluster import GIB, device
 from hetplan.profiling.frameworks import RESERVED_BYTES
-from hetplan.profiling.models import Model, load_model
-from hetplan.profiling.predict import PREDICTOR
-from hetplan.profiling.times import Rates, all_reduce_seconds, layer_time
+from hetplan.profiling.hardware.cluster import GIB, device
+from hetplan.profiling.models.model import Model, load_model
+from hetplan.profiling.profiles.predict import PREDICTOR
+from hetplan.profiling.rates.times import Rates, all_reduce_seconds, layer_time
 from hetplan.profiling.workload import STATE_BYTES_PER_PARAM
 from hetplan.solvers.registry import solve
 

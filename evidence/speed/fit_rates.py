@@ -28,8 +28,8 @@ import xgboost
 from numpy.typing import NDArray
 
 from hetplan.files import to_json, write_text
-from hetplan.profiling.cluster import device
-from hetplan.profiling.operators import Precision
+from hetplan.profiling.hardware.cluster import device
+from hetplan.profiling.models.operators import Precision
 from hetplan.profiling.rates.products import (
     MOVING,
     PHYSICS,

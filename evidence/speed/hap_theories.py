@@ -31,7 +31,7 @@ from hetplan.formulations.hap.spmd.networks import (
 )
 from hetplan.formulations.hap.spmd.program import SingleProgram, Writer
 from hetplan.formulations.hap.spmd.rules import ELEMENT_BYTES, Theory, holding_of, ring, theory_of
-from hetplan.profiling.transformer import Transformer, transformer
+from hetplan.profiling.models.transformer import Transformer, transformer
 
 WHOLE, BATCH, HIDDEN, PARTIAL, UNSYNCED = (
     "Identity",

@@ -36,7 +36,7 @@ from hetplan.formulations.joint.search import search
 from hetplan.planner import STRATEGIES
 from hetplan.planner.library import plan
 from hetplan.planner.strategy import useful_modes
-from hetplan.profiling.cluster import Cluster, example_cluster
+from hetplan.profiling.hardware.cluster import Cluster, example_cluster
 from hetplan.profiling.workload import make_workload
 from hetplan.replays.chains import ChainReplayer, Settings
 from hetplan.replays.pose import pose

@@ -21,11 +21,11 @@ from hetplan.formulations import family
 from hetplan.instances.generate import draw
 from hetplan.instances.library import Instance
 from hetplan.planner.strategy import useful_modes
-from hetplan.profiling.cluster import Cluster, ClusterFile, build_cluster, example_cluster
-from hetplan.profiling.models import Model, load_model
-from hetplan.profiling.predict import PREDICTOR
+from hetplan.profiling.hardware.cluster import Cluster, ClusterFile, build_cluster, example_cluster
+from hetplan.profiling.models.model import Model, load_model
+from hetplan.profiling.models.zoo import gpt2, llama, text_model
+from hetplan.profiling.profiles.predict import PREDICTOR
 from hetplan.profiling.workload import make_workload
-from hetplan.profiling.zoo import gpt2, llama, text_model
 from hetplan.replays.pose import pose
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Options, Run

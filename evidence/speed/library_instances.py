@@ -23,9 +23,9 @@ from hetplan.formulations.ditto.pose import pose as pose_ditto
 from hetplan.formulations.poplar.pose import pose as pose_poplar
 from hetplan.instances.generate import draw
 from hetplan.instances.library import Instance
-from hetplan.profiling.cluster import Cluster, ClusterFile, build_cluster
-from hetplan.profiling.models import load_model
-from hetplan.profiling.predict import PREDICTOR
+from hetplan.profiling.hardware.cluster import Cluster, ClusterFile, build_cluster
+from hetplan.profiling.models.model import load_model
+from hetplan.profiling.profiles.predict import PREDICTOR
 from hetplan.profiling.workload import Workload, make_workload
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Options, Run

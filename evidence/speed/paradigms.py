@@ -35,7 +35,7 @@ from hetplan.instances.generate import SIZES, Draw
 from hetplan.instances.library import Instance
 from hetplan.planner.ranking import make_plans
 from hetplan.planner.strategy import Candidate, make_strategies, useful_modes
-from hetplan.profiling.cluster import example_cluster
+from hetplan.profiling.hardware.cluster import example_cluster
 from hetplan.profiling.workload import Workload, make_workload
 from hetplan.replays.pose import pose
 from hetplan.solvers.run import Options, Run

@@ -25,7 +25,7 @@ from evidence.speed.harness import markdown, measured, save
 from hetplan.planner import STRATEGIES
 from hetplan.planner.ranking import make_plans
 from hetplan.planner.strategy import Candidate, make_strategies
-from hetplan.profiling.cluster import Cluster, ClusterFile, build_cluster, example_cluster
+from hetplan.profiling.hardware.cluster import Cluster, ClusterFile, build_cluster, example_cluster
 from hetplan.profiling.workload import make_workload
 from hetplan.solvers.run import Options, Run
 from hetplan.text import bytes_text, percent_text, seconds_text

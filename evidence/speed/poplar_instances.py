@@ -21,7 +21,7 @@ from hetplan.formulations.poplar.data import Device, PoplarData
 from hetplan.formulations.poplar.pose import Posed, pose
 from hetplan.formulations.poplar.problem import STAGES
 from hetplan.instances.library import Instance
-from hetplan.profiling.predict import PREDICTOR
+from hetplan.profiling.profiles.predict import PREDICTOR
 from hetplan.solvers.registry import solve
 
 LIBRARY = Path(__file__).parents[2] / "src" / "hetplan" / "instances" / "library" / "poplar"

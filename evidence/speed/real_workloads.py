@@ -15,15 +15,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hetplan.profiling.cluster import Cluster, ClusterFile, DeviceSpec, build_cluster
-from hetplan.profiling.importers import import_file
-from hetplan.profiling.importers.common import Settings
-from hetplan.profiling.model_files import from_config
-from hetplan.profiling.models import Model, load_model
-from hetplan.profiling.profile import Profile, load_profile
-from hetplan.profiling.sailor import Links, load_links
+from hetplan.adapters.importers import import_file
+from hetplan.adapters.importers.common import Settings
+from hetplan.adapters.importers.sailor import Links, load_links
+from hetplan.profiling.hardware.cluster import Cluster, ClusterFile, DeviceSpec, build_cluster
+from hetplan.profiling.models.configurations import from_config
+from hetplan.profiling.models.model import Model, load_model
+from hetplan.profiling.models.zoo import ModelSpec
+from hetplan.profiling.profiles.profile import Profile, load_profile
 from hetplan.profiling.workload import Workload, make_workload
-from hetplan.profiling.zoo import ModelSpec
 
 GIGA_BIT = 1e9 / 8
 # Messages at which Sailor's fits are read: a stage's activations within a node and between nodes.

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from hetplan.profiling.models import load_model
+from hetplan.profiling.models.model import load_model
 
 HIDDEN, HEADS, TOKENS, VOCABULARY, INNER = 1600, 25, 1024, 50257, 6400
 Parameters = dict[str, Any]

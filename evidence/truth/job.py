@@ -27,7 +27,8 @@ from evidence.truth.tables import NotPosedError, Predicted, require
 from hetplan.plans.making import new_plan
 from hetplan.plans.plan import MicroBatches, Plan, Recomputation, Replica, Stage
 from hetplan.plans.shares import split
-from hetplan.profiling.cluster import (
+from hetplan.profiling.frameworks import DEEPSPEED, MEGATRON, Framework
+from hetplan.profiling.hardware.cluster import (
     GBIT,
     INTRA_NODE_LATENCY_US,
     NETWORK_LATENCY_US,
@@ -35,13 +36,12 @@ from hetplan.profiling.cluster import (
     Node,
     device,
 )
-from hetplan.profiling.frameworks import DEEPSPEED, MEGATRON, Framework
-from hetplan.profiling.models import load_model
-from hetplan.profiling.operators import REPEATED, STACKS, Precision, Stack
-from hetplan.profiling.predict import predict
-from hetplan.profiling.transformer import Transformer
+from hetplan.profiling.models.model import load_model
+from hetplan.profiling.models.operators import REPEATED, STACKS, Precision, Stack
+from hetplan.profiling.models.transformer import Transformer
+from hetplan.profiling.models.zoo import gpt2, text_model
+from hetplan.profiling.profiles.predict import predict
 from hetplan.profiling.workload import Workload, make_workload
-from hetplan.profiling.zoo import gpt2, text_model
 from hetplan.runtime.replay import Settings, replay
 from hetplan.schema import input_error
 

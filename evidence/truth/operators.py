@@ -7,8 +7,14 @@ Vidur (Agrawal et al., MLSys 2024): products of transformer layers in fp16, and 
 from collections.abc import Callable
 
 from evidence.truth.tables import Cells, Predicted, Published, Source, require
-from hetplan.profiling.cluster import GBIT, INTRA_NODE_LATENCY_US, DeviceSpec, Node, catalogue
-from hetplan.profiling.operators import ELEMENT_BYTES, Shape
+from hetplan.profiling.hardware.cluster import (
+    GBIT,
+    INTRA_NODE_LATENCY_US,
+    DeviceSpec,
+    Node,
+    catalogue,
+)
+from hetplan.profiling.models.operators import ELEMENT_BYTES, Shape
 from hetplan.profiling.rates.collectives import collective_seconds, node_fabric
 from hetplan.profiling.rates.products import MoveKind, move_seconds, product_seconds
 

@@ -18,9 +18,9 @@ from hetplan.formulations.astra.search.engine import OnOneType, Task, columns_of
 from hetplan.formulations.astra.search.result import Job as SearchJob, summary
 from hetplan.formulations.astra.search.rules import default_rules
 from hetplan.formulations.astra.search.space import Space, strategies
-from hetplan.profiling.cluster import GBIT
-from hetplan.profiling.models import load_model
-from hetplan.profiling.zoo import text_model
+from hetplan.profiling.hardware.cluster import GBIT
+from hetplan.profiling.models.model import load_model
+from hetplan.profiling.models.zoo import text_model
 from hetplan.replays.strategies.facts import ModelFacts, model_facts
 from hetplan.replays.strategies.links import Assumptions
 from hetplan.replays.strategies.memory import stage_peaks

@@ -15,10 +15,10 @@ from evidence.truth.tables import GIB, Cells, Published, Source, require
 from hetplan.files import read_json
 from hetplan.plans.plan import Recomputation
 from hetplan.profiling.frameworks import FSDP, MEGATRON
-from hetplan.profiling.model_files import from_config
-from hetplan.profiling.operators import STACKS, Precision
-from hetplan.profiling.transformer import Experts, Latent, Transformer, transformer
-from hetplan.profiling.zoo import bert, built_in, gpt2
+from hetplan.profiling.models.configurations import from_config
+from hetplan.profiling.models.operators import STACKS, Precision
+from hetplan.profiling.models.transformer import Experts, Latent, Transformer, transformer
+from hetplan.profiling.models.zoo import bert, built_in, gpt2
 
 
 def over(amount: float, rate: float | None) -> float | None:

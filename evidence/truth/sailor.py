@@ -34,9 +34,7 @@ from pathlib import Path
 import numpy as np
 
 from evidence.truth.tables import Compared, Predicted, Published
-from hetplan.errors import require
-from hetplan.profiling.frameworks import RESERVED_BYTES
-from hetplan.profiling.sailor import (
+from hetplan.adapters.importers.sailor import (
     Floats,
     Group,
     Links,
@@ -50,6 +48,8 @@ from hetplan.profiling.sailor import (
     load_run,
     model_names,
 )
+from hetplan.errors import require
+from hetplan.profiling.frameworks import RESERVED_BYTES
 from hetplan.replays.simulator.pipeline import Replica, Sends, simulate_replicas
 from hetplan.replays.simulator.tasks import Traffic
 from hetplan.schema import read_foreign

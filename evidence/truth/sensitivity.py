@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from hetplan.errors import require
 from hetplan.plans.plan import Plan
-from hetplan.profiling.profile import Profile, perturbed
+from hetplan.profiling.profiles.profile import Profile, perturbed
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.replay import Settings, replay
 

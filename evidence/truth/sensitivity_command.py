@@ -17,7 +17,7 @@ from hetplan.planner.pictures.scene import PlanningDocument
 from hetplan.planner.ranking import make_plans
 from hetplan.planner.strategy import make_strategies
 from hetplan.plans.plan import Plan, parse_plan
-from hetplan.profiling.profile import perturbed
+from hetplan.profiling.profiles.profile import perturbed
 from hetplan.profiling.workload import Workload
 from hetplan.schema import parse
 from hetplan.solvers.run import Options, Run

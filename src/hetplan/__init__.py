@@ -11,32 +11,32 @@ What stands here is loaded when it is used: `plan`, `fits` and the types that th
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from hetplan.adapters.exports import export
     from hetplan.planner.fits import Fit, fits
     from hetplan.planner.library import plan
     from hetplan.planner.planning import Planning
     from hetplan.planner.strategy import Candidate
     from hetplan.plans.plan import Plan, load_plan, save_plan
-    from hetplan.profiling.cluster import Cluster, load_cluster
-    from hetplan.profiling.models import Model, load_model
+    from hetplan.profiling.hardware.cluster import Cluster, load_cluster
+    from hetplan.profiling.models.model import Model, load_model
     from hetplan.runtime import distribute
-    from hetplan.runtime.export import export
     from hetplan.runtime.replay import Replay, replay
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "Candidate": "hetplan.planner.strategy",
-    "Cluster": "hetplan.profiling.cluster",
+    "Cluster": "hetplan.profiling.hardware.cluster",
     "Fit": "hetplan.planner.fits",
-    "Model": "hetplan.profiling.models",
+    "Model": "hetplan.profiling.models.model",
     "Plan": "hetplan.plans.plan",
     "Planning": "hetplan.planner.planning",
     "Replay": "hetplan.runtime.replay",
     "distribute": "hetplan.runtime",
-    "export": "hetplan.runtime.export",
+    "export": "hetplan.adapters.exports",
     "fits": "hetplan.planner.fits",
-    "load_cluster": "hetplan.profiling.cluster",
-    "load_model": "hetplan.profiling.models",
+    "load_cluster": "hetplan.profiling.hardware.cluster",
+    "load_model": "hetplan.profiling.models.model",
     "load_plan": "hetplan.plans.plan",
     "plan": "hetplan.planner.library",
     "replay": "hetplan.runtime.replay",

@@ -10,7 +10,7 @@ from hetplan.formulations.astra.data import AstraData, AstraDecision, AstraStage
 from hetplan.formulations.astra.evaluate import evaluate
 from hetplan.formulations.astra.search.rules import default_rules
 from hetplan.formulations.astra.search.space import Space, rule_columns, strategies
-from hetplan.profiling.models import load_model
+from hetplan.profiling.models.model import load_model
 from hetplan.replays.strategies.facts import ModelFacts, model_facts
 from hetplan.replays.strategies.table import Strategies
 

@@ -15,10 +15,10 @@ import pytest
 from hetplan.formulations.astra.search.engine import search
 from hetplan.formulations.astra.search.result import Job, SearchResult
 from hetplan.formulations.astra.search.space import Space
-from hetplan.profiling.cluster import GIB
-from hetplan.profiling.models import Model, load_model
-from hetplan.profiling.transformer import Experts
-from hetplan.profiling.zoo import llama, text_model
+from hetplan.profiling.hardware.cluster import GIB
+from hetplan.profiling.models.model import Model, load_model
+from hetplan.profiling.models.transformer import Experts
+from hetplan.profiling.models.zoo import llama, text_model
 from hetplan.replays.strategies.facts import ModelFacts, model_facts
 from hetplan.replays.strategies.links import Assumptions
 from hetplan.replays.strategies.memory import stage_bytes

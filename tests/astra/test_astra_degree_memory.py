@@ -12,9 +12,9 @@ import pytest
 
 from hetplan.formulations.astra.search.space import Space, strategies
 from hetplan.profiling.frameworks import MEGATRON
-from hetplan.profiling.models import Model, load_model
-from hetplan.profiling.transformer import Experts
-from hetplan.profiling.zoo import llama, text_model
+from hetplan.profiling.models.model import Model, load_model
+from hetplan.profiling.models.transformer import Experts
+from hetplan.profiling.models.zoo import llama, text_model
 from hetplan.replays.strategies.facts import model_facts
 from hetplan.replays.strategies.links import Assumptions
 from hetplan.replays.strategies.memory import in_flight, stage_bytes, stage_peaks

@@ -14,11 +14,11 @@ from hetplan.formulations.astra.search.engine import columns_of, search
 from hetplan.formulations.astra.search.result import Job
 from hetplan.formulations.astra.search.rules import default_rules
 from hetplan.formulations.astra.search.space import Space, strategies
-from hetplan.profiling.models import Model, load_model
-from hetplan.profiling.operators import Layer, Matmul
+from hetplan.profiling.models.model import Model, load_model
+from hetplan.profiling.models.operators import Layer, Matmul
+from hetplan.profiling.models.transformer import Cut, Experts
+from hetplan.profiling.models.zoo import llama, text_model
 from hetplan.profiling.rates.collectives import collective_seconds, node_fabric
-from hetplan.profiling.transformer import Cut, Experts
-from hetplan.profiling.zoo import llama, text_model
 from hetplan.replays.strategies.facts import ModelFacts, model_facts
 from hetplan.replays.strategies.links import Assumptions, group_seconds
 from hetplan.replays.strategies.memory import offload_share

@@ -14,15 +14,15 @@ from hetplan.formulations.astra.search.engine import search
 from hetplan.formulations.astra.search.result import Job
 from hetplan.formulations.astra.search.space import Space
 from hetplan.planner.astra import plan_of
-from hetplan.profiling.cluster import Cluster
 from hetplan.profiling.frameworks import FRAMEWORKS
-from hetplan.profiling.models import Model, load_model
-from hetplan.profiling.operators import Attention
-from hetplan.profiling.predict import predict
-from hetplan.profiling.profile import Profile
-from hetplan.profiling.transformer import Experts
+from hetplan.profiling.hardware.cluster import Cluster
+from hetplan.profiling.models.model import Model, load_model
+from hetplan.profiling.models.operators import Attention
+from hetplan.profiling.models.transformer import Experts
+from hetplan.profiling.models.zoo import llama, text_model
+from hetplan.profiling.profiles.predict import predict
+from hetplan.profiling.profiles.profile import Profile
 from hetplan.profiling.workload import make_workload
-from hetplan.profiling.zoo import llama, text_model
 from hetplan.replays.strategies.facts import model_facts
 from hetplan.replays.strategies.links import Assumptions
 from hetplan.replays.strategies.offers import homogeneous, offers_of_cluster

@@ -18,11 +18,11 @@ from hetplan.planner.astra import Astra, PoolProblem, plan_of
 from hetplan.planner.ranking import make_plans
 from hetplan.planner.strategy import make_strategies, propose
 from hetplan.plans.plan import Plan
-from hetplan.profiling.cluster import example_cluster
-from hetplan.profiling.models import load_model
-from hetplan.profiling.transformer import Experts
+from hetplan.profiling.hardware.cluster import example_cluster
+from hetplan.profiling.models.model import load_model
+from hetplan.profiling.models.transformer import Experts
+from hetplan.profiling.models.zoo import llama, text_model
 from hetplan.profiling.workload import make_workload
-from hetplan.profiling.zoo import llama, text_model
 from hetplan.replays.strategies.links import Assumptions
 from hetplan.replays.strategies.offers import homogeneous, offers_of_cluster
 from hetplan.runtime.replay import replay

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from astra.cases import GPT, LLAMA, SMALL, table_of
-from hetplan.profiling.cluster import Node
+from hetplan.profiling.hardware.cluster import Node
 from hetplan.profiling.rates.collectives import collective_seconds, node_fabric
-from hetplan.profiling.times import Rates, layer_time
+from hetplan.profiling.rates.times import Rates, layer_time
 from hetplan.replays.strategies.facts import ModelFacts
 from hetplan.replays.strategies.links import Assumptions
 from hetplan.replays.strategies.memory import offload_share, stage_peaks

@@ -21,7 +21,7 @@ from hetplan.formulations.astra.search.segments import (
     segment_space,
 )
 from hetplan.formulations.astra.search.space import Space, strategies
-from hetplan.profiling.models import load_model
+from hetplan.profiling.models.model import load_model
 from hetplan.replays.strategies.facts import model_facts
 from hetplan.replays.strategies.links import Assumptions
 from hetplan.replays.strategies.memory import offload_share

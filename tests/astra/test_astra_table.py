@@ -13,7 +13,7 @@ from astra.cases import COLUMNS, GPT, LLAMA, SMALL, table_of
 from hetplan.formulations.astra.search.result import best_under, pareto, ranking, tied
 from hetplan.formulations.astra.search.rules import default_rules
 from hetplan.formulations.astra.search.space import Space, strategies
-from hetplan.profiling.models import load_model
+from hetplan.profiling.models.model import load_model
 from hetplan.replays.strategies.facts import model_facts
 from present import present
 

@@ -15,8 +15,8 @@ from fakes.cli import Call
 from hetplan.formulations import FAMILIES, family
 from hetplan.instances.library import SETS, library
 from hetplan.planner import STRATEGIES
-from hetplan.profiling.cluster import catalogue, example_clusters
-from hetplan.profiling.zoo import BUILT_IN
+from hetplan.profiling.hardware.cluster import catalogue, example_clusters
+from hetplan.profiling.models.zoo import BUILT_IN
 
 
 class Asked:

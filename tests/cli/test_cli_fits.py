@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fakes.cli import Call
-from hetplan.profiling.models import load_model
+from hetplan.profiling.models.model import load_model
 
 
 def test_the_command(hetplan: Call) -> None:

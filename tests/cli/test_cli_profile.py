@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from fakes.cli import Call
-from hetplan.profiling.batch_curve import BatchCurve
-from hetplan.profiling.cluster import example_cluster
-from hetplan.profiling.models import load_model
-from hetplan.profiling.predict import predict
-from hetplan.profiling.profile import load_profile
+from hetplan.profiling.hardware.cluster import example_cluster
+from hetplan.profiling.models.model import load_model
+from hetplan.profiling.profiles.batch_curve import BatchCurve
+from hetplan.profiling.profiles.predict import predict
+from hetplan.profiling.profiles.profile import load_profile
 
 GPT2 = ("profile", "predict", "--model", "gpt2", "--cluster", "amp-mixed", "--sequence", 128)
 TINY = {

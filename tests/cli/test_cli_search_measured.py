@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from fakes.cli import Call
-from hetplan.profiling.efficiency import LinkCurve, LinkEfficiencyFile, OperatorData
-from hetplan.profiling.profile import Provenance
+from hetplan.profiling.profiles.profile import Provenance
+from hetplan.profiling.rates.efficiency import LinkCurve, LinkEfficiencyFile, OperatorData
 
 A800 = "A800-SXM4-80GB"
 SEARCH = ("plan", "search", "-m", "gpt2", "-g", "A800:16", "-b", 64, "--json", "--top", 100)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fakes.cli import Call
-from hetplan.runtime.export import EXPORTERS
+from hetplan.adapters.exports import EXPORTERS
 
 
 @pytest.fixture

@@ -23,13 +23,13 @@ pytest.importorskip("torch", reason="torch is an extra of hetplan")
 from fakes.cli import Call
 from fakes.rehearsals import plan as rehearsal_plan
 from fakes.workloads import cluster_document, small
+from hetplan.adapters.exports import export
 from hetplan.errors import InputError
 from hetplan.formulations import join
 from hetplan.interpreter import let_find, own_command, safe_path, working_folder_last
 from hetplan.plans.plan import Plan, save_plan
 from hetplan.plans.templates import ReadyTemplates, TemplateStage
-from hetplan.profiling.operators import DEFAULT_STACK
-from hetplan.runtime.export import export
+from hetplan.profiling.models.operators import DEFAULT_STACK
 from markdown_pages import ROOT
 from parity.cases import Case, R, even
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from ditto.ditto_oracle import Optimum, solve
 from hetplan.formulations.ditto.data import DittoData
-from hetplan.profiling.cluster import ClusterFile, build_cluster
+from hetplan.profiling.hardware.cluster import ClusterFile, build_cluster
 from hetplan.profiling.workload import Workload, make_workload
 
 SEEDS = range(240)

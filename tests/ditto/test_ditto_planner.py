@@ -18,8 +18,8 @@ from hetplan.planner.replan import replan
 from hetplan.planner.strategy import Candidate, propose
 from hetplan.plans.plan import Plan
 from hetplan.plans.templates import ReadyTemplates, TemplateStage
-from hetplan.profiling.cluster import example_cluster
-from hetplan.profiling.profile import Profile
+from hetplan.profiling.hardware.cluster import example_cluster
+from hetplan.profiling.profiles.profile import Profile
 from hetplan.profiling.workload import Workload, make_workload
 from hetplan.solvers.registry import evaluate
 from hetplan.solvers.run import Options, Run

@@ -18,8 +18,8 @@ from hetplan.errors import InputError
 from hetplan.planner.amp import DataParallel
 from hetplan.planner.strategy import propose
 from hetplan.plans.plan import save_plan
-from hetplan.profiling.operators import DEFAULT_STACK
-from hetplan.profiling.profile import Profile, Readings, perturbed
+from hetplan.profiling.models.operators import DEFAULT_STACK
+from hetplan.profiling.profiles.profile import Profile, Readings, perturbed
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.replay import replay
 from hetplan.solvers.run import Run

@@ -40,10 +40,10 @@ from evidence.truth.tables import (
     tied,
 )
 from hetplan.errors import InputError
-from hetplan.profiling.models import load_model
-from hetplan.profiling.times import Rates, layer_time
-from hetplan.profiling.transformer import transformer_layers
-from hetplan.profiling.zoo import text_model
+from hetplan.profiling.models.model import load_model
+from hetplan.profiling.models.transformer import transformer_layers
+from hetplan.profiling.models.zoo import text_model
+from hetplan.profiling.rates.times import Rates, layer_time
 from hetplan.runtime.calibration import predicted_seconds
 from present import present
 

@@ -22,8 +22,8 @@ from evidence.truth.sailor import (
 from evidence.truth.sets import compare
 from evidence.truth.tables import Predicted, spearman, summary
 from fakes.sailor import KEPT, LAYERS, OUTPUT, PARAMS, add_plan, plan, sailor_folder, write
+from hetplan.adapters.importers.sailor import Fit
 from hetplan.errors import InputError
-from hetplan.profiling.sailor import Fit
 
 pytestmark = pytest.mark.evidence
 

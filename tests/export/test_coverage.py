@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from export.by_hand import cut, plan_of
+from hetplan.adapters.exports import EXPORTERS, export
 from hetplan.errors import UnsupportedError
 from hetplan.plans.plan import Plan
-from hetplan.runtime.export import EXPORTERS, export
 
 NAMES = {
     "Megatron-LM": "megatron", "Megatron Bridge": "bridge", "torchtitan": "torchtitan",

@@ -16,11 +16,11 @@ import pytest
 import yaml
 
 from export.by_hand import BLOCKS, UNEVEN, cut, kinds_of, plan_of, run_script
+from hetplan.adapters.exports import export
+from hetplan.adapters.exports.grid import Grid
+from hetplan.adapters.exports.megatron_arguments import stage_settings
 from hetplan.errors import UnsupportedError
 from hetplan.plans.plan import Plan
-from hetplan.runtime.export import export
-from hetplan.runtime.export.grid import Grid
-from hetplan.runtime.export.megatron_arguments import stage_settings
 
 
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])

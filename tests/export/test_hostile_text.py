@@ -25,10 +25,10 @@ from export.hostile import (
     with_text,
 )
 from export.test_launchers import CODES, KEYS
+from hetplan.adapters.exports import EXPORTERS, export
+from hetplan.adapters.exports.scripts import LAUNCHERS, Start, torchrun
 from hetplan.errors import InputError, UnsupportedError
 from hetplan.plans.plan import Plan
-from hetplan.runtime.export import EXPORTERS, export
-from hetplan.runtime.export.scripts import LAUNCHERS, Start, torchrun
 
 PREDICTION = {"strategy": "joint", "method": "auto", "predicted_seconds": 0.5}
 MORE: dict[str, Any] = {"origin": "by hand", "prediction": PREDICTION}

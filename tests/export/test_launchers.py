@@ -20,9 +20,9 @@ import pytest
 import yaml
 
 from export.schemas import complaints
+from hetplan.adapters.exports.scripts import KINDS, LAUNCHERS, Start, seats, torchrun
 from hetplan.errors import InputError, UnsupportedError
 from hetplan.plans.plan import Plan, save_plan
-from hetplan.runtime.export.scripts import KINDS, LAUNCHERS, Start, seats, torchrun
 from hetplan.schema import StrictModel
 
 FILES = Path(__file__).parent.parent / "files"

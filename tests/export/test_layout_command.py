@@ -9,8 +9,8 @@ from itertools import chain, combinations_with_replacement, pairwise
 
 import pytest
 
+from hetplan.adapters.exports.balancing import PipelineLayout, balanced
 from hetplan.cli.main import main
-from hetplan.runtime.export.balancing import PipelineLayout, balanced
 
 NAMES = {"E": "embedding", "t": "decoder", "m": "mtp", "L": "loss"}
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hetplan.cli.main import main
-from hetplan.profiling.profile import Profile, load_profile
+from hetplan.profiling.profiles.profile import Profile, load_profile
 
 # A diamond: 1 feeds 2 and 3, both feed 4.
 

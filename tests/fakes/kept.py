@@ -15,7 +15,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hetplan.runtime.execution.position import Dropout
+from hetplan.runtime.engine.position import Dropout
 from hetplan.runtime.tracing.counter import Fused, storage, tensors
 
 

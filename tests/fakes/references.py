@@ -1,4 +1,4 @@
-"""Models of other kinds by the contract of `execution.chain`: mixtures of experts whose experts lie
+"""Models of other kinds by the contract of `engine.chain`: mixtures of experts whose experts lie
 whole on tensor ranks, a ViT and a VGG; data and weights as the references have them."""
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hetplan.profiling.models import Model
-from hetplan.profiling.transformer import Experts, Transformer
-from hetplan.profiling.zoo import VGG19
-from hetplan.runtime.execution.chain import ALONE, Cut, Part, cut
-from hetplan.runtime.execution.position import Dropout, key_of, mixed, signed, uniform
+from hetplan.profiling.models.model import Model
+from hetplan.profiling.models.transformer import Experts, Transformer
+from hetplan.profiling.models.zoo import VGG19
+from hetplan.runtime.engine.chain import ALONE, Cut, Part, cut
+from hetplan.runtime.engine.position import Dropout, key_of, mixed, signed, uniform
 from hetplan.runtime.references import Block, Reference, activated, text_layers
 
 

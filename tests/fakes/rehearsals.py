@@ -12,14 +12,14 @@ from typing import Any
 
 from hetplan.plans.making import new_plan
 from hetplan.plans.plan import Plan
-from hetplan.profiling.cluster import Cluster, ClusterFile, build_cluster
-from hetplan.profiling.models import Model
-from hetplan.profiling.profile import Profile
+from hetplan.profiling.hardware.cluster import Cluster, ClusterFile, build_cluster
+from hetplan.profiling.models.model import Model
+from hetplan.profiling.profiles.profile import Profile
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.job import Job
-from hetplan.runtime.launch import launch
+from hetplan.runtime.launch.local import launch
+from hetplan.runtime.launch.rehearsal import Rehearsal
 from hetplan.runtime.measured import Measured
-from hetplan.runtime.rehearsal import Rehearsal
 
 Document = dict[str, Any]
 FAST, SLOW = "this-cpu", "this-cpu-slowed"

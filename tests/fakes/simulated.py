@@ -17,8 +17,8 @@ from hetplan.formulations.hap.data import HapDecision
 from hetplan.formulations.hap.spmd.program import PARAMETER, PLACEHOLDER, Node, SingleProgram
 from hetplan.formulations.hap.spmd.rules import Theory
 from hetplan.formulations.hap.spmd.whole import Decided
-from hetplan.runtime.execution.spmd.kernels import Place, compute
-from hetplan.runtime.execution.spmd.machine import Machine, copied, piece
+from hetplan.runtime.spmd.kernels import Place, compute
+from hetplan.runtime.spmd.machine import Machine, copied, piece
 
 Values = Mapping[str, Tensor]
 

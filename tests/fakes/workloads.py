@@ -9,13 +9,13 @@ from typing import Any
 
 from hetplan.plans.making import new_plan
 from hetplan.plans.plan import Plan
-from hetplan.profiling.cluster import Cluster, ClusterFile, build_cluster
-from hetplan.profiling.models import Model, load_model
-from hetplan.profiling.operators import DEFAULT_STACK, Attention, Stack
-from hetplan.profiling.predict import predict
-from hetplan.profiling.transformer import Experts, Transformer
+from hetplan.profiling.hardware.cluster import Cluster, ClusterFile, build_cluster
+from hetplan.profiling.models.model import Model, load_model
+from hetplan.profiling.models.operators import DEFAULT_STACK, Attention, Stack
+from hetplan.profiling.models.transformer import Experts, Transformer
+from hetplan.profiling.models.zoo import text_model
+from hetplan.profiling.profiles.predict import predict
 from hetplan.profiling.workload import Workload, make_workload
-from hetplan.profiling.zoo import text_model
 from hetplan.solvers.run import Options, Run
 
 # No host time, attention with scores that can be computed again, gradients as precise as weights.

@@ -28,7 +28,7 @@ from hetplan.planner.planning import Planning
 from hetplan.planner.search import replay_candidate
 from hetplan.planner.strategy import propose, recomputed
 from hetplan.plans.plan import Plan
-from hetplan.profiling.cluster import Cluster, example_cluster
+from hetplan.profiling.hardware.cluster import Cluster, example_cluster
 from hetplan.profiling.workload import Workload, make_workload
 from hetplan.runtime.replay import decision_of as program_decision, replay
 from hetplan.solvers.registry import evaluate

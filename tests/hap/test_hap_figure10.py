@@ -19,7 +19,7 @@ from hetplan.formulations.hap.outcomes import reduced_or_answered
 from hetplan.formulations.hap.spmd.networks import vit
 from hetplan.formulations.hap.spmd.rules import ring, theory_of
 from hetplan.formulations.hap.theory import ReducedTheory
-from hetplan.profiling.transformer import transformer
+from hetplan.profiling.models.transformer import transformer
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Run
 

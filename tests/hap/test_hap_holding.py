@@ -16,7 +16,7 @@ from hetplan.formulations.hap.spmd.program import SingleProgram
 from hetplan.formulations.hap.spmd.rules import Theory, holding_of, theory_of
 from hetplan.planner.hap import Hap, HapSettings
 from hetplan.planner.strategy import propose
-from hetplan.profiling.models import load_model
+from hetplan.profiling.models.model import load_model
 from hetplan.profiling.workload import Workload, make_workload
 from hetplan.solvers.run import Options, Run as SolverRun
 

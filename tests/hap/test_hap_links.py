@@ -14,13 +14,13 @@ from hetplan.formulations.hap.spmd.rules import links_of, measured_links
 from hetplan.planner.hap import Hap, HapSettings
 from hetplan.planner.search import replay_candidate
 from hetplan.planner.strategy import propose
-from hetplan.profiling.measured_collectives import (
+from hetplan.profiling.profiles.measured_collectives import (
     OPERATIONS,
     Collectives,
     FittedCollective,
     SizePoint,
 )
-from hetplan.profiling.profile import Provenance
+from hetplan.profiling.profiles.profile import Provenance
 from hetplan.profiling.workload import Workload, make_workload
 from hetplan.runtime.replay import replay
 from hetplan.solvers.run import Options, Run

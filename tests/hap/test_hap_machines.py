@@ -12,7 +12,7 @@ from hetplan.formulations.hap.pose import pose
 from hetplan.formulations.hap.spmd.rules import Links, ring, three_steps
 from hetplan.planner.ranking import make_plans
 from hetplan.planner.strategy import make_strategies
-from hetplan.profiling.models import load_model
+from hetplan.profiling.models.model import load_model
 from hetplan.profiling.workload import Workload, make_workload
 from hetplan.solvers.run import Options, Run
 

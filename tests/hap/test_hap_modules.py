@@ -17,9 +17,9 @@ from fakes import strangers  # noqa: E402
 from fakes.workloads import cluster, cluster_document  # noqa: E402
 from hetplan.errors import InputError  # noqa: E402
 from hetplan.files import write_text  # noqa: E402
-from hetplan.profiling.cluster import Cluster  # noqa: E402
+from hetplan.profiling.hardware.cluster import Cluster  # noqa: E402
 from hetplan.runtime.job import Job  # noqa: E402
-from hetplan.runtime.launch import launch  # noqa: E402
+from hetplan.runtime.launch.local import launch  # noqa: E402
 from hetplan.runtime.measured import Measured  # noqa: E402
 from hetplan.runtime.tracing.layers import trace as trace_layers  # noqa: E402
 from hetplan.runtime.tracing.program import plannable, trace_samples  # noqa: E402

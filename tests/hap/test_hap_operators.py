@@ -21,7 +21,7 @@ from hetplan.formulations.hap.spmd.operators import (  # noqa: E402  # noqa: E40
     whole_way,
 )
 from hetplan.formulations.hap.spmd.program import Node  # noqa: E402
-from hetplan.runtime.execution.spmd.kernels import (  # noqa: E402
+from hetplan.runtime.spmd.kernels import (  # noqa: E402
     KERNELS,
     Place,
     compute,

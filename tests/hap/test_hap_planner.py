@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from fakes.workloads import cluster, small, small_model
+from hetplan.adapters.exports import EXPORTERS, export
 from hetplan.errors import InputError, UnsupportedError
 from hetplan.formulations import family
 from hetplan.formulations.hap.data import Communication, Compute, HapDecision
@@ -25,11 +26,10 @@ from hetplan.planner.ranking import make_plans
 from hetplan.planner.search import on_devices, replay_candidate
 from hetplan.planner.strategy import make_strategies, propose
 from hetplan.plans.plan import Plan
-from hetplan.profiling.cluster import Cluster
-from hetplan.profiling.models import load_model
+from hetplan.profiling.hardware.cluster import Cluster
+from hetplan.profiling.models.model import load_model
 from hetplan.profiling.workload import Workload, make_workload
 from hetplan.replays.pose import costs_of
-from hetplan.runtime.export import EXPORTERS, export
 from hetplan.runtime.replay import Settings, replay
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Options, Run, Stopped

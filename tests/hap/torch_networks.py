@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from evidence.speed.hap_theories import sizes
-from hetplan.profiling.transformer import Transformer
-from hetplan.profiling.zoo import VGG19
+from hetplan.profiling.models.transformer import Transformer
+from hetplan.profiling.models.zoo import VGG19
 from hetplan.runtime.tracing.aten import route
 
 # (module that returns the loss, example arguments)

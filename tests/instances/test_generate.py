@@ -11,7 +11,7 @@ import pytest
 from hetplan.errors import InputError
 from hetplan.instances.generate import MAKERS, SIZES, draw
 from hetplan.instances.library import SETS, Instance, in_set, library, parse_instance
-from hetplan.profiling.predict import PREDICTOR
+from hetplan.profiling.profiles.predict import PREDICTOR
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Options, Run
 from present import present

@@ -21,10 +21,10 @@ from hetplan.planner.strategy import StrategyMethod
 from hetplan.plans.degrees import Degrees
 from hetplan.plans.making import new_plan
 from hetplan.plans.plan import Plan
-from hetplan.profiling.models import load_model
-from hetplan.profiling.transformer import Experts
+from hetplan.profiling.models.model import load_model
+from hetplan.profiling.models.transformer import Experts
+from hetplan.profiling.models.zoo import llama, text_model
 from hetplan.profiling.workload import Workload, make_workload
-from hetplan.profiling.zoo import llama, text_model
 from hetplan.replays.pose import pose
 from hetplan.replays.strategies.links import Assumptions
 from hetplan.replays.strategies.offers import homogeneous, offers_of_cluster

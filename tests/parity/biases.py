@@ -19,8 +19,8 @@ from torch.nn import functional as F
 
 from fakes.hugging import NAMES, TOKENS, WORDS, text, tokens, with_data
 from hetplan.runtime import distribute
-from hetplan.runtime.execution import chain
-from hetplan.runtime.execution.distributed import example_of
+from hetplan.runtime.engine import chain
+from hetplan.runtime.engine.distributed import example_of
 from hetplan.runtime.tracing.layers import Called
 from hetplan.runtime.tracing.split import Split
 from parity.device import default_type

@@ -12,8 +12,8 @@ from torch import nn
 
 from fakes.references import build, build_vgg, build_vit
 from hetplan.plans.plan import Plan, parse_plan
-from hetplan.profiling.transformer import Experts
-from hetplan.profiling.zoo import bert, encoder, gpt2, llama
+from hetplan.profiling.models.transformer import Experts
+from hetplan.profiling.models.zoo import bert, encoder, gpt2, llama
 from hetplan.runtime.references import stand_in
 
 SMALL: dict[str, Any] = {"vocabulary": 23}

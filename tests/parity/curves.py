@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from hetplan.plans.plan import Plan
 from hetplan.runtime import distribute
-from hetplan.runtime.execution import checkpoint
+from hetplan.runtime.engine import checkpoint
 from parity.cases import MODELS, Case, R, S, even, zero
 from parity.device import DEVICE
 

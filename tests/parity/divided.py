@@ -19,10 +19,10 @@ from torch.utils.flop_counter import flop_registry
 from fakes.hugging import CONFIGURED, TEXT, TOKENS, gpt2, text, with_data
 from hetplan.plans.plan import Plan, parse_plan
 from hetplan.runtime import distribute
-from hetplan.runtime.execution import chain, checkpoint
-from hetplan.runtime.execution.distributed import example_of
-from hetplan.runtime.execution.tensors import in_ring
-from hetplan.runtime.execution.transport import Transport
+from hetplan.runtime.engine import chain, checkpoint
+from hetplan.runtime.engine.distributed import example_of
+from hetplan.runtime.engine.tensors import in_ring
+from hetplan.runtime.engine.transport import Transport
 from hetplan.runtime.tracing.layers import Called
 from hetplan.runtime.tracing.split import Split
 from parity.device import default_type

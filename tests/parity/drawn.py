@@ -19,9 +19,9 @@ from torch import Tensor
 
 from hetplan.errors import InputError
 from hetplan.runtime import distribute
-from hetplan.runtime.execution.data import drawing_data
-from hetplan.runtime.execution.layout import Layout
-from hetplan.runtime.execution.spmd.distributed import DistributedProgram
+from hetplan.runtime.engine.data import drawing_data
+from hetplan.runtime.engine.layout import Layout
+from hetplan.runtime.spmd.distributed import DistributedProgram
 from parity.cases import Case, Perceptron, R, S, even
 from parity.device import default_type
 from parity.programs import CASES as PROGRAMS

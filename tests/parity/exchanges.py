@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hetplan.runtime.devices import local_device
-from hetplan.runtime.execution.transport import Group, Staging, Transport, one_group
+from hetplan.runtime.engine.transport import Group, Staging, Transport, one_group
+from hetplan.runtime.launch.devices import local_device
 from parity.device import DEVICE
 
 WORLDS = [1]

@@ -22,8 +22,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from hetplan.runtime.execution.chain import describe
-from hetplan.runtime.execution.distributed import example_of
+from hetplan.runtime.engine.chain import describe
+from hetplan.runtime.engine.distributed import example_of
 from hetplan.runtime.references import stand_in
 
 

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hetplan.runtime import distribute
-from hetplan.runtime.execution import checkpoint
+from hetplan.runtime.engine import checkpoint
 from parity.cases import Case, Perceptron, R, S, even, zero
 from parity.device import default_type
 

@@ -13,9 +13,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from hetplan.runtime.execution.distributed import Distributed
-from hetplan.runtime.execution.position import Position, at
-from hetplan.runtime.execution.transport import Transport
+from hetplan.runtime.engine.distributed import Distributed
+from hetplan.runtime.engine.position import Position, at
+from hetplan.runtime.engine.transport import Transport
 from parity import exchanges
 from parity.cases import CASES, MODELS, Case
 from parity.device import DEVICE, default_type, exact

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from hetplan.runtime import distribute
-from hetplan.runtime.execution import checkpoint
-from hetplan.runtime.execution.loop import LossScale
+from hetplan.runtime.engine import checkpoint
+from hetplan.runtime.engine.loop import LossScale
 from parity.cases import Case, Perceptron, R, S, even, zero
 
 WORLDS = [2]

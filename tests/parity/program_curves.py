@@ -16,9 +16,9 @@ from fakes.programs import IDLE, UNEVEN, drawn_program, every_rule, plan_of
 from hetplan.formulations.hap.data import HapDecision
 from hetplan.formulations.hap.spmd.program import SingleProgram
 from hetplan.plans.plan import Plan
-from hetplan.profiling.transformer import transformer
-from hetplan.runtime.execution.checkpoint import load, save
-from hetplan.runtime.execution.spmd.distributed import DistributedProgram
+from hetplan.profiling.models.transformer import transformer
+from hetplan.runtime.engine.checkpoint import load, save
+from hetplan.runtime.spmd.distributed import DistributedProgram
 from parity.device import DEVICE
 
 WORLDS = [2, 3]

@@ -26,11 +26,11 @@ from hetplan.formulations.hap.spmd.program import SingleProgram
 from hetplan.formulations.hap.spmd.rules import Theory
 from hetplan.planner.hap import SpmdProblem
 from hetplan.plans.plan import Plan
-from hetplan.profiling.models import load_model
+from hetplan.profiling.models.model import load_model
+from hetplan.profiling.models.zoo import text_model
 from hetplan.profiling.workload import make_workload
-from hetplan.profiling.zoo import text_model
-from hetplan.runtime.execution.spmd.distributed import DistributedProgram, ProgramModel
 from hetplan.runtime.replay import read_program
+from hetplan.runtime.spmd.distributed import DistributedProgram, ProgramModel
 from parity import program_curves
 from parity.device import DEVICE, exact
 from present import present

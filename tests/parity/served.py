@@ -45,8 +45,8 @@ NEEDED = (
     "hetplan.cli.main",
     "hetplan.cli.run",
     "hetplan.planner.library",
-    "hetplan.runtime.launch",
-    "hetplan.runtime.execution.worker",
+    "hetplan.runtime.launch.local",
+    "hetplan.runtime.engine.worker",
     "parity.cases",
     "parity.faulty",
 )

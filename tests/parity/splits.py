@@ -20,7 +20,7 @@ from torch import nn
 from fakes.hugging import FACTORIES, LOSSES, NAMES
 from hetplan.plans.plan import Plan, parse_plan
 from hetplan.runtime import distribute
-from hetplan.runtime.execution import chain, checkpoint
+from hetplan.runtime.engine import chain, checkpoint
 from hetplan.runtime.tracing.layers import Called
 from hetplan.runtime.tracing.split import Split
 from parity.device import default_type

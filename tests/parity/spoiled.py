@@ -15,7 +15,7 @@ import torch.distributed as dist
 from hetplan.errors import HetplanError
 from hetplan.files import to_json
 from hetplan.runtime import distribute
-from hetplan.runtime.execution import checkpoint
+from hetplan.runtime.engine import checkpoint
 from parity.cases import Case, Perceptron, R, even
 from parity.frozen import rows
 

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from fakes.hugging import CONFIGURED, mixtral, qwen
 from hetplan.plans.plan import Plan, parse_plan
 from hetplan.runtime import distribute
-from hetplan.runtime.execution import chain, checkpoint
-from hetplan.runtime.execution.chain import TensorGroup
-from hetplan.runtime.execution.distributed import example_of
-from hetplan.runtime.execution.transport import Transport
+from hetplan.runtime.engine import chain, checkpoint
+from hetplan.runtime.engine.chain import TensorGroup
+from hetplan.runtime.engine.distributed import example_of
+from hetplan.runtime.engine.transport import Transport
 from hetplan.runtime.tracing.experts import Experts
 from hetplan.runtime.tracing.layers import Called
 from parity.device import default_type

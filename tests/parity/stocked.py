@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from hetplan.runtime import distribute
-from hetplan.runtime.execution import checkpoint
-from hetplan.runtime.execution.distributed import Distributed
-from hetplan.runtime.execution.stock import Stock
+from hetplan.runtime.engine import checkpoint
+from hetplan.runtime.engine.distributed import Distributed
+from hetplan.runtime.stock import Stock
 from parity.cases import MODELS, Case, R, S, even, zero
 
 TWO = [R([S((0, 4))], [(2, 2)])] * 2

@@ -18,7 +18,7 @@ from hetplan.planner.planning import Planning
 from hetplan.planner.ranking import make_plans
 from hetplan.planner.search import StrategySearch
 from hetplan.planner.strategy import Candidate, Strategy, StrategyMethod, propose
-from hetplan.profiling.profile import ProfileLayer
+from hetplan.profiling.profiles.profile import ProfileLayer
 from hetplan.profiling.workload import Workload, make_workload
 from hetplan.solvers.run import Run
 from present import present

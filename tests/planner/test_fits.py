@@ -11,7 +11,7 @@ from hetplan.errors import InputError
 from hetplan.planner.fits import Fit, Layout, smallest
 from hetplan.plans.making import new_plan
 from hetplan.plans.plan import Plan
-from hetplan.profiling.cluster import Cluster, ClusterFile, build_cluster
+from hetplan.profiling.hardware.cluster import Cluster, ClusterFile, build_cluster
 from hetplan.profiling.workload import Workload, make_workload
 from hetplan.runtime.replay import replay
 from present import present

@@ -32,7 +32,7 @@ from hetplan.planner.strategy import (
     recomputed,
     useful_modes,
 )
-from hetplan.profiling.times import Recomputation
+from hetplan.profiling.rates.times import Recomputation
 from hetplan.replays.pose import costs_of
 from hetplan.runtime.replay import replay
 from hetplan.solvers.registry import evaluate

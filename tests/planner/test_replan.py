@@ -36,7 +36,7 @@ from hetplan.planner.strategy import (
 )
 from hetplan.plans.making import new_plan
 from hetplan.plans.plan import Plan
-from hetplan.profiling.cluster import example_cluster
+from hetplan.profiling.hardware.cluster import example_cluster
 from hetplan.profiling.workload import Workload, make_workload
 from hetplan.runtime.replay import replay
 from hetplan.solvers.run import Run

@@ -31,7 +31,7 @@ from hetplan.planner.what_if import (
     removal,
     what_if,
 )
-from hetplan.profiling.cluster import GBIT, Cluster
+from hetplan.profiling.hardware.cluster import GBIT, Cluster
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.replay import replay
 from hetplan.text import percent_text

@@ -17,7 +17,7 @@ from hetplan.planner.poplar import Poplar, PoplarSettings, ZeroStageProblem
 from hetplan.planner.ranking import make_plans
 from hetplan.planner.strategy import Candidate, propose
 from hetplan.plans.plan import Plan
-from hetplan.profiling.batch_curve import BatchCurve
+from hetplan.profiling.profiles.batch_curve import BatchCurve
 from hetplan.profiling.workload import Workload
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Run

@@ -20,10 +20,10 @@ from hetplan.formulations.poplar.pose import Assumptions, pose
 from hetplan.formulations.poplar.problem import States, communication, parts
 from hetplan.instances.library import Entry, library
 from hetplan.planner.poplar import PoplarSettings
-from hetplan.profiling.cluster import example_cluster
-from hetplan.profiling.measured_collectives import Collectives
-from hetplan.profiling.models import load_model
-from hetplan.profiling.predict import PREDICTOR
+from hetplan.profiling.hardware.cluster import example_cluster
+from hetplan.profiling.models.model import load_model
+from hetplan.profiling.profiles.measured_collectives import Collectives
+from hetplan.profiling.profiles.predict import PREDICTOR
 from hetplan.profiling.workload import Workload, make_workload
 from hetplan.replays.collectives import collective_seconds
 from hetplan.solvers.registry import evaluate, solve

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from hetplan.errors import InputError
-from hetplan.profiling.cluster import DeviceSpec, catalogue, device
-from hetplan.profiling.models import load_model
-from hetplan.profiling.operators import (
+from hetplan.profiling.hardware.cluster import DeviceSpec, catalogue, device
+from hetplan.profiling.models.model import load_model
+from hetplan.profiling.models.operators import (
     DEFAULT_STACK,
     HALF_SEQUENCE,
     Elementwise,
@@ -21,8 +21,9 @@ from hetplan.profiling.operators import (
     Shape,
     flash_shares,
 )
+from hetplan.profiling.models.zoo import gpt2, text_model
 from hetplan.profiling.rates.products import move_seconds, product_seconds
-from hetplan.profiling.times import (
+from hetplan.profiling.rates.times import (
     FP8_CASTS,
     FP8_SPEED,
     Rates,
@@ -32,7 +33,6 @@ from hetplan.profiling.times import (
     operator_time,
     repeated_share,
 )
-from hetplan.profiling.zoo import gpt2, text_model
 
 # whole multiples of 8: products of other sizes are slower than somewhat larger ones
 sizes = st.integers(1, 512).map(lambda size: 8 * size)

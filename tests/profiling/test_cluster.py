@@ -13,7 +13,7 @@ from hypothesis import given, settings, strategies as st
 from fakes.workloads import cluster_document
 from hetplan.cli.main import main
 from hetplan.errors import InputError
-from hetplan.profiling.cluster import (
+from hetplan.profiling.hardware.cluster import (
     GBIT,
     GIB,
     Cluster,
@@ -27,7 +27,7 @@ from hetplan.profiling.cluster import (
     load_cluster,
     overridden,
 )
-from hetplan.profiling.detect import (
+from hetplan.profiling.hardware.detect import (
     Host,
     catalogued,
     local_network_gbit,

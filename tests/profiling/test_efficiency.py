@@ -16,9 +16,20 @@ import pytest
 from fakes.workloads import cluster, cluster_document, small
 from hetplan.cli.main import main
 from hetplan.errors import InputError
-from hetplan.profiling import efficiency
-from hetplan.profiling.cluster import device
-from hetplan.profiling.efficiency import (
+from hetplan.profiling.hardware.cluster import device
+from hetplan.profiling.models.model import load_model
+from hetplan.profiling.models.operators import Shape
+from hetplan.profiling.profiles.measured_collectives import (
+    OPERATIONS,
+    Collectives,
+    FittedCollective,
+    SizePoint,
+    fit_line,
+)
+from hetplan.profiling.profiles.predict import predict
+from hetplan.profiling.profiles.profile import Provenance
+from hetplan.profiling.rates import efficiency
+from hetplan.profiling.rates.efficiency import (
     Correction,
     Learned,
     LearnedLinks,
@@ -32,17 +43,6 @@ from hetplan.profiling.efficiency import (
     train,
     train_links,
 )
-from hetplan.profiling.measured_collectives import (
-    OPERATIONS,
-    Collectives,
-    FittedCollective,
-    SizePoint,
-    fit_line,
-)
-from hetplan.profiling.models import load_model
-from hetplan.profiling.operators import Shape
-from hetplan.profiling.predict import predict
-from hetplan.profiling.profile import Provenance
 from hetplan.profiling.rates.products import move_seconds, products_seconds
 from hetplan.replays.pose import costs_of
 
@@ -197,17 +197,18 @@ def test_the_command_that_measures_quickly(
 
 def test_operators_of_this_cpu(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="measuring needs torch")
-    from hetplan.runtime.measuring import layers
+    from hetplan.runtime.measuring import operators
 
-    found = layers.measure_operators("cpu", "fp32", count=3, repeats=1, name="X")
+    found = operators.measure_operators("cpu", "fp32", count=3, repeats=1, name="X")
     assert [op.kind for op in found.operators] == ["product", "elementwise"] * 3
     assert found.device == "X" and found.flops_per_second > 0
     rates = [op.elements * 4 / op.seconds for op in found.operators]
     assert max(rates) <= found.bytes_per_second * (1 + 1e-9)
     tiny = tuple(
-        ((c, max(m // 64, 8), k // 8, n // 8), 4096, b) for (c, m, k, n), _, b in layers.QUICK
+        operators.Sizes((c, max(m // 64, 8), k // 8, n // 8), 4096, b)
+        for (c, m, k, n), _, b in operators.QUICK
     )
-    quick = layers.measure_quickly("cpu", "fp32", name="T4", operators=tiny)
+    quick = operators.measure_quickly("cpu", "fp32", name="T4", operators=tiny)
     assert len(quick.operators) == 10 and quick.bus_bytes_per_second is None
     path = tmp_path / "quick.json"
     train(quick).save(path)

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from fakes.workloads import cluster
+from hetplan.adapters.exports import export
 from hetplan.errors import InputError, UnsupportedError
 from hetplan.plans.making import new_plan
-from hetplan.profiling.model_files import from_config
-from hetplan.profiling.models import load_model
+from hetplan.profiling.models.configurations import from_config
+from hetplan.profiling.models.model import load_model
 from hetplan.profiling.workload import make_workload
-from hetplan.runtime.export import export
 from hetplan.runtime.replay import replay
 
 TOWER = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")

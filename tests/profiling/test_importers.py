@@ -16,12 +16,12 @@ import pytest
 
 from fakes.foreign import DEEPSPEED, PIPEDREAM, imported, metis, piper, placement, write
 from fakes.sailor import KEPT, LAYERS, OUTPUT, PARAMS, sailor_folder
+from hetplan.adapters.importers import READERS, import_file
+from hetplan.adapters.importers.common import Settings
 from hetplan.cli.main import main
 from hetplan.errors import InputError
-from hetplan.profiling.cluster import load_cluster
-from hetplan.profiling.importers import READERS, import_file
-from hetplan.profiling.importers.common import Settings
-from hetplan.profiling.models import load_model
+from hetplan.profiling.hardware.cluster import load_cluster
+from hetplan.profiling.models.model import load_model
 
 
 def test_pipedream_cuts_carry_what_later_operators_need(tmp_path: Path) -> None:

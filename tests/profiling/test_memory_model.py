@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from hetplan.profiling.models import Model, load_model
-from hetplan.profiling.times import Recomputation, kept_bytes
-from hetplan.profiling.transformer import Transformer
+from hetplan.profiling.models.model import Model, load_model
+from hetplan.profiling.models.transformer import Transformer
+from hetplan.profiling.models.zoo import gpt2, text_model
+from hetplan.profiling.rates.times import Recomputation, kept_bytes
 from hetplan.profiling.workload import STATE_BYTES_PER_PARAM
-from hetplan.profiling.zoo import gpt2, text_model
 
 torch: Any = pytest.importorskip("torch", reason="torch's own counts need torch")
 

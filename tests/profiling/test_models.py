@@ -10,14 +10,15 @@ from typing import Any
 
 import pytest
 
+from hetplan.adapters.exports.megatron_arguments import model_settings
 from hetplan.errors import InputError
-from hetplan.profiling.model_files import KEYS, from_config
-from hetplan.profiling.models import Model, load_model
-from hetplan.profiling.operators import Matmul
-from hetplan.profiling.transformer import transformer_layers
-from hetplan.profiling.zoo import BUILT_IN, gpt2, text_model
+from hetplan.profiling.models.configuration_keys import KEYS
+from hetplan.profiling.models.configurations import from_config
+from hetplan.profiling.models.model import Model, load_model
+from hetplan.profiling.models.operators import Matmul
+from hetplan.profiling.models.transformer import transformer_layers
+from hetplan.profiling.models.zoo import BUILT_IN, gpt2, text_model
 from hetplan.replays.strategies.facts import model_facts
-from hetplan.runtime.export.megatron_arguments import model_settings
 from present import present
 
 PUBLISHED = {name: spec.published for name, spec in BUILT_IN.items() if spec.published is not None}

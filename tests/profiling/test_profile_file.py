@@ -15,14 +15,18 @@ from hetplan.errors import InputError
 from hetplan.formulations.amp.data import AmpData
 from hetplan.formulations.amp.pose import pose
 from hetplan.formulations.amp.problem import compile_problem
-from hetplan.profiling.cluster import GIB, Cluster, example_cluster
 from hetplan.profiling.frameworks import RESERVED_BYTES
-from hetplan.profiling.models import load_model
-from hetplan.profiling.predict import default_micro_batches, default_tensor_degrees, predict
-from hetplan.profiling.profile import Profile, load_profile
-from hetplan.profiling.times import Rates, layer_time
+from hetplan.profiling.hardware.cluster import GIB, Cluster, example_cluster
+from hetplan.profiling.models.model import load_model
+from hetplan.profiling.models.zoo import BUILT_IN
+from hetplan.profiling.profiles.predict import (
+    default_micro_batches,
+    default_tensor_degrees,
+    predict,
+)
+from hetplan.profiling.profiles.profile import Profile, load_profile
+from hetplan.profiling.rates.times import Rates, layer_time
 from hetplan.profiling.workload import Workload, make_workload
-from hetplan.profiling.zoo import BUILT_IN
 from present import present
 
 

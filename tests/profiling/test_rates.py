@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 from hetplan.errors import InputError
-from hetplan.profiling.cluster import DeviceSpec, catalogue, device, example_cluster
-from hetplan.profiling.operators import Precision, Shape
+from hetplan.profiling.hardware.cluster import DeviceSpec, catalogue, device, example_cluster
+from hetplan.profiling.models.operators import Precision, Shape
 from hetplan.profiling.rates.collectives import (
     WIRES,
     CollectiveCurve,

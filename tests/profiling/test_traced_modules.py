@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from hetplan.errors import InputError, UnsupportedError
-from hetplan.profiling.models import load_model
-from hetplan.profiling.operators import Layer
+from hetplan.profiling.models.model import load_model
+from hetplan.profiling.models.operators import Layer
 
 torch: Any = pytest.importorskip("torch", reason="tracing needs torch")
 

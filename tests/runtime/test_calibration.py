@@ -16,7 +16,7 @@ import yaml
 from fakes.workloads import cluster_document, pipeline, small
 from hetplan.cli.main import main
 from hetplan.plans.plan import Plan
-from hetplan.profiling.operators import STACKS
+from hetplan.profiling.models.operators import STACKS
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.calibration import (
     RULES,

@@ -13,8 +13,8 @@ torch: Any = pytest.importorskip("torch", reason="torch is an extra of hetplan")
 
 from torch import nn  # noqa: E402
 
-from hetplan.runtime.execution.chain import called, describe  # noqa: E402
-from hetplan.runtime.execution.position import Dropout, Position, at, uniform  # noqa: E402
+from hetplan.runtime.engine.chain import called, describe  # noqa: E402
+from hetplan.runtime.engine.position import Dropout, Position, at, uniform  # noqa: E402
 from parity.cases import MODELS, names_of  # noqa: E402
 from parity.faulty import Pair, Picky  # noqa: E402
 

@@ -13,8 +13,8 @@ import pytest
 torch: Any = pytest.importorskip("torch", reason="torch is an extra of hetplan")
 
 from hetplan.plans.plan import Plan, parse_plan, save_plan  # noqa: E402
-from hetplan.profiling.models import load_model  # noqa: E402
-from hetplan.runtime.devices import gpus  # noqa: E402
+from hetplan.profiling.models.model import load_model  # noqa: E402
+from hetplan.runtime.launch.devices import gpus  # noqa: E402
 from hetplan.runtime.measuring.layers import measure_profile  # noqa: E402
 from parity.asking import Answers, request, run_forked, served  # noqa: E402
 from parity.cases import CASES, Case  # noqa: E402

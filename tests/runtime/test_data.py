@@ -16,14 +16,14 @@ import pytest
 torch: Any = pytest.importorskip("torch", reason="torch is an extra of hetplan")
 
 from hetplan.plans.plan import Plan, save_plan  # noqa: E402
-from hetplan.runtime.execution.data import (  # noqa: E402
+from hetplan.runtime.engine.data import (  # noqa: E402
     checksums,
     drawing_data,
     place_factors,
     seed_generators,
     tensor_checksum,
 )
-from hetplan.runtime.execution.worker import make_module  # noqa: E402
+from hetplan.runtime.engine.worker import make_module  # noqa: E402
 from hetplan.runtime.job import Job  # noqa: E402
 from parity.asking import Answers, request, run_forked, served  # noqa: E402
 from parity.drawn import CASES, ONE, PIPELINE, TEXT, alone, noise  # noqa: E402

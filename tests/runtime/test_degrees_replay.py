@@ -19,11 +19,11 @@ from hetplan.planner.astra import PoolProblem, least_seconds, plan_of
 from hetplan.plans.degrees import Degrees
 from hetplan.plans.making import new_plan
 from hetplan.plans.plan import Plan
-from hetplan.profiling.models import load_model
-from hetplan.profiling.predict import predict
-from hetplan.profiling.transformer import Cut, Experts
+from hetplan.profiling.models.model import load_model
+from hetplan.profiling.models.transformer import Cut, Experts
+from hetplan.profiling.models.zoo import llama, text_model
+from hetplan.profiling.profiles.predict import predict
 from hetplan.profiling.workload import Workload, make_workload
-from hetplan.profiling.zoo import llama, text_model
 from hetplan.replays.degrees import strategy_of
 from hetplan.replays.strategies.facts import expert_params_of, model_facts
 from hetplan.replays.strategies.links import Assumptions

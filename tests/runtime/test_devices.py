@@ -12,14 +12,14 @@ import pytest
 torch: Any = pytest.importorskip("torch", reason="torch is an extra of hetplan")
 
 from hetplan.errors import InputError, UnsupportedError  # noqa: E402
-from hetplan.runtime import devices  # noqa: E402
-from hetplan.runtime.devices import local_device  # noqa: E402
+from hetplan.runtime.engine import transport  # noqa: E402
+from hetplan.runtime.engine.layout import Layout  # noqa: E402
+from hetplan.runtime.engine.pipeline import messages, streams  # noqa: E402
+from hetplan.runtime.engine.transport import Transport  # noqa: E402
 from hetplan.runtime.events import Watch  # noqa: E402
-from hetplan.runtime.execution import transport  # noqa: E402
-from hetplan.runtime.execution.layout import Layout  # noqa: E402
-from hetplan.runtime.execution.pipeline import messages, streams  # noqa: E402
-from hetplan.runtime.execution.transport import Transport  # noqa: E402
 from hetplan.runtime.job import Job, StepReport  # noqa: E402
+from hetplan.runtime.launch import devices  # noqa: E402
+from hetplan.runtime.launch.devices import local_device  # noqa: E402
 from hetplan.runtime.measured import Measured  # noqa: E402
 from parity.cases import CASES, Case  # noqa: E402
 from parity.faulty import PLAN  # noqa: E402

@@ -14,9 +14,9 @@ pytest.importorskip("transformers", reason="transformers is an extra of the test
 from fakes.hugging import CONFIGURED, FACTORIES  # noqa: E402
 from hetplan.errors import UnsupportedError  # noqa: E402
 from hetplan.plans.plan import Plan, load_plan  # noqa: E402
-from hetplan.runtime.execution.chain import describe  # noqa: E402
-from hetplan.runtime.execution.distributed import example_of  # noqa: E402
-from hetplan.runtime.refusals import check_executed  # noqa: E402
+from hetplan.plans.refusals import check_executed  # noqa: E402
+from hetplan.runtime.engine.chain import describe  # noqa: E402
+from hetplan.runtime.engine.distributed import example_of  # noqa: E402
 from hetplan.runtime.tracing.layers import Called  # noqa: E402
 from parity import commanded  # noqa: E402
 from parity.asking import request, run_forked, served  # noqa: E402

@@ -14,12 +14,12 @@ from fakes.workloads import cluster
 from hetplan.plans.making import new_plan
 from hetplan.plans.plan import Plan
 from hetplan.profiling.frameworks import FSDP, MEGATRON
-from hetplan.profiling.models import load_model
-from hetplan.profiling.predict import predict
-from hetplan.profiling.times import Recomputation
-from hetplan.profiling.transformer import Transformer
+from hetplan.profiling.models.model import load_model
+from hetplan.profiling.models.transformer import Transformer
+from hetplan.profiling.models.zoo import gpt2, text_model
+from hetplan.profiling.profiles.predict import predict
+from hetplan.profiling.rates.times import Recomputation
 from hetplan.profiling.workload import Workload, make_workload
-from hetplan.profiling.zoo import gpt2, text_model
 from hetplan.replays.memory import Held
 from hetplan.replays.pose import costs_of
 from hetplan.replays.sharding import passes_of

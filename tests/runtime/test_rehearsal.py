@@ -15,11 +15,11 @@ from evidence.truth.tables import spearman
 from fakes.workloads import cluster_document, small
 from hetplan.files import read_json
 from hetplan.plans.plan import save_plan
-from hetplan.profiling.models import load_model
-from hetplan.profiling.operators import DEFAULT_STACK
+from hetplan.profiling.models.model import load_model
+from hetplan.profiling.models.operators import DEFAULT_STACK
 from hetplan.runtime.job import Job, StepReport
+from hetplan.runtime.launch.rehearsal import Rehearsal
 from hetplan.runtime.measured import Measured
-from hetplan.runtime.rehearsal import Rehearsal
 from hetplan.runtime.replay import replay
 
 torch: Any = pytest.importorskip("torch", reason="torch is an extra of hetplan")

@@ -22,7 +22,7 @@ from hetplan.planner.strategy import propose
 from hetplan.plans.making import new_plan
 from hetplan.plans.plan import Plan
 from hetplan.profiling.rates.collectives import collective_seconds, node_fabric
-from hetplan.profiling.times import Rates, kept_bytes, repeated_share
+from hetplan.profiling.rates.times import Rates, kept_bytes, repeated_share
 from hetplan.profiling.workload import Workload
 from hetplan.replays.costs import Costs
 from hetplan.replays.pose import costs_of

@@ -16,7 +16,7 @@ from torch import nn  # noqa: E402
 from fakes.hugging import FACTORIES, NAMES, with_data  # noqa: E402
 from hetplan.errors import InputError, UnsupportedError  # noqa: E402
 from hetplan.plans.plan import load_plan  # noqa: E402
-from hetplan.runtime.execution.chain import describe  # noqa: E402
+from hetplan.runtime.engine.chain import describe  # noqa: E402
 from hetplan.runtime.tracing.layers import Called  # noqa: E402
 from parity.asking import request, run_forked, served  # noqa: E402
 from parity.commanded import made, widened  # noqa: E402

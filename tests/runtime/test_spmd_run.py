@@ -23,7 +23,7 @@ from hetplan.plans.plan import Plan, save_plan
 from hetplan.profiling.workload import Workload
 from hetplan.replays.simulator.pipeline import simulate_stages
 from hetplan.runtime.job import Job
-from hetplan.runtime.rehearsal import Rehearsal
+from hetplan.runtime.launch.rehearsal import Rehearsal
 from hetplan.runtime.replay import SpmdCosts, replay, trace
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Run
@@ -32,11 +32,11 @@ torch: Any = pytest.importorskip("torch", reason="torch is an extra of hetplan")
 
 from fakes.simulated import Outcome, agree, joined  # noqa: E402
 from hetplan.runtime import distribute  # noqa: E402
-from hetplan.runtime.devices import gpus  # noqa: E402
-from hetplan.runtime.execution.spmd.distributed import synthetic_batch, synthetic_initial  # noqa: E402
-from hetplan.runtime.execution.worker import check_job  # noqa: E402
-from hetplan.runtime.launch import launch  # noqa: E402
+from hetplan.runtime.engine.worker import check_job  # noqa: E402
+from hetplan.runtime.launch.devices import gpus  # noqa: E402
+from hetplan.runtime.launch.local import launch  # noqa: E402
 from hetplan.runtime.measured import Measured  # noqa: E402
+from hetplan.runtime.spmd.distributed import synthetic_batch, synthetic_initial  # noqa: E402
 from parity.asking import run_forked  # noqa: E402
 from parity.gradients import TOLERANCE  # noqa: E402
 from parity.program_curves import gpt2, plan_on  # noqa: E402

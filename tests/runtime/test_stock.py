@@ -11,8 +11,8 @@ torch: Any = pytest.importorskip("torch", reason="torch is an extra of hetplan")
 
 from hetplan.errors import UnsupportedError  # noqa: E402
 from hetplan.plans.plan import save_plan  # noqa: E402
-from hetplan.runtime.execution.chain import describe  # noqa: E402
-from hetplan.runtime.execution.stock import check_stock  # noqa: E402
+from hetplan.runtime.engine.chain import describe  # noqa: E402
+from hetplan.runtime.stock import check_stock  # noqa: E402
 from parity.asking import losses, refused, request, run_forked, served  # noqa: E402
 from parity.cases import MODELS, Case, R, S, even, names_of, zero  # noqa: E402
 from parity.stocked import CASES, QUICK  # noqa: E402

@@ -23,11 +23,11 @@ pytest.importorskip("torch", reason="torch is an extra of hetplan")
 from fakes.rehearsals import plan
 from fakes.workloads import small
 from hetplan.plans.plan import Plan
-from hetplan.runtime import health, launch, supervision
-from hetplan.runtime.health import PATIENCE, Activity
 from hetplan.runtime.job import Job, Loss, StepReport
-from hetplan.runtime.launch import launch_elastic
-from hetplan.runtime.supervision import FORK, Rank, RankError, Supervisor, find_hung
+from hetplan.runtime.launch import health, local as launch, supervision
+from hetplan.runtime.launch.health import PATIENCE, Activity
+from hetplan.runtime.launch.local import launch_elastic
+from hetplan.runtime.launch.supervision import FORK, Rank, RankError, Supervisor, find_hung
 from parity.cases import CASES, Case, R, even
 
 JOB = Job(plan=Case("rules", "two", [R(even([0, 1, 2]), [(2, 2)])]).plan)

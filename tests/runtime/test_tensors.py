@@ -14,11 +14,11 @@ pytest.importorskip("transformers", reason="transformers is an extra of the test
 
 from fakes.hugging import CONFIGURED  # noqa: E402
 from hetplan.errors import UnsupportedError  # noqa: E402
-from hetplan.runtime.execution.chain import Chain, Part, describe  # noqa: E402
-from hetplan.runtime.execution.distributed import example_of  # noqa: E402
-from hetplan.runtime.execution.layout import Layout  # noqa: E402
-from hetplan.runtime.execution.tensors import check_spread  # noqa: E402
-from hetplan.runtime.refusals import check_executed  # noqa: E402
+from hetplan.plans.refusals import check_executed  # noqa: E402
+from hetplan.runtime.engine.chain import Chain, Part, describe  # noqa: E402
+from hetplan.runtime.engine.distributed import example_of  # noqa: E402
+from hetplan.runtime.engine.layout import Layout  # noqa: E402
+from hetplan.runtime.engine.tensors import check_spread  # noqa: E402
 from parity.asking import run_forked  # noqa: E402
 from parity.cases import MODELS, names_of  # noqa: E402
 from parity.divided import CASES, QUICK, RATE, Case, alone, made  # noqa: E402

@@ -11,8 +11,8 @@ from hetplan.cli.options import JsonOption, number, target
 from hetplan.cli.output import emit, note
 from hetplan.errors import require
 from hetplan.files import to_yaml, write_text
-from hetplan.profiling.cluster import GBIT, ClusterFile, build_cluster
-from hetplan.profiling.detect import (
+from hetplan.profiling.hardware.cluster import GBIT, ClusterFile, build_cluster
+from hetplan.profiling.hardware.detect import (
     ETHERNET_GBIT,
     Host,
     cluster_document,
@@ -20,7 +20,7 @@ from hetplan.profiling.detect import (
     slurm_hosts,
 )
 from hetplan.replays.strategies.offers import links_of
-from hetplan.runtime.devices import local_device_name, local_node
+from hetplan.runtime.launch.devices import local_device_name, local_node
 from hetplan.schema import parse
 from hetplan.text import Table, comments, lines_that_hold, number_text
 

@@ -338,9 +338,9 @@ Kind = Literal["instance", "decision", "plan", "cluster", "profile", "model", "j
 # Kind -> the pydantic model of its file.
 MODELS = {
     "plan": "hetplan.plans.plan:Plan",
-    "cluster": "hetplan.profiling.cluster:ClusterFile",
-    "profile": "hetplan.profiling.profile:Profile",
-    "model": "hetplan.profiling.model_files:ModelFile",
+    "cluster": "hetplan.profiling.hardware.cluster:ClusterFile",
+    "profile": "hetplan.profiling.profiles.profile:Profile",
+    "model": "hetplan.profiling.models.traced_model:ModelFile",
     "job": "hetplan.cli.run:JobFile",
 }
 

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from hetplan.adapters.exports.balancing import balanced
 from hetplan.cli.options import (
     JsonOption,
     ModelOption,
@@ -15,11 +16,10 @@ from hetplan.cli.options import (
     require_option,
 )
 from hetplan.cli.output import emit
-from hetplan.profiling.cluster import Cluster
-from hetplan.profiling.models import load_model
-from hetplan.profiling.predict import predict
+from hetplan.profiling.hardware.cluster import Cluster
+from hetplan.profiling.models.model import load_model
+from hetplan.profiling.profiles.predict import predict
 from hetplan.replays.strategies.offers import offer_of
-from hetplan.runtime.export.balancing import balanced
 from hetplan.text import Table, percent_text, seconds_text
 
 

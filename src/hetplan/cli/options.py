@@ -29,13 +29,13 @@ from hetplan.instances.library import (
     parse_instance,
 )
 from hetplan.plans.plan import Plan
-from hetplan.profiling import cluster as clusters
-from hetplan.profiling.cluster import Cluster
-from hetplan.profiling.efficiency import LearnedLinks, LinkEfficiencyFile
 from hetplan.profiling.frameworks import load_framework
-from hetplan.profiling.operators import Precision, load_stack
+from hetplan.profiling.hardware import cluster as clusters
+from hetplan.profiling.hardware.cluster import Cluster
+from hetplan.profiling.models.operators import Precision, load_stack
+from hetplan.profiling.models.zoo import BUILT_IN
+from hetplan.profiling.rates.efficiency import LearnedLinks, LinkEfficiencyFile
 from hetplan.profiling.workload import Workload, make_workload
-from hetplan.profiling.zoo import BUILT_IN
 from hetplan.solvers.registry import load
 from hetplan.solvers.run import NativeValue, Options
 from hetplan.studies.rows import digest, subjects
@@ -72,14 +72,14 @@ def number(*names: str, least: float, most: float, help: str, metavar: str = "N"
 # returns one.
 OFFERED: Mapping[str, str] = {
     "problems": "hetplan.formulations:FAMILIES",
-    "models": "hetplan.profiling.zoo:BUILT_IN",
-    "devices": "hetplan.profiling.cluster:catalogue",
-    "precisions": "hetplan.profiling.operators:PRECISIONS",
+    "models": "hetplan.profiling.models.zoo:BUILT_IN",
+    "devices": "hetplan.profiling.hardware.cluster:catalogue",
+    "precisions": "hetplan.profiling.models.operators:PRECISIONS",
     "strategies": "hetplan.planner:STRATEGIES",
-    "frameworks": "hetplan.runtime.export:EXPORTERS",
+    "frameworks": "hetplan.adapters.exports:EXPORTERS",
     "trainers": "hetplan.profiling.frameworks:FRAMEWORKS",
-    "stacks": "hetplan.profiling.operators:STACKS",
-    "clusters": "hetplan.profiling.cluster:example_clusters",
+    "stacks": "hetplan.profiling.models.operators:STACKS",
+    "clusters": "hetplan.profiling.hardware.cluster:example_clusters",
     "parameters": "hetplan.formulations.astra.search.space:PARAMETERS",
     "instances": "hetplan.cli.options:instance_names",
     "sets": "hetplan.cli.options:set_names",

@@ -10,6 +10,8 @@ from typing import Annotated
 
 import typer
 
+from hetplan.adapters.importers import import_file
+from hetplan.adapters.importers.common import Imported, Settings
 from hetplan.cli.options import (
     ClusterOption,
     EfficiencyOption,
@@ -33,9 +35,18 @@ from hetplan.cli.options import (
 from hetplan.cli.output import emit, note
 from hetplan.errors import InputError, require
 from hetplan.files import read_json, to_json, to_yaml, write_text
-from hetplan.profiling.batch_curve import BatchCurve
-from hetplan.profiling.cluster import GIB, Cluster
-from hetplan.profiling.efficiency import (
+from hetplan.profiling.hardware.cluster import GIB, Cluster
+from hetplan.profiling.models.model import Model, load_model
+from hetplan.profiling.models.operators import Precision, load_stack
+from hetplan.profiling.profiles.batch_curve import BatchCurve
+from hetplan.profiling.profiles.measured_collectives import Collectives
+from hetplan.profiling.profiles.predict import (
+    LARGEST_MICRO_BATCH,
+    default_micro_batches,
+    predict as predicted,
+)
+from hetplan.profiling.profiles.profile import Profile
+from hetplan.profiling.rates.efficiency import (
     Learned,
     LinkEfficiencyFile,
     OperatorData,
@@ -43,19 +54,8 @@ from hetplan.profiling.efficiency import (
     train as train_operators,
     train_links,
 )
-from hetplan.profiling.importers import import_file
-from hetplan.profiling.importers.common import Imported, Settings
-from hetplan.profiling.measured_collectives import Collectives
-from hetplan.profiling.models import Model, load_model
-from hetplan.profiling.operators import Precision, load_stack
-from hetplan.profiling.predict import (
-    LARGEST_MICRO_BATCH,
-    default_micro_batches,
-    predict as predicted,
-)
-from hetplan.profiling.profile import Profile
 from hetplan.profiling.rates.products import measured_products
-from hetplan.runtime.devices import required_torch
+from hetplan.runtime.launch.devices import required_torch
 from hetplan.text import (
     Table,
     bytes_text,
@@ -162,7 +162,7 @@ def traced_model(
     """The module that a factory makes (without a plan: there is none yet), traced; written where
     asked for."""
     required_torch("tracing modules")
-    from hetplan.runtime.execution.worker import from_factory
+    from hetplan.runtime.engine.worker import from_factory
     from hetplan.runtime.tracing.layers import trace
     from hetplan.runtime.tracing.program import plannable
 
@@ -406,8 +406,9 @@ def batch_curve(
     Needs torch. Plan with it by `hetplan plan --set poplar.curves=FILE`. Exit code 1 where no
     sample fits. Under torchrun the ranks hold the model's weights in shards, as under ZeRO 3.
     """
-    from hetplan.runtime.measuring.batches import joined_ranks, measure_batch_curve
-    from hetplan.runtime.torchrun import is_rank
+    from hetplan.runtime.launch.torchrun import is_rank
+    from hetplan.runtime.measuring.batches import measure_batch_curve
+    from hetplan.runtime.measuring.collectives import joined_ranks
 
     require(
         memory_gib is not None or device != "cpu",
@@ -472,7 +473,7 @@ def collectives(
 ) -> int:
     """Measure latency and bandwidth of what ranks do together; run it under torchrun, a process per
     device. Rank 0 prints and writes."""
-    from hetplan.runtime.measuring.batches import measure_collectives
+    from hetplan.runtime.measuring.collectives import measure_collectives
 
     measured = measure_collectives(device, repeats=repeats, tell=None if quiet else note)
     if measured is None:
@@ -504,7 +505,7 @@ def operators(
     quiet: QuietOption = False,
 ) -> int:
     """Measure operators of many sizes on a device (needs torch), for `profile train`."""
-    from hetplan.runtime.measuring.layers import measure_operators
+    from hetplan.runtime.measuring.operators import measure_operators
 
     measured = measure_operators(
         device,
@@ -542,7 +543,7 @@ def quick(
     The result is for `profile predict --efficiency FILE`: seconds expected of the device type are
     rescaled to it.
     """
-    from hetplan.runtime.measuring.layers import measure_quickly
+    from hetplan.runtime.measuring.operators import measure_quickly
 
     require(
         not device.startswith("cpu") or precision != "fp16",

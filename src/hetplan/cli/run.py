@@ -21,6 +21,7 @@ from typing import Annotated, Any, Literal, get_args
 import typer
 from pydantic import Field, create_model
 
+from hetplan.adapters.exports.scripts import KINDS, LAUNCHERS, Start, torchrun
 from hetplan.cli.help_page import described
 from hetplan.cli.main import with_groups_as_options
 from hetplan.cli.options import (
@@ -38,14 +39,13 @@ from hetplan.errors import InputError, require
 from hetplan.files import read_yaml, write_text
 from hetplan.interpreter import own_command
 from hetplan.plans.plan import Plan, load_plan, save_plan
-from hetplan.profiling.cluster import example_clusters
-from hetplan.runtime.devices import on_devices
-from hetplan.runtime.export.scripts import KINDS, LAUNCHERS, Start, torchrun
+from hetplan.profiling.hardware.cluster import example_clusters
 from hetplan.runtime.job import Job, Loss, StepReport, check_options
-from hetplan.runtime.launch import Again, launch as launch_ranks, launch_elastic
+from hetplan.runtime.launch.devices import on_devices
+from hetplan.runtime.launch.local import Again, launch as launch_ranks, launch_elastic
+from hetplan.runtime.launch.rehearsal import Rehearsal
+from hetplan.runtime.launch.torchrun import is_rank, serve
 from hetplan.runtime.measured import Measured
-from hetplan.runtime.rehearsal import Rehearsal
-from hetplan.runtime.torchrun import is_rank, serve
 from hetplan.schema import StrictModel, check_header, check_plain, parse
 from hetplan.text import counted, number_text
 

@@ -40,12 +40,12 @@ from hetplan.formulations.astra.search.result import Candidate, Job, SearchResul
 from hetplan.formulations.astra.search.rules import Rule, default_rules, rules_from_file
 from hetplan.formulations.astra.search.space import PARAMETERS, Space, measured_sizes
 from hetplan.instances.library import Instance, save_instance
-from hetplan.profiling.cluster import GBIT, MAX_DEVICES, Cluster
-from hetplan.profiling.efficiency import LearnedLinks, LinkEfficiencyFile
 from hetplan.profiling.frameworks import MEGATRON, load_framework
-from hetplan.profiling.models import Model, load_model
-from hetplan.profiling.operators import DEFAULT_STACK, load_stack
-from hetplan.profiling.profile import load_profile
+from hetplan.profiling.hardware.cluster import GBIT, MAX_DEVICES, Cluster
+from hetplan.profiling.models.model import Model, load_model
+from hetplan.profiling.models.operators import DEFAULT_STACK, load_stack
+from hetplan.profiling.profiles.profile import load_profile
+from hetplan.profiling.rates.efficiency import LearnedLinks, LinkEfficiencyFile
 from hetplan.profiling.workload import Workload, check_profile, check_units, make_workload
 from hetplan.replays.strategies import offers as pools
 from hetplan.replays.strategies.links import Assumptions

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from hetplan.adapters.exports import export as written
 from hetplan.cli.help_page import described
 from hetplan.cli.options import (
     JsonOption,
@@ -39,7 +40,6 @@ from hetplan.profiling.workload import Workload
 from hetplan.replays.simulator.pipeline import Sends
 from hetplan.replays.stages import stage_table
 from hetplan.runtime.calibration import Calibration, slots
-from hetplan.runtime.export import export as written
 from hetplan.runtime.replay import Replay, Replayer, Settings, replay, trace as traced
 from hetplan.schema import parse
 from hetplan.solvers.registry import evaluate, load

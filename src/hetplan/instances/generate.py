@@ -15,9 +15,9 @@ from typing import Any
 
 from hetplan.errors import InputError, look_up, require
 from hetplan.instances.library import Instance
-from hetplan.profiling.cluster import Cluster, ClusterFile, build_cluster, catalogue
-from hetplan.profiling.models import load_model
-from hetplan.profiling.predict import PREDICTOR
+from hetplan.profiling.hardware.cluster import Cluster, ClusterFile, build_cluster, catalogue
+from hetplan.profiling.models.model import load_model
+from hetplan.profiling.profiles.predict import PREDICTOR
 from hetplan.profiling.workload import Workload, make_workload
 from hetplan.text import devices_counted
 

@@ -21,17 +21,17 @@ from typing import Any
 import numpy as np
 
 from hetplan.errors import require, unknown_name
-from hetplan.profiling.cluster import MAX_DEVICES, Cluster, Node, open_cluster
 from hetplan.profiling.frameworks import HETPLAN, Framework
-from hetplan.profiling.models import Model, load_model
-from hetplan.profiling.operators import DEFAULT_STACK, ELEMENT_BYTES, Precision
-from hetplan.profiling.predict import (
+from hetplan.profiling.hardware.cluster import MAX_DEVICES, Cluster, Node, open_cluster
+from hetplan.profiling.models.model import Model, load_model
+from hetplan.profiling.models.operators import DEFAULT_STACK, ELEMENT_BYTES, Precision
+from hetplan.profiling.profiles.predict import (
     LARGEST_MICRO_BATCH,
     default_micro_batches,
     default_tensor_degrees,
     predict,
 )
-from hetplan.profiling.times import Recomputation
+from hetplan.profiling.rates.times import Recomputation
 from hetplan.profiling.workload import Workload, make_workload
 from hetplan.replays.costs import Floats
 from hetplan.replays.memory import Held, Passes, held_on
@@ -130,11 +130,9 @@ class Fit:
     limit_bytes: dict[str, float]
 
     def __str__(self) -> str:
-        return (
-            f"fits: {self.layouts[0].text}"
-            if self.layouts
-            else "; ".join(["does not fit", *(f"would fit: {line}" for line in self.advice)])
-        )
+        if self.layouts:
+            return f"fits: {self.layouts[0].text}"
+        return "; ".join(["does not fit", *(f"would fit: {line}" for line in self.advice)])
 
     @property
     def fits(self) -> bool:

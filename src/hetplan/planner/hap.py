@@ -32,7 +32,7 @@ from hetplan.planner.strategy import (
 )
 from hetplan.plans.making import new_plan
 from hetplan.plans.plan import MicroBatches, Plan, Replica
-from hetplan.profiling.measured_collectives import Collectives
+from hetplan.profiling.profiles.measured_collectives import Collectives
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.replay import SpmdCosts, write_program
 from hetplan.schema import Name, PositiveCount, StrictModel

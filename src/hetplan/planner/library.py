@@ -11,11 +11,11 @@ from hetplan.planner.ranking import make_plans
 from hetplan.planner.search import OnCandidate
 from hetplan.planner.strategy import Settings, make_strategies
 from hetplan.planner.workloads import make_workloads, traced
-from hetplan.profiling.cluster import Cluster, open_cluster
 from hetplan.profiling.frameworks import Framework
-from hetplan.profiling.models import Model
-from hetplan.profiling.operators import Stack
-from hetplan.profiling.profile import Profile
+from hetplan.profiling.hardware.cluster import Cluster, open_cluster
+from hetplan.profiling.models.model import Model
+from hetplan.profiling.models.operators import Stack
+from hetplan.profiling.profiles.profile import Profile
 from hetplan.solvers.run import Options, Run
 
 TIME_LIMIT = 60.0

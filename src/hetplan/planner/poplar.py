@@ -31,8 +31,8 @@ from hetplan.planner.strategy import (
 )
 from hetplan.plans.making import new_plan
 from hetplan.plans.plan import MicroBatches, Plan, Replica, Stage
-from hetplan.profiling.batch_curve import BatchCurve
-from hetplan.profiling.measured_collectives import Collectives
+from hetplan.profiling.profiles.batch_curve import BatchCurve
+from hetplan.profiling.profiles.measured_collectives import Collectives
 from hetplan.profiling.workload import Workload
 from hetplan.schema import StrictModel
 from hetplan.solvers.registry import solve

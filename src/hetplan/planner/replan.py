@@ -26,7 +26,7 @@ from hetplan.planner.search import OnCandidate, on_devices
 from hetplan.planner.strategy import Candidate, Strategy
 from hetplan.planner.what_if import node_number
 from hetplan.plans.plan import Plan
-from hetplan.profiling.operators import ELEMENT_BYTES
+from hetplan.profiling.models.operators import ELEMENT_BYTES
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.replay import SpmdCosts, check_same, replay
 from hetplan.solvers.run import Run

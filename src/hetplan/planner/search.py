@@ -34,8 +34,8 @@ from hetplan.planner.strategy import (
     useful_modes,
 )
 from hetplan.plans.plan import Plan, Prediction
+from hetplan.plans.refusals import refusal
 from hetplan.profiling.workload import Workload
-from hetplan.runtime.refusals import refusal
 from hetplan.runtime.replay import Replay, replay
 from hetplan.schema import derived
 from hetplan.solvers.run import Run

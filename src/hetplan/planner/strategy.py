@@ -32,8 +32,8 @@ from hetplan.errors import (
 from hetplan.planner import ALL, STRATEGIES
 from hetplan.planner.faults import fault_text
 from hetplan.plans.plan import Plan, PlanDevice, Recomputation, Stage
-from hetplan.profiling.operators import Precision
-from hetplan.profiling.profile import Profile
+from hetplan.profiling.models.operators import Precision
+from hetplan.profiling.profiles.profile import Profile
 from hetplan.profiling.workload import Workload
 from hetplan.replays.costs import Costs
 from hetplan.replays.pose import kept_of, pose

@@ -27,7 +27,7 @@ from hetplan.planner.planning import Planning
 from hetplan.planner.ranking import make_plans
 from hetplan.planner.search import OnCandidate, on_devices, shortest
 from hetplan.planner.strategy import Candidate, Strategy, make_strategies, places_of
-from hetplan.profiling.cluster import GBIT, Cluster, Node, device
+from hetplan.profiling.hardware.cluster import GBIT, Cluster, Node, device
 from hetplan.profiling.workload import Workload, make_workload
 from hetplan.solvers.run import Run
 from hetplan.text import ranges_text
@@ -191,17 +191,19 @@ def relinked(
     network: float | None = None,
     intra: float | None = None,
 ) -> Change:
-    """Other links in bytes/s, where they are given. only: of this type's nodes; None: of all."""
-    nodes = [
-        replace(
-            node,
-            network_bandwidth=network or node.network_bandwidth,
-            intra_bandwidth=intra or node.intra_bandwidth,
-        )
-        if only in (None, node.device)
-        else node
-        for node in cluster.nodes
-    ]
+    """The change to links of other bandwidths, in bytes/s, where they are given.
+
+    only: the device type whose nodes change; None: all nodes do.
+    """
+    nodes = []
+    for node in cluster.nodes:
+        if only in (None, node.device):
+            node = replace(
+                node,
+                network_bandwidth=network or node.network_bandwidth,
+                intra_bandwidth=intra or node.intra_bandwidth,
+            )
+        nodes.append(node)
     return Change(name, with_nodes(cluster, name, nodes), every_device(cluster))
 
 

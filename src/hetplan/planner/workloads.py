@@ -12,11 +12,11 @@ from typing import Any
 
 from hetplan.errors import InputError, require, unknown_name
 from hetplan.planner.fits import MEMORY_MARGIN
-from hetplan.profiling.cluster import Cluster
 from hetplan.profiling.frameworks import HETPLAN, Framework
-from hetplan.profiling.models import Model
-from hetplan.profiling.operators import DEFAULT_STACK, PRECISIONS, Precision, Stack
-from hetplan.profiling.profile import Profile
+from hetplan.profiling.hardware.cluster import Cluster
+from hetplan.profiling.models.model import Model
+from hetplan.profiling.models.operators import DEFAULT_STACK, PRECISIONS, Precision, Stack
+from hetplan.profiling.profiles.profile import Profile
 from hetplan.profiling.workload import Workload, make_workload
 
 AUTO = "auto"

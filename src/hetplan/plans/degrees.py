@@ -10,7 +10,7 @@ from hetplan.schema import PositiveCount, StrictModel
 class Degrees(StrictModel):
     """What a plan of `hetplan plan search` says beside stages, tensor ranks and replicas, in the
     words of Megatron-LM. `hetplan export` writes it, and it is replayed (`degrees`); `hetplan run`
-    refuses what it does not execute (`runtime/refusals.py`).
+    refuses what it does not execute (`plans/refusals.py`).
 
     context: the row groups of a stage are then its context ranks, each with a part of every
     sample's tokens. exchange: how they meet in attention: keys and values go round a ring, or all

@@ -23,15 +23,15 @@ from hetplan.errors import require
 from hetplan.plans.degrees import Degrees
 from hetplan.plans.plan import Recomputation, Stage
 from hetplan.plans.shares import split
-from hetplan.profiling.operators import CONTENTION
+from hetplan.profiling.models.operators import CONTENTION
 from hetplan.profiling.rates.collectives import CollectiveCurve
-from hetplan.profiling.times import together
+from hetplan.profiling.rates.times import together
 from hetplan.replays.data import ReplayData
 from hetplan.replays.simulator.tasks import Traffic
 from hetplan.schema import Range
 
 if TYPE_CHECKING:
-    from hetplan.profiling.efficiency import LearnedLinks
+    from hetplan.profiling.rates.efficiency import LearnedLinks
 
 Floats = NDArray[np.float64]
 

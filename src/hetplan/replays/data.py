@@ -90,8 +90,8 @@ class Layer(StrictModel):
 
 class Table(StrictModel):
     """Seconds of every layer [L] for one micro-batch on one device of a tensor group, and what the
-    host takes of them (`hetplan.profiling.times.together`). repeated: by mode, the share of the
-    forward pass that the backward pass repeats (1 or more: all of it)."""
+    host takes of them (`hetplan.profiling.rates.times.together`). repeated: by mode, the share of
+    the forward pass that the backward pass repeats (1 or more: all of it)."""
 
     type: Name
     tensor: PositiveCount

@@ -28,9 +28,9 @@ import numpy as np
 from hetplan.errors import UnsupportedError, require
 from hetplan.plans.degrees import Degrees
 from hetplan.plans.plan import Plan, Stage
-from hetplan.profiling.operators import Layer
-from hetplan.profiling.predict import predict
-from hetplan.profiling.transformer import Cut
+from hetplan.profiling.models.operators import Layer
+from hetplan.profiling.models.transformer import Cut
+from hetplan.profiling.profiles.predict import predict
 from hetplan.profiling.workload import Workload
 from hetplan.replays.costs import Costs, summed
 from hetplan.replays.data import Kept

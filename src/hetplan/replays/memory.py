@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Generic
 
 from hetplan.profiling.frameworks import Framework, Size, States
-from hetplan.profiling.operators import Layer, Precision
+from hetplan.profiling.models.operators import Layer, Precision
 from hetplan.text import bytes_text
 
 SMALL = 0.005  # of what is allocated: not worth a word

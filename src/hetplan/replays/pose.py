@@ -4,13 +4,13 @@ import math
 from collections.abc import Collection, Sequence
 
 from hetplan.plans.plan import Recomputation
-from hetplan.profiling import operators
-from hetplan.profiling.cluster import Node as ClusterNode
-from hetplan.profiling.operators import ELEMENT_BYTES, REPEATED
-from hetplan.profiling.profile import ProfileTable
+from hetplan.profiling.hardware.cluster import Node as ClusterNode
+from hetplan.profiling.models import operators
+from hetplan.profiling.models.operators import ELEMENT_BYTES, REPEATED
+from hetplan.profiling.profiles.profile import ProfileTable
 from hetplan.profiling.rates.collectives import node_fabric, stretched
 from hetplan.profiling.rates.products import move_curve
-from hetplan.profiling.times import Rates, kept_bytes, repeated_share
+from hetplan.profiling.rates.times import Rates, kept_bytes, repeated_share
 from hetplan.profiling.workload import Workload
 from hetplan.replays.costs import Costs
 from hetplan.replays.data import DeviceType, Kept, Layer, Node, ReplayData, Table

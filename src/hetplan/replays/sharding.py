@@ -31,7 +31,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hetplan.plans.plan import Plan, Stage
-from hetplan.profiling.operators import CONTENTION
+from hetplan.profiling.models.operators import CONTENTION
 from hetplan.replays.collectives import collective_seconds
 from hetplan.replays.costs import MOST_KEPT, Costs, Floats
 from hetplan.replays.memory import UNUSED, Held, Passes, held_on

@@ -30,8 +30,8 @@ from pydantic import Field
 
 from hetplan.errors import require
 from hetplan.plans.plan import Plan, load_plan, parse_plan
-from hetplan.profiling.profile import Profile, ProfileTable
-from hetplan.profiling.times import together
+from hetplan.profiling.profiles.profile import Profile, ProfileTable
+from hetplan.profiling.rates.times import together
 from hetplan.profiling.workload import Workload
 from hetplan.runtime.replay import replay
 from hetplan.schema import Bytes, Document, Foreign, Name, NonNegative, read_foreign

@@ -8,7 +8,7 @@ from typing import Literal
 from hetplan.errors import require
 from hetplan.plans.plan import Plan
 from hetplan.runtime.events import Event
-from hetplan.runtime.rehearsal import Rehearsal
+from hetplan.runtime.launch.rehearsal import Rehearsal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,7 +18,7 @@ class Job:
     plan: Plan
     steps: int = 10
     factory: str | None = None
-    """`module:function` that makes the model from the plan (see `execution.chain`). None: the
+    """`module:function` that makes the model from the plan (see `engine.chain`). None: the
     reference model `model`, or a narrow stand-in in a rehearsal."""
     data: str | None = None
     """`module:function` that makes `batch(step, first, last)` from the plan. None: the model's."""

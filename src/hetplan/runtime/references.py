@@ -5,7 +5,7 @@ Parameter by parameter the layers are those of `profiling.transformer`. Symbols:
 tokens, H hidden size, V vocabulary. All can be split over a tensor group: attention by key-value
 heads, feed-forward by columns, embedding and head by the vocabulary.
 
-`Reference` keeps the contract of `execution.chain`: a user's own factory (`module:factory`) returns
+`Reference` keeps the contract of `engine.chain`: a user's own factory (`module:factory`) returns
 anything that does.
 """
 
@@ -20,12 +20,12 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from hetplan.errors import require
-from hetplan.profiling.transformer import Transformer
-from hetplan.profiling.zoo import gpt2
-from hetplan.runtime.execution.chain import ALONE, Cut, Part, cut
-from hetplan.runtime.execution.position import Dropout, key_of, mixed, signed
-from hetplan.runtime.execution.spmd.kernels import Place, embed, turned
-from hetplan.runtime.refusals import check_shape
+from hetplan.plans.refusals import check_shape
+from hetplan.profiling.models.transformer import Transformer
+from hetplan.profiling.models.zoo import gpt2
+from hetplan.runtime.engine.chain import ALONE, Cut, Part, cut
+from hetplan.runtime.engine.position import Dropout, key_of, mixed, signed
+from hetplan.runtime.spmd.kernels import Place, embed, turned
 from hetplan.runtime.tracing.layers import Called
 
 DROPOUT = 0.1

@@ -45,7 +45,7 @@ from hetplan.formulations.hap.spmd.rules import (
 from hetplan.formulations.hap.spmd.whole import Decided, Prices, Stage, Timed
 from hetplan.plans.plan import Plan
 from hetplan.plans.program import SpmdInstruction, SpmdProgram
-from hetplan.profiling.operators import ELEMENT_BYTES
+from hetplan.profiling.models.operators import ELEMENT_BYTES
 from hetplan.profiling.workload import Workload
 from hetplan.replays.chains import ChainReplayer, Noise, Replay, Settings
 from hetplan.replays.degrees import zero_costs

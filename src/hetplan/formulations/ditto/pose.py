@@ -12,8 +12,8 @@ from collections import Counter
 
 from hetplan.errors import UnsupportedError
 from hetplan.formulations.ditto.data import DeviceType, DittoData, Memory, group_sizes
-from hetplan.profiling.cluster import Node
-from hetplan.profiling.times import all_reduce_seconds
+from hetplan.profiling.hardware.cluster import Node
+from hetplan.profiling.rates.times import all_reduce_seconds
 from hetplan.profiling.workload import Workload
 
 

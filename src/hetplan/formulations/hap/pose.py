@@ -47,10 +47,10 @@ from hetplan.formulations.hap.spmd.rules import (
     worked_out,
 )
 from hetplan.formulations.hap.spmd.whole import Decided
-from hetplan.profiling.cluster import Cluster
-from hetplan.profiling.operators import ELEMENT_BYTES
-from hetplan.profiling.profile import ProfileTable
-from hetplan.profiling.times import Rates
+from hetplan.profiling.hardware.cluster import Cluster
+from hetplan.profiling.models.operators import ELEMENT_BYTES
+from hetplan.profiling.profiles.profile import ProfileTable
+from hetplan.profiling.rates.times import Rates
 from hetplan.profiling.workload import Workload
 from hetplan.solvers.run import Run
 

@@ -43,7 +43,7 @@ from hetplan.formulations.poplar.problem import (
     PoplarProblem,
     compile_problem,
 )
-from hetplan.profiling.cluster import catalogue
+from hetplan.profiling.hardware.cluster import catalogue
 from hetplan.solvers.general import Known
 from hetplan.solvers.run import Outcome, Run, Stop
 

@@ -27,9 +27,9 @@ from hetplan.formulations.poplar.problem import (
     communication,
     parts,
 )
-from hetplan.profiling.batch_curve import BatchCurve, check_curve
-from hetplan.profiling.measured_collectives import Collectives
-from hetplan.profiling.profile import Profile
+from hetplan.profiling.profiles.batch_curve import BatchCurve, check_curve
+from hetplan.profiling.profiles.measured_collectives import Collectives
+from hetplan.profiling.profiles.profile import Profile
 from hetplan.profiling.workload import Workload
 from hetplan.text import bytes_text
 

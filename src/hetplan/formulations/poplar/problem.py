@@ -34,10 +34,10 @@ from numpy.typing import NDArray
 
 from hetplan.errors import require
 from hetplan.formulations.poplar.data import PoplarData
-from hetplan.profiling.cluster import Cluster
 from hetplan.profiling.frameworks import HETPLAN, Framework
-from hetplan.profiling.measured_collectives import Collectives
-from hetplan.profiling.operators import ELEMENT_BYTES, Precision
+from hetplan.profiling.hardware.cluster import Cluster
+from hetplan.profiling.models.operators import ELEMENT_BYTES, Precision
+from hetplan.profiling.profiles.measured_collectives import Collectives
 from hetplan.profiling.workload import Workload
 from hetplan.replays.collectives import collective_seconds
 from hetplan.text import grouped

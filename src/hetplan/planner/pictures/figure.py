@@ -5,7 +5,7 @@ from typing import Any
 
 from hetplan.errors import optional
 from hetplan.planner.pictures.scene import Scene
-from hetplan.profiling.cluster import GIB
+from hetplan.profiling.hardware.cluster import GIB
 from hetplan.text import figure_text, seconds_text
 
 COLOURS = {

@@ -13,7 +13,7 @@ from functools import cache
 import numpy as np
 
 from hetplan.errors import require
-from hetplan.profiling.cluster import Node
+from hetplan.profiling.hardware.cluster import Node
 from hetplan.profiling.rates.shipped import Curve, Estimate, shipped
 from hetplan.schema import NonNegative, Positive, StrictModel
 

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from hetplan.profiling.operators import Precision
+from hetplan.profiling.models.operators import Precision
 from hetplan.schema import Document, Name, NonNegative, Positive, PositiveCount, StrictModel
 
 Whole = Annotated[list[list[int]], Field(min_length=1)]

@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from hetplan.errors import UnsupportedError
-from hetplan.profiling.models import Model
-from hetplan.profiling.operators import BLOCKS, ELEMENT_BYTES, Layer, Matmul, Precision
-from hetplan.profiling.times import CORE_SAVED
-from hetplan.profiling.transformer import Cut, Transformer, transformer_layers
+from hetplan.profiling.models.model import Model
+from hetplan.profiling.models.operators import BLOCKS, ELEMENT_BYTES, Layer, Matmul, Precision
+from hetplan.profiling.models.transformer import Cut, Transformer, transformer_layers
+from hetplan.profiling.rates.times import CORE_SAVED
 
 
 @dataclass(frozen=True)

@@ -17,11 +17,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from hetplan.profiling.efficiency import Group, Learned, LearnedLinks
 from hetplan.profiling.frameworks import MEGATRON, Framework
-from hetplan.profiling.operators import DEFAULT_STACK, Stack
-from hetplan.profiling.profile import Profile
+from hetplan.profiling.models.operators import DEFAULT_STACK, Stack
+from hetplan.profiling.profiles.profile import Profile
 from hetplan.profiling.rates.collectives import PARTS, collective_seconds, node_fabric
+from hetplan.profiling.rates.efficiency import Group, Learned, LearnedLinks
 from hetplan.replays.arrays import Floats, Ints
 from hetplan.replays.strategies.offers import Offer
 

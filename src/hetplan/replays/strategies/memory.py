@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetplan.profiling.frameworks import States
-from hetplan.profiling.operators import ELEMENT_BYTES, Layer
+from hetplan.profiling.models.operators import ELEMENT_BYTES, Layer
 from hetplan.replays.arrays import Floats, Ints
 from hetplan.replays.memory import Held, Passes, held_on, inputs_bytes, logits_of
 from hetplan.replays.strategies.facts import ModelFacts, expert_params_of

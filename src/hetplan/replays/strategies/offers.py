@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from hetplan.errors import require
-from hetplan.profiling.cluster import (
+from hetplan.profiling.hardware.cluster import (
     GBIT,
     INTRA_NODE_LATENCY_US,
     MAX_DEVICES,

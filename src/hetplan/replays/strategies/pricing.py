@@ -12,9 +12,9 @@ behind the first forward.
 
 Seconds of an operator = theta / (phi eta) (Astra, eq. 25-26): theta FLOPs of a matrix product or
 bytes of anything else, phi the datasheet's peak or bandwidth, eta in (0, 1] the share of it that
-the operator reaches. Operators and the host's launches take what `hetplan.profiling.times` says, so
-that the search prices a layer exactly as predicted profiles do. Links reach all of what cluster
-files state.
+the operator reaches. Operators and the host's launches take what `hetplan.profiling.rates.times`
+says, so that the search prices a layer exactly as predicted profiles do. Links reach all of what
+cluster files state.
 
 Ranks are numbered tensor first, then expert and data, pipeline last, as Megatron-LM does; a node
 holds consecutive ranks. A group with stride s and size n stays inside a node when s n <= devices
@@ -33,10 +33,10 @@ from functools import cached_property
 
 import numpy as np
 
-from hetplan.profiling.operators import CONTENTION, Layer, Matmul, Precision
-from hetplan.profiling.profile import Profile
-from hetplan.profiling.times import CORE, Rates, layer_time, operator_time
-from hetplan.profiling.transformer import Cut
+from hetplan.profiling.models.operators import CONTENTION, Layer, Matmul, Precision
+from hetplan.profiling.models.transformer import Cut
+from hetplan.profiling.profiles.profile import Profile
+from hetplan.profiling.rates.times import CORE, Rates, layer_time, operator_time
 from hetplan.replays.arrays import Floats, Ints
 from hetplan.replays.strategies.facts import ModelFacts
 from hetplan.replays.strategies.links import Assumptions, group_seconds

@@ -1,6 +1,6 @@
 """What is measured with torch, on this machine's devices. Importing this without torch raises
 UnsupportedError."""
 
-from hetplan.runtime.devices import required_torch
+from hetplan.runtime.launch.devices import required_torch
 
 required_torch("measuring")

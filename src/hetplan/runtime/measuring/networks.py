@@ -25,9 +25,9 @@ from torch import Tensor, nn
 
 from hetplan.errors import UnsupportedError, require
 from hetplan.formulations.poplar.awareness import OutOfMemoryOnDevice
-from hetplan.profiling.models import Model
-from hetplan.profiling.transformer import Transformer
-from hetplan.runtime.devices import now
+from hetplan.profiling.models.model import Model
+from hetplan.profiling.models.transformer import Transformer
+from hetplan.runtime.launch.devices import now
 from hetplan.runtime.references import text_layers
 from hetplan.runtime.tracing.counter import DTYPES, saved_by_autograd, storage
 

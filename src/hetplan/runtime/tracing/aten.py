@@ -20,7 +20,7 @@ import torch
 
 from hetplan.formulations.hap.spmd.operators import Shape
 from hetplan.formulations.hap.spmd.program import Writer
-from hetplan.runtime.execution.spmd.kernels import places_of_tokens
+from hetplan.runtime.spmd.kernels import places_of_tokens
 
 
 class MissingRule(Exception):

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from hetplan.errors import UnsupportedError, require
 from hetplan.plans.shares import split
-from hetplan.runtime.execution.transport import mirrored
+from hetplan.runtime.engine.transport import mirrored
 
 
 def like_x(

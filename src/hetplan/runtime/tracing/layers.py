@@ -1,7 +1,7 @@
 """`trace`: any PyTorch module as a model file, layer by layer, with nothing allocated and nothing
 computed.
 
-Layers are those of `execution.chain`'s contract where the module has them; else submodules: up to
+Layers are those of `engine.chain`'s contract where the module has them; else submodules: up to
 the first number of their path (`h.3`), or the largest that contain no numbered ones (`embed`). What
 stands between belongs to the layer that ran last. The module runs twice, on micro-batches of 2 and
 3 samples; sizes are straight lines through both.
@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from hetplan.errors import InputError, UnsupportedError, one_line, require
-from hetplan.profiling.model_files import LayerEntry, ModelFile
-from hetplan.profiling.operators import ELEMENT_BYTES, Counted, Line, Precision
+from hetplan.profiling.models.operators import ELEMENT_BYTES, Counted, Line, Precision
+from hetplan.profiling.models.traced_model import LayerEntry, ModelFile
 from hetplan.runtime.tracing.counter import (
     DTYPES,
     Call,
@@ -262,7 +262,7 @@ def graph_of(module: nn.Module, arguments: Any, where: str, **options: Any) -> A
 
 
 def chain_of(module: nn.Module) -> dict[str, nn.Module]:
-    """Path -> layer of a module that keeps the contract of `execution.chain`; else nothing."""
+    """Path -> layer of a module that keeps the contract of `engine.chain`; else nothing."""
     layers = getattr(module, "layers", None)
     if isinstance(layers, nn.ModuleDict) and type(module).forward is nn.Module.forward:
         return {f"layers.{name}": layer for name, layer in layers.items()}

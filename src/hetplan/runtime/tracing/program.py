@@ -29,8 +29,8 @@ from torch.fx.node import map_arg
 from hetplan.errors import InputError, UnsupportedError, require
 from hetplan.formulations.hap.spmd.operators import Shape
 from hetplan.formulations.hap.spmd.program import PARAMETER, Node, SingleProgram, Writer
-from hetplan.profiling.model_files import ModelFile
-from hetplan.profiling.models import Model, load_model
+from hetplan.profiling.models.model import Model, load_model
+from hetplan.profiling.models.traced_model import ModelFile
 from hetplan.runtime.tracing.aten import RULES, MissingRule, Tensor, Unsupported, Walker
 from hetplan.runtime.tracing.counter import Layers, name_of, tree_leaves
 from hetplan.runtime.tracing.layers import Called, chain_of, graph_of, labels
@@ -171,7 +171,7 @@ def trace_samples(module: Any, samples: int, *, name: str = "module") -> Traced:
     `layers.trace`.
 
     module: offers `batch(step, first, last)` -> (inputs, targets), and returns the mean loss; or is
-    a chain (see `execution.chain`). Raises as `trace` does.
+    a chain (see `engine.chain`). Raises as `trace` does.
     """
     return trace(PerTarget(module), module.batch(0, 0, samples), name=name)
 

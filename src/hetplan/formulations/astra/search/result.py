@@ -13,8 +13,8 @@ import numpy as np
 
 from hetplan.errors import require
 from hetplan.formulations.astra.data import AstraData
-from hetplan.profiling.models import Model
-from hetplan.profiling.predict import check_global_batch
+from hetplan.profiling.models.model import Model
+from hetplan.profiling.profiles.predict import check_global_batch
 from hetplan.replays.arrays import Floats, Ints
 from hetplan.text import counted
 

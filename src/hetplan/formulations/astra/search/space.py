@@ -16,7 +16,7 @@ import numpy as np
 
 from hetplan.errors import require, unknown_name
 from hetplan.formulations.astra.search.rules import Column, Rule, Table, dropped
-from hetplan.profiling.profile import Profile
+from hetplan.profiling.profiles.profile import Profile
 from hetplan.replays.strategies.facts import ModelFacts
 from hetplan.replays.strategies.table import (
     BASE,

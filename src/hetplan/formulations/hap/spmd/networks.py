@@ -21,10 +21,10 @@ from dataclasses import replace
 
 from hetplan.errors import UnsupportedError, require
 from hetplan.formulations.hap.spmd.program import SingleProgram, Writer
-from hetplan.profiling.models import Model
-from hetplan.profiling.operators import Matmul
-from hetplan.profiling.transformer import Experts, Transformer
-from hetplan.profiling.zoo import VGG19
+from hetplan.profiling.models.model import Model
+from hetplan.profiling.models.operators import Matmul
+from hetplan.profiling.models.transformer import Experts, Transformer
+from hetplan.profiling.models.zoo import VGG19
 
 # i: number of a block; layer: its name in the profile.
 PUBLISHED = {

@@ -1,6 +1,6 @@
 """The operators that programs are made of: a table of their shapes, ways to be sharded, and work.
 
-What an operator computes stands in `runtime/execution/spmd/kernels.py`. Work is in FLOP.
+What an operator computes stands in `runtime/spmd/kernels.py`. Work is in FLOP.
 Elementwise operators wait for memory, not for arithmetic: an element moved counts as
 `ELEMENT_FLOPS`, which is what a device could compute meanwhile.
 

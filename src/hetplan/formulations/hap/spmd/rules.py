@@ -59,8 +59,8 @@ from hetplan.formulations.hap.spmd.operators import (
     whole_way,
 )
 from hetplan.formulations.hap.spmd.program import PARAMETER, Axes, Node, SingleProgram, ways_of
-from hetplan.profiling.cluster import Cluster
-from hetplan.profiling.measured_collectives import OPERATIONS, Collectives
+from hetplan.profiling.hardware.cluster import Cluster
+from hetplan.profiling.profiles.measured_collectives import OPERATIONS, Collectives
 from hetplan.solvers.run import Run as SolverRun
 
 PRODUCTS = ("contract", "convolve", "attention")

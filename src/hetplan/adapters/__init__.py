@@ -1,0 +1,1 @@
+"""Other frameworks: plans in their words, and their measurements as our files."""

@@ -1,0 +1,300 @@
+"""Configurations of other frameworks: DeepSpeed's JSON, torchtitan's TOML, FlagScale's YAML. Each
+refuses by an UnsupportedError what it cannot express."""
+
+import json
+from itertools import groupby
+from typing import Any
+
+import yaml
+
+from hetplan.adapters.exports.grid import Grid, heading
+from hetplan.adapters.exports.megatron_arguments import (
+    RECOMPUTATION,
+    bridge_sections,
+    model_settings,
+    settings,
+)
+from hetplan.files import to_json
+from hetplan.plans.degrees import Degrees
+from hetplan.plans.plan import Plan
+from hetplan.profiling.models.transformer import Transformer
+from hetplan.text import comments
+
+TORCHTITAN = (
+    "torchtitan's TOML job config: torchtitan/config/job_config.py at 6404b93 (September 2025)"
+)
+FLAGSCALE = "FlagScale, branch main-legacy at 0526731: its heterogeneous training guide"
+BRIDGE_VERSION = "docs.nvidia.com/nemo/megatron-bridge, Using Recipes: overrides by YAML"
+SCHEDULES = {"gpipe": "GPipe", "1f1b": "1F1B", "interleaved-1f1b": "Interleaved1F1B"}
+DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
+
+
+def deepspeed(plan: Plan, shape: Transformer | None = None) -> str:
+    """Batch sizes, precision and the ZeRO stage; everything is data parallel.
+
+    `train_batch_size` is micro-batch x accumulation steps x processes, which DeepSpeed checks when
+    it starts: with another number of devices than the plan's it refuses to run.
+    """
+    grid = Grid(plan, "DeepSpeed's JSON")
+    grid.refuse(
+        plan.degrees is not None or plan.workload.narrow,
+        plan.workload.narrow or (plan.degrees or Degrees()).text,
+        "what the model's code and DeepSpeed's would have to do",
+    )
+    for i, replica in enumerate(plan.replicas):
+        grid.refuse(
+            len(replica.stages) > 1,
+            f"pipelines (replicas[{i}] has {len(replica.stages)} stages)",
+            "the cut into stages, which DeepSpeed takes from the model's code (PipelineModule)",
+        )
+    grid.check()
+    grid.refuse(
+        grid.widths[0] > 1,
+        f"tensor parallelism of degree {grid.widths[0]}",
+        "the tensor groups; every device would hold the whole model",
+    )
+    grid.only(
+        "recomputation",
+        ("none",),
+        "that layers are computed again, which the model's code has to do; without it "
+        "memory may not suffice",
+    )
+    precision = plan.workload.precision
+    return to_json(
+        {
+            "train_batch_size": plan.workload.global_batch,
+            "train_micro_batch_size_per_gpu": grid.micro_batch,
+            "gradient_accumulation_steps": grid.count,
+            "zero_optimization": {"stage": plan.zero},
+            "fp16": {"enabled": precision == "fp16"},
+            "bf16": {"enabled": precision == "bf16"},
+        }
+    )
+
+
+def torchtitan(plan: Plan, shape: Transformer | None = None) -> str:
+    """Degrees, micro-batch, stages by module name, schedule and sharding.
+
+    Ranks: pipeline outermost, then data, then tensor, as torchtitan's device mesh numbers them;
+    torchrun numbers nodes one after the other. ZeRO 0 is data_parallel_replicate_degree (DDP);
+    ZeRO 3 is data_parallel_shard_degree (FSDP) with weights given up after the forward pass.
+    torchtitan's tensor parallelism is sequence parallel too, which hetplan does not assume.
+    """
+    grid, degrees = Grid(plan, "torchtitan"), plan.degrees or Degrees()
+    grid.only("precision", tuple(DTYPES), "the precision of training")
+    grid.only("zero", (0, 3), "which states are sharded (FSDP shards all of them)")
+    grid.only(
+        "recomputation",
+        tuple(CHECKPOINTING),
+        "which activations are kept (torchtitan's selective mode keeps others)",
+    )
+    grid.check()
+    tensor = grid.equal_width()
+    grid.refuse(
+        degrees.recompute_layers
+        or degrees.offloaded
+        or degrees.exchange != "ring"
+        or plan.workload.narrow,
+        plan.workload.narrow or degrees.text,
+        "which activations are kept, which states are on the host, or how context ranks meet",
+    )
+    if grid.pipeline * tensor * degrees.context > 1:
+        check_divided(grid, degrees.context)
+    lines = [
+        *heading(plan, "torchtitan", TORCHTITAN),
+        *comments(
+            *(
+                f"--node-rank {i}: node {node} of the plan, --nproc-per-node {n}"
+                for i, (node, n) in enumerate(grid.nodes())
+            )
+        ),
+    ]
+    if tensor > 1 and not degrees.sequence_parallel:
+        lines += comments(
+            "tensor parallel groups are sequence parallel too, which the prediction does not count"
+        )
+    for section, entries in titan_sections(grid, tensor, degrees).items():
+        lines += ["", f"[{section}]"]
+        # JSON's strings, numbers, booleans and lists are TOML's
+        lines += [f"{key} = {json.dumps(value)}" for key, value in entries.items()]
+    return "\n".join(lines) + "\n"
+
+
+def check_divided(grid: Grid, context: int) -> None:
+    """Refuse what torchtitan has for replicas of several devices with FSDP only: data parallelism,
+    since its DDP stands alone, and mixed precision."""
+    plan = grid.plan
+    sharded = plan.zero == 3 and grid.data * context > 1
+    grid.refuse(
+        grid.data > 1 and not sharded,
+        f"ZeRO 0 on {grid.data} replicas beside a pipeline or tensor groups "
+        "(its DDP stands alone; ZeRO 3 would do)",
+        "the replicas: it ends with an error",
+    )
+    grid.refuse(
+        plan.workload.precision != "fp32" and not sharded,
+        f"{plan.workload.precision} on a pipeline or tensor groups without FSDP "
+        "(fp32, or ZeRO 3 on several replicas, would do)",
+        "the precision: mixed_precision_param would do nothing, and everything run in fp32",
+    )
+
+
+def titan_sections(grid: Grid, tensor: int, degrees: Degrees) -> dict[str, dict[str, Any]]:
+    """Section -> entries. With a pipeline the local batch is all micro-batches, without one it is
+    one of them, accumulated."""
+    plan, sharded = grid.plan, grid.plan.zero == 3
+    training = {
+        "local_batch_size": grid.micro_batch * (grid.count if grid.pipeline > 1 else 1),
+        "global_batch_size": plan.workload.global_batch,
+        "mixed_precision_param": DTYPES[plan.workload.precision],
+    }
+    if plan.workload.sequence is not None:
+        training["seq_len"] = plan.workload.sequence
+    parallelism: dict[str, Any] = {
+        "data_parallel_replicate_degree": degrees.shard_groups if sharded else grid.data,
+        "data_parallel_shard_degree": grid.data // degrees.shard_groups if sharded else 1,
+        "tensor_parallel_degree": tensor,
+        "pipeline_parallel_degree": grid.pipeline,
+    }
+    if degrees.context > 1:
+        parallelism["context_parallel_degree"] = degrees.context
+    if degrees.expert > 1:
+        parallelism["expert_parallel_degree"] = degrees.expert
+        parallelism["expert_tensor_parallel_degree"] = degrees.expert_tensor
+    if sharded:
+        parallelism["fsdp_reshard_after_forward"] = "always"
+    if grid.pipeline > 1:
+        names = [
+            ["tok_embeddings"],
+            *([f"layers.{i}"] for i in range(grid.blocks())),
+            ["norm", "output"],
+        ]
+        parallelism |= {
+            "pipeline_parallel_schedule": SCHEDULES[plan.schedule],
+            "pipeline_parallel_microbatch_size": grid.micro_batch,
+            "module_fqns_per_model_part": [
+                [name for part in names[first:last] for name in part]
+                for first, last in grid.virtual_stages
+            ],
+        }
+    return {
+        "training": training,
+        "parallelism": parallelism,
+        "activation_checkpoint": CHECKPOINTING[plan.recomputation],
+    }
+
+
+CHECKPOINTING: dict[str, dict[str, str]] = {
+    "none": {"mode": "none"},
+    "operators": {"mode": "selective", "selective_ac_option": "op"},
+    "full": {"mode": "full"},
+}
+
+
+def flagscale(plan: Plan, shape: Transformer | None = None) -> str:
+    """The `system` section for heterogeneous training on Megatron-LM.
+
+    Consecutive stages of equal width on one device type are one process mesh [tp, cp, ep, dp, pp];
+    meshes, stages and ranks follow each other in the order of the pipeline. Blocks are counted per
+    stage; embedding and head are at the ends.
+    """
+    grid = Grid(plan, "FlagScale", shape)
+    plain = plan.degrees is not None  # like stages, without process meshes
+    schedules = ("1f1b", "interleaved-1f1b") if plain else ("1f1b",)
+    grid.only("schedule", schedules, "the model chunks of each stage, or the order of passes")
+    grid.only("zero", (0, 1, 3) if plain else (0, 1), "sharded gradients and weights")
+    grid.only("recomputation", tuple(RECOMPUTATION), "which activations are kept")
+    grid.check()
+    document = plain_document(grid) if plain else flagscale_document(grid, stage_types(grid))
+    types = {device.node: device.type for device in plan.devices}
+    nodes = (f"node {node} slots={count} type={types[node]}" for node, count in grid.nodes())
+    lines = [
+        *heading(plan, "FlagScale", FLAGSCALE),
+        *comments(f"hostfile, in this order: {', '.join(nodes)}"),
+        yaml.safe_dump(document, sort_keys=False, default_flow_style=None, width=110),
+    ]
+    return "\n".join(lines)
+
+
+def plain_document(grid: Grid) -> dict[str, Any]:
+    """Megatron's arguments; which section one stands in makes no difference."""
+    model = {"num_layers", "seq_length", "micro_batch_size", "global_batch_size"}
+    model |= set(model_settings(grid.shape, 0)) if grid.shape else set()
+    document: dict[str, Any] = {"system": {}, "model": {}}
+    for name, value in settings(grid).items():
+        document["model" if name in model else "system"][name] = value
+    return document
+
+
+def bridge(plan: Plan, shape: Transformer | None = None) -> str:
+    """Overrides of a recipe of NeMo's Megatron Bridge, as its `--config-file` reads them; ranks are
+    Megatron's."""
+    grid = Grid(plan, "Megatron Bridge", shape)
+    grid.only("schedule", ("1f1b", "interleaved-1f1b"), "the order of passes")
+    grid.only("recomputation", tuple(RECOMPUTATION), "which activations are kept")
+    grid.check()
+    grid.nodes()
+    document = bridge_sections(grid)
+    if plan.workload.precision != "fp32":
+        # its fields replace the model's, so that it must have the narrow products, too
+        narrow = {"fp8": "_with_fp8_delayed_scaling", "fp4": "_with_nvfp4"}
+        document["mixed_precision"] = (
+            f"{plan.workload.precision}{narrow.get(plan.workload.stack, '')}_mixed"
+        )
+    lines = heading(plan, "Megatron Bridge", BRIDGE_VERSION)
+    return "\n".join([*lines, yaml.safe_dump(document, sort_keys=False, width=110)])
+
+
+def stage_types(grid: Grid) -> list[str]:
+    """The device type of each stage; refuses stages over several."""
+    stages = []
+    for j, groups in enumerate(grid.devices):
+        types = sorted({grid.plan.devices[d].type for group in groups for d in group})
+        stages += types
+        grid.refuse(
+            len(types) > 1,
+            f"a stage over several device types (stage {j}: {', '.join(types)})",
+            "which replica runs on which type",
+        )
+    return stages
+
+
+def flagscale_document(grid: Grid, types: list[str]) -> dict[str, Any]:
+    """As YAML types; refuses an embedding or a head on a stage of its own."""
+    plan, blocks = grid.plan, grid.blocks_by_stage()
+    grid.refuse(
+        not all(blocks),
+        f"a stage without blocks (stage {blocks.index(min(blocks))})",
+        "a stage of embedding or head alone",
+    )
+    meshes = [
+        (width, name, len(list(run)))
+        for (width, name), run in groupby(zip(grid.widths, types, strict=True))
+    ]
+    system: dict[str, Any] = {
+        "tensor_model_parallel_size": grid.widths[0],
+        "pipeline_model_parallel_size": grid.pipeline,
+        "context_parallel_size": 1,
+        "use_distributed_optimizer": plan.zero == 1,
+        "precision": {plan.workload.precision: True} if plan.workload.precision != "fp32" else {},
+        "hetero": {
+            "enable_hetero": True,
+            "hetero_pipeline_layer_split": blocks,
+            "hetero_process_meshes": [
+                n for width, _, pp in meshes for n in (width, 1, 1, grid.data, pp)
+            ],
+            "hetero_device_types": [name for _, name, _ in meshes],
+            "hetero_current_device_type": meshes[0][1],
+            "standalone_embedding_stage": False,
+        },
+        **RECOMPUTATION[plan.recomputation],
+    }
+    return {
+        "system": system,
+        "model": {
+            "num_layers": grid.blocks(),
+            "seq_length": plan.workload.sequence,
+            "micro_batch_size": grid.micro_batch,
+            "global_batch_size": plan.workload.global_batch,
+        },
+    }

@@ -1,0 +1,246 @@
+"""A plan as arguments of Megatron-LM, which FlagScale takes as they are and Megatron Bridge under
+other names.
+
+Arguments go by their names with underscores. A value of True makes a bare flag. Arguments that
+would only repeat Megatron's defaults are left out.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+from hetplan.adapters.exports.balancing import runs_text
+from hetplan.adapters.exports.grid import Grid
+from hetplan.plans.degrees import Degrees
+from hetplan.profiling.models.transformer import Experts, Transformer
+
+Settings = dict[str, Any]
+"""Argument -> its value."""
+Row = tuple[str, Any, object]
+"""An argument, its value, and whether it is written (a truth value)."""
+
+# The recomputation of a plan, for Megatron-LM and so for FlagScale.
+RECOMPUTATION: dict[str, dict[str, str | int]] = {
+    "none": {},
+    "selective": {"recompute_granularity": "selective"},
+    "full": {
+        "recompute_granularity": "full",
+        "recompute_method": "uniform",
+        "recompute_num_layers": 1,
+    },
+}
+# ZeRO levels for which Megatron's FSDP is needed -> its sharding strategy.
+FSDP_STRATEGIES = {2: "optim_grads", 3: "optim_grads_params"}
+
+
+def written(rows: Iterable[Row]) -> Settings:
+    """The arguments of those rows that are written."""
+    return {argument: value for argument, value, holds in rows if holds}
+
+
+def settings(grid: Grid) -> Settings:
+    """All arguments of a plan: batch, stages, recomputation, degrees and the optimizer's sharding,
+    and the model's own figures where its shape is known."""
+    plan, degrees = grid.plan, grid.plan.degrees or Degrees()
+    tensor = grid.equal_width()
+    grid.refuse(
+        degrees.expert > 1 and tensor > 1 and not degrees.sequence_parallel,
+        "expert parallelism beside tensor ranks that are not sequence parallel",
+        "the division of what lies between matrix products",
+    )
+    arguments: Settings = {
+        "tensor_model_parallel_size": tensor,
+        "pipeline_model_parallel_size": grid.pipeline,
+        "micro_batch_size": grid.micro_batch,
+        "global_batch_size": plan.workload.global_batch,
+        "num_layers": grid.blocks(),
+        "seq_length": plan.workload.sequence,
+    }
+    if plan.workload.precision != "fp32":
+        arguments[plan.workload.precision] = True
+    arguments |= stage_settings(grid)
+    arguments |= recomputation_settings(plan.recomputation, degrees)
+    arguments |= degree_settings(grid, degrees)
+    if grid.shape is not None:
+        arguments |= model_settings(grid.shape, plan.workload.sequence or 0)
+    return arguments
+
+
+def recomputation_settings(recomputation: str, degrees: Degrees) -> Settings:
+    """Which layers are computed again in the backward pass, and what of them."""
+    arguments: Settings = dict(RECOMPUTATION[recomputation])
+    if degrees.recompute_layers is not None:
+        arguments["recompute_method"] = degrees.recompute_method or "uniform"
+        arguments["recompute_num_layers"] = degrees.recompute_layers
+    return arguments
+
+
+def degree_settings(grid: Grid, degrees: Degrees) -> Settings:
+    """Narrow products, degrees of parallelism, overlap, and the sharding and offloading of the
+    optimizer's states."""
+    plan, overlap = grid.plan, degrees.overlap
+    experts_spread = degrees.expert > 1
+    fsdp = plan.zero in FSDP_STRATEGIES
+    hybrid = degrees.shard_groups > 1
+    # Megatron sends messages between model chunks beside computation unless it is told not to.
+    # A plan without degrees says nothing about overlap.
+    interleaved = plan.degrees is not None and grid.chunks > 1
+    offload_fraction = round(degrees.offloaded, 4)
+    return written([
+        ("fp8_format", "hybrid", plan.workload.stack == "fp8"),
+        ("fp4_format", "e2m1", plan.workload.stack == "fp4"),
+        ("context_parallel_size", degrees.context, degrees.context > 1),
+        ("cp_comm_type", "a2a", degrees.exchange == "all-to-all"),
+        ("expert_model_parallel_size", degrees.expert, experts_spread),
+        ("expert_tensor_parallel_size", degrees.expert_tensor, experts_spread),
+        ("sequence_parallel", True, degrees.sequence_parallel),
+        ("tp_comm_overlap", True, "tensor" in overlap),
+        ("overlap_grad_reduce", True, "gradients" in overlap),
+        ("overlap_param_gather", True, "weights" in overlap),
+        ("overlap_cpu_optimizer_d2h_h2d", True, "offload" in overlap),
+        ("no_overlap_p2p_communication", True, interleaved and "messages" not in overlap),
+        ("use_distributed_optimizer", True, plan.zero > 0),
+        ("use_megatron_fsdp", True, fsdp),
+        ("data_parallel_sharding_strategy", FSDP_STRATEGIES.get(plan.zero), fsdp),
+        ("num_distributed_optimizer_instances", degrees.shard_groups, hybrid),
+        ("outer_dp_sharding_strategy", "no_shard", hybrid),
+        ("ckpt_format", "fsdp_dtensor", fsdp),
+        ("optimizer_cpu_offload", True, degrees.offloaded > 0),
+        ("optimizer_offload_fraction", offload_fraction, offload_fraction > 0),
+    ])  # fmt: skip
+
+
+def stage_settings(grid: Grid) -> Settings:
+    """How the blocks divide over the stages: the shortest arguments that say so.
+
+    Nothing is written for Megatron's own even cut. Where only the ends differ, their numbers of
+    blocks are enough: Megatron divides the rest evenly over the other stages.
+    """
+    counts = grid.blocks_by_stage()
+    if len(counts) == 1:
+        return {}
+    blocks_everywhere = all(counts)
+    if blocks_everywhere and len(set(counts)) == 1:
+        return written([("num_layers_per_virtual_pipeline_stage", counts[0], grid.chunks > 1)])
+    first, *middle, last = counts
+    if blocks_everywhere and grid.chunks == 1 and len(set(middle)) == 1:
+        return written([
+            ("decoder_first_pipeline_num_layers", first, first != middle[0]),
+            ("decoder_last_pipeline_num_layers", last, last != middle[0]),
+        ])  # fmt: skip
+    units = ["E", *["t"] * grid.blocks(), "L"]
+    stages = [runs_text(units[begin:end]) for begin, end in grid.virtual_stages]
+    return {"pipeline_model_parallel_layout": "|".join(stages)}  # `Et*5|t*6|t*5L`
+
+
+def model_settings(shape: Transformer, sequence: int) -> Settings:
+    """The figures of a text model. Megatron pads the vocabulary itself.
+
+    sequence: tokens of a sample, for models without learned positions.
+    """
+    grouped_queries = shape.kv_heads < shape.heads
+    # Megatron's default is learned positions; `none` is for models with no positions at all.
+    position_kind = "rope" if shape.rotary else "none"
+    learned_positions = shape.positions > 0 and not shape.rotary
+    rows: list[Row] = [
+        ("hidden_size", shape.hidden, True),
+        ("ffn_hidden_size", shape.feed_forward, True),
+        ("num_attention_heads", shape.heads, True),
+        ("kv_channels", shape.head_dim, True),
+        ("group_query_attention", True, grouped_queries),
+        ("num_query_groups", shape.kv_heads, grouped_queries),
+        ("vocab_size", shape.vocabulary, True),
+        ("max_position_embeddings", max(sequence, shape.positions), True),
+        ("position_embedding_type", position_kind, not learned_positions),
+        ("normalization", "RMSNorm", shape.norm == "rms"),
+        ("swiglu", True, shape.gated),
+        ("disable_bias_linear", True, not shape.feed_forward_bias),
+        ("add_qkv_bias", True, shape.attention_bias and not shape.feed_forward_bias),
+        ("qk_layernorm", True, shape.qk_norm != "none"),
+        ("untie_embeddings_and_output_weights", True, not shape.tied),
+        ("window_size", f"({(shape.window or 0) - 1},0)", shape.window),
+        ("window_attn_skip_freq", shape.full_every, shape.full_every),
+        ("attention_dropout", 0.0, not shape.dropout),
+        ("hidden_dropout", 0.0, not shape.dropout),
+    ]
+    if shape.latent is not None:
+        latent = shape.latent
+        rows += [
+            ("multi_latent_attention", True, True),
+            ("q_lora_rank", latent.query, latent.query is not None),
+            ("kv_lora_rank", latent.keys, True),
+            ("qk_head_dim", latent.nope, True),
+            ("qk_pos_emb_head_dim", latent.rope, True),
+            ("v_head_dim", latent.value, True),
+        ]
+    if shape.experts is not None:
+        rows += expert_rows(shape.experts, shape.layers)
+    return written(rows)
+
+
+def expert_rows(experts: Experts, layers: int) -> list[Row]:
+    """The rows of a mixture of experts. layers: number of blocks."""
+    has_experts = []  # of each block: 1 or 0, as Megatron's `moe_layer_freq` lists them
+    for block in range(layers):
+        in_turn = (block + 1) % experts.every == 0
+        has_experts.append(int(in_turn and block >= experts.dense))
+    limited = experts.capacity is not None
+    return [
+        ("num_experts", experts.count, True),
+        ("moe_token_dispatcher_type", "alltoall", True),
+        ("moe_router_topk", experts.active, True),
+        ("moe_ffn_hidden_size", experts.width, experts.width is not None),
+        ("moe_shared_expert_intermediate_size", experts.shared, experts.shared),
+        ("moe_expert_capacity_factor", experts.capacity, limited),
+        ("moe_pad_expert_input_to_capacity", True, limited),
+        ("moe_layer_freq", str(has_experts), not all(has_experts)),
+    ]
+
+
+# Megatron's arguments -> the fields of Megatron Bridge's ConfigContainer that they set. An argument
+# that is not listed sets the field of its own name in the section `model`. A field that begins with
+# ! holds the opposite truth value.
+BRIDGE: dict[str, tuple[str, ...]] = {
+    "num_experts": ("model.num_moe_experts",),
+    "fp8_format": ("model.fp8",),
+    "fp4_format": ("model.fp4",),
+    "swiglu": ("model.gated_linear_unit",),
+    "disable_bias_linear": ("!model.add_bias_linear",),
+    "untie_embeddings_and_output_weights": ("!model.share_embeddings_and_output_weights",),
+    "group_query_attention": (),
+    "max_position_embeddings": (),
+    "seq_length": ("model.seq_length", "dataset.sequence_length"),
+    "micro_batch_size": ("train.micro_batch_size",),
+    "global_batch_size": ("train.global_batch_size",),
+    "decoder_first_pipeline_num_layers": ("model.num_layers_in_first_pipeline_stage",),
+    "decoder_last_pipeline_num_layers": ("model.num_layers_in_last_pipeline_stage",),
+    "no_overlap_p2p_communication": ("!model.overlap_p2p_comm",),
+    "tp_comm_overlap": ("comm_overlap.tp_comm_overlap",),
+    "overlap_grad_reduce": ("ddp.overlap_grad_reduce",),
+    "overlap_param_gather": ("ddp.overlap_param_gather",),
+    "use_distributed_optimizer": (
+        "ddp.use_distributed_optimizer", "optimizer.use_distributed_optimizer",
+    ),
+    "use_megatron_fsdp": ("ddp.use_megatron_fsdp", "dist.use_megatron_fsdp"),
+    "data_parallel_sharding_strategy": ("ddp.data_parallel_sharding_strategy",),
+    "num_distributed_optimizer_instances": ("ddp.num_distributed_optimizer_instances",),
+    "outer_dp_sharding_strategy": ("ddp.outer_dp_sharding_strategy",),
+    "ckpt_format": ("checkpoint.ckpt_format",),
+    "optimizer_cpu_offload": ("optimizer.optimizer_cpu_offload",),
+    "optimizer_offload_fraction": ("optimizer.optimizer_offload_fraction",),
+    "overlap_cpu_optimizer_d2h_h2d": ("optimizer.overlap_cpu_optimizer_d2h_h2d",),
+}  # fmt: skip
+
+
+def bridge_sections(grid: Grid) -> dict[str, Any]:
+    """Sections of Megatron Bridge's configuration: section -> field -> value."""
+    arguments = settings(grid)
+    arguments.pop(grid.plan.workload.precision, None)  # the exporter sets `mixed_precision` instead
+    if arguments.pop("num_layers_per_virtual_pipeline_stage", None) is not None:
+        arguments["virtual_pipeline_model_parallel_size"] = grid.chunks
+    sections: dict[str, Any] = {}
+    for argument, value in arguments.items():
+        for field in BRIDGE.get(argument, (f"model.{argument}",)):
+            opposite = field.startswith("!")
+            section, _, name = field.removeprefix("!").partition(".")
+            sections.setdefault(section, {})[name] = not value if opposite else value
+    return sections

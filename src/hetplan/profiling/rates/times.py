@@ -1,0 +1,278 @@
+"""Predicted times: measured rates per operator, the host per layer, collectives, recomputation.
+
+Every operator takes what measurements of its kind and size say (`profiling/rates`), and the physics
+fitted to them elsewhere; a layer takes the sum, together with its host's launches. Nothing here is
+fitted to any system's totals.
+
+Recomputation says what a layer keeps for its backward pass, and what it computes again. none:
+everything is kept. selective: the attention core (scores, softmax, context) is computed again
+(Korthikanti et al. 2022, Section 5). operators: the outputs of fused attention and of every second
+product are kept, and the rest is computed again (torchtitan's selective checkpointing per
+operator). full: only the layer's input is kept, and its forward pass
+repeated (Chen et al. 2016).
+"""
+
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+
+from hetplan.errors import require
+from hetplan.profiling.hardware.cluster import DeviceSpec, Floats
+from hetplan.profiling.models.operators import (
+    DEFAULT_STACK,
+    ELEMENT_BYTES,
+    FLASH_SPREAD,
+    HALF_SEQUENCE,
+    REPEATED,
+    Counted,
+    Elementwise,
+    Kind,
+    Layer,
+    Matmul,
+    Operator,
+    Precision,
+    Shape,
+    Stack,
+    flash_shares,
+    launches,
+)
+from hetplan.profiling.rates.efficiency import Learned
+from hetplan.profiling.rates.products import MoveKind, move_seconds, product_seconds
+from hetplan.profiling.rates.shipped import Estimate
+
+# The share of its speed that a 16-bit product keeps where k or n is no multiple of 8, by the
+# largest power of two that divides both (NVIDIA, "Matrix Multiplication Background": operands of
+# whole 16 bytes). Asynchronous copies take 4, 8 or 16 bytes (CUDA, cp.async), so that only odd
+# sizes lose them; what those lose was seen on the heads of vTrain's single GPUs (50257 columns).
+MISALIGNED = {1: 0.35, 2: 0.7, 4: 0.85}
+# How much faster products of 8-bit numbers are than of 16-bit ones (the datasheets of H100 to B200
+# say twice). Their operands are read in 16 bits, and written in 8 bits as they are and transposed
+# (NVIDIA Transformer Engine, "FP8 primer"): moves of 16-bit elements for each.
+FP8_SPEED, FP8_CASTS = 1.9, 2.0
+# How measured memory-bound operators stand for the described ones.
+MOVES: dict[Kind, MoveKind] = {
+    "add": "binary",
+    "activation": "pointwise",
+    "copy": "pointwise",
+    "lookup": "pointwise",
+    "loss": "softmax",
+    "norm": "norm",
+    "softmax": "softmax",
+}
+
+
+@dataclass(frozen=True)
+class LayerTime:
+    """Seconds of one layer and one micro-batch on one device of a tensor group, without its
+    all-reduces."""
+
+    forward: float
+    backward: float
+    # the part in which the host launches the kernels; see `together`
+    forward_host: float = 0.0
+    backward_host: float = 0.0
+
+
+def layer_time(
+    layer: Layer,
+    rates: "Rates",
+    *,
+    micro_batch: int = 1,
+    tensor: int = 1,
+    learned: Learned | None = None,
+) -> LayerTime:
+    """Seconds of `layer` for `micro_batch` samples, split over `tensor` devices of such rates.
+
+    Matrix products shrink with `tensor`; norms, residuals and dropouts only do where the stack is
+    sequence parallel; all-reduces are not included. What the host takes to launch the kernels
+    counts, too (`together`). learned: what was measured of this device's operators, as factors.
+    Raises InputError where sizes are below 1.
+    """
+    for name, value in (("micro_batch", micro_batch), ("tensor", tensor)):
+        require(value >= 1, f"{name} is not usable", got=value, expected="at least 1")
+    times = [operator_time(op, rates, micro_batch, tensor) for op in layer.operators]
+    if learned is not None:
+        factors = [learned.factor(op, micro_batch, tensor) for op in layer.operators]
+        times = [
+            LayerTime(t.forward * factor, t.backward * factor)
+            for t, factor in zip(times, factors, strict=True)
+        ]
+    # arrays of two passes: [forward, backward]; a layer may have no operators (a dropout of 0)
+    device = np.zeros(2)
+    kernels = np.zeros(2)
+    for operator, seconds in zip(layer.operators, times, strict=True):
+        device += (seconds.forward, seconds.backward)
+        kernels += launches(operator)
+    if rates.stack.casts and rates.precision != "fp32":
+        weights = (layer.params + layer.tied_params) / tensor
+        device += rates.moved_seconds(3 * weights, "copy")
+    if tensor > 1:
+        for reduce in layer.reduces:
+            kernels[int(reduce.backward)] += 1
+            if rates.stack.gather_copies and micro_batch > 1:  # read and written, twice
+                copied = 4 * micro_batch * reduce.elements
+                device[int(reduce.backward)] += rates.moved_seconds(copied, "copy")
+    host = kernels * rates.stack.host_seconds
+    forward, backward = together(device, host).tolist()
+    return LayerTime(forward, backward, *host.tolist())
+
+
+def together(device: Floats, host: Floats) -> Floats:
+    """Seconds of passes whose kernels take `device` seconds and whose launches take `host` seconds.
+
+    The host runs ahead of the device where it is faster, and the device waits where it is not;
+    where both take equally long, delays of either cost time. The root of the sum of squares has all
+    three properties. It was chosen over the maximum on layers of vTrain's single nodes.
+    """
+    return np.asarray(np.hypot(device, host))
+
+
+@dataclass(frozen=True)
+class Rates:
+    """The seconds of operators on one device type in one precision under one software stack."""
+
+    device: str  # the catalogue's name, by which measurements are looked up
+    spec: DeviceSpec
+    precision: Precision
+    stack: Stack = DEFAULT_STACK
+    # Which number of every estimate: its middle ("seconds"), or an end of the interval in which
+    # eight of ten measurements lay.
+    edge: Literal["low", "seconds", "high"] = "seconds"
+
+    @cached_property
+    def flops_per_s(self) -> float:
+        """FLOP/s of a large matrix product; raises InputError where the device lacks the
+        precision."""
+        large = Shape(1, 4096, 4096, 4096)
+        return large.flops / self.product_seconds(large)
+
+    def moved_seconds(self, elements: float, kind: Kind) -> float:
+        """Seconds of moving `elements` numbers of the precision."""
+        moved = elements * ELEMENT_BYTES[self.precision]
+        return self.end_of(move_seconds(MOVES[kind], moved, self.device, self.spec))
+
+    def end_of(self, estimate: Estimate) -> float:
+        """The number of an estimate that `edge` names."""
+        return float(getattr(estimate, self.edge))
+
+    def product_seconds(self, shape: Shape) -> float:
+        """Seconds of matrix products; misaligned sizes slow 16-bit products down."""
+        share = 1.0
+        if self.precision != "fp32":
+            alignment = math.gcd(int(shape.k), int(shape.n), 8)
+            share = MISALIGNED.get(alignment, 1.0)
+        estimate = product_seconds(self.device, self.spec, self.precision, shape)
+        return self.end_of(estimate) / share
+
+    def attention_seconds(self, op: Matmul, shape: Shape) -> tuple[float, float]:
+        """Seconds of one of the two products of fused attention, forward and backward.
+
+        The backward pass has five products for the forward pass's two. A causal mask halves the
+        products (Dao 2023, Section 4.1), and the keys that a query sees on average.
+        """
+        seen = 0.5 if op.attention == "fused-causal" else 1.0
+        keys = seen * max(shape.k, shape.n)
+        flops = seen * shape.flops
+        peak = self.spec.peak_flops(self.precision)
+        forward, backward = flash_shares(self.stack.flash, peak, "bf16" in self.spec.peak_tflops)
+        reached = peak * keys / (keys + HALF_SEQUENCE) / FLASH_SPREAD[self.edge]
+        return flops / (reached * forward), 2.5 * flops / (reached * backward)
+
+
+def operator_time(op: Operator, rates: Rates, micro_batch: int, tensor: int) -> LayerTime:
+    """Seconds of one operator, forward and backward."""
+    if rates.stack.sequence_parallel and isinstance(op, Elementwise) and op.kind != "lookup":
+        op = replace(op, split=True)  # a lookup takes all tokens to each rank's part of the table
+    if isinstance(op, Matmul) and op.attention.startswith("fused"):
+        return LayerTime(*rates.attention_seconds(op, op.shape(micro_batch, tensor)))
+    shape = op.shape(micro_batch, tensor)
+    if shape is not None and shape.count:
+        seconds = rates.product_seconds(shape)
+    else:
+        kind = op.kind if isinstance(op, Elementwise) else "add"
+        seconds = rates.moved_seconds(op.moved(micro_batch, tensor), kind)
+    if isinstance(op, Matmul):
+        if op.weight and (rates.stack.fp8 or rates.stack.fp4):
+            seconds = narrow_seconds(op.shape(micro_batch, tensor), seconds, rates)
+        return LayerTime(seconds, seconds * op.backward_products)
+    if isinstance(op, Counted):
+        return LayerTime(0.0, seconds) if op.backward else LayerTime(seconds, 0.0)
+    seconds_back = rates.moved_seconds(op.moved_back(micro_batch, tensor), op.kind)
+    return LayerTime(rates.stack.kernels * seconds, rates.stack.kernels * seconds_back)
+
+
+def narrow_seconds(shape: Shape, seconds: float, rates: Rates) -> float:
+    """Seconds of a product in 8 or 4 bits, with the casts of its operands, from its seconds in 16
+    bits."""
+    faster = FP8_SPEED
+    if rates.stack.fp4:
+        peaks = rates.spec.peak_tflops
+        faster *= peaks["fp4"] / peaks["fp8"]
+    operands = shape.count * shape.k * (shape.m + shape.n)
+    return seconds / faster + rates.moved_seconds(FP8_CASTS * operands, "copy")
+
+
+def all_reduce_seconds(size: float, ranks: int, bandwidth: float, latency: float = 0.0) -> float:
+    """Time of a ring all-reduce: 2 (n-1) (size / (n b) + a), no overlap.
+
+    size: bytes per rank. ranks: n >= 1 (1 gives 0). bandwidth: bytes/s of the ring's slowest link.
+    latency: seconds per message. Source: Patarasuk and Yuan 2009; AMP (NeurIPS 2022), equation 3,
+    without the latency.
+    """
+    return 2.0 * (ranks - 1) * (size / (ranks * bandwidth) + latency)
+
+
+Recomputation = Literal["none", "selective", "operators", "full"]
+
+CORE = ("scores", "softmax", "context")
+CORE_SAVED = ("softmax output", "scores after dropout", "scores dropout mask")
+FUSED_SAVED = ("attention output", "log-sum-exp")
+
+
+def repeated_share(
+    layer: Layer, mode: Recomputation, rates: Rates, micro_batch: int, tensor: int
+) -> float:
+    """The share of the layer's forward seconds that its backward pass spends again."""
+    if mode == "none" or layer.kind not in REPEATED:
+        return 0.0
+    if mode == "full":
+        return 1.0
+    forward = repeated = 0.0
+    for op in layer.operators:
+        seconds = operator_time(op, rates, micro_batch, tensor).forward
+        forward += seconds
+        repeated += seconds * repeated_part(op, mode)
+    return repeated / forward if forward > 0 else 0.0
+
+
+def repeated_part(op: Operator, mode: Recomputation) -> float:
+    """The part of an operator that is computed again under `selective` or `operators`."""
+    if mode == "selective":
+        return float(op.name in CORE)
+    if isinstance(op, Matmul) and op.weight:
+        return 0.5  # the outputs of every second product are kept
+    if isinstance(op, Matmul) and op.attention.startswith("fused"):
+        return 0.0
+    return 1.0
+
+
+def kept_bytes(
+    layer: Layer, mode: Recomputation, precision: Precision, tensor: int, before: float
+) -> float:
+    """Bytes per sample that each device of a tensor group keeps. before: bytes per sample of the
+    layer's input."""
+    if mode == "full" and layer.kind in REPEATED:
+        return before
+    if mode == "operators" and layer.kind in REPEATED:
+        outputs = 0.0
+        for op in layer.operators:
+            if isinstance(op, Matmul) and op.weight:
+                outputs += op.m * op.n * op.count / (tensor if op.split == "n" else 1)
+        core = sum(t.size(precision) for t in layer.saved if t.name in FUSED_SAVED) / tensor
+        return before + core + outputs / 2 * ELEMENT_BYTES[precision]
+    dropped = CORE_SAVED if mode == "selective" else ()
+    kept = [saved for saved in layer.saved if saved.name not in dropped]
+    return sum(saved.size(precision) / (tensor if saved.split else 1) for saved in kept)

@@ -1,0 +1,166 @@
+"""A rank's parameters, gradients and optimizer states under data parallelism and ZeRO 0 to 3.
+
+ZeRO 0  gradients are summed over the owners; every owner updates all that it has.
+ZeRO 1  every owner updates its shard of each bucket; the updated parameters are gathered.
+ZeRO 2  gradients are kept as shards only: replicas of one stage sum them after every micro-batch.
+ZeRO 3  parameters, too: replicas of one stage gather each layer before its passes and release it
+behind them.
+
+In replicas of one stage collectives run beside the passes: a bucket's gradients are summed once its
+lowest layer has computed them, and ZeRO 3 gathers one layer ahead. In pipelines all collectives run
+at the beginning and at the end of an iteration, so that no other stage waits for one in the middle
+of its schedule.
+
+Source: Rajbhandari et al. 2020 (ZeRO), Section 5. The shards' sizes are the plan's, and may differ.
+"""
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import torch
+from torch import nn
+
+from hetplan.plans.shares import split
+from hetplan.runtime.engine.buckets import Bucket, BucketPlan, LocalCuts
+from hetplan.runtime.engine.transport import Group
+
+PENDING_SUMS = 2  # buckets whose sums may be under way: each is a copy of its gradients
+
+
+class States:
+    """All buckets of one rank, and when their collectives run."""
+
+    zero: int
+    """ZeRO level."""
+    parameters: Mapping[str, nn.Parameter]
+    """Name in the unsplit model -> what this rank has of it."""
+    per_step: bool
+    """ZeRO 2: gradients are summed after every micro-batch."""
+    per_layer: bool
+    """ZeRO 3: each layer is gathered before its passes and released behind them."""
+    buckets: list[Bucket]
+
+    def __init__(
+        self,
+        plans: Sequence[BucketPlan],
+        groups: Mapping[tuple[int, ...], Group],
+        rank: int,
+        parameters: Mapping[str, nn.Parameter],
+        cuts: LocalCuts,
+        *,
+        zero: int,
+        shares: Sequence[float],
+        in_step: bool,
+    ) -> None:
+        """shares: [rank] its share of ZeRO's shards. in_step: all ranks take each pass together."""
+        self.zero = zero
+        self.parameters = parameters
+        self.per_step = in_step and zero == 2
+        self.per_layer = in_step and zero == 3
+        self.buckets = []
+        for plan in plans:
+            if rank not in plan.owners:
+                continue
+            shard_group = plan.shard_group(rank)
+            size = sum(piece.size for piece in plan.pieces)
+            bucket = Bucket(
+                plan=plan,
+                rank=rank,
+                shard_group=shard_group,
+                owner_collectives=groups.get(plan.owners),
+                shard_collectives=groups.get(shard_group),
+                copy_collectives=groups.get(plan.shard_copies(rank)),
+                parameters={piece.name: parameters[piece.name] for piece in plan.pieces},
+                cuts=cuts,
+                ranges=split(size, [shares[other] for other in shard_group]),
+            )
+            self.buckets.append(bucket)
+        for bucket in self.buckets:
+            bucket.begin(sharded=zero > 0)
+        self._pending: deque[Callable[[], None]] = deque()  # sums under way, to be waited for
+        self._release(self.buckets)
+
+    def begin(self, visits: Sequence[tuple[bool, int]] = ()) -> None:
+        """Begin an iteration: gather the parameters, which an optimizer has changed elsewhere.
+
+        visits: (backward, layer) of all passes of layers, in their order.
+        """
+        self._backward_left = Counter(layer for backward, layer in visits if backward)
+        self._following: Iterator[int | None] = iter([*(layer for _, layer in visits[1:]), None])
+        if self.zero and not self.per_layer:
+            self._gather(self.buckets)
+
+    def before_layer(self, layer: int) -> None:
+        """Gather a layer's parameters before a pass, and begin to gather the next pass's."""
+        self._gather([bucket for bucket in self._of_layer(layer) if not bucket.gathered])
+        self._next_layer = next(self._following)
+        for bucket in self._of_layer(self._next_layer):
+            if not bucket.gathered:
+                bucket.begin_gather()
+
+    def after_layer(self, layer: int, *, backward: bool) -> None:
+        """Behind a pass of a layer, sum its gradients if they are complete, and release its
+        parameters."""
+        if backward:
+            self._backward_left[layer] -= 1
+            every_micro_batch = self.per_step or self.per_layer
+            if every_micro_batch or self._backward_left[layer] == 0:
+                self._sum([bucket for bucket in self.buckets if layer in bucket.plan.layers])
+        self._release([
+            bucket for bucket in self._of_layer(layer)
+            if self._next_layer not in bucket.plan.layers
+        ])  # fmt: skip
+
+    def end(self) -> None:
+        """End an iteration: wait for all sums of gradients, and release the parameters."""
+        self._sum([bucket for bucket in self.buckets if not bucket.plan.layers])
+        while self._pending:
+            self._pending.popleft()()
+        self._release(self.buckets)
+
+    def _of_layer(self, layer: int | None) -> list[Bucket]:
+        """The buckets that are gathered and released with a layer; none but under ZeRO 3 layer by
+        layer."""
+        if not self.per_layer:
+            return []
+        return [bucket for bucket in self.buckets if layer in bucket.plan.layers]
+
+    def _sum(self, buckets: Sequence[Bucket]) -> None:
+        """Begin to sum the gradients of some buckets."""
+        if self.zero == 0:
+            for parameter in parameters_of(buckets):
+                if parameter.grad is None and parameter.requires_grad:  # where no row came by
+                    parameter.grad = torch.zeros_like(parameter)
+        for bucket in buckets:
+            self._pending.append(bucket.sum_gradients())
+            if len(self._pending) > PENDING_SUMS:
+                self._pending.popleft()()
+        if self.zero:  # only now: a parameter's pieces may lie in several buckets
+            for parameter in parameters_of(buckets):
+                parameter.grad = None
+
+    def _gather(self, buckets: Sequence[Bucket]) -> None:
+        """Gather the parameters of some buckets."""
+        with torch.no_grad():
+            if self.zero == 3:
+                for parameter in parameters_of(buckets):
+                    data = parameter.data
+                    data.untyped_storage().resize_(data.numel() * data.element_size())
+            for bucket in buckets:
+                bucket.gather()
+                bucket.gathered = True
+
+    def _release(self, buckets: Sequence[Bucket]) -> None:
+        """Under ZeRO 3, free the parameters' memory, which the next gathering allocates again."""
+        if self.zero != 3:
+            return
+        for bucket in buckets:
+            bucket.gathered = False
+        for parameter in parameters_of(buckets):
+            parameter.data.untyped_storage().resize_(0)
+
+
+def parameters_of(buckets: Sequence[Bucket]) -> list[nn.Parameter]:
+    """The parameters of some buckets. One whose pieces lie in several buckets occurs several
+    times."""
+    return [parameter for bucket in buckets for parameter in bucket.parameters.values()]

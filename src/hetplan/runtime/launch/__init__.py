@@ -1,0 +1,1 @@
+"""Local ranks of a plan: forked, watched over, and started again without a lost node."""
