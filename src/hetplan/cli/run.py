@@ -40,6 +40,7 @@ from hetplan.files import read_yaml, write_text
 from hetplan.interpreter import own_command
 from hetplan.plans.plan import Plan, load_plan, save_plan
 from hetplan.profiling.hardware.cluster import example_clusters
+from hetplan.runtime.execution.choice import engine_of
 from hetplan.runtime.job import Job, Loss, StepReport, check_options
 from hetplan.runtime.launch.devices import on_devices
 from hetplan.runtime.launch.local import Again, launch as launch_ranks, launch_elastic
@@ -126,7 +127,11 @@ def predicted(
         return None
     try:
         return Rehearsal.of(
-            plan, setting.workload(plan, where), scale if virtual else 1.0, cores=free_cores()
+            plan,
+            setting.workload(plan, where),
+            engine_of(plan),
+            scale if virtual else 1.0,
+            cores=free_cores(),
         )
     except InputError as error:
         if required or setting != Setting():
@@ -335,11 +340,12 @@ def run(
     if loaded.world_size > 2 * cores and not (quiet or virtual or is_rank()):
         note(f"{loaded.world_size} ranks share {counted(cores, 'core')} and take turns")
 
+    trains = not virtual or engine_of(loaded, training.backend).trains_rehearsals
+
     def tell(report: StepReport) -> None:
         if not quiet:
-            without_loss = job.virtual and loaded.schedule == "spmd"
-            loss = f": loss {number_text(report.loss)}"
-            note(f"step {report.step}{'' if without_loss else loss}")
+            loss = f": loss {number_text(report.loss)}" if trains else ""
+            note(f"step {report.step}{loss}")
 
     if is_rank():
         measured = serve(job)

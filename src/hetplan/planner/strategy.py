@@ -35,9 +35,9 @@ from hetplan.plans.plan import Plan, PlanDevice, Recomputation, Stage
 from hetplan.profiling.models.operators import Precision
 from hetplan.profiling.profiles.profile import Profile
 from hetplan.profiling.workload import Workload
+from hetplan.replays.chains import Replay
 from hetplan.replays.costs import Costs
 from hetplan.replays.pose import kept_of, pose
-from hetplan.runtime.replay import Replay
 from hetplan.schema import StrictModel, derived, parse
 from hetplan.solvers.registry import load
 from hetplan.solvers.run import Result, Run, Stopped, relative_gap
