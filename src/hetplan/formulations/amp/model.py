@@ -391,9 +391,7 @@ def solve_by(
             layout = lay_out(problem, cells, case.tables.configuration)
             bound = root_bound(row_model(layout), part.check)
             cases[at] = replace(case, bound=max(case.bound, bound))
-    sweep = Sweep(
-        run, incumbent, method, parameters.most_terms, minimise, CLOCK.seconds() - begun
-    )
+    sweep = Sweep(run, incumbent, method, parameters.most_terms, minimise, CLOCK.seconds() - begun)
     proof = search([(case.bound, case) for case in cases], sweep.expand, incumbent, run)
     stop, message = proof.verdict(run, NO_ROOM if cases else NO_CONFIGURATION)
     if not proof.proven:
