@@ -26,7 +26,7 @@ LINKS = ("formulations", "instances", "planner", "profiling", "runtime", "solver
 # A module may import what stands on a lower level, and from its own part; parts on one level are
 # strangers.
 LEVELS = (
-    ("answers", "compiled", "errors", "files", "interpreter", "schema", "text"),
+    ("answers", "clock", "compiled", "errors", "files", "interpreter", "schema", "text"),
     ("profiling",),
     ("plans",),
     ("programs",),
