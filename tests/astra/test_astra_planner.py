@@ -12,6 +12,7 @@ from fakes.workloads import cluster
 from hetplan.cli.plan import proven_text
 from hetplan.errors import UnsupportedError
 from hetplan.formulations.astra.search.engine import search
+from hetplan.formulations.astra.search.pool import homogeneous
 from hetplan.formulations.astra.search.result import Job, summary
 from hetplan.formulations.joint.bound import computing_alone
 from hetplan.planner.astra import Astra, PoolProblem, plan_of
@@ -24,9 +25,9 @@ from hetplan.profiling.models.model import load_model
 from hetplan.profiling.models.transformer import Experts
 from hetplan.profiling.models.zoo import llama, text_model
 from hetplan.profiling.workload import make_workload
+from hetplan.replays.assumptions import Assumptions
+from hetplan.replays.offers import offers_of_cluster
 from hetplan.replays.replay import replay
-from hetplan.replays.strategies.links import Assumptions
-from hetplan.replays.strategies.offers import homogeneous, offers_of_cluster
 from hetplan.solvers.run import Options, Run
 from present import present
 

@@ -207,7 +207,8 @@ def test_one_command_measures_plans_and_runs(
         "--sequence",
         8,
     )
-    measured = ("--global-batch", 8, "--set", "poplar.zero=0", "--measure", "cpu", "--run", 2)
+    planned = ("--global-batch", 8, "--strategies", "poplar", "--set", "poplar.zero=0")
+    measured = (*planned, "--measure", "cpu", "--run", 2)
     runs: list[subprocess.CompletedProcess[str]] = []
     real = subprocess.run
 

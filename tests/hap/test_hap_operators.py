@@ -37,7 +37,9 @@ def cuts(case: Case, way: Way) -> list[list[int] | None]:
         s[f] if f >= 0 else 0
         for s, f in zip([*shapes(case), output], [*way.inputs, way.output], strict=True)
     ]
-    units = np.gcd.reduce([n for n in sizes if n] or [1])
+    sliced = [n for n in sizes if n]
+    units = np.gcd.reduce(sliced or [1])
+    assert units >= 3 or not sliced, f"{case[0]}: {way} leaves no unit for each of three devices"
     return [lengths(n, n // units) if n else None for n in sizes]
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from fakes.workloads import BARE, cluster
 from hetplan.errors import InputError, UnsupportedError
+from hetplan.formulations.astra.search.pool import homogeneous
 from hetplan.formulations.astra.search.result import Job
 from hetplan.formulations.joint.search import LocalSearch
 from hetplan.planner.astra import PoolProblem, least_seconds
@@ -25,10 +26,10 @@ from hetplan.profiling.models.model import load_model
 from hetplan.profiling.models.transformer import Experts
 from hetplan.profiling.models.zoo import llama, text_model
 from hetplan.profiling.workload import Workload, make_workload
+from hetplan.replays.assumptions import Assumptions
+from hetplan.replays.offers import offers_of_cluster
 from hetplan.replays.pose import pose
 from hetplan.replays.replay import replay
-from hetplan.replays.strategies.links import Assumptions
-from hetplan.replays.strategies.offers import homogeneous, offers_of_cluster
 from hetplan.solvers.run import Options, Run
 from present import present
 

@@ -26,9 +26,9 @@ from hetplan.profiling.rates.times import Rates, kept_bytes, repeated_share
 from hetplan.profiling.workload import Workload
 from hetplan.replays.chains import Settings
 from hetplan.replays.costs import Costs
+from hetplan.replays.overlap import prefetched_pass
 from hetplan.replays.pose import costs_of
 from hetplan.replays.replay import replay
-from hetplan.replays.sharding import hidden
 from hetplan.replays.simulator.tasks import Kind
 from hetplan.solvers.run import Run
 
@@ -268,13 +268,13 @@ def test_gathers_hide_behind_layers() -> None:
     """By hand: three layers, weights before each, gradients behind each."""
     compute, gather, scatter = [4.0, 1.0, 4.0], [1.0, 3.0, 2.0], [1.0, 1.0, 2.0]
     # nothing ahead: all one after the other, but the last layer's gradients
-    assert hidden(compute, gather, scatter, 0) == (9 + 6 + 2, 2.0)
+    assert prefetched_pass(compute, gather, scatter, 0) == (9 + 6 + 2, 2.0)
     # weights there at 1 and 4; computed at 5, gradients until 6, weights until 8; computed at 6,
     # gradients until 9; computed at 12, gradients until 14
-    assert hidden(compute, gather, scatter, 1) == (12.0, 2.0)
+    assert prefetched_pass(compute, gather, scatter, 1) == (12.0, 2.0)
     # weights there at 1, 4 and 6
-    assert hidden(compute, gather, scatter, 2) == (10.0, 2.0)
-    assert hidden(compute, gather, [0.0] * 3, 2) == (10.0, 0.0)
+    assert prefetched_pass(compute, gather, scatter, 2) == (10.0, 2.0)
+    assert prefetched_pass(compute, gather, [0.0] * 3, 2) == (10.0, 0.0)
 
 
 @pytest.mark.parametrize("zero", [2, 3])

@@ -19,7 +19,7 @@ from hetplan.cli.output import emit
 from hetplan.profiling.hardware.cluster import Cluster
 from hetplan.profiling.models.model import load_model
 from hetplan.profiling.profiles.predict import predict
-from hetplan.replays.strategies.offers import offer_of
+from hetplan.replays.offers import offer_of
 from hetplan.text import Table, percent_text, seconds_text
 
 

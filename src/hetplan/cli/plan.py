@@ -1,7 +1,6 @@
 """`hetplan plan`: one workload, all strategies; the ranking, what is proven, the winner's plan."""
 
 import subprocess
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -40,6 +39,7 @@ from hetplan.cli.options import (
     with_links,
 )
 from hetplan.cli.output import Display, emit, note, watched
+from hetplan.clock import CLOCK
 from hetplan.errors import require
 from hetplan.interpreter import own_command
 from hetplan.plans.plan import save_plan
@@ -174,7 +174,7 @@ def plan(
 ) -> int:
     """Plan the training of a model on a cluster: the fastest plan that fits, replayed, with its
     bound. Exit code 0 when a plan fits, 1 when none does (or none was found in time)."""
-    begun = time.perf_counter()  # loading the planner counts, too
+    begun = CLOCK.seconds()  # loading the planner counts, too
     # the planner's compiled kernels are not needed for completion
     from hetplan.cli.profile import named, traced_model
     from hetplan.planner.criteria import Criteria

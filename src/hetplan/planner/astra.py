@@ -23,12 +23,21 @@ import numpy as np
 from hetplan.errors import UnsupportedError, require
 from hetplan.formulations.amp.problem import Configuration, megatron_placement
 from hetplan.formulations.astra.search.engine import search
+from hetplan.formulations.astra.search.pool import Pool, heterogeneous, homogeneous
+from hetplan.formulations.astra.search.pricing import (
+    BACKWARD,
+    EMBEDDING,
+    FORWARD,
+    HEAD,
+    block_seconds,
+)
 from hetplan.formulations.astra.search.result import (
     Candidate as AstraCandidate,
     Job,
     summary,
 )
 from hetplan.formulations.astra.search.space import Space, measured_sizes
+from hetplan.formulations.astra.search.table import EXCHANGES
 from hetplan.formulations.joint.bound import computing_alone
 from hetplan.planner.candidate import Candidate, StrategyMethod, joined
 from hetplan.planner.strategy import NoPlan, Problem, Strategy
@@ -37,12 +46,10 @@ from hetplan.plans.making import new_plan
 from hetplan.plans.plan import MicroBatches, Plan, Prediction, Replica, Stage
 from hetplan.plans.shares import split
 from hetplan.profiling.workload import Workload
+from hetplan.replays.assumptions import Assumptions
+from hetplan.replays.facts import model_facts
+from hetplan.replays.offers import offers_of_cluster
 from hetplan.replays.replay import replay
-from hetplan.replays.strategies.facts import model_facts
-from hetplan.replays.strategies.links import Assumptions
-from hetplan.replays.strategies.offers import Pool, heterogeneous, homogeneous, offers_of_cluster
-from hetplan.replays.strategies.pricing import BACKWARD, EMBEDDING, FORWARD, HEAD, block_seconds
-from hetplan.replays.strategies.table import EXCHANGES
 from hetplan.runtime.execution.choice import refusal
 from hetplan.solvers.run import Options, Run
 

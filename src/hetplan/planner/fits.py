@@ -33,10 +33,9 @@ from hetplan.profiling.profiles.predict import (
 )
 from hetplan.profiling.rates.times import Recomputation
 from hetplan.profiling.workload import Workload, make_workload
-from hetplan.replays.costs import Floats
+from hetplan.replays.arrays import Floats
 from hetplan.replays.memory import Held, Passes, held_on
 from hetplan.replays.pose import costs_of
-from hetplan.replays.sharding import passes_of
 from hetplan.text import bytes_text, counted
 
 # PyTorch's allocator keeps blocks that nothing fits in: 15 % on average over eight language models
@@ -442,7 +441,7 @@ class Question:
         model."""
         costs, count = self.costs[mode], len(self.layers)
         each = [costs.saved_bytes((l, l + 1), tensor) for l in range(count)]
-        return np.cumsum([0.0, *each]), passes_of(costs, [(0, count)], tensor)
+        return np.cumsum([0.0, *each]), costs.passes_bytes([(0, count)], tensor)
 
     def alive(self, shape: Shape, stage: int, batch: int) -> float:
         """Micro-batches that a stage keeps at once."""
@@ -520,7 +519,7 @@ class Question:
             weights = [layer.param_bytes for layer in here]
             if first and end == len(self.layers):
                 weights[-1] += here[-1].tied_param_bytes
-            passes = passes_of(costs, [(first, end)], tensor)
+            passes = costs.passes_bytes([(first, end)], tensor)
             states = framework.held_bytes(
                 sum(weights) / tensor,
                 max(weights) / tensor,

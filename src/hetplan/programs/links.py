@@ -9,16 +9,17 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from hetplan.errors import UnsupportedError
+from hetplan.errors import UnsupportedError, require
 from hetplan.profiling.hardware.cluster import Cluster
 from hetplan.profiling.profiles.measured_collectives import OPERATIONS, Collectives
 
+# Collective -> its mirror in the backward pass; the others mirror themselves.
 OPPOSITE = {"Reduce-Scatter": "All-Gather", "All-Gather": "Reduce-Scatter"}
 
 
 @dataclass(frozen=True)
 class Price:
-    """fixed + shared * largest ratio, in seconds."""
+    """Seconds of a collective: fixed + shared * largest ratio."""
 
     fixed: float
     shared: float = 0.0
@@ -29,23 +30,29 @@ class Price:
 
 @dataclass(frozen=True)
 class Links:
-    """Bytes per second of each collective, for m devices: all-reduces count the whole tensor, the
-    others m times the largest slice, grouped broadcasts the tensor and one latency per device.
-    latency: seconds per launch. latencies: measured ones instead, of `all-reduce` and so on (of a
-    grouped broadcast for all launches)."""
+    """Bytes per second of each collective of m devices."""
 
     devices: int
+    """m."""
     all_gather: float
+    """Of m times the largest slice."""
     broadcast: float
+    """Of the whole tensor, in a grouped broadcast of its slices."""
     all_reduce: float
+    """Of the whole tensor."""
     reduce_scatter: float
+    """Of m times the largest slice."""
     all_to_all: float
+    """Of m times the largest slice."""
     latency: float = 2e-5
+    """Seconds of a launch; a grouped broadcast has m of them."""
     latencies: Mapping[str, float] = field(default_factory=dict)
+    """Measured seconds in place of `latency`, of `all-reduce` and so on; of a grouped broadcast for
+    all its launches."""
 
     def price(self, how: str, size: float) -> Price:
-        """A collective by its name, on a tensor of `size` bytes; of slices, padded to the largest
-        unless they are broadcast one by one (Section 4.4)."""
+        """The seconds of a collective, by its name, on a tensor of `size` bytes. Slices are padded
+        to the largest one, unless they are broadcast one by one (Section 4.4)."""
         name, m = how.removesuffix(" factors"), self.devices
         operation = "all-to-all" if name == "Repartition" else name.lower()
         launches = m if name == "Grouped-Broadcast" else 1
@@ -60,9 +67,8 @@ class Links:
 
 def ring(devices: int, bytes_per_second: float, latency: float = 2e-5, sharing: int = 1) -> Links:
     """Rings over links of that speed: an all-gather passes (m - 1) / m of the tensor, an all-reduce
-    twice that
-    (Thakur et al. 2005); in an all-to-all `sharing` devices send (m - 1) / m of their slices over
-    one link."""
+    twice as much (Thakur et al. 2005). In an all-to-all `sharing` devices send (m - 1) / m of their
+    slices over one link."""
     once = bytes_per_second / (max(devices - 1, 1) / devices)
     return Links(devices, once, bytes_per_second, once / 2, once, once * devices / sharing, latency)
 
@@ -89,19 +95,29 @@ def three_steps(links: Links, bytes_per_second: float) -> Links:
 
 
 def measured_links(measured: Collectives, devices: int) -> Links:
-    """Links whose collectives take as long as measured on so many ranks. What was measured counts
-    each rank's own bytes; of a reduce-scatter and an all-to-all, in all parts together. Raises
-    UnsupportedError where some were not measured on as many. Source: HAP, Section 3.2."""
+    """Links whose collectives take as long as measured on as many ranks as devices.
+
+    A measured size is that of each rank's own bytes; of a reduce-scatter and an all-to-all, of all
+    parts together. Raises UnsupportedError where a collective was not measured on as many ranks.
+    Source: HAP, Section 3.2.
+    """
     fits = {fit.operation: fit for fit in measured.fits if fit.ranks == devices}
-    if lacking := [name for name in OPERATIONS if name != "send" and name not in fits]:
-        raise UnsupportedError(
-            "collectives were not measured on all devices of the cluster",
-            where=f"collectives on {measured.device}", got=f"{measured.ranks} ranks",
-            expected=f"{', '.join(lacking)} on {devices}",
-        )  # fmt: skip
+    lacking = [name for name in OPERATIONS if name != "send" and name not in fits]
+    require(
+        not lacking,
+        "collectives were not measured on all devices of the cluster",
+        where=f"collectives on {measured.device}",
+        got=f"{measured.ranks} ranks",
+        expected=f"{', '.join(lacking)} on {devices}",
+        kind=UnsupportedError,
+    )
     speed = {name: fit.bytes_per_second for name, fit in fits.items()}
     return Links(
-        devices, devices * speed["all-gather"], devices * speed["grouped-broadcast"],
-        speed["all-reduce"], speed["reduce-scatter"], devices * speed["all-to-all"],
+        devices,
+        all_gather=devices * speed["all-gather"],
+        broadcast=devices * speed["grouped-broadcast"],
+        all_reduce=speed["all-reduce"],
+        reduce_scatter=speed["reduce-scatter"],
+        all_to_all=devices * speed["all-to-all"],
         latencies={name: fit.latency_seconds for name, fit in fits.items()},
-    )  # fmt: skip
+    )

@@ -8,12 +8,12 @@ every second feed-forward network a mixture of experts where asked (GShard, Lepi
 No dropout. Tokens and patches are marked `unsliced`: where samples can be sliced too, slicing
 tokens saves nothing more.
 
-`program_of` gives the planner's models, layer by layer as their profiles have them. Blocks are
-written with norms first (after costs the same), without dropout, token types and pooler; a mixture
-of experts is GShard's dispatch with an even load's places, as profiles assume. A class token is one
-more patch.
+`program_of` gives the planner's models, layer by layer as their profiles have them. Norms stand
+first in blocks (norms behind the sums cost the same); there is no dropout, no token types and no
+pooler. A mixture of experts is GShard's dispatch with the places of an even load, as profiles
+assume. A class token is one more patch.
 
-Nodes are called as `PUBLISHED` or `BY_LAYER` says: instances and plan files have these names.
+`PUBLISHED` and `BY_LAYER` give the nodes their names, which instances and plan files have.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,7 +26,7 @@ from hetplan.profiling.models.transformer import Experts, Transformer
 from hetplan.profiling.models.zoo import VGG19
 from hetplan.programs.program import SingleProgram, Writer
 
-# i: number of a block; layer: its name in the profile.
+# Names of nodes. i: number of the block; layer: the block's name in the profile.
 PUBLISHED = {
     "attention": "b{i}.attention", "scores": "b{i}.attention.heads", "feed": "b{i}.ff",
     "experts": "b{i}.moe", "norm-1": "b{i}.norm1", "norm-2": "b{i}.norm2", "sum-1": "b{i}.x",
@@ -43,16 +43,12 @@ BY_LAYER = {
 
 
 def published_layers(t: Transformer) -> list[str]:
-    """The layers' names."""
+    """The layers' names in the papers' networks."""
     return ["embedding", *(f"block{i}" for i in range(t.layers)), "head"]
 
 
 class Blocks:
-    """Writes blocks of a shape. g groups of r query heads share keys and values.
-
-    norm_first: norms stand before attention and feed-forward, else behind the sums. places: of the
-    experts, in multiples of what an even load needs.
-    """
+    """Writes the blocks of a transformer. g groups of r query heads share keys and values."""
 
     def __init__(
         self,
@@ -64,18 +60,19 @@ class Blocks:
         norm_first: bool = True,
         places: int = 1,
     ) -> None:
+        """names: of nodes. causal: whether attention hides later tokens. norm_first: whether norms
+        stand before attention and feed-forward network, else behind the sums. places: of the
+        experts, in multiples of the places that an even load needs."""
         self.w, self.t, self.names, self.causal = w, t, names, causal
         self.norm_first, self.places = norm_first, places
 
     def norm(self, name: str, x: str) -> str:
-        """The shape's kind of norm."""
+        """The transformer's kind of norm."""
         w, width = self.w, (self.t.hidden,)
         scale = w.parameter(f"{name}.scale", width)
-        return (
-            w.apply("rms-norm", name, x, scale)
-            if self.t.norm == "rms"
-            else w.apply("layer-norm", name, x, scale, w.parameter(f"{name}.shift", width))
-        )
+        if self.t.norm == "rms":
+            return w.apply("rms-norm", name, x, scale)
+        return w.apply("layer-norm", name, x, scale, w.parameter(f"{name}.shift", width))
 
     def attention(self, name: str, scores: str, x: str) -> str:
         """Projections to heads, attention, projection back."""
@@ -108,13 +105,8 @@ class Blocks:
         gates = w.linear(f"{name}.router", x, "bsh,eh->bse", (e, t.hidden))
         gates = w.apply("softmax", f"{name}.gates", gates)
         weights = w.apply("route", f"{name}.route", gates, active=mixture.active, capacity=places)
-        x = w.apply(
-            "contract",
-            f"{name}.dispatch",
-            w.apply("positive", f"{name}.where", weights),
-            x,
-            equation="bsec,bsh->bech",
-        )
+        where = w.apply("positive", f"{name}.where", weights)
+        x = w.apply("contract", f"{name}.dispatch", where, x, equation="bsec,bsh->bech")
         if t.gated:
             x = w.linear(f"{name}.up", x, "bech,efuh->becfu", (e, t.feed_forward, 2, t.hidden))
             x = w.apply("gated", f"{name}.gated", x)
@@ -142,8 +134,8 @@ class Blocks:
         return x
 
     def stack(self, x: str, layers: Sequence[str]) -> str:
-        """The blocks between the first and the last of the layers; what follows belongs to the
-        last."""
+        """One block for each layer but the first and the last; the nodes written behind them
+        belong to the last layer."""
         for i, layer in enumerate(layers[1:-1]):
             self.w.layer = layer
             x = self.block(x, i, layer)
@@ -151,7 +143,7 @@ class Blocks:
         return x
 
     def placed(self, x: str, learned: int) -> str:
-        """Position vectors added, of which there may be more than are in use."""
+        """Add position vectors, of which the model may have more than tokens (`learned`)."""
         tokens, table = self.w.shape(x)[1], self.w.parameter("positions", (learned, self.t.hidden))
         if learned != tokens:
             table = self.w.apply(
@@ -163,7 +155,8 @@ class Blocks:
 def language_model(
     blocks: Blocks, batch: int, tokens: int, layers: Sequence[str], *, head_bias: bool = False
 ) -> SingleProgram:
-    """Embedding, blocks, head: s tokens, h hidden size, e width of the embedding, v vocabulary."""
+    """Embedding, blocks, head. Letters of equations: s tokens, h hidden size, e width of the
+    embedding, v vocabulary."""
     w, t, names = blocks.w, blocks.t, blocks.names
     ids = w.placeholder("tokens", (batch, tokens), below=t.vocabulary, unsliced=(1,))
     labels = w.placeholder("labels", (batch, tokens), below=t.vocabulary)
@@ -215,7 +208,7 @@ def vgg19(batch: int, width: int, pooled: int, classes: int, dense: int) -> Sing
 
 
 def vit(batch: int, t: Transformer, patches: int, pixels: int, classes: int) -> SingleProgram:
-    """Norm first."""
+    """The vision transformer, norms first."""
     w = Writer("vit")
     blocks = Blocks(w, t, PUBLISHED, causal=False)
     x = w.placeholder("patches", (batch, patches, pixels), unsliced=(1,))
@@ -231,8 +224,8 @@ def vit(batch: int, t: Transformer, patches: int, pixels: int, classes: int) -> 
 def bert(
     batch: int, t: Transformer, tokens: int, vocabulary: int, experts: int | None = None
 ) -> SingleProgram:
-    """Norm last; with `experts`, every second block has them, with twice the places that an even
-    load needs."""
+    """BERT, norms last. With `experts`, every second block has so many, with twice the places that
+    an even load needs."""
     mixture = None if experts is None else Experts(experts, min(2, experts), every=2)
     t = replace(
         t, vocabulary=vocabulary, positions=tokens, embedding_norm=True, final_norm=False,
@@ -281,11 +274,9 @@ def program_of(model: Model, batch: int) -> SingleProgram:
         kind=UnsupportedError,
     )
     blocks = Blocks(Writer(model.name), t, BY_LAYER, causal=t.vocabulary > 0 and t.head == "lm")
-    return (
-        vision_model(blocks, batch, tokens, model)
-        if t is spec.encoder
-        else language_model(blocks, batch, tokens, layers)
-    )
+    if t is spec.encoder:
+        return vision_model(blocks, batch, tokens, model)
+    return language_model(blocks, batch, tokens, layers)
 
 
 def vision_model(blocks: Blocks, batch: int, tokens: int, model: Model) -> SingleProgram:

@@ -26,23 +26,30 @@ STAGES = (0, 1, 2, 3)
 
 @dataclass(frozen=True)
 class States:
-    """Bytes of one model. weights, gradients, optimizer: whole model; layer: weights of its largest
-    layer; per_sample: activations kept for the backward pass of one sample, and those of the layer
-    that is computed again; layers: how many; framework: what shards and layers at work take."""
+    """The bytes of one model."""
 
     weights: float
+    """Of the whole model."""
     gradients: float
+    """Of the whole model."""
     optimizer: float
+    """Of the optimizer's states of the whole model."""
     layer: float
+    """Of the weights of the largest layer."""
     per_sample: float
+    """Of the activations kept for the backward pass of one sample, and of those of the layer that
+    is computed again."""
     layers: int
+    """Number of layers."""
     element_bytes: int = 2
+    """Of an entry in the passes."""
     framework: Framework = HETPLAN
+    """It says what shards and layers at work take."""
 
     @classmethod
     def of(cls, workload: Workload) -> "States":
-        """From the profile's layers; tied parameters count once, as one device holds the whole
-        model."""
+        """The states of a workload's model. Tied parameters count once, as one device holds the
+        whole model."""
         layers = workload.profile.layers
         saved = sum(layer.saved_bytes for layer in layers) + workload.working_bytes.get(1, 0.0)
         return cls.of_weights(
@@ -57,7 +64,7 @@ class States:
         per_sample: float = 0.0,
         framework: Framework = HETPLAN,
     ) -> "States":
-        """From the bytes of weights that each layer owns, with Adam's states."""
+        """The states with Adam, from the bytes of the weights that each layer owns."""
         each, weights = ELEMENT_BYTES[precision], float(sum(layers))
         _, gradients, optimizer = framework.state_bytes(each)
         return cls(
@@ -78,7 +85,8 @@ class States:
         return sum(held)
 
     def largest_batch(self, stage: int, part: float, memory: float) -> int:
-        """The largest micro-batch beside the states in `memory` bytes; 0 when none fits."""
+        """The largest micro-batch that fits beside the states in `memory` bytes; 0 where none
+        does."""
         free = memory - self.resident(stage, part)
         if free < self.per_sample or free < 0:
             return 0

@@ -11,25 +11,30 @@ MICRO = 1e6  # seconds to microseconds
 
 
 def trace(replayed: Replay) -> dict[str, Any]:
-    """The replay as a trace; 2 row for computing, 2 row + 1 for communicating.
+    """The replay as a trace.
 
-    A row is a stage, or of an SPMD program a device; its collectives stand on the first one's.
+    Each stage has a row 2 n for computing and a row 2 n + 1 for communicating. Under an SPMD
+    program each device has them; collectives stand in the first device's.
     """
-    units = [(i, unit if replayed.by_device else j) for unit, (i, j) in enumerate(replayed.owners)]
-    rows = []
-    for (replica, row), devices in zip(units, replayed.devices, strict=True):
-        names = ", ".join(map(str, devices))
-        label = f"device {names}" if replayed.by_device else f"stage {row} (devices {names})"
-        rows += [
-            (replica, 2 * row, f"{label} computes"),
-            (replica, 2 * row + 1, f"{label} communicates"),
-        ]
+    places: list[tuple[int, int]] = []  # (replica, n) of each unit of the replay
+    rows: list[tuple[int, int, str]] = []
+    for unit, ((replica, stage), devices) in enumerate(
+        zip(replayed.owners, replayed.devices, strict=True)
+    ):
+        numbers = ", ".join(map(str, devices))
+        if replayed.by_device:
+            n, label = unit, f"device {numbers}"
+        else:
+            n, label = stage, f"stage {stage} (devices {numbers})"
+        places.append((replica, n))
+        rows.append((replica, 2 * n, f"{label} computes"))
+        rows.append((replica, 2 * n + 1, f"{label} communicates"))
     spans = []
     for event in replayed.timeline.events():
-        (replica, row), kind = units[event["unit"]], event["kind"]
+        (replica, n), kind = places[event["unit"]], event["kind"]
+        row = 2 * n + 1 if kind in COMMUNICATES else 2 * n
         name = kind if event["micro_batch"] < 0 else f"{kind} {event['micro_batch']}"
-        place = (replica, 2 * row + (kind in COMMUNICATES))
-        spans.append((*place, name, kind, event["start"], event["end"]))
+        spans.append((replica, row, name, kind, event["start"], event["end"]))
     return trace_document(rows, spans)
 
 
@@ -41,19 +46,12 @@ def trace_document(
 
     rows: (replica, number, label). spans: (replica, row, name, category, start, end) in seconds.
     """
-    events: list[dict[str, Any]] = [
-        {"ph": "M", "pid": replica, **name}
-        for replica, row, label in rows
-        for name in (
-            {"name": "process_name", "args": {"name": f"replica {replica}"}},
-            {"tid": row, "name": "thread_name", "args": {"name": label}},
-        )
-    ]
-    events += [
-        {
-            "name": name, "cat": category, "ph": "X", "ts": start * MICRO,
-            "dur": (end - start) * MICRO, "pid": replica, "tid": row,
-        }
-        for replica, row, name, category, start, end in spans
-    ]  # fmt: skip
+    events: list[dict[str, Any]] = []
+    for replica, row, label in rows:
+        process = {"name": "process_name", "args": {"name": f"replica {replica}"}}
+        thread = {"tid": row, "name": "thread_name", "args": {"name": label}}
+        events += [{"ph": "M", "pid": replica, **process}, {"ph": "M", "pid": replica, **thread}]
+    for replica, row, name, category, start, end in spans:
+        span = {"name": name, "cat": category, "ph": "X", "pid": replica, "tid": row}
+        events.append(span | {"ts": start * MICRO, "dur": (end - start) * MICRO})
     return {"traceEvents": events, "displayTimeUnit": "ms"}

@@ -1,4 +1,4 @@
-"""Plans: the one representation of what to run, for every family. Executing them needs torch."""
+"""The execution of plans. Ranks need torch; what asks about plans does not."""
 
 from typing import Any
 

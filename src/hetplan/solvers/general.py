@@ -7,12 +7,12 @@ out. `minimise` is one model alone, for methods that ask for several.
 """
 
 import importlib
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Generic
 
+from hetplan.clock import CLOCK
 from hetplan.solvers.model import Model, ModelAnswer
 from hetplan.solvers.native import UNCLEAR, Sink
 from hetplan.solvers.run import (
@@ -142,10 +142,10 @@ def label(method: str, options: Options) -> str:
 
 def solve_with(method: str, formulate: Formulate[D], data: Any, run: Run) -> Outcome[D]:
     """Formulate, build, solve, read."""
-    begun, solver = time.perf_counter(), label(method, run.options)
+    begun, solver = CLOCK.seconds(), label(method, run.options)
     posed = formulate(data, run)
     if isinstance(posed, Outcome):
-        return replace(posed, build_seconds=time.perf_counter() - begun, solver=solver)
+        return replace(posed, build_seconds=CLOCK.seconds() - begun, solver=solver)
     known = posed.known
     run.report(incumbent=known.objective, bound=known.bound)
     try:
@@ -155,11 +155,11 @@ def solve_with(method: str, formulate: Formulate[D], data: Any, run: Run) -> Out
             stop=stop_reason(run),
             decision=known.decision,
             bound=known.bound,
-            build_seconds=time.perf_counter() - begun,
+            build_seconds=CLOCK.seconds() - begun,
             solver=solver,
             message=UNBUILT,
         )
-    built = time.perf_counter()
+    built = CLOCK.seconds()
     answer = minimise(method, model, run)
     stop, message, decision = answer.stop, answer.message, known.decision
     if answer.objective is not None and not (

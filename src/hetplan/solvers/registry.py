@@ -6,13 +6,13 @@ when used.
 """
 
 import importlib
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import permutations
 from typing import Any
 
+from hetplan.clock import CLOCK
 from hetplan.errors import DisagreementError, look_up
 from hetplan.solvers.run import (
     HIGHS,
@@ -150,14 +150,15 @@ def solve(
     Raises InputError for an unknown method, UnsupportedError where the method cannot take this
     instance, and DisagreementError where `judged` refutes the outcome.
     The result's build and solve seconds add up to the time that the method ran. The time to load
-    the method counts towards the time limit only, and the time to judge counts nowhere. Seconds
+    the method counts towards the time limit only, and the times to compile kernels and to judge
+    count nowhere. Seconds
     that the method does not report as building are solving.
     """
     run = run or Run()
     function = family.method(method).load()
-    begun = time.perf_counter()
+    begun = CLOCK.seconds()
     outcome = outcome_of(function, data, run, more)
-    spent = time.perf_counter() - begun
+    spent = CLOCK.seconds() - begun
     evaluation = judged(family, method, data, outcome)
     objective, bound, details = None, outcome.bound, dict(outcome.details)
     if evaluation is not None:

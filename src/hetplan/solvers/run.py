@@ -8,12 +8,12 @@ then judged from outside and becomes a result.
 import math
 import os
 import threading
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Generic, TypeVar
 
+from hetplan.clock import CLOCK
 from hetplan.errors import InputError, require
 
 NativeValue = bool | int | float | str
@@ -150,7 +150,7 @@ class Run:
     options: Options = field(default_factory=Options)
     watch: Watcher | None = None
     cancel: threading.Event = field(default_factory=threading.Event)
-    started: float = field(default_factory=time.perf_counter)
+    started: float = field(default_factory=CLOCK.seconds)
     incumbent: float | None = None
     bound: float | None = None
     note: str = ""
@@ -161,8 +161,8 @@ class Run:
 
     @property
     def elapsed(self) -> float:
-        """Seconds since the run began."""
-        return time.perf_counter() - self.started
+        """Seconds since the run began, without those in which kernels were compiled."""
+        return CLOCK.seconds() - self.started
 
     @property
     def remaining(self) -> float:

@@ -6,8 +6,8 @@ A best-first branch and bound divides plans by
 2. samples and micro-batches of every replica;
 3. cuts between stages: these plans are replayed under every ZeRO level.
 
-`replica_bounds.py` bounds each replica. docs/method-joint.md says which plans are left out as
-alike.
+`replica_bounds.py` bounds each replica. evidence/speed/joint_bound.md says which plans are
+left out as alike.
 """
 
 import itertools

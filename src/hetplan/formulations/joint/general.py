@@ -124,17 +124,16 @@ class Master:
         x, y = model.binary("x", (len(ways),)), model.binary("y", (len(number_of),))
         total = model.seconds("T", (), seconds.min(), min(seconds.max(), self.limit))
         model.minimize(total)
-        model.equal("layout", y, to=1)  # (1)
+        model.row("layout", y.sum() == 1)  # (1)
         for (layout, _), numbers in ways_by_replica(number_of, ways).items():  # (2)
-            ones = [1.0] * len(numbers)
-            model.equal("replica", [*x[numbers], y[number_of[layout]]], [*ones, -1.0], to=0)
-        samples = [way.pipeline.samples for way in ways]
-        model.equal("samples", x, samples, to=self.data.global_batch)  # (3)
+            model.row("replica", x[numbers].sum() == y[number_of[layout]])
+        samples = np.array([way.pipeline.samples for way in ways])
+        model.row("samples", samples @ x == self.data.global_batch)  # (3)
         for i in range(max(way.replica for way in ways) + 1):  # (4)
             numbers = [k for k, way in enumerate(ways) if way.replica == i]
-            model.row("least", [total, *x[numbers]], [1.0, *-seconds[numbers]], lower=0.0)
+            model.row("least", total >= seconds[numbers] @ x[numbers])
         for chosen in self.replayed:  # (5)
-            model.row("replayed", x[chosen], upper=len(chosen) - 1.0)
+            model.row("replayed", x[chosen].sum() <= len(chosen) - 1)
         return model
 
     def replay_answer(self, chosen: list[int]) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 
 from hetplan.compiled import kernel
 from hetplan.formulations.joint.bound import Ints
-from hetplan.replays.costs import Floats
+from hetplan.replays.arrays import Floats
 from hetplan.replays.simulator.pipeline import Schedule, order
 
 

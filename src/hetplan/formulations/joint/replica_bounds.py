@@ -20,8 +20,9 @@ from hetplan.formulations.joint.layouts import Layout
 from hetplan.formulations.joint.passes import all_cuts, in_flight, longest, sequence
 from hetplan.formulations.joint.space import Space
 from hetplan.plans.plan import Recomputation
-from hetplan.replays.costs import UPDATE_BYTES, Floats
+from hetplan.replays.arrays import Floats
 from hetplan.replays.simulator.pipeline import Schedule
+from hetplan.replays.updates import UPDATE_BYTES
 
 PROBE_BYTES = 1e9  # of weights, with which seconds per byte are asked for
 

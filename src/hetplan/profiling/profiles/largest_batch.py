@@ -20,18 +20,20 @@ class OutOfMemoryOnDevice(HetplanError):
 
 @dataclass(frozen=True)
 class MemoryReading:
-    """Bytes on a device: in all, allocated before a forward pass, and allocated after it."""
+    """The memory of a device around a forward pass, in bytes."""
 
     total: float
     before: float
+    """Allocated before the pass."""
     after: float
+    """Allocated after it."""
 
 
 class TrialDevice(Protocol):
     """What Algorithm 1 asks of a device."""
 
     def forward_memory(self, batch: int) -> MemoryReading:
-        """Memory around one forward pass of `batch` samples; raises OutOfMemoryOnDevice."""
+        """The memory around a forward pass of `batch` samples; raises OutOfMemoryOnDevice."""
 
     def step_seconds(self, batch: int) -> float:
         """Seconds of one forward and backward pass without collectives; raises
@@ -40,12 +42,14 @@ class TrialDevice(Protocol):
 
 @dataclass(frozen=True)
 class Awareness:
-    """largest: mbs, 0 when nothing fits. points: {batch: measured seconds}. tried: all batches, in
-    order."""
+    """What Algorithm 1 finds on a device."""
 
     largest: int
+    """The largest micro-batch, mbs; 0 where not even one sample fits."""
     points: dict[int, float] = field(default_factory=dict)
+    """Micro-batch -> measured seconds of a forward and backward pass."""
     tried: tuple[int, ...] = ()
+    """All micro-batches, in the order in which they were tried."""
 
 
 def explore(device: TrialDevice) -> Awareness:

@@ -12,13 +12,14 @@ Collectives join stages of several replicas.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from itertools import chain, pairwise
 from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from hetplan.answers import Answers
 from hetplan.replays.simulator.tasks import (
     Floats,
     Ints,
@@ -80,7 +81,7 @@ Sends = Literal["asynchronous", "waiting", "blocking", "rendezvous"]
 LATE: tuple[Sends, ...] = ("waiting", "rendezvous")  # a message waits for its receiver
 HELD: tuple[Sends, ...] = ("blocking", "rendezvous")  # a sender waits for its message
 NOTHING = Traffic()
-KEPT_SHAPES = 64  # of replicas, whose tasks are remembered
+KEPT_SHAPES = 64  # of replicas, whose order of tasks is remembered
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -115,6 +116,11 @@ class Replica:
     reduces: Sequence[Sequence[Sequence[Sequence[Traffic]]]] = ()
 
     @cached_property
+    def values(self) -> Answers:
+        """Seconds, delays and ports of all tasks, by the parts of last backward passes."""
+        return Answers()
+
+    @cached_property
     def kind(self) -> Ints:
         """[M] which kind every micro-batch is."""
         return np.arange(self.micro_batches) if self.kinds is None else self.kinds
@@ -142,7 +148,7 @@ class Replica:
     @cached_property
     def reach(self) -> tuple[Floats, Floats]:
         """[S] seconds until the last backward pass of a stage ends, at least, and of the gradient's
-        way from there to the first stage: (2.2) to (2.4) of docs/method-joint.md."""
+        way from there to the first stage: (2.2) to (2.4) of evidence/speed/joint_bound.md."""
         S, C, counts = self.stages, self.chunks, np.bincount(self.kind)
         both = [np.broadcast_to(t, (S, C, len(counts))) for t in (self.forward, self.backward)]
         sent, times = np.zeros((2, S * C, len(counts))), np.array(both)
@@ -360,7 +366,8 @@ def simulate_replicas(
 
 def _place(tasks: TaskList, replica: Replica, unit: int, buckets: tuple[int, ...]) -> _Placed:
     """All tasks of one replica."""
-    shape, first, values = _shape(replica, buckets), tasks.count, _values(replica, buckets)
+    shape, first = _shape(replica, buckets), tasks.count
+    values = replica.values.once(buckets, partial(_values, replica, buckets))
     number_of_use = np.array([tasks.use(ports) for ports in values.ports])
     columns = (values.seconds, values.delay, number_of_use[values.use])
     tasks.block(columns, shape.owner, unit, shape.order)
@@ -392,7 +399,6 @@ class _Values:
         self.use[numbers] = np.reshape(uses, shape)[..., kind]
 
 
-@lru_cache(KEPT_SHAPES)
 def _values(replica: Replica, buckets: tuple[int, ...]) -> _Values:
     """The figures of all tasks of a replica. buckets [S]: parts of the last backward passes."""
     shape = _shape(replica, buckets)

@@ -1,10 +1,10 @@
 """A rank's part of an SPMD plan: its shards of the parameters, both passes, gradients where they
 are held, and checkpoints.
 
-A parameter is held as the operator that reads it wants it: whole, or a slice. One that operators
-read in different ways (a tied embedding, sliced in one place and whole in another) is held whole,
-and slices of its gradient are gathered. Gradients add up over the runs of an iteration; those of
-whole parameters are all-reduced in the last one.
+A rank holds a parameter as the operator that reads it wants it: whole, or a slice. A parameter that
+operators read in different ways (a tied embedding, sliced in one place and whole in another) is
+held whole, and slices of its gradient are gathered. Gradients add up over the runs of an iteration;
+gradients of whole parameters are all-reduced in the last run.
 
 Checkpoints hold parameters and optimizer states under the program's names, every rank's slices as
 boxes of the whole: another program reads its own boxes from them.
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from hetplan.errors import UnsupportedError, require
 from hetplan.plans.making import check_world
 from hetplan.plans.plan import Plan
+from hetplan.programs.decided import Shard
 from hetplan.programs.program import SingleProgram
 from hetplan.programs.proofs import read_program
 from hetplan.runtime.engine.data import Reading, check_alike, drawing_data
@@ -68,19 +69,10 @@ class DistributedProgram(Trained):
         self.shards = decided.shards
         self.shapes = {name: shard.shape for name, shard in self.shards.items()}
         first = made.initial or synthetic_initial(seed)
-        self.parameters: dict[str, nn.Parameter] = {}
-        for name, shard in self.shards.items():
-            whole = self.tensor(first(name, shard.shape))
-            require(
-                tuple(whole.shape) == shard.shape,
-                "first values of a parameter",
-                where=name,
-                got=tuple(whole.shape),
-                expected=f"{shard.shape}",
-            )
-            if shard.dimension is not None:
-                whole = piece(whole, shard.dimension, shard.bounds[dist.get_rank()])
-            self.parameters[name] = nn.Parameter(copied(whole))
+        self.parameters = {
+            name: nn.Parameter(self.own_part(shard, first(name, shard.shape)))
+            for name, shard in self.shards.items()
+        }
         self.runs = plan.replicas[0].steps
         self.machine = Machine(
             decided,
@@ -91,10 +83,27 @@ class DistributedProgram(Trained):
             watch=self.watch,
         )
 
+    def own_part(self, shard: Shard, values: Array) -> Tensor:
+        """This rank's part of a parameter's values. Raises InputError for values of another
+        shape."""
+        whole = self.tensor(values)
+        require(
+            tuple(whole.shape) == shard.shape,
+            "first values of a parameter",
+            where=shard.name,
+            got=tuple(whole.shape),
+            expected=f"{shard.shape}",
+        )
+        if shard.dimension is not None:
+            whole = piece(whole, shard.dimension, shard.bounds[dist.get_rank()])
+        return copied(whole)
+
     def tensor(self, value: Array) -> Tensor:
         """Values on this rank's device, real ones in torch's default precision."""
         here = torch.as_tensor(value, device=self.device)
-        return here.to(torch.get_default_dtype()) if here.is_floating_point() else here
+        if here.is_floating_point():
+            return here.to(torch.get_default_dtype())
+        return here
 
     def iteration(self, step: int, rows: Data | None) -> float:
         """All runs of the program; rows: (first, last) -> placeholder -> these global rows."""

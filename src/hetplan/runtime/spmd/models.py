@@ -35,13 +35,15 @@ Initial = Callable[[str, tuple[int, ...]], Array]
 
 @dataclass(frozen=True)
 class ProgramModel:
-    """program: of one run of the plan (its micro-batch). batch: (step, first, last) -> placeholder
-    -> these rows of the global batch. initial: (name, shape) -> a parameter's first values,
-    unsplit. Left out: synthetic ones."""
+    """A single-device program with its data and first values."""
 
     program: SingleProgram
+    """The program of one run of the plan, on a micro-batch."""
     batch: Batch | None = None
+    """(step, first, last) -> placeholder -> these rows of the global batch; None: synthetic
+    data."""
     initial: Initial | None = None
+    """(name, shape) -> a parameter's first values, unsplit; None: drawn ones."""
 
 
 def samples_of(plan: Plan) -> int:
@@ -80,7 +82,7 @@ def check_samples(program: SingleProgram, plan: Plan) -> None:
 
 
 def placeholders(program: SingleProgram) -> list[Node]:
-    """The data."""
+    """The nodes that are data."""
     return [node for node in program.nodes if node.kind == PLACEHOLDER]
 
 
@@ -99,12 +101,13 @@ def synthetic_batch(program: SingleProgram, seed: int) -> Batch:
             below, length = nodes["tokens"].attributes["below"], nodes["tokens"].shape[1]
             text = (draw.integers(below) + np.arange(length + 1) * draw.integers(1, 4)) % below
             return {"tokens": text[:-1], "labels": text[1:]}
-        return {
-            name: draw.integers(node.attributes["below"], size=node.shape[1:])
-            if "below" in node.attributes
-            else draw.standard_normal(node.shape[1:])
-            for name, node in nodes.items()
-        }
+        values: dict[str, Array] = {}
+        for name, node in nodes.items():
+            if "below" in node.attributes:
+                values[name] = draw.integers(node.attributes["below"], size=node.shape[1:])
+            else:
+                values[name] = draw.standard_normal(node.shape[1:])
+        return values
 
     def batch(step: int, first: int, last: int) -> Mapping[str, Array]:
         rows = [row(step, number) for number in range(first, last)]
@@ -114,8 +117,8 @@ def synthetic_batch(program: SingleProgram, seed: int) -> Batch:
 
 
 def synthetic_initial(seed: int) -> Initial:
-    """First values from seed and name: norms' scales 1, shifts and biases 0, others normal by their
-    inputs."""
+    """First values that follow from seed and name: 1 for a norm's scale, 0 for shifts and biases,
+    normal ones for all others, with a deviation by the number of inputs."""
 
     def initial(name: str, shape: tuple[int, ...]) -> Array:
         last = name.rpartition(".")[2]
@@ -128,8 +131,11 @@ def synthetic_initial(seed: int) -> Initial:
 
 
 def as_model(model: Any, plan: Plan) -> ProgramModel:
-    """With data and first values. Raises InputError for what is no program and no module with data
-    of its own, UnsupportedError for a module with operators that have no rule."""
+    """The model with data and first values.
+
+    Raises InputError for what is no program and no module with data of its own, UnsupportedError
+    for a module with operators that have no rule.
+    """
     if isinstance(model, SingleProgram):
         return ProgramModel(model)
     if isinstance(model, nn.Module) and callable(getattr(model, "batch", None)):
@@ -143,7 +149,8 @@ def as_model(model: Any, plan: Plan) -> ProgramModel:
 
 
 def traced_model(module: Any, plan: Plan) -> ProgramModel:
-    """A module for one run of the plan: its own data, its parameters' values as the first ones."""
+    """A module as the program of one run of the plan, with its own data; the values of its
+    parameters are the first ones."""
     samples = samples_of(plan)
     with drawing_data(0, 0, 0):
         traced = trace_samples(module, samples, name=plan.workload.model)

@@ -13,7 +13,7 @@ from hetplan.runtime.launch.rehearsal import Virtual
 
 
 class RehearsedProgram:
-    """Takes the place of `DistributedProgram` on virtual devices; nothing is trained, so that the
+    """Takes the place of `DistributedProgram` on virtual devices. It trains nothing, so that the
     loss is not a number."""
 
     def __init__(self, watch: Virtual) -> None:
@@ -37,5 +37,5 @@ class RehearsedProgram:
         return math.nan
 
     def optimizer(self, kind: Callable[..., Any], **options: Any) -> Any:
-        """One of nothing."""
+        """An optimizer without parameters."""
         return kind([nn.Parameter(torch.zeros(0))], **options)

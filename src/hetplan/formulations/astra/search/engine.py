@@ -16,6 +16,7 @@ import numpy as np
 
 from hetplan.errors import require
 from hetplan.formulations.astra.data import AstraData
+from hetplan.formulations.astra.search.pool import Pool
 from hetplan.formulations.astra.search.priced_sets import (
     OnOneType,
     OnSegments,
@@ -42,9 +43,8 @@ from hetplan.formulations.astra.search.words import (
     why_nothing,
 )
 from hetplan.replays.arrays import Ints
-from hetplan.replays.strategies.facts import model_facts
-from hetplan.replays.strategies.links import Assumptions
-from hetplan.replays.strategies.offers import Pool
+from hetplan.replays.assumptions import Assumptions
+from hetplan.replays.facts import model_facts
 from hetplan.solvers.run import Run
 
 

@@ -15,6 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetplan.formulations.astra.data import AstraData
+from hetplan.formulations.astra.search.memory import offload_share, stage_peaks
+from hetplan.formulations.astra.search.pool import Pool
+from hetplan.formulations.astra.search.pricing import Priced, iteration_parts
 from hetplan.formulations.astra.search.result import (
     Candidate,
     Job,
@@ -31,13 +34,10 @@ from hetplan.formulations.astra.search.segments import (
     segment_space,
 )
 from hetplan.formulations.astra.search.space import Space, strategies
+from hetplan.formulations.astra.search.table import Strategies, joined, nothing
 from hetplan.replays.arrays import Floats, Ints
-from hetplan.replays.strategies.facts import ModelFacts
-from hetplan.replays.strategies.links import Assumptions
-from hetplan.replays.strategies.memory import offload_share, stage_peaks
-from hetplan.replays.strategies.offers import Pool
-from hetplan.replays.strategies.pricing import Priced, iteration_parts
-from hetplan.replays.strategies.table import Strategies, joined, nothing
+from hetplan.replays.assumptions import Assumptions
+from hetplan.replays.facts import ModelFacts
 from hetplan.solvers.run import Run
 
 DEGREES_OF_A_STAGE = ("tensor_model_parallel_size", "context_parallel_size", "data_parallel_size")

@@ -33,15 +33,15 @@ from numpy.typing import NDArray
 
 from hetplan.formulations.astra.data import AstraData, DeviceType
 from hetplan.formulations.astra.problem import stage_counts
+from hetplan.formulations.astra.search.memory import share_needed, stage_bytes, usable_bytes
+from hetplan.formulations.astra.search.pricing import EMBEDDING, HEAD, Priced, after_pipeline
 from hetplan.formulations.astra.search.result import pareto, tied
 from hetplan.formulations.astra.search.space import Space
+from hetplan.formulations.astra.search.table import Strategies
 from hetplan.replays.arrays import Floats, Ints
-from hetplan.replays.strategies.facts import ModelFacts
-from hetplan.replays.strategies.links import Assumptions
-from hetplan.replays.strategies.memory import share_needed, stage_bytes, usable_bytes
-from hetplan.replays.strategies.offers import Offer
-from hetplan.replays.strategies.pricing import EMBEDDING, HEAD, Priced, after_pipeline
-from hetplan.replays.strategies.table import Strategies
+from hetplan.replays.assumptions import Assumptions
+from hetplan.replays.facts import ModelFacts
+from hetplan.replays.offers import Offer
 from hetplan.solvers.run import Run, Stopped
 
 SHRINK = 1.0 - 1e-12  # rounding: a bound must never exceed what it bounds
