@@ -6,8 +6,9 @@ from typing import Annotated, Any
 
 import typer
 
-from hetplan.cli.options import JsonOption, OwnClusterOption, OwnModelOption, Setting, WrittenOption
+from hetplan.cli.options import JsonOption, WrittenOption
 from hetplan.cli.output import emit
+from hetplan.cli.setting import OwnClusterOption, OwnModelOption, Setting
 from hetplan.runtime.calibration import (
     Estimate,
     MeasuredRun,

@@ -1,28 +1,23 @@
 """Plans for a cluster that changes: `plan what-if`, `plan replan`, `plan templates` (Oobleck)."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from textwrap import fill
 from typing import Annotated
 
 import typer
 
+from hetplan.cli.help_page import described
 from hetplan.cli.options import (
-    BatchOption,
-    ClusterOption,
     GapOption,
     InstanceArgument,
     JsonOption,
     LimitOption,
-    MarginOption,
-    ModelOption,
     OutputOption,
-    PrecisionOption,
-    ProfileOption,
+    OwnMarginOption,
     QuietOption,
     SequenceOption,
-    Setting,
     StrategiesOption,
     ThreadsOption,
     TimeOption,
@@ -35,13 +30,17 @@ from hetplan.cli.options import (
 )
 from hetplan.cli.output import Display, emit, watched
 from hetplan.cli.plan import SCREEN_WIDTH, devices_used, named_strategies, write_plan
+from hetplan.cli.setting import Setting
 from hetplan.errors import require
 from hetplan.formulations.ditto.templates import readiness, rows_of, tables_of
 from hetplan.planner import replan as again, what_if as asking
+from hetplan.planner.fits import MEMORY_MARGIN
 from hetplan.planner.replan import Replanning
 from hetplan.planner.what_if import ChangeResult, WhatIf
 from hetplan.planner.workloads import make_workloads
-from hetplan.plans.plan import load_plan
+from hetplan.plans.plan import Plan, load_plan
+from hetplan.profiling.models.operators import Precision
+from hetplan.profiling.workload import Workload
 from hetplan.solvers.run import Run
 from hetplan.text import (
     Table,
@@ -52,10 +51,77 @@ from hetplan.text import (
 )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """The workload that is asked about, where no plan file carries it."""
+
+    global_batch: Annotated[
+        int | None,
+        typer.Option("--global-batch", metavar="N", help="Samples per iteration; not with a plan."),
+    ] = None
+    sequence: SequenceOption = None
+    precision: Annotated[
+        Precision | None,
+        typer.Option("--precision", help="Precision of the training; default fp16."),
+    ] = None
+
+    def of_plan(self, setting: Setting, path: Path) -> tuple[Workload, Plan]:
+        """The workload of a plan, and the plan; raises InputError for an option that contradicts
+        it."""
+        for name, value in vars(self).items():
+            option = f"--{name.replace('_', '-')}"
+            require(value is None, "is not for a plan, which says it", where=option, got=value)
+        plan = load_plan(path)
+        return setting.workload(plan, path), plan
+
+    def without_plan(self, setting: Setting) -> Workload:
+        """The workload of the options alone; raises InputError where one is missing."""
+        given = {
+            "--model": setting.model,
+            "--cluster": setting.cluster,
+            "--global-batch": self.global_batch,
+        }
+        for option, value in given.items():
+            require(value is not None, f"missing option '{option}'", expected="it, or a plan file")
+        assert setting.model and setting.cluster and self.global_batch is not None
+        workloads, _ = make_workloads(
+            setting.model,
+            open_cluster(setting.cluster),
+            self.global_batch,
+            sequence=self.sequence,
+            precision=self.precision or "fp16",
+            profile=setting.profile,
+        )
+        return workloads[0]
+
+
+@described(
+    sections={
+        "Model, cluster and batch": "--model --cluster --profile --global-batch --sequence "
+        "--precision --memory-margin",
+        "Changes": "--add --remove --network-gbit-per-s",
+        "Search": "--strategies --time-limit --threads",
+        "Output": "--json --quiet --help",
+    },
+    examples=(
+        ("What more or fewer devices and faster links gain", "hetplan plan what-if plan.json"),
+        (
+            "Two more A100 in a node of their own, or a network of 100 Gbit/s",
+            "hetplan plan what-if plan.json --add 2xA100-SXM4-80GB --network-gbit-per-s 100",
+        ),
+        (
+            "A cluster without a plan",
+            "hetplan plan what-if --model gpt2-medium --cluster cluster.yaml --global-batch 32",
+        ),
+    ),
+)
 def what_if(
-    model: ModelOption,
-    cluster: ClusterOption,
-    global_batch: BatchOption,
+    setting: Setting,
+    question: Question,
+    plan: Annotated[
+        Path | None,
+        typer.Argument(metavar="[PLAN]", help="A plan file; in its place --model, --cluster, …"),
+    ] = None,
     add: Annotated[
         list[str] | None,
         typer.Option(
@@ -77,10 +143,7 @@ def what_if(
             "--network-gbit-per-s", metavar="GBIT", help="Give every node's network this bandwidth."
         ),
     ] = None,
-    sequence: SequenceOption = None,
-    precision: PrecisionOption = "fp16",
-    profile: ProfileOption = None,
-    memory_margin: MarginOption = 0.05,
+    memory_margin: OwnMarginOption = None,
     strategies: StrategiesOption = None,
     time_limit: LimitOption = 60.0,
     threads: ThreadsOption = None,
@@ -89,21 +152,18 @@ def what_if(
 ) -> int:
     """Plan again after each change and print what it gains; without changes, one node more or less
     of each kind, and each kind of link twice as fast. Says where a gain is within the search's own
-    precision.
+    precision. The search begins with the plan that is given.
 
     Exit code 0 when a plan fits on the cluster as it is, 1 when none does.
     """
     run = Run(make_options(time_limit=time_limit, threads=threads))
-    posed, _ = make_workloads(
-        model,
-        open_cluster(cluster),
-        global_batch,
-        sequence=sequence,
-        precision=precision,
-        profile=profile,
-        memory_margin=memory_margin,
-    )
-    workload = posed[0]
+    known = []
+    if plan is None:
+        workload = question.without_plan(setting)
+    else:
+        workload, loaded = question.of_plan(setting, plan)
+        known = [loaded]
+    workload = with_margin(workload, memory_margin)
     changes = [
         *(asking.addition(text, workload.cluster) for text in split_list(add or [])),
         *(asking.removal(text, workload.cluster) for text in split_list(remove or [])),
@@ -117,6 +177,7 @@ def what_if(
             changes,
             run,
             strategies=named_strategies(strategies),
+            known=known,
             on_candidate=display.add,
         ),
         display,
@@ -124,6 +185,11 @@ def what_if(
     )
     emit(answer.document(), [what_if_table(answer)], json=json)
     return 0 if answer.base.best is not None else 1
+
+
+def with_margin(workload: Workload, margin: float | None) -> Workload:
+    """The workload with the margin that is asked for, else its own."""
+    return workload if margin is None else replace(workload, memory_margin=margin)
 
 
 def best_plan_text(changed: ChangeResult) -> str:
@@ -185,7 +251,7 @@ def replan(
         list[str], typer.Option("--lost", metavar="nodeN[,nodeM…]", help="The nodes that are lost.")
     ],
     setting: Setting,
-    memory_margin: MarginOption = 0.05,
+    memory_margin: OwnMarginOption = None,
     strategies: StrategiesOption = None,
     within: Annotated[
         float,
@@ -213,7 +279,10 @@ def replan(
     """
     run = Run(make_options(time_limit=time_limit, threads=threads))
     loaded = load_plan(plan)
-    workload = replace(setting.workload(loaded, plan), memory_margin=memory_margin)
+    margin = memory_margin
+    if margin is None and loaded.inputs is None:
+        margin = MEMORY_MARGIN
+    workload = with_margin(setting.workload(loaded, plan), margin)
     nodes = again.parse_lost(split_list(lost), workload)
     display = Display(f"replanning {loaded.name}")
     answer = watched(

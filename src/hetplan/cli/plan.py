@@ -37,9 +37,9 @@ from hetplan.cli.options import (
     parse_dotted,
     split_list,
     target,
-    with_links,
 )
 from hetplan.cli.output import Display, emit, note, watched
+from hetplan.cli.setting import with_links
 from hetplan.errors import require
 from hetplan.interpreter import own_command
 from hetplan.plans.plan import save_plan
@@ -216,9 +216,10 @@ def plan(
     emit(planning.document(), planning_tables(planning, everything), json=json)
     if best is None or choice.run is None:
         return 0 if best is not None else 1
-    source = ["--factory", choice.factory] if choice.factory else ["--model", named(model)]
-    words = ["--cluster", cluster, "--device", choice.measure or "auto", *source]
-    return run_here([str(output), "--steps", str(choice.run), *words], json=json)
+    words = [str(output), "--steps", str(choice.run), "--device", choice.measure or "auto"]
+    if choice.factory:
+        words += ["--factory", choice.factory]
+    return run_here(words, json=json)
 
 
 def run_here(words: Sequence[str], *, json: bool) -> int:

@@ -28,18 +28,17 @@ from hetplan.cli.options import (
     JsonOption,
     PlanArgument,
     QuietOption,
-    Setting,
     StrategiesOption,
     number,
     target,
 )
 from hetplan.cli.output import emit, note, write_document
 from hetplan.cli.plan import plan
+from hetplan.cli.setting import Setting
 from hetplan.errors import InputError, require
 from hetplan.files import read_yaml, write_text
 from hetplan.interpreter import own_command
 from hetplan.plans.plan import Plan, load_plan, save_plan
-from hetplan.profiling.hardware.cluster import example_clusters
 from hetplan.runtime.job import Job, Loss, StepReport, check_options
 from hetplan.runtime.launch.devices import on_devices
 from hetplan.runtime.launch.local import Again, launch as launch_ranks, launch_elastic
@@ -121,13 +120,11 @@ def predicted(
 ) -> Rehearsal | None:
     """The plan's predicted times; None where they are not needed and what the plan names is not
     known. where: the plan's file. scale: seconds here per second there."""
-    known = setting.cluster is not None or plan.workload.cluster in example_clusters()
-    if not virtual and not known:
+    if not virtual and not setting.known(plan):
         return None
     try:
-        return Rehearsal.of(
-            plan, setting.workload(plan, where), scale if virtual else 1.0, cores=free_cores()
-        )
+        workload = setting.workload(plan, where, quiet=quiet)
+        return Rehearsal.of(plan, workload, scale if virtual else 1.0, cores=free_cores())
     except InputError as error:
         if required or setting != Setting():
             raise
@@ -261,7 +258,7 @@ class Survival:
     examples=(
         (
             "Ten iterations of the plan's own model on this machine",
-            "hetplan run plan.json --cluster cluster.yaml",
+            "hetplan run plan.json",
         ),
         (
             "The plan's GPUs rehearsed on processor cores, with a trace for Perfetto",

@@ -40,8 +40,10 @@ from hetplan.formulations.astra.search.result import Candidate, Job, SearchResul
 from hetplan.formulations.astra.search.rules import Rule, default_rules, rules_from_file
 from hetplan.formulations.astra.search.space import PARAMETERS, Space, measured_sizes
 from hetplan.instances.library import Instance, save_instance
+from hetplan.plans.making import with_inputs
 from hetplan.profiling.frameworks import MEGATRON, load_framework
 from hetplan.profiling.hardware.cluster import GBIT, MAX_DEVICES, Cluster
+from hetplan.profiling.inputs.inputs import Inputs
 from hetplan.profiling.models.model import Model, load_model
 from hetplan.profiling.models.operators import DEFAULT_STACK, load_stack
 from hetplan.profiling.profiles.profile import load_profile
@@ -390,7 +392,8 @@ def save_best(
     # loaded with the planner, which the search itself does not need
     from hetplan.planner.astra import plan_of
 
-    plan_of(best, measured.workload(job, cluster), pool).save(path)
+    workload = measured.workload(job, cluster)
+    with_inputs(plan_of(best, workload, pool), Inputs.of(workload)).save(path)
 
 
 Replays = list[tuple[float | None, Candidate]]

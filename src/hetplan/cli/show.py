@@ -16,15 +16,14 @@ from hetplan.cli.options import (
     JsonOption,
     LinksOption,
     PlanArgument,
-    Setting,
     offer,
     offered,
     open_instance,
     read_document,
     target,
-    with_links,
 )
 from hetplan.cli.output import emit, note, write_document
+from hetplan.cli.setting import Setting, with_links
 from hetplan.cli.solve import describe, titled
 from hetplan.errors import InputError, require
 from hetplan.files import read_json, write_bytes, write_text
@@ -230,7 +229,7 @@ def export(
             "--model",
             "-m",
             metavar="NAME|FILE",
-            help="Whose own flags are written; default the plan's, where it is built in.",
+            help="Whose own flags are written; default the plan's own model.",
             autocompletion=offer("models"),
         ),
     ] = None,
@@ -357,4 +356,6 @@ def calibrated(plan: Plan, workload: Workload, path: Path) -> tuple[Workload, fl
         got=constants.cluster,
         expected=repr(workload.cluster.name),
     )
-    return constants.adjusted(workload), constants.slot_seconds * slots(plan)
+    # measured shares of the bandwidths stand in place of learned ones
+    plain = replace(workload, links=None)
+    return constants.adjusted(plain), constants.slot_seconds * slots(plan)

@@ -31,7 +31,9 @@ from hetplan.errors import (
 )
 from hetplan.planner import ALL, STRATEGIES
 from hetplan.planner.faults import fault_text
+from hetplan.plans.making import with_inputs
 from hetplan.plans.plan import Plan, PlanDevice, Recomputation, Stage
+from hetplan.profiling.inputs.inputs import Inputs
 from hetplan.profiling.models.operators import Precision
 from hetplan.profiling.profiles.profile import Profile
 from hetplan.profiling.workload import Workload
@@ -117,7 +119,8 @@ def renumbered(plan: Plan, workload: Workload, numbers: Sequence[int]) -> Plan:
     """The plan with the devices of the workload's cluster.
 
     numbers: of each of the plan's devices its number there, below 0 for one that is not there and
-    that the plan does not use.
+    that the plan does not use. The inputs that the plan was made for are not the workload's, so
+    that they are left out.
     """
     shares = None
     if plan.zero_shares is not None:
@@ -145,8 +148,16 @@ def renumbered(plan: Plan, workload: Workload, numbers: Sequence[int]) -> Plan:
             "devices": [PlanDevice(type=d.type, node=d.node) for d in workload.cluster.devices],
             "zero_shares": shares,
             "replicas": replicas,
+            "inputs": None,
         }
     )
+
+
+def carrying(candidate: "Candidate", inputs: Inputs | None) -> "Candidate":
+    """The candidate with a plan that carries the inputs that it was made for."""
+    if candidate.plan is None:
+        return candidate
+    return replace(candidate, plan=with_inputs(candidate.plan, inputs))
 
 
 def recomputed(workload: Workload, mode: Recomputation) -> Workload:
@@ -326,8 +337,11 @@ class Candidate:
             else sum(known) / 3600 * self.predicted_seconds / workload.tokens_per_iteration * 1e6
         )
 
-    def document(self, workload: Workload) -> Mapping[str, Any]:
-        """As JSON types."""
+    def document(self, workload: Workload, *, with_inputs: bool = False) -> Mapping[str, Any]:
+        """As JSON types. with_inputs: whether the plan has its inputs, which are most of a plan
+        file and are equal for all plans of a workload."""
+        left_out = set[str]() if with_inputs else {"inputs"}
+        plan = None if self.plan is None else self.plan.model_dump(mode="json", exclude=left_out)
         return {
             "strategy": self.strategy,
             "method": self.label,
@@ -344,7 +358,7 @@ class Candidate:
             "mfu": self.utilisation(workload),
             "money_per_million_tokens": self.money_per_million_tokens(workload),
             "solve_seconds": self.solve_seconds,
-            "plan": None if self.plan is None else self.plan.model_dump(mode="json"),
+            "plan": plan,
             "message": self.message,
             "closed_form_seconds": self.closed_form_seconds,
             "replayed": self.replay is not None,

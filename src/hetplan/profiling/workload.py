@@ -19,6 +19,7 @@ from hetplan.profiling.models.operators import (
 from hetplan.profiling.profiles.predict import check_global_batch, default_micro_batches, predict
 from hetplan.profiling.profiles.profile import Profile, load_profile
 from hetplan.profiling.rates.efficiency import LearnedLinks
+from hetplan.profiling.source_files import SourceFile
 
 # Bytes of weight, gradient, fp32 master weight and Adam's two moments per parameter: 2 + 2 + 4 + 4
 # + 4 in mixed precision (Rajbhandari et al. 2020, ZeRO, Section 3.1), 4 + 4 + 4 + 4 in fp32; in
@@ -38,7 +39,8 @@ class Workload:
     each device of a tensor group of that degree needs per sample beside what its layers keep, while
     one of them is computed again. links: learned efficiency of messages and collectives, None:
     links reach the cluster file's bandwidths. framework: what trains, and what it holds on every
-    device. stack: the software that computes and communicates.
+    device. stack: the software that computes and communicates. files: the user's files of the
+    profile and of the links, by `profile` and `links`.
     """
 
     model: Model
@@ -51,6 +53,7 @@ class Workload:
     framework: Framework = HETPLAN
     stack: Stack = DEFAULT_STACK
     memory_margin: float = 0.0
+    files: Mapping[str, SourceFile] = field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         check_global_batch(self.global_batch)
@@ -171,12 +174,15 @@ def make_workload(
     if not isinstance(cluster, Cluster):
         cluster = load_cluster(cluster)
     check_units(stack, model, cluster)
+    files: dict[str, SourceFile] = {}
     if profile is None:
         profile = predict(
             model, cluster, micro_batches=default_micro_batches(global_batch), stack=stack
         )
     elif not isinstance(profile, Profile):
         where = os.fspath(profile)
+        file = SourceFile.of(profile)
+        files = {} if file is None else {"profile": file}
         profile = load_profile(profile)
         check_profile(profile, model, cluster, where=where)
     if isinstance(framework, str):
@@ -189,6 +195,7 @@ def make_workload(
         framework.reserved_bytes,
         framework=framework,
         stack=stack,
+        files=files,
     )
 
 

@@ -13,6 +13,7 @@ the samples of a micro-batch; equal layers share one list of operators.
 import json
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self
@@ -31,6 +32,7 @@ from hetplan.profiling.models.operators import (
 )
 from hetplan.profiling.models.transformer import Experts, Latent, Mamba, Transformer
 from hetplan.profiling.models.zoo import BERT, LLAMA, ModelSpec, text_model
+from hetplan.profiling.source_files import SourceFile
 from hetplan.schema import (
     Count,
     Date,
@@ -352,12 +354,11 @@ def load_file(path: Path) -> ModelSpec:
     called after its file, or after its folder where that is config.json."""
     value, where = read_json(path), str(path)
     if isinstance(value, dict) and value.get("format") == FORMAT:
-        return ModelFile.parsed(value, where=where).spec()
-    return from_config(
-        value,
-        name=path.resolve().parent.name if path.stem == "config" else path.stem,
-        where=where,
-    )
+        described = ModelFile.parsed(value, where=where).spec()
+    else:
+        name = path.resolve().parent.name if path.stem == "config" else path.stem
+        described = from_config(value, name=name, where=where)
+    return replace(described, file=SourceFile.of(path))
 
 
 def from_config(value: Any, *, name: str, where: str = "config") -> ModelSpec:

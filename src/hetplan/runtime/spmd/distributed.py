@@ -29,10 +29,9 @@ from torch import Tensor, nn
 from hetplan.errors import InputError, UnsupportedError, require
 from hetplan.formulations.hap.spmd.networks import program_of
 from hetplan.formulations.hap.spmd.program import PLACEHOLDER, Node, SingleProgram
-from hetplan.plans.making import check_world
+from hetplan.plans.making import check_world, model_of
 from hetplan.plans.plan import Plan
 from hetplan.plans.refusals import check_own_layers
-from hetplan.profiling.models.model import load_model
 from hetplan.runtime.engine.chain import check_names
 from hetplan.runtime.engine.data import Reading, check_alike, drawing_data
 from hetplan.runtime.engine.loop import Box, Trained
@@ -76,12 +75,9 @@ def samples_of(plan: Plan) -> int:
 def planned_program(plan: Plan, model: str | None) -> SingleProgram:
     """The program of a model's name or config.json (default the plan's), for one run. Raises
     UnsupportedError."""
-    workload = plan.workload
-    made = load_model(
-        model or workload.model, sequence=workload.sequence, precision=workload.precision
-    )
+    made = model_of(plan, model)
     check_own_layers(plan, made)
-    check_names([layer.name for layer in made.layers], workload.layers, plan.name)
+    check_names([layer.name for layer in made.layers], plan.workload.layers, plan.name)
     return program_of(made, samples_of(plan))
 
 
