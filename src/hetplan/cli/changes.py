@@ -1,6 +1,6 @@
 """Plans for a cluster that changes: `plan what-if`, `plan replan`, `plan templates` (Oobleck)."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from textwrap import fill
@@ -43,9 +43,10 @@ from hetplan.profiling.models.operators import Precision
 from hetplan.profiling.workload import Workload
 from hetplan.solvers.run import Run
 from hetplan.text import (
+    Column,
     Table,
     bytes_text,
-    number_text,
+    digits,
     percent_text,
     seconds_text,
 )
@@ -229,20 +230,27 @@ def what_if_table(answer: WhatIf) -> Table:
             if v.best is not None and asking.FOUND_FOR in v.best.message
         ),
     ]
-    bounded = any(v.bound is not None for v in every)
-    columns: dict[str, Callable[[ChangeResult], str]] = {
-        "change": lambda v: v.change.name,
-        "best plan": best_plan_text,
-        "on devices": lambda v: devices_used(v.best) if v.best else "",
-        "iteration": lambda v: seconds_text(v.best.predicted_seconds if v.best else None),
-        "saves": lambda v: saved_text(v, answer.precision),
-        **({"bound": lambda v: seconds_text(v.bound)} if bounded else {}),
-        "$/1M tok": lambda v: number_text(
-            v.best.money_per_million_tokens(v.workload) if v.best else None, 4
+    columns: list[Column[ChangeResult]] = [
+        Column("change", lambda v: v.change.name),
+        Column("best plan", best_plan_text),
+        Column("on devices", lambda v: devices_used(v.best) if v.best else ""),
+        Column(
+            "iteration", lambda v: v.best and v.best.predicted_seconds, seconds_text, right=True
         ),
-    }
+        Column("saves", lambda v: saved_text(v, answer.precision), right=True),
+    ]
+    if any(v.bound is not None for v in every):
+        columns.append(Column("bound", lambda v: v.bound, seconds_text, right=True))
+    columns.append(Column("$/1M tok", money, digits(4), right=True))
     lines = (fill(text, SCREEN_WIDTH, subsequent_indent="  ") for text in notes)
-    return Table.of(f"{model} on {cluster}", every, columns, lines, range(3, len(columns)))
+    return Table.of(f"{model} on {cluster}", every, columns, lines)
+
+
+def money(changed: ChangeResult) -> float | None:
+    """Dollars per million tokens of the best plan; None without one, or where a price is not
+    known."""
+    best = changed.best
+    return None if best is None else best.money_per_million_tokens(changed.workload)
 
 
 def replan(
@@ -316,31 +324,34 @@ def replan_tables(answer: Replanning) -> Iterator[Table]:
     yield Table.of(
         f"without {nodes}",
         answer.choices,
-        {
-            "": lambda c: "*" if c is best else "",
-            "plan": lambda c: c.candidate.name,
-            "iteration": lambda c: seconds_text(c.candidate.predicted_seconds),
-            "to move": lambda c: bytes_text(c.moves.total),
-            "from a checkpoint": lambda c: bytes_text(c.moves.from_checkpoint),
-            "at least": lambda c: seconds_text(c.moves.seconds(answer.workload)),
-        },
+        [
+            Column("", lambda c: "*" if c is best else ""),
+            Column("plan", lambda c: c.candidate.name),
+            Column("iteration", lambda c: c.candidate.predicted_seconds, seconds_text, right=True),
+            Column("to move", lambda c: c.moves.total, bytes_text, right=True),
+            Column("from a checkpoint", lambda c: c.moves.from_checkpoint, bytes_text, right=True),
+            Column(
+                "at least", lambda c: c.moves.seconds(answer.workload), seconds_text, right=True
+            ),
+        ],
         (
             before,
             f"chosen: what moves least of all plans within {answer.within:g} % of the fastest, "
             "checkpoint included",
             "at least: to move over the links, without reading the checkpoint",
         ),
-        right=(2, 3, 4, 5),
     )
     lost = best.moves.from_checkpoint
     yield Table.of(
         f"weights and optimizer states that {best.candidate.name} moves",
         best.moves.between_nodes(answer.workload).items(),
-        {
-            "from": lambda move: f"node {move[0][0]}",
-            "to": lambda move: f"node {move[0][1]}" if move[0][0] != move[0][1] else "itself",
-            "bytes": lambda move: bytes_text(move[1]),
-        },
+        [
+            Column("from", lambda move: f"node {move[0][0]}"),
+            Column(
+                "to", lambda move: f"node {move[0][1]}" if move[0][0] != move[0][1] else "itself"
+            ),
+            Column("bytes", lambda move: move[1], bytes_text),
+        ],
         [f"{bytes_text(lost)} were on lost nodes only and come from a checkpoint"] if lost else [],
     )
 

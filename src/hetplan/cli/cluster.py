@@ -22,7 +22,13 @@ from hetplan.profiling.hardware.detect import (
 from hetplan.replays.strategies.offers import links_of
 from hetplan.runtime.launch.devices import local_device_name, local_node
 from hetplan.schema import parse
-from hetplan.text import Table, comments, lines_that_hold, number_text
+from hetplan.text import (
+    Column,
+    Table,
+    comments,
+    digits,
+    lines_that_hold,
+)
 
 
 def detect(
@@ -112,14 +118,23 @@ def nodes_table(document: dict[str, Any]) -> Table:
     return Table.of(
         f"cluster {document['name']}",
         document["nodes"],
-        {
-            "nodes": lambda node: str(node["count"]),
-            "devices": lambda node: str(node["devices"]),
-            "device": lambda node: node["device"],
-            "Gbit/s within": lambda node: number_text(node["intra_node_gbit_per_s"], 4),
-            "between": lambda node: number_text(node["network_gbit_per_s"], 4),
-        },
-        right=(0, 1, 3, 4),
+        [
+            Column("nodes", lambda node: node["count"], right=True),
+            Column("devices", lambda node: node["devices"], right=True),
+            Column("device", lambda node: node["device"]),
+            Column(
+                "Gbit/s within",
+                lambda node: node["intra_node_gbit_per_s"],
+                digits(4),
+                right=True,
+            ),
+            Column(
+                "between",
+                lambda node: node["network_gbit_per_s"],
+                digits(4),
+                right=True,
+            ),
+        ],
     )
 
 

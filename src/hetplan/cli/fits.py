@@ -20,6 +20,7 @@ from hetplan.cli.options import (
 from hetplan.cli.output import emit
 from hetplan.planner import fits as memory
 from hetplan.text import (
+    Column,
     Table,
     bytes_text,
     devices_counted,
@@ -151,17 +152,16 @@ def fit_tables(fit: memory.Fit, zero: int | None) -> Iterator[Table]:
     yield Table.of(
         title,
         rows,
-        {
-            "ZeRO": lambda row: str(row.zero),
-            "tensor": lambda row: str(row.shape.tensor),
-            "pipeline": lambda row: str(row.shape.pipeline),
-            "data": lambda row: str(row.shape.data),
-            "recomputation": lambda row: row.recomputation,
-            "micro-batch": lambda row: str(row.micro_batch),
-            "free" if fit.fits else "lacking": free_text,
-        },
+        [
+            Column("ZeRO", lambda row: row.zero, right=True),
+            Column("tensor", lambda row: row.shape.tensor, right=True),
+            Column("pipeline", lambda row: row.shape.pipeline, right=True),
+            Column("data", lambda row: row.shape.data, right=True),
+            Column("recomputation", lambda row: row.recomputation),
+            Column("micro-batch", lambda row: row.micro_batch, right=True),
+            Column("free" if fit.fits else "lacking", free_text),
+        ],
         notes=notes,
-        right=(0, 1, 2, 3, 5),
     )
 
 

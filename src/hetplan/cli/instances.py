@@ -35,7 +35,13 @@ from hetplan.solvers.registry import load
 from hetplan.solvers.run import Options, Run
 from hetplan.studies.findings import library_size
 from hetplan.studies.rows import entries_named, findings_of_rows, read_rows
-from hetplan.text import Table, number_text, percent_text
+from hetplan.text import (
+    Column,
+    Table,
+    digits,
+    number_text,
+    percent_text,
+)
 
 ProblemOption = Annotated[
     str | None,
@@ -86,16 +92,20 @@ def show_list(
     table = Table.of(
         "",
         rows,
-        {
-            "problem": lambda row: row["problem"],
-            "name": lambda row: row["name"],
-            "objective": lambda row: number_text(row["objective"], 8),
-            "bound": lambda row: number_text(row["bound"], 8),
-            "gap": lambda row: percent_text(row["gap"]),
-            "status": lambda row: row["status"] or "-",
-            "proved by": lambda row: row["proved_by"] or "-",
-        },
-        right=(2, 3, 4),
+        [
+            Column("problem", lambda row: row["problem"]),
+            Column("name", lambda row: row["name"]),
+            Column(
+                "objective",
+                lambda row: row["objective"],
+                digits(8),
+                right=True,
+            ),
+            Column("bound", lambda row: row["bound"], digits(8), right=True),
+            Column("gap", lambda row: row["gap"], percent_text, right=True),
+            Column("status", lambda row: row["status"] or "-"),
+            Column("proved by", lambda row: row["proved_by"] or "-"),
+        ],
     )
     return emit({"instances": rows}, [table], json=json)
 
@@ -256,16 +266,30 @@ def change_table(looked_at: list[Change], dry_run: bool) -> Table:
     return Table.of(
         f"{len(changed)} of {len(looked_at)} records {word}",
         changed,
-        {
-            "instance": lambda row: f"{row[0].problem}/{row[0].name}",
-            "objective": lambda row: number_text(row[1].objective if row[1] else None, 8),
-            "objective now": lambda row: number_text(row[2].objective, 8),
-            "bound": lambda row: number_text(row[1].bound if row[1] else None, 8),
-            "bound now": lambda row: number_text(row[2].bound, 8),
-            "found by": lambda row: row[2].found_by,
-            "proved by": lambda row: row[2].proved_by or "-",
-        },
-        right=(1, 2, 3, 4),
+        [
+            Column("instance", lambda row: f"{row[0].problem}/{row[0].name}"),
+            Column(
+                "objective",
+                lambda row: row[1].objective if row[1] else None,
+                digits(8),
+                right=True,
+            ),
+            Column(
+                "objective now",
+                lambda row: row[2].objective,
+                digits(8),
+                right=True,
+            ),
+            Column(
+                "bound",
+                lambda row: row[1].bound if row[1] else None,
+                digits(8),
+                right=True,
+            ),
+            Column("bound now", lambda row: row[2].bound, digits(8), right=True),
+            Column("found by", lambda row: row[2].found_by),
+            Column("proved by", lambda row: row[2].proved_by or "-"),
+        ],
     )
 
 
@@ -309,19 +333,23 @@ def export_model(
     table = Table.of(
         f"{posed.name}: models of {method}",
         exported,
-        {
-            "file": lambda model: model.file,
-            "rows": lambda model: f"{model.rows}",
-            "columns": lambda model: f"{model.columns}",
-            "discrete": lambda model: f"{model.discrete}",
-            "objective per second": lambda model: number_text(model.per_unit, 8),
-            "plus seconds": lambda model: number_text(model.offset),
-        },
+        [
+            Column("file", lambda model: model.file),
+            Column("rows", lambda model: model.rows, right=True),
+            Column("columns", lambda model: model.columns, right=True),
+            Column("discrete", lambda model: model.discrete, right=True),
+            Column(
+                "objective per second",
+                lambda model: model.per_unit,
+                digits(8),
+                right=True,
+            ),
+            Column("plus seconds", lambda model: model.offset, number_text, right=True),
+        ],
         [
             *([CONFIGURATIONS] if len(exported) > 1 else []),
             *([f"{ROUNDED} {error:.0e} of it"] if method == "cp-sat" else []),
         ],
-        right=(1, 2, 3, 4, 5),
     )
     return emit(
         {

@@ -3,7 +3,7 @@
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -45,11 +45,13 @@ from hetplan.interpreter import own_command
 from hetplan.plans.plan import save_plan
 from hetplan.solvers.run import OPTIMAL_GAP, Run, relative_gap
 from hetplan.text import (
+    Column,
     Table,
     bytes_text,
     count_text,
     counted,
     devices_counted,
+    digits,
     lines_that_hold,
     more_text,
     number_text,
@@ -357,22 +359,26 @@ def paradigms_table(planning: "Planning", explained: "Explanation") -> Table:
     return Table.of(
         "the best plan of each paradigm",
         sorted(fastest.values(), key=lambda c: c.predicted_seconds or 0.0),
-        {
-            "plan": lambda c: c.name,
-            "iteration": lambda c: seconds_text(c.predicted_seconds),
-            "vs best": lambda c: relative_text(c, planning.best),
-            "tokens/s": lambda c: count_text(c.tokens_per_second(workload)),
-            "MFU": lambda c: percent_text(c.utilisation(workload)),
-            "$/1M tok": lambda c: number_text(c.money_per_million_tokens(workload), 4),
-            "own formula": lambda c: seconds_text(c.closed_form_seconds),
-            "solved": lambda c: c.status if c.closed_form_seconds is not None else "",
-        },
+        [
+            Column("plan", lambda c: c.name),
+            Column("iteration", lambda c: c.predicted_seconds, seconds_text, right=True),
+            Column("vs best", lambda c: relative_text(c, planning.best), right=True),
+            Column("tokens/s", lambda c: c.tokens_per_second(workload), count_text, right=True),
+            Column("MFU", lambda c: c.utilisation(workload), percent_text, right=True),
+            Column(
+                "$/1M tok",
+                lambda c: c.money_per_million_tokens(workload),
+                digits(4),
+                right=True,
+            ),
+            Column("own formula", lambda c: c.closed_form_seconds, seconds_text, right=True),
+            Column("solved", lambda c: c.status if c.closed_form_seconds is not None else ""),
+        ],
         [
             *without.values(),
             *fault_lines(planning),
             f"{counted(hidden, 'other plan') + ', ' if hidden else ''}notes, and why: --all",
         ],
-        right=(1, 2, 3, 4, 5, 6),
     )
 
 
@@ -385,21 +391,21 @@ def fault_lines(planning: "Planning") -> list[str]:
 def ranking_table(planning: "Planning") -> Table:
     """One line per candidate; reasons and notes under it."""
     workload = planning.workload
-    columns: dict[str, Callable[[Candidate], str]] = {
-        "plan": lambda c: c.name,
-        "status": lambda c: c.status,
-        "iteration": lambda c: seconds_text(c.predicted_seconds),
-        "vs best": lambda c: relative_text(c, planning.best),
-        "closed form": lambda c: seconds_text(c.closed_form_seconds),
-        "objective": lambda c: seconds_text(c.objective),
-        "bound": lambda c: seconds_text(c.bound),
-        "gap": lambda c: percent_text(c.gap),
-        "fullest device": lambda c: memory_text(c, workload),
-        "tokens/s": lambda c: count_text(c.tokens_per_second(workload)),
-        "MFU": lambda c: percent_text(c.utilisation(workload)),
-        "$/1M tok": lambda c: number_text(c.money_per_million_tokens(workload), 4),
-        "solve": lambda c: seconds_text(c.solve_seconds),
-    }
+    columns: list[Column[Candidate]] = [
+        Column("plan", lambda c: c.name),
+        Column("status", lambda c: c.status),
+        Column("iteration", lambda c: c.predicted_seconds, seconds_text, right=True),
+        Column("vs best", lambda c: relative_text(c, planning.best), right=True),
+        Column("closed form", lambda c: c.closed_form_seconds, seconds_text, right=True),
+        Column("objective", lambda c: c.objective, seconds_text, right=True),
+        Column("bound", lambda c: c.bound, seconds_text, right=True),
+        Column("gap", lambda c: c.gap, percent_text, right=True),
+        Column("fullest device", lambda c: memory_text(c, workload), right=True),
+        Column("tokens/s", lambda c: c.tokens_per_second(workload), count_text, right=True),
+        Column("MFU", lambda c: c.utilisation(workload), percent_text, right=True),
+        Column("$/1M tok", lambda c: c.money_per_million_tokens(workload), digits(4), right=True),
+        Column("solve", lambda c: c.solve_seconds, seconds_text, right=True),
+    ]
     notes = (
         *figures_notes(planning),
         *(f"{c.name}: {c.message}" for c in planning.candidates if c.message),
@@ -410,7 +416,6 @@ def ranking_table(planning: "Planning") -> Table:
         planning.candidates,
         columns,
         (fill(text, SCREEN_WIDTH, subsequent_indent="  ") for text in notes),
-        range(2, len(columns)),
     )
 
 
@@ -459,13 +464,17 @@ def pareto_tables(planning: "Planning") -> Iterator[Table]:
         yield Table.of(
             "time and money: of the plans found, nothing is both faster and cheaper than these",
             front,
-            {
-                "plan": lambda c: c.name,
-                "iteration": lambda c: seconds_text(c.predicted_seconds),
-                "$/1M tok": lambda c: number_text(c.money_per_million_tokens(workload), 4),
-                "devices": devices_used,
-            },
-            right=(1, 2),
+            [
+                Column("plan", lambda c: c.name),
+                Column("iteration", lambda c: c.predicted_seconds, seconds_text, right=True),
+                Column(
+                    "$/1M tok",
+                    lambda c: c.money_per_million_tokens(workload),
+                    digits(4),
+                    right=True,
+                ),
+                Column("devices", devices_used),
+            ],
         )
 
 

@@ -57,9 +57,11 @@ from hetplan.profiling.rates.efficiency import (
 from hetplan.profiling.rates.products import measured_products
 from hetplan.runtime.launch.devices import required_torch
 from hetplan.text import (
+    Column,
     Table,
     bytes_text,
     count_text,
+    digits,
     lines_that_hold,
     number_text,
     percent_text,
@@ -247,16 +249,19 @@ def passes_table(title: str, profile: Profile, notes: Sequence[str] = ()) -> Tab
     return Table.of(
         title,
         profile.tables,
-        {
-            "device": lambda table: table.device,
-            "tensor": lambda table: str(table.tensor),
-            "micro-batch": lambda table: str(table.micro_batch),
-            "forward": lambda table: seconds_text(sum(table.forward_seconds)),
-            "backward": lambda table: seconds_text(sum(table.backward_seconds)),
-            "samples/s": lambda table: rate_text(table.micro_batch, sum(table.seconds())),
-        },
+        [
+            Column("device", lambda table: table.device),
+            Column("tensor", lambda table: table.tensor, right=True),
+            Column("micro-batch", lambda table: table.micro_batch, right=True),
+            Column("forward", lambda table: sum(table.forward_seconds), seconds_text, right=True),
+            Column("backward", lambda table: sum(table.backward_seconds), seconds_text, right=True),
+            Column(
+                "samples/s",
+                lambda table: rate_text(table.micro_batch, sum(table.seconds())),
+                right=True,
+            ),
+        ],
         notes,
-        right=(1, 2, 3, 4, 5),
     )
 
 
@@ -452,14 +457,15 @@ def curve_table(curve: BatchCurve) -> Table:
         f"{curve.model} x {curve.sequence} tokens in {curve.precision} on {curve.device}, measured "
         f"within {bytes_text(curve.memory_bytes)}, one of {curve.devices}",
         curve.points,
-        {
-            "micro-batch": lambda point: str(point.micro_batch),
-            "forward + backward": lambda point: seconds_text(point.seconds),
-            "spread": lambda point: seconds_text(point.spread_seconds),
-            "samples/s": lambda point: rate_text(point.micro_batch, point.seconds),
-        },
+        [
+            Column("micro-batch", lambda point: point.micro_batch, right=True),
+            Column("forward + backward", lambda point: point.seconds, seconds_text, right=True),
+            Column("spread", lambda point: point.spread_seconds, seconds_text, right=True),
+            Column(
+                "samples/s", lambda point: rate_text(point.micro_batch, point.seconds), right=True
+            ),
+        ],
         notes,
-        right=(0, 1, 2, 3),
     )
 
 
@@ -481,15 +487,19 @@ def collectives(
         f"collectives of {measured.ranks} ranks on {measured.device}, {measured.backend}, "
         f"fitted to the fastest of {repeats}",
         measured.fits,
-        {
-            "operation": lambda fit: fit.operation,
-            "group": lambda fit: fit.group,
-            "ranks": lambda fit: str(fit.ranks),
-            "latency": lambda fit: seconds_text(fit.latency_seconds),
-            "GB/s": lambda fit: number_text(fit.bytes_per_second / 1e9, 4),
-            "R2": lambda fit: number_text(fit.r_squared, 4),
-        },
-        right=(2, 3, 4, 5),
+        [
+            Column("operation", lambda fit: fit.operation),
+            Column("group", lambda fit: fit.group),
+            Column("ranks", lambda fit: fit.ranks, right=True),
+            Column("latency", lambda fit: fit.latency_seconds, seconds_text, right=True),
+            Column(
+                "GB/s",
+                lambda fit: fit.bytes_per_second / 1e9,
+                digits(4),
+                right=True,
+            ),
+            Column("R2", lambda fit: fit.r_squared, digits(4), right=True),
+        ],
     )
     return emit(measured.model_dump(mode="json"), [table], json=json, output=output)
 
@@ -621,12 +631,11 @@ def operators_table(learned: OperatorData) -> Table:
     return Table.of(
         f"operators of {learned.device} in {learned.precision}",
         learned.errors,
-        {
-            "operators": lambda kind: kind.kind,
-            "measured": lambda kind: str(kind.operators),
-            "error": lambda kind: percent_text(kind.error),
-            "without them": lambda kind: percent_text(kind.expected_error),
-        },
+        [
+            Column("operators", lambda kind: kind.kind),
+            Column("measured", lambda kind: kind.operators, right=True),
+            Column("error", lambda kind: kind.error, percent_text, right=True),
+            Column("without them", lambda kind: kind.expected_error, percent_text, right=True),
+        ],
         ["mean error of the seconds of each, predicted from the others"],
-        right=(1, 2, 3),
     )

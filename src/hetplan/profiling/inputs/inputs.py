@@ -8,7 +8,7 @@ where they have changed since.
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationError, field_serializer
 
@@ -26,6 +26,7 @@ from hetplan.profiling.workload import Workload, check_profile, check_units
 from hetplan.schema import NonNegative, derived
 
 Role = Literal["cluster", "model", "profile", "links"]
+StackRecord = Any if TYPE_CHECKING else record_of(Stack)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +67,7 @@ class Inputs(Record):
     memory_margin: Annotated[float, Field(ge=0, lt=1)]
     reserved_bytes: NonNegative
     framework: Framework
-    stack: record_of(Stack)  # type: ignore[valid-type]
+    stack: StackRecord
     cluster: ClusterRecord
     model: ModelRecord
     profile: ProfileRecord
@@ -85,10 +86,11 @@ class Inputs(Record):
     def of(cls, workload: Workload) -> Self | None:
         """The inputs of a workload; None where a file cannot carry one of its values, as a name of
         several lines or a size out of range in a model of the user's own."""
-        files = {
+        files: dict[Role, SourceFile | None] = {
             "cluster": workload.cluster.file,
             "model": workload.model.spec.file,
-            **workload.files,
+            "profile": workload.files.get("profile"),
+            "links": workload.files.get("links"),
         }
         try:
             return cls(
@@ -117,9 +119,13 @@ class Inputs(Record):
         model = replaced.model or self.model_of(named)
         check_units(stack, model, cluster)
         profile = self.profile_for(named, replaced, model, cluster, stack)
-        beside = {role: files[role] for role in ("profile", "links") if role in files}
-        if replaced.profile is not None:
-            beside.pop("profile", None)
+        beside: dict[str, SourceFile] = {}
+        for role in ("profile", "links"):
+            file = files.get(role)
+            if role == "profile" and replaced.profile is not None:
+                file = SourceFile.of(replaced.profile)
+            if file is not None:
+                beside[role] = file
         with derived(named.where):
             return Workload(
                 model,
@@ -179,7 +185,7 @@ class Inputs(Record):
         if predictor not in (None, PREDICTOR) and "profile" not in replaced.roles:
             yield f"the predictor of costs is version {PREDICTOR}, the plan's was {predictor}"
 
-    def with_paths(self, change: Mapping[str, SourceFile]) -> Self:
+    def with_paths(self, change: Mapping[Role, SourceFile]) -> Self:
         """The inputs with other paths of the files."""
         return self.model_copy(update={"files": dict(change)})
 

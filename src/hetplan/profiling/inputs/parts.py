@@ -7,7 +7,7 @@ each layer which kind it is, and a profile's tables have one entry for each kind
 import math
 from collections.abc import Hashable, Iterable, Sequence
 from itertools import groupby
-from typing import Annotated, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar
 
 from pydantic import BaseModel, Discriminator, Field, Tag, field_serializer, model_validator
 
@@ -34,7 +34,7 @@ from hetplan.profiling.models.operators import (
 )
 from hetplan.profiling.models.transformer import Transformer
 from hetplan.profiling.models.zoo import ModelSpec
-from hetplan.profiling.profiles.profile import HOST, Profile, ProfileTable, Readings
+from hetplan.profiling.profiles.profile import HOST, Profile, ProfileTable
 from hetplan.profiling.source_files import SourceFile
 from hetplan.schema import (
     LEAST_BYTES,
@@ -51,6 +51,14 @@ MOST_LAYERS = 4096
 LARGEST_TENSOR_DEGREE = 4096
 Bandwidth = Annotated[float, Field(ge=LEAST_BYTES, le=MOST_BYTES)]
 KindOfLayer = Annotated[list[Count], Field(min_length=1, max_length=MOST_LAYERS)]
+if TYPE_CHECKING:
+    MatmulRecord = ElementwiseRecord = SavedRecord = ReduceRecord = TransformerRecord = Record
+else:
+    MatmulRecord = record_of(Matmul)
+    ElementwiseRecord = record_of(Elementwise)
+    SavedRecord = record_of(Saved)
+    ReduceRecord = record_of(Reduce)
+    TransformerRecord = record_of(Transformer)
 
 
 class NodeRecord(Record):
@@ -143,8 +151,8 @@ def operator_tag(value: Any) -> str:
 
 
 OperatorRecord = Annotated[
-    Annotated[record_of(Matmul), Tag("product")]
-    | Annotated[record_of(Elementwise), Tag("elementwise")]
+    Annotated[MatmulRecord, Tag("product")]
+    | Annotated[ElementwiseRecord, Tag("elementwise")]
     | Annotated[CountedRecord, Tag("traced")],
     Discriminator(operator_tag),
 ]
@@ -158,10 +166,8 @@ class LayerRecord(Record):
     params: Whole
     operators: list[OperatorRecord] = Field(max_length=100_000)
     output: Whole
-    saved: list[record_of(Saved)] = Field(max_length=100_000)  # type: ignore[misc]
-    reduces: list[record_of(Reduce)] = Field(  # type: ignore[misc]
-        default_factory=list, max_length=100_000
-    )
+    saved: list[SavedRecord] = Field(max_length=100_000)
+    reduces: list[ReduceRecord] = Field(default_factory=list, max_length=100_000)
     tied_params: Whole = 0
     frozen: Whole = 0
 
@@ -216,8 +222,8 @@ class ModelRecord(Record):
     tensor_degrees: list[Annotated[int, Field(ge=1, le=LARGEST_TENSOR_DEGREE)]] = Field(
         max_length=LARGEST_TENSOR_DEGREE
     )
-    shape: record_of(Transformer) | None = None  # type: ignore[valid-type]
-    encoder: record_of(Transformer) | None = None  # type: ignore[valid-type]
+    shape: TransformerRecord | None = None
+    encoder: TransformerRecord | None = None
 
     @model_validator(mode="after")
     def _kinds_are_there(self) -> Self:
@@ -364,14 +370,14 @@ def rows_of(table: ProfileTable) -> list[list[float]]:
 def with_layers(profile: Profile, layers: Sequence[int]) -> Profile:
     """The profile with these of its layers, in this order; a layer may stand several times."""
 
-    def picked(row: Sequence[T] | None) -> list[T] | None:
-        return None if row is None else [row[layer] for layer in layers]
+    def picked(row: Sequence[T] | None) -> Sequence[T] | None:
+        return [row[layer] for layer in layers] if row else row
 
     tables = []
     for table in profile.tables:
-        rows = {key: picked(getattr(table, key)) for key in ROWS if getattr(table, key)}
-        readings = table.readings
-        if readings is not None:
-            rows["readings"] = Readings(**{key: picked(row) for key, row in readings})
-        tables.append(table.model_copy(update=rows))
+        changed: dict[str, Any] = {key: picked(getattr(table, key)) for key in ROWS}
+        if table.readings is not None:
+            readings = {key: picked(row) for key, row in table.readings}
+            changed["readings"] = table.readings.model_copy(update=readings)
+        tables.append(table.model_copy(update=changed))
     return profile.model_copy(update={"layers": picked(profile.layers), "tables": tables})
