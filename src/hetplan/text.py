@@ -154,11 +154,6 @@ def more_text(ratio: float) -> str:
     return percent_text(ratio) if ratio < 0 else f"+{percent_text(ratio)}"
 
 
-def lines_that_hold(lines: Mapping[str, bool]) -> list[str]:
-    """Of lines with a condition each, those whose condition holds, in their order."""
-    return [line for line, holds in lines.items() if holds]
-
-
 def counted(number: int, thing: str) -> str:
     """`1 stage`, `2 stages`."""
     return f"{number} {thing}" if number == 1 else f"{number} {thing}s"

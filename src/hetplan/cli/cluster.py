@@ -27,7 +27,6 @@ from hetplan.text import (
     Table,
     comments,
     digits,
-    lines_that_hold,
 )
 
 
@@ -92,23 +91,20 @@ def detect(
     usual = links_of(local.device or "")[1] / GBIT
     document = cluster_document(hosts, name, replace(local, intra_gbit=local.intra_gbit or usual))
     build_cluster(parse(ClusterFile, document, where="the detected cluster"))
-    assumed = lines_that_hold(
-        {
+    assumed = []
+    largest = max(node["devices"] for node in document["nodes"])
+    if local.intra_gbit is None and largest > 1:
+        assumed.append(
             f"links within a node are assumed: {usual:g} Gbit/s, as in usual machines with "
-            f"{local.device}; --intra says otherwise": (
-                local.intra_gbit is None and max(node["devices"] for node in document["nodes"]) > 1
-            ),
-            f"links between nodes are assumed: {ETHERNET_GBIT:g} Gbit/s; --network says "
-            "otherwise": local.network_gbit is None and len(hosts) > 1,
-        }
-    )
-    if output is not None:
-        write_text(
-            output,
-            "\n".join(
-                [*comments("written by hetplan cluster detect", *assumed), to_yaml(document)]
-            ),
+            f"{local.device}; --intra says otherwise"
         )
+    if local.network_gbit is None and len(hosts) > 1:
+        assumed.append(
+            f"links between nodes are assumed: {ETHERNET_GBIT:g} Gbit/s; --network says otherwise"
+        )
+    if output is not None:
+        heading = comments("written by hetplan cluster detect", *assumed)
+        write_text(output, "\n".join([*heading, to_yaml(document)]))
     note(*assumed)
     return emit(document, [nodes_table(document)], json=json)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from textwrap import fill
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -52,7 +52,6 @@ from hetplan.text import (
     counted,
     devices_counted,
     digits,
-    lines_that_hold,
     more_text,
     number_text,
     percent_text,
@@ -71,11 +70,36 @@ SCREEN_WIDTH, VALUE_WIDTH = 100, 84  # columns of the answer, and of a line besi
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choice:
-    """The module in place of a model, what is tried, and which of the plans wins."""
+class Costs:
+    """What layers and links cost, and what training holds in memory."""
 
-    factory: TracedOption = None
+    framework: FrameworkOption = "hetplan"
+    stack: StackOption = "fused"
+    memory_margin: MarginOption = 0.05
+    profile: ProfileOption = None
+    links: LinksOption = None
+    measure: Annotated[
+        Literal["cpu", "cuda"] | None,
+        typer.Option("--measure", help="Measure every device type here first; Poplar plans by it."),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """The strategies that are tried, and which of their plans wins."""
+
     strategies: StrategiesOption = None
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="STRATEGY.NAME=VALUE",
+            help="A strategy's own setting, as poplar.shards=memory; a wrong name lists them.",
+        ),
+    ] = None
+    parts: Annotated[
+        bool, typer.Option("--parts", help="Plan on every part of the cluster by device type, too.")
+    ] = False
     money_limit: Annotated[
         float | None,
         typer.Option(
@@ -91,28 +115,6 @@ class Choice:
             metavar="PERCENT",
             help="The cheapest plan at most this much slower than the fastest; implies --parts.",
         ),
-    ] = None
-    parts: Annotated[
-        bool, typer.Option("--parts", help="Plan on every part of the cluster by device type, too.")
-    ] = False
-    framework: FrameworkOption = "hetplan"
-    stack: StackOption = "fused"
-    memory_margin: MarginOption = 0.05
-    settings: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="STRATEGY.NAME=VALUE",
-            help="A strategy's own setting, as poplar.shards=memory; a wrong name lists them.",
-        ),
-    ] = None
-    measure: Annotated[
-        Literal["cpu", "cuda"] | None,
-        typer.Option("--measure", help="Measure every device type here first; Poplar plans by it."),
-    ] = None
-    run: Annotated[
-        int | None,
-        typer.Option("--run", metavar="N", help="Run the plan here for N iterations.", min=1),
     ] = None
 
 
@@ -143,8 +145,10 @@ class Choice:
 def plan(
     cluster: ClusterOption,
     global_batch: BatchOption,
+    costs: Costs,
     choice: Choice,
     model: NamedModelOption = None,
+    factory: TracedOption = None,
     sequence: SequenceOption = None,
     precision: Annotated[
         str,
@@ -156,12 +160,14 @@ def plan(
             many=True,
         ),
     ] = "fp16",
-    profile: ProfileOption = None,
-    links: LinksOption = None,
     time_limit: LimitOption = 60.0,
     gap: GapOption = None,
     threads: ThreadsOption = None,
     seed: SeedOption = None,
+    steps: Annotated[
+        int | None,
+        typer.Option("--run", metavar="N", help="Run the plan here for N iterations.", min=1),
+    ] = None,
     everything: Annotated[
         bool,
         typer.Option("--all", help="Print all plans, their notes, and why the best one is best."),
@@ -182,26 +188,32 @@ def plan(
     from hetplan.planner.ranking import make_plans
     from hetplan.planner.workloads import make_workloads, only
 
-    require(output or not (choice.measure or choice.run), "--measure and --run need --output FILE")
+    writes_files = costs.measure is not None or steps is not None
+    require(output or not writes_files, "--measure and --run need --output FILE")
     run = Run(
         make_options(time_limit=time_limit, gap=gap, threads=threads, seed=seed), started=begun
     )
+    if factory is not None:
+        trained: Any = traced_model(factory, model, only(precision), None, quiet=quiet)
+    else:
+        trained = named(model)
     posed, notes = make_workloads(
-        traced_model(choice.factory, model, only(precision), None, quiet=quiet)
-        if choice.factory
-        else named(model),
+        trained,
         open_cluster(cluster),
         global_batch,
         sequence=sequence,
         precision=precision,
-        profile=profile,
-        framework=choice.framework,
-        stack=choice.stack,
-        memory_margin=choice.memory_margin,
+        profile=costs.profile,
+        framework=costs.framework,
+        stack=costs.stack,
+        memory_margin=costs.memory_margin,
     )
-    workloads = [with_links(one, links) for one in posed]
+    workloads = [with_links(one, costs.links) for one in posed]
     workload = workloads[0]
-    strategies = chosen_strategies(choice, workload, output, quiet=quiet)
+    curves = []
+    if costs.measure is not None and output is not None:
+        curves = measured_curves(workload, costs.measure, output, quiet=quiet)
+    strategies = chosen_strategies(choice, curves)
     criteria = Criteria(choice.money_limit, choice.cheapest_within, choice.parts)
     display = Display(f"{workload.model.name} on {workload.cluster.name}")
     planning = watched(
@@ -216,11 +228,13 @@ def plan(
     write_plan(best, output)
     note(*workload.model.notes)
     emit(planning.document(), planning_tables(planning, everything), json=json)
-    if best is None or choice.run is None:
-        return 0 if best is not None else 1
-    words = [str(output), "--steps", str(choice.run), "--device", choice.measure or "auto"]
-    if choice.factory:
-        words += ["--factory", choice.factory]
+    if best is None:
+        return 1
+    if steps is None:
+        return 0
+    words = [str(output), "--steps", str(steps), "--device", costs.measure or "auto"]
+    if factory is not None:
+        words += ["--factory", factory]
     return run_here(words, json=json)
 
 
@@ -231,16 +245,13 @@ def run_here(words: Sequence[str], *, json: bool) -> int:
     return done.returncode
 
 
-def chosen_strategies(
-    choice: Choice, workload: "Workload", output: Path | None, *, quiet: bool
-) -> "list[Strategy]":
-    """With their settings; Poplar on curves measured now where that is asked for."""
+def chosen_strategies(choice: Choice, curves: Sequence[Path]) -> "list[Strategy]":
+    """The strategies with their settings. curves: files of measured batch curves; where there are
+    some, Poplar plans by them, and alone unless others are named."""
     settings = parse_dotted(choice.settings or [], "--set", "STRATEGY.NAME=VALUE")
     names = choice.strategies
-    if choice.measure and output:
-        settings.setdefault("poplar", {})["curves"] = ",".join(
-            map(str, measured_curves(workload, choice.measure, output, quiet=quiet))
-        )
+    if curves:
+        settings.setdefault("poplar", {})["curves"] = ",".join(str(path) for path in curves)
         names = names or ["poplar"]
     return named_strategies(names, settings)
 
@@ -315,26 +326,19 @@ def verdict_table(planning: "Planning", best: "Candidate", explained: "Explanati
     from hetplan.plans.words import summary
 
     workload, plan = planning.workload, best.plan
-    money = best.money_per_million_tokens(workload)
-    flops, unit = best.flops_per_device(workload), "tokens" if workload.sequence else "samples"
-    speed = {
-        f"{count_text(best.tokens_per_second(workload))} {unit}/s": True,
-        f"MFU {percent_text(best.utilisation(workload))}": True,
-        f"{(flops or 0.0) / 1e12:.3g} TFLOP/s per device": flops is not None,
-        f"${number_text(money, 4)} per million {unit}": money is not None,
-    }
-    critical = islice(explained.critical.items(), 3)
+    seconds = best.predicted_seconds or 1.0
+    longest = [
+        f"{what} {percent_text(spent / seconds)}"
+        for what, spent in islice(explained.critical.items(), 3)
+    ]
     lines = {
         "best plan": best.name + (f": {summary(plan)}" if plan else ""),
         "iteration": iteration_text(best, workload),
         "proven": proven_text(best, planning),
-        "speed": ", ".join(lines_that_hold(speed)),
+        "speed": speed_text(best, workload),
         "devices": f"{devices_used(best)} in {workload.precision}{idle_text(best, planning)}",
         "free memory": free_text(best, workload),
-        "time goes to": ", ".join(
-            f"{what} {percent_text(spent / (best.predicted_seconds or 1.0))}"
-            for what, spent in critical
-        ),
+        "time goes to": ", ".join(longest),
         "chosen": explained.why_chosen,
         "`hetplan run`": (best.plan and best.plan.refused) or "",
         "note": "; ".join(planning.notes),
@@ -343,22 +347,45 @@ def verdict_table(planning: "Planning", best: "Candidate", explained: "Explanati
     return Table(fill(workload_title(workload, planning.precisions), SCREEN_WIDTH), ("", ""), rows)
 
 
+def speed_text(best: "Candidate", workload: "Workload") -> str:
+    """Tokens or samples per second, the share of the devices' peak, FLOP/s and money, where they
+    are known."""
+    unit = "tokens" if workload.sequence else "samples"
+    parts = [
+        f"{count_text(best.tokens_per_second(workload))} {unit}/s",
+        f"MFU {percent_text(best.utilisation(workload))}",
+    ]
+    flops, money = best.flops_per_device(workload), best.money_per_million_tokens(workload)
+    if flops is not None:
+        parts.append(f"{flops / 1e12:.3g} TFLOP/s per device")
+    if money is not None:
+        parts.append(f"${number_text(money, 4)} per million {unit}")
+    return ", ".join(parts)
+
+
 def paradigms_table(planning: "Planning", explained: "Explanation") -> Table:
-    """The best plan of each strategy, fastest first."""
+    """The best plan of each strategy, fastest first; a note for each strategy without a plan."""
     workload = planning.workload
-    fastest = {
-        name: next(c for c in planning.candidates if c.strategy == name and c.fits_memory)
-        for name in explained.prices
-    }
-    hidden = len(planning.candidates) - len(fastest)
-    without = {
-        c.strategy: fill(f"no plan of {c.strategy}: {c.message or c.status}", SCREEN_WIDTH)
-        for c in reversed(planning.candidates)
-        if c.strategy not in fastest and not c.failed
-    }
+    fastest: dict[str, Candidate] = {}
+    reasons: dict[str, str] = {}
+    # of a strategy's candidates the best one comes last, and replaces the others
+    for candidate in reversed(planning.candidates):
+        name = candidate.strategy
+        if name in explained.prices:
+            if candidate.fits_memory:
+                fastest[name] = candidate
+        elif not candidate.failed:
+            reasons[name] = candidate.message or candidate.status
+    shown = sorted(fastest.values(), key=lambda candidate: candidate.predicted_seconds or 0.0)
+    lines = [f"no plan of {name}: {reason}" for name, reason in reasons.items()]
+    notes = [fill(line, SCREEN_WIDTH) for line in lines]
+    notes += fault_lines(planning)
+    hidden = len(planning.candidates) - len(shown)
+    others = f"{counted(hidden, 'other plan')}, " if hidden else ""
+    notes.append(f"{others}notes, and why: --all")
     return Table.of(
         "the best plan of each paradigm",
-        sorted(fastest.values(), key=lambda c: c.predicted_seconds or 0.0),
+        shown,
         [
             Column("plan", lambda c: c.name),
             Column("iteration", lambda c: c.predicted_seconds, seconds_text, right=True),
@@ -374,11 +401,7 @@ def paradigms_table(planning: "Planning", explained: "Explanation") -> Table:
             Column("own formula", lambda c: c.closed_form_seconds, seconds_text, right=True),
             Column("solved", lambda c: c.status if c.closed_form_seconds is not None else ""),
         ],
-        [
-            *without.values(),
-            *fault_lines(planning),
-            f"{counted(hidden, 'other plan') + ', ' if hidden else ''}notes, and why: --all",
-        ],
+        notes,
     )
 
 

@@ -62,7 +62,6 @@ from hetplan.text import (
     bytes_text,
     count_text,
     digits,
-    lines_that_hold,
     number_text,
     percent_text,
     seconds_text,
@@ -446,13 +445,11 @@ def curve_table(curve: BatchCurve) -> Table:
     first = curve.zero_stage
     lowest = "no sample fits" if first is None else f"a sample fits from ZeRO {first} on"
     saved, most = curve.saved_bytes_per_sample, curve.tried_up_to
-    notes = lines_that_hold(
-        {
-            f"largest micro-batch: {stages}; {lowest}": True,
-            f"stopped at --max-micro-batch {most}: more may fit": most in curve.largest,
-            f"activations: {bytes_text(saved)} per sample, measured": saved is not None,
-        }
-    )
+    notes = [f"largest micro-batch: {stages}; {lowest}"]
+    if most in curve.largest:
+        notes.append(f"stopped at --max-micro-batch {most}: more may fit")
+    if saved is not None:
+        notes.append(f"activations: {bytes_text(saved)} per sample, measured")
     return Table.of(
         f"{curve.model} x {curve.sequence} tokens in {curve.precision} on {curve.device}, measured "
         f"within {bytes_text(curve.memory_bytes)}, one of {curve.devices}",
