@@ -8,7 +8,8 @@
 import sys
 from collections.abc import Sequence
 
-from hetplan.cli.main import Group, make, run_program
+from hetplan.cli.commands import Group, make
+from hetplan.cli.main import run_program
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

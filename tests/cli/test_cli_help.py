@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from fakes.cli import Call
-from hetplan.cli.main import Group, program
+from hetplan.cli.commands import Group
+from hetplan.cli.main import program
 
 MAIN = ("plan", "fits", "run", "solve", "export")
 OTHERS = ("show", "check", "launch", "doctor", "plan search", "export layout")

@@ -22,8 +22,8 @@ import typer
 from pydantic import Field, create_model
 
 from hetplan.adapters.exports.scripts import KINDS, LAUNCHERS, Start, torchrun
+from hetplan.cli.commands import with_groups_as_options
 from hetplan.cli.help_page import described
-from hetplan.cli.main import with_groups_as_options
 from hetplan.cli.options import (
     JsonOption,
     PlanArgument,

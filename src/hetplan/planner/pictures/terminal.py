@@ -77,7 +77,12 @@ def memory(scene: Scene) -> Table:
     """One line per kind of devices in use that hold the same, the fullest where they are many."""
     like = grouped(((d.kind, d.place, d.held, d.limit), d) for d in scene.used).values()
     fullest = sorted(like, key=lambda own: -own[0].held / max(own[0].limit, 1.0))[:LISTED]
+    notes = ["limits are all that training can use"]
+    if scene.margin:
+        notes = [f"limits leave {percent_text(scene.margin)} of each device free for its allocator"]
     more = len(scene.used) - sum(map(len, fullest))
+    if more:
+        notes.append(f"left out: {counted(more, 'device')} with more room")
     return Table.of(
         "memory",
         sorted(fullest, key=lambda own: own[0].device),
@@ -91,10 +96,7 @@ def memory(scene: Scene) -> Table:
                 "of it", lambda own: own[0].held / max(own[0].limit, 1.0), percent_text, right=True
             ),
         ],
-        [
-            "limits are all that training can use; `hetplan plan` keeps a margin of that free",
-            *([f"left out: {counted(more, 'device')} with more room"] if more else []),
-        ],
+        notes,
     )
 
 
