@@ -19,8 +19,8 @@ from hetplan.adapters.importers import import_file
 from hetplan.adapters.importers.common import Settings
 from hetplan.adapters.importers.sailor import Links, load_links
 from hetplan.profiling.hardware.cluster import Cluster, ClusterFile, DeviceSpec, build_cluster
+from hetplan.profiling.models.configurations import from_config
 from hetplan.profiling.models.model import Model, load_model
-from hetplan.profiling.models.model_files import from_config
 from hetplan.profiling.models.zoo import ModelSpec
 from hetplan.profiling.profiles.profile import Profile, load_profile
 from hetplan.profiling.workload import Workload, make_workload

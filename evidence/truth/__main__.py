@@ -16,7 +16,7 @@ from hetplan.cli.commands import CommandEntry, Group, make
 from hetplan.cli.main import run_program
 
 COMMANDS = {
-    "compare": CommandEntry("command:compare_set", ""),
+    "compare": CommandEntry("command:compare_set"),
     "known": CommandEntry(
         "command:known", "Utilisation of well-known runs, published and predicted."
     ),

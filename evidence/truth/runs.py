@@ -15,7 +15,7 @@ from evidence.truth.tables import GIB, Cells, Published, Source, require
 from hetplan.files import read_json
 from hetplan.plans.plan import Recomputation
 from hetplan.profiling.frameworks import FSDP, MEGATRON
-from hetplan.profiling.models.model_files import from_config
+from hetplan.profiling.models.configurations import from_config
 from hetplan.profiling.models.operators import STACKS, Precision
 from hetplan.profiling.models.transformer import Experts, Latent, Transformer, transformer
 from hetplan.profiling.models.zoo import bert, built_in, gpt2

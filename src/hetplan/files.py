@@ -160,11 +160,9 @@ def read_yaml(path: str | os.PathLike[str]) -> Any:
             for key_node, _ in node.value:
                 key = self.construct_object(key_node, deep=True)
                 if not isinstance(key, str | int | float | bool) or key in seen:
-                    problem = (
-                        f"key {str(key)[:80]!r} stands twice"
-                        if isinstance(key, str)
-                        else "unusable key"
-                    )
+                    problem = "unusable key"
+                    if isinstance(key, str):
+                        problem = f"key {key[:80]!r} stands twice"
                     raise yaml.MarkedYAMLError(None, None, problem, key_node.start_mark)
                 seen.add(key)
             return super().construct_mapping(node, deep)

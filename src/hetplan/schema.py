@@ -201,12 +201,10 @@ def input_error(
         "union_tag_invalid": first["msg"],
         "union_tag_not_found": first["msg"],
     }
-    return (
-        InputError(f"{complaints[first['type']]}{more}", where=place)
-        if first["type"] in complaints
-        else InputError(
-            f"not usable{more}", where=place, got=first["input"], expected=expectation(first)
-        )
+    if first["type"] in complaints:
+        return InputError(f"{complaints[first['type']]}{more}", where=place)
+    return InputError(
+        f"not usable{more}", where=place, got=first["input"], expected=expectation(first)
     )
 
 

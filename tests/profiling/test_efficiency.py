@@ -197,17 +197,18 @@ def test_the_command_that_measures_quickly(
 
 def test_operators_of_this_cpu(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="measuring needs torch")
-    from hetplan.runtime.measuring import layers
+    from hetplan.runtime.measuring import operators
 
-    found = layers.measure_operators("cpu", "fp32", count=3, repeats=1, name="X")
+    found = operators.measure_operators("cpu", "fp32", count=3, repeats=1, name="X")
     assert [op.kind for op in found.operators] == ["product", "elementwise"] * 3
     assert found.device == "X" and found.flops_per_second > 0
     rates = [op.elements * 4 / op.seconds for op in found.operators]
     assert max(rates) <= found.bytes_per_second * (1 + 1e-9)
     tiny = tuple(
-        ((c, max(m // 64, 8), k // 8, n // 8), 4096, b) for (c, m, k, n), _, b in layers.QUICK
+        operators.Sizes((c, max(m // 64, 8), k // 8, n // 8), 4096, b)
+        for (c, m, k, n), _, b in operators.QUICK
     )
-    quick = layers.measure_quickly("cpu", "fp32", name="T4", operators=tiny)
+    quick = operators.measure_quickly("cpu", "fp32", name="T4", operators=tiny)
     assert len(quick.operators) == 10 and quick.bus_bytes_per_second is None
     path = tmp_path / "quick.json"
     train(quick).save(path)

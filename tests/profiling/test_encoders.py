@@ -11,8 +11,8 @@ from fakes.workloads import cluster
 from hetplan.adapters.exports import export
 from hetplan.errors import InputError, UnsupportedError
 from hetplan.plans.making import new_plan
+from hetplan.profiling.models.configurations import from_config
 from hetplan.profiling.models.model import load_model
-from hetplan.profiling.models.model_files import from_config
 from hetplan.profiling.workload import make_workload
 from hetplan.runtime.replay import replay
 

@@ -12,8 +12,9 @@ import pytest
 
 from hetplan.adapters.exports.megatron_arguments import model_settings
 from hetplan.errors import InputError
+from hetplan.profiling.models.configuration_keys import KEYS
+from hetplan.profiling.models.configurations import from_config
 from hetplan.profiling.models.model import Model, load_model
-from hetplan.profiling.models.model_files import KEYS, from_config
 from hetplan.profiling.models.operators import Matmul
 from hetplan.profiling.models.transformer import transformer_layers
 from hetplan.profiling.models.zoo import BUILT_IN, gpt2, text_model

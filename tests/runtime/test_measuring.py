@@ -17,8 +17,8 @@ import pytest
 from hetplan.cli.main import main
 from hetplan.errors import InputError, UnsupportedError
 from hetplan.formulations.poplar.awareness import OutOfMemoryOnDevice, explore
+from hetplan.profiling.models.configurations import from_config
 from hetplan.profiling.models.model import Model, load_model
-from hetplan.profiling.models.model_files import from_config
 from hetplan.profiling.models.transformer import Experts, Transformer
 from hetplan.profiling.models.zoo import bert, gpt2, llama, text_model
 from hetplan.profiling.profiles.measured_collectives import OPERATIONS, Collectives, fit_line
@@ -26,14 +26,13 @@ from hetplan.profiling.profiles.profile import load_profile
 
 torch: Any = pytest.importorskip("torch", reason="torch is an extra of hetplan")
 
-from hetplan.runtime.measuring import batches, layers as measure  # noqa: E402
-from hetplan.runtime.measuring.batches import (  # noqa: E402  # noqa: E402
+from hetplan.runtime.measuring import collectives, layers as measure  # noqa: E402
+from hetplan.runtime.measuring.batches import (  # noqa: E402
     Trial,
     explore_stages,
-    groups_of,
     measure_batch_curve,
-    torchrun_place,
 )
+from hetplan.runtime.measuring.collectives import groups_of, torchrun_place  # noqa: E402
 from hetplan.runtime.measuring.networks import KINDS, network, out_of_memory, saved_bytes  # noqa: E402
 from parity.asking import run_forked  # noqa: E402
 from parity.shards import deep  # noqa: E402
@@ -437,7 +436,7 @@ def test_rank_0_alone_writes_a_curve(
     """One process that is told that it is a rank, and joins nobody."""
     for name, value in {"RANK": rank, "WORLD_SIZE": 2, "MASTER_ADDR": "", "MASTER_PORT": 1}.items():
         monkeypatch.setenv(name, str(value))
-    monkeypatch.setattr(batches, "joined_ranks", nullcontext)
+    monkeypatch.setattr(collectives, "joined_ranks", nullcontext)
     config, target = tmp_path / "tiny.json", tmp_path / "curve.json"
     config.write_text(json.dumps(GPT))
     command = ["profile", "batch-curve", "--model", str(config), "--precision", "fp32"]

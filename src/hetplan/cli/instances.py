@@ -368,7 +368,7 @@ MODELS = {
     "plan": "hetplan.plans.plan:Plan",
     "cluster": "hetplan.profiling.hardware.cluster:ClusterFile",
     "profile": "hetplan.profiling.profiles.profile:Profile",
-    "model": "hetplan.profiling.models.model_files:ModelFile",
+    "model": "hetplan.profiling.models.traced_model:ModelFile",
     "job": "hetplan.cli.run:JobFile",
 }
 

@@ -411,7 +411,8 @@ def batch_curve(
     sample fits. Under torchrun the ranks hold the model's weights in shards, as under ZeRO 3.
     """
     from hetplan.runtime.launch.torchrun import is_rank
-    from hetplan.runtime.measuring.batches import joined_ranks, measure_batch_curve
+    from hetplan.runtime.measuring.batches import measure_batch_curve
+    from hetplan.runtime.measuring.collectives import joined_ranks
 
     require(
         memory_gib is not None or device != "cpu",
@@ -475,7 +476,7 @@ def collectives(
 ) -> int:
     """Measure latency and bandwidth of what ranks do together; run it under torchrun, a process per
     device. Rank 0 prints and writes."""
-    from hetplan.runtime.measuring.batches import measure_collectives
+    from hetplan.runtime.measuring.collectives import measure_collectives
 
     measured = measure_collectives(device, repeats=repeats, tell=None if quiet else note)
     if measured is None:
@@ -511,7 +512,7 @@ def operators(
     quiet: QuietOption = False,
 ) -> int:
     """Measure operators of many sizes on a device (needs torch), for `profile train`."""
-    from hetplan.runtime.measuring.layers import measure_operators
+    from hetplan.runtime.measuring.operators import measure_operators
 
     measured = measure_operators(
         device,
@@ -549,7 +550,7 @@ def quick(
     The result is for `profile predict --efficiency FILE`: seconds expected of the device type are
     rescaled to it.
     """
-    from hetplan.runtime.measuring.layers import measure_quickly
+    from hetplan.runtime.measuring.operators import measure_quickly
 
     require(
         not device.startswith("cpu") or precision != "fp16",

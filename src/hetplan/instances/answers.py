@@ -94,18 +94,19 @@ class Verdict:
 
     @property
     def objective(self) -> float | None:
-        """What the decision is worth; None without one, or where it breaks a constraint."""
+        """The decision's objective; None without a decision, or where it breaks a constraint."""
         return None if self.evaluation is None else self.evaluation.objective
 
     @property
     def holds(self) -> bool | None:
         """Whether everything stated is right; None where that cannot be told, for want of a
         decision."""
-        judged = None if self.evaluation is None else True
-        return False if self.complaints else judged
+        if self.complaints:
+            return False
+        return None if self.evaluation is None else True
 
     def document(self) -> dict[str, Any]:
-        """As JSON types."""
+        """The judgement as JSON types."""
         return {
             "source": self.claim.source,
             "valid": self.holds,
@@ -121,12 +122,18 @@ class Verdict:
 
 def result_document(result: Result[Any]) -> dict[str, Any]:
     """One result as JSON types; the decision is null where none was found."""
-    first = ("method", "status", "objective", "bound", "gap", "seconds")
-    last = ("message", "solver", "build_seconds", "solve_seconds")
     return {
-        **{name: getattr(result, name) for name in first},
+        "method": result.method,
+        "status": result.status,
+        "objective": result.objective,
+        "bound": result.bound,
+        "gap": result.gap,
+        "seconds": result.seconds,
         "decision": None if result.decision is None else plain(result.decision),
-        **{name: getattr(result, name) for name in last},
+        "message": result.message,
+        "solver": result.solver,
+        "build_seconds": result.build_seconds,
+        "solve_seconds": result.solve_seconds,
         "stop": str(result.stop),
         "details": dict(result.details),
     }

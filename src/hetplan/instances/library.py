@@ -202,12 +202,10 @@ class Entry:
 
     def best_known(self) -> BestKnown | None:
         """The record beside the instance, None where there is none; raises InputError."""
-        return (
-            None
-            if not self.best_file.is_file()
-            else BestKnown.parsed(
-                _read(self.best_file), where=f"{self.problem}/{self.best_file.name}"
-            )
+        if not self.best_file.is_file():
+            return None
+        return BestKnown.parsed(
+            _read(self.best_file), where=f"{self.problem}/{self.best_file.name}"
         )
 
 

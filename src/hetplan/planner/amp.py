@@ -110,11 +110,9 @@ class AmpProblem(Problem):
 
     def solve(self, method: StrategyMethod, run: Run) -> Candidate:
         """A method's result as a candidate."""
-        return (
-            self.fastest_trial(run)
-            if method is TRIALS
-            else self.candidate(method, solve(family("amp"), self.data, method.name, run))
-        )
+        if method is TRIALS:
+            return self.fastest_trial(run)
+        return self.candidate(method, solve(family("amp"), self.data, method.name, run))
 
     def fastest_trial(self, run: Run) -> Candidate:
         """Algorithm 1 with its last line: of the ten least estimates the one that runs fastest. A
@@ -219,6 +217,9 @@ class DataParallelProblem(AmpProblem):
             )
         exceeds, seconds, _, best = min(priced)
         peak = peak_bytes(held, best) or ()
+        message = ""
+        if exceeds:
+            message = f"does not fit: one device has to hold {bytes_text(max(peak))}"
         return Candidate(
             strategy="dp",
             method=method,
@@ -230,9 +231,7 @@ class DataParallelProblem(AmpProblem):
             peak_bytes=peak,
             solve_seconds=time.perf_counter() - begun,
             plan=self.to_plan(best),
-            message=f"does not fit: one device has to hold {bytes_text(max(peak))}"
-            if exceeds
-            else "",
+            message=message,
         )
 
     def held(self) -> AmpData:

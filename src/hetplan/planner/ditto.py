@@ -223,11 +223,11 @@ class TemplatesProblem(Problem):
         reason = "out of time"
         for left, data in zip(range(len(self.instances), 0, -1), self.instances, strict=True):
             run.report(note=f"{data.micro_batches} micro-batches")
-            templates = (
-                list(template_list(data, run.part(time_limit=run.remaining / left)).templates)
-                if self.ready is None
-                else ready_templates(data, decisions_of(self.ready))
-            )
+            if self.ready is None:
+                part = run.part(time_limit=run.remaining / left)
+                templates = list(template_list(data, part).templates)
+            else:
+                templates = ready_templates(data, decisions_of(self.ready))
             chosen = instantiate(
                 templates,
                 tuple(kind.nodes for kind in data.device_types),
@@ -294,11 +294,9 @@ class TemplatesProblem(Problem):
 def narrowness(workload: Workload) -> str:
     """A note where stages cannot have all devices of a node; else empty."""
     size = group_size(workload)
-    return (
-        f"stages take at most {counted(size, 'device')}"
-        if size < max(node.devices for node in workload.cluster.nodes)
-        else ""
-    )
+    if size >= max(node.devices for node in workload.cluster.nodes):
+        return ""
+    return f"stages take at most {counted(size, 'device')}"
 
 
 def in_plan_file(decision: DittoDecision) -> list[TemplateStage]:

@@ -130,11 +130,9 @@ class Fit:
     limit_bytes: dict[str, float]
 
     def __str__(self) -> str:
-        return (
-            f"fits: {self.layouts[0].text}"
-            if self.layouts
-            else "; ".join(["does not fit", *(f"would fit: {line}" for line in self.advice)])
-        )
+        if self.layouts:
+            return f"fits: {self.layouts[0].text}"
+        return "; ".join(["does not fit", *(f"would fit: {line}" for line in self.advice)])
 
     @property
     def fits(self) -> bool:

@@ -51,11 +51,9 @@ class Planning:
     @property
     def explanation(self) -> Explanation | None:
         """Why the winner takes as long as it does; None without one."""
-        return (
-            None
-            if self.winner is None
-            else explain(self.candidates, self.winner, self.workload, self.criteria.cheapest_within)
-        )
+        if self.winner is None:
+            return None
+        return explain(self.candidates, self.winner, self.workload, self.criteria.cheapest_within)
 
     def document(self) -> dict[str, Any]:
         """As JSON types."""

@@ -199,17 +199,19 @@ def relinked(
     network: float | None = None,
     intra: float | None = None,
 ) -> Change:
-    """Other links in bytes/s, where they are given. only: of this type's nodes; None: of all."""
-    nodes = [
-        replace(
-            node,
-            network_bandwidth=network or node.network_bandwidth,
-            intra_bandwidth=intra or node.intra_bandwidth,
-        )
-        if only in (None, node.device)
-        else node
-        for node in cluster.nodes
-    ]
+    """The change to links of other bandwidths, in bytes/s, where they are given.
+
+    only: the device type whose nodes change; None: all nodes do.
+    """
+    nodes = []
+    for node in cluster.nodes:
+        if only in (None, node.device):
+            node = replace(
+                node,
+                network_bandwidth=network or node.network_bandwidth,
+                intra_bandwidth=intra or node.intra_bandwidth,
+            )
+        nodes.append(node)
     return Change(name, with_nodes(cluster, name, nodes), every_device(cluster))
 
 

@@ -42,51 +42,48 @@ class States(NamedTuple, Generic[Size]):
 
 
 class Framework(StrictModel):
-    """A framework's memory. Bytes per parameter are those of training in 16 bit with Adam; in fp32
-    every framework holds 4 + 4 + 8.
+    """The memory that a framework needs on a device.
 
-    Beside weights of 2 bytes it holds gradient_bytes, and optimizer_bytes with the fp32 weights.
-    ZeRO divides the latter from level 1 on, gradients from level 2, weights at level 3, where
-    their shards take shard_bytes: 0 if the fp32 weights serve. gathered_layers: of how many of the
-    largest layers the weights are whole at once under level 3, in the training precision.
-    reduced_bytes: per parameter of the largest layer, whose whole gradient is at work under levels
-    2 and 3. bucket_bytes: at most, of the gradients' collectives under levels 1 and 2.
-    sequence_parallel: tensor ranks divide what lies between their matrix products, too;
-    whole_inputs: but keep what they gather for a product.
-    whole_in_pipelines: under levels 2 and 3 stages of pipelines gather weights once for all
-    micro-batches, and accumulate whole gradients.
-    logit_bytes: per logit of a micro-batch at the loss; None: of the fp32 logits that the model's
-    layers keep. divided_logit_bytes: where tensor ranks divide them; None: as many.
-    transfer_buffers: activations that a stage holds for what it sends and receives.
-    workspace_bytes: of matrix products, counted by the allocator.
-    context_bytes, communicators, communicator_bytes: CUDA's context, and NCCL's process groups of a
-    usual run. levels, pipeline_levels: ZeRO levels of data parallelism alone, and beside tensor and
-    pipeline parallelism. fragmentation: of the allocator's pool (max_memory_reserved) that no
-    tensor uses where there is room; at the limit blocks go back. recomputation: what it offers,
-    ever less being kept.
+    Bytes per parameter are those of training in 16 bit with Adam, beside weights of 2 bytes; in
+    fp32 every framework holds 4 + 4 + 8. ZeRO divides optimizer states from level 1 on, gradients
+    from level 2 on, weights at level 3.
     """
 
     name: Name
-    gradient_bytes: NonNegative = 2
-    optimizer_bytes: NonNegative = 12
+    gradient_bytes: NonNegative = 2  # per parameter
+    optimizer_bytes: NonNegative = 12  # per parameter, with the fp32 weights
+    # per parameter, of the shards of 16-bit weights at level 3: 0 if the fp32 weights serve
     shard_bytes: NonNegative = 2
+    # of the largest layers, how many have their weights whole at once at level 3
     gathered_layers: NonNegative = 2
+    # per parameter of the largest layer, whose whole gradient is in work at levels 2 and 3
     reduced_bytes: NonNegative = 2
+    # the most that a bucket of the gradients' collectives holds at levels 1 and 2
     bucket_bytes: NonNegative = 0.0
+    # whether tensor ranks divide the tensors between their matrix products, too
     sequence_parallel: bool = False
+    # whether they then keep the whole tensors that they gather for a product
     whole_inputs: bool = False
+    # whether stages of pipelines at levels 2 and 3 gather weights once for all micro-batches, and
+    # accumulate whole gradients
     whole_in_pipelines: bool = False
+    # bytes per logit of a micro-batch at the loss; None: those of the fp32 logits that the model's
+    # layers keep
     logit_bytes: NonNegative | None = None
+    # the same where tensor ranks divide the logits; None: the same number
     divided_logit_bytes: NonNegative | None = None
-    transfer_buffers: int = 0
-    workspace_bytes: NonNegative = 0.0
-    context_bytes: NonNegative = 0.5e9
-    communicators: int = 2
-    communicator_bytes: NonNegative = 0.688e9
-    # of the pool, on average over eight models: Guo et al. 2024 (GMLake), abstract
+    transfer_buffers: int = 0  # activations that a stage holds for its sends and receives
+    workspace_bytes: NonNegative = 0.0  # of matrix products, counted by the allocator
+    context_bytes: NonNegative = 0.5e9  # CUDA's context
+    communicators: int = 2  # NCCL's process groups of a usual run
+    communicator_bytes: NonNegative = 0.688e9  # of one such group
+    # The share of the allocator's pool (max_memory_reserved) that no tensor uses where there is
+    # room; at the limit blocks go back. On average over eight models: Guo et al. 2024 (GMLake),
+    # abstract.
     fragmentation: NonNegative = 0.15
-    levels: Levels = (0, 1, 2, 3)
-    pipeline_levels: Levels = (0, 1)
+    levels: Levels = (0, 1, 2, 3)  # ZeRO levels of data parallelism alone
+    pipeline_levels: Levels = (0, 1)  # ZeRO levels beside tensor and pipeline parallelism
+    # modes of recomputation that it offers, from the most kept to the least
     recomputation: Modes = ("none", "selective", "full")
     origin: str
 
@@ -96,12 +93,10 @@ class Framework(StrictModel):
         return self.context_bytes + self.communicators * self.communicator_bytes
 
     def state_bytes(self, element_bytes: int) -> tuple[float, float, float]:
-        """Of weights, gradients and optimizer states per parameter of `element_bytes`."""
-        return (
-            (4.0, 4.0, 8.0)
-            if element_bytes == 4
-            else (2.0, self.gradient_bytes, self.optimizer_bytes)
-        )
+        """Bytes of weights, gradients and optimizer states per parameter of `element_bytes`."""
+        if element_bytes == 4:
+            return 4.0, 4.0, 8.0
+        return 2.0, self.gradient_bytes, self.optimizer_bytes
 
     def held_bytes(
         self,
@@ -113,8 +108,12 @@ class Framework(StrictModel):
         *,
         staged: bool = False,
     ) -> States[Size]:
-        """What a device with `share` of the shards holds of model states. weights: bytes of all of
-        its layers', largest: of the largest one's. staged: whether they are a pipeline's stage."""
+        """Bytes of model states on a device.
+
+        weights, largest: bytes of the weights of all its layers, and of the largest one.
+        share: the device's share of the shards, in (0, 1]. staged: whether the layers are a
+        pipeline's stage.
+        """
         params, fp32 = weights / element_bytes, element_bytes == 4
         own, gradients, optimizer = (params * each for each in self.state_bytes(element_bytes))
         if level >= 1:
@@ -134,25 +133,30 @@ class Framework(StrictModel):
         return States(own, gradients, optimizer, buffers)
 
     def whole_bytes(self, weights: Size, element_bytes: int, level: int, *, staged: bool) -> Size:
-        """Of `held_bytes` what a stage keeps whole beside its shards, from its first micro-batch to
-        its last."""
-        _, gradient, _ = self.state_bytes(element_bytes)
-        each = gradient + (element_bytes if level == 3 else 0)
-        kept = staged and self.whole_in_pipelines and level >= 2
-        return weights * (each / element_bytes if kept else 0.0)
+        """The part of `held_bytes` that a stage keeps whole beside its shards, from its first
+        micro-batch to its last: gradients, at level 3 weights, too."""
+        kept_per_param = 0.0
+        if staged and self.whole_in_pipelines and level >= 2:
+            _, kept_per_param, _ = self.state_bytes(element_bytes)
+            if level == 3:
+                kept_per_param += element_bytes
+        return weights * (kept_per_param / element_bytes)
 
     def loss_bytes(self, elements: float, kept: float, tensor: int) -> float:
-        """Of a sample's logits at the loss on each of so many tensor ranks, which divide them.
-        elements: the sample's logits; kept: bytes that the model's layers keep of them."""
-        each = self.logit_bytes
+        """Bytes of a sample's logits at the loss on each of `tensor` ranks, which divide them.
+
+        elements: the sample's logits. kept: bytes of them that the model's layers keep.
+        """
+        per_logit = self.logit_bytes
         if tensor > 1 and self.divided_logit_bytes is not None:
-            each = self.divided_logit_bytes
-        whole = kept if each is None else elements * each
-        return whole / tensor
+            per_logit = self.divided_logit_bytes
+        if per_logit is None:
+            return kept / tensor
+        return elements * per_logit / tensor
 
 
-# Of all of them. Context: some 300 MB and the kernels loaded (pytorch#107667). Communicators:
-# 688 MB each on four A100 with NVLink (NVIDIA/nccl#964).
+# Sources of the defaults. Context: some 300 MB and the kernels loaded (pytorch#107667).
+# Communicators: 688 MB each on four A100 with NVLink (NVIDIA/nccl#964).
 HETPLAN = Framework(
     name="hetplan",
     context_bytes=RESERVED_BYTES,

@@ -29,30 +29,28 @@ STATE_BYTES_PER_PARAM = 16
 
 @dataclass(frozen=True)
 class Workload:
-    """What is to be planned. Built by `make_workload`, which checks that the parts fit together.
+    """The job that is to be planned: one model trained on one cluster.
 
-    profile: has tables of every device type of the cluster, and the model's layers under the
-    model's names: where a profile names them otherwise (an importer counts `layer-0`, `layer-1`,
-    ...), the model's names take the place of its own, for layers correspond by position.
-    reserved_bytes: memory of each device that training cannot use. memory_margin: share of each
-    device's memory that stays free besides, for what an allocator cannot use. working_bytes: what
-    each device of a tensor group of that degree needs per sample beside what its layers keep, while
-    one of them is computed again. links: learned efficiency of messages and collectives, None:
-    links reach the cluster file's bandwidths. framework: what trains, and what it holds on every
-    device. stack: the software that computes and communicates. files: the user's files of the
-    profile and of the links, by `profile` and `links`.
+    `make_workload` builds it and checks that the parts fit together. Where a profile has other
+    names of layers (an importer counts `layer-0`, `layer-1`, ...), the model's names take their
+    place, for layers correspond by position.
     """
 
     model: Model
     cluster: Cluster
-    profile: Profile
-    global_batch: int
-    reserved_bytes: float = RESERVED_BYTES
+    profile: Profile  # tables of every device type of the cluster
+    global_batch: int  # samples per optimizer step
+    reserved_bytes: float = RESERVED_BYTES  # memory of each device that training cannot use
+    # Tensor degree -> bytes per sample that each device of such a group needs beside the layers'
+    # kept tensors, while one layer is computed again.
     working_bytes: Mapping[int, float] = field(default_factory=dict)
+    # learned efficiency of messages and collectives; None: links reach the file's bandwidths
     links: LearnedLinks | None = None
-    framework: Framework = HETPLAN
-    stack: Stack = DEFAULT_STACK
+    framework: Framework = HETPLAN  # the framework that trains, and its memory on every device
+    stack: Stack = DEFAULT_STACK  # the software that computes and communicates
+    # share of each device's memory that stays free besides, since allocators fragment memory
     memory_margin: float = 0.0
+    # the user's files by `profile` and `links`
     files: Mapping[str, SourceFile] = field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -83,8 +81,8 @@ class Workload:
 
     @property
     def flops_per_iteration(self) -> float:
-        """Of the matrix products of one optimizer step, attention in full and nothing computed
-        again (the FLOPs of MFU, Chowdhery et al. 2022, Appendix B)."""
+        """FLOPs of the matrix products of one optimizer step, with attention in full and nothing
+        computed again (the FLOPs of MFU, Chowdhery et al. 2022, Appendix B)."""
         model = self.model
         return self.global_batch * (model.forward_flops() + model.backward_flops())
 
@@ -93,55 +91,53 @@ class Workload:
         None where a device has no peak in the precision."""
         peaks = [self.cluster.specs[kind].peak_tflops.get(self.precision) for kind in types]
         known = [peak * 1e12 for peak in peaks if peak is not None]
-        return (
-            None if len(known) < len(peaks) else self.flops_per_iteration / (seconds * sum(known))
-        )
+        if len(known) < len(peaks):
+            return None
+        return self.flops_per_iteration / (seconds * sum(known))
 
     def interval(self, types: Iterable[str]) -> tuple[float, float] | None:
-        """Factors of predicted seconds on these device types, low and high: eight in ten operators
-        that were left out lay between. None where no table tells."""
+        """The factors, low and high, by which predicted seconds on these device types may be off:
+        eight of ten operators that were left out lay between them. None where no table has them."""
         used = set(types)
-        known = [
-            table.interval
-            for table in self.profile.tables
-            if table.interval is not None and table.device in used
-        ]
-        return None if not known else (min(low for low, _ in known), max(high for _, high in known))
+        tables = [table for table in self.profile.tables if table.device in used]
+        intervals = [table.interval for table in tables if table.interval is not None]
+        if not intervals:
+            return None
+        return min(low for low, _ in intervals), max(high for _, high in intervals)
 
     @property
     def state_bytes_per_param_byte(self) -> float:
         """Weights, gradients and optimizer states per byte of weights: 8 in 16 bit, 4 in fp32
         (Adam)."""
-        each = ELEMENT_BYTES[self.precision]
-        return sum(self.framework.state_bytes(each)) / each
+        element_bytes = ELEMENT_BYTES[self.precision]
+        return sum(self.framework.state_bytes(element_bytes)) / element_bytes
 
     @property
     def state_bytes(self) -> float:
-        """Weights, gradients and optimizer states of one copy of the model, undivided."""
-        return self.state_bytes_per_param_byte * sum(
-            layer.param_bytes for layer in self.profile.layers
-        )
+        """Bytes of weights, gradients and optimizer states of one copy of the model, undivided."""
+        weights = sum(layer.param_bytes for layer in self.profile.layers)
+        return self.state_bytes_per_param_byte * weights
 
     def device_bytes(self) -> dict[str, float]:
         """Usable memory by device type: the nominal one less `reserved_bytes` and the margin, at
         least 0."""
-        specs, left = self.cluster.specs, 1 - self.memory_margin
-        return {
-            name: max(0.0, left * specs[name].memory_bytes - self.reserved_bytes)
-            for name in self.cluster.types
-        }
+        usable_share = 1 - self.memory_margin
+        usable = {}
+        for name in self.cluster.types:
+            memory = usable_share * self.cluster.specs[name].memory_bytes
+            usable[name] = max(0.0, memory - self.reserved_bytes)
+        return usable
 
 
 def check_units(stack: Stack, model: Model, cluster: Cluster) -> None:
     """Raise InputError where the stack multiplies in 8 or 4 bits and training, or a device,
     cannot."""
-    needed = {"fp8", "fp4" if stack.fp4 else "fp8"} if stack.fp8 or stack.fp4 else set[str]()
+    if not (stack.fp8 or stack.fp4):
+        return
+    units = {"fp8", "fp4"} if stack.fp4 else {"fp8"}
+    all_have_units = all(units <= {*spec.peak_tflops} for spec in cluster.specs.values())
     require(
-        not needed
-        or (
-            model.precision != "fp32"
-            and all(needed <= {*spec.peak_tflops} for spec in cluster.specs.values())
-        ),
+        model.precision != "fp32" and all_have_units,
         "the stack needs 16-bit training on devices with units for its products",
         where=cluster.name,
         got=f"stack {stack.name}, {model.precision}",
@@ -238,11 +234,8 @@ def check_profile(
 
 
 def with_names_of(model: Model, profile: Profile) -> Profile:
-    """The profile with the names of the model's layers, of which it has as many; itself where the
-    names are the same.
-
-    Plans, programs and exports speak of layers by these names.
-    """
+    """The profile under the names of the model's layers, by which plans, programs and exports speak
+    of layers; model and profile have equally many. The profile itself where the names are equal."""
     names = [layer.name for layer in model.layers]
     if names == [layer.name for layer in profile.layers]:
         return profile

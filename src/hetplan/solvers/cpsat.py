@@ -74,11 +74,11 @@ class _Writer:
         self.model, self.cp = model, cp_model.CpModel()
         totals = model.totals or Totals(least=1.0, largest=1.0)
         least = min(totals.largest, max(totals.least, totals.largest * 1e-6))
-        self.per_second = (
-            integer_scale(least, totals.largest, totals.roundings, error=totals.error)
-            if totals.largest > 0
-            else 1.0
-        )
+        self.per_second = 1.0
+        if totals.largest > 0:
+            self.per_second = integer_scale(
+                least, totals.largest, totals.roundings, error=totals.error
+            )
         self.scale = Scale(
             per_unit=self.per_second,
             offset=totals.offset + model.constant,

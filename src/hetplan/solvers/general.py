@@ -90,11 +90,9 @@ def minimise(method: str, model: Model, run: Run, report: Sink | None = None) ->
         again = solve(model.without_costs(), run, lambda incumbent, bound: None)
     except Stopped:
         return ModelAnswer(stop=stop_reason(run), solver=label(method, run.options))
-    return (
-        replace(answer, message="found the model unbounded below")
-        if again.stop is Stop.OPTIMAL
-        else replace(answer, stop=again.stop, message=again.message)
-    )
+    if again.stop is Stop.OPTIMAL:
+        return replace(answer, message="found the model unbounded below")
+    return replace(answer, stop=again.stop, message=again.message)
 
 
 def presolves(method: str, options: Options) -> bool:

@@ -44,11 +44,11 @@ class Settings:
         )
 
     def device_note(self, device: str) -> str:
-        """That the device's name is not the file's, where the user gave none."""
+        """A note that the device type's name is assumed; empty where the user gave the name."""
+        if self.device:
+            return ""
         return (
-            ""
-            if self.device
-            else f"the file names no device type: {device!r}; "
+            f"the file names no device type: {device!r}; "
             "--device-type gives the name in cluster files"
         )
 

@@ -44,7 +44,8 @@ from hetplan.adapters.importers.common import (
 from hetplan.adapters.importers.sailor import ModelData, SizesFile, load_model_data
 from hetplan.errors import InputError, require
 from hetplan.files import read_json
-from hetplan.profiling.models.model_files import CALCULON_KEYS, from_config
+from hetplan.profiling.models.configuration_keys import CALCULON_KEYS
+from hetplan.profiling.models.configurations import from_config
 from hetplan.profiling.profiles.profile import ProfileLayer, ProfileTable
 from hetplan.profiling.workload import STATE_BYTES_PER_PARAM
 from hetplan.schema import (
@@ -373,11 +374,9 @@ def read_deepspeed(path: str, settings: Settings) -> Imported:
     latency = {match["key"]: _seconds(match) for match in summaries}
     batches = filter(None, (BATCH.match(line.strip()) for _, line in lines))
     tree = parse_tree(lines, path)
-    ratio, guessed = (
-        (latency["bwd"] / latency["fwd"], "")
-        if latency.get("fwd") and latency.get("bwd")
-        else (2.0, "no backward latency in the summary: twice the forward one")
-    )
+    ratio, guessed = 2.0, "no backward latency in the summary: twice the forward one"
+    if latency.get("fwd") and latency.get("bwd"):
+        ratio, guessed = latency["bwd"] / latency["fwd"], ""
     width = 4 if settings.precision == "fp32" else 2
     chain = []
     for module in layers_of(tree):

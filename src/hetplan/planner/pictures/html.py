@@ -329,18 +329,16 @@ def dot_text(name: str, seconds: float, dollars: float) -> str:
 
 
 def changes(scene: Scene) -> str:
-    """What `hetplan plan what-if` found."""
-    lines = [
-        (
-            change.change,
-            "nothing fits" if change.best is None else change.best.name,
-            seconds_text(change.best.predicted_seconds if change.best else None),
-            "nothing beyond the search's precision"
-            if change.within_precision
-            else seconds_text(change.seconds_saved),
-        )
-        for change in scene.changes
-    ]
+    """The table of the changes that `hetplan plan what-if` tried."""
+    lines = []
+    for change in scene.changes:
+        saved = seconds_text(change.seconds_saved)
+        if change.within_precision:
+            saved = "nothing beyond the search's precision"
+        name, seconds = "nothing fits", None
+        if change.best is not None:
+            name, seconds = change.best.name, change.best.predicted_seconds
+        lines.append((change.change, name, seconds_text(seconds), saved))
     return table(("change", "best plan", "iteration", "saves"), lines, text=(1,))
 
 

@@ -55,8 +55,8 @@ class DeviceSpec(DeviceOverride):
     """One device type. Keys carry the datasheet's units; the properties are SI.
 
     peak_tflops: dense peak by precision of the operands, 8 and 4 bit among them. price_per_hour: US
-    dollars per device, None: unknown. tdp_w: watts that the board may draw, None: not known.
-    multiprocessors: how many tiles of a product are computed at once, None: not known.
+    dollars per device. tdp_w: watts that the board may draw. multiprocessors: tiles of a product
+    that are computed at once. None: not known.
     """
 
     memory_gib: Rate
@@ -106,12 +106,12 @@ def device(name: str, *, where: str | None = None) -> DeviceSpec:
     """The catalogue's entry `name`; raises InputError that suggests the nearest names, and shows
     what describes a device."""
     near = suggestion(name, catalogue())
+    names = "" if near else f"one of {', '.join(catalogue())}, or "
     require(
         name in catalogue(),
         f"unknown device {name[:80]!r}{near}",
         where=where,
-        expected=("" if near else f"one of {', '.join(catalogue())}, or ")
-        + f"in the cluster file its own entry, {EXAMPLE}",
+        expected=f"{names}in the cluster file its own entry, {EXAMPLE}",
     )
     return catalogue()[name]
 
@@ -161,21 +161,22 @@ NodeCount = Annotated[int, Field(ge=1, le=MAX_DEVICES)]
 
 
 class NodeEntry(StrictModel):
-    """One entry of `nodes`: `count` equal nodes of `devices` equal devices. A rack whose devices
-    talk as those of a node do (NVL72) is one node. nodes_per_switch: of the entry's nodes, one
-    after the other, so many are under one switch; uplink_gbit_per_s: what a node gets of that
-    switch's links to all others where every node sends (None: as much as its own network). rails:
-    every device has a network card of its own, an even part of network_gbit_per_s."""
+    """One entry of `nodes`: equal nodes of equal devices. A rack whose devices talk as those of a
+    node do (NVL72) is one node."""
 
-    count: NodeCount = 1
-    devices: NodeCount
-    device: Name
+    count: NodeCount = 1  # nodes of the entry
+    devices: NodeCount  # devices of a node
+    device: Name  # their type
     intra_node_gbit_per_s: Rate
     network_gbit_per_s: Rate
     intra_node_latency_us: Microseconds = INTRA_NODE_LATENCY_US
     network_latency_us: Microseconds = NETWORK_LATENCY_US
+    # nodes under one switch; the entry's nodes fill one switch after the other
     nodes_per_switch: NodeCount = MAX_DEVICES
+    # a node's part of its switch's links to all other switches where every node sends; None: as
+    # much as its own network
     uplink_gbit_per_s: Rate | None = None
+    # whether every device has a network card of its own, an even part of network_gbit_per_s
     rails: bool = False
 
 
@@ -199,20 +200,18 @@ class ClusterDevice:
 
 @dataclass(frozen=True)
 class Node:
-    """One node: SI units, bytes per second and seconds per message. switch: which one it is under,
-    with at most switch_nodes; uplink: what it gets beyond that. rails: whether every device has an
-    even part of the network's bandwidth for itself."""
+    """One node, in bytes per second and seconds per message."""
 
-    device: str
+    device: str  # the type of its devices
     devices: int
     intra_bandwidth: float
     network_bandwidth: float
     intra_latency: float
     network_latency: float
-    switch: tuple[int, int] = ONE_SWITCH
-    switch_nodes: int = MAX_DEVICES
-    uplink: float = math.inf
-    rails: bool = False
+    switch: tuple[int, int] = ONE_SWITCH  # the switch that it is under: (entry, number)
+    switch_nodes: int = MAX_DEVICES  # the most nodes under that switch
+    uplink: float = math.inf  # its part of the switch's links to other switches
+    rails: bool = False  # whether every device has an even part of the network for itself
 
 
 @dataclass(frozen=True)
@@ -357,11 +356,9 @@ def open_cluster(
     is. unknown: how the complaint about another name begins. Raises InputError."""
     text = os.fspath(source)
     is_name = isinstance(source, str) and Path(text).name == text and not Path(text).suffix
-    return (
-        example_cluster(text, unknown)
-        if is_name and not os.path.exists(text)
-        else load_cluster(source)
-    )
+    if is_name and not os.path.exists(text):
+        return example_cluster(text, unknown)
+    return load_cluster(source)
 
 
 FOLDER = Path(__file__).with_name("clusters")

@@ -1,13 +1,17 @@
 """A model as a chain of layers at one sequence length and precision: built in, or from a file."""
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
 from hetplan.errors import require, unknown_name
+from hetplan.files import read_json
+from hetplan.profiling.models.configurations import from_config
 from hetplan.profiling.models.operators import PRECISIONS, Attention, Layer, Precision
+from hetplan.profiling.models.traced_model import FORMAT, ModelFile
 from hetplan.profiling.models.zoo import ModelSpec, built_in
+from hetplan.profiling.source_files import SourceFile
 
 
 @dataclass(frozen=True)
@@ -101,7 +105,17 @@ def find_model(name: str | os.PathLike[str]) -> ModelSpec:
     # Path.is_dir raises where a name is too long or a folder is closed
     is_folder = os.path.isdir(text)
     if isinstance(name, os.PathLike) or text.endswith(".json") or os.sep in text or is_folder:
-        from hetplan.profiling.models.model_files import load_file
-
         return load_file(Path(text) / "config.json" if is_folder else Path(text))
     return built_in(text)
+
+
+def load_file(path: Path) -> ModelSpec:
+    """A traced model, or a Hugging Face configuration, whichever the file is. A configuration is
+    called after its file, or after its folder where that is config.json."""
+    value, where = read_json(path), str(path)
+    if isinstance(value, dict) and value.get("format") == FORMAT:
+        described = ModelFile.parsed(value, where=where).spec()
+    else:
+        name = path.resolve().parent.name if path.stem == "config" else path.stem
+        described = from_config(value, name=name, where=where)
+    return replace(described, file=SourceFile.of(path))

@@ -75,12 +75,10 @@ class Counted(StrictModel):
     ruled: bool = True
 
     def shape(self, micro_batch: int = 1, tensor: int = 1) -> Shape | None:
-        """Its products; None for what is none."""
-        return (
-            None
-            if self.product is None
-            else Shape(*(at(line, micro_batch) for line in self.product))
-        )
+        """The sizes of its products; None for an operator that only moves memory."""
+        if self.product is None:
+            return None
+        return Shape(*(at(line, micro_batch) for line in self.product))
 
     def moved(self, micro_batch: int = 1, tensor: int = 1) -> float:
         """Elements read and written, in whichever pass it is."""
@@ -89,41 +87,35 @@ class Counted(StrictModel):
 
 @dataclass(frozen=True)
 class Matmul:
-    """`count` products of m x k by k x n for each sample.
-
-    weight: the k x n side is a parameter (read once for all samples, whose rows stack up in m);
-    else both sides are activations and `count` grows with the micro-batch (attention). split: the
-    dimension that tensor parallelism divides. left, out: elements per sample that really move to
-    and from memory where that is not m k and m n: an implicit convolution reads each pixel once,
-    fused attention keeps the scores on the chip. input_gradient: False for a first layer, which has
-    no dA. frozen: the weight is not trained, and has no dB. attention: of an attention core, how
-    it is computed; fused kernels skip what a causal
-    mask hides, and compute the scores again in the backward pass (Dao et al. 2022).
-    """
+    """`count` products of m x k by k x n for each sample."""
 
     name: str
     m: int
     k: int
     n: int
     count: int = 1
+    # True: the k x n side is a parameter, read once for all samples, whose rows stack up in m.
+    # False: both sides are activations, and `count` grows with the micro-batch (attention).
     weight: bool = True
-    split: Split = "none"
+    split: Split = "none"  # the dimension that tensor parallelism divides
+    # Elements per sample that move from and to memory where they are not m k and m n: an implicit
+    # convolution reads each pixel once, fused attention keeps the scores on the chip.
     left: int | None = None
     out: int | None = None
-    input_gradient: bool = True
+    input_gradient: bool = True  # False for a first layer, which has no dA
+    # How an attention core is computed. Fused kernels skip the part that a causal mask hides, and
+    # compute the scores again in the backward pass (Dao et al. 2022).
     attention: Literal["none", "standard", "fused", "fused-causal"] = "none"
-    frozen: bool = False
+    frozen: bool = False  # whether the weight is not trained, and has no dB
 
     def shape(self, micro_batch: int = 1, tensor: int = 1) -> Shape:
-        """What one device of the group computes; dimensions that do not divide are padded up."""
+        """The products of one device of the group; dimensions that do not divide are padded up."""
         k = _share(self.k, tensor) if self.split == "k" else self.k
         n = _share(self.n, tensor) if self.split == "n" else self.n
         count = _share(self.count, tensor) if self.split == "count" else self.count
-        return (
-            Shape(count, self.m * micro_batch, k, n)
-            if self.weight
-            else Shape(count * micro_batch, self.m, k, n)
-        )
+        if self.weight:
+            return Shape(count, self.m * micro_batch, k, n)
+        return Shape(count * micro_batch, self.m, k, n)
 
     def moved(self, micro_batch: int = 1, tensor: int = 1) -> float:
         """Elements that one device reads and writes in the forward pass."""
@@ -144,21 +136,18 @@ class Matmul:
 
 @dataclass(frozen=True)
 class Elementwise:
-    """A memory-bound operator: elements that it moves per sample, forward and backward.
-
-    kind: what it computes, which says the share of the memory bandwidth that it reaches. split:
-    whether tensor parallelism divides it; without sequence parallelism, norms, residuals and
-    dropouts on the full hidden size stay whole on every rank (Shoeybi et al. 2019, Section 3).
-    """
+    """A memory-bound operator."""
 
     name: str
-    forward: int
-    backward: int
+    forward: int  # elements per sample that the forward pass moves
+    backward: int  # elements per sample that the backward pass moves
+    # Whether tensor parallelism divides it. Without sequence parallelism, norms, residuals and
+    # dropouts on the full hidden size stay whole on every rank (Shoeybi et al. 2019, Section 3).
     split: bool = False
-    kind: Kind = "add"
+    kind: Kind = "add"  # the operation, on which the reached share of the bandwidth depends
 
     def shape(self, micro_batch: int = 1, tensor: int = 1) -> None:
-        """It is no product."""
+        """None: the operator has no products."""
 
     def moved(self, micro_batch: int = 1, tensor: int = 1) -> float:
         """Elements moved in the forward pass by one device."""
@@ -190,16 +179,14 @@ def flops_of(op: Operator) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Saved:
-    """A tensor kept from forward to backward, per sample.
-
-    element_bytes: None = the training precision's; 1 for dropout masks, 4 for fp32 logits. split:
-    whether tensor parallelism divides it.
-    """
+    """A tensor kept from the forward to the backward pass, per sample."""
 
     name: str
     elements: int
-    split: bool
-    element_bytes: int | None = None
+    split: bool  # whether tensor parallelism divides it
+    element_bytes: int | None = (
+        None  # 1 for dropout masks, 4 for fp32 logits; None: the precision's
+    )
 
     def size(self, precision: Precision) -> float:
         """Bytes per sample, unsplit."""
@@ -222,28 +209,25 @@ class Reduce:
 # Kinds of layers.
 BLOCKS = ("block", "moe-block")  # of described transformers
 TRACED = "traced"  # a layer between the first and the last of a traced module
-# What recomputation applies to; embeddings and heads keep everything.
+# The kinds of layers that recomputation applies to; embeddings and heads keep everything.
 REPEATED = (*BLOCKS, TRACED)
 
 
 @dataclass(frozen=True)
 class Layer:
-    """One link of the chain. All figures per sample and for the whole (unsplit) layer.
-
-    params: parameters that this layer owns. tied_params: parameters owned by an earlier layer (a
-    language-model head that shares the embedding): a stage that holds this layer without the owner
-    keeps a copy of them. output: elements sent to the next layer. frozen: of `params`, those that
-    are not trained: they have no gradients and no optimizer states.
-    """
+    """One layer of the chain. All figures are per sample and for the whole (unsplit) layer."""
 
     name: str
     kind: str
-    params: int
+    params: int  # parameters that this layer owns
     operators: tuple[Operator, ...]
-    output: int
+    output: int  # elements sent to the next layer
     saved: tuple[Saved, ...]
     reduces: tuple[Reduce, ...] = ()
+    # Parameters owned by an earlier layer (a language-model head that shares the embedding): a
+    # stage that holds this layer without the owner keeps a copy of them.
     tied_params: int = 0
+    # The part of `params` that is not trained: it has no gradients and no optimizer states.
     frozen: int = 0
 
     def forward_flops(self) -> float:
@@ -278,34 +262,31 @@ Attention = Literal["standard", "fused"]
 
 @dataclass(frozen=True)
 class Stack:
-    """One software stack.
-
-    attention: "standard" writes the scores to memory and keeps them; "fused" (FlashAttention) does
-    neither. host_seconds: of the host per described operator and pass, the backward pass of a
-    matrix product counting twice. kernels: device kernels per described memory-bound operator;
-    each further one moves the operator's bytes again. gradient_bytes: per parameter, of the
-    gradients that replicas exchange; None: the training precision's. casts: whether fp32 weights
-    are cast to the training precision in every pass. origin: where the figures come from. flash:
-    which version of FlashAttention fused attention is. fp8, fp4: whether products with weights are
-    computed on 8-bit, or on 4-bit numbers. hidden_reduces: whether the collectives of tensor ranks
-    hide behind products (asynchronous tensor parallelism). sequence_parallel: whether tensor ranks
-    divide norms, dropouts and residuals, too (Korthikanti et al. 2022, Section 4.2.2).
-    gather_copies: whether what they gather and scatter is copied, since the sequence is not its
-    first dimension.
-    """
+    """One software stack: how a training framework computes and communicates."""
 
     name: str
-    attention: Attention
+    attention: (
+        Attention  # "standard" writes and keeps the scores; "fused" (FlashAttention) does not
+    )
+    # the host's seconds per described operator and pass; the backward pass of a matrix product
+    # counts twice
     host_seconds: float
+    # device kernels per described memory-bound operator; each further one moves its bytes again
     kernels: float
+    # bytes per parameter of the gradients that replicas exchange; None: the training precision's
     gradient_bytes: int | None
-    casts: bool
-    origin: str
-    flash: int = 2
-    fp8: bool = False
-    fp4: bool = False
+    casts: bool  # whether fp32 weights are cast to the training precision in every pass
+    origin: str  # the source of the figures
+    flash: int = 2  # the version of FlashAttention
+    fp8: bool = False  # whether products with weights are computed on 8-bit numbers
+    fp4: bool = False  # whether products with weights are computed on 4-bit numbers
+    # whether the collectives of tensor ranks hide behind products (asynchronous tensor parallelism)
     hidden_reduces: bool = False
+    # whether tensor ranks divide norms, dropouts and residuals, too (Korthikanti et al. 2022,
+    # Section 4.2.2)
     sequence_parallel: bool = False
+    # whether tensors that are gathered and scattered are copied, since the sequence is not their
+    # first dimension
     gather_copies: bool = False
 
 
@@ -348,8 +329,12 @@ HALF_SEQUENCE = 256.0  # keys at which fused attention reaches half of these
 
 
 def flash_shares(version: int, peak: float, bf16: bool) -> tuple[float, float]:
-    """(forward, backward) shares of `peak` FLOP/s on long sequences."""
-    return FLASH[version][0 if not bf16 else 1 + (peak > OUTRUN)]
+    """The shares of `peak` FLOP/s that fused attention reaches on long sequences, (forward,
+    backward)."""
+    before_bf16, ampere, hopper = FLASH[version]
+    if not bf16:
+        return before_bf16
+    return hopper if peak > OUTRUN else ampere
 
 
 # A collective that hides behind computation takes multiprocessors and memory bandwidth from it: so

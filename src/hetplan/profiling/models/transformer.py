@@ -14,6 +14,7 @@ split in embedding and head.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -33,41 +34,39 @@ Norm = Literal["layer", "rms", "pixel"]
 
 @dataclass(frozen=True)
 class Experts:
-    """Mixture of experts in every `every`-th block, counted from 1, behind the first `dense` ones:
-    `active` of `count` per token. width: of one expert, None: the feed-forward size. shared: width
-    of what every token visits as well. latent: width to which tokens are projected before they
-    travel to experts (Nemotron 3's LatentMoE), None: the hidden size. early: gates act between an
-    expert's products, whose outputs are then not kept (Megatron Core, transformer/moe/experts.py).
-    capacity: every expert gets so many times the tokens of even load, padded (Lepikhin et al. 2021,
-    GShard, Section 2.2); None: as many as come, none dropped or padded.
-    """
+    """A mixture of experts, in place of the feed-forward network of some blocks."""
 
-    count: int
-    active: int
-    every: int = 1
-    dense: int = 0
-    width: int | None = None
-    shared: int = 0
+    count: int  # experts of a block
+    active: int  # experts that a token visits
+    every: int = 1  # every how many blocks there is a mixture, counted from 1
+    dense: int = 0  # the first blocks, which have none
+    width: int | None = None  # inner width of one expert; None: the feed-forward size
+    shared: int = 0  # inner width of the shared expert that every token visits as well
+    # The width to which tokens are projected before they travel to experts (Nemotron 3's
+    # LatentMoE); None: the hidden size.
     latent: int | None = None
+    # Whether gates act between an expert's products, whose outputs are then not kept (Megatron
+    # Core, transformer/moe/experts.py).
     early: bool = False
+    # The tokens that every expert gets, over those of an even load, padded (Lepikhin et al. 2021,
+    # GShard, Section 2.2); None: the tokens that come, none dropped and none padded.
     capacity: float | None = None
 
     def rows(self, tokens: int) -> int:
-        """Of all experts together, for so many tokens."""
+        """The rows that all experts together compute for a number of tokens."""
         return math.ceil(tokens * self.active * (self.capacity or 1))
 
 
 @dataclass(frozen=True)
 class Mamba:
-    """A Mamba-2 layer (Dao and Gu 2024, Section 6): heads of head_dim, groups of heads that share
-    vectors B and C of `state`, a convolution over `kernel` tokens, scanned by chunks."""
+    """A Mamba-2 layer (Dao and Gu 2024, Section 6)."""
 
     heads: int
     head_dim: int
-    groups: int
-    state: int
-    kernel: int = 4
-    chunk: int = 128
+    groups: int  # groups of heads that share the vectors B and C
+    state: int  # length of B and C
+    kernel: int = 4  # tokens that the convolution reaches over
+    chunk: int = 128  # tokens that the scan takes at once
 
     @property
     def inner(self) -> int:
@@ -76,102 +75,90 @@ class Mamba:
 
     @property
     def mixed(self) -> int:
-        """Width of what is convolved: the heads' inputs, B and C."""
+        """Width of the convolution: the heads' inputs, B and C."""
         return self.inner + 2 * self.groups * self.state
 
 
 @dataclass(frozen=True)
 class Latent:
-    """Latent attention (DeepSeek-V2, Section 2.1): queries (None: of the hidden size), keys and
-    values come from vectors of these ranks; of a key's width `rope` is rotated and shared by all
-    heads, `nope` is not. value: width of one head's values."""
+    """Latent attention (DeepSeek-V2, Section 2.1): queries, keys and values are projected from
+    vectors of low rank."""
 
-    query: int | None
-    keys: int
-    rope: int
-    nope: int
-    value: int
+    query: int | None  # rank of the queries' vector; None: they come from the hidden state
+    keys: int  # rank of the vector from which keys and values come
+    rope: int  # the part of a key's width that is rotated and shared by all heads
+    nope: int  # the part of a key's width that each head has for itself
+    value: int  # width of one head's values
 
 
 @dataclass(frozen=True)
 class Cut:
-    """What one of several ranks has of every block.
+    """How context, expert and expert-tensor parallelism divide every block over ranks."""
 
-    context: ranks that share a sample's tokens evenly, each with the keys of all (ring attention,
-    Liu et al. 2023). expert: ranks over which a block's experts are spread, visited by the tokens
-    of all of them. whole: so many tensor ranks hold the same columns of experts and divide their
-    tokens; the tensor degree over it is Megatron Core's expert-tensor degree.
-    """
-
+    # ranks that share a sample's tokens evenly, each with the keys of all (ring attention, Liu et
+    # al. 2023)
     context: int = 1
+    # ranks over which a block's experts are spread, visited by the tokens of all these ranks
     expert: int = 1
+    # tensor ranks that hold the same columns of experts and divide the experts' tokens; the tensor
+    # degree over this number is Megatron Core's expert-tensor degree
     whole: int = 1
 
 
 @dataclass(frozen=True)
 class Transformer:
-    """A transformer's shape.
+    """A transformer's shape."""
 
-    kv_heads: < heads with grouped queries. head_dim: usually hidden / heads. gated: SwiGLU or GeGLU
-    (three matrices). norm: LayerNorm, RMSNorm (scale only) or pixel norm (no parameters).
-    positions: learned position vectors, 0 for none; position_offset: further ones that no token
-    uses (OPT). rotary: rotary positions. types: token types (BERT). tied: the head shares the
-    embedding. head: language model, BERT's pre-training heads, or a classifier. attention:
-    "standard" writes the s x s scores to memory and keeps them, "fused" (FlashAttention, Dao et al.
-    2022) does neither. window: attention reaches this many keys back, but in every `full_every`-th
-    block. latent: latent attention, head_dim is then rope + nope. qk_norm: norms of queries and
-    keys, one for all heads or over all. block_norms: norms of a block. embedding_norm: LayerNorm
-    behind the embedding (BERT). embedding_width: narrower embedding with projections (OPT-350m).
-    final_norm: norm before the head. cut: of context and expert parallelism. pattern: of a hybrid,
-    what each block is, as Megatron writes it: M Mamba-2, * attention, - feed-forward network, E
-    experts; empty: attention and network in every block. adapter: rank of adapters beside frozen
-    weights (Hu et al. 2021, LoRA), 0 for none. input_bytes: of an element that a product with a
-    weight keeps of its input for the weight's gradient: 1 where Transformer Engine multiplies 8-bit
-    numbers (pytorch/module/layernorm_linear.py); None: the training precision's.
-    """
-
-    vocabulary: int
+    vocabulary: int  # 0: no language model
     hidden: int
-    layers: int
-    heads: int
-    feed_forward: int
-    kv_heads: int
-    head_dim: int
-    positions: int = 0
-    position_offset: int = 0
-    types: int = 0
-    gated: bool = False
-    norm: Norm = "layer"
+    layers: int  # blocks
+    heads: int  # query heads
+    feed_forward: int  # inner width of the feed-forward network
+    kv_heads: int  # key and value heads; fewer than heads with grouped queries
+    head_dim: int  # usually hidden / heads; with latent attention rope + nope
+    positions: int = 0  # learned position vectors
+    position_offset: int = 0  # further position vectors that no token uses (OPT)
+    types: int = 0  # token types (BERT)
+    gated: bool = False  # SwiGLU or GeGLU: three matrices in the feed-forward network
+    norm: Norm = "layer"  # LayerNorm, RMSNorm (scale only) or pixel norm (no parameters)
     attention_bias: bool = True
     output_bias: bool = True
     feed_forward_bias: bool = True
-    tied: bool = True
+    tied: bool = True  # whether the head shares the embedding's weights
     dropout: bool = True
+    # "standard" writes the s x s scores to memory and keeps them; "fused" (FlashAttention, Dao et
+    # al. 2022) does neither
     attention: Attention = "fused"
-    window: int | None = None
-    full_every: int = 0
+    window: int | None = None  # keys that attention reaches back to; None: all
+    full_every: int = 0  # every how many blocks attention reaches all keys in spite of the window
     latent: Latent | None = None
-    qk_norm: Literal["none", "head", "all"] = "none"
-    block_norms: int = 2
-    rotary: bool = False
-    embedding_norm: bool = False
-    embedding_width: int | None = None
-    final_norm: bool = True
-    head: Literal["lm", "bert"] = "lm"
+    qk_norm: Literal["none", "head", "all"] = "none"  # norms of queries and keys: per head, or one
+    block_norms: int = 2  # norms of a block
+    rotary: bool = False  # rotary positions
+    embedding_norm: bool = False  # LayerNorm behind the embedding (BERT)
+    embedding_width: int | None = None  # a narrower embedding with projections (OPT-350m)
+    final_norm: bool = True  # norm before the head
+    head: Literal["lm", "bert"] = "lm"  # a language model's, or BERT's pre-training heads
     experts: Experts | None = None
     cut: Cut = Cut()
+    # Of a hybrid model the kind of each block, as Megatron writes it: M Mamba-2, * attention, -
+    # feed-forward network, E experts. Empty: attention and network in every block.
     pattern: str = ""
     mamba: Mamba | None = None
-    adapter: int = 0
+    adapter: int = 0  # rank of adapters beside frozen weights (Hu et al. 2021, LoRA)
+    # Bytes of an element of a product's input that is kept for the weight's gradient: 1 where
+    # Transformer Engine multiplies 8-bit numbers (pytorch/module/layernorm_linear.py); None: those
+    # of the training precision.
     input_bytes: int | None = None
 
     def keys(self, s: int) -> int:
         """Keys that each of a rank's `s` tokens attends to."""
-        return min(s * self.cut.context, self.window or s * self.cut.context)
+        tokens = s * self.cut.context
+        return min(tokens, self.window or tokens)
 
     @property
     def causal(self) -> bool:
-        """Whether a token sees only what is before it: language models that write text."""
+        """Whether a token attends only to tokens before it: language models that write text."""
         return self.head == "lm" and self.vocabulary > 0
 
     @property
@@ -205,33 +192,47 @@ class Transformer:
         return all(size % tensor == 0 for size in sizes)
 
 
-# Of a layer: whether it has the part; its parameters, operators and what is kept.
-Part = tuple[bool, int, tuple[Operator, ...], tuple[Saved, ...]]
+@dataclass
+class LayerParts:
+    """The parameters, operators and kept tensors of a layer, collected part by part."""
+
+    params: int = 0
+    operators: tuple[Operator, ...] = ()
+    saved: tuple[Saved, ...] = ()
+
+    def add(
+        self, params: int = 0, operators: Sequence[Operator] = (), saved: Sequence[Saved] = ()
+    ) -> None:
+        """Add one part behind those before it."""
+        self.params += params
+        self.operators += tuple(operators)
+        self.saved += tuple(saved)
 
 
 def transformer(
     layers: int, hidden: int, heads: int, feed_forward: int, **others: Any
 ) -> Transformer:
-    """A shape whose heads share the hidden size, each with its own key and value; `others` are
-    further fields, or these two."""
+    """A shape whose heads share the hidden size, each with a key and a value of its own.
+
+    others: further fields of the shape; they may also replace kv_heads and head_dim.
+    """
+    fields = {"kv_heads": heads, "head_dim": hidden // heads} | others
     return Transformer(
-        layers=layers,
-        hidden=hidden,
-        heads=heads,
-        feed_forward=feed_forward,
-        **({"kv_heads": heads, "head_dim": hidden // heads} | others),
+        layers=layers, hidden=hidden, heads=heads, feed_forward=feed_forward, **fields
     )
 
 
 def bert_head_params(t: Transformer) -> int:
-    """Pooler, next-sentence classifier, MLM transform with norm, vocabulary bias (Devlin et al.
-    2019)."""
+    """Parameters of BERT's heads: pooler, next-sentence classifier, MLM transform with norm,
+    vocabulary bias (Devlin et al. 2019)."""
     dense = t.hidden * t.hidden + t.hidden
-    return dense + (2 * t.hidden + 2) + (dense + 2 * t.hidden) + t.vocabulary
+    pooler, classifier = dense, 2 * t.hidden + 2
+    transform = dense + 2 * t.hidden
+    return pooler + classifier + transform + t.vocabulary
 
 
 def projections(t: Transformer, s: int) -> list[Matmul]:
-    """From the hidden states to queries, keys and values."""
+    """The products that project hidden states to queries, keys and values."""
     if t.latent is None:
         return [Matmul("qkv", s, t.hidden, t.query_width + 2 * t.kv_width, split="n")]
     ranks, rows = t.latent, t.heads * (t.latent.nope + t.latent.value)
@@ -243,7 +244,8 @@ def projections(t: Transformer, s: int) -> list[Matmul]:
 
 
 def attention_params(t: Transformer) -> int:
-    """Query, key, value and output projections, and norms of queries, keys and latent vectors."""
+    """Parameters of attention: query, key, value and output projections, and the norms of queries,
+    keys and latent vectors."""
     products = sum(int(product.k) * int(product.n) for product in projections(t, 1))
     biases = (t.query_width + 2 * t.kv_width) * t.attention_bias + t.hidden * t.output_bias
     norms = {"none": 0, "head": 2 * t.head_dim, "all": t.query_width + t.kv_width}[t.qk_norm]
@@ -253,15 +255,15 @@ def attention_params(t: Transformer) -> int:
 
 
 def feed_forward_params(t: Transformer) -> int:
-    """One feed-forward network: two matrices, three if gated."""
+    """Parameters of one feed-forward network: two matrices, three if gated."""
     up = 2 if t.gated else 1
-    return (up + 1) * t.hidden * t.feed_forward + (
-        up * t.feed_forward + t.hidden
-    ) * t.feed_forward_bias
+    matrices = (up + 1) * t.hidden * t.feed_forward
+    biases = up * t.feed_forward + t.hidden
+    return matrices + biases * t.feed_forward_bias
 
 
 def attention_operators(t: Transformer, s: int) -> tuple[Operator, ...]:
-    """Projections, scores, softmax, weighted sum, output projection."""
+    """Operators of attention: projections, scores, softmax, weighted sum, output projection."""
     keys = t.keys(s)
     scores, rotated = s * keys * t.heads, 2 * s * (t.query_width + t.kv_width)
     fused = t.attention == "fused"
@@ -301,7 +303,7 @@ def attention_operators(t: Transformer, s: int) -> tuple[Operator, ...]:
 
 
 def feed_forward_operators(t: Transformer, s: int) -> tuple[Operator, ...]:
-    """Up (and gate), activation, down."""
+    """Operators of a feed-forward network: up (and gate), activation, down."""
     up = 2 if t.gated else 1
     inner = s * t.feed_forward
     return (
@@ -312,8 +314,8 @@ def feed_forward_operators(t: Transformer, s: int) -> tuple[Operator, ...]:
 
 
 def expert_operators(t: Transformer, s: int, mixture: Experts) -> tuple[Operator, ...]:
-    """Router, dispatch, this rank's experts at even load (each pads its rows up to a whole token),
-    combine."""
+    """Operators of a mixture of experts: router, dispatch, this rank's experts at even load (each
+    pads its rows up to a whole token), combine."""
     up, held = 2 if t.gated else 1, -(-mixture.count // t.cut.expert)
     sent = mixture.rows(s)
     rows = -(-sent * t.cut.expert // (mixture.count * t.cut.whole))
@@ -336,12 +338,16 @@ def expert_operators(t: Transformer, s: int, mixture: Experts) -> tuple[Operator
     return (Matmul("router", s, t.hidden, mixture.count), *moved)
 
 
-def mamba_part(t: Transformer, s: int, m: Mamba) -> Part:
-    """A Mamba-2 layer with its norm. The scan is that of chunks: products within them, and their
-    states; its backward pass computes the convolution again (mamba_ssm, ssd_combined.py)."""
+def add_mamba(parts: LayerParts, t: Transformer, s: int, m: Mamba) -> None:
+    """Add a Mamba-2 layer with its norm.
+
+    The scan is that of chunks: products within them, and their states; its backward pass computes
+    the convolution again (mamba_ssm, ssd_combined.py).
+    """
     size, tall, chunks = s * t.hidden, m.inner + m.mixed + m.heads, -(-s // m.chunk)
     n, p, q = m.state, m.head_dim, m.chunk
-    own = t.hidden * (tall + m.inner) + (m.kernel + 1) * m.mixed + 3 * m.heads + m.inner
+    projections, convolution = t.hidden * (tall + m.inner), (m.kernel + 1) * m.mixed
+    params = projections + convolution + 3 * m.heads + m.inner + t.norm_params
     scan: Any = {"weight": False, "split": "count", "left": 0, "out": 0}
     operators: tuple[Operator, ...] = (
         norm("norm-1", size),
@@ -362,7 +368,7 @@ def mamba_part(t: Transformer, s: int, m: Mamba) -> Part:
         Saved("mamba-out input", s * m.inner, split=True, element_bytes=t.input_bytes),
         Saved("states", chunks * m.inner * n, split=True),
     )
-    return True, own + t.norm_params, operators, saved
+    parts.add(params, operators, saved)
 
 
 def norm(name: str, size: int) -> Elementwise:
@@ -378,13 +384,15 @@ def residual(name: str, size: int, dropout: bool) -> Elementwise:
 
 
 def dropout_mask(t: Transformer, name: str, size: int, *, split: bool = False) -> tuple[Saved, ...]:
-    """A byte per element where the model has dropout, else nothing."""
-    return (Saved(f"{name} dropout mask", size, split, element_bytes=1),) if t.dropout else ()
+    """The mask of a dropout, a byte per element; nothing where the model has no dropout."""
+    if not t.dropout:
+        return ()
+    return (Saved(f"{name} dropout mask", size, split, element_bytes=1),)
 
 
 def attention_saved(t: Transformer, s: int) -> tuple[Saved, ...]:
-    """What attention keeps: Korthikanti et al. 2022, Section 4.1 (11 s b h + 5 a s^2 b), with its
-    norm."""
+    """The tensors that attention and its norm keep: Korthikanti et al. 2022, Section 4.1
+    (11 s b h + 5 a s^2 b)."""
     size = s * t.hidden
     scores = s * t.keys(s) * t.heads
     core: tuple[Saved, ...] = (Saved("softmax output", scores, split=True),)
@@ -406,15 +414,16 @@ def attention_saved(t: Transformer, s: int) -> tuple[Saved, ...]:
 
 
 def feed_forward_saved(t: Transformer, s: int, mixture: Experts | None) -> tuple[Saved, ...]:
-    """What the feed-forward network keeps (19 s b h for a GPT block), with its norm."""
+    """The tensors that the feed-forward network and its norm keep (19 s b h for a GPT block)."""
     size = s * t.hidden
-    rows, width = mixture.rows(s) if mixture else s, (mixture and mixture.latent) or t.hidden
     up = 2 if t.gated else 1
+    rows, width = s, t.hidden
     routing: tuple[Saved, ...] = ()
     if mixture:
+        rows, width = mixture.rows(s), mixture.latent or t.hidden
         routing = (Saved("router input and weights", size + s * mixture.count, split=False),)
-    if mixture and not mixture.early:
-        routing += (Saved("expert outputs", rows * width, split=False),)
+        if not mixture.early:
+            routing += (Saved("expert outputs", rows * width, split=False),)
     return (
         Saved("norm-2 input", size, split=False),
         Saved("up input", rows * width, split=False, element_bytes=t.input_bytes),
@@ -429,8 +438,11 @@ def transformer_layers(t: Transformer, sequence: int) -> tuple[Layer, ...]:
     """Embedding, blocks and head for samples of `sequence` tokens, no more than the learned
     positions, as one rank of the shape's cut has them; parameters are those of all ranks."""
     s = -(-sequence // t.cut.context)
-    chain = (embedding(t, s), *(block(t, s, index) for index in range(t.layers)), head(t, s))
-    return tuple(adapted(layer, t.adapter) for layer in chain) if t.adapter else chain
+    blocks = [block(t, s, index) for index in range(t.layers)]
+    chain = (embedding(t, s), *blocks, head(t, s))
+    if t.adapter:
+        return tuple(adapted(layer, t.adapter) for layer in chain)
+    return chain
 
 
 def adapted(layer: Layer, rank: int) -> Layer:
@@ -453,104 +465,107 @@ def adapted(layer: Layer, rank: int) -> Layer:
     )
 
 
-def put_together(*parts: Part) -> tuple[int, tuple[Operator, ...], tuple[Saved, ...]]:
-    """Parameters, operators and what is kept of the parts that a layer has; of each: whether it has
-    it, and the three."""
-    own = [part for part in parts if part[0]]
-    return (
-        sum(params for _, params, _, _ in own),
-        tuple(op for _, _, operators, _ in own for op in operators),
-        tuple(tensor for _, _, _, saved in own for tensor in saved),
-    )
-
-
 def embedding(t: Transformer, s: int) -> Layer:
-    """Token, position and type vectors, summed; normalised and projected where the model does
+    """The sum of token, position and type vectors; normalised and projected where the model does
     so."""
     width, size = t.embedding_width or t.hidden, s * t.hidden
     vectors = t.vocabulary * width + (t.positions + t.position_offset + t.types) * t.hidden
     read = (2 + bool(t.positions) + bool(t.types)) * s * width
-    params, operators, saved = put_together(
-        (True, vectors, (Elementwise("lookup", read, read, kind="lookup"),), ()),
-        (
-            width != t.hidden,
+    parts = LayerParts()
+    parts.add(vectors, [Elementwise("lookup", read, read, kind="lookup")])
+    if width != t.hidden:
+        parts.add(
             width * t.hidden,
-            (Matmul("project-in", s, width, t.hidden),),
-            (Saved("project-in input", s * width, split=False),),
-        ),
-        (
-            t.embedding_norm,
-            t.norm_params,
-            (norm("embedding-norm", size),),
-            (Saved("embedding norm input", size, split=False),),
-        ),
-        (
-            t.dropout,
-            0,
-            (Elementwise("dropout", 2 * size, 2 * size),),
-            dropout_mask(t, "embedding", size),
-        ),
-    )
+            [Matmul("project-in", s, width, t.hidden)],
+            [Saved("project-in input", s * width, split=False)],
+        )
+    if t.embedding_norm:
+        saved = Saved("embedding norm input", size, split=False)
+        parts.add(t.norm_params, [norm("embedding-norm", size)], [saved])
+    if t.dropout:
+        dropout = Elementwise("dropout", 2 * size, 2 * size)
+        parts.add(0, [dropout], dropout_mask(t, "embedding", size))
     return Layer(
         "embedding",
         "embedding",
-        params,
-        operators,
+        parts.params,
+        parts.operators,
         size,
-        saved,
+        parts.saved,
         (Reduce(s * width, backward=False),),  # ranks hold parts of the vocabulary
     )
 
 
+def mixture_of(t: Transformer, index: int) -> Experts | None:
+    """The mixture of experts of block `index`; None where the block has none."""
+    mixture, kind = t.experts, t.pattern[index : index + 1]
+    if mixture is None or (index + 1) % mixture.every != 0 or index < mixture.dense:
+        return None
+    return mixture if kind in ("", "E") else None
+
+
+def feed_forward_part(t: Transformer, s: int, mixture: Experts | None) -> LayerParts:
+    """The feed-forward network of a block, or the mixture of experts in its place."""
+    if mixture is None:
+        return LayerParts(
+            feed_forward_params(t), feed_forward_operators(t, s), feed_forward_saved(t, s, None)
+        )
+    inner = replace(t, feed_forward=mixture.width or t.feed_forward)
+    width = mixture.latent or t.hidden
+    expert_params = feed_forward_params(replace(inner, hidden=width))
+    router_params = mixture.count * t.hidden
+    latent_params = 2 * t.hidden * (mixture.latent or 0)
+    parts = LayerParts(
+        mixture.count * expert_params + router_params + latent_params,
+        expert_operators(inner, s, mixture),
+        feed_forward_saved(inner, s, mixture),
+    )
+    if mixture.shared:
+        shared = replace(t, feed_forward=mixture.shared)
+        inside = feed_forward_saved(shared, s, None)[2:4]  # its inputs are kept already
+        parts.add(feed_forward_params(shared), feed_forward_operators(shared, s), inside)
+    return parts
+
+
 def block(t: Transformer, s: int, index: int) -> Layer:
-    """Block `index`: attention and (mixture-of-experts) feed-forward with norms and residuals, or
-    what the pattern says."""
+    """Block `index`: attention and feed-forward network with norms and residuals. Of a hybrid
+    model: attention, network, mixture of experts or Mamba-2, as the pattern says."""
     if t.full_every and (index + 1) % t.full_every == 0:
         t = replace(t, window=None)
-    letter, size = t.pattern[index : index + 1], s * t.hidden
-    mixture = t.experts if t.experts and (index + 1) % t.experts.every == 0 else None
-    if mixture and (index < mixture.dense or letter not in ("", "E")):
-        mixture = None
-    inner = replace(t, feed_forward=mixture.width or t.feed_forward) if mixture else t
-    networks = feed_forward_operators(inner, s)
-    saved = feed_forward_saved(inner, s, mixture)
-    feed_forward = feed_forward_params(inner)
-    if mixture:
-        width = mixture.latent or t.hidden
-        networks = expert_operators(inner, s, mixture)
-        feed_forward = mixture.count * (
-            feed_forward_params(replace(inner, hidden=width)) + t.hidden
-        ) + 2 * t.hidden * (mixture.latent or 0)
-    if mixture and mixture.shared:
-        shared = replace(t, feed_forward=mixture.shared)
-        networks += feed_forward_operators(shared, s)
-        saved += feed_forward_saved(shared, s, None)[2:4]
-        feed_forward += feed_forward_params(shared)
-    norms = range(3, t.block_norms + 1)
-    attention = (
-        norm("norm-1", size),
-        *attention_operators(t, s),
-        residual("residual-1", size, t.dropout),
-    )
-    network = (norm("norm-2", size), *networks, residual("residual-2", size, t.dropout))
-    params, operators, saved = put_together(
-        (letter in ("", "*"), attention_params(t), attention, attention_saved(t, s)),
-        (letter in ("", "E", "-"), feed_forward, network, saved),
-        (letter != "M", (1 if letter else t.block_norms) * t.norm_params, (), ()),
-        (bool(norms), 0, tuple(norm(f"norm-{i}", size) for i in norms), ()),
-        *([mamba_part(t, s, t.mamba)] if letter == "M" and t.mamba else []),
-    )
+    kind, size = t.pattern[index : index + 1], s * t.hidden
+    mixture = mixture_of(t, index)
+    parts = LayerParts()
+    if kind in ("", "*"):
+        operators = (
+            norm("norm-1", size),
+            *attention_operators(t, s),
+            residual("residual-1", size, t.dropout),
+        )
+        parts.add(attention_params(t), operators, attention_saved(t, s))
+    if kind in ("", "E", "-"):
+        network = feed_forward_part(t, s, mixture)
+        operators = (
+            norm("norm-2", size),
+            *network.operators,
+            residual("residual-2", size, t.dropout),
+        )
+        parts.add(network.params, operators, network.saved)
+    if kind != "M":
+        norms = 1 if kind else t.block_norms
+        parts.add(norms * t.norm_params)
+    parts.add(operators=[norm(f"norm-{i}", size) for i in range(3, t.block_norms + 1)])
+    if kind == "M" and t.mamba:
+        add_mamba(parts, t, s, t.mamba)
+    # attention and network each join one tensor forward and one backward
+    passes = (False, True) if kind else (False, False, True, True)
     return Layer(
         f"block-{index}",
         "moe-block" if mixture else "block",
-        params,
-        operators,
+        parts.params,
+        parts.operators,
         size,
-        saved,
-        tuple(
-            Reduce(size, backward)
-            for backward in ((False, True) if letter else (False, False, True, True))
-        ),
+        parts.saved,
+        tuple(Reduce(size, backward) for backward in passes),
     )
 
 
@@ -558,46 +573,38 @@ def head(t: Transformer, s: int) -> Layer:
     """Final norm, language-model head (BERT: transform, MLM and NSP heads) and loss."""
     h, v = t.hidden, t.vocabulary
     width, size = t.embedding_width or h, s * h
-    transform = tuple(f"transform {what}" for what in ("input", "activation", "norm"))
-    params, operators, saved = put_together(
-        (True, 0 if t.tied else v * width, (), (Saved("head input", s * width, split=False),)),
-        (
-            t.final_norm,
-            t.norm_params,
-            (norm("final-norm", size),),
-            (Saved("final norm input", size, split=False),),
-        ),
-        (
-            width != h,
-            h * width,
-            (Matmul("project-out", s, h, width),),
-            (Saved("project-out input", size, split=False),),
-        ),
-        (
-            t.head == "bert",
-            bert_head_params(t),
-            (
-                Matmul("pooler", 1, h, h),
-                Matmul("transform", s, h, h),
-                Elementwise("transform-gelu", 2 * size, 3 * size),
-                norm("transform-norm", size),
-            ),
-            tuple(Saved(name, size, split=False) for name in transform),
-        ),
-        (
-            True,
-            0,
-            (
-                Matmul("lm-head", s, width, v, split="n"),
-                # The loss reads 16-bit logits, writes fp32 ones, and reads those for maximum, sum
-                # and gradient.
-                Elementwise("cross-entropy", 6 * s * v, 3 * s * v, True, "loss"),
-            ),
-            (Saved("logits", s * v, split=True, element_bytes=4),),
-        ),
-    )
+    parts = LayerParts()
+    weights = 0 if t.tied else v * width
+    parts.add(weights, saved=[Saved("head input", s * width, split=False)])
+    if t.final_norm:
+        saved = Saved("final norm input", size, split=False)
+        parts.add(t.norm_params, [norm("final-norm", size)], [saved])
+    if width != h:
+        saved = Saved("project-out input", size, split=False)
+        parts.add(h * width, [Matmul("project-out", s, h, width)], [saved])
+    if t.head == "bert":
+        operators = (
+            Matmul("pooler", 1, h, h),
+            Matmul("transform", s, h, h),
+            Elementwise("transform-gelu", 2 * size, 3 * size),
+            norm("transform-norm", size),
+        )
+        kept = ("transform input", "transform activation", "transform norm")
+        parts.add(bert_head_params(t), operators, [Saved(name, size, split=False) for name in kept])
+    product = Matmul("lm-head", s, width, v, split="n")
+    # The loss reads 16-bit logits, writes fp32 ones, and reads those for maximum, sum and gradient.
+    loss = Elementwise("cross-entropy", 6 * s * v, 3 * s * v, True, "loss")
+    logits = Saved("logits", s * v, split=True, element_bytes=4)
+    parts.add(operators=[product, loss], saved=[logits])
     # Backward: the input's gradient. Forward: maximum, target logit and sum of exponentials, fp32.
     reduces = (Reduce(s * width, backward=True), Reduce(3 * s, backward=False, element_bytes=4))
     return Layer(
-        "head", "head", params, operators, 0, saved, reduces, tied_params=v * width if t.tied else 0
+        "head",
+        "head",
+        parts.params,
+        parts.operators,
+        0,
+        parts.saved,
+        reduces,
+        tied_params=v * width if t.tied else 0,
     )

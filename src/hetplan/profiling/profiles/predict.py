@@ -3,15 +3,16 @@
 import datetime
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 
 from hetplan.errors import require
 from hetplan.profiling.hardware.cluster import Cluster
 from hetplan.profiling.models.model import Model
-from hetplan.profiling.models.operators import DEFAULT_STACK, ELEMENT_BYTES, Stack
+from hetplan.profiling.models.operators import DEFAULT_STACK, ELEMENT_BYTES, Operator, Stack
 from hetplan.profiling.profiles.profile import Profile, ProfileLayer, ProfileTable, Provenance
 from hetplan.profiling.rates.efficiency import Learned
 from hetplan.profiling.rates.shipped import shipped
-from hetplan.profiling.rates.times import Rates, layer_time
+from hetplan.profiling.rates.times import LayerTime, Rates, layer_time
 from hetplan.schema import derived
 
 # 1: a roofline of shares of the datasheets (2025). 2: measured rates, fused attention, the host.
@@ -32,17 +33,18 @@ def predict(
 ) -> Profile:
     """A predicted profile of `model` for every device type, tensor degree and micro-batch size.
 
-    tensor_degrees: default those of `default_tensor_degrees`. stack: the software. learned: by
-    device type, what replaces the plain roofline there. date: ISO day of the prediction, default
-    today. Raises InputError where a device type has no matrix units for the model's
+    tensor_degrees: `default_tensor_degrees` unless given. stack: the software. learned: by device
+    type, the measured operators that correct its predictions. date: ISO day of the prediction,
+    today unless given. Raises InputError where a device type has no matrix units for the model's
     precision.
     """
-    degrees = (
-        tensor_degrees if tensor_degrees is not None else default_tensor_degrees(model, cluster)
-    )
+    learned = learned or {}
+    degrees = tensor_degrees
+    if degrees is None:
+        degrees = default_tensor_degrees(model, cluster)
     for name in cluster.types:
         cluster.specs[name].peak_flops(model.precision, name=f"{cluster.name}: device {name}")
-    sizes = [(name, tp, size) for name in cluster.types for tp in degrees for size in micro_batches]
+    sizes = list(product(cluster.types, degrees, micro_batches))
     require(
         sizes,
         "nothing to predict",
@@ -59,27 +61,28 @@ def predict(
                 predictor=PREDICTOR,
                 sources=[origin.name for origin in shipped().origins],
                 date=date or datetime.datetime.now(datetime.UTC).date().isoformat(),
-                learned=list(learned or ()),
+                learned=list(learned),
             ),
             layers=profile_layers(model),
             tables=[
-                _table(model, cluster, *size, stack, (learned or {}).get(size[0])) for size in sizes
+                _table(model, cluster, device, tensor, micro_batch, stack, learned.get(device))
+                for device, tensor, micro_batch in sizes
             ],
         )
 
 
 def profile_layers(model: Model) -> list[ProfileLayer]:
     """The device-independent part of a profile of `model`."""
-    p, width = model.precision, ELEMENT_BYTES[model.precision]
+    precision, width = model.precision, ELEMENT_BYTES[model.precision]
     return [
         ProfileLayer(
             name=layer.name,
             param_bytes=float(layer.params * width),
             tied_param_bytes=float(layer.tied_params * width),
             activation_bytes=float(layer.output * width),
-            tensor_bytes=layer.tensor_bytes(p),
-            saved_bytes=layer.saved_bytes(p),
-            replicated_saved_bytes=layer.replicated_saved_bytes(p),
+            tensor_bytes=layer.tensor_bytes(precision),
+            saved_bytes=layer.saved_bytes(precision),
+            replicated_saved_bytes=layer.replicated_saved_bytes(precision),
         )
         for layer in model.layers
     ]
@@ -94,34 +97,37 @@ def _table(
     stack: Stack,
     learned: Learned | None,
 ) -> ProfileTable:
-    """One table; equal layers are computed once."""
-    middle = Rates(device, cluster.specs[device], model.precision, stack)
-    ends: dict[str, float] = {}
-    for edge in ("low", "high", "seconds"):
-        rates = replace(middle, edge=edge)
-        times = {
-            layer.operators: layer_time(
-                layer, rates, micro_batch=micro_batch, tensor=tensor, learned=learned
-            )
-            for layer in {one.operators: one for one in model.layers}.values()
-        }
-        ends[edge] = sum(
-            times[layer.operators].forward + times[layer.operators].backward
-            for layer in model.layers
-        )
-    host = [
-        [getattr(times[layer.operators], key) for layer in model.layers]
-        for key in ("forward_host", "backward_host")
-    ]
+    """The table of one device type, tensor degree and micro-batch size."""
+
+    def layer_times(rates: Rates) -> list[LayerTime]:
+        """The seconds of every layer; equal layers are computed once."""
+        known: dict[tuple[Operator, ...], LayerTime] = {}
+        for layer in model.layers:
+            if layer.operators not in known:
+                known[layer.operators] = layer_time(
+                    layer, rates, micro_batch=micro_batch, tensor=tensor, learned=learned
+                )
+        return [known[layer.operators] for layer in model.layers]
+
+    def total(times: list[LayerTime]) -> float:
+        return sum(time.forward + time.backward for time in times)
+
+    rates = Rates(device, cluster.specs[device], model.precision, stack)
+    times = layer_times(rates)
+    middle = total(times)
+    low = total(layer_times(replace(rates, edge="low")))
+    high = total(layer_times(replace(rates, edge="high")))
+    forward_host = [time.forward_host for time in times]
+    backward_host = [time.backward_host for time in times]
     return ProfileTable(
         device=device,
         tensor=tensor,
         micro_batch=micro_batch,
-        forward_seconds=[times[layer.operators].forward for layer in model.layers],
-        backward_seconds=[times[layer.operators].backward for layer in model.layers],
-        forward_host_seconds=host[0] if any(host[0]) else [],
-        backward_host_seconds=host[1] if any(host[1]) else [],
-        interval=(ends["low"] / ends["seconds"], ends["high"] / ends["seconds"]),
+        forward_seconds=[time.forward for time in times],
+        backward_seconds=[time.backward for time in times],
+        forward_host_seconds=forward_host if any(forward_host) else [],
+        backward_host_seconds=backward_host if any(backward_host) else [],
+        interval=(low / middle, high / middle),
     )
 
 

@@ -47,8 +47,8 @@ from hetplan.text import grouped
 Kind = Literal["product", "elementwise"]
 KINDS: tuple[Kind, ...] = ("product", "elementwise")
 Group = Literal["node", "between", "all"]
-# A kind of group, and where its efficiency is looked up, the nearest first.
 LEAST_MESSAGES = 20
+# For each kind of group, the kinds whose curves may stand for it, the most alike first.
 NEAREST: dict[Group, tuple[Group, ...]] = {
     "node": ("node", "all", "between"),
     "between": ("between", "all", "node"),
@@ -58,20 +58,18 @@ NEAREST: dict[Group, tuple[Group, ...]] = {
 
 @dataclass(frozen=True)
 class Smoothing:
-    """Of logarithms of measured / expected seconds over logarithms (base 2) of sizes.
+    """The parameters of the Gaussian process: logarithms of measured / expected seconds over
+    logarithms (base 2) of sizes.
 
-    length: over how many doublings two sizes still tell of each other. spread: standard deviation
-    of what depends on sizes. general: of the device's general factor. noise: of one measurement.
-    Chosen on vidur's A100, A40 and H100 and on the packaged processor, each predicted from 5 to 100
-    operators of its own. largest: operators that are taken into account, because seconds grow with
-    their cube.
+    They were chosen on vidur's A100, A40 and H100 and on the packaged processor, each predicted
+    from 5 to 100 operators of its own.
     """
 
-    length: float = 4.0
-    spread: float = 0.5
-    general: float = 1.0
-    noise: float = 0.2
-    largest: int = 2000
+    length: float = 4.0  # doublings over which the seconds of two sizes are correlated
+    spread: float = 0.5  # standard deviation of the part that depends on sizes
+    general: float = 1.0  # standard deviation of the device's general factor
+    noise: float = 0.2  # standard deviation of one measurement
+    largest: int = 2000  # operators that a fit uses: its seconds grow with their cube
 
 
 SMOOTHING = Smoothing()
@@ -92,25 +90,25 @@ class MeasuredOperator(StrictModel):
 
     @property
     def shape(self) -> Shape:
-        """Its products, all 0 for an elementwise operator."""
+        """The sizes of its products, all 0 for an elementwise operator."""
         return Shape(self.count, self.m, self.k, self.n)
 
 
 class KindError(StrictModel):
-    """Of one kind of operator: mean |predicted / measured - 1| of the seconds of each, predicted
-    from the others (error) and as expected without any (expected_error)."""
+    """The mean of |predicted / measured - 1| over the operators of one kind."""
 
     kind: Kind
     operators: PositiveCount
-    error: NonNegative
-    expected_error: NonNegative
+    error: NonNegative  # each operator is predicted from the others
+    expected_error: NonNegative  # predicted without any measured operator
 
 
 class OperatorData(Document):
-    """Operators measured on one device. peaks: FLOP/s and bytes/s that nothing on it exceeds.
+    """Operators measured on one device.
 
-    bus_bytes_per_second: what a large all-reduce over this machine's devices reached, as bus
-    bandwidth (bytes that pass each link). errors: as `hetplan profile train` measured them.
+    flops_per_second, bytes_per_second: the peaks that nothing on the device exceeds.
+    bus_bytes_per_second: the bus bandwidth (bytes that pass each link) of a large all-reduce over
+    this machine's devices. errors: as `hetplan profile train` measured them.
     """
 
     format: Literal["hetplan-operators"] = "hetplan-operators"
@@ -126,8 +124,11 @@ class OperatorData(Document):
     errors: list[KindError] = Field(default_factory=list)
 
     def spec(self) -> DeviceSpec:
-        """The catalogue's entry, or else one of the peaks."""
-        return catalogue().get(self.device) or DeviceSpec(
+        """The catalogue's entry of the device; without one, an entry made of the file's peaks."""
+        known = catalogue().get(self.device)
+        if known is not None:
+            return known
+        return DeviceSpec(
             memory_gib=1.0,
             peak_tflops={self.precision: self.flops_per_second / 1e12},
             memory_gb_per_s=self.bytes_per_second / 1e9,
@@ -137,8 +138,8 @@ class OperatorData(Document):
 
 @cache
 def packaged(device: str, precision: str) -> OperatorData | None:
-    """What comes with hetplan of a device type, by the name that it was measured under; None of
-    most."""
+    """The measured operators that come with hetplan for a device type, looked up by the name under
+    which it was measured; None for most types."""
     for path in sorted(Path(__file__).with_name("learned").glob("*.operators.json.gz")):
         file = OperatorData.load(path)
         if (file.device, file.precision) == (device, precision):
@@ -147,7 +148,8 @@ def packaged(device: str, precision: str) -> OperatorData | None:
 
 
 def sizes_of(shape: Shape, elements: float) -> list[float]:
-    """Logarithms (base 2): of count, m, k, n and of all results; or of elements moved."""
+    """The features of an operator, logarithms (base 2) of sizes: count, m, k, n and the number of
+    results of products; the elements moved of an elementwise operator."""
     if not shape.count:
         return [math.log2(elements)]
     results = shape.count * shape.m * shape.n
@@ -156,103 +158,97 @@ def sizes_of(shape: Shape, elements: float) -> list[float]:
 
 @dataclass(frozen=True, eq=False)
 class Correction:
-    """A Gaussian process of logarithms at sizes [N, F]."""
+    """A Gaussian process fitted to N measured operators of one kind."""
 
-    rows: Floats
-    logs: Floats
+    rows: Floats  # [N, F]: the features of each operator
+    logs: Floats  # [N]: logarithms of measured / expected seconds
     smoothing: Smoothing = SMOOTHING
 
     def covariance(self, one: Floats, other: Floats) -> Floats:
-        """[N, M] between rows."""
-        far = ((one[:, None] - other[None]) ** 2).sum(axis=2)
-        return np.asarray(
-            self.smoothing.general**2
-            + self.smoothing.spread**2 * np.exp(-far / (2 * self.smoothing.length**2))
-        )
+        """The covariance [N, M] of N rows with M rows."""
+        smoothing = self.smoothing
+        squared_distance = ((one[:, None] - other[None]) ** 2).sum(axis=2)
+        correlation = np.exp(-squared_distance / (2 * smoothing.length**2))
+        return np.asarray(smoothing.general**2 + smoothing.spread**2 * correlation)
 
     @cached_property
     def inverse(self) -> Floats:
-        """[N, N] of the covariance with noise."""
-        return np.asarray(
-            np.linalg.inv(
-                self.covariance(self.rows, self.rows)
-                + self.smoothing.noise**2 * np.eye(len(self.rows))
-            )
-        )
+        """The inverse [N, N] of the rows' covariance with the measurements' noise."""
+        noise = self.smoothing.noise**2 * np.eye(len(self.rows))
+        return np.asarray(np.linalg.inv(self.covariance(self.rows, self.rows) + noise))
 
     @cached_property
     def weights(self) -> Floats:
-        """[N] of each row's covariance."""
+        """The weight [N] of each measured row's covariance in a prediction."""
         return self.inverse @ self.logs
 
     def at(self, row: Sequence[float]) -> float:
-        """The logarithm expected at a row."""
+        """The logarithm of actual / expected seconds predicted at a row of features."""
         return float(self.covariance(np.array([row]), self.rows)[0] @ self.weights)
 
     def residuals(self) -> Floats:
-        """[N] logarithms of measured / predicted where each row is predicted from the others
-        (Rasmussen and Williams, equation 5.12)."""
+        """Logarithms [N] of measured / predicted seconds where each row is predicted from the
+        others (Rasmussen and Williams, equation 5.12)."""
         return np.asarray(self.weights / np.diag(self.inverse))
 
 
 @dataclass(frozen=True)
 class Learned:
-    """What a device's own operators say; `spec` is what its expected seconds follow from."""
+    """The factors that a device's own measured operators give."""
 
     data: OperatorData
-    spec: DeviceSpec
+    spec: DeviceSpec  # the entry from which expected seconds follow
 
     @cached_property
     def corrections(self) -> dict[Kind, Correction]:
-        """Of the kinds that were measured."""
+        """The correction of each kind of operator that was measured."""
         corrections: dict[Kind, Correction] = {}
         for kind in KINDS:
-            chosen = [op for op in self.data.operators if op.kind == kind][: SMOOTHING.largest]
-            if chosen:
-                corrections[kind] = Correction(
-                    np.array([sizes_of(op.shape, op.elements) for op in chosen]),
-                    np.log(np.array([op.seconds for op in chosen]) / self.expected(chosen)),
-                )
+            operators = [op for op in self.data.operators if op.kind == kind]
+            operators = operators[: SMOOTHING.largest]
+            if not operators:
+                continue
+            rows = np.array([sizes_of(op.shape, op.elements) for op in operators])
+            measured = np.array([op.seconds for op in operators])
+            corrections[kind] = Correction(rows, np.log(measured / self.expected(operators)))
         return corrections
 
     def expected(self, operators: Iterable[MeasuredOperator]) -> Floats:
         """Seconds of operators of one kind, before any of them was measured."""
         data, chosen = self.data, list(operators)
-        estimates = (
-            products_seconds(
-                data.device, self.spec, data.precision, tuple(op.shape for op in chosen)
-            )
-            if chosen[0].kind == "product"
-            else tuple(
+        if chosen[0].kind == "product":
+            shapes = tuple(op.shape for op in chosen)
+            estimates = products_seconds(data.device, self.spec, data.precision, shapes)
+        else:
+            estimates = tuple(
                 move_seconds("pointwise", op.elements * data.element_bytes, data.device, self.spec)
                 for op in chosen
             )
-        )
         return np.array([estimate.seconds for estimate in estimates])
 
     def factor(self, op: Operator, micro_batch: int, tensor: int) -> float:
         """Measured over expected seconds of an operator; 1 where its kind was not measured."""
         shape = op.shape(micro_batch, tensor) or Shape(0, 0, 0, 0)
         correction = self.corrections.get("product" if shape.count else "elementwise")
-        return (
-            1.0
-            if correction is None
-            else math.exp(correction.at(sizes_of(shape, max(op.moved(micro_batch, tensor), 1.0))))
-        )
+        if correction is None:
+            return 1.0
+        moved = max(op.moved(micro_batch, tensor), 1.0)
+        return math.exp(correction.at(sizes_of(shape, moved)))
 
 
 def train(data: OperatorData) -> OperatorData:
-    """The same with its errors; raises InputError where no kind has two operators."""
-    errors = [
-        KindError(
-            kind=kind,
-            operators=len(correction.logs),
-            error=mean_error(np.exp(-correction.residuals())),
-            expected_error=mean_error(np.exp(-correction.logs)),
+    """The measured operators with the errors of predictions from each other; raises InputError
+    where no kind has two operators."""
+    errors = []
+    for kind, correction in Learned(data, data.spec()).corrections.items():
+        operators = len(correction.logs)
+        if operators < 2:
+            continue
+        error = mean_error(np.exp(-correction.residuals()))
+        expected_error = mean_error(np.exp(-correction.logs))
+        errors.append(
+            KindError(kind=kind, operators=operators, error=error, expected_error=expected_error)
         )
-        for kind, correction in Learned(data, data.spec()).corrections.items()
-        if len(correction.logs) > 1
-    ]
     require(
         errors,
         "too few operators",
@@ -263,13 +259,13 @@ def train(data: OperatorData) -> OperatorData:
 
 
 def mean_error(shares: Floats) -> float:
-    """Mean |predicted / measured - 1| of predicted / measured."""
+    """The mean of |predicted / measured - 1|; shares: predicted / measured."""
     return float(np.mean(np.abs(shares - 1)))
 
 
 class LinkCurve(StrictModel):
-    """Shares of the best bandwidth that one operation of so many ranks reaches, by bytes: straight
-    lines between logarithms."""
+    """The shares of the best bandwidth that a collective of some number of ranks reaches, by its
+    bytes; between two points, straight lines of logarithms."""
 
     operation: Name
     group: Group
@@ -279,11 +275,13 @@ class LinkCurve(StrictModel):
 
 
 class LinkEfficiencyFile(Document):
-    """What was learned of one device's links. bytes_per_second: the most reached, by kind of group.
+    """The learned efficiency of one device's links.
 
-    error: mean |predicted / measured - 1| of the seconds of messages kept apart from the curves;
-    plain_error: of the same at the median efficiency; line_error: of each operation's latency and
-    bandwidth, which were fitted with those messages among them.
+    bytes_per_second: the best bandwidth reached, by kind of group. trained_on, kept_apart: numbers
+    of messages. error: mean |predicted / measured - 1| of the seconds of the messages kept apart,
+    which the curves of the others predict; plain_error: the same where the median efficiency
+    predicts them; line_error: the same where each operation's latency and bandwidth do, which were
+    fitted with these messages among theirs.
     """
 
     format: Literal["hetplan-link-efficiency"] = "hetplan-link-efficiency"
@@ -306,9 +304,14 @@ def moved_share(operation: str, ranks: int) -> float:
     Rings: Patarasuk and Yuan 2009. A rank's own bytes are what it sends (send), gives to all
     (gathers), or has of what is reduced or exchanged, all parts together.
     """
-    rest = ranks - 1
-    gathers = {"all-gather": rest, "grouped-broadcast": rest}
-    return {"send": 1.0, "all-reduce": 2 * rest / ranks, **gathers}.get(operation, rest / ranks)
+    others = ranks - 1
+    if operation == "send":
+        return 1.0
+    if operation == "all-reduce":
+        return 2 * others / ranks
+    if operation in ("all-gather", "grouped-broadcast"):
+        return others
+    return others / ranks
 
 
 Message = tuple[str, Group, int, float, float]  # operation, group, ranks, bytes, share
@@ -316,36 +319,36 @@ Message = tuple[str, Group, int, float, float]  # operation, group, ranks, bytes
 
 def link_curves(messages: Iterable[Message]) -> list[LinkCurve]:
     """One curve for each operation, group and number of ranks; shares never fall."""
-    points = grouped((message[:3], message[3:]) for message in sorted(messages))
+    by_collective = grouped((message[:3], message[3:]) for message in sorted(messages))
     return [
         LinkCurve(
             operation=operation,
             group=group,
             ranks=ranks,
-            bytes=[size for size, _ in of],
-            share=np.maximum.accumulate([share for _, share in of]).tolist(),
+            bytes=[size for size, _ in points],
+            share=np.maximum.accumulate([share for _, share in points]).tolist(),
         )
-        for (operation, group, ranks), of in points.items()
+        for (operation, group, ranks), points in by_collective.items()
     ]
 
 
 def share_of(
     curves: Sequence[LinkCurve], operation: str, group: Group, ranks: int, size: float
 ) -> float:
-    """By the curve of the operation (else of another), the nearest group and number of ranks.
+    """The share of the best bandwidth that a message of `size` bytes reaches, by the curve of the
+    most similar collective: the same operation first, then the group, then the number of ranks.
 
-    Messages smaller than the smallest take as long as it.
+    Messages smaller than the curve's smallest take as long as it.
     """
-    curve = min(
-        curves,
-        key=lambda c: (
-            c.operation != operation,
-            NEAREST[group].index(c.group),
-            abs(math.log(c.ranks / ranks)),
-        ),
-    )
-    known = math.log(max(size, 1.0)), np.log(curve.bytes), np.log(curve.share)
-    return math.exp(np.interp(*known)) * min(max(size, 1.0) / curve.bytes[0], 1.0)
+
+    def difference(curve: LinkCurve) -> tuple[bool, int, float]:
+        other_group = NEAREST[group].index(curve.group)
+        return curve.operation != operation, other_group, abs(math.log(curve.ranks / ranks))
+
+    curve = min(curves, key=difference)
+    size = max(size, 1.0)
+    on_curve = math.exp(np.interp(math.log(size), np.log(curve.bytes), np.log(curve.share)))
+    return on_curve * min(size / curve.bytes[0], 1.0)
 
 
 def train_links(files: Sequence[Collectives], seed: int = 0) -> LinkEfficiencyFile:
@@ -356,21 +359,22 @@ def train_links(files: Sequence[Collectives], seed: int = 0) -> LinkEfficiencyFi
     for key, file in product(("device", "backend"), files):
         got, expected = getattr(file, key), getattr(files[0], key)
         require(got == expected, f"collectives of another {key}", got=got, expected=repr(expected))
-    measured = [(of, p) for file in files for of in file.fits for p in of.points]
+    measured = [(fit, point) for file in files for fit in file.fits for point in fit.points]
     require(
         len(measured) >= LEAST_MESSAGES,
         "too few measured messages",
         got=len(measured),
         expected=f"at least {LEAST_MESSAGES}",
     )
-    moved = np.array([moved_share(of.operation, of.ranks) * p.bytes for of, p in measured])
-    seconds = np.array([p.seconds for _, p in measured])
-    groups = np.array([of.group for of, _ in measured])
-    best = {g: float((moved / seconds)[groups == g].max()) for g in NEAREST if g in groups}
-    ideal = moved / np.array([best[of.group] for of, _ in measured])
+    moved = np.array([moved_share(fit.operation, fit.ranks) * p.bytes for fit, p in measured])
+    seconds = np.array([point.seconds for _, point in measured])
+    groups = np.array([fit.group for fit, _ in measured])
+    bandwidth = moved / seconds
+    best = {group: float(bandwidth[groups == group].max()) for group in NEAREST if group in groups}
+    ideal = moved / np.array([best[fit.group] for fit, _ in measured])
     messages: list[Message] = [
-        (of.operation, of.group, of.ranks, p.bytes, share)
-        for (of, p), share in zip(measured, (ideal / seconds).tolist(), strict=True)
+        (fit.operation, fit.group, fit.ranks, point.bytes, share)
+        for (fit, point), share in zip(measured, (ideal / seconds).tolist(), strict=True)
     ]
     order = list(range(len(measured)))
     Random(seed).shuffle(order)
@@ -378,7 +382,7 @@ def train_links(files: Sequence[Collectives], seed: int = 0) -> LinkEfficiencyFi
     apart, used = order[:cut], order[cut:]
     curves = link_curves(messages[i] for i in used)
     predicted = np.array([share_of(curves, *messages[i][:4]) for i in apart])
-    lines = np.array([of.seconds(p.bytes) for of, p in measured])
+    lines = np.array([fit.seconds(point.bytes) for fit, point in measured])
     ratio = ideal[apart] / seconds[apart]
     return LinkEfficiencyFile(
         device=files[0].device,
@@ -396,11 +400,11 @@ def train_links(files: Sequence[Collectives], seed: int = 0) -> LinkEfficiencyFi
 
 @dataclass(frozen=True)
 class LearnedLinks:
-    """Curves ready to ask."""
+    """The curves of a file, ready to be asked."""
 
     file: LinkEfficiencyFile
 
     def share(self, operation: str, group: Group, ranks: int, size: float) -> float:
-        """The share of the link's bandwidth, in (0, 1]; of a group that was not measured that of
-        the next wider."""
+        """The share of the link's best bandwidth, in (0, 1]. A kind of group that was not measured
+        has the share of the most similar one (`NEAREST`)."""
         return share_of(self.file.curves, operation, group, ranks, size)

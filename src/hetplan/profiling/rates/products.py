@@ -251,25 +251,26 @@ def _estimates(
     shapes: tuple[Shape, ...],
     physics: Physics,
 ) -> tuple[Estimate, ...]:
-    """One for each shape."""
+    """The estimate of each shape."""
     known = measured_products(device, precision)
     sizes = np.array([(s.count, s.m, s.k, s.n) for s in shapes], float).reshape(-1, 4)
-    seconds, features = physical(
-        machine, mean_tiling(precision) if known is None else known[0].tiling, sizes, physics
-    )
-    low, high, source = physics.low, physics.high, "roofline over tiles, never measured"
     if known is None:
-        return tuple(Estimate(s, s * low, s * high, source) for s in seconds.tolist())
-    table, trees = known
-    made, expected = table.errors, (seconds * np.exp(trees.sums(features))).tolist()
-    return tuple(
-        Estimate(
-            s, s * min(low, made.low), s * max(high, made.high), f"{table.origin}, beyond its sizes"
+        seconds, _ = physical(machine, mean_tiling(precision), sizes, physics)
+        source = "roofline over tiles, never measured"
+        return tuple(
+            Estimate(s, s * physics.low, s * physics.high, source) for s in seconds.tolist()
         )
-        if far
-        else Estimate(s, s * made.low, s * made.high, table.origin)
-        for s, far in zip(expected, beyond(table, sizes), strict=True)
-    )
+    table, trees = known
+    seconds, features = physical(machine, table.tiling, sizes, physics)
+    corrected = seconds * np.exp(trees.sums(features))
+    estimates = []
+    for s, far in zip(corrected.tolist(), beyond(table, sizes), strict=True):
+        low, high, source = table.errors.low, table.errors.high, table.origin
+        if far:
+            low, high = min(low, physics.low), max(high, physics.high)
+            source = f"{table.origin}, beyond its sizes"
+        estimates.append(Estimate(s, s * low, s * high, source))
+    return tuple(estimates)
 
 
 def beyond(table: ProductTrees, sizes: Floats) -> list[bool]:

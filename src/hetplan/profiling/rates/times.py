@@ -67,13 +67,11 @@ MOVES: dict[Kind, MoveKind] = {
 @dataclass(frozen=True)
 class LayerTime:
     """Seconds of one layer and one micro-batch on one device of a tensor group, without its
-    all-reduces.
-
-    forward_host, backward_host: what the host takes to launch the kernels; see `together`.
-    """
+    all-reduces."""
 
     forward: float
     backward: float
+    # the part in which the host launches the kernels; see `together`
     forward_host: float = 0.0
     backward_host: float = 0.0
 
@@ -102,47 +100,46 @@ def layer_time(
             LayerTime(t.forward * factor, t.backward * factor)
             for t, factor in zip(times, factors, strict=True)
         ]
-    casts = (
-        rates.moved_seconds(3 * (layer.params + layer.tied_params) / tensor, "copy")
-        if rates.stack.casts and rates.precision != "fp32"
-        else 0.0
-    )
-    nothing = (0.0, 0.0)  # of layers without operators, such as a dropout of 0
-    device = np.sum([nothing, *((t.forward, t.backward) for t in times)], axis=0) + casts
-    if rates.stack.gather_copies and tensor > 1 and micro_batch > 1:  # read and written, twice
-        for reduce in layer.reduces:
-            device[int(reduce.backward)] += rates.moved_seconds(
-                4 * micro_batch * reduce.elements, "copy"
-            )
-    launched = np.sum([nothing, *(launches(op) for op in layer.operators)], axis=0)
+    # arrays of two passes: [forward, backward]; a layer may have no operators (a dropout of 0)
+    device = np.zeros(2)
+    kernels = np.zeros(2)
+    for operator, seconds in zip(layer.operators, times, strict=True):
+        device += (seconds.forward, seconds.backward)
+        kernels += launches(operator)
+    if rates.stack.casts and rates.precision != "fp32":
+        weights = (layer.params + layer.tied_params) / tensor
+        device += rates.moved_seconds(3 * weights, "copy")
     if tensor > 1:
-        launched = launched + [sum(r.backward == back for r in layer.reduces) for back in (0, 1)]
-    host = launched * rates.stack.host_seconds
-    return LayerTime(*map(float, (*together(device, host), *host)))
+        for reduce in layer.reduces:
+            kernels[int(reduce.backward)] += 1
+            if rates.stack.gather_copies and micro_batch > 1:  # read and written, twice
+                copied = 4 * micro_batch * reduce.elements
+                device[int(reduce.backward)] += rates.moved_seconds(copied, "copy")
+    host = kernels * rates.stack.host_seconds
+    forward, backward = together(device, host).tolist()
+    return LayerTime(forward, backward, *host.tolist())
 
 
 def together(device: Floats, host: Floats) -> Floats:
-    """Seconds of passes whose kernels take `device` and whose launches take `host` seconds.
+    """Seconds of passes whose kernels take `device` seconds and whose launches take `host` seconds.
 
     The host runs ahead of the device where it is faster, and the device waits where it is not;
-    where both are alike, delays of either cost time. The root of the sum of squares says all three.
-    It was chosen over the larger of both on layers of vTrain's single nodes.
+    where both take equally long, delays of either cost time. The root of the sum of squares has all
+    three properties. It was chosen over the maximum on layers of vTrain's single nodes.
     """
     return np.asarray(np.hypot(device, host))
 
 
 @dataclass(frozen=True)
 class Rates:
-    """What one device type reaches in one precision under one software stack.
+    """The seconds of operators on one device type in one precision under one software stack."""
 
-    device: its catalogue name, by which measurements are looked up. edge: of every estimate, its
-    middle or an end of the interval in which eight in ten measurements lay.
-    """
-
-    device: str
+    device: str  # the catalogue's name, by which measurements are looked up
     spec: DeviceSpec
     precision: Precision
     stack: Stack = DEFAULT_STACK
+    # Which number of every estimate: its middle ("seconds"), or an end of the interval in which
+    # eight of ten measurements lay.
     edge: Literal["low", "seconds", "high"] = "seconds"
 
     @cached_property
@@ -153,65 +150,69 @@ class Rates:
         return large.flops / self.product_seconds(large)
 
     def moved_seconds(self, elements: float, kind: Kind) -> float:
-        """Seconds of moving so many elements of the precision."""
-        return self.end_of(
-            move_seconds(
-                MOVES[kind], elements * ELEMENT_BYTES[self.precision], self.device, self.spec
-            )
-        )
+        """Seconds of moving `elements` numbers of the precision."""
+        moved = elements * ELEMENT_BYTES[self.precision]
+        return self.end_of(move_seconds(MOVES[kind], moved, self.device, self.spec))
 
     def end_of(self, estimate: Estimate) -> float:
-        """The end of an estimate that is asked for."""
+        """The number of an estimate that `edge` names."""
         return float(getattr(estimate, self.edge))
 
     def product_seconds(self, shape: Shape) -> float:
-        """Seconds of matrix products."""
-        share = (
-            MISALIGNED.get(math.gcd(int(shape.k), int(shape.n), 8), 1.0)
-            if self.precision != "fp32"
-            else 1.0
-        )
-        return self.end_of(product_seconds(self.device, self.spec, self.precision, shape)) / share
+        """Seconds of matrix products; misaligned sizes slow 16-bit products down."""
+        share = 1.0
+        if self.precision != "fp32":
+            alignment = math.gcd(int(shape.k), int(shape.n), 8)
+            share = MISALIGNED.get(alignment, 1.0)
+        estimate = product_seconds(self.device, self.spec, self.precision, shape)
+        return self.end_of(estimate) / share
 
     def attention_seconds(self, op: Matmul, shape: Shape) -> tuple[float, float]:
-        """Seconds of one of the two products of fused attention, forward and backward: five
-        products backward for two forward. A causal mask halves both (Dao 2023, Section 4.1), and
-        the keys that a query sees on the average."""
-        peak, part = self.spec.peak_flops(self.precision), op.attention == "fused-causal"
-        length = max(shape.k, shape.n) * (0.5 if part else 1.0)
-        flops = shape.flops * (0.5 if part else 1.0)
-        shares = flash_shares(self.stack.flash, peak, "bf16" in self.spec.peak_tflops)
-        reached = peak * length / (length + HALF_SEQUENCE) / FLASH_SPREAD[self.edge]
-        return flops / (reached * shares[0]), 2.5 * flops / (reached * shares[1])
+        """Seconds of one of the two products of fused attention, forward and backward.
+
+        The backward pass has five products for the forward pass's two. A causal mask halves the
+        products (Dao 2023, Section 4.1), and the keys that a query sees on average.
+        """
+        seen = 0.5 if op.attention == "fused-causal" else 1.0
+        keys = seen * max(shape.k, shape.n)
+        flops = seen * shape.flops
+        peak = self.spec.peak_flops(self.precision)
+        forward, backward = flash_shares(self.stack.flash, peak, "bf16" in self.spec.peak_tflops)
+        reached = peak * keys / (keys + HALF_SEQUENCE) / FLASH_SPREAD[self.edge]
+        return flops / (reached * forward), 2.5 * flops / (reached * backward)
 
 
 def operator_time(op: Operator, rates: Rates, micro_batch: int, tensor: int) -> LayerTime:
     """Seconds of one operator, forward and backward."""
     if rates.stack.sequence_parallel and isinstance(op, Elementwise) and op.kind != "lookup":
         op = replace(op, split=True)  # a lookup takes all tokens to each rank's part of the table
-    moved, shape = op.moved(micro_batch, tensor), op.shape(micro_batch, tensor)
     if isinstance(op, Matmul) and op.attention.startswith("fused"):
         return LayerTime(*rates.attention_seconds(op, op.shape(micro_batch, tensor)))
-    kind = op.kind if isinstance(op, Elementwise) else "add"
-    seconds = (
-        rates.product_seconds(shape)
-        if shape is not None and shape.count
-        else rates.moved_seconds(moved, kind)
-    )
+    shape = op.shape(micro_batch, tensor)
+    if shape is not None and shape.count:
+        seconds = rates.product_seconds(shape)
+    else:
+        kind = op.kind if isinstance(op, Elementwise) else "add"
+        seconds = rates.moved_seconds(op.moved(micro_batch, tensor), kind)
     if isinstance(op, Matmul):
-        if (rates.stack.fp8 or rates.stack.fp4) and op.weight:
-            operands = op.shape(micro_batch, tensor)
-            elements = operands.count * operands.k * (operands.m + operands.n)
-            peaks = rates.spec.peak_tflops
-            faster = FP8_SPEED * (peaks["fp4"] / peaks["fp8"] if rates.stack.fp4 else 1.0)
-            seconds = seconds / faster + rates.moved_seconds(FP8_CASTS * elements, "copy")
+        if op.weight and (rates.stack.fp8 or rates.stack.fp4):
+            seconds = narrow_seconds(op.shape(micro_batch, tensor), seconds, rates)
         return LayerTime(seconds, seconds * op.backward_products)
     if isinstance(op, Counted):
         return LayerTime(0.0, seconds) if op.backward else LayerTime(seconds, 0.0)
-    return LayerTime(
-        rates.stack.kernels * seconds,
-        rates.stack.kernels * rates.moved_seconds(op.moved_back(micro_batch, tensor), op.kind),
-    )
+    seconds_back = rates.moved_seconds(op.moved_back(micro_batch, tensor), op.kind)
+    return LayerTime(rates.stack.kernels * seconds, rates.stack.kernels * seconds_back)
+
+
+def narrow_seconds(shape: Shape, seconds: float, rates: Rates) -> float:
+    """Seconds of a product in 8 or 4 bits, with the casts of its operands, from its seconds in 16
+    bits."""
+    faster = FP8_SPEED
+    if rates.stack.fp4:
+        peaks = rates.spec.peak_tflops
+        faster *= peaks["fp4"] / peaks["fp8"]
+    operands = shape.count * shape.k * (shape.m + shape.n)
+    return seconds / faster + rates.moved_seconds(FP8_CASTS * operands, "copy")
 
 
 def all_reduce_seconds(size: float, ranks: int, bandwidth: float, latency: float = 0.0) -> float:
@@ -239,17 +240,22 @@ def repeated_share(
         return 0.0
     if mode == "full":
         return 1.0
-    seconds = [operator_time(op, rates, micro_batch, tensor).forward for op in layer.operators]
-    parts = [s * repeated_part(op, mode) for op, s in zip(layer.operators, seconds, strict=True)]
-    return sum(parts) / sum(seconds) if sum(seconds) > 0 else 0.0
+    forward = repeated = 0.0
+    for op in layer.operators:
+        seconds = operator_time(op, rates, micro_batch, tensor).forward
+        forward += seconds
+        repeated += seconds * repeated_part(op, mode)
+    return repeated / forward if forward > 0 else 0.0
 
 
 def repeated_part(op: Operator, mode: Recomputation) -> float:
-    """How much of an operator is computed again, neither under `none` nor under `full`."""
+    """The part of an operator that is computed again under `selective` or `operators`."""
     if mode == "selective":
         return float(op.name in CORE)
-    if isinstance(op, Matmul):
-        return 0.5 if op.weight else float(not op.attention.startswith("fused"))
+    if isinstance(op, Matmul) and op.weight:
+        return 0.5  # the outputs of every second product are kept
+    if isinstance(op, Matmul) and op.attention.startswith("fused"):
+        return 0.0
     return 1.0
 
 
@@ -261,14 +267,12 @@ def kept_bytes(
     if mode == "full" and layer.kind in REPEATED:
         return before
     if mode == "operators" and layer.kind in REPEATED:
-        products = [op for op in layer.operators if isinstance(op, Matmul) and op.weight]
-        outputs = sum(
-            op.m * op.n * op.count / (tensor if op.split == "n" else 1) for op in products
-        )
+        outputs = 0.0
+        for op in layer.operators:
+            if isinstance(op, Matmul) and op.weight:
+                outputs += op.m * op.n * op.count / (tensor if op.split == "n" else 1)
         core = sum(t.size(precision) for t in layer.saved if t.name in FUSED_SAVED) / tensor
         return before + core + outputs / 2 * ELEMENT_BYTES[precision]
-    return sum(
-        t.size(precision) / (tensor if t.split else 1)
-        for t in layer.saved
-        if not (mode == "selective" and t.name in CORE_SAVED)
-    )
+    dropped = CORE_SAVED if mode == "selective" else ()
+    kept = [saved for saved in layer.saved if saved.name not in dropped]
+    return sum(saved.size(precision) / (tensor if saved.split else 1) for saved in kept)

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from hetplan.errors import InputError, UnsupportedError, one_line, require
-from hetplan.profiling.models.model_files import LayerEntry, ModelFile
 from hetplan.profiling.models.operators import ELEMENT_BYTES, Counted, Line, Precision
+from hetplan.profiling.models.traced_model import LayerEntry, ModelFile
 from hetplan.runtime.tracing.counter import (
     DTYPES,
     Call,

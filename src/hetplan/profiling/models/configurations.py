@@ -1,0 +1,212 @@
+"""Hugging Face `config.json` files as models.
+
+Nothing is downloaded and no remote code is loaded. A configuration is of a type in `KEYS`; the
+model's notes tell which keys were assumed. All keys that do not change a chain's cost are ignored.
+"""
+
+import json
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from pydantic import create_model
+
+from hetplan.errors import InputError, require
+from hetplan.profiling.models.configuration_keys import (
+    ALWAYS,
+    CAPACITY,
+    KEYS,
+    TOWERS,
+    WRAPPERS,
+    Key,
+)
+from hetplan.profiling.models.encoders import clip_layers, t5_layers, vit_layers
+from hetplan.profiling.models.transformer import Experts, Latent, Mamba, Transformer
+from hetplan.profiling.models.zoo import ModelSpec, text_model
+from hetplan.schema import Foreign, as_name, parse
+
+# Contexts of 32k and more are for inference; pre-training runs at a few thousand tokens.
+LONGEST_DEFAULT_SEQUENCE = 4096
+
+
+def from_config(value: Any, *, name: str, where: str = "config") -> ModelSpec:
+    """The model that a parsed config.json describes."""
+    require(
+        isinstance(value, dict),
+        "not an object",
+        where=where,
+        got=value,
+        expected="a Hugging Face configuration",
+    )
+    name = as_name(name) or "model"
+    kind, notes, inner = value.get("model_type"), [], value.get("text_config")
+    if isinstance(kind, str) and kind in WRAPPERS and isinstance(inner, dict):
+        notes.append(f"{where}: the text model alone; encoders of images are left out")
+        kind, value = WRAPPERS[kind], inner
+    require(
+        isinstance(kind, str) and kind in KEYS,
+        "model type is not supported",
+        where=f"{where}: model_type",
+        got=kind,
+        expected=f"one of {', '.join((*KEYS, *WRAPPERS))}; any torch module goes by "
+        "`hetplan profile predict --factory MODULE:FUNCTION`",
+    )
+    if kind == "clip":
+        return clip_from_config(value, name, where)
+    sizes = read_sizes(value, kind, KEYS[kind], where, notes)
+    source, own = f"Hugging Face {kind} configuration", tuple(notes)
+    if kind == "vit":
+        image, patch, labels = (sizes.pop(key) for key in ("image", "patch", "labels"))
+        shape = shape_of(kind, sizes)
+        chain = vit_layers(shape, image, patch, len(labels))
+        fits = shape.tensor_degree_fits
+        return ModelSpec(name, source, None, lambda _: chain, fits, None, own, encoder=shape)
+    if kind == "t5":
+        decoders, buckets = sizes.pop("decoders"), sizes.pop("buckets")
+        sizes["gated"] = sizes.pop("activation").startswith("gated-")
+        shape = shape_of(kind, sizes)
+        build = partial(t5_layers, shape, decoders, buckets)
+        return ModelSpec(name, source, 512, build, shape.tensor_degree_fits, None, own)
+    sequence = min(sizes.pop("context"), LONGEST_DEFAULT_SEQUENCE)
+    return text_model(name, source, sequence, shape_of(kind, sizes), notes=own)
+
+
+def clip_from_config(value: dict[str, Any], name: str, where: str) -> ModelSpec:
+    """CLIP's two towers; a sample is an image and its caption."""
+    notes: list[str] = []
+    own = read_sizes(value, "clip", KEYS["clip"], where, notes)
+    towers = {
+        key: read_sizes(own[key], key, keys, f"{where}: {key}", notes)
+        for key, keys in TOWERS.items()
+    }
+    image, patch = (towers["vision_config"].pop(size) for size in ("image", "patch"))
+    vision, text = (shape_of(key, sizes) for key, sizes in towers.items())
+    chain = clip_layers(vision, text, image, patch, own["width"])
+    return ModelSpec(
+        name,
+        "Hugging Face clip configuration",
+        None,
+        lambda _: chain,
+        lambda t: vision.tensor_degree_fits(t) and text.tensor_degree_fits(t),
+        notes=tuple(notes),
+    )
+
+
+def read_sizes(
+    value: dict[str, Any], kind: str, keys: Mapping[str, Key], where: str, notes: list[str]
+) -> dict[str, Any]:
+    """The fields of the shape that the keys give, checked; assumed values are added to `notes`."""
+    config = parse_config(value, kind, keys, where)
+    sizes = {field: config[key] for key, entry in keys.items() for field in entry.fields}
+    if sizes.get("decoders", 0) is None:
+        sizes["decoders"] = sizes["layers"]
+    if "hidden" in sizes:
+        fill_sizes(sizes)
+        check_sizes(sizes, config, where)
+    assumed = []
+    for key, entry in keys.items():
+        if key in value or entry is CAPACITY:
+            continue
+        default = config[key]
+        if default is None:  # it follows from other sizes
+            default = sizes[entry.fields[0]]
+        assumed.append(f"{key} = {json.dumps(default)}")
+    if assumed:
+        notes.append(f"{where}: assumed, as transformers does: {', '.join(assumed)}")
+    return sizes
+
+
+def shape_of(kind: str, sizes: dict[str, Any]) -> Transformer:
+    """The shape of these sizes, with the fields that all models of the kind share."""
+    for part, kind_of_part in (("experts", Experts), ("latent", Latent), ("mamba", Mamba)):
+        prefix = f"{part}."
+        fields = [field for field in sizes if field.startswith(prefix)]
+        values = {field.removeprefix(prefix): sizes.pop(field) for field in fields}
+        sizes[part] = kind_of_part(**values) if values else None
+    if sizes["embedding_width"] == sizes["hidden"]:
+        sizes["embedding_width"] = None
+    return Transformer(**{**ALWAYS.get(kind, {}), **sizes})
+
+
+def parse_config(
+    value: dict[str, Any], kind: str, keys: Mapping[str, Key], where: str
+) -> dict[str, Any]:
+    """The values of the keys, checked and with defaults. Raises InputError where an essential
+    dimension is missing: a default would plan another model."""
+    fields: dict[str, Any] = {key: (entry.type, entry.default) for key, entry in keys.items()}
+    schema = create_model(kind, __base__=Foreign, **fields)
+    missing = [key for key, entry in keys.items() if entry.default is ... and key not in value]
+    if missing:
+        first, *others = missing
+        also = f"; {', '.join(others)} missing too" if others else ""
+        raise InputError(
+            "key is missing",
+            where=f"{where}: {first}",
+            expected=f"the {schema.model_fields[first].description}, which every {kind} "
+            f"configuration gives{also}",
+        )
+    return parse(schema, value, where=where).model_dump()
+
+
+def fill_sizes(sizes: dict[str, Any]) -> None:
+    """Put in the sizes that follow from others."""
+    hidden, heads = sizes["hidden"], sizes["heads"]
+    if "grouped" in sizes:  # Falcon
+        grouped, single, parallel = (sizes.pop(key) for key in ("grouped", "single", "parallel"))
+        if not grouped:
+            sizes["kv_heads"] = 1 if single else heads
+        sizes["block_norms"] = 1 if parallel and not grouped else 2
+    if "latent.keys" in sizes:  # DeepSeek counts shared experts, and all heads have keys
+        sizes["experts.shared"] = (sizes["experts.shared"] or 0) * sizes["experts.width"]
+        sizes |= {"kv_heads": heads, "head_dim": sizes["latent.rope"] + sizes["latent.nope"]}
+    usual = {
+        "feed_forward": 4 * hidden,
+        "kv_heads": heads,
+        "head_dim": hidden // heads,
+        "embedding_width": hidden,
+    }
+    sizes |= {field: size for field, size in usual.items() if sizes.get(field) is None}
+
+
+def check_sizes(sizes: dict[str, Any], config: dict[str, Any], where: str) -> None:
+    """Raise InputError where sizes contradict each other."""
+    hidden, heads, kv_heads = sizes["hidden"], sizes["heads"], sizes["kv_heads"]
+    head_width_is_given = config.get("head_dim", config.get("attn_size")) is not None
+    require(
+        hidden % heads == 0 or head_width_is_given,
+        "hidden size is not a multiple of the number of heads",
+        where=where,
+        got=hidden,
+        expected=f"a multiple of {heads}",
+    )
+    require(
+        heads % kv_heads == 0,
+        "number of heads is not a multiple of num_key_value_heads",
+        where=where,
+        got=heads,
+        expected=f"a multiple of {kv_heads}",
+    )
+    pattern = sizes.get("pattern")
+    require(
+        not pattern or len(pattern) == sizes["layers"],
+        "hybrid_override_pattern has another length than num_hidden_layers",
+        where=where,
+        got=len(pattern or ""),
+        expected=str(sizes["layers"]),
+    )
+    patch, image = sizes.get("patch", 0), sizes.get("image", 0)
+    require(
+        patch <= image,
+        "patch_size is too large",
+        where=where,
+        got=patch,
+        expected=f"at most the image_size ({image})",
+    )
+    active, count = sizes.get("experts.active", 0), sizes.get("experts.count", 0)
+    require(
+        active <= count,
+        "num_experts_per_tok is too large",
+        where=where,
+        got=active,
+        expected=f"at most the number of experts ({count})",
+    )

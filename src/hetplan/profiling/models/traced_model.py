@@ -1,0 +1,108 @@
+"""Traced models: JSON files of format `hetplan-model`.
+
+`hetplan profile predict --factory` writes them: a chain of layers as they were counted. Sizes are
+in elements of `precision` and grow in straight lines with the samples of a micro-batch; equal
+layers share one list of operators.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from hetplan.errors import require
+from hetplan.profiling.models.operators import TRACED, Counted, Layer, Precision, Saved
+from hetplan.profiling.models.zoo import ModelSpec
+from hetplan.schema import Count, Date, Document, Name, NonNegative, PositiveCount, StrictModel
+
+FORMAT = "hetplan-model"
+
+
+class LayerEntry(StrictModel):
+    """A layer of a traced model."""
+
+    name: Name
+    params: Count
+    tied_params: Count = 0
+    output: NonNegative  # elements per sample
+    saved: NonNegative  # elements per sample
+    operators: Count  # its place among `operator_lists`
+
+
+class ModelFile(Document):
+    """A traced model."""
+
+    format: Literal["hetplan-model"] = "hetplan-model"
+    version: Literal[1] = 1
+    name: Name
+    source: Name
+    date: Date
+    sequence: PositiveCount | None = None
+    precision: Precision
+    layers: list[LayerEntry] = Field(min_length=1, max_length=4096)
+    operator_lists: list[list[Counted]] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _lists_are_there(self) -> Self:
+        for i, layer in enumerate(self.layers):
+            require(
+                layer.operators < len(self.operator_lists),
+                f"layers[{i}].operators is {layer.operators}, expected less than the number of "
+                f"lists ({len(self.operator_lists)})",
+            )
+        return self
+
+    def chain(self) -> tuple[Layer, ...]:
+        """The chain of the model's layers."""
+        last = len(self.layers) - 1
+        return tuple(
+            Layer(
+                name=layer.name,
+                kind=TRACED if 0 < i < last else "traced-end",
+                params=layer.params,
+                operators=tuple(self.operator_lists[layer.operators]),
+                output=round(layer.output),
+                saved=(Saved("saved for backward", round(layer.saved), split=False),),
+                tied_params=layer.tied_params,
+            )
+            for i, layer in enumerate(self.layers)
+        )
+
+    def without_rule(self) -> Mapping[str, int]:
+        """Operators that no rule describes, with how often they are called in both passes."""
+        calls: Counter[str] = Counter()
+        for layer in self.layers:
+            operators = self.operator_lists[layer.operators]
+            calls.update(op.name for op in operators if not op.ruled)
+        return dict(calls.most_common())
+
+    def spec(self) -> ModelSpec:
+        """The model as it can be loaded, at the traced sequence length and without tensor
+        parallelism."""
+        layers = self.chain()
+
+        def build(sequence: int) -> tuple[Layer, ...]:
+            require(
+                self.sequence is None or sequence == self.sequence,
+                "was traced at another sequence length",
+                where=self.name,
+                got=sequence,
+                expected=str(self.sequence),
+            )
+            return layers
+
+        notes = []
+        missing = ", ".join(f"{name} ({count})" for name, count in self.without_rule().items())
+        if missing:
+            notes.append(
+                f"{self.name}: no rule for {missing}: counted as the memory that they move"
+            )
+        return ModelSpec(
+            self.name,
+            self.source,
+            self.sequence,
+            build,
+            lambda tensor: tensor == 1,
+            notes=tuple(notes),
+        )
