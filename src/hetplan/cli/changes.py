@@ -1,6 +1,6 @@
 """Plans for a cluster that changes: `plan what-if`, `plan replan`, `plan templates` (Oobleck)."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from textwrap import fill
@@ -210,26 +210,8 @@ def saved_text(changed: ChangeResult, precision: float) -> str:
 
 def what_if_table(answer: WhatIf) -> Table:
     """One line per change."""
-    precision, every = percent_text(answer.precision), (answer.base, *answer.variants)
+    every = (answer.base, *answer.variants)
     model, cluster = answer.base.workload.model.name, answer.base.workload.cluster.name
-    search = "the cluster as it is was planned twice, and its plan improved by no more than "
-    notes = [
-        "iterations are replayed; money counts the devices that the plan uses",
-        "added nodes are linked as the cluster's of that device, else as its best",
-        *([f"precision of the search: {precision}; {search}that"] if answer.precision else []),
-        *(
-            f"{v.change.name}: no {'loss' if v.change.added_devices < 0 else 'gain'} within the "
-            f"search's precision of {precision}"
-            for v in answer.variants
-            if v.within_precision
-        ),
-        *(f"{v.change.name}: {reason}" for v in answer.variants for reason in v.reasons),
-        *(
-            f"{v.change.name}: {v.best.message}"
-            for v in every
-            if v.best is not None and asking.FOUND_FOR in v.best.message
-        ),
-    ]
     columns: list[Column[ChangeResult]] = [
         Column("change", lambda v: v.change.name),
         Column("best plan", best_plan_text),
@@ -242,8 +224,31 @@ def what_if_table(answer: WhatIf) -> Table:
     if any(v.bound is not None for v in every):
         columns.append(Column("bound", lambda v: v.bound, seconds_text, right=True))
     columns.append(Column("$/1M tok", money, digits(4), right=True))
+    notes = what_if_notes(answer, every)
     lines = (fill(text, SCREEN_WIDTH, subsequent_indent="  ") for text in notes)
     return Table.of(f"{model} on {cluster}", every, columns, lines)
+
+
+def what_if_notes(answer: WhatIf, every: Sequence[ChangeResult]) -> Iterator[str]:
+    """What the columns are of, how precise the search is, and what there is to say of a change."""
+    yield "iterations are replayed; money counts the devices that the plan uses"
+    yield "added nodes are linked as the cluster's of that device, else as its best"
+    precision = percent_text(answer.precision)
+    if answer.precision:
+        yield (
+            f"precision of the search: {precision}; the cluster as it is was planned twice, and "
+            "its plan improved by no more than that"
+        )
+    for changed in answer.variants:
+        if changed.within_precision:
+            what = "loss" if changed.change.added_devices < 0 else "gain"
+            yield f"{changed.change.name}: no {what} within the search's precision of {precision}"
+    for changed in answer.variants:
+        for reason in changed.reasons:
+            yield f"{changed.change.name}: {reason}"
+    for changed in every:
+        if changed.best is not None and asking.FOUND_FOR in changed.best.message:
+            yield f"{changed.change.name}: {changed.best.message}"
 
 
 def money(changed: ChangeResult) -> float | None:

@@ -87,8 +87,7 @@ def show_list(
     rows = [summary(entry) for entry in library(problem, name) if entry in chosen]
     rows = [row for row in rows if not (unsolved and row["status"] == "optimal")]
     if largest is not None:
-        sized = ((row, library_size(row["problem"], row["name"])) for row in rows)
-        rows = [row for row, size in sized if size is not None and size <= largest]
+        rows = [row for row in rows if at_most(library_size(row["problem"], row["name"]), largest)]
     table = Table.of(
         "",
         rows,
@@ -259,9 +258,15 @@ def findings(given: list[str]) -> Iterator[Finding]:
             yield from findings_of_answers(value, where)
 
 
+def at_most(size: int | None, largest: int) -> bool:
+    """Whether a size is known and not larger."""
+    return size is not None and size <= largest
+
+
 def change_table(looked_at: list[Change], dry_run: bool) -> Table:
     """The records that change, and how many stay."""
-    changed = [(c.entry, c.before, c.after) for c in looked_at if c.news and c.after is not None]
+    news = [change for change in looked_at if change.news]
+    changed = [(c.entry, c.before, c.after) for c in news if c.after is not None]
     word = "would change" if dry_run else "changed"
     return Table.of(
         f"{len(changed)} of {len(looked_at)} records {word}",

@@ -84,9 +84,9 @@ def beginning(names: Iterable[str], incomplete: str, *, many: bool) -> list[str]
     """The names that begin as typed; of a comma-separated list its last part, without the names
     that the list has already."""
     before, comma, last = incomplete.rpartition(",") if many else ("", "", incomplete)
-    return [
-        f"{before}{comma}{n}" for n in names if n.startswith(last) and n not in before.split(",")
-    ]
+    listed = before.split(",")
+    others = [name for name in names if name not in listed]
+    return [f"{before}{comma}{name}" for name in others if name.startswith(last)]
 
 
 def offer(what: str, *, ending: str = "", many: bool = False) -> Callable[[str], list[str]]:

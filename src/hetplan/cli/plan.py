@@ -445,12 +445,11 @@ def ranking_table(planning: "Planning") -> Table:
 def no_winner(planning: "Planning") -> Table:
     """Why there is none: methods ended without an answer, nothing fits in memory, or all that fits
     costs too much."""
-    prices = [
-        (price, c.name)
-        for c in planning.candidates
-        if c.fits_memory and c.plan is not None
-        if (price := c.money_per_million_tokens(planning.workload)) is not None
-    ]
+    prices = []
+    for candidate in planning.candidates:
+        price = candidate.money_per_million_tokens(planning.workload)
+        if candidate.fits_memory and candidate.plan is not None and price is not None:
+            prices.append((price, candidate.name))
     if not prices:
         undecided = [
             f"{c.name} has no answer: {c.message}"
@@ -459,14 +458,11 @@ def no_winner(planning: "Planning") -> Table:
         ]
         if len(undecided) == len(planning.candidates):
             return Table("no winner: no method had time for an answer", (), (), tuple(undecided))
-        advice = (
-            needs(planning.workload),
-            *(
-                [f"would fit: {line}" for line in planning.advice]
-                or ["no number of devices would do"]
-            ),
-        )
-        return Table("no winner: nothing found fits in memory", (), (), (*advice, *undecided))
+        advice = [f"would fit: {line}" for line in planning.advice]
+        if not advice:
+            advice = ["no number of devices would do"]
+        notes = (needs(planning.workload), *advice, *undecided)
+        return Table("no winner: nothing found fits in memory", (), (), notes)
     least, name = min(prices)
     return Table(
         "no winner: nothing that fits costs at most "
@@ -603,27 +599,32 @@ def idle_text(best: "Candidate", planning: "Planning") -> str:
     """How many devices the best plan leaves idle, and what the best plan on all of them takes."""
     devices = len(planning.workload.cluster.devices)
     idle = devices - len(best.plan.ranks if best.plan else ())
-    on_all = (
-        f"; the best plan on all {devices}, {c.name}, takes {seconds_text(c.predicted_seconds)}"
-        for c in planning.candidates
-        if c.fits_memory and c.plan and len(c.plan.ranks) == devices
-    )
-    return f"; {counted(idle, 'device')} idle{next(on_all, '')}" if idle else ""
+    if idle == 0:
+        return ""
+    text = f"; {counted(idle, 'device')} idle"
+    fitting = [c for c in planning.candidates if c.fits_memory]
+    for candidate in fitting:
+        if candidate.plan is not None and len(candidate.plan.ranks) == devices:
+            seconds = seconds_text(candidate.predicted_seconds)
+            return f"{text}; the best plan on all {devices}, {candidate.name}, takes {seconds}"
+    return text
 
 
 def free_text(candidate: "Candidate", workload: "Workload") -> str:
     """By device type in use, what the fullest device leaves free of what training can use."""
     if candidate.peak_bytes is None:
         return ""
-    held = [
-        (workload.cluster.devices[i].type, candidate.peak_bytes[i])
-        for i in (candidate.plan.ranks if candidate.plan else range(len(candidate.peak_bytes)))
-    ]
-    free = [
-        f"{bytes_text(limit - max(peak for name, peak in held if name == kind))} of "
-        f"{bytes_text(limit)} on {kind}"
+    used = range(len(candidate.peak_bytes)) if candidate.plan is None else candidate.plan.ranks
+    peaks: dict[str, float] = {}  # of the fullest device of each type
+    for device in used:
+        kind, peak = workload.cluster.devices[device].type, candidate.peak_bytes[device]
+        peaks[kind] = max(peak, peaks.get(kind, 0.0))
+    parts = [
+        f"{bytes_text(limit - peaks[kind])} of {bytes_text(limit)} on {kind}"
         for kind, limit in workload.device_bytes().items()
-        if kind in dict(held)
+        if kind in peaks
     ]
-    margin = f"{percent_text(workload.memory_margin)} of each device stays free for its allocator"
-    return "; ".join([*free, *([margin] if workload.memory_margin else [])])
+    if workload.memory_margin:
+        margin = percent_text(workload.memory_margin)
+        parts.append(f"{margin} of each device stays free for its allocator")
+    return "; ".join(parts)

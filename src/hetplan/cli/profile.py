@@ -119,22 +119,19 @@ def predict(
         micro_batches is None or global_batch is None,
         "--micro-batches and --global-batch exclude each other",
     )
-    chosen = (
-        traced_model(factory, model, precision, model_output, quiet=quiet)
-        if factory is not None
-        else load_model(
-            named(model),
-            sequence=sequence,
-            precision=precision,
-            attention=load_stack(stack).attention,
+    if factory is not None:
+        chosen = traced_model(factory, model, precision, model_output, quiet=quiet)
+    else:
+        attention = load_stack(stack).attention
+        chosen = load_model(
+            named(model), sequence=sequence, precision=precision, attention=attention
         )
-    )
-    # All powers of two up to the largest divide it, so they are its own default sizes.
-    sizes = (
-        whole_numbers(micro_batches, "--micro-batches")
-        if micro_batches is not None
-        else default_micro_batches(LARGEST_MICRO_BATCH if global_batch is None else global_batch)
-    )
+    if micro_batches is not None:
+        sizes = whole_numbers(micro_batches, "--micro-batches")
+    elif global_batch is not None:
+        sizes = default_micro_batches(global_batch)
+    else:  # all powers of two up to the largest divide it, so that they are its default sizes
+        sizes = default_micro_batches(LARGEST_MICRO_BATCH)
     on = open_cluster(cluster)
     profile = predicted(
         chosen,
@@ -227,12 +224,11 @@ def profile_table(profile: Profile, model: Model) -> Table:
     notes = ["whole model on one tensor group, without all-reduces between its devices"]
     if provenance.kind == "predicted":
         kinds = {"rescaled by its own operators": list(provenance.learned)}
-        for name in (name for name in profile.devices() if name not in provenance.learned):
-            kind = (
-                "as others measured its operators"
-                if measured_products(name, profile.precision)
-                else "never measured, physics alone"
-            )
+        others = [name for name in profile.devices() if name not in provenance.learned]
+        for name in others:
+            kind = "never measured, physics alone"
+            if measured_products(name, profile.precision):
+                kind = "as others measured its operators"
             kinds.setdefault(kind, []).append(name)
         notes += [f"{kind}: {', '.join(names)}" for kind, names in kinds.items() if names]
     return passes_table(
@@ -433,11 +429,10 @@ def batch_curve(
             tell=note if lead and not quiet else None,
         )
     fits = curve.zero_stage is not None
-    return (
-        emit(curve.model_dump(mode="json"), [curve_table(curve)], json=json, output=output, ok=fits)
-        if lead
-        else int(not fits)
-    )
+    if not lead:
+        return int(not fits)
+    document = curve.model_dump(mode="json")
+    return emit(document, [curve_table(curve)], json=json, output=output, ok=fits)
 
 
 def curve_table(curve: BatchCurve) -> Table:

@@ -381,15 +381,17 @@ JobFile = create_model("JobFile", __base__=StrictModel, **{**RUN, **PLAN, **FIEL
 
 def options(given: Mapping[str, Any], known: Collection[str]) -> list[str]:
     """What a job file gives of a command's options, as its arguments."""
-    pairs = [
-        (f"--{key.replace('_', '-')}", value)
-        for key, values in given.items()
-        for value in (values if isinstance(values, list) else [values])
-        if key in known and value is not None and value is not False
-    ]
-    return [
-        word for name, value in pairs for word in ((name,) if value is True else (name, str(value)))
-    ]
+    words = []
+    for key, values in given.items():
+        if key not in known:
+            continue
+        name = f"--{key.replace('_', '-')}"
+        for value in values if isinstance(values, list) else [values]:
+            if value is True:
+                words.append(name)
+            elif value is not None and value is not False:
+                words += [name, str(value)]
+    return words
 
 
 def launch(

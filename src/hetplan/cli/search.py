@@ -376,7 +376,8 @@ def pareto_picture(result: SearchResult, made: Any, axes: Any, path: Path, title
         expected="strategies with a known price",
     )
     ceiling = CEILING * max(money for _, money in front)
-    near = sorted((x, y) for x, y in result.points if y is not None and y <= ceiling)
+    priced = [(x, y) for x, y in result.points if y is not None]
+    near = sorted((x, y) for x, y in priced if y <= ceiling)
     speeds, dollars = zip(*near[:: max(1, len(near) // DOTS)], strict=True)
     axes.scatter(speeds, dollars, s=3, color="#9aa5b1")
     axes.plot(*zip(*front, strict=True), "o-", color="#c0392b", markersize=5)

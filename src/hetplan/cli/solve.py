@@ -139,12 +139,9 @@ def solve(
     note(*(f"error: {line}" for line in wrong))
     if wrong or any(BUG in result.details for result in every):
         return 3
-    return (
-        0
-        if all(result.status in ("optimal", "feasible") for result in every)
-        and len(answers) == len(posed)
-        else 1
-    )
+    complete = len(answers) == len(posed)
+    answered = all(result.status in ("optimal", "feasible") for result in every)
+    return 0 if complete and answered else 1
 
 
 def chosen_methods(
@@ -265,11 +262,9 @@ def result_tables(
     best_bound = max((r.bound for r in results if r.bound is not None), default=0.0)
 
     def above(result: Result[Any]) -> float | None:
-        return (
-            None
-            if result.objective is None or best_bound <= 0
-            else max(0.0, result.objective / best_bound - 1.0)
-        )
+        if result.objective is None or best_bound <= 0:
+            return None
+        return max(0.0, result.objective / best_bound - 1.0)
 
     columns: list[Column[Result[Any]]] = [
         Column("method", lambda result: result.method),
@@ -301,11 +296,9 @@ def part_column(name: str) -> Column[Result[Any]]:
 
 def describe(instance: Instance, decision: Any, source: str) -> list[Table]:
     """The decision as tables of its family, else as JSON on a note."""
-    return (
-        [Table(source, (), (), notes=(to_json(plain(decision)).rstrip(),))]
-        if instance.family.describe is None
-        else titled(source, load(instance.family.describe)(instance.data, decision))
-    )
+    if instance.family.describe is None:
+        return [Table(source, (), (), notes=(to_json(plain(decision)).rstrip(),))]
+    return titled(source, load(instance.family.describe)(instance.data, decision))
 
 
 def titled(source: str, tables: Sequence[Table]) -> list[Table]:

@@ -26,7 +26,10 @@ from hetplan.profiling.workload import Workload, check_profile, check_units
 from hetplan.schema import NonNegative, derived
 
 Role = Literal["cluster", "model", "profile", "links"]
-StackRecord = Any if TYPE_CHECKING else record_of(Stack)
+if TYPE_CHECKING:
+    StackRecord = Any
+else:
+    StackRecord = record_of(Stack)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -52,7 +52,11 @@ LARGEST_TENSOR_DEGREE = 4096
 Bandwidth = Annotated[float, Field(ge=LEAST_BYTES, le=MOST_BYTES)]
 KindOfLayer = Annotated[list[Count], Field(min_length=1, max_length=MOST_LAYERS)]
 if TYPE_CHECKING:
-    MatmulRecord = ElementwiseRecord = SavedRecord = ReduceRecord = TransformerRecord = Record
+    MatmulRecord = Record
+    ElementwiseRecord = Record
+    SavedRecord = Record
+    ReduceRecord = Record
+    TransformerRecord = Record
 else:
     MatmulRecord = record_of(Matmul)
     ElementwiseRecord = record_of(Elementwise)
