@@ -9,8 +9,9 @@ from typing import Annotated, Any
 import typer
 
 from evidence.truth.sensitivity import Sensitivity, scenarios, sensitivity as analyse
-from hetplan.cli.options import JsonOption, SeedOption, Setting, number, split_list
+from hetplan.cli.options import JsonOption, SeedOption, number, split_list
 from hetplan.cli.output import emit
+from hetplan.cli.setting import Setting
 from hetplan.errors import require
 from hetplan.files import read_json
 from hetplan.planner.pictures.scene import PlanningDocument

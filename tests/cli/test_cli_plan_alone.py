@@ -239,7 +239,8 @@ def test_a_plan_alone_is_made_again_without_a_node(
     first = hetplan("plan", "replan", plan, "--lost", "node2", *words, "-o", "second.json")
     assert first.code == 0, first.err
     second = load_plan("second.json")
-    assert second.inputs == present(Inputs.of(files.workload)).with_paths(second.inputs.files)
+    inputs = present(second.inputs)
+    assert inputs == present(Inputs.of(files.workload)).with_paths(inputs.files)
     again = hetplan("plan", "replan", "second.json", "--lost", "node1,node2", *words)
     assert again.code == 0, again.err
 
@@ -402,14 +403,14 @@ def test_whoever_makes_a_plan_gives_it_its_inputs(
     hetplan: Call, files: Files, empty: Path, made_by: str
 ) -> None:
     common = ("--model", files.config, "--cluster", files.cluster, "--precision", "fp32")
+    shared = ("--stack", "eager", "--memory-margin", 0.2)
     target = empty / "plan.json"
     if made_by == "plan":
-        words = ("--global-batch", 8, "--strategies", "dp", "--quiet", "--stack", "eager")
-        words = (*words, "--framework", "megatron", "--memory-margin", 0.2)
-        assert hetplan("plan", *common, *words, "-o", target).code == 0
+        words = ("--global-batch", 8, "--strategies", "dp", "--framework", "megatron", "--quiet")
+        assert hetplan("plan", *common, *shared, *words, "-o", target).code == 0
     elif made_by == "search":
-        words = ("-b", 8, "--write-plan", target, "--stack", "eager", "--memory-margin", 0.2)
-        assert hetplan("plan", "search", *common, *words).code == 0
+        more = ("-b", 8, "--write-plan", target)
+        assert hetplan("plan", "search", *common, *shared, *more).code == 0
     else:
         planning = plan_by_python(
             str(files.config),

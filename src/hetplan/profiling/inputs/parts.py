@@ -48,6 +48,7 @@ from hetplan.schema import (
 
 T = TypeVar("T")
 MOST_LAYERS = 4096
+MOST_ENTRIES = 4_000_000  # of a profile's tables: 1000 tables of the longest chain
 LARGEST_TENSOR_DEGREE = 4096
 Bandwidth = Annotated[float, Field(ge=LEAST_BYTES, le=MOST_BYTES)]
 KindOfLayer = Annotated[list[Count], Field(min_length=1, max_length=MOST_LAYERS)]
@@ -305,8 +306,14 @@ class ProfileRecord(Record):
     kinds: Profile
 
     @model_validator(mode="after")
-    def _kinds_are_there(self) -> Self:
+    def _consistent(self) -> Self:
         check_kinds(self.layers, len(self.kinds.layers))
+        entries = len(self.layers) * len(self.kinds.tables)
+        require(
+            entries <= MOST_ENTRIES,
+            f"kinds.tables are {len(self.kinds.tables)} for {len(self.layers)} layers, "
+            f"expected at most {MOST_ENTRIES} entries together",
+        )
         return self
 
     @field_serializer("kinds")
