@@ -17,6 +17,8 @@ from hetplan.profiling.inputs.inputs import Inputs, Named, Replaced
 from hetplan.profiling.models.model import Model, load_model
 from hetplan.profiling.models.zoo import BUILT_IN
 from hetplan.profiling.profiles.predict import predict
+from hetplan.profiling.profiles.profile import Provenance
+from hetplan.profiling.rates.efficiency import LearnedLinks, LinkCurve, LinkEfficiencyFile
 from hetplan.profiling.workload import Workload
 from hetplan.schema import parse
 from present import present
@@ -101,6 +103,25 @@ def test_a_traced_module_comes_back(tmp_path: Path) -> None:
     check_equal(again(made), made)
     layers = again(made).model.layers
     assert layers[0].operators == layers[1].operators != layers[2].operators
+
+
+def test_learned_links_come_back() -> None:
+    """As `hetplan profile train` writes them."""
+    curve = LinkCurve(operation="send", group="node", ranks=2, bytes=[1.0, 9.0], share=[0.1, 0.7])
+    learned = LinkEfficiencyFile(
+        device="T4",
+        backend="nccl",
+        provenance=Provenance(kind="measured", source="a test", date="2026-01-31"),
+        bytes_per_second={"node": 2e11},
+        trained_on=20,
+        kept_apart=1,
+        error=0.0,
+        plain_error=0.0,
+        line_error=0.0,
+        curves=[curve],
+    )
+    made = workload_of(load_model("gpt2"), links=LearnedLinks(learned))
+    check_equal(again(made), made)
 
 
 @pytest.mark.parametrize("name", example_clusters())

@@ -258,6 +258,24 @@ def money(changed: ChangeResult) -> float | None:
     return None if best is None else best.money_per_million_tokens(changed.workload)
 
 
+@described(
+    sections={
+        "Loss and choice": "--lost --within",
+        "Search": "--strategies --time-limit --threads --memory-margin",
+        "In place of what the plan carries": "--cluster --model --profile",
+        "Output": "--output --json --quiet --help",
+    },
+    examples=(
+        (
+            "A plan without node 1, which moves little",
+            "hetplan plan replan plan.json --lost node1 -o smaller.json",
+        ),
+        (
+            "The fastest plan without two nodes, whatever it moves",
+            "hetplan plan replan plan.json --lost node1,node3 --within 0",
+        ),
+    ),
+)
 def replan(
     plan: Annotated[Path, typer.Argument(metavar="PLAN", help="The plan that runs now.")],
     lost: Annotated[

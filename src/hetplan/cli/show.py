@@ -47,6 +47,21 @@ from hetplan.text import Table, percent_text, seconds_text
 ROBUST = 0.01  # of an iteration: what noise may change before it is told
 
 
+@described(
+    sections={
+        "Pictures": "--html --png --svg --what-if",
+        "In place of what the plan carries": "--cluster --model --profile",
+        "Output": "--json --help",
+    },
+    examples=(
+        ("A plan on the terminal", "hetplan show plan.json"),
+        (
+            "One page with all plans that were found",
+            "hetplan show planning.json --html page.html",
+        ),
+        ("The best decision known of a packaged instance", "hetplan show hap-chain-2x2"),
+    ),
+)
 def show(
     subject: Annotated[
         str,
@@ -247,6 +262,20 @@ def export(
     return 0
 
 
+@described(
+    sections={
+        "Replay": "--overlap --sends --prefetch --calibration --links",
+        "In place of what the plan carries": "--cluster --model --profile",
+        "Output": "--trace --json --help",
+    },
+    examples=(
+        ("Seconds, idle time and memory", "hetplan plan simulate plan.json"),
+        (
+            "Gradients that leave in four parts, and a trace for Perfetto",
+            "hetplan plan simulate plan.json --overlap 4 --trace trace.json",
+        ),
+    ),
+)
 def simulate(
     plan: PlanArgument,
     setting: Setting,
