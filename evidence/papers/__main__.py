@@ -2,7 +2,7 @@
 
     python -m evidence.papers amp|astra|ditto|hap|poplar [--name PATTERN] [--full] …
 
-`docs/reproductions.md` says what each of them shows.
+`docs/howto-papers.md` lists them, `docs/reproductions.md` says what they show.
 """
 
 import sys

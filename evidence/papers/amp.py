@@ -27,7 +27,7 @@ from hetplan.planner.amp import BUDGET, AmpProblem
 from hetplan.profiling.hardware.cluster import ClusterFile, build_cluster, example_cluster
 from hetplan.profiling.models.model import load_model
 from hetplan.profiling.workload import Workload, make_workload
-from hetplan.runtime.replay import replay
+from hetplan.replays.replay import replay
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Run
 

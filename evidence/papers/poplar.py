@@ -13,13 +13,15 @@ import numpy as np
 
 from evidence.papers import Row
 from hetplan.formulations import family
-from hetplan.formulations.poplar.awareness import CurveDevice, explore, spline_curve
+from hetplan.formulations.poplar.awareness import CurveDevice, spline_curve
 from hetplan.formulations.poplar.pose import pose
-from hetplan.formulations.poplar.problem import STAGES, Floats
+from hetplan.formulations.poplar.problem import Floats
 from hetplan.profiling.hardware.cluster import example_cluster
 from hetplan.profiling.models.model import load_model
+from hetplan.profiling.profiles.largest_batch import explore
 from hetplan.profiling.profiles.predict import predict
 from hetplan.profiling.workload import Workload
+from hetplan.replays.model_states import STAGES
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Run
 

@@ -19,9 +19,9 @@ from evidence.speed.harness import add_to_library
 from hetplan.formulations import family
 from hetplan.formulations.poplar.data import Device, PoplarData
 from hetplan.formulations.poplar.pose import Posed, pose
-from hetplan.formulations.poplar.problem import STAGES
 from hetplan.instances.library import Instance
 from hetplan.profiling.profiles.predict import PREDICTOR
+from hetplan.replays.model_states import STAGES
 from hetplan.solvers.registry import solve
 
 LIBRARY = Path(__file__).parents[2] / "src" / "hetplan" / "instances" / "library" / "poplar"

@@ -6,7 +6,7 @@
     python -m evidence.truth calibrate SET DIR             constants from some rows, for the others
     python -m evidence.truth sensitivity PLAN…             plans under profiles that are wrong
 
-`docs/truth.md` describes the sets and their files.
+`docs/howto-truth.md` describes the sets and their files.
 """
 
 import sys

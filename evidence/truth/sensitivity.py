@@ -16,7 +16,8 @@ from hetplan.errors import require
 from hetplan.plans.plan import Plan
 from hetplan.profiling.profiles.profile import Profile, perturbed
 from hetplan.profiling.workload import Workload
-from hetplan.runtime.replay import Settings, replay
+from hetplan.replays.chains import Settings
+from hetplan.replays.replay import replay
 
 Floats = NDArray[np.float64]
 

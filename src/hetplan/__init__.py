@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     from hetplan.plans.plan import Plan, load_plan, save_plan
     from hetplan.profiling.hardware.cluster import Cluster, load_cluster
     from hetplan.profiling.models.model import Model, load_model
+    from hetplan.replays.chains import Replay
+    from hetplan.replays.replay import replay
     from hetplan.runtime import distribute
-    from hetplan.runtime.replay import Replay, replay
 
 __version__ = "0.1.0"
 
@@ -31,7 +32,7 @@ _HOMES = {
     "Model": "hetplan.profiling.models.model",
     "Plan": "hetplan.plans.plan",
     "Planning": "hetplan.planner.planning",
-    "Replay": "hetplan.runtime.replay",
+    "Replay": "hetplan.replays.chains",
     "distribute": "hetplan.runtime",
     "export": "hetplan.adapters.exports",
     "fits": "hetplan.planner.fits",
@@ -39,7 +40,7 @@ _HOMES = {
     "load_model": "hetplan.profiling.models.model",
     "load_plan": "hetplan.plans.plan",
     "plan": "hetplan.planner.library",
-    "replay": "hetplan.runtime.replay",
+    "replay": "hetplan.replays.replay",
     "save_plan": "hetplan.plans.plan",
 }
 

@@ -23,9 +23,9 @@ from hetplan.profiling.models.model import load_model
 from hetplan.profiling.models.transformer import Experts
 from hetplan.profiling.models.zoo import llama, text_model
 from hetplan.profiling.workload import make_workload
+from hetplan.replays.replay import replay
 from hetplan.replays.strategies.links import Assumptions
 from hetplan.replays.strategies.offers import homogeneous, offers_of_cluster
-from hetplan.runtime.replay import replay
 from hetplan.solvers.run import Options, Run
 from present import present
 

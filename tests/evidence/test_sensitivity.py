@@ -21,7 +21,7 @@ from hetplan.plans.plan import save_plan
 from hetplan.profiling.models.operators import DEFAULT_STACK
 from hetplan.profiling.profiles.profile import Profile, Readings, perturbed
 from hetplan.profiling.workload import Workload
-from hetplan.runtime.replay import replay
+from hetplan.replays.replay import replay
 from hetplan.solvers.run import Run
 
 pytestmark = pytest.mark.evidence

@@ -20,8 +20,8 @@ import pytest
 from fakes.amp_plans import decision_of
 from hetplan.formulations import family
 from hetplan.formulations.amp.pose import pose
+from hetplan.formulations.hap.data import HapDecision
 from hetplan.formulations.hap.pose import pose as posed_for_hap
-from hetplan.formulations.hap.spmd.whole import Decided
 from hetplan.planner.hap import Hap, HapSettings
 from hetplan.planner.library import plan as planned
 from hetplan.planner.planning import Planning
@@ -30,7 +30,8 @@ from hetplan.planner.strategy import propose, recomputed
 from hetplan.plans.plan import Plan
 from hetplan.profiling.hardware.cluster import Cluster, example_cluster
 from hetplan.profiling.workload import Workload, make_workload
-from hetplan.runtime.replay import decision_of as program_decision, replay
+from hetplan.programs.proofs import proof_of
+from hetplan.replays.replay import replay
 from hetplan.solvers.registry import evaluate
 from hetplan.solvers.run import Options, Run
 from present import present
@@ -209,11 +210,13 @@ def test_haps_evaluator_simulator_and_model_agree(name: str) -> None:
     assert found.fits_memory is False or found.replay.fits
     assert found.optimism is not None and 0.95 < found.optimism < 1.5
     free = replace(whole.theory, data=whole.theory.data.model_copy(update={"memory": None}))
-    decision = program_decision(found.plan.program, free, name)
+    listed = found.plan.program
+    proof = proof_of(listed, whole.theory.rules, name)
+    decision = HapDecision(program=proof, ratios=listed.ratios)
     objective = present(evaluate(family("hap"), free.data, decision).objective)
     if found.fits_memory:
         assert evaluate(family("hap"), whole.theory.data, decision).violations == ()
-    seconds = whole.runs * Decided(whole.theory, decision).seconds()
+    seconds = whole.runs * whole.theory.seconds_in_whole_units(decision)
     assert seconds == pytest.approx(found.closed_form_seconds, rel=1e-9)
     assert whole.runs * objective == pytest.approx(
         seconds, rel=0.2

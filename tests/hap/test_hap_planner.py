@@ -14,11 +14,7 @@ from hetplan.adapters.exports import EXPORTERS, export
 from hetplan.errors import InputError, UnsupportedError
 from hetplan.formulations import family
 from hetplan.formulations.hap.data import Communication, Compute, HapDecision
-from hetplan.formulations.hap.pose import Posed, pose, priced, runs_that_fit, tables
-from hetplan.formulations.hap.spmd.networks import program_of
-from hetplan.formulations.hap.spmd.operators import WHOLE, Run as Operation
-from hetplan.formulations.hap.spmd.rules import products_of
-from hetplan.formulations.hap.spmd.whole import Decided
+from hetplan.formulations.hap.pose import Posed, pose, priced, runs_that_fit
 from hetplan.planner.explain import same_plan
 from hetplan.planner.hap import Hap, HapSettings
 from hetplan.planner.pictures.scene import scene
@@ -29,8 +25,13 @@ from hetplan.plans.plan import Plan
 from hetplan.profiling.hardware.cluster import Cluster
 from hetplan.profiling.models.model import load_model
 from hetplan.profiling.workload import Workload, make_workload
+from hetplan.programs.forms import WHOLE, Run as Operation
+from hetplan.programs.networks import program_of
+from hetplan.programs.speeds import tables
+from hetplan.programs.work import products_of
+from hetplan.replays.chains import Settings
 from hetplan.replays.pose import costs_of
-from hetplan.runtime.replay import Settings, replay
+from hetplan.replays.replay import replay
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Options, Run, Stopped
 
@@ -257,7 +258,7 @@ def test_data_parallelism_by_hand(workload: Workload) -> None:
         len(syncs) * 3 * workload.cluster.latency().max(), abs=len(syncs) * 1.1e-6
     )
     assert result.objective == pytest.approx(work / slow + ring + latency, rel=1e-9)
-    shards = Decided(posed.theory, result.decision).shards
+    shards = posed.theory.decided(result.decision).shards
     assert all(shard.dimension is None for shard in shards.values())
     saved = sum(layer.saved_bytes for layer in workload.profile.layers) * 2  # samples per device
     expected = 16 * size / 2 + saved

@@ -20,8 +20,8 @@ from hetplan.planner.strategy import PLAIN, Variant, make_strategies, parts_of_c
 from hetplan.planner.workloads import AUTO, PREFERRED, make_workloads, precisions_of
 from hetplan.profiling.profiles.profile import Profile
 from hetplan.profiling.workload import Workload, make_workload
+from hetplan.replays.replay import replay
 from hetplan.replays.stages import stage_table
-from hetplan.runtime.replay import replay
 from present import present
 
 

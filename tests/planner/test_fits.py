@@ -13,7 +13,7 @@ from hetplan.plans.making import new_plan
 from hetplan.plans.plan import Plan
 from hetplan.profiling.hardware.cluster import Cluster, ClusterFile, build_cluster
 from hetplan.profiling.workload import Workload, make_workload
-from hetplan.runtime.replay import replay
+from hetplan.replays.replay import replay
 from present import present
 from quick import rest_wide
 

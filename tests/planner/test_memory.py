@@ -34,7 +34,7 @@ from hetplan.planner.strategy import (
 )
 from hetplan.profiling.rates.times import Recomputation
 from hetplan.replays.pose import costs_of
-from hetplan.runtime.replay import replay
+from hetplan.replays.replay import replay
 from hetplan.solvers.registry import evaluate
 from present import present
 from stopping import cancelled_after

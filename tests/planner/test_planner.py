@@ -52,7 +52,7 @@ from hetplan.profiling.frameworks import RESERVED_BYTES
 from hetplan.profiling.hardware.cluster import example_cluster
 from hetplan.profiling.profiles.profile import perturbed
 from hetplan.profiling.workload import Workload, make_workload
-from hetplan.runtime.replay import replay
+from hetplan.replays.replay import replay
 from hetplan.solvers.registry import evaluate
 from hetplan.solvers.run import Options, Run
 from hetplan.text import seconds_text

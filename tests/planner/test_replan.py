@@ -38,7 +38,7 @@ from hetplan.plans.making import new_plan
 from hetplan.plans.plan import Plan
 from hetplan.profiling.hardware.cluster import example_cluster
 from hetplan.profiling.workload import Workload, make_workload
-from hetplan.runtime.replay import replay
+from hetplan.replays.replay import replay
 from hetplan.solvers.run import Run
 from present import present
 

@@ -17,7 +17,7 @@ from hetplan.errors import InputError
 from hetplan.formulations import family
 from hetplan.formulations.poplar.data import PoplarDecision
 from hetplan.formulations.poplar.pose import Assumptions, pose
-from hetplan.formulations.poplar.problem import States, communication, parts
+from hetplan.formulations.poplar.problem import communication, parts
 from hetplan.instances.library import Entry, library
 from hetplan.planner.poplar import PoplarSettings
 from hetplan.profiling.hardware.cluster import example_cluster
@@ -26,6 +26,7 @@ from hetplan.profiling.profiles.measured_collectives import Collectives
 from hetplan.profiling.profiles.predict import PREDICTOR
 from hetplan.profiling.workload import Workload, make_workload
 from hetplan.replays.collectives import collective_seconds
+from hetplan.replays.model_states import States
 from hetplan.solvers.registry import evaluate, solve
 from present import present
 

@@ -24,7 +24,9 @@ from hetplan.profiling.models.transformer import Cut, Experts
 from hetplan.profiling.models.zoo import llama, text_model
 from hetplan.profiling.profiles.predict import predict
 from hetplan.profiling.workload import Workload, make_workload
+from hetplan.replays.chains import Replay, Settings
 from hetplan.replays.degrees import strategy_of
+from hetplan.replays.replay import replay
 from hetplan.replays.strategies.facts import expert_params_of, model_facts
 from hetplan.replays.strategies.links import Assumptions
 from hetplan.replays.strategies.offers import homogeneous, offers_of_cluster
@@ -37,7 +39,6 @@ from hetplan.replays.strategies.pricing import (
     iteration_parts,
     uncovered,
 )
-from hetplan.runtime.replay import Replay, Settings, replay
 from plain_replay import seconds_of
 
 BLOCKS, BATCH = 6, 16

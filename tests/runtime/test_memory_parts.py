@@ -22,8 +22,8 @@ from hetplan.profiling.rates.times import Recomputation
 from hetplan.profiling.workload import Workload, make_workload
 from hetplan.replays.memory import Held
 from hetplan.replays.pose import costs_of
+from hetplan.replays.replay import replay
 from hetplan.replays.sharding import passes_of
-from hetplan.runtime.replay import replay
 
 
 @dataclass(frozen=True)

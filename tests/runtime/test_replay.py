@@ -24,11 +24,12 @@ from hetplan.plans.plan import Plan
 from hetplan.profiling.rates.collectives import collective_seconds, node_fabric
 from hetplan.profiling.rates.times import Rates, kept_bytes, repeated_share
 from hetplan.profiling.workload import Workload
+from hetplan.replays.chains import Settings
 from hetplan.replays.costs import Costs
 from hetplan.replays.pose import costs_of
+from hetplan.replays.replay import replay
 from hetplan.replays.sharding import hidden
 from hetplan.replays.simulator.tasks import Kind
-from hetplan.runtime.replay import Settings, replay
 from hetplan.solvers.run import Run
 
 GBIT = 1e9 / 8

@@ -23,7 +23,8 @@ from hetplan.cli.main import main  # noqa: E402
 from hetplan.errors import InputError  # noqa: E402
 from hetplan.files import read_json, to_json  # noqa: E402
 from hetplan.plans.plan import load_plan, save_plan  # noqa: E402
-from hetplan.runtime.engine.worker import check_job, make_module  # noqa: E402
+from hetplan.runtime.engine.models import make_module  # noqa: E402
+from hetplan.runtime.engine.worker import check_job  # noqa: E402
 from hetplan.runtime.job import Job  # noqa: E402
 from hetplan.text import Table  # noqa: E402
 from parity.asking import ENVIRONMENT, refused  # noqa: E402

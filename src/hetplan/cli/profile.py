@@ -160,7 +160,7 @@ def traced_model(
     """The module that a factory makes (without a plan: there is none yet), traced; written where
     asked for."""
     required_torch("tracing modules")
-    from hetplan.runtime.engine.worker import from_factory
+    from hetplan.runtime.engine.models import from_factory
     from hetplan.runtime.tracing.layers import trace
     from hetplan.runtime.tracing.program import plannable
 

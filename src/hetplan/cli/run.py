@@ -39,6 +39,7 @@ from hetplan.errors import InputError, require
 from hetplan.files import read_yaml, write_text
 from hetplan.interpreter import own_command
 from hetplan.plans.plan import Plan, load_plan, save_plan
+from hetplan.runtime.execution.choice import engine_of
 from hetplan.runtime.job import Job, Loss, StepReport, check_options
 from hetplan.runtime.launch.devices import on_devices
 from hetplan.runtime.launch.local import Again, launch as launch_ranks, launch_elastic
@@ -123,8 +124,9 @@ def predicted(
     if not virtual and not setting.known(plan):
         return None
     try:
-        workload = setting.workload(plan, where, quiet=quiet)
-        return Rehearsal.of(plan, workload, scale if virtual else 1.0, cores=free_cores())
+        workload, engine = setting.workload(plan, where, quiet=quiet), engine_of(plan)
+        scaled = scale if virtual else 1.0
+        return Rehearsal.of(plan, workload, engine, scaled, cores=free_cores())
     except InputError as error:
         if required or setting != Setting():
             raise
@@ -332,11 +334,12 @@ def run(
     if loaded.world_size > 2 * cores and not (quiet or virtual or is_rank()):
         note(f"{loaded.world_size} ranks share {counted(cores, 'core')} and take turns")
 
+    trains = not virtual or engine_of(loaded, training.backend).trains_rehearsals
+
     def tell(report: StepReport) -> None:
         if not quiet:
-            without_loss = job.virtual and loaded.schedule == "spmd"
-            loss = f": loss {number_text(report.loss)}"
-            note(f"step {report.step}{'' if without_loss else loss}")
+            loss = f": loss {number_text(report.loss)}" if trains else ""
+            note(f"step {report.step}{loss}")
 
     if is_rank():
         measured = serve(job)

@@ -36,10 +36,12 @@ from hetplan.planner.pictures.terminal import tables
 from hetplan.plans.plan import Plan, load_plan
 from hetplan.plans.words import degrees_table, summary
 from hetplan.profiling.workload import Workload
+from hetplan.replays.chains import Replay, Settings
+from hetplan.replays.replay import Replayer, replay
 from hetplan.replays.simulator.pipeline import Sends
 from hetplan.replays.stages import stage_table
+from hetplan.replays.trace import trace as traced
 from hetplan.runtime.calibration import Calibration, slots
-from hetplan.runtime.replay import Replay, Replayer, Settings, replay, trace as traced
 from hetplan.schema import parse
 from hetplan.solvers.registry import evaluate, load
 from hetplan.text import Table, percent_text, seconds_text

@@ -35,7 +35,7 @@ from hetplan.planner.strategy import (
 from hetplan.plans.making import new_plan
 from hetplan.plans.plan import MicroBatches, Plan, Replica
 from hetplan.profiling.workload import Workload
-from hetplan.runtime.replay import replay
+from hetplan.replays.replay import replay
 from hetplan.solvers.registry import evaluate, solve
 from hetplan.solvers.run import Result, Run
 from hetplan.text import bytes_text

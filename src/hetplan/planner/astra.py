@@ -41,15 +41,15 @@ from hetplan.planner.strategy import (
 from hetplan.plans.degrees import Degrees
 from hetplan.plans.making import new_plan
 from hetplan.plans.plan import MicroBatches, Plan, Prediction, Replica, Stage
-from hetplan.plans.refusals import refusal
 from hetplan.plans.shares import split
 from hetplan.profiling.workload import Workload
+from hetplan.replays.replay import replay
 from hetplan.replays.strategies.facts import model_facts
 from hetplan.replays.strategies.links import Assumptions
 from hetplan.replays.strategies.offers import Pool, heterogeneous, homogeneous, offers_of_cluster
 from hetplan.replays.strategies.pricing import BACKWARD, EMBEDDING, FORWARD, HEAD, block_seconds
 from hetplan.replays.strategies.table import EXCHANGES
-from hetplan.runtime.replay import replay
+from hetplan.runtime.execution.choice import refusal
 from hetplan.solvers.run import Options, Run
 
 

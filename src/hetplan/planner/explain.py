@@ -19,10 +19,11 @@ from hetplan.planner.strategy import Candidate
 from hetplan.plans.plan import Plan
 from hetplan.profiling.profiles.profile import perturbed
 from hetplan.profiling.workload import Workload
+from hetplan.replays.chains import Replay
 from hetplan.replays.pose import costs_of
+from hetplan.replays.replay import replay
 from hetplan.replays.simulator.tasks import COMPUTES, Kind, Timeline, path_to_end
 from hetplan.replays.stages import alike
-from hetplan.runtime.replay import Replay, replay
 from hetplan.solvers.run import relative_gap
 from hetplan.text import (
     Table,

@@ -17,9 +17,6 @@ from hetplan.errors import require
 from hetplan.formulations import family
 from hetplan.formulations.hap.data import HapDecision
 from hetplan.formulations.hap.pose import Posed, pose
-from hetplan.formulations.hap.shards import shard_lengths
-from hetplan.formulations.hap.spmd.rules import measured_links
-from hetplan.formulations.hap.spmd.whole import Decided
 from hetplan.planner.strategy import (
     Candidate,
     NoPlan,
@@ -34,7 +31,10 @@ from hetplan.plans.making import new_plan
 from hetplan.plans.plan import MicroBatches, Plan, Replica
 from hetplan.profiling.profiles.measured_collectives import Collectives
 from hetplan.profiling.workload import Workload
-from hetplan.runtime.replay import SpmdCosts, write_program
+from hetplan.programs.links import measured_links
+from hetplan.programs.proofs import write_program
+from hetplan.programs.shards import shard_lengths
+from hetplan.replays.programs import SpmdCosts
 from hetplan.schema import Name, PositiveCount, StrictModel
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Progress, Run, Stopped
@@ -216,7 +216,7 @@ class SpmdProblem(Problem):
         costs = SpmdCosts.of(plan, posed.workload, posed.links) if self.measured else None
         return replace(
             Candidate.of_result("hap", method, result),
-            closed_form_seconds=posed.runs * Decided(posed.theory, decision).seconds(),
+            closed_form_seconds=posed.runs * posed.theory.seconds_in_whole_units(decision),
             objective=posed.runs * result.objective,
             bound=None if result.bound is None else posed.runs * result.bound,
             fits_memory=not over,
@@ -258,7 +258,7 @@ class SpmdProblem(Problem):
         )
         return min(
             (rounded, decision),
-            key=lambda d: (not posed.fits(d), Decided(posed.theory, d).seconds()),
+            key=lambda d: (not posed.fits(d), posed.theory.seconds_in_whole_units(d)),
         )
 
     def to_plan(self, decision: HapDecision) -> Plan:
@@ -269,6 +269,5 @@ class SpmdProblem(Problem):
             stages=[tensor_stage([(0, layers)], devices)],
             micro_batches=[MicroBatches(count=posed.runs, samples=posed.samples)],
         )
-        return new_plan(
-            workload, [replica], schedule="spmd", program=write_program(posed.theory, decision)
-        )
+        program = write_program(posed.theory.decided(decision))
+        return new_plan(workload, [replica], schedule="spmd", program=program)

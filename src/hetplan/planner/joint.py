@@ -36,7 +36,7 @@ from hetplan.plans.plan import Plan, check_degrees
 from hetplan.profiling.workload import Workload
 from hetplan.replays.degrees import zero_costs
 from hetplan.replays.pose import pose
-from hetplan.runtime.replay import Replayer
+from hetplan.replays.replay import StageReplayer
 from hetplan.schema import Positive, StrictModel
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Run
@@ -122,7 +122,7 @@ class FurtherSpace(Space):
 
     def __init__(self, data: JointData, workload: Workload) -> None:
         super().__init__(data)
-        self.workload, self.replayer = workload, Replayer(workload)
+        self.workload, self.replayer = workload, StageReplayer(workload)
         self.samples, self.contexts = (
             {table.micro_batch for table in data.tables} & {*range(LIMITS.samples + 1)},
             {2**e for e in range(LIMITS.context.bit_length())},

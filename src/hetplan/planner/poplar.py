@@ -20,7 +20,6 @@ from hetplan.formulations.poplar.pose import (
     pose,
     pose_lowest_stage,
 )
-from hetplan.formulations.poplar.problem import STAGES
 from hetplan.planner.strategy import (
     Candidate,
     NoPlan,
@@ -34,6 +33,7 @@ from hetplan.plans.plan import MicroBatches, Plan, Replica, Stage
 from hetplan.profiling.profiles.batch_curve import BatchCurve
 from hetplan.profiling.profiles.measured_collectives import Collectives
 from hetplan.profiling.workload import Workload
+from hetplan.replays.model_states import STAGES
 from hetplan.schema import StrictModel
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Run

@@ -16,7 +16,7 @@ tied weights are left out. Shards are cut layer by layer.
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, pairwise, product
+from itertools import pairwise, product
 from typing import Any
 
 from hetplan.errors import require
@@ -29,13 +29,13 @@ from hetplan.plans.plan import Plan
 from hetplan.profiling.inputs.inputs import Inputs
 from hetplan.profiling.models.operators import ELEMENT_BYTES
 from hetplan.profiling.workload import Workload
-from hetplan.runtime.replay import SpmdCosts, check_same, replay
+from hetplan.replays.replay import check_same, replay
+from hetplan.runtime.execution.choice import engine_of
+from hetplan.runtime.execution.protocol import Held, Interval
 from hetplan.solvers.run import Run
 from hetplan.text import grouped
 
 WITHIN_PERCENT = 5.0  # by which a plan may be slower than the fastest one
-Interval = tuple[float, float]
-Held = list[tuple[int, Interval]]  # of one layer and kind: device, what it holds
 Key = tuple[int, str]  # layer, kind
 KINDS = ("weights", "states")
 TINY = 1e-12  # of a layer: rounding of shares
@@ -292,49 +292,12 @@ def state_sizes(workload: Workload) -> dict[Key, float]:
 
 def holdings(plan: Plan, missing: Collection[int], workload: Workload) -> dict[Key, Held]:
     """(layer, kind) -> who holds what; devices in `missing` hold nothing."""
-    owners = program_parts(plan, workload) if plan.schedule == "spmd" else tensor_parts(plan)
+    owners = engine_of(plan).owners(plan, workload)
     return {
         (layer, kind): [(d, part) for d, part in sharded(plan, parts, kind) if d not in missing]
         for layer, parts in owners.items()
         for kind in KINDS
     }
-
-
-def tensor_parts(plan: Plan) -> dict[int, Held]:
-    """Layer -> (device, its tensor rank's part) of every replica and row group."""
-    parts: dict[int, Held] = defaultdict(list)
-    for stage in (stage for replica in plan.replicas for stage in replica.stages):
-        whole = sum(stage.tensor_shares)
-        ends = [end / whole for end in accumulate(stage.tensor_shares, initial=0.0)]
-        for layer in (layer for span in stage.layers for layer in range(*span)):
-            for group in stage.devices:
-                parts[layer] += zip(group, pairwise(ends), strict=True)
-    return parts
-
-
-def program_parts(plan: Plan, workload: Workload) -> dict[int, Held]:
-    """Layer -> (device, part) under an SPMD plan: parameters lie behind each other in their layer,
-    each as its program holds it. Slices along any dimension count as parts of the parameter, as
-    tensor ranks' do."""
-    costs = SpmdCosts.of(plan, workload)
-    program = costs.decided.theory.program
-    parts: dict[int, Held] = defaultdict(list)
-    for l, layer in enumerate(workload.profile.layers):
-        nodes = [node for node in program.parameters if node.layer == layer.name]
-        whole, begin = sum(node.elements for node in nodes), 0.0
-        for node in nodes:
-            shard = costs.decided.shards[program.copies.get(node.name, node.name)]
-            share = node.elements / whole
-            for rank, device in enumerate(costs.devices):
-                first, last, length = 0, 1, 1
-                if shard.dimension is not None:
-                    (first, last), length = shard.bounds[rank], shard.shape[shard.dimension]
-                if last > first:
-                    parts[l].append(
-                        (device, (begin + share * first / length, begin + share * last / length))
-                    )
-            begin += share
-    return parts
 
 
 def sharded(plan: Plan, parts: Held, kind: str) -> Iterator[tuple[int, Interval]]:

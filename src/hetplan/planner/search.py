@@ -34,9 +34,10 @@ from hetplan.planner.strategy import (
     useful_modes,
 )
 from hetplan.plans.plan import Plan, Prediction
-from hetplan.plans.refusals import refusal
 from hetplan.profiling.workload import Workload
-from hetplan.runtime.replay import Replay, replay
+from hetplan.replays.chains import Replay
+from hetplan.replays.replay import replay
+from hetplan.runtime.execution.choice import refusal
 from hetplan.schema import derived
 from hetplan.solvers.run import Run
 from hetplan.text import share_text

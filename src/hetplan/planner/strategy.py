@@ -37,9 +37,9 @@ from hetplan.profiling.inputs.inputs import Inputs
 from hetplan.profiling.models.operators import Precision
 from hetplan.profiling.profiles.profile import Profile
 from hetplan.profiling.workload import Workload
+from hetplan.replays.chains import Replay
 from hetplan.replays.costs import Costs
 from hetplan.replays.pose import kept_of, pose
-from hetplan.runtime.replay import Replay
 from hetplan.schema import StrictModel, derived, parse
 from hetplan.solvers.registry import load
 from hetplan.solvers.run import Result, Run, Stopped, relative_gap

@@ -58,6 +58,7 @@ from hetplan.text import grouped
 
 MAX_RANKS = 4096
 
+PassSchedule = Literal["gpipe", "1f1b", "interleaved-1f1b"]
 Schedule = Literal["gpipe", "1f1b", "interleaved-1f1b", "spmd"]
 Recomputation = Literal["none", "selective", "operators", "full"]
 Shares = Annotated[list[Positive], Field(min_length=1, max_length=MAX_RANKS)]
@@ -282,6 +283,12 @@ class Plan(Document):
         whole = Counter(device.node for device in self.devices)
         used = Counter(self.devices[device].node for device in self.ranks)
         return float(f"{seconds:.9g}"), sum(used[node] < whole[node] for node in used)
+
+    @property
+    def pass_schedule(self) -> PassSchedule:
+        """The order of passes of a plan of stages; programs have an order of their own."""
+        assert self.schedule != "spmd", "a plan of stages"
+        return self.schedule
 
     @property
     def world_size(self) -> int:

@@ -201,10 +201,9 @@ def simulated(
 
 def pipeline(plan: Plan, replica: Replica, zero: ZeroCosts, settings: Settings) -> Pipeline:
     """The replica's passes, transfers and updates as the simulator takes them."""
-    assert plan.schedule != "spmd", "programs are replayed apart"
     made = remembered_pipeline(
         zero.costs,
-        plan.schedule,
+        plan.pass_schedule,
         tuple(replica.stages),
         tuple((batch.count, batch.samples) for batch in replica.micro_batches),
         tuple(zero.update_seconds(stage) for stage in replica.stages),

@@ -7,8 +7,9 @@ from math import isfinite
 from statistics import median
 from typing import Any
 
+from hetplan.replays.trace import trace_document
+from hetplan.runtime.execution.choice import engine_of
 from hetplan.runtime.job import Job, Loss, StepReport
-from hetplan.runtime.replay import trace_document
 from hetplan.text import Table, counted, number_text, percent_text, seconds_text
 
 LATE = 1.1  # of the predicted seconds: a rehearsal that this machine did not keep up with
@@ -157,7 +158,7 @@ class Measured:
         notes += [
             f"lost node {loss.node} before step {loss.step}: {loss.error}" for loss in self.lost
         ]
-        if job.virtual and job.plan.schedule == "spmd":
+        if job.virtual and not engine_of(job.plan, job.backend).trains_rehearsals:
             notes.append("nothing is trained: programs are rehearsed")
         else:
             (first, before), (last, after) = losses[0], losses[-1]

@@ -33,14 +33,12 @@ from hetplan.runtime.engine.position import Position
 from hetplan.runtime.engine.transport import host_total, one_group
 
 
-def check_stock(plan: Plan, chain: Chain | None) -> None:
-    """Raise UnsupportedError for the first thing of a plan that torch's engines cannot say. chain:
-    None for programs."""
-    first, parameters = plan.replicas[0], chain.parameters.values() if chain else ()
+def check_stock(plan: Plan, chain: Chain) -> None:
+    """Raise UnsupportedError for the first thing of a plan that torch's engines cannot say."""
+    first, parameters = plan.replicas[0], chain.parameters.values()
     begin_of = {k: a for stage in first.stages for a, b in stage.layers for k in range(a, b)}
     shards = max(1, len(plan.replicas) // plan.further.shard_groups)  # of each group (HSDP)
     lacking = {
-        "programs": plan.schedule == "spmd",
         **{lacks: True for lacks, _ in unequal(plan)},
         "tensor groups": any(len(stage.all_devices) > 1 for stage in first.stages),
         "ZeRO 1": plan.zero == 1,
@@ -51,7 +49,7 @@ def check_stock(plan: Plan, chain: Chain | None) -> None:
         ),
         "uneven shards of parameters along another dimension than the first": plan.zero > 0
         and any(p.dim and p.shape[p.dim] % shards for p in parameters),
-        "fp16's loss scale": chain is not None and chain.compute is torch.float16,
+        "fp16's loss scale": chain.compute is torch.float16,
         "recomputation of the scores alone": plan.recomputation == "selective",
     }
     for what, lacks in lacking.items():
@@ -118,7 +116,7 @@ class Stock(Placed):
             )
             for chunk, part in enumerate(self.parts)
         ]  # fmt: skip
-        self.schedule: Any = schedules.get_schedule_class(SCHEDULES[plan.schedule])(
+        self.schedule: Any = schedules.get_schedule_class(SCHEDULES[plan.pass_schedule])(
             made if plan.schedule == "interleaved-1f1b" else made[0], plan.replicas[0].steps,
             loss_fn=lambda out, _: self.factor * out.sum(), scale_grads=False,
         )  # fmt: skip

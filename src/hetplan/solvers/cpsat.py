@@ -14,7 +14,8 @@ import numpy as np
 from ortools.sat.python import cp_model
 
 from hetplan.errors import InputError, UnsupportedError, require
-from hetplan.solvers.model import Floats, Model, ModelAnswer, Row, Totals, member_names
+from hetplan.solvers.expressions import Floats
+from hetplan.solvers.model import Model, ModelAnswer, Row, Totals, member_names
 from hetplan.solvers.native import (
     GAP_SHARE,
     Latest,

@@ -18,7 +18,7 @@ A label stands for a choice of layers for the first stages and of cells for thei
 last stage perhaps unfinished; label_children.py extends it and bounds its children. The engine of
 solvers/labels.py keeps the labels of least bound that no other makes superfluous. What it cuts
 leaves its least bound behind, so a search that cuts nothing below the limit has proven its best
-decision optimal. docs/method-amp.md has the proofs.
+decision optimal. evidence/speed/amp_search.md has the proofs.
 """
 
 from collections.abc import Iterator, Sequence

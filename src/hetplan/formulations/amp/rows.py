@@ -4,7 +4,7 @@ For a cap s on the synchronisation and θ on the stage time let R(θ, s; k) be t
 of one pipeline that absorbs at least k of a burden (layout.py). Every decision with slowest stage
 in (θa, θb] and synchronisation in [sa, sb] costs at least sa + (gas − 1)·θa + R(θb, sb; k), where k
 is an even share of the burden. Intervals of θ and of s are bisected where the bound is least.
-docs/method-amp.md has the proofs.
+evidence/speed/amp_search.md has the proofs.
 """
 
 import heapq

@@ -6,7 +6,18 @@ The labels of least bound are kept first; where some had to be cut, the interval
 single θ is searched again with more of them.
 
 Source: hetplan; the objective is Oobleck's (SOSP 2023, Section 4.1.2), the problem Ditto's (Section
-3). docs/method-ditto.md has the proofs.
+3).
+
+Lemma 5. A label makes another of its bucket and phase superfluous if it costs no more and has as
+many devices of each kind and, where memory or N_b make stages count, as many stages. Whatever is
+put in front of the second can be put in front of the first, since memory in front depends on the
+stages behind and costs are sums.
+
+Theorem. At any time the least bound among open and dropped intervals is a lower bound, and where
+none is below the incumbent, that is optimal. θ of an optimal template is a stage time, hence a
+candidate; the intervals part the candidates; their bounds hold by Lemmas 2 to 4 of `intervals`, and
+a single θ of which no label was cut is closed exactly. Below the least θ under which stages reach
+from the first layer to the last there is no template.
 """
 
 import math

@@ -7,7 +7,8 @@ A best-first branch and bound divides plans by
 3. cuts between stages: these plans are replayed under every ZeRO level.
 
 Each is bounded by the longest path through its tasks without waiting for ports, and by what its
-gradients and updates take behind it. docs/method-joint.md says which plans are left out as alike.
+gradients and updates take behind it. evidence/speed/joint_bound.md says which plans are left out as
+alike.
 """
 
 import itertools

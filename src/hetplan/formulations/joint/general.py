@@ -79,13 +79,15 @@ def cuts_of(data: JointData, layout: Design, replica: Pipe) -> list[tuple[int, .
 def ways_of(data: JointData, layout: Design, i: int) -> list[Pipe]:
     """All ways to run a replica."""
     own, others, G = layout.pipes[i], len(layout.pipes) - 1, data.global_batch
-    made = (
-        Pipe(own.groups, cuts, b, g)
-        for cuts in cuts_of(data, layout, own)
-        for g in range(1 if others else G, G - others + 1)
-        for b in range(1, g + 1)
-    )
-    return [pipe for pipe in made if pipe.steps % own.samples == 0]
+    fewest = 1 if others else G
+    ways = []
+    for cuts in cuts_of(data, layout, own):
+        for g in range(fewest, G - others + 1):  # the others take a sample each, at least
+            for micro_batch in range(1, g + 1):
+                pipe = Pipe(own.groups, cuts, micro_batch, g)
+                if pipe.steps % own.samples == 0:
+                    ways.append(pipe)
+    return ways
 
 
 def without_waiting(tasks: Tasks) -> float:
@@ -180,16 +182,16 @@ class Master:
         x, y = model.binary("x", (len(ways),)), model.binary("y", (len(kinds),))
         total = model.seconds("T", (), seconds.min(), min(seconds.max(), self.limit))
         model.minimize(total)
-        model.equal("layout", y, to=1)
-        for (layout, _), numbers in members.items():
-            ones = [1.0] * len(numbers)
-            model.equal("replica", [*x[numbers], y[kinds.index(layout)]], [*ones, -1.0], to=0)
-        model.equal("samples", x, [way.pipe.samples for way in ways], to=self.data.global_batch)
-        for i in range(max(way.replica for way in ways) + 1):
+        model.row("layout", y.sum() == 1)  # (1)
+        for (layout, _), numbers in members.items():  # (2)
+            model.row("replica", x[numbers].sum() == y[kinds.index(layout)])
+        samples = np.array([way.pipe.samples for way in ways])
+        model.row("samples", samples @ x == self.data.global_batch)  # (3)
+        for i in range(max(way.replica for way in ways) + 1):  # (4)
             numbers = [k for k, way in enumerate(ways) if way.replica == i]
-            model.row("least", [total, *x[numbers]], [1.0, *-seconds[numbers]], lower=0.0)
-        for chosen in self.replayed:
-            model.row("replayed", x[chosen], upper=len(chosen) - 1.0)
+            model.row("least", total >= seconds[numbers] @ x[numbers])
+        for chosen in self.replayed:  # (5)
+            model.row("replayed", x[chosen].sum() <= len(chosen) - 1)
         return model
 
 
@@ -218,8 +220,11 @@ def solve_by(
         bound = bound or lower_bound(Relaxation(data), run, master.limit)
     bound, best = min(bound, master.limit), master.best
     proven = bound >= master.limit * (1 - OPTIMAL_GAP)
+    stop = stop_reason(run)
+    if proven:
+        stop = Stop.OPTIMAL if best else Stop.INFEASIBLE
     return Outcome(
-        stop=(Stop.OPTIMAL if best else Stop.INFEASIBLE) if proven else stop_reason(run),
+        stop=stop,
         decision=decision_of(master.space(data.global_batch).plan(best)) if best else None,
         bound=bound if 0 < bound < math.inf else None,
         build_seconds=built,

@@ -3,8 +3,8 @@
 ZeRO 0, 1. Sets k groups of n_k equal devices; A_k(T) = { g : h_k(g) <= T } the shares that a device
 takes within T seconds (h: `plans`). Find the least T for which G is a sum of n_1 members of
 A_1(T), n_2 of A_2(T), ... A_k(T) only grows with T, so a binary search over the values of h is
-right for any curve; where curves fall, A_k(T) has holes, and the sum itself is searched for
-(`fill`).
+right for any curve: every T above one that reaches G reaches G too. Where curves fall, A_k(T) has
+holes, and the sum itself is searched for (`fill`).
 
 ZeRO 2, 3. A step of T seconds takes any sum of n_k loads { b : t_k(b) <= T } of each group, at most
 M(T) samples, and costs T + C.
@@ -13,6 +13,10 @@ M(T) samples, and costs T + C.
     T + C + V(G - B) <= U. Of each such step the least under-utilisation is known (`fill`), and a
     knapsack over them hits G exactly, at the least time and then the least under-utilisation.
 (3) U begins at V(G), where monotone curves always have a plan, and grows until there is one.
+Why: lowering each step of a plan to the least T with the same M(T) gives a cover, so V(n) is no
+more than a plan of n samples costs. The other steps of a plan take G - B samples at V(G - B) or
+more, hence (2). All plans that cost no more than U are made of such steps, and steps are
+independent but for the sum of their samples, so the second knapsack finds the best of them.
 
 Ties. Of all plans of the least time the one of least under-utilisation (Poplar, eq. 4) is taken,
 then the one with the fewest steps and the largest micro-batches. `tie_break` in the details says

@@ -26,12 +26,7 @@ from typing import Final
 
 import numpy as np
 
-from hetplan.formulations.poplar.awareness import (
-    CurveDevice,
-    dips,
-    explore,
-    spline_curve,
-)
+from hetplan.formulations.poplar.awareness import CurveDevice, dips, spline_curve
 from hetplan.formulations.poplar.data import PoplarData, PoplarDecision, Share, Step
 from hetplan.formulations.poplar.evaluate import evaluate
 from hetplan.formulations.poplar.plans import fluid_seconds, shares_decision, steps_decision
@@ -44,6 +39,7 @@ from hetplan.formulations.poplar.problem import (
     compile_problem,
 )
 from hetplan.profiling.hardware.cluster import catalogue
+from hetplan.profiling.profiles.largest_batch import explore
 from hetplan.solvers.general import Known
 from hetplan.solvers.run import Outcome, Run, Stop
 

@@ -18,19 +18,12 @@ from hetplan.errors import InputError, require
 from hetplan.formulations.poplar.awareness import linear_curve
 from hetplan.formulations.poplar.data import Device, PoplarData
 from hetplan.formulations.poplar.paper import WHALE_PRECISION
-from hetplan.formulations.poplar.problem import (
-    STAGES,
-    Communication,
-    Floats,
-    Shards,
-    States,
-    communication,
-    parts,
-)
+from hetplan.formulations.poplar.problem import Communication, Floats, Shards, communication, parts
 from hetplan.profiling.profiles.batch_curve import BatchCurve, check_curve
 from hetplan.profiling.profiles.measured_collectives import Collectives
 from hetplan.profiling.profiles.profile import Profile
 from hetplan.profiling.workload import Workload
+from hetplan.replays.model_states import STAGES, States
 from hetplan.text import bytes_text
 
 # Longest curve of one device; larger micro-batches than this gain nothing.

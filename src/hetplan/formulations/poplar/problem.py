@@ -1,20 +1,12 @@
-"""The instance as arrays, equal devices grouped, and what a ZeRO stage holds and sends (the
-evaluator does not use this module).
+"""The instance as arrays, equal devices grouped, and what a ZeRO stage sends.
+
+The evaluator does not use this module.
 
 Devices with the same curve are interchangeable, so every search below counts devices per group and
 costs the same for 8 devices as for 16 384.
 
-Memory and communication of the ZeRO stages.
+Communication of the ZeRO stages.
 
-Model states per parameter in mixed precision with Adam: 2 bytes of weight, 2 of gradient, K = 12 of
-optimizer (fp32 weight, momentum, variance); in fp32: 4, 4 and 8. With a part s of the shards on a
-device (1/N when equal):
-
-    stage 0: w + g + o      1: w + g + s o      2: w + s (g + o)      3: s (w + g + o)
-
-plus the activations of a micro-batch, which ZeRO leaves alone. Stages 2 and 3 hold the whole
-gradient of the layer at work, stage 3 also its weights and those fetched ahead for the next one
-(hetplan's addition; the paper counts states).
 Who takes part: under stages 1 to 3 every device of the cluster, since each holds shards, whether it
 gets samples or not; under stage 0 the devices on which the states and one sample fit, the others
 being of no use.
@@ -34,12 +26,10 @@ from numpy.typing import NDArray
 
 from hetplan.errors import require
 from hetplan.formulations.poplar.data import PoplarData
-from hetplan.profiling.frameworks import HETPLAN, Framework
 from hetplan.profiling.hardware.cluster import Cluster
-from hetplan.profiling.models.operators import ELEMENT_BYTES, Precision
 from hetplan.profiling.profiles.measured_collectives import Collectives
-from hetplan.profiling.workload import Workload
 from hetplan.replays.collectives import collective_seconds
+from hetplan.replays.model_states import States, check_stage
 from hetplan.text import grouped
 
 Floats = NDArray[np.float64]
@@ -125,73 +115,6 @@ def compile_problem(data: PoplarData) -> PoplarProblem:
 
 
 Shards = Literal["equal", "memory"]
-STAGES = (0, 1, 2, 3)
-
-
-@dataclass(frozen=True)
-class States:
-    """Bytes of one model. weights, gradients, optimizer: whole model; layer: weights of its largest
-    layer; per_sample: activations kept for the backward pass of one sample, and those of the layer
-    that is computed again; layers: how many; framework: what shards and layers at work take."""
-
-    weights: float
-    gradients: float
-    optimizer: float
-    layer: float
-    per_sample: float
-    layers: int
-    element_bytes: int = 2
-    framework: Framework = HETPLAN
-
-    @classmethod
-    def of(cls, workload: Workload) -> "States":
-        """From the profile's layers; tied parameters count once, as one device holds the whole
-        model."""
-        layers = workload.profile.layers
-        saved = sum(layer.saved_bytes for layer in layers) + workload.working_bytes.get(1, 0.0)
-        return cls.of_weights(
-            [layer.param_bytes for layer in layers], workload.precision, saved, workload.framework
-        )
-
-    @classmethod
-    def of_weights(
-        cls,
-        layers: Sequence[float],
-        precision: Precision,
-        per_sample: float = 0.0,
-        framework: Framework = HETPLAN,
-    ) -> "States":
-        """From the bytes of weights that each layer owns, with Adam's states."""
-        each, weights = ELEMENT_BYTES[precision], float(sum(layers))
-        _, gradients, optimizer = framework.state_bytes(each)
-        return cls(
-            weights=weights,
-            gradients=weights / each * gradients,
-            optimizer=weights / each * optimizer,
-            layer=float(max(layers)),
-            per_sample=per_sample,
-            layers=len(layers),
-            element_bytes=each,
-            framework=framework,
-        )
-
-    def resident(self, stage: int, part: float) -> float:
-        """Bytes on a device that holds `part` of the shards, without activations."""
-        check_stage(stage)
-        held = self.framework.held_bytes(self.weights, self.layer, self.element_bytes, stage, part)
-        return sum(held)
-
-    def largest_batch(self, stage: int, part: float, memory: float) -> int:
-        """The largest micro-batch beside the states in `memory` bytes; 0 when none fits."""
-        free = memory - self.resident(stage, part)
-        if free < self.per_sample or free < 0:
-            return 0
-        return int(free / self.per_sample) if self.per_sample > 0 else 10**9
-
-
-def check_stage(stage: int) -> None:
-    """Raise InputError for anything but 0 to 3."""
-    require(stage in STAGES, "ZeRO stage", got=stage, expected="0, 1, 2 or 3")
 
 
 def parts(memory: Sequence[float], shards: Shards) -> Floats:

@@ -14,8 +14,8 @@ from hetplan.planner.explain import folded, name_of, why
 from hetplan.plans.plan import Plan, parse_plan
 from hetplan.plans.words import summary
 from hetplan.profiling.workload import Workload
+from hetplan.replays.chains import Replay
 from hetplan.replays.simulator.tasks import LABELS, Kind
-from hetplan.runtime.replay import Replay
 from hetplan.schema import NonNegative, parse
 from hetplan.text import devices_text, names_text
 

@@ -48,7 +48,7 @@ class ModelSpec:
     build: sequence -> layers (images: ignores it). fits: whether a tensor-parallel degree divides
     it. published: None where nobody published a count. notes: what a user should know before
     trusting a plan. shape: of a text model. encoder: of a vision transformer. program: samples ->
-    the `SingleProgram` of one step (`formulations.hap.spmd`), for a module of the user's own.
+    the `SingleProgram` of one step (`programs`), for a module of the user's own.
     file: the user's file that describes the model.
     """
 

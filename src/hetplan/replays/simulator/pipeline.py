@@ -144,7 +144,7 @@ class Replica:
     @cached_property
     def reach(self) -> tuple[Floats, Floats]:
         """[S] seconds until the last backward pass of a stage ends, at least, and of the gradient's
-        way from there to the first stage: (2.2) to (2.4) of docs/method-joint.md."""
+        way from there to the first stage: (2.2) to (2.4) of evidence/speed/joint_bound.md."""
         S, C, counts = self.stages, self.chunks, np.bincount(self.kind)
         both = [np.broadcast_to(t, (S, C, len(counts))) for t in (self.forward, self.backward)]
         sent, times = np.zeros((2, S * C, len(counts))), np.array(both)

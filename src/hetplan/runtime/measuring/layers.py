@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from hetplan.errors import require
-from hetplan.formulations.poplar.awareness import OutOfMemoryOnDevice
 from hetplan.profiling.models.model import Model
+from hetplan.profiling.profiles.largest_batch import OutOfMemoryOnDevice
 from hetplan.profiling.profiles.predict import profile_layers
 from hetplan.profiling.profiles.profile import Profile, ProfileTable, Readings, load_profile
 from hetplan.runtime.launch.devices import (
