@@ -24,7 +24,7 @@ from hetplan.profiling.hardware.cluster import open_cluster
 from hetplan.profiling.inputs.inputs import Inputs, Replaced
 from hetplan.profiling.profiles.predict import predict
 from hetplan.profiling.workload import Workload, make_workload
-from hetplan.runtime.replay import replay
+from hetplan.replays.replay import replay
 from hetplan.solvers.run import Options, Run
 from present import present
 
