@@ -447,8 +447,10 @@ def no_winner(planning: "Planning") -> Table:
     costs too much."""
     prices = []
     for candidate in planning.candidates:
+        if not candidate.fits_memory or candidate.plan is None:
+            continue
         price = candidate.money_per_million_tokens(planning.workload)
-        if candidate.fits_memory and candidate.plan is not None and price is not None:
+        if price is not None:
             prices.append((price, candidate.name))
     if not prices:
         undecided = [
