@@ -14,10 +14,10 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from hetplan.planner.candidate import Candidate
 from hetplan.planner.joint import Joint
 from hetplan.planner.library import plan
 from hetplan.planner.planning import Planning
-from hetplan.planner.strategy import Candidate
 from hetplan.solvers.run import relative_gap
 from hetplan.text import more_text, percent_text, seconds_text
 

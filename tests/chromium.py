@@ -32,7 +32,7 @@ FLAGS = (
 # Console messages and failed loads of the page, as the log on standard error has them:
 # `[…:INFO:CONSOLE:12] "text", source: file:///…`
 CONSOLE = re.compile(r"^\[[^\]]*:CONSOLE[:(]\d+\)?\] (.*)$", re.MULTILINE)
-SECONDS = 120
+SECONDS = 600
 
 
 def chromium() -> str | None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -14,6 +17,44 @@ settings.load_profile("hetplan")
 
 LAYERS = ("wide", "engine", "pages", "evidence")
 DEFAULT_SEEDS = 8
+
+
+@pytest.fixture(autouse=True, scope="session")
+def processor_time() -> Iterator[None]:
+    """Time limits of methods count the processor seconds of this process.
+
+    Other programs at work then cut off no method. General solvers keep a clock of their own, and
+    so do processes that a test starts.
+    """
+    from hetplan.solvers.run import Run
+
+    def set_attribute(run: Run, name: str, value: Any) -> None:
+        object.__setattr__(run, name, value)
+        if name == "started":
+            elapsed = time.perf_counter() - value
+            run.__dict__["processor_started"] = time.process_time() - elapsed
+
+    def elapsed(run: Run) -> float:
+        return time.process_time() - float(run.__dict__["processor_started"])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Run, "__setattr__", set_attribute)
+        patch.setattr(Run, "elapsed", property(elapsed))
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def no_progress() -> Iterator[None]:
+    """Commands show no progress, which they else do from the second second on: what they show says
+    that they have just begun."""
+    from hetplan.solvers.run import Progress
+
+    def begun(seconds: float, *state: Any) -> Progress:
+        return Progress(0.0, *state)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hetplan.cli.output.Progress", begun)
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,8 @@
-"""Runs what a page's console blocks show, as a reader would, and compares what is printed."""
+"""Runs what a page's console blocks show, as a reader would, and compares what is printed.
+
+`python tests/page_commands.py PAGE FILE` compares what a file holds with what the page's first
+command prints.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -71,3 +76,18 @@ def run_as_shown(block: Block, folder: Path) -> None:
         ran = plain(command, folder)
         assert ran.returncode == 0, f"{command}\n{ran.stderr}"
         assert same(shown, ran.stdout), f"{command} prints\n{ran.stdout}\nbut the page\n{shown}"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """0 where the file holds what the page's first command prints, else 1, and both texts."""
+    page, printed = map(Path, arguments)
+    command, shown = blocks(page, "console")[0].commands()[0]
+    text = printed.read_text(encoding="utf-8")
+    if same(shown, text):
+        return 0
+    print(f"{command} prints\n{text}\nbut {page} shows\n{shown}")
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -26,7 +26,7 @@ LINKS = ("formulations", "instances", "planner", "profiling", "runtime", "solver
 # A module may import what stands on a lower level, and from its own part; parts on one level are
 # strangers.
 LEVELS = (
-    ("compiled", "errors", "files", "interpreter", "schema", "text"),
+    ("answers", "clock", "compiled", "errors", "files", "interpreter", "schema", "text"),
     ("profiling",),
     ("plans",),
     ("programs",),
@@ -274,24 +274,18 @@ def test_links_hide_no_module_of_the_standard_library(tmp_path: Path) -> None:
     assert str(ROOT) not in owner.replace(sys.prefix, "")
 
 
-def test_torch_is_loaded_by_what_needs_it_alone() -> None:
-    """Importing any other module does not import torch, not even where it is installed."""
+def test_every_module_loads_once_under_one_name_and_torch_by_what_needs_it_alone() -> None:
+    """First what may not import torch, not even where it is installed; then the others."""
     names = [module_name(path) for path in modules() if path.name != "__main__.py"]
     light = [name for name in names if not needs_torch(name)]
-    code = (
-        f"import importlib, sys\nfor name in {light!r}:\n"
-        "    importlib.import_module(name)\n"
-        "    if 'torch' in sys.modules: sys.exit(f'{name} imports torch')"
-    )
-    run_python(code)
-
-
-def test_every_module_loads_once_under_one_name() -> None:
-    names = [module_name(path) for path in modules() if path.name != "__main__.py"]
+    heavy = [name for name in names if needs_torch(name)]
     if importlib.util.find_spec("torch") is None:
-        names = [name for name in names if not needs_torch(name)]
+        names, heavy = light, []
     code = (
-        f"import importlib, os, sys\nfor name in {names!r}: importlib.import_module(name)\n"
+        f"import importlib, os, sys\nfor name in {light!r}:\n"
+        "    importlib.import_module(name)\n"
+        "    if 'torch' in sys.modules: sys.exit(f'{name} imports torch')\n"
+        f"for name in {heavy!r}: importlib.import_module(name)\n"
         "for name, module in list(sys.modules.items()):\n"
         "    file = getattr(module, '__file__', None)\n"
         "    if file and '/hetplan/' in os.path.realpath(file): print(os.path.realpath(file), name)"

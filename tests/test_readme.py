@@ -1,5 +1,6 @@
 """What the README shows is what happens: its commands run, its output is compared, its tables are
-complete, and it stays short."""
+complete, and it stays short. `.ci/run` runs its two commands, and compares what the first one
+prints."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from hetplan.profiling.hardware.cluster import example_cluster
 from hetplan.profiling.workload import make_workload
 from hetplan.replays.replay import replay
 from markdown_pages import ROOT, Block, blocks
-from page_commands import prepare, run_as_shown, same, shell
+from page_commands import main, prepare, run_as_shown, same, shell
 from present import present
 
 README = ROOT / "README.md"
@@ -28,14 +29,21 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return prepare(README, tmp_path_factory.mktemp("readme"))
 
 
+@pytest.mark.pages
 @pytest.mark.parametrize("block", CONSOLE, ids=[block.commands()[0][0] for block in CONSOLE])
 def test_console_blocks(block: Block, place: Path) -> None:
     run_as_shown(block, place)
 
 
-def test_output_that_differs_is_noticed() -> None:
+def test_output_that_differs_is_noticed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert same("a ...\nb\n", "a 1 s\nb\n")
     assert not same("a ...\nb 182 ms\n", "a 1 s\nb 183 ms\n")
+    page, printed = tmp_path / "page.md", tmp_path / "printed.txt"
+    page.write_text("```console\n$ hetplan solve x\nbest ... ms\n```\n")
+    for text, code in (("best 3 ms\n", 0), ("best 3 s\n", 1)):
+        printed.write_text(text)
+        assert main([str(page), str(printed)]) == code
+        assert capsys.readouterr().out.startswith("hetplan solve x prints") == bool(code)
 
 
 def test_the_page_of_commands_shows_them() -> None:
@@ -65,6 +73,7 @@ def test_setup_commands_are_complete() -> None:
     assert found["command:plan"].endswith(f" . && .venv/bin/{shown}")
 
 
+@pytest.mark.pages
 def test_picture_is_of_the_plan_that_the_first_command_writes(place: Path) -> None:
     if not (place / "plan.json").exists():  # the test of the console blocks has written it
         ran = shell(CONSOLE[0].commands()[0][0], place)

@@ -24,6 +24,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 FAULTS = Path(__file__).with_suffix(".json")
+SOURCE = Path("src", "hetplan")
 PYTEST_TESTS_FAILED = 1
 
 
@@ -43,6 +44,15 @@ class Fault:
     why: str
     tests: list[str]
     layer: str = ""
+
+    def path(self, root: Path) -> Path:
+        """The file to break, in a checkout."""
+        return root / self.file if self.file.startswith("evidence/") else root / SOURCE / self.file
+
+
+def read_faults() -> list[Fault]:
+    """All faults of `deliberate_faults.json`."""
+    return [Fault(**row) for row in json.loads(FAULTS.read_text(encoding="utf-8"))]
 
 
 def copy_of_the_checkout(folder: Path) -> None:
@@ -65,8 +75,7 @@ def verdict(fault: Fault) -> str:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         copy_of_the_checkout(folder)
-        in_evidence = fault.file.startswith("evidence/")
-        path = folder / fault.file if in_evidence else folder / "src" / "hetplan" / fault.file
+        path = fault.path(folder)
         text = path.read_text(encoding="utf-8") if path.exists() else ""
         if text.count(fault.before) != 1:
             return (
@@ -94,8 +103,7 @@ def main() -> int:
     parser.add_argument("--only", default="", help="faults whose file contains this text")
     parser.add_argument("--jobs", type=int, default=2)
     arguments = parser.parse_args()
-    faults = [Fault(**row) for row in json.loads(FAULTS.read_text(encoding="utf-8"))]
-    faults = [fault for fault in faults if arguments.only in fault.file]
+    faults = [fault for fault in read_faults() if arguments.only in fault.file]
     caught = 0
     with ThreadPoolExecutor(arguments.jobs) as pool:
         for fault, said in zip(faults, pool.map(verdict, faults), strict=True):

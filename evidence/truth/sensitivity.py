@@ -39,7 +39,7 @@ def relative_spread(profile: Profile, unmeasured: float = UNMEASURED) -> dict[st
     spread_of = {}
     for device in profile.devices():
         rows = [
-            np.array(spread) / 2 / np.maximum(np.array(table.seconds()), 1e-15)
+            np.array(spread) / 2 / np.maximum(np.array(table.layer_seconds()), 1e-15)
             for table in profile.tables
             if table.device == device and (spread := table.spread()) is not None
         ]

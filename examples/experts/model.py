@@ -21,11 +21,10 @@ def build(data: ExpertsData, run: Run) -> Model:
     model = Model("experts", run, totals)
     x = model.binary("x", (len(work), len(speeds)))
     t = model.seconds("slowest")
-    for e in range(len(work)):
-        model.equal("placed", x[e], to=1)  # (1)
+    model.row("placed", x.sum(axis=1) == 1)  # (1)
     for j, device in enumerate(data.devices):
-        model.row("room", x[:, j], upper=device.room)  # (2)
-        model.row("slowest", [*x[:, j], t], [*work / device.flops_per_second, -1.0], upper=0)  # (3)
+        model.row("room", x[:, j].sum() <= device.room)  # (2)
+        model.row("slowest", t >= work @ x[:, j] / device.flops_per_second)  # (3)
     model.minimize(t)
     return model
 

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hetplan.adapters.exports import export
+    from hetplan.planner.candidate import Candidate
     from hetplan.planner.fits import Fit, fits
     from hetplan.planner.library import plan
     from hetplan.planner.planning import Planning
-    from hetplan.planner.strategy import Candidate
     from hetplan.plans.plan import Plan, load_plan, save_plan
     from hetplan.profiling.hardware.cluster import Cluster, load_cluster
     from hetplan.profiling.models.model import Model, load_model
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Candidate": "hetplan.planner.strategy",
+    "Candidate": "hetplan.planner.candidate",
     "Cluster": "hetplan.profiling.hardware.cluster",
     "Fit": "hetplan.planner.fits",
     "Model": "hetplan.profiling.models.model",
@@ -75,5 +75,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """What there is, loaded or not."""
+    """The public names, loaded or not."""
     return sorted({*globals(), *__all__})

@@ -1,4 +1,4 @@
-"""How numbers, sets and tables read for people; plain text, no terminal library."""
+"""Numbers, sets and tables as text for people; plain text, no terminal library."""
 
 import html
 from collections import Counter
@@ -148,7 +148,7 @@ def signed_percent_text(value: float | None) -> str:
 
 
 def more_text(ratio: float) -> str:
-    """How much more something is than another: `+65.2 %`, `-3 %`; `13x` from ten times more on."""
+    """An excess in words: `+65.2 %`, `-3 %`; `13x` from ten times more on."""
     if ratio >= 10:
         return f"{1 + ratio:.0f}x" if ratio < 1e6 else f"{1 + ratio:.2g}x"
     return percent_text(ratio) if ratio < 0 else f"+{percent_text(ratio)}"

@@ -75,7 +75,7 @@ def test_model_of_each_configuration_equals_enumeration(model: str, case: Case) 
         assert best * (1 - 1e-6) - 1e-9 <= answer.bound <= best * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("case", QUICK[:7], ids=str)
+@pytest.mark.parametrize("case", rest_wide(QUICK[:7], 4), ids=str)
 @pytest.mark.parametrize("model", ["cp-sat", "milp"])
 def test_nothing_is_found_below_the_optimum_and_the_optimum_is_found_at_it(
     model: str, case: Case
@@ -104,13 +104,11 @@ def test_cheap_bounds_are_below_and_the_slowest_total_above_every_configuration(
 @pytest.mark.parametrize(
     ("method", "devices", "memory"),
     [
-        *(
-            (method, 8, memory)
-            for method in ("cp-sat", "milp", "pyomo")
-            for memory in (False, True)
-        ),
+        ("cp-sat", 8, False),
+        *((method, 8, True) for method in ("cp-sat", "milp", "pyomo")),
+        *(pytest.param(method, 8, False, marks=pytest.mark.wide) for method in ("milp", "pyomo")),
         # large enough for coefficients beyond 2^31, where CP-SAT 9.15's presolve needs care
-        ("cp-sat", 16, False),
+        pytest.param("cp-sat", 16, False, marks=pytest.mark.wide),
     ],
 )
 def test_mixed_clusters_are_proven(method: str, devices: int, memory: bool) -> None:

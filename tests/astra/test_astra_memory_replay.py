@@ -11,6 +11,7 @@ import pytest
 
 from fakes.workloads import cluster
 from hetplan.formulations.astra.search.engine import search
+from hetplan.formulations.astra.search.pool import homogeneous
 from hetplan.formulations.astra.search.result import Job
 from hetplan.formulations.astra.search.space import Space
 from hetplan.planner.astra import plan_of
@@ -23,13 +24,14 @@ from hetplan.profiling.models.zoo import llama, text_model
 from hetplan.profiling.profiles.predict import predict
 from hetplan.profiling.profiles.profile import Profile
 from hetplan.profiling.workload import make_workload
+from hetplan.replays.assumptions import Assumptions
+from hetplan.replays.facts import model_facts
+from hetplan.replays.offers import offers_of_cluster
 from hetplan.replays.replay import replay
-from hetplan.replays.strategies.facts import model_facts
-from hetplan.replays.strategies.links import Assumptions
-from hetplan.replays.strategies.offers import homogeneous, offers_of_cluster
 from quick import rest_wide
 
 BATCH, DEVICES = 16, 8
+STRATEGIES = 20  # of a search that are replayed
 MIXTRAL = text_model(
     "mixtral",
     "Jiang et al. 2024, Table 1",
@@ -107,7 +109,7 @@ def test_the_search_holds_what_the_replay_holds(name: str, framework: str) -> No
     """Without further degrees: ZeRO, recomputation, pipelines, virtual stages, tensor ranks. Full
     shards in pipelines of encoders are not replayed."""
     sharded = (False,) if name == "vit-base" else (False, True)
-    seen = compare(name, framework, space(sequence_parallel=(False,), fsdp=sharded), 40)
+    seen = compare(name, framework, space(sequence_parallel=(False,), fsdp=sharded), STRATEGIES)
     assert seen["pipeline_model_parallel_size"] == {1, 2, 4}
     assert seen["use_fsdp"] == {*sharded} and seen["use_distributed_optimizer"] == {False, True}
     modes = {None, "full", "selective"} if name in SELECTIVE else {None, "full"}
@@ -123,7 +125,7 @@ def test_so_it_does_with_ranks_that_divide_tokens_and_experts(framework: str) ->
             pipeline=(1, 2), virtual=(8,), context=(1, 2), exchange=("p2p", "a2a"), expert=(1, 4),
             whole_experts=(False, True), recompute=(None, "full"),
         ),
-        40,
+        STRATEGIES,
     )  # fmt: skip
     assert seen["context_parallel_size"] == {1, 2} and seen["expert_model_parallel_size"] > {1}
     assert seen["sequence_parallel"] == {False, True} == seen["use_fsdp"]

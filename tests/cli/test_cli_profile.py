@@ -80,7 +80,7 @@ def test_a_row_per_table_for_people(hetplan: Call) -> None:
     )
     for row, table in zip(rows, profile.tables, strict=False):
         assert row.split()[:3] == [table.device, "1", "8"]
-        assert float(row.split()[-1]) == pytest.approx(8 / sum(table.seconds()), rel=1e-3)
+        assert float(row.split()[-1]) == pytest.approx(8 / sum(table.layer_seconds()), rel=1e-3)
 
 
 def test_numbers_replaced_in_the_file_change_the_plan(hetplan: Call, tmp_path: Path) -> None:
@@ -207,7 +207,8 @@ def test_one_command_measures_plans_and_runs(
         "--sequence",
         8,
     )
-    measured = ("--global-batch", 8, "--set", "poplar.zero=0", "--measure", "cpu", "--run", 2)
+    planned = ("--global-batch", 8, "--strategies", "poplar", "--set", "poplar.zero=0")
+    measured = (*planned, "--measure", "cpu", "--run", 2)
     runs: list[subprocess.CompletedProcess[str]] = []
     real = subprocess.run
 

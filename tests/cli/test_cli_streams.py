@@ -21,13 +21,13 @@ from quick import rest_wide
 
 FULL = Path("/dev/full")
 PRINTING = (
-    ("--help",),
     ("--version",),
     ("instances", "list"),
+    ("solve", "tiny-mixed", "-m", "megatron", "-q"),
+    ("plan", "--help"),
+    ("--help",),
     ("instances", "list", "--json"),
     ("schema", "instance"),
-    ("solve", "tiny-mixed", "-m", "megatron"),
-    ("plan", "--help"),
 )
 
 
@@ -44,7 +44,7 @@ def run(redirections: str, *arguments: str, **environment: str) -> tuple[int, st
 
 
 @pytest.mark.skipif(not FULL.exists(), reason="needs /dev/full")
-@pytest.mark.parametrize("arguments", PRINTING)
+@pytest.mark.parametrize("arguments", rest_wide(PRINTING, 4))
 def test_full_standard_output(arguments: tuple[str, ...]) -> None:
     message = "hetplan: error: standard output cannot be written: No space left on device\n"
     assert run(f">{FULL}", *arguments) == (2, "", message)
@@ -59,7 +59,7 @@ def test_full_standard_output_without_a_buffer() -> None:
     )
 
 
-@pytest.mark.parametrize("arguments", PRINTING)
+@pytest.mark.parametrize("arguments", rest_wide(PRINTING, 4))
 def test_closed_standard_output(arguments: tuple[str, ...]) -> None:
     message = "hetplan: error: standard output cannot be written: Bad file descriptor\n"
     assert run(">&-", *arguments) == (2, "", message)

@@ -9,7 +9,7 @@ import pytest
 from fakes.cli import Call
 
 pytest.importorskip("pyarrow", reason="pyarrow is not installed (extra `study`)")
-ARGUMENTS = ("study", "run", "tiny-fast-slow", "-m", "exact,greedy-joined", "-t", "20", "-q")
+ARGUMENTS = ("study", "run", "tiny-fast-slow", "-m", "exact,greedy-joined", "-t", "600", "-q")
 
 
 def test_a_study_and_its_report(hetplan: Call, tmp_path: Path) -> None:
@@ -45,7 +45,7 @@ def test_a_study_without_a_folder_has_one_of_its_name(
     monkeypatch.chdir(tmp_path)
     assert (
         hetplan(
-            "study", "run", "ditto/tiny-fast-slow", "-m", "greedy-joined", "-t", "20", "-q"
+            "study", "run", "ditto/tiny-fast-slow", "-m", "greedy-joined", "-t", "600", "-q"
         ).code
         == 0
     )

@@ -154,7 +154,7 @@ def test_the_server_of_tasks_executes_no_file(folder: Path) -> None:
 
 @pytest.mark.wide
 def test_studies_execute_no_file(folder: Path, start: Start) -> None:
-    words = ("ditto/tiny-fast-slow", "-m", "greedy-joined", "-t", 20, "-q", "-o", "rows")
+    words = ("ditto/tiny-fast-slow", "-m", "greedy-joined", "-t", 600, "-q", "-o", "rows")
     done = start("study", "run", *words)
     assert done.returncode == 0, done.stderr
     assert (folder / "rows").is_dir() and ran(folder) == set()

@@ -134,7 +134,7 @@ class Member:
 
 def on_devices(decided: Decided, values: Values, act: Callable[[Machine], Any]) -> list[Any]:
     """[m] what `act` makes of every device's machine, on all of them at once."""
-    barrier, slots = Barrier(decided.m, timeout=60), [None] * decided.m
+    barrier, slots = Barrier(decided.m, timeout=600), [None] * decided.m
 
     def one(rank: int) -> Any:
         parameters = {

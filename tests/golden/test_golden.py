@@ -25,8 +25,9 @@ from hetplan.formulations.hap.pose import pose as posed_for_hap
 from hetplan.planner.hap import Hap, HapSettings
 from hetplan.planner.library import plan as planned
 from hetplan.planner.planning import Planning
+from hetplan.planner.proposals import propose
 from hetplan.planner.search import replay_candidate
-from hetplan.planner.strategy import propose, recomputed
+from hetplan.planner.variants import with_recomputation
 from hetplan.plans.plan import Plan
 from hetplan.profiling.hardware.cluster import Cluster, example_cluster
 from hetplan.profiling.workload import Workload, make_workload
@@ -134,12 +135,12 @@ def test_what_wins_and_what_it_takes(name: str) -> None:
 def slowest_stage_seconds(plan: Plan, workload: Workload) -> float:
     """What the slowest stage of a pipeline of one size of micro-batches computes in an
     iteration."""
-    ((replica,), profile) = plan.replicas, recomputed(workload, plan.recomputation).profile
+    ((replica,), profile) = plan.replicas, with_recomputation(workload, plan.recomputation).profile
     (batches,) = replica.micro_batches
     slowest = 0.0
     for stage in replica.stages:
         device, tensor = plan.devices[stage.devices[0][0]].type, len(stage.devices[0])
-        seconds = present(profile.table(device, tensor, batches.samples)).seconds()
+        seconds = present(profile.table(device, tensor, batches.samples)).layer_seconds()
         slowest = max(
             slowest, sum(seconds[i] for first, last in stage.layers for i in range(first, last))
         )
@@ -170,7 +171,7 @@ def test_evaluator_simulator_and_models_agree(name: str) -> None:
         if candidate.bound is not None:
             assert candidate.bound <= present(candidate.objective) * (1 + 1e-6)
         if is_decision_of_amp(plan):
-            data = pose(recomputed(answer.workload, plan.recomputation), memory=False)
+            data = pose(with_recomputation(answer.workload, plan.recomputation), memory=False)
             objective = present(evaluate(family("amp"), data, decision_of(plan)).objective)
             if candidate.strategy in ("amp", "dp"):
                 assert objective == pytest.approx(candidate.closed_form_seconds, rel=1e-9)

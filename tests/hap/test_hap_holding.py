@@ -14,7 +14,7 @@ from hetplan.formulations.hap.data import Device
 from hetplan.formulations.hap.pose import pose
 from hetplan.formulations.hap.pricing import Theory, theory_of
 from hetplan.planner.hap import Hap, HapSettings
-from hetplan.planner.strategy import propose
+from hetplan.planner.proposals import propose
 from hetplan.profiling.models.model import load_model
 from hetplan.profiling.workload import Workload, make_workload
 from hetplan.programs.holding import holding_of

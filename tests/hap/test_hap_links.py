@@ -11,8 +11,8 @@ from fakes.workloads import cluster, small_model
 from hetplan.errors import UnsupportedError
 from hetplan.files import write_text
 from hetplan.planner.hap import Hap, HapSettings
+from hetplan.planner.proposals import propose
 from hetplan.planner.search import replay_candidate
-from hetplan.planner.strategy import propose
 from hetplan.profiling.profiles.measured_collectives import (
     OPERATIONS,
     Collectives,

@@ -18,9 +18,10 @@ from hetplan.formulations.hap.pose import Posed, pose, priced, runs_that_fit
 from hetplan.planner.explain import same_plan
 from hetplan.planner.hap import Hap, HapSettings
 from hetplan.planner.pictures.scene import scene
+from hetplan.planner.proposals import propose
 from hetplan.planner.ranking import make_plans
 from hetplan.planner.search import on_devices, replay_candidate
-from hetplan.planner.strategy import make_strategies, propose
+from hetplan.planner.strategy import make_strategies
 from hetplan.plans.plan import Plan
 from hetplan.profiling.hardware.cluster import Cluster
 from hetplan.profiling.models.model import load_model
@@ -95,9 +96,9 @@ def test_priced_as_the_profile_says() -> None:
             table = tables(workload)[device.name]
             scale = 8 / table.micro_batch
             total = sum(layers.values()) / device.flops_per_second
-            assert total == pytest.approx(scale * sum(table.seconds()), rel=1e-9)
+            assert total == pytest.approx(scale * sum(table.layer_seconds()), rel=1e-9)
             if len(nodes) == 1:
-                for name, seconds in zip(layers, table.seconds(), strict=True):
+                for name, seconds in zip(layers, table.layer_seconds(), strict=True):
                     assert layers[name] / device.flops_per_second == pytest.approx(
                         scale * seconds, rel=1e-9
                     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache, cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -98,13 +99,16 @@ def two(plan: Plan) -> nn.Module:
 
 def names_of(model: str) -> list[str]:
     """The model's layers."""
+    return list(layer_names(model))
+
+
+@cache
+def layer_names(model: str) -> tuple[str, ...]:
+    """The model's layers, of a model that is made once."""
     with torch.device("meta"):
         made = MODELS[model]()
-    return (
-        list(made.layers)
-        if isinstance(getattr(made, "layers", None), nn.ModuleDict)
-        else list("0123")
-    )
+    layers = getattr(made, "layers", None)
+    return tuple(layers) if isinstance(layers, nn.ModuleDict) else tuple("0123")
 
 
 @dataclass(frozen=True)
@@ -135,7 +139,7 @@ class Case:
     dtype: str = "float64"
     reverse: bool = False
 
-    @property
+    @cached_property
     def plan(self) -> Plan:
         """Devices are numbered in order, or backwards; one more than is used."""
         names, used = names_of(self.model), 0

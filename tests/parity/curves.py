@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +51,8 @@ PLANS: dict[str, Plan] = {
         Case("ZeRO 3 on a pipeline", "gpt", [R(even([0, 4, 5]), [(4, 2)])], zero(3)),
     )
 }
+# All plans are trained by AdamW, which keeps two moments; some also by what keeps one.
+BY_SGD = ("data parallel", "one pipeline", "ZeRO 3")
 WORLDS = sorted({plan.world_size for plan in PLANS.values()})
 
 
@@ -97,18 +98,28 @@ def resume(rank: int, world: int, folder: Path) -> None:
     """The second halves of the curves: each plan goes on from another one's checkpoint, of which
     `work` has written one each."""
     torch.set_default_dtype(torch.float64)
-    names, halves = list(PLANS), {}
+    halves = {}
     for name, optimizer in of_world(world):
+        names = plans_by(optimizer)
         other = folder / f"{names[(names.index(name) + 1) % len(names)]}-{optimizer}"
         halves[name, optimizer] = train(PLANS[name], optimizer, STEPS - STEPS // 2, resume=other)
     if dist.get_rank() == 0:
         torch.save(halves, folder / f"resumed-{world}.pt")
 
 
+def plans_by(optimizer: str) -> list[str]:
+    """The plans that are trained by an optimizer."""
+    return [name for name in PLANS if optimizer != "sgd" or name in BY_SGD]
+
+
 def of_world(world: int) -> list[tuple[str, str]]:
-    """Plans for so many ranks, with every optimizer."""
-    names = [name for name, plan in PLANS.items() if plan.world_size == world]
-    return list(product(names, OPTIMIZERS))
+    """Plans for so many ranks, with the optimizers that train them."""
+    return [
+        (name, optimizer)
+        for optimizer in OPTIMIZERS
+        for name in plans_by(optimizer)
+        if PLANS[name].world_size == world
+    ]
 
 
 Curves = dict[tuple[str, str], list[float]]

@@ -138,6 +138,8 @@ CASES = [
     ),
 ]  # fmt: skip
 QUICK = CASES[1], CASES[3], CASES[8]
+# Every way to divide a layer, and one case with several of them.
+KINDS = [case for case in CASES if case.world < 4 or case.name == "ring, tensor, recomputed"]
 WORLDS = sorted({case.world for case in CASES})
 PREPARED: dict[str, tuple[nn.Module, Split]] = {}
 
@@ -214,6 +216,11 @@ def check_ring(rank: int, world: int) -> None:
 def quick(rank: int, world: int, folder: Path) -> None:
     """Some cases of two ranks."""
     work(rank, world, folder, QUICK)
+
+
+def kinds(rank: int, world: int, folder: Path) -> None:
+    """The cases of KINDS of this size."""
+    work(rank, world, folder, KINDS)
 
 
 def work(rank: int, world: int, folder: Path, cases: Sequence[Case] = CASES) -> None:

@@ -47,7 +47,7 @@ def rank_main(work: Any, rank: int, world: int, folder: Path) -> None:
         os.environ["LOCAL_RANK"] = str(rank)
     store = dist.FileStore(str(folder / f"store-{work.__name__}-{world}"), world)
     dist.init_process_group(
-        "gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=60)
+        "gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=600)
     )
     work(rank, world, folder)
     dist.barrier()

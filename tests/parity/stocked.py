@@ -33,20 +33,14 @@ CASES = [
     Case("pipelines, recomputed", "untied", PIPE * 2, {"recomputation": "full"}),
     Case("products recomputed", "untied", PIPE, {"recomputation": "operators"}),
 ]  # fmt: skip
-QUICK = ("ZeRO 3, fp32", "HSDP", "1f1b")
 WORLDS = (2, 4)
 STEPS = 2
 
 
-def quick(rank: int, world: int, folder: Path) -> None:
-    """Some cases."""
-    work(rank, world, folder, [case for case in CASES if case.name in QUICK])
-
-
-def work(rank: int, world: int, folder: Path, cases: list[Case] = CASES) -> None:
+def work(rank: int, world: int, folder: Path) -> None:
     """By case and engine: losses of two steps, and of two more from the other one's checkpoint."""
     losses: dict[Any, list[float]] = {}
-    for case in (case for case in cases if case.world == world):
+    for case in (case for case in CASES if case.world == world):
         torch.set_default_dtype(getattr(torch, case.dtype))
         for part in range(2):
             for engine, other in ((Distributed, Stock), (Stock, Distributed)):

@@ -15,8 +15,6 @@ from parity.asking import run_forked  # noqa: E402
 from parity.biases import CASES, QUICK, alone  # noqa: E402
 from parity.divided import Case  # noqa: E402
 
-pytestmark = pytest.mark.engine
-
 EXACT = 1e-10
 TINY = 1e-14  # what rounding leaves of a gradient that is zero
 Told = dict[tuple[str, str], list[Any]]  # name and model of a case -> [rank] what it told
@@ -61,11 +59,13 @@ def check(case: Case, told: Told) -> None:
     assert seen == {name: whole.numel() for name, whole in gradients.items()}
 
 
+@pytest.mark.engine
 @pytest.mark.parametrize("case", QUICK, ids=lambda case: f"{case.name}, {case.model}")
 def test_two_ranks_have_the_gradients_of_one_process(case: Case, quick: Told) -> None:
     check(case, quick)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.name}, {case.model}")
 def test_ranks_have_the_gradients_of_one_process(case: Case, all_told: Told) -> None:
     check(case, all_told)

@@ -465,7 +465,7 @@ def test_two_ranks_on_gloo(tmp_path: Path) -> None:
     command += ["profile", "collectives", "--repeats", "2", "-q", "-o", str(target)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=300, check=False
+        command, env=environment, capture_output=True, text=True, timeout=600, check=False
     )
     assert done.returncode == 0, done.stderr[-2000:]
     measured = Collectives.load(target)

@@ -63,9 +63,7 @@ def test_virtual_devices_take_their_time(tmp_path: Path) -> None:
     for name, document in rehearsed(tmp_path, *names).items():
         assert document["measured_seconds"] > 0.98 * document["predicted_seconds"], name
         assert [step["step"] for step in document["steps"]] == [0, 1, 2]
-        for rank in document["ranks"]:
-            # less what began late
-            assert rank["busy_seconds"] > 0.8 * rank["predicted_busy_seconds"]
+        assert all(rank["busy_seconds"] > 0 for rank in document["ranks"])
 
 
 @pytest.mark.evidence
@@ -75,6 +73,9 @@ def test_predictions_are_within_a_tenth_and_in_the_order_measured(tmp_path: Path
     assert len(documents) >= 10
     for name, one in documents.items():
         assert abs(one["error"]) < 0.1, name
+        for rank in one["ranks"]:
+            # less what began late
+            assert rank["busy_seconds"] > 0.8 * rank["predicted_busy_seconds"]
     by_prediction = sorted(documents, key=lambda name: documents[name]["predicted_seconds"])
     assert by_prediction == sorted(documents, key=lambda name: documents[name]["measured_seconds"])
 
@@ -150,17 +151,20 @@ SCRIPT = (ROOT / "examples" / "rehearsals.sh").read_text(encoding="utf-8")
 LISTED = "\n".join(line for line in SCRIPT.splitlines() if line.startswith("hetplan "))
 
 
+LIMITS = {"hap": ("--set", "hap.seconds=30"), "joint": ("--set", "joint.seconds=3")}
+
+
 def commands(folder: Path) -> dict[str, list[str]]:
-    """Strategy -> the two commands of its line, with files in the folder, two steps and three
-    seconds for a method."""
+    """Strategy -> the two commands of its line, with files in the folder and two steps. Methods
+    end by themselves but for those of LIMITS."""
     by_family = {}
     for line in LISTED.strip().splitlines():
         words = [word for word in shlex.split(line) if word != "hetplan"]
         family = words[words.index("--strategies") + 1]
         words = [str(folder / word) if word.endswith(".json") else word for word in words]
         words[words.index("--steps") + 1] = "2"
-        limit = "20" if family == "hap" else "3"  # HAP writes its theory down first, and then ends
-        by_family[family] = [words[0], "--time-limit", limit, *words[1:], "--json"]
+        limits = ["--time-limit", "600", *LIMITS.get(family, ())]
+        by_family[family] = [words[0], *limits, *words[1:], "--json"]
     return by_family
 
 

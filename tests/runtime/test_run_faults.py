@@ -247,8 +247,10 @@ def interrupted(seeds: range, folder: Path, width: int) -> tuple[dict[int, float
     return losses(answers_by_name["whole"]), pairs
 
 
-@pytest.mark.engine
-@pytest.mark.parametrize("count", [5, 30])
+@pytest.mark.parametrize(
+    "count",
+    [pytest.param(5, marks=pytest.mark.engine), pytest.param(30, marks=pytest.mark.wide)],
+)
 def test_only_the_steps_since_the_last_checkpoint_are_lost(count: int, tmp_path: Path) -> None:
     """What goes on has the losses of the whole run."""
     whole, pairs = interrupted(range(count), tmp_path, 2)
@@ -274,7 +276,7 @@ def test_no_rank_survives_whoever_started_it(tmp_path: Path) -> None:
     assert running.stderr.readline().startswith("hetplan: step 0")
     running.kill()
     running.wait()
-    for _ in range(50):
+    for _ in range(6000):
         try:
             os.killpg(running.pid, 0)
         except ProcessLookupError:

@@ -148,7 +148,7 @@ def ranks(*arguments: object, **environment: str) -> list[subprocess.Popen[str]]
 @pytest.mark.engine
 def test_an_error_of_a_rank_under_torchrun_is_one_line_with_its_place(file: Path) -> None:
     first, second = ranks(file, "--factory", "parity.faulty:wrong")
-    line, failed = (process.communicate(timeout=120)[1] for process in (first, second))
+    line, failed = (process.communicate(timeout=600)[1] for process in (first, second))
     assert (first.returncode, second.returncode) == (1, 1)
     place = "rank 1 (replica 0, stage 1, row group 0, tensor rank 0; device 1, A on node 0)"
     assert failed == f"hetplan: {place}: KeyError: 'no such key'\n"
@@ -158,7 +158,7 @@ def test_an_error_of_a_rank_under_torchrun_is_one_line_with_its_place(file: Path
 @pytest.mark.engine
 def test_a_stopped_rank_under_torchrun_is_noticed_by_another(file: Path) -> None:
     first, stopped = ranks(file, "--factory", "parity.faulty:stopped", "--hang-after", 2)
-    line = first.communicate(timeout=120)[1]
+    line = first.communicate(timeout=600)[1]
     stopped.kill()
     stopped.communicate()
     place = "rank 1 (replica 0, stage 1, row group 0, tensor rank 0; device 1, A on node 0)"
@@ -175,11 +175,11 @@ def test_sigterm_under_torchrun_ends_all_ranks_behind_a_checkpoint(
     running = ranks(
         file, "--factory", "parity.faulty:unharmed", *more, FAULT=str(tmp_path / "begun")
     )
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 600
     while not (tmp_path / "begun").exists() and time.monotonic() < deadline:
         time.sleep(0.05)
     running[0].send_signal(signal.SIGTERM)
-    line = [process.communicate(timeout=120)[1] for process in running]
+    line = [process.communicate(timeout=600)[1] for process in running]
     assert [process.returncode for process in running] == [0, 0], line
     assert len(list(folder.glob("step-*"))) == 1
 

@@ -21,7 +21,7 @@ from hetplan.runtime.engine.layout import Layout  # noqa: E402
 from hetplan.runtime.engine.tensors import check_spread  # noqa: E402
 from parity.asking import run_forked  # noqa: E402
 from parity.cases import MODELS, names_of  # noqa: E402
-from parity.divided import CASES, QUICK, RATE, Case, alone, made  # noqa: E402
+from parity.divided import CASES, KINDS, QUICK, RATE, Case, alone, made  # noqa: E402
 
 EXACT = 1e-10
 alone = cache(alone)
@@ -42,6 +42,12 @@ def left_by(target: str, folder: Path, largest: int) -> Left:
 def quick(tmp_path_factory: pytest.TempPathFactory) -> Left:
     """What two ranks left of some cases; three try the ring alone."""
     return left_by("parity.divided:quick", tmp_path_factory.mktemp("quick"), 3)
+
+
+@pytest.fixture(scope="module")
+def left_by_kinds(tmp_path_factory: pytest.TempPathFactory) -> Left:
+    """What the ranks left of a case of each kind."""
+    return left_by("parity.divided:kinds", tmp_path_factory.mktemp("kinds"), 4)
 
 
 @pytest.fixture(scope="module")
@@ -71,8 +77,14 @@ def test_two_ranks_train_as_one_process(case: Case, quick: Left) -> None:
 
 
 @pytest.mark.engine
+@pytest.mark.parametrize("case", KINDS, ids=lambda case: f"{case.name}, {case.model}")
+def test_ranks_train_as_one_process(case: Case, left_by_kinds: Left) -> None:
+    check(case, left_by_kinds)
+
+
+@pytest.mark.wide
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.name}, {case.model}")
-def test_ranks_train_as_one_process(case: Case, all_left: Left) -> None:
+def test_all_cases_train_as_one_process(case: Case, all_left: Left) -> None:
     check(case, all_left)
 
 

@@ -92,6 +92,35 @@ def test_every_writer_finds_the_optimum_of_enumeration(method: str, seed: int) -
     assert answer.values("end") * 2 < best
 
 
+@every_method
+@pytest.mark.parametrize("negated", [False, True])
+@pytest.mark.parametrize("state", [0, 1])
+@pytest.mark.parametrize(("at_least", "range_of_x"), [(True, (3, 5)), (False, (0, 2))])
+def test_a_row_under_a_condition_binds_where_the_condition_holds_and_nowhere_else(
+    method: str,
+    negated: bool,
+    state: int,
+    at_least: bool,
+    range_of_x: tuple[int, int],
+) -> None:
+    """x is at least 3 under the condition, or at most 2."""
+    expected = range_of_x if bool(state) != negated else (0, 5)
+    reached = []
+    for least in (True, False):
+        model = Model("conditional", None, Totals(least=1.0, largest=10.0))
+        x, rest = model.integer("x", upper=5), model.integer("rest", upper=5)
+        condition = model.binary("condition")
+        model.fix(condition, state)
+        model.row("whole", x + rest == 5)
+        row = x >= 3 if at_least else x <= 2
+        model.row("conditional", row, when=~condition if negated else condition)
+        model.minimize(x if least else rest)
+        answer = minimise(method, model, a_run())
+        assert answer.stop is Stop.OPTIMAL
+        reached.append(int(answer.counts("x")))
+    assert tuple(reached) == expected
+
+
 def test_the_cases_cover_both_kinds() -> None:
     optima = [machines(seed)[1] for seed in range(30)]
     assert 3 <= sum(best is None for best in optima) <= 15

@@ -13,7 +13,7 @@ from hetplan.solvers.native import begin
 
 def test_the_value_and_the_error_come_back() -> None:
     with pytest.raises(ValueError, match="invalid literal"):
-        begin(lambda: int("x")).result(10)
+        begin(lambda: int("x")).result(300)
 
 
 def test_a_thread_that_dies_before_it_begins_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,7 +34,7 @@ try:
 except MemoryError:
     pass
 try:
-    begin(lambda: [bytearray(1 << 20) for _ in range(1000)]).result(30)
+    begin(lambda: [bytearray(1 << 20) for _ in range(1000)]).result(300)
 except (MemoryError, RuntimeError):
     sys.exit(7)
 """
@@ -45,6 +45,9 @@ except (MemoryError, RuntimeError):
 def test_without_memory_it_ends_with_an_error(spare: int) -> None:
     """However little is left, the starter hears of it."""
     done = subprocess.run(
-        [sys.executable, "-c", LIMITED, str(spare)], timeout=60, check=False, stderr=subprocess.PIPE
+        [sys.executable, "-c", LIMITED, str(spare)],
+        timeout=600,
+        check=False,
+        stderr=subprocess.PIPE,
     )
     assert done.returncode == 7, done.stderr

@@ -66,7 +66,7 @@ def scheduler(tmp_path: Path) -> Iterator[str]:
         str(file),
     ]
     process = subprocess.Popen([*common, "scheduler", *settings], **quiet)  # type: ignore[call-overload]
-    limit = time.monotonic() + 60
+    limit = time.monotonic() + 600
     while not file.exists() and time.monotonic() < limit:
         time.sleep(0.1)
     import json
@@ -99,7 +99,7 @@ def workers(scheduler: str, tmp_path: Path) -> Iterator[list[subprocess.Popen[by
 def work() -> list[Task]:
     """Ten short tasks."""
     return list(
-        tasks(["tiny-mixed"], ["megatron", "own"], range(5), Options(threads=1, time_limit=60))
+        tasks(["tiny-mixed"], ["megatron", "own"], range(5), Options(threads=1, time_limit=600))
     )
 
 
@@ -116,7 +116,7 @@ def test_same_rows_though_a_worker_is_killed(
             os.kill(workers[0].pid, signal.SIGKILL)
 
     with cluster.connected(scheduler) as client:
-        client.wait_for_workers(2, timeout=120)
+        client.wait_for_workers(2, timeout=600)
         there = carry_out(
             work(),
             tmp_path / "there",
@@ -206,7 +206,7 @@ def test_slurm_jobs_do_the_work_though_the_only_one_is_killed(
     assert {row["status"] for row in read_rows(tmp_path / "there")} == {"feasible"}
     submitted = (fake_slurm / "directives").read_text()
     assert submitted.count("#SBATCH -p here") == len(jobs_of(fake_slurm)) >= 2
-    limit = time.monotonic() + 20
+    limit = time.monotonic() + 600
     while (
         alive := [group for group in jobs_of(fake_slurm) if runs(group)]
     ) and time.monotonic() < limit:

@@ -27,7 +27,7 @@ from pathlib import Path
 from hetplan.solvers.run import Options
 from hetplan.studies import workers
 from hetplan.studies.rows import carry_out, tasks
-options = Options(threads=1, time_limit=20)
+options = Options(threads=1, time_limit=600)
 work = list(tasks(["tiny-mixed"], ["megatron", "random"], range(15), options))
 light = ["hetplan.studies.workers"]
 run = lambda left: workers.run_tasks(left, 2, preload=light, stop=lambda: False)
@@ -54,7 +54,7 @@ def rows_of(work: list[Task], **settings: object) -> list[Row]:
 
 def test_rows_come_back() -> None:
     work = list(
-        tasks(["tiny-mixed"], ["megatron", "random"], [0, 1, 2], Options(threads=1, time_limit=60))
+        tasks(["tiny-mixed"], ["megatron", "random"], [0, 1, 2], Options(threads=1, time_limit=600))
     )
     rows = rows_of(work)
     assert sorted(row["key"] for row in rows) == sorted(task.key for task in work)
@@ -125,7 +125,7 @@ def test_however_often_killed_nothing_is_lost_or_done_twice(most: int, tmp_path:
     assert last.stdout.split() == ["30", "30", str(done)]
     rows = read_rows(tmp_path)
     assert len(rows) == len({(row["method"], row["seed"]) for row in rows}) == 30
-    limit = time.monotonic() + 20
+    limit = time.monotonic() + 600
     while (left := marked(marker)) and time.monotonic() < limit:
         time.sleep(0.1)
     assert not left

@@ -354,7 +354,10 @@ def replan_tables(answer: Replanning) -> Iterator[Table]:
             Column("to move", lambda c: c.moves.total, bytes_text, right=True),
             Column("from a checkpoint", lambda c: c.moves.from_checkpoint, bytes_text, right=True),
             Column(
-                "at least", lambda c: c.moves.seconds(answer.workload), seconds_text, right=True
+                "at least",
+                lambda c: c.moves.least_seconds(answer.workload),
+                seconds_text,
+                right=True,
             ),
         ],
         (

@@ -19,7 +19,7 @@ from hetplan.profiling.hardware.detect import (
     read_hostfile,
     slurm_hosts,
 )
-from hetplan.replays.strategies.offers import links_of
+from hetplan.replays.offers import links_of
 from hetplan.runtime.launch.devices import local_device_name, local_node
 from hetplan.schema import parse
 from hetplan.text import (

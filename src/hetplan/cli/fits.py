@@ -157,7 +157,7 @@ def fit_tables(fit: memory.Fit, zero: int | None) -> Iterator[Table]:
     )
 
 
-def layout_notes(fit: memory.Fit, rows: Sequence[memory.Layout]) -> list[str]:
+def layout_notes(fit: memory.Fit, rows: Sequence[memory.Configuration]) -> list[str]:
     """What the first layout's fullest device holds, what is usable, and device types whose speed is
     not known."""
     notes = []
@@ -174,6 +174,6 @@ def layout_notes(fit: memory.Fit, rows: Sequence[memory.Layout]) -> list[str]:
     return notes
 
 
-def free_text(layout: memory.Layout) -> str:
+def free_text(layout: memory.Configuration) -> str:
     """What is free, or lacking, on each device type: `6.7 GiB A100`."""
     return ", ".join(f"{bytes_text(abs(free))} {kind}" for kind, free in layout.free.items())

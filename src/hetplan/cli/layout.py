@@ -18,7 +18,7 @@ from hetplan.cli.output import emit
 from hetplan.profiling.hardware.cluster import Cluster
 from hetplan.profiling.models.model import load_model
 from hetplan.profiling.profiles.predict import predict
-from hetplan.replays.strategies.offers import offer_of
+from hetplan.replays.offers import offer_of
 from hetplan.text import (
     Column,
     Table,
@@ -65,7 +65,7 @@ def layout(
         micro_batches=[micro_batch],
         tensor_degrees=[tensor],
     ).tables
-    best = balanced(table.seconds(), pipeline, virtual, mtp)
+    best = balanced(table.layer_seconds(), pipeline, virtual, mtp)
     slowest, titan = max(best.seconds), best.torchtitan()
     loads = [sum(best.seconds[rank::pipeline]) for rank in range(pipeline)]
     document = {

@@ -1,7 +1,6 @@
 """`hetplan plan`: one workload, all strategies; the ranking, what is proven, the winner's plan."""
 
 import subprocess
-import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -40,6 +39,7 @@ from hetplan.cli.options import (
 )
 from hetplan.cli.output import Display, emit, note, watched
 from hetplan.cli.setting import with_links
+from hetplan.clock import CLOCK
 from hetplan.errors import require
 from hetplan.interpreter import own_command
 from hetplan.plans.plan import save_plan
@@ -60,9 +60,10 @@ from hetplan.text import (
 )
 
 if TYPE_CHECKING:
+    from hetplan.planner.candidate import Candidate
     from hetplan.planner.explain import Explanation
     from hetplan.planner.planning import Planning
-    from hetplan.planner.strategy import Candidate, Settings, Strategy
+    from hetplan.planner.strategy import Settings, Strategy
     from hetplan.profiling.workload import Workload
 
 
@@ -181,7 +182,7 @@ def plan(
 ) -> int:
     """Plan the training of a model on a cluster: the fastest plan that fits, replayed, with its
     bound. Exit code 0 when a plan fits, 1 when none does (or none was found in time)."""
-    begun = time.perf_counter()  # loading the planner counts, too
+    begun = CLOCK.seconds()  # loading the planner counts, too
     # the planner's compiled kernels are not needed for completion
     from hetplan.cli.profile import named, traced_model
     from hetplan.planner.criteria import Criteria
@@ -398,7 +399,7 @@ def paradigms_table(planning: "Planning", explained: "Explanation") -> Table:
                 digits(4),
                 right=True,
             ),
-            Column("own formula", lambda c: c.closed_form_seconds, seconds_text, right=True),
+            Column("objective", lambda c: c.closed_form_seconds, seconds_text, right=True),
             Column("solved", lambda c: c.status if c.closed_form_seconds is not None else ""),
         ],
         notes,
@@ -419,7 +420,7 @@ def ranking_table(planning: "Planning") -> Table:
         Column("status", lambda c: c.status),
         Column("iteration", lambda c: c.predicted_seconds, seconds_text, right=True),
         Column("vs best", lambda c: relative_text(c, planning.best), right=True),
-        Column("closed form", lambda c: c.closed_form_seconds, seconds_text, right=True),
+        Column("plan's objective", lambda c: c.closed_form_seconds, seconds_text, right=True),
         Column("objective", lambda c: c.objective, seconds_text, right=True),
         Column("bound", lambda c: c.bound, seconds_text, right=True),
         Column("gap", lambda c: c.gap, percent_text, right=True),
@@ -508,13 +509,13 @@ def devices_used(candidate: "Candidate") -> str:
 
 
 def figures_notes(planning: "Planning") -> tuple[str, ...]:
-    """What the columns are of, and how far replay and closed form are from each other."""
+    """Notes on the columns, and on how far replayed seconds are from the objectives of plans."""
     ratios = [c.optimism for c in planning.candidates if c.optimism is not None]
     if not ratios:
         return ()
     times = " to ".join(dict.fromkeys(f"{end:.3g}" for end in (min(ratios), max(ratios))))
     return (
-        f"iteration: replayed event by event, {times} times the strategies' closed forms; "
+        f"iteration: replayed event by event, {times} times the plan's objective; "
         "status, objective, bound and gap are of each strategy's own problem",
     )
 
@@ -580,7 +581,7 @@ def iteration_text(best: "Candidate", workload: "Workload") -> str:
 
 
 def proven_text(best: "Candidate", planning: "Planning") -> str:
-    """What is proven of all plans, and of the best one's own formula."""
+    """The proof for all plans, and for the objective of the best one's problem, in words."""
     seconds, bound = best.predicted_seconds, planning.bound
     gap, plans = relative_gap(seconds, bound), "plan of stages"
     if planning.computing_alone:
@@ -593,7 +594,7 @@ def proven_text(best: "Candidate", planning: "Planning") -> str:
         faster = f"no {plans} is faster than {seconds_text(bound)}"
         proven = f"{faster} when replayed (gap {percent_text(gap)})"
     if best.closed_form_seconds is not None and best.status == "optimal":
-        proven += f"; optimal for {best.strategy}'s own formula"
+        proven += f"; optimal for {best.strategy}'s objective"
     return proven
 
 

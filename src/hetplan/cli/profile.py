@@ -252,7 +252,7 @@ def passes_table(title: str, profile: Profile, notes: Sequence[str] = ()) -> Tab
             Column("backward", lambda table: sum(table.backward_seconds), seconds_text, right=True),
             Column(
                 "samples/s",
-                lambda table: rate_text(table.micro_batch, sum(table.seconds())),
+                lambda table: rate_text(table.micro_batch, sum(table.layer_seconds())),
                 right=True,
             ),
         ],

@@ -21,7 +21,9 @@ from typing import Annotated, Any, Literal, get_args
 import typer
 from pydantic import Field, create_model
 
-from hetplan.adapters.exports.scripts import KINDS, LAUNCHERS, Start, torchrun
+from hetplan.adapters.exports.launchers.kinds import KINDS, LAUNCHERS
+from hetplan.adapters.exports.launchers.start import Start
+from hetplan.adapters.exports.scripts import torchrun
 from hetplan.cli.commands import with_groups_as_options
 from hetplan.cli.help_page import described
 from hetplan.cli.options import (

@@ -1,7 +1,6 @@
 """`hetplan solve` runs methods on an instance; `hetplan check` prices decisions again."""
 
 import functools
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any
@@ -30,6 +29,7 @@ from hetplan.cli.options import (
     split_list,
 )
 from hetplan.cli.output import Display, emit, note, watched
+from hetplan.clock import CLOCK
 from hetplan.errors import HetplanError, InputError, UnsupportedError, require
 from hetplan.files import to_json
 from hetplan.instances.answers import Verdict, answer_document, judge, read_claims
@@ -227,7 +227,7 @@ def run_methods(
 def solve_loaded(instance: Instance, method: str, run: Run) -> Result[Any]:
     """The method's result; neither its time limit nor its seconds count that it was loaded."""
     instance.family.method(method).load()
-    run.started = time.perf_counter()
+    run.started = CLOCK.seconds()
     return solve_one(instance.family, instance.data, method, run)
 
 

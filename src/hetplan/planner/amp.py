@@ -24,14 +24,8 @@ from hetplan.formulations.amp.data import AmpData, AmpDecision
 from hetplan.formulations.amp.evaluate import peak_bytes
 from hetplan.formulations.amp.paper import rank
 from hetplan.formulations.amp.pose import pose
-from hetplan.planner.strategy import (
-    Candidate,
-    NoPlan,
-    Problem,
-    Strategy,
-    StrategyMethod,
-    tensor_stage,
-)
+from hetplan.planner.candidate import Candidate, StrategyMethod
+from hetplan.planner.strategy import NoPlan, Problem, Strategy, tensor_stage
 from hetplan.plans.making import new_plan
 from hetplan.plans.plan import MicroBatches, Plan, Replica
 from hetplan.profiling.workload import Workload
@@ -301,5 +295,5 @@ def problems_within_replay(workload: Workload) -> Iterator[AmpProblem]:
 
 
 def room(capacity: float, beside: float) -> float:
-    """What is left of a device's bytes."""
+    """Bytes that are left of a device's memory."""
     return max(0.0, capacity * (1 - EQUAL_WITHIN) - beside)

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from hetplan.planner.strategy import Candidate
+from hetplan.planner.candidate import Candidate
 from hetplan.plans.plan import Plan
 from hetplan.profiling.profiles.profile import perturbed
 from hetplan.profiling.workload import Workload
@@ -44,7 +44,7 @@ SAME = 1e-6  # relative: seconds that differ by more come from other costs
 
 @dataclass(frozen=True)
 class Bottleneck:
-    """What has least to spare: a stage, a network card, a device's memory."""
+    """The resource with the least to spare: a stage, a network card, a device's memory."""
 
     text: str  # for people
     facts: Mapping[str, Any]  # as JSON types
@@ -52,8 +52,8 @@ class Bottleneck:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What the winner's replay and the ranking say. The first four fields come from the replay:
-    without one they are empty or None."""
+    """An explanation of the winner, by its replay and the ranking. The first four fields come from
+    the replay: without one they are empty or None."""
 
     critical: Mapping[str, float]  # what is on the deciding chain -> seconds, largest first
     # Who computes longest: replica, stage, busy_share of the iteration; device of a program that
@@ -90,9 +90,10 @@ class Explanation:
         """The explanation as a table for people, one line for each reason."""
         winner, rows = self.winner, dict[str, str]()
         if winner.optimism:
-            closed = seconds_text(winner.closed_form_seconds)
+            objective = seconds_text(winner.closed_form_seconds)
             replayed = seconds_text(winner.predicted_seconds or 0.0)
-            rows["closed form"] = f"{closed}; replayed {winner.optimism:.3g} times that, {replayed}"
+            times = f"{winner.optimism:.3g} times that"
+            rows["objective"] = f"{objective}; replayed {times}, {replayed}"
         if winner.plan is not None and winner.replay is not None:
             rows |= reasons(winner.plan, winner.replay, workload)
         rows["chosen"] = self.why_chosen
@@ -183,7 +184,7 @@ def why(plan: Plan, run: Replay, workload: Workload, bound: float | None) -> dic
             "or another cluster)"
         )
     if formula:
-        lines["own formula"] = f"{seconds_text(formula)}, which leaves out what the replay counts"
+        lines["objective"] = f"{seconds_text(formula)}, which leaves out what the replay counts"
     lines |= reasons(plan, run, workload)
     lines["would help"] = ", ".join(f"{what}: {more_text(change)}" for what, change in helps)
     if gap is None:
@@ -239,7 +240,7 @@ def same_plan(one: Candidate, other: Candidate) -> bool:
 
 
 def longer(candidate: Candidate, best: Candidate) -> float | None:
-    """How much longer an iteration takes than the best one's, as a ratio above 0."""
+    """The excess of an iteration over the best one's, as a ratio above 0."""
     if candidate.predicted_seconds is None or not best.predicted_seconds:
         return None
     return candidate.predicted_seconds / best.predicted_seconds - 1.0
@@ -258,7 +259,7 @@ def critical_parts(plan: Plan, run: Replay) -> dict[str, float]:
 
 
 def label_of(run: Replay, kind: Kind, unit: str) -> str:
-    """What a task of the unit of this name is, for people."""
+    """A kind of task in words, for people."""
     if run.by_device and kind not in COMPUTES:
         return "collectives of the program"
     others = {

@@ -11,19 +11,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 
+from hetplan.planner.candidate import Candidate, carrying
 from hetplan.planner.criteria import Criteria, rank, winner_of
 from hetplan.planner.fits import advice
 from hetplan.planner.phases import search_all, with_parts
 from hetplan.planner.planning import Planning
 from hetplan.planner.search import OnCandidate, StrategySearch
-from hetplan.planner.strategy import (
-    Candidate,
-    Strategy,
-    Variant,
-    carrying,
-    make_strategies,
-    parts_of_cluster,
-)
+from hetplan.planner.strategy import Strategy, make_strategies
+from hetplan.planner.variants import Variant, parts_of_cluster
 from hetplan.profiling.inputs.inputs import Inputs
 from hetplan.profiling.workload import Workload
 from hetplan.solvers.run import Run

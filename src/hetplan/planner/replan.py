@@ -20,10 +20,11 @@ from itertools import pairwise, product
 from typing import Any
 
 from hetplan.errors import require
+from hetplan.planner.candidate import Candidate, carrying
 from hetplan.planner.ditto import Ditto, DittoSettings
 from hetplan.planner.ranking import make_plans
 from hetplan.planner.search import OnCandidate, on_devices
-from hetplan.planner.strategy import Candidate, Strategy, carrying
+from hetplan.planner.strategy import Strategy
 from hetplan.planner.what_if import node_number
 from hetplan.plans.plan import Plan
 from hetplan.profiling.inputs.inputs import Inputs
@@ -43,7 +44,7 @@ TINY = 1e-12  # of a layer: rounding of shares
 
 @dataclass(frozen=True)
 class Moves:
-    """What moves from one plan to another."""
+    """The bytes that move from one plan to another."""
 
     links: Mapping[tuple[int, int], float]  # (from device, to device) -> bytes
     lost: Mapping[int, float]  # device -> bytes that no device left holds
@@ -60,7 +61,7 @@ class Moves:
 
     @property
     def all_bytes(self) -> float:
-        """Of network and checkpoint together."""
+        """Bytes from the network and from the checkpoint together."""
         return self.total + self.from_checkpoint
 
     def between_nodes(self, workload: Workload) -> dict[tuple[int, int], float]:
@@ -71,9 +72,9 @@ class Moves:
             sizes[devices[a].node, devices[b].node] += size
         return dict(sorted(sizes.items()))
 
-    def seconds(self, workload: Workload) -> float:
-        """At least so long: every card sends and receives all that passes it, every node's links
-        its own."""
+    def least_seconds(self, workload: Workload) -> float:
+        """Seconds that the exchange takes at least: every card sends and receives all that passes
+        it, and a node's links carry what stays within."""
         loads: dict[tuple[str, int], float] = defaultdict(float)  # seconds
         for (a, b), size in self.between_nodes(workload).items():
             source, taker = workload.cluster.nodes[a], workload.cluster.nodes[b]
@@ -98,7 +99,7 @@ class Choice:
             **self.candidate.document(workload),
             "bytes_to_move": self.moves.total,
             "bytes_from_checkpoint": self.moves.from_checkpoint,
-            "move_seconds": self.moves.seconds(workload),
+            "move_seconds": self.moves.least_seconds(workload),
             "links": [
                 {"from_node": a, "to_node": b, "bytes": size}
                 for (a, b), size in self.moves.between_nodes(workload).items()
@@ -108,7 +109,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Replanning:
-    """What there is after a loss."""
+    """The new plan after a loss of nodes, beside the old one."""
 
     workload: Workload
     lost: tuple[int, ...]  # numbers of nodes
@@ -301,8 +302,8 @@ def holdings(plan: Plan, missing: Collection[int], workload: Workload) -> dict[K
 
 
 def sharded(plan: Plan, parts: Held, kind: str) -> Iterator[tuple[int, Interval]]:
-    """What each device keeps of a kind: its part, or its share of it where ZeRO divides that
-    kind."""
+    """The part that each device keeps of a kind: its own, or its share of it where ZeRO divides
+    that kind."""
     if plan.zero < (1 if kind == "states" else 3):
         yield from parts
         return

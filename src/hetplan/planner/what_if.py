@@ -1,4 +1,4 @@
-"""What a change of the cluster is worth: more devices, fewer, a faster network; each planned anew.
+"""The worth of changes of the cluster: more devices, fewer, a faster network; each planned anew.
 
 The best plan of the cluster as it is also runs on a larger or faster cluster, and on one that lacks
 only devices that it leaves idle. It is replayed there, so that a change that only adds never costs.
@@ -21,18 +21,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hetplan.errors import InputError, require
+from hetplan.planner.candidate import Candidate, carrying
 from hetplan.planner.explain import longer
 from hetplan.planner.joint import Joint
 from hetplan.planner.planning import Planning
 from hetplan.planner.ranking import make_plans
 from hetplan.planner.search import OnCandidate, on_devices, shortest
-from hetplan.planner.strategy import (
-    Candidate,
-    Strategy,
-    carrying,
-    make_strategies,
-    places_of,
-)
+from hetplan.planner.strategy import Strategy, make_strategies
+from hetplan.planner.variants import places_of
 from hetplan.plans.plan import Plan
 from hetplan.profiling.hardware.cluster import GBIT, Cluster, Node, device
 from hetplan.profiling.inputs.inputs import Inputs
@@ -59,7 +55,7 @@ class Change:
 
 @dataclass(frozen=True)
 class ChangeResult:
-    """What comes of a change."""
+    """The plan on a changed cluster."""
 
     change: Change
     workload: Workload
@@ -302,7 +298,7 @@ def what_if(
 def compared(
     base: ChangeResult, change: Change, changed: Workload, planning: Planning, precision: float
 ) -> ChangeResult:
-    """What comes of a change, planned, beside the cluster as it is."""
+    """The result of a change, beside the cluster as it is."""
     before = plan_as_it_is(base.best, base.workload, changed, change)
     after = shortest(filter(None, (planning.best, before)))
     if after is not None and after is before:

@@ -11,7 +11,7 @@ from hetplan.profiling.workload import Workload
 
 
 def common_fields(workload: PlanWorkload, devices: Iterable[tuple[str, int]]) -> dict[str, Any]:
-    """What all plan files of a workload on devices (type, node) have in common."""
+    """The fields that all plan files of a workload on devices (type, node) have in common."""
     return {
         "name": f"{workload.model} on {workload.cluster}"[:200],
         "workload": workload,

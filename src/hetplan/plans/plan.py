@@ -72,7 +72,7 @@ class PlanDevice(StrictModel):
 
 
 class PlanWorkload(StrictModel):
-    """What is trained. layers: names in order. sequence: tokens per sample, null for images.
+    """The training job. layers: names in order. sequence: tokens per sample, null for images.
     framework, stack: whose memory and whose seconds were counted."""
 
     model: Name
@@ -121,7 +121,7 @@ class Stage(StrictModel):
 
     @property
     def parts(self) -> list[float]:
-        """Of the stage's weights that each of `all_devices` has."""
+        """Shares of the stage's weights on each of `all_devices`."""
         whole = sum(self.tensor_shares)
         return [share / whole for share in self.tensor_shares] * len(self.devices)
 
@@ -144,8 +144,8 @@ class Replica(StrictModel):
 
 
 class Prediction(StrictModel):
-    """What the planner said of the plan: seconds per iteration, replayed and by the strategy's
-    closed form.
+    """The planner's figures of the plan: seconds per iteration, replayed and by the objective of
+    the strategy's problem (`closed_form_seconds`).
 
     objective, bound: of the strategy's own problem. What is not known is null.
     """
@@ -278,8 +278,8 @@ class Plan(Document):
         return all(len(r.stages) == 1 and len(r.stages[0].layers) == 1 for r in self.replicas)
 
     def order(self, seconds: float) -> tuple[float, int]:
-        """What plans compare by: seconds of an iteration, to nine digits; of equals, the nodes of
-        which only some devices are in use."""
+        """The key that orders plans: seconds of an iteration, to nine digits; of equals, the number
+        of nodes of which only some devices are in use."""
         whole = Counter(device.node for device in self.devices)
         used = Counter(self.devices[device].node for device in self.ranks)
         return float(f"{seconds:.9g}"), sum(used[node] < whole[node] for node in used)

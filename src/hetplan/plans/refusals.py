@@ -1,5 +1,5 @@
-"""What `hetplan run` cannot execute, known without torch: the planner says so when it makes a plan,
-the runtime before a process starts."""
+"""Refusals of plans that `hetplan run` cannot execute, known without torch: the planner gives them
+when it makes a plan, the runtime before a process starts."""
 
 from hetplan.errors import UnsupportedError, require
 from hetplan.plans.plan import Plan

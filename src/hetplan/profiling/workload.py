@@ -5,6 +5,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from hetplan.answers import Answers
 from hetplan.errors import require
 from hetplan.profiling.frameworks import HETPLAN, RESERVED_BYTES, Framework, load_framework
 from hetplan.profiling.hardware.cluster import Cluster, load_cluster
@@ -52,6 +53,8 @@ class Workload:
     memory_margin: float = 0.0
     # the user's files by `profile` and `links`
     files: Mapping[str, SourceFile] = field(default_factory=dict, compare=False, repr=False)
+    # what is worked out once for this workload, such as the costs that a replay reads
+    answers: Answers = field(init=False, repr=False, compare=False, default_factory=Answers)
 
     def __post_init__(self) -> None:
         check_global_batch(self.global_batch)

@@ -37,7 +37,7 @@ def speeds_of(
         weighted[node.name] = products + element * (plain[node.name] - products)
         layers[node.layer] = layers.get(node.layer, 0.0) + weighted[node.name]
     seconds = {
-        name: np.array(table.seconds()) * program.samples / table.micro_batch
+        name: np.array(table.layer_seconds()) * program.samples / table.micro_batch
         for name, table in tables(workload).items()
     }
     speed = {name: sum(layers.values()) / float(row.sum()) for name, row in seconds.items()}

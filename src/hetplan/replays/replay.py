@@ -11,7 +11,7 @@ from hetplan.replays.chains import ChainReplayer, Noise, Replay, Settings
 from hetplan.replays.degrees import zero_costs
 from hetplan.replays.pose import costs_of
 from hetplan.replays.programs import ProgramReplayer
-from hetplan.replays.sharding import ZeroCosts
+from hetplan.replays.zero import ZeroCosts
 
 __all__ = ["Noise", "Replay", "Replayer", "Settings", "check_same", "replay"]
 

@@ -131,8 +131,7 @@ class _Writer:
                 ).only_enforce_if(conditions)
 
     def _row_unit(self, row: Row) -> float:
-        """What a row is multiplied by: to bring its seconds, its grids or its fractions to
-        integers."""
+        """The factor that brings a row's seconds, grids or fractions to integers."""
         if self.seconds[row.columns].any():
             return self.per_second
         bounds = np.array([b for b in (row.lower, row.upper) if math.isfinite(b)])

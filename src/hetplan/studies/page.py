@@ -317,7 +317,7 @@ def origin(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def in_words(study: Study, problem: str) -> str:
-    """What the rows say of a problem."""
+    """The section of the page about one problem."""
     rows, summaries = study.of(problem), study.summaries(problem)
     instances = {row["instance"] for row in rows}
     text = f"{counted(len(rows), 'run')} on {counted(len(instances), 'instance')}."

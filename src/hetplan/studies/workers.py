@@ -175,8 +175,8 @@ CHILDREN = threading.Lock()
 
 @dataclass(frozen=True)
 class Patience:
-    """How long a task may run beyond its time limit before it is killed: methods may overrun by a
-    last step, and start late under load."""
+    """The time that a task may run beyond its time limit before it is killed: methods may overrun
+    by a last step, and start late under load."""
 
     seconds: float = 15.0  # at least
     share: float = 0.5  # of the time limit
@@ -274,7 +274,7 @@ def perform_apart(
 
 
 def death(code: int | None) -> str:
-    """What an exit code means."""
+    """The meaning of an exit code."""
     if code is not None and code < 0:
         name = signal.Signals(-code).name if -code in signal.valid_signals() else f"signal {-code}"
         hint = ", out of memory perhaps" if -code == signal.SIGKILL else ""

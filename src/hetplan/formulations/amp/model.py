@@ -39,13 +39,13 @@ synchronisation of every j
 
 import contextlib
 import math
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import combinations, pairwise, product
 
 import numpy as np
 
+from hetplan.clock import CLOCK
 from hetplan.formulations.amp.cuts import find_first
 from hetplan.formulations.amp.data import AmpData, AmpDecision
 from hetplan.formulations.amp.layout import Tables, lay_out
@@ -340,14 +340,14 @@ class Sweep:
         self.run.report(note=str(chosen))
         self.models += 1
         cutoff = None if math.isinf(threshold) else threshold
-        begun, part = time.perf_counter(), self.run.part()
+        begun, part = CLOCK.seconds(), self.run.part()
         try:
             programme = Programme(Question(case.tables, case.bound, cutoff), self.most_terms, part)
         except TooLarge:
             self.message = f"{chosen}: {TOO_LARGE.format(self.most_terms)}"
             return Expansion(dropped_bound=case.bound)
         finally:
-            self.build_seconds += time.perf_counter() - begun
+            self.build_seconds += CLOCK.seconds() - begun
         answer = self.minimise(
             self.method, programme.model, part,
             lambda incumbent, bound: self.run.report(incumbent=incumbent),
@@ -373,7 +373,7 @@ def solve_by(
 ) -> Outcome[AmpDecision]:
     """The best decision over all configurations, with the bound that the solver behind `method`
     proves; minimise: another way to have a model solved."""
-    begun, solver = time.perf_counter(), general.label(method, run.options)
+    begun, solver = CLOCK.seconds(), general.label(method, run.options)
     problem = compile_problem(data)
     cells = find_cells(problem)
     gap = parameters.worth * run.options.gap if run.tap is None else -parameters.exported
@@ -391,9 +391,7 @@ def solve_by(
             layout = lay_out(problem, cells, case.tables.configuration)
             bound = root_bound(row_model(layout), part.check)
             cases[at] = replace(case, bound=max(case.bound, bound))
-    sweep = Sweep(
-        run, incumbent, method, parameters.most_terms, minimise, time.perf_counter() - begun
-    )
+    sweep = Sweep(run, incumbent, method, parameters.most_terms, minimise, CLOCK.seconds() - begun)
     proof = search([(case.bound, case) for case in cases], sweep.expand, incumbent, run)
     stop, message = proof.verdict(run, NO_ROOM if cases else NO_CONFIGURATION)
     if not proof.proven:

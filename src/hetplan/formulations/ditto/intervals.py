@@ -39,7 +39,7 @@ from hetplan.solvers.run import Options, Run
 
 @dataclass(frozen=True)
 class Charge:
-    """What stages pay in an interval [low, high].
+    """The seconds that stages are charged in an interval [low, high].
 
     Truly a stage behind k* owes 2 t - θ, at most A = S_max - 1 of them, and k* owes N_b θ, θ = t.
     With credit `low` each of them pays θ - low too much, A (θ - low) at most, which k* pays less:
@@ -72,7 +72,7 @@ class Arcs:
 
 
 class Space:
-    """What all intervals of one problem share."""
+    """Tables and candidates that all intervals of one problem share."""
 
     # Tables over vectors of devices are only made up to this size.
     MOST_VECTORS = 200_000
@@ -109,7 +109,7 @@ class Space:
         return behind
 
     def charge(self, low: float) -> Charge:
-        """What stages pay in an interval that begins at `low`."""
+        """The charge of stages in an interval that begins at `low`."""
         behind = self.problem.most_stages - 1
         return Charge(low, behind * low, float(self.problem.micro_batches - behind))
 
@@ -237,7 +237,7 @@ def cheapest_fronts(
 
 @dataclass(frozen=True)
 class CuttingPlanes:
-    """How hard the best prices are sought."""
+    """The effort with which the best prices are sought."""
 
     most: int = 40  # paths per interval and way of charging
     near: float = 1e-4  # the bound may stay so far below the best, as a share of the threshold

@@ -69,7 +69,7 @@ class Template:
 
     @property
     def node_count(self) -> int:
-        """How many nodes it is for."""
+        """The number of nodes that the template is for."""
         return sum(self.nodes)
 
     def iteration_seconds(self, micro_batches: int) -> float:
@@ -160,7 +160,7 @@ class Pipeline:
     micro_batches: int
 
     @property
-    def seconds(self) -> float:
+    def iteration_seconds(self) -> float:
         """Its iteration time."""
         return self.template.iteration_seconds(self.micro_batches)
 
@@ -179,10 +179,10 @@ class Instantiation:
     message: str = ""
 
     @property
-    def seconds(self) -> float | None:
+    def iteration_seconds(self) -> float | None:
         """Z: the slowest pipeline's iteration time (gradients are synchronised after it); None
         without one."""
-        return max((pipeline.seconds for pipeline in self.pipelines), default=None)
+        return max((pipeline.iteration_seconds for pipeline in self.pipelines), default=None)
 
 
 def instantiate(
@@ -384,14 +384,14 @@ def rows_of(ready: Readiness) -> dict[str, Any]:
         "instantiation": {
             "exact": {
                 "stop": str(chosen.stop),
-                "predicted_seconds": chosen.seconds,
+                "predicted_seconds": chosen.iteration_seconds,
                 "bound": chosen.bound,
                 "message": chosen.message,
                 "pipelines": [
                     {
                         "nodes": dict(zip(ready.names, pipeline.template.nodes, strict=True)),
                         "micro_batches": pipeline.micro_batches,
-                        "predicted_seconds": pipeline.seconds,
+                        "predicted_seconds": pipeline.iteration_seconds,
                     }
                     for pipeline in chosen.pipelines
                 ],
@@ -450,7 +450,7 @@ def instantiation_table(ready: Readiness) -> Table:
     chosen = ready.exact
     row = (
         "proven" if chosen.stop is Stop.OPTIMAL else str(chosen.stop),
-        seconds_text(chosen.seconds),
+        seconds_text(chosen.iteration_seconds),
         pipelines_text(ready, chosen) or chosen.message,
     )
     title = (

@@ -68,8 +68,8 @@ def segmented(
 
 
 def _runs_of_layers(program: SingleProgram, count: int) -> list[int]:
-    """Of each operator. A layer belongs where the middle of its work falls when the whole is cut
-    into equal parts."""
+    """Operator -> its segment. A layer belongs where the middle of its work falls when the whole is
+    cut into equal parts."""
     work = by_layer(program)
     total, done, part_of = sum(work.values()), 0.0, {}
     for layer, flops in work.items():
@@ -79,7 +79,7 @@ def _runs_of_layers(program: SingleProgram, count: int) -> list[int]:
 
 
 def _metis_parts(program: SingleProgram, count: int) -> list[int]:
-    """Of each operator: balanced work, few entries on edges between parts."""
+    """Operator -> its segment: balanced work, few entries on edges between segments."""
     require(
         find_spec("pymetis") is not None,
         "segments by METIS need pymetis",
@@ -222,7 +222,7 @@ def runs_that_fit(workload: Workload) -> int:
     usable = workload.device_bytes()
     saved = sum(layer.saved_bytes for layer in workload.profile.layers)
     speed = {
-        name: 1 / sum(table.seconds()) * table.micro_batch
+        name: 1 / sum(table.layer_seconds()) * table.micro_batch
         for name, table in tables(workload).items()
     }
     share = {name: speed[name] / sum(speed[d.type] for d in devices) for name in speed}

@@ -54,7 +54,7 @@ def best_ratios(problem: HapProblem, cost: CostOfRatios, run: Run) -> BestRatios
     found.
     """
     best = np.tile(problem.proportional, (problem.g, 1))
-    estimate = problem.seconds(cost, best)
+    estimate = problem.program_seconds(cost, best)
     least = estimate if problem.fits(cost, best) else np.inf
     # with one type all ratios are equal, which also needs least bytes on the fullest device
     if problem.K == 1 or (estimate <= 0 and np.isfinite(least)):
@@ -73,7 +73,7 @@ def best_ratios(problem: HapProblem, cost: CostOfRatios, run: Run) -> BestRatios
         if answer.x is not None:
             ratios = np.maximum(answer.values(ratio), 0.0)
             ratios /= (ratios @ problem.counts)[:, None]
-            seconds = problem.seconds(cost, ratios)
+            seconds = problem.program_seconds(cost, ratios)
             if seconds < least and problem.fits(cost, ratios):
                 best, least = ratios, seconds
         if np.isfinite(least):

@@ -35,7 +35,8 @@ from numpy.typing import NDArray
 
 from hetplan.compiled import kernel
 from hetplan.formulations.joint.data import MOST_CHUNKS, JointData
-from hetplan.replays.costs import Costs, Floats
+from hetplan.replays.arrays import Floats
+from hetplan.replays.costs import Costs
 from hetplan.replays.data import Node
 from hetplan.solvers.general import minimise
 from hetplan.solvers.model import SMALLEST, Model

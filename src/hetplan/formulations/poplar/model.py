@@ -12,7 +12,7 @@ Vars   y[k, l] devices of group k that take load l, over all steps; s_j steps th
 min  sum_j (v_j - v_(j-1)) s_j + C x (s_1, or 1 for ZeRO 0, 1)          v_0 = 0
 (3) is Hall's condition: the loads that a step admits are nested by its time, so all loads find a
 step that is long enough, and no variable says which. Only the steps' times are read from an answer:
-what the devices take in them follows by the tie rule of `plans`.
+what the devices take in them follows by `ties`.
 Source: hetplan, for Poplar eq. 1 and Algorithm 2.
 """
 
@@ -22,13 +22,9 @@ import numpy as np
 
 from hetplan.formulations.poplar.data import PoplarData, PoplarDecision
 from hetplan.formulations.poplar.paper import known_before
-from hetplan.formulations.poplar.plans import (
-    largest_shares,
-    share_seconds,
-    shares_within,
-    steps_within,
-)
 from hetplan.formulations.poplar.problem import NOTHING_FITS, Floats, PoplarProblem, compile_problem
+from hetplan.formulations.poplar.shares import largest_shares, share_seconds
+from hetplan.formulations.poplar.ties import shares_within, steps_within
 from hetplan.solvers.expressions import Columns, total
 from hetplan.solvers.general import Formulation
 from hetplan.solvers.model import Model, ModelAnswer, Totals
@@ -138,7 +134,7 @@ def build(levels: Levels, run: Run | None = None) -> Model:
 
 
 def read(levels: Levels, answer: ModelAnswer) -> PoplarDecision:
-    """The decision behind the steps of an answer, by the tie rule of `plans`."""
+    """The decision behind the steps of an answer, by the tie rule (`ties`)."""
     problem, at_least = levels.problem, answer.counts("s")
     if not problem.stepwise:
         return shares_within(problem, float(levels.times[int(at_least.sum()) - 1]))

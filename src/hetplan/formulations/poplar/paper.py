@@ -28,8 +28,8 @@ import numpy as np
 
 from hetplan.formulations.poplar.awareness import CurveDevice, dips, spline_curve
 from hetplan.formulations.poplar.data import PoplarData, PoplarDecision, Share, Step
+from hetplan.formulations.poplar.decisions import shares_decision, steps_decision
 from hetplan.formulations.poplar.evaluate import evaluate
-from hetplan.formulations.poplar.plans import fluid_seconds, shares_decision, steps_decision
 from hetplan.formulations.poplar.problem import (
     NOTHING_FITS,
     SAME_TIME,
@@ -37,6 +37,7 @@ from hetplan.formulations.poplar.problem import (
     Ints,
     PoplarProblem,
     compile_problem,
+    peak_speed_bound,
 )
 from hetplan.profiling.hardware.cluster import catalogue
 from hetplan.profiling.profiles.largest_batch import explore
@@ -77,7 +78,7 @@ def known_before(data: PoplarData, problem: PoplarProblem) -> Known[PoplarDecisi
     """Bound and plan of a problem in which something fits: Algorithm 2 on the curves themselves."""
     decision = algorithm_2(problem, [group.seconds for group in problem.groups])
     return Known(
-        bound=fluid_seconds(problem),
+        bound=peak_speed_bound(problem),
         decision=decision,
         objective=evaluate(data, decision).objective,
     )

@@ -1,35 +1,16 @@
-"""The instance as arrays, equal devices grouped, and what a ZeRO stage sends.
-
-The evaluator does not use this module.
+"""The instance as arrays, equal devices grouped (the evaluator does not use this module).
 
 Devices with the same curve are interchangeable, so every search below counts devices per group and
 costs the same for 8 devices as for 16 384.
-
-Communication of the ZeRO stages.
-
-Who takes part: under stages 1 to 3 every device of the cluster, since each holds shards, whether it
-gets samples or not; under stage 0 the devices on which the states and one sample fit, the others
-being of no use.
-Volumes: all-reduce 2 W (stage 0); reduce-scatter W + all-gather W (1, 2); two all-gathers and a
-reduce-scatter, 3 W (3).
-Source: Rajbhandari et al. 2020 (ZeRO), Sections 3.1, 5 and 7; Poplar (AAAI 2025), appendix "Details
-about ZeRO".
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hetplan.errors import require
 from hetplan.formulations.poplar.data import PoplarData
-from hetplan.profiling.hardware.cluster import Cluster
-from hetplan.profiling.profiles.measured_collectives import Collectives
-from hetplan.replays.collectives import collective_seconds
-from hetplan.replays.model_states import States, check_stage
 from hetplan.text import grouped
 
 Floats = NDArray[np.float64]
@@ -37,18 +18,17 @@ Ints = NDArray[np.int64]
 
 # Times that differ by less than this part are equal: sums of the same terms in another order.
 SAME_TIME = 1e-9
+# Bounds are computed in another order than the evaluator's sums.
+ROUNDING = 1e-12
 
 
 @dataclass(frozen=True)
 class Group:
-    """Devices that share one curve.
-
-    members: their numbers in the instance, ascending. seconds [mbs + 1]: t(b), t(0) = 0.
-    """
+    """Devices that share one curve."""
 
     name: str
-    members: tuple[int, ...]
-    seconds: Floats
+    members: tuple[int, ...]  # their numbers in the instance, ascending
+    seconds: Floats  # [mbs + 1] t(b), seconds of a micro-batch of b samples; t(0) = 0
 
     @property
     def count(self) -> int:
@@ -63,11 +43,10 @@ class Group:
     @cached_property
     def peak_batch(self) -> int:
         """The micro-batch of the highest speed (the smallest of several), 0 where nothing fits."""
-        return (
-            0
-            if self.largest == 0
-            else 1 + int(np.argmax(np.arange(1, self.largest + 1) / self.seconds[1:]))
-        )
+        if self.largest == 0:
+            return 0
+        speeds = np.arange(1, self.largest + 1) / self.seconds[1:]
+        return 1 + int(np.argmax(speeds))
 
     @cached_property
     def peak(self) -> float:
@@ -77,13 +56,12 @@ class Group:
 
 @dataclass(frozen=True)
 class PoplarProblem:
-    """groups: those that hold at least one sample; devices: n of the instance; total: G; comm: C
-    seconds."""
+    """The instance as arrays."""
 
-    groups: tuple[Group, ...]
-    devices: int
-    total: int
-    comm: float
+    groups: tuple[Group, ...]  # those whose devices hold at least one sample
+    devices: int  # n of the instance
+    total: int  # G samples of an iteration
+    comm: float  # C seconds of one synchronisation
     zero_stage: int
 
     @property
@@ -114,81 +92,11 @@ def compile_problem(data: PoplarData) -> PoplarProblem:
     )
 
 
-Shards = Literal["equal", "memory"]
-
-
-def parts(memory: Sequence[float], shards: Shards) -> Floats:
-    """[n] the part of the shards on each device: equal, or in proportion to its memory (bytes)."""
-    if shards == "equal":
-        return np.full(len(memory), 1.0 / len(memory))
-    require(shards == "memory", "shards", got=shards, expected="equal or memory")
-    sizes = np.array(memory, dtype=float)
-    require(
-        sizes.sum() > 0, "shards by memory, but no device has any", expected="memory on some device"
-    )
-    return np.asarray(sizes / sizes.sum())
-
-
-@dataclass(frozen=True)
-class Communication:
-    """Seconds of the collectives: in every accumulation step, and once per iteration."""
-
-    per_step: float
-    per_iteration: float
-
-
-def communication(
-    states: States,
-    stage: int,
-    cluster: Cluster,
-    held: Floats,
-    members: Sequence[int] | None = None,
-    sharers: Sequence[int] | None = None,
-    measured: Collectives | None = None,
-) -> Communication:
-    """Collectives over the members in the cluster's order, at the slowest link of the ring through
-    them.
-
-    Stage 3 gathers layer by layer and pays the latency once per layer. held [n]: parts of the
-    shards. members: who takes part under stage 0, default all devices; later stages need everyone
-    who holds shards. sharers [n]: whose parts `held` are, default all devices of the cluster.
-    measured: collectives that take the place of the cluster's links.
-    """
-
-    def link(operation: str, taking: Sequence[int]) -> tuple[float, float]:
-        return ring(cluster, taking) if measured is None else measured.ring(operation)
-
-    check_stage(stage)
-    if stage == 0:
-        taking = range(len(held)) if members is None else members
-        if not taking:
-            return Communication(0.0, 0.0)
-        return Communication(
-            0.0,
-            2.0
-            * collective_seconds(
-                states.gradients,
-                np.full(len(taking), 1.0 / len(taking)),
-                *link("all-reduce", taking),
-            ),
-        )
-    all_of_them = range(len(held)) if sharers is None else sharers
-    messages = states.layers if stage == 3 else 1
-    reduce = collective_seconds(
-        states.gradients, held, *link("reduce-scatter", all_of_them), messages=messages
-    )
-    gather = collective_seconds(
-        states.weights, held, *link("all-gather", all_of_them), messages=messages
-    )
-    if stage == 3:
-        return Communication(2.0 * gather + reduce, 0.0)
-    return Communication(0.0, reduce + gather) if stage == 1 else Communication(reduce, gather)
-
-
-def ring(cluster: Cluster, members: Sequence[int]) -> tuple[float, float]:
-    """(bytes per second, seconds per message) of the slowest link of the ring through `members`."""
-    here = np.asarray(members, dtype=np.int64)
-    after = np.roll(here, -1)
-    return float(cluster.bandwidth()[here, after].min()), float(
-        cluster.latency()[here, after].max()
-    )
+def peak_speed_bound(problem: PoplarProblem) -> float:
+    """Seconds that every plan takes at least: all devices work at their peak speeds all the time,
+    and synchronise once, or in ZeRO 2 and 3 after each of the fewest possible steps."""
+    steps = 1
+    if problem.stepwise:
+        fullest_step = sum(group.count * group.largest for group in problem.groups)
+        steps = -(-problem.total // fullest_step)
+    return (problem.total / problem.speed + steps * problem.comm) * (1 - ROUNDING)

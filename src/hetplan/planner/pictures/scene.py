@@ -1,4 +1,4 @@
-"""What a picture of a plan shows, without saying how: rows of a timeline, memory, placement,
+"""The content of a plan's picture, without its looks: rows of a timeline, memory, placement,
 candidates."""
 
 from collections.abc import Mapping, Sequence
@@ -88,7 +88,7 @@ class Offer(Printed):
 
 
 class PlanningDocument(Printed):
-    """What `hetplan plan --json` prints."""
+    """The document that `hetplan plan --json` prints."""
 
     winner: int | None
     candidates: list[Offer]
@@ -105,7 +105,7 @@ class ChangeDocument(Printed):
 
 
 class WhatIfDocument(Printed):
-    """What `hetplan plan what-if --json` prints."""
+    """The document that `hetplan plan what-if --json` prints."""
 
     base: ChangeDocument
     variants: list[ChangeDocument]
@@ -204,7 +204,8 @@ def row(plan: Plan, run: Replay, workload: Workload, units: Sequence[int]) -> Ro
 
 
 def spans(run: Replay, unit: int) -> tuple[tuple[Span, ...], tuple[Span, ...]]:
-    """What the unit computes, and what it sends or joins in."""
+    """Spans of the unit's computation, and of the messages and collectives that it takes part
+    in."""
     tasks, timeline = run.timeline.tasks, run.timeline
     own = tasks.unit == unit
     if run.by_device:

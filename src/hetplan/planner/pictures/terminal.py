@@ -25,7 +25,7 @@ LETTERS = {
 
 
 def tables(scene: Scene) -> list[Table]:
-    """What `hetplan show` prints."""
+    """The texts that `hetplan show` prints."""
     return [
         timeline(scene),
         reasons(scene),

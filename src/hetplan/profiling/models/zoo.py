@@ -33,8 +33,8 @@ LONGEST_SEQUENCE = 10**8
 
 @dataclass(frozen=True)
 class Published:
-    """How many parameters a model has in public, and where that stands; what hetplan counts is
-    within 0.5 %."""
+    """The published number of a model's parameters, and its source; hetplan counts within 0.5 % of
+    it."""
 
     params: float
     source: str

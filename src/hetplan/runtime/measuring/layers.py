@@ -79,7 +79,7 @@ def measure_profile(
             tell(f"{place}: {error}")
             continue
         tables.append(table)
-        tell(f"{place}: {1e3 * sum(table.seconds()):.4g} ms forward and backward")
+        tell(f"{place}: {1e3 * sum(table.layer_seconds()):.4g} ms forward and backward")
         if output is not None:
             _profile(model, tables, device).save(output)
     require(tables, "no size fits in the device's memory", where=device, got=min(micro_batches))

@@ -1,4 +1,4 @@
-"""What is to be trained, and what a search returns: counted, timed and ranked, with its proof.
+"""A training job, and the result of a search for it: counted, timed and ranked, with its proof.
 
 Order, Pareto set and choice under a money limit follow Astra, Section 3.6, eq. 29-33.
 """
@@ -24,8 +24,8 @@ MOST_TOKENS = 1e18
 
 @dataclass(frozen=True)
 class Job:
-    """What is to be trained. tokens: of the whole training, for money. money_limit: dollars for
-    them, None: none."""
+    """A training job. tokens: of the whole training, for money. money_limit: dollars for them,
+    None: none."""
 
     model: Model
     global_batch: int

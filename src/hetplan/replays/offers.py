@@ -1,5 +1,4 @@
-"""Pools of GPUs: types, counts, links and prices, as in Astra's three search modes (Section 3.2,
-eq. 1-3).
+"""Device types with their links, counts and prices, one record for all devices of a type.
 
 A type's links: `intra` bytes/s between two devices of a node, `network` bytes/s in and out of one
 node, shared by all its devices. Where no cluster file gives them, `offer_of` knows the usual
@@ -8,8 +7,7 @@ machines.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import dataclass
 
 from hetplan.errors import require
 from hetplan.profiling.hardware.cluster import (
@@ -24,8 +22,6 @@ from hetplan.profiling.hardware.cluster import (
     device,
 )
 from hetplan.text import grouped
-
-Mode = Literal["homogeneous", "heterogeneous", "cost"]
 
 # (devices per node, intra-node Gbit/s of one device in one direction, network Gbit/s of the node,
 # GB/s of one device to its host and of the host's memory per device), by prefix.
@@ -63,9 +59,14 @@ _PLAIN = (8, 200.0, 100.0, 25.0, 51.0)
 
 @dataclass(frozen=True)
 class Offer:
-    """One type of device in the pool. most: how many there are; SI units; host_link, host_memory:
-    bytes/s of one device to its host, and of the host's memory per device. switch_nodes: nodes
-    under one switch; uplink: bytes/s of one of them to what lies under others."""
+    """One type of device: its specification, its count and its links, in SI units.
+
+    most: devices, of this type. node_devices: devices of one node. intra: bytes/s between two
+    devices of a node. network: bytes/s in and out of a node. host_link: bytes/s of one device to
+    its host. host_memory: bytes/s of the host's memory per device. intra_latency, network_latency:
+    seconds per message. switch_nodes: nodes under one switch. uplink: bytes/s of one node to nodes
+    under other switches.
+    """
 
     name: str
     spec: DeviceSpec
@@ -91,56 +92,6 @@ class Offer:
         """A full node of it."""
         links = self.intra, self.network, self.intra_latency, self.network_latency
         return Node(self.name, self.node_devices, *links)
-
-
-@dataclass(frozen=True)
-class Pool:
-    """What may be used. sizes: the numbers of GPUs to try, each with every offer (or all offers
-    mixed)."""
-
-    mode: Mode
-    offers: tuple[Offer, ...]
-    sizes: tuple[int, ...]
-
-    def __post_init__(self) -> None:
-        require(
-            self.offers and self.sizes,
-            "the GPU pool is empty",
-            expected="at least one type and one number of GPUs",
-        )
-        names = [offer.name for offer in self.offers]
-        require(
-            len(set(names)) == len(names),
-            "the GPU pool names a type twice",
-            got=", ".join(names),
-        )
-        for size in self.sizes:
-            require(1 <= size <= 10**6, "number of GPUs", got=size, expected="1 to 1000000")
-        if self.mode == "heterogeneous":
-            total = sum(offer.most for offer in self.offers)
-            require(
-                total >= self.sizes[0],
-                "the types together have too few GPUs",
-                got=total,
-                expected=f"{self.sizes[0]}",
-            )
-
-
-def homogeneous(offer: Offer) -> Pool:
-    """Mode 1 (eq. 1): one type, all of its devices."""
-    return Pool("homogeneous", (offer,), (offer.most,))
-
-
-def heterogeneous(total: int, offers: tuple[Offer, ...]) -> Pool:
-    """Mode 2 (eq. 2): `total` devices, of each type at most what it offers."""
-    return Pool("heterogeneous", offers, (total,))
-
-
-def cost(offers: tuple[Offer, ...], most: int) -> Pool:
-    """Mode 3 (eq. 3): 2, 4, 8, … up to `most` devices of one type at a time (and `most` itself)."""
-    require(most >= 2, "the largest number of GPUs", got=most, expected="at least 2")
-    sizes = {2**e for e in range(1, most.bit_length()) if 2**e <= most} | {most}
-    return Pool("cost", tuple(replace(offer, most=most) for offer in offers), tuple(sorted(sizes)))
 
 
 def find_device(name: str) -> tuple[str, DeviceSpec]:

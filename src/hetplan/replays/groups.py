@@ -1,4 +1,4 @@
-"""Seconds of collectives and messages among the devices of one type (Astra, eq. 26).
+"""Seconds of collectives and messages in groups of ranks on devices of one type.
 
 Ranks are numbered tensor first, then expert and data, pipeline last, as Megatron-LM does; a node
 holds consecutive ranks. A group with stride s and size n stays inside a node when s n <= devices
@@ -7,75 +7,45 @@ network. Inside a node collectives take what was measured on its fabric
 (`hetplan.profiling.rates.collectives`). Between nodes a ring takes the bytes that pass its slowest
 link over what NCCL reaches of it, and the latency of every hop: most are within nodes, as many as
 there are nodes lead out of one. Learned links replace both by their share of the bandwidth, which
-has latency in it.Nodes under a switch reach what lies under
-others at their uplink's rate: of a ring one node sends beyond the switch for all of them, of an
-all-to-all every node sends all that leaves it.
+has latency in it. Nodes under a switch reach what lies under others at their uplink's rate: of a
+ring one node sends beyond the switch for all of them, of an all-to-all every node sends all that
+leaves it.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 
-from hetplan.profiling.frameworks import MEGATRON, Framework
-from hetplan.profiling.models.operators import DEFAULT_STACK, Stack
-from hetplan.profiling.profiles.profile import Profile
 from hetplan.profiling.rates.collectives import PARTS, collective_seconds, node_fabric
-from hetplan.profiling.rates.efficiency import Group, Learned, LearnedLinks
-from hetplan.replays.arrays import Floats, Ints
-from hetplan.replays.strategies.offers import Offer
+from hetplan.profiling.rates.efficiency import Group
+from hetplan.replays.arrays import Floats, Numbers
+from hetplan.replays.assumptions import Assumptions
+from hetplan.replays.offers import Offer
 
 MOST_RANKS = 2**21
 
 
-@dataclass(frozen=True)
-class Assumptions:
-    """What pricing and memory assume besides the model and the pool.
+class Together(Protocol):
+    """Seconds of an operation in groups of ranks: `group_seconds` on one type of device."""
 
-    profile: measured layers; where it has no table they are predicted. learned: by device type,
-    how much longer its own operators take than predicted. links: learned efficiency of links; None:
-    measured fabrics inside nodes, `network_share` between them.
-    network_share: what large collectives reach of a node's network: 24 of 25 GB/s for each HDR
-    adapter of A800 nodes (NVIDIA/nccl#412), 96 of 100 GB/s for three DGX A100
-    (NVIDIA/nccl-tests#119).
-    stack: the software that computes; its sequence parallelism is the strategy's.
-    bucket_params, bucket_params_per_rank: parameters whose gradients are reduced together, at
-    least, and per data rank (Megatron Core, `DistributedDataParallelConfig.bucket_size`).
-    framework: what trains, and what it holds on every device; the strategies are Megatron-LM's.
-    reserved_bytes: memory of each device that training cannot use, None: what the framework's
-    allocator does not count. memory_margin: share of each device's memory that stays free besides.
-    """
-
-    framework: Framework = MEGATRON
-    reserved_bytes: float | None = None
-    memory_margin: float = 0.0
-    profile: Profile | None = None
-    learned: Mapping[str, Learned] = field(default_factory=dict)
-    links: LearnedLinks | None = None
-    network_share: float = 0.96
-    stack: Stack = DEFAULT_STACK
-    bucket_params: float = 40e6
-    bucket_params_per_rank: float = 1e6
-
-    @property
-    def reserved(self) -> float:
-        """Bytes of each device that training cannot use."""
-        known = self.reserved_bytes
-        return self.framework.reserved_bytes if known is None else known
+    def __call__(self, operation: str, size: Numbers, stride: Numbers, ranks: Numbers) -> Floats:
+        """See `group_seconds`."""
+        ...
 
 
 def group_seconds(
     offer: Offer,
     assumed: Assumptions,
     operation: str,
-    size: Floats,
-    stride: Ints,
-    ranks: Ints,
+    size: Numbers,
+    stride: Numbers,
+    ranks: Numbers,
 ) -> Floats:
-    """[R] seconds of an operation in groups of that stride and so many ranks, all groups at once.
+    """Seconds of an operation in all groups of a kind at once, in the shape of the arguments.
 
     operation: all-reduce, all-gather (or reduce-scatter, which takes as long), all-to-all, or send
-    for one message. size: bytes of the whole tensor, of a message its own.
+    for one message. size: bytes of the whole tensor, of a message its own. stride: ranks from one
+    member of a group to the next. ranks: members of a group; 1 takes no time.
     """
     sizes, codes = np.broadcast_arrays(size, stride * MOST_RANKS + ranks)
     seconds = np.zeros(sizes.shape)

@@ -1,9 +1,7 @@
-"""What the search knows of a model: one kind of block between an embedding and a head (Astra, eq.
-5-6).
+"""A transformer as closed forms see it: one kind of block between an embedding and a head.
 
 Read from the layer chain, so that built-in models and configuration files serve alike. Blocks that
-differ
-(experts in every second one) are averaged in time, parameters and activations.
+differ (experts in every second one) are averaged in time, parameters and activations.
 """
 
 from collections import Counter
@@ -15,6 +13,8 @@ from hetplan.profiling.models.model import Model
 from hetplan.profiling.models.operators import BLOCKS, ELEMENT_BYTES, Layer, Matmul, Precision
 from hetplan.profiling.models.transformer import Cut, Transformer, transformer_layers
 from hetplan.profiling.rates.times import CORE_SAVED
+from hetplan.profiling.workload import Workload
+from hetplan.replays.memory import saved_bytes_of
 
 
 @dataclass(frozen=True)
@@ -112,10 +112,10 @@ class ModelFacts:
                 core += size if tensor.name in CORE_SAVED else 0.0
         return split, whole, core
 
-    def kept(self, name: str, kinds: tuple[str, ...] = BLOCKS) -> float:
-        """Bytes per sample that an average block keeps of one tensor, in blocks of those kinds."""
-        of = (t for b in self.blocks if b.kind in kinds for t in b.saved if t.name == name)
-        return sum(tensor.size(self.precision) for tensor in of) / self.layers
+    def kept(self, name: str) -> float:
+        """Bytes per sample that an average block keeps of one tensor."""
+        each = (saved_bytes_of(block, name, self.precision) for block in self.blocks)
+        return sum(each) / self.layers
 
     def head_bytes(self, heads: int) -> float:
         """Bytes per sample of keys and values, or queries and outputs, of so many heads."""
@@ -151,3 +151,8 @@ def model_facts(model: Model) -> ModelFacts:
             expected="a language model; `hetplan plan` has strategies for other chains",
         )
     return ModelFacts(model, shape, blocks, chain[0], chain[-1])
+
+
+def facts_of(workload: Workload) -> ModelFacts:
+    """The facts of the workload's model: gathered once, kept with the workload."""
+    return workload.answers.once(ModelFacts, lambda: model_facts(workload.model))

@@ -1,43 +1,33 @@
-"""What ZeRO's sharded states cost replicas that take every step together (data parallelism, tensor
-ranks too): collectives of a step and of an iteration, and how they hide behind computation.
+"""The collectives of ZeRO's sharded states, for replicas that take every step together (data
+parallelism, tensor ranks too): of a step and of an iteration, and how they hide behind computation.
 
 Levels as in Rajbhandari et al. 2020 (ZeRO), Section 5: 1 reduces and scatters gradients and gathers
 weights once per iteration; 2 reduces and scatters in every step; 3 also gathers each layer's
 weights before each of its passes. Without prefetch a step's collectives stand behind its passes,
-priced by Poplar's formula for replicas of one device each. With prefetch (FSDP: Zhao et al. 2023,
-Section 3.3) a step has one link beside its computation, layer by layer in the order of the pass:
-
-    the weights of layer l are asked for when the computation of layer l - 1 - prefetch is done
-    layer l computes when layer l - 1 has and its weights are there
-    its gradients are scattered when it has computed; the link serves in the order of asking, and
-    what is asked at one moment: gradients first
-
-What is hidden so costs `CONTENTION` of its seconds. The forward pass ends with its last layer. What
-the link still does when the backward pass has computed stands behind it as the step's collective.
-Between stages of pipelines nothing is taken in steps: there ZeRO 2 and 3 join gradients and gather
-weights once per iteration, as our runtime does, and take the time of ZeRO 1.
-
-A device's peak memory (`memory`) is that of model states, of the activations kept at once, and of
-what recomputation needs beside; the formula is `replays.memory`'s.
+priced by Poplar's formula for replicas of one device each. With prefetch (FSDP) a step has one link
+beside its computation (`overlap.prefetched_pass`), and what hides there is not free
+(`overlap.uncovered`). The forward pass ends with its last layer. What the link still does when the
+backward pass has computed stands behind it as the step's collective. Between stages of pipelines
+nothing is taken in steps: there ZeRO 2 and 3 join gradients and gather weights once per iteration,
+as our runtime does, and take the time of ZeRO 1.
 """
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
-from itertools import accumulate, chain, pairwise
+from functools import cached_property
+from itertools import chain, pairwise
 from typing import NamedTuple
 
 import numpy as np
 
 from hetplan.plans.plan import Plan, Stage
-from hetplan.profiling.models.operators import CONTENTION
+from hetplan.replays.arrays import Floats
 from hetplan.replays.collectives import collective_seconds
-from hetplan.replays.costs import MOST_KEPT, Costs, Floats
-from hetplan.replays.memory import UNUSED, Held, Passes, held_on
+from hetplan.replays.costs import Costs
+from hetplan.replays.overlap import prefetched_pass, uncovered
 from hetplan.replays.simulator.pipeline import Collective
 from hetplan.replays.simulator.tasks import Ports, Traffic
-from hetplan.schema import Range
 
 Owner = tuple[int, int]  # replica, stage
 
@@ -50,22 +40,6 @@ class Joined(NamedTuple):
     gradients: Traffic
     weights: Traffic | None
     buckets: int = 1
-
-
-def hidden(
-    compute: Sequence[float], gather: Sequence[float], scatter: Sequence[float], ahead: int
-) -> tuple[float, float]:
-    """(seconds until the last layer has computed, seconds that the link goes on after it) of layers
-    in the order of a pass; `ahead` of them are gathered early."""
-    there, now = list(accumulate(gather[: ahead + 1])), 0.0
-    link = there[-1]
-    for l, seconds in enumerate(compute):
-        now = max(now, there[l]) + seconds
-        link = max(link, now) + scatter[l]
-        if l + ahead + 1 < len(compute):
-            link += gather[l + ahead + 1]
-            there.append(link)
-    return now, link - now
 
 
 @dataclass(frozen=True)
@@ -226,20 +200,19 @@ class ZeroCosts:
         """(forward, backward) seconds of a micro-batch with what they wait for, and the link's
         seconds after it."""
         layers = range(len(self.costs.data.layers))
-        each = np.array([self.costs.passes(stage, (l, l + 1), samples) for l in layers]).T.tolist()
+        each = [self.costs.passes(stage, (l, l + 1), samples) for l in layers]
+        ahead = [forward for forward, _ in each]
+        back = [backward for _, backward in reversed(each)]
         none = [0.0] * len(layers)
         gather = self.layers(weights=True) if self.plan.zero == 3 else none
-        forward, _ = hidden(each[0], gather, none, self.prefetch)
         scatter = self.layers(weights=False)
-        backward, left = hidden(each[1][::-1], gather[::-1], scatter[::-1], self.prefetch)
-        saved = [
-            sum(each[0]) + sum(gather) - forward,
-            sum(each[1]) + sum(gather) + sum(scatter) - backward - left,
-        ]
-        forward, backward = (
-            seconds + CONTENTION * max(less, 0.0)
-            for seconds, less in zip((forward, backward), saved, strict=True)
-        )
+        computed, _ = prefetched_pass(ahead, gather, none, self.prefetch)
+        hidden = sum(ahead) + sum(gather) - computed
+        forward = sum(ahead) + float(uncovered(sum(gather), hidden))
+        computed, left = prefetched_pass(back, gather[::-1], scatter[::-1], self.prefetch)
+        exchanged = sum(gather) + sum(scatter)
+        hidden = sum(back) + exchanged - computed - left
+        backward = sum(back) + float(uncovered(exchanged, hidden)) - left
         return forward, backward, left
 
     def passes(self, stage: Stage, samples: int) -> tuple[float, float] | None:
@@ -295,18 +268,7 @@ class ZeroCosts:
 
     def update_seconds(self, stage: Stage) -> float:
         """The optimizer's step on the slowest device of a stage."""
-        return update_seconds(self.costs, stage, self.shares(stage), self.copied_in(stage))
-
-
-@lru_cache(MOST_KEPT)
-def update_seconds(
-    costs: Costs, stage: Stage, shares: tuple[float, ...], copied: tuple[tuple[int, float], ...]
-) -> float:
-    """`ZeroCosts.update_seconds` where its devices have such shares of their states."""
-    sums, ends = costs.param_sums, stage.layers
-    held = sum(sums[last] - sums[first] for first, last in ends) + sum(size for _, size in copied)
-    each = zip(stage.all_devices, stage.parts, shares, strict=True)
-    return max(costs.update_seconds(device, held * part * share) for device, part, share in each)
+        return self.costs.stage_update_seconds(stage, self.shares(stage), self.copied_in(stage))
 
 
 def single_stage(plan: Plan) -> bool:
@@ -315,69 +277,3 @@ def single_stage(plan: Plan) -> bool:
         len(replica.stages) == 1 and len(replica.stages[0].all_devices) == 1
         for replica in plan.replicas
     )
-
-
-def memory(zero: "ZeroCosts", kept: Floats) -> tuple[Held[float], ...]:
-    """[D] what devices hold at their peak. kept: bytes that every stage of the first replica, then
-    of the second, … keeps at once."""
-    plan, costs, kept_by_stage = zero.plan, zero.costs, iter(kept.tolist())
-    data, held = costs.data, [UNUSED] * len(plan.devices)
-    offloaded = costs.degrees.offloaded if costs.degrees else 0.0
-    for replica in plan.replicas:
-        samples = max(batch.samples for batch in replica.micro_batches)
-        for stage in replica.stages:
-            rows = samples * costs.context * max(stage.row_shares) / sum(stage.row_shares)
-            layers, kept_here = tuple(stage.layers), next(kept_by_stage)
-            passes, weights, largest = stage_bytes(
-                costs, layers, len(stage.tensor_shares), zero.copied_in(stage)
-            )
-            alike: dict[tuple[float, float], Held[float]] = {}
-            each = zip(stage.all_devices, stage.parts, zero.shares(stage), strict=True)
-            for device, part, share in each:
-                if (part, share) not in alike:
-                    states = data.framework.held_bytes(
-                        part * weights,
-                        part * largest,
-                        data.element_bytes,
-                        zero.level,
-                        share,
-                        staged=len(replica.stages) > 1,
-                    )
-                    there = held_on(
-                        data.framework, states, passes, kept_here, rows, data.reserved_bytes
-                    )
-                    alike[part, share] = replace(there, optimizer=there.optimizer * (1 - offloaded))
-                held[device] = alike[part, share]
-    return tuple(held)
-
-
-def passes_of(costs: Costs, layers: Sequence[Range], tensor: int) -> Passes[float]:
-    """What the passes of a stage on a tensor group keep. layers: one range per model chunk."""
-    data, framework = costs.data, costs.data.framework
-    head = layers[-1][1] == len(data.layers)
-    loss = framework.loss_bytes(data.logit_elements, data.logit_bytes, tensor)
-    boundary = max(
-        max(costs.inputs[first], data.layers[end - 1].activation_bytes) for first, end in layers
-    )
-    return Passes(
-        saved=sum(costs.saved_bytes(chunk, tensor) for chunk in layers),
-        working=max(costs.working_bytes(chunk, tensor) for chunk in layers),
-        logits=head * data.logit_bytes / tensor,
-        loss=head * loss,
-        boundary=boundary / (tensor if framework.sequence_parallel else 1),
-    )
-
-
-@lru_cache(MOST_KEPT)
-def stage_bytes(
-    costs: Costs, layers: tuple[Range, ...], tensor: int, copied: tuple[tuple[int, float], ...]
-) -> tuple[Passes[float], float, float]:
-    """Of a stage: what its passes keep, and bytes of its weights and of its largest layer, with
-    what its layers copy."""
-    copies = dict(copied)
-    each = [
-        costs.data.layers[l].param_bytes + copies.get(l, 0.0)
-        for first, last in layers
-        for l in range(first, last)
-    ]
-    return passes_of(costs, layers, tensor), sum(each), max(each)

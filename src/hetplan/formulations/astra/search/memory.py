@@ -17,15 +17,24 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from hetplan.formulations.astra.search.pricing import Priced
+from hetplan.formulations.astra.search.table import Strategies
 from hetplan.profiling.frameworks import States
 from hetplan.profiling.models.operators import ELEMENT_BYTES, Layer
 from hetplan.replays.arrays import Floats, Ints
-from hetplan.replays.memory import Held, Passes, held_on, inputs_bytes, logits_of
-from hetplan.replays.strategies.facts import ModelFacts, expert_params_of
-from hetplan.replays.strategies.links import Assumptions
-from hetplan.replays.strategies.offers import Offer
-from hetplan.replays.strategies.pricing import Priced
-from hetplan.replays.strategies.table import Strategies
+from hetplan.replays.assumptions import Assumptions
+from hetplan.replays.facts import ModelFacts, expert_params_of
+from hetplan.replays.memory import (
+    ATTENTION_OUTPUT,
+    Held,
+    Passes,
+    gathered_for_experts,
+    held_on,
+    inputs_bytes,
+    logits_of,
+    on_a_rank,
+)
+from hetplan.replays.offers import Offer
 
 # (ZeRO level, whether on stages of a pipeline) of the strategies: replicated, the distributed
 # optimizer, full shards without and with a pipeline. Only full shards depend on the second.
@@ -43,17 +52,6 @@ def divided_tokens(priced: Priced) -> NDArray[np.bool_]:
     return np.asarray((priced.sp == 1) | priced.assumed.framework.sequence_parallel)
 
 
-def on_a_rank(priced: Priced, split: Floats, whole: Floats | float, gathered: Floats) -> Floats:
-    """Bytes that each tensor rank keeps.
-
-    split: of tensors that all tensor ranks divide. whole: of tensors that are divided only where
-    tokens are, else whole on every rank. gathered: the part of `whole` that, where tokens are
-    divided, is gathered and kept whole.
-    """
-    kept_whole = whole / priced.tp + gathered * (1 - 1 / priced.tp)
-    return np.asarray(split / priced.tp + np.where(divided_tokens(priced), kept_whole, whole))
-
-
 def block_bytes(priced: Priced) -> tuple[Floats, Floats]:
     """Bytes per sample on each rank that an average block keeps: all of them, and those of the
     attention's core.
@@ -64,24 +62,23 @@ def block_bytes(priced: Priced) -> tuple[Floats, Floats]:
     """
     facts, framework = priced.facts, priced.assumed.framework
     split, whole, core = facts.saved
-    columns = (priced.etp - 1) / np.maximum(priced.tp - 1, 1)
     gathered = np.zeros_like(priced.own)
     for block, share in facts.different_blocks:
         inputs = framework.whole_inputs * inputs_bytes(block, facts.precision)
-        common = sum(t.size(facts.precision) for t in block.saved if t.name == "up input")
-        common = common if block.kind == "moe-block" else 0.0
-        gathered = gathered + share * np.maximum(inputs, columns * common)
-    split = split + priced.exchanged * facts.kept("attention output")
-    return on_a_rank(priced, split, whole, gathered), core / priced.tp
+        common = gathered_for_experts(block, facts.precision, priced.tp, priced.etp)
+        gathered = gathered + share * np.maximum(inputs, common)
+    split = split + priced.exchanged * facts.kept(ATTENTION_OUTPUT)
+    entire = on_a_rank(split, whole, gathered, priced.tp, divided_tokens(priced))
+    return entire, core / priced.tp
 
 
 def end_bytes(priced: Priced, layer: Layer) -> Floats:
     """Bytes per sample on each rank that embedding or head keeps."""
     precision = priced.facts.precision
     whole = layer.replicated_saved_bytes(precision)
-    split = np.full_like(priced.own, layer.saved_bytes(precision) - whole)
+    split = layer.saved_bytes(precision) - whole
     inputs = priced.assumed.framework.whole_inputs * inputs_bytes(layer, precision)
-    return on_a_rank(priced, split, whole, np.full_like(priced.own, inputs))
+    return on_a_rank(split, whole, inputs, priced.tp, divided_tokens(priced))
 
 
 def passes_of(priced: Priced, layers: Ints, last: Floats | float) -> Passes[Floats]:
