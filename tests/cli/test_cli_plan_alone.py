@@ -16,7 +16,7 @@ import yaml
 from fakes.cli import Call
 from hetplan.planner.hap import Hap
 from hetplan.planner.library import plan as plan_by_python
-from hetplan.planner.strategy import propose
+from hetplan.planner.proposals import propose
 from hetplan.plans.degrees import Degrees
 from hetplan.plans.making import new_plan, with_inputs, workload_of
 from hetplan.plans.plan import Plan, load_plan, save_plan
