@@ -49,6 +49,8 @@ def timeline(scene: Scene) -> Table:
         f"a column is {seconds_text(scene.seconds / COLUMNS)}",
     ]
     more = scene.more + max(len(scene.rows) - LISTED, 0)
+    if more:
+        notes.append(f"{counted(more, 'more stage')}; --html draws more")
     return Table.of(
         f"{scene.title}: {scene.subtitle}",
         scene.rows[:LISTED],
@@ -59,7 +61,7 @@ def timeline(scene: Scene) -> Table:
             Column("one iteration", lambda row: drawn(row, scene.seconds), right=True),
             Column("computes", lambda row: row.busy, percent_text, right=True),
         ],
-        [*notes, *([f"{counted(more, 'more stage')}; --html draws more"] if more else [])],
+        notes,
     )
 
 
