@@ -1,8 +1,9 @@
 """Writes the tables of methods.md from the families' own descriptions: `python
 docs/method_tables.py [--check]`.
 
-Each table stands between `<!-- methods:NAME -->` and `<!-- end -->`. With --check nothing is
-written and the exit code is 1 if the file is out of date.
+Each table stands between `<!-- generated: python docs/method_tables.py NAME -->` and
+`<!-- end -->`. All are written, whatever names are given. With --check nothing is written and the
+exit code is 1 if the file is out of date.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ def filled(page: str) -> str:
     """The page with every family's table renewed; raises ValueError where a family has no place on
     it."""
     for name in FAMILIES:
-        pattern = rf"(<!-- methods:{name} -->\n).*?(<!-- end -->)"
+        mark = f"<!-- generated: python docs/method_tables.py {name} -->"
+        pattern = rf"({mark}\n).*?(<!-- end -->)"
         content = table(family(name)).replace("\\", r"\\")
         page, count = re.subn(pattern, rf"\1{content}\n\2", page, flags=re.DOTALL)
         if count != 1:

@@ -2,7 +2,8 @@
 [--time-limit S]`.
 
 Minutes on an idle machine. Each row is planned as its command says; figures are predicted, plans
-replayed. The table stands between `<!-- workloads -->` and `<!-- end -->`.
+replayed. The table stands between `<!-- generated: python docs/workloads_table.py … -->` and
+`<!-- end -->`.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from hetplan.planner.candidate import Candidate
 from hetplan.planner.joint import Joint
 from hetplan.planner.library import plan
 from hetplan.planner.planning import Planning
-from hetplan.planner.strategy import Candidate
 from hetplan.solvers.run import relative_gap
 from hetplan.text import more_text, percent_text, seconds_text
 
@@ -94,7 +95,10 @@ def filled(page: str, lines: list[str]) -> str:
     rule = "|" + " --- |" * len(HEADER)
     content = "\n".join(["| " + " | ".join(HEADER) + " |", rule, *lines]).replace("\\", r"\\")
     found, count = re.subn(
-        r"(<!-- workloads -->\n).*?(<!-- end -->)", rf"\1{content}\n\2", page, flags=re.DOTALL
+        r"(<!-- generated: [^\n]* -->\n).*?(<!-- end -->)",
+        rf"\1{content}\n\2",
+        page,
+        flags=re.DOTALL,
     )
     if count != 1:
         raise ValueError(f"{PAGE.name}: {count} places for the table, expected 1")

@@ -12,9 +12,8 @@ def small() -> Model:
     """min 2x + 3y + 1, x + y >= 6.5, x <= 3, x and y integer: x = 3, y = 4, cost 19."""
     model = Model("small")
     x, y = model.integer("x", upper=3), model.integer("y", upper=10)
-    model.minimize([x, y], [2.0, 3.0])
-    model.constant = 1.0
-    model.row("cover", [x, y], lower=6.5)
+    model.minimize(2 * x + 3 * y + 1)
+    model.row("cover", x + y >= 6.5)
     return model
 
 
@@ -26,10 +25,9 @@ def knapsack(items: int = 150, rows: int = 60, seed: int = 7, run: Run | None = 
     x = model.binary("x", (items,))
     for _ in range(rows):
         weights = draw.integers(1, 1000, items).astype(float)
-        model.row("capacity", x, weights, upper=float(weights.sum() // 3))
+        model.row("capacity", weights @ x <= weights.sum() // 3)
     values = draw.integers(100, 1000, items).astype(float)
-    model.minimize(x, -values)
-    model.constant = float(values.sum())
+    model.minimize(values.sum() - values @ x)
     return model
 
 
@@ -40,7 +38,7 @@ def sparse_packing(items: int, rows: int, entries: int, seed: int = 0) -> Model:
     model = Model("packing")
     x = model.binary("x", (items,))
     for _ in range(rows):
-        taken = draw.choice(x, entries, replace=False)
-        model.row("capacity", taken, draw.integers(1, 100, entries), upper=50.0 * entries / 3)
-    model.minimize(x, -draw.integers(10, 100, items).astype(float))
+        taken = x[draw.choice(items, entries, replace=False)]
+        model.row("capacity", draw.integers(1, 100, entries) @ taken <= 50.0 * entries / 3)
+    model.minimize(-draw.integers(10, 100, items) @ x)
     return model

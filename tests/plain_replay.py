@@ -13,6 +13,7 @@ from itertools import pairwise
 from typing import Any
 
 from hetplan.profiling.models.operators import CONTENTION
+from hetplan.profiling.rates.collectives import collective_seconds, node_fabric
 from hetplan.profiling.rates.products import move_seconds
 
 TIE = 1e-6
@@ -524,3 +525,78 @@ def poplar(plan: Any, workload: Any, cluster: Cluster, share: Any) -> tuple[floa
     padded = (n - 1) * (size * max(share.values()) / speed + messages * latency)
     once = min(padded, size / speed + n * (n - 1) * messages * latency)
     return {1: (0.0, 2 * once), 2: (once, once), 3: (3 * once, 0.0)}[plan.zero]
+
+
+def group_seconds(workload: Any, operation: str, size: float, stride: int, ranks: int) -> float:
+    """An operation in all groups of ranks that are `stride` apart, on nodes that are all alike."""
+    node = workload.cluster.nodes[0]
+    if ranks == 1:
+        return 0.0
+    if stride * ranks <= node.devices:
+        return collective_seconds(operation, size, ranks, node_fabric(node)).seconds
+    network: float = 0.96 * node.network_bandwidth
+    latency: float = node.network_latency
+    in_a_node = max(1, node.devices // stride)
+    if operation in ("send", "all-to-all"):  # all devices of a node send at once
+        rate: float = min(node.intra_bandwidth, network / node.devices)
+        leaving = (ranks - in_a_node) / ranks if operation == "all-to-all" else 1.0
+        return leaving * size / rate + latency
+    nodes = math.ceil(ranks / in_a_node)
+    rate = min(node.intra_bandwidth, network / min(stride, node.devices))
+    hops = (nodes - 1) * latency + (ranks - nodes) * node.intra_latency
+    rounds = 2 if operation == "all-reduce" else 1
+    seconds: float = rounds * ((ranks - 1) / ranks * size / rate + hops)
+    return seconds
+
+
+def block_waits(
+    workload: Any, plan: Any, samples: int, computing: tuple[float, float, float]
+) -> tuple[float, float]:
+    """Seconds that a block of a model in 16 bits waits in a plan with further degrees, forward and
+    backward. computing: seconds of its passes and of attention's core in the forward pass."""
+    shape, degrees, block = workload.model.spec.shape, plan.degrees, workload.model.layers[1]
+    tensor, data = len(plan.replicas[0].stages[0].tensor_shares), len(plan.replicas)
+    context, expert, expert_tensor = degrees.context, degrees.expert, degrees.expert_tensor
+    tokens, width = workload.model.tokens_per_sample * samples / context, 2
+    forward, backward, core = computing
+
+    def beside(seconds: float, window: float) -> float:
+        return seconds - (1 - CONTENTION) * min(seconds, window)
+
+    there, back, of_experts = 0.0, 0.0, 0
+    if shape.experts:
+        of_experts = 3 * shape.hidden * shape.feed_forward * shape.experts.count
+        own_tokens = tokens * shape.experts.active
+        if degrees.sequence_parallel or expert_tensor < tensor:
+            own_tokens /= tensor
+        size = own_tokens * shape.hidden * width
+        once = group_seconds(workload, "all-to-all", size, expert_tensor, expert)
+        there, back = there + 2 * once, back + 2 * once
+    else:
+        expert_tensor = tensor
+    head = tokens * 2 * (shape.hidden / shape.heads) * width / tensor
+    if degrees.exchange == "ring":
+        turn = group_seconds(workload, "send", shape.kv_heads * head, tensor, context)
+        turn *= context - 1
+        there, back = there + beside(turn, core), back + beside(2 * turn, 2 * core)
+    else:
+        each = (shape.heads + shape.kv_heads) * head / 4
+        once = group_seconds(workload, "all-to-all", each, tensor, context)
+        there, back = there + 4 * once, back + 4 * once
+    if plan.zero == 3:
+        ranks, apart = data * context // degrees.shard_groups, expert * expert_tensor
+        parts = [((block.params - of_experts) / tensor, tensor, ranks)]
+        parts.append((of_experts / apart, apart, tensor * ranks // apart))
+        gather = sum(
+            group_seconds(workload, "all-gather", params * width, stride, n)
+            for params, stride, n in parts
+            if params
+        )
+        there, back = there + beside(gather, forward), back + beside(2 * gather, backward)
+    return there, back
+
+
+def host_update(params: float, hidden: float) -> float:
+    """Adam of so many parameters in 16 bits on the host of a device without a known machine:
+    51 GB/s of memory, 25 GB/s to the device. hidden: seconds that hide transfers."""
+    return params * 30 / 51e9 + max(0.0, params * 4 / 25e9 - hidden)

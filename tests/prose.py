@@ -111,7 +111,7 @@ def complaints(prose: Prose) -> list[str]:
 
 def pages() -> list[Path]:
     """The pages that are held to the limits."""
-    return [ROOT / name for name in SETTINGS["pages"]]
+    return [page for name in SETTINGS["pages"] for page in sorted(ROOT.glob(name))]
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-import time
 
+from hetplan.clock import CLOCK
 from hetplan.solvers.run import Options, Run
 
 
@@ -29,4 +29,4 @@ def cancelled_after(looks: int, **options: object) -> Run:
 def over(**options: object) -> Run:
     """A run whose time was up before anything began."""
     chosen = Options(**{"threads": 1, "time_limit": 1.0, **options})  # type: ignore[arg-type]
-    return Run(chosen, started=time.perf_counter() - 2.0)
+    return Run(chosen, started=CLOCK.seconds() - 2.0)

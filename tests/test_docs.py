@@ -74,9 +74,10 @@ def test_paths_in_backticks_exist(page: Path) -> None:
     assert [p for p in patterns if not any(next(base.glob(p), None) for base in bases)] == []
 
 
-def test_what_is_generated_is_up_to_date() -> None:
+@pytest.mark.parametrize("script", ["method_tables.py", "name_lists.py"])
+def test_what_is_generated_is_up_to_date(script: str) -> None:
     done = subprocess.run(
-        [sys.executable, DOCS / "method_tables.py", "--check"],
+        [sys.executable, DOCS / script, "--check"],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -215,3 +216,39 @@ def test_the_page_of_files_lists_every_device_type_and_built_in_model() -> None:
     page = (DOCS / "files.md").read_text()
     missing = [name for name in (*catalogue(), *BUILT_IN) if f"`{name}`" not in page]
     assert missing == []
+
+
+def test_pages_that_code_names_exist() -> None:
+    named = re.compile(r"\b(?:docs|evidence)/[\w/-]+\.(?:md|py)\b")
+    folders = ("src", "evidence", "examples")
+    files = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
+    found = {name for path in files for name in named.findall(path.read_text(encoding="utf-8"))}
+    assert "docs/workloads.md" in found
+    assert sorted(name for name in found if not (ROOT / name).is_file()) == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
+def test_commands_of_evidence_that_pages_name_exist(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    modules = set(re.findall(r"python -m (evidence\.\w+)", text))
+    scripts = set(re.findall(r"python -m evidence\.speed ([a-z]\w*)", text))
+    names = modules | {f"evidence.speed.{script}" for script in scripts}
+    assert sorted(name for name in names if importlib.util.find_spec(name) is None) == []
+
+
+def test_the_life_of_a_plan_names_what_its_modules_define() -> None:
+    page = (DOCS / "life-of-a-plan.md").read_text(encoding="utf-8")
+    of_types = re.findall(r"^\| `(\w+)` \| `([\w/]+\.py)` \|", page, flags=re.MULTILINE)
+    before = re.findall(r"`(\w+)`\s\(`([\w/]+\.py)`\)", page)
+    behind = [(name, path) for path, name in re.findall(r"`([\w/]+\.py)`\s\(`(\w+)`\)", page)]
+    assert len(of_types) == 5 and len(before) >= 8 and len(behind) >= 5
+    wrong = [
+        (name, path)
+        for name, path in (*of_types, *before, *behind)
+        if not re.search(
+            rf"^ *(class|def) {name}\b",
+            (ROOT / "src" / "hetplan" / path).read_text(encoding="utf-8"),
+            flags=re.MULTILINE,
+        )
+    ]
+    assert wrong == []

@@ -26,13 +26,15 @@ LINKS = ("formulations", "instances", "planner", "profiling", "runtime", "solver
 # A module may import what stands on a lower level, and from its own part; parts on one level are
 # strangers.
 LEVELS = (
-    ("compiled", "errors", "files", "interpreter", "schema", "text"),
+    ("answers", "clock", "compiled", "errors", "files", "interpreter", "schema", "text"),
     ("profiling",),
     ("plans",),
+    ("programs",),
     ("replays",),
     ("adapters", "solvers"),
-    ("formulations",),
-    ("instances", "runtime"),
+    # what executes plans knows no paper's problem, and a problem nothing that executes
+    ("formulations", "runtime"),
+    ("instances",),
     ("planner",),
     ("studies",),
     ("cli",),
@@ -45,7 +47,12 @@ TORCH = (
     "hetplan.runtime.spmd",
     "hetplan.runtime.stock",
     "hetplan.runtime.tracing",
-)  # packages that may import torch, and need it
+)  # packages that need torch, and may import it when they are imported
+# Kernels of `hetplan.programs.operators` stand beside the shapes that planning needs without torch:
+# they import it when they are called.
+# How plans of stages and SPMD programs differ is the engines' matter; the plan file's rules and the
+# choice of an engine look at the schedule itself.
+MAY_COMPARE = ("plans/plan.py", "runtime/execution/choice.py")
 ENTRIES = ("__init__", "__main__")  # hetplan itself: the version, and `python -m hetplan`
 
 HEAVY = (
@@ -129,6 +136,19 @@ def evidence_imports(tree: ast.AST, path: Path) -> list[str]:
     ]
 
 
+def schedule_branches(tree: ast.AST, path: Path) -> list[str]:
+    """Comparisons with the schedule of SPMD programs outside `MAY_COMPARE`."""
+    if path.as_posix() in MAY_COMPARE:
+        return []
+    return [
+        f"{path}:{node.lineno}: compares with 'spmd', expected engine_of(plan)"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Compare)
+        for side in (node.left, *node.comparators)
+        if isinstance(side, ast.Constant) and side.value == "spmd"
+    ]
+
+
 def needs_torch(module: str) -> bool:
     """Whether a module is in one of the packages that need torch."""
     return any(module == package or module.startswith(f"{package}.") for package in TORCH)
@@ -142,13 +162,20 @@ Rule = Callable[[ast.Module, Path], list[str]]
     [
         (upward_imports, "solvers/x.py", "from hetplan.formulations.amp.data import AmpData"),
         (upward_imports, "solvers/x.py", "def f():\n    import hetplan.cli.main"),
-        (upward_imports, "instances/x.py", "from hetplan.runtime.replay import Replay"),
+        (upward_imports, "runtime/x.py", "from hetplan.formulations.hap.data import HapData"),
+        (upward_imports, "runtime/x.py", "def f():\n    from hetplan.formulations import family"),
+        (upward_imports, "formulations/x.py", "from hetplan.runtime.job import Job"),
+        (upward_imports, "adapters/x.py", "from hetplan.formulations import family"),
+        (upward_imports, "replays/x.py", "from hetplan.solvers.registry import evaluate"),
+        (upward_imports, "programs/x.py", "from hetplan.replays.chains import Replay"),
         (upward_imports, "errors.py", "from hetplan import profiling"),
         (upward_imports, "cli/x.py", "from . import main"),
         (upward_imports, "cli/x.py", "from hetplan.elsewhere import main"),
         (linked_imports, "cli/x.py", "from solvers.run import Run"),
         (linked_imports, "cli/x.py", "def f():\n    import profiling"),
         (evidence_imports, "cli/x.py", "def f():\n    from evidence.papers import PAPERS"),
+        (schedule_branches, "cli/x.py", "if plan.schedule == 'spmd': pass"),
+        (schedule_branches, "runtime/x.py", "assert 'spmd' != plan.schedule"),
     ],
 )
 def test_each_rule_finds_its_fault(rule: Rule, place: str, source: str) -> None:
@@ -167,13 +194,17 @@ def test_each_rule_finds_its_fault(rule: Rule, place: str, source: str) -> None:
         (upward_imports, "profiling/x.py", "from hetplan import __version__"),
         (linked_imports, "cli/x.py", "from hetplan.solvers import run"),
         (evidence_imports, "cli/x.py", "from hetplan.studies.evidence import run"),
+        (schedule_branches, "planner/x.py", "new_plan(schedule='spmd')"),
+        (schedule_branches, "plans/plan.py", "plan.schedule == 'spmd'"),
     ],
 )
 def test_no_rule_is_too_strict(rule: Rule, place: str, source: str) -> None:
     assert rule(ast.parse(source), Path(place)) == []
 
 
-@pytest.mark.parametrize("rule", [upward_imports, linked_imports, evidence_imports])
+@pytest.mark.parametrize(
+    "rule", [upward_imports, linked_imports, evidence_imports, schedule_branches]
+)
 def test_source_keeps_the_rule(rule: Rule) -> None:
     faults = [
         fault

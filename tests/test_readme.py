@@ -14,7 +14,7 @@ from hetplan.planner import STRATEGIES
 from hetplan.plans.plan import load_plan
 from hetplan.profiling.hardware.cluster import example_cluster
 from hetplan.profiling.workload import make_workload
-from hetplan.runtime.replay import replay
+from hetplan.replays.replay import replay
 from markdown_pages import ROOT, Block, blocks
 from page_commands import main, prepare, run_as_shown, same, shell
 from present import present
@@ -46,9 +46,9 @@ def test_output_that_differs_is_noticed(tmp_path: Path, capsys: pytest.CaptureFi
         assert capsys.readouterr().out.startswith("hetplan solve x prints") == bool(code)
 
 
-def test_the_tour_shows_commands() -> None:
-    tour = blocks(ROOT / "docs" / "tutorial-commands.md", "console")
-    commands = [command for block in tour for command, _ in block.commands()]
+def test_the_page_of_commands_shows_them() -> None:
+    commands_page = blocks(ROOT / "docs" / "commands.md", "console")
+    commands = [command for block in commands_page for command, _ in block.commands()]
     for name in ("plan", "plan search", "plan simulate", "run", "solve", "check", "instances"):
         assert any(command.startswith(f"hetplan {name} ") for command in commands), name
 

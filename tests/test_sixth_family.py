@@ -1,5 +1,5 @@
-"""docs/sixth-family.md: its files, its commands, and its family held to what a family in the tree
-is held to."""
+"""docs/howto-family.md: its commands, and the family of examples/experts, held to what a family in
+the tree is held to."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from hetplan.solvers.run import Options, Run
 from markdown_pages import ROOT, blocks
 from page_commands import prepare, run_as_shown
 
-PAGE = ROOT / "docs" / "sixth-family.md"
+PAGE = ROOT / "docs" / "howto-family.md"
 
 
 @pytest.fixture
-def experts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """The page's family, registered while a test lasts."""
-    monkeypatch.syspath_prepend(str(prepare(PAGE, tmp_path)))
+def experts(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The example's family, registered while a test lasts."""
+    monkeypatch.syspath_prepend(str(ROOT / "examples"))
     monkeypatch.setitem(FAMILIES, "experts", "experts.family:FAMILY")
     yield family("experts")
     for name in [name for name in sys.modules if name.partition(".")[0] == "experts"]:

@@ -10,10 +10,14 @@ from markdown_pages import PAGES, blocks
 from page_commands import prepare, run_as_shown
 
 TUTORIALS = [page for page in PAGES if page.name.startswith("tutorial-")]
+SHOWN = [
+    *TUTORIALS,
+    *(page for page in PAGES if page.stem in {"commands", "howto-papers", "method-hap"}),
+]
 
 
 @pytest.mark.pages
-@pytest.mark.parametrize("page", TUTORIALS, ids=[page.stem for page in TUTORIALS])
+@pytest.mark.parametrize("page", SHOWN, ids=[page.stem for page in SHOWN])
 def test_commands_print_what_is_shown(page: Path, tmp_path: Path) -> None:
     folder = prepare(page, tmp_path)
     for block in blocks(page, "console"):
@@ -24,7 +28,6 @@ def test_there_is_a_tutorial_for_each_kind_of_user() -> None:
     names = [page.stem for page in TUTORIALS]
     assert names == [
         "tutorial-cluster",
-        "tutorial-commands",
         "tutorial-or",
         "tutorial-research",
     ]

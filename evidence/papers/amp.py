@@ -27,7 +27,7 @@ from hetplan.planner.amp import BUDGET, AmpProblem
 from hetplan.profiling.hardware.cluster import ClusterFile, build_cluster, example_cluster
 from hetplan.profiling.models.model import load_model
 from hetplan.profiling.workload import Workload, make_workload
-from hetplan.runtime.replay import replay
+from hetplan.replays.replay import replay
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Run
 
@@ -45,7 +45,7 @@ def replays(model: str, cluster: str, batch: int) -> tuple[dict[str, list[float]
     data = pose(workload)
     problem, arrays = AmpProblem(workload, data), compile_problem(data)
 
-    def seconds(decisions: list[Any]) -> list[float]:
+    def objectives(decisions: list[Any]) -> list[float]:
         replayed = [replay(problem.to_plan(one), workload) for one in decisions]
         return [one.seconds for one in replayed if one.fits]
 
@@ -54,15 +54,15 @@ def replays(model: str, cluster: str, batch: int) -> tuple[dict[str, list[float]
     best = record[int(np.argmin(costs[:BUDGET]))].strategy
     pipeline = best.configuration.pipeline
     cuts = uniform_cut(arrays.layers, pipeline), parameter_cut(arrays.params, pipeline)
-    uniform, parameter = (seconds([replace(best, cut=cut).decision()]) for cut in cuts)
+    uniform, parameter = (objectives([replace(best, cut=cut).decision()]) for cut in cuts)
     tried = baselines.megatron_trials(data, arrays, run), baselines.random_trials(data, arrays, run)
-    megatron, random = (seconds([one.strategy.decision() for one in each]) for each in tried)
+    megatron, random = (objectives([one.strategy.decision() for one in each]) for each in tried)
     annealed = solve(family("amp"), data, "annealing", run).decision
     methods = {
         "Megatron": megatron,
         "random": random,
         "AMP": costs[:BUDGET],
-        "annealing": seconds([] if annealed is None else [annealed]),
+        "annealing": objectives([] if annealed is None else [annealed]),
         "AMP's best, equal layers": uniform,
         "AMP's best, equal parameters": parameter,
     }

@@ -9,10 +9,11 @@ from typing import Any
 
 from evidence.papers import Row
 from hetplan.formulations.astra.search.engine import search
+from hetplan.formulations.astra.search.pool import cost, heterogeneous, homogeneous
 from hetplan.formulations.astra.search.result import Job, SearchResult
 from hetplan.formulations.astra.search.space import Space
 from hetplan.profiling.models.model import load_model
-from hetplan.replays.strategies.offers import cost, heterogeneous, homogeneous, offer_of
+from hetplan.replays.offers import offer_of
 from hetplan.solvers.run import Run
 
 ALL = Space()

@@ -15,11 +15,12 @@ import numpy as np
 from evidence.papers import Row, timed
 from hetplan.formulations import family
 from hetplan.formulations.hap.data import Device, HapData, HapDecision
-from hetplan.formulations.hap.spmd.networks import bert, vgg19, vit
-from hetplan.formulations.hap.spmd.program import SingleProgram
-from hetplan.formulations.hap.spmd.rules import ELEMENT_BYTES, Theory, ring, theory_of
-from hetplan.formulations.hap.spmd.whole import Decided, Prices, Timed
+from hetplan.formulations.hap.pricing import ELEMENT_BYTES, Theory, theory_of
 from hetplan.profiling.models.transformer import Transformer, transformer
+from hetplan.programs.links import ring
+from hetplan.programs.networks import bert, vgg19, vit
+from hetplan.programs.program import SingleProgram
+from hetplan.programs.timed import Prices, Timed
 from hetplan.solvers.registry import evaluate, solve
 from hetplan.solvers.run import Options, Result, Run
 
@@ -196,7 +197,7 @@ def accuracy(fixed: Row, row: Row) -> Row:
         results.append(result)
         assert result.decision is not None, "data parallelism is a program"
         prices = Prices(speeds, {}, ring(8, GBIT / 8 * 1e9), ELEMENT_BYTES)
-        stages = Timed(Decided(theory, result.decision), prices).run(last=True)
+        stages = Timed(theory.decided(result.decision), prices).run(last=True)
         pairs.append((result.objective, sum(s.compute.max() + s.seconds for s in stages)))
     pearson: Row = {"ours, Pearson": float(np.corrcoef(np.array(pairs).T)[0, 1])}
     return pearson | {"variants": len(pairs)} | search_text(*results)

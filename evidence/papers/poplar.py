@@ -13,13 +13,15 @@ import numpy as np
 
 from evidence.papers import Row
 from hetplan.formulations import family
-from hetplan.formulations.poplar.awareness import CurveDevice, explore, spline_curve
+from hetplan.formulations.poplar.awareness import CurveDevice, spline_curve
 from hetplan.formulations.poplar.pose import pose
-from hetplan.formulations.poplar.problem import STAGES, Floats
+from hetplan.formulations.poplar.problem import Floats
 from hetplan.profiling.hardware.cluster import example_cluster
 from hetplan.profiling.models.model import load_model
+from hetplan.profiling.profiles.largest_batch import explore
 from hetplan.profiling.profiles.predict import predict
 from hetplan.profiling.workload import Workload
+from hetplan.replays.model_states import STAGES
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Run
 
@@ -45,7 +47,9 @@ def paper_workload(cluster: str, model_name: str, counts: tuple[int, ...] = ()) 
 
 
 @cache
-def seconds(cluster: str, model: str, counts: tuple[int, ...], stage: int) -> dict[str, float]:
+def seconds_by_method(
+    cluster: str, model: str, counts: tuple[int, ...], stage: int
+) -> dict[str, float]:
     """Of an iteration by every method that has a plan; `weak only` and `strong only`: DeepSpeed on
     the devices of the second and of the first type, the others not there."""
     whole = paper_workload(cluster, model, counts)
@@ -67,7 +71,10 @@ def tflops(fixed: Row, row: Row) -> Row:
     cluster, model = (row.get(key) or fixed[key] for key in ("cluster", "model"))
     counts = tuple(map(int, filter(None, row.get("A800:V100S", "").split(":"))))
     flops = paper_workload(cluster, model, counts).flops_per_iteration / 1e12
-    return {name: flops / s for name, s in seconds(cluster, model, counts, row["ZeRO"]).items()}
+    return {
+        name: flops / s
+        for name, s in seconds_by_method(cluster, model, counts, row["ZeRO"]).items()
+    }
 
 
 def ratios(fixed: Row, row: Row) -> Row:
@@ -79,7 +86,7 @@ def ratios(fixed: Row, row: Row) -> Row:
         for cluster in fixed["clusters"]
         for model in models
         for stage in STAGES
-        if fast in (each := seconds(cluster, model, (), stage)) and slow in each
+        if fast in (each := seconds_by_method(cluster, model, (), stage)) and slow in each
     ]
     return {"ours, lowest": min(speed_ups), "ours, highest": max(speed_ups)}
 

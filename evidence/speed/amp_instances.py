@@ -10,20 +10,18 @@ AMP ignores memory; each experiment is therefore packaged without and with the m
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 
-from evidence.speed.harness import add_to_library
-from hetplan.formulations import family
+from evidence.speed.packaging import LIBRARY, given_folder, write_proven
 from hetplan.formulations.amp.pose import pose
 from hetplan.instances.library import Instance
 from hetplan.profiling.hardware.cluster import example_cluster
 from hetplan.profiling.models.model import load_model
 from hetplan.profiling.profiles.predict import PREDICTOR
 from hetplan.profiling.workload import make_workload
-from hetplan.solvers.registry import solve
 
-LIBRARY = Path(__file__).parents[2] / "src" / "hetplan" / "instances" / "library" / "amp"
+FOLDER = LIBRARY / "amp"
 
 EXPERIMENTS = (
     ("amp-homogeneous", "gpt2-amp", "g4dn-4", 32, "Homogeneous"),
@@ -32,26 +30,24 @@ EXPERIMENTS = (
 )
 
 
-def main(folder: Path) -> None:
-    """Write every instance and its record; a missing proof is an error."""
+def instances() -> Iterator[Instance]:
+    """Every experiment, without and with the memory constraint."""
     for name, model, cluster, batch, title in EXPERIMENTS:
         workload = make_workload(load_model(model), example_cluster(cluster), global_batch=batch)
         for memory in (False, True):
-            instance = Instance(
+            yield Instance(
                 problem="amp",
                 name=f"{name}-memory" if memory else name,
                 origin=f"AMP (NeurIPS 2022) §4.3, {title}: {model} on {cluster}, hetplan's "
                 f"predicted profile (predictor {PREDICTOR})",
                 data=pose(workload, memory=memory),
             )
-            result = solve(family("amp"), instance.data, "exact")
-            if result.status != "optimal":
-                raise SystemExit(f"{instance.name}: {result.status}, expected a proven optimum")
-            add_to_library(folder, instance, result)
-            print(
-                f"{instance.name}: {result.objective:.6g} s (predicted) in {result.seconds:.2f} s"
-            )
+
+
+def main(folder: Path) -> None:
+    """Write every instance and its record; a missing proof is an error."""
+    write_proven(instances(), folder)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]) if len(sys.argv) > 1 else LIBRARY)
+    main(given_folder(FOLDER))

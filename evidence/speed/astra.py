@@ -19,10 +19,11 @@ from evidence.speed.harness import best_of, markdown, measured, save
 from hetplan.formulations import family
 from hetplan.formulations.astra.data import AstraData, DeviceType
 from hetplan.formulations.astra.search.engine import search
+from hetplan.formulations.astra.search.pool import cost, heterogeneous, homogeneous
 from hetplan.formulations.astra.search.result import Job
 from hetplan.formulations.astra.search.space import Space
 from hetplan.profiling.models.model import load_model
-from hetplan.replays.strategies.offers import cost, heterogeneous, homogeneous, offer_of
+from hetplan.replays.offers import offer_of
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Options, Run
 

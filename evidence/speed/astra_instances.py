@@ -10,17 +10,14 @@ checking by hand.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from evidence.speed.harness import add_to_library
-from hetplan.formulations import family
+from evidence.speed.packaging import LIBRARY, given_folder, write_proven
 from hetplan.formulations.astra.data import AstraData, DeviceType
 from hetplan.instances.library import Instance, load_instance
-from hetplan.solvers.registry import solve
 
-LIBRARY = Path(__file__).parents[2] / "src" / "hetplan" / "instances" / "library" / "astra"
+FOLDER = LIBRARY / "astra"
 
 # Written by an earlier search, which posed its best strategy as eq. 22-23 does; its origin says
 # how. A search now has embedding and head on the first and last stage, whose instance is one of
@@ -95,23 +92,15 @@ def both(instance: Instance) -> Iterator[Instance]:
 def instances() -> Iterator[Instance]:
     """All of them."""
     for setting in SETTINGS:
-        yield from both(load_instance(LIBRARY / f"{setting}.json"))
+        yield from both(load_instance(FOLDER / f"{setting}.json"))
     yield from both(four_types())
     yield from both(tiny())
 
 
 def main(folder: Path) -> None:
     """Write every instance and its record; a missing proof is an error."""
-    for instance in instances():
-        result = solve(family("astra"), instance.data, "exact")
-        if result.status == "infeasible":
-            print(f"{instance.name}: {result.message}; left out")
-            continue
-        if result.status != "optimal":
-            raise SystemExit(f"{instance.name}: {result.status}, expected a proven optimum")
-        add_to_library(folder, instance, result)
-        print(f"{instance.name}: {result.objective:.6g} s in {result.seconds * 1e3:.1f} ms")
+    write_proven(instances(), folder)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]) if len(sys.argv) > 1 else LIBRARY)
+    main(given_folder(FOLDER))

@@ -284,7 +284,7 @@ def templates(name: str, micro_batches: int) -> Row:
         "cluster": name,
         "templates": len(found.templates),
         "list_seconds": seconds,
-        "iteration": result.seconds,
+        "iteration": result.iteration_seconds,
         "seconds": run.elapsed,
         "pipelines": [[list(p.template.nodes), p.micro_batches] for p in result.pipelines],
     }

@@ -16,12 +16,10 @@ types of four nodes with eight devices under 98 layers; and a tiny one for check
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from evidence.speed.harness import add_to_library
-from hetplan.formulations import family
+from evidence.speed.packaging import LIBRARY, given_folder, write_proven
 from hetplan.formulations.ditto.data import DeviceType, DittoData, Memory, group_sizes
 from hetplan.instances.library import Instance
 from hetplan.profiling.frameworks import RESERVED_BYTES
@@ -30,9 +28,8 @@ from hetplan.profiling.models.model import Model, load_model
 from hetplan.profiling.profiles.predict import PREDICTOR
 from hetplan.profiling.rates.times import Rates, all_reduce_seconds, layer_time
 from hetplan.profiling.workload import STATE_BYTES_PER_PARAM
-from hetplan.solvers.registry import solve
 
-LIBRARY = Path(__file__).parents[2] / "src" / "hetplan" / "instances" / "library" / "ditto"
+FOLDER = LIBRARY / "ditto"
 
 # Figure 8: relative throughput on GPT-2 XL; and PCIe bytes/s, memory.
 TYPES: dict[str, tuple[float, float, float]] = {
@@ -167,13 +164,8 @@ def instances() -> Iterator[Instance]:
 
 def main(folder: Path) -> None:
     """Write every instance and its record; a missing proof is an error."""
-    for instance in instances():
-        result = solve(family("ditto"), instance.data, "exact")
-        if result.status != "optimal":
-            raise SystemExit(f"{instance.name}: {result.status}, expected a proven optimum")
-        add_to_library(folder, instance, result)
-        print(f"{instance.name}: {result.objective:.6g} s in {result.seconds * 1e3:.1f} ms")
+    write_proven(instances(), folder)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]) if len(sys.argv) > 1 else LIBRARY)
+    main(given_folder(FOLDER))

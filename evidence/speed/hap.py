@@ -22,7 +22,8 @@ from evidence.speed.hap_theories import SPEEDS, chain, cluster, model, residual,
 from evidence.speed.harness import best_of, markdown, measured, save
 from hetplan.formulations import family
 from hetplan.formulations.hap.data import Device, HapData
-from hetplan.formulations.hap.spmd.rules import ring, theory_of
+from hetplan.formulations.hap.pricing import theory_of
+from hetplan.programs.links import ring
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Options, Run
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from evidence.papers.hap import SPEED
 from evidence.speed.hap_theories import NETWORKS, chain, residual, stages_only, theory_named
-from evidence.speed.harness import add_to_library
+from evidence.speed.packaging import LIBRARY, add_to_library
 from hetplan.formulations import family
 from hetplan.formulations.hap.data import HapData
 from hetplan.instances.library import Instance
@@ -26,7 +26,7 @@ from hetplan.solvers.run import Options, Run
 
 # Seconds for a real network, whose bound is kept.
 LIMIT = 120.0
-LIBRARY = Path(__file__).parents[2] / "src" / "hetplan" / "instances" / "library" / "hap"
+FOLDER = LIBRARY / "hap"
 
 MADE_UP: dict[str, tuple[str, Callable[[], HapData]]] = {
     "hap-chain-2x2": ("chain of 2 layers of 5 operators, 2 device types", lambda: chain(2, 2)),
@@ -79,6 +79,6 @@ def main(folder: Path, pattern: str) -> None:
 
 if __name__ == "__main__":
     main(
-        Path(sys.argv[1]) if len(sys.argv) > 1 else LIBRARY,
+        Path(sys.argv[1]) if len(sys.argv) > 1 else FOLDER,
         sys.argv[2] if len(sys.argv) > 2 else "*",
     )

@@ -20,7 +20,11 @@ from evidence.papers.hap import GBIT, devices
 from hetplan.errors import InputError
 from hetplan.formulations.hap.data import Communication, Compute, Device, HapData, Triple
 from hetplan.formulations.hap.pose import segmented
-from hetplan.formulations.hap.spmd.networks import (
+from hetplan.formulations.hap.pricing import ELEMENT_BYTES, Theory, theory_of
+from hetplan.profiling.models.transformer import Transformer, transformer
+from hetplan.programs.holding import holding_of
+from hetplan.programs.links import ring
+from hetplan.programs.networks import (
     PUBLISHED,
     Blocks,
     bert,
@@ -29,9 +33,7 @@ from hetplan.formulations.hap.spmd.networks import (
     vgg19,
     vit,
 )
-from hetplan.formulations.hap.spmd.program import SingleProgram, Writer
-from hetplan.formulations.hap.spmd.rules import ELEMENT_BYTES, Theory, holding_of, ring, theory_of
-from hetplan.profiling.models.transformer import Transformer, transformer
+from hetplan.programs.program import SingleProgram, Writer
 
 WHOLE, BATCH, HIDDEN, PARTIAL, UNSYNCED = (
     "Identity",
@@ -349,10 +351,14 @@ def program_named(name: str, *, tiny: bool = False) -> SingleProgram:
 
 def theory_named(name: str, *, tiny: bool = False) -> Theory:
     """Its theory on two V100 and four P100 (of small tensors, without memory)."""
-    program, holding = program_named(name, tiny=tiny), None
-    if name.endswith("-memory") and not tiny:
-        room = (
-            MEMORY_GIB[name.removeprefix("hap-").removesuffix(f"-{LIBRARY_COUNT}-memory")] * 2**30
-        )
-        holding = holding_of(program, [room] * LIBRARY_COUNT, element_bytes=ELEMENT_BYTES)
-    return theory_of(program, LIBRARY_DEVICES, ring(LIBRARY_COUNT, GBIT / 8 * 1e9), holding=holding)
+    program, links = program_named(name, tiny=tiny), ring(LIBRARY_COUNT, GBIT / 8 * 1e9)
+    if tiny or not name.endswith("-memory"):
+        return theory_of(program, LIBRARY_DEVICES, links)
+    network = name.removeprefix("hap-").removesuffix(f"-{LIBRARY_COUNT}-memory")
+    return theory_of(
+        program,
+        LIBRARY_DEVICES,
+        links,
+        holding=holding_of(program, element_bytes=ELEMENT_BYTES),
+        device_bytes=[MEMORY_GIB[network] * 2**30] * LIBRARY_COUNT,
+    )

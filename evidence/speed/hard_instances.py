@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from evidence.speed.hap_theories import chain
-from evidence.speed.library_instances import LIBRARY, add
+from evidence.speed.packaging import LIBRARY, write_best
 from hetplan.formulations import family
 from hetplan.instances.generate import draw
 from hetplan.instances.library import Instance
@@ -116,7 +116,7 @@ def search(problem: str, seeds: range, size: str, general_seconds: float) -> Non
 def main(folder: Path) -> None:
     """Write the set."""
     for instance in chosen():
-        add(instance, folder)
+        write_best(instance, folder)
 
 
 if __name__ == "__main__":

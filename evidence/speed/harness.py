@@ -16,13 +16,10 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from datetime import date
-from pathlib import Path
 from typing import Any
 
 from hetplan import __version__
 from hetplan.files import to_json, write_text
-from hetplan.instances.library import BEST_FORMAT, Instance, save_instance
-from hetplan.solvers.run import Result
 from hetplan.studies.workers import peak_bytes, processor
 
 
@@ -100,7 +97,6 @@ def markdown(title: str, header: Sequence[str], rows: Sequence[Sequence[object]]
 def save(path: str | None, tables: Sequence[str], rows: Sequence[dict[str, Any]]) -> None:
     """Print the tables with the machine; write them (`.md`) or every row (`.json`) when a path is
     given."""
-    from hetplan.files import to_json, write_text
 
     where = machine()
     text = (
@@ -118,32 +114,3 @@ def save(path: str | None, tables: Sequence[str], rows: Sequence[dict[str, Any]]
             if json_wanted
             else text,
         )
-
-
-def add_to_library(
-    folder: Path, instance: Instance, result: Result[Any], *, note: str = "", packed: bool = False
-) -> None:
-    """Write `<name>.json` (`.json.gz` when packed) and `<name>.best.json` into `folder`, creating
-    it.
-
-    Raises ValueError when the result has no decision: an instance in the library has a best-known
-    one.
-    """
-    if result.decision is None:
-        raise ValueError(f"{instance.name}: {result.status}, expected a decision to record")
-    by = f"{result.method} ({result.solver})"
-    record = {
-        "format": BEST_FORMAT,
-        "version": 1,
-        "problem": instance.problem,
-        "instance": instance.name,
-        "objective": result.objective,
-        "bound": result.bound,
-        "found_by": by,
-        "proved_by": by if result.bound is not None else None,
-        "note": note,
-        "decision": result.decision.model_dump(mode="json"),
-    }
-    folder.mkdir(parents=True, exist_ok=True)
-    save_instance(instance, folder / f"{instance.name}.json{'.gz' if packed else ''}")
-    write_text(folder / f"{instance.name}.best.json", to_json(record))

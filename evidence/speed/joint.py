@@ -35,7 +35,7 @@ from hetplan.formulations.joint.evaluate import decision_of, evaluate, plan_of
 from hetplan.formulations.joint.search import search
 from hetplan.planner import STRATEGIES
 from hetplan.planner.library import plan
-from hetplan.planner.strategy import useful_modes
+from hetplan.planner.variants import useful_modes
 from hetplan.profiling.hardware.cluster import Cluster, example_cluster
 from hetplan.profiling.workload import make_workload
 from hetplan.replays.chains import ChainReplayer, Settings

@@ -16,11 +16,11 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from evidence.speed.harness import add_to_library
+from evidence.speed.packaging import LIBRARY, add_to_library
 from hetplan.formulations import family
 from hetplan.instances.generate import draw
 from hetplan.instances.library import Instance
-from hetplan.planner.strategy import useful_modes
+from hetplan.planner.variants import useful_modes
 from hetplan.profiling.hardware.cluster import Cluster, ClusterFile, build_cluster, example_cluster
 from hetplan.profiling.models.model import Model, load_model
 from hetplan.profiling.models.zoo import gpt2, llama, text_model
@@ -30,7 +30,7 @@ from hetplan.replays.pose import pose
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Options, Run
 
-LIBRARY = Path(__file__).parents[2] / "src" / "hetplan" / "instances" / "library" / "joint"
+FOLDER = LIBRARY / "joint"
 Nodes = list[tuple[int, int, str, float, float]]  # nodes, devices each, type, Gbit/s in and between
 
 DOCUMENTED = {
@@ -130,7 +130,7 @@ def instances() -> Iterator[Instance]:
 def main() -> None:
     """Write every instance with the best plan of the time that it has."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path, nargs="?", default=LIBRARY)
+    parser.add_argument("folder", type=Path, nargs="?", default=FOLDER)
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--only", default="*")
     options = parser.parse_args()

@@ -8,13 +8,11 @@ at a time around one workload. Each with its optimum, or with the bound proven i
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from evidence.speed.harness import add_to_library
-from hetplan.formulations import family
+from evidence.speed.packaging import LIBRARY, given_folder, write_best
 from hetplan.formulations.amp.data import AmpData
 from hetplan.formulations.amp.pose import pose as pose_amp
 from hetplan.formulations.astra.data import AstraData, DeviceType
@@ -27,10 +25,7 @@ from hetplan.profiling.hardware.cluster import Cluster, ClusterFile, build_clust
 from hetplan.profiling.models.model import load_model
 from hetplan.profiling.profiles.predict import PREDICTOR
 from hetplan.profiling.workload import Workload, make_workload
-from hetplan.solvers.registry import solve
-from hetplan.solvers.run import Options, Run
 
-LIBRARY = Path(__file__).parents[2] / "src" / "hetplan" / "instances" / "library"
 RANDOM = {
     ("amp", "small"): 20,
     ("amp", "medium"): 16,
@@ -42,7 +37,6 @@ RANDOM = {
     ("astra", "medium"): 20,
 }
 TYPES = ("V100-SXM2-16GB", "T4", "A100-SXM4-40GB", "RTX-3090")
-SECONDS = 120.0
 
 
 def cluster(types: int, nodes: int, per_node: int = 4) -> Cluster:
@@ -182,29 +176,11 @@ def instances() -> Iterator[Instance]:
             yield draw(problem, seed, size)
 
 
-def add(instance: Instance, folder: Path, seconds: float = SECONDS) -> None:
-    """Solve the instance and write it with what was found; one without a decision is left out."""
-    result = solve(
-        family(instance.problem), instance.data, "auto", Run(Options(time_limit=seconds, threads=1))
-    )
-    told = f"{instance.name}: {result.status}"
-    if result.decision is None:
-        print(f"{told}, left out: {result.message}", flush=True)
-        return
-    size = len(instance.data.model_dump_json())
-    add_to_library(folder / instance.problem, instance, result, packed=size > 8192)
-    print(
-        f"{told}, {result.objective:.6g} s (gap {result.gap}) in {result.seconds:.3f} s, "
-        f"{size} bytes",
-        flush=True,
-    )
-
-
 def main(folder: Path) -> None:
     """Write every instance with a decision."""
     for instance in instances():
-        add(instance, folder)
+        write_best(instance, folder)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]) if len(sys.argv) > 1 else LIBRARY)
+    main(given_folder(LIBRARY))

@@ -33,8 +33,10 @@ from hetplan.formulations.joint.evaluate import broken, decision_of, evaluate
 from hetplan.formulations.joint.search import Parameters
 from hetplan.instances.generate import SIZES, Draw
 from hetplan.instances.library import Instance
+from hetplan.planner.candidate import Candidate
 from hetplan.planner.ranking import make_plans
-from hetplan.planner.strategy import Candidate, make_strategies, useful_modes
+from hetplan.planner.strategy import make_strategies
+from hetplan.planner.variants import useful_modes
 from hetplan.profiling.hardware.cluster import example_cluster
 from hetplan.profiling.workload import Workload, make_workload
 from hetplan.replays.pose import pose

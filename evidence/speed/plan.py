@@ -23,8 +23,9 @@ from typing import Any
 
 from evidence.speed.harness import markdown, measured, save
 from hetplan.planner import STRATEGIES
+from hetplan.planner.candidate import Candidate
 from hetplan.planner.ranking import make_plans
-from hetplan.planner.strategy import Candidate, make_strategies
+from hetplan.planner.strategy import make_strategies
 from hetplan.profiling.hardware.cluster import Cluster, ClusterFile, build_cluster, example_cluster
 from hetplan.profiling.workload import make_workload
 from hetplan.solvers.run import Options, Run

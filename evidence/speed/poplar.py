@@ -31,7 +31,7 @@ from hetplan import __version__
 from hetplan.formulations import family
 from hetplan.formulations.poplar.data import Device, PoplarData
 from hetplan.formulations.poplar.pose import Assumptions, measured_points, pose
-from hetplan.formulations.poplar.problem import Shards
+from hetplan.formulations.poplar.zero import Shards
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Options, Result, Run
 

@@ -8,23 +8,20 @@ curves are not monotone.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
 from evidence.papers.poplar import paper_workload
-from evidence.speed.harness import add_to_library
-from hetplan.formulations import family
+from evidence.speed.packaging import LIBRARY, given_folder, write_proven
 from hetplan.formulations.poplar.data import Device, PoplarData
 from hetplan.formulations.poplar.pose import Posed, pose
-from hetplan.formulations.poplar.problem import STAGES
 from hetplan.instances.library import Instance
 from hetplan.profiling.profiles.predict import PREDICTOR
-from hetplan.solvers.registry import solve
+from hetplan.replays.model_states import STAGES
 
-LIBRARY = Path(__file__).parents[2] / "src" / "hetplan" / "instances" / "library" / "poplar"
+FOLDER = LIBRARY / "poplar"
 
 
 CLUSTERS = ("poplar-a", "poplar-b", "poplar-c")
@@ -106,13 +103,8 @@ def instances() -> Iterator[Instance]:
 
 def main(folder: Path) -> None:
     """Write every instance and its record; a missing proof is an error."""
-    for instance in instances():
-        result = solve(family("poplar"), instance.data, "exact")
-        if result.status != "optimal":
-            raise SystemExit(f"{instance.name}: {result.status}, expected a proven optimum")
-        add_to_library(folder, instance, result)
-        print(f"{instance.name}: {result.objective:.6g} s in {result.seconds * 1e3:.1f} ms")
+    write_proven(instances(), folder)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]) if len(sys.argv) > 1 else LIBRARY)
+    main(given_folder(FOLDER))

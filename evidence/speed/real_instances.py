@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from evidence.speed.library_instances import LIBRARY, SECONDS, add
+from evidence.speed.packaging import LIBRARY, SECONDS, write_best
 from evidence.speed.real_workloads import (
     Measured,
     cluster,
@@ -133,7 +133,7 @@ def ditto_type(
         assert table is not None
         rows[str(degree)] = [
             max(0.0, (shared - alone / degree) / 2)
-            for shared, alone in zip(table.seconds(), single.seconds(), strict=True)
+            for shared, alone in zip(table.layer_seconds(), single.layer_seconds(), strict=True)
         ]
         degree *= 2
     return DittoType(
@@ -162,7 +162,7 @@ def astra(
             AstraType(
                 name=kind,
                 max_devices=count * per_node,
-                layer_seconds=statistics.median(table.seconds()[1:-1]),
+                layer_seconds=statistics.median(table.layer_seconds()[1:-1]),
                 p2p_seconds=2
                 * statistics.median(layer.activation_bytes for layer in profile.layers[1:-1])
                 / network,
@@ -322,7 +322,7 @@ def main(data: Path, folder: Path = LIBRARY, pattern: str = "*", seconds: float 
         made = make()
         for instance in made if isinstance(made, Iterator) else [made]:
             if instance is not None and fnmatch.fnmatchcase(instance.name, pattern):
-                add(instance, folder, seconds)
+                write_best(instance, folder, seconds)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from typing import Any
 from hetplan.plans.making import new_plan
 from hetplan.plans.plan import Plan
 from hetplan.profiling.workload import Workload, make_workload
-from hetplan.runtime.replay import Replayer
+from hetplan.replays.replay import Replayer
 
 CLUSTER = Path(__file__).parents[2] / "examples" / "amp-mixed.yaml"
 SECONDS = 1.0  # of repeats of each plan
@@ -73,7 +73,7 @@ def main() -> None:
     }
     print("| plan | tasks | replays a second |\n|---|---:|---:|")
     for name, one in plans.items():
-        count = len(replayer.tasks(one))
+        count = len(replayer.stages.tasks(one))
         print(f"| {name} | {count} | {replays_per_second(replayer, one):,.0f} |")
 
 

@@ -9,7 +9,8 @@ AMP's Table 2, Astra's Table 1, HAP's Figure 19, Ditto's Figures 9 and 10, Popla
 its own figures stand beside. Every method of a table has a process of its own, which solves the
 table's first case once before anything is timed, so that kernels are compiled and back ends loaded.
 One thread; methods have time limits: 10 minutes at most on two cores, one with --quick. --write
-puts the tables between `<!-- benchmarks:reproductions -->` and `<!-- end -->` of a page.
+puts the tables between `<!-- generated: python -m evidence.speed reproductions -->` and
+`<!-- end -->` of a page.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from evidence.speed.harness import machine, markdown, measured, peak_resident_by
 from hetplan.errors import UnsupportedError
 from hetplan.files import write_text
 from hetplan.formulations import family
-from hetplan.formulations.hap.spmd.networks import vit
 from hetplan.instances.library import load_from_library
+from hetplan.programs.networks import vit
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Options, Run
 
@@ -363,14 +364,15 @@ def search_text(rows: Sequence[Row]) -> str:
         "\nThe whole search (generate, filter by rules and memory, price, sort), global batch "
         "1024. The paper's first seconds are for "
         "generating and filtering, its second for pricing too; `all of it` is both. Why the "
-        "counts differ: [benchmarks](benchmarks.md#astra).\n"
+        "counts differ: `python -m evidence.speed astra` says.\n"
     )
     return markdown("Astra, Table 1: the search", header, cells) + note
 
 
 def written(page: str, text: str) -> str:
     """The page with its block renewed; raises ValueError where it has none."""
-    pattern = r"(<!-- benchmarks:reproductions -->\n).*?(<!-- end -->)"
+    mark = "<!-- generated: python -m evidence.speed reproductions -->"
+    pattern = rf"({mark}\n).*?(<!-- end -->)"
     new, count = re.subn(pattern, lambda found: found[1] + text + found[2], page, flags=re.DOTALL)
     if count != 1:
         raise ValueError(f"{count} places for the tables, expected 1")

@@ -13,9 +13,10 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from hetplan.formulations.joint.data import JointData, JointDecision
-from hetplan.formulations.joint.design import SCHEDULES, Design, Pipe, Space, design_of
+from hetplan.formulations.joint.design import SCHEDULES, Design, Pipeline, design_of
 from hetplan.formulations.joint.evaluate import decision_of
-from hetplan.formulations.joint.search import Parameters, Search
+from hetplan.formulations.joint.search import LocalSearch, Parameters
+from hetplan.formulations.joint.space import Space
 from hetplan.plans.plan import Recomputation, Schedule
 from hetplan.solvers.run import Outcome, Run, Stop
 
@@ -86,38 +87,65 @@ class Part(Space):
         return repaired if repaired is not None and repaired == self.within(repaired) else None
 
     def within(self, design: Design) -> Design | None:
-        """With the choices that the restriction leaves; None where the shape is another's."""
+        """The design with the choices that the restriction leaves; None where its stages or
+        replicas are not among them."""
         left = self.restriction
-        forms = [[(len(g), len(g[0])) for g in pipe.groups] for pipe in design.pipes]
-        shapes = {shape for form in forms for shape in form}
-        types = [self.form(pipe.groups) for pipe in design.pipes]
-        count = len(design.pipes)
-        if (
-            count > left.replicas
-            or max(map(len, forms)) > left.stages
-            or not {width for _, width in shapes} <= {*self.degrees}
-            or (left.uniform and (len(shapes) > 1 or max(shapes)[0] > 1))
-            or (left.all_devices and len(design.used) < len(self.kind))
-            or (left.alike and (self.batch % count or any(form != forms[0] for form in forms)))
-            or (left.alike_types and any(form != types[0] for form in types))
-        ):
+        if not self.allows_shape(design):
             return None
-        mode = design.mode if design.mode in self.modes else self.modes[0]
-        zero = min(left.zeros, key=lambda level: abs(level - design.zero))
-        pipes = [self.ordered(design, pipe) if left.in_order else pipe for pipe in design.pipes]
+        pipelines = list(design.pipelines)
+        if left.in_order:
+            pipelines = [self.ordered(design, pipeline) for pipeline in pipelines]
         if left.alike:
-            cuts, micro = rarest(p.cuts for p in pipes), rarest(p.micro for p in pipes)
-            same = self.batch // count
-            pipes = [replace(p, cuts=cuts, micro=min(micro, same), samples=same) for p in pipes]
-        design = replace(design, pipes=tuple(pipes), zero=zero, mode=mode)
-        kept = (design.schedule, design.chunks) in left.schedules
-        return design if kept else self.scheduled(design, *left.schedules[0])
+            samples = self.batch // len(pipelines)
+            cuts = rarest(pipeline.cuts for pipeline in pipelines)
+            micro_batch = min(rarest(pipeline.micro_batch for pipeline in pipelines), samples)
+            pipelines = [
+                replace(pipeline, cuts=cuts, micro_batch=micro_batch, samples=samples)
+                for pipeline in pipelines
+            ]
+        design = replace(
+            design,
+            pipelines=tuple(pipelines),
+            zero=min(left.zeros, key=lambda level: abs(level - design.zero)),
+            recomputation=(
+                design.recomputation if design.recomputation in self.modes else self.modes[0]
+            ),
+        )
+        if (design.schedule, design.chunks) in left.schedules:
+            return design
+        return self.with_schedule(design, *left.schedules[0])
 
-    def ordered(self, design: Design, pipe: Pipe) -> Pipe:
-        """With its stages in the order of their nodes, and new cuts where that changes them."""
-        groups = sorted(pipe.groups, key=lambda group: self._first[self.node[group[0][0]]])
-        other = replace(pipe, groups=tuple(groups))
-        return pipe if other == pipe else self.fitted(other, design.chunks, design.mode) or pipe
+    def allows_shape(self, design: Design) -> bool:
+        """Whether the restriction allows the design's devices, stages and replicas."""
+        left, count = self.restriction, len(design.pipelines)
+        # Of each replica (row groups, tensor ranks) of every stage, and these with device types.
+        forms = [
+            [(len(group), len(group[0])) for group in pipeline.groups]
+            for pipeline in design.pipelines
+        ]
+        typed = [self.shapes(pipeline.groups) for pipeline in design.pipelines]
+        shapes = {shape for form in forms for shape in form}
+        if count > left.replicas or max(map(len, forms)) > left.stages:
+            return False
+        if not {width for _, width in shapes} <= {*self.degrees}:
+            return False
+        if left.uniform and (len(shapes) > 1 or max(shapes)[0] > 1):
+            return False
+        if left.all_devices and len(design.used) < len(self.kind):
+            return False
+        if left.alike and (self.batch % count or any(form != forms[0] for form in forms)):
+            return False
+        return not (left.alike_types and any(form != typed[0] for form in typed))
+
+    def ordered(self, design: Design, pipeline: Pipeline) -> Pipeline:
+        """The replica with its stages in the order of their nodes, and new cuts where that changes
+        them."""
+        first_like = self.renaming.first_like
+        groups = sorted(pipeline.groups, key=lambda group: first_like[self.node[group[0][0]]])
+        other = replace(pipeline, groups=tuple(groups))
+        if other == pipeline:
+            return pipeline
+        return self.with_even_cuts(other, design.chunks, design.recomputation) or pipeline
 
 
 def rarest(values: Iterable[Choice]) -> Choice:
@@ -126,13 +154,13 @@ def rarest(values: Iterable[Choice]) -> Choice:
     return min(counts, key=lambda value: counts[value])
 
 
-class PartSearch(Search):
+class PartSearch(LocalSearch):
     """Local search within a part."""
 
-    def value(self, design: Design, limit: float = math.inf) -> float:
-        """Of the design put into the part; inf where it cannot be."""
+    def penalised_seconds(self, design: Design, limit: float = math.inf) -> float:
+        """Those of the design put into the part; inf where it cannot be."""
         within = self.space.repaired(design)
-        return math.inf if within is None else super().value(within, limit)
+        return math.inf if within is None else super().penalised_seconds(within, limit)
 
 
 def search_within(
@@ -145,11 +173,11 @@ def search_within(
     """The fastest plan within the part that fits, of all tried; starts are put into the part."""
     own = PartSearch(Part(data, restriction), run, parameters or Parameters())
     for start in starts:
-        own.value(design_of(start))
+        own.penalised_seconds(design_of(start))
     own.construct()
     own.vary()
     own.rounds()
-    plan = own.best[1] if own.best else None
+    plan = own.incumbent[1] if own.incumbent else None
     return Outcome(
         stop=Stop.DONE,
         decision=decision_of(plan) if plan else None,

@@ -2,7 +2,7 @@
 
     python -m evidence.speed two_pass [--quick] [-o FILE.md|FILE.json]
 
-`formulations/hap/spmd/rules.py` prices every instruction with its mirror and searches the forward
+`formulations/hap/pricing.py` prices every instruction with its mirror and searches the forward
 pass alone. Here nothing is mirrored: gradients are tensors (`d x`), each operator's gradient of
 each input is an instruction that may run in another way than the operator did, as long as the
 values that it reads are had in its forms, and gradients of parameters are joined when the goal
@@ -27,28 +27,22 @@ from typing import Any
 from evidence.speed.harness import markdown, save
 from hetplan.formulations import family
 from hetplan.formulations.hap.data import Communication, Compute, Device, HapData, Triple
-from hetplan.formulations.hap.spmd.operators import (
-    ELEMENT_FLOPS,
+from hetplan.formulations.hap.pricing import ELEMENT_BYTES, theory_of
+from hetplan.programs.axes import Axes, ways_of
+from hetplan.programs.forms import (
     PARTIAL,
     WHOLE,
     Form,
     Way,
     changes,
     form_name,
-    operator,
     property_name,
     whole_way,
 )
-from hetplan.formulations.hap.spmd.program import (
-    PARAMETER,
-    PLACEHOLDER,
-    Axes,
-    Node,
-    SingleProgram,
-    Writer,
-    ways_of,
-)
-from hetplan.formulations.hap.spmd.rules import ELEMENT_BYTES, Links, Price, ring, theory_of
+from hetplan.programs.links import Links, Price, ring
+from hetplan.programs.operators.operator import ELEMENT_FLOPS
+from hetplan.programs.operators.table import operator
+from hetplan.programs.program import PARAMETER, PLACEHOLDER, Node, SingleProgram, Writer
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Options, Run
 

@@ -42,7 +42,8 @@ from hetplan.profiling.models.transformer import Transformer
 from hetplan.profiling.models.zoo import gpt2, text_model
 from hetplan.profiling.profiles.predict import predict
 from hetplan.profiling.workload import Workload, make_workload
-from hetplan.runtime.replay import Settings, replay
+from hetplan.replays.chains import Settings
+from hetplan.replays.replay import replay
 from hetplan.schema import input_error
 
 

@@ -1,7 +1,7 @@
 """Published runs with expert or context parallelism, priced in closed form; and every published
 configuration ranked among all that its model, batch and GPUs allow.
 
-Prices are those of Astra's search (`replays.strategies.pricing`), whose whole space of like
+Prices are those of Astra's search (`formulations.astra.search.pricing`), whose whole space of like
 replicas is enumerated: tensor, context, expert, pipeline and virtual degrees, data and fully
 sharded replicas, micro-batches, recomputation of nothing or of everything.
 """
@@ -14,19 +14,21 @@ import numpy as np
 from evidence.truth.job import Job, predicted as replayed, published_bytes
 from evidence.truth.tables import Predicted, Ranked
 from hetplan.errors import require
-from hetplan.formulations.astra.search.engine import OnOneType, Task, columns_of
+from hetplan.formulations.astra.search.engine import columns_of
+from hetplan.formulations.astra.search.memory import stage_peaks
+from hetplan.formulations.astra.search.pool import homogeneous
+from hetplan.formulations.astra.search.priced_sets import OnOneType, Task
+from hetplan.formulations.astra.search.pricing import BACKWARD, FORWARD, Priced, iteration_parts
 from hetplan.formulations.astra.search.result import Job as SearchJob, summary
 from hetplan.formulations.astra.search.rules import default_rules
 from hetplan.formulations.astra.search.space import Space, strategies
+from hetplan.formulations.astra.search.table import NONE, Strategies
 from hetplan.profiling.hardware.cluster import GBIT
 from hetplan.profiling.models.model import load_model
 from hetplan.profiling.models.zoo import text_model
-from hetplan.replays.strategies.facts import ModelFacts, model_facts
-from hetplan.replays.strategies.links import Assumptions
-from hetplan.replays.strategies.memory import stage_peaks
-from hetplan.replays.strategies.offers import Offer, homogeneous, offer_of
-from hetplan.replays.strategies.pricing import BACKWARD, FORWARD, Priced, iteration_parts
-from hetplan.replays.strategies.table import NONE, Strategies
+from hetplan.replays.assumptions import Assumptions
+from hetplan.replays.facts import ModelFacts, model_facts
+from hetplan.replays.offers import Offer, offer_of
 
 CAUSES = (
     "computing", "recomputing", "exchanges of experts", "other exchanges of layers",
@@ -178,7 +180,7 @@ def causes(one: Priced) -> list[float]:
     pipeline, reduction, update = iteration_parts(one, np.zeros(1))
     passes, work = layers * (one.forward + one.backward), one.layers_seconds(layers)
     computing = layers * (one.blocks[FORWARD] + one.blocks[BACKWARD])
-    experts = 2 * layers * one.expert_seconds
+    experts = 2 * layers * one.exchanges.experts
     steady = (computing, work - passes, experts, passes - computing - experts)
     rows = (*(one.K * row for row in steady), pipeline - one.K * work, reduction, update)
     return [float(row[0]) for row in rows]

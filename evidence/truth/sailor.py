@@ -85,7 +85,7 @@ class Curve:
     update: float
     tensor: int
 
-    def seconds(self, samples: float) -> Floats:
+    def layer_seconds(self, samples: float) -> Floats:
         """[2, L] forward and backward seconds of a micro-batch of `samples`.
 
         Between two sizes a straight line; beyond the last one its throughput; before the first one
@@ -202,7 +202,7 @@ class Predictor:
         """[2] forward and backward of one micro-batch on the group: its slowest type, and
         all-reduces over nodes."""
         curves = [self.curve(kind, group.tensor) for kind in group.kinds]
-        both = np.max([c.seconds(samples)[:, layers].sum(axis=1) for c in curves], axis=0)
+        both = np.max([c.layer_seconds(samples)[:, layers].sum(axis=1) for c in curves], axis=0)
         if len(group.nodes) > 1:
             # two all-reduces of the output, forward and backward, through every node's card
             size = 2 * float(self.output[layers].sum()) * samples

@@ -16,7 +16,8 @@ from hetplan.errors import require
 from hetplan.plans.plan import Plan
 from hetplan.profiling.profiles.profile import Profile, perturbed
 from hetplan.profiling.workload import Workload
-from hetplan.runtime.replay import Settings, replay
+from hetplan.replays.chains import Settings
+from hetplan.replays.replay import replay
 
 Floats = NDArray[np.float64]
 
@@ -38,7 +39,7 @@ def relative_spread(profile: Profile, unmeasured: float = UNMEASURED) -> dict[st
     spread_of = {}
     for device in profile.devices():
         rows = [
-            np.array(spread) / 2 / np.maximum(np.array(table.seconds()), 1e-15)
+            np.array(spread) / 2 / np.maximum(np.array(table.layer_seconds()), 1e-15)
             for table in profile.tables
             if table.device == device and (spread := table.spread()) is not None
         ]

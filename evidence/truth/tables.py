@@ -275,7 +275,11 @@ def summarised(rows: Sequence[Compared], rules: Scoring = Scoring()) -> dict[str
     published one times measured / predicted seconds.
     """
     timed = [row for row in rows if row.error is not None]
-    pairs = [seconds(part) for name, part in groups(timed, workload) if name and len(part) > 1]
+    pairs = [
+        measured_and_predicted(part)
+        for name, part in groups(timed, workload)
+        if name and len(part) > 1
+    ]
     costs = [regret(*pair) for pair in pairs]
     held = [row for row in rows if row.memory_error is not None]
     large = [row for row in held if (row.published.held_bytes or 0) >= rules.large]
@@ -287,7 +291,7 @@ def summarised(rows: Sequence[Compared], rules: Scoring = Scoring()) -> dict[str
         "bias": mean(row.error for row in timed),
         "workloads": len(pairs),
         "spearman": mean(order(*pair, rules) for pair in pairs),
-        "order": order(*seconds(timed), rules),
+        "order": order(*measured_and_predicted(timed), rules),
         "regret": mean(costs),
         "worst_regret": max(costs, default=None),
         "memory_rows": len(held),
@@ -306,7 +310,7 @@ def workload(row: Compared) -> str:
     return row.published.workload or ""
 
 
-def seconds(rows: Iterable[Compared]) -> tuple[list[float], list[float]]:
+def measured_and_predicted(rows: Iterable[Compared]) -> tuple[list[float], list[float]]:
     """Measured and predicted ones, of rows that have both."""
     both = [
         (row.published.seconds, row.predicted.seconds)

@@ -12,26 +12,27 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hetplan.adapters.exports import export
+    from hetplan.planner.candidate import Candidate
     from hetplan.planner.fits import Fit, fits
     from hetplan.planner.library import plan
     from hetplan.planner.planning import Planning
-    from hetplan.planner.strategy import Candidate
     from hetplan.plans.plan import Plan, load_plan, save_plan
     from hetplan.profiling.hardware.cluster import Cluster, load_cluster
     from hetplan.profiling.models.model import Model, load_model
+    from hetplan.replays.chains import Replay
+    from hetplan.replays.replay import replay
     from hetplan.runtime import distribute
-    from hetplan.runtime.replay import Replay, replay
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Candidate": "hetplan.planner.strategy",
+    "Candidate": "hetplan.planner.candidate",
     "Cluster": "hetplan.profiling.hardware.cluster",
     "Fit": "hetplan.planner.fits",
     "Model": "hetplan.profiling.models.model",
     "Plan": "hetplan.plans.plan",
     "Planning": "hetplan.planner.planning",
-    "Replay": "hetplan.runtime.replay",
+    "Replay": "hetplan.replays.chains",
     "distribute": "hetplan.runtime",
     "export": "hetplan.adapters.exports",
     "fits": "hetplan.planner.fits",
@@ -39,7 +40,7 @@ _HOMES = {
     "load_model": "hetplan.profiling.models.model",
     "load_plan": "hetplan.plans.plan",
     "plan": "hetplan.planner.library",
-    "replay": "hetplan.runtime.replay",
+    "replay": "hetplan.replays.replay",
     "save_plan": "hetplan.plans.plan",
 }
 
@@ -74,5 +75,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """What there is, loaded or not."""
+    """The public names, loaded or not."""
     return sorted({*globals(), *__all__})

@@ -4,7 +4,7 @@ The cache lies beside the source, or in the user's cache folder where numba cann
 Where it can write in neither, or a file of the cache is damaged, the kernel is compiled again.
 
 A kernel is an ordinary function of numbers and arrays. Keep kernels few and short: each one costs a
-first run from a tenth of a second to a second.
+first run from a tenth of a second to a second, during which the clock of time limits stands still.
 """
 
 import contextlib
@@ -13,6 +13,8 @@ from typing import Any, TypeVar, cast
 
 import numba
 from numba.core.caching import FunctionCache
+
+from hetplan.clock import CLOCK
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -24,6 +26,14 @@ def kernel(function: F) -> F:
     # numba raises RuntimeError where it finds no folder to write to
     with contextlib.suppress(RuntimeError):
         compiled._cache = Cache(function)
+    compile_or_load = compiled.compile
+
+    def off_the_clock(signature: Any) -> Any:
+        """What numba calls on the first call with arguments of new types."""
+        with CLOCK.stopped():
+            return compile_or_load(signature)
+
+    compiled.compile = off_the_clock
     return cast(F, compiled)
 
 

@@ -204,6 +204,6 @@ def look_up(
     where: str | None = None,
     see: str | None = None,
 ) -> T:
-    """What `name` stands for; raises `unknown_name`'s error where it stands for nothing."""
+    """The value of a name in a table; raises `unknown_name`'s error where the table lacks it."""
     check_name(what, name, known, where=where, see=see)
     return known[name]

@@ -1,5 +1,5 @@
-"""What every file's schema shares: strict pydantic models, units as types, one-line errors; and
-what other programs wrote, as models of the keys that are read.
+"""Strict pydantic models, units as types and one-line errors for the schemas of all files; and
+models for files of other programs, of the keys that are read.
 
 All numbers are SI: seconds, bytes, bytes per second, FLOP, FLOP per second (suffixes in the names
 say which).
@@ -148,6 +148,15 @@ def check_length(row: Sequence[object], count: int, where: str, per: str) -> Non
     require(len(row) == count, f"{where} has {len(row)} entries, expected one per {per} ({count})")
 
 
+def check_distinct_names(names: Sequence[str], where: str) -> None:
+    """Raise ValueError where two entries of the list `where` have one name."""
+    first: dict[str, int] = {}
+    for i, name in enumerate(names):
+        if name in first:
+            raise ValueError(f"{where}[{i}].name repeats {where}[{first[name]}].name ({name!r})")
+        first[name] = i
+
+
 def check_every_type(bytes_of: Mapping[str, float], types: Iterable[str]) -> None:
     """memory.device_bytes names every device type."""
     missing = sorted({*types} - {*bytes_of})
@@ -232,8 +241,8 @@ SIZES = {*BOUNDS, "finite_number"}
 
 
 def expectation(problem: Mapping[str, Any]) -> str:
-    """What a complaint of pydantic's expects: its bound, or its `Input should be …` without that
-    opening."""
+    """The expectation of one of pydantic's errors: its bound, or its `Input should be …` without
+    that opening."""
     if problem["type"] == "string_pattern_mismatch" and problem["ctx"]["pattern"] == PLAIN:
         return PLAIN_TEXT
     if problem["type"] in BOUNDS:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 
 import numpy as np
 import pytest
@@ -12,7 +13,9 @@ from amp.generate import instance
 from amp.mixed import mixed_cluster
 from amp.oracle import Enumeration
 from hetplan.formulations.amp.evaluate import evaluate
-from hetplan.formulations.amp.exact import GroupLimits, Groups, Parameters, solve
+from hetplan.formulations.amp.exact import Parameters, solve
+from hetplan.formulations.amp.group_labels import GroupLabels, GroupLimits
+from hetplan.formulations.amp.label_children import Completions, least_together
 from hetplan.formulations.amp.layout import lay_out
 from hetplan.formulations.amp.problem import compile_problem, find_cells
 from hetplan.formulations.amp.rows import (
@@ -72,9 +75,9 @@ def test_a_narrow_search_leaves_a_valid_bound_behind(
             continue
         most = float(model.sync_values[-1])
         intervals = bound_stages(model, most, np.inf, never).intervals
-        groups = Groups(model, intervals, SyncBox(0.0, most, 0.0), GroupLimits())
-        labelled = groups.search(Run(), width=width, limit=np.inf)
-        seconds, strategy = groups.best(labelled) or (np.inf, None)
+        rules = GroupLabels(model, intervals, SyncBox(0.0, most, 0.0), GroupLimits())
+        labelled = rules.search(Run(), width=width, limit=np.inf)
+        seconds, strategy = rules.best(labelled) or (np.inf, None)
         assert min(seconds, labelled.cut_bound) <= best * (1 + 1e-9) + 1e-12
         if strategy is not None:
             evaluation = evaluate(data_of(case), strategy.decision())
@@ -98,14 +101,14 @@ def test_without_time_there_is_a_decision_all_the_same() -> None:
 
 
 def test_a_search_out_of_memory_stays_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    search = Groups.search
+    search = GroupLabels.search
 
-    def greedy(groups: Groups, run: Run, *, width: int, limit: float) -> KeptLabels:
+    def greedy(rules: GroupLabels, run: Run, *, width: int, limit: float) -> KeptLabels:
         if width > 1:
             raise MemoryError
-        return search(groups, run, width=width, limit=limit)
+        return search(rules, run, width=width, limit=limit)
 
-    monkeypatch.setattr(Groups, "search", greedy)
+    monkeypatch.setattr(GroupLabels, "search", greedy)
     short = solve(instance(0, devices=6), Run(), Parameters(first_width=1))
     assert short.stop is Stop.LIMIT and "memory" in short.message
     assert short.decision is not None and short.bound is not None
@@ -129,3 +132,46 @@ def test_groups_laid_out_in_too_many_ways_are_searched_all_the_same(seed: int) -
     assert few.stop is (Stop.INFEASIBLE if best is None else Stop.OPTIMAL)
     if best is not None:
         assert few.bound == pytest.approx(best.objective, rel=1e-6)
+
+
+def test_the_least_cost_at_which_rows_absorb_all_is_that_of_the_best_choice_of_levels() -> None:
+    rng = np.random.default_rng(0)
+    rows, burdens, levels = 3, 2, 3
+    costs = np.sort(rng.integers(1, 9, (60, rows, burdens, levels)).astype(float), axis=-1)
+    costs[:, :, :, 0] = costs[:, :, :1, 0]  # to absorb nothing costs the same for all burdens
+    costs = np.maximum.accumulate(costs, axis=-1)
+    costs[rng.random(costs.shape[:3]) < 0.2, -1] = np.inf  # a level that the row cannot absorb
+    need, most = rng.integers(0, 9, (60, burdens)), np.array([2, 4])
+    found = least_together(costs, need, most)
+    absorbed = np.stack([np.zeros(2), np.ones(2), most])  # [A, H]
+    for child in range(60):
+        per_burden = [
+            min(
+                (
+                    max(costs[child, row, h, level] for row, level in enumerate(chosen))
+                    for chosen in product(range(levels), repeat=rows)
+                    if absorbed[list(chosen), h].sum() >= need[child, h]
+                ),
+                default=np.inf,
+            )
+            for h in range(burdens)
+        ]
+        assert found[child] == max(per_burden)
+    assert np.isinf(found).any() and np.isfinite(found).any()
+
+
+def test_a_row_costs_what_its_best_interval_costs() -> None:
+    """As Lemma 6 says it: over the intervals that the row's slowest stage so far leaves open."""
+    rng = np.random.default_rng(1)
+    waits, low, high = 3, np.array([1.0, 2.0, 5.0]), np.array([2.0, 4.0, 8.0])
+    ahead = rng.integers(1, 30, (3, 2, 4, 1, 2)).astype(float)
+    none = np.full((1, *ahead.shape[1:]), np.inf)
+    from_low = (waits * low)[:, None, None, None, None] + ahead
+    later = np.minimum.accumulate(np.concatenate([none, none, from_low[::-1]]))[::-1]
+    tables = Completions(waits, np.append(low, 5.0), high, np.concatenate([ahead, none]), later)
+    for top, state, end in product((0.0, 1.5, 2.0, 3.0, 4.5, 8.0, 9.0), range(2), range(4)):
+        at = np.array([state]), np.array([end])
+        found = tables.row_costs(*at, np.array([7.0]), np.array([top]))[0]
+        open_ones = [q for q in range(3) if high[q] >= top]
+        expected = [7.0 + waits * max(top, low[q]) + ahead[q, state, end] for q in open_ones]
+        assert (found == np.min([*expected, none[0, 0, 0]], axis=0)).all()

@@ -10,9 +10,9 @@ from hetplan.formulations.astra.data import AstraData, AstraDecision, AstraStage
 from hetplan.formulations.astra.evaluate import evaluate
 from hetplan.formulations.astra.search.rules import default_rules
 from hetplan.formulations.astra.search.space import Space, rule_columns, strategies
+from hetplan.formulations.astra.search.table import Strategies
 from hetplan.profiling.models.model import load_model
-from hetplan.replays.strategies.facts import ModelFacts, model_facts
-from hetplan.replays.strategies.table import Strategies
+from hetplan.replays.facts import ModelFacts, model_facts
 
 
 def random_instance(seed: int) -> AstraData:

@@ -13,18 +13,25 @@ import numpy as np
 import pytest
 
 from hetplan.formulations.astra.search.engine import search
+from hetplan.formulations.astra.search.memory import stage_bytes
+from hetplan.formulations.astra.search.pool import homogeneous
+from hetplan.formulations.astra.search.pricing import (
+    EMBEDDING,
+    HEAD,
+    Priced,
+    after_pipeline,
+)
 from hetplan.formulations.astra.search.result import Job, SearchResult
 from hetplan.formulations.astra.search.space import Space
+from hetplan.formulations.astra.search.table import GRANULARITIES, METHODS, NONE, Strategies
 from hetplan.profiling.hardware.cluster import GIB
 from hetplan.profiling.models.model import Model, load_model
 from hetplan.profiling.models.transformer import Experts
 from hetplan.profiling.models.zoo import llama, text_model
-from hetplan.replays.strategies.facts import ModelFacts, model_facts
-from hetplan.replays.strategies.links import Assumptions
-from hetplan.replays.strategies.memory import stage_bytes
-from hetplan.replays.strategies.offers import Offer, homogeneous, offer_of
-from hetplan.replays.strategies.pricing import EMBEDDING, HEAD, Priced, after_pipeline, uncovered
-from hetplan.replays.strategies.table import GRANULARITIES, METHODS, NONE, Strategies
+from hetplan.replays.assumptions import Assumptions
+from hetplan.replays.facts import ModelFacts, model_facts
+from hetplan.replays.offers import Offer, offer_of
+from hetplan.replays.overlap import uncovered
 
 BATCH = 16
 SPACE = Space(

@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hetplan.formulations.astra.search.memory import in_flight, stage_bytes, stage_peaks
+from hetplan.formulations.astra.search.pricing import Priced
 from hetplan.formulations.astra.search.space import Space, strategies
 from hetplan.profiling.frameworks import MEGATRON
 from hetplan.profiling.models.model import Model, load_model
 from hetplan.profiling.models.transformer import Experts
 from hetplan.profiling.models.zoo import llama, text_model
-from hetplan.replays.strategies.facts import model_facts
-from hetplan.replays.strategies.links import Assumptions
-from hetplan.replays.strategies.memory import in_flight, stage_bytes, stage_peaks
-from hetplan.replays.strategies.offers import offer_of
-from hetplan.replays.strategies.pricing import Priced
+from hetplan.replays.assumptions import Assumptions
+from hetplan.replays.facts import model_facts
+from hetplan.replays.offers import offer_of
 
 torch: Any = pytest.importorskip("torch", reason="torch's own counts need torch")
 

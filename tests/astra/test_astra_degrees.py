@@ -11,6 +11,9 @@ import numpy as np
 import pytest
 
 from hetplan.formulations.astra.search.engine import columns_of, search
+from hetplan.formulations.astra.search.memory import offload_share
+from hetplan.formulations.astra.search.pool import homogeneous
+from hetplan.formulations.astra.search.pricing import Priced, iteration_parts
 from hetplan.formulations.astra.search.result import Job
 from hetplan.formulations.astra.search.rules import default_rules
 from hetplan.formulations.astra.search.space import Space, strategies
@@ -19,11 +22,10 @@ from hetplan.profiling.models.operators import Layer, Matmul
 from hetplan.profiling.models.transformer import Cut, Experts
 from hetplan.profiling.models.zoo import llama, text_model
 from hetplan.profiling.rates.collectives import collective_seconds, node_fabric
-from hetplan.replays.strategies.facts import ModelFacts, model_facts
-from hetplan.replays.strategies.links import Assumptions, group_seconds
-from hetplan.replays.strategies.memory import offload_share
-from hetplan.replays.strategies.offers import Offer, homogeneous, offer_of
-from hetplan.replays.strategies.pricing import Priced, iteration_parts
+from hetplan.replays.assumptions import Assumptions
+from hetplan.replays.facts import ModelFacts, model_facts
+from hetplan.replays.groups import group_seconds
+from hetplan.replays.offers import Offer, offer_of
 
 
 def mixture(layers: int = 8, sequence: int = 2048) -> Model:
@@ -89,18 +91,18 @@ def test_keys_and_values_go_round_the_context_ranks() -> None:
     one = priced(Space(**{**ONE, "context": (4,)}))
     size = 2 * 8 * 64 * 2 * 2048 / 4  # keys and values of 8 heads in 16 bit, of a rank's tokens
     hop = collective_seconds("send", size, 4, node_fabric(OFFER.node)).seconds
-    assert one.ring_seconds[0] == pytest.approx(3 * hop)
+    assert one.exchanges.ring[0] == pytest.approx(3 * hop)
     alone = priced(Space(**ONE))
-    assert alone.ring_seconds[0] == 0.0 and one.forward[0] < alone.forward[0]
+    assert alone.exchanges.ring[0] == 0.0 and one.forward[0] < alone.forward[0]
 
 
 def test_tokens_are_exchanged_for_heads() -> None:
     one = priced(Space(**{**ONE, "context": (4,), "exchange": ("a2a",)}))
     size = (16 + 8) * 2 * 64 * 2 * 2048 / 4 / 4  # a fourth of all four tensors of a rank's tokens
     once = collective_seconds("all-to-all", size, 4, node_fabric(OFFER.node)).seconds
-    assert one.exchange_seconds[0] == pytest.approx(4 * once)
+    assert one.exchanges.heads[0] == pytest.approx(4 * once)
     ring = priced(Space(**{**ONE, "context": (4,)}))
-    work = one.blocks[0, 0] + one.expert_seconds[0]  # nothing hides the exchange
+    work = one.blocks[0, 0] + one.exchanges.experts[0]  # nothing hides the exchange
     assert one.forward[0] == pytest.approx(work + 4 * once) and ring.forward[0] != one.forward[0]
     every = Space(**{**ONE, "tensor": (1, 2), "context": (4, 8), "exchange": ("p2p", "a2a")})
     table = strategies(FACTS, every, [], gpus=16, global_batch=64)

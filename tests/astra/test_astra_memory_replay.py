@@ -11,6 +11,7 @@ import pytest
 
 from fakes.workloads import cluster
 from hetplan.formulations.astra.search.engine import search
+from hetplan.formulations.astra.search.pool import homogeneous
 from hetplan.formulations.astra.search.result import Job
 from hetplan.formulations.astra.search.space import Space
 from hetplan.planner.astra import plan_of
@@ -23,10 +24,10 @@ from hetplan.profiling.models.zoo import llama, text_model
 from hetplan.profiling.profiles.predict import predict
 from hetplan.profiling.profiles.profile import Profile
 from hetplan.profiling.workload import make_workload
-from hetplan.replays.strategies.facts import model_facts
-from hetplan.replays.strategies.links import Assumptions
-from hetplan.replays.strategies.offers import homogeneous, offers_of_cluster
-from hetplan.runtime.replay import replay
+from hetplan.replays.assumptions import Assumptions
+from hetplan.replays.facts import model_facts
+from hetplan.replays.offers import offers_of_cluster
+from hetplan.replays.replay import replay
 from quick import rest_wide
 
 BATCH, DEVICES = 16, 8

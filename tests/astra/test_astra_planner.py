@@ -12,20 +12,22 @@ from fakes.workloads import cluster
 from hetplan.cli.plan import proven_text
 from hetplan.errors import UnsupportedError
 from hetplan.formulations.astra.search.engine import search
+from hetplan.formulations.astra.search.pool import homogeneous
 from hetplan.formulations.astra.search.result import Job, summary
 from hetplan.formulations.joint.bound import computing_alone
 from hetplan.planner.astra import Astra, PoolProblem, plan_of
+from hetplan.planner.proposals import propose
 from hetplan.planner.ranking import make_plans
-from hetplan.planner.strategy import make_strategies, propose
+from hetplan.planner.strategy import make_strategies
 from hetplan.plans.plan import Plan
 from hetplan.profiling.hardware.cluster import example_cluster
 from hetplan.profiling.models.model import load_model
 from hetplan.profiling.models.transformer import Experts
 from hetplan.profiling.models.zoo import llama, text_model
 from hetplan.profiling.workload import make_workload
-from hetplan.replays.strategies.links import Assumptions
-from hetplan.replays.strategies.offers import homogeneous, offers_of_cluster
-from hetplan.runtime.replay import replay
+from hetplan.replays.assumptions import Assumptions
+from hetplan.replays.offers import offers_of_cluster
+from hetplan.replays.replay import replay
 from hetplan.solvers.run import Options, Run
 from present import present
 

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 
 from astra.cases import GPT, LLAMA, SMALL, table_of
+from hetplan.formulations.astra.search.memory import offload_share, stage_peaks
+from hetplan.formulations.astra.search.pricing import Priced, iteration_parts
+from hetplan.formulations.astra.search.table import NONE
 from hetplan.profiling.hardware.cluster import Node
 from hetplan.profiling.rates.collectives import collective_seconds, node_fabric
 from hetplan.profiling.rates.times import Rates, layer_time
-from hetplan.replays.strategies.facts import ModelFacts
-from hetplan.replays.strategies.links import Assumptions
-from hetplan.replays.strategies.memory import offload_share, stage_peaks
-from hetplan.replays.strategies.offers import Offer, offer_of
-from hetplan.replays.strategies.pricing import Priced, iteration_parts
-from hetplan.replays.strategies.table import NONE
+from hetplan.replays.assumptions import Assumptions
+from hetplan.replays.facts import ModelFacts
+from hetplan.replays.offers import Offer, offer_of
 
 
 def plain_seconds(facts: ModelFacts, row: dict[str, Any], offer: Offer, share: float) -> float:

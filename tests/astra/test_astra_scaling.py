@@ -10,12 +10,14 @@ import pytest
 
 from astra.cases import LLAMA, table_of
 from hetplan.formulations.astra.search.engine import search
+from hetplan.formulations.astra.search.pool import homogeneous
+from hetplan.formulations.astra.search.pricing import Priced, after_pipeline, iteration_parts
 from hetplan.formulations.astra.search.result import Job
 from hetplan.formulations.astra.search.space import Space
 from hetplan.profiling.models.model import load_model
-from hetplan.replays.strategies.links import Assumptions, group_seconds
-from hetplan.replays.strategies.offers import homogeneous, offer_of
-from hetplan.replays.strategies.pricing import Priced, after_pipeline, iteration_parts
+from hetplan.replays.assumptions import Assumptions
+from hetplan.replays.groups import group_seconds
+from hetplan.replays.offers import offer_of
 from present import present
 
 

@@ -12,6 +12,9 @@ from astra.cases import COLUMNS
 from hetplan.formulations import family
 from hetplan.formulations.astra.problem import Floats
 from hetplan.formulations.astra.search.engine import columns_of, search
+from hetplan.formulations.astra.search.memory import offload_share
+from hetplan.formulations.astra.search.pool import cost, heterogeneous, homogeneous
+from hetplan.formulations.astra.search.pricing import Priced, iteration_parts
 from hetplan.formulations.astra.search.result import Job
 from hetplan.formulations.astra.search.rules import default_rules
 from hetplan.formulations.astra.search.segments import (
@@ -21,19 +24,11 @@ from hetplan.formulations.astra.search.segments import (
     segment_space,
 )
 from hetplan.formulations.astra.search.space import Space, strategies
+from hetplan.formulations.astra.search.table import Strategies
 from hetplan.profiling.models.model import load_model
-from hetplan.replays.strategies.facts import model_facts
-from hetplan.replays.strategies.links import Assumptions
-from hetplan.replays.strategies.memory import offload_share
-from hetplan.replays.strategies.offers import (
-    cost,
-    find_device,
-    heterogeneous,
-    homogeneous,
-    offer_of,
-)
-from hetplan.replays.strategies.pricing import Priced, iteration_parts
-from hetplan.replays.strategies.table import Strategies
+from hetplan.replays.assumptions import Assumptions
+from hetplan.replays.facts import model_facts
+from hetplan.replays.offers import find_device, offer_of
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Run
 from stopping import After, cancelled_after

@@ -14,7 +14,7 @@ from hetplan.formulations.astra.search.result import best_under, pareto, ranking
 from hetplan.formulations.astra.search.rules import default_rules
 from hetplan.formulations.astra.search.space import Space, strategies
 from hetplan.profiling.models.model import load_model
-from hetplan.replays.strategies.facts import model_facts
+from hetplan.replays.facts import model_facts
 from present import present
 
 

@@ -13,7 +13,7 @@ from fakes.workloads import cluster as two_by_two, cluster_document
 from hetplan.cli.main import main
 from hetplan.formulations import FAMILIES
 from hetplan.planner.amp import DataParallel
-from hetplan.planner.strategy import propose
+from hetplan.planner.proposals import propose
 from hetplan.plans.plan import save_plan
 from hetplan.profiling.workload import make_workload
 from hetplan.solvers.run import Run

@@ -23,7 +23,7 @@ from fakes.cli import Call, Write
 from hetplan.cli.doctor import examined, local_gpus, report_tables
 from hetplan.cli.output import Display
 from hetplan.instances.library import find, library
-from hetplan.planner.strategy import Candidate, StrategyMethod
+from hetplan.planner.candidate import Candidate, StrategyMethod
 from hetplan.plans.plan import Plan
 from hetplan.solvers.run import Progress
 

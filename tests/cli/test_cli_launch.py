@@ -209,5 +209,5 @@ def test_every_option_keeps_its_default() -> None:
 
 
 def test_the_page_shows_the_example() -> None:
-    page = (ROOT / "docs" / "runtime.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "howto-launch.md").read_text(encoding="utf-8")
     assert (ROOT / "examples" / "job" / "job.yaml").read_text(encoding="utf-8") in page

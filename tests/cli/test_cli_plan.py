@@ -101,7 +101,7 @@ def test_answer_fits_a_screen_and_all_is_printed_on_request(plan: Callable[..., 
         " TFLOP/s per device, ",
         "GiB of 13.7 GiB on V100-SXM2-16GB; ",
         "5 % of each device stays free for its allocator",
-        "optimal for amp's own formula",
+        "optimal for amp's objective",
         "the best plan of each paradigm",
         "dp/enumeration",
         " other plans, notes, and why: --all",
@@ -117,7 +117,7 @@ def test_one_ratio_is_one_figure_and_memory_is_not_blamed_for_other_refusals(
     plan: Callable[..., Ran],
 ) -> None:
     ran = plan("--all", "--strategies", "dp")
-    assert re.search(r"replayed event by event, [\d.]+ times the strategies' closed forms", ran.out)
+    assert re.search(r"replayed event by event, [\d.]+ times the plan's objective", ran.out)
     ran = plan("--strategies", "dp", batch=7)
     assert ran.code == 1 and "divides 7 samples" in ran.out and "either" not in ran.out
 

@@ -80,7 +80,7 @@ def test_a_row_per_table_for_people(hetplan: Call) -> None:
     )
     for row, table in zip(rows, profile.tables, strict=False):
         assert row.split()[:3] == [table.device, "1", "8"]
-        assert float(row.split()[-1]) == pytest.approx(8 / sum(table.seconds()), rel=1e-3)
+        assert float(row.split()[-1]) == pytest.approx(8 / sum(table.layer_seconds()), rel=1e-3)
 
 
 def test_numbers_replaced_in_the_file_change_the_plan(hetplan: Call, tmp_path: Path) -> None:
@@ -246,8 +246,10 @@ def test_the_run_behind_a_plan_gets_the_same_model(
     words = ("--cluster", "g4dn-4", "--global-batch", 16, "--strategies", "dp", "--run", 3)
     hetplan("plan", *words, "-o", output, "-q", "--factory", mine)
     hetplan("plan", *words, "-o", output, "-q", "--model", "gpt2")
-    common = [str(output), "--steps", "3", "--cluster", "g4dn-4", "--device", "auto"]
-    assert asked == [[*common, "--factory", mine], [*common, "--model", "gpt2"]]
+    common = [str(output), "--steps", "3", "--device", "auto"]
+    assert asked == [[*common, "--factory", mine], common]
+    stated = json.loads(output.read_text())
+    assert stated["workload"]["model"] == "gpt2" and "shape" in stated["inputs"]["model"]
 
 
 def test_nothing_fits_is_exit_code_1(hetplan: Call) -> None:

@@ -11,10 +11,10 @@ from typing import get_args
 import pytest
 
 from fakes.cli import Call
+from hetplan.formulations.astra.search.pool import Mode
 from hetplan.formulations.astra.search.rules import __doc__ as GRAMMAR
 from hetplan.formulations.astra.search.space import PARAMETERS, rule_columns
-from hetplan.replays.strategies.offers import Mode
-from hetplan.replays.strategies.table import GRANULARITIES, METHODS
+from hetplan.formulations.astra.search.table import GRANULARITIES, METHODS
 
 SMALL = ("plan", "search", "--model", "gpt2", "--global-batch", 64)
 NARROW = ("--param", "tensor=1,2,4", "--param", "micro-batch=1,2,4")

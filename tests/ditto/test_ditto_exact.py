@@ -11,7 +11,7 @@ import pytest
 from ditto.ditto_cases import SEEDS, data_of, middle_instance, optimum_of
 from hetplan.formulations.ditto import exact
 from hetplan.formulations.ditto.data import DittoData, Memory
-from hetplan.formulations.ditto.exact import Node, Parameters, Search
+from hetplan.formulations.ditto.exact import Parameters, TemplateSearch, ThetaInterval
 from hetplan.formulations.ditto.family import FAMILY
 from hetplan.formulations.ditto.intervals import CuttingPlanes
 from hetplan.formulations.ditto.problem import compile_problem
@@ -38,9 +38,9 @@ def tight(seed: int) -> DittoData:
 def by_theta(data: DittoData) -> dict[int, float]:
     """The least T for every candidate θ by its number, without intervals, bounds or incumbent."""
     costs = {}
-    for number in range(len(Search(compile_problem(data), Run()).space.candidates)):
-        search = Search(compile_problem(data), Run())
-        node = Node(number, number, EVERY)
+    for number in range(len(TemplateSearch(compile_problem(data), Run()).space.candidates)):
+        search = TemplateSearch(compile_problem(data), Run())
+        node = ThetaInterval(number, number, EVERY)
         priced = search.price(node, math.inf)
         search.incumbent.objective = math.inf  # what was met while prices were sought
         if math.isfinite(priced.bound):
@@ -64,11 +64,11 @@ def test_the_search_equals_trying_every_theta(seed: int) -> None:
     rng = Random(seed)
     for _ in range(10):  # bounds of intervals hold for every θ inside
         first, last = sorted(rng.choice(list(costs)) for _ in range(2))
-        search = Search(compile_problem(data), Run())
-        priced = search.price(Node(first, last, EVERY), math.inf)
+        search = TemplateSearch(compile_problem(data), Run())
+        priced = search.price(ThetaInterval(first, last, EVERY), math.inf)
         inside = min(cost for number, cost in costs.items() if first <= number <= last)
         assert priced.bound <= inside * (1 + 1e-9)
-        cost, cut, _ = search.label(Node(first, last, 2), priced)
+        cost, cut, _ = search.label(ThetaInterval(first, last, 2), priced)
         assert min(cost, cut, search.incumbent.threshold) <= inside * (1 + 1e-9)
         check_expansion(data, Node(first, last, 2), costs)
 

@@ -12,10 +12,11 @@ from hetplan.formulations import family
 from hetplan.formulations.ditto.data import DittoDecision, DittoStage
 from hetplan.formulations.ditto.pose import group_size, pose
 from hetplan.planner.amp import DataParallel
+from hetplan.planner.candidate import Candidate
 from hetplan.planner.ditto import Ditto, DittoSettings, free_devices, place
+from hetplan.planner.proposals import propose
 from hetplan.planner.ranking import make_plans
 from hetplan.planner.replan import replan
-from hetplan.planner.strategy import Candidate, propose
 from hetplan.plans.plan import Plan
 from hetplan.plans.templates import ReadyTemplates, TemplateStage
 from hetplan.profiling.hardware.cluster import example_cluster

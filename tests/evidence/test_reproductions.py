@@ -39,7 +39,8 @@ def test_cells_tell_proofs_from_finds() -> None:
 
 
 def test_a_page_is_renewed_between_its_marks() -> None:
-    page = "a\n<!-- benchmarks:reproductions -->\nold\n<!-- end -->\nb\n"
+    mark = "<!-- generated: python -m evidence.speed reproductions -->"
+    page = f"a\n{mark}\nold\n<!-- end -->\nb\n"
     assert script.written(page, "new\n") == page.replace("old", "new")
     with pytest.raises(ValueError, match="0 places"):
         script.written("a\n", "new\n")

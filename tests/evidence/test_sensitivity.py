@@ -16,12 +16,12 @@ from evidence.truth.sensitivity import relative_spread, scenarios, sensitivity
 from fakes.workloads import cluster_document, pipeline, small
 from hetplan.errors import InputError
 from hetplan.planner.amp import DataParallel
-from hetplan.planner.strategy import propose
+from hetplan.planner.proposals import propose
 from hetplan.plans.plan import save_plan
 from hetplan.profiling.models.operators import DEFAULT_STACK
 from hetplan.profiling.profiles.profile import Profile, Readings, perturbed
 from hetplan.profiling.workload import Workload
-from hetplan.runtime.replay import replay
+from hetplan.replays.replay import replay
 from hetplan.solvers.run import Run
 
 pytestmark = pytest.mark.evidence
@@ -54,7 +54,7 @@ def test_times_are_scaled_by_device_and_layer() -> None:
     factors = np.linspace(0.5, 1.5, len(profile.layers))
     result = perturbed(profile, {SLOW: factors})
     for before, after in zip(profile.tables, result.tables, strict=True):
-        ratio = np.array(after.seconds()) / np.array(before.seconds())
+        ratio = np.array(after.layer_seconds()) / np.array(before.layer_seconds())
         assert ratio == pytest.approx(factors if after.device == SLOW else np.ones(len(factors)))
 
 

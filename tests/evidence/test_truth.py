@@ -50,7 +50,7 @@ from present import present
 pytestmark = pytest.mark.evidence
 
 Row = Mapping[str, Any]
-# DeepSpeed's pipelines, which are slower than predicted; see docs/truth.md.
+# DeepSpeed's pipelines, which are slower than predicted; see docs/accuracy.md.
 MISSED = {"BLOOM 176B", "GPT-NeoX 20B", "MT-NLG 530B"}
 # VIA-Research/vTrain@f8dda84, data/ground_truth_single.csv (MIT).
 VTRAIN_COLUMNS = (

@@ -91,9 +91,9 @@ def test_with_tensor_parallelism_a_fixed_part_is_paid_beside_what_grows() -> Non
     sizes, passes = np.array([1.0, 2.0, 4.0]), np.array([[[3.0], [3.0], [4.0]]] * 2)
     per_sample = np.full((2, 1), 1.0)
     alone, group = (Curve(sizes, passes, per_sample, 0.0, tensor) for tensor in (1, 2))
-    assert alone.seconds(4)[0, 0] == 4 and group.seconds(4)[0, 0] == 3 + 3 * 1
-    assert alone.seconds(3)[0, 0] == 3.5 and alone.seconds(6)[0, 0] == 6
-    assert group.seconds(1)[0, 0] == 3
+    assert alone.layer_seconds(4)[0, 0] == 4 and group.layer_seconds(4)[0, 0] == 3 + 3 * 1
+    assert alone.layer_seconds(3)[0, 0] == 3.5 and alone.layer_seconds(6)[0, 0] == 6
+    assert group.layer_seconds(1)[0, 0] == 3
 
 
 def test_a_fit_is_not_used_beyond_its_top() -> None:

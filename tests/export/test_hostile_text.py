@@ -26,7 +26,9 @@ from export.hostile import (
 )
 from export.test_launchers import CODES, KEYS
 from hetplan.adapters.exports import EXPORTERS, export
-from hetplan.adapters.exports.scripts import LAUNCHERS, Start, torchrun
+from hetplan.adapters.exports.launchers.kinds import LAUNCHERS
+from hetplan.adapters.exports.launchers.start import Start
+from hetplan.adapters.exports.scripts import torchrun
 from hetplan.errors import InputError, UnsupportedError
 from hetplan.plans.plan import Plan
 

@@ -20,7 +20,10 @@ import pytest
 import yaml
 
 from export.schemas import complaints
-from hetplan.adapters.exports.scripts import KINDS, LAUNCHERS, Start, seats, torchrun
+from hetplan.adapters.exports.launchers.kinds import KINDS, LAUNCHERS
+from hetplan.adapters.exports.launchers.ray_train import seats
+from hetplan.adapters.exports.launchers.start import Start
+from hetplan.adapters.exports.scripts import torchrun
 from hetplan.errors import InputError, UnsupportedError
 from hetplan.plans.plan import Plan, save_plan
 from hetplan.schema import StrictModel

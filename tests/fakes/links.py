@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hetplan.formulations.hap.spmd.rules import Links
+from hetplan.programs.links import Links
 
 
 def measured_by_hap(devices: int) -> Links:

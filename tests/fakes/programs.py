@@ -10,13 +10,14 @@ from typing import Any
 from evidence.speed import hap_theories as made
 from hetplan.formulations.hap.data import Device, HapDecision
 from hetplan.formulations.hap.first_programs import greedy_program
+from hetplan.formulations.hap.pricing import Theory, theory_of
 from hetplan.formulations.hap.problem import compile_problem
-from hetplan.formulations.hap.spmd import networks as n
-from hetplan.formulations.hap.spmd.program import SingleProgram, Writer
-from hetplan.formulations.hap.spmd.rules import Theory, ring, theory_of
 from hetplan.formulations.hap.theory import reduce_theory
 from hetplan.plans.plan import Plan, parse_plan
-from hetplan.runtime.replay import write_program
+from hetplan.programs import networks as n
+from hetplan.programs.links import ring
+from hetplan.programs.program import SingleProgram, Writer
+from hetplan.programs.proofs import write_program
 
 UNEVEN: dict[int, list[float]] = {2: [0.7, 0.3], 3: [0.5, 0.2, 0.3], 4: [0.15, 0.4, 0.25, 0.2]}
 IDLE: dict[int, list[float]] = {2: [1.0, 0.0], 3: [0.6, 0.0, 0.4], 4: [0.0, 0.5, 0.0, 0.5]}
@@ -51,7 +52,7 @@ def drawn_program(theory: Theory, seed: int) -> list[int]:
 def plan_of(theory: Theory, decision: HapDecision, runs: int = 1) -> Plan:
     """A plan of that program, one device a node."""
     m, program = len(decision.ratios[0]), theory.program
-    samples = program.nodes[0].shape[0]
+    samples = program.samples
     layers = list(dict.fromkeys(node.layer for node in program.computations))
     stage = {"layers": [[0, len(layers)]], "devices": [list(range(m))], "tensor_shares": [1.0] * m}
     document: dict[str, Any] = {
@@ -62,7 +63,7 @@ def plan_of(theory: Theory, decision: HapDecision, runs: int = 1) -> Plan:
         },
         "devices": [{"type": "A", "node": d} for d in range(m)],
         "replicas": [{"stages": [stage], "micro_batches": [{"count": runs, "samples": samples}]}],
-        "program": write_program(theory, decision).model_dump(mode="json"),
+        "program": write_program(theory.decided(decision)).model_dump(mode="json"),
     }  # fmt: skip
     return parse_plan(document, where=program.name)
 

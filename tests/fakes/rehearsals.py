@@ -16,6 +16,7 @@ from hetplan.profiling.hardware.cluster import Cluster, ClusterFile, build_clust
 from hetplan.profiling.models.model import Model
 from hetplan.profiling.profiles.profile import Profile
 from hetplan.profiling.workload import Workload
+from hetplan.runtime.execution.choice import engine_of
 from hetplan.runtime.job import Job
 from hetplan.runtime.launch.local import launch
 from hetplan.runtime.launch.rehearsal import Rehearsal
@@ -217,7 +218,7 @@ def rehearse_plan(
 ) -> Rehearsed:
     """Execute one plan on virtual devices."""
     made = plan(name, workload)
-    rehearsal = Rehearsal.of(made, workload, scale, cores=cores)
+    rehearsal = Rehearsal.of(made, workload, engine_of(made), scale, cores=cores)
     job = Job(plan=made, steps=steps, rehearsal=rehearsal, virtual=True)
     return Rehearsed(
         name,

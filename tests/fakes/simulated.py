@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from hetplan.formulations.hap.data import HapDecision
-from hetplan.formulations.hap.spmd.program import PARAMETER, PLACEHOLDER, Node, SingleProgram
-from hetplan.formulations.hap.spmd.rules import Theory
-from hetplan.formulations.hap.spmd.whole import Decided
-from hetplan.runtime.spmd.kernels import Place, compute
+from hetplan.formulations.hap.pricing import Theory
+from hetplan.programs.decided import Decided
+from hetplan.programs.operators.operator import Place
+from hetplan.programs.program import PARAMETER, PLACEHOLDER, Node, SingleProgram
 from hetplan.runtime.spmd.machine import Machine, copied, piece
 
 Values = Mapping[str, Tensor]
@@ -84,7 +84,8 @@ def reference(program: SingleProgram, values: Values) -> Outcome:
     """Loss and gradients on one device."""
     known = leaves(program, values)
     for node in program.computations:
-        known[node.name] = compute(node, [known[name] for name in node.inputs], whole_place(node))
+        inputs = [known[name] for name in node.inputs]
+        known[node.name] = node.compute(inputs, whole_place(node))
     loss = known[program.loss.name]
     loss.backward()
     return Outcome(float(loss.detach()), gradients(program, known))
@@ -173,7 +174,7 @@ def joined(dimension: int | None, parts: Sequence[Tensor]) -> Tensor:
 
 def execute(theory: Theory, decision: HapDecision, values: Values) -> Outcome:
     """Loss and gradients as the devices get them, put together."""
-    decided = Decided(theory, decision)
+    decided = theory.decided(decision)
 
     def train(machine: Machine) -> tuple[float, dict[str, Tensor]]:
         loss = machine.run()

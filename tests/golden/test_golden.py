@@ -20,17 +20,19 @@ import pytest
 from fakes.amp_plans import decision_of
 from hetplan.formulations import family
 from hetplan.formulations.amp.pose import pose
+from hetplan.formulations.hap.data import HapDecision
 from hetplan.formulations.hap.pose import pose as posed_for_hap
-from hetplan.formulations.hap.spmd.whole import Decided
 from hetplan.planner.hap import Hap, HapSettings
 from hetplan.planner.library import plan as planned
 from hetplan.planner.planning import Planning
+from hetplan.planner.proposals import propose
 from hetplan.planner.search import replay_candidate
-from hetplan.planner.strategy import propose, recomputed
+from hetplan.planner.variants import with_recomputation
 from hetplan.plans.plan import Plan
 from hetplan.profiling.hardware.cluster import Cluster, example_cluster
 from hetplan.profiling.workload import Workload, make_workload
-from hetplan.runtime.replay import decision_of as program_decision, replay
+from hetplan.programs.proofs import proof_of
+from hetplan.replays.replay import replay
 from hetplan.solvers.registry import evaluate
 from hetplan.solvers.run import Options, Run
 from present import present
@@ -133,12 +135,12 @@ def test_what_wins_and_what_it_takes(name: str) -> None:
 def slowest_stage_seconds(plan: Plan, workload: Workload) -> float:
     """What the slowest stage of a pipeline of one size of micro-batches computes in an
     iteration."""
-    ((replica,), profile) = plan.replicas, recomputed(workload, plan.recomputation).profile
+    ((replica,), profile) = plan.replicas, with_recomputation(workload, plan.recomputation).profile
     (batches,) = replica.micro_batches
     slowest = 0.0
     for stage in replica.stages:
         device, tensor = plan.devices[stage.devices[0][0]].type, len(stage.devices[0])
-        seconds = present(profile.table(device, tensor, batches.samples)).seconds()
+        seconds = present(profile.table(device, tensor, batches.samples)).layer_seconds()
         slowest = max(
             slowest, sum(seconds[i] for first, last in stage.layers for i in range(first, last))
         )
@@ -169,7 +171,7 @@ def test_evaluator_simulator_and_models_agree(name: str) -> None:
         if candidate.bound is not None:
             assert candidate.bound <= present(candidate.objective) * (1 + 1e-6)
         if is_decision_of_amp(plan):
-            data = pose(recomputed(answer.workload, plan.recomputation), memory=False)
+            data = pose(with_recomputation(answer.workload, plan.recomputation), memory=False)
             objective = present(evaluate(family("amp"), data, decision_of(plan)).objective)
             if candidate.strategy in ("amp", "dp"):
                 assert objective == pytest.approx(candidate.closed_form_seconds, rel=1e-9)
@@ -209,11 +211,13 @@ def test_haps_evaluator_simulator_and_model_agree(name: str) -> None:
     assert found.fits_memory is False or found.replay.fits
     assert found.optimism is not None and 0.95 < found.optimism < 1.5
     free = replace(whole.theory, data=whole.theory.data.model_copy(update={"memory": None}))
-    decision = program_decision(found.plan.program, free, name)
+    listed = found.plan.program
+    proof = proof_of(listed, whole.theory.rules, name)
+    decision = HapDecision(program=proof, ratios=listed.ratios)
     objective = present(evaluate(family("hap"), free.data, decision).objective)
     if found.fits_memory:
         assert evaluate(family("hap"), whole.theory.data, decision).violations == ()
-    seconds = whole.runs * Decided(whole.theory, decision).seconds()
+    seconds = whole.runs * whole.theory.seconds_in_whole_units(decision)
     assert seconds == pytest.approx(found.closed_form_seconds, rel=1e-9)
     assert whole.runs * objective == pytest.approx(
         seconds, rel=0.2

@@ -168,19 +168,16 @@ def least_cost(data: HapData, signature: Signature) -> float | None:
     B = model.continuous("B", (g, m))
     M = model.continuous("M", g)
     T = model.continuous("T", len(stages))
-    model.constant = comm[0]
-    model.minimize(T, 1.0)
-    model.minimize(M, np.array(comm[1:]))
-    for k in range(g):
-        model.equal("sum", B[k], to=1.0)
-        for j in range(m):
-            model.row("max", [M[k], B[k, j]], [1.0, -1.0], lower=0.0)
+    model.minimize(comm[0] + T.sum() + np.array(comm[1:]) @ M)
+    model.row("sum", B.sum(axis=1) == 1)
+    model.row("max", M[:, None] >= B)
     for s, (F, *S) in enumerate(stages):
         for j, device in enumerate(data.devices):
             v = device.flops_per_second
-            model.row("stage", [T[s], *B[:, j]], [1.0, *(-x / v for x in S)], lower=F / v)
+            model.row("stage", T[s] >= (F + np.array(S) @ B[:, j]) / v)
     for j, room in enumerate(data.memory.device_bytes if data.memory is not None else ()):
-        model.row("memory", B[:, j], shared_bytes, upper=room - fixed_bytes + 1e-10 * room)
+        held = fixed_bytes + np.array(shared_bytes) @ B[:, j]
+        model.row("memory", held <= room + 1e-10 * room)
     answer = highs.solve(model, Run(Options(threads=1, gap=0.0)))
     if answer.stop is Stop.INFEASIBLE:
         return None

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hetplan.formulations.hap.spmd.operators import PARTIAL, WHOLE, Form
+from hetplan.programs.forms import PARTIAL, WHOLE, Form
 
 # kind -> (shapes of the inputs, attributes); whole-number inputs are written as (shape, below)
 CASES: list[tuple[str, list[Any], dict[str, Any]]] = [

@@ -212,7 +212,7 @@ def test_stages_add_up_to_the_objective(seed: int) -> None:
         decision = HapDecision(program=list(program), ratios=ratios)
         stages, rows = walked(data, decision)[0], instructions(data, decision)
         objective = evaluate(data, decision).objective
-        assert sum(stage.seconds for stage in stages) == pytest.approx(objective, rel=1e-12)
+        assert sum(stage.total_seconds for stage in stages) == pytest.approx(objective, rel=1e-12)
         assert [row["triple"] for row in rows] == list(program)
         assert rows[-1]["stage"] == len(stages) - 1
         assert sum(row["seconds"] for row in rows if row["kind"] == "comm") == pytest.approx(

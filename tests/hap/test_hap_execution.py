@@ -29,16 +29,12 @@ from hetplan.formulations import family  # noqa: E402
 from hetplan.formulations.hap.data import Device, HapData, HapDecision  # noqa: E402
 from hetplan.formulations.hap.evaluate import held_bytes  # noqa: E402
 from hetplan.formulations.hap.pose import pose  # noqa: E402
-from hetplan.formulations.hap.spmd.operators import Change, Run, Synchronise  # noqa: E402
-from hetplan.formulations.hap.spmd.program import SingleProgram  # noqa: E402
-from hetplan.formulations.hap.spmd.rules import (  # noqa: E402
-    form_kept,
-    holding_of,
-    theory_of,
-)
-from hetplan.formulations.hap.spmd.whole import Decided  # noqa: E402
+from hetplan.formulations.hap.pricing import theory_of  # noqa: E402
 from hetplan.instances.library import library  # noqa: E402
 from hetplan.profiling.workload import make_workload  # noqa: E402
+from hetplan.programs.forms import Change, Run, Synchronise  # noqa: E402
+from hetplan.programs.holding import form_kept, holding_of  # noqa: E402
+from hetplan.programs.program import SingleProgram  # noqa: E402
 from hetplan.solvers.registry import evaluate, solve  # noqa: E402
 from hetplan.solvers.run import Options, Run as SolverRun  # noqa: E402
 from quick import rest_wide  # noqa: E402
@@ -139,12 +135,13 @@ def test_a_tied_parameter_can_count_as_whole() -> None:
     """One that operators read in several ways is held whole, so that whatever fits by the theory's
     bytes fits as it is held."""
     program, _, _ = tiny("gpt2")
-    holding = replace(holding_of(program, [1e12] * 3, element_bytes=4), tied_whole=True)
-    theory = theory_of(program, DEVICES, measured_by_hap(3), holding=holding)
+    holding = replace(holding_of(program, element_bytes=4), tied_whole=True)
+    links = measured_by_hap(3)
+    theory = theory_of(program, DEVICES, links, holding=holding, device_bytes=[1e12] * 3)
     clashes = 0
     for seed in range(12):
         decision = HapDecision(program=drawn_program(theory, seed), ratios=[[1 / 3] * 3])
-        decided = Decided(theory, decision)
+        decided = theory.decided(decision)
         clashing = [owner for owner, forms in decided.ways.items() if len(forms) > 1]
         clashes += len(clashing)
         assert all(decided.shards[owner].dimension is None for owner in clashing)
@@ -161,12 +158,13 @@ def test_devices_hold_what_is_counted(name: str) -> None:
     """Of random programs under uneven ratios: entries of every tensor and of every parameter,
     device by device."""
     program, values, _ = tiny(name)
-    holding = holding_of(program, [1e9] * 3, element_bytes=4)
-    theory = theory_of(program, DEVICES, measured_by_hap(3), holding=holding)
+    holding = holding_of(program, element_bytes=4)
+    links = measured_by_hap(3)
+    theory = theory_of(program, DEVICES, links, holding=holding, device_bytes=[1e9] * 3)
     seen: set[str] = set()
     for seed in range(4):
         decision = HapDecision(program=drawn_program(theory, seed), ratios=RATIOS)
-        decided = Decided(theory, decision)
+        decided = theory.decided(decision)
 
         def kept(machine: Any, order: list[Any] = decided.order) -> tuple[int, int]:
             tensors = 0

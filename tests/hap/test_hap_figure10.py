@@ -16,10 +16,11 @@ from hetplan.formulations.hap import astar
 from hetplan.formulations.hap.data import Communication, Device, HapData, Triple
 from hetplan.formulations.hap.family import FAMILY
 from hetplan.formulations.hap.outcomes import reduced_or_answered
-from hetplan.formulations.hap.spmd.networks import vit
-from hetplan.formulations.hap.spmd.rules import ring, theory_of
+from hetplan.formulations.hap.pricing import theory_of
 from hetplan.formulations.hap.theory import ReducedTheory
 from hetplan.profiling.models.transformer import transformer
+from hetplan.programs.links import ring
+from hetplan.programs.networks import vit
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Run
 

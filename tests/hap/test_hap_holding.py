@@ -12,12 +12,13 @@ from fakes.programs import two_layers
 from fakes.workloads import cluster
 from hetplan.formulations.hap.data import Device
 from hetplan.formulations.hap.pose import pose
-from hetplan.formulations.hap.spmd.program import SingleProgram
-from hetplan.formulations.hap.spmd.rules import Theory, holding_of, theory_of
+from hetplan.formulations.hap.pricing import Theory, theory_of
 from hetplan.planner.hap import Hap, HapSettings
-from hetplan.planner.strategy import propose
+from hetplan.planner.proposals import propose
 from hetplan.profiling.models.model import load_model
 from hetplan.profiling.workload import Workload, make_workload
+from hetplan.programs.holding import holding_of
+from hetplan.programs.program import SingleProgram
 from hetplan.solvers.run import Options, Run as SolverRun
 
 DEVICES = [Device(name="a", flops_per_second=2e12), *[Device(name="b", flops_per_second=1e12)] * 2]
@@ -25,8 +26,9 @@ DEVICES = [Device(name="a", flops_per_second=2e12), *[Device(name="b", flops_per
 
 def limited_to(program: SingleProgram, device_bytes: float, **options: Any) -> Theory:
     """Its theory on one fast and two slow devices with memory."""
-    holding = holding_of(program, [device_bytes] * 3, element_bytes=4, **options)
-    return theory_of(program, DEVICES, measured_by_hap(3), holding=holding)
+    holding = holding_of(program, element_bytes=4, **options)
+    room = [device_bytes] * len(DEVICES)
+    return theory_of(program, DEVICES, measured_by_hap(3), holding=holding, device_bytes=room)
 
 
 def test_bytes_by_hand() -> None:

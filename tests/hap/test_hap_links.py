@@ -10,10 +10,9 @@ import pytest
 from fakes.workloads import cluster, small_model
 from hetplan.errors import UnsupportedError
 from hetplan.files import write_text
-from hetplan.formulations.hap.spmd.rules import links_of, measured_links
 from hetplan.planner.hap import Hap, HapSettings
+from hetplan.planner.proposals import propose
 from hetplan.planner.search import replay_candidate
-from hetplan.planner.strategy import propose
 from hetplan.profiling.profiles.measured_collectives import (
     OPERATIONS,
     Collectives,
@@ -22,7 +21,8 @@ from hetplan.profiling.profiles.measured_collectives import (
 )
 from hetplan.profiling.profiles.profile import Provenance
 from hetplan.profiling.workload import Workload, make_workload
-from hetplan.runtime.replay import replay
+from hetplan.programs.links import links_of, measured_links
+from hetplan.replays.replay import replay
 from hetplan.solvers.run import Options, Run
 
 LATENCY = 1e-3

@@ -10,12 +10,12 @@ from fakes.workloads import cluster
 from hetplan.errors import InputError
 from hetplan.formulations.hap.data import HapDecision
 from hetplan.formulations.hap.pose import pose
-from hetplan.formulations.hap.spmd.rules import Links, ring, three_steps
 from hetplan.planner.hap import SpmdProblem
 from hetplan.planner.ranking import make_plans
 from hetplan.planner.strategy import make_strategies
 from hetplan.profiling.models.model import load_model
 from hetplan.profiling.workload import Workload, make_workload
+from hetplan.programs.links import Links, ring, three_steps
 from hetplan.solvers.run import Options, Run
 
 SPEEDS = ("all_gather", "broadcast", "all_reduce", "reduce_scatter", "all_to_all")

@@ -33,7 +33,7 @@ def at_proportional(data: HapData) -> tuple[float | None, float]:
     assert least is not None
     if program is None:
         return None, least
-    return problem.seconds(problem.cost_of(program), row), least
+    return problem.program_seconds(problem.cost_of(program), row), least
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -66,9 +66,9 @@ def test_no_program_at_the_ratios_is_better_than_an_exchange_of_stages_explains(
     problem, row = theory.problem, np.array([[1 / 3, 2 / 3]])
     program, width = search(theory, row, Run(), most=4096)
     assert program is not None and width is None
-    found = problem.seconds(problem.cost_of(program), row)
+    found = problem.program_seconds(problem.cost_of(program), row)
     costs = [
-        problem.seconds(problem.cost_of(q), row)
+        problem.program_seconds(problem.cost_of(q), row)
         for q in every_program(data, data.goal, frozenset())
     ]
     assert min(costs) * (1 - 1e-9) <= found <= 1.03 * min(costs)

@@ -14,23 +14,25 @@ from hetplan.adapters.exports import EXPORTERS, export
 from hetplan.errors import InputError, UnsupportedError
 from hetplan.formulations import family
 from hetplan.formulations.hap.data import Communication, Compute, HapDecision
-from hetplan.formulations.hap.pose import Posed, pose, priced, runs_that_fit, tables
-from hetplan.formulations.hap.spmd.networks import program_of
-from hetplan.formulations.hap.spmd.operators import WHOLE, Run as Operation
-from hetplan.formulations.hap.spmd.rules import products_of
-from hetplan.formulations.hap.spmd.whole import Decided
+from hetplan.formulations.hap.pose import Posed, pose, priced, runs_that_fit
 from hetplan.planner.explain import same_plan
 from hetplan.planner.hap import Hap, HapSettings
 from hetplan.planner.pictures.scene import scene
+from hetplan.planner.proposals import propose
 from hetplan.planner.ranking import make_plans
 from hetplan.planner.search import on_devices, replay_candidate
-from hetplan.planner.strategy import make_strategies, propose
+from hetplan.planner.strategy import make_strategies
 from hetplan.plans.plan import Plan
 from hetplan.profiling.hardware.cluster import Cluster
 from hetplan.profiling.models.model import load_model
 from hetplan.profiling.workload import Workload, make_workload
+from hetplan.programs.forms import WHOLE, Run as Operation
+from hetplan.programs.networks import program_of
+from hetplan.programs.speeds import tables
+from hetplan.programs.work import products_of
+from hetplan.replays.chains import Settings
 from hetplan.replays.pose import costs_of
-from hetplan.runtime.replay import Settings, replay
+from hetplan.replays.replay import replay
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Options, Run, Stopped
 
@@ -94,9 +96,9 @@ def test_priced_as_the_profile_says() -> None:
             table = tables(workload)[device.name]
             scale = 8 / table.micro_batch
             total = sum(layers.values()) / device.flops_per_second
-            assert total == pytest.approx(scale * sum(table.seconds()), rel=1e-9)
+            assert total == pytest.approx(scale * sum(table.layer_seconds()), rel=1e-9)
             if len(nodes) == 1:
-                for name, seconds in zip(layers, table.seconds(), strict=True):
+                for name, seconds in zip(layers, table.layer_seconds(), strict=True):
                     assert layers[name] / device.flops_per_second == pytest.approx(
                         scale * seconds, rel=1e-9
                     )
@@ -257,7 +259,7 @@ def test_data_parallelism_by_hand(workload: Workload) -> None:
         len(syncs) * 3 * workload.cluster.latency().max(), abs=len(syncs) * 1.1e-6
     )
     assert result.objective == pytest.approx(work / slow + ring + latency, rel=1e-9)
-    shards = Decided(posed.theory, result.decision).shards
+    shards = posed.theory.decided(result.decision).shards
     assert all(shard.dimension is None for shard in shards.values())
     saved = sum(layer.saved_bytes for layer in workload.profile.layers) * 2  # samples per device
     expected = 16 * size / 2 + saved

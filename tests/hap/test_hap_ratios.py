@@ -17,7 +17,7 @@ from hetplan.formulations.hap.cell_ratios import best_in_cell
 from hetplan.formulations.hap.data import Device
 from hetplan.formulations.hap.family import FAMILY
 from hetplan.formulations.hap.problem import compile_problem
-from hetplan.formulations.hap.shards import shard_lengths
+from hetplan.programs.shards import shard_lengths
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Options, Run
 from quick import rest_wide

@@ -168,7 +168,7 @@ def test_no_program_costs_less_than_the_bound_of_a_cell(seed: int, wide: bool) -
         if problem.capacity is not None:
             held = cost.fixed_bytes + cost.shared_bytes @ point
             over = float(means.byte_prices @ (held - problem.capacity))
-        assert bound_by_sums(graph, means)[0] <= problem.seconds(cost, point) + over + 1e-9
+        assert bound_by_sums(graph, means)[0] <= problem.program_seconds(cost, point) + over + 1e-9
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -182,7 +182,9 @@ def test_means_are_set_at_the_best_ratios(seed: int) -> None:
         cost, means = problem.cost_of(program), Means(problem, whole_cell(problem), Options())
         means.set_from_program(cost)
         best = best_ratios(problem, cost, Run(Options(threads=1))).seconds
-        assert problem.seconds(cost, means.point) == pytest.approx(best, rel=1e-8, abs=1e-12)
+        assert problem.program_seconds(cost, means.point) == pytest.approx(
+            best, rel=1e-8, abs=1e-12
+        )
 
 
 @pytest.mark.parametrize(

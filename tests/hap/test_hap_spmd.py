@@ -13,9 +13,12 @@ from hetplan.errors import InputError
 from hetplan.formulations.hap.data import Communication, Compute, Device, HapDecision
 from hetplan.formulations.hap.family import FAMILY
 from hetplan.formulations.hap.pose import segmented
-from hetplan.formulations.hap.spmd.operators import Change, Run
-from hetplan.formulations.hap.spmd.program import Axes, Writer
-from hetplan.formulations.hap.spmd.rules import Links, ring, theory_of, work_of
+from hetplan.formulations.hap.pricing import theory_of
+from hetplan.programs.axes import Axes
+from hetplan.programs.forms import Change, Run
+from hetplan.programs.links import Links, ring
+from hetplan.programs.program import Writer
+from hetplan.programs.work import work_of
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Options, Run as SolverRun
 

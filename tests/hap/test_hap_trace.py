@@ -21,13 +21,9 @@ from fakes.simulated import Outcome, agree, execute, reference  # noqa: E402
 from hap.torch_networks import network  # noqa: E402
 from hetplan.errors import InputError, UnsupportedError  # noqa: E402
 from hetplan.formulations.hap.data import Device, HapDecision  # noqa: E402
-from hetplan.formulations.hap.spmd.program import SingleProgram  # noqa: E402
-from hetplan.formulations.hap.spmd.rules import (  # noqa: E402
-    Work,
-    products_of,
-    theory_of,
-    work_of,
-)
+from hetplan.formulations.hap.pricing import theory_of  # noqa: E402
+from hetplan.programs.program import SingleProgram  # noqa: E402
+from hetplan.programs.work import Work, products_of, work_of  # noqa: E402
 from hetplan.runtime.tracing.aten import RULES  # noqa: E402
 from hetplan.runtime.tracing.program import Traced, trace  # noqa: E402
 from quick import rest_wide  # noqa: E402

@@ -13,11 +13,12 @@ import pytest
 
 from fakes.workloads import BARE, cluster
 from hetplan.errors import InputError, UnsupportedError
+from hetplan.formulations.astra.search.pool import homogeneous
 from hetplan.formulations.astra.search.result import Job
-from hetplan.formulations.joint.search import Search
+from hetplan.formulations.joint.search import LocalSearch
 from hetplan.planner.astra import PoolProblem, least_seconds
+from hetplan.planner.candidate import StrategyMethod
 from hetplan.planner.joint import FURTHER, FurtherProblem, FurtherSpace
-from hetplan.planner.strategy import StrategyMethod
 from hetplan.plans.degrees import Degrees
 from hetplan.plans.making import new_plan
 from hetplan.plans.plan import Plan
@@ -25,10 +26,10 @@ from hetplan.profiling.models.model import load_model
 from hetplan.profiling.models.transformer import Experts
 from hetplan.profiling.models.zoo import llama, text_model
 from hetplan.profiling.workload import Workload, make_workload
+from hetplan.replays.assumptions import Assumptions
+from hetplan.replays.offers import offers_of_cluster
 from hetplan.replays.pose import pose
-from hetplan.replays.strategies.links import Assumptions
-from hetplan.replays.strategies.offers import homogeneous, offers_of_cluster
-from hetplan.runtime.replay import replay
+from hetplan.replays.replay import replay
 from hetplan.solvers.run import Options, Run
 from present import present
 
@@ -105,11 +106,11 @@ def every_plan(on: Workload) -> Iterator[Plan]:
 def searched(on: Workload, start: Plan, steps: int, seed: int = 0) -> tuple[float, Plan]:
     """The best plan of so many steps from the plan, and its seconds."""
     space = FurtherSpace(pose(on, ("none", "full")), on)
-    search = Search(space, Run(Options(threads=1, seed=seed)), replace(FURTHER, steps=steps))
+    search = LocalSearch(space, Run(Options(threads=1, seed=seed)), replace(FURTHER, steps=steps))
     search.begin([start])
     search.vary()
     search.rounds()
-    (seconds, _), plan = present(search.best)
+    (seconds, _), plan = present(search.incumbent)
     return seconds, plan
 
 

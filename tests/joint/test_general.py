@@ -13,7 +13,8 @@ from hetplan.errors import UnsupportedError
 from hetplan.formulations.joint.data import JointData
 from hetplan.formulations.joint.design import design_of
 from hetplan.formulations.joint.evaluate import evaluate
-from hetplan.formulations.joint.general import Master, Parameters, Way, solve_by
+from hetplan.formulations.joint.general import Master, Parameters, solve_by
+from hetplan.formulations.joint.ways import Way
 from hetplan.solvers.run import Options, Run, Stop
 from joint.enumeration import all_plans, random_data, random_plan
 from joint.test_exact import tightened
@@ -66,19 +67,24 @@ def test_no_plan_is_faster_than_any_of_its_replicas(seed: int) -> None:
     master, checked = Master(data, run()), 0
     for plan in filter(None, (random_plan(rng, data) for _ in range(30))):
         design = design_of(plan)
-        if len(design.pipes) == 1:
+        if len(design.pipelines) == 1:
             continue
         replay = master.replay(design)
         rounds = design.schedule == "interleaved-1f1b"
-        steps = design.pipes[0].steps if design.zero > 1 else 0
+        steps = design.pipelines[0].steps if design.zero > 1 else 0
         layout = replace(
             design,
-            pipes=tuple(
-                replace(p, cuts=(), micro=1, samples=steps or (len(p.groups) if rounds else 1))
-                for p in design.pipes
+            pipelines=tuple(
+                replace(
+                    pipeline,
+                    cuts=(),
+                    micro_batch=1,
+                    samples=steps or (len(pipeline.groups) if rounds else 1),
+                )
+                for pipeline in design.pipelines
             ),
         )
-        for i, pipe in enumerate(design.pipes):
+        for i, pipe in enumerate(design.pipelines):
             least = master.least(Way(layout, i, pipe, 0.0))
             assert least <= replay.seconds * (1 + 1e-9) or not replay.fits, plan.model_dump_json()
             checked += least < math.inf

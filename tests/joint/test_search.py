@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from hetplan.formulations.joint.constructions import constructions
 from hetplan.formulations.joint.data import JointData, JointDecision
-from hetplan.formulations.joint.design import SCHEDULES, Design, Pipe, Space, design_of
+from hetplan.formulations.joint.design import SCHEDULES, Design, Pipeline, design_of
 from hetplan.formulations.joint.evaluate import decision_of, evaluate, plan_of
 from hetplan.formulations.joint.moves import Moves
-from hetplan.formulations.joint.search import Parameters, constructions, search
+from hetplan.formulations.joint.search import Parameters, search
+from hetplan.formulations.joint.space import Space
 from hetplan.plans.plan import Plan
 from hetplan.replays.chains import ChainReplayer
 from hetplan.solvers.run import Options, Run, Stop
@@ -55,12 +57,12 @@ def all_seconds(data: JointData) -> Iterator[float]:
         cuts = [list(combinations(range(1, L), len(each) * chunks - 1)) for each in groups]
         micros = product(range(1, G + 1), repeat=len(groups))
         for samples, size, ends in product(splits, micros, product(*cuts)):
-            pipes = tuple(map(Pipe, groups, ends, size, samples))
-            if any(pipe.micro > pipe.samples for pipe in pipes):
+            pipelines = tuple(map(Pipeline, groups, ends, size, samples))
+            if any(pipeline.micro_batch > pipeline.samples for pipeline in pipelines):
                 continue
             for zero, mode in product(range(4), space.modes):
                 try:
-                    plan = space.plan(Design(pipes, schedule, chunks, zero, mode))
+                    plan = space.plan(Design(pipelines, schedule, chunks, zero, mode))
                 except ValidationError:
                     continue
                 if not space.replayer.excess(plan):
@@ -94,13 +96,13 @@ def test_moves_keep_the_rules_and_nothing_replays_faster_than_computation(seed: 
             continue
         drawn.add(name)
         design, plan = changed, space.plan(changed)
-        assert sum(pipe.samples for pipe in design.pipes) == data.global_batch
+        assert sum(pipeline.samples for pipeline in design.pipelines) == data.global_batch
         assert design_of(plan) == design
         evaluation = evaluate(roomy, decision_of(plan))
         assert evaluation.objective is not None, evaluation.violations
-        for least in (space.least(design), space.replayer.seconds(plan, 0.0)):
+        for least in (space.lower_bound(design), space.replayer.seconds(plan, 0.0)):
             assert 0 < least <= evaluation.objective * (1 + 1e-9)
-        same = space.canonical(design)
+        same = space.renaming.canonical(design)
         assert space.replayer.seconds(space.plan(same)) == pytest.approx(evaluation.objective)
     assert drawn
 
@@ -180,7 +182,7 @@ def test_tight_memory_is_respected_and_too_little_is_said() -> None:
 def test_chunks_of_one_stage_are_one_run() -> None:
     """Interleaved 1F1B of replicas of one stage is 1F1B, which frameworks can say."""
     data = random_data(Random(3), devices=2, layers=6)
-    pipe = Pipe((((0,),),), (1,), 1, data.global_batch)
-    made = Space(data).repaired(Design((pipe,), "interleaved-1f1b", 2))
+    pipeline = Pipeline((((0,),),), (1,), 1, data.global_batch)
+    made = Space(data).repaired(Design((pipeline,), "interleaved-1f1b", 2))
     assert made is not None
-    assert (made.schedule, made.chunks, made.pipes[0].cuts) == ("1f1b", 1, ())
+    assert (made.schedule, made.chunks, made.pipelines[0].cuts) == ("1f1b", 1, ())

@@ -21,7 +21,7 @@ DIVIDED = (
 )  # fmt: skip
 AUTOCAST = "autocast"  # bf16, by the user's loop
 CURVE = "ZeRO 3 on a pipeline"
-# Relative errors of the loss, and of all gradients together: docs/runtime.md has them.
+# Relative errors of the loss, and of all gradients together: docs/engine.md has them.
 LOSS = {"bf16": 5e-3, "fp16": 5e-4, AUTOCAST: 5e-3}
 GRADIENTS = {"bf16": 2e-2, "fp16": 2.5e-3, AUTOCAST: 2e-2}
 

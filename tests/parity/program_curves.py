@@ -14,9 +14,9 @@ import torch
 from evidence.speed.hap_theories import gpt2 as written
 from fakes.programs import IDLE, UNEVEN, drawn_program, every_rule, plan_of
 from hetplan.formulations.hap.data import HapDecision
-from hetplan.formulations.hap.spmd.program import SingleProgram
 from hetplan.plans.plan import Plan
 from hetplan.profiling.models.transformer import transformer
+from hetplan.programs.program import SingleProgram
 from hetplan.runtime.engine.checkpoint import load, save
 from hetplan.runtime.spmd.distributed import DistributedProgram
 from parity.device import DEVICE

@@ -22,15 +22,16 @@ from fakes.workloads import cluster, shape
 from hetplan.errors import UnsupportedError
 from hetplan.formulations.hap.data import HapDecision
 from hetplan.formulations.hap.pose import pose
-from hetplan.formulations.hap.spmd.program import SingleProgram
-from hetplan.formulations.hap.spmd.rules import Theory
+from hetplan.formulations.hap.pricing import Theory
 from hetplan.planner.hap import SpmdProblem
 from hetplan.plans.plan import Plan
 from hetplan.profiling.models.model import load_model
 from hetplan.profiling.models.zoo import text_model
 from hetplan.profiling.workload import make_workload
-from hetplan.runtime.replay import read_program
-from hetplan.runtime.spmd.distributed import DistributedProgram, ProgramModel
+from hetplan.programs.program import SingleProgram
+from hetplan.programs.proofs import read_program
+from hetplan.runtime.spmd.distributed import DistributedProgram
+from hetplan.runtime.spmd.models import ProgramModel
 from parity import program_curves
 from parity.device import DEVICE, exact
 from present import present

@@ -46,7 +46,10 @@ NEEDED = (
     "hetplan.cli.run",
     "hetplan.planner.library",
     "hetplan.runtime.launch.local",
+    "hetplan.runtime.engine.models",
     "hetplan.runtime.engine.worker",
+    "hetplan.runtime.spmd.distributed",
+    "hetplan.runtime.stock",
     "parity.cases",
     "parity.faulty",
 )

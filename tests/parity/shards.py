@@ -10,9 +10,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fakes.workloads import shape
-from hetplan.formulations.poplar.awareness import OutOfMemoryOnDevice
 from hetplan.profiling.models.model import Model, load_model
 from hetplan.profiling.models.zoo import text_model
+from hetplan.profiling.profiles.largest_batch import OutOfMemoryOnDevice
 from hetplan.runtime.measuring.batches import Trial, measure_batch_curve
 from hetplan.runtime.measuring.networks import Sharded, network as network_of, saved_bytes
 

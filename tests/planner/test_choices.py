@@ -16,12 +16,13 @@ from hetplan.planner.phases import search_all
 from hetplan.planner.planning import Planning
 from hetplan.planner.ranking import make_plans
 from hetplan.planner.search import StrategySearch
-from hetplan.planner.strategy import PLAIN, Variant, make_strategies, parts_of_cluster, renumbered
+from hetplan.planner.strategy import make_strategies
+from hetplan.planner.variants import PLAIN, Variant, parts_of_cluster, renumbered
 from hetplan.planner.workloads import AUTO, PREFERRED, make_workloads, precisions_of
 from hetplan.profiling.profiles.profile import Profile
 from hetplan.profiling.workload import Workload, make_workload
+from hetplan.replays.replay import replay
 from hetplan.replays.stages import stage_table
-from hetplan.runtime.replay import replay
 from present import present
 
 

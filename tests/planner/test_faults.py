@@ -13,11 +13,13 @@ from hetplan import __version__
 from hetplan.cli.plan import planning_tables
 from hetplan.errors import DisagreementError, InputError
 from hetplan.planner.amp import DataParallel
+from hetplan.planner.candidate import Candidate, StrategyMethod
 from hetplan.planner.hap import Hap
 from hetplan.planner.planning import Planning
+from hetplan.planner.proposals import propose
 from hetplan.planner.ranking import make_plans
 from hetplan.planner.search import StrategySearch
-from hetplan.planner.strategy import Candidate, Strategy, StrategyMethod, propose
+from hetplan.planner.strategy import Strategy
 from hetplan.profiling.profiles.profile import ProfileLayer
 from hetplan.profiling.workload import Workload, make_workload
 from hetplan.solvers.run import Run
@@ -63,7 +65,7 @@ class FaultyProblem:
     strategy: Faulty
     problem: Any
 
-    def renamed(self, method: StrategyMethod) -> StrategyMethod:
+    def as_listed(self, method: StrategyMethod) -> StrategyMethod:
         """The method itself."""
         return method
 

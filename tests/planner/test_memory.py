@@ -22,19 +22,14 @@ from hetplan.formulations.poplar.pose import pose as pose_poplar
 from hetplan.planner.amp import Amp, DataParallel, problems_within_replay
 from hetplan.planner.ditto import Ditto
 from hetplan.planner.fits import advice
+from hetplan.planner.proposals import propose
 from hetplan.planner.ranking import make_plans
 from hetplan.planner.search import WITHIN_NOTE, StrategySearch
-from hetplan.planner.strategy import (
-    Strategy,
-    Variant,
-    make_strategies,
-    propose,
-    recomputed,
-    useful_modes,
-)
+from hetplan.planner.strategy import Strategy, make_strategies
+from hetplan.planner.variants import Variant, useful_modes, with_recomputation
 from hetplan.profiling.rates.times import Recomputation
 from hetplan.replays.pose import costs_of
-from hetplan.runtime.replay import replay
+from hetplan.replays.replay import replay
 from hetplan.solvers.registry import evaluate
 from present import present
 from stopping import cancelled_after
@@ -47,7 +42,7 @@ AMP = family("amp")
 @pytest.mark.parametrize("tensor", [1, 2])
 def test_models_see_what_the_replay_prices(mode: Recomputation, tensor: int) -> None:
     workload = small()
-    seen, priced = recomputed(workload, mode), costs_of(workload, mode)
+    seen, priced = with_recomputation(workload, mode), costs_of(workload, mode)
     for kind in workload.cluster.types:
         for size in (1, 2):
             table = present(seen.profile.table(kind, tensor, size))
@@ -62,7 +57,7 @@ def test_models_see_what_the_replay_prices(mode: Recomputation, tensor: int) -> 
 
 def test_less_is_kept_the_more_is_repeated() -> None:
     workload = small()
-    every = [recomputed(workload, mode).profile.layers for mode in MODES]
+    every = [with_recomputation(workload, mode).profile.layers for mode in MODES]
     held = [sum(layer.saved_bytes for layer in layers) for layers in every]
     assert held == sorted(held, reverse=True) and len(set(held)) == len(MODES)
     assert useful_modes(workload) == ("selective", "full")
@@ -100,7 +95,8 @@ def test_where_the_model_lacks_memory_of_the_replay_it_is_posed_within_that() ->
     assert exact and all(present(c.replay).fits for c in exact)
     (within,) = (c for c in candidates if WITHIN_NOTE in c.message)
     assert within.name == "amp/auto+full" and within.status == "optimal"
-    loose = propose(Amp(), recomputed(workload, "full"), one_thread(), Amp.methods[:1])[0].objective
+    posed = with_recomputation(workload, "full")
+    loose = propose(Amp(), posed, one_thread(), Amp.methods[:1])[0].objective
     assert present(loose) < present(within.objective)
     assert within.bound == pytest.approx(within.objective, rel=1e-6)
 
@@ -133,7 +129,7 @@ def test_amps_problems_count_what_the_replay_counts(mode: Recomputation) -> None
     charged twice for tied weights, which is more."""
     workload = with_memory(16)
     capacity, compared = workload.device_bytes()["T4"], 0
-    for problem in problems_within_replay(recomputed(workload, mode)):
+    for problem in problems_within_replay(with_recomputation(workload, mode)):
         beside = capacity - present(problem.data.memory).device_bytes["T4"]
         for decision in decisions(problem.data):
             plan = Variant(mode).marked(problem.to_plan(decision))
@@ -160,7 +156,7 @@ def test_the_best_that_the_replay_has_room_for(
 ) -> None:
     """Its bound is one of every decision of AMP's; Ditto's of its own."""
     workload = with_memory(gib)
-    posed = recomputed(workload, mode)
+    posed = with_recomputation(workload, mode)
     best = present(strategy.within_replay(posed, one_thread(), None))
     bound = present(best.bound)
     assert replay(Variant(mode).marked(present(best.plan)), workload).fits
@@ -185,7 +181,7 @@ def test_no_room_at_all_is_a_proof_of_amps_and_a_stop_is_none() -> None:
 def test_poplars_curves_end_where_the_replays_memory_does(mode: Recomputation, stage: int) -> None:
     workload = with_memory(5.0)
     (poplar,) = make_strategies(["poplar"], {"poplar": {"zero": stage}})
-    posed = pose_poplar(recomputed(workload, mode), stage)
+    posed = pose_poplar(with_recomputation(workload, mode), stage)
     search = StrategySearch(poplar, workload, one_thread(), Variant(mode))
     (candidate,) = search.exact_candidates(search.run)
     held = present(candidate.replay)
@@ -199,7 +195,7 @@ def test_poplars_curves_end_where_the_replays_memory_does(mode: Recomputation, s
 @pytest.mark.parametrize("mode", MODES)
 def test_data_parallelism_keeps_to_what_the_replay_holds(mode: Recomputation) -> None:
     workload = with_memory(16)
-    (candidate,) = propose(DataParallel(), recomputed(workload, mode), one_thread())
+    (candidate,) = propose(DataParallel(), with_recomputation(workload, mode), one_thread())
     held = replay(Variant(mode).marked(present(candidate.plan)), workload).peak_bytes
     assert candidate.peak_bytes == pytest.approx(held, rel=1e-9)
 

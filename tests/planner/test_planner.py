@@ -21,6 +21,7 @@ from hetplan.formulations.amp.paper import rank
 from hetplan.formulations.amp.pose import pose
 from hetplan.planner import STRATEGIES
 from hetplan.planner.amp import TRIALS, AmpProblem, DataParallel
+from hetplan.planner.candidate import Candidate, StrategyMethod
 from hetplan.planner.criteria import Criteria
 from hetplan.planner.explain import (
     critical_parts,
@@ -33,26 +34,18 @@ from hetplan.planner.explain import (
 )
 from hetplan.planner.joint import Joint, JointSettings
 from hetplan.planner.planning import Planning
+from hetplan.planner.proposals import propose
 from hetplan.planner.ranking import make_plans
 from hetplan.planner.search import StrategySearch, replay_candidate
-from hetplan.planner.strategy import (
-    Candidate,
-    NoPlan,
-    Part,
-    Problem,
-    Strategy,
-    StrategyMethod,
-    Variant,
-    make_strategies,
-    propose,
-)
+from hetplan.planner.strategy import NoPlan, Problem, Strategy, make_strategies
+from hetplan.planner.variants import Part, Variant
 from hetplan.plans.making import new_plan
 from hetplan.plans.plan import Plan
 from hetplan.profiling.frameworks import RESERVED_BYTES
 from hetplan.profiling.hardware.cluster import example_cluster
 from hetplan.profiling.profiles.profile import perturbed
 from hetplan.profiling.workload import Workload, make_workload
-from hetplan.runtime.replay import replay
+from hetplan.replays.replay import replay
 from hetplan.solvers.registry import evaluate
 from hetplan.solvers.run import Options, Run
 from hetplan.text import seconds_text
@@ -111,7 +104,7 @@ def test_plain_data_parallelism_by_hand(workload: Workload) -> None:
     parameters = sum(layer.held_param_bytes for layer in workload.profile.layers)
     sync = 2 * 3 / 4 * parameters / (10e9 / 8)
     tables = {size: present(workload.profile.table("T4", 1, size)) for size in (1, 2)}
-    expected = {b: 8 / (4 * b) * sum(t.seconds()) + sync for b, t in tables.items()}
+    expected = {b: 8 / (4 * b) * sum(t.layer_seconds()) + sync for b, t in tables.items()}
     assert candidate.closed_form_seconds == pytest.approx(min(expected.values()), rel=1e-12)
     (size,) = {b.samples for r in replicas for b in r.micro_batches}
     assert size == min(expected, key=expected.__getitem__)
@@ -149,7 +142,7 @@ class Offer(Strategy):
         """Itself, on the whole cluster."""
         return [self] if len(workload.cluster.devices) == 4 else []
 
-    def renamed(self, method: StrategyMethod) -> StrategyMethod:
+    def as_listed(self, method: StrategyMethod) -> StrategyMethod:
         """Its candidate's."""
         return self.candidate.method
 
@@ -385,7 +378,7 @@ def test_the_deciding_chain_is_the_whole_iteration(planning: Planning, workload:
     assert sum(parts.values()) == pytest.approx(tightest["bytes"])
     assert explained.runner_up in planning.candidates[1:]
     assert [c.name for c in explained.paper_candidates] == ["amp/paper"]
-    lines = {"time goes to", "closed form", "busiest", "tightest memory", "papers' own"}
+    lines = {"time goes to", "objective", "busiest", "tightest memory", "papers' own"}
     assert lines <= {row[0] for row in explained.table(workload).rows}
 
 
@@ -455,7 +448,7 @@ def test_a_saved_plan_is_explained(planning: Planning, workload: Workload) -> No
     text = why(plan, run, workload, 0.75 * run.seconds)
     assert "plan file" not in text and "25 % below this one" in text["left open"]
     assert [what for what in text if what != "fullest link"] == [
-        "own formula",
+        "objective",
         "time goes to",
         "busiest",
         "all stages",

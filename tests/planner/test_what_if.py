@@ -33,7 +33,7 @@ from hetplan.planner.what_if import (
 )
 from hetplan.profiling.hardware.cluster import GBIT, Cluster
 from hetplan.profiling.workload import Workload
-from hetplan.runtime.replay import replay
+from hetplan.replays.replay import replay
 from hetplan.text import percent_text
 from present import present
 

@@ -12,8 +12,9 @@ import pytest
 from scipy.interpolate import CubicSpline
 
 from hetplan.formulations import family
-from hetplan.formulations.poplar.awareness import CurveDevice, explore
+from hetplan.formulations.poplar.awareness import CurveDevice
 from hetplan.formulations.poplar.data import Device, PoplarData
+from hetplan.profiling.profiles.largest_batch import explore
 from hetplan.solvers.registry import solve
 from present import present
 

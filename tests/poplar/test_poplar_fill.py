@@ -12,7 +12,7 @@ import pytest
 
 from hetplan.formulations import family
 from hetplan.formulations.poplar.data import Device, PoplarData
-from hetplan.formulations.poplar.plans import Pool, capacity, fill, least_losses
+from hetplan.formulations.poplar.fill import Pool, capacity, fill, least_losses
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Options, Run
 from poplar.poplar_cases import curve

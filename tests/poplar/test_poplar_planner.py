@@ -13,9 +13,10 @@ from hetplan.formulations import family
 from hetplan.formulations.poplar.data import Device, PoplarData, PoplarDecision, Share, Step
 from hetplan.formulations.poplar.evaluate import describe, pieces_of
 from hetplan.formulations.poplar.pose import Assumptions, pose
+from hetplan.planner.candidate import Candidate
 from hetplan.planner.poplar import Poplar, PoplarSettings, ZeroStageProblem
+from hetplan.planner.proposals import propose
 from hetplan.planner.ranking import make_plans
-from hetplan.planner.strategy import Candidate, propose
 from hetplan.plans.plan import Plan
 from hetplan.profiling.profiles.batch_curve import BatchCurve
 from hetplan.profiling.workload import Workload

@@ -11,12 +11,12 @@ from hetplan.errors import InputError
 from hetplan.formulations import family
 from hetplan.formulations.poplar.awareness import (
     CurveDevice,
-    explore,
     linear_curve,
     natural_spline,
     spline_curve,
 )
 from hetplan.formulations.poplar.data import Device, PoplarData
+from hetplan.profiling.profiles.largest_batch import explore
 from hetplan.solvers.registry import solve
 
 

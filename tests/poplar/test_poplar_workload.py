@@ -17,7 +17,7 @@ from hetplan.errors import InputError
 from hetplan.formulations import family
 from hetplan.formulations.poplar.data import PoplarDecision
 from hetplan.formulations.poplar.pose import Assumptions, pose
-from hetplan.formulations.poplar.problem import States, communication, parts
+from hetplan.formulations.poplar.zero import communication, parts
 from hetplan.instances.library import Entry, library
 from hetplan.planner.poplar import PoplarSettings
 from hetplan.profiling.hardware.cluster import example_cluster
@@ -26,6 +26,7 @@ from hetplan.profiling.profiles.measured_collectives import Collectives
 from hetplan.profiling.profiles.predict import PREDICTOR
 from hetplan.profiling.workload import Workload, make_workload
 from hetplan.replays.collectives import collective_seconds
+from hetplan.replays.model_states import States
 from hetplan.solvers.registry import evaluate, solve
 from present import present
 
@@ -167,7 +168,7 @@ def test_exact_keeps_the_packaged_optima(entry: Entry) -> None:
 
 def test_the_report_prices_every_method_alike() -> None:
     """ZeRO 2's all-gather is in every method's seconds; one type alone pays no others' links."""
-    found = papers.seconds("poplar-c", "llama-0.5b", (), 2)
+    found = papers.seconds_by_method("poplar-c", "llama-0.5b", (), 2)
     posed = pose(paper_workload("poplar-c", "llama-0.5b"), 2)
     best = solve(POPLAR, posed.data, "exact").objective
     assert best is not None and found["optimum"] == pytest.approx(best + posed.once_seconds)
@@ -182,7 +183,7 @@ def test_the_report_prices_every_method_alike() -> None:
     fewer = papers.tflops({}, single)
     assert fewer["weak only"] == row["weak only"]
     assert fewer["strong only"] == pytest.approx(row["strong only"] / 4, rel=0.02)
-    assert papers.seconds("poplar-b", "llama-1.1b", (), 0) == {}
+    assert papers.seconds_by_method("poplar-b", "llama-1.1b", (), 0) == {}
 
 
 LATENCY = {"all-reduce": 6e-4, "all-gather": 2e-4, "reduce-scatter": 3e-4}

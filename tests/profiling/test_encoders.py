@@ -14,7 +14,7 @@ from hetplan.plans.making import new_plan
 from hetplan.profiling.models.configurations import from_config
 from hetplan.profiling.models.model import load_model
 from hetplan.profiling.workload import make_workload
-from hetplan.runtime.replay import replay
+from hetplan.replays.replay import replay
 
 TOWER = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 

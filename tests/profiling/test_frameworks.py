@@ -23,7 +23,7 @@ from markdown_pages import ROOT
 
 @pytest.mark.parametrize("framework", FRAMEWORKS.values(), ids=lambda one: one.name)
 def test_the_table_says_what_the_constants_are(framework: Framework) -> None:
-    page = (ROOT / "docs" / "profiling.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "costs.md").read_text(encoding="utf-8")
     rows = page.partition("## Memory")[2].partition("\n## ")[0].splitlines()
     (row,) = [line for line in rows if line.startswith(f"| `{framework.name}` |")]
     cells = [cell.strip() for cell in row.strip("|").split("|")]

@@ -41,7 +41,7 @@ def test_pipedream_cuts_carry_what_later_operators_need(tmp_path: Path) -> None:
 def test_piper(tmp_path: Path) -> None:
     found = imported("piper", write(tmp_path / "p.json", piper()), tmp_path)
     assert [t.tensor for t in found.tables] == [1, 2]
-    assert [sum(t.seconds()) for t in found.tables] == pytest.approx([0.09, 0.045])
+    assert [sum(t.layer_seconds()) for t in found.tables] == pytest.approx([0.09, 0.045])
     assert [layer.activation_bytes for layer in found.layers] == [7, 14, 0]
     assert found.layers[0].param_bytes == 60 and found.layers[0].saved_bytes == 30
 
@@ -117,7 +117,7 @@ def test_metis(tmp_path: Path) -> None:
     assert (found.model, found.devices()) == ("GPT3", ("A100",))
     assert [(t.tensor, t.micro_batch) for t in found.tables] == [(1, 2), (2, 2)]
     assert sum(found.tables[0].forward_seconds) == pytest.approx(0.003)
-    assert sum(found.tables[0].seconds()) == pytest.approx(0.009)
+    assert sum(found.tables[0].layer_seconds()) == pytest.approx(0.009)
     assert [layer.param_bytes for layer in found.layers] == [2000, 4000]
     assert found.layers[0].activation_bytes == 40
     assert found.layers[0].saved_bytes == pytest.approx((1e6 - 8 * 2000) / 2)
@@ -143,7 +143,7 @@ def test_sailor(tmp_path: Path) -> None:
         assert found.layers[0].param_bytes == PARAMS and found.layers[0].activation_bytes == OUTPUT
         assert found.layers[0].saved_bytes == pytest.approx(KEPT)
         table = found.table("slow", 2, 4)
-        assert table is not None and sum(table.seconds()) == pytest.approx(4 * 4 * 0.009 / 2)
+        assert table is not None and sum(table.layer_seconds()) == pytest.approx(4 * 4 * 0.009 / 2)
 
 
 def test_sailor_tells_what_every_rank_keeps(tmp_path: Path) -> None:
@@ -359,7 +359,7 @@ def test_published_placements(name: str, tmp_path: Path) -> None:
     (table,) = found.tables
     document = json.loads(path.read_text())
     milliseconds = sum(n["fpgaLatency"] for n in document["nodes"])
-    assert sum(table.seconds()) == pytest.approx(milliseconds / 1e3)
+    assert sum(table.layer_seconds()) == pytest.approx(milliseconds / 1e3)
     # 2 ** 31 bytes cost 1 in these files
     behind = [layer.activation_bytes / 2**31 for layer in found.layers]
     dearest = max(edge["cost"] for edge in document["edges"])
@@ -372,7 +372,7 @@ def test_published_piper(tmp_path: Path) -> None:
     nodes = json.loads(path.read_text())["nodes"]
     for table in imported("piper", path, tmp_path).tables:
         given = sum(n["TMPCs"][str(table.tensor)][0]["timePerSample"] for n in nodes)
-        assert sum(table.seconds()) == pytest.approx(given)
+        assert sum(table.layer_seconds()) == pytest.approx(given)
 
 
 @beside
@@ -396,4 +396,4 @@ def test_published_sailor(tmp_path: Path) -> None:
         found, given = imported("sailor", path, tmp_path), json.loads(path.read_text())
         for table in found.tables:
             rows = given[str(table.micro_batch)][str(table.tensor)].values()
-            assert sum(table.seconds()) == pytest.approx(sum(r[0] + r[1] for r in rows))
+            assert sum(table.layer_seconds()) == pytest.approx(sum(r[0] + r[1] for r in rows))

@@ -18,7 +18,7 @@ from hetplan.profiling.models.model import Model, load_model
 from hetplan.profiling.models.operators import Matmul
 from hetplan.profiling.models.transformer import transformer_layers
 from hetplan.profiling.models.zoo import BUILT_IN, gpt2, text_model
-from hetplan.replays.strategies.facts import model_facts
+from hetplan.replays.facts import model_facts
 from present import present
 
 PUBLISHED = {name: spec.published for name, spec in BUILT_IN.items() if spec.published is not None}

@@ -63,7 +63,7 @@ def test_prediction_is_the_analytical_time_layer_by_layer(profile: Profile, mixe
     for i, layer in enumerate(model.layers):
         t = layer_time(layer, Rates("T4", mixed.specs["T4"], "fp16"), micro_batch=4, tensor=2)
         assert (table.forward_seconds[i], table.backward_seconds[i]) == (t.forward, t.backward)
-        assert table.seconds()[i] == t.forward + t.backward
+        assert table.layer_seconds()[i] == t.forward + t.backward
     assert [x.name for x in profile.layers] == [x.name for x in model.layers]
     assert sum(x.param_bytes for x in profile.layers) == 2 * model.params
     assert profile.layers[-1].held_param_bytes == profile.layers[-1].param_bytes + 2 * 50257 * 768
@@ -249,7 +249,7 @@ def test_amp_problem_carries_the_workload(workload: Workload, mixed: Cluster) ->
     assert len(data.layers) == 26 and len(data.layer_seconds) == 2 * 3 * 6
     table = workload.profile.table("T4", 2, 8)
     posed = next(t for t in data.layer_seconds if (t.type, t.tensor, t.micro_batch) == ("T4", 2, 8))
-    assert table is not None and posed.seconds == table.seconds()
+    assert table is not None and posed.seconds == table.layer_seconds()
     # The head holds a copy of the tied embedding, and the embedding its own vectors.
     assert data.layers[-1].param_bytes == 2 * (52256 * 1024 + 2 * 1024)
     assert data.layers[0].param_bytes == 2 * (52256 + 1024) * 1024

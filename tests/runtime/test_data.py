@@ -23,7 +23,7 @@ from hetplan.runtime.engine.data import (  # noqa: E402
     seed_generators,
     tensor_checksum,
 )
-from hetplan.runtime.engine.worker import make_module  # noqa: E402
+from hetplan.runtime.engine.models import make_module  # noqa: E402
 from hetplan.runtime.job import Job  # noqa: E402
 from parity.asking import Answers, request, run_forked, served  # noqa: E402
 from parity.drawn import CASES, ONE, PIPELINE, TEXT, alone, noise  # noqa: E402

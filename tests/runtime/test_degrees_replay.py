@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,10 @@ import pytest
 from fakes.workloads import BARE, cluster
 from hetplan.errors import InputError, UnsupportedError
 from hetplan.formulations.astra.search.engine import search
+from hetplan.formulations.astra.search.pool import homogeneous
+from hetplan.formulations.astra.search.pricing import EMBEDDING, HEAD, Priced, iteration_parts
 from hetplan.formulations.astra.search.result import Job
-from hetplan.formulations.astra.search.space import Space
+from hetplan.formulations.astra.search.space import Space, strategies
 from hetplan.planner.astra import PoolProblem, least_seconds, plan_of
 from hetplan.plans.degrees import Degrees
 from hetplan.plans.making import new_plan
@@ -23,22 +26,17 @@ from hetplan.profiling.models.model import load_model
 from hetplan.profiling.models.transformer import Cut, Experts
 from hetplan.profiling.models.zoo import llama, text_model
 from hetplan.profiling.profiles.predict import predict
+from hetplan.profiling.rates.times import Rates, operator_time
 from hetplan.profiling.workload import Workload, make_workload
-from hetplan.replays.degrees import strategy_of
-from hetplan.replays.strategies.facts import expert_params_of, model_facts
-from hetplan.replays.strategies.links import Assumptions
-from hetplan.replays.strategies.offers import homogeneous, offers_of_cluster
-from hetplan.replays.strategies.pricing import (
-    BACKWARD,
-    EMBEDDING,
-    FORWARD,
-    HEAD,
-    Priced,
-    iteration_parts,
-    uncovered,
-)
-from hetplan.runtime.replay import Replay, Settings, replay
-from plain_replay import seconds_of
+from hetplan.replays.assumptions import Assumptions
+from hetplan.replays.chains import Replay, Settings
+from hetplan.replays.degrees import DegreeCosts, zero_costs
+from hetplan.replays.facts import expert_params_of, model_facts
+from hetplan.replays.offers import offers_of_cluster
+from hetplan.replays.overlap import uncovered
+from hetplan.replays.replay import replay
+from plain_replay import block_waits, host_update, seconds_of
+from present import present
 
 BLOCKS, BATCH = 6, 16
 NODES = [
@@ -92,12 +90,67 @@ def plan(
     return new_plan(on, replicas, degrees=degrees, **more)
 
 
-def priced(made: Plan, on: Workload) -> Priced:
-    """The plan as a row of Astra's table."""
-    assert made.degrees is not None
-    table = strategy_of(made, made.degrees, made.replicas[0].micro_batches[0].samples)
-    (offer,) = offers_of_cluster(on.cluster)
-    return Priced(model_facts(on.model), table, offer, Assumptions(stack=on.stack))
+def cut_layers(on: Workload, made: Plan) -> Any:
+    """One rank's layers of a plan with further degrees."""
+    degrees, tensor = made.further, len(made.replicas[0].stages[0].tensor_shares)
+    own = degrees.expert_tensor if present(on.model.spec.shape).experts else tensor
+    return divided(on, Cut(degrees.context, degrees.expert, tensor // own))
+
+
+def computing(on: Workload, made: Plan) -> tuple[float, float, float]:
+    """Seconds of a block's passes on one rank, and of attention's core in the forward pass."""
+    degrees, samples = made.further, made.replicas[0].micro_batches[0].samples
+    tensor, layers = len(made.replicas[0].stages[0].tensor_shares), cut_layers(on, made)
+    stack = replace(on.stack, sequence_parallel=degrees.sequence_parallel)
+    (table,) = predict(
+        replace(on.model, layers=layers), on.cluster, micro_batches=[samples],
+        tensor_degrees=[tensor], stack=stack,
+    ).tables  # fmt: skip
+    rates = Rates("T4", on.cluster.specs["T4"], on.precision, stack)
+    core = [op for op in layers[1].operators if op.name in ("scores", "softmax", "context")]
+    seconds = sum(operator_time(op, rates, samples, tensor).forward for op in core)
+    return table.forward_seconds[1], table.backward_seconds[1], seconds
+
+
+def waits(on: Workload, made: Plan) -> tuple[float, float]:
+    """What a block waits for, by the plain replay."""
+    samples = made.replicas[0].micro_batches[0].samples
+    return block_waits(on, made, samples, computing(on, made))
+
+
+EVERY: list[dict[str, Any]] = [
+    {"tp": tp, "dp": dp, "zero": zero, "samples": samples, "degrees": degrees}
+    for tp, cp, dp, zero, samples in product((1, 2), (1, 2, 4), (1, 2, 4), (0, 3), (1, 2))
+    for degrees in (
+        Degrees(context=cp, expert_tensor=tp),
+        Degrees(context=cp, exchange="all-to-all", expert_tensor=1, sequence_parallel=tp > 1),
+        Degrees(context=cp, expert=2, expert_tensor=1, shard_groups=2 if zero == 3 else 1),
+        Degrees(context=cp, expert=4, expert_tensor=tp, sequence_parallel=tp > 1),
+    )
+    if tp * cp * dp <= 8 and tp * cp * dp % (degrees.expert * degrees.expert_tensor) == 0
+    if cp * dp % degrees.shard_groups == 0
+]
+
+
+@pytest.mark.parametrize("experts", [False, True])
+def test_a_block_waits_as_long_as_the_plain_replay_says(experts: bool) -> None:
+    """Every combination of degrees on a pipeline of one stage."""
+    on, seen = workload(experts), set()
+    for given in EVERY:
+        if given["degrees"].expert > 1 and not experts:
+            continue
+        made = plan(on=on, pp=1, **given)
+        try:
+            zero = zero_costs(made, on)
+        except InputError:
+            continue  # ranks with the same experts that are not whole groups
+        if zero is None:
+            continue
+        assert isinstance(zero.costs, DegreeCosts)
+        found, expected = zero.costs.waits("T4", given["samples"]), waits(on, made)
+        assert found == pytest.approx(expected, rel=1e-9), given
+        seen.add(found)
+    assert len(seen) > (40 if experts else 20)
 
 
 @pytest.mark.parametrize("zero", [0, 1])
@@ -130,7 +183,7 @@ def test_context_ranks_replay_as_row_groups_of_shorter_samples(
     profile = predict(
         halves, on.cluster, micro_batches=[1], tensor_degrees=[tp], stack=on.stack
     )  # fmt: skip
-    there, back = (float(x[0]) for x in priced(made, on).exchanges)
+    there, back = waits(on, made)
     assert there > 0 and back > there * (0.99 if exchange == "all-to-all" else 1.5)
     (table,) = (t for t in profile.tables)
     longer = {
@@ -149,6 +202,22 @@ def test_context_ranks_replay_as_row_groups_of_shorter_samples(
     expected = seconds_of(again, twice)
     assert replay(made, on).seconds == pytest.approx(expected, rel=1e-9 if tp == 1 else 1e-3)
     assert replay(made, on).seconds < replay(plan(None, dp=dp, pp=pp, tp=tp), on).seconds
+
+
+@pytest.mark.parametrize("exchange", ["ring", "all-to-all"])
+def test_a_pass_that_is_repeated_waits_again(exchange: Any) -> None:
+    """A full recomputation adds a forward pass of the blocks, with what they wait for."""
+    on, passes = workload(), dict[Any, tuple[float, float]]()
+    modes: tuple[Any, ...] = ("none", "full")
+    for mode in modes:
+        degrees = Degrees(context=2, exchange=exchange)
+        made = plan(degrees, on=on, pp=1, dp=1, recomputation=mode)
+        costs = present(zero_costs(made, on)).costs
+        passes[mode] = costs.passes(made.replicas[0].stages[0], (1, 1 + BLOCKS), 1)
+    (there, back), (again, more) = passes["none"], passes["full"]
+    assert again == there and more == pytest.approx(there + back, rel=1e-12)
+    seconds, _, _ = computing(on, made)
+    assert there == pytest.approx(BLOCKS * (seconds + waits(on, made)[0]), rel=1e-9)
 
 
 def ring(ranks: int, size: float, *, between: bool, rings: int = 1) -> float:
@@ -176,7 +245,7 @@ def test_experts_are_joined_by_those_who_hold_the_same(zero: int, expert: int) -
         with pytest.raises(InputError, match=r"degrees\.expert does not divide the experts"):
             replay(made, on)
         return
-    row = priced(made, on)
+    there, back = waits(on, made)
     experts = 2 * sum(map(expert_params_of, on.model.layers))
     dense = sum(layer.param_bytes for layer in on.profile.layers) - experts
     table = predict(
@@ -184,7 +253,7 @@ def test_experts_are_joined_by_those_who_hold_the_same(zero: int, expert: int) -
         tensor_degrees=[1], stack=on.stack,
     ).tables[0]  # fmt: skip
     each = sum(table.forward_seconds) + sum(table.backward_seconds)
-    each += BLOCKS * 2 * float(row.expert_seconds[0])
+    each += BLOCKS * (there + back)
     all_dense = ring(8, dense, between=True)
     # ranks 0, 2, 4, 6 hold the same experts, and 1, 3, 5, 7; or 0 and 4, 1 and 5, …
     all_experts = ring(8 // expert, experts / expert, between=True, rings=expert)
@@ -193,7 +262,7 @@ def test_experts_are_joined_by_those_who_hold_the_same(zero: int, expert: int) -
     latency = ring(8, 0.0, between=True)
     expected = BATCH / 8 * each + all_dense - latency + all_experts + update(on, share)
     assert replay(made, on).seconds == pytest.approx(expected, rel=1e-9)
-    assert all_experts > 0 and float(row.expert_seconds[0]) > 0
+    assert all_experts > 0 and there == back > 0
 
 
 def divided(on: Workload, cut: Cut) -> Any:
@@ -208,14 +277,8 @@ def test_full_shards_are_gathered_behind_each_block(groups: int) -> None:
     the groups."""
     on = workload()
     made = plan(Degrees(shard_groups=groups, overlap=["offload"]), dp=4, zero=3, on=on)
-    row, table = priced(made, on), on.profile.table("T4", 1, 1)
-    assert table is not None
-    gather, scatter = (float(x[0]) for x in row.sharded_seconds)
-    forward, backward = (
-        float(uncovered(np.array(shards), np.array(row.blocks[figure][0])))
-        for shards, figure in ((gather, FORWARD), (gather + scatter, BACKWARD))
-    )
-    assert 0 < forward < gather
+    forward, backward = waits(on, made)
+    assert 0 < forward < backward
     more = replay(made, on).timeline
     plain = replay(plan(None, dp=4, on=on), on).timeline
     tasks, before = more.tasks, plain.tasks
@@ -271,7 +334,7 @@ def test_buckets_of_forty_million_parameters(overlap: Any) -> None:
     assert len(parts) == count + 1 and parts[:-1] == pytest.approx(reduce / count)
     forward = float(after.seconds[0])
     once = gather / buckets
-    left = once + uncovered(np.array(once * (buckets - 1)), np.array(forward))
+    left = once + uncovered(once * (buckets - 1), forward)
     assert parts[-1] == pytest.approx(float(left) if "weights" in overlap else gather)
     assert both[1].seconds < both[0].seconds
 
@@ -282,11 +345,9 @@ def test_offloaded_states_are_updated_on_the_host() -> None:
     for share in (0.0, 0.5):
         degrees = Degrees(offloaded=share, overlap=["messages"])
         runs.append(replay(plan(degrees, pp=1, dp=1, on=on), on))
-    made = plan(Degrees(offloaded=0.5), pp=1, dp=1, on=on)
     params = sum(layer.param_bytes for layer in on.profile.layers) / 2
-    there = priced(made, on).offload_seconds(*(np.array([x]) for x in (params, 0.5, 0.0)))
     here = update(on, 2 * params)
-    expected = runs[0].seconds - here / 2 + float(there[0])
+    expected = runs[0].seconds - here / 2 + host_update(params / 2, 0.0)
     assert runs[1].seconds == pytest.approx(expected, rel=1e-9)
     held = [run.held[0].optimizer for run in runs]
     assert held[1] == held[0] / 2 > 0
@@ -335,6 +396,9 @@ LIES: list[tuple[dict[str, Any], dict[str, Any], str]] = [
      "degrees.context x tensor ranks does not divide the heads (got 8, expected a divisor of 4)"),
     ({"expert": 8}, {"pp": 1, "dp": 8}, "degrees.expert does not divide the experts"),
     ({"expert_tensor": 4, "expert": 2}, {"pp": 1, "dp": 4, "tp": 2}, "does not divide the tensor"),
+    ({"expert": 4, "shard_groups": 2}, {"pp": 1, "dp": 4, "zero": 3},
+     "degrees.shard_groups does not divide the ranks with the same experts (got 2, expected a "
+     "divisor of 1)"),
 ]  # fmt: skip
 
 
@@ -354,6 +418,7 @@ def test_what_the_replay_does_not_have_is_named() -> None:
     for said, shape, text in (
         ({"recompute_method": "block", "recompute_layers": 1}, {}, "recomputation of some layers"),
         ({"context": 2}, {"zero": 2, "pp": 1}, "ZeRO 2"),
+        ({"shard_groups": 2}, {"zero": 1, "pp": 1}, "groups of shards without ZeRO 3"),
     ):
         with pytest.raises(UnsupportedError, match=text):
             replay(plan(Degrees(**said), on=on, **shape), on)
@@ -381,7 +446,9 @@ def test_the_head_is_on_the_stage_with_a_block_less() -> None:
     space = replace(SPACE, pipeline=(2,), tensor=(1,), micro_batch=(1,), context=(1,))
     best = search(job, pool, space=space, assumed=Assumptions(stack=on.stack)).best
     assert best is not None and [blocks for _, blocks in best.stages] == [4, 3]
-    row = priced(plan_of(best, on, pool).model_copy(update={"degrees": Degrees()}), on)
+    table = strategies(model_facts(model), space, [], gpus=8, global_batch=32, whole_stages=False)
+    (r,) = [r for r in range(table.rows) if table.row(r) == best.strategy]
+    row = Priced(model_facts(model), table.take(np.array([r])), offer, Assumptions(stack=on.stack))
     embedding, head = (float(row.blocks[figure][0]) for figure in (EMBEDDING, HEAD))
     block, crossing = float(row.forward[0] + row.backward[0]), float(row.crossing_seconds[0])
     stage, steps = 4 * block + crossing, best.strategy["num_micro_batches"]

@@ -16,11 +16,11 @@ import pytest
 
 from hetplan.cli.main import main
 from hetplan.errors import InputError, UnsupportedError
-from hetplan.formulations.poplar.awareness import OutOfMemoryOnDevice, explore
 from hetplan.profiling.models.configurations import from_config
 from hetplan.profiling.models.model import Model, load_model
 from hetplan.profiling.models.transformer import Experts, Transformer
 from hetplan.profiling.models.zoo import bert, gpt2, llama, text_model
+from hetplan.profiling.profiles.largest_batch import OutOfMemoryOnDevice, explore
 from hetplan.profiling.profiles.measured_collectives import OPERATIONS, Collectives, fit_line
 from hetplan.profiling.profiles.profile import load_profile
 

@@ -22,8 +22,7 @@ from hetplan.profiling.rates.times import Recomputation
 from hetplan.profiling.workload import Workload, make_workload
 from hetplan.replays.memory import Held
 from hetplan.replays.pose import costs_of
-from hetplan.replays.sharding import passes_of
-from hetplan.runtime.replay import replay
+from hetplan.replays.replay import replay
 
 
 @dataclass(frozen=True)
@@ -160,7 +159,7 @@ def test_ranks_that_keep_what_they_gather_hold_it_whole() -> None:
         assert more.saved_bytes(blocks, 4) - less.saved_bytes(blocks, 4) == 0.75 * kept
         assert more.working_bytes(blocks, 4) - less.working_bytes(blocks, 4) == 0.75 * again
         assert more.saved_bytes(head, 4) - less.saved_bytes(head, 4) == 0.75 * size
-    divided = passes_of(costs_of(replace(run.workload, framework=FSDP)), [head], 4)
+    divided = costs_of(replace(run.workload, framework=FSDP)).passes_bytes([head], 4)
     assert divided.loss == 16 * 8192 * 131584 / 4
 
 

@@ -149,7 +149,7 @@ def test_a_checkpoint_has_the_unsplit_names(curves: tuple[Path, Curves]) -> None
             assert [0, *ends] == [*begins, prod(shape)]
 
 
-# Relative errors of the losses of ten steps: docs/runtime.md has them.
+# Relative errors of the losses of ten steps: docs/engine.md has them.
 LOSSES = {"bf16": 5e-3, "fp16": 2e-3}
 
 

@@ -15,9 +15,10 @@ from fakes.workloads import small
 from hetplan.plans.making import new_plan
 from hetplan.plans.plan import Plan
 from hetplan.profiling.workload import Workload
+from hetplan.replays.chains import Noise, Settings
+from hetplan.replays.replay import Replayer, replay
 from hetplan.replays.simulator.pipeline import Sends
 from hetplan.replays.simulator.tasks import simulate
-from hetplan.runtime.replay import Noise, Replayer, Settings, replay
 from plain_replay import seconds_of
 from quick import rest_wide
 
@@ -132,7 +133,7 @@ def test_noise_that_nobody_can_measure_decides_nothing(seed: int) -> None:
     for _ in range(10):
         plan = random_plan(rng, "pipelines")
         replayer = Replayer(workload(plan.workload.global_batch))
-        tasks, plain = replayer.tasks(plan), replayer.seconds(plan)
+        tasks, plain = replayer.stages.tasks(plan), replayer.seconds(plan)
         draw = np.random.default_rng(seed).uniform
         for _ in range(5):
             noisy = replace(tasks, seconds=tasks.seconds * draw(1 - 1e-9, 1 + 1e-9, len(tasks)))

@@ -17,10 +17,11 @@ from hetplan.files import read_json
 from hetplan.plans.plan import save_plan
 from hetplan.profiling.models.model import load_model
 from hetplan.profiling.models.operators import DEFAULT_STACK
+from hetplan.replays.replay import replay
+from hetplan.runtime.execution.choice import engine_of
 from hetplan.runtime.job import Job, StepReport
 from hetplan.runtime.launch.rehearsal import Rehearsal
 from hetplan.runtime.measured import Measured
-from hetplan.runtime.replay import replay
 
 torch: Any = pytest.importorskip("torch", reason="torch is an extra of hetplan")
 
@@ -28,7 +29,7 @@ from fakes import rehearsals  # noqa: E402
 from fakes.rehearsals import PLANS, plan  # noqa: E402
 from hetplan.formulations import FAMILIES  # noqa: E402
 from hetplan.plans.plan import load_plan  # noqa: E402
-from markdown_pages import ROOT, blocks  # noqa: E402
+from markdown_pages import ROOT  # noqa: E402
 from parity.asking import request, served  # noqa: E402
 from parity.cases import Case, R, S, even  # noqa: E402
 
@@ -50,7 +51,7 @@ def rehearsed(folder: Path, *names: str) -> dict[str, Any]:
 @pytest.mark.parametrize("name", PLANS)
 def test_what_is_slept_is_what_the_simulator_predicts(name: str) -> None:
     made = plan(name, small())
-    assert Rehearsal.of(made, small(), 3.0).seconds == pytest.approx(
+    assert Rehearsal.of(made, small(), engine_of(made), 3.0).seconds == pytest.approx(
         3 * replay(made, small()).seconds
     )
 
@@ -115,7 +116,7 @@ def test_a_late_rehearsal_says_what_to_do_and_names_slow_ranks(
 ) -> None:
     """end: of the iterations, and busy: of rank 1, as shares of what was predicted."""
     made = plan("data parallel, shares by speed", small())
-    rehearsal = Rehearsal.of(made, small(), 2.0)
+    rehearsal = Rehearsal.of(made, small(), engine_of(made), 2.0)
     job = Job(plan=made, steps=2, rehearsal=rehearsal, virtual=True)
     half = [rehearsal.busy(rank) / 2 * (busy if rank == 1 else 1.0) for rank in range(4)]
     ends = end * rehearsal.seconds
@@ -146,11 +147,8 @@ def test_uneven_plans_take_what_the_simulator_predicts() -> None:
     assert rank is not None and rank >= 0.97
 
 
-(LISTED,) = [
-    block.body
-    for block in blocks(ROOT / "docs" / "runtime.md", "bash")
-    if block.mark == "rehearsals"
-]
+SCRIPT = (ROOT / "examples" / "rehearsals.sh").read_text(encoding="utf-8")
+LISTED = "\n".join(line for line in SCRIPT.splitlines() if line.startswith("hetplan "))
 
 
 LIMITS = {"hap": ("--set", "hap.seconds=30"), "joint": ("--set", "joint.seconds=3")}

@@ -18,17 +18,18 @@ from hetplan.formulations.amp.pose import pose
 from hetplan.planner.amp import AmpProblem
 from hetplan.planner.explain import fullest_link
 from hetplan.planner.poplar import Poplar
-from hetplan.planner.strategy import propose
+from hetplan.planner.proposals import propose
 from hetplan.plans.making import new_plan
 from hetplan.plans.plan import Plan
 from hetplan.profiling.rates.collectives import collective_seconds, node_fabric
 from hetplan.profiling.rates.times import Rates, kept_bytes, repeated_share
 from hetplan.profiling.workload import Workload
+from hetplan.replays.chains import Settings
 from hetplan.replays.costs import Costs
+from hetplan.replays.overlap import prefetched_pass
 from hetplan.replays.pose import costs_of
-from hetplan.replays.sharding import hidden
+from hetplan.replays.replay import replay
 from hetplan.replays.simulator.tasks import Kind
-from hetplan.runtime.replay import Settings, replay
 from hetplan.solvers.run import Run
 
 GBIT = 1e9 / 8
@@ -84,7 +85,7 @@ def test_one_stage_takes_its_passes_and_the_update() -> None:
     table = w.profile.table("V100-SXM2-16GB", 1, 1)
     assert table is not None
     update = costs_of(w).update_seconds(0, sum(layer.param_bytes for layer in w.profile.layers))
-    assert replayed.seconds == pytest.approx(8 * sum(table.seconds()) + update)
+    assert replayed.seconds == pytest.approx(8 * sum(table.layer_seconds()) + update)
     assert update > 0
     assert replayed.timeline.spent(Kind.TRANSFER).sum() == 0
     assert replayed.peak_bytes[1:] == (0.0, 0.0, 0.0)  # idle devices hold nothing
@@ -101,7 +102,7 @@ def test_two_stages_send_activations_there_and_gradients_back() -> None:
     assert table is not None
     single = w.profile.table("V100-SXM2-16GB", 1, 1)
     assert single is not None
-    one, two = sum(single.seconds()), sum(table.seconds())
+    one, two = sum(single.layer_seconds()), sum(table.layer_seconds())
     # beyond two samples, the largest in the profile, the slope goes on
     compute = two + 6 * (two - one)
     latency = 2 * w.cluster.latency()[0, 1]
@@ -267,13 +268,13 @@ def test_gathers_hide_behind_layers() -> None:
     """By hand: three layers, weights before each, gradients behind each."""
     compute, gather, scatter = [4.0, 1.0, 4.0], [1.0, 3.0, 2.0], [1.0, 1.0, 2.0]
     # nothing ahead: all one after the other, but the last layer's gradients
-    assert hidden(compute, gather, scatter, 0) == (9 + 6 + 2, 2.0)
+    assert prefetched_pass(compute, gather, scatter, 0) == (9 + 6 + 2, 2.0)
     # weights there at 1 and 4; computed at 5, gradients until 6, weights until 8; computed at 6,
     # gradients until 9; computed at 12, gradients until 14
-    assert hidden(compute, gather, scatter, 1) == (12.0, 2.0)
+    assert prefetched_pass(compute, gather, scatter, 1) == (12.0, 2.0)
     # weights there at 1, 4 and 6
-    assert hidden(compute, gather, scatter, 2) == (10.0, 2.0)
-    assert hidden(compute, gather, [0.0] * 3, 2) == (10.0, 0.0)
+    assert prefetched_pass(compute, gather, scatter, 2) == (10.0, 2.0)
+    assert prefetched_pass(compute, gather, [0.0] * 3, 2) == (10.0, 0.0)
 
 
 @pytest.mark.parametrize("zero", [2, 3])

@@ -24,7 +24,7 @@ from fakes.workloads import cluster_document, small  # noqa: E402
 from hetplan.plans.plan import load_plan, save_plan  # noqa: E402
 from hetplan.plans.templates import ReadyTemplates, TemplateStage  # noqa: E402
 from hetplan.profiling.models.operators import DEFAULT_STACK  # noqa: E402
-from hetplan.runtime.engine.worker import called  # noqa: E402
+from hetplan.runtime.engine.models import called  # noqa: E402
 from parity.asking import ENVIRONMENT, Answers, latest, losses, request, served  # noqa: E402
 from parity.cases import Case, R, S  # noqa: E402
 from parity.faulty import PLACE, PLAN  # noqa: E402

@@ -23,7 +23,8 @@ from hetplan.cli.main import main  # noqa: E402
 from hetplan.errors import InputError  # noqa: E402
 from hetplan.files import read_json, to_json  # noqa: E402
 from hetplan.plans.plan import load_plan, save_plan  # noqa: E402
-from hetplan.runtime.engine.worker import check_job, make_module  # noqa: E402
+from hetplan.runtime.engine.models import make_module  # noqa: E402
+from hetplan.runtime.engine.worker import check_job  # noqa: E402
 from hetplan.runtime.job import Job  # noqa: E402
 from hetplan.text import Table  # noqa: E402
 from parity.asking import ENVIRONMENT, refused  # noqa: E402
@@ -119,7 +120,7 @@ def test_a_model_of_ones_own_needs_no_prediction(
     assert main(["run", str(path), "--factory", "parity.cases:two"]) == 0
     assert [job.rehearsal for job in asked] == [None]
     note = "hetplan: no prediction: "
-    wanted = "the plan is for the model 'mine': give its file with --model"
+    wanted = "give the model 'mine' with --model"
     lines = capsys.readouterr().err.splitlines()
     assert [line for line in lines if line.startswith(note) and line.endswith(wanted)]
     assert wanted in refused(capsys, "run", path, "--virtual", "--factory", "parity.cases:two")

@@ -21,22 +21,27 @@ from hetplan.formulations.hap.pose import pose
 from hetplan.planner.hap import SpmdProblem
 from hetplan.plans.plan import Plan, save_plan
 from hetplan.profiling.workload import Workload
+from hetplan.replays.programs import SpmdCosts
+from hetplan.replays.replay import replay
 from hetplan.replays.simulator.pipeline import simulate_stages
+from hetplan.replays.trace import trace
+from hetplan.runtime.execution.choice import engine_of
 from hetplan.runtime.job import Job
 from hetplan.runtime.launch.rehearsal import Rehearsal
-from hetplan.runtime.replay import SpmdCosts, replay, trace
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Run
 
 torch: Any = pytest.importorskip("torch", reason="torch is an extra of hetplan")
 
+from fakes import strangers  # noqa: E402
 from fakes.simulated import Outcome, agree, joined  # noqa: E402
 from hetplan.runtime import distribute  # noqa: E402
 from hetplan.runtime.engine.worker import check_job  # noqa: E402
 from hetplan.runtime.launch.devices import gpus  # noqa: E402
 from hetplan.runtime.launch.local import launch  # noqa: E402
 from hetplan.runtime.measured import Measured  # noqa: E402
-from hetplan.runtime.spmd.distributed import synthetic_batch, synthetic_initial  # noqa: E402
+from hetplan.runtime.spmd.models import synthetic_batch, synthetic_initial  # noqa: E402
+from hetplan.runtime.tracing.program import trace_samples  # noqa: E402
 from parity.asking import run_forked  # noqa: E402
 from parity.gradients import TOLERANCE  # noqa: E402
 from parity.program_curves import gpt2, plan_on  # noqa: E402
@@ -69,7 +74,8 @@ def test_what_is_slept_is_what_the_simulator_predicts() -> None:
     workload = small()
     for method, steps in (("dp-even", 1), ("dp-proportional", 2)):
         plan = planned(workload, method, steps)
-        found, rehearsal = replay(plan, workload), Rehearsal.of(plan, workload, 3.0)
+        found = replay(plan, workload)
+        rehearsal = Rehearsal.of(plan, workload, engine_of(plan), 3.0)
         assert rehearsal.seconds == pytest.approx(3 * found.seconds)
         assert [rehearsal.busy(rank) for rank in range(4)] == pytest.approx(
             3 * (found.timeline.busy - SpmdCosts.of(plan, workload).updates())
@@ -82,7 +88,8 @@ def test_a_program_is_rehearsed(tmp_path: Path) -> None:
     """A machine under load may be late, but never early; collectives are real."""
     workload = small()
     plan = planned(workload, "dp-proportional", 2)
-    job = Job(plan=plan, steps=2, rehearsal=Rehearsal.of(plan, workload, 1.0), virtual=True)
+    rehearsal = Rehearsal.of(plan, workload, engine_of(plan), 1.0)
+    job = Job(plan=plan, steps=2, rehearsal=rehearsal, virtual=True)
     found = Measured(job, launch(job))
     assert found.predicted is not None and found.seconds > 0.98 * found.predicted
     document = found.document()
@@ -145,8 +152,8 @@ def test_what_does_not_fit_is_one_line() -> None:
         check_job(Job(plan=planned(half, "dp-even", 4)))
 
 
-def test_programs_are_not_modules() -> None:
-    """`distribute` takes programs for SPMD plans, and modules for others."""
+def test_distribute_takes_what_the_plan_runs() -> None:
+    """Programs, and modules that can be traced, for SPMD plans; modules for plans of stages."""
     store = torch.distributed.HashStore()
     torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
     try:
@@ -165,6 +172,17 @@ def test_programs_are_not_modules() -> None:
             model.train_step(
                 lambda a, b: {"tokens": np.zeros((1, 4), int), "labels": np.zeros((4, 4), int)}
             )
+        stages = plan.model_copy(update={"schedule": "1f1b", "program": None})
+        with pytest.raises(InputError, match=r"plans of stages run torch modules .got 'SinglePro"):
+            distribute(program, stages)
+        with pytest.raises(UnsupportedError, match=r"stock torch has no engine .*got 'programs'"):
+            distribute(program, plan, backend="torch")
+        module = strangers.perceptron()
+        traced = trace_samples(module, 4).program
+        alone = HapDecision(program=drawn_program(every_rule(traced, 1), 0), ratios=[[1.0]])
+        loss = module(*module.batch(0, 0, 4)).item()
+        own = distribute(module, plan_of(every_rule(traced, 1), alone))
+        assert own.train_step() == pytest.approx(loss, rel=1e-5)
     finally:
         torch.distributed.destroy_process_group()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import subprocess
@@ -52,9 +53,9 @@ def test_optimum_is_returned_in_the_instances_unit(method: str) -> None:
 def test_an_lp_has_a_bound(method: str) -> None:
     model = Model("lp")
     x = model.continuous("x", (3,), lower=[0.0, 0.0, 2.0])
-    model.minimize(x[:2], [2.0, 3.0])
-    model.row("need", x[:2], lower=4.0)
-    model.row("cap", x[:1], upper=3.0)
+    model.minimize(2 * x[0] + 3 * x[1])
+    model.row("need", x[0] + x[1] >= 4)
+    model.row("cap", x[0] <= 3)
     answer = minimise(method, model, a_run())
     assert answer.stop is Stop.OPTIMAL
     assert answer.values(x).tolist() == pytest.approx([3.0, 1.0, 2.0])  # x_2 occurs nowhere
@@ -69,8 +70,8 @@ def test_an_lp_has_a_bound(method: str) -> None:
 def test_infeasible_has_neither_objective_nor_bound(method: str, whole: bool) -> None:
     model = Model("infeasible")
     x = model.integer("x", (2,), upper=5) if whole else model.continuous("x", (2,), upper=5)
-    model.minimize(x, [1.0, 2.0])
-    model.equal("sum", x, 2.0, to=7.0 if whole else 21.0)
+    model.minimize(x[0] + 2 * x[1])
+    model.row("sum", 2 * x.sum() == (7 if whole else 21))
     answer = minimise(method, model, a_run())
     assert answer.stop is Stop.INFEASIBLE
     assert answer.objective is None and answer.bound is None and answer.x is None
@@ -81,12 +82,12 @@ def test_infeasible_has_neither_objective_nor_bound(method: str, whole: bool) ->
 def test_unbounded_is_an_error_and_not_infeasible(method: str, whole: bool) -> None:
     model = Model("unbounded")
     x = model.integer("x", (3,)) if whole else model.continuous("x", (3,))
-    model.minimize(x, [-1.0, 0.5, 0.0])
-    model.row("tie", x, [1.0, -1.0, 0.0], upper=3.0)
+    model.minimize(0.5 * x[1] - x[0])
+    model.row("tie", x[0] - x[1] <= 3)
     answer = minimise(method, model, a_run())
     assert answer.stop is Stop.ERROR
     assert "unbounded" in answer.message and answer.bound is None
-    model.row("never", x[2], upper=-1.0)
+    model.row("never", x[2] <= -1)
     assert minimise(method, model, a_run()).stop is Stop.INFEASIBLE
 
 
@@ -94,17 +95,18 @@ def test_unbounded_is_an_error_and_not_infeasible(method: str, whole: bool) -> N
 def test_rows_without_columns_and_models_without_rows(method: str) -> None:
     model = Model("no rows")
     x = model.binary("x", (2,))
-    model.minimize(x, [1.0, -1.0])
+    model.minimize(x[0] - x[1])
     answer = minimise(method, model, a_run())
     assert answer.stop is Stop.OPTIMAL and answer.values(x).tolist() == [0.0, 1.0]
-    model.row("fine", [], upper=1.0)
-    model.row("free", x)
+    nothing = x[:0].sum()
+    model.row("fine", nothing <= 1)
+    model.row("free", x.sum() <= math.inf)
     assert minimise(method, model, a_run()).stop is Stop.OPTIMAL
-    model.row("never", [], lower=1.0)
+    model.row("never", nothing >= 1)
     assert minimise(method, model, a_run()).stop is Stop.INFEASIBLE
     if method != "pyomo":
         empty = Model("no columns")
-        empty.constant = 5.0
+        empty.minimize(nothing + 5)
         answer = minimise(method, empty, a_run())
         assert answer.stop is Stop.OPTIMAL and answer.objective == answer.bound == 5.0
 
@@ -306,10 +308,10 @@ def test_cp_sat_solves_large_coefficients_under_conditions_right(seed: int) -> N
     model = Model("enforced", None, Totals(least=1.0, largest=4 * big))
     choice, row = model.binary("choice", (2, members)), model.binary("row", rows)
     for one_of in (*choice, row):
-        model.equal("one", one_of, to=1)
+        model.row("one", one_of.sum() == 1)
     t = model.seconds("t", upper=4 * big)
     for chosen, values in zip(row, costs, strict=True):
-        model.row("cost", [*choice.ravel(), t], [*values, -1.0], upper=0.0, when=chosen)
+        model.row("cost", values @ choice.reshape(-1) <= t, when=chosen)
     model.minimize(t)
     optimum = costs.reshape(rows, 2, members).min(axis=2).sum(axis=1).min()
     answer = cpsat.solve(model, a_run())

@@ -30,7 +30,7 @@ from hetplan.solvers.run import Progress, Run
 from hetplan.text import Table, number_text, percent_text, visible
 
 if TYPE_CHECKING:
-    from hetplan.planner.strategy import Candidate
+    from hetplan.planner.candidate import Candidate
 
 # Where stdout is no terminal: what most terminals show without folding lines.
 PLAIN_WIDTH = 100

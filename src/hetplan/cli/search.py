@@ -34,22 +34,24 @@ from hetplan.cli.options import (
 from hetplan.cli.output import emit, note
 from hetplan.errors import check_name, require
 from hetplan.files import write_bytes
-from hetplan.formulations.astra.search import engine
+from hetplan.formulations.astra.search import engine, pool as pools
 from hetplan.formulations.astra.search.engine import columns_of
+from hetplan.formulations.astra.search.pool import Mode, Pool
 from hetplan.formulations.astra.search.result import Candidate, Job, SearchResult, summary
 from hetplan.formulations.astra.search.rules import Rule, default_rules, rules_from_file
 from hetplan.formulations.astra.search.space import PARAMETERS, Space, measured_sizes
 from hetplan.instances.library import Instance, save_instance
+from hetplan.plans.making import with_inputs
 from hetplan.profiling.frameworks import MEGATRON, load_framework
 from hetplan.profiling.hardware.cluster import GBIT, MAX_DEVICES, Cluster
+from hetplan.profiling.inputs.inputs import Inputs
 from hetplan.profiling.models.model import Model, load_model
 from hetplan.profiling.models.operators import DEFAULT_STACK, load_stack
 from hetplan.profiling.profiles.profile import load_profile
 from hetplan.profiling.rates.efficiency import LearnedLinks, LinkEfficiencyFile
 from hetplan.profiling.workload import Workload, check_profile, check_units, make_workload
-from hetplan.replays.strategies import offers as pools
-from hetplan.replays.strategies.links import Assumptions
-from hetplan.replays.strategies.offers import Mode, Offer, Pool, offer_of, offers_of_cluster
+from hetplan.replays.assumptions import Assumptions
+from hetplan.replays.offers import Offer, offer_of, offers_of_cluster
 from hetplan.schema import LEAST_RATE, MOST_RATE, derived
 from hetplan.solvers.run import Run
 from hetplan.studies.page import as_picture, figure
@@ -374,7 +376,8 @@ def pareto_picture(result: SearchResult, made: Any, axes: Any, path: Path, title
         expected="strategies with a known price",
     )
     ceiling = CEILING * max(money for _, money in front)
-    near = sorted((x, y) for x, y in result.points if y is not None and y <= ceiling)
+    priced = [(x, y) for x, y in result.points if y is not None]
+    near = sorted((x, y) for x, y in priced if y <= ceiling)
     speeds, dollars = zip(*near[:: max(1, len(near) // DOTS)], strict=True)
     axes.scatter(speeds, dollars, s=3, color="#9aa5b1")
     axes.plot(*zip(*front, strict=True), "o-", color="#c0392b", markersize=5)
@@ -390,7 +393,8 @@ def save_best(
     # loaded with the planner, which the search itself does not need
     from hetplan.planner.astra import plan_of
 
-    plan_of(best, measured.workload(job, cluster), pool).save(path)
+    workload = measured.workload(job, cluster)
+    with_inputs(plan_of(best, workload, pool), Inputs.of(workload)).save(path)
 
 
 Replays = list[tuple[float | None, Candidate]]
@@ -489,7 +493,7 @@ def tables(job: Job, pool: Pool, result: SearchResult, replays: Replays) -> Iter
         order = sorted(replays, key=lambda pair: math.inf if pair[0] is None else pair[0])
         title = f"the {len(order)} best by the formula, fastest replay first"
         rows = ((seconds_text(s), seconds_text(c.seconds), summary(c)) for s, c in order)
-        yield Table(title, ("replayed", "own formula", "strategy"), tuple(rows), right=(0, 1))
+        yield Table(title, ("replayed", "objective", "strategy"), tuple(rows), right=(0, 1))
 
 
 def candidate_table(title: str, candidates: Sequence[Candidate], job: Job) -> Table:

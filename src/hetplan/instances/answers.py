@@ -74,7 +74,7 @@ class AnswerFile(Foreign):
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """What somebody states of a decision, or of there being none; None: nothing is stated."""
+    """A decision and the figures that somebody states of it; None: a figure is not stated."""
 
     source: str  # the method, or where it stands
     decision: Any = None  # a model of the family's
@@ -94,18 +94,19 @@ class Verdict:
 
     @property
     def objective(self) -> float | None:
-        """What the decision is worth; None without one, or where it breaks a constraint."""
+        """The decision's objective; None without a decision, or where it breaks a constraint."""
         return None if self.evaluation is None else self.evaluation.objective
 
     @property
     def holds(self) -> bool | None:
         """Whether everything stated is right; None where that cannot be told, for want of a
         decision."""
-        judged = None if self.evaluation is None else True
-        return False if self.complaints else judged
+        if self.complaints:
+            return False
+        return None if self.evaluation is None else True
 
     def document(self) -> dict[str, Any]:
-        """As JSON types."""
+        """The judgement as JSON types."""
         return {
             "source": self.claim.source,
             "valid": self.holds,
@@ -121,12 +122,18 @@ class Verdict:
 
 def result_document(result: Result[Any]) -> dict[str, Any]:
     """One result as JSON types; the decision is null where none was found."""
-    first = ("method", "status", "objective", "bound", "gap", "seconds")
-    last = ("message", "solver", "build_seconds", "solve_seconds")
     return {
-        **{name: getattr(result, name) for name in first},
+        "method": result.method,
+        "status": result.status,
+        "objective": result.objective,
+        "bound": result.bound,
+        "gap": result.gap,
+        "seconds": result.seconds,
         "decision": None if result.decision is None else plain(result.decision),
-        **{name: getattr(result, name) for name in last},
+        "message": result.message,
+        "solver": result.solver,
+        "build_seconds": result.build_seconds,
+        "solve_seconds": result.solve_seconds,
         "stop": str(result.stop),
         "details": dict(result.details),
     }
@@ -148,7 +155,8 @@ def answer_document(
 
 
 def read_claims(value: Any, instance: Instance, *, where: str) -> list[Claim]:
-    """What an answer document, a best-known record or a raw decision claims; raises InputError."""
+    """The claims of an answer document, a best-known record or a raw decision; raises
+    InputError."""
     if isinstance(value, dict) and value.get("format") == BEST_FORMAT:
         best = BestKnown.parsed(value, where=where)
         check_problem(best.problem, instance, where)
@@ -170,7 +178,7 @@ def read_claims(value: Any, instance: Instance, *, where: str) -> list[Claim]:
 
 
 def claim_of(answer: Answer, instance: Instance, where: str, *place: int | str) -> Claim:
-    """What an answer claims; raises InputError where its decision, at `place`, is malformed."""
+    """The claim of an answer; raises InputError where its decision, at `place`, is malformed."""
     decision = answer.decision
     return Claim(
         source=answer.method,
@@ -183,7 +191,7 @@ def claim_of(answer: Answer, instance: Instance, where: str, *place: int | str) 
 
 
 def claim_of_record(best: BestKnown, instance: Instance, where: str) -> Claim:
-    """What a best-known record claims; raises InputError where its decision is malformed."""
+    """The claim of a best-known record; raises InputError where its decision is malformed."""
     return Claim(
         source=best.found_by,
         decision=parse_decision(best.decision, instance, where, "decision"),
@@ -297,7 +305,7 @@ def refuted_by_the_best(claim: Claim, best: tuple[float, Claim] | None) -> Itera
 
 
 def slack(objective: float) -> float:
-    """How far a figure may lie from a recomputed objective."""
+    """The distance that a figure may have from a recomputed objective."""
     return TOLERANCE * max(abs(objective), 1e-300)
 
 
@@ -307,7 +315,7 @@ NEWS = 1e-9
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """What one run says of an instance."""
+    """The decision and the bound that one run found for an instance."""
 
     where: str  # its source, for messages
     problem: str
@@ -325,7 +333,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Change:
-    """What the findings of one instance come to."""
+    """The best-known record of one instance before and after new findings."""
 
     entry: Entry
     before: BestKnown | None  # None where there was no record

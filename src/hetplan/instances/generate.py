@@ -40,7 +40,7 @@ TRIES = 50
 
 @dataclass(frozen=True)
 class Draw:
-    """What an instance is made from."""
+    """The random numbers and limits that an instance is made from."""
 
     rng: random.Random
     most: int
@@ -189,7 +189,7 @@ def astra(source: Draw) -> Made | None:
             DeviceType(
                 name=name,
                 max_devices=rng.randint(1, stages) * data_parallel,
-                layer_seconds=table.seconds()[1],
+                layer_seconds=table.layer_seconds()[1],
                 p2p_seconds=2 * sent * rng.choice((1.0, rng.uniform(0.5, 2.0))),
             )
         )

@@ -163,7 +163,7 @@ BEST_FORMAT = "hetplan-best-known"
 
 
 class BestKnown(Document):
-    """What is known about one instance."""
+    """The best-known record of one instance."""
 
     format: Literal["hetplan-best-known"] = "hetplan-best-known"
     version: Literal[1] = 1

@@ -24,18 +24,12 @@ from hetplan.formulations.amp.data import AmpData, AmpDecision
 from hetplan.formulations.amp.evaluate import peak_bytes
 from hetplan.formulations.amp.paper import rank
 from hetplan.formulations.amp.pose import pose
-from hetplan.planner.strategy import (
-    Candidate,
-    NoPlan,
-    Problem,
-    Strategy,
-    StrategyMethod,
-    tensor_stage,
-)
+from hetplan.planner.candidate import Candidate, StrategyMethod
+from hetplan.planner.strategy import NoPlan, Problem, Strategy, tensor_stage
 from hetplan.plans.making import new_plan
 from hetplan.plans.plan import MicroBatches, Plan, Replica
 from hetplan.profiling.workload import Workload
-from hetplan.runtime.replay import replay
+from hetplan.replays.replay import replay
 from hetplan.solvers.registry import evaluate, solve
 from hetplan.solvers.run import Result, Run
 from hetplan.text import bytes_text
@@ -217,7 +211,9 @@ class DataParallelProblem(AmpProblem):
             )
         exceeds, seconds, _, best = min(priced)
         peak = peak_bytes(held, best) or ()
-        too_large = f"does not fit: one device has to hold {bytes_text(max(peak))}"
+        message = ""
+        if exceeds:
+            message = f"does not fit: one device has to hold {bytes_text(max(peak))}"
         return Candidate(
             strategy="dp",
             method=method,
@@ -229,7 +225,7 @@ class DataParallelProblem(AmpProblem):
             peak_bytes=peak,
             solve_seconds=time.perf_counter() - begun,
             plan=self.to_plan(best),
-            message=too_large if exceeds else "",
+            message=message,
         )
 
     def held(self) -> AmpData:
@@ -299,5 +295,5 @@ def problems_within_replay(workload: Workload) -> Iterator[AmpProblem]:
 
 
 def room(capacity: float, beside: float) -> float:
-    """What is left of a device's bytes."""
+    """Bytes that are left of a device's memory."""
     return max(0.0, capacity * (1 - EQUAL_WITHIN) - beside)

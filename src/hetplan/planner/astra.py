@@ -23,39 +23,40 @@ import numpy as np
 from hetplan.errors import UnsupportedError, require
 from hetplan.formulations.amp.problem import Configuration, megatron_placement
 from hetplan.formulations.astra.search.engine import search
+from hetplan.formulations.astra.search.pool import Pool, heterogeneous, homogeneous
+from hetplan.formulations.astra.search.pricing import (
+    BACKWARD,
+    EMBEDDING,
+    FORWARD,
+    HEAD,
+    block_seconds,
+)
 from hetplan.formulations.astra.search.result import (
     Candidate as AstraCandidate,
     Job,
     summary,
 )
 from hetplan.formulations.astra.search.space import Space, measured_sizes
+from hetplan.formulations.astra.search.table import EXCHANGES
 from hetplan.formulations.joint.bound import computing_alone
-from hetplan.planner.strategy import (
-    Candidate,
-    NoPlan,
-    Problem,
-    Strategy,
-    StrategyMethod,
-    joined,
-)
+from hetplan.planner.candidate import Candidate, StrategyMethod, joined
+from hetplan.planner.strategy import NoPlan, Problem, Strategy
 from hetplan.plans.degrees import Degrees
 from hetplan.plans.making import new_plan
 from hetplan.plans.plan import MicroBatches, Plan, Prediction, Replica, Stage
-from hetplan.plans.refusals import refusal
 from hetplan.plans.shares import split
 from hetplan.profiling.workload import Workload
-from hetplan.replays.strategies.facts import model_facts
-from hetplan.replays.strategies.links import Assumptions
-from hetplan.replays.strategies.offers import Pool, heterogeneous, homogeneous, offers_of_cluster
-from hetplan.replays.strategies.pricing import BACKWARD, EMBEDDING, FORWARD, HEAD, block_seconds
-from hetplan.replays.strategies.table import EXCHANGES
-from hetplan.runtime.replay import replay
+from hetplan.replays.assumptions import Assumptions
+from hetplan.replays.facts import model_facts
+from hetplan.replays.offers import offers_of_cluster
+from hetplan.replays.replay import replay
+from hetplan.runtime.execution.choice import refusal
 from hetplan.solvers.run import Options, Run
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What of context, expert and further degrees is searched; more of each takes more seconds.
+    """Limits of the search over context, expert and further degrees; higher ones take more seconds.
     devices, tokens: from so many on, of a model with experts from one on. samples, context: of a
     micro-batch, and context ranks, at most; the bound by computing alone holds up to these.
     replayed: of the best by the formula."""
@@ -110,7 +111,7 @@ class PoolProblem(Problem):
     name: str
     pool: Pool
 
-    def renamed(self, method: StrategyMethod) -> StrategyMethod:
+    def as_listed(self, method: StrategyMethod) -> StrategyMethod:
         """Candidates bear the pool's name."""
         return replace(method, name=self.name)
 
@@ -163,8 +164,8 @@ class PoolProblem(Problem):
         )
 
     def fastest(self, top: Sequence[AstraCandidate], run: Run) -> AstraCandidate:
-        """Of the strategies the one with the shortest replay that fits, as far as time allows; the
-        first where none does."""
+        """The strategy with the shortest replay that fits, as far as time allows; the first where
+        none does."""
         said = [candidate for candidate in top if not unsaid(candidate)]
         require(said, f"a plan file cannot say {unsaid(top[0])}", kind=UnsupportedError)
         shortest, best = math.inf, said[0]
@@ -177,8 +178,8 @@ class PoolProblem(Problem):
         return best
 
     def plannable(self) -> Space:
-        """What a plan can say, for the tensor degrees and micro-batches that the profile has of
-        every type."""
+        """The space of strategies that a plan can say, with the tensor degrees and micro-batches
+        that the profile has of every type."""
         space = Space(
             **measured_sizes(self.workload.profile, [offer.name for offer in self.pool.offers]),
             expert=(1,),
@@ -233,21 +234,18 @@ class PoolProblem(Problem):
         batches = MicroBatches(
             count=degree(best, "num_micro_batches"), samples=degree(best, "micro_batch_size")
         )
-        replicas = [
-            Replica(
-                stages=[
-                    Stage(  # equal context ranks, each of equal tensor ranks
-                        layers=list(layers),
-                        devices=groups[i * context : (i + 1) * context],
-                        row_shares=[1.0] * context,
-                        tensor_shares=[1.0] * len(groups[0]),
-                    )
-                    for layers, groups in zip(ranges, devices, strict=True)
-                ],
-                micro_batches=[batches],
-            )
-            for i in range(degree(best, "data_parallel_size"))
-        ]
+        replicas = []
+        for i in range(degree(best, "data_parallel_size")):
+            stages = []
+            for layers, groups in zip(ranges, devices, strict=True):
+                stage = Stage(  # equal context ranks, each of equal tensor ranks
+                    layers=list(layers),
+                    devices=groups[i * context : (i + 1) * context],
+                    row_shares=[1.0] * context,
+                    tensor_shares=[1.0] * len(groups[0]),
+                )
+                stages.append(stage)
+            replicas.append(Replica(stages=stages, micro_batches=[batches]))
         repeated, sharded = best.strategy["recompute_granularity"], best.strategy["use_fsdp"]
         return new_plan(
             self.workload,
@@ -277,7 +275,7 @@ def least_seconds(job: Job, space: Space, pool: Pool, assumed: Assumptions) -> f
 
 
 def divisors(count: int) -> tuple[int, ...]:
-    """Of a number, ascending."""
+    """The divisors of a number, ascending."""
     return tuple(n for n in range(1, count + 1) if count % n == 0)
 
 
@@ -305,7 +303,7 @@ def plan_of(best: AstraCandidate, workload: Workload, pool: Pool) -> Plan:
 
 
 def unsaid(best: AstraCandidate) -> str:
-    """What of the strategy a plan file has no words for; empty: nothing."""
+    """The feature of the strategy that a plan file has no words for; empty: there is none."""
     if best.strategy["recompute_granularity"] == "hybrid":
         return "hybrid recomputation"
     parts = len(best.stages) * degree(best, "virtual_pipeline_model_parallel_size")
@@ -313,7 +311,7 @@ def unsaid(best: AstraCandidate) -> str:
 
 
 def replayed_seconds(plan: Plan, workload: Workload) -> float | None:
-    """Of an iteration; None for what the replay does not have."""
+    """Replayed seconds of an iteration; None for what the replay does not have."""
     with suppress(UnsupportedError):
         return replay(plan, workload).seconds
     return None
@@ -329,7 +327,7 @@ OVERLAP = {
 
 
 def degrees_of(best: AstraCandidate) -> Degrees | None:
-    """What the strategy has beside stages, tensor ranks and replicas; None for nothing. Pipelines
+    """The strategy's degrees beside stages, tensor ranks and replicas; None for none. Pipelines
     of full shards always have degrees, without which their plan would be replayed as ZeRO 1."""
     s, tp = best.strategy, degree(best, "tensor_model_parallel_size")
     useful = {"tensor": tp > 1, "gradients": True, "weights": True, "messages": True}

@@ -1,19 +1,20 @@
-"""What wins among candidates: criteria beside time, the order of the ranking, and the front of time
-and money."""
+"""The winner among candidates: criteria beside time, the order of the ranking, and the front of
+time and money."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from hetplan.errors import InputError, require
-from hetplan.planner.strategy import Candidate, joined
+from hetplan.planner.candidate import Candidate, joined
 from hetplan.profiling.workload import Workload
 from hetplan.text import number_text
 
 
 @dataclass(frozen=True)
 class Criteria:
-    """What wins, beside time: the fastest plan that fits, unless these say otherwise."""
+    """Criteria of the winner beside time: the fastest plan that fits wins unless these say
+    otherwise."""
 
     money_limit: float | None = None  # dollars per million tokens that no winner exceeds
     # Percent: not the fastest wins but the cheapest that is at most so much slower.

@@ -45,15 +45,8 @@ from hetplan.formulations.ditto.templates import (
     template_list,
 )
 from hetplan.planner.amp import EQUAL_WITHIN, room
-from hetplan.planner.strategy import (
-    Candidate,
-    NoPlan,
-    Problem,
-    Strategy,
-    StrategyMethod,
-    joined,
-    tensor_stage,
-)
+from hetplan.planner.candidate import Candidate, StrategyMethod, joined
+from hetplan.planner.strategy import NoPlan, Problem, Strategy, tensor_stage
 from hetplan.plans.making import new_plan
 from hetplan.plans.plan import MAX_RANKS, MicroBatches, Replica
 from hetplan.plans.templates import ReadyTemplates, TemplateStage
@@ -210,7 +203,7 @@ class TemplatesProblem(Problem):
     failures: int
     ready: ReadyTemplates | None
 
-    def renamed(self, method: StrategyMethod) -> StrategyMethod:
+    def as_listed(self, method: StrategyMethod) -> StrategyMethod:
         """Candidates are `ditto/templates`."""
         return replace(method, name="templates")
 
@@ -236,8 +229,8 @@ class TemplatesProblem(Problem):
                 failures=self.failures,
             )
             reason = chosen.message or reason
-            if chosen.seconds is not None:
-                made.append((chosen.seconds, data, chosen.pipelines, templates))
+            if chosen.iteration_seconds is not None:
+                made.append((chosen.iteration_seconds, data, chosen.pipelines, templates))
         solving = time.perf_counter() - begun
         if not made:
             raise NoPlan("unknown", reason, solving)

@@ -15,14 +15,15 @@ from typing import Any
 
 import numpy as np
 
-from hetplan.planner.strategy import Candidate
+from hetplan.planner.candidate import Candidate
 from hetplan.plans.plan import Plan
 from hetplan.profiling.profiles.profile import perturbed
 from hetplan.profiling.workload import Workload
+from hetplan.replays.chains import Replay
 from hetplan.replays.pose import costs_of
+from hetplan.replays.replay import replay
 from hetplan.replays.simulator.tasks import COMPUTES, Kind, Timeline, path_to_end
 from hetplan.replays.stages import alike
-from hetplan.runtime.replay import Replay, replay
 from hetplan.solvers.run import relative_gap
 from hetplan.text import (
     Table,
@@ -43,7 +44,7 @@ SAME = 1e-6  # relative: seconds that differ by more come from other costs
 
 @dataclass(frozen=True)
 class Bottleneck:
-    """What has least to spare: a stage, a network card, a device's memory."""
+    """The resource with the least to spare: a stage, a network card, a device's memory."""
 
     text: str  # for people
     facts: Mapping[str, Any]  # as JSON types
@@ -51,8 +52,8 @@ class Bottleneck:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What the winner's replay and the ranking say. The first four fields come from the replay:
-    without one they are empty or None."""
+    """An explanation of the winner, by its replay and the ranking. The first four fields come from
+    the replay: without one they are empty or None."""
 
     critical: Mapping[str, float]  # what is on the deciding chain -> seconds, largest first
     # Who computes longest: replica, stage, busy_share of the iteration; device of a program that
@@ -71,7 +72,7 @@ class Explanation:
     why_chosen: str = ""  # where the winner is not the fastest plan
 
     def document(self) -> Mapping[str, Any]:
-        """As JSON types; candidates by name."""
+        """The explanation as JSON types; candidates stand by name."""
         return {
             "critical_path": [{"what": what, "seconds": s} for what, s in self.critical.items()],
             "bottleneck": self.busiest and self.busiest.facts,
@@ -86,25 +87,22 @@ class Explanation:
         }
 
     def table(self, workload: Workload) -> Table:
-        """For people: one line each."""
-        winner, seconds = self.winner, self.winner.predicted_seconds or 0.0
-        closed = seconds_text(winner.closed_form_seconds)
-        against = f"{winner.optimism or 0.0:.3g} times that, {seconds_text(seconds)}"
-        costs = [cost_text(c, winner, workload) for c in self.paper_candidates]
-        rows = {
-            "closed form": f"{closed}; replayed {against}" if winner.optimism else "",
-            **(
-                reasons(winner.plan, winner.replay, workload)
-                if winner.plan is not None and winner.replay is not None
-                else {}
-            ),
-            "chosen": self.why_chosen,
-            "runner-up": self.runner_up and cost_text(self.runner_up, winner, workload),
-            "papers' own": "; ".join(costs),
-            "price of paradigms": ", ".join(
-                f"{s} {more_text(price)}" for s, price in self.prices.items() if price > 0
-            ),
-        }
+        """The explanation as a table for people, one line for each reason."""
+        winner, rows = self.winner, dict[str, str]()
+        if winner.optimism:
+            objective = seconds_text(winner.closed_form_seconds)
+            replayed = seconds_text(winner.predicted_seconds or 0.0)
+            times = f"{winner.optimism:.3g} times that"
+            rows["objective"] = f"{objective}; replayed {times}, {replayed}"
+        if winner.plan is not None and winner.replay is not None:
+            rows |= reasons(winner.plan, winner.replay, workload)
+        rows["chosen"] = self.why_chosen
+        if self.runner_up is not None:
+            rows["runner-up"] = cost_text(self.runner_up, winner, workload)
+        costs = [cost_text(candidate, winner, workload) for candidate in self.paper_candidates]
+        rows["papers' own"] = "; ".join(costs)
+        above = [f"{name} {more_text(price)}" for name, price in self.prices.items() if price > 0]
+        rows["price of paradigms"] = ", ".join(above)
         lines = tuple((what, text) for what, text in rows.items() if text)
         return Table(f"why {winner.name}", ("", ""), lines)
 
@@ -117,13 +115,12 @@ def explain(
     best, fastest = candidates[winner], candidates[0]
     others = [c for c in candidates if c is not best and c.plan is not None and c.fits_memory]
     by_papers = [c for c in candidates if c.method.paper and c.plan is not None]
-    best_of = {c.strategy: c for c in reversed(by_papers)}
-    timed = [c for c in candidates if c.fits_memory and c.predicted_seconds]
-    timed.sort(key=lambda c: -(c.predicted_seconds or 0.0))
-    prices = {c.strategy: longer(c, timed[-1]) or 0.0 for c in timed}
-    within = f"{number_text(percent)} % slower than {fastest.name}"
-    took = seconds_text(fastest.predicted_seconds)
-    slower = winner > 0 and percent is not None
+    best_of_paper = {c.strategy: c for c in reversed(by_papers)}
+    why_chosen = ""
+    if winner > 0 and percent is not None:
+        took = seconds_text(fastest.predicted_seconds)
+        within = f"{number_text(percent)} % slower than {fastest.name} ({took})"
+        why_chosen = f"the cheapest of the plans at most {within}"
     run, plan = best.replay, best.plan
     return Explanation(
         critical=critical_parts(plan, run) if plan is not None and run is not None else {},
@@ -132,14 +129,26 @@ def explain(
         tightest=None if run is None else tightest(run, workload),
         winner=best,
         runner_up=next((c for c in others if not same_plan(c, best)), None),
-        paper_candidates=tuple(c for c in by_papers if c is best_of[c.strategy]),
-        prices=dict(reversed(prices.items())),
-        why_chosen=f"the cheapest of what is at most {within} ({took})" if slower else "",
+        paper_candidates=tuple(c for c in by_papers if c is best_of_paper[c.strategy]),
+        prices=prices_of(candidates),
+        why_chosen=why_chosen,
     )
 
 
+def prices_of(candidates: Sequence[Candidate]) -> dict[str, float]:
+    """By strategy, how much longer its fastest plan that fits takes than the fastest of all, as a
+    ratio from 0 on; the fastest strategy first."""
+    timed = [c for c in candidates if c.fits_memory and c.predicted_seconds]
+    timed.sort(key=lambda c: c.predicted_seconds or 0.0)
+    prices: dict[str, float] = {}
+    for candidate in timed:
+        prices.setdefault(candidate.strategy, longer(candidate, timed[0]) or 0.0)
+    return prices
+
+
 def reasons(plan: Plan, run: Replay, workload: Workload) -> dict[str, str]:
-    """What the iteration's time goes to, and what has least to spare, for people."""
+    """The parts that the iteration's time goes to, and the devices and links with the least to
+    spare, for people."""
     shares = [(what, spent / run.seconds) for what, spent in critical_parts(plan, run).items()]
     rest = sum(share for _, share in shares[PARTS_SHOWN:])
     shown = [*shares[:PARTS_SHOWN], *([("other", rest)] if rest > 0 else [])]
@@ -175,7 +184,7 @@ def why(plan: Plan, run: Replay, workload: Workload, bound: float | None) -> dic
             "or another cluster)"
         )
     if formula:
-        lines["own formula"] = f"{seconds_text(formula)}, which leaves out what the replay counts"
+        lines["objective"] = f"{seconds_text(formula)}, which leaves out what the replay counts"
     lines |= reasons(plan, run, workload)
     lines["would help"] = ", ".join(f"{what}: {more_text(change)}" for what, change in helps)
     if gap is None:
@@ -231,7 +240,7 @@ def same_plan(one: Candidate, other: Candidate) -> bool:
 
 
 def longer(candidate: Candidate, best: Candidate) -> float | None:
-    """How much longer an iteration takes than the best one's, as a ratio above 0."""
+    """The excess of an iteration over the best one's, as a ratio above 0."""
     if candidate.predicted_seconds is None or not best.predicted_seconds:
         return None
     return candidate.predicted_seconds / best.predicted_seconds - 1.0
@@ -250,7 +259,7 @@ def critical_parts(plan: Plan, run: Replay) -> dict[str, float]:
 
 
 def label_of(run: Replay, kind: Kind, unit: str) -> str:
-    """What a task of the unit of this name is, for people."""
+    """A kind of task in words, for people."""
     if run.by_device and kind not in COMPUTES:
         return "collectives of the program"
     others = {

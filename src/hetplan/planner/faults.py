@@ -1,4 +1,4 @@
-"""What a report of a fault in hetplan needs, on one line."""
+"""The facts that a report of a fault in hetplan needs, on one line."""
 
 import platform
 import traceback

@@ -33,10 +33,9 @@ from hetplan.profiling.profiles.predict import (
 )
 from hetplan.profiling.rates.times import Recomputation
 from hetplan.profiling.workload import Workload, make_workload
-from hetplan.replays.costs import Floats
+from hetplan.replays.arrays import Floats
 from hetplan.replays.memory import Held, Passes, held_on
 from hetplan.replays.pose import costs_of
-from hetplan.replays.sharding import passes_of
 from hetplan.text import bytes_text, counted
 
 # PyTorch's allocator keeps blocks that nothing fits in: 15 % on average over eight language models
@@ -48,7 +47,7 @@ FINE = 1000  # parts of the limits: shares of them are searched in so small step
 
 @dataclass(frozen=True)
 class Wanted:
-    """What layouts must have; None: whatever fits."""
+    """Figures that a configuration must have; None: whatever fits."""
 
     zero: int | None = None
     recomputation: Recomputation | None = None
@@ -70,7 +69,7 @@ class Shape:
 
     @property
     def devices(self) -> int:
-        """How many it takes; the cluster may have more."""
+        """The number of devices in use; the cluster may have more."""
         return self.tensor * self.pipeline * self.data
 
 
@@ -78,17 +77,16 @@ Choice = tuple[Shape, int, Recomputation]  # with the ZeRO level
 
 
 @dataclass(frozen=True)
-class Layout:
-    """A shape with the rest. ends [P]: first layer behind each stage. held [P]: on each of its
-    devices. free: bytes by device type, below 0 where they lack."""
+class Configuration:
+    """A plan of equal replicas: its degrees, and what it leaves free on the devices."""
 
     shape: Shape
     zero: int
     recomputation: Recomputation
     micro_batch: int
-    ends: tuple[int, ...]
-    held: tuple[Held[float], ...]
-    free: dict[str, float]
+    ends: tuple[int, ...]  # [P] first layer behind each stage
+    held: tuple[Held[float], ...]  # [P] bytes on each device of a stage
+    free: dict[str, float]  # bytes by device type, below 0 where they lack
 
     @property
     def text(self) -> str:
@@ -124,8 +122,8 @@ class Fit:
     limit_bytes: by device type."""
 
     workload: Workload = field(repr=False)
-    layouts: tuple[Layout, ...]
-    nearest: Layout | None
+    layouts: tuple[Configuration, ...]
+    nearest: Configuration | None
     advice: tuple[str, ...]
     limit_bytes: dict[str, float]
 
@@ -220,8 +218,8 @@ def fits(
         return fit
 
     def other(name: str, batch: int | None = global_batch, **held: Any) -> str | None:
-        """What would fit under a change that has this name; None where nothing does, as where
-        nothing is changed."""
+        """The text of the configuration that would fit under the change of this name; None where
+        none does, and where nothing is changed."""
         return next(
             (f"{name}: {layout.text}" for layout in Question(posed(**held), batch).fitting(wanted)),
             None,
@@ -240,8 +238,8 @@ def fits(
 
 
 def advice(workload: Workload) -> tuple[str, ...]:
-    """What would make a workload fit of which no plan at hand fits, the smallest change first; or
-    the simplest regular layout, where one fits as it is."""
+    """Changes with which a workload would fit of which no plan at hand fits, the smallest one
+    first; or the simplest configuration, where one fits as it is."""
     wanted = Wanted()
     question = Question(workload, workload.global_batch)
     fit = question.answer(wanted)
@@ -323,7 +321,7 @@ class Question:
         nearest = self.layout(*choice, batch) if choice is not None and share < inf else None
         return Fit(self.workload, (), nearest, (), self.limits)
 
-    def fitting(self, wanted: Wanted) -> Iterator[Layout]:
+    def fitting(self, wanted: Wanted) -> Iterator[Configuration]:
         """Layouts that fit, simplest first, of each ZeRO level one."""
         seen: set[int] = set()
         for shape, level, mode in self.choices(self.workload.cluster.nodes, wanted):
@@ -332,7 +330,7 @@ class Question:
                 yield self.layout(shape, level, mode, batch)
 
     def wishes(self, wanted: Wanted) -> list[str]:
-        """What would fit if as few as possible of the wishes were others."""
+        """Configurations that would fit if as few as possible of the wishes were others."""
         made = [name for name, value in vars(wanted).items() if value is not None]
         for count in range(1, len(made) + 1):
             lines = [
@@ -345,7 +343,8 @@ class Question:
         return []
 
     def devices(self, wanted: Wanted) -> Iterator[str]:
-        """How many more devices of each type would do; nothing where no number of it does."""
+        """Texts of how many more devices of a type would do, for the types of which some number
+        does."""
         for kind in self.limits:
             alike = [node for node in self.workload.cluster.nodes if node.device == kind]
             largest = max(alike, key=lambda node: node.devices)
@@ -442,7 +441,7 @@ class Question:
         model."""
         costs, count = self.costs[mode], len(self.layers)
         each = [costs.saved_bytes((l, l + 1), tensor) for l in range(count)]
-        return np.cumsum([0.0, *each]), passes_of(costs, [(0, count)], tensor)
+        return np.cumsum([0.0, *each]), costs.passes_bytes([(0, count)], tensor)
 
     def alive(self, shape: Shape, stage: int, batch: int) -> float:
         """Micro-batches that a stage keeps at once."""
@@ -475,8 +474,8 @@ class Question:
     def linear(
         self, shape: Shape, level: int, passes: Passes[float], batch: int
     ) -> tuple[float, float, float]:
-        """What a device holds at most, as bytes per byte of its layers' weights, beside its layers,
-        and beside them on the last stage."""
+        """The most that a device holds, as bytes per byte of its layers' weights, bytes beside its
+        layers, and bytes beside them on the last stage."""
         framework, tensor = self.workload.framework, shape.tensor
         part, width = 1 / shape.data if level else 1.0, ELEMENT_BYTES[self.workload.precision]
         staged = shape.pipeline > 1
@@ -506,7 +505,7 @@ class Question:
         )
         return inf if least is None else least / FINE
 
-    def layout(self, shape: Shape, level: int, mode: Recomputation, batch: int) -> Layout:
+    def layout(self, shape: Shape, level: int, mode: Recomputation, batch: int) -> Configuration:
         """With its layers cut so that devices are equally full."""
         ends: tuple[int, ...] | None = (len(self.layers),)
         if shape.pipeline > 1:
@@ -520,7 +519,7 @@ class Question:
             weights = [layer.param_bytes for layer in here]
             if first and end == len(self.layers):
                 weights[-1] += here[-1].tied_param_bytes
-            passes = passes_of(costs, [(first, end)], tensor)
+            passes = costs.passes_bytes([(first, end)], tensor)
             states = framework.held_bytes(
                 sum(weights) / tensor,
                 max(weights) / tensor,
@@ -535,7 +534,7 @@ class Question:
             for kind in shape.kinds[stage]:
                 left = self.limits[kind] - held[-1].allocated
                 free[kind] = min(free.get(kind, left), left)
-        return Layout(shape, level, mode, batch, ends, tuple(held), free)
+        return Configuration(shape, level, mode, batch, ends, tuple(held), free)
 
 
 def smallest(enough: Callable[[int], bool], limit: int) -> int | None:

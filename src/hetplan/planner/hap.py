@@ -2,14 +2,15 @@
 procedure and its baselines.
 
 Objective, bound and status are of the instance, in seconds per iteration (its seconds times the
-runs of an iteration). The closed form's seconds are of whole units, for samples, heads and experts
-do not divide.
+runs of an iteration), where ratios divide everything. `closed_form_seconds` are the objective of
+the program in whole units: samples, heads and experts do not divide.
 """
 
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -17,27 +18,19 @@ from hetplan.errors import require
 from hetplan.formulations import family
 from hetplan.formulations.hap.data import HapDecision
 from hetplan.formulations.hap.pose import Posed, pose
-from hetplan.formulations.hap.shards import shard_lengths
-from hetplan.formulations.hap.spmd.rules import measured_links
-from hetplan.formulations.hap.spmd.whole import Decided
-from hetplan.planner.strategy import (
-    Candidate,
-    NoPlan,
-    Problem,
-    Strategy,
-    StrategyMethod,
-    begin_run,
-    joined,
-    tensor_stage,
-)
+from hetplan.planner.candidate import Candidate, StrategyMethod, joined
+from hetplan.planner.strategy import NoPlan, Problem, Strategy, begin_run, tensor_stage
 from hetplan.plans.making import new_plan
 from hetplan.plans.plan import MicroBatches, Plan, Replica
 from hetplan.profiling.profiles.measured_collectives import Collectives
 from hetplan.profiling.workload import Workload
-from hetplan.runtime.replay import SpmdCosts, write_program
+from hetplan.programs.links import measured_links
+from hetplan.programs.proofs import write_program
+from hetplan.programs.shards import shard_lengths
+from hetplan.replays.programs import SpmdCosts
 from hetplan.schema import Name, PositiveCount, StrictModel
 from hetplan.solvers.registry import solve
-from hetplan.solvers.run import Progress, Run, Stopped
+from hetplan.solvers.run import Progress, Result, Run, Stopped
 from hetplan.text import bytes_text, counted, seconds_text
 
 
@@ -76,7 +69,7 @@ class Hap(Strategy):
     settings: HapSettings = field(default_factory=HapSettings)
 
     def pose(self, workload: Workload, run: Run) -> "list[SpmdProblem]":
-        """One problem: writing its theory down counts to the time limit."""
+        """One problem. The time limit includes the time in which its theory is written down."""
         begun, usable = time.perf_counter(), workload.device_bytes()
         room = sum(usable[device.type] for device in workload.cluster.devices)
         if workload.state_bytes > room:  # however the parameters are sliced, somebody holds each
@@ -120,8 +113,8 @@ class Hap(Strategy):
 
 
 def reported_per_iteration(run: Run, runs: int, time_limit: float) -> Run:
-    """A run of its own time limit for a program that runs `runs` times per iteration: what it
-    reports is passed on times `runs`."""
+    """A run with its own time limit for a program that runs `runs` times per iteration. Incumbents
+    and bounds that it reports reach `run` as seconds per iteration."""
 
     def watch(progress: Progress) -> None:
         incumbent, bound = (
@@ -166,57 +159,40 @@ class Notes:
 
 @dataclass(frozen=True)
 class SpmdProblem(Problem):
-    """The workload as an instance of HAP's problem: a theory whose programs all devices run.
-    searched: what is solved, `posed` itself or the same of machines."""
+    """The workload as an instance of HAP's problem: a theory whose programs all devices run."""
 
     posed: Posed
-    searched: Posed
+    searched: Posed  # the instance to solve: `posed` itself, or the same with machines as devices
     search_seconds: float  # for the joint search
     posing_seconds: float  # spent on writing the theory down
     measured: bool = False  # whether its collectives take measured times
 
     def solve(self, method: StrategyMethod, run: Run) -> Candidate:
         """A method's result as a candidate, its program in whole units."""
-        posed, seconds = self.posed, self.search_seconds
-        if not method.exact:
-            seconds /= 60
+        posed = self.posed
+        seconds = self.search_seconds if method.exact else self.search_seconds / 60
+        time_limit = max(min(seconds, run.remaining), 1e-3)
         result = solve(
             family("hap"),
             self.searched.theory.data,
             method.name,
-            reported_per_iteration(run, posed.runs, max(min(seconds, run.remaining), 1e-3)),
+            reported_per_iteration(run, posed.runs, time_limit),
         )
         spent = result.seconds + self.posing_seconds
         if not isinstance(result.decision, HapDecision) or result.objective is None:
-            late = f"no program within {seconds_text(result.seconds)}; hap.seconds gives it longer"
-            reason = result.message or late
-            if result.status == "infeasible":
-                reason += (
-                    f" in {counted(posed.runs, 'run')} of {posed.samples} samples; hap.steps sets "
-                    "how many"
-                )
-            raise NoPlan(result.status, reason, spent)
+            raise NoPlan(result.status, self.why_no_program(result), spent)
         decision = self.in_whole_units(self.on_every_device(result.decision))
-        holding = posed.theory.holding
-        usable, peak = posed.workload.device_bytes(), posed.device_bytes(decision)
-        over = [
-            device_peak
-            for device, device_peak in zip(posed.workload.cluster.devices, peak, strict=True)
-            if device_peak > usable[device.type]
-        ]
+        peak = posed.device_bytes(decision)
+        over = self.peaks_over_memory(peak)
         by_machine = self.searched is not posed
-        if over and holding is not None and not holding.tied_whole and not by_machine:
+        if over and self.counts_tied_weights_by_parts:
             with suppress(Stopped):  # no time for it: the program stays as it is
-                careful = pose(
-                    posed.workload, posed.runs, run, tied_whole=True, links=posed.links,
-                    cut=posed.cut,
-                )  # fmt: skip
-                return replace(self, posed=careful, searched=careful).solve(method, run)
+                return self.with_tied_weights_whole(run).solve(method, run)
         plan = self.to_plan(decision)
         costs = SpmdCosts.of(plan, posed.workload, posed.links) if self.measured else None
         return replace(
             Candidate.of_result("hap", method, result),
-            closed_form_seconds=posed.runs * Decided(posed.theory, decision).seconds(),
+            closed_form_seconds=posed.runs * posed.theory.seconds_in_whole_units(decision),
             objective=posed.runs * result.objective,
             bound=None if result.bound is None else posed.runs * result.bound,
             fits_memory=not over,
@@ -234,6 +210,42 @@ class SpmdProblem(Problem):
             ).text(),
         )
 
+    def why_no_program(self, result: Result[Any]) -> str:
+        """The reason of a result without a decision, and which setting may help."""
+        if result.message:
+            reason = result.message
+        else:
+            within = seconds_text(result.seconds)
+            reason = f"no program within {within}; hap.seconds gives it longer"
+        if result.status == "infeasible":
+            runs = counted(self.posed.runs, "run")
+            reason += f" in {runs} of {self.posed.samples} samples; hap.steps sets how many"
+        return reason
+
+    def peaks_over_memory(self, peak_bytes: Sequence[float]) -> list[float]:
+        """The peaks of the devices that they do not fit on. peak_bytes: of every device."""
+        usable, devices = self.posed.workload.device_bytes(), self.posed.workload.cluster.devices
+        return [
+            peak
+            for device, peak in zip(devices, peak_bytes, strict=True)
+            if peak > usable[device.type]
+        ]
+
+    @property
+    def counts_tied_weights_by_parts(self) -> bool:
+        """Whether the instance may count too little memory: parameters that several operators read
+        in different ways are held whole, and the theory counts the parts that each reads."""
+        holding = self.posed.theory.holding
+        return holding is not None and not holding.tied_whole and self.searched is self.posed
+
+    def with_tied_weights_whole(self, run: Run) -> "SpmdProblem":
+        """The problem whose theory counts tied weights as held whole. Raises Stopped."""
+        posed = self.posed
+        careful = pose(
+            posed.workload, posed.runs, run, tied_whole=True, links=posed.links, cut=posed.cut
+        )
+        return replace(self, posed=careful, searched=careful)
+
     def on_every_device(self, decision: HapDecision) -> HapDecision:
         """The decision with the ratio of each machine divided evenly over its devices."""
         if self.searched is self.posed:
@@ -249,17 +261,15 @@ class SpmdProblem(Problem):
         """The decision with ratios that cut samples whole, where the program in whole units then
         fits and is no slower."""
         posed, batch = self.posed, self.posed.samples
-        rounded = decision.model_copy(
-            update={
-                "ratios": [
-                    [n / batch for n in shard_lengths(row, batch)] for row in decision.ratios
-                ]
-            }
-        )
-        return min(
-            (rounded, decision),
-            key=lambda d: (not posed.fits(d), Decided(posed.theory, d).seconds()),
-        )
+        ratios = [
+            [length / batch for length in shard_lengths(row, batch)] for row in decision.ratios
+        ]
+        rounded = decision.model_copy(update={"ratios": ratios})
+
+        def order(candidate: HapDecision) -> tuple[bool, float]:
+            return not posed.fits(candidate), posed.theory.seconds_in_whole_units(candidate)
+
+        return min((rounded, decision), key=order)
 
     def to_plan(self, decision: HapDecision) -> Plan:
         """One replica of one stage on all devices, with the program that they run."""
@@ -269,6 +279,5 @@ class SpmdProblem(Problem):
             stages=[tensor_stage([(0, layers)], devices)],
             micro_batches=[MicroBatches(count=posed.runs, samples=posed.samples)],
         )
-        return new_plan(
-            workload, [replica], schedule="spmd", program=write_program(posed.theory, decision)
-        )
+        program = write_program(posed.theory.decided(decision))
+        return new_plan(workload, [replica], schedule="spmd", program=program)

@@ -19,24 +19,20 @@ from itertools import islice
 from hetplan.errors import UnsupportedError, require
 from hetplan.formulations import family
 from hetplan.formulations.joint.data import JointData
-from hetplan.formulations.joint.design import Design, Space
+from hetplan.formulations.joint.design import Design
 from hetplan.formulations.joint.evaluate import broken, decision_of, plan_of
-from hetplan.formulations.joint.search import Parameters, Search
+from hetplan.formulations.joint.search import LocalSearch, Parameters
+from hetplan.formulations.joint.space import Space
 from hetplan.planner.astra import LIMITS, with_degrees
-from hetplan.planner.strategy import (
-    Candidate,
-    NoPlan,
-    Problem,
-    Strategy,
-    StrategyMethod,
-    useful_modes,
-)
+from hetplan.planner.candidate import Candidate, StrategyMethod
+from hetplan.planner.strategy import NoPlan, Problem, Strategy
+from hetplan.planner.variants import useful_modes
 from hetplan.plans.degrees import Degrees
 from hetplan.plans.plan import Plan, check_degrees
 from hetplan.profiling.workload import Workload
 from hetplan.replays.degrees import zero_costs
 from hetplan.replays.pose import pose
-from hetplan.runtime.replay import Replayer
+from hetplan.replays.replay import StageReplayer
 from hetplan.schema import Positive, StrictModel
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Run
@@ -49,7 +45,7 @@ class JointSettings(StrictModel):
 
 
 class Joint(Strategy):
-    """See the module. starts: plans of the same workload to begin with."""
+    """The plan whose replay is shortest. starts: plans of the same workload to begin with."""
 
     name = "joint"
     methods = (StrategyMethod("auto", exact=True),)
@@ -64,7 +60,7 @@ class Joint(Strategy):
         return Joint(self.settings, [*self.starts, *plans])
 
     def pose(self, workload: Workload, run: Run) -> "list[Problem]":
-        """Plans without further degrees, and with them where these are searched."""
+        """Two problems: plans without further degrees, and with them where these are searched."""
         require(
             workload.links is None,
             "learned links are no part of the problem",
@@ -73,26 +69,31 @@ class Joint(Strategy):
         )
         data = pose(workload, ("none", *useful_modes(workload)))
         further = with_degrees(workload)
-        seconds = self.settings.seconds / (2 if further else 1)
+        if not further:
+            return [JointProblem(data, self.starts, self.settings.seconds)]
+        half = self.settings.seconds / 2
         return [
-            JointProblem(data, self.starts, seconds),
-            *([FurtherProblem(workload, data, self.starts, seconds)] if further else []),
+            JointProblem(data, self.starts, half),
+            FurtherProblem(workload, data, self.starts, half),
         ]
 
 
 @dataclass(frozen=True)
 class JointProblem(Problem):
-    """An instance with plans to begin with."""
+    """The workload as an instance of problem `joint`."""
 
     data: JointData
-    starts: Sequence[Plan]
-    seconds: float
+    starts: Sequence[Plan]  # plans to begin with
+    seconds: float  # at most
 
     def solve(self, method: StrategyMethod, run: Run) -> Candidate:
-        """The best of search and proof."""
+        """The best plan of search and proof, with the bound."""
         part = run.part(time_limit=self.seconds, quiet=False)
-        chains = [plan for plan in self.starts if plan.program is None]
-        starts = [decision_of(plan) for plan in chains if not any(broken(self.data, plan))]
+        starts = []
+        for plan in self.starts:
+            in_the_problem = plan.program is None and not any(broken(self.data, plan))
+            if in_the_problem:
+                starts.append(decision_of(plan))
         result = solve(family("joint"), self.data, method.name, part, starts=starts)
         if result.decision is None:
             raise NoPlan(
@@ -106,8 +107,8 @@ class JointProblem(Problem):
         )
 
 
-# Of designs with further degrees, whose replays are slow: on 32 devices some forty in a second.
-# Chosen on the cases of tests/joint/test_further.py.
+# The search of designs with further degrees. Their replays are slow: on 32 devices some forty in a
+# second. Chosen on the cases of tests/joint/test_further.py.
 FURTHER = Parameters(
     shares={
         "cut": 4, "order": 2, "swap": 1, "unite": 2, "divide": 2, "pair": 1,
@@ -118,39 +119,71 @@ FURTHER = Parameters(
 
 
 class FurtherSpace(Space):
-    """Designs with further degrees: all replicas alike, row groups are context ranks."""
+    """The designs of plans with further degrees: the row groups of a stage are context ranks, and
+    all replicas are alike.
+
+    The moves of the search know nothing of this: they change the groups of one replica, or a
+    number of row groups. `repaired` sets the degrees that follow from the groups and gives up every
+    design that no degrees suit. Many are given up, which costs little beside a replay.
+    """
 
     def __init__(self, data: JointData, workload: Workload) -> None:
         super().__init__(data)
-        self.workload, self.replayer = workload, Replayer(workload)
-        self.samples, self.contexts = (
-            {table.micro_batch for table in data.tables} & {*range(LIMITS.samples + 1)},
-            {2**e for e in range(LIMITS.context.bit_length())},
-        )
+        self.workload, self.replayer = workload, StageReplayer(workload)
+        measured = {table.micro_batch for table in data.tables}
+        self.micro_batches = measured & {*range(LIMITS.samples + 1)}
+        self.contexts = {2**e for e in range(LIMITS.context.bit_length())}
 
-    def least(self, design: Design) -> float:
-        """Nothing is known without a replay."""
+    def lower_bound(self, design: Design) -> float:
+        """0, which says nothing: the bound by computing alone counts the samples of each row group,
+        and context ranks share theirs. Every design is replayed."""
         return 0.0
 
     def repaired(self, design: Design) -> Design | None:
-        """With degrees that suit its groups; None where none do."""
-        made = super().repaired(design)
-        if made is None or made.degrees is None:
+        """The nearest design that keeps the rules of a plan file, with the degrees that its groups
+        ask for; None where there is none that the replay has costs for."""
+        repaired = super().repaired(design)
+        if repaired is None or repaired.degrees is None:
             return None
-        pipe, now = made.pipes[0], made.degrees
-        alike = {(len(p.groups), p.cuts, p.micro, p.samples) for p in made.pipes}
-        (context, tensor), *unlike = {(len(g), len(g[0])) for p in made.pipes for g in p.groups}
-        whole = pipe.micro in self.samples and pipe.samples % pipe.micro == 0
-        if len(alike) > 1 or unlike or not whole or context not in self.contexts:
+        shape = common_stage_shape(repaired)
+        if shape is None or not replicas_are_alike(repaired):
             return None
-        changes = {
+        context, tensor = shape
+        first = repaired.pipelines[0]
+        whole_micro_batches = first.samples % first.micro_batch == 0
+        if context not in self.contexts or first.micro_batch not in self.micro_batches:
+            return None
+        if not whole_micro_batches:
+            return None
+        with_degrees = replace(repaired, degrees=fitting(repaired.degrees, context, tensor))
+        priced = can_be_replayed(self.sketch(with_degrees), self.workload)
+        return with_degrees if priced else None
+
+
+def common_stage_shape(design: Design) -> tuple[int, int] | None:
+    """(row groups, tensor ranks) of every stage; None where stages differ."""
+    groups = [group for pipeline in design.pipelines for group in pipeline.groups]
+    shapes = {(len(group), len(group[0])) for group in groups}
+    return shapes.pop() if len(shapes) == 1 else None
+
+
+def replicas_are_alike(design: Design) -> bool:
+    """Whether all replicas have equally many stages, cuts, micro-batches and samples."""
+    shapes = {(len(p.groups), p.cuts, p.micro_batch, p.samples) for p in design.pipelines}
+    return len(shapes) == 1
+
+
+def fitting(degrees: Degrees, context: int, tensor: int) -> Degrees:
+    """The degrees, changed where so many context and tensor ranks ask for it: a plan file allows
+    all-to-all exchanges, tensor ranks of experts and sequence parallelism only with several."""
+    return degrees.model_copy(
+        update={
             "context": context,
-            "exchange": now.exchange if context > 1 else "ring",
-            "expert_tensor": tensor if now.expert_tensor > 1 else 1,
-            "sequence_parallel": now.sequence_parallel and tensor > 1,
+            "exchange": degrees.exchange if context > 1 else "ring",
+            "expert_tensor": tensor if degrees.expert_tensor > 1 else 1,
+            "sequence_parallel": degrees.sequence_parallel and tensor > 1,
         }
-        made = replace(made, degrees=now.model_copy(update=changes))
-        return made if can_be_replayed(self.sketch(made), self.workload) else None
+    )
 
 
 def can_be_replayed(plan: Plan, workload: Workload) -> bool:
@@ -164,27 +197,32 @@ def can_be_replayed(plan: Plan, workload: Workload) -> bool:
 
 
 def with_all_degrees(plan: Plan) -> Plan | None:
-    """The plan, one without further degrees with those that change nothing; None where row groups
-    share samples, and for programs."""
+    """The plan with further degrees: its own, or those that change nothing.
+
+    None for programs, and for plans without degrees whose row groups share the samples: a plan with
+    degrees has context ranks in their place.
+    """
+    if plan.degrees is not None:
+        return plan
     stages = [stage for replica in plan.replicas for stage in replica.stages]
-    single = plan.program is None and all(len(stage.devices) == 1 for stage in stages)
-    nothing = Degrees(expert_tensor=len(stages[0].tensor_shares)) if single else None
-    degrees = plan.degrees or nothing
-    return plan.model_copy(update={"degrees": degrees}) if degrees is not None else None
+    if plan.program is not None or any(len(stage.devices) > 1 for stage in stages):
+        return None
+    neutral = Degrees(expert_tensor=len(stages[0].tensor_shares))
+    return plan.model_copy(update={"degrees": neutral})
 
 
 @dataclass(frozen=True)
 class FurtherProblem(Problem):
-    """Plans to begin with, the fastest first. seconds: at most. parameters: of the search."""
+    """The workload with plans that have further degrees, for the local search alone."""
 
     workload: Workload
     data: JointData
-    starts: Sequence[Plan]
-    seconds: float
+    starts: Sequence[Plan]  # plans to begin with, the fastest first
+    seconds: float  # at most
     parameters: Parameters = FURTHER
 
-    def renamed(self, method: StrategyMethod) -> StrategyMethod:
-        """`degrees`."""
+    def as_listed(self, method: StrategyMethod) -> StrategyMethod:
+        """The method `degrees`, which proves nothing: the search gives no bound."""
         return StrategyMethod("degrees")
 
     def usable_starts(self) -> list[Plan]:
@@ -194,21 +232,22 @@ class FurtherProblem(Problem):
         return list(islice(usable, self.parameters.replayed))
 
     def solve(self, method: StrategyMethod, run: Run) -> Candidate:
-        """The shortest replay that fits."""
+        """The plan of the shortest replay that fits."""
         part = run.part(time_limit=self.seconds, quiet=False)
-        search = Search(FurtherSpace(self.data, self.workload), part, self.parameters)
+        search = LocalSearch(FurtherSpace(self.data, self.workload), part, self.parameters)
         search.begin(self.usable_starts())
         search.vary()
         search.rounds()
-        if search.best is None:
+        if search.incumbent is None:
             raise NoPlan("unknown", "no plan with further degrees fits", part.elapsed)
-        plan = Plan.model_validate(dict(search.best[1]))
+        (seconds, _), sketch = search.incumbent
+        plan = Plan.model_validate(dict(sketch))
         needless = zero_costs(plan, self.workload) is None
         return Candidate(
             strategy="joint",
             method=method,
             status="feasible",
-            objective=search.best[0][0],
+            objective=seconds,
             fits_memory=True,
             solve_seconds=part.elapsed,
             plan=plan.model_copy(update={"degrees": None if needless else plan.degrees}),

@@ -16,16 +16,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import chain
 
+from hetplan.planner.candidate import Candidate
 from hetplan.planner.criteria import pareto
 from hetplan.planner.joint import Joint
+from hetplan.planner.proposals import fault_of, refused
 from hetplan.planner.search import StrategySearch
-from hetplan.planner.strategy import (
-    MOST_TYPES,
-    Candidate,
-    NoPlan,
-    fault_of,
-    refused,
-)
+from hetplan.planner.strategy import NoPlan
+from hetplan.planner.variants import MOST_TYPES
 from hetplan.solvers.run import Run
 from hetplan.text import counted
 

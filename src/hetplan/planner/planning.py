@@ -3,10 +3,10 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+from hetplan.planner.candidate import Candidate
 from hetplan.planner.criteria import Criteria, pareto
 from hetplan.planner.explain import Explanation, explain
 from hetplan.planner.joint import Joint
-from hetplan.planner.strategy import Candidate
 from hetplan.profiling.workload import Workload
 
 
@@ -45,7 +45,8 @@ class Planning:
 
     @property
     def computing_alone(self) -> list[float]:
-        """Of each search over further degrees, seconds that none of its plans replays below."""
+        """The bound of each search over further degrees: seconds that none of its plans replays
+        below."""
         return [c.computing_alone for c in self.candidates if c.computing_alone is not None]
 
     @property
@@ -60,7 +61,10 @@ class Planning:
         explained = self.explanation
         return {
             "workload": {**workload_document(self.workload), "precisions": list(self.precisions)},
-            "candidates": [candidate.document(self.workload) for candidate in self.candidates],
+            "candidates": [
+                candidate.document(self.workload, with_inputs=number == self.winner)
+                for number, candidate in enumerate(self.candidates)
+            ],
             "winner": self.winner,
             "bound": self.bound,
             "pareto": pareto(self.candidates, self.workload),
@@ -71,7 +75,7 @@ class Planning:
 
 
 def workload_document(workload: Workload) -> dict[str, Any]:
-    """What was planned, as JSON types."""
+    """The workload that was planned, as JSON types."""
     return {
         "model": workload.model.name,
         "parameters": workload.model.params,

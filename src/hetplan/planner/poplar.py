@@ -20,20 +20,14 @@ from hetplan.formulations.poplar.pose import (
     pose,
     pose_lowest_stage,
 )
-from hetplan.formulations.poplar.problem import STAGES
-from hetplan.planner.strategy import (
-    Candidate,
-    NoPlan,
-    Problem,
-    Strategy,
-    StrategyMethod,
-    joined,
-)
+from hetplan.planner.candidate import Candidate, StrategyMethod, joined
+from hetplan.planner.strategy import NoPlan, Problem, Strategy
 from hetplan.plans.making import new_plan
 from hetplan.plans.plan import MicroBatches, Plan, Replica, Stage
 from hetplan.profiling.profiles.batch_curve import BatchCurve
 from hetplan.profiling.profiles.measured_collectives import Collectives
 from hetplan.profiling.workload import Workload
+from hetplan.replays.model_states import STAGES
 from hetplan.schema import StrictModel
 from hetplan.solvers.registry import solve
 from hetplan.solvers.run import Run
@@ -104,7 +98,7 @@ class ZeroStageProblem(Problem):
     posed: Posed
     assumed: Assumptions
 
-    def renamed(self, method: StrategyMethod) -> StrategyMethod:
+    def as_listed(self, method: StrategyMethod) -> StrategyMethod:
         """Candidates say their ZeRO stage: `auto-zero2`."""
         return replace(method, name=f"{method.name}-zero{self.posed.data.zero_stage}")
 

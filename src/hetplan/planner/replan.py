@@ -16,25 +16,27 @@ tied weights are left out. Shards are cut layer by layer.
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, pairwise, product
+from itertools import pairwise, product
 from typing import Any
 
 from hetplan.errors import require
+from hetplan.planner.candidate import Candidate, carrying
 from hetplan.planner.ditto import Ditto, DittoSettings
 from hetplan.planner.ranking import make_plans
 from hetplan.planner.search import OnCandidate, on_devices
-from hetplan.planner.strategy import Candidate, Strategy
+from hetplan.planner.strategy import Strategy
 from hetplan.planner.what_if import node_number
 from hetplan.plans.plan import Plan
+from hetplan.profiling.inputs.inputs import Inputs
 from hetplan.profiling.models.operators import ELEMENT_BYTES
 from hetplan.profiling.workload import Workload
-from hetplan.runtime.replay import SpmdCosts, check_same, replay
+from hetplan.replays.replay import check_same, replay
+from hetplan.runtime.execution.choice import engine_of
+from hetplan.runtime.execution.protocol import Held, Interval
 from hetplan.solvers.run import Run
 from hetplan.text import grouped
 
 WITHIN_PERCENT = 5.0  # by which a plan may be slower than the fastest one
-Interval = tuple[float, float]
-Held = list[tuple[int, Interval]]  # of one layer and kind: device, what it holds
 Key = tuple[int, str]  # layer, kind
 KINDS = ("weights", "states")
 TINY = 1e-12  # of a layer: rounding of shares
@@ -42,7 +44,7 @@ TINY = 1e-12  # of a layer: rounding of shares
 
 @dataclass(frozen=True)
 class Moves:
-    """What moves from one plan to another."""
+    """The bytes that move from one plan to another."""
 
     links: Mapping[tuple[int, int], float]  # (from device, to device) -> bytes
     lost: Mapping[int, float]  # device -> bytes that no device left holds
@@ -59,7 +61,7 @@ class Moves:
 
     @property
     def all_bytes(self) -> float:
-        """Of network and checkpoint together."""
+        """Bytes from the network and from the checkpoint together."""
         return self.total + self.from_checkpoint
 
     def between_nodes(self, workload: Workload) -> dict[tuple[int, int], float]:
@@ -70,9 +72,9 @@ class Moves:
             sizes[devices[a].node, devices[b].node] += size
         return dict(sorted(sizes.items()))
 
-    def seconds(self, workload: Workload) -> float:
-        """At least so long: every card sends and receives all that passes it, every node's links
-        its own."""
+    def least_seconds(self, workload: Workload) -> float:
+        """Seconds that the exchange takes at least: every card sends and receives all that passes
+        it, and a node's links carry what stays within."""
         loads: dict[tuple[str, int], float] = defaultdict(float)  # seconds
         for (a, b), size in self.between_nodes(workload).items():
             source, taker = workload.cluster.nodes[a], workload.cluster.nodes[b]
@@ -97,7 +99,7 @@ class Choice:
             **self.candidate.document(workload),
             "bytes_to_move": self.moves.total,
             "bytes_from_checkpoint": self.moves.from_checkpoint,
-            "move_seconds": self.moves.seconds(workload),
+            "move_seconds": self.moves.least_seconds(workload),
             "links": [
                 {"from_node": a, "to_node": b, "bytes": size}
                 for (a, b), size in self.moves.between_nodes(workload).items()
@@ -107,7 +109,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Replanning:
-    """What there is after a loss."""
+    """The new plan after a loss of nodes, beside the old one."""
 
     workload: Workload
     lost: tuple[int, ...]  # numbers of nodes
@@ -179,6 +181,7 @@ def replan(
         if planning.best is not None:
             break
     numbers, gone = cluster.devices_of(left), set(cluster.devices_of(lost))
+    inputs = Inputs.of(workload)
     choices = []
     for candidate in planning.candidates:
         if candidate.plan is not None and candidate.fits_memory:
@@ -186,7 +189,8 @@ def replan(
             assert whole.plan is not None
             both = [whole, on_devices(whole, workload, in_place(plan, whole.plan, workload, lost))]
             made = [Choice(c, moves(plan, c.plan, workload, gone)) for c in both if c.plan]
-            choices.append(min(made, key=lambda choice: choice.moves.all_bytes))
+            least = min(made, key=lambda choice: choice.moves.all_bytes)
+            choices.append(replace(least, candidate=carrying(least.candidate, inputs)))
     return Replanning(
         workload,
         tuple(lost),
@@ -289,7 +293,7 @@ def state_sizes(workload: Workload) -> dict[Key, float]:
 
 def holdings(plan: Plan, missing: Collection[int], workload: Workload) -> dict[Key, Held]:
     """(layer, kind) -> who holds what; devices in `missing` hold nothing."""
-    owners = program_parts(plan, workload) if plan.schedule == "spmd" else tensor_parts(plan)
+    owners = engine_of(plan).owners(plan, workload)
     return {
         (layer, kind): [(d, part) for d, part in sharded(plan, parts, kind) if d not in missing]
         for layer, parts in owners.items()
@@ -297,46 +301,9 @@ def holdings(plan: Plan, missing: Collection[int], workload: Workload) -> dict[K
     }
 
 
-def tensor_parts(plan: Plan) -> dict[int, Held]:
-    """Layer -> (device, its tensor rank's part) of every replica and row group."""
-    parts: dict[int, Held] = defaultdict(list)
-    for stage in (stage for replica in plan.replicas for stage in replica.stages):
-        whole = sum(stage.tensor_shares)
-        ends = [end / whole for end in accumulate(stage.tensor_shares, initial=0.0)]
-        for layer in (layer for span in stage.layers for layer in range(*span)):
-            for group in stage.devices:
-                parts[layer] += zip(group, pairwise(ends), strict=True)
-    return parts
-
-
-def program_parts(plan: Plan, workload: Workload) -> dict[int, Held]:
-    """Layer -> (device, part) under an SPMD plan: parameters lie behind each other in their layer,
-    each as its program holds it. Slices along any dimension count as parts of the parameter, as
-    tensor ranks' do."""
-    costs = SpmdCosts.of(plan, workload)
-    program = costs.decided.theory.program
-    parts: dict[int, Held] = defaultdict(list)
-    for l, layer in enumerate(workload.profile.layers):
-        nodes = [node for node in program.parameters if node.layer == layer.name]
-        whole, begin = sum(node.elements for node in nodes), 0.0
-        for node in nodes:
-            shard = costs.decided.shards[program.copies.get(node.name, node.name)]
-            share = node.elements / whole
-            for rank, device in enumerate(costs.devices):
-                first, last, length = 0, 1, 1
-                if shard.dimension is not None:
-                    (first, last), length = shard.bounds[rank], shard.shape[shard.dimension]
-                if last > first:
-                    parts[l].append(
-                        (device, (begin + share * first / length, begin + share * last / length))
-                    )
-            begin += share
-    return parts
-
-
 def sharded(plan: Plan, parts: Held, kind: str) -> Iterator[tuple[int, Interval]]:
-    """What each device keeps of a kind: its part, or its share of it where ZeRO divides that
-    kind."""
+    """The part that each device keeps of a kind: its own, or its share of it where ZeRO divides
+    that kind."""
     if plan.zero < (1 if kind == "states" else 3):
         yield from parts
         return

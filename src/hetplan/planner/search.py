@@ -7,9 +7,9 @@ A family may count less memory than the replay does: it may leave out activation
 keep whole, and the working memory of recomputation. The bounds that it proves hold with the
 replay's memory, too, but its plan may not fit.
 
-A strategy's closed form prices what its paper prices. The replay counts the rest: network cards
-that the ranks of a node share, gradients sent back, tied weights, the optimizer's step,
-recomputation's working memory. It is the figure that plans of different strategies compare by.
+The objective of a strategy's problem counts what its paper counts. The replay counts the rest:
+network cards that the ranks of a node share, gradients sent back, tied weights, the optimizer's
+step, recomputation's working memory. Plans of different strategies compare by replayed seconds.
 """
 
 import math
@@ -18,25 +18,23 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from hetplan.errors import UnsupportedError, require
-from hetplan.planner.strategy import (
+from hetplan.planner.candidate import Candidate, StrategyMethod, joined
+from hetplan.planner.proposals import fault_of, propose
+from hetplan.planner.strategy import Strategy
+from hetplan.planner.variants import (
     PLAIN,
-    Candidate,
-    Strategy,
-    StrategyMethod,
     Variant,
-    fault_of,
-    joined,
     on_part,
     places_of,
-    propose,
-    recomputed,
     renumbered,
     useful_modes,
+    with_recomputation,
 )
 from hetplan.plans.plan import Plan, Prediction
-from hetplan.plans.refusals import refusal
 from hetplan.profiling.workload import Workload
-from hetplan.runtime.replay import Replay, replay
+from hetplan.replays.chains import Replay
+from hetplan.replays.replay import replay
+from hetplan.runtime.execution.choice import refusal
 from hetplan.schema import derived
 from hetplan.solvers.run import Run
 from hetplan.text import share_text
@@ -57,8 +55,8 @@ class StrategySearch:
     variant: Variant = PLAIN
     on_candidate: OnCandidate | None = None  # called with every candidate, replayed
     known: tuple[Candidate, ...] = ()  # what all strategies have proposed so far
-    # An exact method ends early when its bound exceeds this many times the best replayed seconds:
-    # on our workloads no formula was more than 1.07 times the replay of its plan.
+    # An exact method ends early when its bound exceeds this many times the best replayed seconds.
+    # On our workloads no objective was more than 1.07 times the replayed seconds of its plan.
     cannot_win: float = 1.25
 
     @property
@@ -79,6 +77,15 @@ class StrategySearch:
         fits = any(candidate.fits_memory for candidate in self.known)
         return self.run.should_stop if self.variant.part else fits and not self.run.remaining
 
+    @property
+    def hopeless_bound(self) -> float:
+        """Seconds of a bound from which on an exact method cannot win; infinite without a plan that
+        fits."""
+        best = shortest(candidate for candidate in self.known if candidate.fits_memory)
+        if best is None:
+            return math.inf
+        return self.cannot_win * (best.predicted_seconds or 0.0)
+
     def quick_candidates(self, budget: Run) -> list[Candidate]:
         """Candidates of the methods that answer at once."""
         return self.candidates_of(budget, lambda method: method.quick)
@@ -95,8 +102,12 @@ class StrategySearch:
         """The known plans of the same precision and the same part of the cluster, renumbered for
         that part, the fastest first. They are renumbered as they are asked for: few strategies use
         them."""
-        axes, part = (self.variant.precision, self.variant.part), self.variant.part
-        same = [c for c in self.known if (c.variant.precision, c.variant.part) == axes]
+        precision, part = self.variant.precision, self.variant.part
+        same = [
+            candidate
+            for candidate in self.known
+            if (candidate.variant.precision, candidate.variant.part) == (precision, part)
+        ]
         same.sort(key=lambda candidate: candidate.predicted_seconds or math.inf)
         plans = [candidate.plan for candidate in same if candidate.plan is not None]
         if part is None:
@@ -109,10 +120,14 @@ class StrategySearch:
     def recomputing_candidates(self, budget: Run) -> list[Candidate]:
         """Candidates with recomputation that fit; none where an exact candidate of the strategy
         fits without it. Whether recomputation pays where memory suffices is for `joint` to say."""
-        axes = self.strategy.name, self.variant
-        exact = [c for c in self.known if c.method.exact and (c.strategy, c.variant) == axes]
-        if not self.strategy.recomputes or self.run.cancelled or any(c.fits_memory for c in exact):
+        if not self.strategy.recomputes or self.run.cancelled:
             return []
+        for candidate in self.known:
+            origin = candidate.strategy, candidate.variant
+            if origin != (self.strategy.name, self.variant):
+                continue
+            if candidate.method.exact and candidate.fits_memory:
+                return []
         modes = useful_modes(self.workload_on_part)
         candidates: list[Candidate] = []
         for left, mode in zip(range(len(modes), 0, -1), modes, strict=True):
@@ -127,15 +142,15 @@ class StrategySearch:
         the replay's memory. On a part of the cluster only exact methods are asked. budget: for all
         of it together."""
         mode, part = self.variant.recomputation, self.variant.part
-        methods = [m for m in self.strategy.methods if wanted(m) and (m.exact or part is None)]
+        methods = [method for method in self.strategy.methods if wanted(method)]
+        if part is not None:
+            methods = [method for method in methods if method.exact]
         if not methods or self.late:
             return []
         with derived(f"profile of {self.workload.model.name} under {mode}"):
-            posed = recomputed(self.workload_on_part, mode)
+            posed = with_recomputation(self.workload_on_part, mode)
         candidates = []
-        strategy = self.strategy.beginning_with(self.own_plans())
-        best = shortest(c for c in self.known if c.fits_memory)
-        limit = math.inf if best is None else self.cannot_win * (best.predicted_seconds or 0.0)
+        strategy, limit = self.strategy.beginning_with(self.own_plans()), self.hopeless_bound
         for proposed in propose(strategy, posed, budget.share(1.5), methods, limit):
             try:
                 candidate = self.replayed(proposed, posed, budget, limit)
@@ -143,11 +158,9 @@ class StrategySearch:
                 candidate = fault_of(self.strategy.name, proposed.method, error)
             candidates.append(replace(candidate, variant=self.variant))
         if part is not None:
-            candidates = [
-                on_devices(c, self.workload, self.workload.cluster.devices_of(part.nodes))
-                for c in candidates
-                if c.plan is not None and c.fits_memory
-            ]
+            fitting = [c for c in candidates if c.plan is not None and c.fits_memory]
+            devices = self.workload.cluster.devices_of(part.nodes)
+            candidates = [on_devices(c, self.workload, devices) for c in fitting]
         if self.on_candidate is not None:
             for candidate in candidates:
                 self.on_candidate(candidate)
@@ -158,11 +171,11 @@ class StrategySearch:
     ) -> Candidate:
         """The proposed candidate, replayed; of an exact method one within the replay's memory.
 
-        limit: seconds of a bound from which on an exact method was ended early.
+        limit: the `hopeless_bound`, above which an exact method was ended early.
         """
         candidate = self.mark_and_replay(proposed)
         if (candidate.bound or 0.0) > limit and candidate.status != "optimal":
-            text = "cannot win and ended early: its formula's bound is far above the best plan"
+            text = "cannot win and ended early: its bound is far above the best plan"
             candidate = replace(candidate, message=joined(text, candidate.message))
         if not proposed.method.exact:
             return candidate
@@ -186,8 +199,8 @@ class StrategySearch:
 
         first: the proposed candidate, replayed.
         """
-        lacks = proposed.fits_memory and first.replay is not None and not first.fits_memory
-        if not lacks or run.should_stop:
+        only_without_replay = proposed.fits_memory and not first.fits_memory
+        if not only_without_replay or first.replay is None or run.should_stop:
             return first
         model = self.workload.model.name
         with derived(f"{model} on {self.workload.cluster.name} within the replay's memory"):
@@ -213,8 +226,11 @@ def shortest(candidates: Iterable[Candidate]) -> Candidate | None:
 
 
 def replay_candidate(candidate: Candidate, workload: Workload) -> Candidate:
-    """The candidate with the seconds and the memory of its replay. Where it cannot be replayed, its
-    closed form stands in, and its message says so. Its plan gets the prediction."""
+    """The candidate with the seconds and the memory of its replay, and the prediction in its plan.
+
+    Where it cannot be replayed, the seconds of its problem's objective stand in, and its message
+    says so.
+    """
     plan = candidate.plan
     if plan is None:
         return candidate
@@ -230,7 +246,7 @@ def replay_candidate(candidate: Candidate, workload: Workload) -> Candidate:
         )
         replayed = replay(plan, workload)
     except UnsupportedError as error:
-        text = f"not replayed, the iteration is that of the closed form: {error}"
+        text = f"not replayed, the iteration is the objective: {error}"
         candidate = replace(
             candidate,
             predicted_seconds=candidate.closed_form_seconds or candidate.predicted_seconds,
@@ -260,11 +276,9 @@ def with_replay(candidate: Candidate, replayed: Replay) -> Candidate:
     """The candidate with the memory of a replay of its plan, and with its seconds unless these were
     measured."""
     candidate = replace(candidate, peak_bytes=replayed.peak_bytes)
-    return (
-        candidate
-        if candidate.measured
-        else replace(candidate, predicted_seconds=replayed.seconds, replay=replayed)
-    )
+    if candidate.measured:
+        return candidate
+    return replace(candidate, predicted_seconds=replayed.seconds, replay=replayed)
 
 
 def excess_text(candidate: Candidate, replayed: Replay, workload: Workload) -> str:
@@ -295,8 +309,7 @@ def on_devices(candidate: Candidate, workload: Workload, numbers: Sequence[int])
     """
     assert candidate.plan is not None
     plan = renumbered(candidate.plan, workload, numbers)
-    return (
-        replace(candidate, plan=plan, peak_bytes=None)
-        if candidate.replay is None
-        else with_replay(replace(candidate, plan=plan), replay(plan, workload))
-    )
+    candidate = replace(candidate, plan=plan)
+    if candidate.replay is None:
+        return replace(candidate, peak_bytes=None)
+    return with_replay(candidate, replay(plan, workload))

@@ -1,1 +1,1 @@
-"""What to run on which device, for every family: the plan file, its parts and its rules."""
+"""Plans: which device runs what, for every family. The plan file, its parts and its rules."""

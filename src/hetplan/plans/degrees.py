@@ -8,7 +8,7 @@ from hetplan.schema import PositiveCount, StrictModel
 
 
 class Degrees(StrictModel):
-    """What a plan of `hetplan plan search` says beside stages, tensor ranks and replicas, in the
+    """Degrees of a plan of `hetplan plan search` beside stages, tensor ranks and replicas, in the
     words of Megatron-LM. `hetplan export` writes it, and it is replayed (`degrees`); `hetplan run`
     refuses what it does not execute (`plans/refusals.py`).
 

@@ -16,5 +16,6 @@ class Place:
 
     @property
     def unit(self) -> tuple[int, int, int]:
-        """What computes a set of rows together: one contribution to each gradient."""
+        """(replica, stage, group) of the ranks that compute a set of rows together: they contribute
+        once to each gradient."""
         return self.replica, self.stage, self.group

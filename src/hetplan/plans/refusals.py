@@ -1,5 +1,5 @@
-"""What `hetplan run` cannot execute, known without torch: the planner says so when it makes a plan,
-the runtime before a process starts."""
+"""Refusals of plans that `hetplan run` cannot execute, known without torch: the planner gives them
+when it makes a plan, the runtime before a process starts."""
 
 from hetplan.errors import UnsupportedError, require
 from hetplan.plans.plan import Plan
@@ -72,36 +72,39 @@ def same_passes(plan: Plan) -> bool:
 
 
 def check_own_layers(plan: Plan, model: Model) -> None:
-    """Raise UnsupportedError where hetplan cannot run a plan of a described model without a module
-    of the user's."""
+    """Raise UnsupportedError where hetplan cannot run a plan of stages of a described model without
+    a module of the user's."""
     check_executed(plan)
+    check_whole_tokens(plan)
+    if model.spec.shape is None or model.sequence is None:
+        raise UnsupportedError(
+            f"{model.name} has no torch layers here; name your own by --factory module:function"
+        )
+    check_shape(model.spec.shape)
+
+
+def check_own_program(plan: Plan) -> None:
+    """Raise UnsupportedError where hetplan cannot run an SPMD plan without a program of the
+    user's."""
+    check_executed(plan)
+    check_whole_tokens(plan)
+    require(
+        plan.workload.precision == "fp32",
+        "SPMD programs are computed in fp32",
+        where=plan.name,
+        got=plan.workload.precision,
+        expected="--virtual, a plan for fp32, or --factory with a program",
+        kind=UnsupportedError,
+    )
+
+
+def check_whole_tokens(plan: Plan) -> None:
+    """Raise UnsupportedError for a plan that divides tokens."""
     degrees = plan.degrees
     require(
         degrees is None or (degrees.context == 1 and not degrees.sequence_parallel),
         "hetplan's own layers do not divide tokens: run the module itself by --factory",
-        where=plan.name, got=degrees and degrees.text, kind=UnsupportedError,
-    )  # fmt: skip
-    if plan.schedule == "spmd":
-        require(
-            plan.workload.precision == "fp32",
-            "SPMD programs are computed in fp32",
-            where=plan.name,
-            got=plan.workload.precision,
-            expected="--virtual, a plan for fp32, or --factory with a program",
-            kind=UnsupportedError,
-        )
-    elif model.spec.shape is None or model.sequence is None:
-        raise UnsupportedError(
-            f"{model.name} has no torch layers here; name your own by --factory module:function"
-        )
-    else:
-        check_shape(model.spec.shape)
-
-
-def refusal(plan: Plan, model: Model) -> str | None:
-    """Why `hetplan run` refuses the plan, and what would help; None where it runs it."""
-    try:
-        check_own_layers(plan, model)
-    except UnsupportedError as error:
-        return str(error)
-    return None
+        where=plan.name,
+        got=degrees and degrees.text,
+        kind=UnsupportedError,
+    )

@@ -1,4 +1,4 @@
-"""What training frameworks hold on every device beside what a model needs by itself.
+"""Memory that training frameworks hold on every device beside what a model needs by itself.
 
 Nothing here is fitted to anybody's totals: every figure is the framework's documented default or
 stands in its source code, as `origin` says. What PyTorch's allocator counts

@@ -15,10 +15,10 @@ import numpy as np
 
 from hetplan.errors import UnsupportedError, require
 from hetplan.plans.plan import Plan, Recomputation, Replica, Stage
-from hetplan.replays.costs import MOST_KEPT, Costs
+from hetplan.replays.costs import Costs
 from hetplan.replays.data import ReplayData
 from hetplan.replays.memory import Held
-from hetplan.replays.sharding import Owner, ZeroCosts, memory
+from hetplan.replays.peaks import limits, memory
 from hetplan.replays.simulator.pipeline import (
     Collective,
     Replica as Pipeline,
@@ -28,10 +28,10 @@ from hetplan.replays.simulator.pipeline import (
     simulate_replicas,
     tasks_of,
 )
-from hetplan.replays.simulator.tasks import Tasks, Timeline, Traffic, simulate
+from hetplan.replays.simulator.tasks import Tasks, Timeline, simulate
+from hetplan.replays.zero import Owner, ZeroCosts
 
 SHAPES = 256  # replicas that are remembered
-Sizes = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Settings:
     `Replica`; our runtime sends by isend and receives when it needs to, and both gloo and NCCL move
     a message when its receiver has asked for it. exchange_seconds: of the host, for each message at
     each of its ends, beside the link's latency. prefetch: layers that ZeRO 2 and 3 gather ahead
-    while others compute, 0: nothing overlaps (see `sharding`; FSDP's default is 1).
+    while others compute, 0: nothing overlaps (see `zero`; FSDP's default is 1).
     """
 
     buckets: int = 1
@@ -108,6 +108,7 @@ class ChainReplayer:
     ) -> None:
         self.costs = cache(costs)
         self.settings = settings or Settings()
+        self._pipeline = lru_cache(SHAPES)(new_pipeline)
 
     @classmethod
     def of(cls, data: ReplayData, settings: Settings | None = None) -> "ChainReplayer":
@@ -162,7 +163,28 @@ class ChainReplayer:
         settings, degrees = self.settings, plan.degrees
         if degrees and "messages" in degrees.overlap and settings.sends == "waiting":
             settings = replace(settings, sends="asynchronous")
-        return simulated(plan, self.zero(plan), settings)
+        zero = self.zero(plan)
+        pipelines = [self.pipeline(plan, replica, zero, settings) for replica in plan.replicas]
+        joined = zero.collectives() if zero.rings else gradient_collectives(zero, settings)
+        return pipelines, joined
+
+    def pipeline(
+        self, plan: Plan, replica: Replica, zero: ZeroCosts, settings: Settings
+    ) -> Pipeline:
+        """The replica's passes, transfers and updates as the simulator takes them."""
+        made = self._pipeline(
+            zero.costs,
+            plan.pass_schedule,
+            tuple(replica.stages),
+            tuple((batch.count, batch.samples) for batch in replica.micro_batches),
+            tuple(zero.update_seconds(stage) for stage in replica.stages),
+            settings,
+        )
+        if not zero.overlaps:
+            return made
+        sizes = [batch.samples for batch in replica.micro_batches]
+        passes = np.array([[zero.passes(stage, n) for n in sizes] for stage in replica.stages])
+        return replace(made, forward=passes[:, None, :, 0], backward=passes[:, None, :, 1])
 
     def zero(self, plan: Plan) -> ZeroCosts:
         """The plan's costs, with those of its sharded states."""
@@ -185,40 +207,7 @@ class ChainReplayer:
         )
 
 
-def limits(plan: Plan, costs: Costs) -> tuple[float, ...]:
-    """[D] bytes that each device may hold."""
-    return tuple(costs.data.types[device.type].memory_bytes for device in plan.devices)
-
-
-def simulated(
-    plan: Plan, zero: ZeroCosts, settings: Settings
-) -> tuple[list[Pipeline], list[Collective]]:
-    """What the simulator takes: every replica, and what they do together."""
-    pipelines = [pipeline(plan, replica, zero, settings) for replica in plan.replicas]
-    joined = zero.collectives() if zero.rings else gradient_collectives(zero, settings)
-    return pipelines, joined
-
-
-def pipeline(plan: Plan, replica: Replica, zero: ZeroCosts, settings: Settings) -> Pipeline:
-    """The replica's passes, transfers and updates as the simulator takes them."""
-    assert plan.schedule != "spmd", "programs are replayed apart"
-    made = remembered_pipeline(
-        zero.costs,
-        plan.schedule,
-        tuple(replica.stages),
-        tuple((batch.count, batch.samples) for batch in replica.micro_batches),
-        tuple(zero.update_seconds(stage) for stage in replica.stages),
-        settings,
-    )
-    if not zero.overlaps:
-        return made
-    sizes = [batch.samples for batch in replica.micro_batches]
-    passes = np.array([[zero.passes(stage, n) for n in sizes] for stage in replica.stages])
-    return replace(made, forward=passes[:, None, :, 0], backward=passes[:, None, :, 1])
-
-
-@lru_cache(SHAPES)
-def remembered_pipeline(
+def new_pipeline(
     costs: Costs,
     schedule: Schedule,
     stages: tuple[Stage, ...],
@@ -228,12 +217,10 @@ def remembered_pipeline(
 ) -> Pipeline:
     """A replica with micro-batches (count, samples)."""
     sizes, S, C = tuple(size for _, size in batches), len(stages), len(stages[0].layers)
-    passes, reduces, saved = zip(
-        *(stage_costs(costs, stage, sizes) for stage in stages), strict=True
-    )
-    times = np.array(passes)
-    ends = [(stages[v % S], stages[(v + 1) % S], v // S) for v in range(S * C - 1)]
-    both = [hop(costs, here, there, chunk, sizes) for here, there, chunk in ends]
+    each = [costs.stage_seconds(stage, sizes) for stage in stages]
+    times = np.array([stage.passes for stage in each])
+    hops = [costs.hop(stages[v % S], stages[(v + 1) % S], v // S, sizes) for v in range(S * C - 1)]
+    divided = any(len(stage.tensor_shares) > 1 for stage in stages)
     return Pipeline(
         stages=S,
         micro_batches=sum(count for count, _ in batches),
@@ -245,40 +232,9 @@ def remembered_pipeline(
         backward=times[..., 1],
         kinds=np.repeat(np.arange(len(sizes)), [count for count, _ in batches]),
         optimizer=optimizer,
-        saved_bytes=saved,
-        hops=tuple(zip(*both, strict=True)),
-        reduces=(
-            tuple(zip(*reduces, strict=True))
-            if any(len(stage.tensor_shares) > 1 for stage in stages)
-            else ()
-        ),
-    )
-
-
-@lru_cache(MOST_KEPT)
-def stage_costs(
-    costs: Costs, stage: Stage, sizes: Sizes
-) -> tuple[list[list[tuple[float, float]]], list[list[list[Traffic]]], list[list[float]]]:
-    """Of every chunk and size of a micro-batch [C][B]: (forward, backward) seconds without what
-    tensor ranks reduce, that [2][C][B], and the bytes that the fullest device saves."""
-    passes = [[costs.passes(stage, layers, n) for n in sizes] for layers in stage.layers]
-    both = [[costs.reduces(stage, layers, n) for n in sizes] for layers in stage.layers]
-    reduces = [[[pair[side] for pair in row] for row in both] for side in (0, 1)]
-    share = costs.context * max(stage.row_shares) / sum(stage.row_shares)
-    tensor = len(stage.tensor_shares)
-    each = [costs.saved_bytes(layers, tensor) for layers in stage.layers]
-    return passes, reduces, [[math.ceil(n * share) * size for n in sizes] for size in each]
-
-
-@lru_cache(MOST_KEPT)
-def hop(
-    costs: Costs, here: Stage, there: Stage, chunk: int, sizes: Sizes
-) -> tuple[list[Traffic], list[Traffic]]:
-    """Transfers [B] behind a chunk of stage `here`: to stage `there`, and back."""
-    layer = here.layers[chunk][1] - 1
-    return (
-        [costs.transfer(here, there, layer, n) for n in sizes],
-        [costs.transfer(there, here, layer, n) for n in sizes],
+        saved_bytes=[stage.saved_bytes for stage in each],
+        hops=tuple(zip(*hops, strict=True)),
+        reduces=tuple(zip(*(stage.reduces for stage in each), strict=True)) if divided else (),
     )
 
 

@@ -1,59 +1,64 @@
 """What the parts of a plan cost on the devices of `ReplayData`: passes, transfers, rings, updates;
 seconds and bytes.
 
-Every node has a network card, or each of its devices (rails), and every device a port to the others
-of its node (NVLink, PCIe), each with a sending and a receiving side. What crosses nodes goes
-through the cards, which all ranks of a node share where there are no rails; what stays within a
-node goes through the devices' ports. Each side is held for the seconds that it needs for what
-passes it. A bridge that PCIe devices of a node share is not
-modelled. A stage with tensor ranks sends each activation once over the network (scatter-gather,
-Narayanan et al. 2021 (SC), Section 4.1), in parts.
+A stage with tensor ranks sends each activation once over the network (scatter-gather, Narayanan et
+al. 2021 (SC), Section 4.1), in parts.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache, cached_property, lru_cache
-from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING
+from itertools import accumulate
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hetplan.errors import require
 from hetplan.plans.degrees import Degrees
 from hetplan.plans.plan import Recomputation, Stage
 from hetplan.plans.shares import split
-from hetplan.profiling.models.operators import CONTENTION
-from hetplan.profiling.rates.collectives import CollectiveCurve
+from hetplan.profiling.rates.efficiency import LearnedLinks
 from hetplan.profiling.rates.times import together
-from hetplan.replays.data import ReplayData
+from hetplan.replays.arrays import Floats
+from hetplan.replays.data import Kept, ReplayData
+from hetplan.replays.links import MOST_KEPT, Links
+from hetplan.replays.memory import Passes, on_a_rank
+from hetplan.replays.overlap import uncovered
 from hetplan.replays.simulator.tasks import Traffic
+from hetplan.replays.updates import UPDATE_BYTES
 from hetplan.schema import Range
-
-if TYPE_CHECKING:
-    from hetplan.profiling.rates.efficiency import LearnedLinks
-
-Floats = NDArray[np.float64]
 
 # The forward pass's all-reduces in the backward pass: their scattered halves are kept by operator.
 REPEATED_REDUCES = {"full": 2.0, "operators": 1.5}
 
-# Adam in mixed precision reads gradient, fp32 weight and two moments and writes weight, fp32 weight
-# and moments: 2 + 12 and 2 + 12 bytes; in fp32 16 and 12. Per parameter.
-UPDATE_BYTES = 28
-MOST_KEPT = 20_000  # of answers to one kind of question; then memory begins anew
+Sizes = tuple[int, ...]
 
 
-class Costs:
+class StageSeconds(NamedTuple):
+    """Of every chunk c and every size b of a micro-batch. passes [C][B]: (forward, backward)
+    seconds without what tensor ranks reduce; reduces [2][C][B]: that, forward and backward;
+    saved_bytes [C][B]: what the fullest device keeps."""
+
+    passes: list[list[tuple[float, float]]]
+    reduces: list[list[list[Traffic]]]
+    saved_bytes: list[list[float]]
+
+
+class StageBytes(NamedTuple):
+    """passes: what a stage's passes keep. weights, largest: bytes of its weights, and of its
+    largest layer."""
+
+    passes: Passes[float]
+    weights: float
+    largest: float
+
+
+class Costs(Links):
     """Costs on the devices of one instance under one mode of recomputation; repeated questions are
     answered from memory. links: learned efficiency of messages and collectives; None: they reach
     the links' bandwidths.
 
-    Ports are numbered: 2 n and 2 n + 1, the card of node n sends and receives; 2 (N + d) and
-    2 (N + d) + 1, device d sends to and receives from its node; 2 (N + D + w) and the next one,
-    switch w sends to and receives from the others; 2 (N + D + W + d) and the next one, the card of
-    device d where its node has rails; N nodes, D devices, W switches.
-
+    kind [D]: the type of each device.
     context: so many row groups of a stage take every sample together, each with its part of the
     tokens, of which bytes and seconds are then; 1: they share the samples.
     expert_sums [L + 1]: of `param_sums`, what belongs to experts that are spread over ranks.
@@ -67,63 +72,27 @@ class Costs:
         self,
         data: ReplayData,
         recomputation: Recomputation = "none",
-        links: "LearnedLinks | None" = None,
+        links: LearnedLinks | None = None,
     ) -> None:
-        self.data, self.mode, self.links = data, recomputation, links
-        # the type of each device, and its node
+        super().__init__(data, links)
+        self.mode = recomputation
         self.kind = [kind for kind, _ in data.devices]
-        self.node = [node for _, node in data.devices]
         self.layer_seconds = cache(self._layer_seconds)
         self._summed = cache(self._sums)
         self._table = cache(self._points)
-        self._ring = lru_cache(MOST_KEPT)(self._ring_of_a_byte)
+        self.stage_seconds = lru_cache(MOST_KEPT)(self._stage_seconds)
+        self.stage_bytes = lru_cache(MOST_KEPT)(self._stage_bytes)
+        self.stage_update_seconds = lru_cache(MOST_KEPT)(self._stage_update_seconds)
+        self.hop = lru_cache(MOST_KEPT)(self._hop)
         self._tensor_bytes = summed(layer.tensor_bytes for layer in data.layers)
         self.param_sums = summed(layer.param_bytes for layer in data.layers)
         self.expert_sums = [0.0] * len(self.param_sums)
         self.tied = [l for l, layer in enumerate(data.layers) if layer.tied_param_bytes]
-        self._kept = [layer.kept[recomputation] for layer in data.layers]
-
-    def link(self, here: int, there: int) -> tuple[float, float]:
-        """(bytes/s, seconds per message) between two devices."""
-        nodes, a, b = self.data.nodes, self.node[here], self.node[there]
-        return (
-            (nodes[a].intra_bandwidth, nodes[a].intra_latency)
-            if a == b
-            else (
-                min(
-                    nodes[a].network_bandwidth,
-                    nodes[b].network_bandwidth,
-                    *(rate for _, rate in self.beyond(a, b)),
-                ),
-                max(nodes[a].network_latency, nodes[b].network_latency),
-            )
+        kept = [layer.kept[recomputation] for layer in data.layers]
+        self._saved = kept_parts(kept, "saved_bytes", "replicated_saved_bytes", "gathered_bytes")
+        self._working = kept_parts(
+            kept, "working_bytes", "replicated_working_bytes", "gathered_working_bytes"
         )
-
-    def card(self, device: int) -> tuple[int, float]:
-        """(number as a pair of ports, bytes/s) of the network card that a device sends through."""
-        nodes, n = self.data.nodes, self.node[device]
-        if not nodes[n].rails:
-            return n, nodes[n].network_bandwidth
-        before = len(nodes) + len(self.node) + len(self.data.uplinks)
-        return before + device, nodes[n].network_bandwidth / nodes[n].devices
-
-    def beyond(self, a: int, b: int) -> list[tuple[int, float]]:
-        """(port, bytes/s) of the switches' links that a message between two nodes passes."""
-        first = len(self.data.nodes) + len(self.node)
-        ends = [self.data.nodes[n].switch for n in (a, b)]
-        switches = enumerate(ends if ends[0] != ends[1] else ())
-        return [
-            (2 * (first + w) + side, self.data.uplinks[w]) for side, w in switches if w is not None
-        ]
-
-    def sides(self, here: int, there: int) -> tuple[tuple[int, float], ...]:
-        """(port, bytes/s) that a message between two devices passes."""
-        nodes, m, n = self.data.nodes, self.node[here], self.node[there]
-        count, rate = len(nodes), nodes[m].intra_bandwidth
-        if m == n:
-            return (2 * (count + here), rate), (2 * (count + there) + 1, rate)
-        (sends, least), (takes, most) = self.card(here), self.card(there)
-        return (2 * sends, least), (2 * takes + 1, most), *self.beyond(m, n)
 
     def gradient_bytes(self, param_bytes: float) -> float:
         """What replicas exchange of the gradients of so many bytes of weights."""
@@ -226,17 +195,19 @@ class Costs:
         if len(stage.tensor_shares) == 1 or size == 0:
             return Traffic(), Traffic()
         ring = self.ring(stage.devices, [size * rows for rows in self.rows(stage, samples)])
-        spent = self._slowest(stage, layers, samples)
-        made = []
-        for seconds, host, times in zip(
-            spent[:2], spent[2:], (1, REPEATED_REDUCES.get(self.mode, 1.0)), strict=True
-        ):
-            device = math.sqrt(max(seconds * seconds - host * host, 0.0))
-            reduce = ring.seconds / 2 * times
-            device += reduce - self.data.hidden_reduces * (1 - CONTENTION) * min(device, reduce)
-            whole = float(together(np.array(device), np.array(host)))
-            made.append(ring._replace(seconds=max(whole - seconds, 0.0)))
-        return made[0], made[1]
+        forward, backward, forward_host, backward_host = self._slowest(stage, layers, samples)
+        again = REPEATED_REDUCES.get(self.mode, 1.0)
+        there = self._beside_reduces(forward, forward_host, ring.seconds / 2)
+        back = self._beside_reduces(backward, backward_host, ring.seconds / 2 * again)
+        return ring._replace(seconds=there), ring._replace(seconds=back)
+
+    def _beside_reduces(self, seconds: float, host: float, reduces: float) -> float:
+        """Seconds that all-reduces add to a pass of `seconds`, of which the host takes `host`."""
+        device = math.sqrt(max(seconds * seconds - host * host, 0.0))
+        window = device if self.data.hidden_reduces else 0.0
+        busy = device + float(uncovered(reduces, window))
+        whole = float(together(np.array(busy), np.array(host)))
+        return max(whole - seconds, 0.0)
 
     def transfer(self, here: Stage, there: Stage, layer: int, samples: int) -> Traffic:
         """One micro-batch's activation after `layer` (or its gradient), in the order of rows."""
@@ -253,106 +224,10 @@ class Costs:
                     ]
         return self.messages(pairs)
 
-    def _reached(self, operation: str, ranks: Sequence[int], size: float) -> float:
-        """The share of its links' bandwidth that a message or collective reaches; latency is part
-        of a learned one."""
-        if self.links is None or size == 0:
-            return 1.0
-        inside = len({self.node[rank] for rank in ranks}) == 1
-        return self.links.share(operation, "node" if inside else "between", len(ranks), size)
-
-    def messages(self, pairs: Iterable[tuple[int, int, float]], *, ring: bool = False) -> Traffic:
-        """Messages (from, to, bytes) at once: the slowest pair or the fullest port, whichever takes
-        longer.
-
-        ring: they are a collective's round, whose efficiency is not theirs.
-        """
-        learned = self.links is not None
-        loads: dict[int, float] = {}  # seconds of each port
-        seconds = latency = 0.0
-        for a, b, size in pairs:
-            if a == b:
-                continue
-            speed, delay = self.link(a, b)
-            reached = size if ring or not learned else size / self._reached("send", (a, b), size)
-            seconds = max(seconds, reached / speed)
-            latency = max(latency, 0.0 if learned else delay)
-            for port, rate in self.sides(a, b):
-                loads[port] = loads.get(port, 0.0) + reached / rate
-        seconds = max([seconds, *loads.values()])
-        if seconds == 0:
-            return Traffic(0.0, latency)
-        ports = tuple((port, min(load / seconds, 1.0)) for port, load in sorted(loads.items()))
-        return Traffic(seconds, latency, ports)
-
-    def ring(self, groups: Sequence[Sequence[int]], sizes: float | Sequence[float]) -> Traffic:
-        """Ring all-reduces side by side, one per group, of so many bytes each: 2 (n - 1) rounds of
-        size / n, and twice the latencies of all hops of the ring but the longest.
-
-        Devices stand in the ring in their own order, so that a ring enters and leaves each node
-        once. Several ranks of a node that each have a ring, and one ring that NCCL divides over all
-        cards of the node, both send a node's bytes through its cards once. Within a node whose
-        fabric was measured, its curve says the seconds.
-        """
-        rounds = 2 * (max(len(group) for group in groups) - 1)
-        if rounds == 0:
-            return Traffic()
-        each = sizes if isinstance(sizes, Sequence) else [sizes] * len(groups)
-        largest = max(each)
-        parts = [size / largest if largest else 1.0 for size in each]
-        once, curve = self._ring(tuple(map(tuple, groups)), tuple(parts))
-        reached = min(
-            self._reached("all-reduce", group, size)
-            for group, size in zip(groups, each, strict=True)
-            if len(group) > 1
-        )
-        moving = rounds * largest * once.seconds / reached
-        seconds = curve.at(largest) if curve is not None and largest > 0 else moving + once.latency
-        busy = min(moving / seconds, 1.0) if seconds > 0 else 0.0
-        return Traffic(seconds, 0.0, tuple((port, busy * share) for port, share in once.ports))
-
-    def _ring_of_a_byte(
-        self, groups: tuple[tuple[int, ...], ...], parts: tuple[float, ...]
-    ) -> tuple[Traffic, CollectiveCurve | None]:
-        """One round of one byte in the largest ring, and the measured curve."""
-        pairs, latency = [], 0.0
-        for group, part in zip(groups, parts, strict=True):
-            order = sorted(group)
-            hops = list(pairwise([*order, order[0]]))
-            ways = [self.crossing(order, a, b) for a, b in hops]
-            pairs += [(a, b, part / len(group) / len(way)) for way in ways for a, b in way]
-            if len(group) > 1 and self.links is None:
-                delays = [self.link(a, b)[1] for a, b in hops]
-                latency = max(latency, 2 * (sum(delays) - max(delays)))
-        return self.messages(pairs, ring=True)._replace(latency=latency), self._measured(groups)
-
-    def crossing(self, ring: Sequence[int], a: int, b: int) -> list[tuple[int, int]]:
-        """The devices of a ring that pass on at once what a hop does: between nodes with rails as
-        many as both have in the ring."""
-        ends = [[d for d in ring if self.node[d] == self.node[end]] for end in (a, b)]
-        railed = any(self.data.nodes[self.node[end]].rails for end in (a, b))
-        across = railed and self.node[a] != self.node[b]
-        return list(zip(*ends, strict=False)) if across else [(a, b)]
-
-    def _measured(self, groups: Sequence[Sequence[int]]) -> CollectiveCurve | None:
-        """The measured curve of all-reduces of the largest group, where each is in one node and
-        all nodes are alike."""
-        nodes = self.data.nodes
-        places = [{self.node[device] for device in group} for group in groups]
-        first = nodes[min(places[0])]
-        alike = all(
-            nodes[node].device == first.device
-            and nodes[node].intra_bandwidth == first.intra_bandwidth
-            for place in places
-            for node in place
-        )
-        inside = alike and max(map(len, places)) == 1 and not self.links
-        return first.all_reduce.get(max(map(len, groups))) if inside else None
-
     def update_seconds(self, device: int, param_bytes: float) -> float:
         """The optimizer's step on `param_bytes` of weights: memory-bound."""
         moved = param_bytes / self.data.element_bytes * UPDATE_BYTES
-        return self.data.types[self.kind[device]].update.seconds(moved)
+        return self.data.types[self.kind[device]].update.move_seconds(moved)
 
     @cached_property
     def inputs(self) -> tuple[float, ...]:
@@ -361,30 +236,89 @@ class Costs:
 
     def saved_bytes(self, layers: Range, tensor: int) -> float:
         """Bytes per sample that each device of a stage keeps from forward to backward."""
-        names = ("saved_bytes", "replicated_saved_bytes", "gathered_bytes")
-        return self._divided(sum, names, layers, tensor)
+        return float(self._on_a_rank(self._saved, layers, tensor).sum())
 
     def working_bytes(self, layers: Range, tensor: int) -> float:
         """Bytes per sample that one layer needs beside while it is computed again."""
-        names = ("working_bytes", "replicated_working_bytes", "gathered_working_bytes")
-        return self._divided(max, names, layers, tensor)
+        return float(self._on_a_rank(self._working, layers, tensor).max())
 
-    def _divided(
-        self,
-        of: Callable[[Iterable[float]], float],
-        names: tuple[str, str, str],
-        layers: Range,
-        tensor: int,
-    ) -> float:
-        """The sum, or the most, of what layers have on each tensor rank. names: fields of `Kept`:
-        all of it, the part that no rank divides, what sequence parallel ranks gather."""
-        kept = self._kept[layers[0] : layers[1]]
-        whole, replicated, gathered = ([getattr(k, name) for k in kept] for name in names)
-        return (
-            of(whole) / tensor + of(gathered) * (1 - 1 / tensor)
-            if self.data.framework.sequence_parallel and tensor > 1
-            else of(r + (w - r) / tensor for w, r in zip(whole, replicated, strict=True))
+    def _on_a_rank(self, parts: Floats, layers: Range, tensor: int) -> Floats:
+        """[layers] bytes per sample on each tensor rank; parts: of `kept_parts`."""
+        split, whole, gathered = parts[:, layers[0] : layers[1]]
+        divided = self.data.framework.sequence_parallel
+        return on_a_rank(split, whole, gathered, tensor, divided)
+
+    def passes_bytes(self, layers: Sequence[Range], tensor: int) -> Passes[float]:
+        """What the passes of a stage on a tensor group keep. layers: one range per model chunk."""
+        data, framework = self.data, self.data.framework
+        head = layers[-1][1] == len(data.layers)
+        loss = framework.loss_bytes(data.logit_elements, data.logit_bytes, tensor)
+        boundary = max(
+            max(self.inputs[first], data.layers[end - 1].activation_bytes) for first, end in layers
         )
+        return Passes(
+            saved=sum(self.saved_bytes(chunk, tensor) for chunk in layers),
+            working=max(self.working_bytes(chunk, tensor) for chunk in layers),
+            logits=head * data.logit_bytes / tensor,
+            loss=head * loss,
+            boundary=boundary / (tensor if framework.sequence_parallel else 1),
+        )
+
+    def _stage_bytes(
+        self, layers: tuple[Range, ...], tensor: int, copied: tuple[tuple[int, float], ...]
+    ) -> StageBytes:
+        """What a stage on a tensor group holds. copied: (layer, bytes) of weights that its layers
+        copy from others."""
+        copies = dict(copied)
+        each = [
+            self.data.layers[l].param_bytes + copies.get(l, 0.0)
+            for first, last in layers
+            for l in range(first, last)
+        ]
+        return StageBytes(self.passes_bytes(layers, tensor), sum(each), max(each))
+
+    def _stage_update_seconds(
+        self, stage: Stage, shares: tuple[float, ...], copied: tuple[tuple[int, float], ...]
+    ) -> float:
+        """The optimizer's step on the slowest device of a stage. shares: of the states of its part
+        of the weights that each device has. copied: see `stage_bytes`."""
+        sums = self.param_sums
+        own = sum(sums[last] - sums[first] for first, last in stage.layers)
+        held = own + sum(size for _, size in copied)
+        each = zip(stage.all_devices, stage.parts, shares, strict=True)
+        return max(self.update_seconds(device, held * part * share) for device, part, share in each)
+
+    def _stage_seconds(self, stage: Stage, sizes: Sizes) -> StageSeconds:
+        """Passes of a stage. sizes [B]: samples of micro-batches."""
+        tensor = len(stage.tensor_shares)
+        fullest = self.context * max(stage.row_shares) / sum(stage.row_shares)
+        passes, forward, backward, saved = [], [], [], []
+        for chunk in stage.layers:
+            both = [self.reduces(stage, chunk, n) for n in sizes]
+            forward.append([there for there, _ in both])
+            backward.append([back for _, back in both])
+            passes.append([self.passes(stage, chunk, n) for n in sizes])
+            each = self.saved_bytes(chunk, tensor)
+            saved.append([math.ceil(n * fullest) * each for n in sizes])
+        return StageSeconds(passes, [forward, backward], saved)
+
+    def _hop(
+        self, here: Stage, there: Stage, chunk: int, sizes: Sizes
+    ) -> tuple[list[Traffic], list[Traffic]]:
+        """Transfers [B] behind a chunk of stage `here`: to stage `there`, and back."""
+        layer = here.layers[chunk][1] - 1
+        return (
+            [self.transfer(here, there, layer, n) for n in sizes],
+            [self.transfer(there, here, layer, n) for n in sizes],
+        )
+
+
+def kept_parts(kept: Sequence[Kept], everything: str, replicated: str, gathered: str) -> Floats:
+    """[3, L] bytes per sample of each layer: that tensor ranks divide, that they divide only with
+    tokens, and what of the latter they gather. The names are fields of `Kept`."""
+    rows = [[getattr(layer, name) for layer in kept] for name in (everything, replicated, gathered)]
+    all_of_it, whole, again = np.array(rows, dtype=np.float64)
+    return np.stack([all_of_it - whole, whole, again])
 
 
 def summed(values: Iterable[float]) -> list[float]:

@@ -1,13 +1,12 @@
 """The replay of plans with further degrees (`Degrees`): context, expert, expert-tensor and sequence
 parallelism, full shards in pipelines, overlapped communication, offloaded optimizer states.
 
-One formula stands in one place. Layers are those of one rank's cut of the model
-(`profiling.transformer.Cut`), priced as every predicted profile is; what a block waits for inside a
-pass (tokens on their way to experts, keys and heads between context ranks, shards that are
-gathered) is what Astra's search charges for it (`Priced.exchanges`), for ranks in Megatron's order.
-Everything else is replayed: the schedule, messages (context ranks send their own tokens), what
-tensor ranks join, and at last the gradients, dense ones over replicas and context ranks, those of
-experts over the ranks that hold the same ones.
+Layers are those of one rank's cut of the model (`profiling.transformer.Cut`), priced as every
+predicted profile is. What a block waits for inside a pass (tokens on their way to experts, keys and
+heads between context ranks, shards that are gathered) is what `exchanges.BlockExchanges` says, for
+ranks in Megatron's order. Everything else is replayed: the schedule, messages (context ranks send
+their own tokens), what tensor ranks join, and at last the gradients, dense ones over replicas and
+context ranks, those of experts over the ranks that hold the same ones.
 
 With `degrees` ZeRO 3 is FSDP, on pipelines too: each block's weights are gathered in both passes
 and its gradients scattered, behind its computation; with several shard groups (HSDP) the gradients
@@ -23,38 +22,49 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache, partial
 
-import numpy as np
-
-from hetplan.errors import UnsupportedError, require
 from hetplan.plans.degrees import Degrees
 from hetplan.plans.plan import Plan, Stage
 from hetplan.profiling.models.operators import Layer
 from hetplan.profiling.models.transformer import Cut
 from hetplan.profiling.profiles.predict import predict
 from hetplan.profiling.workload import Workload
+from hetplan.replays.assumptions import Assumptions
+from hetplan.replays.blocks import Pass, block_times
 from hetplan.replays.costs import Costs, summed
 from hetplan.replays.data import Kept
+from hetplan.replays.degree_checks import check_replayable, ranks_of
+from hetplan.replays.exchanges import EXCHANGED_BYTES, BlockExchanges
+from hetplan.replays.facts import expert_params_of, facts_of
+from hetplan.replays.groups import group_seconds
+from hetplan.replays.memory import (
+    ATTENTION_OUTPUT,
+    gathered_for_experts,
+    saved_bytes_of,
+)
+from hetplan.replays.offers import offers_of_cluster
+from hetplan.replays.overlap import bucket_count, bucket_params, uncovered_buckets
 from hetplan.replays.pose import PLAIN, pose
-from hetplan.replays.sharding import Joined, Owner, ZeroCosts
-from hetplan.replays.strategies.facts import expert_params_of, model_facts
-from hetplan.replays.strategies.links import Assumptions
-from hetplan.replays.strategies.offers import offers_of_cluster
-from hetplan.replays.strategies.pricing import Priced, uncovered
-from hetplan.replays.strategies.table import NONE, Strategies, nothing
+from hetplan.replays.ranks import own_shards
+from hetplan.replays.updates import FP32, adam_bytes, host_update_seconds
+from hetplan.replays.zero import Joined, Owner, ZeroCosts
 from hetplan.schema import Range
 
 Rings = Sequence[Sequence[int]]
 
 
+def cut_of(plan: Plan, degrees: Degrees) -> Cut:
+    """What one rank has of every block."""
+    ranks = ranks_of(plan, degrees)
+    return Cut(ranks.context, ranks.expert, ranks.tensor // ranks.expert_tensor)
+
+
 def one_rank(plan: Plan, workload: Workload, degrees: Degrees) -> Workload:
     """The workload of one rank's cut of the model, with times of the plan's tensor degree and
     micro-batches."""
-    tensor, facts = len(plan.replicas[0].stages[0].tensor_shares), model_facts(workload.model)
-    cut = Cut(degrees.context, degrees.expert, tensor // degrees.expert_tensor)
-    own, sequence_parallel = facts.divided(cut), degrees.sequence_parallel
-    hidden = "tensor" in degrees.overlap and tensor <= min(
-        offer.node_devices for offer in offers_of_cluster(workload.cluster)
-    )
+    tensor, cut = ranks_of(plan, degrees).tensor, cut_of(plan, degrees)
+    own, sequence_parallel = facts_of(workload).divided(cut), degrees.sequence_parallel
+    in_a_node = tensor <= min(o.node_devices for o in offers_of_cluster(workload.cluster))
+    hidden = "tensor" in degrees.overlap and in_a_node
     stack, framework, profile = workload.stack, workload.framework, workload.profile
     divided = {"sequence_parallel": sequence_parallel or framework.sequence_parallel}
     framework = framework.model_copy(update=divided)
@@ -72,151 +82,85 @@ def one_rank(plan: Plan, workload: Workload, degrees: Degrees) -> Workload:
     return replace(workload, model=model, profile=profile, stack=stack, framework=framework)
 
 
-def strategy_of(plan: Plan, degrees: Degrees, samples: int) -> Strategies:
-    """The plan as a row of Astra's table, with micro-batches of so many samples."""
-    replica = plan.replicas[0]
-    stage, overlap = replica.stages[0], degrees.overlap
-    values = {
-        "num_gpus": plan.world_size,
-        "pipeline_model_parallel_size": len(replica.stages),
-        "tensor_model_parallel_size": len(stage.tensor_shares),
-        "expert_model_parallel_size": degrees.expert,
-        "data_parallel_size": len(plan.replicas),
-        "micro_batch_size": samples,
-        "num_micro_batches": replica.steps,
-        "context_parallel_size": degrees.context,
-        "expert_tensor_parallel_size": degrees.expert_tensor,
-        "use_fsdp": plan.zero == 3,
-        "num_distributed_optimizer_instances": degrees.shard_groups,
-        "cp_comm_type": degrees.exchange == "all-to-all",
-        "sequence_parallel": degrees.sequence_parallel,
-        "use_distributed_optimizer": plan.zero > 0,
-        "virtual_pipeline_model_parallel_size": len(stage.layers),
-        "no_overlap_offload_optimizer": "offload" not in overlap,
-        "tp_comm_overlap": "tensor" in overlap,
-    }
-    columns = {name: np.array([int(values.get(name, NONE))]) for name in nothing().columns}
-    return Strategies(columns, 1)
-
-
-def check_replayable(plan: Plan, workload: Workload, degrees: Degrees) -> None:
-    """Raise UnsupportedError for what this replay does not have, InputError for degrees that the
-    model cannot have."""
-    shape, tensor = model_facts(workload.model).shape, len(plan.replicas[0].stages[0].tensor_shares)
-    stages = [stage for replica in plan.replicas for stage in replica.stages]
-    forms = {str(([s.layers for s in r.stages], r.micro_batches)) for r in plan.replicas}
-    lacking = {
-        "ZeRO 2": plan.zero == 2,
-        "zero_shares": plan.zero_shares is not None,
-        "recomputation of some layers": degrees.recompute_layers is not None,
-        "unlike replicas": len(forms) > 1,
-        "stages of several device types": any(
-            len({plan.devices[d].type for d in stage.all_devices}) > 1 for stage in stages
-        ),
-        "unequal tensor ranks": any({*s.parts} != {1 / tensor} for s in stages),
-        "a model without a text decoder": workload.model.spec.shape is None,
-    }
-    names = [name for name, lacks in lacking.items() if lacks]
-    require(
-        not names,
-        f"the replay of further degrees has no {', '.join(names)}",
-        where=plan.name,
-        got=degrees.text,
-        kind=UnsupportedError,
-    )
-    experts, heads = shape.experts, math.gcd(shape.heads, shape.kv_heads)
-    width = (experts.width if experts else None) or shape.feed_forward
-    ranks = degrees.context * tensor if degrees.exchange == "all-to-all" else 1
-    divisions = (
-        (
-            "degrees.context",
-            degrees.context,
-            "the tokens of a sample",
-            workload.model.tokens_per_sample,
-        ),
-        ("degrees.context x tensor ranks", ranks, "the heads", heads),
-        ("degrees.expert", degrees.expert, "the experts", experts.count if experts else 1),
-        ("degrees.expert_tensor", degrees.expert_tensor, "the tensor ranks", tensor),
-        ("degrees.expert_tensor", degrees.expert_tensor, "an expert's columns", width),
-    )
-    for name, parts, what, whole in divisions:
-        require(
-            whole % parts == 0,
-            f"{name} does not divide {what}",
-            where=plan.name,
-            got=parts,
-            expected=f"a divisor of {whole}",
-        )
-    require(
-        not scattered(plan, degrees),
-        "the replay of further degrees has no ranks that exchange tokens in another order than "
-        "Megatron's",
-        where=plan.name,
-        got=degrees.text,
-        kind=UnsupportedError,
-    )
-
-
-def scattered(plan: Plan, degrees: Degrees) -> bool:
-    """Whether context ranks, or ranks that share a block's experts, are on more nodes than as many
-    devices behind the first of them, or of several types: in a stage's order of replicas, row
-    groups and tensor ranks they follow each other."""
-    for stages in zip(*(replica.stages for replica in plan.replicas), strict=True):
-        order, tensor = [d for s in stages for d in s.all_devices], len(stages[0].tensor_shares)
-        for ranks in (degrees.context * tensor, degrees.expert * degrees.expert_tensor):
-            for begin in range(0, len(order), ranks):
-                block = order[begin : begin + ranks]
-                straight = plan.devices[min(block) : min(block) + ranks]
-                nodes = {plan.devices[device].node for device in block}
-                types = {plan.devices[device].type for device in block}
-                if len(nodes) > len({device.node for device in straight}) or len(types) > 1:
-                    return True
-    return False
-
-
 class DegreeCosts(Costs):
-    """Costs of plans with these degrees. tensor: ranks of a tensor group. apart: ranks over which
-    a block's experts are divided. assumed, priced: of Astra's search, by device type and samples of
-    a micro-batch; bytes of weights are such that a tensor rank's part of
-    them is what it holds of dense weights and of experts together."""
+    """Costs of plans with these degrees.
+
+    ranks: how a plan's ranks divide the model. tensor: ranks of a tensor group. cut: what one rank
+    has of every block. fully_sharded: whether weights are gathered for each pass. facts: of the
+    whole model. offers: the cluster's device types by name. waits: of a device type and samples of
+    a micro-batch, see `_waits`.
+
+    Bytes of weights are such that a tensor rank's part of them is what it holds of dense weights
+    and of experts together.
+    """
 
     degrees: Degrees
 
     def __init__(self, plan: Plan, workload: Workload, degrees: Degrees) -> None:
-        own, self.apart = one_rank(plan, workload, degrees), degrees.expert * degrees.expert_tensor
-        tensor = len(plan.replicas[0].stages[0].tensor_shares)
-        modes = tuple(dict.fromkeys((*PLAIN, plan.recomputation)))
-        data, facts = pose(own, modes), model_facts(workload.model)
-        chain = zip(data.layers, workload.model.layers, own.model.layers, strict=True)
+        own = one_rank(plan, workload, degrees)
+        self.ranks, self.cut = ranks_of(plan, degrees), cut_of(plan, degrees)
+        self.tensor = self.ranks.tensor
+        data = pose(own, tuple(dict.fromkeys((*PLAIN, plan.recomputation))))
         experts, layers = [], []
-        for posed, whole, part in chain:
+        for posed, whole, part in zip(
+            data.layers, workload.model.layers, own.model.layers, strict=True
+        ):
             all_experts = expert_params_of(whole) * data.element_bytes
-            experts.append(all_experts * tensor / self.apart)
+            held_experts = all_experts * self.tensor / self.ranks.expert_ranks
             dense = posed.param_bytes - all_experts
             kept = {
-                mode: further_kept(each, part, degrees, tensor, own, again=mode == "full")
+                mode: further_kept(each, part, degrees, self.tensor, own, again=mode == "full")
                 for mode, each in posed.kept.items()
             }
-            layers.append(
-                posed.model_copy(update={"param_bytes": dense + experts[-1], "kept": kept})
-            )
+            experts.append(held_experts)
+            update = {"param_bytes": dense + held_experts, "kept": kept}
+            layers.append(posed.model_copy(update=update))
         super().__init__(
             data.model_copy(update={"layers": layers}), plan.recomputation, workload.links
         )
-        self.degrees, self.context, self.tensor = degrees, degrees.context, tensor
+        self.degrees, self.context = degrees, degrees.context
+        self.fully_sharded = plan.zero == 3
         self.expert_sums = summed(experts)
-        self.assumed = Assumptions(profile=workload.profile, links=workload.links, stack=own.stack)
-        offers = {offer.name: offer for offer in offers_of_cluster(workload.cluster)}
-        rows = partial(strategy_of, plan, degrees)
-        self.priced = cache(lambda kind, n: Priced(facts, rows(n), offers[kind], self.assumed))
+        self.assumed = Assumptions(profile=own.profile, links=workload.links, stack=own.stack)
+        self.facts = facts_of(workload)
+        self.offers = {offer.name: offer for offer in offers_of_cluster(workload.cluster)}
+        self.waits = cache(self._waits)
+
+    def exchanges(self, kind: str, samples: int) -> BlockExchanges[int]:
+        """What a block exchanges on devices of that type, for a micro-batch of so many samples."""
+        return BlockExchanges(
+            facts=self.facts,
+            together=partial(group_seconds, self.offers[kind], self.assumed),
+            ranks=self.ranks,
+            rows=samples / self.context,
+            sequence_parallel=self.degrees.sequence_parallel,
+            all_to_all=self.degrees.exchange == "all-to-all",
+            fully_sharded=self.fully_sharded,
+        )
+
+    def _waits(self, kind: str, samples: int) -> tuple[float, float]:
+        """Seconds that a block waits for exchanges, forward and backward."""
+        on_rank = Pass(self.tensor, samples, self.degrees.sequence_parallel, self.cut)
+        block = block_times(self.facts, self.offers[kind], self.assumed, on_rank)
+        there, back = self.exchanges(kind, samples).waits(
+            block.forward, block.backward, block.core_forward
+        )
+        return float(there), float(back)
 
     def passes(self, stage: Stage, layers: Range, samples: int) -> tuple[float, float]:
-        """With what blocks wait for inside passes."""
+        """(forward, backward) seconds of one micro-batch, with what blocks wait for inside passes;
+        a full recomputation waits for the forward pass's exchanges again."""
         forward, backward = super().passes(stage, layers, samples)
-        priced = self.priced(self.kind[stage.devices[0][0]], samples)
-        blocks = min(layers[1], len(self.data.layers) - 1) - max(layers[0], 1)
-        there, back = (blocks * float(x[0]) for x in priced.exchanges)
-        return forward + there, backward + back + there * (self.mode == "full")
+        blocks = self.blocks_among(layers)
+        there, back = self.waits(self.kind[stage.devices[0][0]], samples)
+        if self.mode == "full":
+            back += there
+        return forward + blocks * there, backward + blocks * back
+
+    def blocks_among(self, layers: Range) -> int:
+        """Blocks of a range of layers: all but the model's first and last layer."""
+        first, last = max(layers[0], 1), min(layers[1], len(self.data.layers) - 1)
+        return last - first
 
 
 def further_kept(
@@ -226,13 +170,21 @@ def further_kept(
     what tensor ranks gather for an expert whose columns they divide.
 
     again: whether the layer is computed again."""
-    sizes = {t.name: t.size(own.precision) for t in layer.saved}
-    doubled = sizes.get("attention output", 0.0) * (degrees.exchange == "all-to-all")
-    columns = (degrees.expert_tensor - 1) / max(tensor - 1, 1) * (layer.kind == "moe-block")
-    what = "working" if again else "saved"
-    name, beside = f"{what}_bytes", "gathered_working_bytes" if again else "gathered_bytes"
-    gathered = max(getattr(kept, beside), columns * sizes.get("up input", 0.0))
-    return kept.model_copy(update={name: getattr(kept, name) + doubled, beside: gathered})
+    exchanged = 0.0
+    if degrees.exchange == "all-to-all":
+        exchanged = saved_bytes_of(layer, ATTENTION_OUTPUT, own.precision)
+    common = float(gathered_for_experts(layer, own.precision, tensor, degrees.expert_tensor))
+    if again:
+        changes = {
+            "working_bytes": kept.working_bytes + exchanged,
+            "gathered_working_bytes": max(kept.gathered_working_bytes, common),
+        }
+    else:
+        changes = {
+            "saved_bytes": kept.saved_bytes + exchanged,
+            "gathered_bytes": max(kept.gathered_bytes, common),
+        }
+    return kept.model_copy(update=changes)
 
 
 class DegreeZero(ZeroCosts):
@@ -240,58 +192,68 @@ class DegreeZero(ZeroCosts):
 
     costs: DegreeCosts
 
-    @property
-    def sharing(self) -> tuple[int, int]:
-        """Ranks over which a group's shards of dense weights are spread, and those of experts."""
-        degrees, costs = self.costs.degrees, self.costs
-        ranks = len(self.plan.replicas) * degrees.context // degrees.shard_groups
-        return ranks, ranks * costs.tensor // costs.apart
-
     def held(self, stage: Stage) -> tuple[float, float]:
         """Bytes of dense weights and of experts, as `DegreeCosts` counts them."""
-        both = (self.costs.param_sums, self.costs.expert_sums)
-        every, experts = (sum(s[last] - s[first] for first, last in stage.layers) for s in both)
-        return every - experts + sum(size for _, size in self.copied_in(stage)), experts
+        weights, experts = self.costs.param_sums, self.costs.expert_sums
+        all_weights = sum(weights[last] - weights[first] for first, last in stage.layers)
+        of_experts = sum(experts[last] - experts[first] for first, last in stage.layers)
+        copied = sum(size for _, size in self.copied_in(stage))
+        return all_weights - of_experts + copied, of_experts
 
     def shares(self, stage: Stage) -> tuple[float, ...]:
         """Of the states of dense weights and experts together."""
-        held, ranks = self.held(stage), self.sharing if self.plan.zero else (1, 1)
-        own = sum(size / n for size, n in zip(held, ranks, strict=True))
-        return (own / sum(held),) * len(stage.all_devices)
+        dense, experts = self.held(stage)
+        ranks = self.costs.ranks
+        sharing = (ranks.sharing, ranks.expert_sharing) if self.plan.zero else (1, 1)
+        share = float(own_shards(dense, experts, *sharing)) / (dense + experts)
+        return (share,) * len(stage.all_devices)
 
     def update_seconds(self, stage: Stage) -> float:
         """On the device, and of the offloaded part on the host."""
-        here, share = super().update_seconds(stage), self.costs.degrees.offloaded
-        if not share:
-            return here
+        on_device, offloaded = super().update_seconds(stage), self.costs.degrees.offloaded
+        if not offloaded:
+            return on_device
+        return (1 - offloaded) * on_device + self.host_seconds(stage, offloaded)
+
+    def host_seconds(self, stage: Stage, offloaded: float) -> float:
+        """The host's part of a stage's update, its transfers hidden behind a backward pass where
+        offloading overlaps. offloaded: share of the optimizer states."""
+        costs, samples = self.costs, self.plan.replicas[0].micro_batches[0].samples
+        offer = costs.offers[costs.kind[stage.devices[0][0]]]
+        weight, gradient = EXCHANGED_BYTES[costs.facts.precision]
         held = sum(self.held(stage)) * stage.parts[0] * self.shares(stage)[0]
-        sizes = (held / self.costs.data.element_bytes, share, self.window(stage, 1))
-        priced = self.costs.priced(self.costs.kind[stage.devices[0][0]], self.samples)
-        there = priced.offload_seconds(*(np.array([size]) for size in sizes))
-        return (1 - share) * here + float(there[0])
+        _, backward = self.stage_passes(stage, samples)
+        return float(
+            host_update_seconds(
+                offloaded * held / costs.data.element_bytes,
+                adam_bytes(weight, FP32),
+                offer.host_memory,
+                weight + gradient,
+                offer.host_link,
+                window=backward if "offload" in costs.degrees.overlap else 0.0,
+            )
+        )
 
-    @property
-    def samples(self) -> int:
-        """Of a micro-batch."""
-        return self.plan.replicas[0].micro_batches[0].samples
-
-    def window(self, stage: Stage, side: int) -> float:
-        """Seconds of one micro-batch on the stage, forward or (1) backward."""
-        return sum(self.costs.passes(stage, run, self.samples)[side] for run in stage.layers)
+    def stage_passes(self, stage: Stage, samples: int) -> tuple[float, float]:
+        """(forward, backward) seconds of one micro-batch in all chunks of the stage."""
+        each = [self.costs.passes(stage, chunk, samples) for chunk in stage.layers]
+        return sum(forward for forward, _ in each), sum(backward for _, backward in each)
 
     def ring_parts(self, owners: Sequence[Owner]) -> Iterator[tuple[Rings, float]]:
         """(rings, part of a rank's bytes that they join) of dense weights, and of experts."""
-        replicas, groups = self.plan.replicas, self.costs.degrees.shard_groups
         in_order = sorted(owners, key=lambda owner: owner[1])
-        order = [d for i, j in in_order for d in replicas[i].stages[j].all_devices]
-        stages, strides = len({j for _, j in owners}), (self.costs.tensor, self.costs.apart)
-        for stride, same in zip(strides, self.sharing, strict=True):
+        holders = [self.plan.replicas[i].stages[j] for i, j in in_order]
+        order = [device for stage in holders for device in stage.all_devices]
+        stages, ranks = len({j for _, j in owners}), self.costs.ranks
+        dense = ranks.tensor, ranks.sharing
+        experts = ranks.expert_ranks, ranks.expert_sharing
+        for stride, sharing in (dense, experts):
             if self.plan.zero < 3:
-                yield spaced(order, stride, stages * same), 1.0
+                yield spaced(order, stride, stages * sharing), 1.0
             elif stages > 1:  # the same shard of tied weights in both
-                yield spaced(order, len(order) // stages, stages), 1 / same
+                yield spaced(order, len(order) // stages, stages), 1 / sharing
             else:
-                yield spaced(order, stride * same, groups), 1 / same
+                yield spaced(order, stride * sharing, ranks.shard_groups), 1 / sharing
 
     def joined(self) -> Iterator[Joined]:
         """Each over its own ranks."""
@@ -304,18 +266,21 @@ class DegreeZero(ZeroCosts):
 
     def hidden(self, joined: Joined, size: float, ranks: int, part: float) -> Joined:
         """In buckets, and with what the next forward pass leaves uncovered of gathering weights.
-        part: of that pass that may hide them."""
+
+        size: bytes of weights on a rank. ranks: that join them. part: of that pass that may hide
+        them."""
         assumed, overlap = self.costs.assumed, self.costs.degrees.overlap
-        bucket = max(assumed.bucket_params, assumed.bucket_params_per_rank * ranks)
-        buckets = max(size / self.costs.data.element_bytes / bucket, 1.0)
+        bucket = bucket_params(ranks, assumed.bucket_params, assumed.bucket_params_per_rank)
+        buckets = float(bucket_count(size / self.costs.data.element_bytes, bucket))
         if "gradients" in overlap:
             joined = joined._replace(buckets=math.ceil(buckets))
         if joined.weights is None or "weights" not in overlap:
             return joined
-        (i, j), once = joined.owners[0], joined.weights.seconds / buckets
-        window = part * self.window(self.plan.replicas[i].stages[j], 0)
-        left = uncovered(np.array(once * (buckets - 1)), np.array(window))
-        return joined._replace(weights=joined.weights._replace(seconds=once + float(left)))
+        i, j = joined.owners[0]
+        replica = self.plan.replicas[i]
+        forward, _ = self.stage_passes(replica.stages[j], replica.micro_batches[0].samples)
+        left = uncovered_buckets(joined.weights.seconds / buckets, buckets, part * forward)
+        return joined._replace(weights=joined.weights._replace(seconds=float(left)))
 
 
 def spaced(order: Sequence[int], stride: int, ranks: int) -> Rings:
@@ -328,21 +293,18 @@ def zero_costs(plan: Plan, workload: Workload) -> ZeroCosts | None:
     """Costs of a plan with degrees; made once, kept with the workload. None where the plan is the
     same without them."""
     degrees, tensor = plan.degrees, len(plan.replicas[0].stages[0].tensor_shares)
-    if degrees is not None and not model_facts(workload.model).expert_params:
+    if degrees is not None and not facts_of(workload).expert_params:
         degrees = degrees.model_copy(update={"expert_tensor": tensor})
     # on pipelines full shards are further degrees themselves: without, the runtime joins once
-    fully_sharded = plan.zero == 3 and len(plan.replicas[0].stages) > 1
-    if degrees is None or (degrees == Degrees(expert_tensor=tensor) and not fully_sharded):
+    fully_sharded = plan.zero == 3
+    staged = len(plan.replicas[0].stages) > 1
+    if degrees is None or (
+        degrees == Degrees(expert_tensor=tensor) and not (fully_sharded and staged)
+    ):
         return None
     check_replayable(plan, workload, degrees)
-    sizes = [batch.samples for batch in plan.replicas[0].micro_batches]
-    key = (
-        str(degrees),
-        plan.recomputation,
-        str(sizes),
-        str(strategy_of(plan, degrees, sizes[0]).row(0)),
-    )
-    kept: dict[object, DegreeCosts] = vars(workload).setdefault("_degree_costs", {})
-    if key not in kept:
-        kept[key] = DegreeCosts(plan, workload, degrees)
-    return DegreeZero(plan, kept[key], 0, (), None)
+    sizes = tuple(batch.samples for batch in plan.replicas[0].micro_batches)
+    ranks = ranks_of(plan, degrees)
+    question = (DegreeCosts, degrees, ranks, plan.recomputation, sizes, fully_sharded)
+    made = partial(DegreeCosts, plan, workload, degrees)
+    return DegreeZero(plan, workload.answers.once(question, made), 0, (), None)

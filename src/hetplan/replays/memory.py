@@ -1,5 +1,5 @@
 """What a device holds at its peak, by component: the one formula of the replay, of `fits` and of
-Astra's search.
+`plan search`.
 
 Sizes are numbers (of one device) or arrays (of the devices of many strategies at once). The peak is
 at the loss, or where a layer is computed again, whichever is more, since the two meet in no moment
@@ -10,8 +10,11 @@ safe bound.
 from dataclasses import asdict, dataclass
 from typing import Generic
 
+import numpy as np
+
 from hetplan.profiling.frameworks import Framework, Size, States
 from hetplan.profiling.models.operators import Layer, Precision
+from hetplan.replays.arrays import Flags, Floats, Numbers
 from hetplan.text import bytes_text
 
 SMALL = 0.005  # of what is allocated: not worth a word
@@ -19,6 +22,14 @@ SMALL = 0.005  # of what is allocated: not worth a word
 # divide by columns, and what the head keeps for the loss.
 INPUTS = frozenset(("qkv input", "up input", "head input"))
 LOGITS = "logits"
+# What attention keeps before it meets other context ranks, and what the columns of an expert read.
+ATTENTION_OUTPUT = "attention output"
+EXPERT_INPUT = "up input"
+
+
+def saved_bytes_of(layer: Layer, name: str, precision: Precision) -> float:
+    """Bytes per sample of the saved tensors of that name, 0 where there are none."""
+    return float(sum(t.size(precision) for t in layer.saved if t.name == name))
 
 
 def inputs_bytes(layer: Layer, precision: Precision) -> float:
@@ -30,6 +41,37 @@ def logits_of(head: Layer, precision: Precision) -> tuple[float, float]:
     """(number of a sample's logits, bytes that the head keeps of them)."""
     logits = [t for t in head.saved if t.name == LOGITS]
     return float(sum(t.elements for t in logits)), float(sum(t.size(precision) for t in logits))
+
+
+def on_a_rank(
+    split: Numbers, whole: Numbers, gathered: Numbers, tensor: Numbers, divided: bool | Flags
+) -> Floats:
+    """Bytes that each of the tensor ranks keeps of a layer.
+
+    split / tensor, and of what lies between products all of it, or where ranks divide tokens
+    whole / tensor + gathered (1 - 1 / tensor) (Korthikanti et al. 2022, Sections 4.2.2 and 4.2.3).
+
+    split: bytes of tensors that all tensor ranks divide. whole: bytes of tensors that are divided
+    only where tokens are, else whole on every rank. gathered: bytes of the part of `whole` that
+    ranks which divide tokens gather and keep whole. tensor: ranks. divided: whether they divide
+    tokens.
+    """
+    of_tokens = whole / tensor + gathered * (1 - 1 / tensor)
+    return np.asarray(split / tensor + np.where(divided, of_tokens, whole))
+
+
+def gathered_for_experts(
+    layer: Layer, precision: Precision, tensor: Numbers, expert_tensor: Numbers
+) -> Floats:
+    """The part of `on_a_rank`'s gathered bytes that an expert layer has, per sample.
+
+    The ranks that divide the columns of an expert all keep its input; the other tensor ranks hold
+    whole experts and their own tokens alone: input (expert_tensor - 1) / (tensor - 1).
+
+    tensor, expert_tensor: degrees of the block and of an expert.
+    """
+    common = saved_bytes_of(layer, EXPERT_INPUT, precision) if layer.kind == "moe-block" else 0.0
+    return np.asarray((expert_tensor - 1) / np.maximum(tensor - 1, 1) * common)
 
 
 @dataclass(frozen=True)

@@ -148,9 +148,9 @@ def gathered_bytes(workload: Workload, layer: operators.Layer) -> float:
 
 def costs_of(workload: Workload, mode: Recomputation = "none") -> Costs:
     """The workload's costs under a mode of recomputation: made once, kept with the workload."""
-    kept: dict[Recomputation, Costs] = vars(workload).setdefault("_costs", {})
-    if mode not in kept:
-        kept[mode] = Costs(
-            pose(workload, tuple(dict.fromkeys((*PLAIN, mode)))), mode, workload.links
-        )
-    return kept[mode]
+
+    def posed() -> Costs:
+        modes = tuple(dict.fromkeys((*PLAIN, mode)))
+        return Costs(pose(workload, modes), mode, workload.links)
+
+    return workload.answers.once((Costs, mode), posed)

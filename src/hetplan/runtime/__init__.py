@@ -1,20 +1,18 @@
-"""Plans: the one representation of what to run, for every family. Executing them needs torch."""
+"""The execution of plans. Ranks need torch; what asks about plans does not."""
 
 from typing import Any
 
 
 def distribute(module: Any, plan: Any, *, backend: str = "hetplan", **options: Any) -> Any:
-    """This rank's part of a torch module under a plan; see `hetplan.runtime.engine.distributed`.
-    backend: "torch" for stock torch's engines (`hetplan.runtime.stock`).
+    """This rank's part of a model under a plan.
 
-    Of a single-device program under a plan with the schedule `spmd`:
-    `hetplan.runtime.spmd.distributed`.
+    module: a torch module for a plan of stages (see `hetplan.runtime.engine.distributed`); for a
+    plan with an SPMD program a single-device program, or a module with data of its own (see
+    `hetplan.runtime.spmd.distributed`). backend: "torch" for stock torch's engines
+    (`hetplan.runtime.stock`).
     """
-    from hetplan.formulations.hap.spmd.program import SingleProgram
-    from hetplan.runtime.engine.distributed import Distributed
-    from hetplan.runtime.spmd.distributed import DistributedProgram, ProgramModel
-    from hetplan.runtime.stock import Stock
+    from hetplan.runtime.execution.choice import engine_of
 
-    if isinstance(module, SingleProgram | ProgramModel):
-        return DistributedProgram(module, plan, **options)
-    return (Stock if backend == "torch" else Distributed)(module, plan, **options)
+    return engine_of(plan, "torch" if backend == "torch" else "hetplan").distribute(
+        module, plan, **options
+    )

@@ -33,7 +33,7 @@ from hetplan.plans.plan import Plan, load_plan, parse_plan
 from hetplan.profiling.profiles.profile import Profile, ProfileTable
 from hetplan.profiling.rates.times import together
 from hetplan.profiling.workload import Workload
-from hetplan.runtime.replay import replay
+from hetplan.replays.replay import replay
 from hetplan.schema import Bytes, Document, Foreign, Name, NonNegative, read_foreign
 
 Floats = NDArray[np.float64]

@@ -7,8 +7,10 @@ from math import isfinite
 from statistics import median
 from typing import Any
 
+from hetplan.plans.places import Place
+from hetplan.replays.trace import trace_document
+from hetplan.runtime.execution.choice import engine_of
 from hetplan.runtime.job import Job, Loss, StepReport
-from hetplan.runtime.replay import trace_document
 from hetplan.text import Table, counted, number_text, percent_text, seconds_text
 
 LATE = 1.1  # of the predicted seconds: a rehearsal that this machine did not keep up with
@@ -73,38 +75,40 @@ class Measured:
         return None if self.job.rehearsal is None else self.job.rehearsal.busy(rank)
 
     def document(self) -> dict[str, Any]:
-        """As JSON types; seconds."""
-        predicted = self.predicted
+        """The measurements and predictions as JSON types; times in seconds."""
+        predicted, rehearsal = self.predicted, self.job.rehearsal
+        steps = [
+            {"step": step, "loss": loss if isfinite(loss) else None}
+            for step, loss in self.losses.items()
+        ]
         return {
             "plan": self.job.plan.name,
             "origin": self.job.plan.origin,
             "virtual": self.job.virtual,
             "device": self.job.device,
             "backend": self.job.backend,
-            "time_scale": None if self.job.rehearsal is None else self.job.rehearsal.scale,
+            "time_scale": None if rehearsal is None else rehearsal.scale,
             "predicted_seconds": predicted,
             "measured_seconds": self.seconds,
             "error": None if predicted is None else self.seconds / predicted - 1.0,
             "bubble": self.bubble,
-            "steps": [
-                {"step": step, "loss": loss if isfinite(loss) else None}
-                for step, loss in self.losses.items()
-            ],
+            "steps": steps,
             "lost_nodes": [asdict(loss) for loss in self.lost],
-            "ranks": [
-                {
-                    "rank": p.rank,
-                    "replica": p.replica,
-                    "stage": p.stage,
-                    "row_group": p.group,
-                    "tensor_rank": p.tensor,
-                    "predicted_busy_seconds": self.predicted_busy(p.rank),
-                    "busy_seconds": self.busy(p.rank),
-                    "waiting_seconds": self.waits(p.rank),
-                    "peak_bytes": self.reports[p.rank][-1].peak_bytes,
-                }
-                for p in self.job.plan.places
-            ],
+            "ranks": [self.document_of_rank(place) for place in self.job.plan.places],
+        }
+
+    def document_of_rank(self, place: Place) -> dict[str, Any]:
+        """The measurements of one rank as JSON types."""
+        return {
+            "rank": place.rank,
+            "replica": place.replica,
+            "stage": place.stage,
+            "row_group": place.group,
+            "tensor_rank": place.tensor,
+            "predicted_busy_seconds": self.predicted_busy(place.rank),
+            "busy_seconds": self.busy(place.rank),
+            "waiting_seconds": self.waits(place.rank),
+            "peak_bytes": self.reports[place.rank][-1].peak_bytes,
         }
 
     def table(self) -> Table:
@@ -157,7 +161,7 @@ class Measured:
         notes += [
             f"lost node {loss.node} before step {loss.step}: {loss.error}" for loss in self.lost
         ]
-        if job.virtual and job.plan.schedule == "spmd":
+        if job.virtual and not engine_of(job.plan, job.backend).trains_rehearsals:
             notes.append("nothing is trained: programs are rehearsed")
         else:
             (first, before), (last, after) = losses[0], losses[-1]
@@ -172,11 +176,12 @@ class Measured:
         if not self.job.virtual or self.job.rehearsal is None:
             return None
         ratio = self.seconds / self.job.rehearsal.seconds
+        if ratio < LATE:
+            return None
+        scale = number_text(1.2 * ratio * self.job.rehearsal.scale)
         return (
-            None
-            if ratio < LATE
-            else "late: this machine did not keep up with the ranks' work and messages; "
-            f"--time-scale {number_text(1.2 * ratio * self.job.rehearsal.scale)} may do"
+            "late: this machine did not keep up with the ranks' work and messages; "
+            f"--time-scale {scale} may do"
         )
 
     def slowest(self) -> str | None:
@@ -196,10 +201,10 @@ class Measured:
             return None
         usual = median(ratio for ratio, _ in ratios)
         worst, rank = max(ratios)
+        if worst < SLOW * usual:
+            return None
         return (
-            None
-            if worst < SLOW * usual
-            else f"slow: {self.job.plan.rank_text(rank)} took {worst:.3g} times its prediction, "
+            f"slow: {self.job.plan.rank_text(rank)} took {worst:.3g} times its prediction, "
             f"the others {usual:.3g}"
         )
 

@@ -23,9 +23,11 @@ from hetplan.errors import require
 from hetplan.plans.refusals import check_shape
 from hetplan.profiling.models.transformer import Transformer
 from hetplan.profiling.models.zoo import gpt2
+from hetplan.programs.operators.attention import turned
+from hetplan.programs.operators.lookups import embed
+from hetplan.programs.operators.operator import Place
 from hetplan.runtime.engine.chain import ALONE, Cut, Part, cut
 from hetplan.runtime.engine.position import Dropout, key_of, mixed, signed
-from hetplan.runtime.spmd.kernels import Place, embed, turned
 from hetplan.runtime.tracing.layers import Called
 
 DROPOUT = 0.1

@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hetplan.adapters.exports.documents import SCHEDULES
 from hetplan.adapters.exports.grid import unequal
-from hetplan.errors import UnsupportedError, require
+from hetplan.errors import UnsupportedError
 from hetplan.plans.plan import Plan
 from hetplan.runtime.engine.buckets import local_cuts
 from hetplan.runtime.engine.chain import Chain, Rows
@@ -33,36 +33,49 @@ from hetplan.runtime.engine.position import Position
 from hetplan.runtime.engine.transport import host_total, one_group
 
 
-def check_stock(plan: Plan, chain: Chain | None) -> None:
-    """Raise UnsupportedError for the first thing of a plan that torch's engines cannot say. chain:
-    None for programs."""
-    first, parameters = plan.replicas[0], chain.parameters.values() if chain else ()
-    begin_of = {k: a for stage in first.stages for a, b in stage.layers for k in range(a, b)}
-    shards = max(1, len(plan.replicas) // plan.further.shard_groups)  # of each group (HSDP)
-    lacking = {
-        "programs": plan.schedule == "spmd",
-        **{lacks: True for lacks, _ in unequal(plan)},
-        "tensor groups": any(len(stage.all_devices) > 1 for stage in first.stages),
-        "ZeRO 1": plan.zero == 1,
-        "experts over ranks": plan.further.expert > 1,
-        "fewer micro-batches than stages": 1 < len(first.stages) > first.steps,
-        "parameters of several stages": any(
-            len({begin_of[k] for k in p.layers}) > 1 for p in parameters
-        ),
-        "uneven shards of parameters along another dimension than the first": plan.zero > 0
-        and any(p.dim and p.shape[p.dim] % shards for p in parameters),
-        "fp16's loss scale": chain is not None and chain.compute is torch.float16,
-        "recomputation of the scores alone": plan.recomputation == "selective",
-    }
-    for what, lacks in lacking.items():
-        require(
-            not lacks,
+def check_stock(plan: Plan, chain: Chain) -> None:
+    """Raise UnsupportedError for the first feature of a plan that torch's engines lack."""
+    for feature in lacking(plan, chain):
+        raise UnsupportedError(
             "stock torch has no engine for this plan",
             where=plan.name,
-            got=what,
+            got=feature,
             expected="hetplan's own engine (--backend hetplan)",
-            kind=UnsupportedError,
         )
+
+
+def lacking(plan: Plan, chain: Chain) -> Iterator[str]:
+    """Every feature of a plan and its model that torch's engines lack."""
+    first = plan.replicas[0]
+    for difference, _ in unequal(plan):
+        yield difference
+    if any(len(stage.all_devices) > 1 for stage in first.stages):
+        yield "tensor groups"
+    if plan.zero == 1:
+        yield "ZeRO 1"
+    if plan.further.expert > 1:
+        yield "experts over ranks"
+    if len(first.stages) > 1 and first.steps < len(first.stages):
+        yield "fewer micro-batches than stages"
+    yield from lacking_for_model(plan, chain)
+    if plan.recomputation == "selective":
+        yield "recomputation of the scores alone"
+
+
+def lacking_for_model(plan: Plan, chain: Chain) -> Iterator[str]:
+    """Every feature of a model under this plan that torch's engines lack."""
+    first, parameters = plan.replicas[0], chain.parameters.values()
+    stage_of: dict[int, int] = {}  # layer -> its stage (and chunk), by the first layer there
+    for stage in first.stages:
+        for begin, end in stage.layers:
+            stage_of |= dict.fromkeys(range(begin, end), begin)
+    if any(len({stage_of[layer] for layer in p.layers}) > 1 for p in parameters):
+        yield "parameters of several stages"
+    shards = max(1, len(plan.replicas) // plan.further.shard_groups)  # of each group (HSDP)
+    if plan.zero > 0 and any(p.dim and p.shape[p.dim] % shards for p in parameters):
+        yield "uneven shards of parameters along another dimension than the first"
+    if chain.compute is torch.float16:
+        yield "fp16's loss scale"
 
 
 class Part(nn.Module):
@@ -118,7 +131,7 @@ class Stock(Placed):
             )
             for chunk, part in enumerate(self.parts)
         ]  # fmt: skip
-        self.schedule: Any = schedules.get_schedule_class(SCHEDULES[plan.schedule])(
+        self.schedule: Any = schedules.get_schedule_class(SCHEDULES[plan.pass_schedule])(
             made if plan.schedule == "interleaved-1f1b" else made[0], plan.replicas[0].steps,
             loss_fn=lambda out, _: self.factor * out.sum(), scale_grads=False,
         )  # fmt: skip

@@ -61,7 +61,7 @@ class Incumbent(Generic[D]):
 
 @dataclass(frozen=True)
 class Expansion(Generic[N]):
-    """What became of a node. The search raises a child's bound to that of its parent."""
+    """The children of a node. The search raises a child's bound to that of its parent."""
 
     # (bound, child). A node that is worth another try may be its own child, with a raised bound.
     children: Iterable[tuple[float, N]] = ()
@@ -90,7 +90,7 @@ class SearchLimits:
 
 @dataclass(frozen=True)
 class Proof:
-    """How a search ended; objective and decision are in the incumbent."""
+    """The end of a search; objective and decision are in the incumbent."""
 
     # Proven for the whole problem, never above the incumbent's objective. None: nothing is proven,
     # or it is proven that there is no decision.
@@ -105,8 +105,11 @@ class Proof:
     expanded: int
 
     def verdict(self, run: Run, none: str, unfinished: str = "") -> tuple[Stop, str]:
-        """How the search ended, and the message: that there is no decision, or why a search that
-        left no node open proves nothing."""
+        """The stop and the message of the outcome.
+
+        none: says that there is no decision. unfinished: why a search that left no node open proves
+        nothing.
+        """
         if self.proven:
             return (Stop.INFEASIBLE, none) if self.empty else (Stop.OPTIMAL, "")
         return stop_reason(run), unfinished if self.finished else ""

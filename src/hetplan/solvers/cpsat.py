@@ -14,7 +14,8 @@ import numpy as np
 from ortools.sat.python import cp_model
 
 from hetplan.errors import InputError, UnsupportedError, require
-from hetplan.solvers.model import Floats, Model, ModelAnswer, Row, Totals, member_names
+from hetplan.solvers.expressions import Floats
+from hetplan.solvers.model import Model, ModelAnswer, Row, Totals, member_names
 from hetplan.solvers.native import (
     GAP_SHARE,
     Latest,
@@ -130,8 +131,7 @@ class _Writer:
                 ).only_enforce_if(conditions)
 
     def _row_unit(self, row: Row) -> float:
-        """What a row is multiplied by: to bring its seconds, its grids or its fractions to
-        integers."""
+        """The factor that brings a row's seconds, grids or fractions to integers."""
         if self.seconds[row.columns].any():
             return self.per_second
         bounds = np.array([b for b in (row.lower, row.upper) if math.isfinite(b)])

@@ -7,12 +7,12 @@ out. `minimise` is one model alone, for methods that ask for several.
 """
 
 import importlib
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Generic
 
+from hetplan.clock import CLOCK
 from hetplan.solvers.model import Model, ModelAnswer
 from hetplan.solvers.native import UNCLEAR, Sink
 from hetplan.solvers.run import (
@@ -39,8 +39,8 @@ CONTRADICTION = "the solver calls infeasible what has a decision"
 
 @dataclass(frozen=True, kw_only=True)
 class Known(Generic[D]):
-    """What needs no model. bound: proven; objective: what `decision` costs; both in the instance's
-    unit."""
+    """A bound and a decision that are known without a model. bound: proven; objective: of
+    `decision`; both in the instance's unit."""
 
     bound: float | None = None
     decision: D | None = None
@@ -49,7 +49,7 @@ class Known(Generic[D]):
 
 @dataclass(frozen=True, kw_only=True)
 class Formulation(Generic[D]):
-    """How a method poses its problem to a general solver.
+    """A method's problem as a general solver takes it.
 
     build: the model of the run; it stops with `Stopped` when the run should stop (`Model` sees to
     that). read: the decision of an answer with a solution. infeasible: what to say where the solver
@@ -68,7 +68,7 @@ Solve = Callable[[Model, Run, Sink | None], ModelAnswer]
 
 
 def minimise(method: str, model: Model, run: Run, report: Sink | None = None) -> ModelAnswer:
-    """What the solver behind `method` says of a model, within what is left of `run`.
+    """The answer of the solver behind `method` to a model, within the time that is left of `run`.
 
     report: where incumbents and bounds go, in seconds; default: `run.report`, right when the model
     is the whole problem.
@@ -142,10 +142,10 @@ def label(method: str, options: Options) -> str:
 
 def solve_with(method: str, formulate: Formulate[D], data: Any, run: Run) -> Outcome[D]:
     """Formulate, build, solve, read."""
-    begun, solver = time.perf_counter(), label(method, run.options)
+    begun, solver = CLOCK.seconds(), label(method, run.options)
     posed = formulate(data, run)
     if isinstance(posed, Outcome):
-        return replace(posed, build_seconds=time.perf_counter() - begun, solver=solver)
+        return replace(posed, build_seconds=CLOCK.seconds() - begun, solver=solver)
     known = posed.known
     run.report(incumbent=known.objective, bound=known.bound)
     try:
@@ -155,11 +155,11 @@ def solve_with(method: str, formulate: Formulate[D], data: Any, run: Run) -> Out
             stop=stop_reason(run),
             decision=known.decision,
             bound=known.bound,
-            build_seconds=time.perf_counter() - begun,
+            build_seconds=CLOCK.seconds() - begun,
             solver=solver,
             message=UNBUILT,
         )
-    built = time.perf_counter()
+    built = CLOCK.seconds()
     answer = minimise(method, model, run)
     stop, message, decision = answer.stop, answer.message, known.decision
     if answer.objective is not None and not (

@@ -30,8 +30,8 @@ Numbers = NDArray[np.int64]
 
 
 class LabelRules(Protocol):
-    """How a family extends its labels, and which of them it can do without. Both methods are given
-    many labels at once, as an array."""
+    """A family's rules: which labels extend a label, and which labels dominate others. Both methods
+    are given many labels at once, as an array."""
 
     def extend(self, bucket: int, labels: Labels, limit: float) -> "Iterable[Extensions]":
         """Every label extended in every way; bounds that reach `limit` may be left out."""
@@ -54,7 +54,7 @@ class Extensions:
 
 @dataclass(frozen=True)
 class LabelLimits:
-    """How much memory a search may take, and how often it looks at the clock."""
+    """Limits of a search's memory, and how often it looks at the clock."""
 
     # Labels kept per bucket.
     width: int
@@ -80,7 +80,7 @@ class KeptLabels:
 
     @property
     def count(self) -> int:
-        """How many labels were kept."""
+        """The number of labels that were kept."""
         return self.first_numbers[-1] + len(self.last)
 
     def path(self, label: Any) -> list[Any]:

@@ -2,18 +2,19 @@
 
     min  sum of costs * columns    s.t.  lower <= sum of values * columns <= upper   for every row
 
-Columns come in named blocks with a shape; a block is an array of column numbers. A row may hold
-only `when` some 0-1 columns are 1 (`~column`: when it is 0). An example, one job of two seconds and
-one of three on two machines:
+Columns come in named blocks with a shape. Rows are comparisons of linear expressions, written as
+numpy's arrays are; `expressions` has the operators. A row may hold only `when` some 0-1 columns are
+1 (`~column`: when it is 0). An example, one job of two seconds and one of three on two machines:
 
     model = Model("jobs", run, Totals(least=2.5, largest=5.0, roundings=2))
+    seconds = np.array([2.0, 3.0])                        # [job]
     on = model.binary("on", (2, 2))                       # [job, machine]
     end = model.seconds("end")                            # time of the slowest machine
     for job in range(2):
-        model.equal("placed", on[job], to=1)              # (1)
-    for machine in range(2):                              # (2)
-        model.row("slowest", [*on[:, machine], end], [2.0, 3.0, -1.0], upper=0)
-    model.row("apart", on[0, 1], upper=0, when=on[1, 1])  # (3)
+        model.row("placed", on[job].sum() == 1)           # (1)
+    for machine in range(2):
+        model.row("slowest", end >= seconds @ on[:, machine])  # (2)
+    model.row("apart", on[0, 1] <= 0, when=on[1, 1])      # (3)
     model.minimize(end)
     answer = hetplan.solvers.general.minimise("cp-sat", model, run)
     answer.objective, answer.values("on")                 # 3.0, [[1, 0], [0, 1]] or the like
@@ -23,6 +24,8 @@ Units and rounding:
   other columns in its rows, and the costs of other columns.
 - Writers scale seconds: for double-precision solvers by one power of two that brings the objective
   to about 1e3 (`milp_scale`), for CP-SAT to integers, by `Totals` (see `cpsat.write`).
+- Rows are kept with all columns on the left and the constant on the right, in the sense that they
+  are compared by.
 - Rounding only relaxes a row: values in `<=` rows are rounded down, in `>=` rows up, in equations
   towards 0, and costs down. No decision is priced too high, so that the model's bound holds as it
   is. Rows and costs in whole numbers pass unchanged.
@@ -36,18 +39,16 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hetplan.errors import UnsupportedError
+from hetplan.solvers.expressions import Columns, Condition, Floats, Ints, Linear, Rows, literals
 from hetplan.solvers.native import Scale
 from hetplan.solvers.run import Run, Stop
 
-Columns = NDArray[np.int64]
-Floats = NDArray[np.float64]
 Shape = int | Sequence[int]
 # What each column has: bounds, kind, and its grid (0 where there is none).
 PROPERTIES = np.dtype(
@@ -106,7 +107,7 @@ class Row:
     is to be 0. levels: the values are the differences of these, see `Model.staircase`.
     """
 
-    columns: Columns
+    columns: Ints
     values: Floats
     lower: float
     upper: float
@@ -124,8 +125,8 @@ class LinearArrays:
     lower: Floats
     upper: Floats
     integer: NDArray[np.bool_]
-    starts: Columns
-    columns: Columns
+    starts: Ints
+    columns: Ints
     values: Floats
     row_lower: Floats
     row_upper: Floats
@@ -162,8 +163,8 @@ class Model:
         self.rows: list[Row] = []
         self.row_names: list[str] = []  # of the constraint that each row belongs to
         self._properties: list[NDArray[Any]] = []  # of each block of columns
-        self._costs: list[tuple[Columns, Floats]] = []
-        self._fixed: list[tuple[Columns, float]] = []
+        self._costs: list[tuple[Ints, Floats]] = []
+        self._fixed: list[tuple[Ints, float]] = []
         self.size = 0
 
     def continuous(
@@ -175,7 +176,7 @@ class Model:
         *,
         grid: int = 0,
     ) -> Columns:
-        """Real columns of that shape that are not in seconds; returns their numbers.
+        """Real columns of that shape that are not in seconds.
 
         Bounds broadcast, None is no bound. grid: CP-SAT has no real columns. It takes those with a
         grid as integers, in steps of 1 / grid, rounded down.
@@ -225,43 +226,39 @@ class Model:
         self._properties.append(block.ravel())
         self.column_blocks.append(Block(name, self.size, block.size, block.shape))
         self.size += block.size
-        return np.arange(self.size - block.size, self.size, dtype=np.int64).reshape(block.shape)
+        numbers = np.arange(self.size - block.size, self.size, dtype=np.int64)
+        return Columns(numbers.reshape(block.shape))
 
-    def fix(self, columns: ArrayLike, value: float) -> None:
+    def fix(self, columns: Columns, value: float) -> None:
         """Set both bounds of the columns to `value`."""
-        self._fixed.append((np.asarray(columns, dtype=np.int64), value))
+        self._fixed.append((columns.numbers, value))
 
-    def minimize(self, columns: ArrayLike, costs: ArrayLike = 1.0) -> None:
-        """Add costs * columns (broadcast against each other) to the objective."""
-        self._costs.append(_paired(columns, costs))
+    def minimize(self, cost: Linear) -> None:
+        """Add one expression to the objective."""
+        expression = cost.expression()
+        if expression.shape:
+            raise ValueError(f"{self.name}: a cost of shape {expression.shape}, expected one sum")
+        self._costs.append((expression.columns, expression.values))
+        self.constant += float(expression.constant)
 
-    def row(
-        self,
-        name: str,
-        columns: ArrayLike,
-        values: ArrayLike = 1.0,
-        *,
-        lower: float | None = None,
-        upper: float | None = None,
-        when: ArrayLike = (),
-    ) -> int:
-        """One row lower <= sum(values * columns) <= upper; returns its number.
+    def row(self, name: str, rows: Rows, *, when: Condition = ()) -> None:
+        """State one row, or an array of them, under the name of their constraint.
 
-        columns and values broadcast against each other; repeated columns add up. when: the row
-        holds only where all these 0-1 columns are 1 (`~column`: 0); it then has one bound.
+        Columns that occur twice add up. when: the rows hold only where all these 0-1 columns are 1
+        (`~column`: 0); they are then no equations.
         """
-        conditions = tuple(np.atleast_1d(np.asarray(when, dtype=np.int64)).tolist())
-        if conditions and (lower is None) == (upper is None):
-            raise ValueError(f"{name}: a row under a condition needs one bound, lower or upper")
-        low, high = -np.inf if lower is None else lower, np.inf if upper is None else upper
-        return self._add_row(name, Row(*_merged(*_paired(columns, values)), low, high, conditions))
-
-    def equal(self, name: str, columns: ArrayLike, values: ArrayLike = 1.0, *, to: float) -> int:
-        """One row sum(values * columns) = to."""
-        return self.row(name, columns, values, lower=to, upper=to)
+        if not isinstance(rows, Rows):
+            raise TypeError(f"{name}: expected a comparison of columns, got {rows!r}")
+        conditions, taken = literals(when), rows.take()
+        if conditions and rows.sense == "==":
+            raise ValueError(f"{name}: a row under a condition needs one bound, <= or >=")
+        for columns, values, right in taken:
+            lower = -np.inf if rows.sense == "<=" else right
+            upper = np.inf if rows.sense == ">=" else right
+            self._add_row(name, Row(*_merged(columns, values), lower, upper, conditions))
 
     def staircase(
-        self, name: str, stairs: ArrayLike, levels: ArrayLike, upper: float | None = None
+        self, name: str, stairs: Columns, levels: ArrayLike, upper: float | None = None
     ) -> Columns:
         """A `seconds` column t >= sum_j (levels_j - levels_(j-1)) stairs_j, levels_(-1) = 0.
 
@@ -270,30 +267,28 @@ class Model:
         before their differences are taken; a difference too small for double precision is added
         to the next one.
         """
-        stairs, levels = np.asarray(stairs, dtype=np.int64), np.asarray(levels, dtype=float)
-        for stair, above in pairwise(stairs):
-            self.row(f"{name}_order", [stair, above], [1.0, -1.0], lower=0.0)
+        heights = np.asarray(levels, dtype=float)
+        self.row(f"{name}_order", stairs[:-1] >= stairs[1:])
         time = self.seconds(name, upper=upper)
         self._add_row(
             f"{name}_stairs",
             Row(
-                np.append(stairs, time),
-                np.append(-np.diff(levels, prepend=0.0), 1.0),
+                np.append(stairs.numbers, time.numbers),
+                np.append(-np.diff(heights, prepend=0.0), 1.0),
                 0.0,
                 np.inf,
-                levels=levels,
+                levels=heights,
             ),
         )
         return time
 
-    def _add_row(self, name: str, row: Row) -> int:
+    def _add_row(self, name: str, row: Row) -> None:
         self.check()
         self.terms_left -= len(row.columns)
         if self.terms_left < 0:
             raise TooLarge
         self.rows.append(row)
         self.row_names.append(name)
-        return len(self.rows) - 1
 
     # What the writers read.
 
@@ -441,37 +436,30 @@ class ModelAnswer:
         """Whether there is an incumbent to read."""
         return self.objective is not None
 
-    def values(self, columns: Any) -> Any:
-        """The incumbent at those columns, in their shape (an array, or a float).
-
-        columns: their numbers, or the name of a block.
-        """
+    def values(self, columns: Columns | str) -> Any:
+        """The incumbent at those columns, or at the block of that name, in their shape (an array,
+        or a float)."""
         assert self.x is not None, "no incumbent to read"
         if isinstance(columns, str):
             assert self.model is not None, "only a stated model has names"
             block = next(b for b in self.model.column_blocks if b.name == columns)
             return self.x[block.first : block.first + block.size].reshape(block.shape)
-        return self.x[columns]
+        return self.x[columns.numbers]
 
-    def counts(self, columns: Any) -> Columns:
+    def counts(self, columns: Columns | str) -> Ints:
         """`values` of integer columns as integers."""
         return np.asarray(np.rint(self.values(columns)), dtype=np.int64)
 
 
-def _paired(columns: ArrayLike, values: ArrayLike) -> tuple[Columns, Floats]:
-    """Column numbers and values of equal length, broadcast and flat."""
-    numbers, entries = np.broadcast_arrays(
-        np.asarray(columns, dtype=np.int64), np.asarray(values, dtype=float)
-    )
-    return numbers.ravel(), entries.ravel()
-
-
-def _merged(columns: Columns, values: Floats) -> tuple[Columns, Floats]:
+def _merged(columns: Ints, values: Floats) -> tuple[Ints, Floats]:
     """Ascending distinct columns, values of repeated ones added, zeros dropped."""
-    if len(columns) > 1 and not (np.diff(columns) > 0).all():
-        distinct, where = np.unique(columns, return_inverse=True)
-        values = np.bincount(where, weights=values, minlength=len(distinct)).astype(float)
-        columns = distinct
+    if not (columns[1:] > columns[:-1]).all():
+        order = np.argsort(columns, kind="stable")
+        columns, values = columns[order], values[order]
+        begins = np.append(True, columns[1:] > columns[:-1])  # of those that are the same
+        if not begins.all():
+            sums = np.bincount(begins.cumsum() - 1, weights=values)
+            columns, values = columns[begins], sums.astype(float)
     kept = values != 0
     return (columns, values) if kept.all() else (columns[kept], values[kept])
 

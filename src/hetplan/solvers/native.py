@@ -1,4 +1,4 @@
-"""What the drivers of the general solvers share: units, answers, and running native code
+"""Shared parts of the general solvers' drivers: units, answers, and running native code
 interruptibly.
 
 Native code runs in a thread of its own while the calling thread polls. That keeps Ctrl-C alive
@@ -38,7 +38,7 @@ UNCLEAR = "infeasible or unbounded"
 
 @dataclass(frozen=True)
 class Scale:
-    """How a model's objective z maps to the instance's unit: z / per_unit + offset.
+    """The map from a model's objective z to the instance's unit: z / per_unit + offset.
 
     under: the most, in the instance's unit, by which the model prices any decision too low. It
     prices none too high, so that its bound holds as it is.
@@ -53,7 +53,7 @@ class Scale:
         return z / self.per_unit + self.offset
 
     def incumbent(self, z: float) -> float:
-        """What a decision of model cost z costs at most."""
+        """The most that a decision of model cost z costs."""
         return self.value(z) + self.under
 
 

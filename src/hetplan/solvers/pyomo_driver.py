@@ -240,7 +240,7 @@ def _minimised(
 
 
 def _limit(run: Run) -> float | None:
-    """What is left of the time limit, as Pyomo's interfaces want it; None for no limit."""
+    """The seconds left of the time limit, as Pyomo's interfaces want them; None for no limit."""
     return None if math.isinf(run.remaining) else max(run.remaining, 1e-3)
 
 

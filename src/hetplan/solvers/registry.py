@@ -6,13 +6,13 @@ when used.
 """
 
 import importlib
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import permutations
 from typing import Any
 
+from hetplan.clock import CLOCK
 from hetplan.errors import DisagreementError, look_up
 from hetplan.solvers.run import (
     HIGHS,
@@ -150,14 +150,15 @@ def solve(
     Raises InputError for an unknown method, UnsupportedError where the method cannot take this
     instance, and DisagreementError where `judged` refutes the outcome.
     The result's build and solve seconds add up to the time that the method ran. The time to load
-    the method counts towards the time limit only, and the time to judge counts nowhere. Seconds
+    the method counts towards the time limit only, and the times to compile kernels and to judge
+    count nowhere. Seconds
     that the method does not report as building are solving.
     """
     run = run or Run()
     function = family.method(method).load()
-    begun = time.perf_counter()
+    begun = CLOCK.seconds()
     outcome = outcome_of(function, data, run, more)
-    spent = time.perf_counter() - begun
+    spent = CLOCK.seconds() - begun
     evaluation = judged(family, method, data, outcome)
     objective, bound, details = None, outcome.bound, dict(outcome.details)
     if evaluation is not None:
@@ -218,8 +219,8 @@ def judged(family: Family, method: str, data: Any, outcome: Outcome[Any]) -> Eva
 
 
 def contradictions(results: Sequence[Result[Any]]) -> list[str]:
-    """What methods say of one instance that cannot hold together, a line for each pair of methods:
-    one of the two is wrong, whichever it is.
+    """Contradictions between methods on one instance, a line for each pair of methods. One of the
+    two is wrong, whichever it is.
 
     A bound of one method may not exceed an objective of another one. Two objectives that are both
     called optimal then cannot differ either, since each has its bound with it.

@@ -8,12 +8,12 @@ then judged from outside and becomes a result.
 import math
 import os
 import threading
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Generic, TypeVar
 
+from hetplan.clock import CLOCK
 from hetplan.errors import InputError, require
 
 NativeValue = bool | int | float | str
@@ -55,7 +55,7 @@ MOST_THREADS = 512
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What a caller may ask of any method.
+    """The options that a caller may set for any method.
 
     time_limit: seconds for one method on one instance, None for none.
     gap: relative gap at which a proof may stop; 1e-6 counts as optimal.
@@ -150,7 +150,7 @@ class Run:
     options: Options = field(default_factory=Options)
     watch: Watcher | None = None
     cancel: threading.Event = field(default_factory=threading.Event)
-    started: float = field(default_factory=time.perf_counter)
+    started: float = field(default_factory=CLOCK.seconds)
     incumbent: float | None = None
     bound: float | None = None
     note: str = ""
@@ -161,8 +161,8 @@ class Run:
 
     @property
     def elapsed(self) -> float:
-        """Seconds since the run began."""
-        return time.perf_counter() - self.started
+        """Seconds since the run began, without those in which kernels were compiled."""
+        return CLOCK.seconds() - self.started
 
     @property
     def remaining(self) -> float:
@@ -259,7 +259,7 @@ def stop_reason(run: Run) -> Stop:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome(Generic[D]):
-    """What a method claims. It carries no objective: the independent evaluator computes that.
+    """The claim of a method. It carries no objective: the independent evaluator computes that.
 
     bound: proven lower bound in the instance's unit, None when nothing is proven; kept when time
     runs out. details: counts worth telling (nodes, labels, configurations pruned …), JSON types

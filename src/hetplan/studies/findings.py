@@ -1,11 +1,11 @@
-"""What a study's rows say: how far each method is from what is best known, how often and how fast
-proofs end.
+"""The findings of a study's rows: how far each method's objectives are above the best known ones,
+how often its runs end with a proof, and how fast.
 
-reference: of an instance, the best objective known (of the rows and of the library); `proven` where
-the best bound meets it. excess: (objective - reference) / reference of a row: how far it is above
-the optimum at least, and exactly where the reference is proven. A row misses the optimum where its
-excess is more than `SAME`. The mean of excesses is that of `shifted_mean`. All objectives are
-predicted iteration times in seconds.
+The reference of an instance is the best objective known, from the rows and from the library; it is
+proven where the best bound meets it. The excess of a row is (objective - reference) / reference:
+the least distance from the optimum, and the exact one where the reference is proven. A row misses
+the optimum where its excess is more than `SAME`. The mean of excesses is that of `shifted_mean`.
+All objectives are predicted iteration times in seconds.
 """
 
 import json
@@ -32,7 +32,7 @@ PROVEN = ("optimal", "infeasible")
 
 @dataclass(frozen=True)
 class Reference:
-    """What is best known of an instance; None where nothing is."""
+    """The best objective and the best bound known of an instance; None where none is known."""
 
     objective: float | None
     bound: float | None
@@ -75,7 +75,7 @@ class Study:
 
     @property
     def problems(self) -> list[str]:
-        """Those with rows."""
+        """The problems that have rows."""
         return list(dict.fromkeys(row["problem"] for row in self.rows))
 
     def of(self, problem: str) -> list[Row]:
@@ -83,11 +83,11 @@ class Study:
         return [row for row in self.rows if row["problem"] == problem]
 
     def reference(self, row: Row) -> Reference:
-        """Of the row's instance."""
+        """The reference of the row's instance."""
         return self.references[instance_of(row)]
 
     def excess(self, row: Row) -> float | None:
-        """Relative, against the best known; None without an objective."""
+        """The row's excess over the reference; None without an objective."""
         best = self.reference(row).objective
         if row["objective"] is None or best is None:
             return None
@@ -96,7 +96,7 @@ class Study:
         return max(0.0, float(row["objective"]) / best - 1)
 
     def methods(self, problem: str, *, exact: bool) -> list[str]:
-        """Of a problem's rows: those that prove optima, or those that do not."""
+        """The methods of a problem's rows that prove optima (exact), or those that do not."""
         wanted = (row["method"] for row in self.of(problem) if row["exact"] is exact)
         return list(dict.fromkeys(wanted))
 
@@ -106,11 +106,12 @@ class Study:
         return [self.summary(rows) for rows in sorted(runs, key=lambda rows: not rows[0]["exact"])]
 
     def summary(self, rows: Sequence[Row]) -> Summary:
-        """Of the rows of one method on one problem."""
+        """The summary of the rows of one method on one problem."""
         solved = [(excess, row) for row in rows if (excess := self.excess(row)) is not None]
         excesses = [excess for excess, _ in solved]
         worst = max(solved, key=itemgetter(0), default=None)
         seconds = [row["seconds"] for row in rows if row["seconds"] is not None]
+        peaks = [row["peak_bytes"] for row in rows if row["peak_bytes"]]
         return Summary(
             problem=rows[0]["problem"],
             method=rows[0]["method"],
@@ -118,7 +119,7 @@ class Study:
             runs=len(rows),
             solved=len(solved),
             proven=sum(row["status"] in PROVEN for row in rows),
-            missed=over(lambda values: sum(v > SAME for v in values) / len(values), excesses),
+            missed=over(share_above_optimum, excesses),
             median_excess=over(statistics.median, excesses),
             mean_excess=over(shifted_mean, excesses),
             mean_interval=interval(excesses),
@@ -126,7 +127,7 @@ class Study:
             worst=None if worst is None else worst[1],
             median_seconds=over(statistics.median, seconds),
             most_seconds=max(seconds, default=None),
-            most_bytes=max(filter(None, (row["peak_bytes"] for row in rows)), default=None),
+            most_bytes=max(peaks, default=None),
         )
 
     def worst_cases(self, count: int) -> list[tuple[float, Row]]:
@@ -134,67 +135,72 @@ class Study:
         worst: dict[tuple[str, str, str], tuple[float, Row]] = {}
         for row in self.rows:
             excess = self.excess(row)
-            if excess is not None and excess > SAME and not row["exact"]:
-                key = (*instance_of(row), row["method"])
-                worst[key] = max(worst.get(key, (excess, row)), (excess, row), key=itemgetter(0))
+            if row["exact"] or excess is None or excess <= SAME:
+                continue
+            key = (*instance_of(row), row["method"])
+            if key not in worst or excess > worst[key][0]:
+                worst[key] = (excess, row)
         return sorted(worst.values(), key=itemgetter(0), reverse=True)[:count]
 
     def conflicts(self) -> list[str]:
-        """What no study may show: objectives below a proven bound, proofs of infeasibility beside a
-        decision."""
-        pairs = [(row, self.reference(row)) for row in self.rows]
-        below = [
-            f"{row['instance']}: {row['method']} is below a proven bound"
-            for row, best in pairs
-            if None not in (row["objective"], best.bound)
-            and row["objective"] < (best.bound or 0.0) * (1 - SAME)
-        ]
-        return below + [
-            f"{row['instance']}: {row['method']} says infeasible, a decision is known"
-            for row, best in pairs
-            if row["status"] == "infeasible" and best.objective is not None
-        ]
+        """Contradictions, a line each: an objective below a proven bound, and a proof of
+        infeasibility where a decision is known."""
+        below, beside = [], []
+        for row in self.rows:
+            name, method, best = row["instance"], row["method"], self.reference(row)
+            objective, bound = row["objective"], best.bound
+            if objective is not None and bound is not None and objective < bound * (1 - SAME):
+                below.append(f"{name}: {method} is below a proven bound")
+            if row["status"] == "infeasible" and best.objective is not None:
+                beside.append(f"{name}: {method} says infeasible, a decision is known")
+        return below + beside
 
 
 def instance_of(row: Row) -> tuple[str, str]:
-    """Problem and name."""
+    """The problem and the name of a row's instance."""
     return row["problem"], row["instance"]
 
 
 def repriced(rows: Sequence[Row]) -> list[str]:
-    """What is wrong with rows of packaged instances whose decisions are priced again, a line
-    each."""
+    """Price the decisions of packaged instances again; returns a line for each wrong row."""
     entries = {key: find("/".join(key)) for key in map(instance_of, rows)}
-    known = {key: entry.load() for key, entry in entries.items() if entry is not None}
-    own = [r for r in rows if instance_of(r) in known and made_on(r, known[instance_of(r)])]
-    return [line for c in changes(shelf(None), findings_of_rows(own, "rows")) for line in c.refused]
+    packaged = {key: entry.load() for key, entry in entries.items() if entry is not None}
+    checkable = []
+    for row in rows:
+        instance = packaged.get(instance_of(row))
+        if instance is not None and made_on(row, instance):
+            checkable.append(row)
+    priced = changes(shelf(None), findings_of_rows(checkable, "rows"))
+    return [line for change in priced for line in change.refused]
 
 
 def references(rows: Iterable[Row]) -> dict[tuple[str, str], Reference]:
-    """Of every instance in the rows."""
-    return {
-        key: Reference(
-            min(
-                (v for r in own for v in (r["objective"], r["best_known"]) if v is not None),
-                default=None,
-            ),
-            max(
-                (v for r in own for v in (r["bound"], r["bound_known"]) if v is not None),
-                default=None,
-            ),
-        )
-        for key, own in grouped((instance_of(row), row) for row in rows).items()
-    }
+    """The reference of every instance in the rows."""
+
+    def values(rows: Iterable[Row], *keys: str) -> list[float]:
+        return [row[key] for row in rows for key in keys if row[key] is not None]
+
+    known = {}
+    for instance, own in grouped((instance_of(row), row) for row in rows).items():
+        objective = min(values(own, "objective", "best_known"), default=None)
+        bound = max(values(own, "bound", "bound_known"), default=None)
+        known[instance] = Reference(objective, bound)
+    return known
 
 
 def over(function: Callable[[Sequence[float]], float], values: Sequence[float]) -> float | None:
-    """The function of the values, None of none."""
+    """The function of the values; None where there are none."""
     return function(values) if values else None
 
 
+def share_above_optimum(excesses: Sequence[float]) -> float:
+    """The share of excesses that miss the optimum."""
+    return sum(excess > SAME for excess in excesses) / len(excesses)
+
+
 def shifted_mean(values: Sequence[float], shift: float = 1.0) -> float:
-    """Shifted geometric mean. Of excesses, with a shift of 1, it is the geometric mean of ratios to
-    what is best known, less 1; of seconds, those far below the shift hardly count."""
+    """The shifted geometric mean. Of excesses, with a shift of 1, it is the geometric mean of the
+    ratios to the reference, less 1; of seconds, numbers far below the shift hardly count."""
     return statistics.geometric_mean(value + shift for value in values) - shift
 
 
@@ -209,7 +215,7 @@ def interval(values: Sequence[float], resamples: int = 9999) -> tuple[float, flo
 
 
 def cactus(rows: Iterable[Row]) -> list[float]:
-    """Seconds of the runs that ended with a proof, ascending: the k-th is when k instances are
+    """Seconds of the runs that ended with a proof, ascending: after the k-th, k instances are
     proven."""
     return sorted(row["seconds"] for row in rows if row["status"] in PROVEN)
 
@@ -239,9 +245,9 @@ def instances_of(study: Study) -> list[tuple[str, str, str]]:
     return [(name, *instance) for instance, name in sets.items()]
 
 
-# Where a row's details say how large its instance is.
+# The key of a row's details that holds its instance's size.
 SIZE_KEY = "instance_size"
-# Problem -> what is counted, and how, of the instance's data.
+# Problem -> the name of the measure of size, and its function of the instance's data.
 SIZES: Mapping[str, tuple[str, Callable[[Any], int]]] = {
     "amp": ("devices × layers", lambda data: len(data.devices) * len(data.layers)),
     "astra": (
@@ -264,20 +270,24 @@ SIZES: Mapping[str, tuple[str, Callable[[Any], int]]] = {
 
 
 def size_of(instance: Instance) -> int | None:
-    """How large an instance is; None for a problem without a measure."""
-    measure = SIZES.get(instance.problem)
-    return None if measure is None else measure[1](instance.data)
+    """The size of an instance; None for a problem without a measure."""
+    if instance.problem not in SIZES:
+        return None
+    _, measure = SIZES[instance.problem]
+    return measure(instance.data)
 
 
 def row_size(row: Row) -> int | None:
-    """Of a row's instance: as its details say, else of the library's instance of that name; None
-    where unknown."""
+    """The size of a row's instance, from its details, else from the library's instance of that
+    name; None where unknown."""
     size = json.loads(row["details_json"] or "{}").get(SIZE_KEY)
-    return int(size) if size is not None else library_size(row["problem"], row["instance"])
+    if size is None:
+        return library_size(row["problem"], row["instance"])
+    return int(size)
 
 
 @cache
 def library_size(problem: str, name: str) -> int | None:
-    """Of a packaged instance; None where there is none of that name."""
+    """The size of a packaged instance; None where there is none of that name."""
     entry = find(f"{problem}/{name}")
     return None if entry is None else size_of(entry.load())

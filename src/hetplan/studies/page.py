@@ -247,7 +247,7 @@ svg { max-width: 100%; height: auto } .warn { color: #c23b32; font-weight: 600 }
 
 
 def cells(summary: Summary) -> tuple[str, ...]:
-    """A summary as texts."""
+    """The cells of a summary."""
     return (
         summary.method,
         "yes" if summary.exact else "no",
@@ -271,15 +271,14 @@ def mean_text(summary: Summary) -> str:
 
 
 def instance_cells(study: Study, name: str, problem: str, instance: str) -> tuple[str, ...]:
-    """What is known of an instance, as texts."""
+    """The cells of an instance."""
     best = study.references[problem, instance]
     rows = [row for row in study.of(problem) if row["instance"] == instance]
     size = row_size(rows[0])
-    by = [
-        row["method"]
-        for row in rows
-        if row["objective"] is not None and row["objective"] == best.objective
-    ]
+    found_by = "-"
+    if best.objective is not None:
+        methods = [row["method"] for row in rows if row["objective"] == best.objective]
+        found_by = ", ".join(dict.fromkeys(methods)) or "the library"
     return (
         instance,
         name,
@@ -288,12 +287,12 @@ def instance_cells(study: Study, name: str, problem: str, instance: str) -> tupl
         number_text(best.objective, 8),
         number_text(best.bound, 8),
         percent_text(relative_gap(best.objective, best.bound)),
-        ", ".join(dict.fromkeys(by)) or ("the library" if best.objective is not None else "-"),
+        found_by,
     )
 
 
 def case_cells(study: Study, excess: float, row: Row) -> tuple[str, ...]:
-    """A worst case as texts."""
+    """The cells of a worst case."""
     best = study.reference(row)
     proof = " (proven)" if best.proven else ""
     return (
@@ -318,7 +317,7 @@ def origin(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def in_words(study: Study, problem: str) -> str:
-    """What the rows say of a problem."""
+    """The section of the page about one problem."""
     rows, summaries = study.of(problem), study.summaries(problem)
     instances = {row["instance"] for row in rows}
     text = f"{counted(len(rows), 'run')} on {counted(len(instances), 'instance')}."
@@ -389,32 +388,29 @@ def lines(study: Study) -> Iterator[str]:
     yield '<h2 id="rows">All runs</h2>'
     keys = [f"row-{row['key']}" for row in study.rows]
     links = [{2: anchor(row)} for row in study.rows]
-    yield from table(
-        ROWS,
-        [
-            (
-                row["set"],
-                row["problem"],
-                row["instance"],
-                row["method"],
-                f"{row['seed']}",
-                row["status"],
-                number_text(row["objective"], 8),
-                number_text(row["bound"], 8),
-                percent_text(row["gap"]),
-                seconds_text(row["seconds"]),
-                "-" if row["peak_bytes"] is None else bytes_text(row["peak_bytes"]),
-                row["message"] or "",
-            )
-            for row in study.rows
-        ],
-        keys=keys,
-        links=links,
+    yield from table(ROWS, [row_cells(row) for row in study.rows], keys=keys, links=links)
+
+
+def row_cells(row: Row) -> tuple[str, ...]:
+    """The cells of a run."""
+    return (
+        row["set"],
+        row["problem"],
+        row["instance"],
+        row["method"],
+        f"{row['seed']}",
+        row["status"],
+        number_text(row["objective"], 8),
+        number_text(row["bound"], 8),
+        percent_text(row["gap"]),
+        seconds_text(row["seconds"]),
+        "-" if row["peak_bytes"] is None else bytes_text(row["peak_bytes"]),
+        row["message"] or "",
     )
 
 
 def anchor(row: Row) -> str:
-    """Of the row's instance in the table of instances."""
+    """The anchor of the row's instance in the table of instances."""
     return f"instance-{row['problem']}-{row['instance']}"
 
 

@@ -42,7 +42,7 @@ HEURISTICS, EXACT = "heuristics", "exact-methods"
 
 
 def digest(instance: Instance) -> str:
-    """Of problem, name and data: another file of the same name is another instance."""
+    """The hash of problem, name and data: another file of the same name is another instance."""
     return hashlib.sha256(json.dumps(instance.document(), sort_keys=True).encode()).hexdigest()
 
 
@@ -61,18 +61,18 @@ class Task:
 
     @property
     def name(self) -> str:
-        """Of the instance."""
+        """The name of the instance."""
         return str(self.document["name"])
 
     @property
     def problem(self) -> str:
-        """Of the instance."""
+        """The problem of the instance."""
         return str(self.document["problem"])
 
     @property
     def family(self) -> Family:
-        """Of the problem, with the methods of the plugins; raises InputError where they cannot be
-        imported."""
+        """The family of the problem, with the methods of the plugins; raises InputError where they
+        cannot be imported."""
         join(self.plugins)
         return family(self.problem)
 
@@ -235,7 +235,7 @@ def write_rows(path: Path, rows: Sequence[Row]) -> None:
 
 
 def keys(folder: Path) -> set[str]:
-    """Of the rows there."""
+    """The keys of the rows in a folder."""
     names = {path.stem for path in (folder / FOLDER).glob("*.parquet")}
     if Path(PACKED).stem in names:
         kept = arrow().parquet.read_table(folder / FOLDER / PACKED, columns=["key"])
@@ -284,7 +284,7 @@ Runner = Callable[[Iterable[Task]], Iterator[Row]]
 
 @dataclass
 class Tally:
-    """How far a study is."""
+    """The progress of a study."""
 
     total: int
     known: int  # rows from before
@@ -322,18 +322,20 @@ def carry_out(
 
 
 def findings_of_rows(rows: Iterable[Row], where: str) -> Iterator[Finding]:
-    """What rows with a decision or a bound say for best-known records; a row's key tells exactly
-    which instance it is of."""
-    for row in (r for r in rows if r["decision_json"] is not None or r["bound"] is not None):
+    """The findings of rows with a decision or a bound, for best-known records; a row's key tells
+    exactly which instance it is of."""
+    for row in rows:
         decision = row["decision_json"]
+        if decision is None and row["bound"] is None:
+            continue
+        claimed = {key: row[key] for key in ("method", "status", "objective", "bound", "solver")}
+        if decision is not None:
+            claimed["decision"] = json.loads(decision)
         yield Finding(
             where=f"{where}: {row['instance']} by {row['method']} (row {row['key']})",
             problem=row["problem"],
             instance=row["instance"],
-            answer=Answer(
-                decision=None if decision is None else json.loads(decision),
-                **{key: row[key] for key in ("method", "status", "objective", "bound", "solver")},
-            ),
+            answer=Answer(**claimed),
             about=partial(made_on, row),
         )
 

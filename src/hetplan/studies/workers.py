@@ -50,21 +50,21 @@ PACKAGES = ("ortools", "highspy", "pyomo", "numpy", "numba", "networkx")
 
 
 def perform(task: Task, tell: Tell | None = None) -> Row:
-    """The task's row. What hetplan itself refuses or finds contradictory is a row, too, with its
-    reason."""
+    """Run a task; returns its row. An error of hetplan's (a refusal, a contradiction) makes a row,
+    too, with its reason."""
     instance = parse_instance(task.document, where=task.name)
     begun, run = now(), Run(Options(**task.options), tell)
     try:
         answer = result_document(solve(task.family, instance.data, task.method, run))
     except HetplanError as error:
         return failed(task, str(error), seconds=run.elapsed, begun=begun, peak=peak_bytes())
+    copied = (
+        "status", "stop", "objective", "bound", "gap", "message", "solver", "seconds",
+        "build_seconds", "solve_seconds",
+    )  # fmt: skip
     return {
         **outline(task, begun),
-        **{
-            name: answer[name]
-            for name in ("status", "stop", "objective", "bound", "gap", "message", "solver")
-        },
-        **{name: answer[name] for name in ("seconds", "build_seconds", "solve_seconds")},
+        **{name: answer[name] for name in copied},
         "peak_bytes": peak_bytes(),
         "decision_json": None if answer["decision"] is None else text(answer["decision"]),
         "details_json": text({**answer["details"], SIZE_KEY: size_of(instance)}),
@@ -97,7 +97,7 @@ def failed(
 
 
 def outline(task: Task, begun: str) -> Row:
-    """What is known of a row before its solve."""
+    """The part of a row that is known before its solve."""
     return {
         "key": task.key,
         "set": task.set,
@@ -175,8 +175,8 @@ CHILDREN = threading.Lock()
 
 @dataclass(frozen=True)
 class Patience:
-    """How long a task may run beyond its time limit before it is killed: methods may overrun by a
-    last step, and start late under load."""
+    """The time that a task may run beyond its time limit before it is killed: methods may overrun
+    by a last step, and start late under load."""
 
     seconds: float = 15.0  # at least
     share: float = 0.5  # of the time limit
@@ -274,7 +274,7 @@ def perform_apart(
 
 
 def death(code: int | None) -> str:
-    """What an exit code means."""
+    """The meaning of an exit code."""
     if code is not None and code < 0:
         name = signal.Signals(-code).name if -code in signal.valid_signals() else f"signal {-code}"
         hint = ", out of memory perhaps" if -code == signal.SIGKILL else ""

@@ -11,7 +11,8 @@ from typing import Any
 from hetplan.adapters.exports.balancing import runs_text
 from hetplan.adapters.exports.grid import Grid
 from hetplan.plans.degrees import Degrees
-from hetplan.profiling.models.transformer import Experts, Transformer
+from hetplan.plans.plan import Plan
+from hetplan.profiling.models.transformer import Experts, Latent, Transformer
 
 Settings = dict[str, Any]
 """Argument -> its value."""
@@ -77,27 +78,42 @@ def recomputation_settings(recomputation: str, degrees: Degrees) -> Settings:
 def degree_settings(grid: Grid, degrees: Degrees) -> Settings:
     """Narrow products, degrees of parallelism, overlap, and the sharding and offloading of the
     optimizer's states."""
-    plan, overlap = grid.plan, degrees.overlap
+    stack = grid.plan.workload.stack
     experts_spread = degrees.expert > 1
-    fsdp = plan.zero in FSDP_STRATEGIES
-    hybrid = degrees.shard_groups > 1
-    # Megatron sends messages between model chunks beside computation unless it is told not to.
-    # A plan without degrees says nothing about overlap.
-    interleaved = plan.degrees is not None and grid.chunks > 1
-    offload_fraction = round(degrees.offloaded, 4)
     return written([
-        ("fp8_format", "hybrid", plan.workload.stack == "fp8"),
-        ("fp4_format", "e2m1", plan.workload.stack == "fp4"),
+        ("fp8_format", "hybrid", stack == "fp8"),
+        ("fp4_format", "e2m1", stack == "fp4"),
         ("context_parallel_size", degrees.context, degrees.context > 1),
         ("cp_comm_type", "a2a", degrees.exchange == "all-to-all"),
         ("expert_model_parallel_size", degrees.expert, experts_spread),
         ("expert_tensor_parallel_size", degrees.expert_tensor, experts_spread),
         ("sequence_parallel", True, degrees.sequence_parallel),
+        *overlap_rows(grid, degrees),
+        *optimizer_rows(grid.plan, degrees),
+    ])  # fmt: skip
+
+
+def overlap_rows(grid: Grid, degrees: Degrees) -> list[Row]:
+    """The rows of messages and collectives that overlap with computation."""
+    overlap = degrees.overlap
+    # Megatron sends messages between model chunks beside computation unless it is told not to.
+    # A plan without degrees says nothing about overlap.
+    interleaved = grid.plan.degrees is not None and grid.chunks > 1
+    return [
         ("tp_comm_overlap", True, "tensor" in overlap),
         ("overlap_grad_reduce", True, "gradients" in overlap),
         ("overlap_param_gather", True, "weights" in overlap),
         ("overlap_cpu_optimizer_d2h_h2d", True, "offload" in overlap),
         ("no_overlap_p2p_communication", True, interleaved and "messages" not in overlap),
+    ]
+
+
+def optimizer_rows(plan: Plan, degrees: Degrees) -> list[Row]:
+    """The rows of sharded and offloaded optimizer states, and of fully sharded weights."""
+    fsdp = plan.zero in FSDP_STRATEGIES
+    hybrid = degrees.shard_groups > 1
+    offload_fraction = round(degrees.offloaded, 4)
+    return [
         ("use_distributed_optimizer", True, plan.zero > 0),
         ("use_megatron_fsdp", True, fsdp),
         ("data_parallel_sharding_strategy", FSDP_STRATEGIES.get(plan.zero), fsdp),
@@ -106,11 +122,11 @@ def degree_settings(grid: Grid, degrees: Degrees) -> Settings:
         ("ckpt_format", "fsdp_dtensor", fsdp),
         ("optimizer_cpu_offload", True, degrees.offloaded > 0),
         ("optimizer_offload_fraction", offload_fraction, offload_fraction > 0),
-    ])  # fmt: skip
+    ]
 
 
 def stage_settings(grid: Grid) -> Settings:
-    """How the blocks divide over the stages: the shortest arguments that say so.
+    """The shortest arguments that say how the blocks divide over the stages.
 
     Nothing is written for Megatron's own even cut. Where only the ends differ, their numbers of
     blocks are enough: Megatron divides the rest evenly over the other stages.
@@ -137,11 +153,18 @@ def model_settings(shape: Transformer, sequence: int) -> Settings:
 
     sequence: tokens of a sample, for models without learned positions.
     """
+    rows = [*width_rows(shape), *position_rows(shape, sequence), *block_rows(shape)]
+    if shape.latent is not None:
+        rows += latent_rows(shape.latent)
+    if shape.experts is not None:
+        rows += expert_rows(shape.experts, shape.layers)
+    return written(rows)
+
+
+def width_rows(shape: Transformer) -> list[Row]:
+    """The rows of widths, heads and the vocabulary."""
     grouped_queries = shape.kv_heads < shape.heads
-    # Megatron's default is learned positions; `none` is for models with no positions at all.
-    position_kind = "rope" if shape.rotary else "none"
-    learned_positions = shape.positions > 0 and not shape.rotary
-    rows: list[Row] = [
+    return [
         ("hidden_size", shape.hidden, True),
         ("ffn_hidden_size", shape.feed_forward, True),
         ("num_attention_heads", shape.heads, True),
@@ -149,8 +172,22 @@ def model_settings(shape: Transformer, sequence: int) -> Settings:
         ("group_query_attention", True, grouped_queries),
         ("num_query_groups", shape.kv_heads, grouped_queries),
         ("vocab_size", shape.vocabulary, True),
+    ]
+
+
+def position_rows(shape: Transformer, sequence: int) -> list[Row]:
+    """The rows of positions. Megatron's default is learned positions; `none` is for models with no
+    positions at all."""
+    learned_positions = shape.positions > 0 and not shape.rotary
+    return [
         ("max_position_embeddings", max(sequence, shape.positions), True),
-        ("position_embedding_type", position_kind, not learned_positions),
+        ("position_embedding_type", "rope" if shape.rotary else "none", not learned_positions),
+    ]
+
+
+def block_rows(shape: Transformer) -> list[Row]:
+    """The rows of how blocks are built: norms, biases, windows and dropout."""
+    return [
         ("normalization", "RMSNorm", shape.norm == "rms"),
         ("swiglu", True, shape.gated),
         ("disable_bias_linear", True, not shape.feed_forward_bias),
@@ -162,19 +199,18 @@ def model_settings(shape: Transformer, sequence: int) -> Settings:
         ("attention_dropout", 0.0, not shape.dropout),
         ("hidden_dropout", 0.0, not shape.dropout),
     ]
-    if shape.latent is not None:
-        latent = shape.latent
-        rows += [
-            ("multi_latent_attention", True, True),
-            ("q_lora_rank", latent.query, latent.query is not None),
-            ("kv_lora_rank", latent.keys, True),
-            ("qk_head_dim", latent.nope, True),
-            ("qk_pos_emb_head_dim", latent.rope, True),
-            ("v_head_dim", latent.value, True),
-        ]
-    if shape.experts is not None:
-        rows += expert_rows(shape.experts, shape.layers)
-    return written(rows)
+
+
+def latent_rows(latent: Latent) -> list[Row]:
+    """The rows of latent attention."""
+    return [
+        ("multi_latent_attention", True, True),
+        ("q_lora_rank", latent.query, latent.query is not None),
+        ("kv_lora_rank", latent.keys, True),
+        ("qk_head_dim", latent.nope, True),
+        ("qk_pos_emb_head_dim", latent.rope, True),
+        ("v_head_dim", latent.value, True),
+    ]
 
 
 def expert_rows(experts: Experts, layers: int) -> list[Row]:

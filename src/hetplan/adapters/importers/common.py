@@ -1,4 +1,4 @@
-"""What all importers share: their settings, their result, and profiles from chains of layers."""
+"""Settings and results of all importers, and profiles from chains of layers."""
 
 import datetime
 from collections.abc import Iterable, Sequence
@@ -19,7 +19,7 @@ TOGETHER = "forward and backward are given together: a third counts as forward"
 
 @dataclass(frozen=True)
 class Settings:
-    """What a user may say that a file does not. None: what the file tells, or the format's usual.
+    """Settings of an importer that a file may lack. None: those of the file, or the format's usual.
 
     device: the device type's name in cluster files. micro_batch: samples in one measured pass.
     nodes: of a cluster.

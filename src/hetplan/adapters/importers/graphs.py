@@ -211,7 +211,7 @@ def summed(text: str) -> float:
 
 
 class PipeDreamNode(Foreign):
-    """What stands behind a node's description; milliseconds and bytes."""
+    """The figures behind a node's description; milliseconds and bytes."""
 
     forward: Annotated[Seconds, BeforeValidator(summed)] = Field(alias="forward_compute_time")
     backward: Annotated[Seconds, BeforeValidator(summed)] = Field(alias="backward_compute_time")
@@ -228,7 +228,7 @@ class PiperVariant(Foreign):
 
 
 def without_recomputation(variants: Any) -> Any:
-    """Of a list of variants the one that recomputes nothing; a validator, raises ValueError."""
+    """The variant of a list that recomputes nothing; a validator, raises ValueError."""
     for variant in variants if isinstance(variants, list) else ():
         if isinstance(variant, dict) and variant.get("id") == "vanilla":
             return variant
@@ -342,9 +342,11 @@ def transfers(
 def forward_node_of(
     nodes: Mapping[int, PlacedNode], edges: Iterable[Edge], where: str
 ) -> dict[int, int]:
-    """Of each node the forward node that it is one layer with: of a backward node the first of its
-    colour; where there is none, the last forward node that it follows, else the one of the backward
-    node that it follows."""
+    """Node -> the forward node with which it makes one layer.
+
+    The forward node of a backward node is the first of its colour; where there is none, the last
+    forward node that it follows, else that of the backward node that it follows.
+    """
     graph = ordered(
         {number: node.name for number, node in nodes.items()},
         ((edge.source, edge.target) for edge in edges),

@@ -1,4 +1,4 @@
-"""What Sailor, Metis, calculon and DeepSpeed's profiler wrote: times per layer, or descriptions.
+"""Files of Sailor, Metis, calculon and DeepSpeed's profiler: times per layer, or descriptions.
 
 - Sailor (SOSP 2025): profiles as `hetplan.adapters.importers.sailor` says; times include the
   tensor group's all-reduces. PATH is a `profile.json` at profiles/<model>/<GPU>/, that folder, or
@@ -252,7 +252,7 @@ class CalculonNetwork(Foreign):
 
     @property
     def gbit_per_s(self) -> float:
-        """What is reached."""
+        """Gbit/s that the network reaches."""
         return self.bandwidth * self.efficiency * 8  # Gbit in a GB
 
 

@@ -1,4 +1,4 @@
-"""What Sailor publishes: measured profiles, fits of link bandwidths, and plans that were run.
+"""Files that Sailor publishes: measured profiles, fits of link bandwidths, and plans that were run.
 
 Profiles: `profiles/<model>/<GPU>/profile.json`: {micro-batch: {tensor degree: {layer: [forward,
 backward, update]}}}, seconds. The update is that of the whole profiled model, repeated at every
@@ -210,7 +210,7 @@ def load_links(folder: Path) -> Links:
     return links
 
 
-class Node(NamedTuple):
+class NodeGpus(NamedTuple):
     """GPUs of one node; the zone is not used."""
 
     kind: ForeignName
@@ -221,7 +221,7 @@ class Node(NamedTuple):
 class Group(NamedTuple):
     """The tensor group of one stage's replica: its nodes and its tensor degree."""
 
-    nodes: Filled[list[Node]]
+    nodes: Filled[list[NodeGpus]]
     tensor: Annotated[int, Field(ge=1, le=4096)]
 
     @property

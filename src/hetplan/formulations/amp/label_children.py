@@ -1,308 +1,309 @@
-"""The children of the search's labels, each with a lower bound: compiled loops over the choices.
+"""The children of the search's labels, each with a lower bound; many labels at once, as arrays.
 
-The search first extends a label by every end of its next stage (`open_stage`), and then by every
-shape of the tensor group in row 0, 1, ... (`place_group`); a row is a pipeline. Times,
-synchronisation and memory are exact. The rest of each row is bounded by itself: a row whose group
-of the stage is placed, by the completion tables of rows.py (`row_cost`); a row whose group is still
-to be placed, by the best class of shapes for it (`open_row`). `least_together` makes one bound of
-all rows, since together they have to use up all devices.
+The search first extends a label by every end of its next stage (`ChildRules.open_stage`), and then
+by every shape of the tensor group in row 0, 1, ... (`ChildRules.place_group`); a row is a pipeline.
+Times, synchronisation and memory are exact. The rest of each row is bounded by itself: a row whose
+group of the stage is placed, by the completion tables of rows.py (`Completions`); a row whose group
+is still to be placed, by the best class of shapes for it (`ChildRules.open_row_costs`).
+`least_together` makes one bound of all rows, since together they have to use up all devices.
 
-Letters: x label, j stage, i and k rows, r tensor rank, n and m shapes, c class of shapes, z zone,
-h burden, q interval of the slowest stage, a and b first and end layer of the stage.
+Sizes of arrays: X labels, V children, R rows, N shapes, C classes of shapes with one kind and one
+zone, K cells, L layers, H burdens, A levels of a burden, Q intervals of the slowest stage's time,
+S states of a row.
 """
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from hetplan.compiled import kernel
 from hetplan.formulations.amp.problem import Floats, Ints
+from hetplan.formulations.amp.rows import RowModel, SyncBox
+from hetplan.solvers.labels import Labels
+
+# Rounding must not exclude synchronisation that a box allows.
+SLACK = 1 + 1e-12
 
 
-class Grid(NamedTuple):
-    """The configuration as arrays for the kernels; their meaning is that of `layout.Layout`.
+@dataclass(frozen=True)
+class Completions:
+    """What the stages to come cost a row at least, by the time of its slowest stage.
 
-    There are C classes of shapes of one kind and one zone, and Q intervals of the slowest stage's
-    time.
+    The intervals of that time ascend and do not overlap. Interval Q stands for none: it costs
+    infinitely much.
     """
 
-    gas: int
-    size: Ints  # [K] devices of a cell
-    bandwidth: Floats  # [K, K]
-    params: Floats  # [L + 1]
-    sync: float
-    shape_cells: Ints  # [N, tp]
-    shape_rank: Ints  # [N, tp] how often the rank's cell occurs among this rank and those before
-    shape_first: Ints  # [N] how many ranks lie in the cell of the first
-    shape_class: Ints  # [N]
-    class_kind: Ints  # [C]
-    class_zone: Ints  # [C]
-    room: Ints  # [Z]
-    base: Ints  # [Z]
-    weight: Ints  # [H, Z]
-    cell_weight: Ints  # [H, K] of one device
-    shape_weight: Ints  # [H, N] of the shape's devices
-    most: Ints  # [H] all that a row could ever absorb
-    low: Floats  # [Q] the slowest stage takes at least this
-    high: Floats  # [Q] and less than this: the least time on any zone beyond the table's cap
+    waits: int  # how often the slowest stage counts beyond its own pass: micro-batches - 1
+    low: Floats  # [Q + 1] seconds, the slowest stage takes at least this
+    high: Floats  # [Q] seconds, and less than this: the least time on any zone beyond the interval
+    ahead: Floats  # [Q + 1, S, L + 1, H, A] seconds of the stages to come, see `rows.complete`
+    later: Floats  # [Q + 2, S, L + 1, H, A] least of wait and `ahead` in an interval from here on
+
+    def row_costs(self, state: Ints, end: Ints, total: Floats, top: Floats) -> Floats:
+        """[..., H, A] least cost of rows, by the burden that each is still to absorb.
+
+        state: that of the rows, as in `rows.complete`. end: layers done. total: Σ t + Σ e so far.
+        top: the slowest stage so far.
+        """
+        interval = np.searchsorted(self.high, top)  # the first that may hold the slowest stage
+        wait = self.waits * np.maximum(top, self.low[interval])
+        in_interval = wait[..., None, None] + self.ahead[interval, state, end]
+        in_later_one = self.later[interval + 1, state, end]
+        return np.asarray(total[..., None, None] + np.minimum(in_interval, in_later_one))
 
 
-class Stage(NamedTuple):
+def least_together(costs: Floats, need: Ints, most: Ints) -> Floats:
+    """[V] the least cost at which the rows together can absorb all burdens.
+
+    costs: [V, R, H, A] least cost of each row by the burden that it absorbs. need: [V, H] what all
+    rows together have to absorb. most: [H] the burden that the last level of a row stands for.
+    """
+    children, rows, burdens, levels = costs.shape
+    level = np.asarray(costs[:, :, 0, 0].max(axis=1))
+    if levels == 1:
+        return level
+    # From one level to the next a row absorbs one more, with the last one all that there is.
+    gain = np.ones((burdens, rows, levels - 1), dtype=np.int64)
+    gain[:, :, -1] = (most - (levels - 2))[:, None]
+    gain = gain.reshape(1, burdens, rows * (levels - 1))
+    steps = costs[..., 1:].transpose(0, 2, 1, 3).reshape(children, *gain.shape[1:])
+    cheapest_first = np.argsort(steps, axis=-1, kind="stable")
+    gained = np.take_along_axis(gain, cheapest_first, axis=-1).cumsum(axis=-1)
+    enough = gained >= need[..., None]
+    last_step = np.take_along_axis(cheapest_first, enough.argmax(axis=-1)[..., None], axis=-1)
+    price = np.take_along_axis(steps, last_step, axis=-1)[..., 0]
+    price = np.where(enough.any(axis=-1), price, np.inf)
+    price = np.where(need > 0, price, 0.0)
+    return np.asarray(np.maximum(level, price.max(axis=1)))
+
+
+@dataclass(frozen=True)
+class Stage:
     """The data of one stage of the pipelines."""
 
-    seconds: Floats  # [M, L + 1, L + 1] layers a to b - 1; +inf where they cannot be the stage
+    # Layers a to b - 1 on groups of each kind and at least in each zone; +inf where they cannot be
+    # the stage.
+    seconds: Floats  # [M, L + 1, L + 1]
+    zone_seconds: Floats  # [Z, L + 1, L + 1]
     link: Floats  # [L + 1] bytes sent to it where it begins at layer l
-    ahead: Floats  # [Q, H, S, L + 1, A] completions from the next stage on, see `rows.complete`
+    completions: Completions  # from the next stage on
 
 
-class Parts(NamedTuple):
-    """The labels to extend, field by field; all have the same number of stages and groups."""
-
-    first: Ints  # [X] first layer of the last stage
-    end: Ints  # [X] layers done
-    used: Ints  # [X, K] devices taken of each cell
-    last: Ints  # [X, dp] shape of each row's last group
-    sums: Floats  # [X, dp] Σ t + Σ e so far
-    tops: Floats  # [X, dp] slowest stage so far
-    synced: Floats  # [X] slowest synchronisation so far
-    bound: Floats  # [X] seconds; every decision of the label costs at least this
-
-
-class Box(NamedTuple):
-    """The limits of the children that are kept."""
-
-    low: float  # seconds, the least synchronisation
-    high: float  # seconds, the longest synchronisation
-    limit: float  # seconds; the bound of a child is below it
-
-
-class Scratch(NamedTuple):
-    """Arrays that the kernels use while they run."""
-
-    costs: Floats  # [dp, H, A] least cost of each row, by what it is still to absorb
-    link: Floats  # [dp, C] of `look_around`
-    free: Ints  # [dp, C] of `look_around`
-    one: Floats  # [H, A] of `open_row`
-    left: Ints  # [H] weight of the devices that a label leaves
+def make_stages(model: RowModel, intervals: Sequence[tuple[int, int]], box: SyncBox) -> list[Stage]:
+    """The stages; intervals: of the slowest stage's time, first and last of `model.stage_values`,
+    ascending."""
+    groups, values, waits = model.groups, model.stage_values, model.groups.config.gas - 1
+    low = values[[first for first, _ in intervals]]
+    high = np.append(values, np.inf)[[last + 1 for _, last in intervals]]
+    tables = [model.tables(float(values[last]), box.high)[0] for _, last in intervals]
+    stages = []
+    for j in range(groups.config.pipeline):
+        ahead = np.stack([np.moveaxis(table[:, j + 1], 0, 2) for table in tables])
+        none = np.full((1, *ahead.shape[1:]), np.inf)
+        with_wait = (waits * low)[:, None, None, None, None] + ahead
+        latest_first = np.concatenate([none, none, with_wait[::-1]])
+        completions = Completions(
+            waits=waits,
+            low=np.append(low, low[-1]),
+            high=high,
+            ahead=np.concatenate([ahead, none]),
+            later=np.ascontiguousarray(np.minimum.accumulate(latest_first)[::-1]),
+        )
+        link = groups.link if j > 0 else np.zeros_like(groups.link)
+        stages.append(Stage(*groups.stage_seconds(j), link, completions))
+    return stages
 
 
-class Children(NamedTuple):
-    """The children of the labels, as arrays that a kernel writes."""
+@dataclass(frozen=True)
+class OpenedStages:
+    """V children of some labels with one more stage, whose groups are to be placed."""
 
-    parent: Ints  # the label that the child extends
-    choice: Ints  # the end of the stage, or the shape of the group
-    total: Floats  # seconds, the new entry of the row in `Parts.sums`
-    top: Floats  # seconds, the new entry of the row in `Parts.tops`
-    synced: Floats  # seconds, the slowest synchronisation so far
-    bound: Floats  # seconds; every decision of the child costs at least this
+    parent: Ints  # [V] the label that the child extends
+    end: Ints  # [V] end of the stage
+    bound: Floats  # [V] seconds; every decision of the child costs at least this
 
 
-@kernel
-def speed_between(bandwidth: Floats, shape_cells: Ints, n: int, m: int) -> float:
-    """The slowest bandwidth, in bytes/s, between equal ranks of two groups of shapes n and m."""
-    speed = np.inf
-    for r in range(shape_cells.shape[1]):
-        speed = min(speed, bandwidth[shape_cells[n, r], shape_cells[m, r]])
-    return speed
+@dataclass(frozen=True)
+class PlacedGroups:
+    """V children of some labels with one more group."""
+
+    parent: Ints  # [V] the label that the child extends
+    shape: Ints  # [V] the group's shape
+    total: Floats  # [V] seconds, Σ t + Σ e of the group's row
+    top: Floats  # [V] seconds, slowest stage of the group's row
+    synced: Floats  # [V] seconds, slowest synchronisation so far
+    bound: Floats  # [V] seconds; every decision of the child costs at least this
+
+    def only(self, chosen: NDArray[Any]) -> "PlacedGroups":
+        """Some of the children, by their numbers or by a mask."""
+        return PlacedGroups(*(getattr(self, column.name)[chosen] for column in fields(self)))
 
 
-@kernel
-def row_cost(
-    grid: Grid, ahead: Floats, state: int, b: int, total: float, top: float, out: Floats
-) -> None:
-    """Write the least cost of a row to `out` [H, A], by the burden that it is still to absorb.
+class ChildRules:
+    """How the labels of one configuration are extended, with synchronisation in a box."""
 
-    total: Σ t + Σ e of the row up to layer b. top: its slowest stage up to there. state: that of
-    `rows.complete`.
-    """
-    for h in range(out.shape[0]):
-        for k in range(out.shape[1]):
-            least = np.inf
-            for q in range(len(grid.low)):
-                if grid.high[q] >= top:
-                    fixed = (grid.gas - 1) * max(top, grid.low[q])
-                    least = min(least, fixed + ahead[q, h, state, b, k])
-            out[h, k] = least + total
+    def __init__(self, model: RowModel, intervals: Sequence[tuple[int, int]], box: SyncBox) -> None:
+        """intervals: see `make_stages`."""
+        self.groups, self.box = model.groups, box
+        self.tensor, self.waits = model.groups.config.tensor, model.groups.config.gas - 1
+        self.stages = make_stages(model, intervals, box)
+        cells = model.groups.shape_cells
+        # [tp, N] how often the rank's cell occurs among this rank and those before it
+        self.occurrence = np.stack(
+            [(cells[:, : r + 1] == cells[:, [r]]).sum(axis=1) for r in range(self.tensor)]
+        )
+        self.in_first_cell = (cells == cells[:, :1]).sum(axis=1)  # [N] how many ranks lie there
+        self.cell_weight = model.cell_weight  # [H, K] of one device
+        self.shape_weight = model.cell_weight[:, cells].sum(axis=2).T  # [N, H] of its devices
+        self.most = model.groups.config.pipeline * model.weight.max(axis=1)  # [H] of a whole row
+        # [Z, H, A] what a row still has to absorb behind a group of the zone
+        absorbed = model.weight.T[..., None]
+        self.level_behind = np.maximum(0, np.arange(model.levels) - absorbed)
 
+    def open_stage(self, j: int, labels: Labels, limit: float) -> OpenedStages:
+        """Every label with every end of stage j, where the bound is below the limit."""
+        x, end = np.nonzero(np.arange(len(self.groups.params)) > labels["end"][:, None])
+        floor = self.floor(labels["synced"][x])
+        every_row = np.arange(self.groups.config.data)
+        costs = self.open_row_costs(j, labels, every_row, labels["end"], x, end, limit - floor)
+        keep, bound = self.below(limit, floor, costs, self.weight_left(labels)[x])
+        x = x[keep]
+        return OpenedStages(x, end[keep], np.maximum(bound, labels["bound"][x]))
 
-@kernel
-def least_together(costs: Floats, left: Ints, tp: int, most: Ints) -> float:
-    """The least cost at which the rows together can absorb all burdens of the devices that remain.
+    def place_group(self, j: int, i: int, labels: Labels, limit: float) -> PlacedGroups:
+        """Every label with every shape of row i's group on stage j, where the bound is below the
+        limit."""
+        placed = self.priced_groups(j, i, labels)
+        row = self.waits * placed.top + placed.total
+        within_limit = self.floor(placed.synced) + row < limit
+        placed = placed.only(within_limit & (placed.synced <= self.box.high * SLACK))
+        x, shape = placed.parent, placed.shape
+        cell = self.groups.shape_cells[shape, 0]
+        devices = self.devices_left(labels)[x, cell] - self.in_first_cell[shape]
+        state = self.state(self.groups.shape_zone[shape], devices)
+        costs = self.other_row_costs(j, i, labels, limit)[x]
+        costs[:, i] = self.stages[j].completions.row_costs(
+            state, labels["end"][x], placed.total, placed.top
+        )
+        weight_left = self.weight_left(labels)[x] - self.shape_weight[shape]
+        keep, bound = self.below(limit, self.floor(placed.synced), costs, weight_left)
+        placed = placed.only(keep)
+        return replace(placed, bound=np.maximum(bound, placed.bound))
 
-    costs: [dp, H, A] least cost of each row by the burden that it absorbs. left: [H] weight of the
-    devices that remain. most: [H] the burden that the last entry of a row's table stands for.
-    """
-    rows, burdens, levels = costs.shape
-    level = 0.0
-    for i in range(rows):
-        level = max(level, costs[i, 0, 0])
-    for h in range(burdens):
-        need = -(-left[h] // tp)
-        while need > 0 and level < np.inf:
-            absorbed, cheapest = 0, np.inf
-            for i in range(rows):
-                k = 0
-                while k + 1 < levels and costs[i, h, k + 1] <= level:
-                    k += 1
-                if k + 1 < levels:
-                    absorbed += k
-                    cheapest = min(cheapest, costs[i, h, k + 1])
-                else:
-                    absorbed += most[h]
-            if absorbed >= need:
-                break
-            level = cheapest
-    return level
+    def priced_groups(self, j: int, i: int, labels: Labels) -> PlacedGroups:
+        """Every label with every shape of row i's group on stage j that fits into its cells and
+        into memory; bounded as the label is."""
+        stage, params = self.stages[j], self.groups.params
+        seconds = stage.seconds[:, labels["first"], labels["end"]]  # [M, X]
+        fits_memory = np.isfinite(seconds)[self.groups.shape_kind].T
+        x, shape = np.nonzero(self.has_room(labels) & fits_memory)
+        seconds = seconds[self.groups.shape_kind[shape], x]
+        first, end, last = labels["first"][x], labels["end"][x], labels["last"][x]
+        link = stage.link[first] / self.speed_between(last[:, i], shape)
+        speed = np.full(len(x), np.inf)  # of the stage's data groups so far
+        for k in range(i):
+            speed = np.minimum(speed, self.speed_between(last[:, k], shape))
+        synced = (params[end] - params[first]) * self.groups.sync / speed
+        return PlacedGroups(
+            parent=x,
+            shape=shape,
+            total=labels["sums"][x, i] + seconds + link,
+            top=np.maximum(labels["tops"][x, i], seconds),
+            synced=np.maximum(labels["synced"][x], synced),
+            bound=labels["bound"][x],
+        )
 
+    def floor(self, synced: Floats) -> Floats:
+        """[V] the least synchronisation, seconds, of children in the box."""
+        return np.maximum(self.box.low, synced)
 
-@kernel
-def state_of(grid: Grid, zone: int, devices: int) -> int:
-    """The state, as in `rows.complete`, of a row in a zone whose cell has `devices` left."""
-    groups = devices // grid.shape_cells.shape[1]
-    state: int = grid.base[zone] + max(0, min(grid.room[zone] - 1, groups))
-    return state
+    def below(
+        self, limit: float, floor: Floats, costs: Floats, weight_left: Ints
+    ) -> tuple[Ints, Floats]:
+        """The numbers of the children whose bound is below the limit, and these bounds.
 
+        floor: [V] seconds, least synchronisation. costs: [V, R, H, A] of each row. weight_left:
+        [V, H] of the devices that the child leaves.
+        """
+        keep = np.flatnonzero(floor + costs[:, :, 0, 0].max(axis=1) < limit)
+        need = -(-weight_left[keep] // self.tensor)
+        bound = floor[keep] + least_together(costs[keep], need, self.most)
+        below = bound < limit
+        return keep[below], bound[below]
 
-@kernel
-def weigh_rest(grid: Grid, parts: Parts, x: int, left: Ints) -> None:
-    """Write the weight of the devices that label x leaves to `left` [H]."""
-    left[:] = 0
-    for cell in range(len(grid.size)):
-        for h in range(len(left)):
-            left[h] += grid.cell_weight[h, cell] * (grid.size[cell] - parts.used[x, cell])
+    def other_row_costs(self, j: int, i: int, labels: Labels, limit: float) -> Floats:
+        """[X, R, H, A] least cost of all rows but row i: those before i have a group on stage j,
+        those behind have not. Row i is left open."""
+        rows = self.groups.config.data
+        everyone, first, end = np.arange(len(labels)), labels["first"], labels["end"]
+        costs = np.full((len(labels), rows, *self.level_behind.shape[1:]), np.inf)
+        budget = limit - self.floor(labels["synced"])
+        behind = np.arange(i + 1, rows)
+        costs[:, i + 1 :] = self.open_row_costs(j, labels, behind, first, everyone, end, budget)
+        placed = labels["last"][:, :i]
+        cell = self.groups.shape_cells[placed, 0]
+        devices = np.take_along_axis(self.devices_left(labels), cell, axis=1)
+        costs[:, :i] = self.stages[j].completions.row_costs(
+            self.state(self.groups.shape_zone[placed], devices),
+            np.broadcast_to(end[:, None], placed.shape),
+            labels["sums"][:, :i],
+            labels["tops"][:, :i],
+        )
+        return costs
 
+    def open_row_costs(
+        self, j: int, labels: Labels, rows: Ints, begin: Ints, x: Ints, end: Ints, budget: Floats
+    ) -> Floats:
+        """[V, R, H, A] least cost of the given rows where stage j of label x [V] ends before layer
+        `end` [V].
 
-@kernel
-def look_around(
-    grid: Grid, stage: Stage, parts: Parts, x: int, i: int, a: int, scratch: Scratch
-) -> None:
-    """scratch.link, free [i]: per class of shapes, the best seconds of the link from row i's last
-    group to a stage that begins at layer a, and the most devices left of a cell; 0 where none
-    fits."""
-    link, free = scratch.link[i], scratch.free[i]
-    link[:], free[:] = np.inf, 0
-    for n in range(len(grid.shape_class)):
-        c, left = grid.shape_class[n], grid.size[grid.shape_cells[n, 0]]
-        for cell in grid.shape_cells[n]:
-            left = min(left, grid.size[cell] - parts.used[x, cell])
-        if left > 0:
-            seconds = 0.0
-            if stage.link[a] > 0:
-                speed = speed_between(grid.bandwidth, grid.shape_cells, parts.last[x, i], n)
-                seconds = stage.link[a] / speed
-            link[c], free[c] = min(link[c], seconds), max(free[c], left)
+        Each row takes a group in the zone that is best for it, in an empty cell and at no cost for
+        the link, whatever the others take. begin: [X] first layer of the stage. budget: [V]
+        seconds; zones that cost a row as much as that are left out.
+        """
+        stage = self.stages[j]
+        sums, tops = labels["sums"][:, rows], labels["tops"][:, rows]
+        least = np.full((len(x), len(rows), *self.level_behind.shape[1:]), np.inf)
+        for zone, absorbed in enumerate(self.level_behind):
+            seconds = stage.zone_seconds[zone, begin[x], end]
+            v = np.flatnonzero(np.isfinite(seconds))
+            total = sums[x[v]] + seconds[v, None]
+            top = np.maximum(tops[x[v]], seconds[v, None])
+            cheap, row = np.nonzero(self.waits * top + total < budget[v, None])
+            total, top, v = total[cheap, row], top[cheap, row], v[cheap]
+            state = np.full(len(v), self.groups.zones.base[zone + 1] - 1)
+            cost = stage.completions.row_costs(state, end[v], total, top)
+            behind = np.take_along_axis(cost, absorbed[None], axis=2)
+            least[v, row] = np.minimum(least[v, row], behind)
+        return least
 
+    def speed_between(self, shape: Ints, other: Ints) -> Floats:
+        """[...] the slowest bandwidth, in bytes/s, between equal ranks of two groups."""
+        cells, bandwidth = self.groups.shape_cells, self.groups.cells.bandwidth
+        ranks = range(self.tensor)
+        lanes = [bandwidth[cells[shape, rank], cells[other, rank]] for rank in ranks]
+        return np.asarray(np.minimum.reduce(lanes))
 
-@kernel
-def open_row(
-    grid: Grid, stage: Stage, parts: Parts, x: int, i: int, ends: tuple[int, int], limit: float,
-    scratch: Scratch,
-) -> None:  # fmt: skip
-    """scratch.costs [i]: least cost of row i whose group takes the layers `ends` and the class of
-    shapes that is best for it, whatever the other rows take; `look_around` comes first. Classes
-    that reach the limit are left out."""
-    out, one = scratch.costs[i], scratch.one
-    out[:] = np.inf
-    a, b = ends
-    for c in range(len(grid.class_zone)):
-        t, z = stage.seconds[grid.class_kind[c], a, b], grid.class_zone[c]
-        total, slowest = parts.sums[x, i] + t + scratch.link[i, c], max(parts.tops[x, i], t)
-        if (grid.gas - 1) * slowest + total >= limit:
-            continue
-        state = state_of(grid, z, scratch.free[i, c] - grid.shape_cells.shape[1])
-        row_cost(grid, stage.ahead, state, b, total, slowest, one)
-        for h in range(out.shape[0]):
-            for level in range(out.shape[1]):
-                out[h, level] = min(out[h, level], one[h, max(0, level - grid.weight[h, z])])
+    def state(self, zone: Ints, devices: Ints) -> Ints:
+        """[...] the state, as in `rows.complete`, of a row whose last group lies in the zone and
+        whose cell has `devices` left."""
+        zones = self.groups.zones
+        most = np.maximum(zones.room[zone] - 1, 0)
+        groups_left = np.clip(devices // self.tensor, 0, most)
+        return np.asarray(zones.base[zone] + groups_left)
 
+    def devices_left(self, labels: Labels) -> Ints:
+        """[X, K] the devices of each cell that a label leaves."""
+        return np.asarray(self.groups.cells.size - labels["used"])
 
-@kernel
-def open_stage(
-    grid: Grid, stage: Stage, parts: Parts, box: Box, out: Children, scratch: Scratch
-) -> int:
-    """Children of all labels by every end of the stage; returns how many."""
-    costs, left, count = scratch.costs, scratch.left, 0
-    tp = grid.shape_cells.shape[1]
-    for x in range(len(parts.end)):
-        a, floor = parts.end[x], max(parts.synced[x], box.low)
-        weigh_rest(grid, parts, x, left)
-        for i in range(len(costs)):
-            look_around(grid, stage, parts, x, i, a, scratch)
-        for b in range(a + 1, len(grid.params)):
-            bound = floor
-            for i in range(len(costs)):
-                if bound < box.limit:
-                    open_row(grid, stage, parts, x, i, (a, b), box.limit - floor, scratch)
-                    bound = max(bound, floor + costs[i, 0, 0])
-            if bound < box.limit:
-                bound = floor + least_together(costs, left, tp, grid.most)
-            if bound < box.limit:
-                out.parent[count], out.choice[count] = x, b
-                out.synced[count], out.bound[count] = parts.synced[x], max(bound, parts.bound[x])
-                count += 1
-    return count
+    def weight_left(self, labels: Labels) -> Ints:
+        """[X, H] the weight of the devices that a label leaves."""
+        return np.asarray(self.devices_left(labels) @ self.cell_weight.T)
 
-
-@kernel
-def has_room(grid: Grid, parts: Parts, x: int, n: int) -> bool:
-    """Whether label x leaves the devices of a group of shape n."""
-    for r in range(grid.shape_cells.shape[1]):
-        cell = grid.shape_cells[n, r]
-        if parts.used[x, cell] + grid.shape_rank[n, r] > grid.size[cell]:
-            return False
-    return True
-
-
-@kernel
-def place_group(
-    grid: Grid, stage: Stage, parts: Parts, i: int, box: Box, out: Children, scratch: Scratch
-) -> int:
-    """Children of all labels by every shape of the group in row i; returns how many."""
-    costs, left, count = scratch.costs, scratch.left, 0
-    tp, last = grid.shape_cells.shape[1], parts.last
-    behind = np.empty_like(left)
-    for x in range(len(parts.end)):
-        a, b = parts.first[x], parts.end[x]
-        volume = (grid.params[b] - grid.params[a]) * grid.sync
-        weigh_rest(grid, parts, x, left)
-        for k in range(len(costs)):
-            if k < i:
-                zone = grid.class_zone[grid.shape_class[last[x, k]]]
-                cell = grid.shape_cells[last[x, k], 0]
-                state = state_of(grid, zone, grid.size[cell] - parts.used[x, cell])
-                so_far = parts.sums[x, k], parts.tops[x, k]
-                row_cost(grid, stage.ahead, state, b, *so_far, costs[k])
-            elif k > i:
-                look_around(grid, stage, parts, x, k, a, scratch)
-                rest = box.limit - max(box.low, parts.synced[x])
-                open_row(grid, stage, parts, x, k, (a, b), rest, scratch)
-        for n in range(len(grid.shape_class)):
-            t = stage.seconds[grid.class_kind[grid.shape_class[n]], a, b]
-            total, top = parts.sums[x, i] + t, max(parts.tops[x, i], t)
-            if (grid.gas - 1) * top + total >= box.limit or not has_room(grid, parts, x, n):
-                continue
-            if stage.link[a] > 0:
-                speed = speed_between(grid.bandwidth, grid.shape_cells, last[x, i], n)
-                total += stage.link[a] / speed
-            speed = np.inf  # of the data groups so far
-            for k in range(i):
-                speed = min(speed, speed_between(grid.bandwidth, grid.shape_cells, last[x, k], n))
-            synced = max(parts.synced[x], volume / speed)
-            floor = max(box.low, synced)
-            if volume > box.high * (1 + 1e-12) * speed or floor >= box.limit:
-                continue
-            zone, cell = grid.class_zone[grid.shape_class[n]], grid.shape_cells[n, 0]
-            devices = grid.size[cell] - parts.used[x, cell] - grid.shape_first[n]
-            state = state_of(grid, zone, devices)
-            row_cost(grid, stage.ahead, state, b, total, top, costs[i])
-            if floor + costs[i, 0, 0] >= box.limit:
-                continue
-            for h in range(len(left)):
-                behind[h] = left[h] - grid.shape_weight[h, n]
-            bound = floor + least_together(costs, behind, tp, grid.most)
-            if bound < box.limit:
-                out.parent[count], out.choice[count] = x, n
-                out.total[count], out.top[count] = total, top
-                out.synced[count], out.bound[count] = synced, max(bound, parts.bound[x])
-                count += 1
-    return count
+    def has_room(self, labels: Labels) -> NDArray[np.bool_]:
+        """[X, N] whether a label leaves the devices of a group of each shape."""
+        free = self.devices_left(labels)
+        ranks = zip(self.groups.shape_cells.T, self.occurrence, strict=True)
+        return np.asarray(np.logical_and.reduce([free[:, c] >= count for c, count in ranks]))

@@ -3,12 +3,8 @@
 Shape   the cells of a tensor group's ranks in order; *pure* when they are all one cell.
 Kind    (device types of the group, its slowest bandwidth): groups of one kind take the same time
         for any layers.
-Zone    what the bound of a single pipeline distinguishes: a class of cells holding pure groups, or,
-        for each device type, all groups that straddle cells and whose slowest type it is. A zone is
-        as good as its best member, so that bounds hold.
-Burden  a weight for each device type, larger for slower types. A group absorbs the weight of its
-        slowest type. All devices are used, so the groups together absorb at least a tp-th of the
-        weight of all devices, and the pipelines have to share that out.
+
+Zones and burdens of the groups are in zones.py.
 
 `Tables` is one configuration as the stated model (model.py) sees it: sets and cost tables.
 
@@ -21,10 +17,9 @@ Tables compute[S][n] + reduce[λ][n] seconds of one micro-batch on a tensor grou
 Levels that cost nothing are left out.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import combinations, product
+from itertools import combinations
 from math import inf
 
 import numpy as np
@@ -38,35 +33,16 @@ from hetplan.formulations.amp.problem import (
     Ints,
     ring_factor,
 )
+from hetplan.formulations.amp.zones import Zones, find_burdens, find_zones
 
 # All shapes are listed up to this many. Beyond, a first search lists pure groups and those in two
 # equal halves; what then stays open is searched again with at most the larger number.
 MAX_SHAPES = 600
 MOST_SHAPES = 70_000
-# A cell with room for more groups than this never forces a crossing in the bound (a relaxation).
-MAX_ROOM = 16
-# Cell classes up to this many are zones of their own; more are merged by device type.
-MAX_ZONES = 6
 
 
 @dataclass(frozen=True)
-class Zones:
-    """What a group of each zone costs at least; Z zones, bandwidths in bytes/s."""
-
-    prefix: Floats  # [Z, L + 1] seconds of layers [0, l)
-    capacity: Floats  # [Z] bytes of a device
-    room: Ints  # [Z] groups that one cell can hold, 0 for no limit
-    sync_in: Floats  # [Z] best bandwidth of a data group inside one cell, 0 where it does not fit
-    sync_out: Floats  # [Z] best bandwidth of a data group across cells
-    stay: Floats  # [Z] best link inside a cell
-    leave: Floats  # [Z, Z] best link to another cell, 0 where there is none
-    weight: Ints  # [H, Z] what a group absorbs of each burden
-    straddles: Ints  # [Z] 1 where groups straddle cells, 0 where they are pure
-    base: Ints  # [Z + 1] first row state of a zone; it has one for each number of groups left
-
-
-@dataclass(frozen=True)
-class Layout:
+class TensorGroups:
     """Arrays of one configuration; L layers, K cells, N shapes, M kinds, H burdens."""
 
     config: Configuration
@@ -90,18 +66,27 @@ class Layout:
         """[H] what all groups together absorb at least."""
         return -(-(self.cell_weight @ self.cells.size) // self.config.tensor)
 
-    def stage_seconds(self, j: int) -> Floats:
-        """[M, L + 1, L + 1] one micro-batch of layers a to b - 1 on stage j; +inf where they do not
-        fit in memory (1F1B), or leave too few layers for the stages before or behind."""
+    def stage_seconds(self, j: int) -> tuple[Floats, Floats]:
+        """([M, L + 1, L + 1], [Z, L + 1, L + 1]) one micro-batch of layers a to b - 1 on stage j,
+        for groups of each kind and at least in each zone; +inf where they do not fit in memory
+        (1F1B), or leave too few layers for the stages before or behind."""
         config, layers = self.config, self.params.size - 1
         alive = min(config.gas, config.pipeline - j) * config.micro_batch
         held = self.state_factor * self.params + alive * self.saved
         behind = config.pipeline - 1 - j
         a, b = np.indices((layers + 1, layers + 1))
-        fits = (a >= j) & (b > a) & ((b == layers) if not behind else (b <= layers - behind))
-        room = self.capacity[:, None, None] * config.tensor * (1 + MEMORY_TOLERANCE)
-        seconds = self.prefix[:, None, :] - self.prefix[:, :, None]
-        return np.where(fits & (held[None, :] - held[:, None] <= room), seconds, np.inf)
+        leaves_enough = (b <= layers - behind) if behind else (b == layers)
+        can_be_stage = (a >= j) & (b > a) & leaves_enough
+
+        def seconds_on(prefix: Floats, capacity: Floats) -> Floats:
+            room = capacity[:, None, None] * config.tensor * (1 + MEMORY_TOLERANCE)
+            fits = can_be_stage & (held[None, :] - held[:, None] <= room)
+            return np.where(fits, prefix[:, None, :] - prefix[:, :, None], np.inf)
+
+        return (
+            seconds_on(self.prefix, self.capacity),
+            seconds_on(self.zones.prefix, self.zones.capacity),
+        )
 
 
 def lay_out(
@@ -111,7 +96,7 @@ def lay_out(
     *,
     ceiling: float = inf,
     most_shapes: int = MAX_SHAPES,
-) -> Layout:
+) -> TensorGroups:
     """The configuration's shapes (all of them up to `most_shapes`), kinds, zones and burdens.
 
     ceiling: layer times are cut off here, seconds. No decision faster than the ceiling has a layer
@@ -129,36 +114,37 @@ def lay_out(
     shapes, complete = _shapes(cells, config, most_shapes)
     types = cells.type[shapes]
     present = (types[..., None] == np.arange(len(seconds))).any(axis=1)
-    slowest = np.full(len(shapes), inf)  # bandwidth in the group
+    inside = np.full(len(shapes), inf)  # slowest bandwidth in the group
     for r, s in combinations(range(tp), 2):
-        slowest = np.minimum(slowest, cells.bandwidth[shapes[:, r], shapes[:, s]])
-    kinds, shape_kind = np.unique(np.c_[present, slowest], axis=0, return_inverse=True)
-    members = kinds[:, :-1] > 0
-    weights = _burdens(seconds)
-    zone_of_cell, zones = _zones(problem, cells, config, prefix_of, weights)
-    order = np.argsort(seconds.sum(axis=1), kind="stable")
-    straddling = zones.straddles.argmax() + order[np.argsort(order)[types].max(axis=1)]
+        inside = np.minimum(inside, cells.bandwidth[shapes[:, r], shapes[:, s]])
+    kinds, shape_kind = np.unique(np.c_[present, inside], axis=0, return_inverse=True)
+    types_of_kind, inside_of_kind = kinds[:, :-1] > 0, kinds[:, -1]
+    prefix = [
+        prefix_of(seconds[present].max(axis=0), bandwidth)
+        for present, bandwidth in zip(types_of_kind, inside_of_kind, strict=True)
+    ]
+
+    burdens = find_burdens(seconds)
+    zones = find_zones(problem, cells, config, prefix_of, burdens)
+    fastest_first = np.argsort(seconds.sum(axis=1), kind="stable")
+    slowest_type = fastest_first[np.argsort(fastest_first)[types].max(axis=1)]
     pure = (shapes == shapes[:, :1]).all(axis=1)
-    return Layout(
+    shape_zone = np.where(pure, zones.of_cell[shapes[:, 0]], zones.of_type[slowest_type])
+    return TensorGroups(
         config=config,
         cells=cells,
-        prefix=np.array(
-            [
-                prefix_of(seconds[kind].max(axis=0), speed)
-                for kind, speed in zip(members, kinds[:, -1], strict=True)
-            ]
-        ).reshape(len(kinds), problem.layers + 1),
+        prefix=np.array(prefix).reshape(len(kinds), problem.layers + 1),
         params=np.r_[0.0, np.cumsum(problem.params)],
         saved=np.r_[0.0, np.cumsum(problem.saved)],
         link=np.r_[0.0, problem.activation * config.micro_batch],
         sync=2 * (config.data - 1) / config.data / tp,
-        capacity=np.array([problem.capacity[kind].min() for kind in members]),
+        capacity=np.array([problem.capacity[present].min() for present in types_of_kind]),
         state_factor=problem.state_factor,
         shape_cells=shapes,
         shape_kind=shape_kind.reshape(-1).astype(np.int64),
-        shape_zone=np.where(pure, zone_of_cell[shapes[:, 0]], straddling).astype(np.int64),
+        shape_zone=shape_zone.astype(np.int64),
         complete=complete,
-        cell_weight=np.ascontiguousarray(weights[:, cells.type]),
+        cell_weight=np.ascontiguousarray(burdens[:, cells.type]),
         zones=zones,
     )
 
@@ -178,85 +164,12 @@ def _shapes(cells: Cells, config: Configuration, most: int) -> tuple[Ints, bool]
         shapes = shapes[(shapes == last[:, None]).sum(axis=1) <= cells.size[last]]
     if len(shapes) <= most:
         return shapes, True
-    halves = np.repeat(np.indices((count, count)).reshape(2, -1).T, [tp - tp // 2, tp // 2], axis=1)
-    equal = halves[:, 0] == halves[:, -1]
-    fit = cells.size[halves].min(axis=1) >= np.where(equal, tp, tp // 2)
-    allowed = fit & (equal | (tp % 2 == 0) & (count * count <= most))
-    return halves[allowed], False
-
-
-def _burdens(seconds: Floats) -> Ints:
-    """[H, types] weights: 1 for the slow types where the speed falls most, in up to two ways.
-
-    With two ways also two sums of both, which tell how they are to be shared out together. A single
-    type has the burden 0.
-    """
-    total = seconds.sum(axis=1)
-    order = np.argsort(total, kind="stable")
-    falls = [(total[order[i]] / max(total[order[i - 1]], 1e-300), i) for i in range(1, len(order))]
-    splits = sorted(i for fall, i in sorted(falls, reverse=True)[:2] if fall > 1)
-    if not splits:
-        return np.zeros((1, len(order)), dtype=np.int64)
-    rank = np.argsort(order)
-    slow = np.array([rank >= split for split in splits], dtype=np.int64)
-    return slow if len(slow) == 1 else np.array([[1, 0], [0, 1], [1, 1], [2, 1]]) @ slow
-
-
-def _zones(
-    problem: AmpProblem,
-    cells: Cells,
-    config: Configuration,
-    prefix_of: Callable[[Floats, float], Floats],
-    weights: Ints,
-) -> tuple[Ints, Zones]:
-    """The zone of each cell's pure groups (-1 where a group does not fit), and the zones.
-
-    Pure ones come first, a zone for each class of cells (each type where there are many classes),
-    then one for each type that may be the slowest of a straddling group.
-    """
-    seconds = problem.seconds[config.tensor, config.micro_batch]
-    tp, count = config.tensor, cells.count
-    outer = cells.bandwidth.copy()
-    np.fill_diagonal(outer, 0.0)  # no second cell, no link: 0 bytes/s
-    inner = np.where(np.isfinite(np.diag(cells.bandwidth)), np.diag(cells.bandwidth), 0.0)
-    best_outer = float(outer.max()) if count > 1 else 0.0
-    best_inner = float(inner.max()) or best_outer
-    anywhere = max(best_outer, best_inner)
-    label = cells.kind if cells.kind[-1] < MAX_ZONES else cells.type
-    holding = cells.size >= tp
-    pure = [np.flatnonzero(holding & (label == one)) for one in np.unique(label[holding])]
-    zone_of_cell = np.full(count, -1)
-    for z, members in enumerate(pure):
-        zone_of_cell[members] = z
-    straddling = list(range(len(problem.types)) if tp > 1 and count > 1 else range(0))
-    kind = [int(cells.type[members[0]]) for members in pure] + straddling
-    most = [int(cells.size[members].max()) for members in pure]
-    within = [float(inner[members].max()) for members in pure]
-    fits = [n // tp if n // tp <= MAX_ROOM else 0 for n in most]
-    local = best_inner if int(cells.size.max()) >= config.data else 0.0
-    n, s = len(pure), len(straddling)
-    leave = np.full((n + s, n + s), best_outer)
-    leave[n:, n:] = anywhere
-    for z, y in product(range(n), repeat=2):
-        leave[z, y] = outer[np.ix_(pure[z], pure[y])].max()
-    room = np.array(fits + [0] * s, dtype=np.int64)
-    return zone_of_cell, Zones(
-        prefix=np.array(
-            [prefix_of(seconds[t], b) for t, b in zip(kind, within + [best_outer] * s, strict=True)]
-        ).reshape(n + s, problem.layers + 1),
-        capacity=problem.capacity[kind],
-        room=room,
-        sync_in=np.array(
-            [b if m >= config.data * tp else 0.0 for b, m in zip(within, most, strict=True)]
-            + [local] * s
-        ),
-        sync_out=np.array([float(outer[members].max()) for members in pure] + [best_outer] * s),
-        stay=np.array(within + [anywhere] * s),
-        leave=leave,
-        weight=np.ascontiguousarray(weights[:, kind]),
-        straddles=np.array([0] * n + [1] * s, dtype=np.int64),
-        base=np.r_[0, np.cumsum(np.maximum(room, 1))].astype(np.int64),
-    )
+    first, last = np.indices((count, count)).reshape(2, -1)
+    halves = np.repeat(np.c_[first, last], [tp - tp // 2, tp // 2], axis=1)
+    pure = first == last
+    fits = np.minimum(cells.size[first], cells.size[last]) >= np.where(pure, tp, tp // 2)
+    listed = pure | (tp % 2 == 0 and count * count <= most)
+    return halves[fits & listed], False
 
 
 # Half of what the evaluator lets pass: the other half is for the solvers' own tolerances.

@@ -39,13 +39,13 @@ synchronisation of every j
 
 import contextlib
 import math
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import combinations, pairwise, product
 
 import numpy as np
 
+from hetplan.clock import CLOCK
 from hetplan.formulations.amp.cuts import find_first
 from hetplan.formulations.amp.data import AmpData, AmpDecision
 from hetplan.formulations.amp.layout import Tables, lay_out
@@ -53,6 +53,7 @@ from hetplan.formulations.amp.problem import (
     NO_CONFIGURATION,
     NO_ROOM,
     Floats,
+    Ints,
     Strategy,
     compile_problem,
     find_cells,
@@ -61,12 +62,10 @@ from hetplan.formulations.amp.problem import (
 from hetplan.formulations.amp.rows import quick_seconds, root_bound, row_model
 from hetplan.solvers import general
 from hetplan.solvers.branch_and_bound import Expansion, Incumbent, search
-from hetplan.solvers.model import Columns, Model, ModelAnswer, TooLarge, Totals
+from hetplan.solvers.expressions import Columns, Linear, total
+from hetplan.solvers.model import Model, ModelAnswer, TooLarge, Totals
 from hetplan.solvers.native import Sink
 from hetplan.solvers.run import Outcome, Run, Stop, Stopped
-
-# (columns, values): a linear expression.
-Terms = tuple[Columns, Floats]
 
 
 @dataclass(frozen=True)
@@ -81,8 +80,10 @@ class Question:
     @property
     def upper(self) -> float:
         """The cut-off, or what no decision of the configuration exceeds; 1 where all is free."""
-        worst = self.tables.slowest_seconds
-        return (worst if self.cutoff is None else min(worst, self.cutoff)) or 1.0
+        seconds = self.tables.slowest_seconds
+        if self.cutoff is not None:
+            seconds = min(seconds, self.cutoff)
+        return seconds or 1.0
 
     @property
     def totals(self) -> Totals:
@@ -111,9 +112,9 @@ class Programme:
         self.total = self.model.seconds("T", lower=question.totals.least, upper=self.upper)
         self.model.minimize(self.total)
         self.v: list[Columns] = []
-        # t_ij, e_ij
-        self.stage: dict[tuple[int, int], list[Terms]] = {group: [] for group in self.groups}
-        self.link: dict[tuple[int, int], list[Terms]] = {group: [] for group in self.groups}
+        # t_ij, e_ij: what is to be added up
+        self.stage: dict[tuple[int, int], list[Linear]] = {group: [] for group in self.groups}
+        self.link: dict[tuple[int, int], list[Linear]] = {group: [] for group in self.groups}
         place_every_device(self)
         cut_into_stages(self)
         price_compute(self)
@@ -125,7 +126,7 @@ class Programme:
 
     def both(
         self, name: str, first: Columns, conditions: Columns | list[Columns], seconds: Floats
-    ) -> Terms:  # (5)
+    ) -> Linear:  # (5)
         """The cost of two choices together, seconds [len(conditions), len(first)].
 
         first: columns of which one is 1; conditions: for each row of the costs, the columns that
@@ -133,21 +134,15 @@ class Programme:
         """
         costs = np.minimum(seconds, 2 * self.upper)  # what nobody can afford is alike
         if len(conditions) == 1:
-            return first, costs[0]
+            only: Floats = costs[0]
+            return only @ first
         time = self.model.seconds(f"t_{name}")
-        for condition, row in zip(conditions, costs, strict=True):
+        for condition, cost in zip(conditions, costs, strict=True):
             # the least stands apart, so that it counts before a member is chosen
-            columns, values = np.append(first, time), np.append(row.min() - row, 1.0)
-            self.model.row(f"{name}_cost", columns, values, lower=row.min(), when=condition)
-        return np.atleast_1d(time), np.ones(1)
-
-    def at_least(self, family: str, target: Columns, parts: Iterable[Terms]) -> None:
-        """target >= the sum of the parts."""
-        columns, values = zip(*parts, strict=True)
-        self.model.row(
-            family, np.append(np.concatenate(columns), target),
-            np.append(-np.concatenate(values), 1.0), lower=0.0,
-        )  # fmt: skip
+            least = cost.min()
+            more = (cost - least) @ first
+            self.model.row(f"{name}_cost", time >= least + more, when=condition)
+        return time
 
     def strategy(self, answer: ModelAnswer) -> Strategy:
         """Placement and cut of the incumbent."""
@@ -163,93 +158,89 @@ class Programme:
 
 def place_every_device(m: Programme) -> None:  # (1)
     """sum_c x[c,p] = 1 for every position, sum_p x[c,p] = n_c for every cell."""
-    for position in np.ndindex(m.tables.shape):
-        m.model.equal("position", m.x[(slice(None), *position)], to=1.0)
-    for c, size in enumerate(m.tables.cells.size.tolist()):
-        m.model.equal("cell", m.x[c].ravel(), to=float(size))
+    cells = m.tables.cells
+    m.model.row("position", m.x.sum(axis=0) == 1)
+    m.model.row("cell", m.x.reshape(cells.count, -1).sum(axis=1) == cells.size)
 
 
 def cut_into_stages(m: Programme) -> None:  # (2)
     """A path of intervals from layer 0 to L."""
-    m.model.equal("first_stage", m.y[0], to=1.0)
+    m.model.row("first_stage", m.y[0].sum() == 1)
     for j, (here, after) in enumerate(pairwise(m.tables.stages)):
         ends = np.unique(here.last)
         v = m.model.binary(f"v_{j}", len(ends))
         m.v.append(v)
         for l, end in zip(ends, v, strict=True):
-            for part in (m.y[j][here.last == l], m.y[j + 1][after.first == l]):
-                m.model.equal("boundary", [*part, end], [1.0] * len(part) + [-1.0], to=0.0)
+            m.model.row("boundary", m.y[j][here.last == l].sum() == end)
+            m.model.row("boundary", m.y[j + 1][after.first == l].sum() == end)
 
 
-def price_compute(m: Programme) -> None:  # (3)
+def price_compute(m: Programme) -> None:  # (3) (5)
     """Each group runs at the slowest of its types; whatever these are, no faster than the
     fastest."""
     profiles, cells = m.tables.profiles, m.tables.cells
     for j, i in m.groups:
         on = m.model.binary(f"on_{j}_{i}", len(m.tables.problem.types))
-        for (k, column), r in product(enumerate(on), m.lanes) if len(profiles) > 1 else []:
-            held = m.x[cells.type == k, j, i, r]
-            m.model.row("held", [column, *held], [1.0] + [-1.0] * len(held), lower=0.0)
-        conditions = [on[:0], *(on[list(types)] for types in profiles)]
-        # the least that any group needs for the intervals of a stage
+        if len(profiles) > 1:
+            for k in range(len(on)):
+                of_type = m.x[cells.type == k, j, i]  # [cell, lane]
+                m.model.row("held", on[k] >= of_type.sum(axis=0))
+        # the first row of costs is the least that any group needs; it needs no type
         least = m.tables.stages[j].sums(m.tables.seconds.min(axis=0))
-        m.stage[j, i].append(
-            m.both(f"compute_{j}_{i}", m.y[j], conditions, np.vstack([least, m.tables.compute(j)]))
-        )
+        costs = np.vstack([least, m.tables.compute(j)])
+        conditions = [on[:0], *(on[list(types)] for types in profiles)]
+        m.stage[j, i].append(m.both(f"compute_{j}_{i}", m.y[j], conditions, costs))
 
 
-def price_reduce(m: Programme) -> None:  # (4)
+def price_reduce(m: Programme) -> None:  # (4) (5)
     """A tensor group all-reduces at the lowest bandwidth between two of its devices."""
-    for j, i in m.groups if len(m.tables.tensor_levels) else []:
+    bandwidths = m.tables.tensor_levels
+    if not len(bandwidths):
+        return
+    for j, i in m.groups:
         pairs = [(m.x[:, j, i, r], m.x[:, j, i, s]) for r, s in combinations(m.lanes, 2)]
-        m.stage[j, i].append(
-            m.both(
-                f"reduce_{j}_{i}",
-                m.y[j],
-                levels(m, f"tensor_{j}_{i}", m.tables.tensor_levels, pairs),
-                m.tables.reduce(j),
-            )
-        )
+        reach = levels(m, f"tensor_{j}_{i}", bandwidths, pairs)
+        m.stage[j, i].append(m.both(f"reduce_{j}_{i}", m.y[j], reach, m.tables.reduce(j)))
 
 
-def price_links(m: Programme) -> None:  # (4)
+def price_links(m: Programme) -> None:  # (4) (5)
     """A micro-batch goes to the next stage over the slowest of the group's lanes."""
-    for j, i in product(m.stages[:-1], m.ranks) if len(m.tables.link_levels) else []:
-        low = levels(
-            m,
-            f"link_{j}_{i}",
-            m.tables.link_levels,
-            [(m.x[:, j, i, r], m.x[:, j + 1, i, r]) for r in m.lanes],
-        )
-        m.link[j, i].append(m.both(f"send_{j}_{i}", m.v[j], low, m.tables.link(j)))
+    bandwidths = m.tables.link_levels
+    if not len(bandwidths):
+        return
+    for j, i in product(m.stages[:-1], m.ranks):
+        pairs = [(m.x[:, j, i, r], m.x[:, j + 1, i, r]) for r in m.lanes]
+        reach = levels(m, f"link_{j}_{i}", bandwidths, pairs)
+        m.link[j, i].append(m.both(f"send_{j}_{i}", m.v[j], reach, m.tables.link(j)))
 
 
-def add_up(m: Programme) -> None:  # (4) (6)
+def price_synchronisation(m: Programme) -> Linear:  # (4) (5) (6)
+    """sigma: a stage synchronises at the lowest bandwidth in its data groups; the slowest stage
+    counts. 0 where nothing is synchronised."""
+    bandwidths = m.tables.sync_levels
+    if not len(bandwidths):
+        return total([])
+    sigma = m.model.seconds("sigma", upper=m.upper)
+    for j in m.stages:
+        members = product(m.lanes, combinations(m.ranks, 2))
+        pairs = [(m.x[:, j, i, r], m.x[:, j, h, r]) for r, (i, h) in members]
+        reach = levels(m, f"sync_{j}", bandwidths, pairs)
+        seconds = m.both(f"sync_{j}", m.y[j], reach, m.tables.sync(j))
+        m.model.row("synchronisation", sigma >= seconds)
+    return sigma
+
+
+def add_up(m: Programme) -> None:  # (6)
     """T covers every pipeline and the slowest synchronisation of any stage."""
-    sync: list[Terms] = []
-    if len(m.tables.sync_levels):
-        sigma = m.model.seconds("sigma", upper=m.upper)
-        sync = [(np.atleast_1d(sigma), np.ones(1))]
-        for j in m.stages:
-            pairs = [
-                (m.x[:, j, i, r], m.x[:, j, h, r])
-                for r in m.lanes
-                for i, h in combinations(m.ranks, 2)
-            ]
-            cost = m.both(
-                f"sync_{j}",
-                m.y[j],
-                levels(m, f"sync_{j}", m.tables.sync_levels, pairs),
-                m.tables.sync(j),
-            )
-            m.at_least("synchronisation", sigma, [cost])
+    sigma = price_synchronisation(m)
+    gas = m.tables.configuration.gas
     for i in m.ranks:
         slowest = m.model.seconds(f"m_{i}", upper=m.upper)
         for j in m.stages:
-            m.at_least("slowest_stage", slowest, m.stage[j, i])
-        wait = (np.atleast_1d(slowest), np.array([m.tables.configuration.gas - 1.0]))
-        once = [terms for j in m.stages for terms in (*m.stage[j, i], *m.link[j, i])]
-        m.at_least("pipeline", m.total, [wait, *once, *sync])
+            m.model.row("slowest_stage", slowest >= total(m.stage[j, i]))
+        stages = total(total(m.stage[j, i]) for j in m.stages)
+        links = total(total(m.link[j, i]) for j in m.stages)
+        m.model.row("pipeline", m.total >= (gas - 1) * slowest + stages + links + sigma)
 
 
 def fit_memory(m: Programme) -> None:  # (7)
@@ -258,8 +249,9 @@ def fit_memory(m: Programme) -> None:  # (7)
     for j, n in enumerate(m.tables.stages):
         for room in np.unique(capacity):
             beyond = m.y[j][n.bytes > room]
-            for i, r in product(m.ranks, m.lanes) if len(beyond) else []:
-                m.model.row("memory", [*beyond, *m.x[capacity <= room, j, i, r]], upper=1.0)
+            if len(beyond):
+                small = m.x[capacity <= room, j]  # [cell, i, r]
+                m.model.row("memory", beyond.sum() + small.sum(axis=0) <= 1)
 
 
 def order_equals(m: Programme) -> None:  # (8)
@@ -267,15 +259,15 @@ def order_equals(m: Programme) -> None:  # (8)
     kinds, (_, dp, tp) = m.tables.cells.kind, m.tables.shape
     equal = np.flatnonzero(kinds[1:] == kinds[:-1]) + 1  # equal cells lie side by side
     for c in equal.tolist():
-        mine, other = m.x[c].ravel(), m.x[c - 1].ravel()
+        mine, other = m.x[c].reshape(-1), m.x[c - 1].reshape(-1)
         for at in range(len(mine)):
-            m.model.row("equal_cells", [mine[at], *other[:at]], [1.0] + [-1.0] * at, upper=0.0)
-    for line in ([(0, i, 0) for i in range(dp)], [(0, 0, r) for r in range(tp)]):
+            m.model.row("equal_cells", mine[at] <= other[:at].sum())
+    data_ranks, tensor_ranks = [(0, i, 0) for i in range(dp)], [(0, 0, r) for r in range(tp)]
+    for line in (data_ranks, tensor_ranks):
         for p, q in pairwise(line):
             for c in range(1, len(kinds)):
-                here, after = m.x[(slice(c, None), *p)], m.x[(slice(c, None), *q)]
-                values = [1.0] * len(here) + [-1.0] * len(after)
-                m.model.row("equal_ranks", [*here, *after], values, upper=0.0)
+                here, after = m.x[c:, *p], m.x[c:, *q]
+                m.model.row("equal_ranks", here.sum() <= after.sum())
 
 
 def levels(
@@ -284,22 +276,17 @@ def levels(
     """reach[λ] over the pairs of positions, each given by its columns [K]."""
     reach = m.model.binary(f"reach_{name}", len(bandwidths))
     m.model.fix(reach[-1:], 1)
-    for here, above in pairwise(reach):
-        m.model.row(f"{name}_reach", [above, here], [1.0, -1.0], lower=0.0)
+    m.model.row(f"{name}_reach", reach[1:] >= reach[:-1])
     # (c, λ, cells at B_λ or less from c) for each level below the top that some cell has to c
-    slow = [
-        (c, level, np.flatnonzero((row >= 0) & (row <= level)))
-        for c, row in enumerate(m.tables.crossing(bandwidths))
-        for level in np.unique(row[(row >= 0) & (row < len(bandwidths) - 1)]).tolist()
-    ]
+    slow: list[tuple[int, int, Ints]] = []
+    top = len(bandwidths) - 1
+    for c, level_to in enumerate(m.tables.crossing(bandwidths)):
+        linked = level_to >= 0
+        for level in np.unique(level_to[linked & (level_to < top)]).tolist():
+            slow.append((c, level, np.flatnonzero(linked & (level_to <= level))))
     for p, q in pairs:
         for c, level, others in slow:
-            m.model.row(
-                f"{name}_lowest",
-                [reach[level], p[c], *q[others]],
-                [1.0] + [-1.0] * (1 + len(others)),
-                lower=-1.0,
-            )
+            m.model.row(f"{name}_lowest", reach[level] >= p[c] + q[others].sum() - 1)
     return reach
 
 
@@ -353,14 +340,14 @@ class Sweep:
         self.run.report(note=str(chosen))
         self.models += 1
         cutoff = None if math.isinf(threshold) else threshold
-        begun, part = time.perf_counter(), self.run.part()
+        begun, part = CLOCK.seconds(), self.run.part()
         try:
             programme = Programme(Question(case.tables, case.bound, cutoff), self.most_terms, part)
         except TooLarge:
             self.message = f"{chosen}: {TOO_LARGE.format(self.most_terms)}"
             return Expansion(dropped_bound=case.bound)
         finally:
-            self.build_seconds += time.perf_counter() - begun
+            self.build_seconds += CLOCK.seconds() - begun
         answer = self.minimise(
             self.method, programme.model, part,
             lambda incumbent, bound: self.run.report(incumbent=incumbent),
@@ -386,7 +373,7 @@ def solve_by(
 ) -> Outcome[AmpDecision]:
     """The best decision over all configurations, with the bound that the solver behind `method`
     proves; minimise: another way to have a model solved."""
-    begun, solver = time.perf_counter(), general.label(method, run.options)
+    begun, solver = CLOCK.seconds(), general.label(method, run.options)
     problem = compile_problem(data)
     cells = find_cells(problem)
     gap = parameters.worth * run.options.gap if run.tap is None else -parameters.exported
@@ -395,24 +382,16 @@ def solve_by(
         Case(Tables(problem, config, cells), quick_seconds(problem, config))
         for config in problem.configurations()
     ]
-    left = run.remaining
-    part = run.part(time_limit=parameters.first_share * left if math.isfinite(left) else None)
+    first_seconds = parameters.first_share * run.remaining
+    part = run.part(time_limit=first_seconds if math.isfinite(first_seconds) else None)
     find_first(problem, cells, incumbent, part)
     cases.sort(key=lambda case: case.bound)
     with contextlib.suppress(Stopped):  # the bounds that take no time stand
         for at, case in enumerate(cases):
-            cases[at] = replace(
-                case,
-                bound=max(
-                    case.bound,
-                    root_bound(
-                        row_model(lay_out(problem, cells, case.tables.configuration)), part.check
-                    ),
-                ),
-            )
-    sweep = Sweep(
-        run, incumbent, method, parameters.most_terms, minimise, time.perf_counter() - begun
-    )
+            layout = lay_out(problem, cells, case.tables.configuration)
+            bound = root_bound(row_model(layout), part.check)
+            cases[at] = replace(case, bound=max(case.bound, bound))
+    sweep = Sweep(run, incumbent, method, parameters.most_terms, minimise, CLOCK.seconds() - begun)
     proof = search([(case.bound, case) for case in cases], sweep.expand, incumbent, run)
     stop, message = proof.verdict(run, NO_ROOM if cases else NO_CONFIGURATION)
     if not proof.proven:

@@ -28,7 +28,7 @@ def pose(workload: Workload, *, memory: bool = True) -> AmpData:
             type=table.device,
             tensor=table.tensor,
             micro_batch=table.micro_batch,
-            seconds=table.seconds(),
+            seconds=table.layer_seconds(),
         )
         for table in profile.tables
         if table.device in cluster.types

@@ -1,10 +1,10 @@
 """Lower bounds of a configuration from its single pipelines ("rows").
 
 For a cap s on the synchronisation and θ on the stage time let R(θ, s; k) be the cheapest Σ t + Σ e
-of one pipeline that absorbs at least k of a burden (layout.py). Every decision with slowest stage
+of one pipeline that absorbs at least k of a burden (zones.py). Every decision with slowest stage
 in (θa, θb] and synchronisation in [sa, sb] costs at least sa + (gas − 1)·θa + R(θb, sb; k), where k
 is an even share of the burden. Intervals of θ and of s are bisected where the bound is least.
-docs/method-amp.md has the proofs.
+evidence/speed/amp_search.md has the proofs.
 """
 
 import heapq
@@ -18,7 +18,7 @@ import numpy as np
 
 from hetplan.compiled import kernel
 from hetplan.formulations.amp.cuts import middle_of
-from hetplan.formulations.amp.layout import Layout
+from hetplan.formulations.amp.layout import TensorGroups
 from hetplan.formulations.amp.problem import (
     MEMORY_TOLERANCE,
     AmpProblem,
@@ -122,9 +122,9 @@ def complete(chain: Chain, weight: Ints, ahead: Floats, start: Floats, enter: Fl
 
 @dataclass(frozen=True)
 class RowModel:
-    """The row bound of one layout; H burdens."""
+    """The row bound of one configuration; H burdens."""
 
-    layout: Layout
+    groups: TensorGroups
     weight: Ints  # [H, Z] what a group of each zone absorbs
     cell_weight: Ints  # [H, K] weight of one device
     need: Ints  # [H] what all pipelines together absorb at least
@@ -135,43 +135,46 @@ class RowModel:
     @cached_property
     def share(self) -> Ints:
         """[H] some pipeline absorbs at least this much."""
-        return -(-self.need // self.layout.config.data)
+        return -(-self.need // self.groups.config.data)
 
     @cached_property
     def levels(self) -> int:
         """A: what the tables tell apart of a burden."""
-        most = self.layout.config.pipeline * self.weight.max(axis=1, initial=0)
+        most = self.groups.config.pipeline * self.weight.max(axis=1, initial=0)
         return 1 + int(np.where(self.need > 0, np.minimum(most, self.share + SPARE), 0).max())
 
     @cached_property
     def memory_window(self) -> Ints:
         """[pp, Z, L + 1] furthest end of a stage that fits the zone's memory (1F1B)."""
-        lay, config = self.layout, self.layout.config
-        room = lay.zones.capacity * config.tensor * (1 + MEMORY_TOLERANCE)
+        groups, config = self.groups, self.groups.config
+        room = groups.zones.capacity * config.tensor * (1 + MEMORY_TOLERANCE)
         alive = [min(config.gas, left) for left in range(config.pipeline, 0, -1)]
-        held = [lay.state_factor * lay.params + n * config.micro_batch * lay.saved for n in alive]
+        held = [
+            groups.state_factor * groups.params + n * config.micro_batch * groups.saved
+            for n in alive
+        ]
         return np.array([[furthest(stage, bytes_) for bytes_ in room] for stage in held])
 
     def tables(self, stage_cap: float, sync_cap: float) -> tuple[Floats, Floats]:
         """(ahead [H, pp + 1, S, L + 1, A], start [H, A]) of `complete` under the caps, seconds."""
-        lay, zones = self.layout, self.layout.zones
-        pp, dp, width = lay.config.pipeline, lay.config.data, len(lay.params)
+        groups, zones = self.groups, self.groups.zones
+        pp, dp, width = groups.config.pipeline, groups.config.data, len(groups.params)
         window, local = self.memory_window.copy(), np.full(zones.prefix.shape, width)
         for z in range(len(zones.prefix)):
             ends = furthest(zones.prefix[z], stage_cap * SLACK)
             if dp > 1:
                 across, within = (
-                    sync_cap * SLACK / lay.sync * np.array([zones.sync_out[z], zones.sync_in[z]])
+                    sync_cap * SLACK / groups.sync * np.array([zones.sync_out[z], zones.sync_in[z]])
                 )
-                local[z] = furthest(lay.params, across) + 1
-                ends = np.minimum(ends, furthest(lay.params, max(across, within)))
+                local[z] = furthest(groups.params, across) + 1
+                ends = np.minimum(ends, furthest(groups.params, max(across, within)))
             window[:, z] = np.minimum(window[:, z], ends)
         chain = Chain(
             window,
             local,
             dp,
             zones.prefix,
-            lay.link,
+            groups.link,
             zones.room,
             zones.stay,
             zones.leave,
@@ -198,27 +201,27 @@ class RowModel:
         return float(start[np.arange(len(at)), at].max())
 
 
-def row_model(layout: Layout, *, straddle: bool = False) -> RowModel:
+def row_model(groups: TensorGroups, *, straddle: bool = False) -> RowModel:
     """The row bound's data; `straddle`: of decisions in which at least one group straddles
     cells."""
-    config, prefix = layout.config, layout.zones.prefix
-    weight, cell_weight, need = layout.zones.weight, layout.cell_weight, layout.burdens
+    config, prefix = groups.config, groups.zones.prefix
+    weight, cell_weight, need = groups.zones.weight, groups.cell_weight, groups.burdens
     if straddle:  # one more burden, which no device has
-        weight = np.vstack([weight, layout.zones.straddles])
+        weight = np.vstack([weight, groups.zones.straddles])
         cell_weight = np.vstack([cell_weight, 0 * cell_weight[:1]])
         need = np.append(need, 1)
     pairs = np.triu_indices(prefix.shape[1], 1)
     sums = (prefix[:, None, :] - prefix[:, :, None])[:, *pairs]
-    volumes = (layout.params[None, :] - layout.params[:, None])[pairs]
-    speeds = np.unique(layout.cells.bandwidth[np.isfinite(layout.cells.bandwidth)])
+    volumes = (groups.params[None, :] - groups.params[:, None])[pairs]
+    speeds = np.unique(groups.cells.bandwidth[np.isfinite(groups.cells.bandwidth)])
     synchronised = config.data > 1 and speeds.size
     return RowModel(
-        layout=layout,
+        groups=groups,
         weight=np.ascontiguousarray(weight),
         cell_weight=cell_weight,
         need=need,
         stage_values=distinct(sums.ravel()) if config.gas > 1 else np.array([sums.max()]),
-        sync_values=distinct(np.outer(volumes * layout.sync, 1.0 / speeds).ravel())
+        sync_values=distinct(np.outer(volumes * groups.sync, 1.0 / speeds).ravel())
         if synchronised
         else np.zeros(1),
     )
@@ -271,7 +274,7 @@ def bound_stages(
 
     limit: costs of at least this are not of interest. check: raises where it is time to stop.
     """
-    weight = model.layout.config.gas - 1
+    weight = model.groups.config.gas - 1
     values, numbers = model.stage_values, count()
 
     def piece(first: int, last: int, start: Floats) -> tuple[float, int, int, int, Floats]:

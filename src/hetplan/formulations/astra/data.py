@@ -19,7 +19,14 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from hetplan.schema import Count, Name, NonNegative, PositiveCount, StrictModel
+from hetplan.schema import (
+    Count,
+    Name,
+    NonNegative,
+    PositiveCount,
+    StrictModel,
+    check_distinct_names,
+)
 
 
 class DeviceType(StrictModel):
@@ -50,14 +57,7 @@ class AstraData(StrictModel):
 
     @model_validator(mode="after")
     def _type_names_are_distinct(self) -> Self:
-        first: dict[str, int] = {}
-        for i, kind in enumerate(self.device_types):
-            if kind.name in first:
-                raise ValueError(
-                    f"device_types[{i}].name repeats device_types[{first[kind.name]}].name "
-                    f"({kind.name!r})"
-                )
-            first[kind.name] = i
+        check_distinct_names([kind.name for kind in self.device_types], "device_types")
         return self
 
 

@@ -37,8 +37,9 @@ from hetplan.formulations.astra.problem import (
     least_total,
     least_work,
 )
+from hetplan.solvers.expressions import Columns
 from hetplan.solvers.general import Formulation, Known, solve_with
-from hetplan.solvers.model import Columns, Model, Totals
+from hetplan.solvers.model import Model, Totals
 from hetplan.solvers.run import Outcome, Run, Stop
 
 # Bounds are sums in another order than the evaluator's.
@@ -90,7 +91,7 @@ def keep_to_devices(model: Model, kinds: Kinds, w: Columns) -> None:  # (3)
     """No type carries more stages than it has device groups."""
     for i, most in enumerate(kinds.problem.most_stages):
         if len(kinds.of(i)):
-            model.row("devices", w[kinds.of(i)], upper=float(most))
+            model.row("devices", w[kinds.of(i)].sum() <= most)
 
 
 def cover_slowest_stage(model: Model, kinds: Kinds, w: Columns) -> Columns:  # (4), (5)
@@ -100,13 +101,8 @@ def cover_slowest_stage(model: Model, kinds: Kinds, w: Columns) -> Columns:  # (
     model.fix(step[:1], 1)
     theta = model.staircase("theta", step, levels)
     for q in np.flatnonzero(rung > 0).tolist():
-        above = kinds.at_least(q)
-        model.row(
-            "reach",
-            np.append(w[above], step[rung[q]]),
-            np.append(np.ones(len(above)), -float(kinds.most[q])),
-            upper=0,
-        )
+        as_long = w[kinds.at_least(q)].sum()
+        model.row("reach", as_long <= kinds.most[q] * step[rung[q]])
     return theta
 
 
@@ -115,30 +111,28 @@ def one_number_per_type(model: Model, kinds: Kinds, w: Columns) -> None:  # (6)
     if not kinds.problem.equal:
         return
     pick = model.binary("pick", len(w))
-    for q in range(len(w)):
-        model.row("use", [w[q], pick[q]], [1, -float(kinds.most[q])], upper=0)
+    model.row("use", w <= kinds.most * pick)
     for i in range(kinds.problem.M):
         if len(kinds.of(i)):
-            model.row("pick", pick[kinds.of(i)], upper=1)
+            model.row("pick", pick[kinds.of(i)].sum() <= 1)
 
 
 def outlast_the_average(model: Model, kinds: Kinds, w: Columns, theta: Columns) -> None:  # (7)
     """The slowest stage takes no less than the average one."""
-    model.row("average", np.append(w, theta), np.append(-kinds.seconds, kinds.problem.P), lower=0)
+    model.row("average", kinds.problem.P * theta >= kinds.seconds @ w)
 
 
 def build(kinds: Kinds, run: Run | None = None) -> Model:
     """The model of a problem that `infeasible_because` has no objection to."""
     model = Model("astra", run, kinds.totals)
     w = model.integer("w", len(kinds.type), 0, kinds.most)
-    model.equal("stages", w, to=kinds.problem.P)  # (1): as many as the pipeline has
-    model.equal("layers", w, kinds.layers, to=kinds.problem.N)  # (2): every one on one stage
+    model.row("stages", w.sum() == kinds.problem.P)  # (1): as many as the pipeline has
+    model.row("layers", kinds.layers @ w == kinds.problem.N)  # (2): every one on one stage
     keep_to_devices(model, kinds, w)
     theta = cover_slowest_stage(model, kinds, w)
     one_number_per_type(model, kinds, w)
     outlast_the_average(model, kinds, w, theta)
-    model.minimize(w, kinds.seconds)
-    model.minimize(theta, kinds.problem.K - 1)
+    model.minimize(kinds.seconds @ w + (kinds.problem.K - 1) * theta)
     return model
 
 

@@ -144,12 +144,12 @@ def even_decision(problem: AstraProblem) -> float | None:
 
 
 def least_work(problem: AstraProblem) -> float:
-    """What the stages of any decision take together, at least."""
+    """Seconds that the stages of any decision take together, at least."""
     return problem.N * float(problem.c.min()) + problem.P * float(problem.h.min())
 
 
 def least_total(problem: AstraProblem) -> float:
-    """What any decision costs, at least: the least work, and its even share for the slowest
+    """A bound of every decision's objective: the least work, and its even share for the slowest
     stage."""
     work = least_work(problem)
     return work + (problem.K - 1) * max(float(problem.thresholds[0]), work / problem.P)

@@ -21,6 +21,7 @@ from hetplan.schema import (
     PositiveCount,
     Row,
     StrictModel,
+    check_distinct_names,
     check_every_type,
     check_length,
 )
@@ -76,7 +77,7 @@ class DittoData(StrictModel):
     def _consistent(self) -> Self:
         self._check_node_size()
         self._check_layer_count()
-        self._check_type_names()
+        check_distinct_names([kind.name for kind in self.device_types], "device_types")
         for i, kind in enumerate(self.device_types):
             self._check_type(kind, f"device_types[{i}]")
         if self.memory is not None:
@@ -94,16 +95,6 @@ class DittoData(StrictModel):
     def _check_layer_count(self) -> None:
         if not 1 <= self.layers <= MOST_LAYERS:
             raise ValueError(f"{self.layers} layers, expected 1 to {MOST_LAYERS}")
-
-    def _check_type_names(self) -> None:
-        first: dict[str, int] = {}
-        for i, kind in enumerate(self.device_types):
-            if kind.name in first:
-                raise ValueError(
-                    f"device_types[{i}].name repeats device_types[{first[kind.name]}].name "
-                    f"({kind.name!r})"
-                )
-            first[kind.name] = i
 
     def _check_type(self, kind: DeviceType, where: str) -> None:
         size = self.devices_per_node

@@ -6,7 +6,18 @@ The labels of least bound are kept first; where some had to be cut, the interval
 single θ is searched again with more of them.
 
 Source: hetplan; the objective is Oobleck's (SOSP 2023, Section 4.1.2), the problem Ditto's (Section
-3). docs/method-ditto.md has the proofs.
+3).
+
+Lemma 5. A label makes another of its bucket and phase superfluous if it costs no more and has as
+many devices of each kind and, where memory or N_b make stages count, as many stages. Whatever is
+put in front of the second can be put in front of the first, since memory in front depends on the
+stages behind and costs are sums.
+
+Theorem. At any time the least bound among open and dropped intervals is a lower bound, and where
+none is below the incumbent, that is optimal. θ of an optimal template is a stage time, hence a
+candidate; the intervals part the candidates; their bounds hold by Lemmas 2 to 4 of `intervals`, and
+a single θ of which no label was cut is closed exactly. Below the least θ under which stages reach
+from the first layer to the last there is no template.
 """
 
 import math
@@ -38,7 +49,7 @@ CUT = "a single θ takes more labels than memory allows, which leaves a gap"
 
 @dataclass(frozen=True)
 class Parameters:
-    """What the search spends where; chosen on the packaged instances and on those of
+    """The effort of the search; chosen on the packaged instances and on those of
     evidence/speed/ditto.py."""
 
     # How hard prices are sought.
@@ -59,16 +70,16 @@ class Parameters:
 
 
 @dataclass(frozen=True)
-class Node:
-    """θ among the candidates with these numbers, both included; labels per bucket."""
+class ThetaInterval:
+    """The templates whose θ, the slowest stage's time, is among some candidates."""
 
-    first: int
+    first: int  # numbers of the candidates, both included
     last: int
-    width: int
+    width: int  # labels per bucket
 
 
 @dataclass
-class Search:
+class TemplateSearch:
     """The search of one problem; the incumbent holds the best template."""
 
     problem: DittoProblem
@@ -88,7 +99,7 @@ class Search:
         if least is None:
             return Proof(bound=None, finished=True, proven=True, empty=True, expanded=0)
         self.find_first(least)
-        whole = Node(least, len(self.space.candidates) - 1, self.parameters.width)
+        whole = ThetaInterval(least, len(self.space.candidates) - 1, self.parameters.width)
         return branch_and_bound.search([(-math.inf, whole)], self.expand, self.incumbent, self.run)
 
     def find_first(self, least: int) -> None:
@@ -102,16 +113,16 @@ class Search:
             if self.incumbent.decision is not None:
                 return
 
-    def first_nodes(self, least: int) -> Iterator[Node]:
+    def first_nodes(self, least: int) -> Iterator[ThetaInterval]:
         """Narrow intervals, the least θ first."""
         values, parameters = self.space.candidates, self.parameters
         while least < len(values):
             last = np.searchsorted(values, values[least] * parameters.narrow, side="right")
-            yield Node(least, max(least, int(last) - 1), parameters.first_width)
+            yield ThetaInterval(least, max(least, int(last) - 1), parameters.first_width)
             apart = np.searchsorted(values, values[least] * parameters.first_apart, side="right")
             least = max(least + 1, int(apart))
 
-    def expand(self, node: Node, threshold: float) -> Expansion[Node]:
+    def expand(self, node: ThetaInterval, threshold: float) -> Expansion[ThetaInterval]:
         """Bound an interval, search it if it is narrow, and divide it if that does not settle
         it."""
         low, high = self.ends(node)
@@ -134,7 +145,7 @@ class Search:
         wider = min(node.width * self.parameters.widen, self.parameters.most_width)
         return Expansion([(bound, replace(node, width=wider))])
 
-    def price(self, node: Node, threshold: float) -> Priced:
+    def price(self, node: ThetaInterval, threshold: float) -> Priced:
         """The interval at its best prices."""
         low, high = self.ends(node)
         self.counts["intervals"] += 1
@@ -143,7 +154,7 @@ class Search:
             min(threshold, self.incumbent.threshold), self.parameters.planes, self.run,
         )  # fmt: skip
 
-    def label(self, node: Node, priced: Priced) -> tuple[float, float, float]:
+    def label(self, node: ThetaInterval, priced: Priced) -> tuple[float, float, float]:
         """(Least cost as charged, least bound cut off, longest stage of the cheapest path)."""
         parts = Parts(self.space, priced)
         labelled = labels.set_labels(
@@ -166,7 +177,7 @@ class Search:
         if self.problem.accepts(stages):
             self.incumbent.offer(self.problem.price(stages), stages)
 
-    def parts(self, node: Node, longest: float) -> tuple[Node, Node]:
+    def parts(self, node: ThetaInterval, longest: float) -> tuple[ThetaInterval, ThetaInterval]:
         """Two intervals, the second from the longest stage of a path on, or from the middle.
 
         The path is excluded from the first part, and priced truly in the second.
@@ -178,7 +189,7 @@ class Search:
         number = min(max(number, node.first + 1), node.last)
         return replace(node, last=number - 1), replace(node, first=number)
 
-    def ends(self, node: Node) -> tuple[float, float]:
+    def ends(self, node: ThetaInterval) -> tuple[float, float]:
         """The interval in seconds."""
         values = self.space.candidates
         return float(values[node.first]), float(values[node.last])
@@ -193,7 +204,7 @@ def solve(
     reason = infeasible_because(problem)
     if reason is not None:
         return Outcome(stop=Stop.INFEASIBLE, message=reason)
-    search = Search(problem, run, parameters)
+    search = TemplateSearch(problem, run, parameters)
     proof = search.solve()
     stop, message = proof.verdict(run, NONE_FITS, CUT)
     stages = search.incumbent.decision
@@ -209,7 +220,7 @@ def solve(
 def first_template(problem: DittoProblem, options: Options) -> Stages | None:
     """A good template at once, a start for other methods; None where none is at hand. options: for
     HiGHS; their time limit is not for this."""
-    search = Search(problem, Run(replace(options, time_limit=None)))
+    search = TemplateSearch(problem, Run(replace(options, time_limit=None)))
     least = search.space.least_theta()
     if least is not None:
         search.find_first(least)

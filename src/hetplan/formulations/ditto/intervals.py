@@ -5,15 +5,23 @@ Legend  L layers, K kinds of devices, R options (kind, group size), as in `probl
         phase   0 behind k*, 1 from k* on to the front: layers are covered from the last to the
                 first, and a part of a template that covers [a, L) is in phase 1 if it holds k*
 
-A stage of layers [a, b) is an arc: it leads from a part that covers [b, L) to one that covers
-[a, L). By Lemma 1 of docs/method-ditto.md it owes t in front of k*, N_b t if it is k*, 2 t - θ
-behind. For θ in [low, high] a stage behind pays 2 t - credit, and k* itself base + rate t: `Charge`
-says why that is never too much.
+Lemma 1. T = N_b θ + sum of t over stages in front of k* + sum of (2 t - θ) over stages behind it.
+Stages in front occur in T1 only, those behind in T1 and T3. k* occurs once in T1, once in T3 and
+N_b - S + k* - 1 times in T2, that is N_b less the number of stages behind it.
 
-Prices. For any λ >= 0 per device of each kind, T is at least the least (cost + λ · devices used)
-over templates without limits of devices, less λ · what there is (Lemma 3). Without limits a
-template is a path over layers and phases. Its costs from the front also bound what is still to be
-paid for a part of a template.
+A stage of layers [a, b) is an arc: it leads from a part that covers [b, L) to one that covers
+[a, L). By Lemma 1 it owes t in front of k*, N_b t if it is k*, 2 t - θ behind. For θ in [low, high]
+a stage behind pays 2 t - credit, and k* itself base + rate t: `Charge` says why that is never too
+much (Lemma 2).
+
+Lemma 3, prices. For any λ >= 0 per device of each kind, T is at least the least (cost + λ · devices
+used) over templates without limits of devices, less λ · what there is: a template uses no more than
+there is, and dropping the limits only enlarges the set. Without limits a template is a path over
+layers and phases.
+
+Lemma 4. A part of a template can be left out where its cost, λ · its devices and the cheapest front
+with prices, less λ · all devices, reach the incumbent: with prices, a front costs at most λ · (the
+devices that are left) more than without.
 """
 
 from bisect import bisect_left
@@ -31,7 +39,7 @@ from hetplan.solvers.run import Options, Run
 
 @dataclass(frozen=True)
 class Charge:
-    """What stages pay in an interval [low, high].
+    """The seconds that stages are charged in an interval [low, high].
 
     Truly a stage behind k* owes 2 t - θ, at most A = S_max - 1 of them, and k* owes N_b θ, θ = t.
     With credit `low` each of them pays θ - low too much, A (θ - low) at most, which k* pays less:
@@ -64,7 +72,7 @@ class Arcs:
 
 
 class Space:
-    """What all intervals of one problem share."""
+    """Tables and candidates that all intervals of one problem share."""
 
     # Tables over vectors of devices are only made up to this size.
     MOST_VECTORS = 200_000
@@ -101,7 +109,7 @@ class Space:
         return behind
 
     def charge(self, low: float) -> Charge:
-        """What stages pay in an interval that begins at `low`."""
+        """The charge of stages in an interval that begins at `low`."""
         behind = self.problem.most_stages - 1
         return Charge(low, behind * low, float(self.problem.micro_batches - behind))
 
@@ -229,7 +237,7 @@ def cheapest_fronts(
 
 @dataclass(frozen=True)
 class CuttingPlanes:
-    """How hard the best prices are sought."""
+    """The effort with which the best prices are sought."""
 
     most: int = 40  # paths per interval and way of charging
     near: float = 1e-4  # the bound may stay so far below the best, as a share of the threshold

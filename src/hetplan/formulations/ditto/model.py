@@ -15,7 +15,7 @@ Min    sum_q t_q before_q + 2 sum_q t_q after_q + sum_{p = (q, j)} (N_b - j) t_q
 (5) number of stages <= N_b
 (6) with memory, for each layer a:  stages that begin at a or later <= alive_q of the one that
     begins at a
-The objective is T = T1 + T2 + T3 written with theta (Lemma 1 of docs/method-ditto.md). Of equally
+The objective is T = T1 + T2 + T3 written with theta (Lemma 1 of `intervals`). Of equally
 slow stages k* may be any: the first makes T least. A template known beforehand of price U leaves
 out what costs more on its own: a peak (q, j) if (N_b - j) t_q and the least time of the layers
 outside q exceed U, and arcs slower than every peak left. Peaks faster than the least theta under
@@ -41,8 +41,9 @@ from hetplan.formulations.ditto.problem import (
     compile_problem,
     infeasible_because,
 )
+from hetplan.solvers.expressions import Columns, Expression
 from hetplan.solvers.general import Formulation, Known
-from hetplan.solvers.model import Columns, Model, ModelAnswer, Totals
+from hetplan.solvers.model import Model, ModelAnswer, Totals
 from hetplan.solvers.run import Options, Outcome, Run, Stop
 
 # Beyond this many variables no general solver makes sense of the model.
@@ -113,10 +114,10 @@ def list_arcs(problem: DittoProblem, options: Options) -> Arcs:
     outside = layer[-1] - (layer[last] - layer[first])
     behind = np.arange(p.most_stages)
     alone = (p.micro_batches - behind)[None, :] * seconds[:, None] + outside[:, None]
+    most = np.inf if price is None else price * (1 + ALLOWANCE)
+    possible = alone <= most
     # Any stage behind needs a layer of its own, and memory for as many micro-batches.
-    possible = (alone <= (np.inf if price is None else price * (1 + ALLOWANCE))) & (
-        alive[:, None] > behind[None, :]
-    )
+    possible &= alive[:, None] > behind[None, :]
     possible &= (p.layers - last)[:, None] >= behind[None, :]
     if least is not None:  # no template's slowest stage is faster
         possible &= (seconds >= space.candidates[least])[:, None]
@@ -153,7 +154,8 @@ def micro_batches_held(p: DittoProblem, option: Ints, first: Ints, last: Ints) -
     each = p.activation[last] - p.activation[first]
     room = p.capacity[option] * (1 + MEMORY_TOLERANCE) - (p.state[last] - p.state[first])
     with np.errstate(divide="ignore", invalid="ignore"):
-        held = np.where(room < 0, 0.0, np.where(each > 0, np.floor(room / each), p.most_stages))
+        held = np.where(each > 0, np.floor(room / each), p.most_stages)
+    held = np.where(room < 0, 0.0, held)
     return np.minimum(held, p.most_stages).astype(np.int64)
 
 
@@ -181,12 +183,12 @@ class Variables:
     peak: Columns
     theta: Columns
 
-    def every(self, chosen: Ints, values: Floats | Ints) -> tuple[Columns, Floats]:
-        """The columns of some arcs in all roles, each with its arc's value (values [Q])."""
+    def every(self, chosen: Ints, values: Ints) -> Expression:
+        """The sum over some arcs of their values [Q], for each arc that is a stage in any role."""
         peaks = self.arcs.peaks_of(chosen)
-        columns = np.concatenate([self.before[chosen], self.after[chosen], self.peak[peaks]])
-        arcs = np.concatenate([chosen, chosen, self.arcs.peak_arc[peaks]])
-        return columns, values[arcs].astype(float)
+        of_arcs, of_peaks = values[chosen], values[self.arcs.peak_arc[peaks]]
+        beside_peak = of_arcs @ self.before[chosen] + of_arcs @ self.after[chosen]
+        return beside_peak + of_peaks @ self.peak[peaks]
 
 
 def follow_a_path(model: Model, v: Variables) -> None:  # (1)
@@ -194,57 +196,41 @@ def follow_a_path(model: Model, v: Variables) -> None:  # (1)
     arcs, layers = v.arcs, v.arcs.problem.layers
     for at in range(layers + 1):
         ends, begins = np.flatnonzero(arcs.last == at), np.flatnonzero(arcs.first == at)
-        arriving = v.before[ends]
-        leaving = np.append(v.before[begins], v.peak[arcs.peaks_of(begins)])
-        signs = np.repeat([1.0, -1.0], [len(arriving), len(leaving)])
-        source = -1.0 if at == 0 else 0.0
-        model.equal("path_in_front", np.append(arriving, leaving), signs, to=source)
-        arriving = np.append(v.after[ends], v.peak[arcs.peaks_of(ends)])
-        leaving = v.after[begins]
-        signs = np.repeat([1.0, -1.0], [len(arriving), len(leaving)])
-        target = 1.0 if at == layers else 0.0
-        model.equal("path_behind", np.append(arriving, leaving), signs, to=target)
+        enters, leaves = int(at == 0), int(at == layers)
+        peak_begins = v.peak[arcs.peaks_of(begins)].sum()
+        peak_ends = v.peak[arcs.peaks_of(ends)].sum()
+        model.row(
+            "path_in_front", enters + v.before[ends].sum() == v.before[begins].sum() + peak_begins
+        )
+        model.row("path_behind", v.after[ends].sum() + peak_ends == v.after[begins].sum() + leaves)
 
 
 def keep_below_the_slowest(model: Model, v: Variables) -> None:  # (2)
     """No stage in front of k* is slower than it, none behind it by more than the tie."""
     arcs = v.arcs
-    slowest = arcs.seconds[arcs.peak_arc]
-    model.equal("theta", np.append(v.peak, v.theta), np.append(slowest, -1.0), to=0.0)
+    model.row("theta", arcs.seconds[arcs.peak_arc] @ v.peak == v.theta)
     behind = arcs.seconds * (1 - TIE)
     for layer in range(arcs.problem.layers):
         q = np.flatnonzero((arcs.first <= layer) & (layer < arcs.last))
-        model.row(
-            "slowest",
-            np.concatenate([v.before[q], v.after[q], [v.theta]]),
-            np.concatenate([arcs.seconds[q], behind[q], [-1.0]]),
-            upper=0.0,
-        )
+        model.row("slowest", arcs.seconds[q] @ v.before[q] + behind[q] @ v.after[q] <= v.theta)
 
 
 def count_stages_behind(model: Model, v: Variables) -> None:  # (3)
     """k* knows how many stages lie behind it."""
-    model.equal(
-        "count",
-        np.append(v.peak, v.after),
-        np.append(v.arcs.behind, -np.ones(len(v.after))),
-        to=0.0,
-    )
+    model.row("count", v.arcs.behind @ v.peak == v.after.sum())
 
 
 def keep_to_devices(model: Model, v: Variables) -> None:  # (4)
     """Each kind gives what it has."""
     for i, available in enumerate(v.arcs.problem.devices.tolist()):
-        model.row(
-            "devices", *v.every(np.flatnonzero(v.arcs.kind == i), v.arcs.devices), upper=available
-        )
+        on_kind = np.flatnonzero(v.arcs.kind == i)
+        model.row("devices", v.every(on_kind, v.arcs.devices) <= available)
 
 
 def keep_to_micro_batches(model: Model, v: Variables) -> None:  # (5)
     """No more stages than micro-batches."""
-    model.row(
-        "stages", np.concatenate([v.before, v.after, v.peak]), upper=v.arcs.problem.micro_batches
-    )
+    stages = v.before.sum() + v.after.sum() + v.peak.sum()
+    model.row("stages", stages <= v.arcs.problem.micro_batches)
 
 
 def fit_memory(model: Model, v: Variables) -> None:  # (6)
@@ -254,17 +240,18 @@ def fit_memory(model: Model, v: Variables) -> None:  # (6)
         return
     most = arcs.problem.most_stages
     for a in range(arcs.problem.layers):
+        # most - alive for the stage that begins here, and one for each stage from it on
         taken = np.where(arcs.first == a, most - arcs.alive, 0) + 1
-        model.row("memory", *v.every(np.flatnonzero(arcs.first >= a), taken), upper=most)
+        from_here = np.flatnonzero(arcs.first >= a)
+        model.row("memory", v.every(from_here, taken) <= most)
 
 
 def minimise_time(model: Model, v: Variables) -> None:
     """T, written with theta."""
     arcs = v.arcs
-    model.minimize(v.before, arcs.seconds)
-    model.minimize(v.after, 2 * arcs.seconds)
-    owed = arcs.problem.micro_batches - arcs.behind
-    model.minimize(v.peak, owed * arcs.seconds[arcs.peak_arc])
+    passes = arcs.problem.micro_batches - arcs.behind
+    at_peak = passes * arcs.seconds[arcs.peak_arc]
+    model.minimize(arcs.seconds @ v.before + 2 * arcs.seconds @ v.after + at_peak @ v.peak)
 
 
 def build(arcs: Arcs, run: Run | None = None) -> Model:

@@ -42,7 +42,7 @@ class NoTemplate(Exception):
 
 @dataclass(frozen=True)
 class Template:
-    """What an algorithm found."""
+    """The stages that an algorithm found."""
 
     stages: Stages
     message: str = ""
@@ -84,7 +84,7 @@ def conclude(
 
 @dataclass(frozen=True)
 class Folding:
-    """How many devices of the weakest type each device is worth."""
+    """Device types as multiples of the weakest one."""
 
     weakest: DeviceType  # the type with the largest total
     factors: Mapping[str, int]  # d_i of each type that has nodes, by name
@@ -92,7 +92,7 @@ class Folding:
 
     @property
     def devices(self) -> int:
-        """Of the virtual cluster."""
+        """The number of devices of the virtual cluster."""
         return self.nodes * self.weakest.devices_per_node
 
 

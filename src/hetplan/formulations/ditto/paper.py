@@ -294,7 +294,7 @@ def join_left_over(problem: DittoProblem, stages: Stages, virtual: list[float]) 
     """Stages without devices (option -1, `virtual` seconds) join neighbours, cheapest first. Not
     the paper's."""
 
-    def seconds(stage: tuple[int, int, int], waiting: float) -> float:
+    def stage_seconds(stage: tuple[int, int, int], waiting: float) -> float:
         a, b, r = stage
         return float(problem.time[r, a, b]) if r >= 0 else waiting
 
@@ -306,7 +306,7 @@ def join_left_over(problem: DittoProblem, stages: Stages, virtual: list[float]) 
                 continue
             trial = [*stages[:j], (a, b, max(r, q)), *stages[j + 2 :]]
             waiting = [*virtual[:j], 0.0, *virtual[j + 2 :]]
-            times = [seconds(stage, t) for stage, t in zip(trial, waiting, strict=True)]
+            times = [stage_seconds(stage, t) for stage, t in zip(trial, waiting, strict=True)]
             cost = total_seconds(problem.micro_batches, times)
             if best is None or cost < best[0]:
                 best = cost, j
@@ -319,8 +319,8 @@ def join_left_over(problem: DittoProblem, stages: Stages, virtual: list[float]) 
 
 
 def seconds_on(problem: DittoProblem, kind: int, devices: int, first: int, last: int) -> float:
-    """Of layers [first, last) on any number of devices of a kind, with the all-reduces of the next
-    power of two."""
+    """Seconds of layers [first, last) on any number of devices of a type, with the all-reduces of
+    the next power of two."""
     size = 1 << (devices - 1).bit_length()
     one, group = option(problem, kind, 1), option(problem, kind, size)
     compute, wide = float(problem.time[one, first, last]), float(problem.time[group, first, last])

@@ -75,7 +75,7 @@ Kind = tuple[str, float, float]
 
 
 def kind_of(node: Node) -> Kind:
-    """What makes nodes alike: device, bandwidth and latency inside."""
+    """The key of nodes that are alike: device, bandwidth and latency inside."""
     return (node.device, node.intra_bandwidth, node.intra_latency)
 
 

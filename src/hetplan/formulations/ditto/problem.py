@@ -38,7 +38,7 @@ class Kind:
 
     @property
     def devices(self) -> int:
-        """How many there are."""
+        """The number of devices."""
         return sum(self.counts)
 
 

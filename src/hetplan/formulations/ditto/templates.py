@@ -69,7 +69,7 @@ class Template:
 
     @property
     def node_count(self) -> int:
-        """How many nodes it is for."""
+        """The number of nodes that the template is for."""
         return sum(self.nodes)
 
     def iteration_seconds(self, micro_batches: int) -> float:
@@ -160,7 +160,7 @@ class Pipeline:
     micro_batches: int
 
     @property
-    def seconds(self) -> float:
+    def iteration_seconds(self) -> float:
         """Its iteration time."""
         return self.template.iteration_seconds(self.micro_batches)
 
@@ -179,10 +179,10 @@ class Instantiation:
     message: str = ""
 
     @property
-    def seconds(self) -> float | None:
+    def iteration_seconds(self) -> float | None:
         """Z: the slowest pipeline's iteration time (gradients are synchronised after it); None
         without one."""
-        return max((pipeline.seconds for pipeline in self.pipelines), default=None)
+        return max((pipeline.iteration_seconds for pipeline in self.pipelines), default=None)
 
 
 def instantiate(
@@ -256,11 +256,10 @@ def count_pipelines(
     most = (np.array(nodes) // np.maximum(taken, 1) + micro_batches * (taken == 0)).min(axis=1)
     model = Model("pipelines", run)
     count = model.integer("count", len(templates), 0, np.where(longest >= stages, most, 0))
-    for at, available in enumerate(nodes):  # (1)
-        model.row("nodes", count, taken[:, at], upper=available)
-    model.row("pipelines", count, lower=failures + 1)  # (2)
-    model.row("least", count, stages, upper=micro_batches)  # (3)
-    model.row("most", count, longest, lower=micro_batches)  # (3), (4)
+    model.row("nodes", taken.T @ count <= nodes)  # (1)
+    model.row("pipelines", count.sum() >= failures + 1)  # (2)
+    model.row("least", stages @ count <= micro_batches)  # (3)
+    model.row("most", longest @ count >= micro_batches)  # (3), (4)
     answer = minimise("cp-sat", model, run.part())
     return None if answer.x is None else answer.counts("count").tolist()
 
@@ -361,14 +360,13 @@ def describe(data: DittoData, decision: DittoDecision) -> list[Table]:
 
 
 def rows_of(ready: Readiness) -> dict[str, Any]:
-    """All of it as JSON types."""
-    chosen, every = ready.exact, ready.listed.by_count().values()
-    fastest = {template.nodes for template in every}
+    """Templates and pipelines as JSON types."""
+    fastest = {template.nodes for template in ready.listed.by_count().values()}
     return {
         "complete": ready.listed.complete,
         "templates": [
             {
-                "nodes": dict(zip(ready.names, template.nodes, strict=True)),
+                "nodes": named_nodes(ready, template.nodes),
                 "node_count": template.node_count,
                 "fastest_of_its_count": template.nodes in fastest,
                 "predicted_seconds": template.seconds,
@@ -377,27 +375,34 @@ def rows_of(ready: Readiness) -> dict[str, Any]:
             }
             for template in ready.listed.templates
         ],
-        "infeasible": [
-            dict(zip(ready.names, nodes, strict=True)) for nodes in ready.listed.infeasible
-        ],
+        "infeasible": [named_nodes(ready, nodes) for nodes in ready.listed.infeasible],
         "micro_batches": ready.micro_batches,
         "failures": ready.failures,
-        "instantiation": {
-            "exact": {
-                "stop": str(chosen.stop),
-                "predicted_seconds": chosen.seconds,
-                "bound": chosen.bound,
-                "message": chosen.message,
-                "pipelines": [
-                    {
-                        "nodes": dict(zip(ready.names, pipeline.template.nodes, strict=True)),
-                        "micro_batches": pipeline.micro_batches,
-                        "predicted_seconds": pipeline.seconds,
-                    }
-                    for pipeline in chosen.pipelines
-                ],
+        "instantiation": {"exact": instantiation_document(ready)},
+    }
+
+
+def named_nodes(ready: Readiness, nodes: Nodes) -> dict[str, int]:
+    """Device type -> number of nodes."""
+    return dict(zip(ready.names, nodes, strict=True))
+
+
+def instantiation_document(ready: Readiness) -> dict[str, Any]:
+    """The pipelines to run as JSON types."""
+    chosen = ready.exact
+    return {
+        "stop": str(chosen.stop),
+        "predicted_seconds": chosen.iteration_seconds,
+        "bound": chosen.bound,
+        "message": chosen.message,
+        "pipelines": [
+            {
+                "nodes": named_nodes(ready, pipeline.template.nodes),
+                "micro_batches": pipeline.micro_batches,
+                "predicted_seconds": pipeline.iteration_seconds,
             }
-        },
+            for pipeline in chosen.pipelines
+        ],
     }
 
 
@@ -451,7 +456,7 @@ def instantiation_table(ready: Readiness) -> Table:
     chosen = ready.exact
     row = (
         "proven" if chosen.stop is Stop.OPTIMAL else str(chosen.stop),
-        seconds_text(chosen.seconds),
+        seconds_text(chosen.iteration_seconds),
         pipelines_text(ready, chosen) or chosen.message,
     )
     title = (

@@ -114,9 +114,9 @@ class _Partial:
         return self.cost <= other.cost and bool((self.held <= other.held).all())
 
 
-class Search:
-    """What the search looks up: moves by what they need, their times and bytes, distances to the
-    goal."""
+class ProgramSearch:
+    """A search for one program: its moves by what they need, their times and bytes, and distances
+    to the goal."""
 
     def __init__(self, theory: ReducedTheory, moves: list[Move], ratios: Floats) -> None:
         self.theory, self.moves, self.ratios = theory, moves, ratios
@@ -212,7 +212,7 @@ def search(
     memory, what does not fit is left out, and a partial program beats another only if it holds no
     more.
     """
-    look = Search(theory, fuse(theory, once=once), ratios)
+    look = ProgramSearch(theory, fuse(theory, once=once), ratios)
     empty = look.nothing
     order = itertools.count()
     queue: list[tuple[float, int, _Partial]] = [(look.estimate(empty), next(order), empty)]

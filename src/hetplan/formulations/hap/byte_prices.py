@@ -127,19 +127,17 @@ def _best_by_cuts(
     w = model.continuous("w", problem.K)
     u = model.continuous("u", (problem.g, problem.K))
     price = model.continuous("price", problem.K, 0.0, DEAREST)  # in units of `most`
-    model.minimize(level, -1.0)
-    model.equal("mean", w, to=1.0)  # (1)
-    for k in range(problem.g):
-        model.equal("mean", u[k], to=1.0)  # (2)
-    columns = np.concatenate([[level], w, u.ravel(), price])
+    model.minimize(-level)
+    model.row("mean", w.sum() == 1)  # (1)
+    model.row("mean", u.sum(axis=1) == 1)  # (2)
     for p in paths:
         for ratios in x:
             busy = p.fixed_computing + (p.shared_computing * ratios).sum(axis=0)
-            top = (p.shared_comm[:, None] * ratios).ravel()
+            top = p.shared_comm[:, None] * ratios
             free_bytes = problem.capacity - (p.fixed_bytes + p.shared_bytes @ ratios)
             free = np.clip(free_bytes / room * most, -1e9 * most, 1e9 * most)
-            values = np.concatenate([-busy, -top, free])
-            model.row("cut", columns, np.append(1.0, values), upper=p.fixed_comm)  # (3)
+            seconds = p.fixed_comm + busy @ w + (top * u).sum()
+            model.row("cut", level <= seconds - free @ price)  # (3)
     answer = minimise("milp", model, run.part(), report=lambda incumbent, bound: None)
     if answer.x is None or answer.objective is None:
         return None

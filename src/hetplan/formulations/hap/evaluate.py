@@ -72,7 +72,7 @@ class Stage:
     computations: int = 0
 
     @property
-    def seconds(self) -> float:
+    def total_seconds(self) -> float:
         """The stage's time: the communication, then the slowest device's computation."""
         return self.comm_seconds + max(self.compute_seconds)
 
@@ -326,7 +326,7 @@ def show(data: HapData, decision: HapDecision) -> tuple[list[Table], dict[str, A
     document = {
         "devices": [device.name for device in data.devices],
         "ratios": decision.ratios,
-        "seconds": sum(stage.seconds for stage in stages),
+        "seconds": sum(stage.total_seconds for stage in stages),
         "stages": [asdict(stage) for stage in stages],
         "instructions": listed,
     }

@@ -4,6 +4,13 @@ instance.
 Branch and bound over cells of ratios (module `cell_search`) on the graph of needs, in all orders
 or, where that has too many states, in one order (the canonical graph, module `needs`).
 
+Theorem. Without memory, on the graph in all orders, the search ends with the optimum and a bound
+within the gap asked for, where stages are few enough to become arcs: cells cover the ratios that
+hold an optimum (module `cells`), every minimal program is a path (`needs`), the bound of a cell
+that shrinks to a point tends to the least cost there (`whole_stages`), and what is left out costs
+no less than the threshold. Stopped earlier, the least bound of open cells is valid. With memory,
+prices bound the best mixture of programs that fits on average, which may leave a gap.
+
 Where cells are too many (several segments, many device types), or do not close the gap on a graph
 in all orders, HiGHS solves the mixed-integer programme of paths (module `model`), from the bound
 and the program found. Source: hetplan, for HAP, Section 3.2.

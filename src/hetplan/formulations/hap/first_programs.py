@@ -71,7 +71,7 @@ def first_program(theory: ReducedTheory) -> list[int]:
     for row, combine in product((problem.proportional, problem.even), COMBINED):
         ratios = np.tile(row, (problem.g, 1))
         program = greedy_program(theory, seconds_at(theory, ratios), combine)
-        programs.append((problem.seconds(problem.cost_of(program), ratios), program))
+        programs.append((problem.program_seconds(problem.cost_of(program), ratios), program))
     return min(programs)[1]
 
 

@@ -1,5 +1,5 @@
-"""What bounds the stages of programs in a cell of ratios: means over device types, and prices of
-bytes, together called multipliers.
+"""Multipliers that bound the stages of programs in a cell of ratios: means over device types, and
+prices of bytes.
 
 A mean does not exceed a maximum. With weights w over types for a stage, weights u_k in place of the
 largest ratio of segment k, and with memory a price l_d >= 0 of every byte of a device of type d,

@@ -21,23 +21,24 @@ CP-SAT takes ratios on a grid. Every rounding lowers the cost, so that its bound
 of the program found are optimised again, and what rounding hid remains as a small gap.
 """
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from hetplan.clock import CLOCK
 from hetplan.formulations.hap.chain_bound import chain_bound
 from hetplan.formulations.hap.data import HapData, HapDecision
 from hetplan.formulations.hap.first_programs import fitting_program
 from hetplan.formulations.hap.graph import Flags, Graph
 from hetplan.formulations.hap.needs import graph_of_needs
 from hetplan.formulations.hap.outcomes import NONE_FITS, outcome_of, reduced_or_answered
-from hetplan.formulations.hap.problem import Floats, HapProblem
+from hetplan.formulations.hap.problem import Floats, HapProblem, Ints
 from hetplan.formulations.hap.ratios import best_ratios
 from hetplan.formulations.hap.theory import ReducedTheory
+from hetplan.solvers.expressions import Columns, Expression
 from hetplan.solvers.general import UNBUILT, label, minimise
-from hetplan.solvers.model import SMALLEST, Columns, Model, Totals
+from hetplan.solvers.model import SMALLEST, Model, Totals
 from hetplan.solvers.run import Outcome, Run, Stop, Stopped, stop_reason
 
 # Nodes of the graph beyond which the model is not built: no general solver gets far there.
@@ -73,6 +74,13 @@ class ArcColumns:
         """[A] which are collectives."""
         return self.graph.work.comm
 
+    def computing(self, arcs: Ints) -> Expression:
+        """[arcs, K] seconds that each type computes on these arcs."""
+        fixed, shared = self.fixed[arcs], self.shared[arcs]
+        chosen, ratios = self.z[arcs][:, None], self.w_of_segment[arcs]
+        computes = ~self.comm[arcs][:, None]
+        return computes * (fixed * chosen + shared * ratios)
+
 
 def arc_columns(model: Model, graph: Graph, upper: float) -> ArcColumns:
     """Arcs, z and w."""
@@ -97,38 +105,27 @@ def _grid(problem: HapProblem) -> int:
 def follow_a_path(model: Model, s: ArcColumns) -> None:  # (1)
     """One unit from {goal} to the empty set; each node is left at most once."""
     for u in range(s.graph.n - 1):
-        out, into = s.z[s.graph.tail == u], s.z[s.graph.head == u]
-        model.equal(
-            "path",
-            np.append(out, into),
-            np.repeat([1.0, -1.0], [len(out), len(into)]),
-            to=float(u == s.graph.start),
-        )
-        model.row("once", out, upper=1.0)
+        out, into = s.z[s.graph.tail == u].sum(), s.z[s.graph.head == u].sum()
+        begins = int(u == s.graph.start)
+        model.row("path", out == into + begins)
+        model.row("once", out <= 1)
 
 
 def carry_the_ratios(model: Model, s: ArcColumns) -> None:  # (2)
     """What enters a node leaves it; at {goal} the ratios enter."""
     ratio = model.continuous("ratio", (s.problem.g, s.problem.K), 0.0, 1.0, grid=_grid(s.problem))
-    for k in range(s.problem.g):
-        model.equal("whole", ratio[k], s.problem.counts, to=1.0)
+    model.row("whole", ratio @ s.problem.counts == 1)
     for u in range(s.graph.n - 1):
-        out, into = s.w[s.graph.tail == u], s.w[s.graph.head == u]
-        for k, d in np.ndindex(*ratio.shape):
-            begins = [ratio[k, d]] if u == s.graph.start else []
-            model.equal(
-                "carry",
-                [*out[:, k, d], *into[:, k, d], *begins],
-                np.repeat([1.0, -1.0], [len(out), len(into) + len(begins)]),
-                to=0.0,
-            )
+        out = s.w[s.graph.tail == u].sum(axis=0)  # [g, K]
+        into = s.w[s.graph.head == u].sum(axis=0)
+        if u == s.graph.start:
+            into = into + ratio
+        model.row("carry", out == into)
 
 
 def share_out(model: Model, s: ArcColumns) -> None:  # (3)
     """The ratios on a chosen arc sum to 1, on any other they vanish."""
-    for z, w in zip(s.z, s.w, strict=True):
-        for row in w:
-            model.equal("share", np.append(row, z), np.append(s.problem.counts, -1.0), to=0.0)
+    model.row("share", s.w @ s.problem.counts == s.z[:, None])
 
 
 def pay_for_stages(model: Model, s: ArcColumns) -> None:  # (4), (5), (6)
@@ -136,36 +133,24 @@ def pay_for_stages(model: Model, s: ArcColumns) -> None:  # (4), (5), (6)
     load = model.seconds("load", (len(s.z), s.problem.K), upper=s.upper)
     ends = np.flatnonzero(s.comm | (s.graph.head == s.graph.n - 1))
     stage = model.seconds("stage", len(ends), upper=s.upper)
-    model.minimize(stage)
-    for a, d in np.ndindex(*load.shape):
-        model.row("only", [load[a, d], s.z[a]], [1.0, -s.upper], upper=0.0)
-    for t, a in zip(stage, ends, strict=True):
-        for d in range(s.problem.K):
-            own = 0.0 if s.comm[a] else 1.0
-            columns = [t, load[a, d], s.z[a], s.w_of_segment[a, d]]
-            values = [1.0, -1.0, -own * s.fixed[a, d], -own * s.shared[a, d]]
-            model.row("slowest", columns, values, lower=0.0)
-    for u in range(s.graph.n - 1):
+    model.minimize(stage.sum())
+    model.row("only", load <= s.upper * s.z[:, None])  # (5)
+    model.row("slowest", stage[:, None] >= load[ends] + s.computing(ends))  # (6)
+    for u in range(s.graph.n - 1):  # (4)
         out = np.flatnonzero(s.graph.tail == u)
         into = np.flatnonzero((s.graph.head == u) & ~s.comm)
-        for d in range(s.problem.K):
-            columns = [load[out, d], load[into, d], s.z[into], s.w_of_segment[into, d]]
-            ones = np.repeat([1.0, -1.0], [len(out), len(into)])
-            values = [ones, -s.fixed[into, d], -s.shared[into, d]]
-            # equal at the optimum: a larger load only costs
-            model.row("load", np.concatenate(columns), np.concatenate(values), lower=0.0)
+        arriving = load[into] + s.computing(into)  # [into, K]
+        # equal at the optimum: a larger load only costs
+        model.row("load", load[out].sum(axis=0) >= arriving.sum(axis=0))
 
 
 def pay_for_communication(model: Model, s: ArcColumns) -> None:  # (7)
     """fixed z + shared max_d w."""
     comm = np.flatnonzero(s.comm)
-    model.minimize(s.z[comm], s.fixed[comm, 0])
     paying = comm[s.shared[comm, 0] > 0]
     largest = model.continuous("largest", len(paying), 0.0, 1.0, grid=_grid(s.problem))
-    model.minimize(largest, s.shared[paying, 0])
-    for m, a in zip(largest, paying, strict=True):
-        for w in s.w_of_segment[a]:
-            model.row("largest", [m, w], [1.0, -1.0], lower=0.0)
+    model.minimize(s.fixed[comm, 0] @ s.z[comm] + s.shared[paying, 0] @ largest)
+    model.row("largest", largest[:, None] >= s.w_of_segment[paying])
 
 
 def fit_memory(model: Model, s: ArcColumns) -> None:  # (8)
@@ -179,14 +164,15 @@ def fit_memory(model: Model, s: ArcColumns) -> None:  # (8)
     for d, room in enumerate(s.problem.capacity.tolist()):
         unit = room if room > 0 else 1.0
         model.fix(s.z[fixed > room], 0.0)
-        parts = np.concatenate([np.minimum(fixed, 2.0 * unit), shared]) / unit
-        parts = np.minimum(np.where(parts < SMALLEST, 0.0, parts), MOST_TIMES)
-        model.row(
-            "memory",
-            np.concatenate([s.z, s.w_of_segment[:, d]]),
-            parts,
-            upper=room / unit * (1 + SLACK),
-        )
+        fixed_parts = kept_parts(np.minimum(fixed, 2.0 * unit) / unit)
+        shared_parts = kept_parts(shared / unit)
+        held = fixed_parts @ s.z + shared_parts @ s.w_of_segment[:, d]
+        model.row("memory", held <= room / unit * (1 + SLACK))
+
+
+def kept_parts(parts: Floats) -> Floats:
+    """0 for what is too small for a solver, and no more than `MOST_TIMES`."""
+    return np.minimum(np.where(parts < SMALLEST, 0.0, parts), MOST_TIMES)
 
 
 def forbid(model: Model, s: ArcColumns, program: Sequence[int]) -> None:  # (9)
@@ -194,7 +180,8 @@ def forbid(model: Model, s: ArcColumns, program: Sequence[int]) -> None:  # (9)
     nor with more triples."""
     chosen, steps = set(program), s.graph.theory.steps
     positions = [n for n, step in enumerate(steps) if step.index in chosen]
-    model.row("forbidden", s.z[np.isin(s.graph.action, positions)], upper=len(positions) - 1.0)
+    their_arcs = np.isin(s.graph.action, positions)
+    model.row("forbidden", s.z[their_arcs].sum() <= len(positions) - 1)
 
 
 def build(
@@ -241,7 +228,7 @@ def solve_reduced(
     known: a program (triple numbers) that fits. floor: a lower bound in seconds.
     """
     problem, solver = theory.problem, label(method, run.options)
-    clock_begun = time.perf_counter()
+    clock_begun = CLOCK.seconds()
     if known is None:
         program, seconds = fitting_program(theory, run)
     else:
@@ -266,7 +253,7 @@ def solve_reduced(
         model, s = build(graph, floor, upper, run)
     except Stopped:
         return known_so_far(stop_reason(run), UNBUILT)
-    build_seconds = time.perf_counter() - clock_begun
+    build_seconds = CLOCK.seconds() - clock_begun
     while True:
         answer = minimise(method, model, run)
         if not answer.has_solution:

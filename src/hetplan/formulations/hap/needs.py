@@ -2,12 +2,18 @@
 
 Read a program backwards. A node is the set of properties still needed: the first one is {goal}, the
 last one is empty. A triple that gives something needed leads from N to (N - post) + pre. Every
-minimal program is a path and every path is a program. Parallel branches interleave in every order,
-because the order decides which computations share a stage.
+minimal program is a path of its cost. Every path is a program no dearer, once triples that occur
+twice are dropped behind their first occurrence (`theory`). An arc to a superset of N only
+lengthens, because whatever settles the superset settles N. Parallel branches interleave in every
+order, because the order decides which computations share a stage.
 
 This is the graph of needs in all orders. Where costs simply add up, the order is irrelevant, and it
 is enough to settle the needed properties of the highest level first (`ReducedTheory.level`). That
-is the graph of needs in one order, called canonical, which is small for theories of any width.
+is the graph of needs in one order, called canonical, which is small for theories of any width. For
+take a program, let g(p) be its first triple that gives p, and settle among the needed properties of
+the highest level that whose g(p) comes last, by g(p). No triple is used twice: all needed
+properties of that level are given at or before it, its preconditions before it, and properties of
+lower levels never lead back to this level.
 """
 
 from collections.abc import Sequence

@@ -94,7 +94,7 @@ class _Programs:
 
     @property
     def note(self) -> str:
-        """What was left out of HAP's procedure."""
+        """The text of what was left out of HAP's procedure."""
         cut_off = CUT_OFF if self._states else NOT_BEGUN
         cut_off = cut_off.format(states=self._states, instead=self._instead)
         return (cut_off, REPEATED, "")[len(self._searches_left)]
@@ -140,7 +140,7 @@ class _Programs:
             self._instead = DERIVED
         fitting = [q for q in programs if problem.fits(problem.cost_of(q), ratios)]
         if fitting:
-            return min(fitting, key=lambda q: problem.seconds(problem.cost_of(q), ratios))
+            return min(fitting, key=lambda q: problem.program_seconds(problem.cost_of(q), ratios))
         distinct = dict.fromkeys(map(tuple, [*programs, fitting_program(self.theory, self.run)[0]]))
         return min(
             distinct, key=lambda q: best_ratios(problem, problem.cost_of(q), self.run).seconds

@@ -1,12 +1,8 @@
 """A workload as HAP's problem: the theory of its model's operators, with the seconds of its profile
 and its links.
 
-HAP has one speed per device. It is set so that the whole model takes on each type what the profile
-says, at the largest micro-batch within a device's even share. A layer's FLOP are weighted so that
-its seconds are the profile's, in the mean over devices. Within a layer, operators that mostly move
-entries would seem too quick by their FLOP alone: an entry moved counts as many FLOP as the first
-device type computes in the time of moving it. Collectives are rings over the slowest link, as AMP
-counts them, with a launch per hop.
+HAP has one speed per device (`programs.speeds` sets it from the profile). Collectives are rings
+over the slowest link, as AMP counts them, with a launch per hop.
 
 One program takes the whole global batch. Where that does not fit in memory it is run `runs` times
 on equal parts, with gradients synchronised once. Memory is a constraint of the problem, with the
@@ -20,7 +16,6 @@ Source: HAP, Section 5.2 (METIS: Karypis and Kumar 1998).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from itertools import accumulate
@@ -31,27 +26,16 @@ import numpy as np
 
 from hetplan.errors import InputError, UnsupportedError, require
 from hetplan.formulations.hap.data import Device, HapDecision
-from hetplan.formulations.hap.spmd.networks import program_of
-from hetplan.formulations.hap.spmd.operators import ELEMENT_FLOPS
-from hetplan.formulations.hap.spmd.program import SingleProgram
-from hetplan.formulations.hap.spmd.rules import (
-    Holding,
-    Links,
-    Theory,
-    by_layer,
-    links_of,
-    products_of,
-    theory_of,
-    three_steps,
-    work_of,
-    worked_out,
-)
-from hetplan.formulations.hap.spmd.whole import Decided
+from hetplan.formulations.hap.pricing import Theory, theory_of
 from hetplan.profiling.hardware.cluster import Cluster
 from hetplan.profiling.models.operators import ELEMENT_BYTES
-from hetplan.profiling.profiles.profile import ProfileTable
-from hetplan.profiling.rates.times import Rates
 from hetplan.profiling.workload import Workload
+from hetplan.programs.holding import Holding
+from hetplan.programs.links import Links, links_of, three_steps
+from hetplan.programs.networks import program_of
+from hetplan.programs.program import SingleProgram
+from hetplan.programs.speeds import saved_bytes, speeds_of, tables
+from hetplan.programs.work import by_layer, work_of
 from hetplan.solvers.run import Run
 
 # Weights of METIS are 32-bit whole numbers that must add up to less than 2^31.
@@ -77,26 +61,15 @@ def segmented(
     )
     parts = _runs_of_layers(program, count) if how == "layer" else _metis_parts(program, count)
     numbers: dict[int, int] = {}
-    each = zip(operators, parts, strict=True)
-    return in_segments(
-        program, {node.name: numbers.setdefault(part, len(numbers)) for node, part in each}
-    )
-
-
-def in_segments(program: SingleProgram, segment_of: Mapping[str, int]) -> SingleProgram:
-    """The program with these segments of operators; data and parameters go with their first
-    user."""
-    first = dict[str, int]()
-    for node in program.computations:
-        for source in (*program.inputs(node), node):
-            if source is node or source.source:
-                first.setdefault(source.name, segment_of.get(node.name, 0))
-    return program.with_segments({node.name: first.get(node.name, 0) for node in program.nodes})
+    segment_of: dict[str, int] = {}
+    for node, part in zip(operators, parts, strict=True):
+        segment_of[node.name] = numbers.setdefault(part, len(numbers))
+    return program.in_segments(segment_of)
 
 
 def _runs_of_layers(program: SingleProgram, count: int) -> list[int]:
-    """Of each operator. A layer belongs where the middle of its work falls when the whole is cut
-    into equal parts."""
+    """Operator -> its segment. A layer belongs where the middle of its work falls when the whole is
+    cut into equal parts."""
     work = by_layer(program)
     total, done, part_of = sum(work.values()), 0.0, {}
     for layer, flops in work.items():
@@ -106,7 +79,7 @@ def _runs_of_layers(program: SingleProgram, count: int) -> list[int]:
 
 
 def _metis_parts(program: SingleProgram, count: int) -> list[int]:
-    """Of each operator: balanced work, few entries on edges between parts."""
+    """Operator -> its segment: balanced work, few entries on edges between segments."""
     require(
         find_spec("pymetis") is not None,
         "segments by METIS need pymetis",
@@ -169,7 +142,7 @@ class Posed:
         """[m] predicted bytes in whole units: states of the parameters held, and the tensors
         kept."""
         assert self.theory.holding is not None, "posed with memory"
-        return Decided(self.theory, decision).bytes(self.theory.holding)
+        return self.theory.decided(decision).bytes(self.theory.holding)
 
     def fits(self, decision: HapDecision) -> bool:
         """Whether every device holds its part in whole units."""
@@ -223,7 +196,6 @@ def pose(
         between = links_of(Cluster(workload.cluster.name, alone, workload.cluster.specs))
         links = three_steps(between, min(inside, default=np.inf))
     holding = Holding(
-        tuple(usable[device.name] for device in devices),
         workload.state_bytes_per_param_byte * ELEMENT_BYTES[precision],
         saved,
         tied_whole,
@@ -234,24 +206,13 @@ def pose(
         links,
         element_bytes=ELEMENT_BYTES[precision],
         weights=weights,
-        steps=runs,
+        runs=runs,
         holding=holding,
+        device_bytes=[usable[device.name] for device in devices],
         slices=slices,
-        run=run,
+        check=None if run is None else run.check,
     )
     return Posed(workload, theory, runs, links, cut)
-
-
-def saved_bytes(workload: Workload, program: SingleProgram) -> dict[str, float]:
-    """Node -> bytes of its tensor kept: a layer's, as the profile says, divide over its tensors by
-    their entries."""
-    samples, nodes, kept = program.samples, worked_out(program), dict[str, float]()
-    for layer in workload.profile.layers:
-        members = [node for node in nodes if node.layer == layer.name]
-        entries = sum(node.elements for node in members)
-        for node in members:
-            kept[node.name] = layer.saved_bytes * samples * node.elements / entries
-    return kept
 
 
 def runs_that_fit(workload: Workload) -> int:
@@ -261,7 +222,7 @@ def runs_that_fit(workload: Workload) -> int:
     usable = workload.device_bytes()
     saved = sum(layer.saved_bytes for layer in workload.profile.layers)
     speed = {
-        name: 1 / sum(table.seconds()) * table.micro_batch
+        name: 1 / sum(table.layer_seconds()) * table.micro_batch
         for name, table in tables(workload).items()
     }
     share = {name: speed[name] / sum(speed[d.type] for d in devices) for name in speed}
@@ -278,58 +239,11 @@ def runs_that_fit(workload: Workload) -> int:
     return next((n for n in choices if fits(n)), choices[-1])
 
 
-def tables(workload: Workload) -> dict[str, ProfileTable]:
-    """Per type the profile's times of single devices, at the largest micro-batch within a device's
-    even share."""
-    profile, chosen = workload.profile, {}
-    share = max(1, workload.global_batch // len(workload.cluster.devices))
-    for name in workload.cluster.types:
-        sizes = profile.micro_batches(name, 1)
-        require(
-            sizes,
-            f"no times of single devices of {name}",
-            where=f"profile of {profile.model}",
-            kind=UnsupportedError,
-        )
-        table = profile.table(name, 1, max([b for b in sizes if b <= share] or [min(sizes)]))
-        assert table is not None, "the profile lists this table"
-        chosen[name] = table
-    return chosen
-
-
-LARGE_MOVE = 2.0**27  # elements: enough that a kernel's start does not count
-
-
 def priced(workload: Workload, program: SingleProgram) -> tuple[list[Device], dict[str, float]]:
-    """Devices with speeds, and the weight of every operator.
-
-    An entry moved counts more FLOP than operators count for it: as many as the first type computes
-    in the time of moving it. A layer's FLOP are its seconds times speed, in the mean over devices;
-    they add up to the model's.
-    """
-    cluster, gradients = workload.cluster, program.needs_gradient()
-    kind = cluster.types[0]
-    rates = Rates(kind, cluster.specs[kind], workload.precision, workload.stack)
-    element = (
-        rates.flops_per_s * rates.moved_seconds(LARGE_MOVE, "add") / LARGE_MOVE / ELEMENT_FLOPS
-    )
-    plain, weighted, layers = dict[str, float](), dict[str, float](), dict[str, float]()
-    for node in program.computations:
-        products = products_of(program, node, gradients).total
-        plain[node.name] = work_of(program, node, gradients).total
-        weighted[node.name] = products + element * (plain[node.name] - products)
-        layers[node.layer] = layers.get(node.layer, 0.0) + weighted[node.name]
-    seconds = {
-        name: np.array(table.seconds()) * program.samples / table.micro_batch
-        for name, table in tables(workload).items()
-    }
-    speed = {name: sum(layers.values()) / float(row.sum()) for name, row in seconds.items()}
-    mean = sum(n * seconds[name] * speed[name] for name, n in cluster.counts().items())
-    mean = np.asarray(mean) / len(cluster.devices)
-    wanted = dict(zip([layer.name for layer in workload.profile.layers], mean, strict=True))
-    weights = {
-        node.name: weighted[node.name] / plain[node.name] * wanted[node.layer] / layers[node.layer]
-        for node in program.computations
-        if plain[node.name] > 0
-    }
-    return [Device(name=d.type, flops_per_second=speed[d.type]) for d in cluster.devices], weights
+    """(The cluster's devices with their speeds, the weight of every operator's FLOP)."""
+    speeds, weights = speeds_of(workload, program)
+    devices = [
+        Device(name=device.type, flops_per_second=speeds[device.type])
+        for device in workload.cluster.devices
+    ]
+    return devices, weights

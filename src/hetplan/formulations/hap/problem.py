@@ -131,7 +131,7 @@ class HapProblem:
 
         return math.fsum(map(most_seconds, self.steps))
 
-    def seconds(self, cost: CostOfRatios, ratios: Floats) -> float:
+    def program_seconds(self, cost: CostOfRatios, ratios: Floats) -> float:
         """Seconds of a program of this cost at ratios [g, K] (of one device of each type)."""
         collectives = cost.constant + cost.comm @ ratios.max(axis=1)
         if not len(cost.F):

@@ -17,8 +17,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from hetplan.formulations.hap.problem import CostOfRatios, Floats, HapProblem
+from hetplan.solvers.expressions import Columns
 from hetplan.solvers.general import minimise
-from hetplan.solvers.model import SMALLEST, Columns, Model, Totals
+from hetplan.solvers.model import SMALLEST, Model, Totals
 from hetplan.solvers.run import Run, Stop
 
 # Share of the memory that is left free where the ratios found exceed it by the solver's tolerance.
@@ -53,7 +54,7 @@ def best_ratios(problem: HapProblem, cost: CostOfRatios, run: Run) -> BestRatios
     found.
     """
     best = np.tile(problem.proportional, (problem.g, 1))
-    estimate = problem.seconds(cost, best)
+    estimate = problem.program_seconds(cost, best)
     least = estimate if problem.fits(cost, best) else np.inf
     # with one type all ratios are equal, which also needs least bytes on the fullest device
     if problem.K == 1 or (estimate <= 0 and np.isfinite(least)):
@@ -72,7 +73,7 @@ def best_ratios(problem: HapProblem, cost: CostOfRatios, run: Run) -> BestRatios
         if answer.x is not None:
             ratios = np.maximum(answer.values(ratio), 0.0)
             ratios /= (ratios @ problem.counts)[:, None]
-            seconds = problem.seconds(cost, ratios)
+            seconds = problem.program_seconds(cost, ratios)
             if seconds < least and problem.fits(cost, ratios):
                 best, least = ratios, seconds
         if np.isfinite(least):
@@ -91,25 +92,17 @@ def _programme(
     ratio = model.continuous("ratio", (problem.g, problem.K))
     top = model.continuous("top", problem.g)
     T = model.seconds("stage", len(cost.F))
-    model.constant = cost.constant
-    model.minimize(top, cost.comm)
-    model.minimize(T)
+    model.minimize(cost.constant + cost.comm @ top + T.sum())
     for k in range(problem.g):
-        model.equal("whole", ratio[k], problem.counts.astype(float), to=1.0)  # (1)
-        for d in range(problem.K):
-            model.row("largest", [top[k], ratio[k, d]], [1.0, -1.0], lower=0.0)  # (2)
-    for s, d in np.ndindex(len(cost.F), problem.K):
-        model.row(  # (3)
-            "stage",
-            np.append(T[s], ratio[:, d]),
-            np.append(1.0, -cost.S[s] / problem.speeds[d]),
-            lower=float(cost.F[s] / problem.speeds[d]),
-        )
+        model.row("whole", problem.counts @ ratio[k] == 1)  # (1)
+        model.row("largest", top[k] >= ratio[k])  # (2)
+    flops = cost.F[:, None] + cost.S @ ratio  # [s, d]
+    model.row("stage", T[:, None] >= flops / problem.speeds)  # (3)
     if problem.capacity is not None:
         for d, room in enumerate(problem.capacity * (1 - margin) - cost.fixed_bytes):  # (4)
             # in units of the largest coefficient; what is then too small for a solver becomes 0
             unit = max(float(cost.shared_bytes.max()), abs(float(room))) or 1.0
             coefficients = cost.shared_bytes / unit
             coefficients = np.where(coefficients < SMALLEST, 0.0, coefficients)
-            model.row("memory", ratio[:, d], coefficients, upper=float(room) / unit)
+            model.row("memory", coefficients @ ratio[:, d] <= room / unit)
     return model, ratio

@@ -1,4 +1,6 @@
-"""A number of seconds that no plan of an instance replays below. docs/method-joint.md proves it.
+"""A number of seconds that no plan of an instance replays below.
+
+evidence/speed/joint_bound.md proves it.
 
 Sets   q device types, l layers, j ways to hold a run of layers: where (inside a home, inside
        another node, across nodes), type q, t tensor ranks, r row groups.
@@ -33,7 +35,8 @@ from numpy.typing import NDArray
 
 from hetplan.compiled import kernel
 from hetplan.formulations.joint.data import MOST_CHUNKS, JointData
-from hetplan.replays.costs import Costs, Floats
+from hetplan.replays.arrays import Floats
+from hetplan.replays.costs import Costs
 from hetplan.replays.data import Node
 from hetplan.solvers.general import minimise
 from hetplan.solvers.model import SMALLEST, Model
@@ -236,12 +239,11 @@ def computing_alone(work: Floats, counts: Sequence[int], options: Options) -> fl
         return 0.0
     model = Model("computing-alone")
     price, paid = model.continuous("price", len(work)), model.continuous("paid", layers)
-    model.minimize(paid, -1.0)
-    model.equal("one", price, devices, to=1.0)
-    for q, l in np.ndindex(work.shape):
-        share = float(work[q, l]) / largest
-        kept = share if share >= SMALLEST else 0.0
-        model.row("least", np.array([paid[l], price[q]]), [1.0, -kept], upper=0.0)
+    model.minimize(-paid.sum())
+    model.row("one", devices @ price == 1)
+    shares = work / largest
+    kept = np.where(shares >= SMALLEST, shares, 0.0)
+    model.row("least", paid <= kept * price[:, None])
     answer = minimise("milp", model, Run(replace(options, time_limit=None)), lambda i, b: None)
     prices = np.ones(len(work)) if answer.x is None else np.maximum(answer.values(price), 0.0)
     prices = prices / float(prices @ devices)

@@ -13,20 +13,20 @@ than the fastest of those that fit in memory.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import combinations, islice, product
-from typing import NamedTuple
+from itertools import islice, product
 
 import numpy as np
 
 from hetplan.errors import UnsupportedError, require
 from hetplan.formulations.joint.bound import Relaxation, lower_bound
 from hetplan.formulations.joint.data import JointData, JointDecision
-from hetplan.formulations.joint.design import SCHEDULES, Design, Pipe, Space
+from hetplan.formulations.joint.design import Design, Pipeline
 from hetplan.formulations.joint.evaluate import decision_of
-from hetplan.formulations.joint.exact import layouts
+from hetplan.formulations.joint.space import Space
+from hetplan.formulations.joint.ways import Way, all_ways, cuts_of
 from hetplan.replays.chains import Replay
 from hetplan.replays.simulator.tasks import Kind, Tasks, simulate
 from hetplan.solvers.general import label, minimise
@@ -37,55 +37,121 @@ from hetplan.solvers.run import OPTIMAL_GAP, Outcome, Run, Stop, Stopped, stop_r
 
 @dataclass(frozen=True)
 class Parameters:
-    """What is small: so many devices and ways to run replicas, at most. Two cores list 100,000 ways
-    in some seconds."""
+    """Limits of small instances: devices, and ways to run replicas. Two cores list 100,000 ways in
+    some seconds."""
 
     devices: int = 4
     ways: int = 100_000
 
 
-class Way(NamedTuple):
-    """x_k and E_k. layout: a design whose replicas say no more than their devices, and as `samples`
-    the fewest micro-batches that they can take, from ZeRO 2 on those of all replicas."""
+class Master:
+    """The model and the plans that were replayed; (5) grows with them."""
 
-    layout: Design
-    replica: int
-    pipe: Pipe
-    seconds: float
+    def __init__(self, data: JointData, run: Run) -> None:
+        self.data, self.run = data, run
+        self.best: Design | None = None  # of all plans that were replayed and fit
+        self.limit = math.inf  # its seconds
+        # All that may be part of a plan that is no slower than the best of one replica.
+        self.ways: list[Way] = []
+        self.replayed: list[list[int]] = []  # the sets K: numbers of ways
+        self.space = cache(lambda batch: Space(data.model_copy(update={"global_batch": batch})))
+
+    def add_ways(self, most: Parameters) -> None:
+        """List the ways with their bounds E_k, those of least computation first. Raises
+        UnsupportedError where there are too many."""
+        devices = len(self.data.devices)
+        ways: list[Way] = []
+        if devices <= most.devices:
+            ways = list(islice(all_ways(self.data, self.space, self.run), most.ways + 1))
+        require(
+            devices <= most.devices and len(ways) <= most.ways,
+            "too many ways to run replicas for a general solver",
+            where=f"{devices} devices, {len(self.data.layers)} layers",
+            expected=f"at most {most.devices} devices and {most.ways} ways",
+            kind=UnsupportedError,
+        )
+        for way in sorted(ways, key=lambda way: way.seconds):
+            self.run.check()
+            if way.seconds > self.limit:
+                continue
+            seconds = self.least(way)
+            if seconds < math.inf and seconds <= self.limit:
+                self.ways.append(way._replace(seconds=seconds))
+
+    def least(self, way: Way) -> float:
+        """E_k; inf where no plan with this way fits in memory.
+
+        The only replica of a plan is replayed. Of several, the passes and messages of the others
+        take no time. What is joined with them and all updates depend on nothing in them but cuts:
+        the least over all cuts counts. They hold least with one sample in each micro-batch.
+        """
+        pipelines = way.layout.pipelines
+        others = pipelines[: way.replica] + pipelines[way.replica + 1 :]
+        if not others:
+            replay = self.replay(replace(way.layout, pipelines=(way.pipeline,)))
+            return replay.seconds if replay.fits else math.inf
+        least = math.inf
+        for cuts in product(*(self.cuts_that_count(way.layout, other) for other in others)):
+            with_cuts = (
+                replace(other, cuts=of_other) for other, of_other in zip(others, cuts, strict=True)
+            )
+            design = replace(way.layout, pipelines=(way.pipeline, *with_cuts))
+            replay = self.replay(design, may_be_best=False)
+            if replay.fits:
+                least = min(least, seconds_with_first_replica(replay, way))
+        return least
+
+    def cuts_that_count(self, layout: Design, replica: Pipeline) -> list[tuple[int, ...]]:
+        """All cuts of a replica; one of a single stage, whose chunks hold the same together."""
+        every = cuts_of(self.data, layout, replica)
+        return every if len(replica.groups) > 1 else every[:1]
+
+    def replay(self, design: Design, *, may_be_best: bool = True) -> Replay:
+        """The replay of a design. may_be_best: whether it is a plan of the instance."""
+        samples = sum(pipeline.samples for pipeline in design.pipelines)
+        space = self.space(samples)
+        replay = space.replayer.replay(space.plan(design))
+        if may_be_best and replay.fits and replay.seconds < self.limit:
+            self.best, self.limit = design, replay.seconds
+            self.run.report(incumbent=self.limit)
+        return replay
+
+    def model(self) -> Model:
+        """(1) to (5)."""
+        ways, seconds = self.ways, np.array([way.seconds for way in self.ways])
+        model = Model("joint", self.run, Totals(least=seconds.min(), largest=seconds.max()))
+        number_of = {layout: a for a, layout in enumerate(dict.fromkeys(w.layout for w in ways))}
+        x, y = model.binary("x", (len(ways),)), model.binary("y", (len(number_of),))
+        total = model.seconds("T", (), seconds.min(), min(seconds.max(), self.limit))
+        model.minimize(total)
+        model.row("layout", y.sum() == 1)  # (1)
+        for (layout, _), numbers in ways_by_replica(number_of, ways).items():  # (2)
+            model.row("replica", x[numbers].sum() == y[number_of[layout]])
+        samples = np.array([way.pipeline.samples for way in ways])
+        model.row("samples", samples @ x == self.data.global_batch)  # (3)
+        for i in range(max(way.replica for way in ways) + 1):  # (4)
+            numbers = [k for k, way in enumerate(ways) if way.replica == i]
+            model.row("least", total >= seconds[numbers] @ x[numbers])
+        for chosen in self.replayed:  # (5)
+            model.row("replayed", x[chosen].sum() <= len(chosen) - 1)
+        return model
+
+    def replay_answer(self, chosen: list[int]) -> None:
+        """Replay the plan of these ways, one for each replica in order, and exclude it by (5)."""
+        ways = [self.ways[k] for k in chosen]
+        pipelines = tuple(way.pipeline for way in ways)
+        self.replay(replace(ways[0].layout, pipelines=pipelines))
+        self.replayed.append(chosen)
 
 
-def all_layouts(data: JointData) -> Iterator[Design]:
-    """Of those that are alike but for the names of devices, one. Between stages the framework's
-    highest ZeRO level is the highest."""
-    for replicas in layouts(data):
-        deepest, highest = max(map(len, replicas)), max(data.framework.pipeline_levels)
-        for schedule, chunks in SCHEDULES:
-            rounds = [len(stages) if schedule == "interleaved-1f1b" else 1 for stages in replicas]
-            pipes = tuple(Pipe(own, (), 1, n) for own, n in zip(replicas, rounds, strict=True))
-            levels = range(4 if deepest == chunks == 1 else highest + 1)
-            if deepest * chunks <= len(data.layers):
-                yield from (
-                    Design(pipes, schedule, chunks, zero, mode)
-                    for zero, mode in product(levels, data.modes)
-                )
-
-
-def cuts_of(data: JointData, layout: Design, replica: Pipe) -> list[tuple[int, ...]]:
-    """All ways to cut the layers."""
-    runs = len(replica.groups) * layout.chunks
-    return list(combinations(range(1, len(data.layers)), runs - 1))
-
-
-def ways_of(data: JointData, layout: Design, i: int) -> list[Pipe]:
-    """All ways to run a replica."""
-    own, others, G = layout.pipes[i], len(layout.pipes) - 1, data.global_batch
-    made = (
-        Pipe(own.groups, cuts, b, g)
-        for cuts in cuts_of(data, layout, own)
-        for g in range(1 if others else G, G - others + 1)
-        for b in range(1, g + 1)
-    )
-    return [pipe for pipe in made if pipe.steps % own.samples == 0]
+def seconds_with_first_replica(replay: Replay, way: Way) -> float:
+    """Seconds of a replay in which only the first replica's passes and messages, collectives and
+    updates take time, at least."""
+    tasks = replay.timeline.tasks
+    of_first = tasks.unit < len(way.pipeline.groups)
+    counts = of_first | (tasks.kind >= Kind.COLLECTIVE)
+    counted = replace(tasks, seconds=tasks.seconds * counts, delay=tasks.delay * counts)
+    return without_waiting(counted)
 
 
 def without_waiting(tasks: Tasks) -> float:
@@ -98,99 +164,14 @@ def without_waiting(tasks: Tasks) -> float:
     return max(path.seconds, float((begin + later @ held).max(initial=0.0)))
 
 
-class Master:
-    """The model; (5) grows. ways: all that may be part of a plan that is no slower than the best of
-    one replica. best: of all plans that were replayed, with `limit` seconds."""
-
-    def __init__(self, data: JointData, run: Run) -> None:
-        self.data, self.run, self.limit = data, run, math.inf
-        self.best: Design | None = None
-        self.ways: list[Way] = []
-        self.replayed: list[list[int]] = []
-        self.space = cache(lambda batch: Space(data.model_copy(update={"global_batch": batch})))
-
-    def add_ways(self, most: Parameters) -> None:
-        """Those of least computation first. Raises UnsupportedError where there are too many."""
-        devices = len(self.data.devices)
-        ways = list(islice(self.all_ways(), most.ways + 1)) if devices <= most.devices else []
-        require(
-            devices <= most.devices and len(ways) <= most.ways,
-            "too many ways to run replicas for a general solver",
-            where=f"{devices} devices, {len(self.data.layers)} layers",
-            expected=f"at most {most.devices} devices and {most.ways} ways",
-            kind=UnsupportedError,
-        )
-        for way in sorted(ways, key=lambda way: way.seconds):
-            self.run.check()
-            seconds = self.least(way) if way.seconds <= self.limit else math.inf
-            if seconds < math.inf and seconds <= self.limit:
-                self.ways.append(way._replace(seconds=seconds))
-
-    def all_ways(self) -> Iterator[Way]:
-        """With the seconds of their computation alone."""
-        for layout in all_layouts(self.data):
-            for i in range(len(layout.pipes)):
-                for pipe in ways_of(self.data, layout, i):
-                    steps = pipe.steps if layout.zero > 1 else 0
-                    pipes = tuple(replace(p, samples=steps or p.samples) for p in layout.pipes)
-                    self.run.check()
-                    if not any(steps % p.samples for p in layout.pipes):
-                        least = self.space(pipe.samples).least(replace(layout, pipes=(pipe,)))
-                        yield Way(replace(layout, pipes=pipes), i, pipe, least)
-
-    def least(self, way: Way) -> float:
-        """E_k; inf where it cannot be part of the best plan.
-
-        The only replica of a plan is replayed. Of several, the passes and messages of the others
-        take no time. What is joined with them and all updates depend on nothing in them but cuts:
-        the least over all cuts counts. They hold least with one sample in each micro-batch.
-        """
-        layout, i, pipe, _ = way
-        others, least = layout.pipes[:i] + layout.pipes[i + 1 :], math.inf
-        every = [cuts_of(self.data, layout, p)[: None if p.groups[1:] else 1] for p in others]
-        for cuts in product(*every):
-            more = (replace(p, cuts=own) for p, own in zip(others, cuts, strict=True))
-            replay = self.replay(replace(layout, pipes=(pipe, *more)), best=not others)
-            if replay.fits and not others:
-                return replay.seconds
-            if replay.fits:
-                tasks = replay.timeline.tasks
-                kept = (tasks.unit < len(pipe.groups)) | (tasks.kind >= Kind.COLLECTIVE)
-                counted = replace(tasks, seconds=tasks.seconds * kept, delay=tasks.delay * kept)
-                least = min(least, without_waiting(counted))
-        return least
-
-    def replay(self, design: Design, *, best: bool = True) -> Replay:
-        """best: whether it is a plan of its own, which may be the best."""
-        space = self.space(sum(pipe.samples for pipe in design.pipes))
-        replay = space.replayer.replay(space.plan(design))
-        if best and replay.fits and replay.seconds < self.limit:
-            self.best, self.limit = design, replay.seconds
-            self.run.report(incumbent=self.limit)
-        return replay
-
-    def model(self) -> Model:
-        """(1) to (5)."""
-        ways, seconds = self.ways, np.array([way.seconds for way in self.ways])
-        model = Model("joint", self.run, Totals(least=seconds.min(), largest=seconds.max()))
-        kinds = list(dict.fromkeys(way.layout for way in ways))
-        members = {(a, i): list[int]() for a in kinds for i in range(len(a.pipes))}
-        for k, way in enumerate(ways):
-            members[way.layout, way.replica].append(k)
-        x, y = model.binary("x", (len(ways),)), model.binary("y", (len(kinds),))
-        total = model.seconds("T", (), seconds.min(), min(seconds.max(), self.limit))
-        model.minimize(total)
-        model.equal("layout", y, to=1)
-        for (layout, _), numbers in members.items():
-            ones = [1.0] * len(numbers)
-            model.equal("replica", [*x[numbers], y[kinds.index(layout)]], [*ones, -1.0], to=0)
-        model.equal("samples", x, [way.pipe.samples for way in ways], to=self.data.global_batch)
-        for i in range(max(way.replica for way in ways) + 1):
-            numbers = [k for k, way in enumerate(ways) if way.replica == i]
-            model.row("least", [total, *x[numbers]], [1.0, *-seconds[numbers]], lower=0.0)
-        for chosen in self.replayed:
-            model.row("replayed", x[chosen], upper=len(chosen) - 1.0)
-        return model
+def ways_by_replica(
+    layouts: Mapping[Design, int], ways: Sequence[Way]
+) -> dict[tuple[Design, int], list[int]]:
+    """(layout, replica) -> the numbers of its ways, also where there are none."""
+    members = {(a, i): list[int]() for a in layouts for i in range(len(a.pipelines))}
+    for k, way in enumerate(ways):
+        members[way.layout, way.replica].append(k)
+    return members
 
 
 def solve_by(
@@ -210,20 +191,20 @@ def solve_by(
             if not answer.has_solution:
                 break
             run.report(bound=min(bound, master.limit) or None)
-            chosen = answer.counts("x").nonzero()[0].tolist()
-            ways = [master.ways[k] for k in chosen]
-            master.replay(replace(ways[0].layout, pipes=tuple(way.pipe for way in ways)))
-            master.replayed.append(chosen)
+            master.replay_answer(answer.counts("x").nonzero()[0].tolist())
     except Stopped:
         bound = bound or lower_bound(Relaxation(data), run, master.limit)
     bound, best = min(bound, master.limit), master.best
     proven = bound >= master.limit * (1 - OPTIMAL_GAP)
+    stop = stop_reason(run)
+    if proven:
+        stop = Stop.INFEASIBLE if best is None else Stop.OPTIMAL
     return Outcome(
-        stop=(Stop.OPTIMAL if best else Stop.INFEASIBLE) if proven else stop_reason(run),
+        stop=stop,
         decision=decision_of(master.space(data.global_batch).plan(best)) if best else None,
         bound=bound if 0 < bound < math.inf else None,
         build_seconds=built,
         solver=solver,
-        message="no plan fits in memory" if proven and not best else "",
+        message="no plan fits in memory" if stop is Stop.INFEASIBLE else "",
         details={"ways": len(master.ways), "replayed": len(master.replayed)},
     )

@@ -1,9 +1,10 @@
-"""Random changes of a design, small ones and large ones. Each returns None where it does not apply.
+"""Random changes of a design, small ones and large ones. A move returns None where it does not
+apply.
 
-What changes one replica changes all that are like it (the same types, rows and tensor ranks in
-every stage) as often as the search asks, so that equal replicas can stay equal. What changes the
-order of stages gives the replica new cuts half of the time, and what changes their number always
-does.
+A move that changes one replica changes all that are like it (with stages of the same types, row
+groups and tensor ranks) as often as the search asks, so that equal replicas can stay equal. A move
+that changes the order of stages gives the replica new cuts half of the time, and one that changes
+their number always does.
 """
 
 import random
@@ -11,228 +12,265 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise, zip_longest
 
-from hetplan.formulations.joint.design import SCHEDULES, Design, Group, Pipe, Space, with_pipes
+from hetplan.formulations.joint.design import SCHEDULES, Design, Group, Pipeline, with_pipelines
+from hetplan.formulations.joint.space import Space
 
 Regroup = Callable[[Sequence[Group]], list[Group] | None]
 
 
 class Moves:
-    """Draws neighbours of designs of one space; `rng` decides them all. together: how often what
-    changes one replica changes all that are like it."""
+    """Draws neighbours of designs of one space."""
 
     def __init__(self, space: Space, rng: random.Random) -> None:
-        self.space, self.rng, self.together = space, rng, 0.5
+        self.space, self.rng = space, rng
+        self.together = 0.5  # how often a change of one replica changes all that are like it
 
     def draw(self, name: str, design: Design) -> Design | None:
         """The named move: a neighbour that keeps the rules of the plan file, or None."""
         changed: Design | None = getattr(self, name)(design)
-        changed = None if changed is None else self.space.repaired(changed)
-        return None if changed == design else changed
+        if changed is None:
+            return None
+        repaired = self.space.repaired(changed)
+        return None if repaired == design else repaired
+
+    def _chance(self, probability: float = 0.5) -> bool:
+        """True with this probability."""
+        return self.rng.random() < probability
+
+    def _replica(self, design: Design) -> int:
+        """The number of a replica."""
+        return self._replica_and_stage(design)[0]
+
+    def _replica_and_stage(self, design: Design) -> tuple[int, int]:
+        """Numbers of a replica and of one of its stages."""
+        i = self.rng.randrange(len(design.pipelines))
+        return i, self.rng.randrange(len(design.pipelines[i].groups))
 
     def _one_or_alike(
-        self, design: Design, i: int, change: Callable[[Pipe], Pipe | None]
+        self, design: Design, i: int, change: Callable[[Pipeline], Pipeline | None]
     ) -> Design | None:
-        form, together = self.space.form(design.pipes[i].groups), self.rng.random() < self.together
-        return with_pipes(
-            design,
-            [
-                change(pipe)
-                if j == i or (together and self.space.form(pipe.groups) == form)
-                else pipe
-                for j, pipe in enumerate(design.pipes)
-            ],
-        )
+        """The design with replica i changed, and at times all that are like it."""
+        shapes = self.space.shapes(design.pipelines[i].groups)
+        together = self._chance(self.together)
+        pipelines: list[Pipeline | None] = []
+        for j, pipeline in enumerate(design.pipelines):
+            alike = together and self.space.shapes(pipeline.groups) == shapes
+            pipelines.append(change(pipeline) if j == i or alike else pipeline)
+        return with_pipelines(design, pipelines)
 
-    def _regrouped(self, design: Design, i: int, change: Regroup) -> Design | None:
-        """Other groups of stages."""
-        refit = self.rng.random() < 0.5
+    def _regrouped(self, design: Design, i: int, regroup: Regroup) -> Design | None:
+        """The design with other stages of replica i, and at times of all that are like it."""
+        new_cuts = self._chance()
 
-        def changed(pipe: Pipe) -> Pipe | None:
-            groups = change(pipe.groups)
+        def changed(pipeline: Pipeline) -> Pipeline | None:
+            groups = regroup(pipeline.groups)
             if not groups:
                 return None
-            return self._cut(
-                design,
-                replace(
-                    pipe,
-                    groups=tuple(groups),
-                    cuts=() if refit or len(groups) != len(pipe.groups) else pipe.cuts,
-                ),
-            )
+            keeps_cuts = not new_cuts and len(groups) == len(pipeline.groups)
+            cuts = pipeline.cuts if keeps_cuts else ()
+            return self._cut(design, replace(pipeline, groups=tuple(groups), cuts=cuts))
 
         return self._one_or_alike(design, i, changed)
 
-    def _cut(self, design: Design, pipe: Pipe) -> Pipe | None:
-        """With new cuts where it has none."""
-        return pipe if pipe.cuts else self.space.fitted(pipe, design.chunks, design.mode)
-
-    def _any_stage(self, design: Design) -> tuple[int, int]:
-        """Numbers of a replica and of one of its stages."""
-        i = self.rng.randrange(len(design.pipes))
-        return i, self.rng.randrange(len(design.pipes[i].groups))
+    def _cut(self, design: Design, pipeline: Pipeline) -> Pipeline | None:
+        """The replica, with even cuts where it has none."""
+        if pipeline.cuts:
+            return pipeline
+        return self.space.with_even_cuts(pipeline, design.chunks, design.recomputation)
 
     def cut(self, design: Design) -> Design | None:
         """A cut moves by one or two layers; or several do, and layers wander through stages."""
         first, last = sorted((self.rng.random(), self.rng.random()))
-        last = last if self.rng.random() < 0.5 else first
+        if not self._chance():
+            last = first
         step = self.rng.choice((-2, -1, -1, 1, 1, 2))
 
-        def changed(pipe: Pipe) -> Pipe | None:
-            n = len(pipe.cuts)
-            moved = range(int(first * n), int(last * n) + 1)
-            cuts = tuple(cut + step * (j in moved) for j, cut in enumerate(pipe.cuts))
+        def changed(pipeline: Pipeline) -> Pipeline | None:
+            if len(pipeline.groups) == 1:  # where the chunks of one stage begin does not matter
+                return None
+            number = len(pipeline.cuts)
+            moved = range(int(first * number), int(last * number) + 1)
+            cuts = tuple(cut + step if j in moved else cut for j, cut in enumerate(pipeline.cuts))
             rising = all(a < b for a, b in pairwise((0, *cuts, self.space.layers)))
-            # Of a single stage it does not matter where its chunks begin.
-            return replace(pipe, cuts=cuts) if rising and len(pipe.groups) > 1 else None
+            return replace(pipeline, cuts=cuts) if rising else None
 
-        return self._one_or_alike(design, self._any_stage(design)[0], changed)
+        return self._one_or_alike(design, self._replica(design), changed)
 
     def order(self, design: Design) -> Design | None:
         """A stage, or a run of stages, goes to another place."""
-        (i, a), draw = self._any_stage(design), self.rng.randrange
-        count = len(design.pipes[i].groups)
-        end, place = draw(a, count) + 1 if draw(2) else a + 1, draw(count)
+        i, begin = self._replica_and_stage(design)
+        count = len(design.pipelines[i].groups)
+        end = begin + 1
+        if self.rng.randrange(2):
+            end = self.rng.randrange(begin, count) + 1
+        place = self.rng.randrange(count)
 
-        def change(groups: Sequence[Group]) -> list[Group]:
-            rest = [*groups[:a], *groups[end:]]
-            return [*rest[:place], *groups[a:end], *rest[place:]]
+        def regroup(groups: Sequence[Group]) -> list[Group]:
+            rest = [*groups[:begin], *groups[end:]]
+            return [*rest[:place], *groups[begin:end], *rest[place:]]
 
-        return self._regrouped(design, i, change)
+        return self._regrouped(design, i, regroup)
 
     def swap(self, design: Design) -> Design | None:
         """Two stages exchange their devices, also between replicas."""
-        (i, a), (j, b) = self._any_stage(design), self._any_stage(design)
+        (i, a), (j, b) = self._replica_and_stage(design), self._replica_and_stage(design)
         if i == j:
 
-            def change(groups: Sequence[Group]) -> list[Group]:
-                at = {a: groups[b], b: groups[a]}
-                return [at.get(s, group) for s, group in enumerate(groups)]
+            def regroup(groups: Sequence[Group]) -> list[Group]:
+                swapped = list(groups)
+                swapped[a], swapped[b] = groups[b], groups[a]
+                return swapped
 
-            return self._regrouped(design, i, change)
-        pipes, here, there = list(design.pipes), design.pipes[i].groups, design.pipes[j].groups
-        pipes[i] = replace(pipes[i], groups=(*here[:a], there[b], *here[a + 1 :]))
-        pipes[j] = replace(pipes[j], groups=(*there[:b], here[a], *there[b + 1 :]))
-        return replace(design, pipes=tuple(pipes))
+            return self._regrouped(design, i, regroup)
+        here, there = list(design.pipelines[i].groups), list(design.pipelines[j].groups)
+        here[a], there[b] = there[b], here[a]
+        pipelines = list(design.pipelines)
+        pipelines[i] = replace(pipelines[i], groups=tuple(here))
+        pipelines[j] = replace(pipelines[j], groups=tuple(there))
+        return replace(design, pipelines=tuple(pipelines))
 
     def merge(self, design: Design) -> Design | None:
         """A stage goes; its devices join a neighbour as rows or tensor ranks, or stay idle."""
-        (i, a), way = self._any_stage(design), self.rng.randrange(3)
-        if len(design.pipes[i].groups) < 2:
+        i, a = self._replica_and_stage(design)
+        joins_as = self.rng.choice(("idle", "rows", "tensor ranks"))
+        count = len(design.pipelines[i].groups)
+        if count < 2:
             return None
-        b = (
-            a - 1
-            if a and (self.rng.randrange(2) or a + 1 == len(design.pipes[i].groups))
-            else a + 1
-        )
+        joins_the_one_before = a > 0 and (self.rng.randrange(2) or a + 1 == count)
+        b = a - 1 if joins_the_one_before else a + 1
 
-        def change(groups: Sequence[Group]) -> list[Group] | None:
-            here, gone = groups[b], groups[a]
-            ranks = tuple(row + more for row, more in zip(here, gone, strict=False))
-            group = (here, here + gone, ranks if len(here) == len(gone) else ())[way]
-            changed = [group if s == b else g for s, g in enumerate(groups) if s != a]
-            return changed if self.space.legal(group) else None
+        def regroup(groups: Sequence[Group]) -> list[Group] | None:
+            joined, gone = groups[b], groups[a]
+            if joins_as == "rows":
+                joined = joined + gone
+            elif joins_as == "tensor ranks":
+                if len(joined) != len(gone):
+                    return None
+                joined = tuple(row + more for row, more in zip(joined, gone, strict=True))
+            if not self.space.legal(joined):
+                return None
+            merged = list(groups)
+            merged[b] = joined
+            del merged[a]
+            return merged
 
-        return self._regrouped(design, i, change)
+        return self._regrouped(design, i, regroup)
 
     def split(self, design: Design) -> Design | None:
         """A stage becomes two: each with half of its rows or tensor ranks, or an idle device
         takes one."""
-        i, a = self._any_stage(design)
-        idle = sorted({*range(len(self.space.kind))} - design.used, key=lambda _: self.rng.random())
+        i, a = self._replica_and_stage(design)
+        devices = {*range(len(self.space.kind))}
+        idle = sorted(devices - design.used, key=lambda _: self.rng.random())
 
-        def change(groups: Sequence[Group]) -> list[Group] | None:
-            group, rows, ranks = groups[a], len(groups[a]) // 2, len(groups[a][0]) // 2
-            parts: list[Group] = []
-            if rows:
-                parts = [group[:rows], group[rows:]]
-            elif ranks:
-                parts = [(group[0][:ranks],), (group[0][ranks:],)]
+        def regroup(groups: Sequence[Group]) -> list[Group] | None:
+            group = groups[a]
+            half_rows, half_ranks = len(group) // 2, len(group[0]) // 2
+            parts: list[Group]
+            if half_rows:
+                parts = [group[:half_rows], group[half_rows:]]
+            elif half_ranks:
+                parts = [(group[0][:half_ranks],), (group[0][half_ranks:],)]
             elif idle:
                 parts = [group, ((idle.pop(),),)]
-            legal = parts and all(map(self.space.legal, parts))
-            return [*groups[:a], *parts, *groups[a + 1 :]] if legal else None
+            else:
+                return None
+            if not all(map(self.space.legal, parts)):
+                return None
+            return [*groups[:a], *parts, *groups[a + 1 :]]
 
-        return self._regrouped(design, i, change)
+        return self._regrouped(design, i, regroup)
 
     def pair(self, design: Design) -> Design | None:
         """Rows become tensor ranks, or the reverse, of one stage or of all like it."""
-        (i, a), width = self._any_stage(design), self.rng.choice(self.space.degrees)
-        every = self.rng.random() < 0.5
+        (i, a), width = self._replica_and_stage(design), self.rng.choice(self.space.degrees)
+        all_alike = self._chance()
 
-        def change(groups: Sequence[Group]) -> list[Group] | None:
-            forms, changed = self.space.form(groups), []
+        def regroup(groups: Sequence[Group]) -> list[Group] | None:
+            shapes, changed = self.space.shapes(groups), []
             for s, group in enumerate(groups):
-                if s == a or (every and forms[s] == forms[a]):
-                    flat = tuple(e for row in group for e in row)
-                    group = tuple(flat[k : k + width] for k in range(0, len(flat), width))
+                if s == a or (all_alike and shapes[s] == shapes[a]):
+                    devices = tuple(device for row in group for device in row)
+                    begins = range(0, len(devices), width)
+                    group = tuple(devices[begin : begin + width] for begin in begins)
                 changed.append(group)
             return changed if all(map(self.space.legal, changed)) else None
 
-        return self._regrouped(design, i, change)
+        return self._regrouped(design, i, regroup)
 
     def unite(self, design: Design) -> Design | None:
-        """Replicas become one, two of them or all by twos: the stages of both by turns, or as rows
-        of stages that are alike."""
-        if len(design.pipes) < 2:
+        """Two replicas become one, or all do by twos: the stages of the two take turns, or they
+        join as rows of one stage."""
+        if len(design.pipelines) < 2:
             return None
-        as_rows, pipes = self.rng.random() < 0.5, self.rng.sample(design.pipes, len(design.pipes))
-        some = 2 if self.rng.random() < 0.5 and self.together < 1 else len(pipes) // 2 * 2
-        made: list[Pipe | None] = list(pipes[some:])
-        for one, other in zip(pipes[:some:2], pipes[1:some:2], strict=True):
-            pairs = zip_longest(one.groups, other.groups, fillvalue=())
-            groups = tuple(group for pair in pairs for group in pair if group)
+        as_rows = self._chance()
+        shuffled = self.rng.sample(design.pipelines, len(design.pipelines))
+        only_two = self._chance() and self.together < 1
+        united = 2 if only_two else len(shuffled) // 2 * 2
+        pipelines: list[Pipeline | None] = list(shuffled[united:])
+        for one, other in zip(shuffled[:united:2], shuffled[1:united:2], strict=True):
+            if as_rows and len(one.groups) != len(other.groups):
+                return None
+            pairs = list(zip_longest(one.groups, other.groups, fillvalue=()))
             if as_rows:
-                if len(one.groups) != len(other.groups):
-                    return None
-                groups = tuple(a + b for a, b in zip(one.groups, other.groups, strict=True))
+                groups = tuple(a + b for a, b in pairs)
+            else:
+                groups = tuple(group for pair in pairs for group in pair if group)
             if not all(map(self.space.legal, groups)):
                 return None
-            pipe = Pipe(groups, one.cuts if as_rows else (), one.micro, one.samples + other.samples)
-            made.append(self._cut(design, pipe))
-        return with_pipes(design, made)
+            cuts, samples = one.cuts if as_rows else (), one.samples + other.samples
+            pipelines.append(self._cut(design, Pipeline(groups, cuts, one.micro_batch, samples)))
+        return with_pipelines(design, pipelines)
 
     def divide(self, design: Design) -> Design | None:
-        """A replica, or every one, becomes two: every other stage, or every other row of all."""
-        by_rows, every = self.rng.random() < 0.5, self.rng.random() < 0.5 or self.together == 1
-        made, one = list[Pipe | None](), self.rng.randrange(len(design.pipes))
-        for i, pipe in enumerate(design.pipes):
-            if not every and i != one:
-                made.append(pipe)
+        """A replica, or every one, becomes two: each takes every other stage, or every other row of
+        all stages."""
+        by_rows, divides_all = self._chance(), self._chance() or self.together == 1
+        one = self.rng.randrange(len(design.pipelines))
+        pipelines = list[Pipeline | None]()
+        for i, pipeline in enumerate(design.pipelines):
+            if not divides_all and i != one:
+                pipelines.append(pipeline)
                 continue
             for k in (0, 1):
-                groups = tuple(g[k::2] for g in pipe.groups) if by_rows else pipe.groups[k::2]
-                samples, cuts = (pipe.samples + k) // 2, pipe.cuts if by_rows else ()
+                if by_rows:
+                    groups, cuts = tuple(group[k::2] for group in pipeline.groups), pipeline.cuts
+                else:
+                    groups, cuts = pipeline.groups[k::2], ()
+                samples = (pipeline.samples + k) // 2
                 if not samples or not groups or not all(groups):
                     return None
-                made.append(
-                    self._cut(design, Pipe(groups, cuts, min(pipe.micro, samples), samples))
-                )
-        return with_pipes(design, made)
+                micro_batch = min(pipeline.micro_batch, samples)
+                half = Pipeline(groups, cuts, micro_batch, samples)
+                pipelines.append(self._cut(design, half))
+        return with_pipelines(design, pipelines)
 
     def samples(self, design: Design) -> Design | None:
         """Samples go from one replica to another."""
-        (i, _), (j, _) = self._any_stage(design), self._any_stage(design)
-        moved = self.rng.choice((1, design.pipes[i].micro, 2 * design.pipes[i].micro))
-        gains = {i: -moved, j: moved} if i != j else {}
-        pipes = [
-            replace(p, samples=p.samples + gains.get(k, 0)) for k, p in enumerate(design.pipes)
-        ]
-        return replace(design, pipes=tuple(pipes))
+        i, j = self._replica(design), self._replica(design)
+        micro_batch = design.pipelines[i].micro_batch
+        moved = self.rng.choice((1, micro_batch, 2 * micro_batch))
+        if i == j:
+            return None
+        pipelines = list(design.pipelines)
+        pipelines[i] = replace(pipelines[i], samples=pipelines[i].samples - moved)
+        pipelines[j] = replace(pipelines[j], samples=pipelines[j].samples + moved)
+        return replace(design, pipelines=tuple(pipelines))
 
     def micro(self, design: Design) -> Design | None:
         """Another micro-batch size, of one replica or of all."""
-        i, _ = self._any_stage(design)
-        now, every = design.pipes[i].micro, self.rng.random() < 0.7 or self.together == 1
+        i = self._replica(design)
+        now, of_all = design.pipelines[i].micro_batch, self._chance(0.7) or self.together == 1
         size = max(self.rng.choice((now - 1, now + 1, now // 2, 2 * now)), 1)
-        pipes = [
-            replace(pipe, micro=min(size, pipe.samples)) if every or j == i else pipe
-            for j, pipe in enumerate(design.pipes)
-        ]
-        return replace(design, pipes=tuple(pipes))
+        pipelines = list(design.pipelines)
+        for j, pipeline in enumerate(pipelines):
+            if of_all or j == i:
+                pipelines[j] = replace(pipeline, micro_batch=min(size, pipeline.samples))
+        return replace(design, pipelines=tuple(pipelines))
 
     def schedule(self, design: Design) -> Design | None:
         """Another schedule, or number of chunks."""
-        return self.space.scheduled(design, *self.rng.choice(SCHEDULES))
+        return self.space.with_schedule(design, *self.rng.choice(SCHEDULES))
 
     def zero(self, design: Design) -> Design | None:
         """Another ZeRO level."""
@@ -240,14 +278,14 @@ class Moves:
 
     def mode(self, design: Design) -> Design | None:
         """Another recomputation."""
-        return replace(design, mode=self.rng.choice(self.space.modes))
+        return replace(design, recomputation=self.rng.choice(self.space.modes))
 
     def further(self, design: Design) -> Design | None:
-        """Another expert or expert-tensor degree, exchange in attention, or sequence parallelism or
-        none; of a design with such degrees."""
+        """Another expert or expert-tensor degree, exchange in attention, or sequence parallelism
+        switched; of a design with such degrees."""
         if design.degrees is None:
             return None
-        now, tensor = design.degrees, len(design.pipes[0].groups[0][0])
+        now, tensor = design.degrees, len(design.pipelines[0].groups[0][0])
         changes: tuple[dict[str, object], ...] = (
             {"expert": 2 * now.expert},
             {"expert": max(now.expert // 2, 1)},

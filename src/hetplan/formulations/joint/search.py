@@ -1,15 +1,12 @@
 """Local search over plans by their replays: simulated annealing of many designs, again and again.
 
-Starts are given plans, constructions, and variations of the best of both. Constructions need no
-paper: devices in the order of their nodes, the fastest or the slowest first, are cut into tensor
-groups; these are dealt to replicas one after the other, or in blocks. Cuts make the slowest stage
-as fast as can be, and replicas take samples in proportion to their speed. Then rounds:
-random moves lead from the best start of each number of replicas, and from the best design so far,
-to many others. Those of unlike shapes that are best are annealed; then the better half of what they
-have become, with twice as many steps; and so on, until one is left (successive halving). In every
-annealing replicas that are alike either stay so, mostly, or become unlike half of the time. A time
-limit cuts this sequence of steps and changes nothing else, so that a seed and a number of steps
-have one result.
+Starts are given plans, constructions (`constructions.py`), and variations of the best of both. Then
+rounds: random moves lead from the best start of each number of replicas, and from the best design
+so far, to many others. Those of unlike shapes that are best are annealed; then the better half of
+what they have become, with twice as many steps; and so on, until one is left (successive halving).
+In every annealing replicas that are alike either stay so, mostly, or become unlike half of the
+time. A time limit cuts this sequence of steps and changes nothing else, so that a seed and a number
+of steps have one result.
 
 The fastest plan that fits is the result. Where a plan's robust seconds
 (`ChainReplayer.robust_seconds`) differ from its seconds by more than a hundredth, those count
@@ -19,36 +16,28 @@ seconds.
 
 import math
 import random
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
-from itertools import accumulate, groupby, product, takewhile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate, takewhile
 from operator import itemgetter
 
+from hetplan.formulations.joint.constructions import constructions, variations
 from hetplan.formulations.joint.data import JointData, JointDecision
-from hetplan.formulations.joint.design import (
-    SCHEDULES,
-    Design,
-    Group,
-    Pipe,
-    Space,
-    design_of,
-)
+from hetplan.formulations.joint.design import Design, design_of
 from hetplan.formulations.joint.evaluate import decision_of, plan_of
 from hetplan.formulations.joint.moves import Moves
+from hetplan.formulations.joint.space import Space
 from hetplan.plans.plan import Plan
 from hetplan.solvers.run import Outcome, Run, Stop, stop_reason
 from hetplan.text import grouped
 
-Valued = tuple[float, Design]
+Valued = tuple[float, Design]  # penalised seconds, design
 VALUE = itemgetter(0)
-MICRO = (1, 2, 4, 8, 16)  # sizes of micro-batches that constructions have
 
 
 @dataclass(frozen=True)
 class Parameters:
-    """What steers the search. Chosen on the four workloads of `evidence/speed/joint.py`."""
+    """Parameters of the search, chosen on the four workloads of `evidence/speed/joint.py`."""
 
     steps: int = 2_000_000  # moves in all
     # How often each move is drawn, relative to the others.
@@ -66,7 +55,7 @@ class Parameters:
     # best plans of `c` have four equal replicas, and what is one move away from that is slow.
     together: tuple[float, ...] = (0.5, 0.95)
     # Temperatures as shares of the present seconds: of the first step of an annealing, drawn
-    # between two, and of the last.
+    # between `warm` and `hot`, and of the last.
     hot: float = 0.03
     warm: float = 0.01
     cold: float = 0.0005
@@ -87,146 +76,182 @@ class Parameters:
     # An excess of memory by a share x costs (flat + steep x) of the seconds.
     flat: float = 0.02
     steep: float = 3.0
-    kept: int = 100_000  # prices remembered; then memory begins anew
+    kept: int = 100_000  # designs whose seconds are remembered; then memory begins anew
     # Seconds after the time limit in which a first plan that fits is still looked for.
     grace: float = 1.0
 
 
-class Search:
-    """One run on one instance; `best` is its result."""
+class LocalSearch:
+    """One run on one instance; `incumbent` is its result."""
 
     def __init__(self, space: Space, run: Run, parameters: Parameters) -> None:
         self.space, self.run, self.parameters = space, run, parameters
         self.rng = random.Random(run.options.seed)
         self.moves = Moves(space, self.rng)
-        # Seconds that no replay is below, and `value` where it was asked for.
-        self.prices: dict[Design, tuple[float, float | None]] = {}
-        self.pool: dict[tuple[object, ...], Valued] = {}  # the best of each shape
-        # Of those that fit, by `Plan.order`; robust seconds where they count.
-        self.best: tuple[tuple[float, int], Plan] | None = None
+        # Design -> seconds that no replay is below; its penalised seconds, None: not asked for.
+        self.known: dict[Design, tuple[float, float | None]] = {}
+        self.best_of_shape: dict[tuple[object, ...], Valued] = {}
+        # The best plan that fits, behind what plans are ordered by: `Plan.order` of its seconds, or
+        # of its robust seconds where those count.
+        self.incumbent: tuple[tuple[float, int], Plan] | None = None
         self.steps = self.replays = 0
 
     @property
     def done(self) -> bool:
-        """Whether to return."""
+        """Whether time or steps are spent."""
         return self.run.should_stop or self.steps >= self.parameters.steps
 
     @property
     def late(self) -> bool:
-        """Whether to return with what there is: something that fits is looked for some time after
-        the time limit, too."""
+        """Whether to return with what there is: some time after the limit, a plan that fits is
+        still looked for where there is none."""
+        if not self.run.should_stop:
+            return False
         over = self.run.elapsed - (self.run.options.time_limit or math.inf)
-        enough = self.best is not None or over > self.parameters.grace
-        return self.run.should_stop and (enough or self.run.cancelled)
+        nothing_yet = self.incumbent is None and over <= self.parameters.grace
+        return self.run.cancelled or not nothing_yet
 
-    def value(self, design: Design, limit: float = math.inf) -> float:
-        """Replayed seconds, and more where memory is too small. Above `limit`, any number between
-        both: its memory, or all of it, goes unasked."""
-        seconds, value = self.prices.get(design) or (self.space.least(design), None)
-        if value is not None or seconds > limit:
-            return value or seconds
-        if len(self.prices) > self.parameters.kept:
-            self.prices.clear()
+    def penalised_seconds(self, design: Design, limit: float = math.inf) -> float:
+        """Replayed seconds, and more where memory is too small.
+
+        Where they are above `limit`, the answer may be any number between the two: the replay ends
+        early, or is left out, and memory goes unasked.
+        """
+        known = self.known.get(design)
+        least, penalised = known or (self.space.lower_bound(design), None)
+        if penalised is not None:
+            return penalised
+        if least > limit:
+            return least
+        if len(self.known) > self.parameters.kept:
+            self.known.clear()
         plan = self.space.sketch(design)
         seconds = self.space.replayer.seconds(plan, limit)
-        if seconds <= limit:
-            value = self.judged(plan, seconds)
-            own, forms = (value, design), (self.space.form(pipe.groups) for pipe in design.pipes)
-            shape = (len(design.pipes), design.schedule, design.chunks, *max(forms))
-            self.pool[shape] = min(self.pool.get(shape, own), own, key=VALUE)
         self.replays += 1
-        self.prices[design] = seconds, value
-        return value or seconds
+        if seconds <= limit:
+            penalised = self.offer(plan, seconds)
+            self.note_best_of_shape(design, penalised)
+        self.known[design] = seconds, penalised
+        return seconds if penalised is None else penalised
 
-    def judged(self, plan: Plan, seconds: float) -> float:
-        """Seconds, and more where memory is too small. What fits may be the result."""
+    def note_best_of_shape(self, design: Design, penalised: float) -> None:
+        """Keep the design where it is the best of its shape: number of replicas, schedule, chunks,
+        and the stages of one replica."""
+        stages = max(self.space.shapes(pipeline.groups) for pipeline in design.pipelines)
+        shape = (len(design.pipelines), design.schedule, design.chunks, *stages)
+        best = self.best_of_shape.get(shape)
+        if best is None or penalised < best[0]:
+            self.best_of_shape[shape] = (penalised, design)
+
+    def offer(self, plan: Plan, seconds: float) -> float:
+        """The plan's seconds, and more where its memory is too small. A plan that fits becomes the
+        incumbent where it is better."""
         excess = self.space.replayer.excess(plan)
         if excess:
             return seconds * (1 + self.parameters.flat + self.parameters.steep * excess)
-        if self.best is None or plan.order(seconds) < self.best[0]:
+        if self.incumbent is None or plan.order(seconds) < self.incumbent[0]:
             robust = self.space.replayer.robust_seconds(plan)
-            near = abs(robust - seconds) <= self.parameters.robust_from * seconds
-            order = plan.order(seconds if near else robust)
-            if self.best is None or order < self.best[0]:
-                self.best = order, plan
+            agree = abs(robust - seconds) <= self.parameters.robust_from * seconds
+            order = plan.order(seconds if agree else robust)
+            if self.incumbent is None or order < self.incumbent[0]:
+                self.incumbent = order, plan
                 self.run.report(incumbent=seconds)
         return seconds
 
     def begin(self, starts: Sequence[Plan]) -> None:
-        """Given plans."""
+        """Replay given plans, and the designs nearest to them."""
         for plan in starts:
             if self.late:
                 break
-            self.judged(plan, self.space.replayer.seconds(plan))
+            self.offer(plan, self.space.replayer.seconds(plan))
             design = self.space.repaired(design_of(plan))
             if design is not None:
-                self.value(design)
+                self.penalised_seconds(design)
 
     def construct(self) -> None:
-        """The best constructions of each number of replicas."""
-        built = takewhile(lambda design: not self.late, constructions(self.space))
-        for designs in grouped((len(design.pipes), design) for design in built).values():
-            value = math.inf
-            for design in sorted(designs, key=self.space.least)[: self.parameters.replayed]:
+        """Replay the best constructions of each number of replicas."""
+        in_time = takewhile(lambda design: not self.late, constructions(self.space))
+        by_replicas = grouped((len(design.pipelines), design) for design in in_time)
+        for designs in by_replicas.values():
+            best = math.inf
+            for design in sorted(designs, key=self.space.lower_bound)[: self.parameters.replayed]:
                 if not self.late:
-                    value = min(value, self.value(design, value if self.best else math.inf))
+                    limit = math.inf if self.incumbent is None else best
+                    best = min(best, self.penalised_seconds(design, limit))
 
     def vary(self) -> None:
-        """Variations of the best so far."""
-        for value, design in self.bases():
+        """Try variations of the best so far; each that is faster is kept and varied further."""
+        for best, design in self.bases():
             for change in variations(self.space, design):
                 changed = change(design)
-                changed = changed and self.space.repaired(changed)
-                if changed and not self.run.should_stop:
-                    there = self.value(changed, value)
-                    design, value = (changed, there) if there < value else (design, value)
+                if changed is not None:
+                    changed = self.space.repaired(changed)
+                if changed is None or self.run.should_stop:
+                    continue
+                seconds = self.penalised_seconds(changed, best)
+                if seconds < best:
+                    best, design = seconds, changed
 
     def bases(self) -> list[Valued]:
         """The best design of each number of replicas, but none far from the best of all."""
-        ranked = sorted(self.pool.values(), key=VALUE)
-        firsts = {len(design.pipes): (value, design) for value, design in reversed(ranked)}
-        far = self.parameters.far * ranked[0][0] if ranked else 0.0
-        return sorted((pair for pair in firsts.values() if pair[0] <= far), key=VALUE)
+        best: dict[int, Valued] = {}  # number of replicas -> its best design
+        for seconds, design in sorted(self.best_of_shape.values(), key=VALUE):
+            best.setdefault(len(design.pipelines), (seconds, design))
+        ranked = sorted(best.values(), key=VALUE)
+        return [
+            (seconds, design)
+            for seconds, design in ranked
+            if seconds <= self.parameters.far * ranked[0][0]
+        ]
 
     def scatter(self, bases: Sequence[Valued]) -> list[Valued]:
         """Designs some moves away from these; the best of unlike shapes."""
         p, rng = self.parameters, self.rng
+        names = list(p.shares)
         self.moves.together = max(p.together)
-        self.pool.clear()
+        self.best_of_shape.clear()
         for _ in range(p.scattered):
             if self.done:
                 break
             self.steps += 1
             _, design = rng.choice(bases)
             for _ in range(rng.randint(1, p.away)):
-                design = self.moves.draw(rng.choice([*p.shares]), design) or design
-            self.value(design, p.near * bases[0][0])
-        return sorted(self.pool.values(), key=VALUE)[: p.width]
+                design = self.moves.draw(rng.choice(names), design) or design
+            self.penalised_seconds(design, p.near * bases[0][0])
+        return sorted(self.best_of_shape.values(), key=VALUE)[: p.width]
 
     def anneal(self, design: Design, steps: int) -> Valued:
-        """The best of a walk of so many steps."""
+        """The best of a random walk of so many steps.
+
+        A neighbour is accepted at up to `limit` seconds, which are exponentially distributed above
+        the present seconds: Metropolis' rule, drawn before the replay so that this can end early.
+        """
         p, rng = self.parameters, self.rng
         hot = p.warm * (p.hot / p.warm) ** rng.random()
         self.moves.together = rng.choice(p.together)
         names = list(p.shares if rng.random() >= p.focused else p.focus)
         weights = list(accumulate(p.shares[name] for name in names))
-        value = self.value(design)
-        best = value, design
+        now = self.penalised_seconds(design)
+        best = now, design
         for step in range(steps):
             if self.done:
                 break
             self.steps += 1
-            warmth = hot * (p.cold / hot) ** (step / steps)
-            limit = value * (1 - warmth * math.log(1 - rng.random()))
+            temperature = hot * (p.cold / hot) ** (step / steps)
+            limit = now * (1 - temperature * math.log(1 - rng.random()))
             name = rng.choices(names, cum_weights=weights)[0]
             changed = self.moves.draw(name, design)
-            if changed is not None and self.value(changed, limit) <= limit:
-                design, value = changed, self.value(changed)
-                best = min(best, (value, design), key=VALUE)
+            if changed is None:
+                continue
+            seconds = self.penalised_seconds(changed, limit)
+            if seconds <= limit:
+                design, now = changed, seconds
+                best = min(best, (now, design), key=VALUE)
         return best
 
     def rounds(self) -> None:
-        """Until time or steps are spent."""
+        """Scatter and anneal until time or steps are spent; of each round the better half goes on,
+        twice as long, until one is left."""
         starts = self.bases()
         best = starts[:1]
         while not self.done and starts:
@@ -246,82 +271,23 @@ def search(
 ) -> Outcome[JointDecision]:
     """The fastest plan that fits, of all tried. starts: where to begin, beside constructions; those
     that fit are among what is tried. Proves no bound."""
-    own = Search(Space(data), run, parameters or Parameters())
-    own.begin([plan_of(data, start) for start in starts])
-    own.construct()
-    own.vary()
-    own.rounds()
-    plan = own.best[1] if own.best else None
+    local = LocalSearch(Space(data), run, parameters or Parameters())
+    local.begin([plan_of(data, start) for start in starts])
+    local.construct()
+    local.vary()
+    local.rounds()
+    return outcome_of(local, stop_reason(run) if run.should_stop else Stop.DONE)
+
+
+def outcome_of(local: LocalSearch, stop: Stop) -> Outcome[JointDecision]:
+    """The incumbent of a search that has ended."""
+    if local.incumbent is None:
+        decision, message = None, f"none of {local.replays} plans fits in memory"
+    else:
+        decision, message = decision_of(local.incumbent[1]), ""
     return Outcome(
-        stop=stop_reason(run) if run.should_stop else Stop.DONE,
-        decision=decision_of(plan) if plan else None,
-        message="" if plan else f"none of {own.replays} plans fits in memory",
-        details={"steps": own.steps, "replays": own.replays},
+        stop=stop,
+        decision=decision,
+        message=message,
+        details={"steps": local.steps, "replays": local.replays},
     )
-
-
-def constructions(space: Space) -> Iterator[Design]:
-    """GPipe designs of many shapes, each in all micro-batch sizes of `MICRO`. Numbers of replicas
-    divide the number of some type's tensor groups."""
-    speed = {kind: space.sums(kind, 1, 1, "none")[-1] for kind in space.kind}
-    for sign, width in product((-1, 0, 1), space.degrees):
-        order = sorted(
-            range(len(space.kind)), key=lambda e: (sign * speed[space.kind[e]], space.node[e])
-        )
-        groups = list(tensor_groups(space, order, width))
-        kinds = Counter(space.kind[group[0][0]] for group in groups).values()
-        for count in range(1, min(len(groups), space.batch) + 1):
-            if any(number % count == 0 for number in kinds):
-                ends = [len(groups) * k // count for k in range(count + 1)]
-                blocks = [groups[ends[k] : ends[k + 1]] for k in range(count)]
-                for dealt, micro in product(
-                    (blocks, [groups[k::count] for k in range(count)]), MICRO
-                ):
-                    design = replicas_of(space, dealt, micro)
-                    if design is not None:
-                        yield design
-
-
-def tensor_groups(space: Space, order: list[int], width: int) -> Iterator[Group]:
-    """Neighbours of one node; what is left over makes smaller groups."""
-    for _, on_node in groupby(order, key=lambda e: space.node[e]):
-        left = list(on_node)
-        while left:
-            size = max(t for t in space.degrees if t <= min(width, len(left)))
-            yield (tuple(left[:size]),)
-            left = left[size:]
-
-
-def replicas_of(space: Space, dealt: list[list[Group]], micro: int) -> Design | None:
-    """None where a replica would have no sample or too few layers."""
-    fitted = [space.fitted(Pipe(tuple(g), (), micro, 64 * micro), 1, "none") for g in dealt]
-    pipes = [pipe for pipe in fitted if pipe is not None]
-    if len(pipes) < len(fitted):
-        return None
-    speeds = [1 / space.least(Design((pipe,))) for pipe in pipes]
-    shares = [max(round(space.batch * speed / sum(speeds)), 1) for speed in speeds]
-    shares[0] += space.batch - sum(shares)
-    pipes = [
-        replace(pipe, samples=share, micro=min(micro, share))
-        for pipe, share in zip(pipes, shares, strict=True)
-    ]
-    return Design(tuple(pipes), "gpipe") if min(shares) > 0 else None
-
-
-def variations(space: Space, design: Design) -> Iterator[Callable[[Design], Design | None]]:
-    """Changes worth a trial one after the other: all rotations of the design's stages, schedules,
-    ZeRO levels and recomputations."""
-    longest = max(len(pipe.groups) for pipe in design.pipes)
-    yield from (partial(rotated, by) for by in range(1, longest))
-    yield from (partial(space.scheduled, schedule=name, chunks=n) for name, n in SCHEDULES)
-    yield from (partial(replace, zero=zero) for zero in range(4))
-    yield from (partial(replace, mode=mode) for mode in space.modes)
-
-
-def rotated(by: int, design: Design) -> Design:
-    """Every replica's first stages come last."""
-    turned = [
-        replace(pipe, groups=pipe.groups[by:] + pipe.groups[:by]) if by < len(pipe.groups) else pipe
-        for pipe in design.pipes
-    ]
-    return replace(design, pipes=tuple(turned))

@@ -1,61 +1,21 @@
-"""Algorithm 1 of the paper: what each device can hold and how fast it is, by trying; and curves
-t(1..mbs) through the measured points.
+"""Curves t(1..mbs) through points that Algorithm 1 measured, and devices made of a curve.
 
-A device is anything that can run one forward and backward pass of a given micro-batch: a live GPU,
-or a curve. The estimate from one forward pass bounds the search; doubling brackets the largest
-micro-batch, binary search finds it, and every pass that fits is a measured point. Where not even
-one sample fits on some device, the ZeRO stage is raised (`pose`). Departures from the printed
-algorithm, without which it does not end: the binary search keeps `low` at a batch that ran and
-moves by at least one.
+Where not even one sample fits on some device, the ZeRO stage is raised (`pose`).
 Poplar divides each measured time by its batch, lays a natural cubic spline through these speeds and
 reads the curve at every batch. Splines swing: between two measurements they may claim a step faster
 than both, which `dips` reports.
-Source: Poplar (AAAI 2025), Algorithm 1, "Heterogeneity Aware", "Optimal Batch Size Searching" and
-appendix "Cubic Spline Interpolation".
+Source: Poplar (AAAI 2025), Algorithm 1, "Optimal Batch Size Searching" and appendix "Cubic Spline
+Interpolation".
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass
 
 import numpy as np
 
-from hetplan.errors import HetplanError, require
+from hetplan.errors import require
 from hetplan.formulations.poplar.problem import Floats
-
-
-class OutOfMemoryOnDevice(HetplanError):
-    """A pass of that micro-batch does not fit on the device."""
-
-
-@dataclass(frozen=True)
-class MemoryReading:
-    """Bytes on a device: in all, allocated before a forward pass, and allocated after it."""
-
-    total: float
-    before: float
-    after: float
-
-
-class TrialDevice(Protocol):
-    """What Algorithm 1 asks of a device."""
-
-    def forward_memory(self, batch: int) -> MemoryReading:
-        """Memory around one forward pass of `batch` samples; raises OutOfMemoryOnDevice."""
-
-    def step_seconds(self, batch: int) -> float:
-        """Seconds of one forward and backward pass without collectives; raises
-        OutOfMemoryOnDevice."""
-
-
-@dataclass(frozen=True)
-class Awareness:
-    """largest: mbs, 0 when nothing fits. points: {batch: measured seconds}. tried: all batches, in
-    order."""
-
-    largest: int
-    points: dict[int, float] = field(default_factory=dict)
-    tried: tuple[int, ...] = ()
+from hetplan.profiling.profiles.largest_batch import MemoryReading, OutOfMemoryOnDevice
 
 
 @dataclass(frozen=True)
@@ -84,46 +44,6 @@ class CurveDevice:
     def _check(self, batch: int) -> None:
         if batch > len(self.seconds):
             raise OutOfMemoryOnDevice(f"{batch} samples do not fit (at most {len(self.seconds)})")
-
-
-def explore(device: TrialDevice) -> Awareness:
-    """Algorithm 1 on one device: estimate, doubling, binary search."""
-    try:
-        reading = device.forward_memory(1)
-    except OutOfMemoryOnDevice:
-        return Awareness(0)
-    per_sample = reading.after - reading.before
-    require(
-        per_sample > 0,
-        "memory of a forward pass",
-        got=per_sample,
-        expected="more than 0 bytes per sample",
-    )
-    high = int((reading.total - reading.before) / per_sample)
-    points: dict[int, float] = {}
-    tried: list[int] = []
-
-    def fits(batch: int) -> bool:
-        tried.append(batch)
-        try:
-            points[batch] = device.step_seconds(batch)
-        except OutOfMemoryOnDevice:
-            return False
-        return True
-
-    low, batch = 0, 1
-    while batch <= high:
-        if not fits(batch):
-            high = batch - 1
-            break
-        low, batch = batch, 2 * batch
-    while low < high:
-        middle = (low + high + 1) // 2
-        if fits(middle):
-            low = middle
-        else:
-            high = middle - 1
-    return Awareness(low, points, tuple(tried))
 
 
 def natural_spline(x: Floats, y: Floats, at: Floats) -> Floats:

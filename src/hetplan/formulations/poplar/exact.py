@@ -1,10 +1,10 @@
 """The exact method (and `auto`): milliseconds whatever the number of devices, curves of any shape.
 
 ZeRO 0, 1. Sets k groups of n_k equal devices; A_k(T) = { g : h_k(g) <= T } the shares that a device
-takes within T seconds (h: `plans`). Find the least T for which G is a sum of n_1 members of
+takes within T seconds (h: `shares`). Find the least T for which G is a sum of n_1 members of
 A_1(T), n_2 of A_2(T), ... A_k(T) only grows with T, so a binary search over the values of h is
-right for any curve; where curves fall, A_k(T) has holes, and the sum itself is searched for
-(`fill`).
+right for any curve: every T above one that reaches G reaches G too. Where curves fall, A_k(T) has
+holes, and the sum itself is searched for (`fill`).
 
 ZeRO 2, 3. A step of T seconds takes any sum of n_k loads { b : t_k(b) <= T } of each group, at most
 M(T) samples, and costs T + C.
@@ -13,6 +13,10 @@ M(T) samples, and costs T + C.
     T + C + V(G - B) <= U. Of each such step the least under-utilisation is known (`fill`), and a
     knapsack over them hits G exactly, at the least time and then the least under-utilisation.
 (3) U begins at V(G), where monotone curves always have a plan, and grows until there is one.
+Why: lowering each step of a plan to the least T with the same M(T) gives a cover, so V(n) is no
+more than a plan of n samples costs. The other steps of a plan take G - B samples at V(G - B) or
+more, hence (2). All plans that cost no more than U are made of such steps, and steps are
+independent but for the sum of their samples, so the second knapsack finds the best of them.
 
 Ties. Of all plans of the least time the one of least under-utilisation (Poplar, eq. 4) is taken,
 then the one with the fewest steps and the largest micro-batches. `tie_break` in the details says
@@ -26,20 +30,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hetplan.compiled import kernel
 from hetplan.formulations.poplar.data import PoplarData, PoplarDecision
+from hetplan.formulations.poplar.fill import Pool, capacity, fill, least_losses
+from hetplan.formulations.poplar.knapsack import knapsack
 from hetplan.formulations.poplar.paper import known_before, largest_within
-from hetplan.formulations.poplar.plans import (
-    Pool,
-    capacity,
-    fill,
-    largest_shares,
-    least_losses,
-    pools_of,
-    share_seconds,
-    shares_within,
-    steps_within,
-)
 from hetplan.formulations.poplar.problem import (
     NOTHING_FITS,
     SAME_TIME,
@@ -48,6 +42,8 @@ from hetplan.formulations.poplar.problem import (
     PoplarProblem,
     compile_problem,
 )
+from hetplan.formulations.poplar.shares import largest_shares, share_seconds
+from hetplan.formulations.poplar.ties import pools_of, shares_within, steps_within
 from hetplan.solvers.general import Known
 from hetplan.solvers.run import Outcome, Run, Stop
 
@@ -58,12 +54,11 @@ TOO_LARGE = "global batch too large for tables: a simple plan, bounded by the pe
 
 @dataclass(frozen=True)
 class Effort:
-    """Additions (about 1e9 a second) that are made before something simpler is taken."""
+    """Additions (about 1e9 a second) that are made at most; where more are needed, a simple plan
+    stands, with its bound."""
 
-    # Tables of the seconds of shares, and one knapsack over steps. Beyond, a simple plan stands,
-    # with its bound.
-    shares: float = 2e9
-    steps: float = 2e9
+    shares: float = 2e9  # for tables of the seconds of shares
+    steps: float = 2e9  # for one knapsack over steps
 
 
 def solve(data: PoplarData, run: Run, effort: Effort = Effort()) -> Outcome[PoplarDecision]:
@@ -73,9 +68,10 @@ def solve(data: PoplarData, run: Run, effort: Effort = Effort()) -> Outcome[Popl
         return Outcome(stop=Stop.INFEASIBLE, message=NOTHING_FITS)
     known = known_before(data, problem)
     search = solve_steps if problem.stepwise else solve_shares
-    return search(problem, known, run, effort) or Outcome(
-        stop=Stop.LIMIT, decision=known.decision, bound=known.bound, message=TOO_LARGE
-    )
+    outcome = search(problem, known, run, effort)
+    if outcome is not None:
+        return outcome
+    return Outcome(stop=Stop.LIMIT, decision=known.decision, bound=known.bound, message=TOO_LARGE)
 
 
 def solve_shares(
@@ -92,7 +88,7 @@ def solve_shares(
     times = times[(times >= earliest) & (times <= latest)]
 
     def pools_at(limit: float) -> list[Pool]:
-        """The admissible shares; only whether they are admissible is told."""
+        """The admissible shares; all are worth the same here."""
         return [
             Pool.of(group.count, np.zeros(len(curve)), curve <= limit)
             for group, curve in zip(problem.groups, curves, strict=True)
@@ -118,58 +114,8 @@ def solve_shares(
     )
 
 
-@kernel
-def _knapsack(
-    steps: tuple[Floats, Floats, Ints],
-    covering: bool,
-    slack: tuple[float, float],
-    value: Floats,
-    choice: Ints,
-    lost: Floats,
-    count: Ints,
-) -> None:
-    """Fill value, choice, lost, count [total + 1]; see `knapsack`."""
-    cost, waste, size = steps
-    for n in range(1, len(value)):
-        for j in range(len(cost)):
-            before = max(0, n - size[j]) if covering else n - size[j]
-            if before >= 0:
-                value[n] = min(value[n], value[before] + cost[j])
-        if value[n] == np.inf:
-            continue
-        for j in range(len(cost)):
-            before = max(0, n - size[j]) if covering else n - size[j]
-            if before < 0 or value[before] + cost[j] > value[n] + slack[0]:
-                continue
-            wasted, more = lost[before] + waste[j], count[before] + 1
-            if wasted < lost[n] - slack[1] or (wasted <= lost[n] + slack[1] and more < count[n]):
-                lost[n] = wasted
-                count[n] = more
-                choice[n] = j
-
-
-def knapsack(
-    cost: Floats, waste: Floats, size: Ints, total: int, covering: bool, slack: tuple[float, float]
-) -> tuple[Floats, list[int]]:
-    """([total + 1] the least cost of steps j, each any number of times, whose sizes add up to n
-    (`covering`: or more), infinite where none do; the steps behind the last).
-
-    Of the plans within slack[0] a step of the least cost, the one of least waste; of those within
-    slack[1] a step of that, the one with the fewest steps.
-    """
-    value, choice = np.full(total + 1, np.inf), np.full(total + 1, -1, np.int64)
-    lost, count = np.full(total + 1, np.inf), np.zeros(total + 1, np.int64)
-    value[0] = lost[0] = 0.0
-    _knapsack((cost, waste, size), covering, slack, value, choice, lost, count)
-    chosen, left = [], total
-    while left > 0 and choice[left] >= 0:
-        chosen.append(int(choice[left]))
-        left -= int(size[chosen[-1]])
-    return value, chosen
-
-
 def step_sizes(problem: PoplarProblem, times: Floats) -> Ints:
-    """[J] min(M(T), G)."""
+    """[J] min(M(T), G), the most samples of a step of each time."""
     most = np.zeros(len(times), np.int64)
     for group in problem.groups:
         most += group.count * largest_within(group.seconds[: problem.total + 1], times)
@@ -229,21 +175,30 @@ def useful_steps(
     """
     times, most = steps
     left = budget * (1 + SAME_TIME) - (times + problem.comm)
-    rest = np.searchsorted(cover, left, side="right") - 1  # V ascends
-    widths = np.where(rest >= 0, most - np.maximum(1, problem.total - rest), -1)
+    rest = np.searchsorted(cover, left, side="right") - 1  # samples for `left`, as V ascends
+    fewest = np.maximum(1, problem.total - rest)  # samples that the step itself has to take
+    widths = np.where(rest >= 0, most - fewest, -1)  # below 0: no size will do
     if float((widths + 1).clip(min=0).sum()) * problem.total > effort.steps:
         return None
-    columns: list[tuple[Floats, Floats, Ints]] = []
-    for j in np.flatnonzero(widths >= 0):
-        limit, pools = float(times[j]), pools_of(problem, float(times[j]))
-        beyond = capacity(pools) - int(most[j])
-        losses = least_losses(pools, beyond + int(widths[j]))[beyond:]
-        full = sum(
-            pool.copies * group.peak * float(group.seconds[pool.most])
-            for pool, group in zip(pools, problem.groups, strict=True)
-        )
-        able = np.flatnonzero(np.isfinite(losses))
-        waste = problem.speed * limit - full + losses[able]
-        columns.append((np.full(len(able), limit), waste, int(most[j]) - able))
+    columns = [
+        sizes_of_step(problem, float(times[j]), int(most[j]), int(widths[j]))
+        for j in np.flatnonzero(widths >= 0)
+    ]
     seconds, wastes, sizes = zip(*columns, strict=True)
     return np.concatenate(seconds), np.concatenate(wastes), np.concatenate(sizes)
+
+
+def sizes_of_step(
+    problem: PoplarProblem, limit: float, most: int, width: int
+) -> tuple[Floats, Floats, Ints]:
+    """Seconds, least under-utilisation and size of every step of `limit` seconds that takes
+    most - width..most samples."""
+    pools = pools_of(problem, limit)
+    beyond = capacity(pools) - most  # more than G samples would fit
+    losses = least_losses(pools, beyond + width)[beyond:]  # of taking `most` less 0, 1, …
+    busy = 0.0  # worth of the greatest loads
+    for pool, group in zip(pools, problem.groups, strict=True):
+        busy += pool.copies * group.peak * float(group.seconds[pool.most])
+    fewer = np.flatnonzero(np.isfinite(losses))
+    waste = problem.speed * limit - busy + losses[fewer]
+    return np.full(len(fewer), limit), waste, most - fewer

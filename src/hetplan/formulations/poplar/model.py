@@ -12,7 +12,7 @@ Vars   y[k, l] devices of group k that take load l, over all steps; s_j steps th
 min  sum_j (v_j - v_(j-1)) s_j + C x (s_1, or 1 for ZeRO 0, 1)          v_0 = 0
 (3) is Hall's condition: the loads that a step admits are nested by its time, so all loads find a
 step that is long enough, and no variable says which. Only the steps' times are read from an answer:
-what the devices take in them follows by the tie rule of `plans`.
+what the devices take in them follows by `ties`.
 Source: hetplan, for Poplar eq. 1 and Algorithm 2.
 """
 
@@ -22,15 +22,12 @@ import numpy as np
 
 from hetplan.formulations.poplar.data import PoplarData, PoplarDecision
 from hetplan.formulations.poplar.paper import known_before
-from hetplan.formulations.poplar.plans import (
-    largest_shares,
-    share_seconds,
-    shares_within,
-    steps_within,
-)
 from hetplan.formulations.poplar.problem import NOTHING_FITS, Floats, PoplarProblem, compile_problem
+from hetplan.formulations.poplar.shares import largest_shares, share_seconds
+from hetplan.formulations.poplar.ties import shares_within, steps_within
+from hetplan.solvers.expressions import Columns, total
 from hetplan.solvers.general import Formulation
-from hetplan.solvers.model import Columns, Model, ModelAnswer, Totals
+from hetplan.solvers.model import Model, ModelAnswer, Totals
 from hetplan.solvers.run import Outcome, Run, Stop
 
 # Beyond this many loads or times general solvers get nowhere; the message names the method that
@@ -99,25 +96,26 @@ def build_levels(problem: PoplarProblem, ceiling: float) -> Levels | None:
         ]
     times = np.unique(np.concatenate(seconds))
     times = times[times <= ceiling * (1 + 1e-12)]
-    size = sum(len(row) for row in seconds) + len(times)
-    return Levels(problem, tuple(seconds), times, floor, ceiling) if size <= MAX_LOADS else None
+    if sum(len(row) for row in seconds) + len(times) > MAX_LOADS:
+        return None
+    return Levels(problem, tuple(seconds), times, floor, ceiling)
 
 
 def add_up_to_the_batch(model: Model, levels: Levels, y: list[Columns]) -> None:  # (1)
     """All samples are taken."""
-    loads = np.concatenate([np.arange(1, len(columns) + 1) for columns in y])
-    model.equal("batch", np.concatenate(y), loads, to=levels.problem.total)
+    samples = total(np.arange(1, len(of_group) + 1) @ of_group for of_group in y)
+    model.row("batch", samples == levels.problem.total)
 
 
 def fit_into_steps(model: Model, levels: Levels, y: list[Columns], s: Columns) -> None:  # (3)
     """Loads of v_j or longer need steps of v_j or longer."""
-    for group, row, columns in zip(levels.problem.groups, levels.seconds, y, strict=True):
-        order = np.argsort(row, kind="stable")
-        for first in np.flatnonzero(np.diff(row[order], prepend=-1.0) > 0).tolist():
-            taking = columns[order[first:]]
-            step = s[np.searchsorted(levels.times, row[order[first]]) :][:1]
-            values = np.repeat([1.0, -group.count], [len(taking), len(step)])
-            model.row("fit", np.append(taking, step), values, upper=0)
+    for group, seconds, of_group in zip(levels.problem.groups, levels.seconds, y, strict=True):
+        order = np.argsort(seconds, kind="stable")
+        for first in np.flatnonzero(np.diff(seconds[order], prepend=-1.0) > 0).tolist():
+            as_long = of_group[order[first:]].sum()
+            j = np.searchsorted(levels.times, seconds[order[first]])
+            steps = s[j : j + 1].sum()  # nothing where no step may take that long
+            model.row("fit", as_long <= group.count * steps)
 
 
 def build(levels: Levels, run: Run | None = None) -> Model:
@@ -136,7 +134,7 @@ def build(levels: Levels, run: Run | None = None) -> Model:
 
 
 def read(levels: Levels, answer: ModelAnswer) -> PoplarDecision:
-    """The decision behind the steps of an answer, by the tie rule of `plans`."""
+    """The decision behind the steps of an answer, by the tie rule (`ties`)."""
     problem, at_least = levels.problem, answer.counts("s")
     if not problem.stepwise:
         return shares_within(problem, float(levels.times[int(at_least.sum()) - 1]))

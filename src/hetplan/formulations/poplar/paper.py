@@ -26,15 +26,10 @@ from typing import Final
 
 import numpy as np
 
-from hetplan.formulations.poplar.awareness import (
-    CurveDevice,
-    dips,
-    explore,
-    spline_curve,
-)
+from hetplan.formulations.poplar.awareness import CurveDevice, dips, spline_curve
 from hetplan.formulations.poplar.data import PoplarData, PoplarDecision, Share, Step
+from hetplan.formulations.poplar.decisions import shares_decision, steps_decision
 from hetplan.formulations.poplar.evaluate import evaluate
-from hetplan.formulations.poplar.plans import fluid_seconds, shares_decision, steps_decision
 from hetplan.formulations.poplar.problem import (
     NOTHING_FITS,
     SAME_TIME,
@@ -42,8 +37,10 @@ from hetplan.formulations.poplar.problem import (
     Ints,
     PoplarProblem,
     compile_problem,
+    peak_speed_bound,
 )
 from hetplan.profiling.hardware.cluster import catalogue
+from hetplan.profiling.profiles.largest_batch import explore
 from hetplan.solvers.general import Known
 from hetplan.solvers.run import Outcome, Run, Stop
 
@@ -81,7 +78,7 @@ def known_before(data: PoplarData, problem: PoplarProblem) -> Known[PoplarDecisi
     """Bound and plan of a problem in which something fits: Algorithm 2 on the curves themselves."""
     decision = algorithm_2(problem, [group.seconds for group in problem.groups])
     return Known(
-        bound=fluid_seconds(problem),
+        bound=peak_speed_bound(problem),
         decision=decision,
         objective=evaluate(data, decision).objective,
     )

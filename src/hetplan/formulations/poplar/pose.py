@@ -18,19 +18,13 @@ from hetplan.errors import InputError, require
 from hetplan.formulations.poplar.awareness import linear_curve
 from hetplan.formulations.poplar.data import Device, PoplarData
 from hetplan.formulations.poplar.paper import WHALE_PRECISION
-from hetplan.formulations.poplar.problem import (
-    STAGES,
-    Communication,
-    Floats,
-    Shards,
-    States,
-    communication,
-    parts,
-)
+from hetplan.formulations.poplar.problem import Floats
+from hetplan.formulations.poplar.zero import Communication, Shards, communication, parts
 from hetplan.profiling.profiles.batch_curve import BatchCurve, check_curve
 from hetplan.profiling.profiles.measured_collectives import Collectives
 from hetplan.profiling.profiles.profile import Profile
 from hetplan.profiling.workload import Workload
+from hetplan.replays.model_states import STAGES, States
 from hetplan.text import bytes_text
 
 # Longest curve of one device; larger micro-batches than this gain nothing.
@@ -43,7 +37,7 @@ class NoStageFits(InputError):
 
 @dataclass(frozen=True)
 class Assumptions:
-    """What is assumed in posing a workload.
+    """Assumptions with which a workload is posed.
 
     shards: ZeRO's equal ones, or in proportion to each device's memory (stages 1 to 3; the paper's
     future work). curves: measured batch curves by device type. collectives: measured ones in place
@@ -227,7 +221,7 @@ def pose_lowest_stage(workload: Workload, assumed: Assumptions | None = None) ->
 def measured_points(profile: Profile, device: str) -> dict[int, float]:
     """{micro-batch: seconds of forward + backward, all layers} of one type, tensor degree 1."""
     points = {
-        table.micro_batch: float(np.sum(table.seconds()))
+        table.micro_batch: float(np.sum(table.layer_seconds()))
         for table in profile.tables
         if table.device == device and table.tensor == 1
     }

@@ -127,8 +127,8 @@ def timeline(scene: Scene) -> str:
 
 
 def timeline_data(scene: Scene) -> str:
-    """What the script draws, as JSON: of each row two lanes of [kind, begin, end, micro-batch],
-    begin and end in millionths of the iteration."""
+    """The spans that the script draws, as JSON: two lanes of each row with [kind, begin, end,
+    micro-batch], begin and end in millionths of the iteration."""
     scale = 1e6 / (scene.seconds or 1.0)
 
     def lane(spans: Sequence[Span]) -> list[tuple[int, int, int, int]]:
@@ -220,7 +220,7 @@ def cell(device: Held, rows: int) -> str:
 
 
 def prices(offers: Sequence[Offer]) -> str:
-    """Of each strategy the best plan, and how much longer it takes than the best of all."""
+    """The best plan of each strategy, and how much longer it takes than the best of all."""
     fits = [o for o in offers if o.fits_memory and o.predicted_seconds]
     fits.sort(key=lambda o: (o.strategy, o.predicted_seconds))
     best = [next(own) for _, own in groupby(fits, key=lambda o: o.strategy)]
@@ -248,7 +248,7 @@ def candidates(scene: Scene) -> str:
     """All plans with their bounds."""
     most = max((o.predicted_seconds or 0.0 for o in scene.offers), default=0.0) or 1.0
     caption = (
-        "Iterations are replayed. Closed form, status and bound are of each strategy's own "
+        "Iterations are replayed. Objective, status and bound are of each strategy's own "
         "problem; its bound is the mark across the bar."
     )
     lines = [
@@ -261,7 +261,7 @@ def candidates(scene: Scene) -> str:
         for name, status, seconds, *rest in (cells(o),)
     ]
     return table(
-        ("plan", "status", "iteration", "closed form", "bound", "$/1M tokens"),
+        ("plan", "status", "iteration", "objective", "bound", "$/1M tokens"),
         lines,
         text=(1,),
         caption=caption,

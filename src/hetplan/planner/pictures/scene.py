@@ -1,4 +1,4 @@
-"""What a picture of a plan shows, without saying how: rows of a timeline, memory, placement,
+"""The content of a plan's picture, without its looks: rows of a timeline, memory, placement,
 candidates."""
 
 from collections.abc import Mapping, Sequence
@@ -14,8 +14,8 @@ from hetplan.planner.explain import folded, name_of, why
 from hetplan.plans.plan import Plan, parse_plan
 from hetplan.plans.words import summary
 from hetplan.profiling.workload import Workload
+from hetplan.replays.chains import Replay
 from hetplan.replays.simulator.tasks import LABELS, Kind
-from hetplan.runtime.replay import Replay
 from hetplan.schema import NonNegative, parse
 from hetplan.text import devices_text, names_text
 
@@ -88,7 +88,7 @@ class Offer(Printed):
 
 
 class PlanningDocument(Printed):
-    """What `hetplan plan --json` prints."""
+    """The document that `hetplan plan --json` prints."""
 
     winner: int | None
     candidates: list[Offer]
@@ -105,7 +105,7 @@ class ChangeDocument(Printed):
 
 
 class WhatIfDocument(Printed):
-    """What `hetplan plan what-if --json` prints."""
+    """The document that `hetplan plan what-if --json` prints."""
 
     base: ChangeDocument
     variants: list[ChangeDocument]
@@ -129,6 +129,7 @@ class Scene:
     winner: int | None = None  # number of the offer that is drawn
     bound: float | None = None  # seconds that no plan of stages replays below
     changes: tuple[ChangeDocument, ...] = ()  # the cluster as it is, then changed
+    margin: float = 0.0  # share of each device's memory that the limits leave free
 
     def document(self) -> dict[str, Any]:
         """As JSON types."""
@@ -178,6 +179,7 @@ def scene(
         offers=() if planning is None else tuple(planning.candidates),
         winner=None if planning is None else planning.winner,
         bound=bound,
+        margin=workload.memory_margin,
     )
 
 
@@ -202,7 +204,8 @@ def row(plan: Plan, run: Replay, workload: Workload, units: Sequence[int]) -> Ro
 
 
 def spans(run: Replay, unit: int) -> tuple[tuple[Span, ...], tuple[Span, ...]]:
-    """What the unit computes, and what it sends or joins in."""
+    """Spans of the unit's computation, and of the messages and collectives that it takes part
+    in."""
     tasks, timeline = run.timeline.tasks, run.timeline
     own = tasks.unit == unit
     if run.by_device:

@@ -1,4 +1,4 @@
-"""What a layer computes, as a short list of operators with their shapes.
+"""The operators of a layer: a short list with their shapes.
 
 Units: elements, FLOPs, bytes. Described operators (`Matmul`, `Elementwise`) are per sample, and
 take `micro_batch` samples at once on a tensor-parallel group of `tensor` devices. Their backward
@@ -130,7 +130,7 @@ class Matmul:
 
     @property
     def backward_products(self) -> int:
-        """How many products of the forward's size the backward pass takes."""
+        """The number of products of the forward's size that the backward pass takes."""
         return int(self.input_gradient) + int(not self.frozen)
 
 

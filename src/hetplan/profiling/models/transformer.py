@@ -93,7 +93,8 @@ class Latent:
 
 @dataclass(frozen=True)
 class Cut:
-    """How context, expert and expert-tensor parallelism divide every block over ranks."""
+    """The degrees of context, expert and expert-tensor parallelism, which divide every block over
+    ranks."""
 
     # ranks that share a sample's tokens evenly, each with the keys of all (ring attention, Liu et
     # al. 2023)

@@ -55,7 +55,7 @@ class FittedCollective(StrictModel):
     r_squared: float | None
     points: list[SizePoint] = Field(min_length=2)
 
-    def seconds(self, size: float) -> float:
+    def operation_seconds(self, size: float) -> float:
         """Modelled seconds of `size` bytes per rank."""
         return self.latency_seconds + size / self.bytes_per_second
 

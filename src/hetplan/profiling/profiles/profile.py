@@ -58,7 +58,7 @@ class Provenance(WithoutEmpty):
 
 
 class ProfileLayer(StrictModel):
-    """What does not depend on the device, whole layer.
+    """Figures of a whole layer that do not depend on the device.
 
     param_bytes: owned parameters; tied_param_bytes: a copy of an earlier layer's (tied embeddings),
     needed by a stage without that layer. activation_bytes: sent to the next layer, per sample.
@@ -91,7 +91,7 @@ class ProfileLayer(StrictModel):
 
 
 class Readings(StrictModel):
-    """What a measurement tells beside medians, per layer [L]: spreads are the slowest less the
+    """Readings of a measurement beside medians, per layer [L]: spreads are the slowest less the
     fastest repeat.
 
     optimizer_seconds: one update. saved_bytes: kept from forward to backward, whole micro-batch.
@@ -132,8 +132,8 @@ class ProfileTable(WithoutEmpty):
         both = self.readings.forward_spread_seconds, self.readings.backward_spread_seconds
         return [f + b for f, b in zip(*both, strict=True)]
 
-    def seconds(self) -> list[float]:
-        """Forward + backward per layer [L]."""
+    def layer_seconds(self) -> list[float]:
+        """[L] forward and backward seconds of each layer."""
         return [f + b for f, b in zip(self.forward_seconds, self.backward_seconds, strict=True)]
 
 

@@ -76,8 +76,8 @@ WIRES = Wires()
 
 @dataclass(frozen=True)
 class Fabric:
-    """What connects a group: bytes/s per direction, seconds per step, share of the bandwidth that
-    collectives reach, and the measured fabric that it is, if any."""
+    """The links of a group: bytes/s per direction, seconds per step, share of the bandwidth that
+    collectives reach, and the measured fabric that they are, if any."""
 
     bandwidth: float
     latency: float

@@ -382,7 +382,7 @@ def train_links(files: Sequence[Collectives], seed: int = 0) -> LinkEfficiencyFi
     apart, used = order[:cut], order[cut:]
     curves = link_curves(messages[i] for i in used)
     predicted = np.array([share_of(curves, *messages[i][:4]) for i in apart])
-    lines = np.array([fit.seconds(point.bytes) for fit, point in measured])
+    lines = np.array([fit.operation_seconds(point.bytes) for fit, point in measured])
     ratio = ideal[apart] / seconds[apart]
     return LinkEfficiencyFile(
         device=files[0].device,

@@ -70,7 +70,8 @@ PHYSICS = Physics()
 
 @dataclass(frozen=True)
 class Machine:
-    """What physics asks of a device: FLOP/s of its datasheet and reached, bytes/s, tiles at once.
+    """A device as the model of products sees it: FLOP/s of its datasheet and reached, bytes/s,
+    tiles at once.
 
     Multiprocessors that the catalogue does not know count as those of a V100.
     """
@@ -120,7 +121,7 @@ class Tiles:
 
     @classmethod
     def of(cls, machine: Machine, sizes: Floats, physics: Physics = PHYSICS) -> "Tiles":
-        """Of products `sizes` [N, 4]: count, m, k, n, each at least 1."""
+        """Tiles, waves and bytes of products `sizes` [N, 4]: count, m, k, n, each at least 1."""
         count, m, k, n = sizes.T[:, :, None]
         rows, columns, split = map(np.array, (physics.rows, physics.columns, physics.split))
         tiles = count * np.ceil(m / rows) * np.ceil(n / columns) * split
@@ -193,8 +194,8 @@ class Trees:
 
 @cache
 def measured_products(device: str, precision: Precision) -> tuple[ProductTrees, Trees] | None:
-    """What serves a device type; None where it was not measured. bf16 counts as fp16: tensor cores
-    compute both at one rate."""
+    """The shipped table and trees of a device type; None where it was not measured. bf16 counts as
+    fp16: tensor cores compute both at one rate."""
     asked = "fp16" if precision == "bf16" else precision
     tables = (table for table in shipped().products if table.precision == asked)
     return next(((table, Trees.of(table)) for table in tables if device in table.devices), None)
@@ -323,8 +324,8 @@ class MoveCurve(StrictModel):
     log2_bytes: list[NonNegative]
     share: list[Positive]
 
-    def seconds(self, moved: float) -> float:
-        """Never less for more bytes."""
+    def move_seconds(self, moved: float) -> float:
+        """Seconds in which these bytes move; never fewer for more bytes."""
         share = float(np.interp(math.log2(max(moved, 1.0)), self.log2_bytes, self.share))
         return self.start_seconds + moved / (self.bytes_per_second * share)
 
@@ -337,7 +338,7 @@ def move_curve(
     row: float | None = None,
     moving: Moving = MOVING,
 ) -> MoveCurve:
-    """Of one kind of operator on a device type; see `move_seconds`."""
+    """The curve of one kind of operator on a device type; see `move_seconds`."""
     rate, _ = rate_of(device, spec.memory_bytes_per_s, kind)
     length = math.log2(row or moving.row)
     return MoveCurve(
@@ -363,7 +364,7 @@ def move_seconds(
     or softmax. Never less for more bytes, row for row.
     """
     rate, measured = rate_of(device, spec.memory_bytes_per_s, kind)
-    seconds = move_curve(kind, device, spec, row=row, moving=moving).seconds(moved)
+    seconds = move_curve(kind, device, spec, row=row, moving=moving).move_seconds(moved)
     errors = rate.errors if measured else moving
     source = rate.origin if measured else f"{rate.origin} on {rate.devices[0]}"
     return Estimate(seconds, seconds * errors.low, seconds * errors.high, source)

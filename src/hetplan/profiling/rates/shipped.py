@@ -41,7 +41,7 @@ class Origin(StrictModel):
 
 
 class Errors(StrictModel):
-    """Of seconds that were predicted with a model's (or a group's) shapes left out.
+    """Errors of seconds that were predicted with a model's (or a group's) shapes left out.
 
     mean: of |predicted / measured - 1|. low, high: between these shares of the prediction lay
     eight in ten measurements. rows: how many were predicted.
@@ -54,7 +54,7 @@ class Errors(StrictModel):
 
 
 class Tiling(StrictModel):
-    """How a device computes each kind of tile (`products.Tiles`).
+    """The rates at which a device computes each kind of tile (`products.Tiles`).
 
     slowness [T]: seconds over those at the rate that large products reach. wave_seconds [T]: of a
     wave, whatever its size. memory: share of the bandwidth. start_seconds: no product takes less.

@@ -12,13 +12,14 @@ Collectives join stages of several replicas.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from itertools import chain, pairwise
 from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from hetplan.answers import Answers
 from hetplan.replays.simulator.tasks import (
     Floats,
     Ints,
@@ -38,14 +39,12 @@ def warm_up(
     schedule: Schedule, stages: int, stage: int, micro_batches: int, chunks: int = 1
 ) -> int:
     """Forward passes of a stage before its first backward pass."""
-    passes = micro_batches * chunks
+    passes, stages_behind = micro_batches * chunks, stages - stage - 1
     if schedule == "gpipe":
         return passes
-    return (
-        min(stages - stage - 1, passes)
-        if schedule == "1f1b"
-        else min(2 * (stages - stage - 1) + (chunks - 1) * stages, passes)
-    )
+    if schedule == "1f1b":
+        return min(stages_behind, passes)
+    return min(2 * stages_behind + (chunks - 1) * stages, passes)
 
 
 @lru_cache(maxsize=1024)
@@ -82,7 +81,7 @@ Sends = Literal["asynchronous", "waiting", "blocking", "rendezvous"]
 LATE: tuple[Sends, ...] = ("waiting", "rendezvous")  # a message waits for its receiver
 HELD: tuple[Sends, ...] = ("blocking", "rendezvous")  # a sender waits for its message
 NOTHING = Traffic()
-KEPT_SHAPES = 64  # of replicas, whose tasks are remembered
+KEPT_SHAPES = 64  # of replicas, whose order of tasks is remembered
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -117,6 +116,11 @@ class Replica:
     reduces: Sequence[Sequence[Sequence[Sequence[Traffic]]]] = ()
 
     @cached_property
+    def values(self) -> Answers:
+        """Seconds, delays and ports of all tasks, by the parts of last backward passes."""
+        return Answers()
+
+    @cached_property
     def kind(self) -> Ints:
         """[M] which kind every micro-batch is."""
         return np.arange(self.micro_batches) if self.kinds is None else self.kinds
@@ -144,7 +148,7 @@ class Replica:
     @cached_property
     def reach(self) -> tuple[Floats, Floats]:
         """[S] seconds until the last backward pass of a stage ends, at least, and of the gradient's
-        way from there to the first stage: (2.2) to (2.4) of docs/method-joint.md."""
+        way from there to the first stage: (2.2) to (2.4) of evidence/speed/joint_bound.md."""
         S, C, counts = self.stages, self.chunks, np.bincount(self.kind)
         both = [np.broadcast_to(t, (S, C, len(counts))) for t in (self.forward, self.backward)]
         sent, times = np.zeros((2, S * C, len(counts))), np.array(both)
@@ -205,21 +209,20 @@ class Collective:
 
 @dataclass(frozen=True)
 class _Shape:
-    """The tasks of replicas of one shape, numbered from 0: passes [S, 2, C, M], what tensor ranks
-    do together [the same, or none], transfers [2, H, M], the further parts of last backward passes,
-    updates [S].
+    """The tasks of replicas of one shape, by their numbers from 0 on."""
 
-    ends [S, 2, C, M]: the last task of each pass. following [the same]: the first of the stage's
-    next pass, -1 behind the last. parts: the last backward pass of every stage, in parts. owner:
-    (kind, unit, chunk, micro_batch) [T]. order: (before, after) [E].
-    """
-
-    ends: Ints
-    following: Ints
+    passes: Ints  # [S, 2, C, M] computation of forward and backward passes
+    together: Ints | None  # [S, 2, C, M] all-reduces of tensor ranks behind it; None: none
+    transfers: tuple[Ints, Ints]  # [H, M] messages of activations, and of gradients
+    # [S] the last backward pass of every stage: tasks of equal parts of its computation, the first
+    # of them the pass itself, and the same with its end (all-reduces) as the last.
+    computed_parts: tuple[Ints, ...]
     parts: tuple[Ints, ...]
-    updates: Ints
-    owner: tuple[Ints, ...]
-    order: tuple[Ints, Ints]
+    updates: Ints  # [S] of the optimizer
+    ends: Ints  # [S, 2, C, M] the last task of each pass
+    following: Ints  # [S, 2, C, M] the first task of the stage's next pass, -1 behind the last
+    owner: tuple[Ints, ...]  # (kind, unit, chunk, micro_batch) [T] of every task
+    order: tuple[Ints, Ints]  # (before, after) [E]
 
 
 def _shape(replica: Replica, buckets: tuple[int, ...]) -> _Shape:
@@ -252,7 +255,7 @@ def _new_shape(
         for _, source, _ in ways
     ]
     previous, following = (np.full(grid, -1) for _ in range(2))
-    parts = []
+    computed_parts, parts = [], []
     for s in range(S):
         backward, chunk_at, batch_at = order(schedule, S, s, M, C)
         sequence = s, backward, chunk_at, batch_at
@@ -266,6 +269,7 @@ def _new_shape(
             tasks.order(last[:-1], more)
             if not reduces:
                 ends[s, 1, 0, -1] = last[-1]
+        computed_parts.append(last)
         parts.append(np.append(last[:-1], ends[s, 1, 0, -1]))
         if reduces:
             into = passes[s].copy()
@@ -290,7 +294,18 @@ def _new_shape(
     tasks.order(ends[:, 1, 0, -1], updates)
     built = tasks.build(S)
     columns = (built.kind, built.unit, built.chunk, built.micro_batch)
-    return _Shape(ends, following, tuple(parts), updates, columns, (built.before, built.after))
+    return _Shape(
+        passes=passes,
+        together=ends if reduces else None,
+        transfers=(transfers[0], transfers[1]),
+        computed_parts=tuple(computed_parts),
+        parts=tuple(parts),
+        updates=updates,
+        ends=ends,
+        following=following,
+        owner=columns,
+        order=(built.before, built.after),
+    )
 
 
 _Placed = tuple[int, int, _Shape]  # the first task, and the unit of the first stage
@@ -351,38 +366,56 @@ def simulate_replicas(
 
 def _place(tasks: TaskList, replica: Replica, unit: int, buckets: tuple[int, ...]) -> _Placed:
     """All tasks of one replica."""
-    shape, first, (values, ports) = _shape(replica, buckets), tasks.count, _values(replica, buckets)
-    seconds, delay, use = values
-    numbers = np.array([*map(tasks.use, ports)])[use.astype(np.int64)]
-    tasks.block((seconds, delay, numbers), shape.owner, unit, shape.order)
+    shape, first = _shape(replica, buckets), tasks.count
+    values = replica.values.once(buckets, partial(_values, replica, buckets))
+    number_of_use = np.array([tasks.use(ports) for ports in values.ports])
+    columns = (values.seconds, values.delay, number_of_use[values.use])
+    tasks.block(columns, shape.owner, unit, shape.order)
     return first, unit, shape
 
 
-@lru_cache(KEPT_SHAPES)
-def _values(replica: Replica, buckets: tuple[int, ...]) -> tuple[Floats, list[Ports]]:
-    """[3, T] seconds, delay and use of all tasks of a replica, in the order of `_Shape`; the ports
-    of every use, none of the first."""
-    S, C = replica.stages, replica.chunks
-    uses: dict[Ports, int] = {(): 0}
+class _Values:
+    """The figures of all tasks of a replica."""
 
-    def columns(table: Iterable[Traffic], *shape: int) -> Floats:
-        numbers = [(t.seconds, t.latency, uses.setdefault(t.ports, len(uses))) for t in table]
-        return np.array(numbers).T.reshape(3, *shape, -1)[..., replica.kind]
+    def __init__(self, tasks: int) -> None:
+        self.seconds, self.delay = np.zeros(tasks), np.zeros(tasks)  # [T] each
+        self.use = np.zeros(tasks, np.int64)  # [T] a number of `ports`
+        self.ports: dict[Ports, int] = {(): 0}  # ports that a task holds together -> their number
 
-    passes, parts = replica.pass_seconds.copy(), np.array(buckets)
-    passes[:, 1, 0, -1] /= parts
-    last = np.append(
-        np.repeat(passes[:, 1, 0, -1], parts - 1), np.broadcast_to(replica.optimizer, S)
-    )
-    values = np.zeros((3, len(_shape(replica, buckets).owner[0])))
-    values[0, : passes.size], values[0, -len(last) :] = passes.ravel(), last
-    if replica.reduces:
-        met = columns(chain(*chain(*chain(*replica.reduces))), 2, S, C).swapaxes(1, 2)
-        values[:, passes.size : 2 * passes.size] = met.reshape(3, -1)
-    if replica.hops and S * C > 1:
-        sent = columns(chain(*chain(*replica.hops)), 2, S * C - 1).reshape(3, -1)
-        values[:, -len(last) - sent.shape[1] : -len(last)] = sent
-    return values, list(uses)
+    def put(self, numbers: Ints, traffic: Iterable[Traffic], kind: Ints) -> None:
+        """Set the figures of messages or collectives.
+
+        numbers [..., M]: of the tasks. traffic: of every kind of micro-batch, [..., B] in a row.
+        kind [M]: which of them each micro-batch is.
+        """
+        shape = (*numbers.shape[:-1], -1)
+        seconds, delay, uses = [], [], []
+        for one in traffic:
+            seconds.append(one.seconds)
+            delay.append(one.latency)
+            uses.append(self.ports.setdefault(one.ports, len(self.ports)))
+        self.seconds[numbers] = np.reshape(seconds, shape)[..., kind]
+        self.delay[numbers] = np.reshape(delay, shape)[..., kind]
+        self.use[numbers] = np.reshape(uses, shape)[..., kind]
+
+
+def _values(replica: Replica, buckets: tuple[int, ...]) -> _Values:
+    """The figures of all tasks of a replica. buckets [S]: parts of the last backward passes."""
+    shape = _shape(replica, buckets)
+    values = _Values(len(shape.owner[0]))
+    values.seconds[shape.passes] = replica.pass_seconds
+    for s, parts in enumerate(shape.computed_parts):
+        values.seconds[parts] = replica.pass_seconds[s, 1, 0, -1] / buckets[s]
+    values.seconds[shape.updates] = replica.optimizer
+    if shape.together is not None:
+        for side, by_stage in enumerate(replica.reduces):
+            traffic = chain.from_iterable(chain.from_iterable(by_stage))
+            values.put(shape.together[:, side], traffic, replica.kind)
+    if replica.hops and replica.stages * replica.chunks > 1:
+        for side, by_hop in enumerate(replica.hops):
+            traffic = chain.from_iterable(by_hop)
+            values.put(shape.transfers[side], traffic, replica.kind)
+    return values
 
 
 def _join(tasks: TaskList, placed: list[_Placed], collectives: Sequence[Collective]) -> None:

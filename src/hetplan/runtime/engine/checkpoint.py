@@ -33,9 +33,8 @@ from torch import Tensor
 
 from hetplan.errors import HetplanError, InputError, kind_and_text, require
 from hetplan.files import read_json, to_json, write_text
-from hetplan.runtime.engine.loop import Box, LossScale, Trained
+from hetplan.runtime.engine.loop import Box, LossScale, Trained, overlap
 from hetplan.runtime.engine.transport import gather_objects, host_group
-from hetplan.runtime.spmd.machine import shared
 from hetplan.schema import Count, StrictModel, parse
 from hetplan.text import grouped
 
@@ -102,8 +101,8 @@ def read_boxes(folder: Path, boxes: Iterable[Box]) -> None:
                 raise ValueError(f"{box.name} has sizes {list(whole)}, not {list(box.whole)}")
             sides = zip(box.offsets, box.sizes, offsets, values.shape, strict=True)
             pairs = [((a, a + size), (b, b + length)) for a, size, b, length in sides]
-            here = tuple(slice(*shared(own, other, own[0])) for own, other in pairs)
-            there = tuple(slice(*shared(own, other, other[0])) for own, other in pairs)
+            here = tuple(slice(*overlap(own, other, own[0])) for own, other in pairs)
+            there = tuple(slice(*overlap(own, other, other[0])) for own, other in pairs)
             left -= into[here].numel()
             into[here] = values[there]
         if left:

@@ -76,11 +76,11 @@ class Placed(Trained):
         check_executed(plan)
         check_world(plan, dist.get_world_size())
         require(
-            plan.schedule != "spmd",
-            "SPMD plans run single-device programs",
+            isinstance(module, nn.Module),
+            "plans of stages run torch modules",
             where=plan.name,
             got=type(module).__name__,
-            expected="a SingleProgram or a ProgramModel",
+            expected="a torch.nn.Module",
         )
         require(
             type(module).__name__ != "OptimizedModule",

@@ -154,9 +154,8 @@ class Layout:
     def actions(self, place: Place) -> list[tuple[bool, int, int]]:
         """(backward, chunk, micro-batch) of a rank's passes, in the order of the schedule."""
         replica = self.plan.replicas[place.replica]
-        assert self.plan.schedule != "spmd", "programs have an order of their own"
         passes = order(
-            self.plan.schedule,
+            self.plan.pass_schedule,
             len(replica.stages),
             place.stage,
             replica.steps,

@@ -54,6 +54,12 @@ class Box:
     values: Tensor
 
 
+def overlap(one: tuple[int, int], two: tuple[int, int], origin: int) -> tuple[int, int]:
+    """The elements that two ranges share, counted from `origin`; (0, 0) where they share none."""
+    first, last = max(one[0], two[0]), min(one[1], two[1])
+    return (first - origin, last - origin) if first < last else (0, 0)
+
+
 class Trained(ABC):
     """A rank's part of a model. step: iterations begun; seed: of dropout and of synthetic data;
     shapes: of the unsplit parameters; scale: of passes in fp16; autocast: type of an iteration's

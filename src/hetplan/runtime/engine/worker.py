@@ -3,7 +3,6 @@ checkpoints, reports, and dies with whoever started it."""
 
 import contextlib
 import os
-import pkgutil
 import signal
 import sys
 import threading
@@ -13,175 +12,39 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
 from hetplan.errors import (
     HetplanError,
     InputError,
-    UnsupportedError,
     kind_and_text,
     one_line,
-    require,
 )
-from hetplan.interpreter import let_find
 from hetplan.plans.plan import Plan
-from hetplan.plans.refusals import check_executed, check_own_layers
-from hetplan.profiling.models.model import load_model
-from hetplan.runtime.engine.chain import Chain, describe
+from hetplan.plans.refusals import check_executed
 from hetplan.runtime.engine.checkpoint import check_same, check_writable, complete, load, save
-from hetplan.runtime.engine.data import seed_generators
-from hetplan.runtime.engine.distributed import COMPUTE, Distributed, example_of
-from hetplan.runtime.engine.layout import Layout
-from hetplan.runtime.engine.loop import Trained
-from hetplan.runtime.engine.tensors import check_spread
 from hetplan.runtime.engine.transport import gather_objects, host_total
 from hetplan.runtime.events import PASSES, WAITS, Watch
+from hetplan.runtime.execution.choice import engine_of
 from hetplan.runtime.job import Job, Report, StepReport
 from hetplan.runtime.launch.devices import local_device, peak_bytes, settle
 from hetplan.runtime.launch.health import PATIENCE, Activity, at_work
 from hetplan.runtime.launch.rehearsal import Virtual
-from hetplan.runtime.references import build, stand_in
-from hetplan.runtime.replay import read_program
-from hetplan.runtime.spmd.distributed import (
-    DistributedProgram,
-    ProgramModel,
-    RehearsedProgram,
-    as_model,
-    check_samples,
-    planned_program,
-)
-from hetplan.runtime.stock import Stock, check_stock
 
 OPTIMIZERS = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}
-Made = tuple[nn.Module, Chain]
 
 
-def make_model(
-    job: Job, watch: Watch, device: str = "cpu", made: Made | None = None
-) -> Trained | RehearsedProgram:
-    """This rank's part of the job's model. made: by whoever forked this rank."""
-    if isinstance(watch, Virtual) and job.plan.schedule == "spmd":
-        return RehearsedProgram(watch)
-    if job.plan.schedule == "spmd":
-        return DistributedProgram(
-            make_program(job), job.plan, device=device, seed=job.seed, watch=watch
-        )
-    module, chain = made or (make_module(job), None)
-    engine = Stock if job.backend == "torch" else Distributed
-    return engine(
-        module, job.plan, device=device, seed=job.seed, watch=watch, precision=precision_of(job),
-        chain=chain if device == "cpu" else None,
-    )  # fmt: skip
-
-
-def make_program(job: Job) -> ProgramModel:
-    """The job's single-device program. Raises InputError for an unusable factory."""
-    return (
-        as_model(called(job.factory, job.plan, seed=job.seed), job.plan)
-        if job.factory is not None
-        else ProgramModel(planned_program(job.plan, job.model))
-    )
-
-
-def make_module(job: Job) -> nn.Module:
-    """The job's model with its data. Raises InputError for an unusable factory."""
-    module = model_of(job)
-    if job.data is not None:
-        require(
-            job.factory is not None or not job.virtual,
-            "--virtual devices have a model and data of their own",
-            got="--data",
-        )
-        module.batch = called(job.data, job.plan, "--data", seed=job.seed)
-    return module
-
-
-def model_of(job: Job) -> nn.Module:
-    """The job's model, on the meta device where it is hetplan's own."""
-    workload = job.plan.workload
-    if job.factory is not None:
-        return from_factory(job.factory, job.plan, seed=job.seed)
-    with torch.device("meta"):
-        if job.virtual:
-            stages = [stage for replica in job.plan.replicas for stage in replica.stages]
-            widest = max(len(stage.tensor_shares) for stage in stages)
-            return stand_in(workload.layers, tensor=widest, seed=job.seed)
-        name = job.model or workload.model
-        model = load_model(name, sequence=workload.sequence, precision=workload.precision)
-        check_own_layers(job.plan, model)
-        assert model.spec.shape is not None and model.sequence is not None
-        return build(model.spec.shape, model.sequence, seed=job.seed)
-
-
-def from_factory(text: str, plan: Plan | None, *, seed: int = 0) -> nn.Module:
-    """The torch module that `module:function` makes of the plan; None: there is none yet, a model
-    is described. seed: of what it draws."""
-    made = called(text, plan, seed=seed)
-    if not isinstance(made, nn.Module):
-        raise InputError(
-            "--factory made something else", got=type(made).__name__, expected="a torch.nn.Module"
-        )
-    return made
-
-
-def called(text: str, plan: Plan | None, option: str = "--factory", *, seed: int = 0) -> Any:
-    """What `module:function` makes of the plan; the module is installed, or else in the working
-    folder. Raises InputError for whatever its author's code raises.
-
-    Every rank imports the module or calls the function itself, so that the generators from which
-    they draw data and weights are seeded before the import, and again before the call: what the
-    function draws does not depend on whether the module was imported just now.
-    """
-    require(
-        all(text.partition(":")), f"{option} is not usable", got=text, expected="MODULE:FUNCTION"
-    )
-    let_find(text.partition(":")[0], option)
-    failure = "cannot be imported:"
-    try:
-        seed_generators(seed, f"{option} is imported")
-        function = pkgutil.resolve_name(text)
-        failure = "raises"
-        seed_generators(seed, f"{option} is called")
-        return function(plan)
-    except HetplanError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise InputError(f"{option} {failure} {kind_and_text(error)}", got=text) from error
-
-
-def check_job(job: Job) -> Made | None:
-    """The module and its chain for the forked ranks; None for SPMD programs.
+def check_job(job: Job) -> Any:
+    """What the job's ranks share when they are forked from this process, None for nothing.
 
     Raises InputError for all that can be wrong with plan and model, before a process starts.
     """
     check_executed(job.plan)
     check_folder(job)
-    if job.plan.schedule == "spmd":
-        check_program(job)
-        return None
-    module = make_module(job)
-    chain = describe(
-        module, job.plan.workload.layers, example_of(module), compute=COMPUTE[precision_of(job)],
-        spread=1 if job.virtual else job.plan.further.expert,
-    )  # fmt: skip
-    for place in job.plan.places:
-        check_spread(chain, Layout(job.plan), place)
-    if job.backend == "torch":
-        check_stock(job.plan, chain)
-    if job.save is not None:
-        check_writable(job.save)
-        chain.check_gathers()
-    return module, chain
-
-
-def precision_of(job: Job) -> Literal["fp32", "bf16", "fp16"]:
-    """Of the passes: the plan's for reference models; a user's own model and a stand-in choose
-    theirs."""
-    return "fp32" if job.virtual or job.factory is not None else job.plan.workload.precision
+    return engine_of(job.plan, job.backend).check_job(job)
 
 
 def check_folder(job: Job) -> None:
@@ -199,30 +62,6 @@ def check_folder(job: Job) -> None:
         )  # fmt: skip
 
 
-def check_program(job: Job) -> None:
-    """The same of an SPMD plan; a rehearsal's costs have read its program already."""
-    require(job.data is None, "SPMD programs take their data from --factory", got="--data")
-    if not job.virtual:
-        program = make_program(job).program
-        check_samples(program, job.plan)
-        read_program(job.plan, program)
-    elif job.checkpoint is not None:
-        raise InputError(
-            "rehearsals of SPMD programs train nothing", where=job.plan.name, got="--checkpoint",
-            expected="no checkpoint, or no --virtual",
-        )  # fmt: skip
-    if job.backend == "torch":
-        check_stock(job.plan, None)
-    require(
-        job.save is None,
-        "SPMD programs are not gathered",
-        where=job.plan.name,
-        got="--save",
-        expected="--checkpoint, or a plan of another strategy",
-        kind=UnsupportedError,
-    )
-
-
 def watch_of(job: Job, rank: int) -> Watch:
     """What watches this rank: with virtual devices, what sleeps for them, too."""
     if not job.virtual or job.rehearsal is None:
@@ -236,12 +75,14 @@ def train(
     watch: Watch,
     report: Report,
     stopping: Callable[[], bool],
-    made: Made | None = None,
+    shared: Any = None,
 ) -> None:
-    """All steps on this rank, inside a process group; `stopping` asks whether to end behind a
-    step. made: by whoever forked this rank."""
+    """Take all steps on this rank, inside a process group.
+
+    stopping: whether to end behind a step. shared: of `check_job`, by whoever forked this rank.
+    """
     device = local_device(job.device)
-    model: Any = make_model(job, watch, device, made)
+    model: Any = engine_of(job.plan, job.backend).part(job, watch, device, shared)
     optimizer = model.optimizer(OPTIMIZERS[job.optimizer], lr=job.learning_rate)
     if job.resume and job.checkpoint is not None:
         load(model, optimizer, job.checkpoint)
@@ -294,7 +135,7 @@ def rank_main(
     connection: Connection,
     parents: Sequence[Connection],
     stop: Any,
-    made: Made | None,
+    shared: Any,
 ) -> None:
     """Never returns. Exit code 0, or 1 with the reason told.
 
@@ -330,7 +171,7 @@ def rank_main(
             world_size=world,
             timeout=timedelta(minutes=30),
         )
-        train(job, watch, lambda step: tell("step", step), lambda: stop.value != 0, made)
+        train(job, watch, lambda step: tell("step", step), lambda: stop.value != 0, shared)
         dist.barrier()
         dist.destroy_process_group()
         tell("done")

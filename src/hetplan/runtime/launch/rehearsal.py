@@ -13,23 +13,36 @@ for it. Its schedule is rehearsed, with real collectives of a single number.
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-
-import numpy as np
+from typing import Any, Protocol
 
 from hetplan.plans.places import Place
 from hetplan.plans.plan import Plan
 from hetplan.profiling.workload import Workload
-from hetplan.replays.simulator.tasks import LABELS, Kind, Timeline
+from hetplan.replays.replay import replay
+from hetplan.replays.simulator.tasks import Kind, Timeline
 from hetplan.runtime.events import PASSES, Watch
-from hetplan.runtime.replay import replay
 
-LAYER_SECONDS = 0.0015  # processor seconds of a narrow layer's pass
-PASS_SECONDS = 0.004  # further processor seconds of a pass, for its messages
-COLLECTIVE_SECONDS = 0.002  # processor seconds of a collective of a single number
 MEETING_SECONDS = 0.02  # in which ranks agree on when an iteration begins
 
 Moment = tuple[str, int, int]
 """(what, model chunk, micro-batch) of an event."""
+
+
+class Rehearsing(Protocol):
+    """What a rehearsal asks of the engine that executes its plan."""
+
+    def real_seconds(self, plan: Plan, timeline: Timeline, place: Place) -> float:
+        """Processor seconds that an iteration of a rank needs here."""
+
+    def moment(self, event: dict[str, Any], unit: int) -> str | None:
+        """What an event of the replay is for a rank of this unit, which sleeps through it; None for
+        an event that the rank has no part in."""
+
+
+def own_pass(event: dict[str, Any], unit: int) -> str | None:
+    """The direction of an event that is a pass of this unit; None for all other events."""
+    kind: str = event["kind"]
+    return kind if kind in PASSES[:2] and event["unit"] == unit else None
 
 
 @dataclass(frozen=True)
@@ -37,6 +50,7 @@ class Rehearsal:
     """A plan's replay, to be slept through by ranks on this machine."""
 
     plan: Plan
+    engine: Rehearsing
     timeline: Timeline
     """The replay, in the seconds of the plan's devices."""
     units: tuple[int, ...]
@@ -46,9 +60,14 @@ class Rehearsal:
 
     @classmethod
     def of(
-        cls, plan: Plan, workload: Workload, scale: float | None = None, cores: float = 1
+        cls,
+        plan: Plan,
+        workload: Workload,
+        engine: Rehearsing,
+        scale: float | None = None,
+        cores: float = 1,
     ) -> "Rehearsal":
-        """The rehearsal of a plan.
+        """The rehearsal of a plan on its engine.
 
         scale: default such that an iteration takes one second, or longer where the ranks' real
         work needs it: all of it fits on the `cores` of this machine, and that of each rank fits
@@ -59,7 +78,7 @@ class Rehearsal:
         for unit, devices in enumerate(replayed.devices):
             unit_of |= dict.fromkeys(devices, unit)
         units = tuple(unit_of[place.device] for place in plan.places)
-        unscaled = cls(plan, replayed.timeline, units, 1.0)
+        unscaled = cls(plan, engine, replayed.timeline, units, 1.0)
         if scale is None:
             scale = unscaled.default_scale(cores)
         return replace(unscaled, scale=scale or 1.0)
@@ -69,7 +88,10 @@ class Rehearsal:
         a rehearsal with scale 1."""
         if self.seconds <= 0:
             return 1.0
-        work = [(self.busy(place.rank), self.real_seconds(place)) for place in self.plan.places]
+        work = [
+            (self.busy(place.rank), self.engine.real_seconds(self.plan, self.timeline, place))
+            for place in self.plan.places
+        ]
         one_second = 1.0 / self.seconds
         all_ranks = sum(real for _, real in work) / cores / self.seconds
         busiest_passes, busiest_real = max(work)
@@ -86,30 +108,17 @@ class Rehearsal:
         pass_seconds = self.timeline.spent(Kind.FORWARD, Kind.BACKWARD)
         return self.scale * float(pass_seconds[self.units[rank]])
 
-    def real_seconds(self, place: Place) -> float:
-        """Processor seconds that an iteration of a rank needs here, on narrow layers."""
-        if self.plan.program is not None:
-            collectives = np.count_nonzero(self.timeline.tasks.kind == Kind.COLLECTIVE)
-            return COLLECTIVE_SECONDS * int(collectives)
-        replica = self.plan.replicas[place.replica]
-        chunks = replica.stages[place.stage].layers
-        layers = sum(last - first for first, last in chunks)
-        seconds_of_a_direction = len(chunks) * PASS_SECONDS + layers * LAYER_SECONDS
-        return 2 * replica.steps * seconds_of_a_direction
-
     def spans(self, rank: int) -> dict[Moment, tuple[float, float]]:
-        """When a rank's passes begin and end in the replay; of a program, when its collectives do,
-        which are those of all devices."""
+        """When the passes and collectives that a rank sleeps through begin and end in the
+        replay."""
         spans: dict[Moment, tuple[float, float]] = {}
         for event in self.timeline.events():
-            what, start = event["kind"], event["start"]
-            if self.plan.program is not None and what == LABELS[Kind.COLLECTIVE]:
-                what = "collective"
-            elif what not in PASSES[:2] or event["unit"] != self.units[rank]:
+            what = self.engine.moment(event, self.units[rank])
+            if what is None:
                 continue
             moment = what, event["chunk"], event["micro_batch"]
             # a pass in parts, or with its tensor ranks' collectives, is several tasks
-            begin, _ = spans.get(moment, (start, 0.0))
+            begin, _ = spans.get(moment, (event["start"], 0.0))
             spans[moment] = begin, event["end"]
         return spans
 

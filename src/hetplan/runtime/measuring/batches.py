@@ -1,7 +1,7 @@
 """Poplar's Algorithm 1 on a live device: passes of a real model, timed, within a memory limit.
 
 One device tries for a whole ZeRO group: it is charged with the model states that it would hold as
-one of `devices` (see `formulations.poplar.problem`) and with the activations that the pass really
+one of `devices` (see `replays.model_states`) and with the activations that the pass really
 kept, measured. On CUDA these are what torch's allocator says at its peak, temporaries of the
 backward pass included; on a CPU, where nothing keeps such books, the distinct storages that
 autograd saves. A model whose weights and gradients exceed the limit, which only ZeRO 3 trains, is
@@ -20,15 +20,15 @@ import torch
 import torch.distributed as dist
 
 from hetplan.errors import InputError, require
-from hetplan.formulations.poplar.awareness import (
+from hetplan.profiling.models.model import Model
+from hetplan.profiling.profiles.batch_curve import BatchCurve, CurvePoint
+from hetplan.profiling.profiles.largest_batch import (
     Awareness,
     MemoryReading,
     OutOfMemoryOnDevice,
     explore,
 )
-from hetplan.formulations.poplar.problem import STAGES, States
-from hetplan.profiling.models.model import Model
-from hetplan.profiling.profiles.batch_curve import BatchCurve, CurvePoint
+from hetplan.replays.model_states import STAGES, States
 from hetplan.runtime.launch.devices import check_device, device_name, measured_here, now
 from hetplan.runtime.measuring.networks import (
     Network,

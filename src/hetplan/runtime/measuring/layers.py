@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from hetplan.errors import require
-from hetplan.formulations.poplar.awareness import OutOfMemoryOnDevice
 from hetplan.profiling.models.model import Model
+from hetplan.profiling.profiles.largest_batch import OutOfMemoryOnDevice
 from hetplan.profiling.profiles.predict import profile_layers
 from hetplan.profiling.profiles.profile import Profile, ProfileTable, Readings, load_profile
 from hetplan.runtime.launch.devices import (
@@ -79,7 +79,7 @@ def measure_profile(
             tell(f"{place}: {error}")
             continue
         tables.append(table)
-        tell(f"{place}: {1e3 * sum(table.seconds()):.4g} ms forward and backward")
+        tell(f"{place}: {1e3 * sum(table.layer_seconds()):.4g} ms forward and backward")
         if output is not None:
             _profile(model, tables, device).save(output)
     require(tables, "no size fits in the device's memory", where=device, got=min(micro_batches))

@@ -24,9 +24,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from hetplan.errors import UnsupportedError, require
-from hetplan.formulations.poplar.awareness import OutOfMemoryOnDevice
 from hetplan.profiling.models.model import Model
 from hetplan.profiling.models.transformer import Transformer
+from hetplan.profiling.profiles.largest_batch import OutOfMemoryOnDevice
 from hetplan.runtime.launch.devices import now
 from hetplan.runtime.references import text_layers
 from hetplan.runtime.tracing.counter import DTYPES, saved_by_autograd, storage

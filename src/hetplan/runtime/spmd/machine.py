@@ -1,9 +1,8 @@
 """What one rank does under a distributed program, on torch tensors.
 
-The backward pass is torch's. Collectives are autograd functions whose backward pass is the opposite
-collective (`formulations.hap.spmd.operators` says in which form a gradient is). torch runs the
-backward pass of what was done last first, so that every rank mirrors the instructions in the same
-order.
+torch runs the backward pass. A collective is an autograd function whose backward pass is the
+opposite collective (`programs.forms` says in which form a gradient is). torch runs the backward
+pass of the last operation first, so that every rank mirrors the instructions in the same order.
 Slices may be of any length, none included.
 """
 
@@ -17,7 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from hetplan.errors import require
-from hetplan.formulations.hap.spmd.operators import (
+from hetplan.programs.axes import Bounds
+from hetplan.programs.decided import Decided
+from hetplan.programs.forms import (
     PARTIAL,
     WHOLE,
     Change,
@@ -25,15 +26,16 @@ from hetplan.formulations.hap.spmd.operators import (
     Instruction,
     Run,
     Synchronise,
-    parsed,
+    is_free,
     property_name,
     reading_segment,
 )
-from hetplan.formulations.hap.spmd.program import PARAMETER, PLACEHOLDER, Bounds, Node
-from hetplan.formulations.hap.spmd.whole import Decided
+from hetplan.programs.operators.operator import Place
+from hetplan.programs.operators.products import parsed
+from hetplan.programs.program import PARAMETER, PLACEHOLDER, Node
+from hetplan.runtime.engine.loop import overlap
 from hetplan.runtime.engine.transport import Group, mirrored
 from hetplan.runtime.events import Watch
-from hetplan.runtime.spmd.kernels import Place, compute
 
 # one collective of slices padded to the largest, or one per slice
 Manner = Literal["padded", "grouped"]
@@ -48,12 +50,6 @@ def piece(value: Tensor, dimension: int, bounds: tuple[int, int]) -> Tensor:
 def copied(value: Tensor) -> Tensor:
     """The values in memory of their own, row by row."""
     return value.detach().clone(memory_format=torch.contiguous_format)
-
-
-def shared(one: tuple[int, int], two: tuple[int, int], origin: int) -> tuple[int, int]:
-    """What two ranges share, counted from `origin`; empty where it is nothing."""
-    first, last = max(one[0], two[0]), min(one[1], two[1])
-    return (first - origin, last - origin) if first < last else (0, 0)
 
 
 class Ranks:
@@ -82,14 +78,14 @@ class Ranks:
         or a broadcast from each owner of one."""
         with self.during():
             own = value.detach().movedim(dimension, 0).contiguous()
-            parts = (
-                self.group.gather(own, [last - first for first, last in bounds])
-                if manner == "padded"
-                else self._grouped(own, bounds)
-            )
+            if manner == "padded":
+                parts = self.group.gather(own, [last - first for first, last in bounds])
+            else:
+                parts = self._grouped(own, bounds)
             return torch.cat(parts).movedim(0, dimension).contiguous()
 
     def _grouped(self, own: Tensor, bounds: Bounds) -> list[Tensor]:
+        """[rank] every rank's slice, each by a broadcast from its owner."""
         parts = []
         for owner, (first, last) in enumerate(bounds):
             mine = owner == self.rank
@@ -118,8 +114,8 @@ class Ranks:
         with self.during():
             value, mine = value.detach(), before[self.rank]
             if source == target:
-                leaving = [piece(value, source, shared(mine, to, mine[0])) for to in after]
-                ranges = [shared(of, after[self.rank], 0) for of in before]
+                leaving = [piece(value, source, overlap(mine, to, mine[0])) for to in after]
+                ranges = [overlap(of, after[self.rank], 0) for of in before]
             else:
                 leaving, ranges = [piece(value, target, to) for to in after], list(before)
             shape = list(value.shape)
@@ -133,11 +129,7 @@ class Ranks:
 
 
 class Machine:
-    """The runs of a program on one rank.
-
-    parameters: what the rank holds of each (`Decided.shards`). runs: of an iteration; gradients add
-    up per use of a parameter until the last one joins them.
-    """
+    """The runs of a program on one rank."""
 
     def __init__(
         self,
@@ -149,23 +141,27 @@ class Machine:
         runs: int = 1,
         watch: Watch | None = None,
     ) -> None:
-        self.decided, self.program = decided, decided.theory.program
+        """group: of all ranks. parameters: the shard that the rank holds of each
+        (`Decided.shards`). runs: number of runs of an iteration; gradients add up per use of a
+        parameter until the last run joins them."""
+        self.decided, self.program = decided, decided.program
         self.ranks, self.parameters = Ranks(group, rank, self._collective), parameters
         self.runs, self.watch = runs, watch or Watch()
         self.order = useful(decided.order)
-        # only the backward pass gathers factors
-        self.gathers: dict[str, Manner] = {
-            i.before: "grouped" if i.how.startswith("Grouped") else "padded"
-            for i in self.order
-            if isinstance(i, Synchronise) and i.how != "All-Reduce"
-        }
+        # property that waits for gathered factors -> how the backward pass gathers them
+        self.gathers: dict[str, Manner] = {}
+        for instruction in self.order:
+            if isinstance(instruction, Synchronise) and instruction.how != "All-Reduce":
+                grouped = instruction.how.startswith("Grouped")
+                self.gathers[instruction.before] = "grouped" if grouped else "padded"
         self.values: dict[str, Tensor] = {}  # property -> what this rank holds of it
         self.data: Mapping[str, Tensor] = {}
+        # use of a parameter -> its gradients of the iteration's runs so far
         self._open: dict[tuple[str, Form, int], Tensor] = {}
         self._pass, self._number, self._stage = "forward", 0, 0
 
     def begin(self, run: int, data: Mapping[str, Tensor]) -> None:
-        """A run's number and data."""
+        """Begin a run with this number and data. Raises InputError for data of another shape."""
         for node in self.program.nodes:
             shape = tuple(data[node.name].shape) if node.kind == PLACEHOLDER else node.shape
             require(
@@ -178,11 +174,11 @@ class Machine:
         self.data, self._number, self._stage, self._pass = data, run, 0, "forward"
 
     def run(self) -> float:
-        """Both passes; this rank's summand of the loss."""
+        """Take both passes; returns this rank's summand of the loss."""
         self.watch.begins("forward", 0, self._number)
         for instruction in self.order:
             self.forward(instruction)
-        loss = self.values[self.decided.theory.data.goal]
+        loss = self.values[self.decided.rules.goal]
         self.values = {}  # autograd keeps what the backward pass needs
         self.watch.ends("forward", self._stage, self._number)
         self._pass, self._stage = "backward", self._stage + 1
@@ -202,33 +198,38 @@ class Machine:
         self.watch.begins(self._pass, self._stage, self._number)
 
     def forward(self, instruction: Instruction) -> None:
-        """One instruction."""
+        """Take one instruction of the forward pass."""
         if isinstance(instruction, Run):
-            made = self._run(instruction)
-        else:
-            made = self.values[instruction.before]
-            made = self._change(instruction, made) if isinstance(instruction, Change) else made
-        self.values[instruction.after] = made
+            value = self._run(instruction)
+        elif isinstance(instruction, Change):
+            value = self._change(instruction, self.values[instruction.before])
+        else:  # only the backward pass synchronises
+            value = self.values[instruction.before]
+        self.values[instruction.after] = value
 
     def _slice(self, tensor: str, form: Form, segment: int) -> tuple[int, int]:
         """Where this rank's slice begins and ends."""
         return self.decided.bounds(tensor, form, segment)[self.ranks.rank]
 
     def _source(self, node: Node, form: Form, segment: int, *, complete: bool) -> Tensor:
-        """This rank's slice of the data; of a parameter what it holds, cut where that is the whole.
+        """This rank's slice of a placeholder's data, or its shard of a parameter, cut where the
+        rank holds the whole.
 
-        complete: the gradient of a whole parameter comes the same on every device, not in summands.
+        complete: every device computes the whole gradient of a whole parameter, not a summand.
         """
         if node.kind != PARAMETER:
             value = self.data[node.name]
-            cut = form != WHOLE
-            return piece(value, form, self._slice(node.name, form, segment)) if cut else value
+            if form == WHOLE:
+                return value
+            return piece(value, form, self._slice(node.name, form, segment))
         name, key = self.program.copies.get(node.name, node.name), (node.name, form, segment)
         cut = form != WHOLE and self.decided.shards[name].dimension is None
 
         def read(held: Tensor) -> Tensor:
-            whole = held.view_as(held)
-            return piece(whole, form, self._slice(node.name, form, segment)) if cut else whole
+            value = held.view_as(held)
+            if cut:
+                return piece(value, form, self._slice(node.name, form, segment))
+            return value
 
         def joined(gradient: Tensor) -> Tensor | None:
             if key in self._open:
@@ -239,14 +240,14 @@ class Machine:
             if form == WHOLE and not complete:
                 return self.ranks.total(gradient)
             if cut:
-                return self.ranks.gather(
-                    gradient, form, self.decided.bounds(node.name, form, segment), "padded"
-                )
+                bounds = self.decided.bounds(node.name, form, segment)
+                return self.ranks.gather(gradient, form, bounds, "padded")
             return gradient
 
         return mirrored(read, joined, self.parameters[name])
 
     def _run(self, run: Run) -> Tensor:
+        """An operator's output on this rank."""
         node, output = self.program.node(run.node), run.way.output
         inputs: list[Tensor] = []
         starts: list[int] = []
@@ -264,8 +265,9 @@ class Machine:
             shape[output] = last - first
         # summands of a sum over replicas are added once; a linear operator maps every summand
         place = Place(tuple(shape), tuple(starts), output == PARTIAL, first=self.ranks.rank == 0)
-        act = partial(self._by_factors, run) if run.factors else compute
-        return act(node, inputs, place)
+        if run.factors:
+            return self._by_factors(run, node, inputs, place)
+        return node.compute(inputs, place)
 
     def _by_factors(self, run: Run, node: Node, inputs: Sequence[Tensor], place: Place) -> Tensor:
         """A product of a slice of the batch with a whole weight (and bias).
@@ -275,7 +277,7 @@ class Machine:
         """
         (left, right, *bias), out = parsed(node.attributes["equation"])
         read, *parameters = inputs
-        local = compute(node, [read, *(p.detach() for p in parameters)], place)
+        local = node.compute([read, *(p.detach() for p in parameters)], place)
         factor, manner, bounds = read.detach(), self.gathers[run.after], self.decided.bounds
 
         def backward(gradient: Tensor) -> tuple[Tensor, ...]:
@@ -290,37 +292,43 @@ class Machine:
         return mirrored(lambda x, *_: x.view_as(x), backward, local, *parameters)
 
     def _change(self, change: Change, value: Tensor) -> Tensor:
-        """A tensor from one form to another."""
-        name, how, ranks, bounds = change.tensor, change.how, self.ranks, self.decided.bounds
-        segment = self.program.node(name).segment
-        source, target = change.source, change.target
+        """The tensor in another form; going backward, its gradient takes the mirrored change."""
+        how, segment = change.how, self.program.node(change.tensor).segment
         if how == "Share":
             return value / self.decided.m
-        if how == "Repartition" and source < 0:
-            return value
         if how == "Slice":
-            return piece(value, target, self._slice(name, target, segment))
+            return piece(value, change.target, self._slice(change.tensor, change.target, segment))
+        if is_free(change):
+            return value
         if how == "All-Reduce":
-            return mirrored(ranks.total, ranks.total, value)
+            return mirrored(self.ranks.total, self.ranks.total, value)
         if how in ("All-To-All", "Repartition"):
-            there = reading_segment(change) if how == "Repartition" else segment
-            before, after = bounds(name, source, segment), bounds(name, target, there)
-            return mirrored(
-                partial(ranks.swap, source=source, before=before, target=target, after=after),
-                partial(ranks.swap, source=target, before=after, target=source, after=before),
-                value,
-            )
-        form = target if how == "Reduce-Scatter" else source
+            return self._swap(change, segment, value)
+        scatters = how == "Reduce-Scatter"
+        form = change.target if scatters else change.source
         manner: Manner = "grouped" if how == "Grouped-Broadcast" else "padded"
-        cuts = bounds(name, form, segment)
-        gather = partial(ranks.gather, dimension=form, bounds=cuts, manner=manner)
-        scatter = partial(ranks.scatter, dimension=form, bounds=cuts, manner=manner)
-        both = (scatter, gather) if how == "Reduce-Scatter" else (gather, scatter)
-        return mirrored(*both, value)
+        bounds = self.decided.bounds(change.tensor, form, segment)
+        gather = partial(self.ranks.gather, dimension=form, bounds=bounds, manner=manner)
+        scatter = partial(self.ranks.scatter, dimension=form, bounds=bounds, manner=manner)
+        if scatters:
+            return mirrored(scatter, gather, value)
+        return mirrored(gather, scatter, value)
+
+    def _swap(self, change: Change, segment: int, value: Tensor) -> Tensor:
+        """The tensor in slices along another dimension, or in another segment's ratios."""
+        source, target = change.source, change.target
+        there = reading_segment(change) if change.how == "Repartition" else segment
+        before = self.decided.bounds(change.tensor, source, segment)
+        after = self.decided.bounds(change.tensor, target, there)
+        return mirrored(
+            partial(self.ranks.swap, source=source, before=before, target=target, after=after),
+            partial(self.ranks.swap, source=target, before=after, target=source, after=before),
+            value,
+        )
 
 
 def useful(order: Sequence[Instruction]) -> list[Instruction]:
-    """The instructions that give something new."""
+    """The instructions that give a new property; others would compute one once more."""
     first: dict[str, Instruction] = {}
     for instruction in order:
         first.setdefault(instruction.after, instruction)

@@ -18,9 +18,9 @@ from typing import Any
 
 import torch
 
-from hetplan.formulations.hap.spmd.operators import Shape
-from hetplan.formulations.hap.spmd.program import Writer
-from hetplan.runtime.spmd.kernels import places_of_tokens
+from hetplan.programs.operators.operator import Shape
+from hetplan.programs.operators.routing import places_of_tokens
+from hetplan.programs.program import Writer
 
 
 class MissingRule(Exception):

@@ -27,10 +27,10 @@ from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx.node import map_arg
 
 from hetplan.errors import InputError, UnsupportedError, require
-from hetplan.formulations.hap.spmd.operators import Shape
-from hetplan.formulations.hap.spmd.program import PARAMETER, Node, SingleProgram, Writer
 from hetplan.profiling.models.model import Model, load_model
 from hetplan.profiling.models.traced_model import ModelFile
+from hetplan.programs.operators.operator import Shape
+from hetplan.programs.program import PARAMETER, Node, SingleProgram, Writer
 from hetplan.runtime.tracing.aten import RULES, MissingRule, Tensor, Unsupported, Walker
 from hetplan.runtime.tracing.counter import Layers, name_of, tree_leaves
 from hetplan.runtime.tracing.layers import Called, chain_of, graph_of, labels

@@ -83,7 +83,7 @@ Table = Mapping[str, Floats]
 
 @dataclass(frozen=True)
 class Column:
-    """What a rule may know of a parameter."""
+    """A parameter as rules see it."""
 
     kind: Kind
     words: tuple[str, ...] = ()  # the vocabulary of a string column
@@ -212,7 +212,8 @@ class _Reader:
         return part.values
 
     def part(self, node: ast.expr) -> Part:
-        """What a node of the tree is; raises InputError for anything that no rule has."""
+        """The meaning of a node of the syntax tree; raises InputError for syntax that no rule
+        has."""
         match node:
             case ast.Name(id=name):
                 return self.parameter(name.removeprefix(_PREFIX), self.column(node.col_offset))

@@ -33,15 +33,15 @@ from numpy.typing import NDArray
 
 from hetplan.formulations.astra.data import AstraData, DeviceType
 from hetplan.formulations.astra.problem import stage_counts
+from hetplan.formulations.astra.search.memory import share_needed, stage_bytes, usable_bytes
+from hetplan.formulations.astra.search.pricing import EMBEDDING, HEAD, Priced, after_pipeline
 from hetplan.formulations.astra.search.result import pareto, tied
 from hetplan.formulations.astra.search.space import Space
+from hetplan.formulations.astra.search.table import Strategies
 from hetplan.replays.arrays import Floats, Ints
-from hetplan.replays.strategies.facts import ModelFacts
-from hetplan.replays.strategies.links import Assumptions
-from hetplan.replays.strategies.memory import share_needed, stage_bytes, usable_bytes
-from hetplan.replays.strategies.offers import Offer
-from hetplan.replays.strategies.pricing import EMBEDDING, HEAD, Priced, after_pipeline
-from hetplan.replays.strategies.table import Strategies
+from hetplan.replays.assumptions import Assumptions
+from hetplan.replays.facts import ModelFacts
+from hetplan.replays.offers import Offer
 from hetplan.solvers.run import Run, Stopped
 
 SHRINK = 1.0 - 1e-12  # rounding: a bound must never exceed what it bounds
@@ -403,13 +403,13 @@ class Kinds:
         return np.asarray(self.figures.exposed(self.r)[self.kind, self.type])
 
     @cached_property
-    def seconds(self) -> Floats:
+    def stage_seconds(self) -> Floats:
         """[kinds, N] of a stage of 1 to N layers."""
         return np.asarray(self.c[:, None] * np.arange(1, self.N + 1) + self.h[:, None])
 
     @cached_property
     def thetas(self) -> Floats:
-        return np.unique(self.seconds[np.arange(1, self.N + 1) <= self.cap[:, None]])
+        return np.unique(self.stage_seconds[np.arange(1, self.N + 1) <= self.cap[:, None]])
 
     @cached_property
     def phis(self) -> Floats:
@@ -417,7 +417,7 @@ class Kinds:
 
     @cached_property
     def by_theta(self) -> Ints:
-        rows = zip(self.seconds, self.cap, strict=True)
+        rows = zip(self.stage_seconds, self.cap, strict=True)
         return np.array([np.searchsorted(row[:cap], self.thetas, "right") for row, cap in rows]).T
 
     @cached_property
@@ -447,8 +447,8 @@ class Kinds:
         )
 
     def lower_bounds(self, m: Ints) -> tuple[Floats, Floats, Floats, Floats]:
-        """What T is at least for each vector [V], and its parts: divisible layers for the slowest
-        stage and the slowest reduction, and the least work."""
+        """[V] lower bounds of T for each vector of counts, and their parts: divisible layers for
+        the slowest stage and the slowest reduction, and the least work."""
         c, h, g, N = self.c, self.h, self.g, self.N
         work, _ = self.least_work(m, np.ones_like(self.cap), self.cap)
         theta = np.where(m > 0, c + h, 0.0).max(axis=1)

@@ -16,9 +16,7 @@ import numpy as np
 
 from hetplan.errors import require, unknown_name
 from hetplan.formulations.astra.search.rules import Column, Rule, Table, dropped
-from hetplan.profiling.profiles.profile import Profile
-from hetplan.replays.strategies.facts import ModelFacts
-from hetplan.replays.strategies.table import (
+from hetplan.formulations.astra.search.table import (
     BASE,
     CONSTANTS,
     DERIVED,
@@ -33,6 +31,8 @@ from hetplan.replays.strategies.table import (
     Strategies,
     nothing,
 )
+from hetplan.profiling.profiles.profile import Profile
+from hetplan.replays.facts import ModelFacts
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,41 @@
+"""ssh: a script that calls `node.sh` on every host."""
+
+import shlex
+
+from hetplan.adapters.exports.grid import heading
+from hetplan.adapters.exports.launchers.start import Start
+from hetplan.errors import require
+
+SUBMIT = """#!/usr/bin/env bash
+{comments}
+# Every host has this folder at the same place. A host that fails ends the others.
+set -euo pipefail
+trap 'kill $(jobs -p) 2>/dev/null || true' EXIT
+{commands}
+for _ in $(jobs -p); do wait -n; done
+"""
+
+
+def ssh(start: Start) -> dict[str, str]:
+    """A script that starts `node.sh` on every host, and the hosts with their numbers of ranks."""
+    nodes, hosts = start.plan.nodes, start.launcher.hosts
+    require(
+        len(hosts) > max(nodes),
+        "too few hosts",
+        where="launcher.hosts",
+        got=len(hosts),
+        expected=f"{max(nodes) + 1}, one per node of the cluster",
+    )
+    call = shlex.join([f"{start.folder}/node.sh", f"{start.folder}/plan.json", *start.words])
+    folder, first_host = shlex.quote(start.root), hosts[next(iter(nodes))]
+    address = first_host.rpartition("@")[2]  # without the user's name
+    commands = []
+    for node in nodes:
+        on_host = f"cd {folder} && NODE={node} MASTER_ADDR={address} bash {call}"
+        commands.append(f"ssh -o BatchMode=yes {hosts[node]} {shlex.quote(on_host)} &")
+    script = SUBMIT.format(
+        comments="\n".join(heading(start.plan, "ssh", "torchrun on every host")),
+        commands="\n".join(commands),
+    )
+    slots = [f"{hosts[node]} slots={len(ranks)}\n" for node, ranks in nodes.items()]
+    return {"submit.sh": script, "hostfile": "".join(slots)}

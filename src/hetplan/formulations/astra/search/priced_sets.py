@@ -1,0 +1,277 @@
+"""Strategies that were priced: those on one type of device at a time, those on segments of several
+types, and the union of both, from which the best are chosen.
+
+A set numbers its strategies from 0, with seconds and money of each as arrays; it makes a candidate
+only of those that are asked for.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hetplan.formulations.astra.data import AstraData
+from hetplan.formulations.astra.search.memory import offload_share, stage_peaks
+from hetplan.formulations.astra.search.pool import Pool
+from hetplan.formulations.astra.search.pricing import Priced, iteration_parts
+from hetplan.formulations.astra.search.result import (
+    Candidate,
+    Job,
+    Parts,
+    ranking,
+)
+from hetplan.formulations.astra.search.rules import Rule
+from hetplan.formulations.astra.search.segments import (
+    Point,
+    SegmentSearch,
+    after_layers,
+    segment_figures,
+    segment_instance,
+    segment_space,
+)
+from hetplan.formulations.astra.search.space import Space, strategies
+from hetplan.formulations.astra.search.table import Strategies, joined, nothing
+from hetplan.replays.arrays import Floats, Ints
+from hetplan.replays.assumptions import Assumptions
+from hetplan.replays.facts import ModelFacts
+from hetplan.solvers.run import Run
+
+DEGREES_OF_A_STAGE = ("tensor_model_parallel_size", "context_parallel_size", "data_parallel_size")
+
+
+@dataclass(frozen=True)
+class Task:
+    """The search that was asked for: what all its parts need."""
+
+    job: Job
+    pool: Pool
+    facts: ModelFacts
+    space: Space
+    rules: Sequence[Rule]
+    assumed: Assumptions
+    top: int  # how many candidates to list
+
+    def candidate(
+        self,
+        table: Strategies,
+        r: int,
+        parts: Parts,
+        money: float,
+        offloaded: float,
+        stages: tuple[tuple[str, int], ...],
+        *,
+        segments: bool,
+    ) -> Candidate:
+        """Row r of the table on these stages. money: NaN where no price is known. segments: whether
+        the stages were chosen by the search on segments."""
+        offers = {offer.name: offer for offer in self.pool.offers}
+        devices_per_stage = math.prod(int(table.columns[name][r]) for name in DEGREES_OF_A_STAGE)
+        stages_on = Counter(name for name, _ in stages)
+        layers_on = Counter[str]()
+        for name, layers in stages:
+            layers_on[name] += layers
+        used = [name for name in offers if stages_on[name]]
+        cut = tuple((name, stages_on[name], layers_on[name]) for name in used)
+        on_offers = [(offers[name], layers) for name, layers in stages]
+        seconds = sum(parts)
+        return Candidate(
+            seconds=seconds,
+            parts=parts,
+            tokens_per_second=self.job.tokens_per_iteration / seconds,
+            money=None if np.isnan(money) else money,
+            devices={name: count * devices_per_stage for name, count in stages_on.items()},
+            strategy=table.row(r),
+            offloaded=offloaded,
+            stages=stages,
+            stage_bytes=stage_peaks(self.facts, table, r, on_offers, offloaded, self.assumed),
+            segments=cut if segments else (),
+        )
+
+
+class PricedSet(Protocol):
+    """Strategies that were priced, numbered from 0."""
+
+    seconds: Floats  # [n] of an iteration
+    money: Floats  # [n] dollars for the job, NaN where no price is known
+
+    def candidate(self, number: int) -> Candidate:
+        """One of them, in full."""
+        ...
+
+
+class OnOneType:
+    """All strategies of equal stages on one type of device at a time, those that fit in memory."""
+
+    table: Strategies  # [R] rows
+    parts: Floats  # [3, R] pipeline, reduction and optimizer seconds
+    seconds: Floats  # [R] of an iteration
+    money: Floats  # [R] dollars for the job, NaN where the type has no price
+    offloaded: Floats  # [R] share of the optimizer states on the host
+    counts: Ints  # [3] strategies generated, after rules, in memory
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        tables, parts, offloaded = [nothing()], [np.zeros((3, 0))], [np.zeros(0)]
+        after_rules = 0
+        for number, offer in enumerate(task.pool.offers):
+            for size in task.pool.sizes:
+                if size > offer.most:
+                    continue
+                table = strategies(
+                    task.facts,
+                    task.space,
+                    task.rules,
+                    gpus=size,
+                    global_batch=task.job.global_batch,
+                    gpu_type=number,
+                    whole_stages=not task.space.uneven,
+                )
+                after_rules += table.rows
+                shares = offload_share(Priced(task.facts, table, offer, task.assumed))
+                fits = np.flatnonzero(shares <= float(task.space.offload))
+                fitting, shares = table.take(fits), shares[fits]
+                priced = Priced(task.facts, fitting, offer, task.assumed)
+                tables.append(fitting)
+                offloaded.append(shares)
+                parts.append(np.stack(iteration_parts(priced, shares)))
+        self.table, self.parts = joined(tables), np.concatenate(parts, axis=1)
+        self.offloaded, self.seconds = np.concatenate(offloaded), self.parts.sum(axis=0)
+        prices = [offer.price_per_second for offer in task.pool.offers]
+        per_device = np.array(prices, dtype=np.float64)[self.table.columns["gpu_type"]]  # None: NaN
+        paid = self.table.columns["num_gpus"] * per_device
+        self.money = self.seconds * task.job.iterations * paid
+        self.counts = np.array([self.table.generated, after_rules, self.table.rows])
+
+    def candidate(self, number: int) -> Candidate:
+        """A row of the table. Where stages do not divide the layers, the first have one more."""
+        task, columns = self.task, self.table.columns
+        name = task.pool.offers[int(columns["gpu_type"][number])].name
+        P = int(columns["pipeline_model_parallel_size"][number])
+        pipeline, reduction, optimizer = self.parts[:, number].tolist()
+        return task.candidate(
+            self.table,
+            number,
+            (pipeline, reduction, optimizer),
+            float(self.money[number]),
+            float(self.offloaded[number]),
+            tuple((name, (task.facts.layers + place) // P) for place in reversed(range(P))),
+            segments=False,
+        )
+
+    def fastest(self, count: int) -> list[Candidate]:
+        """The first by throughput, then money; of twins one."""
+        order = ranking(self.task.job.tokens_per_iteration / self.seconds, self.money)
+        order = order[~twins(self.table, self.offloaded)[order]]
+        return [self.candidate(number) for number in order[:count].tolist()]
+
+
+class OnSegments:
+    """The Pareto set of all strategies on segments of several types."""
+
+    table: Strategies  # the strategies that may have segments
+    points: Sequence[Point]  # [n] the Pareto set
+    seconds: Floats  # [n] of an iteration
+    money: Floats  # [n] dollars for the job, NaN where a type has no price
+    counts: Ints  # [3] strategies generated, after rules, in memory
+
+    def __init__(self, task: Task, run: Run) -> None:
+        self.task, offers, space = task, task.pool.offers, segment_space(task.space)
+        table = strategies(
+            task.facts,
+            space,
+            task.rules,
+            gpus=task.pool.sizes[0],
+            global_batch=task.job.global_batch,
+            whole_stages=False,
+        )
+        figures = segment_figures(task.facts, table, offers, task.assumed, offload=space.offload)
+        stages_with_room = np.where(figures.cap.max(axis=0) >= 1, figures.most, 0).sum(axis=0)
+        possible = stages_with_room >= table.columns["pipeline_model_parallel_size"]
+        kept = np.flatnonzero(possible & ~twins(table, figures.offloaded))
+        self.counts = np.array([table.generated, table.rows, possible.sum()])
+        self.table, self.figures = table.take(kept), figures.take(kept)
+        self.search = SegmentSearch(task.facts.layers, self.table, self.figures, run, task.top)
+        self.points = self.search.front.points
+        self.seconds = np.array([point.seconds for point in self.points])
+        self.money = np.array([self.money_of(point) for point in self.points])
+
+    def money_of(self, point: Point) -> float:
+        """Dollars for the job; NaN where a type has no price."""
+        priceless = any(offer.price_per_second is None for offer in self.task.pool.offers)
+        return np.nan if priceless else point.money * self.task.job.iterations
+
+    def candidate(self, number: int) -> Candidate:
+        """A point of the Pareto set."""
+        return self.candidate_of(self.points[number])
+
+    def fastest(self) -> list[Candidate]:
+        """The fastest segments of the fastest strategies."""
+        return [self.candidate_of(point) for point in self.search.top()]
+
+    def candidate_of(self, point: Point) -> Candidate:
+        """A strategy on segments."""
+        task, offers = self.task, self.task.pool.offers
+        offloaded = float(self.figures.offloaded[point.strategy])
+        reduction, optimizer = self.seconds_behind(point, offloaded)
+        parts = (point.seconds - reduction - optimizer, reduction, optimizer)
+        stages = tuple((offers[part.type].name, n) for part in point.stages for n in part.each)
+        money = self.money_of(point)
+        return task.candidate(
+            self.table, point.strategy, parts, money, offloaded, stages, segments=True
+        )
+
+    def seconds_behind(self, point: Point, offloaded: float) -> tuple[float, float]:
+        """Reduction and optimizer seconds of the stage on which the two together take longest."""
+        task, row = self.task, self.table.take(np.array([point.strategy]))
+        behind = []
+        for part in point.stages:
+            offer = task.pool.offers[part.type]
+            priced = Priced(task.facts, row, offer, task.assumed)
+            reduction, update = after_layers(priced, 0, offloaded)
+            for n in set(part.each):
+                seconds = reduction[part.kind, n - 1], update[part.kind, n - 1]
+                behind.append((float(seconds[0]), float(seconds[1])))
+        return max(behind, key=sum)
+
+    def instance(self, number: int) -> AstraData:
+        """A point as an instance, which the exact method of problem `astra` solves to the same."""
+        point, offers = self.points[number], self.task.pool.offers
+        return segment_instance(self.table, offers, self.figures, point.strategy, point.stages)
+
+
+class Union:
+    """Several sets of priced strategies as one: those of the first come first."""
+
+    def __init__(self, sets: Sequence[PricedSet]) -> None:
+        self.sets = sets
+        self.seconds = np.concatenate([one.seconds for one in sets])
+        self.money = np.concatenate([one.money for one in sets])
+
+    def located(self, number: int) -> tuple[PricedSet, int]:
+        """The set that a strategy is in, and its number there."""
+        for one in self.sets:
+            if number < len(one.seconds):
+                return one, number
+            number -= len(one.seconds)
+        raise IndexError("no such strategy")
+
+    def candidate(self, number: int) -> Candidate:
+        """One of them, in full."""
+        one, within = self.located(number)
+        return one.candidate(within)
+
+
+def twins(table: Strategies, share: Floats) -> NDArray[np.bool_]:
+    """[R] whether a strategy differs from the one before only in how it overlaps offloading, while
+    neither of the two offloads. share [R]: of the optimizer states on the host."""
+    same = np.ones(table.rows, bool)
+    same[:1] = False
+    for name, column in table.columns.items():
+        if name != "no_overlap_offload_optimizer":
+            same[1:] &= column[1:] == column[:-1]
+    same[1:] &= (share[1:] == 0.0) & (share[:-1] == 0.0)
+    return same

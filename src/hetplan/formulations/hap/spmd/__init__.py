@@ -1,2 +1,0 @@
-"""From a single-device program to a theory of triples, and from a synthesised program back to its
-numbers."""

@@ -1,0 +1,92 @@
+"""Asking strategies: every method solves every problem that its strategy poses, and a fault costs
+one row of the ranking."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from hetplan.errors import InputError, UnsupportedError, debugging
+from hetplan.planner.candidate import Candidate, StrategyMethod
+from hetplan.planner.faults import fault_text
+from hetplan.planner.strategy import NoPlan, Problem, Strategy, begin_run
+from hetplan.profiling.workload import Workload
+from hetplan.schema import derived
+from hetplan.solvers.run import Run, Stopped
+
+
+def propose(
+    strategy: Strategy,
+    workload: Workload,
+    run: Run,
+    methods: Sequence[StrategyMethod] | None = None,
+    hopeless: float = math.inf,
+) -> list[Candidate]:
+    """One candidate per problem and method (all by default), with a plan or the reason why there is
+    none. Each method gets an equal share of the time that is left, and ends when its bound is above
+    `hopeless` seconds.
+
+    A fault of hetplan costs the candidates of the problem, or of the method, in which it shows.
+    """
+    methods = strategy.methods if methods is None else methods
+    with derived(f"{workload.model.name} on {workload.cluster.name} as {strategy.name}"):
+        try:
+            problems = strategy.pose(workload, run)
+        except (NoPlan, UnsupportedError) as error:
+            return [refused(strategy, method, error) for method in methods]
+        except Exception as error:  # noqa: BLE001 - a fault costs this strategy's rows alone
+            return [fault_of(strategy.name, method, error) for method in methods]
+        pairs = [(problem, method) for problem in problems for method in methods]
+        candidates = []
+        for i, (problem, method) in enumerate(pairs):
+            share = replace(run.share(len(pairs) - i), hopeless=hopeless)
+            candidate = attempt(strategy, problem, method, share)
+            if candidate is not None:
+                candidates.append(candidate)
+        return candidates
+
+
+def attempt(
+    strategy: Strategy, problem: Problem, method: StrategyMethod, run: Run
+) -> Candidate | None:
+    """One method on one problem. After an interruption, the candidate says that it never began."""
+    named = problem.as_listed(method)
+    try:
+        if run.cancelled:
+            raise NoPlan("unknown", "not begun: stopped from the keyboard")
+        candidate = problem.solve(method, begin_run(run, f"{strategy.name}/{named.name}"))
+    except (NoPlan, UnsupportedError, Stopped) as error:
+        return refused(strategy, named, error)
+    except Exception as error:  # noqa: BLE001 - a fault costs this method's row alone
+        return fault_of(strategy.name, named, error)
+    return None if candidate is None else replace(candidate, method=named)
+
+
+def refused(
+    strategy: Strategy, method: StrategyMethod, error: NoPlan | UnsupportedError | Stopped
+) -> Candidate:
+    """The row of the ranking that says why there is no plan."""
+    text = str(error) or "stopped before it had a plan"
+    reason = error if isinstance(error, NoPlan) else NoPlan("unknown", text)
+    return Candidate(
+        strategy=strategy.name,
+        method=method,
+        status=reason.status,
+        message=reason.reason,
+        solve_seconds=reason.seconds,
+    )
+
+
+def fault_of(strategy: str, method: StrategyMethod, error: Exception) -> Candidate:
+    """The row of a method that failed by a fault of hetplan.
+
+    Raises the error again where it is the user's to mend, and where HETPLAN_DEBUG asks for it.
+    """
+    if isinstance(error, InputError) or debugging():
+        raise error
+    return Candidate(
+        strategy=strategy,
+        method=method,
+        status="unknown",
+        message=f"failed: {fault_text(error)}",
+        failed=True,
+    )

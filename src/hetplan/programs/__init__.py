@@ -1,0 +1,1 @@
+"""Single-device programs, and the SPMD programs that run them on many devices."""

@@ -1,0 +1,119 @@
+"""Operators that only move entries, without work."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from hetplan.errors import require
+from hetplan.programs.forms import WHOLE, Way, summands
+from hetplan.programs.operators.operator import (
+    Attributes,
+    Operator,
+    Place,
+    Shape,
+    Shapes,
+    no_work,
+    size,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def other_lengths(shape: Shape, d: int, *lengths: int) -> Shape:
+    """The shape with other lengths in the place of dimension d."""
+    return (*shape[:d], *lengths, *shape[d + 1 :])
+
+
+def other_dimensions(whole: Shapes, attributes: Attributes) -> list[Way]:
+    """Any dimension but `dimension`, of all inputs alike, can be sliced."""
+    kept = [d for d in range(len(whole[0])) if d != attributes["dimension"]]
+    return [Way((d,) * len(whole), d) for d in kept]
+
+
+def permute_shape(whole: Shapes, attributes: Attributes) -> Shape:
+    """The dimensions in the order `order`."""
+    return tuple(whole[0][d] for d in attributes["order"])
+
+
+def permute_ways(whole: Shapes, attributes: Attributes) -> list[Way]:
+    """Any dimension can be sliced."""
+    return [Way((d,), place) for place, d in enumerate(attributes["order"])]
+
+
+def reshape_shape(whole: Shapes, attributes: Attributes) -> Shape:
+    """`shape`, which has as many entries."""
+    shape: Shape = tuple(attributes["shape"])
+    require(
+        size(shape) == size(whole[0]),
+        "number of entries",
+        where="reshape",
+        got=shape,
+        expected=f"{size(whole[0])} in all",
+    )
+    return shape
+
+
+def reshape_ways(whole: Shapes, attributes: Attributes) -> list[Way]:
+    """A dimension can be sliced where as many entries stand in front of it as in front of one of
+    the new shape."""
+    before, after = whole[0], attributes["shape"]
+    new_dimension = {size(after[:e]): e for e, length in enumerate(after) if length > 1}
+    ways = [summands()]  # packaged decisions count triples in this order
+    for d, length in enumerate(before):
+        in_front = size(before[:d])
+        if length > 1 and in_front in new_dimension:
+            ways.append(Way((d,), new_dimension[in_front]))
+    return ways
+
+
+def select_shape(whole: Shapes, attributes: Attributes) -> Shape:
+    """Entries [start, stop) of `dimension`."""
+    length = attributes["stop"] - attributes["start"]
+    return other_lengths(whole[0], attributes["dimension"], length)
+
+
+def select(inputs: Sequence[Tensor], attributes: Attributes, place: Place) -> Tensor:
+    """Entries [start, stop) of `dimension`."""
+    start, stop = attributes["start"], attributes["stop"]
+    return inputs[0].narrow(attributes["dimension"], start, stop - start)
+
+
+def repeat_shape(whole: Shapes, attributes: Attributes) -> Shape:
+    """`shape`, to which dimensions of length 1 are repeated."""
+    return tuple(attributes["shape"])
+
+
+def repeat_ways(whole: Shapes, attributes: Attributes) -> list[Way]:
+    """Any dimension can be sliced; one of length 1 that is repeated is read whole."""
+    after = attributes["shape"]
+    return [Way((d if n == after[d] else WHOLE,), d) for d, n in enumerate(whole[0])]
+
+
+def join_shape(whole: Shapes, attributes: Attributes) -> Shape:
+    """The inputs behind each other along `dimension`."""
+    d = attributes["dimension"]
+    return other_lengths(whole[0], d, sum(shape[d] for shape in whole))
+
+
+def join(inputs: Sequence[Tensor], attributes: Attributes, place: Place) -> Tensor:
+    """The inputs behind each other along `dimension`."""
+    import torch
+
+    return torch.cat(list(inputs), attributes["dimension"])
+
+
+MOVES: dict[str, Operator] = {
+    "permute": Operator(
+        permute_shape, permute_ways, lambda x, a, p: x[0].permute(a["order"]), no_work, linear=True
+    ),
+    "reshape": Operator(
+        reshape_shape, reshape_ways, lambda x, a, p: x[0].reshape(p.shape), no_work, linear=True
+    ),
+    "select": Operator(select_shape, other_dimensions, select, no_work, linear=True),
+    "repeat": Operator(
+        repeat_shape, repeat_ways, lambda x, a, p: x[0].expand(p.shape), no_work, linear=True
+    ),
+    "join": Operator(join_shape, other_dimensions, join, no_work, linear=True),
+}

@@ -1,0 +1,158 @@
+"""The program of a plan file: written from an SPMD program, and read as a proof.
+
+A plan's program is taken only as the rules of the single-device program allow it: every instruction
+must be one of their steps, in an order that proves the goal. Whatever passes can be executed and
+priced.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import chain
+
+from hetplan.errors import InputError, require
+from hetplan.plans.plan import Plan
+from hetplan.plans.program import SpmdInstruction, SpmdProgram
+from hetplan.programs.decided import Decided
+from hetplan.programs.forms import Change, Run, Synchronise, form_name, reading_segment
+from hetplan.programs.program import SingleProgram
+from hetplan.programs.rules import Rules, Step, rules_of
+from hetplan.text import grouped
+
+NO_MATCH = "program does not match the model"
+
+
+def plan_instruction(step: Step) -> SpmdInstruction:
+    """A step as plan files have it."""
+    instruction = step.instruction
+    if isinstance(instruction, Run):
+        return SpmdInstruction(
+            do="Run",
+            tensor=instruction.node,
+            segment=step.segment,
+            before=[form_name(form) for form in instruction.way.inputs],
+            after=form_name(instruction.way.output),
+        )
+    if isinstance(instruction, Change):
+        moves = instruction.how == "Repartition"
+        return SpmdInstruction(
+            do=instruction.how,
+            tensor=instruction.tensor,
+            segment=reading_segment(instruction) if moves else step.segment,
+            before=[form_name(instruction.source)],
+            after=form_name(instruction.target),
+        )
+    _, _, form = instruction.after.rpartition("|")
+    reduces = instruction.how == "All-Reduce"
+    return SpmdInstruction(
+        do="All-Reduce gradient" if reduces else instruction.how,
+        tensor=instruction.node,
+        segment=step.segment,
+        before=[form],
+        after=form,
+        parameters=list(instruction.parameters),
+    )
+
+
+def write_program(decided: Decided) -> SpmdProgram:
+    """The program as plan files have it."""
+    return SpmdProgram(
+        instructions=[plan_instruction(step) for step in decided.steps],
+        ratios=[list(row) for row in decided.ratios],
+    )
+
+
+def read_program(plan: Plan, program: SingleProgram) -> Decided:
+    """The plan's program for `program`. Raises InputError where it is none for it."""
+    listed = plan.program
+    assert listed is not None, "plans with the schedule spmd have a program"
+    if program.segments == 1 < len(listed.ratios):
+        segment_of = {step.tensor: step.segment for step in listed.instructions if step.do == "Run"}
+        program = program.in_segments(segment_of)
+    require(
+        program.segments == len(listed.ratios),
+        "program.ratios are not for this model",
+        where=plan.name,
+        got=f"{len(listed.ratios)} segments",
+        expected=f"{program.segments}",
+    )
+    rules = rules_of(program, len(listed.ratios[0]), all_dimensions=True)
+    numbers = proof_of(listed, rules, plan.name)
+    return Decided(rules, tuple(rules.steps[n] for n in numbers), listed.ratios)
+
+
+def proof_of(listed: SpmdProgram, rules: Rules, where: str) -> list[int]:
+    """The numbers of the rules' steps that a plan's instructions stand for.
+
+    Raises InputError for an instruction that is no step, and for a program that is no proof.
+    """
+    numbers = grouped(
+        (plan_instruction(step).model_dump_json(), n) for n, step in enumerate(rules.steps)
+    )
+    choices = []
+    for position, instruction in enumerate(listed.instructions):
+        key = instruction.model_dump_json()
+        if key not in numbers:
+            raise refusal(instruction, f"program.instructions[{position}]", rules, where)
+        choices.append(numbers[key])
+    chosen = told_apart(choices, rules)
+    violation = next(violations(chosen, rules), None)
+    if violation is not None:
+        raise InputError(f"{NO_MATCH}: {violation}", where=where)
+    return chosen
+
+
+def told_apart(choices: Sequence[Sequence[int]], rules: Rules) -> list[int]:
+    """One step for each instruction, of those that look like it in a plan file.
+
+    Runs of an operator look alike where only the synchronisation behind them tells which of them is
+    meant: the one whose property a synchronisation of the program needs. An instruction that is
+    listed again is another of the steps that look like it, as long as there are others.
+    """
+    synchronised: set[str] = set()
+    for n in chain.from_iterable(choices):
+        instruction = rules.steps[n].instruction
+        if isinstance(instruction, Synchronise):
+            synchronised.add(instruction.before)
+    chosen: list[int] = []
+    for choice in choices:
+        left = [n for n in choice if n not in chosen] or choice
+        waiting = [n for n in left if rules.steps[n].instruction.after in synchronised]
+        chosen.append((waiting or left)[0])
+    return chosen
+
+
+def violations(numbers: Sequence[int], rules: Rules) -> Iterator[str]:
+    """Why these steps, in this order, are no proof."""
+    given: set[str] = set()
+    first: dict[int, int] = {}
+    for position, n in enumerate(numbers):
+        step = rules.steps[n]
+        text = step.instruction.text()
+        if n in first:
+            yield f"instructions[{position}] ({text}) repeats instructions[{first[n]}]"
+        first.setdefault(n, position)
+        for needed in step.needs:
+            if needed not in given:
+                yield (
+                    f"instructions[{position}] ({text}) needs {needed!r}, "
+                    "which nothing before it gives"
+                )
+        given.add(step.instruction.after)
+    if rules.goal not in given:
+        yield f"the program does not establish the goal {rules.goal!r}"
+
+
+def refusal(instruction: SpmdInstruction, place: str, rules: Rules, where: str) -> InputError:
+    """The error for an instruction that is no step."""
+    if instruction.tensor not in {node.name for node in rules.program.nodes}:
+        return InputError(
+            f"{NO_MATCH}: {place} is about an unknown tensor",
+            where=where,
+            got=instruction.tensor,
+            expected=f"one of {rules.program.name}'s",
+        )
+    before = ", ".join(instruction.before)
+    return InputError(
+        f"{NO_MATCH}: no rule allows {place}",
+        where=where,
+        got=f"{instruction.do} {instruction.tensor} ({before}) -> {instruction.after}",
+    )

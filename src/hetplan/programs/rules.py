@@ -1,0 +1,206 @@
+"""The rules of a single-device program: every step that an SPMD program for it may have.
+
+Operators run in their ways (`operators`), tensors change form by collectives (Fig. 9, Section 4.4):
+
+    All-Reduce         e|All-Reduce    -> e|Identity         mirrored: All-Reduce
+    Reduce-Scatter(d)  e|All-Reduce    -> e|All-Gather(d)    mirrored: All-Gather
+    All-Gather(d)      e|All-Gather(d) -> e|Identity         mirrored: Reduce-Scatter
+    Grouped-Broadcast  e|All-Gather(d) -> e|Identity         mirrored: one reduction per slice
+    All-To-All(d, f)   e|All-Gather(d) -> e|All-Gather(f)    mirrored: All-To-All
+    Slice(d)           e|Identity      -> e|All-Gather(d)    mirrored: padding; both free
+    Share              l|Identity      -> l|All-Reduce       each device keeps a part; free
+    Repartition        e in one segment's ratios -> another's (Section 5.2): an All-To-All of slices
+
+The rules are about the forward pass; the backward pass mirrors it. Placeholders and parameters are
+loaded in the form that an operator wants and are communicated in no other way (Section 4.5). Where
+a parameter is whole, its gradient comes out in summands: the operator's output counts as had only
+behind a synchronisation, and until then has another name (`e~`). The synchronisation is an
+All-Reduce of the gradient. A matrix product over slices of the batch may gather its factors instead
+and compute the gradient on every device (Section 2.5.2).
+
+A program is a sequence of steps. It is a proof: each step needs properties that earlier steps give,
+and some step gives the goal, the loss in summands.
+
+Source: HAP, Section 4.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from hetplan.programs.axes import Axes, ways_of
+from hetplan.programs.forms import (
+    PARTIAL,
+    WHOLE,
+    Change,
+    Collective,
+    Form,
+    Gather,
+    Instruction,
+    Run,
+    Synchronise,
+    Way,
+    changes,
+    property_name,
+    whole_way,
+)
+from hetplan.programs.operators.products import parsed
+from hetplan.programs.program import PARAMETER, Node, SingleProgram
+
+FACTORS: tuple[Gather, Gather] = ("All-Gather factors", "Grouped-Broadcast factors")
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step that a program may have."""
+
+    instruction: Instruction
+    needs: tuple[str, ...]
+    """Properties that earlier steps must give."""
+    segment: int
+    """The segment whose ratios cut its tensors."""
+
+
+@dataclass(frozen=True)
+class Rules:
+    """All steps for a program."""
+
+    program: SingleProgram
+    steps: tuple[Step, ...]
+    axes: Axes
+    """Where the program's dimensions may be cut."""
+
+    @property
+    def goal(self) -> str:
+        """The property that a program must give: the loss, in summands."""
+        return property_name(self.program.loss.name, PARTIAL)
+
+
+def rules_of(
+    program: SingleProgram,
+    slices: int,
+    *,
+    all_dimensions: bool = False,
+    check: Callable[[], None] | None = None,
+) -> Rules:
+    """The rules of `program`, whose tensors are cut into `slices` slices.
+
+    all_dimensions: also along dimensions that placeholders mark `unsliced`. check: called for every
+    operator; it ends a long run by an exception.
+    """
+    writer = _Writer(program, slices, all_dimensions=all_dimensions)
+    for node in program.computations:
+        if check is not None:
+            check()
+        writer.run(node)
+        writer.change(node)
+    writer.move_between_segments()
+    return Rules(program, tuple(writer.steps), writer.axes)
+
+
+class _Writer:
+    """Collects steps."""
+
+    def __init__(self, program: SingleProgram, slices: int, *, all_dimensions: bool) -> None:
+        self.program, self.slices, self.all_dimensions = program, slices, all_dimensions
+        self.axes = Axes(program)
+        self.steps: list[Step] = []
+        # (tensor, segment that reads it, form) of the tensors that move between segments, in order
+        self.elsewhere: dict[tuple[str, int, Form], None] = {}
+
+    def allowed(self, node: Node, way: Way) -> bool:
+        """Whether every device can have a part of all that the way slices."""
+        return self.axes.sliceable(node, way, self.slices, all_dimensions=self.all_dimensions)
+
+    def add(self, instruction: Instruction, needs: tuple[str, ...], segment: int) -> None:
+        """Add one step."""
+        self.steps.append(Step(instruction, needs, segment))
+
+    def run(self, node: Node) -> None:
+        """Add the operator in every way that its dimensions allow, the replicated one first, with
+        the synchronisation that its parameters' gradients need."""
+        waiting: dict[tuple[Form, tuple[str, ...]], str] = {}
+        ways = dict.fromkeys([whole_way(len(node.inputs)), *ways_of(self.program, node)])
+        for way in ways:
+            if not self.allowed(node, way):
+                continue
+            done = property_name(node.name, way.output)
+            whole = tuple(self.whole_parameters(node, way))
+            if not whole:
+                self.add(Run(node.name, way, done), self.inputs_of(node, way), node.segment)
+                continue
+            key = (way.output, whole)
+            needs = self.inputs_of(node, way)
+            if key not in waiting:
+                waiting[key] = property_name(f"{node.name}~{len(waiting) or ''}", way.output)
+                reduced = Synchronise(node.name, whole, "All-Reduce", waiting[key], done)
+                self.add(reduced, (waiting[key],), node.segment)
+            self.add(Run(node.name, way, waiting[key]), needs, node.segment)
+            if self.has_factors(node, way, whole):
+                self.run_by_factors(node, way, whole)
+
+    def whole_parameters(self, node: Node, way: Way) -> Iterator[str]:
+        """The parameters that the operator reads whole."""
+        for source, form in zip(self.program.inputs(node), way.inputs, strict=True):
+            if source.kind == PARAMETER and form == WHOLE:
+                yield source.name
+
+    def inputs_of(self, node: Node, way: Way) -> tuple[str, ...]:
+        """Properties of the computed inputs, each once. A tensor of another segment is needed under
+        the ratios of the node's segment."""
+        needs = []
+        for source, form in zip(self.program.inputs(node), way.inputs, strict=True):
+            if source.source:
+                continue
+            name = source.name
+            if source.segment != node.segment:
+                self.elsewhere[name, node.segment, form] = None
+                name = f"{name}@{node.segment}"
+            needs.append(property_name(name, form))
+        return tuple(dict.fromkeys(needs))
+
+    def has_factors(self, node: Node, way: Way, whole: tuple[str, ...]) -> bool:
+        """Whether the operator is a product of a slice of the batch with a whole weight, whose
+        gradient the devices can compute from gathered factors."""
+        if node.kind != "contract" or way.output < 0:
+            return False
+        left, right = self.program.inputs(node)[:2]
+        if left.kind == PARAMETER or right.name not in whole or way.inputs[0] < 0:
+            return False
+        terms, output = parsed(node.attributes["equation"])
+        batch = output[way.output]
+        in_parameters = any(batch in term for term in terms[1:])
+        return terms[0][way.inputs[0]] == batch and not in_parameters
+
+    def run_by_factors(self, node: Node, way: Way, whole: tuple[str, ...]) -> None:
+        """Add the operator by sufficient factors, and both ways to gather these."""
+        done = property_name(node.name, way.output)
+        waits = property_name(f"{node.name}~factors", way.output)
+        run = Run(node.name, way, waits, factors=True)
+        self.add(run, self.inputs_of(node, way), node.segment)
+        for how in FACTORS:
+            gathered = Synchronise(node.name, whole, how, waits, done)
+            self.add(gathered, (waits,), node.segment)
+
+    def change(self, node: Node) -> None:
+        """Add every change of form of a computed tensor."""
+        if node is self.program.loss:
+            self.add_change(node, "Share", WHOLE, PARTIAL)
+            return
+        whole = (WHOLE,) * len(node.inputs)
+        cuts = [d for d in range(len(node.shape)) if self.allowed(node, Way(whole, d))]
+        for how, source, target in changes(cuts):
+            self.add_change(node, how, source, target)
+
+    def add_change(self, node: Node, how: Collective, source: Form, target: Form) -> None:
+        """Add one change of form."""
+        before, after = property_name(node.name, source), property_name(node.name, target)
+        change = Change(how, node.name, source, target, before, after)
+        self.add(change, (before,), node.segment)
+
+    def move_between_segments(self) -> None:
+        """Add the moves of tensors that another segment reads, under its ratios. A slice moves; in
+        another form the tensor stays as it was."""
+        for name, segment, form in self.elsewhere:
+            before, after = property_name(name, form), property_name(f"{name}@{segment}", form)
+            move = Change("Repartition", name, form, form, before, after)
+            self.add(move, (before,), self.program.node(name).segment)

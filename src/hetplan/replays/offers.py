@@ -1,0 +1,148 @@
+"""Device types with their links, counts and prices, one record for all devices of a type.
+
+A type's links: `intra` bytes/s between two devices of a node, `network` bytes/s in and out of one
+node, shared by all its devices. Where no cluster file gives them, `offer_of` knows the usual
+machines.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from hetplan.errors import require
+from hetplan.profiling.hardware.cluster import (
+    GBIT,
+    INTRA_NODE_LATENCY_US,
+    MAX_DEVICES,
+    NETWORK_LATENCY_US,
+    Cluster,
+    DeviceSpec,
+    Node,
+    catalogue,
+    device,
+)
+from hetplan.text import grouped
+
+# (devices per node, intra-node Gbit/s of one device in one direction, network Gbit/s of the node,
+# GB/s of one device to its host and of the host's memory per device), by prefix.
+# NVLink totals of the datasheets (both directions): V100 300, A100 600, A800 and H800 400, H100 and
+# H200 900 GB/s, B200 to GB300 1,800 GB/s; Infinity Fabric: MI300X and MI325X 896, MI355X 1,075
+# GB/s; Gaudi 2 and 3: 21 Ethernet ports of 100 and 200 Gbit/s inside, three outside.
+# A rack of GB200 or GB300 NVL72 is one scale-up domain of 72 devices.
+# Networks: one adapter per device, 100 Gbit/s (V100), 200 (A100, A800) and 400 (H100, H800, H20,
+# H200, B200, GB200, MI300X to MI355X) and 800 (B300, GB300).
+# Hosts: PCIe x16 of generation 3 (V100), 4 (A100, A800) and 5 (H100, H800, H200), 16, 32 and 64
+# GB/s in one direction less a fifth for protocol, NVLink-C2C (GH200) 450 GB/s; an eighth of two
+# sockets' DDR4-2666 (6 channels each), DDR4-3200 (8) and DDR5-4800 (8), GH200's LPDDR5X 500 GB/s.
+_MACHINES: Mapping[str, tuple[int, float, float, float, float]] = {
+    "V100-SXM": (8, 1200, 800, 12.5, 32),
+    "A100-SXM": (8, 2400, 1600, 25, 51),
+    "A800": (8, 1600, 1600, 25, 51),
+    "H100": (8, 3600, 3200, 50, 77),
+    "H800": (8, 1600, 3200, 50, 77),
+    "H200": (8, 3600, 3200, 50, 77),
+    "GH200": (4, 3600, 800, 450, 500),
+    "H20": (8, 3600, 3200, 50, 77),
+    "B200": (8, 7200, 3200, 50, 77),
+    "B300": (8, 7200, 6400, 50, 77),
+    "GB200": (72, 7200, 28800, 225, 250),
+    "GB300": (72, 7200, 57600, 225, 250),
+    "MI300X": (8, 3584, 3200, 50, 77),
+    "MI325X": (8, 3584, 3200, 50, 77),
+    "MI355X": (8, 4300, 3200, 50, 77),
+    "Gaudi2": (8, 2100, 2400, 25, 51),
+    "Gaudi3": (8, 4200, 4800, 50, 77),
+}
+# Anything else: PCIe 4.0 x16 and one adapter of 100 Gbit/s.
+_PLAIN = (8, 200.0, 100.0, 25.0, 51.0)
+
+
+@dataclass(frozen=True)
+class Offer:
+    """One type of device: its specification, its count and its links, in SI units.
+
+    most: devices, of this type. node_devices: devices of one node. intra: bytes/s between two
+    devices of a node. network: bytes/s in and out of a node. host_link: bytes/s of one device to
+    its host. host_memory: bytes/s of the host's memory per device. intra_latency, network_latency:
+    seconds per message. switch_nodes: nodes under one switch. uplink: bytes/s of one node to nodes
+    under other switches.
+    """
+
+    name: str
+    spec: DeviceSpec
+    most: int
+    node_devices: int
+    intra: float
+    network: float
+    host_link: float
+    host_memory: float
+    intra_latency: float = INTRA_NODE_LATENCY_US * 1e-6
+    network_latency: float = NETWORK_LATENCY_US * 1e-6
+    switch_nodes: int = MAX_DEVICES
+    uplink: float = math.inf
+
+    @property
+    def price_per_second(self) -> float | None:
+        """Dollars per device and second."""
+        price = self.spec.price_per_hour
+        return None if price is None else price / 3600.0
+
+    @property
+    def node(self) -> Node:
+        """A full node of it."""
+        links = self.intra, self.network, self.intra_latency, self.network_latency
+        return Node(self.name, self.node_devices, *links)
+
+
+def find_device(name: str) -> tuple[str, DeviceSpec]:
+    """The catalogue's entry `name`, or the only one that starts with it (`A800`), in SXM form where
+    there are others; raises InputError."""
+    known = catalogue()
+    if name in known:
+        return name, known[name]
+    near = [other for other in known if other.lower().startswith(name.lower())]
+    near = [other for other in near if "-SXM" in other] or near
+    require(
+        len(near) <= 1,
+        "several devices have that name",
+        got=name,
+        expected=f"one of {', '.join(near)}",
+    )
+    return (near[0], known[near[0]]) if near else (name, device(name))
+
+
+def links_of(name: str) -> tuple[int, float, float, float, float]:
+    """(devices per node, bytes/s: intra, network of a node, host_link, host_memory) of the usual
+    machine with that device."""
+    node, intra, network, host_link, host_memory = next(
+        (m for prefix, m in _MACHINES.items() if name.startswith(prefix)), _PLAIN
+    )
+    return node, intra * GBIT, network * GBIT, host_link * 1e9, host_memory * 1e9
+
+
+def offer_of(name: str, most: int) -> Offer:
+    """`most` devices of a catalogued type in its usual machines; raises InputError."""
+    full, spec = find_device(name)
+    return Offer(full, spec, most, *links_of(full))
+
+
+def offers_of_cluster(cluster: Cluster) -> tuple[Offer, ...]:
+    """The types of a cluster with their counts; of differing nodes of one type the slowest figures
+    count."""
+    return tuple(
+        Offer(
+            name=name,
+            spec=cluster.specs[name],
+            most=sum(node.devices for node in nodes),
+            node_devices=min(node.devices for node in nodes),
+            intra=min(node.intra_bandwidth for node in nodes),
+            network=min(node.network_bandwidth for node in nodes),
+            host_link=links_of(name)[-2],
+            host_memory=links_of(name)[-1],
+            intra_latency=max(node.intra_latency for node in nodes),
+            network_latency=max(node.network_latency for node in nodes),
+            switch_nodes=min(node.switch_nodes for node in nodes),
+            uplink=min(node.uplink for node in nodes),
+        )
+        for name, nodes in grouped((node.device, node) for node in cluster.nodes).items()
+    )

@@ -1,0 +1,119 @@
+"""The torch module that a job names, and its chain of layers."""
+
+import pkgutil
+from dataclasses import replace
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from hetplan.errors import HetplanError, InputError, kind_and_text, require
+from hetplan.interpreter import let_find
+from hetplan.plans.making import model_of as planned_model
+from hetplan.plans.plan import Plan
+from hetplan.plans.refusals import check_own_layers
+from hetplan.runtime.engine.chain import Chain, describe
+from hetplan.runtime.engine.checkpoint import check_writable
+from hetplan.runtime.engine.data import seed_generators
+from hetplan.runtime.engine.distributed import COMPUTE, example_of
+from hetplan.runtime.engine.layout import Layout
+from hetplan.runtime.engine.tensors import check_spread
+from hetplan.runtime.job import Job
+from hetplan.runtime.references import build, stand_in
+
+
+def described(job: Job) -> tuple[nn.Module, Chain]:
+    """The job's module and its chain. Raises InputError for an unusable factory, UnsupportedError
+    for layers that the plan's tensor ranks cannot divide."""
+    module = make_module(job)
+    chain = describe(
+        module,
+        job.plan.workload.layers,
+        example_of(module),
+        compute=COMPUTE[precision_of(job)],
+        spread=1 if job.virtual else job.plan.further.expert,
+    )
+    layout = Layout(job.plan)
+    for place in job.plan.places:
+        check_spread(chain, layout, place)
+    return module, chain
+
+
+def check_saved(job: Job, chain: Chain) -> None:
+    """Raise InputError where the trained module could not be written at the end."""
+    if job.save is not None:
+        check_writable(job.save)
+        chain.check_gathers()
+
+
+def precision_of(job: Job) -> Literal["fp32", "bf16", "fp16"]:
+    """Of the passes: the plan's for reference models; a user's own model and a stand-in choose
+    theirs."""
+    return "fp32" if job.virtual or job.factory is not None else job.plan.workload.precision
+
+
+def make_module(job: Job) -> nn.Module:
+    """The job's model with its data. Raises InputError for an unusable factory."""
+    module = model_of(job)
+    if job.data is not None:
+        require(
+            job.factory is not None or not job.virtual,
+            "--virtual devices have a model and data of their own",
+            got="--data",
+        )
+        module.batch = called(job.data, job.plan, "--data", seed=job.seed)
+    return module
+
+
+def model_of(job: Job) -> nn.Module:
+    """The job's model, on the meta device where it is hetplan's own."""
+    workload = job.plan.workload
+    if job.factory is not None:
+        return from_factory(job.factory, job.plan, seed=job.seed)
+    with torch.device("meta"):
+        if job.virtual:
+            stages = [stage for replica in job.plan.replicas for stage in replica.stages]
+            widest = max(len(stage.tensor_shares) for stage in stages)
+            return stand_in(workload.layers, tensor=widest, seed=job.seed)
+        model = planned_model(job.plan, job.model)
+        check_own_layers(job.plan, model)
+        assert model.spec.shape is not None and model.sequence is not None
+        # whatever attention the plan's stack has, torch's fused one computes here
+        shape = replace(model.spec.shape, attention="fused")
+        return build(shape, model.sequence, seed=job.seed)
+
+
+def from_factory(text: str, plan: Plan | None, *, seed: int = 0) -> nn.Module:
+    """The torch module that `module:function` makes of the plan; None: there is none yet, a model
+    is described. seed: of what it draws."""
+    made = called(text, plan, seed=seed)
+    if not isinstance(made, nn.Module):
+        raise InputError(
+            "--factory made something else", got=type(made).__name__, expected="a torch.nn.Module"
+        )
+    return made
+
+
+def called(text: str, plan: Plan | None, option: str = "--factory", *, seed: int = 0) -> Any:
+    """What `module:function` makes of the plan; the module is installed, or else in the working
+    folder. Raises InputError for whatever its author's code raises.
+
+    Every rank imports the module or calls the function itself, so that the generators from which
+    they draw data and weights are seeded before the import, and again before the call: what the
+    function draws does not depend on whether the module was imported just now.
+    """
+    require(
+        all(text.partition(":")), f"{option} is not usable", got=text, expected="MODULE:FUNCTION"
+    )
+    let_find(text.partition(":")[0], option)
+    failure = "cannot be imported:"
+    try:
+        seed_generators(seed, f"{option} is imported")
+        function = pkgutil.resolve_name(text)
+        failure = "raises"
+        seed_generators(seed, f"{option} is called")
+        return function(plan)
+    except HetplanError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise InputError(f"{option} {failure} {kind_and_text(error)}", got=text) from error

@@ -1,0 +1,91 @@
+"""hetplan's own engine for plans of stages (`runtime.engine`)."""
+
+from collections import defaultdict
+from itertools import accumulate, pairwise
+from typing import Any
+
+from hetplan.plans.places import Place
+from hetplan.plans.plan import Plan
+from hetplan.plans.refusals import check_own_layers
+from hetplan.profiling.models.model import Model
+from hetplan.profiling.workload import Workload
+from hetplan.replays.simulator.tasks import Timeline
+from hetplan.runtime.events import Watch
+from hetplan.runtime.execution.protocol import Held, Part
+from hetplan.runtime.job import Job
+from hetplan.runtime.launch.rehearsal import own_pass
+
+LAYER_SECONDS = 0.0015  # processor seconds of a narrow layer's pass
+PASS_SECONDS = 0.004  # further processor seconds of a pass, for its messages
+
+
+class StageEngine:
+    """Executes every plan of stages."""
+
+    trains_rehearsals = True
+
+    def check_model(self, plan: Plan, model: Model) -> None:
+        """Raise UnsupportedError for a model that hetplan's own layers do not compute."""
+        check_own_layers(plan, model)
+
+    def owners(self, plan: Plan, workload: Workload) -> dict[int, Held]:
+        """Layer -> (device, its tensor rank's part) of every replica and row group."""
+        parts: dict[int, Held] = defaultdict(list)
+        for stage in (stage for replica in plan.replicas for stage in replica.stages):
+            whole = sum(stage.tensor_shares)
+            ends = [end / whole for end in accumulate(stage.tensor_shares, initial=0.0)]
+            for layer in (layer for span in stage.layers for layer in range(*span)):
+                for group in stage.devices:
+                    parts[layer] += zip(group, pairwise(ends), strict=True)
+        return parts
+
+    def real_seconds(self, plan: Plan, timeline: Timeline, place: Place) -> float:
+        """Processor seconds that an iteration of a rank needs in a rehearsal, on narrow layers."""
+        replica = plan.replicas[place.replica]
+        chunks = replica.stages[place.stage].layers
+        layers = sum(last - first for first, last in chunks)
+        seconds_of_a_direction = len(chunks) * PASS_SECONDS + layers * LAYER_SECONDS
+        return 2 * replica.steps * seconds_of_a_direction
+
+    def moment(self, event: dict[str, Any], unit: int) -> str | None:
+        """A rank rehearses its own passes."""
+        return own_pass(event, unit)
+
+    def check_job(self, job: Job) -> Any:
+        """(Module, chain) of the job. Raises InputError for an unusable factory, UnsupportedError
+        for layers that the plan cannot divide."""
+        from hetplan.runtime.engine.models import check_saved, described
+
+        module, chain = described(job)
+        self.check_chain(job.plan, chain)
+        check_saved(job, chain)
+        return module, chain
+
+    def check_chain(self, plan: Plan, chain: Any) -> None:
+        """Raise UnsupportedError for a plan and a chain that the engine does not execute."""
+
+    def part(self, job: Job, watch: Watch, device: str, shared: Any) -> Part:
+        """The rank's layers, with the job's data."""
+        from hetplan.runtime.engine.models import make_module, precision_of
+
+        module, chain = shared or (make_module(job), None)
+        part: Part = self.trained(
+            module,
+            job.plan,
+            device=device,
+            seed=job.seed,
+            watch=watch,
+            precision=precision_of(job),
+            chain=chain if device == "cpu" else None,
+        )
+        return part
+
+    def distribute(self, module: Any, plan: Plan, **options: Any) -> Any:
+        """The rank's layers of a torch module; see `engine.distributed`."""
+        return self.trained(module, plan, **options)
+
+    def trained(self, module: Any, plan: Plan, **options: Any) -> Any:
+        """The rank's layers."""
+        from hetplan.runtime.engine.distributed import Distributed
+
+        return Distributed(module, plan, **options)
