@@ -130,7 +130,7 @@ class DegreeCosts(Costs):
         """What a block exchanges on devices of that type, for a micro-batch of so many samples."""
         return BlockExchanges(
             facts=self.facts,
-            together=partial(group_seconds, self.offers[kind], self.assumed),
+            group_seconds=partial(group_seconds, self.offers[kind], self.assumed),
             ranks=self.ranks,
             rows=samples / self.context,
             sequence_parallel=self.degrees.sequence_parallel,
