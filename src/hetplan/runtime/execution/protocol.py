@@ -21,7 +21,7 @@ Held = list[tuple[int, Interval]]
 
 
 class Part(Protocol):
-    """A rank's part of a model. Checkpoints need more of it: see `engine.loop.Trained`."""
+    """A rank's part of a model. Checkpoints need more of it: see `engine.loop.TrainedPart`."""
 
     step: int
     """Iterations begun."""
