@@ -65,19 +65,22 @@ def heads_seconds(together: Together, size: Numbers, context: Numbers, tensor: N
 
 
 def tensor_seconds(
-    together: Together, size: Numbers, joins: Numbers, tensor: Numbers, sequence_parallel: Numbers
+    together: Together,
+    size: Numbers,
+    collectives: Numbers,
+    tensor: Numbers,
+    sequence_parallel: Numbers,
 ) -> Floats:
-    """Seconds of the tensor ranks' collectives in one pass of a block.
+    """Seconds of the tensor ranks' collectives in one pass of a block: all-reduces, or with
+    sequence parallelism an all-gather and a reduce-scatter in place of each (Korthikanti et al.
+    2022, Section 4.2.2).
 
-    `joins` all-reduces; with sequence parallelism as many all-gathers and reduce-scatters
-    (Korthikanti et al. 2022, Section 4.2.2).
-
-    size: bytes of a block's output for all tokens. joins: of tensor ranks in one pass (2: behind
-    attention and behind the feed-forward part). tensor: ranks next to each other.
+    size: bytes of a block's output for all tokens. collectives: number of all-reduces in one pass
+    (2: behind attention and behind the feed-forward part). tensor: ranks next to each other.
     sequence_parallel: whether tensor ranks divide tokens between their products.
     """
-    reduced = joins * together("all-reduce", size, 1, tensor)
-    gathered = 2 * joins * together("all-gather", size, 1, tensor)
+    reduced = collectives * together("all-reduce", size, 1, tensor)
+    gathered = 2 * collectives * together("all-gather", size, 1, tensor)
     return np.where(np.equal(sequence_parallel, 1), gathered, reduced)
 
 
@@ -109,27 +112,27 @@ def crossing_seconds(
 
 @dataclass(frozen=True)
 class BlockExchanges(Generic[Degree]):
-    """What an average block of a model exchanges for one micro-batch, in seconds.
-
-    facts: of the whole model. together: of the ranks' devices. ranks: how they divide the model.
-    rows: samples of the micro-batch, by the tokens that a context rank has of them.
-    sequence_parallel: whether tensor ranks divide tokens between products. all_to_all: whether
-    context ranks exchange tokens for heads, else keys and values go round. fully_sharded: whether
-    weights are gathered for each pass and gradients scattered behind it.
-    """
+    """Seconds of the exchanges of an average block for one micro-batch."""
 
     facts: ModelFacts
+    """The whole model."""
     together: Together
+    """Seconds of collectives on the ranks' devices."""
     ranks: Ranks[Degree]
+    """How the ranks divide the model."""
     rows: Numbers
+    """Samples of the micro-batch, times the share of their tokens that a context rank has."""
     sequence_parallel: bool | Flags
+    """Whether tensor ranks divide tokens between products."""
     all_to_all: bool | Flags
+    """Whether context ranks exchange tokens for heads. Otherwise keys and values go round."""
     fully_sharded: bool | Flags
+    """Whether weights are gathered for each pass, and gradients are scattered behind it."""
 
     @cached_property
     def experts(self) -> Floats:
-        """Tokens to their experts and back, in one pass; 0 without experts. Tensor ranks that
-        divide tokens, or do not divide experts, each dispatch their part of them."""
+        """Seconds of sending tokens to their experts and back, in one pass; 0 without experts.
+        Tensor ranks that divide tokens, or do not divide experts, each dispatch a part of them."""
         ranks = self.ranks
         divided = self.sequence_parallel | np.less(ranks.expert_tensor, ranks.tensor)
         size = self.facts.dispatched_bytes * self.rows / np.where(divided, ranks.tensor, 1)
@@ -137,22 +140,24 @@ class BlockExchanges(Generic[Degree]):
 
     @cached_property
     def ring(self) -> Floats:
-        """Keys and values round the context ranks, in one forward pass."""
-        ranks, keys = self.ranks, self.facts.head_bytes(self.facts.shape.kv_heads)
+        """Seconds in which keys and values go round the context ranks, in one forward pass."""
+        ranks, keys = self.ranks, self.facts.attention_bytes(self.facts.shape.kv_heads)
         size = keys * self.rows / ranks.tensor
         return ring_seconds(self.together, size, ranks.context, ranks.tensor)
 
     @cached_property
     def heads(self) -> Floats:
-        """Tokens exchanged for heads, in one pass; of their gradients as much."""
+        """Seconds of exchanging tokens for heads in a forward pass. A backward pass takes as long
+        for their gradients."""
         ranks, shape = self.ranks, self.facts.shape
-        queries, keys = self.facts.head_bytes(shape.heads), self.facts.head_bytes(shape.kv_heads)
+        queries = self.facts.attention_bytes(shape.heads)
+        keys = self.facts.attention_bytes(shape.kv_heads)
         size = (queries + keys) * self.rows / ranks.tensor
         return heads_seconds(self.together, size, ranks.context, ranks.tensor)
 
     def shared(self, dense: Numbers, experts: Numbers) -> list[Shared]:
-        """Who joins the gradients of parameters on a rank: of dense ones, and of experts where the
-        model has any."""
+        """The groups of ranks that synchronise the gradients of a rank's dense parameters, and of
+        its experts where the model has any."""
         ranks = self.ranks
         parts = [Shared(dense, ranks.tensor, ranks.sharing)]
         if self.facts.expert_params > 0:

@@ -1,6 +1,11 @@
-"""A replayed plan as a table of its stages."""
+"""A replayed plan as a table with one row per stage.
+
+Replicas that differ only in the numbers of their devices share their rows. Of a program that all
+devices run together, each device has a row.
+"""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import chain
 
 from hetplan.plans.plan import Plan, Replica, Stage
@@ -8,79 +13,110 @@ from hetplan.plans.words import batches_text, layers_text
 from hetplan.replays.chains import Replay
 from hetplan.text import Table, devices_text, grouped, percent_text, seconds_text, share_text
 
-LISTED = 40  # rows of the table
+MOST_ROWS = 40  # of the table
+
+
+@dataclass(frozen=True)
+class StageRow:
+    """A row of the table: the units of a replay (see `Replay`) that are one stage of like replicas,
+    or one device of a program."""
+
+    plan: Plan
+    run: Replay
+    units: list[int]
+
+    @property
+    def replica(self) -> Replica:
+        """The replica of the first unit."""
+        i, _ = self.run.owners[self.units[0]]
+        return self.plan.replicas[i]
+
+    @property
+    def stage_number(self) -> int:
+        """Index of the stage in its replica."""
+        _, j = self.run.owners[self.units[0]]
+        return j
+
+    @property
+    def stage(self) -> Stage:
+        """The stage of the first unit."""
+        return self.replica.stages[self.stage_number]
+
+    @property
+    def devices(self) -> list[int]:
+        """The devices of all units."""
+        return list(chain.from_iterable(self.run.devices[unit] for unit in self.units))
+
+    def share(self) -> str:
+        """A device's share of the samples or columns that a program divides."""
+        assert self.plan.program is not None
+        return percent_text(self.plan.program.ratios[0][self.units[0]])
+
+    def computes(self) -> str:
+        """Seconds of computation in the slowest replica."""
+        return seconds_text(max(float(self.run.timeline.busy[unit]) for unit in self.units))
+
+    def idle(self) -> str:
+        """Share of the iteration that the slowest replica is idle."""
+        least = min(float(self.run.timeline.idle[unit]) for unit in self.units)
+        return percent_text(least / self.run.seconds)
+
+    def memory(self) -> str:
+        """Bytes of the device nearest to its limit, and the limit."""
+        peak, limit = self.run.peak_bytes, self.run.limit_bytes
+        fullest = max(self.devices, key=lambda device: peak[device] / max(limit[device], 1.0))
+        return share_text(peak[fullest], limit[fullest])
 
 
 def stage_table(plan: Plan, run: Replay, title: str, notes: Sequence[str] = ()) -> Table:
-    """A table with one row per stage of each group of like replicas; of a program that all devices
-    run together, one row per device. Times are of the slowest replica, memory is of the device
-    nearest to its limit."""
+    """The table of a plan and its replay. It has the columns `pipelines` and `batches` only where
+    replicas differ in stages or micro-batches."""
     places = [(device.node, device.type) for device in plan.devices]
-    # each row is a list of units of the replay, see `Replay.owners`
-    rows = [[unit] for unit in range(len(run.owners))] if run.by_device else alike(plan, run)
-
-    def replica(units: list[int]) -> Replica:
-        i, _ = run.owners[units[0]]
-        return plan.replicas[i]
-
-    def stage(units: list[int]) -> Stage:
-        i, j = run.owners[units[0]]
-        return plan.replicas[i].stages[j]
-
-    def devices(units: list[int]) -> list[int]:
-        return list(chain.from_iterable(run.devices[unit] for unit in units))
-
-    def share(units: list[int]) -> str:
-        """A device's part of the samples or columns that a program divides."""
-        assert plan.program is not None
-        return percent_text(plan.program.ratios[0][units[0]])
-
-    def computes(units: list[int]) -> str:
-        return seconds_text(max(float(run.timeline.busy[unit]) for unit in units))
-
-    def idle(units: list[int]) -> str:
-        least = min(float(run.timeline.idle[unit]) for unit in units)
-        return percent_text(least / run.seconds)
-
-    def memory(units: list[int]) -> str:
-        peak, limit = run.peak_bytes, run.limit_bytes
-        fullest = max(devices(units), key=lambda d: peak[d] / max(limit[d], 1.0))
-        return share_text(peak[fullest], limit[fullest])
-
-    columns: dict[str, Callable[[list[int]], str]] = {}
-    if len({run.owners[units[0]][0] for units in rows}) > 1:
-        columns["pipelines"] = lambda units: f"x{len(units)}"
-    columns["stage"] = lambda units: str(run.owners[units[0]][1])
-    columns["layers"] = lambda units: layers_text(stage(units))
-    columns["devices"] = lambda units: devices_text(places, devices(units))
-    if plan.program:
-        columns["share"] = share
+    if run.by_device:
+        units_of_rows = [[unit] for unit in range(len(run.owners))]
     else:
-        columns["tensor"] = lambda units: str(len(stage(units).tensor_shares))
-    if len({batches_text(each) for each in plan.replicas}) > 1:
-        columns["batches"] = lambda units: batches_text(replica(units))
-    columns |= {"computes": computes, "idle": idle, "memory": memory}
-    if len(rows) > LISTED:
-        notes = [*notes, f"{len(rows) - LISTED} more rows; --json lists all"]
+        units_of_rows = units_of_like_stages(plan, run)
+    rows = [StageRow(plan, run, units) for units in units_of_rows]
+    first_replicas = {run.owners[row.units[0]][0] for row in rows}
+    micro_batches = {batches_text(replica) for replica in plan.replicas}
+
+    columns: dict[str, Callable[[StageRow], str]] = {}
+    if len(first_replicas) > 1:
+        columns["pipelines"] = lambda row: f"x{len(row.units)}"
+    columns["stage"] = lambda row: str(row.stage_number)
+    columns["layers"] = lambda row: layers_text(row.stage)
+    columns["devices"] = lambda row: devices_text(places, row.devices)
+    if plan.program:
+        columns["share"] = StageRow.share
+    else:
+        columns["tensor"] = lambda row: str(len(row.stage.tensor_shares))
+    if len(micro_batches) > 1:
+        columns["batches"] = lambda row: batches_text(row.replica)
+    columns["computes"] = StageRow.computes
+    columns["idle"] = StageRow.idle
+    columns["memory"] = StageRow.memory
+    if len(rows) > MOST_ROWS:
+        notes = [*notes, f"{len(rows) - MOST_ROWS} more rows; --json lists all"]
     right = [i for i, name in enumerate(columns) if name != "devices"]
-    return Table.of(title, rows[:LISTED], columns, notes, right=right)
+    return Table.of(title, rows[:MOST_ROWS], columns, notes, right=right)
 
 
-def alike(plan: Plan, run: Replay) -> list[list[int]]:
-    """The rows of `stage_table`, each the units of one stage in all replicas that differ in the
-    numbers of their devices alone."""
-
-    def likeness(replica: Replica) -> str:
-        types = [
-            [[plan.devices[d].type for d in group] for group in stage.devices]
-            for stage in replica.stages
-        ]
-        return str((types, [stage.layers for stage in replica.stages], replica.micro_batches))
-
-    like_replicas = grouped((likeness(replica), i) for i, replica in enumerate(plan.replicas))
-    unit = {owner: u for u, owner in enumerate(run.owners)}
+def units_of_like_stages(plan: Plan, run: Replay) -> list[list[int]]:
+    """For each stage of each set of like replicas, its units in all of these replicas. Like
+    replicas differ only in the numbers of their devices."""
+    like_replicas = grouped((likeness(plan, r), i) for i, r in enumerate(plan.replicas))
+    unit_of = {owner: unit for unit, owner in enumerate(run.owners)}
     rows = []
     for members in like_replicas.values():
         for j in range(len(plan.replicas[members[0]].stages)):
-            rows.append([unit[i, j] for i in members])
+            rows.append([unit_of[i, j] for i in members])
     return rows
+
+
+def likeness(plan: Plan, replica: Replica) -> str:
+    """A text that like replicas share: device types, layers and micro-batches."""
+    types = [
+        [[plan.devices[device].type for device in group] for group in stage.devices]
+        for stage in replica.stages
+    ]
+    return str((types, [stage.layers for stage in replica.stages], replica.micro_batches))
