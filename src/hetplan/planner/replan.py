@@ -31,7 +31,7 @@ from hetplan.profiling.models.operators import ELEMENT_BYTES
 from hetplan.profiling.workload import Workload
 from hetplan.replays.replay import check_same, replay
 from hetplan.runtime.execution.choice import engine_of
-from hetplan.runtime.execution.protocol import Held, Interval
+from hetplan.runtime.execution.protocol import DeviceIntervals, Interval
 from hetplan.solvers.run import Run
 from hetplan.text import grouped
 
@@ -288,7 +288,9 @@ def state_sizes(workload: Workload) -> dict[Key, float]:
     }
 
 
-def holdings(plan: Plan, missing: Collection[int], workload: Workload) -> dict[Key, Held]:
+def holdings(
+    plan: Plan, missing: Collection[int], workload: Workload
+) -> dict[Key, DeviceIntervals]:
     """(layer, kind) -> who holds what; devices in `missing` hold nothing."""
     owners = engine_of(plan).owners(plan, workload)
     return {
@@ -298,7 +300,7 @@ def holdings(plan: Plan, missing: Collection[int], workload: Workload) -> dict[K
     }
 
 
-def sharded(plan: Plan, parts: Held, kind: str) -> Iterator[tuple[int, Interval]]:
+def sharded(plan: Plan, parts: DeviceIntervals, kind: str) -> Iterator[tuple[int, Interval]]:
     """The part that each device keeps of a kind: its own, or its share of it where ZeRO divides
     that kind."""
     if plan.zero < (1 if kind == "states" else 3):
@@ -313,7 +315,9 @@ def sharded(plan: Plan, parts: Held, kind: str) -> Iterator[tuple[int, Interval]
             at += size
 
 
-def pieces(had: Held, wanted: Held) -> Iterator[tuple[float, float, set[int], set[int]]]:
+def pieces(
+    had: DeviceIntervals, wanted: DeviceIntervals
+) -> Iterator[tuple[float, float, set[int], set[int]]]:
     """(begin, end, who held it, who needs it) between any two ends of intervals."""
     for begin, end in pairwise(
         sorted({end for _, interval in (*had, *wanted) for end in interval})
@@ -323,6 +327,6 @@ def pieces(had: Held, wanted: Held) -> Iterator[tuple[float, float, set[int], se
             yield begin, end, covering(had, (begin + end) / 2), takers
 
 
-def covering(held: Held, at: float) -> set[int]:
+def covering(held: DeviceIntervals, at: float) -> set[int]:
     """The devices with an interval around `at`."""
     return {device for device, (begin, end) in held if begin < at < end}

@@ -1,7 +1,7 @@
-"""What an engine offers: it executes plans of one kind.
+"""The interface of engines. An engine executes plans of one kind.
 
-Importing an engine loads no torch, since the planner asks engines what they refuse and who holds
-which parameters. The methods that need torch import the code behind them.
+Importing an engine loads no torch, since the planner asks engines which plans they refuse and which
+devices hold which parameters. The methods that need torch import the code behind them.
 """
 
 from collections.abc import Callable
@@ -16,8 +16,9 @@ from hetplan.runtime.launch.rehearsal import Rehearsing
 
 Backend = Literal["hetplan", "torch"]
 Interval = tuple[float, float]
-Held = list[tuple[int, Interval]]
-"""(device, interval within [0, 1) of a layer's parameters that it holds)."""
+DeviceIntervals = list[tuple[int, Interval]]
+"""(device, interval of a layer's parameters that it holds); all parameters of the layer are the
+interval [0, 1)."""
 
 
 class Part(Protocol):
@@ -45,19 +46,20 @@ class Engine(Rehearsing, Protocol):
         """Raise UnsupportedError where the engine has no layers of its own for a described model
         under this plan. Needs no torch."""
 
-    def owners(self, plan: Plan, workload: Workload) -> dict[int, Held]:
-        """Layer -> the intervals of its parameters that devices compute with, several of the same
-        where they hold copies. Needs no torch."""
+    def owners(self, plan: Plan, workload: Workload) -> dict[int, DeviceIntervals]:
+        """Layer -> the intervals of its parameters that devices compute with. Devices with copies
+        have equal intervals. Needs no torch."""
 
     def check_job(self, job: Job) -> Any:
-        """What the job's ranks share when they are forked from this process, None for nothing.
+        """Check plan and model before a rank starts; raise InputError and UnsupportedError.
 
-        Raises InputError and UnsupportedError for all that can be wrong with plan and model, before
-        a rank starts.
+        Returns an object that the job's ranks share when they are forked from this process, and
+        None where they share nothing.
         """
 
     def part(self, job: Job, watch: Watch, device: str, shared: Any) -> Part:
-        """This rank's part of the job's model. shared: of `check_job`. All ranks together."""
+        """This rank's part of the job's model. shared: the object that `check_job`
+        returned. All ranks call this together."""
 
     def distribute(self, module: Any, plan: Plan, **options: Any) -> Any:
-        """This rank's part of a model of the user's own. All ranks together."""
+        """This rank's part of a user's model. All ranks call this together."""
