@@ -20,13 +20,14 @@ from itertools import pairwise, product
 from typing import Any
 
 from hetplan.errors import require
-from hetplan.planner.candidate import Candidate
+from hetplan.planner.candidate import Candidate, carrying
 from hetplan.planner.ditto import Ditto, DittoSettings
 from hetplan.planner.ranking import make_plans
 from hetplan.planner.search import OnCandidate, on_devices
 from hetplan.planner.strategy import Strategy
 from hetplan.planner.what_if import node_number
 from hetplan.plans.plan import Plan
+from hetplan.profiling.inputs.inputs import Inputs
 from hetplan.profiling.models.operators import ELEMENT_BYTES
 from hetplan.profiling.workload import Workload
 from hetplan.replays.replay import check_same, replay
@@ -180,6 +181,7 @@ def replan(
         if planning.best is not None:
             break
     numbers, gone = cluster.devices_of(left), set(cluster.devices_of(lost))
+    inputs = Inputs.of(workload)
     choices = []
     for candidate in planning.candidates:
         if candidate.plan is not None and candidate.fits_memory:
@@ -187,7 +189,8 @@ def replan(
             assert whole.plan is not None
             both = [whole, on_devices(whole, workload, in_place(plan, whole.plan, workload, lost))]
             made = [Choice(c, moves(plan, c.plan, workload, gone)) for c in both if c.plan]
-            choices.append(min(made, key=lambda choice: choice.moves.all_bytes))
+            least = min(made, key=lambda choice: choice.moves.all_bytes)
+            choices.append(replace(least, candidate=carrying(least.candidate, inputs)))
     return Replanning(
         workload,
         tuple(lost),

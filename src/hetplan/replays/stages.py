@@ -4,14 +4,22 @@ Replicas that differ only in the numbers of their devices share their rows. Of a
 devices run together, each device has a row.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 
 from hetplan.plans.plan import Plan, Replica, Stage
 from hetplan.plans.words import batches_text, layers_text
 from hetplan.replays.chains import Replay
-from hetplan.text import Table, devices_text, grouped, percent_text, seconds_text, share_text
+from hetplan.text import (
+    Column,
+    Table,
+    devices_text,
+    grouped,
+    percent_text,
+    seconds_text,
+    share_text,
+)
 
 MOST_ROWS = 40  # of the table
 
@@ -47,21 +55,20 @@ class StageRow:
         """The devices of all units."""
         return list(chain.from_iterable(self.run.devices[unit] for unit in self.units))
 
-    def share(self) -> str:
+    def share(self) -> float:
         """A device's share of the samples or columns that a program divides."""
         assert self.plan.program is not None
-        return percent_text(self.plan.program.ratios[0][self.units[0]])
+        return self.plan.program.ratios[0][self.units[0]]
 
-    def computes(self) -> str:
+    def computing_seconds(self) -> float:
         """Seconds of computation in the slowest replica."""
-        return seconds_text(max(float(self.run.timeline.busy[unit]) for unit in self.units))
+        return max(float(self.run.timeline.busy[unit]) for unit in self.units)
 
-    def idle(self) -> str:
-        """Share of the iteration that the slowest replica is idle."""
-        least = min(float(self.run.timeline.idle[unit]) for unit in self.units)
-        return percent_text(least / self.run.seconds)
+    def idle_share(self) -> float:
+        """The least share of the iteration that a replica is idle."""
+        return min(float(self.run.timeline.idle[unit]) for unit in self.units) / self.run.seconds
 
-    def memory(self) -> str:
+    def memory_text(self) -> str:
         """Bytes of the device nearest to its limit, and the limit."""
         peak, limit = self.run.peak_bytes, self.run.limit_bytes
         fullest = max(self.devices, key=lambda device: peak[device] / max(limit[device], 1.0))
@@ -80,25 +87,28 @@ def stage_table(plan: Plan, run: Replay, title: str, notes: Sequence[str] = ()) 
     first_replicas = {run.owners[row.units[0]][0] for row in rows}
     micro_batches = {batches_text(replica) for replica in plan.replicas}
 
-    columns: dict[str, Callable[[StageRow], str]] = {}
+    columns: list[Column[StageRow]] = []
     if len(first_replicas) > 1:
-        columns["pipelines"] = lambda row: f"x{len(row.units)}"
-    columns["stage"] = lambda row: str(row.stage_number)
-    columns["layers"] = lambda row: layers_text(row.stage)
-    columns["devices"] = lambda row: devices_text(places, row.devices)
+        columns.append(Column("pipelines", lambda row: f"x{len(row.units)}", right=True))
+    columns += [
+        Column("stage", lambda row: row.stage_number, right=True),
+        Column("layers", lambda row: layers_text(row.stage), right=True),
+        Column("devices", lambda row: devices_text(places, row.devices)),
+    ]
     if plan.program:
-        columns["share"] = StageRow.share
+        columns.append(Column("share", StageRow.share, percent_text, right=True))
     else:
-        columns["tensor"] = lambda row: str(len(row.stage.tensor_shares))
+        columns.append(Column("tensor", lambda row: len(row.stage.tensor_shares), right=True))
     if len(micro_batches) > 1:
-        columns["batches"] = lambda row: batches_text(row.replica)
-    columns["computes"] = StageRow.computes
-    columns["idle"] = StageRow.idle
-    columns["memory"] = StageRow.memory
+        columns.append(Column("batches", lambda row: batches_text(row.replica), right=True))
+    columns += [
+        Column("computes", StageRow.computing_seconds, seconds_text, right=True),
+        Column("idle", StageRow.idle_share, percent_text, right=True),
+        Column("memory", StageRow.memory_text, right=True),
+    ]
     if len(rows) > MOST_ROWS:
         notes = [*notes, f"{len(rows) - MOST_ROWS} more rows; --json lists all"]
-    right = [i for i, name in enumerate(columns) if name != "devices"]
-    return Table.of(title, rows[:MOST_ROWS], columns, notes, right=right)
+    return Table.of(title, rows[:MOST_ROWS], columns, notes)
 
 
 def units_of_like_stages(plan: Plan, run: Replay) -> list[list[int]]:
